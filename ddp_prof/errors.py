@@ -1,0 +1,36 @@
+"""The few ways in which this toolkit fails; each message says what is wrong, where, and the way out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class DdpProfError(Exception):
+    """Base of all errors that a user can act on. The command line shows it in one line and exits with 1."""
+
+
+class TraceError(DdpProfError):
+    """A trace that cannot be read or measured.
+
+    Args:
+        path: The file concerned.
+        reason: What is wrong with it.
+        way_out: What the user can do about it.
+    """
+
+    def __init__(self, path: Path | str, reason: str, way_out: str) -> None:
+        super().__init__(path, reason, way_out)
+        self.path = Path(path)
+        self.reason = reason
+        self.way_out = way_out
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}: {self.way_out}"
+
+
+class CommunicationError(DdpProfError):
+    """A collective failed, as a rule because a peer ended: names the rank, the collective and the cause."""
+
+
+class WorkloadError(DdpProfError):
+    """The workload cannot run as asked: fewer GPUs than ranks, a missing backend, out of memory."""

@@ -1,0 +1,103 @@
+"""``run.json``: what a capture was a capture of, written beside it, last, and only on success.
+
+Nothing about a run is ever read from a file name: the variant, the sizes and the settings are here.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from ddp_prof.errors import TraceError
+
+SCHEMA = 1
+SUFFIX = ".run.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of the model, in the order of ``model.parameters()``."""
+
+    name: str
+    numel: int
+    dtype: str
+    requires_grad: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One run of the workload.
+
+    Attributes:
+        variant: Key of ``ddp_prof.ddp.VARIANTS``.
+        bucket_size_mb: Cap of a bucket in MB of 2**20 bytes; ``None`` where the variant has none.
+        step_seconds: Host seconds of each measured step on rank 0, profiler's cost included.
+        communication_seconds: Host seconds of each measured step that rank 0 spent waiting for communication.
+        profiler: What recorded the run, with its version; ``None`` for an unprofiled run.
+        key: Digest of machine, settings and code; a finished run is skipped only where it is unchanged.
+        parameters: The model's parameters in order, which with the ranges' ``bucket`` and ``params`` gives
+            each bucket's content.
+    """
+
+    variant: str
+    bucket_size_mb: float | None
+    world_size: int
+    backend: str
+    device: str
+    model_size: str
+    batch_size: int
+    seq_len: int
+    steps: int
+    warmup: int
+    seed: int
+    step_seconds: tuple[float, ...]
+    communication_seconds: tuple[float, ...]
+    final_loss: float
+    profiler: str | None
+    key: str | None
+    versions: dict[str, str]
+    machine: dict[str, str | int]
+    git_commit: str | None
+    command: tuple[str, ...]
+    created: str
+    parameters: tuple[Parameter, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+    schema: int = SCHEMA
+
+
+def manifest_path(trace: Path) -> Path:
+    """Where the manifest of a trace lies: ``overlap.sqlite`` has ``overlap.run.json`` beside it."""
+    name = trace.name
+    for suffix in (".json.gz", ".nsys-rep", ".qdrep", ".sqlite", ".json"):
+        if name.endswith(suffix):
+            return trace.with_name(name.removesuffix(suffix) + SUFFIX)
+    return trace.with_name(name + SUFFIX)
+
+
+def write_manifest(manifest: Manifest, path: Path) -> None:
+    """Write ``path`` in one go: it is there whole or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(asdict(manifest), indent=1) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def load_manifest(path: Path) -> Manifest | None:
+    """Read a manifest; ``None`` where there is none.
+
+    Raises:
+        TraceError: The file is there but no manifest of this toolkit.
+    """
+    if not path.is_file():
+        return None
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        known = {each.name for each in fields(Manifest)}
+        values = {key: value for key, value in record.items() if key in known}
+        values["parameters"] = tuple(Parameter(**each) for each in record["parameters"])
+        for name in ("step_seconds", "communication_seconds", "command"):
+            values[name] = tuple(record[name])
+        return Manifest(**values)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TraceError(path, f"not a run.json of ddp_prof ({error})", "delete it or capture the run again") from error

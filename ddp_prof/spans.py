@@ -1,0 +1,81 @@
+"""The grammar of range names: the contract between what is captured and what is read.
+
+A name is followed by fields, all separated by ``|``::
+
+    process|rank=0|world=2|variant=overlap|backend=gloo|device=cpu
+    step|index=3
+    step|index=0|warmup=1
+    backward
+    all_reduce|bucket=3|bytes=1048576|params=2
+
+Ranges made by others share the trace with ours, so parsing never fails: a foreign name is a name without fields.
+This module needs nothing but Python, so that any program can use it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+DOMAIN = "ddp_prof"
+"""The NVTX domain of our ranges."""
+
+PROCESS = "process"
+STEP = "step"
+FORWARD = "forward"
+BACKWARD = "backward"
+SYNCHRONIZE = "synchronize"
+OPTIMIZER = "optimizer"
+ALL_REDUCE = "all_reduce"
+
+PHASES = (FORWARD, BACKWARD, SYNCHRONIZE, OPTIMIZER)
+"""The parts of a step, in the order in which they run."""
+
+Value = int | str
+
+
+class Range(NamedTuple):
+    """A parsed range name: ``name`` and its ``fields``; a number is an ``int``, anything else stays text."""
+
+    name: str
+    fields: dict[str, Value]
+
+    def number(self, key: str) -> int | None:
+        """The field ``key`` as a whole number, ``None`` where it is absent or no number."""
+        value = self.fields.get(key)
+        return value if isinstance(value, int) else None
+
+    def text(self, key: str) -> str | None:
+        """The field ``key`` as text, ``None`` where it is absent."""
+        value = self.fields.get(key)
+        return None if value is None else str(value)
+
+
+def format_range(name: str, **fields: Value) -> str:
+    """Write a range name; :func:`parse_range` reads it back.
+
+    Raises:
+        ValueError: A part holds ``|``, or a key ``=``, which would not be read back.
+    """
+    parts = [name, *(f"{key}={value}" for key, value in fields.items())]
+    if any("|" in part for part in parts) or any("=" in part for part in (name, *fields)):
+        raise ValueError(f"a range name cannot hold '|' within a part nor '=' within a name: {parts}")
+    return "|".join(parts)
+
+
+def parse_range(text: str) -> Range:
+    """Read a range name. A name that does not follow the grammar comes back whole, without fields."""
+    name, *pairs = text.split("|")
+    fields: dict[str, Value] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not (key and equals):
+            return Range(text, {})
+        fields[key] = _value(value)
+    return Range(name, fields)
+
+
+def _value(text: str) -> Value:
+    """A whole number as it would be written by :func:`format_range`, else the text itself."""
+    digits = text.removeprefix("-")
+    is_number = digits.isascii() and digits.isdigit() and len(digits) < 19 and text == str(int(text))
+    return int(text) if is_number else text

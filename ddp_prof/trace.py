@@ -1,0 +1,163 @@
+"""The trace in the middle: three tables of columns that are never mixed.
+
+``Activities`` are what a device did, ``Spans`` what the program said, ``Calls`` what the host asked of the device.
+A column is a one-dimensional NumPy array with one element a row; times are int64 nanoseconds on the trace's own
+clock, half-open ``[start, end)``. A trace is never changed after it was read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from ddp_prof.manifest import Manifest
+
+    Ints = NDArray[np.int64]
+    Mask = NDArray[np.bool_]
+
+UNKNOWN = -1
+"""In a column: no value (no correlation, no name, size not known)."""
+
+
+class Category(IntEnum):
+    """What an activity was for; decided once, when the trace is read."""
+
+    COMPUTE = 0
+    COMMUNICATION = 1
+    MEMORY = 2
+    OTHER = 3
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns of equal length."""
+
+    def __post_init__(self) -> None:
+        lengths = {each.name: len(getattr(self, each.name)) for each in fields(self)}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"columns of unequal length: {lengths}")
+
+    def __len__(self) -> int:
+        return len(getattr(self, fields(self)[0].name))
+
+
+AnyTable = TypeVar("AnyTable", bound=Table)
+
+
+def select(table: AnyTable, rows: Mask | Ints) -> AnyTable:
+    """The chosen rows, as a table of the same kind."""
+    return type(table)(**{each.name: getattr(table, each.name)[rows] for each in fields(table)})
+
+
+def empty(kind: type[AnyTable]) -> AnyTable:
+    """A table without rows."""
+    return kind(**{each.name: np.empty(0, np.int64) for each in fields(kind)})
+
+
+@dataclass(frozen=True)
+class Activities(Table):
+    """What a device did: a kernel, a copy, a memory set.
+
+    Attributes:
+        process: Operating-system process id.
+        device: CUDA ordinal, as the process counts.
+        lane: CUDA stream id.
+        name_id: Index into :attr:`Trace.names`.
+        category: A :class:`Category`.
+        correlation: Id that the launching call carries too, unique within a process; ``UNKNOWN`` where none.
+        bytes: Size of a copy or a memory set; ``UNKNOWN`` for kernels.
+    """
+
+    start_ns: Ints
+    end_ns: Ints
+    process: Ints
+    device: Ints
+    lane: Ints
+    name_id: Ints
+    category: Ints
+    correlation: Ints
+    bytes: Ints
+
+
+@dataclass(frozen=True)
+class Spans(Table):
+    """What the program said: a range of time with a name.
+
+    Attributes:
+        process: Operating-system process id.
+        lane: Thread that opened the range.
+        name_id: Index into :attr:`Trace.names`.
+        domain_id: Index into :attr:`Trace.names` of the NVTX domain's name; ``UNKNOWN`` for the default domain.
+        crosses: 1 for a start/end range, which may overlap others of its thread and end on another one;
+            0 for a push/pop range, which nests.
+    """
+
+    start_ns: Ints
+    end_ns: Ints
+    process: Ints
+    lane: Ints
+    name_id: Ints
+    domain_id: Ints
+    crosses: Ints
+
+
+@dataclass(frozen=True)
+class Calls(Table):
+    """What the host asked: a CUDA API call that launched something.
+
+    Attributes:
+        process: Operating-system process id.
+        lane: Thread that made the call.
+        correlation: Id that the launched activities carry too.
+    """
+
+    start_ns: Ints
+    process: Ints
+    lane: Ints
+    correlation: Ints
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Everything read from one capture.
+
+    Attributes:
+        path: The file it was read from.
+        source: ``nsys-sqlite``, ``nsys-report`` or ``kineto``.
+        producer: The profiler's version, ``None`` where the file does not say.
+        names: The string table that every ``name_id`` points into.
+        threads: Name of a thread by (process, lane), where known.
+        ranks: Rank of a process, where the trace says it.
+        epoch_ns: UTC nanoseconds of the trace's time 0; ``None`` where unknown.
+        manifest: The ``run.json`` beside the trace, if any.
+        warnings: What the reader could not know or had to assume, a line each.
+    """
+
+    path: Path
+    source: str
+    producer: str | None
+    names: tuple[str, ...]
+    activities: Activities
+    spans: Spans
+    calls: Calls
+    threads: Mapping[tuple[int, int], str]
+    ranks: Mapping[int, int]
+    epoch_ns: int | None = None
+    manifest: Manifest | None = None
+    warnings: tuple[str, ...] = ()
+
+    @cached_property
+    def processes(self) -> tuple[int, ...]:
+        """All processes that left an activity or a span, in ascending order."""
+        ids: Any = np.union1d(self.activities.process, self.spans.process)
+        return tuple(int(each) for each in ids)
