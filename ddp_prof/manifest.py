@@ -6,11 +6,14 @@ Nothing about a run is ever read from a file name: the variant, the sizes and th
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddp_prof.errors import TraceError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SCHEMA = 1
 SUFFIX = ".run.json"
@@ -68,12 +71,19 @@ class Manifest:
 
 
 def manifest_path(trace: Path) -> Path:
-    """Where the manifest of a trace lies: ``overlap.sqlite`` has ``overlap.run.json`` beside it."""
-    name = trace.name
-    for suffix in (".json.gz", ".nsys-rep", ".qdrep", ".sqlite", ".json"):
-        if name.endswith(suffix):
-            return trace.with_name(name.removesuffix(suffix) + SUFFIX)
-    return trace.with_name(name + SUFFIX)
+    """Where the manifest of a trace lies.
+
+    ``overlap.sqlite`` has ``overlap.run.json`` beside it, and so have ``overlap.rank0.json.gz`` and its peers: files
+    with one manifest are the ranks of one run.
+    """
+    return trace.with_name(re.sub(r"(?:\.rank\d+)?(?:\.json\.gz|\.[^.]+)?$", "", trace.name, count=1) + SUFFIX)
+
+
+def label_of(trace: Path, manifest: Manifest | None) -> str:
+    """What a run is called in tables and figures: ``bucketed 10 MB``; without a manifest its file's name."""
+    if manifest is None:
+        return manifest_path(trace).name.removesuffix(SUFFIX)
+    return manifest.variant if manifest.bucket_size_mb is None else f"{manifest.variant} {manifest.bucket_size_mb:g} MB"
 
 
 def write_manifest(manifest: Manifest, path: Path) -> None:

@@ -59,6 +59,12 @@ def select(table: AnyTable, rows: Mask | Ints) -> AnyTable:
     return type(table)(**{each.name: getattr(table, each.name)[rows] for each in fields(table)})
 
 
+def concatenate(first: AnyTable, *others: AnyTable) -> AnyTable:
+    """The rows of all tables, one after the other."""
+    tables = (first, *others)
+    return type(first)(**{each.name: np.concatenate([getattr(t, each.name) for t in tables]) for each in fields(first)})
+
+
 def empty(kind: type[AnyTable]) -> AnyTable:
     """A table without rows."""
     return kind(**{each.name: np.empty(0, np.int64) for each in fields(kind)})

@@ -1,0 +1,1 @@
+"""Traces to frozen results: pure functions on columns."""

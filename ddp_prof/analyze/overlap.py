@@ -1,0 +1,311 @@
+"""How much communication hides behind compute, for each rank and each step.
+
+For one rank, C is the union of its compute and N the union of its communication; a step's N is what was launched in
+the step, measured against all of C::
+
+    C           ######....####
+    N           ...########...
+    overlapped  ...###....#...   |N and C|
+    exposed     ......####....   |N minus C|
+    tail                          from the last compute of backward to the last end of N, where that is later
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddp_prof.analyze.intervals import union, union_by_group
+from ddp_prof.analyze.partition import Partition, measure_partition, sum_by_group
+from ddp_prof.analyze.work import BACKWARD_PHASE, Pieces, RankWork, rank_work
+from ddp_prof.manifest import label_of
+from ddp_prof.trace import UNKNOWN, Category, select
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from ddp_prof.trace import Ints, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class StepOverlap:
+    """One step of one rank; see :class:`~ddp_prof.analyze.partition.Partition` for the parts of the window.
+
+    Attributes:
+        step: The step's own number, ``None`` where it carries none.
+        host_ns: Length of the host's range.
+        tail_ns: Communication after the last compute of backward; ``None`` where no compute is known to be backward.
+        backward_overlapped_ns: Communication under compute of backward; ``None`` likewise.
+    """
+
+    step: int | None
+    start_ns: int
+    host_ns: int
+    kernels: int
+    collectives: int
+    comm_ns: int
+    overlapped_ns: int
+    exposed_ns: int
+    backward_overlapped_ns: int | None
+    tail_ns: int | None
+    window_ns: int
+    compute_only_ns: int
+    exposed_memory_ns: int
+    idle_ns: int
+    other_comm_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankOverlap:
+    """One rank over the whole capture, warm-up left out. Times are ``None`` where the trace cannot tell them.
+
+    Attributes:
+        process: Operating-system process id; 0 for a Kineto file, which holds a single process.
+        device: CUDA ordinal, ``None`` on a CPU.
+        reason: Why ``overlap_ratio`` is ``None``.
+    """
+
+    process: int
+    device: int | None
+    rank: int | None
+    kernels: int
+    collectives: int
+    compute_ns: int | None
+    comm_ns: int | None
+    overlapped_ns: int | None
+    exposed_ns: int | None
+    backward_overlapped_ns: int | None
+    reason: str | None
+    steps: tuple[StepOverlap, ...]
+
+    @property
+    def overlap_ratio(self) -> float | None:
+        """Share of communication that compute hides, 0 to 1."""
+        return _ratio(self.overlapped_ns, self.comm_ns)
+
+    @property
+    def backward_overlap_ratio(self) -> float | None:
+        """Share of communication that compute of backward hides, 0 to 1."""
+        return _ratio(self.backward_overlapped_ns, self.comm_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """How much of the work could be given to a step.
+
+    Attributes:
+        pieces: Pieces of work of all ranks.
+        given_pieces: Those that belong to a step.
+        time_ns: Summed duration of the pieces.
+        given_time_ns: Summed duration of those that belong to a step.
+        method: Where backward was known from: ``ranges``, ``inferred`` (from autograd's threads) or ``none``.
+    """
+
+    pieces: int
+    given_pieces: int
+    time_ns: int
+    given_time_ns: int
+    method: str
+
+    @property
+    def activities(self) -> float | None:
+        """Share of the pieces, 0 to 1."""
+        return _ratio(self.given_pieces, self.pieces)
+
+    @property
+    def device_time(self) -> float | None:
+        """Share of their time, 0 to 1."""
+        return _ratio(self.given_time_ns, self.time_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOverlap:
+    """The overlap of every rank in one trace, or in the traces of one run.
+
+    Attributes:
+        trace: The file, of several the first.
+        label: What the run is called.
+        device: ``cuda`` where the trace holds activities of a device, else ``cpu``.
+    """
+
+    trace: Path
+    label: str
+    source: str
+    producer: str | None
+    device: str
+    attribution: Attribution
+    ranks: tuple[RankOverlap, ...]
+    warnings: tuple[str, ...]
+
+
+def measure_overlap(
+    trace: Trace, *, step_pattern: str | None = None, backward_pattern: str | None = None
+) -> TraceOverlap:
+    """Measure the overlap of every rank and step in a trace.
+
+    Args:
+        trace: The trace.
+        step_pattern: Regular expression for the user's step ranges; see ``phases.find_steps``.
+        backward_pattern: Regular expression for the user's backward ranges.
+    """
+    works = rank_work(trace, step_pattern=step_pattern, backward_pattern=backward_pattern)
+    return TraceOverlap(
+        trace=trace.path,
+        label=label_of(trace.path, trace.manifest),
+        source=trace.source,
+        producer=trace.producer,
+        device="cuda" if len(trace.activities) else "cpu",
+        attribution=measure_attribution(works),
+        ranks=tuple(measure_rank(work) for work in works),
+        warnings=(*trace.warnings, *_warnings(works)),
+    )
+
+
+def measure_rank(work: RankWork) -> RankOverlap:
+    """Measure one rank."""
+    compute, communication = work.union_of(Category.COMPUTE), work.union_of(Category.COMMUNICATION)
+    overlapped = (communication & compute).length_ns
+    backward = _backward_compute(work)
+    in_backward = (communication & union(backward.start_ns, backward.end_ns)).length_ns
+    blind = not len(work.pieces)
+    return RankOverlap(
+        process=work.process,
+        device=work.device,
+        rank=work.rank,
+        kernels=int(work.pieces.kernel.sum()),
+        collectives=len(work.of(Category.COMMUNICATION)),
+        compute_ns=None if blind else compute.length_ns,
+        comm_ns=None if blind else communication.length_ns,
+        overlapped_ns=None if blind else overlapped,
+        exposed_ns=None if blind else communication.length_ns - overlapped,
+        backward_overlapped_ns=in_backward if len(backward) else None,
+        reason=_reason(work, communication.length_ns),
+        steps=() if blind else _measure_steps(work),
+    )
+
+
+def measure_attribution(works: Sequence[RankWork]) -> Attribution:
+    """How much of the work of all ranks belongs to a step, and how backward was told."""
+    pieces = [work.pieces for work in works]
+    given = [select(each, each.step != UNKNOWN) for each in pieces]
+    return Attribution(
+        pieces=sum(map(len, pieces)),
+        given_pieces=sum(map(len, given)),
+        time_ns=sum(map(_summed_ns, pieces)),
+        given_time_ns=sum(map(_summed_ns, given)),
+        method=_weakest(work.backward for work in works),
+    )
+
+
+def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
+    """The results of several files that hold the ranks of one run, as one result.
+
+    Raises:
+        ValueError: There is no result.
+    """
+    if not results:
+        raise ValueError("no results to merge")
+    parts = [each.attribution for each in results]
+    return replace(
+        results[0],
+        attribution=Attribution(
+            pieces=sum(each.pieces for each in parts),
+            given_pieces=sum(each.given_pieces for each in parts),
+            time_ns=sum(each.time_ns for each in parts),
+            given_time_ns=sum(each.given_time_ns for each in parts),
+            method=_weakest(each.method for each in parts),
+        ),
+        ranks=tuple(rank for each in results for rank in each.ranks),
+        warnings=tuple(dict.fromkeys(warning for each in results for warning in each.warnings)),
+    )
+
+
+def _weakest(methods: Iterable[str]) -> str:
+    found = set(methods)
+    return next((each for each in ("inferred", "ranges") if each in found), "none")
+
+
+def _summed_ns(pieces: Pieces) -> int:
+    return int((pieces.end_ns - pieces.start_ns).sum())
+
+
+def _measure_steps(work: RankWork) -> tuple[StepOverlap, ...]:
+    steps = len(work.steps)
+    parts = measure_partition(work)
+    backward = _backward_compute(work)
+    communication = work.of(Category.COMMUNICATION)
+    columns = {
+        "start_ns": parts.start_ns,
+        "host_ns": work.steps.end_ns - work.steps.start_ns,
+        "kernels": _count(select(work.pieces, work.pieces.kernel == 1), steps),
+        "collectives": _count(communication, steps),
+        "window_ns": parts.window_ns,
+        **{name: getattr(parts, name) for name in Partition.__dataclass_fields__ if name not in ("start_ns", "end_ns")},
+    }
+    tail = np.maximum(0, _last_end(communication, steps) - _last_end(backward, steps))
+    hidden = _overlap_by_step(communication, backward, steps)
+    known = _count(backward, steps) > 0
+    return tuple(
+        StepOverlap(
+            step=_known(int(work.steps.number[each])),
+            backward_overlapped_ns=int(hidden[each]) if known[each] else None,
+            tail_ns=int(tail[each]) if known[each] else None,
+            **{name: int(column[each]) for name, column in columns.items()},
+        )
+        for each in range(steps)
+    )
+
+
+def _backward_compute(work: RankWork) -> Pieces:
+    compute = work.of(Category.COMPUTE)
+    return select(compute, compute.phase == BACKWARD_PHASE)
+
+
+def _overlap_by_step(communication: Pieces, backward: Pieces, steps: int) -> Ints:
+    """For each step, how much of its communication lies under the compute of backward, of whichever step."""
+    launched = select(communication, communication.step != UNKNOWN)
+    start, end, step = union_by_group(launched.start_ns, launched.end_ns, launched.step)
+    return sum_by_group(union(backward.start_ns, backward.end_ns).covered_ns(start, end), step, steps)
+
+
+def _count(pieces: Pieces, steps: int) -> Ints:
+    launched = select(pieces, pieces.step != UNKNOWN)
+    return sum_by_group(np.ones(len(launched), np.int64), launched.step, steps)
+
+
+def _last_end(pieces: Pieces, steps: int) -> Ints:
+    """Last end of each step's pieces, 0 where it has none (times of a trace are not negative)."""
+    launched = select(pieces, pieces.step != UNKNOWN)
+    last = np.zeros(steps, np.int64)
+    np.maximum.at(last, launched.step, launched.end_ns)
+    return last
+
+
+def _reason(work: RankWork, comm_ns: int) -> str | None:
+    if not len(work.pieces):
+        return "no GPU activities, and no ddp_prof ranges that tell what the CPU did"
+    if comm_ns == 0:
+        return "no communication in this trace"
+    return None
+
+
+def _warnings(works: Sequence[RankWork]) -> list[str]:
+    warnings = []
+    if left_out := max((work.warmup_steps for work in works), default=0):
+        warnings.append(f"{left_out} warm-up steps left out")
+    if any(work.backward == "inferred" for work in works):
+        warnings.append(
+            "backward is inferred: what autograd's threads launched (no range names it; see --backward-range)"
+        )
+    return warnings
+
+
+def _known(number: int) -> int | None:
+    return None if number == UNKNOWN else number
+
+
+def _ratio(part: int | None, whole: int | None) -> float | None:
+    return part / whole if part is not None and whole else None

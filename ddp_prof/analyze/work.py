@@ -1,0 +1,203 @@
+"""What one rank did, piece by piece: the one form in which GPU and CPU captures are measured.
+
+On a GPU a piece is an activity. It belongs to the step and the phase whose host range holds the start of its launch
+call, in the same process, *on any thread*: autograd launches the kernels of backward from threads of its own.
+
+On a CPU (gloo) there are no activities: communication is our ``all_reduce`` ranges, and compute is the time in
+``forward``, ``backward`` and ``optimizer`` outside ``synchronize``, where the rank waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddp_prof.analyze.intervals import Intervals, union
+from ddp_prof.analyze.launches import launching_calls
+from ddp_prof.analyze.phases import Phases, Steps, find_phases, find_steps, innermost
+from ddp_prof.spans import ALL_REDUCE, BACKWARD, PHASES, PROCESS, SYNCHRONIZE
+from ddp_prof.trace import UNKNOWN, Category, Table, concatenate, empty, select
+
+if TYPE_CHECKING:
+    from ddp_prof.trace import Ints, Mask, Trace
+
+BACKWARD_PHASE = PHASES.index(BACKWARD)
+_SYNCHRONIZE_PHASE = PHASES.index(SYNCHRONIZE)
+
+
+@dataclass(frozen=True)
+class Pieces(Table):
+    """Pieces of work of one rank.
+
+    Attributes:
+        category: A ``Category``.
+        step: Index into the rank's steps, ``UNKNOWN`` outside of any.
+        phase: Index into ``spans.PHASES``, ``UNKNOWN`` outside of any.
+        kernel: 1 for a kernel, 0 for anything else.
+    """
+
+    start_ns: Ints
+    end_ns: Ints
+    category: Ints
+    step: Ints
+    phase: Ints
+    kernel: Ints
+
+
+@dataclass(frozen=True)
+class RankWork:
+    """One rank: a process and, on GPUs, one of its devices.
+
+    Attributes:
+        device: CUDA ordinal as the process counts, ``None`` on a CPU.
+        rank: Rank in the job, ``None`` where the trace does not tell.
+        pieces: Its work; what belongs to warm-up steps is left out.
+        steps: The measured steps.
+        warmup_steps: How many steps were left out.
+        backward: How pieces were attributed to backward: ``ranges``, ``inferred`` (by thread) or ``none``.
+    """
+
+    process: int
+    device: int | None
+    rank: int | None
+    pieces: Pieces
+    steps: Steps
+    warmup_steps: int
+    backward: str
+
+    def of(self, category: Category) -> Pieces:
+        """The pieces of one category."""
+        return select(self.pieces, self.pieces.category == category)
+
+    def union_of(self, category: Category) -> Intervals:
+        """The time covered by the pieces of one category."""
+        pieces = self.of(category)
+        return union(pieces.start_ns, pieces.end_ns)
+
+
+def rank_work(
+    trace: Trace, *, step_pattern: str | None = None, backward_pattern: str | None = None
+) -> tuple[RankWork, ...]:
+    """What each rank in a trace did, in the order of rank, process and device.
+
+    Args:
+        trace: The trace.
+        step_pattern: See :func:`~ddp_prof.analyze.phases.find_steps`.
+        backward_pattern: Regular expression for the names of backward ranges.
+    """
+    on_devices = set(np.unique(trace.activities.process).tolist())
+    found = []
+    for process in trace.processes:
+        steps = find_steps(trace, process, step_pattern)
+        phases = find_phases(trace, process, backward_pattern)
+        if process in on_devices:
+            found += _device_work(trace, process, steps, phases)
+        elif process in trace.ranks or not (on_devices or trace.ranks):
+            pieces = _host_pieces(trace, process, steps, phases) if _is_ours(trace, process) else empty(Pieces)
+            found.append(RankWork(process, None, trace.ranks.get(process), pieces, steps, 0, "ranges"))
+    return tuple(sorted(map(_without_warmup, found), key=_order))
+
+
+def _order(work: RankWork) -> tuple[bool, int, int, int]:
+    return work.rank is None, work.rank or 0, work.process, work.device or 0
+
+
+def _device_work(trace: Trace, process: int, steps: Steps, phases: Phases) -> list[RankWork]:
+    activities = select(trace.activities, trace.activities.process == process)
+    call = launching_calls(activities, trace.calls)
+    launch_ns = _looked_up(trace.calls.start_ns, call)
+    lane = _looked_up(trace.calls.lane, call)
+    phase = phases.kind_at(launch_ns)
+    backward = "ranges"
+    if BACKWARD_PHASE not in phases.kind:
+        by_autograd = np.isin(
+            lane, _autograd_lanes(trace, process, lane[activities.category == Category.COMMUNICATION])
+        )
+        phase[by_autograd] = BACKWARD_PHASE
+        backward = "inferred" if by_autograd.any() else "none"
+    pieces = Pieces(
+        activities.start_ns,
+        activities.end_ns,
+        activities.category,
+        innermost(steps.start_ns, steps.end_ns, launch_ns),
+        phase,
+        np.isin(activities.category, (Category.COMPUTE, Category.COMMUNICATION)).astype(np.int64),
+    )
+    by_host = _host_communication(trace, process, steps, phases)
+    result = []
+    for device in np.unique(activities.device).tolist():
+        own = select(pieces, activities.device == device)
+        if not np.any(own.category == Category.COMMUNICATION):
+            own = concatenate(own, by_host)  # gloo with CUDA tensors: the host communicates
+        result.append(RankWork(process, device, trace.ranks.get(process), own, steps, 0, backward))
+    return result
+
+
+def _looked_up(column: Ints, rows: Ints) -> Ints:
+    """The column's values at the rows, ``UNKNOWN`` where the row is."""
+    values: Ints = np.append(column, UNKNOWN)[rows]  # row -1 is the element appended
+    return values
+
+
+def _autograd_lanes(trace: Trace, process: int, collective_lanes: Ints) -> list[int]:
+    """Autograd's threads: by name, else the threads beside the main one that launch collectives."""
+    named = [lane for (pid, lane), name in trace.threads.items() if pid == process and name.startswith("pt_autograd")]
+    if named:
+        return named
+    main = {UNKNOWN, *_main_lanes(trace, process)}
+    return [lane for lane in np.unique(collective_lanes).tolist() if lane not in main]
+
+
+def _main_lanes(trace: Trace, process: int) -> list[int]:
+    """The threads that open the ranges of steps; without steps, the one that opens most ranges."""
+    mine = trace.spans.process == process
+    openers = trace.spans.lane[mine & np.isin(trace.spans.start_ns, find_steps(trace, process).start_ns)]
+    lanes, counts = np.unique(trace.spans.lane[mine], return_counts=True)
+    busiest = lanes[counts == counts.max(initial=0)]
+    return [int(lane) for lane in (openers if len(openers) else np.append(busiest, process))]
+
+
+def _is_ours(trace: Trace, process: int) -> bool:
+    """Whether ranges of ours tell what the process did; others' ranges do not tell waiting from computing."""
+    ids = [index for index, name in enumerate(trace.names) if name.startswith((f"{PROCESS}|", f"{ALL_REDUCE}|"))]
+    return bool(np.any((trace.spans.process == process) & np.isin(trace.spans.name_id, ids)))
+
+
+def _host_communication(trace: Trace, process: int, steps: Steps, phases: Phases) -> Pieces:
+    """The collectives as the host saw them: our ``all_reduce`` ranges, from launch to completion."""
+    ids = [index for index, name in enumerate(trace.names) if name.startswith(f"{ALL_REDUCE}|")]
+    rows = (trace.spans.process == process) & np.isin(trace.spans.name_id, ids)
+    start, end = trace.spans.start_ns[rows], trace.spans.end_ns[rows]
+    return _host_work(start, end, Category.COMMUNICATION, phases.kind_at(start), steps)
+
+
+def _host_pieces(trace: Trace, process: int, steps: Steps, phases: Phases) -> Pieces:
+    """Compute and communication of a CPU run; nothing at all where no range of ours tells of them."""
+    waiting = phases.union_of(_SYNCHRONIZE_PHASE)
+    parts = [_host_communication(trace, process, steps, phases)]
+    for kind in range(len(PHASES)):
+        busy = phases.union_of(kind) - waiting
+        parts.append(_host_work(busy.start_ns, busy.end_ns, Category.COMPUTE, np.full(len(busy), kind), steps))
+    return concatenate(*parts)
+
+
+def _host_work(start_ns: Ints, end_ns: Ints, category: Category, phase: Ints, steps: Steps) -> Pieces:
+    step = innermost(steps.start_ns, steps.end_ns, start_ns)
+    rows = len(start_ns)
+    return Pieces(start_ns, end_ns, np.full(rows, category, np.int64), step, phase, np.zeros(rows, np.int64))
+
+
+def _without_warmup(work: RankWork) -> RankWork:
+    measured: Mask = ~work.steps.warmup
+    if measured.all():
+        return work
+    renumbered = np.where(measured, np.cumsum(measured) - 1, UNKNOWN)
+    pieces = select(work.pieces, np.append(measured, True)[work.pieces.step])
+    return replace(
+        work,
+        pieces=replace(pieces, step=_looked_up(renumbered, pieces.step)),
+        steps=select(work.steps, measured),
+        warmup_steps=int((~measured).sum()),
+    )

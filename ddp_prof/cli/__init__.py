@@ -1,0 +1,46 @@
+"""The command line: one command a file, and the only place where an error becomes an exit code."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import click
+
+from ddp_prof import __version__
+from ddp_prof.errors import DdpProfError
+
+COMMANDS = ("overlap", "compare", "timeline", "gallery", "info")
+
+
+class Commands(click.Group):
+    """Loads a command's module when it is asked for, so that ``--help`` stays as fast as click itself."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """The commands in the order in which a newcomer meets them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """The command of a file of this package."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"ddp_prof.cli.{cmd_name}").command
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; an error that a user can act on is one line on stderr and exit code 1."""
+        try:
+            return super().invoke(ctx)
+        except (DdpProfError, OSError) as error:
+            if isinstance(error, BrokenPipeError):  # the reader of our output has seen enough: click ends quietly
+                raise
+            raise click.ClickException(" ".join(str(error).split())) from error
+
+
+@click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="ddp-prof")
+def main() -> None:
+    """How much of a training step's gradient communication hides behind the backward pass.
+
+    Reads what Nsight Systems or torch.profiler recorded; needs neither torch nor a GPU.
+    """

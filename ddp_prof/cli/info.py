@@ -1,0 +1,26 @@
+"""``ddp-prof info``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ddp_prof.cli.options import Selection, format_option, selection_options, traces_argument
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@click.command("info")
+@traces_argument
+@format_option
+@selection_options
+def command(traces: tuple[Path, ...], selection: Selection, form: str) -> None:
+    """What a trace holds, and what is missing for which question."""
+    from ddp_prof.analyze.inventory import take_inventory
+    from ddp_prof.present.rows import info_sheet
+    from ddp_prof.present.table import show
+
+    inventories = [take_inventory(selection.load(path), step_pattern=selection.step_pattern) for path in traces]
+    show(form, [info_sheet(inventory) for inventory in inventories])

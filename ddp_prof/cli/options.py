@@ -1,0 +1,105 @@
+"""Arguments and options that commands share."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ddp_prof.analyze.overlap import TraceOverlap
+    from ddp_prof.trace import Trace
+
+Function = TypeVar("Function", bound="Callable[..., Any]")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What the user said of names in their traces."""
+
+    step_pattern: str | None
+    backward_pattern: str | None
+    comm_patterns: tuple[str, ...]
+
+    def load(self, path: Path) -> Trace:
+        """Read one trace."""
+        from ddp_prof.ingest.load import load_trace
+
+        return load_trace(path, extra_patterns=self.comm_patterns)
+
+    def measure(self, paths: Sequence[Path]) -> list[TraceOverlap]:
+        """Measure the runs that the traces belong to; the ranks of one run may lie in several files."""
+        from ddp_prof.analyze.overlap import measure_overlap, merge_ranks
+        from ddp_prof.manifest import manifest_path
+
+        runs: dict[Path, list[TraceOverlap]] = {}
+        for path in paths:
+            result = measure_overlap(
+                self.load(path), step_pattern=self.step_pattern, backward_pattern=self.backward_pattern
+            )
+            runs.setdefault(manifest_path(path), []).append(result)
+        return [merge_ranks(results) for results in runs.values()]
+
+
+def _regular_expression(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
+    try:
+        for pattern in (value,) if isinstance(value, str) else value or ():
+            re.compile(pattern)
+    except re.error as error:
+        raise click.BadParameter(f"not a regular expression: {error}") from error
+    return value
+
+
+traces_argument = click.argument("traces", metavar="TRACE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+
+
+def selection_options(function: Function) -> Function:
+    """Adds ``--step-range``, ``--backward-range`` and ``--comm-pattern``, handed over as one ``selection``."""
+
+    def with_selection(
+        *args: Any, step_range: str | None, backward_range: str | None, comm_pattern: tuple[str, ...], **kwargs: Any
+    ) -> Any:
+        return function(*args, selection=Selection(step_range, backward_range, comm_pattern), **kwargs)
+
+    with_selection.__doc__ = function.__doc__
+    with_selection.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
+    options = (
+        click.option(
+            "--comm-pattern",
+            metavar="REGEX",
+            multiple=True,
+            callback=_regular_expression,
+            help="Kernels whose name matches communicate, too. May be repeated.",
+        ),
+        click.option(
+            "--backward-range",
+            metavar="REGEX",
+            callback=_regular_expression,
+            help="Ranges that hold the backward pass. Default: 'backward' and the like, else autograd's threads.",
+        ),
+        click.option(
+            "--step-range",
+            metavar="REGEX",
+            callback=_regular_expression,
+            help="Ranges that are steps; a first group is the step's number. Default: the usual names.",
+        ),
+    )
+    decorated: Any = with_selection
+    for option in options:
+        decorated = option(decorated)
+    return decorated  # type: ignore[no-any-return]
+
+
+format_option = click.option(
+    "--format",
+    "form",
+    type=click.Choice(["table", "json", "csv", "markdown"]),
+    default="table",
+    show_default=True,
+    help="How to print.",
+)

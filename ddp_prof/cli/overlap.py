@@ -1,0 +1,28 @@
+"""``ddp-prof overlap``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ddp_prof.cli.options import Selection, format_option, selection_options, traces_argument
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@click.command("overlap")
+@traces_argument
+@click.option("--steps", is_flag=True, help="A row a step instead of a row a rank.")
+@format_option
+@selection_options
+def command(traces: tuple[Path, ...], selection: Selection, steps: bool, form: str) -> None:
+    """How much communication hides behind compute, per rank and step.
+
+    TRACE is a SQLite export of Nsight Systems or a trace of torch.profiler (.json, .json.gz).
+    """
+    from ddp_prof.present.rows import overlap_sheet
+    from ddp_prof.present.table import show
+
+    show(form, [overlap_sheet(result, by_step=steps) for result in selection.measure(traces)])

@@ -1,0 +1,1 @@
+"""Files to traces: one reader a format."""

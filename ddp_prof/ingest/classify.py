@@ -1,0 +1,66 @@
+"""What an activity was for: the device's table says first, the kernel's name last.
+
+A copy or a memory set is MEMORY and a graph launch OTHER whatever it is called. Only a kernel is classified by its
+name, by the first row of :data:`COMMUNICATION_KERNELS` that is found in it. Stream and thread names never count.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from ddp_prof.trace import Category
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class KernelFamily(NamedTuple):
+    """Kernels of one communication library: its name, a pattern for the kernels, one name as an example."""
+
+    library: str
+    pattern: str
+    example: str
+
+
+COMMUNICATION_KERNELS = (
+    KernelFamily("NCCL 2.27 symmetric", r"ncclSymDevKernel_", "ncclSymDevKernel_AllReduce_AGxLL_R_sum_f32"),
+    KernelFamily("NCCL >= 2.28 symmetric", r"ncclSymkDevKernel_", "ncclSymkDevKernel_AllGather_LL"),
+    KernelFamily("NCCL >= 2.19", r"ncclDevKernel_", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)"),
+    KernelFamily("NCCL 2.8 to 2.18", r"ncclKernel_", "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)"),
+    KernelFamily("NCCL <= 2.7", r"nccl\w+Kernel", "ncclAllReduceRingLLKernel_sum_f32(ncclColl)"),
+    KernelFamily("NCCL, one rank", r"oneRankReduce", "void oneRankReduce<FuncPreMulSum<float>>(void*, void*)"),
+    KernelFamily("RCCL", r"rcclGenericKernel", "rcclGenericKernel_1(ncclDevComm*)"),
+    KernelFamily("MSCCL", r"mscclKernel", "mscclKernel_Sum_half_LL_false(ncclDevComm*)"),
+    KernelFamily("other NCCL descendants", r"nccl", "void my_nccl_all_to_all<float>()"),
+    KernelFamily(
+        "PyTorch symmetric memory",
+        r"multimem_all_reduce|(?:one|two)_shot_all_reduce",
+        "void (anonymous namespace)::two_shot_all_reduce_kernel_inplace<c10::BFloat16, 16>(...)",
+    ),
+    KernelFamily("vLLM, aiter", r"cross_device_reduce", "void vllm::cross_device_reduce_1stage<float, 2>(...)"),
+    KernelFamily(
+        "FlashInfer, TensorRT-LLM", r"allreduce_fusion", "void allreduce_fusion_kernel_oneshot_lamport<...>()"
+    ),
+    KernelFamily(
+        "DeepEP",
+        r"::ep::(?:intranode|internode|internode_ll|elastic)::|deep_ep::(?:intranode|internode|internode_ll|elastic)::",
+        "void deep_ep::intranode::dispatch<8, 768>(...)",
+    ),
+)
+
+
+class KernelClassifier:
+    """Decides for kernel names whether they communicate.
+
+    Args:
+        extra_patterns: Regular expressions of the user for communication kernels unknown to the table.
+    """
+
+    def __init__(self, extra_patterns: Iterable[str] = ()) -> None:
+        patterns = [*(family.pattern for family in COMMUNICATION_KERNELS), *extra_patterns]
+        self._communication = re.compile("|".join(f"(?:{pattern})" for pattern in patterns), re.IGNORECASE)
+
+    def category(self, name: str) -> Category:
+        """COMMUNICATION where the name is known to communicate, else COMPUTE."""
+        return Category.COMMUNICATION if self._communication.search(name) else Category.COMPUTE

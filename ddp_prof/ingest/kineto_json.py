@@ -1,0 +1,218 @@
+"""The JSON that ``torch.profiler`` writes (Kineto's Chrome trace), plain or gzipped.
+
+A file holds one process, numbered 0 here: the events of a device carry the device's number where the others carry
+the process id. ``gpu_user_annotation`` mirrors the host's ranges onto streams; it is neither a range nor an activity.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections import defaultdict
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from ddp_prof.errors import TraceError
+from ddp_prof.ingest.classify import KernelClassifier
+from ddp_prof.ingest.names import NameTable
+from ddp_prof.ingest.ranks import ranks_of
+from ddp_prof.manifest import load_manifest, manifest_path
+from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Spans, Trace, concatenate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from ddp_prof.trace import Ints
+
+PROCESS = 0
+
+_KERNEL, _COPY, _MEMORY_SET = "kernel", ("gpu_memcpy", "memcpy"), ("gpu_memset", "memset")
+_CALLS = ("cuda_runtime", "cuda_driver", "runtime")
+_RANGE = "user_annotation"
+_SAFE_US = 2.0**43  # below it a float64 of microseconds still tells nanoseconds apart
+
+
+class _Arguments(msgspec.Struct):
+    name: Any = None
+    device: Any = None
+    stream: Any = None
+    correlation: Any = None
+    bytes: Any = None
+
+
+class _Event(msgspec.Struct):
+    ph: str = ""
+    cat: str | None = None
+    name: Any = ""
+    pid: Any = 0
+    tid: Any = 0
+    ts: float = 0.0
+    dur: float = 0.0
+    args: _Arguments | None = None
+
+
+class _ExactEvent(_Event):
+    """As an event, its times without rounding; slower."""
+
+    ts: Decimal = Decimal(0)  # type: ignore[assignment]
+    dur: Decimal = Decimal(0)  # type: ignore[assignment]
+
+
+class _Document(msgspec.Struct):
+    traceEvents: list[_Event]  # noqa: N815
+    baseTimeNanoseconds: int = 0  # noqa: N815
+    distributedInfo: dict[str, Any] | None = None  # noqa: N815
+
+
+class _ExactDocument(_Document):
+    traceEvents: list[_ExactEvent]  # type: ignore[assignment]  # noqa: N815
+
+
+class _Times(NamedTuple):
+    start_ns: Ints
+    end_ns: Ints
+
+
+def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = ()) -> Trace:
+    """Read a whole trace.
+
+    Args:
+        path: The file, gzipped or not.
+        extra_patterns: Regular expressions for communication kernels unknown to the classifier.
+
+    Raises:
+        TraceError: Not JSON, cut off, or no trace.
+    """
+    data = _bytes(path)
+    document = _decode(path, data, exact=False)
+    if any(event.ts >= _SAFE_US and event.ts % 1 for event in document.traceEvents):
+        document = _decode(path, data, exact=True)
+    by_category: dict[str, list[_Event]] = defaultdict(list)
+    for event in document.traceEvents:
+        if event.ph == "X":
+            by_category[(event.cat or "").lower()].append(event)
+    names = NameTable()
+    classifier = KernelClassifier(extra_patterns)
+    spans = _spans(by_category[_RANGE], names)
+    rank = (document.distributedInfo or {}).get("rank")
+    return Trace(
+        path=path,
+        source="kineto",
+        producer=None,
+        activities=concatenate(
+            _activities(by_category[_KERNEL], names, classifier),
+            _activities(_several(by_category, _COPY), names, Category.MEMORY),
+            _activities(_several(by_category, _MEMORY_SET), names, Category.MEMORY),
+        ),
+        spans=spans,
+        calls=_calls(_several(by_category, _CALLS)),
+        threads=_threads(document.traceEvents),
+        ranks={PROCESS: rank} if isinstance(rank, int) else ranks_of(spans, names),
+        names=names.as_tuple(),
+        epoch_ns=document.baseTimeNanoseconds,
+        manifest=load_manifest(manifest_path(path)),
+    )
+
+
+def _bytes(path: Path) -> bytes:
+    data = path.read_bytes()
+    if not data.startswith(b"\x1f\x8b"):
+        return data
+    try:
+        return gzip.decompress(data)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise TraceError(path, f"damaged or cut off ({error})", "copy or record it again") from error
+
+
+def _decode(path: Path, data: bytes, *, exact: bool) -> _Document:
+    document, events = (_ExactDocument, list[_ExactEvent]) if exact else (_Document, list[_Event])
+    wanted: Any = document if data.lstrip()[:1] == b"{" else events  # Chrome's format allows the bare list, too
+    try:
+        found = msgspec.json.decode(data, type=wanted, strict=False)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise TraceError(
+            path, f"not a PyTorch profiler trace ({error})", "record it again with torch.profiler"
+        ) from error
+    return found if isinstance(found, _Document) else document(traceEvents=found)
+
+
+def _several(by_category: dict[str, list[_Event]], categories: Sequence[str]) -> list[_Event]:
+    return [event for category in categories for event in by_category[category]]
+
+
+def _times(events: Sequence[_Event]) -> _Times:
+    start = _nanoseconds([event.ts for event in events])
+    return _Times(start, start + np.maximum(0, _nanoseconds([event.dur for event in events])))
+
+
+def _nanoseconds(microseconds: Sequence[float | Decimal]) -> Ints:
+    """Exact integers of microseconds with three decimals: the fraction is rounded on its own, without the rest."""
+    if microseconds and isinstance(microseconds[0], Decimal):
+        return np.array([round(each * 1000) for each in microseconds], np.int64)
+    values = np.array(microseconds, np.float64)
+    whole = np.floor(values)
+    nanoseconds: Ints = whole.astype(np.int64) * 1000 + np.rint((values - whole) * 1000).astype(np.int64)
+    return nanoseconds
+
+
+def _activities(events: Sequence[_Event], names: NameTable, category: Category | KernelClassifier) -> Activities:
+    name_id = _interned(events, names)
+    if isinstance(category, KernelClassifier):
+        by_name = {index: category.category(name) for index, name in enumerate(names.as_tuple())}
+        categories = np.array([by_name[each] for each in name_id.tolist()], np.int64)
+    else:
+        categories = np.full(len(events), category, np.int64)
+    times = _times(events)
+    arguments = [event.args or _Arguments() for event in events]
+    return Activities(
+        start_ns=times.start_ns,
+        end_ns=times.end_ns,
+        process=np.full(len(events), PROCESS, np.int64),
+        device=_integers(a.device if a.device is not None else e.pid for a, e in zip(arguments, events, strict=True)),
+        lane=_integers(a.stream if a.stream is not None else e.tid for a, e in zip(arguments, events, strict=True)),
+        name_id=name_id,
+        category=categories,
+        correlation=_integers(each.correlation for each in arguments),
+        bytes=_integers(each.bytes for each in arguments),
+    )
+
+
+def _spans(events: Sequence[_Event], names: NameTable) -> Spans:
+    times = _times(events)
+    rows = len(events)
+    return Spans(
+        start_ns=times.start_ns,
+        end_ns=times.end_ns,
+        process=np.full(rows, PROCESS, np.int64),
+        lane=_integers(event.tid for event in events),
+        name_id=_interned(events, names),
+        domain_id=np.full(rows, UNKNOWN, np.int64),
+        crosses=np.zeros(rows, np.int64),
+    )
+
+
+def _calls(events: Sequence[_Event]) -> Calls:
+    return Calls(
+        start_ns=_times(events).start_ns,
+        process=np.full(len(events), PROCESS, np.int64),
+        lane=_integers(event.tid for event in events),
+        correlation=_integers((event.args or _Arguments()).correlation for event in events),
+    )
+
+
+def _interned(events: Sequence[_Event], names: NameTable) -> Ints:
+    return np.array([names.intern(str(event.name)) for event in events], np.int64)
+
+
+def _integers(values: Any) -> Ints:
+    """Whole numbers, ``UNKNOWN`` for anything else."""
+    return np.array([value if isinstance(value, int) else UNKNOWN for value in values], np.int64)
+
+
+def _threads(events: Sequence[_Event]) -> dict[tuple[int, int], str]:
+    named = (event for event in events if event.ph == "M" and event.name == "thread_name" and event.args)
+    return {(PROCESS, event.tid): str(event.args.name) for event in named if event.args and isinstance(event.tid, int)}

@@ -1,0 +1,57 @@
+"""Look at the first bytes of a file and pick its reader."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddp_prof.errors import TraceError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from ddp_prof.trace import Trace
+
+_SQLITE = b"SQLite format 3\0"
+_REPORT = b"Profiler Report"
+_GZIP = b"\x1f\x8b"
+
+
+def load_trace(path: Path, *, extra_patterns: Sequence[str] = ()) -> Trace:
+    """Read a trace of any supported format, told by content and not by name.
+
+    Args:
+        path: A SQLite export of Nsight Systems, or a PyTorch profiler's JSON, plain or gzipped.
+        extra_patterns: Regular expressions for communication kernels unknown to the classifier.
+
+    Raises:
+        TraceError: The file cannot be read as a trace.
+    """
+    head = _head(path)
+    if head.startswith(_SQLITE):
+        from ddp_prof.ingest.nsys_sqlite import load_nsys_sqlite
+
+        return load_nsys_sqlite(path, extra_patterns=extra_patterns)
+    if head.startswith(_GZIP) or head.lstrip()[:1] in (b"{", b"["):
+        from ddp_prof.ingest.kineto_json import load_kineto_json
+
+        return load_kineto_json(path, extra_patterns=extra_patterns)
+    if _REPORT in head:
+        raise TraceError(path, "a raw report", f"export it first: nsys export --type sqlite {path}")
+    raise TraceError(
+        path,
+        "neither a SQLite export of Nsight Systems nor a PyTorch profiler trace",
+        "give a .sqlite made by nsys export, or a .json or .json.gz made by torch.profiler",
+    )
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            head = file.read(4096)
+    except OSError as error:
+        way_out = "check the path" if not path.exists() else "give a file that can be read"
+        raise TraceError(path, error.strerror or str(error), way_out) from error
+    if not head:
+        raise TraceError(path, "an empty file", "capture or export it again")
+    return head

@@ -1,0 +1,65 @@
+"""The string table of a trace, and the way from the ids of a file to its indices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ddp_prof.trace import UNKNOWN
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddp_prof.trace import Ints
+
+
+class NameTable:
+    """Each string once, numbered in the order of arrival."""
+
+    def __init__(self) -> None:
+        self._index: dict[str, int] = {}
+
+    def intern(self, name: str) -> int:
+        """The number of a string, a new one where it is new."""
+        return self._index.setdefault(name, len(self._index))
+
+    def as_tuple(self) -> tuple[str, ...]:
+        """All strings by number."""
+        return tuple(self._index)
+
+
+class NsysStrings:
+    """The ``StringIds`` table of an export.
+
+    Args:
+        rows: (id, value) of each string.
+    """
+
+    def __init__(self, rows: Sequence[tuple[int, str]]) -> None:
+        self._values = dict(rows)
+
+    def text(self, string_id: int | None) -> str:
+        """The string, empty where the id is absent or unknown."""
+        return self._values.get(string_id, "") if string_id is not None else ""
+
+    def intern(self, string_ids: Ints, names: NameTable) -> Ints:
+        """Indices into ``names`` for a column of string ids; ``UNKNOWN`` stays, strings not used stay out."""
+        used, inverse = np.unique(string_ids, return_inverse=True)
+        index = [UNKNOWN if each == UNKNOWN else names.intern(self.text(int(each))) for each in used]
+        return np.array(index, np.int64)[inverse] if len(used) else string_ids
+
+    @staticmethod
+    def intern_texts(column: Any, names: NameTable) -> Ints:
+        """Indices into ``names`` for an Arrow column of text; NULL becomes ``UNKNOWN``."""
+        import pyarrow
+
+        if pyarrow.types.is_integer(column.type) or not len(column):  # a column that holds nothing but NULL
+            return np.full(len(column), UNKNOWN, np.int64)
+        encoded = column.combine_chunks().dictionary_encode()
+        if isinstance(encoded, pyarrow.ChunkedArray):
+            encoded = encoded.combine_chunks()
+        index = np.array([names.intern(text) for text in encoded.dictionary.to_pylist()] + [UNKNOWN], np.int64)
+        codes = encoded.indices.fill_null(len(index) - 1).to_numpy(zero_copy_only=False)
+        texts: Ints = index[codes]
+        return texts

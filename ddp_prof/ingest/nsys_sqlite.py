@@ -1,0 +1,224 @@
+"""The SQLite database that ``nsys export --type sqlite`` writes, of any release: tables and columns are probed.
+
+A table that is absent or empty means that nothing of the kind was recorded, never an error. Process and thread ids
+are packed as ``<hardware:8><machine:8><process:24><thread:24>``.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ddp_prof.errors import TraceError
+from ddp_prof.ingest.classify import KernelClassifier
+from ddp_prof.ingest.names import NameTable, NsysStrings
+from ddp_prof.ingest.ranks import ranks_of
+from ddp_prof.ingest.sqlite_columns import SqliteFile, integer_array
+from ddp_prof.manifest import load_manifest, manifest_path
+from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Spans, Trace, concatenate, empty
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from ddp_prof.trace import Ints
+
+KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"
+MEMORY_SETS = "CUPTI_ACTIVITY_KIND_MEMSET"
+GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
+NVTX = "NVTX_EVENTS"
+
+_PUSH_POP, _START_END, _DOMAIN_CREATE = 59, 60, 75
+_ACTIVITY_COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
+
+
+def load_nsys_sqlite(path: Path, *, extra_patterns: Sequence[str] = ()) -> Trace:
+    """Read a whole export.
+
+    Args:
+        path: The SQLite file; opened read-only.
+        extra_patterns: Regular expressions for communication kernels unknown to the classifier.
+
+    Raises:
+        TraceError: Not a database, damaged, or not an export of Nsight Systems.
+    """
+    file = SqliteFile(path)
+    _require_export(file)
+    # The tables are read side by side: SQLite and Arrow work outside Python's lock.
+    with ThreadPoolExecutor(max_workers=6) as pool:
+        kernels = pool.submit(file.integers, KERNELS, (*_ACTIVITY_COLUMNS, "demangledName", "shortName"))
+        calls = pool.submit(file.integers, CALLS, ("start", "globalTid", "correlationId"))
+        ranges = pool.submit(_range_rows, file)
+        others = {
+            table: pool.submit(file.integers, table, (*_ACTIVITY_COLUMNS, "bytes"))
+            for table in (COPIES, MEMORY_SETS, GRAPHS)
+        }
+        strings = NsysStrings(file.rows("SELECT id, value FROM StringIds") if file.has("StringIds") else [])
+        names = NameTable()
+        parts = [_kernels(kernels.result(), strings, names, KernelClassifier(extra_patterns))]
+        parts += [_unnamed(table, future.result(), names) for table, future in others.items()]
+        spans = _spans(ranges.result(), strings, names, _domains(file, strings))
+    return Trace(
+        path=path,
+        source="nsys-sqlite",
+        producer=_producer(file),
+        names=names.as_tuple(),
+        activities=concatenate(*parts),
+        spans=spans,
+        calls=_calls(calls.result()),
+        threads=_threads(file, strings),
+        ranks=ranks_of(spans, names),
+        epoch_ns=_session_start(file),
+        manifest=load_manifest(manifest_path(path)),
+        warnings=_warnings(file),
+    )
+
+
+def _require_export(file: SqliteFile) -> None:
+    known = {KERNELS, COPIES, MEMORY_SETS, GRAPHS, CALLS, NVTX, "META_DATA_EXPORT", "EXPORT_META_DATA", "StringIds"}
+    if not known & file.columns.keys():
+        found = ", ".join(sorted(file.columns)[:4]) or "no table with rows"
+        raise TraceError(
+            file.path,
+            f"a SQLite database, but no Nsight Systems export (it holds {found})",
+            "make one with nsys export",
+        )
+
+
+def _process(global_id: Ints) -> Ints:
+    return (global_id >> 24) & 0xFFFFFF
+
+
+def _thread(global_id: Ints) -> Ints:
+    return global_id & 0xFFFFFF
+
+
+def _kernels(
+    columns: dict[str, Ints], strings: NsysStrings, names: NameTable, classifier: KernelClassifier
+) -> Activities:
+    demangled, short = columns["demangledName"], columns["shortName"]
+    string_ids = np.where(demangled == UNKNOWN, short, demangled)
+    name_id = strings.intern(string_ids, names)
+    by_name = np.array([classifier.category(name) for name in names.as_tuple()] + [Category.COMPUTE], np.int64)
+    return _activities(columns, name_id, by_name[name_id])
+
+
+def _unnamed(table: str, columns: dict[str, Ints], names: NameTable) -> Activities:
+    """Copies, memory sets and graph launches, which carry no name of their own."""
+    name = {COPIES: "memcpy", MEMORY_SETS: "memset", GRAPHS: "CUDA graph"}[table]
+    rows = len(columns["start"])
+    category = Category.OTHER if table == GRAPHS else Category.MEMORY
+    return _activities(columns, np.full(rows, names.intern(name), np.int64), np.full(rows, category, np.int64))
+
+
+def _activities(columns: dict[str, Ints], name_id: Ints, category: Ints) -> Activities:
+    pid = columns["globalPid"]
+    return Activities(
+        start_ns=columns["start"],
+        end_ns=np.maximum(columns["start"], columns["end"]),
+        process=np.where(pid == UNKNOWN, UNKNOWN, _process(pid)),
+        device=columns["deviceId"],
+        lane=columns["streamId"],
+        name_id=name_id,
+        category=category,
+        correlation=columns["correlationId"],
+        bytes=columns.get("bytes", np.full(len(name_id), UNKNOWN, np.int64)),
+    )
+
+
+def _calls(columns: dict[str, Ints]) -> Calls:
+    tid = columns["globalTid"]
+    return Calls(
+        start_ns=columns["start"], process=_process(tid), lane=_thread(tid), correlation=columns["correlationId"]
+    )
+
+
+def _range_rows(file: SqliteFile) -> Any:
+    """Ranges of both kinds, as an Arrow table whose inline texts are dictionary-encoded by the C library."""
+    if not file.has(NVTX):
+        return None
+    optional = {"textId": "NULL", "text": "NULL", "domainId": "NULL"}
+    columns = ["start", "end", "eventType", "globalTid"]
+    columns += [name if file.has(NVTX, name) else f"{other} AS {name}" for name, other in optional.items()]
+    query = f"SELECT {', '.join(columns)} FROM {NVTX} WHERE eventType IN ({_PUSH_POP}, {_START_END})"
+    return file.query(query)
+
+
+def _spans(rows: Any, strings: NsysStrings, names: NameTable, domains: dict[tuple[int, int], str]) -> Spans:
+    if rows is None or not rows.num_rows:
+        return empty(Spans)
+    column = {name: integer_array(rows.column(name)) for name in ("start", "end", "eventType", "globalTid", "textId")}
+    start, end, tid = column["start"], column["end"], column["globalTid"]
+    # A range still open when recording stopped has no end (older exports: 0 or -1); it lasts as long as we know.
+    last = int(max(start.max(), end.max()))
+    end = np.where(end < start, last, end)
+    inline = strings.intern_texts(rows.column("text"), names)
+    registered = strings.intern(column["textId"], names)
+    process = _process(tid)
+    return Spans(
+        start_ns=start,
+        end_ns=end,
+        process=process,
+        lane=_thread(tid),
+        name_id=np.where(inline == UNKNOWN, registered, inline),
+        domain_id=_domain_ids(process, integer_array(rows.column("domainId")), domains, names),
+        crosses=(column["eventType"] == _START_END).astype(np.int64),
+    )
+
+
+def _domains(file: SqliteFile, strings: NsysStrings) -> dict[tuple[int, int], str]:
+    """Domain names by (process, domain id): the ids count per process."""
+    if not file.has(NVTX, "domainId"):
+        return {}
+    text_id = "textId" if file.has(NVTX, "textId") else "NULL"
+    query = f"SELECT globalTid, domainId, text, {text_id} FROM {NVTX} WHERE eventType = {_DOMAIN_CREATE}"
+    rows = file.rows(query)
+    return {((tid or 0) >> 24 & 0xFFFFFF, domain): text or strings.text(text_id) for tid, domain, text, text_id in rows}
+
+
+def _domain_ids(process: Ints, domain: Ints, domains: dict[tuple[int, int], str], names: NameTable) -> Ints:
+    result = np.full(len(process), UNKNOWN, np.int64)
+    for (pid, number), name in domains.items():
+        result[(process == pid) & (domain == number)] = names.intern(name)
+    return result
+
+
+def _threads(file: SqliteFile, strings: NsysStrings) -> dict[tuple[int, int], str]:
+    if not file.has("ThreadNames", "nameId", "globalTid"):
+        return {}
+    rows = file.rows("SELECT globalTid, nameId FROM ThreadNames WHERE globalTid IS NOT NULL")
+    return {(tid >> 24 & 0xFFFFFF, tid & 0xFFFFFF): strings.text(name) for tid, name in rows}
+
+
+def _producer(file: SqliteFile) -> str | None:
+    for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
+        if file.has(table, "name", "value"):
+            found = file.rows(f"SELECT value FROM {table} WHERE name = 'EXPORT_PRODUCT_VERSION'")
+            if found:
+                return str(found[0][0])
+    return None
+
+
+def _session_start(file: SqliteFile) -> int | None:
+    table = "TARGET_INFO_SESSION_START_TIME"
+    found = file.rows(f"SELECT utcEpochNs FROM {table}") if file.has(table, "utcEpochNs") else []
+    return int(found[0][0]) if found and found[0][0] is not None else None
+
+
+def _warnings(file: SqliteFile) -> tuple[str, ...]:
+    warnings = []
+    if file.has(GRAPHS):
+        (launches,) = file.rows(f"SELECT count(*) FROM {GRAPHS}")[0]
+        warnings.append(
+            f"{launches} CUDA graph launches were recorded whole: the kernels in them, collectives included, are not "
+            "in this trace; record with --cuda-graph-trace=node"
+        )
+    if file.has(KERNELS) and not file.has(CALLS):
+        warnings.append(
+            "no CUDA API calls in this trace: nothing can be attributed to steps; record with --trace=cuda,nvtx"
+        )
+    return tuple(warnings)

@@ -1,0 +1,24 @@
+"""Which process is which rank, by what the program itself said."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddp_prof.spans import PROCESS, parse_range
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddp_prof.ingest.names import NameTable
+    from ddp_prof.trace import Spans
+
+
+def ranks_of(spans: Spans, names: NameTable) -> Mapping[int, int]:
+    """Rank by process id, from the ``process|rank=...`` ranges; processes without one are absent."""
+    ranks: dict[int, int] = {}
+    for index, name in enumerate(names.as_tuple()):
+        if name.startswith(PROCESS) and (rank := parse_range(name).number("rank")) is not None:
+            ranks |= dict.fromkeys(map(int, np.unique(spans.process[spans.name_id == index])), rank)
+    return ranks

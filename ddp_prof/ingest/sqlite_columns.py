@@ -1,0 +1,107 @@
+"""Integer columns out of a SQLite file: read-only, in C, without a Python object a row."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import numpy as np
+
+from ddp_prof.errors import TraceError
+from ddp_prof.trace import UNKNOWN
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from ddp_prof.trace import Ints
+
+_BATCH_ROWS = 65_536
+
+
+class SqliteFile:
+    """A SQLite file that is only ever read.
+
+    Args:
+        path: The file; it must exist.
+
+    Raises:
+        TraceError: The file is no database, or is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        # 'immutable' takes no lock and leaves no side file, but would ignore a journal that lies beside the file.
+        has_journal = any(path.with_name(path.name + suffix).exists() for suffix in ("-wal", "-journal"))
+        self.uri = f"file:{quote(str(path.absolute()))}?mode=ro" + ("" if has_journal else "&immutable=1")
+        self.columns = self._schema()
+
+    def _schema(self) -> dict[str, tuple[str, ...]]:
+        """Column names by table, of the tables that hold rows: an exporter may also create all tables empty."""
+        tables = [str(name) for (name,) in self.rows("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        filled = [name for name in tables if self.rows(f"SELECT 1 FROM {_quoted(name)} LIMIT 1")]
+        return {name: tuple(row[1] for row in self.rows(f"PRAGMA table_info({_quoted(name)})")) for name in filled}
+
+    def has(self, table: str, *columns: str) -> bool:
+        """Whether the table holds rows and has all these columns."""
+        return table in self.columns and set(columns) <= set(self.columns[table])
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        """All rows of a query that returns few."""
+        try:
+            with closing(sqlite3.connect(self.uri, uri=True)) as database:
+                return database.execute(query).fetchall()
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            raise TraceError(
+                self.path, f"not a readable SQLite database ({error})", "export the report again with nsys export"
+            ) from error
+
+    def integers(self, table: str, columns: Sequence[str]) -> dict[str, Ints]:
+        """Whole columns as int64, NULL as ``UNKNOWN``; a column that the table lacks is ``UNKNOWN`` throughout.
+
+        An absent or empty table gives empty columns: exporters leave out what was not recorded.
+        """
+        present = [column for column in columns if self.has(table, column)]
+        if not present:
+            return {column: np.empty(0, np.int64) for column in columns}
+        found = self.query(f"SELECT {', '.join(map(_quoted, present))} FROM {_quoted(table)}")
+        length = found.num_rows
+        result = {column: integer_array(found.column(column)) for column in present}
+        return {column: result.get(column, np.full(length, UNKNOWN, np.int64)) for column in columns}
+
+    def query(self, query: str) -> Any:
+        """The result of a query as a ``pyarrow.Table``; runs outside Python's global lock."""
+        import adbc_driver_sqlite
+        import pyarrow
+        from adbc_driver_manager import AdbcConnection, AdbcDatabase, AdbcStatement, Error
+
+        try:
+            with (
+                closing(AdbcDatabase(driver=adbc_driver_sqlite._driver_path(), uri=self.uri)) as database,
+                closing(AdbcConnection(database)) as connection,
+                closing(AdbcStatement(connection)) as statement,
+            ):
+                statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
+                statement.set_sql_query(query)
+                stream, _ = statement.execute_query()
+                return pyarrow.RecordBatchReader.from_stream(stream).read_all()
+        except (Error, pyarrow.ArrowException) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise TraceError(
+                self.path, f"cannot be read ({reason})", "export the report again with nsys export"
+            ) from error
+
+
+def integer_array(column: Any) -> Ints:
+    """A ``pyarrow`` column of integers as int64, NULL as ``UNKNOWN``."""
+    import pyarrow
+
+    filled = column.fill_null(UNKNOWN) if column.null_count else column
+    array: Ints = filled.cast(pyarrow.int64()).to_numpy()
+    return array
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

@@ -1,0 +1,1 @@
+"""Results to something to look at. The only place where nanoseconds become milliseconds."""

@@ -1,0 +1,94 @@
+"""Rows on the terminal or in a file: a table to read, CSV, Markdown, or a JSON document."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddp_prof.present.rows import Row, Sheet
+
+MISSING = "n/a"
+
+_DECIMALS = {"%": 1, "collectives": 0}
+"""Decimals by the last word of a column's key; two elsewhere."""
+
+
+def show(form: str, sheets: Sequence[Sheet]) -> None:
+    """Print to stdout; notes go to stderr where they would spoil the format.
+
+    Args:
+        form: ``table``, ``markdown``, ``csv`` or ``json``; the last gives one document, of several sheets a list.
+        sheets: At least one; for CSV and Markdown they become one table.
+    """
+    if form == "table":
+        for sheet in sheets:
+            _print_table(sheet)
+        return
+    if form == "json":
+        documents = [sheet.document for sheet in sheets]
+        json.dump(documents[0] if len(documents) == 1 else documents, sys.stdout, indent=1, allow_nan=False)
+        sys.stdout.write("\n")
+        return
+    rows = [row for sheet in sheets for row in sheet.rows]
+    if form == "csv":
+        writer = csv.DictWriter(sys.stdout, list(rows[0]) if rows else [], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    else:
+        sys.stdout.write(markdown(rows))
+    sys.stderr.writelines(f"note: {note}\n" for sheet in sheets for note in sheet.notes)
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The rows as a Markdown table; empty without rows."""
+    if not rows:
+        return ""
+    cells = [[_cell(key, value).replace("|", "\\|") for key, value in row.items()] for row in rows]
+    ruler = ["---:" if _is_numeric(rows, key) else "---" for key in rows[0]]
+    return "".join(f"| {' | '.join(line)} |\n" for line in ([_heading(key) for key in rows[0]], ruler, *cells))
+
+
+def _print_table(sheet: Sheet) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    # Names are data: Text keeps what looks like markup as it is. The width is the table's own, whatever the terminal's:
+    # a row that wraps can be read, a column that was cut cannot.
+    console = Console(width=10_000, highlight=False, emoji=False)
+    if sheet.title:
+        console.print(Text(sheet.title, style="bold"))
+    if sheet.rows:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for key in sheet.rows[0]:
+            numeric = _is_numeric(sheet.rows, key)
+            table.add_column(_heading(key).replace(" ", "\n"), justify="right" if numeric else "left")
+        for row in sheet.rows:
+            table.add_row(
+                *(Text(_cell(key, value), style="dim" if value is None else "") for key, value in row.items())
+            )
+        console.print(table)
+    for note in sheet.notes:
+        console.print(Text(f"note: {note}", style="dim"))
+
+
+def _heading(key: str) -> str:
+    return key.replace("_", " ")
+
+
+def _cell(key: str, value: str | int | float | None) -> str:
+    if value is None:
+        return MISSING
+    if isinstance(value, float):
+        return f"{value:.{_DECIMALS.get(key.rpartition('_')[2], 2)}f}"
+    return str(value)
+
+
+def _is_numeric(rows: Sequence[Row], key: str) -> bool:
+    return not any(isinstance(row[key], str) for row in rows)
