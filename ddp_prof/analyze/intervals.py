@@ -71,7 +71,8 @@ class Intervals:
         return before
 
     def _edges(self, other: Intervals) -> Ints:
-        return np.unique(np.concatenate([self.start_ns, self.end_ns, other.start_ns, other.end_ns]))
+        """All starts and ends in order; merging four ascending columns is what a stable sort does best."""
+        return np.sort(np.concatenate([self.start_ns, self.end_ns, other.start_ns, other.end_ns]), kind="stable")
 
     def _holds(self, time_ns: Ints) -> Mask:
         """Whether each time lies in the set."""
@@ -117,6 +118,6 @@ def union_by_group(start_ns: Ints, end_ns: Ints, group: Ints) -> tuple[Ints, Int
 
 
 def _runs(edges: Ints, inside: Mask) -> Intervals:
-    """The set that holds ``[edge, next edge)`` wherever ``inside`` is true."""
+    """The set that holds ``[edge, next edge)`` wherever ``inside`` is true; equal edges have equal ``inside``."""
     change = np.diff(inside.astype(np.int8), prepend=0)
     return Intervals(edges[change == 1], edges[change == -1])

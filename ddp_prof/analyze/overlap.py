@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.analyze.intervals import union, union_by_group
+from ddp_prof.analyze.intervals import Intervals, union, union_by_group
 from ddp_prof.analyze.partition import Partition, measure_partition, sum_by_group
 from ddp_prof.analyze.work import BACKWARD_PHASE, Pieces, RankWork, rank_work
 from ddp_prof.manifest import label_of
@@ -167,9 +167,9 @@ def measure_overlap(
 def measure_rank(work: RankWork) -> RankOverlap:
     """Measure one rank."""
     compute, communication = work.union_of(Category.COMPUTE), work.union_of(Category.COMMUNICATION)
-    overlapped = (communication & compute).length_ns
+    overlapped = _common_ns(communication, compute)
     backward = _backward_compute(work)
-    in_backward = (communication & union(backward.start_ns, backward.end_ns)).length_ns
+    in_backward = _common_ns(communication, union(backward.start_ns, backward.end_ns))
     blind = not len(work.pieces)
     return RankOverlap(
         process=work.process,
@@ -262,6 +262,11 @@ def _measure_steps(work: RankWork) -> tuple[StepOverlap, ...]:
 def _backward_compute(work: RankWork) -> Pieces:
     compute = work.of(Category.COMPUTE)
     return select(compute, compute.phase == BACKWARD_PHASE)
+
+
+def _common_ns(few: Intervals, many: Intervals) -> int:
+    """Length of the intersection, quickest where the first set has few intervals."""
+    return int(many.covered_ns(few.start_ns, few.end_ns).sum())
 
 
 def _overlap_by_step(communication: Pieces, backward: Pieces, steps: int) -> Ints:

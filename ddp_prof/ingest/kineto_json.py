@@ -50,8 +50,8 @@ class _Event(msgspec.Struct):
     name: Any = ""
     pid: Any = 0
     tid: Any = 0
-    ts: float = 0.0
-    dur: float = 0.0
+    ts: int | float = 0
+    dur: int | float = 0
     args: _Arguments | None = None
 
 
@@ -89,7 +89,7 @@ def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = ()) -> Trace
     """
     data = _bytes(path)
     document = _decode(path, data, exact=False)
-    if any(event.ts >= _SAFE_US and event.ts % 1 for event in document.traceEvents):
+    if any(event.ts >= _SAFE_US and isinstance(event.ts, float) for event in document.traceEvents):
         document = _decode(path, data, exact=True)
     by_category: dict[str, list[_Event]] = defaultdict(list)
     for event in document.traceEvents:

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from ddp_prof.cli import COMMANDS, main
+from tests.ingest.test_nsys_sqlite import known_truth
+from tests.nsys_factory import write_capture
+
+CONTRACT = {
+    "": "schema trace source producer device attribution ranks warnings",
+    "attribution": "activities device_time method",
+    "ranks": "process device rank kernels collectives compute_ns comm_ns overlapped_ns exposed_ns overlap_ratio "
+    "backward_overlap_ratio reason steps",
+    "steps": "step kernels collectives comm_ns overlapped_ns exposed_ns tail_ns window_ns compute_only_ns "
+    "exposed_memory_ns idle_ns",
+}
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(each) for each in arguments])
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return write_capture(tmp_path / "known.sqlite", known_truth())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(name: str) -> None:
+    result = run(name, "--help")
+    assert result.exit_code == 0
+    assert "TRACE" in result.output
+
+
+def test_json_keeps_the_contract(trace: Path) -> None:
+    document = json.loads(run("overlap", "--format", "json", trace).stdout)
+    (rank,) = document["ranks"]
+    parts = {"": document, "attribution": document["attribution"], "ranks": rank, "steps": rank["steps"][0]}
+    for part, keys in CONTRACT.items():
+        assert set(keys.split()) <= parts[part].keys(), part
+    assert (document["schema"], document["source"], document["device"]) == (1, "nsys-sqlite", "cuda")
+    assert (rank["process"], rank["comm_ns"], rank["exposed_ns"]) == (100, 140_000_000, 36_000_000)
+    assert rank["overlap_ratio"] == pytest.approx(26 / 35)
+    assert all(isinstance(step["window_ns"], int) for step in rank["steps"])
+
+
+def test_several_traces_give_a_list(trace: Path, tmp_path: Path) -> None:
+    other = write_capture(tmp_path / "other.sqlite", known_truth(2))
+    documents = json.loads(run("overlap", "--format", "json", trace, other).stdout)
+    assert [document["label"] for document in documents] == ["known", "other"]
+
+
+def test_csv_has_a_row_a_step(trace: Path) -> None:
+    rows = list(csv.DictReader(io.StringIO(run("overlap", "--steps", "--format", "csv", trace).stdout)))
+    assert [row["step"] for row in rows] == ["0", "1", "2", "3"]
+    assert {float(row["exposed_ms"]) for row in rows} == {9.0}
+
+
+def test_markdown_is_a_table(trace: Path) -> None:
+    lines = run("overlap", "--format", "markdown", trace).stdout.splitlines()
+    assert len({line.count("|") for line in lines}) == 1
+    assert "74.3" in lines[2]
+
+
+def test_a_pipe_gets_plain_text_without_colour(trace: Path) -> None:
+    output = run("overlap", trace).stdout
+    assert "\x1b" not in output
+    assert "device: cuda" in output
+
+
+def test_names_that_look_like_markup_stay_text(tmp_path: Path) -> None:
+    path = write_capture(tmp_path / "[bold]x[red].sqlite", known_truth(1))
+    assert "[bold]x[red].sqlite" in run("overlap", path).stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("content", [None, b"", b"\0random\xff" * 50, b"SQLite format 3\0"])
+def test_what_is_no_trace_is_one_line_and_exit_code_1(command: str, content: bytes | None, tmp_path: Path) -> None:
+    path = tmp_path / "bad.sqlite"
+    if content is not None:
+        path.write_bytes(content)
+    result = run(command, path, *(["-o", tmp_path / "out"] if command in {"timeline", "gallery"} else []))
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"Error: {path}: ")
+
+
+@pytest.mark.parametrize("arguments", [["overlap"], ["overlap", "--format", "xml", "x"], ["nonsense"]])
+def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
+    assert run(*arguments).exit_code == 2
+
+
+def test_a_pattern_that_is_none_is_wrong_usage(trace: Path) -> None:
+    result = run("overlap", "--step-range", "(", trace)
+    assert result.exit_code == 2
+    assert "not a regular expression" in result.stderr
+
+
+def test_compare_takes_naive_as_the_measure(trace: Path, tmp_path: Path) -> None:
+    naive = write_capture(tmp_path / "naive.sqlite", known_truth())
+    document = json.loads(run("compare", "--format", "json", naive, trace).stdout)
+    assert [(each["label"], each["speedup"]) for each in document["variants"]] == [("naive", 1.0), ("known", 1.0)]
+    assert document["variants"][0]["exposed_ns"] == 9_000_000
+
+
+def test_info_says_what_is_missing(tmp_path: Path) -> None:
+    capture = known_truth(1)
+    capture.ranges.clear()
+    result = run("info", write_capture(tmp_path / "x.sqlite", capture))
+    assert "--step-range" in result.stdout
+    assert "--backward-range" in result.stdout
+
+
+def test_a_reader_that_stops_early_is_no_error(trace: Path) -> None:
+    code = "from ddp_prof.cli import main; main()"
+    command = [sys.executable, "-c", code, "overlap", "--format", "json", str(trace)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ) as process:
+        assert process.stdout
+        process.stdout.close()
+        assert process.stderr
+        assert b"Traceback" not in process.stderr.read()

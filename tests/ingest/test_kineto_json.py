@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import gzip
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_prof.analyze.overlap import measure_overlap
+from ddp_prof.errors import TraceError
+from ddp_prof.ingest.load import load_trace
+
+BASE = 1_790_857_026_000_000_000
+
+
+def event(category: str, name: str, ts: str, dur: str, tid: int = 1, **arguments: Any) -> str:
+    """One event as text: the digits of its times are ours, not a float's."""
+    rest = json.dumps({"ph": "X", "cat": category, "name": name, "pid": 99, "tid": tid, "args": arguments})
+    return f'{rest[:-1]}, "ts": {ts}, "dur": {dur}}}'
+
+
+def write(path: Path, events: list[str], **top: Any) -> Path:
+    head = json.dumps(top)[1:-1]
+    text = "{" + (head + ", " if head else "") + f'"traceEvents": [{", ".join(events)}]}}'
+    data = text.encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def gpu_step(**kernel: Any) -> list[str]:
+    return [
+        event("user_annotation", "ProfilerStep#3", "0", "100"),
+        event("user_annotation", "backward", "10", "40"),
+        event("cuda_runtime", "cudaLaunchKernel", "12.5", "1", tid=2, correlation=5),
+        event("cuda_driver", "cuLaunchKernel", "14.5", "1", tid=2, correlation=6),
+        event(kernel.get("kernel", "kernel"), "gemm", "20.001", "10.5", tid=7, device=0, stream=7, correlation=5),
+        event(
+            kernel.get("kernel", "kernel"),
+            "ncclDevKernel_AllReduce_Sum_f32_RING_LL",
+            "25.001",
+            "10",
+            tid=20,
+            device=0,
+            stream=20,
+            correlation=6,
+        ),
+        event("gpu_user_annotation", "nccl:all_reduce", "25", "10.002", tid=20),
+    ]
+
+
+@pytest.mark.parametrize("name", ["x.json", "x.json.gz", "no_extension_at_all"])
+def test_a_step_is_measured(name: str, tmp_path: Path) -> None:
+    path = write(tmp_path / name, gpu_step(), baseTimeNanoseconds=BASE, distributedInfo={"rank": 1, "world_size": 2})
+    result = measure_overlap(load_trace(path))
+    (rank,) = result.ranks
+    assert (result.source, rank.rank, rank.device, rank.kernels, rank.collectives) == ("kineto", 1, 0, 2, 1)
+    assert (rank.comm_ns, rank.overlapped_ns, rank.exposed_ns, rank.backward_overlapped_ns) == (10_000, 5_500, 4_500, 5_500)
+    assert (rank.steps[0].step, rank.steps[0].tail_ns) == (3, 4_500)
+
+
+def test_old_capitalised_categories_are_known(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.json", gpu_step(kernel="Kernel"))
+    assert measure_overlap(load_trace(path)).ranks[0].kernels == 2
+
+
+def test_a_bare_list_of_events_is_a_trace(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(f"[{', '.join(gpu_step())}]")
+    assert measure_overlap(load_trace(path)).ranks[0].kernels == 2
+
+
+@given(whole=st.integers(0, 2**51), fraction=st.integers(0, 999))
+def test_times_are_exact_to_the_nanosecond(whole: int, fraction: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Also 16 digits of microseconds with three decimals, which no float64 can hold."""
+    text = f"{whole}.{fraction:03}"
+    path = write(
+        tmp_path_factory.mktemp("t") / "x.json", [event("kernel", "gemm", text, "0.001", device=0, stream=1, correlation=1)]
+    )
+    activities = load_trace(path).activities
+    assert activities.start_ns.tolist() == [int(Decimal(text) * 1000)]
+    assert activities.end_ns.tolist() == [int(Decimal(text) * 1000) + 1]
+
+
+def test_a_file_cut_off_is_refused(tmp_path: Path) -> None:
+    whole = write(tmp_path / "x.json.gz", gpu_step()).read_bytes()
+    path = tmp_path / "cut.json.gz"
+    path.write_bytes(whole[:-20])
+    with pytest.raises(TraceError, match=r"cut\.json\.gz: damaged or cut off"):
+        load_trace(path)

@@ -1,0 +1,228 @@
+"""Captures with known truth, written through the tables of each generation of ``nsys export --type sqlite``."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HARDWARE, MACHINE = 1, 2
+
+
+def global_tid(process: int, thread: int) -> int:
+    return HARDWARE << 56 | MACHINE << 48 | process << 24 | thread
+
+
+@dataclass
+class Kernel:
+    """A kernel, a copy (``kind="memcpy"``) or a memory set, with its launch call."""
+
+    name: str
+    start: int
+    end: int
+    launch: int | None
+    thread: int
+    process: int = 100
+    stream: int = 7
+    device: int = 0
+    kind: str = "kernel"
+    bytes: int = 0
+
+
+@dataclass
+class Range:
+    """An NVTX range; ``end=None`` was open when recording stopped."""
+
+    name: str
+    start: int
+    end: int | None
+    thread: int
+    process: int = 100
+    domain: str | None = None
+    crosses: bool = False
+    registered: bool = False
+
+
+@dataclass
+class Capture:
+    """Everything that a capture holds."""
+
+    kernels: list[Kernel] = field(default_factory=list)
+    ranges: list[Range] = field(default_factory=list)
+    threads: dict[tuple[int, int], str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What distinguishes the exports of one release from those of others."""
+
+    product: str
+    metadata: str | None
+    schema: str
+    lazy: bool = True
+    open_end: int | None = None
+    without: tuple[str, ...] = ()
+    with_columns: dict[str, str] = field(default_factory=dict)
+
+
+KERNEL, COPY, MEMORY_SET = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
+CALL, NVTX = "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
+_PREFIX = "start deviceId contextId streamId correlationId globalPid end"
+
+TABLES = {
+    "StringIds": "id value",
+    KERNEL: f"{_PREFIX} demangledName shortName gridX blockX graphNodeId",
+    COPY: f"{_PREFIX} bytes copyKind srcKind dstKind graphNodeId",
+    MEMORY_SET: f"{_PREFIX} value bytes memKind",
+    CALL: "start end eventClass globalTid correlationId nameId returnValue",
+    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": f"{_PREFIX} graphId graphExecId",
+    "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION": f"{_PREFIX} syncType eventId",
+    NVTX: "start end eventType rangeId category color text globalTid endGlobalTid textId domainId jsonText",
+    "ThreadNames": "nameId priority globalTid",
+    "PROCESSES": "globalPid pid name",
+    "TARGET_INFO_SESSION_START_TIME": "utcEpochNs utcTime localTime",
+    "OSRT_API": "start end eventClass globalTid nameId",
+}
+_GREEN = {KERNEL: "greenContextId", COPY: "greenContextId", MEMORY_SET: "greenContextId"}
+
+GENERATIONS = {
+    each.product: each
+    for each in (
+        Generation("2020.3", None, "", open_end=0, without=("PROCESSES", "TARGET_INFO_SESSION_START_TIME")),
+        Generation("2022.2", "EXPORT_META_DATA", "2.9.1", lazy=False, open_end=-1),
+        Generation("2023.4", "META_DATA_EXPORT", "3.7.2", with_columns=_GREEN),
+        Generation("2024.6", "META_DATA_EXPORT", "3.16.1", with_columns=_GREEN | {NVTX: "binaryData"}),
+        Generation("2025.3", "META_DATA_EXPORT", "3.20.2", with_columns=_GREEN | {NVTX: "binaryData"}),
+        Generation(
+            "2026.2",
+            "META_DATA_EXPORT",
+            "3.25.0",
+            without=("PROCESSES",),
+            with_columns=_GREEN | {KERNEL: "greenContextId graphId clusterX tensorSizeMinusOneElements", NVTX: "binaryData"},
+        ),
+        Generation(
+            "2026.4",
+            "META_DATA_EXPORT",
+            "3.28.1",
+            lazy=False,
+            with_columns=_GREEN | {KERNEL: "greenContextId graphId clusterX", NVTX: "binaryData eventId"},
+        ),
+    )
+}
+DEMANGLED_SUFFIX = "(ncclDevKernelArgsStorage<4096ul>)"
+
+
+class _Writer:
+    def __init__(self, database: sqlite3.Connection, generation: Generation) -> None:
+        self.database, self.generation = database, generation
+        self.strings: dict[str, int] = {}
+        self.columns: dict[str, list[str]] = {}
+        if not generation.lazy:
+            for table in TABLES:
+                self._create(table)
+
+    def string(self, text: str) -> int:
+        return self.strings.setdefault(text, len(self.strings) + 17)
+
+    def insert(self, table: str, **row: object) -> None:
+        if table in self.generation.without:
+            return
+        self._create(table)
+        known = {name: value for name, value in row.items() if name in self.columns[table]}
+        names = ", ".join(f'"{name}"' for name in known)
+        self.database.execute(
+            f'INSERT INTO "{table}" ({names}) VALUES ({", ".join("?" * len(known))})', tuple(known.values())
+        )
+
+    def _create(self, table: str) -> None:
+        if table in self.columns or table in self.generation.without:
+            return
+        extra = self.generation.with_columns.get(table, "")
+        self.columns[table] = (TABLES.get(table, "name value") + " " + extra).split()
+        declared = ", ".join(f'"{name}" {_type(name)}' for name in self.columns[table])
+        self.database.execute(f'CREATE TABLE "{table}" ({declared})')
+
+
+def _type(column: str) -> str:
+    if column == "eventId":
+        return "INTEGER PRIMARY KEY"
+    return "TEXT" if column in {"value", "text", "name", "jsonText", "utcTime", "localTime"} else "INTEGER"
+
+
+def write_capture(path: Path, capture: Capture, product: str = "2024.6") -> Path:
+    """Write a capture as the given release would export it."""
+    generation = GENERATIONS[product]
+    with closing(sqlite3.connect(path)) as database:
+        writer = _Writer(database, generation)
+        _write_kernels(writer, capture)
+        _write_ranges(writer, capture, generation)
+        for (process, thread), name in capture.threads.items():
+            writer.insert("ThreadNames", nameId=writer.string(name), priority=0, globalTid=global_tid(process, thread))
+        for process in sorted({each.process for each in (*capture.kernels, *capture.ranges)}):
+            writer.insert("PROCESSES", globalPid=global_tid(process, 0), pid=process, name="python3")
+        writer.insert("TARGET_INFO_SESSION_START_TIME", utcEpochNs=1_700_000_000_000_000_000)
+        if generation.metadata:
+            writer.insert(generation.metadata, name="EXPORT_PRODUCT_VERSION", value=f"{product}.0.1")
+            writer.insert(generation.metadata, name="EXPORT_SCHEMA_VERSION", value=generation.schema)
+        for text, number in writer.strings.items():
+            writer.insert("StringIds", id=number, value=text)
+        database.commit()
+    return path
+
+
+def _write_kernels(writer: _Writer, capture: Capture) -> None:
+    per_process: dict[int, int] = {}
+    for each in capture.kernels:
+        # Correlation ids count per process, so they collide between processes.
+        correlation = per_process[each.process] = per_process.get(each.process, 0) + 1
+        place = {"deviceId": each.device, "contextId": 1, "greenContextId": None, "streamId": each.stream}
+        writer.insert(
+            {"kernel": KERNEL, "memcpy": COPY, "memset": MEMORY_SET}[each.kind],
+            **place,
+            start=each.start,
+            end=each.end,
+            correlationId=correlation,
+            globalPid=global_tid(each.process, 0),
+            demangledName=writer.string(each.name),
+            shortName=writer.string(each.name.partition("(")[0]),
+            bytes=each.bytes,
+            copyKind=8,
+            value=0,
+            tensorSizeMinusOneElements="",
+        )
+        if each.launch is not None:
+            writer.insert(
+                CALL,
+                start=each.launch,
+                end=each.launch + 5_000,
+                eventClass=0,
+                globalTid=global_tid(each.process, each.thread),
+                correlationId=correlation,
+                nameId=writer.string("cudaLaunchKernel_v7000"),
+                returnValue=0,
+            )
+
+
+def _write_ranges(writer: _Writer, capture: Capture, generation: Generation) -> None:
+    domains: dict[tuple[int, str | None], int] = {}
+    for each in capture.ranges:
+        tid = global_tid(each.process, each.thread)
+        key = (each.process, each.domain)
+        if key not in domains:
+            domains[key] = 0 if each.domain is None else 1 + sum(process == each.process for process, _ in domains)
+            if each.domain is not None:  # made before recording began
+                writer.insert(
+                    NVTX, start=-1_957_198_520, eventType=75, text=each.domain, globalTid=tid, domainId=domains[key]
+                )
+        writer.insert(
+            NVTX,
+            start=each.start,
+            end=generation.open_end if each.end is None else each.end,
+            eventType=60 if each.crosses else 59,
+            text=None if each.registered else each.name,
+            textId=writer.string(each.name) if each.registered else None,
+            globalTid=tid,
+            endGlobalTid=tid if each.crosses else None,
+            domainId=domains[key],
+        )
