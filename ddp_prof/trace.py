@@ -29,6 +29,15 @@ UNKNOWN = -1
 """In a column: no value (no correlation, no name, size not known)."""
 
 
+class Kind(IntEnum):
+    """What an activity was."""
+
+    KERNEL = 0
+    COPY = 1
+    MEMORY_SET = 2
+    GRAPH = 3
+
+
 class Category(IntEnum):
     """What an activity was for; decided once, when the trace is read."""
 
@@ -72,13 +81,14 @@ def empty(kind: type[AnyTable]) -> AnyTable:
 
 @dataclass(frozen=True)
 class Activities(Table):
-    """What a device did: a kernel, a copy, a memory set.
+    """What a device did: a kernel, a copy, a memory set, a CUDA graph recorded whole.
 
     Attributes:
         process: Operating-system process id.
         device: CUDA ordinal, as the process counts.
         lane: CUDA stream id.
         name_id: Index into :attr:`Trace.names`.
+        kind: A :class:`Kind`.
         category: A :class:`Category`.
         correlation: Id that the launching call carries too, unique within a process; ``UNKNOWN`` where none.
         bytes: Size of a copy or a memory set; ``UNKNOWN`` for kernels.
@@ -90,6 +100,7 @@ class Activities(Table):
     device: Ints
     lane: Ints
     name_id: Ints
+    kind: Ints
     category: Ints
     correlation: Ints
     bytes: Ints
@@ -134,6 +145,14 @@ class Calls(Table):
 
 
 @dataclass(frozen=True)
+class Overhead(Table):
+    """When the profiler itself was at work, flushing its buffers and the like."""
+
+    start_ns: Ints
+    end_ns: Ints
+
+
+@dataclass(frozen=True)
 class Trace:
     """Everything read from one capture.
 
@@ -158,6 +177,7 @@ class Trace:
     calls: Calls
     threads: Mapping[tuple[int, int], str]
     ranks: Mapping[int, int]
+    overhead: Overhead
     epoch_ns: int | None = None
     manifest: Manifest | None = None
     warnings: tuple[str, ...] = ()
@@ -167,3 +187,11 @@ class Trace:
         """All processes that left an activity or a span, in ascending order."""
         ids: Any = np.union1d(self.activities.process, self.spans.process)
         return tuple(int(each) for each in ids)
+
+    @cached_property
+    def duration_ns(self) -> int:
+        """From the first event to the last; 0 for a trace without any."""
+        tables = [table for table in (self.activities, self.spans) if len(table)]
+        if not tables:
+            return 0
+        return int(max(each.end_ns.max() for each in tables) - min(each.start_ns.min() for each in tables))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ddp_prof.analyze.intervals import Intervals, union
-from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Spans, Table, Trace
+from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind, Overhead, Spans, Table, Trace, empty
 
 PID = 4242
 MAIN = 4242
@@ -86,6 +86,7 @@ def draw_trace(
                     "device": device,
                     "lane": stream,
                     "name_id": name_id(f"{category.name.lower()} {character}"),
+                    "kind": Kind.COPY if character.isdigit() else Kind.KERNEL,
                     "category": category,
                     "correlation": ord(character),
                     "bytes": UNKNOWN,
@@ -119,5 +120,6 @@ def draw_trace(
         calls=table(Calls, calls),
         threads=threads,
         ranks=ranks or {},
+        overhead=empty(Overhead),
         names=tuple(names),
     )

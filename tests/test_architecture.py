@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "ddp_prof"
-BOTTOM = {"errors", "spans", "trace", "manifest"}
+BOTTOM = {"errors", "spans", "trace", "manifest", "launches"}
 
 MAY_IMPORT = {
     "errors": set(),
     "spans": {"errors"},
     "trace": {"errors", "manifest"},
     "manifest": {"errors"},
+    "launches": {"trace"},
     "ingest": BOTTOM,
     "analyze": BOTTOM,
     "ddp": {"spans", "errors"},

@@ -51,12 +51,12 @@ def compare_variants(results: Sequence[TraceOverlap]) -> tuple[VariantSummary, .
 
 def _summary(result: TraceOverlap, naive_ns: float | None) -> VariantSummary:
     step_ns = _median(result, lambda step: step.host_ns)
-    hosts = [step.host_ns for step in _steps(result)]
+    hosts = [step.host_ns for step in _steps(result) if step.host_ns is not None]
     return VariantSummary(
         label=result.label,
         device=result.device,
         ranks=len(result.ranks),
-        steps=max((len(rank.steps) for rank in result.ranks), default=0),
+        steps=max((sum(step.host_ns is not None for step in rank.steps) for rank in result.ranks), default=0),
         step_ns=step_ns,
         step_spread_ns=float(np.subtract(*np.percentile(hosts, [75, 25]))) if hosts else None,
         collectives=_median(result, lambda step: step.collectives),
@@ -71,7 +71,8 @@ def _summary(result: TraceOverlap, naive_ns: float | None) -> VariantSummary:
 
 
 def _steps(result: TraceOverlap) -> list[StepOverlap]:
-    return [step for rank in result.ranks for step in rank.steps]
+    """The steps that the trace tells; the whole capture is none."""
+    return [step for rank in result.ranks for step in rank.steps if step.host_ns is not None]
 
 
 def _median(result: TraceOverlap, of: Callable[[StepOverlap], int | None]) -> float | None:

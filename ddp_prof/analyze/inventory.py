@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ddp_prof.analyze.doubts import find_doubts
 from ddp_prof.analyze.phases import find_phases, find_steps
 from ddp_prof.analyze.work import rank_work
 from ddp_prof.manifest import label_of
 from ddp_prof.spans import BACKWARD, PHASES
-from ddp_prof.trace import Category
+from ddp_prof.trace import Category, Kind
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,6 +61,7 @@ class TraceInventory:
 
 def take_inventory(trace: Trace, *, step_pattern: str | None = None) -> TraceInventory:
     """Count what a trace holds."""
+    works = rank_work(trace, step_pattern=step_pattern)
     processes = [_process_inventory(trace, each, step_pattern) for each in trace.processes]
     return TraceInventory(
         trace=trace.path,
@@ -67,25 +69,25 @@ def take_inventory(trace: Trace, *, step_pattern: str | None = None) -> TraceInv
         source=trace.source,
         producer=trace.producer,
         device="cuda" if len(trace.activities) else "cpu",
-        duration_ns=_duration_ns(trace),
+        duration_ns=trace.duration_ns,
         manifest=trace.manifest,
         processes=tuple(processes),
-        advice=tuple(_advice(trace, processes, has_work=any(len(work.pieces) for work in rank_work(trace)))),
-        warnings=trace.warnings,
+        advice=tuple(_advice(processes, has_work=any(len(work.pieces) for work in works))),
+        warnings=find_doubts(trace, works),
     )
 
 
 def _process_inventory(trace: Trace, process: int, step_pattern: str | None) -> ProcessInventory:
     mine = trace.activities.process == process
-    category = trace.activities.category[mine]
+    kind = trace.activities.kind[mine]
     steps = find_steps(trace, process, step_pattern)
     return ProcessInventory(
         process=process,
         rank=trace.ranks.get(process),
         devices=tuple(np.unique(trace.activities.device[mine]).tolist()),
-        kernels=int(np.isin(category, (Category.COMPUTE, Category.COMMUNICATION)).sum()),
-        collectives=int((category == Category.COMMUNICATION).sum()),
-        copies=int((category == Category.MEMORY).sum()),
+        kernels=int((kind == Kind.KERNEL).sum()),
+        collectives=int((trace.activities.category[mine] == Category.COMMUNICATION).sum()),
+        copies=int(np.isin(kind, (Kind.COPY, Kind.MEMORY_SET)).sum()),
         calls=int((trace.calls.process == process).sum()),
         ranges=int((trace.spans.process == process).sum()),
         steps=len(steps),
@@ -94,19 +96,10 @@ def _process_inventory(trace: Trace, process: int, step_pattern: str | None) -> 
     )
 
 
-def _duration_ns(trace: Trace) -> int:
-    tables = [table for table in (trace.activities, trace.spans) if len(table)]
-    if not tables:
-        return 0
-    return int(max(table.end_ns.max() for table in tables) - min(table.start_ns.min() for table in tables))
-
-
-def _advice(trace: Trace, processes: list[ProcessInventory], *, has_work: bool) -> list[str]:
+def _advice(processes: list[ProcessInventory], *, has_work: bool) -> list[str]:
     advice = []
     if not has_work:
         advice.append("overlap: no GPU activities and no ddp_prof ranges: record with --trace=cuda,nvtx")
-    if len(trace.activities) and not len(trace.calls):
-        advice.append("steps, phases: no CUDA API calls: record with --trace=cuda,nvtx")
     if not any(each.steps for each in processes):
         advice.append("steps: no range that looks like a step: name yours with --step-range, or add 'step N' ranges")
     if has_work and not any(each.backward_ranges for each in processes):

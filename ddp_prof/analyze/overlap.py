@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ddp_prof.analyze.doubts import find_doubts
 from ddp_prof.analyze.intervals import Intervals, union, union_by_group
-from ddp_prof.analyze.partition import Partition, measure_partition, sum_by_group
+from ddp_prof.analyze.partition import measure_partition, sum_by_group
 from ddp_prof.analyze.work import BACKWARD_PHASE, Pieces, RankWork, rank_work
 from ddp_prof.manifest import label_of
 from ddp_prof.trace import UNKNOWN, Category, select
@@ -36,14 +37,15 @@ class StepOverlap:
 
     Attributes:
         step: The step's own number, ``None`` where it carries none.
-        host_ns: Length of the host's range.
+        host_ns: Length of the host's range; ``None`` where the trace tells no steps and this is all of it.
+        compute_only_ns, idle_ns: ``None`` where CUDA graphs were recorded whole, which hide what ran in them.
         tail_ns: Communication after the last compute of backward; ``None`` where no compute is known to be backward.
         backward_overlapped_ns: Communication under compute of backward; ``None`` likewise.
     """
 
     step: int | None
     start_ns: int
-    host_ns: int
+    host_ns: int | None
     kernels: int
     collectives: int
     comm_ns: int
@@ -52,9 +54,9 @@ class StepOverlap:
     backward_overlapped_ns: int | None
     tail_ns: int | None
     window_ns: int
-    compute_only_ns: int
+    compute_only_ns: int | None
     exposed_memory_ns: int
-    idle_ns: int
+    idle_ns: int | None
     other_comm_ns: int
 
 
@@ -160,7 +162,7 @@ def measure_overlap(
         device="cuda" if len(trace.activities) else "cpu",
         attribution=measure_attribution(works),
         ranks=tuple(measure_rank(work) for work in works),
-        warnings=(*trace.warnings, *_warnings(works)),
+        warnings=find_doubts(trace, works),
     )
 
 
@@ -190,7 +192,7 @@ def measure_rank(work: RankWork) -> RankOverlap:
 def measure_attribution(works: Sequence[RankWork]) -> Attribution:
     """How much of the work of all ranks belongs to a step, and how backward was told."""
     pieces = [work.pieces for work in works]
-    given = [select(each, each.step != UNKNOWN) for each in pieces]
+    given = [select(work.pieces, (work.pieces.step != UNKNOWN) & work.has_steps) for work in works]
     return Attribution(
         pieces=sum(map(len, pieces)),
         given_pieces=sum(map(len, given)),
@@ -239,24 +241,36 @@ def _measure_steps(work: RankWork) -> tuple[StepOverlap, ...]:
     communication = work.of(Category.COMMUNICATION)
     columns = {
         "start_ns": parts.start_ns,
-        "host_ns": work.steps.end_ns - work.steps.start_ns,
         "kernels": _count(select(work.pieces, work.pieces.kernel == 1), steps),
         "collectives": _count(communication, steps),
         "window_ns": parts.window_ns,
-        **{name: getattr(parts, name) for name in Partition.__dataclass_fields__ if name not in ("start_ns", "end_ns")},
+        "comm_ns": parts.comm_ns,
+        "overlapped_ns": parts.overlapped_ns,
+        "exposed_ns": parts.exposed_ns,
+        "exposed_memory_ns": parts.exposed_memory_ns,
+        "other_comm_ns": parts.other_comm_ns,
     }
+    host_ns = work.steps.end_ns - work.steps.start_ns
+    hides_work = _has_graphs(work)
     tail = np.maximum(0, _last_end(communication, steps) - _last_end(backward, steps))
     hidden = _overlap_by_step(communication, backward, steps)
     known = _count(backward, steps) > 0
     return tuple(
         StepOverlap(
             step=_known(int(work.steps.number[each])),
+            host_ns=int(host_ns[each]) if work.has_steps else None,
+            compute_only_ns=None if hides_work else int(parts.compute_only_ns[each]),
+            idle_ns=None if hides_work else int(parts.idle_ns[each]),
             backward_overlapped_ns=int(hidden[each]) if known[each] else None,
             tail_ns=int(tail[each]) if known[each] else None,
             **{name: int(column[each]) for name, column in columns.items()},
         )
         for each in range(steps)
     )
+
+
+def _has_graphs(work: RankWork) -> bool:
+    return bool(np.any(work.pieces.category == Category.OTHER))
 
 
 def _backward_compute(work: RankWork) -> Pieces:
@@ -292,20 +306,11 @@ def _last_end(pieces: Pieces, steps: int) -> Ints:
 def _reason(work: RankWork, comm_ns: int) -> str | None:
     if not len(work.pieces):
         return "no GPU activities, and no ddp_prof ranges that tell what the CPU did"
+    if comm_ns == 0 and _has_graphs(work):
+        return "no communication outside of CUDA graphs, and these were recorded whole"
     if comm_ns == 0:
         return "no communication in this trace"
     return None
-
-
-def _warnings(works: Sequence[RankWork]) -> list[str]:
-    warnings = []
-    if left_out := max((work.warmup_steps for work in works), default=0):
-        warnings.append(f"{left_out} warm-up steps left out")
-    if any(work.backward == "inferred" for work in works):
-        warnings.append(
-            "backward is inferred: what autograd's threads launched (no range names it; see --backward-range)"
-        )
-    return warnings
 
 
 def _known(number: int) -> int | None:

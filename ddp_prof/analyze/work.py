@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddp_prof.analyze.intervals import Intervals, union
-from ddp_prof.analyze.launches import launching_calls
 from ddp_prof.analyze.phases import Phases, Steps, find_phases, find_steps, innermost
+from ddp_prof.launches import launching_calls
 from ddp_prof.spans import ALL_REDUCE, BACKWARD, PHASES, PROCESS, SYNCHRONIZE
-from ddp_prof.trace import UNKNOWN, Category, Table, concatenate, empty, select
+from ddp_prof.trace import UNKNOWN, Category, Kind, Table, concatenate, empty, select
 
 if TYPE_CHECKING:
     from ddp_prof.trace import Ints, Mask, Trace
@@ -54,7 +54,8 @@ class RankWork:
         device: CUDA ordinal as the process counts, ``None`` on a CPU.
         rank: Rank in the job, ``None`` where the trace does not tell.
         pieces: Its work; what belongs to warm-up steps is left out.
-        steps: The measured steps.
+        steps: The measured steps; where the trace tells none, the whole capture as a single one without a number.
+        has_steps: Whether the trace tells steps.
         warmup_steps: How many steps were left out.
         backward: How pieces were attributed to backward: ``ranges``, ``inferred`` (by thread) or ``none``.
     """
@@ -64,6 +65,7 @@ class RankWork:
     rank: int | None
     pieces: Pieces
     steps: Steps
+    has_steps: bool
     warmup_steps: int
     backward: str
 
@@ -96,7 +98,7 @@ def rank_work(
             found += _device_work(trace, process, steps, phases)
         elif process in trace.ranks or not (on_devices or trace.ranks):
             pieces = _host_pieces(trace, process, steps, phases) if _is_ours(trace, process) else empty(Pieces)
-            found.append(RankWork(process, None, trace.ranks.get(process), pieces, steps, 0, "ranges"))
+            found.append(_rank(trace, process, None, pieces, steps, "ranges"))
     return tuple(sorted(map(_without_warmup, found), key=_order))
 
 
@@ -123,7 +125,7 @@ def _device_work(trace: Trace, process: int, steps: Steps, phases: Phases) -> li
         activities.category,
         innermost(steps.start_ns, steps.end_ns, launch_ns),
         phase,
-        np.isin(activities.category, (Category.COMPUTE, Category.COMMUNICATION)).astype(np.int64),
+        (activities.kind == Kind.KERNEL).astype(np.int64),
     )
     by_host = _host_communication(trace, process, steps, phases)
     result = []
@@ -131,8 +133,17 @@ def _device_work(trace: Trace, process: int, steps: Steps, phases: Phases) -> li
         own = select(pieces, activities.device == device)
         if not np.any(own.category == Category.COMMUNICATION):
             own = concatenate(own, by_host)  # gloo with CUDA tensors: the host communicates
-        result.append(RankWork(process, device, trace.ranks.get(process), own, steps, 0, backward))
+        result.append(_rank(trace, process, device, own, steps, backward))
     return result
+
+
+def _rank(trace: Trace, process: int, device: int | None, pieces: Pieces, steps: Steps, backward: str) -> RankWork:
+    has_steps = bool(len(steps))
+    if not has_steps and len(pieces):
+        whole = np.array([pieces.start_ns.min()]), np.array([pieces.end_ns.max()])
+        steps = Steps(np.array([UNKNOWN]), *whole, np.zeros(1, np.bool_))
+        pieces = replace(pieces, step=np.zeros(len(pieces), np.int64))
+    return RankWork(process, device, trace.ranks.get(process), pieces, steps, has_steps, 0, backward)
 
 
 def _looked_up(column: Ints, rows: Ints) -> Ints:

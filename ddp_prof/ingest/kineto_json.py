@@ -20,7 +20,7 @@ from ddp_prof.ingest.classify import KernelClassifier
 from ddp_prof.ingest.names import NameTable
 from ddp_prof.ingest.ranks import ranks_of
 from ddp_prof.manifest import load_manifest, manifest_path
-from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Spans, Trace, concatenate
+from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind, Overhead, Spans, Trace, concatenate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -104,13 +104,14 @@ def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = ()) -> Trace
         source="kineto",
         producer=None,
         activities=concatenate(
-            _activities(by_category[_KERNEL], names, classifier),
-            _activities(_several(by_category, _COPY), names, Category.MEMORY),
-            _activities(_several(by_category, _MEMORY_SET), names, Category.MEMORY),
+            _activities(by_category[_KERNEL], names, Kind.KERNEL, classifier),
+            _activities(_several(by_category, _COPY), names, Kind.COPY),
+            _activities(_several(by_category, _MEMORY_SET), names, Kind.MEMORY_SET),
         ),
         spans=spans,
         calls=_calls(_several(by_category, _CALLS)),
         threads=_threads(document.traceEvents),
+        overhead=Overhead(*_times(by_category["overhead"])),
         ranks={PROCESS: rank} if isinstance(rank, int) else ranks_of(spans, names),
         names=names.as_tuple(),
         epoch_ns=document.baseTimeNanoseconds,
@@ -159,13 +160,15 @@ def _nanoseconds(microseconds: Sequence[float | Decimal]) -> Ints:
     return nanoseconds
 
 
-def _activities(events: Sequence[_Event], names: NameTable, category: Category | KernelClassifier) -> Activities:
+def _activities(
+    events: Sequence[_Event], names: NameTable, kind: Kind, classifier: KernelClassifier | None = None
+) -> Activities:
     name_id = _interned(events, names)
-    if isinstance(category, KernelClassifier):
-        by_name = {index: category.category(name) for index, name in enumerate(names.as_tuple())}
-        categories = np.array([by_name[each] for each in name_id.tolist()], np.int64)
+    if classifier:
+        by_name = np.array([classifier.category(name) for name in names.as_tuple()] + [UNKNOWN], np.int64)
+        category = by_name[name_id]
     else:
-        categories = np.full(len(events), category, np.int64)
+        category = np.full(len(events), Category.MEMORY, np.int64)
     times = _times(events)
     arguments = [event.args or _Arguments() for event in events]
     return Activities(
@@ -175,7 +178,8 @@ def _activities(events: Sequence[_Event], names: NameTable, category: Category |
         device=_integers(a.device if a.device is not None else e.pid for a, e in zip(arguments, events, strict=True)),
         lane=_integers(a.stream if a.stream is not None else e.tid for a, e in zip(arguments, events, strict=True)),
         name_id=name_id,
-        category=categories,
+        kind=np.full(len(events), kind, np.int64),
+        category=category,
         correlation=_integers(each.correlation for each in arguments),
         bytes=_integers(each.bytes for each in arguments),
     )

@@ -13,11 +13,12 @@ import numpy as np
 
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.classify import KernelClassifier
+from ddp_prof.ingest.copy_engine import mark_copy_engine_collectives
 from ddp_prof.ingest.names import NameTable, NsysStrings
 from ddp_prof.ingest.ranks import ranks_of
 from ddp_prof.ingest.sqlite_columns import SqliteFile, integer_array
 from ddp_prof.manifest import load_manifest, manifest_path
-from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Spans, Trace, concatenate, empty
+from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind, Overhead, Spans, Trace, concatenate, empty
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,6 +32,7 @@ MEMORY_SETS = "CUPTI_ACTIVITY_KIND_MEMSET"
 GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
 NVTX = "NVTX_EVENTS"
+OVERHEADS = ("PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD")
 
 _PUSH_POP, _START_END, _DOMAIN_CREATE = 59, 60, 75
 _ACTIVITY_COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
@@ -54,27 +56,28 @@ def load_nsys_sqlite(path: Path, *, extra_patterns: Sequence[str] = ()) -> Trace
         calls = pool.submit(file.integers, CALLS, ("start", "globalTid", "correlationId"))
         ranges = pool.submit(_range_rows, file)
         others = {
-            table: pool.submit(file.integers, table, (*_ACTIVITY_COLUMNS, "bytes"))
-            for table in (COPIES, MEMORY_SETS, GRAPHS)
+            kind: pool.submit(file.integers, table, (*_ACTIVITY_COLUMNS, "bytes"))
+            for kind, table in ((Kind.COPY, COPIES), (Kind.MEMORY_SET, MEMORY_SETS), (Kind.GRAPH, GRAPHS))
         }
         strings = NsysStrings(file.rows("SELECT id, value FROM StringIds") if file.has("StringIds") else [])
         names = NameTable()
         parts = [_kernels(kernels.result(), strings, names, KernelClassifier(extra_patterns))]
-        parts += [_unnamed(table, future.result(), names) for table, future in others.items()]
+        parts += [_unnamed(kind, future.result(), names) for kind, future in others.items()]
         spans = _spans(ranges.result(), strings, names, _domains(file, strings))
+    launches = _calls(calls.result())
     return Trace(
         path=path,
         source="nsys-sqlite",
         producer=_producer(file),
         names=names.as_tuple(),
-        activities=concatenate(*parts),
+        activities=mark_copy_engine_collectives(concatenate(*parts), launches, spans, names),
         spans=spans,
-        calls=_calls(calls.result()),
+        calls=launches,
         threads=_threads(file, strings),
         ranks=ranks_of(spans, names),
+        overhead=concatenate(*(_overhead(file, table) for table in OVERHEADS)),
         epoch_ns=_session_start(file),
         manifest=load_manifest(manifest_path(path)),
-        warnings=_warnings(file),
     )
 
 
@@ -101,22 +104,22 @@ def _kernels(
     columns: dict[str, Ints], strings: NsysStrings, names: NameTable, classifier: KernelClassifier
 ) -> Activities:
     demangled, short = columns["demangledName"], columns["shortName"]
-    string_ids = np.where(demangled == UNKNOWN, short, demangled)
-    name_id = strings.intern(string_ids, names)
+    name_id = strings.intern(np.where(demangled == UNKNOWN, short, demangled), names)
     by_name = np.array([classifier.category(name) for name in names.as_tuple()] + [Category.COMPUTE], np.int64)
-    return _activities(columns, name_id, by_name[name_id])
+    return _activities(columns, name_id, Kind.KERNEL, by_name[name_id])
 
 
-def _unnamed(table: str, columns: dict[str, Ints], names: NameTable) -> Activities:
+def _unnamed(kind: Kind, columns: dict[str, Ints], names: NameTable) -> Activities:
     """Copies, memory sets and graph launches, which carry no name of their own."""
-    name = {COPIES: "memcpy", MEMORY_SETS: "memset", GRAPHS: "CUDA graph"}[table]
     rows = len(columns["start"])
-    category = Category.OTHER if table == GRAPHS else Category.MEMORY
-    return _activities(columns, np.full(rows, names.intern(name), np.int64), np.full(rows, category, np.int64))
+    name = {Kind.COPY: "memcpy", Kind.MEMORY_SET: "memset", Kind.GRAPH: "CUDA graph"}[kind]
+    category = Category.OTHER if kind is Kind.GRAPH else Category.MEMORY
+    return _activities(columns, np.full(rows, names.intern(name), np.int64), kind, np.full(rows, category, np.int64))
 
 
-def _activities(columns: dict[str, Ints], name_id: Ints, category: Ints) -> Activities:
+def _activities(columns: dict[str, Ints], name_id: Ints, kind: Kind, category: Ints) -> Activities:
     pid = columns["globalPid"]
+    rows = len(name_id)
     return Activities(
         start_ns=columns["start"],
         end_ns=np.maximum(columns["start"], columns["end"]),
@@ -124,9 +127,10 @@ def _activities(columns: dict[str, Ints], name_id: Ints, category: Ints) -> Acti
         device=columns["deviceId"],
         lane=columns["streamId"],
         name_id=name_id,
+        kind=np.full(rows, kind, np.int64),
         category=category,
         correlation=columns["correlationId"],
-        bytes=columns.get("bytes", np.full(len(name_id), UNKNOWN, np.int64)),
+        bytes=columns.get("bytes", np.full(rows, UNKNOWN, np.int64)),
     )
 
 
@@ -194,6 +198,11 @@ def _threads(file: SqliteFile, strings: NsysStrings) -> dict[tuple[int, int], st
     return {(tid >> 24 & 0xFFFFFF, tid & 0xFFFFFF): strings.text(name) for tid, name in rows}
 
 
+def _overhead(file: SqliteFile, table: str) -> Overhead:
+    columns = file.integers(table, ("start", "end"))
+    return Overhead(columns["start"], np.maximum(columns["start"], columns["end"]))
+
+
 def _producer(file: SqliteFile) -> str | None:
     for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
         if file.has(table, "name", "value"):
@@ -207,18 +216,3 @@ def _session_start(file: SqliteFile) -> int | None:
     table = "TARGET_INFO_SESSION_START_TIME"
     found = file.rows(f"SELECT utcEpochNs FROM {table}") if file.has(table, "utcEpochNs") else []
     return int(found[0][0]) if found and found[0][0] is not None else None
-
-
-def _warnings(file: SqliteFile) -> tuple[str, ...]:
-    warnings = []
-    if file.has(GRAPHS):
-        (launches,) = file.rows(f"SELECT count(*) FROM {GRAPHS}")[0]
-        warnings.append(
-            f"{launches} CUDA graph launches were recorded whole: the kernels in them, collectives included, are not "
-            "in this trace; record with --cuda-graph-trace=node"
-        )
-    if file.has(KERNELS) and not file.has(CALLS):
-        warnings.append(
-            "no CUDA API calls in this trace: nothing can be attributed to steps; record with --trace=cuda,nvtx"
-        )
-    return tuple(warnings)

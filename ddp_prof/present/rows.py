@@ -94,7 +94,7 @@ def overlap_title(result: TraceOverlap) -> str:
     """What was measured, and how much of it could be placed in a step."""
     parts = [str(result.trace), f"device: {result.device}"]
     attribution = result.attribution
-    if attribution.device_time is not None and any(rank.steps for rank in result.ranks):
+    if attribution.device_time:
         kind = "device time" if result.device == "cuda" else "time"
         parts.append(
             f"in a step: {attribution.device_time:.1%} of {kind}, {attribution.activities:.1%} of pieces of work"
@@ -182,7 +182,7 @@ def _rank_row(rank: RankOverlap) -> Row:
         "rank": rank.rank,
         "process": rank.process,
         "device": "cpu" if rank.device is None else rank.device,
-        "steps": len(rank.steps),
+        "steps": sum(step.host_ns is not None for step in rank.steps),
         "kernels": rank.kernels,
         "collectives": rank.collectives,
         "compute_ms": _ms(rank.compute_ns),

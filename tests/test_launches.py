@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_prof.analyze.launches import launching_calls
+from ddp_prof.launches import launching_calls
 from ddp_prof.trace import UNKNOWN, Activities, Calls, empty
 from tests.drawing import table
 

@@ -1,0 +1,84 @@
+"""What a trace does not let one say: one line each, with the way to record it better."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddp_prof.analyze.intervals import union
+from ddp_prof.launches import launching_calls
+from ddp_prof.trace import UNKNOWN, Category, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ddp_prof.analyze.work import RankWork
+    from ddp_prof.trace import Trace
+
+OVERHEAD_LIMIT = 0.01
+"""Share of a capture's duration from which the profiler's own work is reported."""
+
+SUSPECT_LIMIT = 0.01
+"""Share of the kernels' summed time from which an unknown kernel with a telling name is reported."""
+
+_TELLING = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|send_?recv|nvshmem|ccl|multimem", re.I)
+
+
+def find_doubts(trace: Trace, works: Sequence[RankWork]) -> tuple[str, ...]:
+    """All doubts about the figures of a trace."""
+    return (*trace.warnings, *_about_steps(works), *_about_launches(trace), *_about_kernels(trace))
+
+
+def _about_steps(works: Sequence[RankWork]) -> Iterator[str]:
+    if left_out := max((work.warmup_steps for work in works), default=0):
+        yield f"{left_out} warm-up step{'s' if left_out > 1 else ''} left out"
+    if any(work.backward == "inferred" for work in works):
+        yield "backward is inferred: what autograd's threads launched (no range names it; see --backward-range)"
+
+
+def _about_launches(trace: Trace) -> Iterator[str]:
+    activities = trace.activities
+    if graphs := int((activities.kind == Kind.GRAPH).sum()):
+        yield (
+            f"{graphs} CUDA graph launches were recorded whole: the kernels in them, collectives included, are not in "
+            "this trace; record with --cuda-graph-trace=node"
+        )
+    if len(activities) and not len(trace.calls):
+        yield "no CUDA API calls: nothing can be attributed to steps or phases; record with --trace=cuda,nvtx"
+    elif orphans := int((launching_calls(activities, trace.calls) == UNKNOWN).sum()):
+        yield (
+            f"{orphans:,} of {len(activities):,} activities have no launching call and belong to no step or phase: "
+            "the capture seems to be trimmed"
+        )
+    overhead = union(trace.overhead.start_ns, trace.overhead.end_ns).length_ns
+    if overhead > OVERHEAD_LIMIT * (duration := trace.duration_ns):
+        yield f"the profiler itself was at work in {overhead / duration:.1%} of the capture: times are that much unsure"
+
+
+def _about_kernels(trace: Trace) -> Iterator[str]:
+    activities = trace.activities
+    kernels = activities.kind == Kind.KERNEL
+    communication = kernels & (activities.category == Category.COMMUNICATION)
+    duration = activities.end_ns - activities.start_ns
+    for process in np.unique(activities.process[communication]).tolist():
+        for device in np.unique(activities.device[communication & (activities.process == process)]).tolist():
+            mine = (activities.process == process) & (activities.device == device)
+            lanes, lane = np.unique(activities.lane[mine & kernels & ~communication], return_inverse=True)
+            busy = np.bincount(lane, weights=duration[mine & kernels & ~communication]) if len(lanes) else np.zeros(1)
+            shared = lanes[np.argmax(busy)] if len(lanes) else UNKNOWN
+            if count := int((communication & mine & (activities.lane == shared)).sum()):
+                yield (
+                    f"process {process}, device {device}: {count:,} collectives ran on the compute stream ({shared}), "
+                    "where nothing can overlap with them but kernels of other streams"
+                )
+    computing = kernels & ~communication
+    total = np.bincount(activities.name_id[computing], weights=duration[computing], minlength=len(trace.names))
+    limit = SUSPECT_LIMIT * duration[kernels].sum()
+    for name_id in np.flatnonzero(total > limit).tolist() if limit else []:
+        if _TELLING.search(trace.names[name_id]):
+            yield (
+                f"'{trace.names[name_id][:80]}' was taken for compute, but its name smells of communication: if it "
+                "is, say so with --comm-pattern"
+            )
