@@ -64,7 +64,9 @@ AnyTable = TypeVar("AnyTable", bound=Table)
 
 
 def select(table: AnyTable, rows: Mask | Ints) -> AnyTable:
-    """The chosen rows, as a table of the same kind."""
+    """The chosen rows, as a table of the same kind; the very same where all are chosen."""
+    if rows.dtype == np.bool_ and rows.all():
+        return table
     return type(table)(**{each.name: getattr(table, each.name)[rows] for each in fields(table)})
 
 
@@ -189,9 +191,42 @@ class Trace:
         return tuple(int(each) for each in ids)
 
     @cached_property
+    def launching_calls(self) -> Ints:
+        """Row in ``calls`` of the call that launched each activity, ``UNKNOWN`` where the trace holds none."""
+        return find_launching_calls(self.activities, self.calls)
+
+    @cached_property
     def duration_ns(self) -> int:
         """From the first event to the last; 0 for a trace without any."""
         tables = [table for table in (self.activities, self.spans) if len(table)]
         if not tables:
             return 0
         return int(max(each.end_ns.max() for each in tables) - min(each.start_ns.min() for each in tables))
+
+
+def find_launching_calls(activities: Activities, calls: Calls) -> Ints:
+    """Row in ``calls`` of the call that launched each activity, ``UNKNOWN`` where the trace holds none.
+
+    Joined on process *and* correlation: the ids of two processes collide. Where several calls of a process carry one
+    id (a runtime call and the driver call in it), the earliest row counts.
+    """
+    result = np.full(len(activities), UNKNOWN, np.int64)
+    for process in np.unique(activities.process):
+        asked = np.flatnonzero((activities.process == process) & (activities.correlation != UNKNOWN))
+        offered = np.flatnonzero(calls.process == process)
+        if len(asked) and len(offered):
+            found = _positions(calls.correlation[offered], activities.correlation[asked])
+            result[asked] = np.where(found == UNKNOWN, UNKNOWN, offered[found])
+    return result
+
+
+def _positions(keys: Ints, wanted: Ints) -> Ints:
+    """First position in ``keys`` of each wanted value, ``UNKNOWN`` where it is absent."""
+    if np.all(keys[1:] >= keys[:-1]):
+        order, ordered = None, keys
+    else:
+        order = np.argsort(keys, kind="stable")
+        ordered = keys[order]
+    at = np.minimum(np.searchsorted(ordered, wanted), len(keys) - 1)
+    position = at if order is None else order[at]
+    return np.where(ordered[at] == wanted, position, UNKNOWN)

@@ -99,7 +99,8 @@ GENERATIONS = {
             "META_DATA_EXPORT",
             "3.25.0",
             without=("PROCESSES",),
-            with_columns=_GREEN | {KERNEL: "greenContextId graphId clusterX tensorSizeMinusOneElements", NVTX: "binaryData"},
+            with_columns=_GREEN
+            | {KERNEL: "greenContextId graphId clusterX tensorSizeMinusOneElements", NVTX: "binaryData"},
         ),
         Generation(
             "2026.4",

@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "ddp_prof"
-BOTTOM = {"errors", "spans", "trace", "manifest", "launches"}
+BOTTOM = {"errors", "spans", "trace", "manifest"}
 
 MAY_IMPORT = {
     "errors": set(),
     "spans": {"errors"},
     "trace": {"errors", "manifest"},
     "manifest": {"errors"},
-    "launches": {"trace"},
     "ingest": BOTTOM,
     "analyze": BOTTOM,
     "ddp": {"spans", "errors"},

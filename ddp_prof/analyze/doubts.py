@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddp_prof.analyze.intervals import union
-from ddp_prof.launches import launching_calls
 from ddp_prof.trace import UNKNOWN, Category, Kind
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ def _about_launches(trace: Trace) -> Iterator[str]:
         )
     if len(activities) and not len(trace.calls):
         yield "no CUDA API calls: nothing can be attributed to steps or phases; record with --trace=cuda,nvtx"
-    elif orphans := int((launching_calls(activities, trace.calls) == UNKNOWN).sum()):
+    elif orphans := int((trace.launching_calls == UNKNOWN).sum()):
         yield (
             f"{orphans:,} of {len(activities):,} activities have no launching call and belong to no step or phase: "
             "the capture seems to be trimmed"

@@ -41,8 +41,8 @@ class Intervals:
         return _runs(edges, self._holds(edges) & other._holds(edges))
 
     def __or__(self, other: Intervals) -> Intervals:
-        edges = self._edges(other)
-        return _runs(edges, self._holds(edges) | other._holds(edges))
+        start = np.concatenate([self.start_ns, other.start_ns])
+        return union(start, np.concatenate([self.end_ns, other.end_ns]))
 
     def __sub__(self, other: Intervals) -> Intervals:
         edges = self._edges(other)

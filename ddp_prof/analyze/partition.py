@@ -60,8 +60,9 @@ def measure_partition(work: RankWork) -> Partition:
     steps = len(work.steps)
     compute, memory = work.union_of(Category.COMPUTE), work.union_of(Category.MEMORY)
     communication = work.union_of(Category.COMMUNICATION)
-    memory_alone = memory - compute
-    communication_alone = communication - compute - memory
+    # Lengths of differences are differences of lengths of unions: |A - B| = |A + B| - |B|, and unions are cheap.
+    busy = compute | memory
+    anything = busy | communication
 
     start, end = _windows(work)
     launched = select(work.of(Category.COMMUNICATION), work.of(Category.COMMUNICATION).step >= 0)
@@ -73,7 +74,9 @@ def measure_partition(work: RankWork) -> Partition:
     comm_ns = sum_by_group(comm_end - comm_start, comm_step, steps)
     overlapped = in_communication(compute)
     compute_only = compute.covered_ns(start, end) - overlapped
-    exposed_memory = memory_alone.covered_ns(start, end) - in_communication(memory_alone)
+    beside_memory = in_communication(busy) - overlapped
+    exposed_memory = busy.covered_ns(start, end) - compute.covered_ns(start, end) - beside_memory
+    alone = anything.covered_ns(start, end) - busy.covered_ns(start, end)
     return Partition(
         start_ns=start,
         end_ns=end,
@@ -83,7 +86,7 @@ def measure_partition(work: RankWork) -> Partition:
         compute_only_ns=compute_only,
         exposed_memory_ns=exposed_memory,
         idle_ns=(end - start) - comm_ns - compute_only - exposed_memory,
-        other_comm_ns=communication_alone.covered_ns(start, end) - in_communication(communication_alone),
+        other_comm_ns=alone - (comm_ns - in_communication(busy)),
     )
 
 

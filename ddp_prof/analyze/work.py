@@ -10,13 +10,13 @@ On a CPU (gloo) there are no activities: communication is our ``all_reduce`` ran
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.phases import Phases, Steps, find_phases, find_steps, innermost
-from ddp_prof.launches import launching_calls
 from ddp_prof.spans import ALL_REDUCE, BACKWARD, PHASES, PROCESS, SYNCHRONIZE
 from ddp_prof.trace import UNKNOWN, Category, Kind, Table, concatenate, empty, select
 
@@ -75,8 +75,14 @@ class RankWork:
 
     def union_of(self, category: Category) -> Intervals:
         """The time covered by the pieces of one category."""
-        pieces = self.of(category)
-        return union(pieces.start_ns, pieces.end_ns)
+        if category not in self._unions:
+            pieces = self.of(category)
+            self._unions[category] = union(pieces.start_ns, pieces.end_ns)
+        return self._unions[category]
+
+    @cached_property
+    def _unions(self) -> dict[Category, Intervals]:
+        return {}
 
 
 def rank_work(
@@ -107,8 +113,8 @@ def _order(work: RankWork) -> tuple[bool, int, int, int]:
 
 
 def _device_work(trace: Trace, process: int, steps: Steps, phases: Phases) -> list[RankWork]:
-    activities = select(trace.activities, trace.activities.process == process)
-    call = launching_calls(activities, trace.calls)
+    mine = trace.activities.process == process
+    activities, call = select(trace.activities, mine), trace.launching_calls[mine]
     launch_ns = _looked_up(trace.calls.start_ns, call)
     lane = _looked_up(trace.calls.lane, call)
     phase = phases.kind_at(launch_ns)

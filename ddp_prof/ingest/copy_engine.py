@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.launches import launching_calls
-from ddp_prof.trace import UNKNOWN, Category, Kind, select
+from ddp_prof.trace import UNKNOWN, Category, Kind, find_launching_calls, select
 
 if TYPE_CHECKING:
     from ddp_prof.ingest.names import NameTable
@@ -30,7 +29,7 @@ def mark_copy_engine_collectives(activities: Activities, calls: Calls, spans: Sp
     ranges = _collective_ranges(spans, names.as_tuple())
     if not len(copies) or not len(ranges):
         return activities
-    call = launching_calls(select(activities, copies), calls)
+    call = find_launching_calls(select(activities, copies), calls)
     copies, call = copies[call != UNKNOWN], call[call != UNKNOWN]
     inside = _inside(select(spans, ranges), select(calls, call))
     category = activities.category.copy()

@@ -21,7 +21,7 @@ def load_trace(path: Path, *, extra_patterns: Sequence[str] = ()) -> Trace:
     """Read a trace of any supported format, told by content and not by name.
 
     Args:
-        path: A SQLite export of Nsight Systems, or a PyTorch profiler's JSON, plain or gzipped.
+        path: A report of Nsight Systems or its SQLite export, or a PyTorch profiler's JSON, plain or gzipped.
         extra_patterns: Regular expressions for communication kernels unknown to the classifier.
 
     Raises:
@@ -37,11 +37,13 @@ def load_trace(path: Path, *, extra_patterns: Sequence[str] = ()) -> Trace:
 
         return load_kineto_json(path, extra_patterns=extra_patterns)
     if _REPORT in head:
-        raise TraceError(path, "a raw report", f"export it first: nsys export --type sqlite {path}")
+        from ddp_prof.ingest.nsys_report import load_nsys_report
+
+        return load_nsys_report(path, extra_patterns=extra_patterns)
     raise TraceError(
         path,
-        "neither a SQLite export of Nsight Systems nor a PyTorch profiler trace",
-        "give a .sqlite made by nsys export, or a .json or .json.gz made by torch.profiler",
+        "neither a report or export of Nsight Systems nor a PyTorch profiler trace",
+        "give a .nsys-rep, a .sqlite made by nsys export, or a .json or .json.gz made by torch.profiler",
     )
 
 

@@ -45,9 +45,10 @@ class NsysStrings:
 
     def intern(self, string_ids: Ints, names: NameTable) -> Ints:
         """Indices into ``names`` for a column of string ids; ``UNKNOWN`` stays, strings not used stay out."""
-        used, inverse = np.unique(string_ids, return_inverse=True)
-        index = [UNKNOWN if each == UNKNOWN else names.intern(self.text(int(each))) for each in used]
-        return np.array(index, np.int64)[inverse] if len(used) else string_ids
+        used = np.unique(string_ids)
+        index = [UNKNOWN if each == UNKNOWN else names.intern(self.text(each)) for each in used.tolist()]
+        indices: Ints = np.array(index, np.int64)[np.searchsorted(used, string_ids)]
+        return indices
 
     @staticmethod
     def intern_texts(column: Any, names: NameTable) -> Ints:

@@ -38,12 +38,13 @@ _PUSH_POP, _START_END, _DOMAIN_CREATE = 59, 60, 75
 _ACTIVITY_COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
 
 
-def load_nsys_sqlite(path: Path, *, extra_patterns: Sequence[str] = ()) -> Trace:
+def load_nsys_sqlite(path: Path, *, extra_patterns: Sequence[str] = (), run: Path | None = None) -> Trace:
     """Read a whole export.
 
     Args:
         path: The SQLite file; opened read-only.
         extra_patterns: Regular expressions for communication kernels unknown to the classifier.
+        run: The file whose ``run.json`` counts, where it is not the export's own.
 
     Raises:
         TraceError: Not a database, damaged, or not an export of Nsight Systems.
@@ -77,7 +78,7 @@ def load_nsys_sqlite(path: Path, *, extra_patterns: Sequence[str] = ()) -> Trace
         ranks=ranks_of(spans, names),
         overhead=concatenate(*(_overhead(file, table) for table in OVERHEADS)),
         epoch_ns=_session_start(file),
-        manifest=load_manifest(manifest_path(path)),
+        manifest=load_manifest(manifest_path(run or path)),
     )
 
 

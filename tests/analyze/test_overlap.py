@@ -207,7 +207,6 @@ def test_ranks_of_several_files_become_one_result() -> None:
     assert merged.warnings == first.warnings, "the same warning is said once"
 
 
-
 @given(st.text("ab.", min_size=30, max_size=30), st.text("N.", min_size=30, max_size=30), st.text("1.", min_size=30))
 def test_identities_hold_for_any_schedule(compute: str, communication: str, copies: str) -> None:
     """Every run of equal characters is a kernel; those of one character are launched by one call."""

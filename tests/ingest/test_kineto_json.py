@@ -58,7 +58,12 @@ def test_a_step_is_measured(name: str, tmp_path: Path) -> None:
     result = measure_overlap(load_trace(path))
     (rank,) = result.ranks
     assert (result.source, rank.rank, rank.device, rank.kernels, rank.collectives) == ("kineto", 1, 0, 2, 1)
-    assert (rank.comm_ns, rank.overlapped_ns, rank.exposed_ns, rank.backward_overlapped_ns) == (10_000, 5_500, 4_500, 5_500)
+    assert (rank.comm_ns, rank.overlapped_ns, rank.exposed_ns, rank.backward_overlapped_ns) == (
+        10_000,
+        5_500,
+        4_500,
+        5_500,
+    )
     assert (rank.steps[0].step, rank.steps[0].tail_ns) == (3, 4_500)
 
 
@@ -78,7 +83,8 @@ def test_times_are_exact_to_the_nanosecond(whole: int, fraction: int, tmp_path_f
     """Also 16 digits of microseconds with three decimals, which no float64 can hold."""
     text = f"{whole}.{fraction:03}"
     path = write(
-        tmp_path_factory.mktemp("t") / "x.json", [event("kernel", "gemm", text, "0.001", device=0, stream=1, correlation=1)]
+        tmp_path_factory.mktemp("t") / "x.json",
+        [event("kernel", "gemm", text, "0.001", device=0, stream=1, correlation=1)],
     )
     activities = load_trace(path).activities
     assert activities.start_ns.tolist() == [int(Decimal(text) * 1000)]

@@ -1,0 +1,78 @@
+"""Raw reports. The nsys here is a stand-in that copies a prepared export; tests/scripts runs the real one."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ddp_prof.errors import TraceError
+from ddp_prof.ingest.load import load_trace
+from tests.ingest.test_nsys_sqlite import known_truth
+from tests.nsys_factory import write_capture
+
+STAND_IN = """#!/bin/sh
+case "$1 $2" in
+  --version*) echo "NVIDIA Nsight Systems version 2023.4.4.54-234433681190v0" ;;
+  "export --help") echo "--include-json" ;;
+  *) echo "$*" >>"{log}"; {action} ;;
+esac
+"""
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Path:
+    path = tmp_path / "reports" / "x.nsys-rep"
+    path.parent.mkdir()
+    path.write_bytes(b"NVIDIA Tegra Profiler Report 2023@4@4@54-234433681190v0.\n" + bytes(300))
+    return path
+
+
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: str = 'cp "{export}" "$5"') -> Path:
+    """An nsys whose calls are logged; returns the log."""
+    export = write_capture(tmp_path / "prepared", known_truth())
+    nsys, log = tmp_path / "nsys", tmp_path / "log"
+    nsys.write_text(STAND_IN.format(log=log, action=action.format(export=export)))
+    nsys.chmod(0o755)
+    monkeypatch.setenv("NSYS", str(nsys))
+    return log
+
+
+def test_a_report_is_exported_once(report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = stand_in(tmp_path, monkeypatch)
+    before = report.read_bytes()
+    for _ in range(2):
+        trace = load_trace(report)
+        assert (trace.source, trace.path, len(trace.activities)) == ("nsys-report", report, 60)
+    assert len(log.read_text().splitlines()) == 1
+    assert "--include-json true" in log.read_text()
+    assert report.read_bytes() == before
+    assert sorted(each.name for each in report.parent.iterdir()) == ["x.nsys-rep", "x.sqlite"]
+
+
+def test_an_export_older_than_its_report_is_made_anew(
+    report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = stand_in(tmp_path, monkeypatch)
+    load_trace(report)
+    shutil.copy(report, report.with_suffix(".new"))
+    report.with_suffix(".new").replace(report)
+    load_trace(report)
+    assert len(log.read_text().splitlines()) == 2
+
+
+def test_a_newer_report_names_both_versions(report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(tmp_path, monkeypatch, action="echo 'unsupported version' >&2; exit 1")
+    report.write_bytes(report.read_bytes().replace(b"2023@4@4@54", b"2026@1@2@11"))
+    with pytest.raises(
+        TraceError, match=r"x\.nsys-rep: made by nsys 2026\.1\.2, and the nsys found here is 2023\.4\.4"
+    ):
+        load_trace(report)
+    assert [each.name for each in report.parent.iterdir()] == ["x.nsys-rep"], "nothing half-made is left"
+
+
+def test_without_nsys_the_way_out_is_told(report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NSYS", str(tmp_path / "none"))
+    with pytest.raises(TraceError, match="no nsys to export it.*NSYS=PATH"):
+        load_trace(report)
