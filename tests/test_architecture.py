@@ -82,7 +82,7 @@ def test_only_the_command_line_and_the_workload_print_and_exit(path: Path) -> No
 
 @pytest.mark.parametrize("module", ["ddp_prof", "ddp_prof.cli", "ddp_prof.spans"])
 def test_importing_is_light(module: str) -> None:
-    heavy = "torch plotly pandas numpy pyarrow rich kaleido sqlite_utils".split()
+    heavy = ["torch", "plotly", "pandas", "numpy", "pyarrow", "rich", "kaleido", "sqlite_utils"]
     code = f"import sys, {module}; print([m for m in {heavy!r} if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

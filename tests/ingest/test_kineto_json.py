@@ -82,10 +82,8 @@ def test_a_bare_list_of_events_is_a_trace(tmp_path: Path) -> None:
 def test_times_are_exact_to_the_nanosecond(whole: int, fraction: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Also 16 digits of microseconds with three decimals, which no float64 can hold."""
     text = f"{whole}.{fraction:03}"
-    path = write(
-        tmp_path_factory.mktemp("t") / "x.json",
-        [event("kernel", "gemm", text, "0.001", device=0, stream=1, correlation=1)],
-    )
+    kernel = event("kernel", "gemm", text, "0.001", device=0, stream=1, correlation=1)
+    path = write(tmp_path_factory.mktemp("t") / "x.json", [kernel])
     activities = load_trace(path).activities
     assert activities.start_ns.tolist() == [int(Decimal(text) * 1000)]
     assert activities.end_ns.tolist() == [int(Decimal(text) * 1000) + 1]
