@@ -22,5 +22,5 @@ def command(traces: tuple[Path, ...], selection: Selection, form: str) -> None:
     from ddp_prof.present.rows import info_sheet
     from ddp_prof.present.table import show
 
-    inventories = [take_inventory(selection.load(path), step_pattern=selection.step_pattern) for path in traces]
+    inventories = [take_inventory(trace, step_pattern=selection.step_pattern) for trace in selection.load(traces)]
     show(form, [info_sheet(inventory) for inventory in inventories])

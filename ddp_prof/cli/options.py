@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ddp_prof.analyze.overlap import TraceOverlap
     from ddp_prof.trace import Trace
@@ -26,11 +26,13 @@ class Selection:
     backward_pattern: str | None
     comm_patterns: tuple[str, ...]
 
-    def load(self, path: Path) -> Trace:
-        """Read one trace."""
-        from ddp_prof.ingest.load import load_trace
+    def load(self, paths: Sequence[Path]) -> Iterator[Trace]:
+        """Read the traces one by one; of a folder, all that it holds."""
+        from ddp_prof.ingest.load import find_traces, load_trace
 
-        return load_trace(path, extra_patterns=self.comm_patterns)
+        for path in paths:
+            for trace in find_traces(path):
+                yield load_trace(trace, extra_patterns=self.comm_patterns)
 
     def measure(self, paths: Sequence[Path]) -> list[TraceOverlap]:
         """Measure the runs that the traces belong to; the ranks of one run may lie in several files."""
@@ -38,11 +40,9 @@ class Selection:
         from ddp_prof.manifest import manifest_path
 
         runs: dict[Path, list[TraceOverlap]] = {}
-        for path in paths:
-            result = measure_overlap(
-                self.load(path), step_pattern=self.step_pattern, backward_pattern=self.backward_pattern
-            )
-            runs.setdefault(manifest_path(path), []).append(result)
+        for trace in self.load(paths):
+            result = measure_overlap(trace, step_pattern=self.step_pattern, backward_pattern=self.backward_pattern)
+            runs.setdefault(manifest_path(trace.path), []).append(result)
         return [merge_ranks(results) for results in runs.values()]
 
 

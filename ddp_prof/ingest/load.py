@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 _SQLITE = b"SQLite format 3\0"
 _REPORT = b"Profiler Report"
 _GZIP = b"\x1f\x8b"
+_REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
+_SUFFIXES = (".sqlite", ".json", ".json.gz", *_REPORT_SUFFIXES)
 
 
 def load_trace(path: Path, *, extra_patterns: Sequence[str] = ()) -> Trace:
@@ -45,6 +47,29 @@ def load_trace(path: Path, *, extra_patterns: Sequence[str] = ()) -> Trace:
         "neither a report or export of Nsight Systems nor a PyTorch profiler trace",
         "give a .nsys-rep, a .sqlite made by nsys export, or a .json or .json.gz made by torch.profiler",
     )
+
+
+def find_traces(path: Path) -> list[Path]:
+    """The traces that a path stands for: the file itself, or those in a folder, by name.
+
+    A report whose export lies beside it is not named twice, JSON of other kinds is passed over.
+
+    Raises:
+        TraceError: A folder without traces.
+    """
+    if not path.is_dir():
+        return [path]
+    files = sorted(each for each in path.iterdir() if each.is_file() and each.name.endswith(_SUFFIXES))
+    exports = {each.stem for each in files if each.suffix == ".sqlite"}
+    traces = [
+        each
+        for each in files
+        if not (each.suffix in _REPORT_SUFFIXES and each.stem in exports)
+        and not (each.suffix == ".json" and b'"traceEvents"' not in each.read_bytes())
+    ]
+    if not traces:
+        raise TraceError(path, "a folder without traces", f"it should hold files named *{', *'.join(_SUFFIXES)}")
+    return traces
 
 
 def _head(path: Path) -> bytes:

@@ -129,3 +129,10 @@ def test_a_reader_that_stops_early_is_no_error(trace: Path) -> None:
         process.stdout.close()
         assert process.stderr
         assert b"Traceback" not in process.stderr.read()
+
+
+def test_a_folder_stands_for_the_traces_in_it(trace: Path) -> None:
+    write_capture(trace.with_name("other.sqlite"), known_truth(1))
+    trace.with_suffix(".nsys-rep").write_bytes(b"the report of an export beside it is not read")
+    documents = json.loads(run("overlap", "--format", "json", trace.parent).stdout)
+    assert [document["label"] for document in documents] == ["known", "other"]

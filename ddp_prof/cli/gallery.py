@@ -1,0 +1,36 @@
+"""``ddp-prof gallery``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ddp_prof.cli.options import Selection, selection_options, traces_argument
+from ddp_prof.cli.timeline import load_sources
+
+
+@click.command("gallery")
+@traces_argument
+@click.option("-o", "--output", "folder", default="figures", show_default=True, type=click.Path(path_type=Path))
+@selection_options
+def command(traces: tuple[Path, ...], selection: Selection, folder: Path) -> None:
+    """A folder with everything to look at: index.html, the comparison, a timeline and a picture of each run.
+
+    TRACE is read as by 'ddp-prof overlap'. Pictures need Chromium; without it the pages are written all the same.
+    """
+    from ddp_prof.manifest import SUFFIX, manifest_path
+    from ddp_prof.present.gallery import GalleryEntry, write_gallery
+    from ddp_prof.present.rows import compare_sheet
+
+    runs = {
+        manifest_path(path): [each for each in traces if manifest_path(each) == manifest_path(path)] for path in traces
+    }
+    entries = [
+        GalleryEntry(run.name.removesuffix(SUFFIX), selection.measure(paths)[0], tuple(load_sources(paths, selection)))
+        for run, paths in runs.items()
+    ]
+    sheet = compare_sheet([entry.result for entry in entries])
+    for problem in write_gallery(entries, folder, sheet, backward_pattern=selection.backward_pattern):
+        click.echo(f"note: {problem}", err=True)
+    click.echo(folder / "index.html")

@@ -1,0 +1,80 @@
+"""``ddp-prof timeline``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ddp_prof.cli.options import Selection, selection_options, traces_argument
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddp_prof.present.timeline_model import Source
+
+_MOST_STEPS = 1_000_000
+
+
+def _numbers(_context: click.Context, _parameter: click.Parameter, value: str | None) -> list[int] | None:
+    """``3-5,8`` as numbers."""
+    if value is None:
+        return None
+    numbers: list[int] = []
+    for part in value.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not (first.isdecimal() and (last.isdecimal() or not dash)):
+            raise click.BadParameter(f"'{value}' is neither a number nor a range such as 3-5")
+        low, high = int(first), int(last or first)
+        if not 0 <= high - low < _MOST_STEPS:
+            raise click.BadParameter(f"'{part}' is no range of at most {_MOST_STEPS} steps, the first one first")
+        numbers += range(low, high + 1)
+    return numbers
+
+
+def load_sources(traces: Sequence[Path], selection: Selection) -> list[Source]:
+    """Each trace with what its ranks did."""
+    from ddp_prof.analyze.work import rank_work
+    from ddp_prof.manifest import label_of
+    from ddp_prof.present.timeline_model import Source
+
+    patterns = {"step_pattern": selection.step_pattern, "backward_pattern": selection.backward_pattern}
+    loaded = [selection.load(path) for path in traces]
+    return [Source(label_of(each.path, each.manifest), each, rank_work(each, **patterns)) for each in loaded]
+
+
+@click.command("timeline")
+@traces_argument
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The page to write. Default: TRACE's name .html.")
+@click.option("--png", type=click.Path(path_type=Path), help="Write a picture, too; needs Chromium.")
+@click.option("--svg", type=click.Path(path_type=Path), help="Write a drawing, too; needs Chromium.")
+@click.option("--steps", metavar="N[-M]", callback=_numbers, help="Steps to show. Default: all, or as many as fit.")
+@selection_options
+def command(
+    traces: tuple[Path, ...],
+    selection: Selection,
+    output: Path | None,
+    png: Path | None,
+    svg: Path | None,
+    steps: list[int] | None,
+) -> None:
+    """What ran when: host phases, compute, communication, and which of it is overlapped or exposed.
+
+    Several traces come above each other, their first steps lined up. A picture shows a few steps unless told which.
+    """
+    from ddp_prof.present.page import write_figure_page
+    from ddp_prof.present.pictures import write_pictures
+    from ddp_prof.present.timeline import draw_timeline, headline
+    from ddp_prof.present.timeline_model import build_timeline, steady_steps
+
+    sources = load_sources(traces, selection)
+    model = build_timeline(sources, steps=steps, backward_pattern=selection.backward_pattern)
+    page = output or Path(f"{sources[0].title.replace('/', '-')}.html")
+    write_figure_page(draw_timeline(model), page, title=headline(model))
+    click.echo(page)
+    if pictures := [path for path in (png, svg) if path]:
+        shown = steps or steady_steps([work for source in sources for work in source.works])
+        still = draw_timeline(build_timeline(sources, steps=shown, backward_pattern=selection.backward_pattern))
+        write_pictures([(still, path) for path in pictures])
+        click.echo("\n".join(map(str, pictures)))
