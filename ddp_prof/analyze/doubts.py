@@ -27,7 +27,13 @@ _TELLING = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|sen
 
 def find_doubts(trace: Trace, works: Sequence[RankWork]) -> tuple[str, ...]:
     """All doubts about the figures of a trace."""
-    return (*trace.warnings, *_about_steps(works), *_about_launches(trace), *_about_kernels(trace))
+    return (
+        *trace.warnings,
+        *_about_steps(works),
+        *_about_launches(trace),
+        *_about_overhead(trace, works),
+        *_about_kernels(trace),
+    )
 
 
 def _about_steps(works: Sequence[RankWork]) -> Iterator[str]:
@@ -51,9 +57,17 @@ def _about_launches(trace: Trace) -> Iterator[str]:
             f"{orphans:,} of {len(activities):,} activities have no launching call and belong to no step or phase: "
             "the capture seems to be trimmed"
         )
-    overhead = union(trace.overhead.start_ns, trace.overhead.end_ns).length_ns
-    if overhead > OVERHEAD_LIMIT * (duration := trace.duration_ns):
-        yield f"the profiler itself was at work in {overhead / duration:.1%} of the capture: times are that much unsure"
+
+
+def _about_overhead(trace: Trace, works: Sequence[RankWork]) -> Iterator[str]:
+    """The profiler's own work during the measured steps; what it did before is nobody's time."""
+    measured = union(
+        np.concatenate([np.empty(0, np.int64), *(work.steps.start_ns for work in works)]),
+        np.concatenate([np.empty(0, np.int64), *(work.steps.end_ns for work in works)]),
+    )
+    share = (union(trace.overhead.start_ns, trace.overhead.end_ns) & measured).length_ns / max(1, measured.length_ns)
+    if share > OVERHEAD_LIMIT:
+        yield f"the profiler itself was at work in {share:.1%} of the measured time: times are that much unsure"
 
 
 def _about_kernels(trace: Trace) -> Iterator[str]:
@@ -69,7 +83,7 @@ def _about_kernels(trace: Trace) -> Iterator[str]:
             shared = lanes[np.argmax(busy)] if len(lanes) else UNKNOWN
             if count := int((communication & mine & (activities.lane == shared)).sum()):
                 yield (
-                    f"process {process}, device {device}: {count:,} collectives ran on the compute stream ({shared}), "
+                    f"process {process}, device {device}: collectives ({count:,}) ran on the compute stream ({shared}), "
                     "where nothing can overlap with them but kernels of other streams"
                 )
     computing = kernels & ~communication

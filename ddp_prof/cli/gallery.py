@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ddp_prof.cli.options import Selection, selection_options, traces_argument
 from ddp_prof.cli.timeline import load_sources
+
+if TYPE_CHECKING:
+    from ddp_prof.present.timeline_model import Source
 
 
 @click.command("gallery")
@@ -19,16 +23,22 @@ def command(traces: tuple[Path, ...], selection: Selection, folder: Path) -> Non
 
     TRACE is read as by 'ddp-prof overlap'. Pictures need Chromium; without it the pages are written all the same.
     """
+    from ddp_prof.analyze.overlap import measure_overlap, merge_ranks
     from ddp_prof.manifest import SUFFIX, manifest_path
     from ddp_prof.present.gallery import GalleryEntry, write_gallery
     from ddp_prof.present.rows import compare_sheet
 
-    runs = {
-        manifest_path(path): [each for each in traces if manifest_path(each) == manifest_path(path)] for path in traces
-    }
+    patterns = {"step_pattern": selection.step_pattern, "backward_pattern": selection.backward_pattern}
+    runs: dict[Path, list[Source]] = {}
+    for source in load_sources(traces, selection):
+        runs.setdefault(manifest_path(source.trace.path), []).append(source)
     entries = [
-        GalleryEntry(run.name.removesuffix(SUFFIX), selection.measure(paths)[0], tuple(load_sources(paths, selection)))
-        for run, paths in runs.items()
+        GalleryEntry(
+            run.name.removesuffix(SUFFIX),
+            merge_ranks([measure_overlap(source.trace, **patterns) for source in sources]),
+            tuple(sources),
+        )
+        for run, sources in runs.items()
     ]
     sheet = compare_sheet([entry.result for entry in entries])
     for problem in write_gallery(entries, folder, sheet, backward_pattern=selection.backward_pattern):

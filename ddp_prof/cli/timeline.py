@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,14 +35,22 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str | 
 
 
 def load_sources(traces: Sequence[Path], selection: Selection) -> list[Source]:
-    """Each trace with what its ranks did."""
+    """Each trace with what its ranks did; of several with one title, the rank is part of it."""
     from ddp_prof.analyze.work import rank_work
     from ddp_prof.manifest import label_of
     from ddp_prof.present.timeline_model import Source
 
-    patterns = {"step_pattern": selection.step_pattern, "backward_pattern": selection.backward_pattern}
-    loaded = [selection.load(path) for path in traces]
-    return [Source(label_of(each.path, each.manifest), each, rank_work(each, **patterns)) for each in loaded]
+    sources = []
+    for trace in selection.load(traces):
+        works = rank_work(trace, step_pattern=selection.step_pattern, backward_pattern=selection.backward_pattern)
+        sources.append(Source(label_of(trace.path, trace.manifest), trace, works))
+    times = Counter(source.title for source in sources)
+    return [source._replace(title=_title(source)) if times[source.title] > 1 else source for source in sources]
+
+
+def _title(source: Source) -> str:
+    rank = next((work.rank for work in source.works if work.rank is not None), None)
+    return f"{source.title} ({source.trace.path.name})" if rank is None else f"{source.title}, rank {rank}"
 
 
 @click.command("timeline")

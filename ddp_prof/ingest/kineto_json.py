@@ -36,7 +36,7 @@ _RANGE = "user_annotation"
 _SAFE_US = 2.0**43  # below it a float64 of microseconds still tells nanoseconds apart
 
 
-class _Arguments(msgspec.Struct):
+class _Arguments(msgspec.Struct, gc=False):
     name: Any = None
     device: Any = None
     stream: Any = None
@@ -44,7 +44,7 @@ class _Arguments(msgspec.Struct):
     bytes: Any = None
 
 
-class _Event(msgspec.Struct):
+class _Event(msgspec.Struct, gc=False):
     ph: str = ""
     cat: str | None = None
     name: Any = ""
@@ -55,7 +55,7 @@ class _Event(msgspec.Struct):
     args: _Arguments | None = None
 
 
-class _ExactEvent(_Event):
+class _ExactEvent(_Event, gc=False):
     """As an event, its times without rounding; slower."""
 
     ts: Decimal = Decimal(0)  # type: ignore[assignment]

@@ -65,7 +65,7 @@ def _print_table(sheet: Sheet) -> None:
     if sheet.title:
         console.print(Text(sheet.title, style="bold"))
     if sheet.rows:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
         for key in sheet.rows[0]:
             numeric = _is_numeric(sheet.rows, key)
             table.add_column(_heading(key).replace(" ", "\n"), justify="right" if numeric else "left")
