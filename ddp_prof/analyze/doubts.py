@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddp_prof.analyze.intervals import union
-from ddp_prof.trace import UNKNOWN, Category, Kind
+from ddp_prof.trace import UNKNOWN, Category, Kind, select
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,7 +32,8 @@ def find_doubts(trace: Trace, works: Sequence[RankWork]) -> tuple[str, ...]:
         *_about_steps(works),
         *_about_launches(trace),
         *_about_overhead(trace, works),
-        *_about_kernels(trace),
+        *_about_streams(works),
+        *_about_names(trace),
     )
 
 
@@ -70,26 +71,30 @@ def _about_overhead(trace: Trace, works: Sequence[RankWork]) -> Iterator[str]:
         yield f"the profiler itself was at work in {share:.1%} of the measured time: times are that much unsure"
 
 
-def _about_kernels(trace: Trace) -> Iterator[str]:
+def _about_streams(works: Sequence[RankWork]) -> Iterator[str]:
+    for work in works:
+        kernels = select(work.pieces, work.pieces.kernel == 1)
+        computing = select(kernels, kernels.category == Category.COMPUTE)
+        if not len(computing):
+            continue
+        lanes, lane = np.unique(computing.lane, return_inverse=True)
+        busiest = lanes[np.argmax(np.bincount(lane, weights=computing.end_ns - computing.start_ns))]
+        sharing = (kernels.category == Category.COMMUNICATION) & (kernels.lane == busiest)
+        if count := int(sharing.sum()):
+            yield (
+                f"process {work.process}, device {work.device}: {count:,} of the collectives ran on the compute "
+                f"stream ({busiest}), where nothing can overlap with them but kernels of other streams"
+            )
+
+
+def _about_names(trace: Trace) -> Iterator[str]:
+    """Kernels that take time, were taken for compute, and are called as if they communicated."""
     activities = trace.activities
     kernels = activities.kind == Kind.KERNEL
-    communication = kernels & (activities.category == Category.COMMUNICATION)
-    duration = activities.end_ns - activities.start_ns
-    for process in np.unique(activities.process[communication]).tolist():
-        for device in np.unique(activities.device[communication & (activities.process == process)]).tolist():
-            mine = (activities.process == process) & (activities.device == device)
-            lanes, lane = np.unique(activities.lane[mine & kernels & ~communication], return_inverse=True)
-            busy = np.bincount(lane, weights=duration[mine & kernels & ~communication]) if len(lanes) else np.zeros(1)
-            shared = lanes[np.argmax(busy)] if len(lanes) else UNKNOWN
-            if count := int((communication & mine & (activities.lane == shared)).sum()):
-                yield (
-                    f"process {process}, device {device}: collectives ({count:,}) ran on the compute stream ({shared}), "
-                    "where nothing can overlap with them but kernels of other streams"
-                )
-    computing = kernels & ~communication
+    duration = np.where(kernels, activities.end_ns - activities.start_ns, 0)
+    computing = kernels & (activities.category == Category.COMPUTE)
     total = np.bincount(activities.name_id[computing], weights=duration[computing], minlength=len(trace.names))
-    limit = SUSPECT_LIMIT * duration[kernels].sum()
-    for name_id in np.flatnonzero(total > limit).tolist() if limit else []:
+    for name_id in np.flatnonzero(total > SUSPECT_LIMIT * duration.sum()).tolist():
         if _TELLING.search(trace.names[name_id]):
             yield (
                 f"'{trace.names[name_id][:80]}' was taken for compute, but its name smells of communication: if it "

@@ -32,6 +32,7 @@ class Pieces(Table):
     """Pieces of work of one rank.
 
     Attributes:
+        lane: CUDA stream; ``UNKNOWN`` for work of the host.
         category: A ``Category``.
         step: Index into the rank's steps, ``UNKNOWN`` outside of any.
         phase: Index into ``spans.PHASES``, ``UNKNOWN`` outside of any.
@@ -40,6 +41,7 @@ class Pieces(Table):
 
     start_ns: Ints
     end_ns: Ints
+    lane: Ints
     category: Ints
     step: Ints
     phase: Ints
@@ -128,6 +130,7 @@ def _device_work(trace: Trace, process: int, steps: Steps, phases: Phases) -> li
     pieces = Pieces(
         activities.start_ns,
         activities.end_ns,
+        activities.lane,
         activities.category,
         innermost(steps.start_ns, steps.end_ns, launch_ns),
         phase,
@@ -203,7 +206,15 @@ def _host_pieces(trace: Trace, process: int, steps: Steps, phases: Phases) -> Pi
 def _host_work(start_ns: Ints, end_ns: Ints, category: Category, phase: Ints, steps: Steps) -> Pieces:
     step = innermost(steps.start_ns, steps.end_ns, start_ns)
     rows = len(start_ns)
-    return Pieces(start_ns, end_ns, np.full(rows, category, np.int64), step, phase, np.zeros(rows, np.int64))
+    return Pieces(
+        start_ns=start_ns,
+        end_ns=end_ns,
+        lane=np.full(rows, UNKNOWN, np.int64),
+        category=np.full(rows, category, np.int64),
+        step=step,
+        phase=phase,
+        kernel=np.zeros(rows, np.int64),
+    )
 
 
 def _without_warmup(work: RankWork) -> RankWork:

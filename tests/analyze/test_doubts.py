@@ -26,7 +26,7 @@ def test_a_sound_trace_raises_none() -> None:
 
 def test_collectives_on_the_compute_stream() -> None:
     trace = draw_trace(launches={"main": "aNb......."}, streams={7: ".aaaaNNNbb"}, ranges={"backward": "#"})
-    assert "collectives (1) ran on the compute stream (7)" in doubts(trace)
+    assert "1 of the collectives ran on the compute stream (7)" in doubts(trace)
 
 
 def test_no_calls() -> None:
