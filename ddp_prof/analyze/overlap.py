@@ -153,7 +153,11 @@ def measure_overlap(
         step_pattern: Regular expression for the user's step ranges; see ``phases.find_steps``.
         backward_pattern: Regular expression for the user's backward ranges.
     """
-    works = rank_work(trace, step_pattern=step_pattern, backward_pattern=backward_pattern)
+    return measure_works(trace, rank_work(trace, step_pattern=step_pattern, backward_pattern=backward_pattern))
+
+
+def measure_works(trace: Trace, works: Sequence[RankWork]) -> TraceOverlap:
+    """Measure the overlap of ranks whose work is known already."""
     return TraceOverlap(
         trace=trace.path,
         label=label_of(trace.path, trace.manifest),

@@ -23,19 +23,18 @@ def command(traces: tuple[Path, ...], selection: Selection, folder: Path) -> Non
 
     TRACE is read as by 'ddp-prof overlap'. Pictures need Chromium; without it the pages are written all the same.
     """
-    from ddp_prof.analyze.overlap import measure_overlap, merge_ranks
+    from ddp_prof.analyze.overlap import measure_works, merge_ranks
     from ddp_prof.manifest import SUFFIX, manifest_path
     from ddp_prof.present.gallery import GalleryEntry, write_gallery
     from ddp_prof.present.rows import compare_sheet
 
-    patterns = {"step_pattern": selection.step_pattern, "backward_pattern": selection.backward_pattern}
     runs: dict[Path, list[Source]] = {}
     for source in load_sources(traces, selection):
         runs.setdefault(manifest_path(source.trace.path), []).append(source)
     entries = [
         GalleryEntry(
             run.name.removesuffix(SUFFIX),
-            merge_ranks([measure_overlap(source.trace, **patterns) for source in sources]),
+            merge_ranks([measure_works(source.trace, source.works) for source in sources]),
             tuple(sources),
         )
         for run, sources in runs.items()

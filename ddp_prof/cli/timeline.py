@@ -75,7 +75,7 @@ def command(
     from ddp_prof.present.page import write_figure_page
     from ddp_prof.present.pictures import write_pictures
     from ddp_prof.present.timeline import draw_timeline, headline
-    from ddp_prof.present.timeline_model import build_timeline, steady_steps
+    from ddp_prof.present.timeline_build import build_timeline, steady_steps
 
     sources = load_sources(traces, selection)
     model = build_timeline(sources, steps=steps, backward_pattern=selection.backward_pattern)

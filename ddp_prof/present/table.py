@@ -48,9 +48,9 @@ def markdown(rows: Sequence[Row]) -> str:
     """The rows as a Markdown table; empty without rows."""
     if not rows:
         return ""
-    cells = [[_cell(key, value).replace("|", "\\|") for key, value in row.items()] for row in rows]
-    ruler = ["---:" if _is_numeric(rows, key) else "---" for key in rows[0]]
-    return "".join(f"| {' | '.join(line)} |\n" for line in ([_heading(key) for key in rows[0]], ruler, *cells))
+    cells = [[cell_text(key, value).replace("|", "\\|") for key, value in row.items()] for row in rows]
+    ruler = ["---:" if is_numeric(rows, key) else "---" for key in rows[0]]
+    return "".join(f"| {' | '.join(line)} |\n" for line in ([heading(key) for key in rows[0]], ruler, *cells))
 
 
 def _print_table(sheet: Sheet) -> None:
@@ -67,22 +67,24 @@ def _print_table(sheet: Sheet) -> None:
     if sheet.rows:
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
         for key in sheet.rows[0]:
-            numeric = _is_numeric(sheet.rows, key)
-            table.add_column(_heading(key).replace(" ", "\n"), justify="right" if numeric else "left")
+            numeric = is_numeric(sheet.rows, key)
+            table.add_column(heading(key).replace(" ", "\n"), justify="right" if numeric else "left")
         for row in sheet.rows:
             table.add_row(
-                *(Text(_cell(key, value), style="dim" if value is None else "") for key, value in row.items())
+                *(Text(cell_text(key, value), style="dim" if value is None else "") for key, value in row.items())
             )
         console.print(table)
     for note in sheet.notes:
         console.print(Text(f"note: {note}", style="dim"))
 
 
-def _heading(key: str) -> str:
+def heading(key: str) -> str:
+    """The words of a column's key."""
     return key.replace("_", " ")
 
 
-def _cell(key: str, value: str | int | float | None) -> str:
+def cell_text(key: str, value: str | int | float | None) -> str:
+    """A value as a person reads it."""
     if value is None:
         return MISSING
     if isinstance(value, float):
@@ -90,5 +92,6 @@ def _cell(key: str, value: str | int | float | None) -> str:
     return str(value)
 
 
-def _is_numeric(rows: Sequence[Row], key: str) -> bool:
+def is_numeric(rows: Sequence[Row], key: str) -> bool:
+    """Whether a column holds numbers, known or not."""
     return not any(isinstance(row[key], str) for row in rows)

@@ -1,0 +1,71 @@
+"""Figures as PNG and SVG files, through kaleido and an installed Chromium, without network."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddp_prof.errors import DdpProfError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import plotly.graph_objects as go
+
+WIDTH = 1400
+SCALE = 2
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")
+
+
+class NoBrowserError(DdpProfError):
+    """Pictures were asked for where no Chromium is installed."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "pictures need Chromium, which is not installed: apt-get install chromium, or set BROWSER_PATH to one"
+        )
+
+
+def find_browser() -> Path | None:
+    """The Chromium to draw with: ``$BROWSER_PATH``, else one on ``PATH``; ``None`` where there is none."""
+    if (chosen := os.environ.get("BROWSER_PATH")) is not None:
+        return Path(chosen) if os.access(chosen, os.X_OK) else None
+    found = next((path for name in _BROWSERS if (path := shutil.which(name))), None)
+    return Path(found) if found else None
+
+
+def write_picture(figure: go.Figure, path: Path) -> None:
+    """Write one figure; see :func:`write_pictures`."""
+    write_pictures([(figure, path)])
+
+
+def write_pictures(pictures: Iterable[tuple[go.Figure, Path]]) -> None:
+    """Write figures as ``.png`` or ``.svg``, as the names end, with one start of the browser for all.
+
+    Raises:
+        NoBrowserError: No Chromium is installed; nothing was written.
+        DdpProfError: The browser failed.
+    """
+    browser = find_browser()
+    if browser is None:
+        raise NoBrowserError
+    import kaleido
+
+    # MathJax would be fetched from the network.
+    options = {"path": str(browser), "mathjax": False}
+    try:
+        failed = kaleido.write_fig_from_object_sync([_order(*each) for each in pictures], kopts=options)
+    except (RuntimeError, OSError, TimeoutError) as error:
+        raise DdpProfError(f"pictures could not be drawn with {browser}: {error}") from error
+    if failed:
+        raise DdpProfError(f"pictures could not be drawn with {browser}: {failed[0]}") from failed[0]
+
+
+def _order(figure: go.Figure, path: Path) -> dict[str, Any]:
+    still = figure.to_dict()
+    still["layout"] = {**still["layout"], "width": WIDTH, "updatemenus": []}  # a menu cannot be opened on paper
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scale = SCALE if path.suffix == ".png" else 1
+    return {"fig": still, "path": path, "opts": {"width": WIDTH, "height": still["layout"]["height"], "scale": scale}}

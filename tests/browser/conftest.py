@@ -1,0 +1,66 @@
+"""A real headless Chromium without network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_prof.present.pictures import find_browser
+
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-default-apps",
+    "--disable-sync",
+]
+
+
+@dataclass
+class Visit:
+    """A page opened from disk, and what happened meanwhile."""
+
+    page: Any
+    complaints: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+    def open(self, path: Path) -> None:
+        self.page.goto(path.as_uri())
+        self.page.wait_for_selector(".figure .point path", state="attached")
+
+    def count(self, selector: str) -> int:
+        return int(self.page.evaluate("(selector) => document.querySelectorAll(selector).length", selector))
+
+    def text(self) -> str:
+        """All text of the page, in order; what is drawn, too."""
+        return str(self.page.evaluate("document.body.textContent"))
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api")
+    if (executable := find_browser()) is None:
+        pytest.skip("no Chromium is installed")
+    with playwright.sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=str(executable), args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(params=["light"])
+def visit(chromium: Any, request: pytest.FixtureRequest) -> Iterator[Visit]:
+    page = chromium.new_page(viewport={"width": 1400, "height": 800}, color_scheme=request.param)
+    visit = Visit(page)
+    page.on("console", lambda message: visit.complaints.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: visit.complaints.append(str(error)))
+    page.on("dialog", lambda dialog: (visit.complaints.append("a dialog"), dialog.dismiss()))
+    page.on("request", lambda request: visit.requests.append(request.url))
+    yield visit
+    page.close()

@@ -1,0 +1,59 @@
+"""``timeline`` and ``gallery`` from the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from ddp_prof.cli import main
+from tests.ingest.test_nsys_sqlite import known_truth
+from tests.nsys_factory import write_capture
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return write_capture(tmp_path / "known.sqlite", known_truth())
+
+
+@pytest.fixture(autouse=True)
+def no_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "no-browser"))
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(each) for each in arguments])
+
+
+def test_a_timeline_of_two_traces(trace: Path, tmp_path: Path) -> None:
+    other = write_capture(tmp_path / "other.sqlite", known_truth(2))
+    page = tmp_path / "new" / "page.html"
+    result = run("timeline", trace, other, "-o", page)
+    assert (result.exit_code, result.stdout.strip()) == (0, str(page))
+    assert "<title>known hides 74 %, other 74 % of their communication behind compute</title>" in page.read_text()
+
+
+def test_a_page_is_written_even_where_its_picture_cannot_be(trace: Path, tmp_path: Path) -> None:
+    result = run("timeline", trace, "-o", tmp_path / "page.html", "--png", tmp_path / "page.png")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: pictures need Chromium")
+    assert (tmp_path / "page.html").is_file()
+
+
+@pytest.mark.parametrize("steps", ["x", "5-3", "1-", "-2", "", "1,,2", "0-99999999999"])
+def test_steps_that_are_none_are_wrong_usage(trace: Path, steps: str) -> None:
+    assert run("timeline", trace, "--steps", steps).exit_code == 2
+
+
+def test_steps_that_are_not_there_are_an_error(trace: Path, tmp_path: Path) -> None:
+    result = run("timeline", trace, "--steps", "98-99", "-o", tmp_path / "page.html")
+    assert result.exit_code == 1
+    assert "none of the steps asked for is among its measured steps 0 to 3" in result.stderr
+
+
+def test_a_gallery(trace: Path, tmp_path: Path) -> None:
+    result = run("gallery", trace, "-o", tmp_path / "figures")
+    assert (result.exit_code, result.stdout.strip()) == (0, str(tmp_path / "figures" / "index.html"))
+    assert result.stderr.startswith("note: pictures need Chromium")
+    assert (tmp_path / "figures" / "known.html").is_file()

@@ -1,0 +1,39 @@
+"""Small runs to show: sources, results and gallery entries."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ddp_prof.analyze.overlap import TraceOverlap, measure_overlap
+from ddp_prof.analyze.work import rank_work
+from ddp_prof.present.gallery import GalleryEntry
+from ddp_prof.present.timeline_model import Source
+from ddp_prof.trace import Trace
+from tests.drawing import draw_trace
+
+HOSTILE_TITLE = '<img src=x onerror=alert(1)> & "run" \N{FIRE}'
+
+
+def cpu_run(steps: int = 2, shift: int = 0) -> Trace:
+    """Steps of 20 ns on a CPU; the later its all-reduce starts, the less of it is overlapped."""
+    collective = "." * (8 + shift) + "####" + "." * (8 - shift)
+    return draw_trace(
+        ranges={
+            "process|rank=0|world=1|variant=overlap|backend=gloo|device=cpu": "#" * (20 * steps),
+            **{f"step|index={each}": "." * (20 * each) + "#" * 20 for each in range(steps)},
+            "forward": ".####..............." * steps,
+            "backward": "......######........" * steps,
+            "synchronize": "............####...." * steps,
+            "all_reduce|bucket=0|bytes=1048576|params=2": collective * steps,
+        },
+        ranks={4242: 0},
+    )
+
+
+def result_of(trace: Trace, label: str = "overlap") -> TraceOverlap:
+    return replace(measure_overlap(trace), label=label)
+
+
+def entry_of(trace: Trace, name: str = "overlap", label: str | None = None) -> GalleryEntry:
+    label = label or name
+    return GalleryEntry(name, result_of(trace, label), (Source(label, trace, rank_work(trace)),))
