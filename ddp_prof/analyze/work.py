@@ -78,8 +78,8 @@ class RankWork:
     def union_of(self, category: Category) -> Intervals:
         """The time covered by the pieces of one category."""
         if category not in self._unions:
-            pieces = self.of(category)
-            self._unions[category] = union(pieces.start_ns, pieces.end_ns)
+            rows = self.pieces.category == category
+            self._unions[category] = union(self.pieces.start_ns[rows], self.pieces.end_ns[rows])
         return self._unions[category]
 
     @cached_property
