@@ -63,12 +63,12 @@ def load_nsys_sqlite(path: Path, *, extra_patterns: Sequence[str] = (), run: Pat
         spans = _spans(range_rows.result(), strings, names, _domains(file, strings))
         calls = _calls(call_columns.result())
         activities = _activities(activity_columns.result(), strings, names, KernelClassifier(extra_patterns))
-    return Trace(
+    trace = Trace(
         path=path,
         source="nsys-sqlite",
         producer=_producer(file),
         names=names.as_tuple(),
-        activities=mark_copy_engine_collectives(activities, calls, spans, names),
+        activities=activities,
         spans=spans,
         calls=calls,
         threads=_threads(file, strings),
@@ -77,6 +77,7 @@ def load_nsys_sqlite(path: Path, *, extra_patterns: Sequence[str] = (), run: Pat
         epoch_ns=_session_start(file),
         manifest=load_manifest(manifest_path(run or path)),
     )
+    return mark_copy_engine_collectives(trace)
 
 
 def _require_export(file: SqliteFile) -> None:
