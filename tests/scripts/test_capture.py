@@ -14,7 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {"MODEL_SIZE": "tiny", "SEQ_LEN": "16", "STEPS": "3", "WARMUP": "1"}
 
 
-def _capture(traces: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+def capture(traces: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run the script with small settings."""
     return subprocess.run(
         ["bash", ROOT / "scripts/profile_variant.sh", *arguments],
         env={**os.environ, **SETTINGS, "TRACES_DIR": str(traces), **more},
@@ -29,7 +30,7 @@ def _capture(traces: Path, *arguments: str, **more: str) -> subprocess.Completed
 def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A capture of the variant ``overlap``."""
     folder = tmp_path_factory.mktemp("capture") / "traces"
-    done = _capture(folder, "overlap", A_SECRET="hush-hush")
+    done = capture(folder, "overlap", A_SECRET="hush-hush")
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -74,12 +75,12 @@ def test_the_capture_tells_nothing_of_the_users_environment(traces: Path) -> Non
 
 def test_a_finished_capture_is_left_alone(traces: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in traces.iterdir()}
-    assert _capture(traces, "overlap").stdout == "overlap: up to date\n"
+    assert capture(traces, "overlap").stdout == "overlap: up to date\n"
     assert {path: path.stat().st_mtime_ns for path in traces.iterdir()} == before
 
 
 def test_without_nsys_torch_profiler_records(tmp_path: Path) -> None:
-    done = _capture(tmp_path, "bucketed", "--bucket-size-mb", "10", PROFILER="kineto")
+    done = capture(tmp_path, "bucketed", "--bucket-size-mb", "10", PROFILER="kineto")
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "bucketed_10mb.rank0.json.gz",
@@ -90,7 +91,7 @@ def test_without_nsys_torch_profiler_records(tmp_path: Path) -> None:
 
 
 def test_a_failing_workload_leaves_nothing(tmp_path: Path) -> None:
-    done = _capture(tmp_path, "naive", BATCH_SIZE="3")
+    done = capture(tmp_path, "naive", BATCH_SIZE="3")
     assert done.returncode == 1
     assert done.stderr.startswith("profile_variant: naive: the workload failed (exit code 1): a batch of 3 cannot be")
     assert len(done.stderr.splitlines()) == 1
