@@ -7,7 +7,7 @@ clock, half-open ``[start, end)``. A trace is never changed after it was read.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
@@ -147,6 +147,27 @@ class Calls(Table):
 
 
 @dataclass(frozen=True)
+class Arguments(Table):
+    """The arguments of collectives, where the profiler noted them; ``UNKNOWN`` for what it left out.
+
+    Attributes:
+        activity: Row in :class:`Activities` of what the collective launched.
+        op_id: Index into :attr:`Trace.names` of the collective's name, as the profiler calls it.
+        bytes: Size of the larger one of what goes in and what comes out.
+        group_id: Index into :attr:`Trace.names` of the communicator's name, the same on all its ranks.
+        group_size: Number of ranks in the communicator.
+        sequence: Number of the collective within the communicator.
+    """
+
+    activity: Ints
+    op_id: Ints
+    bytes: Ints
+    group_id: Ints
+    group_size: Ints
+    sequence: Ints
+
+
+@dataclass(frozen=True)
 class Overhead(Table):
     """When the profiler itself was at work, flushing its buffers and the like."""
 
@@ -165,6 +186,8 @@ class Trace:
         names: The string table that every ``name_id`` points into.
         threads: Name of a thread by (process, lane), where known.
         ranks: Rank of a process, where the trace says it.
+        arguments: What is known of the collectives beside their kernels.
+        world_size: Ranks in the job; ``None`` where unknown.
         epoch_ns: UTC nanoseconds of the trace's time 0; ``None`` where unknown.
         manifest: The ``run.json`` beside the trace, if any.
         warnings: What the reader could not know or had to assume, a line each.
@@ -180,6 +203,8 @@ class Trace:
     threads: Mapping[tuple[int, int], str]
     ranks: Mapping[int, int]
     overhead: Overhead
+    arguments: Arguments = field(default_factory=lambda: empty(Arguments))
+    world_size: int | None = None
     epoch_ns: int | None = None
     manifest: Manifest | None = None
     warnings: tuple[str, ...] = ()

@@ -55,6 +55,7 @@ def draw_trace(
     streams: dict[int, str] | None = None,
     device: int = 0,
     ranks: dict[int, int] | None = None,
+    world_size: int | None = None,
     path: str = "drawn.sqlite",
 ) -> Trace:
     """One process.
@@ -120,6 +121,7 @@ def draw_trace(
         calls=table(Calls, calls),
         threads=threads,
         ranks=ranks or {},
+        world_size=world_size,
         overhead=empty(Overhead),
         names=tuple(names),
     )

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ddp_prof.trace import Ints, Mask, Trace
 
 BACKWARD_PHASE = PHASES.index(BACKWARD)
-_SYNCHRONIZE_PHASE = PHASES.index(SYNCHRONIZE)
+SYNCHRONIZE_PHASE = PHASES.index(SYNCHRONIZE)
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,9 @@ class Pieces(Table):
         step: Index into the rank's steps, ``UNKNOWN`` outside of any.
         phase: Index into ``spans.PHASES``, ``UNKNOWN`` outside of any.
         kernel: 1 for a kernel, 0 for anything else.
+        launch_ns: When the host asked for it; on a CPU its start.
+        launcher: Thread that asked; ``UNKNOWN`` where the trace does not tell, and on a CPU.
+        row: Where it comes from: row in the trace's activities; work of the host (``lane`` unknown) in its spans.
     """
 
     start_ns: Ints
@@ -46,6 +49,9 @@ class Pieces(Table):
     step: Ints
     phase: Ints
     kernel: Ints
+    launch_ns: Ints
+    launcher: Ints
+    row: Ints
 
 
 @dataclass(frozen=True)
@@ -135,6 +141,9 @@ def _device_work(trace: Trace, process: int, steps: Steps, phases: Phases) -> li
         innermost(steps.start_ns, steps.end_ns, launch_ns),
         phase,
         (activities.kind == Kind.KERNEL).astype(np.int64),
+        launch_ns,
+        lane,
+        np.flatnonzero(mine),
     )
     by_host = _host_communication(trace, process, steps, phases)
     result = []
@@ -187,15 +196,20 @@ def _is_ours(trace: Trace, process: int) -> bool:
 
 def _host_communication(trace: Trace, process: int, steps: Steps, phases: Phases) -> Pieces:
     """The collectives as the host saw them: our ``all_reduce`` ranges, from launch to completion."""
-    ids = [index for index, name in enumerate(trace.names) if name.startswith(f"{ALL_REDUCE}|")]
-    rows = (trace.spans.process == process) & np.isin(trace.spans.name_id, ids)
+    rows = find_collective_ranges(trace, process)
     start, end = trace.spans.start_ns[rows], trace.spans.end_ns[rows]
-    return _host_work(start, end, Category.COMMUNICATION, phases.kind_at(start), steps)
+    return replace(_host_work(start, end, Category.COMMUNICATION, phases.kind_at(start), steps), row=rows)
+
+
+def find_collective_ranges(trace: Trace, process: int) -> Ints:
+    """Rows in the trace's spans of the ``all_reduce`` ranges of a process."""
+    ids = [index for index, name in enumerate(trace.names) if name.startswith(f"{ALL_REDUCE}|")]
+    return np.flatnonzero((trace.spans.process == process) & np.isin(trace.spans.name_id, ids))
 
 
 def _host_pieces(trace: Trace, process: int, steps: Steps, phases: Phases) -> Pieces:
     """Compute and communication of a CPU run; nothing at all where no range of ours tells of them."""
-    waiting = phases.union_of(_SYNCHRONIZE_PHASE)
+    waiting = phases.union_of(SYNCHRONIZE_PHASE)
     parts = [_host_communication(trace, process, steps, phases)]
     for kind in range(len(PHASES)):
         busy = phases.union_of(kind) - waiting
@@ -206,14 +220,18 @@ def _host_pieces(trace: Trace, process: int, steps: Steps, phases: Phases) -> Pi
 def _host_work(start_ns: Ints, end_ns: Ints, category: Category, phase: Ints, steps: Steps) -> Pieces:
     step = innermost(steps.start_ns, steps.end_ns, start_ns)
     rows = len(start_ns)
+    unknown = np.full(rows, UNKNOWN, np.int64)
     return Pieces(
         start_ns=start_ns,
         end_ns=end_ns,
-        lane=np.full(rows, UNKNOWN, np.int64),
+        lane=unknown,
         category=np.full(rows, category, np.int64),
         step=step,
         phase=phase,
         kernel=np.zeros(rows, np.int64),
+        launch_ns=start_ns,
+        launcher=unknown,
+        row=unknown,
     )
 
 

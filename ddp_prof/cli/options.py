@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ddp_prof.analyze.overlap import TraceOverlap
+    from ddp_prof.analyze.runs import Run
     from ddp_prof.trace import Trace
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
@@ -44,6 +45,18 @@ class Selection:
             result = measure_overlap(trace, step_pattern=self.step_pattern, backward_pattern=self.backward_pattern)
             runs.setdefault(manifest_path(trace.path), []).append(result)
         return [merge_ranks(results) for results in runs.values()]
+
+    def runs(self, paths: Sequence[Path]) -> list[Run]:
+        """The collectives of the runs that the traces belong to."""
+        from ddp_prof.analyze.runs import merge_traces, reduce_trace
+        from ddp_prof.analyze.work import rank_work
+        from ddp_prof.manifest import manifest_path
+
+        parts: dict[Path, list[Run]] = {}
+        for trace in self.load(paths):
+            works = rank_work(trace, step_pattern=self.step_pattern, backward_pattern=self.backward_pattern)
+            parts.setdefault(manifest_path(trace.path), []).append(reduce_trace(trace, works))
+        return [merge_traces(each) for each in parts.values()]
 
 
 def _regular_expression(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:

@@ -16,9 +16,10 @@ import msgspec
 import numpy as np
 
 from ddp_prof.errors import TraceError
+from ddp_prof.ingest.arguments import CollectiveArguments, arguments_table, message_bytes
 from ddp_prof.ingest.classify import KernelClassifier
 from ddp_prof.ingest.names import NameTable
-from ddp_prof.ingest.ranks import ranks_of
+from ddp_prof.ingest.ranks import ranks_of, world_size_of
 from ddp_prof.manifest import load_manifest, manifest_path
 from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind, Overhead, Spans, Trace, concatenate
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from ddp_prof.trace import Ints
+    from ddp_prof.trace import Arguments, Ints
 
 PROCESS = 0
 
@@ -42,6 +43,13 @@ class _Arguments(msgspec.Struct, gc=False):
     stream: Any = None
     correlation: Any = None
     bytes: Any = None
+    collective: Any = msgspec.field(default=None, name="Collective name")
+    elements_in: Any = msgspec.field(default=None, name="In msg nelems")
+    elements_out: Any = msgspec.field(default=None, name="Out msg nelems")
+    element_type: Any = msgspec.field(default=None, name="dtype")
+    group: Any = msgspec.field(default=None, name="Process Group Name")
+    group_size: Any = msgspec.field(default=None, name="Group size")
+    sequence: Any = msgspec.field(default=None, name="Seq")
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -98,7 +106,7 @@ def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = ()) -> Trace
     names = NameTable()
     classifier = KernelClassifier(extra_patterns)
     spans = _spans(by_category[_RANGE], names)
-    rank = (document.distributedInfo or {}).get("rank")
+    rank, world = ((document.distributedInfo or {}).get(key) for key in ("rank", "world_size"))
     return Trace(
         path=path,
         source="kineto",
@@ -113,6 +121,8 @@ def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = ()) -> Trace
         threads=_threads(document.traceEvents),
         overhead=Overhead(*_times(by_category["overhead"])),
         ranks={PROCESS: rank} if isinstance(rank, int) else ranks_of(spans, names),
+        arguments=_arguments(by_category[_KERNEL], names),
+        world_size=world if isinstance(world, int) else world_size_of(names),
         names=names.as_tuple(),
         epoch_ns=document.baseTimeNanoseconds,
         manifest=load_manifest(manifest_path(path)),
@@ -206,6 +216,23 @@ def _calls(events: Sequence[_Event]) -> Calls:
         lane=_integers(event.tid for event in events),
         correlation=_integers((event.args or _Arguments()).correlation for event in events),
     )
+
+
+def _arguments(kernels: Sequence[_Event], names: NameTable) -> Arguments:
+    """Those of the collectives among the kernels, which are the first of the activities."""
+    rows = [
+        CollectiveArguments(
+            activity,
+            op=str(noted.collective),
+            bytes=message_bytes((noted.elements_in, noted.elements_out), noted.element_type),
+            group=None if noted.group is None else str(noted.group),
+            group_size=noted.group_size if isinstance(noted.group_size, int) else UNKNOWN,
+            sequence=noted.sequence if isinstance(noted.sequence, int) else UNKNOWN,
+        )
+        for activity, event in enumerate(kernels)
+        if (noted := event.args) is not None and noted.collective is not None
+    ]
+    return arguments_table(rows, names)
 
 
 def _interned(events: Sequence[_Event], names: NameTable) -> Ints:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddp_prof.errors import TraceError
+from ddp_prof.ingest.arguments import NcclRange, add_nccl_arguments
 from ddp_prof.ingest.classify import KernelClassifier
 from ddp_prof.ingest.copy_engine import mark_copy_engine_collectives
 from ddp_prof.ingest.names import NameTable, NsysStrings
-from ddp_prof.ingest.ranks import ranks_of
+from ddp_prof.ingest.ranks import ranks_of, world_size_of
 from ddp_prof.ingest.sqlite_columns import SqliteFile, integer_array
 from ddp_prof.manifest import load_manifest, manifest_path
 from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind, Overhead, Spans, Trace, empty
@@ -74,10 +75,13 @@ def load_nsys_sqlite(path: Path, *, extra_patterns: Sequence[str] = (), run: Pat
         threads=_threads(file, strings),
         ranks=ranks_of(spans, names),
         overhead=_overhead(file),
+        world_size=world_size_of(names),
         epoch_ns=_session_start(file),
         manifest=load_manifest(manifest_path(run or path)),
     )
-    return mark_copy_engine_collectives(trace)
+    trace = mark_copy_engine_collectives(trace)
+    payloads = _nccl_payloads(file, strings) if any(name.startswith("nccl") for name in trace.names) else []
+    return add_nccl_arguments(trace, payloads) if payloads else trace
 
 
 def _require_export(file: SqliteFile) -> None:
@@ -172,6 +176,21 @@ def _spans(rows: Any, strings: NsysStrings, names: NameTable, domains: dict[tupl
         domain_id=_domain_ids(process, integer_array(rows.column("domainId")), domains, names),
         crosses=(column["eventType"] == _START_END).astype(np.int64),
     )
+
+
+def _nccl_payloads(file: SqliteFile, strings: NsysStrings) -> list[NcclRange]:
+    """NCCL's ranges with their arguments; none where the export was made without ``--include-json``."""
+    if not file.has(NVTX, "jsonText", "textId", "text"):
+        return []
+    query = (
+        f"SELECT start, globalTid, text, textId, jsonText FROM {NVTX} "
+        f"WHERE eventType = {_PUSH_POP} AND jsonText IS NOT NULL"
+    )
+    found = [
+        NcclRange(start, tid >> 24 & 0xFFFFFF, tid & 0xFFFFFF, text or strings.text(text_id), payload)
+        for start, tid, text, text_id, payload in file.rows(query)
+    ]
+    return [each for each in found if each.name.startswith("nccl")]
 
 
 def _domains(file: SqliteFile, strings: NsysStrings) -> dict[tuple[int, int], str]:

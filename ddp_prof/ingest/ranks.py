@@ -1,4 +1,4 @@
-"""Which process is which rank, by what the program itself said."""
+"""Which process is which rank, and how many there are, by what the program itself said."""
 
 from __future__ import annotations
 
@@ -22,3 +22,10 @@ def ranks_of(spans: Spans, names: NameTable) -> Mapping[int, int]:
         if name.startswith(PROCESS) and (rank := parse_range(name).number("rank")) is not None:
             ranks |= dict.fromkeys(map(int, np.unique(spans.process[spans.name_id == index])), rank)
     return ranks
+
+
+def world_size_of(names: NameTable) -> int | None:
+    """Ranks in the job, from the ``process|...|world=...`` ranges; ``None`` without one, or where they disagree."""
+    ours = (name for name in names.as_tuple() if name.startswith(PROCESS))
+    found = {world for name in ours if (world := parse_range(name).number("world")) is not None}
+    return found.pop() if len(found) == 1 else None

@@ -1,0 +1,169 @@
+"""Why communication is exposed: each nanosecond of a step's ``exposed_ns`` gets one collective and one cause.
+
+*The collective.* Where several are in flight, the one that ends last: the step waits for it, and had another ended
+sooner, the instant would be exposed all the same. So the collectives' parts sum to the step's figures::
+
+    A            #########
+    B              ######
+    C                 ########
+    belongs to   aaaaacccccccc      B ends under A and C, so nothing waits for it
+
+*The cause.* The first that holds, from the top. ``E`` exposed instants in question, ``#`` compute, ``r`` ready,
+``L`` launch, ``C`` the collective:
+
+=============  ======================================================================================================
+synchronous    The collective was launched after backward: the variant blocks, nothing could ever hide it.
+
+               compute ####|      LCCCCC
+                             ->    EEEEE
+
+waiting        A peer had not arrived: the collective's own duration minus the shortest of all ranks, at its start.
+
+               compute ####|
+               here      LCCCCCCC     peer      LCCC
+                           EEEE
+
+launched_late  The host was behind the device: launched when ready, it would have ended as much sooner, so as much of
+               its end counts.
+
+               compute ###r.....
+               here        ..LCCCCC       late by 2
+                                EE
+
+queued         Behind another collective on its stream: as much of its end as it stood in the queue.
+
+               stream  BBBBBCCCCC        ready and launched at the second B: queued for 4
+               here     L    ~EEEE
+
+tail           After the last compute of backward: nothing left to hide under.
+
+               compute ######|
+               here        LCCCCC
+                              EEE
+
+starved        During backward: the collective ran while compute waited, for the host or for a dependency.
+
+               compute ####....####
+               here      LCCCCCC
+                           EEEE
+=============  ======================================================================================================
+
+Where backward is not known the tail cannot be told, and its part is ``starved``; where no peer is known, nothing is
+``waiting``; where readiness is not known, nothing is ``launched_late`` and a queue counts from the launch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddp_prof.analyze.intervals import union
+from ddp_prof.trace import UNKNOWN, Table
+
+if TYPE_CHECKING:
+    from ddp_prof.analyze.lives import Lives, RankLives
+    from ddp_prof.trace import Ints
+
+TAIL, LAUNCHED_LATE, QUEUED, WAITING, STARVED, SYNCHRONOUS = CAUSES = (
+    "tail",
+    "launched_late",
+    "queued",
+    "waiting",
+    "starved",
+    "synchronous",
+)
+"""All causes, in the order in which they are listed; the order in which they are tried is the module's."""
+
+
+@dataclass(frozen=True)
+class Exposure(Table):
+    """A row a collective, in the order of its ``Lives``; a step's rows sum to the figures of its ``StepOverlap``.
+
+    Attributes:
+        overlapped_ns: Of the instants that belong to the collective, those under compute.
+        exposed_ns: The others; the sum of the causes.
+        exposed_wait_ns: Of the exposed instants, those in which a peer had not arrived.
+    """
+
+    overlapped_ns: Ints
+    exposed_ns: Ints
+    exposed_wait_ns: Ints
+    tail_ns: Ints
+    launched_late_ns: Ints
+    queued_ns: Ints
+    waiting_ns: Ints
+    starved_ns: Ints
+    synchronous_ns: Ints
+
+
+def explain_exposure(rank: RankLives, wait_ns: Ints) -> Exposure:
+    """Divide the exposed time of one rank among its collectives and their causes.
+
+    Args:
+        rank: The rank's collectives.
+        wait_ns: How long each collective waited for peers, at its start; ``UNKNOWN`` where no peer is known.
+    """
+    lives, compute = rank.lives, rank.compute
+    first, last = owned_instants(lives)
+    wait_end = np.clip(lives.start_ns + np.maximum(wait_ns, 0), first, last)
+    late_ns, queued_ns = delays(lives)
+    late_from = np.clip(lives.end_ns - late_ns, wait_end, last)
+    queued_from = np.clip(lives.end_ns - late_ns - queued_ns, wait_end, late_from)
+    backward_end = np.append(rank.backward_end_ns, UNKNOWN)[lives.step]
+    backward_end = np.where(backward_end == UNKNOWN, np.iinfo(np.int64).max, backward_end)
+    tail_from = np.clip(backward_end, wait_end, queued_from)
+
+    def exposed(start_ns: Ints, end_ns: Ints) -> Ints:
+        return end_ns - start_ns - compute.covered_ns(start_ns, end_ns)
+
+    everything, waiting = exposed(first, last), exposed(first, wait_end)
+    blocks = lives.blocking == 1
+
+    def unless_blocking(part: Ints) -> Ints:
+        return np.where(blocks, 0, part)
+
+    return Exposure(
+        overlapped_ns=compute.covered_ns(first, last),
+        exposed_ns=everything,
+        exposed_wait_ns=waiting,
+        tail_ns=unless_blocking(exposed(tail_from, queued_from)),
+        launched_late_ns=unless_blocking(exposed(late_from, last)),
+        queued_ns=unless_blocking(exposed(queued_from, late_from)),
+        waiting_ns=unless_blocking(waiting),
+        starved_ns=unless_blocking(exposed(wait_end, tail_from)),
+        synchronous_ns=np.where(blocks, everything, 0),
+    )
+
+
+def owned_instants(lives: Lives) -> tuple[Ints, Ints]:
+    """Start and end of the instants that belong to each collective: from its start to that of any that ends later.
+
+    Of collectives of a step that end together, the one launched last counts as the last.
+    """
+    if not len(lives):
+        return lives.start_ns, lives.end_ns
+    order = np.lexsort((np.arange(len(lives)), lives.end_ns, lives.step))
+    # Steps laid end to end on one axis cannot reach into each other, so one pass serves all of them.
+    origin = int(lives.start_ns.min())
+    shift = ((lives.step + 1) * (int(lives.end_ns.max()) - origin + 1) - origin)[order]
+    start, end = lives.start_ns[order] + shift, lives.end_ns[order] + shift
+    starts_of_later = np.minimum.accumulate(np.append(start[1:], np.iinfo(np.int64).max)[::-1])[::-1]
+    owned_end = np.empty_like(end)
+    owned_end[order] = np.maximum(start, np.minimum(end, starts_of_later)) - shift
+    return lives.start_ns, owned_end
+
+
+def delays(lives: Lives) -> tuple[Ints, Ints]:
+    """By how much the host launched each collective too late, and for how long it then queued on its stream."""
+    launched = np.where(lives.launch_ns == UNKNOWN, lives.start_ns, lives.launch_ns)
+    ready = np.where(lives.ready_ns == UNKNOWN, launched, lives.ready_ns)
+    late = np.maximum(0, np.minimum(launched, lives.start_ns) - ready)
+    queued = np.zeros(len(lives), np.int64)
+    for lane in np.unique(lives.lane[lives.lane != UNKNOWN]):
+        mine = lives.lane == lane
+        busy = union(lives.start_ns[mine], lives.end_ns[mine])
+        start = lives.start_ns[mine]
+        queued[mine] = busy.covered_ns(np.minimum(np.maximum(launched, ready)[mine], start), start)
+    return late, queued

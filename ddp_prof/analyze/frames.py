@@ -1,0 +1,19 @@
+"""Frozen results as pandas tables; pandas is imported only when one is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import pandas as pd
+
+
+def frame_of(results: Iterable[Any]) -> pd.DataFrame:
+    """A row a result and a column a field; what is nested becomes ``outer_inner``; unknown is ``NA``."""
+    import pandas as pd
+
+    frame = pd.json_normalize([asdict(each) for each in results], sep="_")
+    return frame.convert_dtypes()

@@ -1,0 +1,64 @@
+"""The ranks of one run, gathered from any number of traces, each reduced to its collectives before the next is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ddp_prof.analyze.doubts import find_doubts
+from ddp_prof.analyze.lives import RankLives, find_lives
+from ddp_prof.manifest import label_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from ddp_prof.analyze.work import RankWork
+    from ddp_prof.manifest import Manifest
+    from ddp_prof.trace import Trace
+
+
+@dataclass(frozen=True)
+class Run:
+    """The collectives of a run's ranks.
+
+    Attributes:
+        trace: The file, of several the first.
+        device: ``cuda`` or ``cpu``, as of ``TraceOverlap``.
+        ranks: By rank, then process and device.
+    """
+
+    trace: Path
+    label: str
+    device: str
+    manifest: Manifest | None
+    ranks: tuple[RankLives, ...]
+    warnings: tuple[str, ...]
+
+
+def reduce_trace(trace: Trace, works: Sequence[RankWork]) -> Run:
+    """What a single trace tells of a run."""
+    return Run(
+        trace=trace.path,
+        label=label_of(trace.path, trace.manifest),
+        device="cuda" if len(trace.activities) else "cpu",
+        manifest=trace.manifest,
+        ranks=find_lives(trace, works),
+        warnings=find_doubts(trace, works),
+    )
+
+
+def merge_traces(parts: Sequence[Run]) -> Run:
+    """The traces of one run as one.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if not parts:
+        raise ValueError("no traces to merge")
+    ranks = [rank for part in parts for rank in part.ranks]
+    return replace(
+        parts[0],
+        ranks=tuple(sorted(ranks, key=lambda each: (each.rank is None, each.rank or 0))),
+        warnings=tuple(dict.fromkeys(warning for part in parts for warning in part.warnings)),
+    )

@@ -1,0 +1,151 @@
+"""The arguments of collectives, as far as profilers note them.
+
+Kineto writes them on a kernel's event (PyTorch 2.2 and later). NCCL (2.16 and later) hands them to NVTX; Nsight Systems
+exports them as ``jsonText`` where it is asked to (``--include-json=true``).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ddp_prof.trace import UNKNOWN, Arguments, Category
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ddp_prof.trace import Trace
+
+ELEMENT_BYTES = {
+    "double": 8, "long": 8, "complexfloat": 8, "complexdouble": 16, "float": 4, "int": 4, "half": 2, "bfloat16": 2,
+    "short": 2, "char": 1, "byte": 1, "bool": 1,
+}  # fmt: skip
+"""Size of an element by torch's name of its type, in lower case; each kind of Float8 has one byte."""
+
+_WHOLE_MESSAGE = re.compile(r"nccl(?:AllReduce|Broadcast|Bcast|Reduce)$")
+"""NCCL's calls whose size is the whole message; of the others it notes one rank's share."""
+
+
+class CollectiveArguments(NamedTuple):
+    """One row of :class:`~ddp_prof.trace.Arguments`, names still as text."""
+
+    activity: int
+    op: str | None
+    bytes: int
+    group: str | None
+    group_size: int
+    sequence: int
+
+
+class NcclRange(NamedTuple):
+    """A range of NCCL's with its payload, a JSON text."""
+
+    start_ns: int
+    process: int
+    lane: int
+    name: str
+    payload: str
+
+
+def arguments_table(rows: Sequence[CollectiveArguments], names: Any) -> Arguments:
+    """The rows as columns.
+
+    Args:
+        rows: One a collective.
+        names: Something with ``intern``, such as a ``NameTable``.
+    """
+
+    def interned(text: str | None) -> int:
+        return UNKNOWN if text is None else int(names.intern(text))
+
+    columns = (
+        [row.activity for row in rows],
+        [interned(row.op) for row in rows],
+        [row.bytes for row in rows],
+        [interned(row.group) for row in rows],
+        [row.group_size for row in rows],
+        [row.sequence for row in rows],
+    )
+    return Arguments(*(np.array(column, np.int64) for column in columns))
+
+
+def message_bytes(elements: Iterable[object], element_type: object) -> int:
+    """Bytes of the larger buffer; ``UNKNOWN`` where number or type are."""
+    kind = str(element_type).lower()
+    size = 1 if kind.startswith("float8") else ELEMENT_BYTES.get(kind)
+    counts = [each for each in elements if isinstance(each, int)]
+    return max(counts) * size if counts and size else UNKNOWN
+
+
+def add_nccl_arguments(trace: Trace, ranges: Sequence[NcclRange]) -> Trace:
+    """Give each collective the payload of the last NCCL range that its own thread had opened before the launch.
+
+    The launch itself may lie in the ``ncclGroupEnd`` that follows; of several collectives that one kernel carries out
+    the last one counts.
+    """
+    activities, calls = trace.activities, trace.calls
+    launched = (activities.category == Category.COMMUNICATION) & (trace.launching_calls != UNKNOWN)
+    asked = np.flatnonzero(launched)
+    call = trace.launching_calls[asked]
+    by_thread: dict[tuple[int, int], list[NcclRange]] = {}
+    for each in sorted(ranges):
+        by_thread.setdefault((each.process, each.lane), []).append(each)
+    rows = []
+    for (process, lane), mine in by_thread.items():
+        own = np.flatnonzero((calls.process[call] == process) & (calls.lane[call] == lane))
+        before = np.searchsorted([each.start_ns for each in mine], calls.start_ns[call[own]], side="right") - 1
+        rows += [
+            _from_payload(activity, mine[index])
+            for activity, index in zip(asked[own].tolist(), before.tolist(), strict=True)
+            if index >= 0
+        ]
+    names = _Names(trace.names)
+    table = arguments_table(rows, names)
+    return replace(trace, arguments=table, names=tuple(names.texts))
+
+
+def _from_payload(activity: int, nccl_range: NcclRange) -> CollectiveArguments:
+    try:
+        fields = dict(_fields(json.loads(nccl_range.payload)))
+    except ValueError:
+        fields = {}
+    size = fields.get("message size [bytes]")
+    group = fields.get("nccl communicator id")
+    is_whole = isinstance(size, int) and _WHOLE_MESSAGE.match(nccl_range.name)
+    return CollectiveArguments(
+        activity,
+        op=nccl_range.name,
+        bytes=size if is_whole and isinstance(size, int) else UNKNOWN,
+        group=None if group is None else str(group),
+        group_size=UNKNOWN,
+        sequence=UNKNOWN,
+    )
+
+
+def _fields(document: Any) -> Iterable[tuple[str, Any]]:
+    """All fields of a JSON document by name in lower case, however deep: the payload's nesting is not documented."""
+    if isinstance(document, dict):
+        for key, value in document.items():
+            yield key.lower(), value
+            yield from _fields(value)
+    elif isinstance(document, list):
+        for each in document:
+            yield from _fields(each)
+
+
+class _Names:
+    """The string table of a trace, growing."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._index = {text: index for index, text in enumerate(texts)}
+
+    @property
+    def texts(self) -> Iterable[str]:
+        return self._index
+
+    def intern(self, text: str) -> int:
+        return self._index.setdefault(text, len(self._index))
