@@ -149,7 +149,7 @@ def measure_collectives(ranks: Sequence[RankLives], warnings: Sequence[str] = ()
         alignment=alignment,
         matched=len(matches),
         unmatched=matches.unmatched,
-        warnings=(*warnings, *_doubts(ranks, matches, alignment)),
+        warnings=(*warnings, *find_doubts_of_ranks(ranks, matches, alignment)),
     )
 
 
@@ -236,7 +236,8 @@ def _named(names: Sequence[str], index: int) -> str | None:
     return None if index == UNKNOWN else names[index]
 
 
-def _doubts(ranks: Sequence[RankLives], matches: Matches, alignment: Alignment) -> list[str]:
+def find_doubts_of_ranks(ranks: Sequence[RankLives], matches: Matches, alignment: Alignment) -> list[str]:
+    """What ranks, matches and clocks do not let one say."""
     doubts = []
     if (missing := alignment.missing_ranks) and any(len(rank.lives) for rank in ranks):
         which = f"rank {missing[0]} is" if len(missing) == 1 else f"ranks {_ranges(missing)} are"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options import Selection, format_option, selection_options, traces_argument
+from ddp_prof.cli.options import Selection, format_option, one_run_option, selection_options, traces_argument
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     show_default=True,
     help="What a row stands for; JSON always lists every collective.",
 )
+@one_run_option
 @format_option
 @selection_options
-def command(traces: tuple[Path, ...], selection: Selection, by: str, form: str) -> None:
+def command(traces: tuple[Path, ...], selection: Selection, by: str, one_run: bool, form: str) -> None:
     """The life of each collective, and why it is exposed.
 
     Ready, launch, start, end; what of it is overlapped or exposed; and one cause for each exposed nanosecond: tail,
@@ -33,5 +34,5 @@ def command(traces: tuple[Path, ...], selection: Selection, by: str, form: str) 
     from ddp_prof.present.collective_rows import collectives_sheet
     from ddp_prof.present.table import show
 
-    runs = selection.runs(traces)
+    runs = selection.runs(traces, one_run=one_run)
     show(form, [collectives_sheet(run, measure_collectives(run.ranks, run.warnings), by) for run in runs])

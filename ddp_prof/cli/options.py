@@ -46,8 +46,8 @@ class Selection:
             runs.setdefault(manifest_path(trace.path), []).append(result)
         return [merge_ranks(results) for results in runs.values()]
 
-    def runs(self, paths: Sequence[Path]) -> list[Run]:
-        """The collectives of the runs that the traces belong to."""
+    def runs(self, paths: Sequence[Path], *, one_run: bool = False) -> list[Run]:
+        """The collectives of the runs that the traces belong to, by their names or, if said so, all to one."""
         from ddp_prof.analyze.runs import merge_traces, reduce_trace
         from ddp_prof.analyze.work import rank_work
         from ddp_prof.manifest import manifest_path
@@ -55,7 +55,8 @@ class Selection:
         parts: dict[Path, list[Run]] = {}
         for trace in self.load(paths):
             works = rank_work(trace, step_pattern=self.step_pattern, backward_pattern=self.backward_pattern)
-            parts.setdefault(manifest_path(trace.path), []).append(reduce_trace(trace, works))
+            run = paths[0] if one_run else manifest_path(trace.path)
+            parts.setdefault(run, []).append(reduce_trace(trace, works))
         return [merge_traces(each) for each in parts.values()]
 
 
@@ -107,6 +108,8 @@ def selection_options(function: Function) -> Function:
         decorated = option(decorated)
     return decorated  # type: ignore[no-any-return]
 
+
+one_run_option = click.option("--one-run", is_flag=True, help="The traces are ranks of one run, whatever their names.")
 
 format_option = click.option(
     "--format",
