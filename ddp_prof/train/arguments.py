@@ -32,6 +32,8 @@ class Arguments(argparse.Namespace):
     device: str
     backend: str
     timeout: float
+    inject_delay_ms: float
+    inject_delay_rank: int
     run_json: Path | None
     key: str | None
     profiler: str | None
@@ -49,6 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_variant(parser.add_argument_group("variant"))
     _add_work(parser.add_argument_group("work"))
     _add_ranks(parser.add_argument_group("ranks"))
+    _add_experiment(parser.add_argument_group("experiments"))
     _add_output(parser.add_argument_group("output"))
     return parser
 
@@ -111,6 +114,23 @@ def _add_ranks(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def _add_experiment(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--inject-delay-ms",
+        type=_not_negative,
+        default=0.0,
+        metavar="MS",
+        help="make one rank a straggler: it sleeps so long at the start of each backward (default: 0, none)",
+    )
+    group.add_argument(
+        "--inject-delay-rank",
+        type=_at_least(0),
+        default=1,
+        metavar="R",
+        help="the rank that --inject-delay-ms delays (default: %(default)s)",
+    )
+
+
 def _add_output(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--run-json", type=Path, metavar="PATH", help="describe the run here, last and on success only")
     group.add_argument("--key", metavar="HEX", help="goes into the run.json as it is")
@@ -149,6 +169,13 @@ def _at_least(least: int) -> Callable[[str], int]:
 
 
 _positive = _at_least(1)
+
+
+def _not_negative(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be at least 0, not {text}")
+    return value
 
 
 def _bucket_size(text: str) -> float:

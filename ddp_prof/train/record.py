@@ -116,6 +116,11 @@ def _cpu_model() -> str:
 def _options(arguments: Arguments, variant: DataParallel) -> dict[str, Any]:
     """Settings that not every variant has; ``buckets`` are positions among the trained parameters, in launch order."""
     options: dict[str, Any] = {"lr": arguments.lr, "find_unused_parameters": arguments.find_unused_parameters}
+    if arguments.inject_delay_ms:
+        options |= {
+            "inject_delay_ms": arguments.inject_delay_ms,
+            "inject_delay_rank": arguments.inject_delay_rank,
+        }
     if isinstance(variant, ReducingVariant):
         options["buckets"] = variant.assignment
     return options

@@ -49,6 +49,10 @@ def check(arguments: Arguments, place: Place) -> tuple[torch.device, str]:
             f"a batch of {arguments.batch_size} cannot be split evenly over {place.world} ranks: "
             f"use --batch-size {place.world * max(1, round(arguments.batch_size / place.world))}"
         )
+    if arguments.inject_delay_ms and arguments.inject_delay_rank >= place.world:
+        raise WorkloadError(
+            f"--inject-delay-rank {arguments.inject_delay_rank}, but the ranks are 0 to {place.world - 1}: choose one"
+        )
     device, backend = choose_device(arguments, place)
     if device.type == "cpu":
         _check_memory(arguments.model_size, place.local_world)
@@ -63,7 +67,7 @@ def run(arguments: Arguments, place: Place, device: torch.device, backend: str) 
         CommunicationError: Another rank ended.
     """
     with process_group(place, device, backend, arguments.timeout), _clear_errors(arguments, place):
-        trainer = make_trainer(arguments, device)
+        trainer = make_trainer(arguments, device, place.rank)
         results = _train(trainer, arguments, place, device, backend)
         final_loss = _average(results[-1].loss, device)
         manifest = describe_run(arguments, trainer.variant, results, final_loss, device, backend)
@@ -78,13 +82,15 @@ def run(arguments: Arguments, place: Place, device: torch.device, backend: str) 
         )
 
 
-def make_trainer(arguments: Arguments, device: torch.device) -> Trainer:
+def make_trainer(arguments: Arguments, device: torch.device, rank: int) -> Trainer:
     """Model, variant and optimizer on the device."""
     torch.manual_seed(arguments.seed)
     with device:
         model = TransformerLM(MODEL_SIZES[arguments.model_size])
     variant = make_variant(arguments, model)
-    return Trainer(variant, torch.optim.AdamW(variant.parameters(), lr=arguments.lr, fused=device.type == "cuda"))
+    optimizer = torch.optim.AdamW(variant.parameters(), lr=arguments.lr, fused=device.type == "cuda")
+    delay_s = arguments.inject_delay_ms / 1000 if rank == arguments.inject_delay_rank else 0.0
+    return Trainer(variant, optimizer, delay_s)
 
 
 def make_variant(arguments: Arguments, model: torch.nn.Module) -> DataParallel:

@@ -32,11 +32,18 @@ class StepResult(NamedTuple):
 
 
 class Trainer:
-    """Trains ``variant`` with ``optimizer``; counts the steps, warm-up ones apart from the others."""
+    """Trains ``variant`` with ``optimizer``; counts the steps, warm-up ones apart from the others.
 
-    def __init__(self, variant: DataParallel, optimizer: torch.optim.Optimizer) -> None:
+    Args:
+        variant: What is trained.
+        optimizer: Steps on its parameters.
+        delay_s: Sleep so long at the start of each backward; a straggler to be found.
+    """
+
+    def __init__(self, variant: DataParallel, optimizer: torch.optim.Optimizer, delay_s: float = 0.0) -> None:
         self.variant = variant
         self.optimizer = optimizer
+        self.delay_s = delay_s
         self._done = {False: 0, True: 0}
 
     def train_step(self, inputs: Tensor, targets: Tensor, *, warmup: bool = False) -> StepResult:
@@ -59,6 +66,8 @@ class Trainer:
             loss = functional.cross_entropy(self.variant(inputs).flatten(0, 1), targets.flatten())
         # torch's DDP communicates in backward, where it fails with a bare RuntimeError.
         with annotate.backward(), communication_errors(self.variant.process_group, "communication in backward"):
+            if self.delay_s:
+                time.sleep(self.delay_s)
             loss.backward()  # type: ignore[no-untyped-call]  # torch's omission
         self.variant.finish_gradient_synchronization()
         with annotate.optimizer():

@@ -29,6 +29,7 @@ def test_variants_are_those_there_are() -> None:
         (["--variant", "torch", "--bucket-size-mb", "none"], "torch needs a number"),
         (["--variant", "flat", "--kineto", "trace.txt"], "must end in .json or .json.gz"),
         (["--variant", "flat", "--model-size", "huge"], "invalid choice: 'huge'"),
+        (["--variant", "flat", "--inject-delay-ms", "-1"], "must be at least 0, not -1"),
     ],
 )
 def test_mistakes_exit_with_2(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,38 @@
+"""A straggler made on purpose, in a real run of two ranks, is found with its delay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddp_prof.analyze.runs import merge_traces, reduce_trace
+from ddp_prof.analyze.skew import measure_skew
+from ddp_prof.analyze.work import rank_work
+from ddp_prof.ingest.load import load_trace
+from ddp_prof.manifest import load_manifest
+from tests.train.test_workload import run
+
+DELAY_MS = 150
+
+
+def test_skew_names_the_delayed_rank_and_its_delay(tmp_path: Path) -> None:
+    sizes = ["--model-size", "tiny", "--seq-len", "16", "--batch-size", "4", "--steps", "5", "--warmup", "1"]
+    outputs = ["--kineto", tmp_path / "x.json.gz", "--run-json", tmp_path / "x.run.json"]
+    delay = ["--inject-delay-ms", str(DELAY_MS), "--inject-delay-rank", "1"]
+    done = run("--variant", "overlap", "--world-size", "2", *sizes, *delay, *outputs)
+    assert done.returncode == 0, done.stderr
+    manifest = load_manifest(tmp_path / "x.run.json")
+    assert manifest is not None
+    assert (manifest.options["inject_delay_ms"], manifest.options["inject_delay_rank"]) == (DELAY_MS, 1)
+    traces = [load_trace(tmp_path / f"x.rank{rank}.json.gz") for rank in (0, 1)]
+    skew = measure_skew(merge_traces([reduce_trace(trace, rank_work(trace)) for trace in traces]).ranks)
+    assert skew.straggler == 1
+    assert skew.ranks[1].rank == 1
+    assert skew.ranks[1].lag_ns == pytest.approx(DELAY_MS * 1e6, rel=0.2)
+
+
+def test_a_rank_that_is_not_there_cannot_be_delayed() -> None:
+    done = run("--variant", "flat", "--world-size", "2", "--inject-delay-ms", "5", "--inject-delay-rank", "2")
+    assert done.returncode == 1
+    assert "--inject-delay-rank 2, but the ranks are 0 to 1" in done.stderr
