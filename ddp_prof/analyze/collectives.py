@@ -83,6 +83,11 @@ class Collective:
     """How long before the end of backward's compute it started; negative after it."""
 
     @property
+    def step_identity(self) -> tuple[int | None, int, int | None, int | None]:
+        """What the collectives of one step of one rank have in common; every Kineto file calls its process 0."""
+        return self.rank, self.process, self.device, self.step
+
+    @property
     def duration_ns(self) -> int:
         """From the device's start to its end."""
         return self.end_ns - self.start_ns

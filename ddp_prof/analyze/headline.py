@@ -58,9 +58,9 @@ def find_headline(collectives: Sequence[Collective], manifest: Manifest | None =
         by_bucket[_identity(each)] += getattr(each.causes, cause)
     (culprit, bucket_ns), *_ = by_bucket.most_common(1)
     own = [each for each in collectives if _identity(each) == culprit]
-    step_sizes = Counter((each.process, each.device, each.step) for each in collectives)
+    step_sizes = Counter(each.step_identity for each in collectives)
     leads = [each.before_backward_end_ns for each in own if each.before_backward_end_ns is not None]
-    last = [each.index == step_sizes[each.process, each.device, each.step] - 1 for each in own]
+    last = [each.index == step_sizes[each.step_identity] - 1 for each in own]
     return Headline(
         exposed_ns=sum(by_cause.values()),
         cause=cause,

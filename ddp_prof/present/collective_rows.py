@@ -11,7 +11,7 @@ from ddp_prof.present.rows import SCHEMA, Row, Sheet
 from ddp_prof.present.style import milliseconds, percent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Hashable, Iterable, Sequence
 
     from ddp_prof.analyze.clocks import Alignment
     from ddp_prof.analyze.collectives import Collective, RunCollectives
@@ -31,7 +31,7 @@ def collectives_sheet(run: Run, result: RunCollectives, by: str = BY[0]) -> Shee
     notes = [alignment_note(result.alignment), *result.warnings]
     if by == BY[0]:
         origins = _origins(result.collectives)
-        rows = [_collective_row(each, origins[_step_of(each)]) for each in result.collectives]
+        rows = [_collective_row(each, origins[each.step_identity]) for each in result.collectives]
         notes.append("ready, launch, start, end: within the step, from the first of these times")
     else:
         rows = list(_summed_rows(result.collectives, by))
@@ -121,16 +121,12 @@ def _tail_advice(headline: Headline) -> str:
     return "A smaller last bucket would hide more of it."
 
 
-def _step_of(each: Collective) -> tuple[int, int | None, int | None]:
-    return each.process, each.device, each.step
-
-
-def _origins(collectives: Sequence[Collective]) -> dict[tuple[int, int | None, int | None], int]:
+def _origins(collectives: Sequence[Collective]) -> dict[Hashable, int]:
     """The first time of each step of each rank."""
-    origins: dict[tuple[int, int | None, int | None], int] = {}
+    origins: dict[Hashable, int] = {}
     for each in collectives:
         first = min(time for time in (each.ready_ns, each.launch_ns, each.start_ns) if time is not None)
-        origins[_step_of(each)] = min(first, origins.get(_step_of(each), first))
+        origins[each.step_identity] = min(first, origins.get(each.step_identity, first))
     return origins
 
 

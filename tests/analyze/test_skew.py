@@ -10,6 +10,7 @@ import pytest
 
 from ddp_prof.analyze.clocks import align_clocks
 from ddp_prof.analyze.collectives import measure_collectives
+from ddp_prof.analyze.headline import find_headline
 from ddp_prof.analyze.matching import match_collectives
 from ddp_prof.analyze.runs import Run, merge_traces, reduce_trace
 from ddp_prof.analyze.skew import measure_skew
@@ -144,6 +145,14 @@ def cpu_rank(rank: int, first: str, second: str, path: str = "x.sqlite", shift: 
         world_size=2,
         path=path,
     )
+
+
+def test_ranks_of_one_process_number_are_kept_apart() -> None:
+    """As in Kineto's files, which all call their process 0."""
+    ranks = run_of(cpu_rank(0, ".##............", "", path="a"), cpu_rank(1, ".##............", "", path="b")).ranks
+    headline = find_headline(measure_collectives(ranks).collectives)
+    assert headline is not None
+    assert (headline.collectives_a_step, headline.is_last) == (1, True)
 
 
 def test_collectives_are_matched_by_their_order_in_the_step() -> None:
