@@ -18,6 +18,7 @@ import numpy as np
 
 from ddp_prof.analyze.operations import ALL_REDUCE, OPERATIONS, operation_of
 from ddp_prof.analyze.phases import innermost
+from ddp_prof.analyze.step_times import StepTimes, find_step_times
 from ddp_prof.analyze.work import BACKWARD_PHASE, SYNCHRONIZE_PHASE, find_collective_ranges
 from ddp_prof.spans import parse_range
 from ddp_prof.trace import UNKNOWN, Arguments, Category, Table, select
@@ -77,6 +78,7 @@ class RankLives:
         step_numbers: The steps' own numbers, ``UNKNOWN`` where they carry none.
         backward_end_ns: End of the last compute of backward in each step, ``UNKNOWN`` where none is known.
         compute: All compute of the rank.
+        times: What filled its steps.
     """
 
     process: int
@@ -90,6 +92,7 @@ class RankLives:
     step_numbers: Ints
     backward_end_ns: Ints
     compute: Intervals
+    times: StepTimes
 
     @property
     def name(self) -> str:
@@ -120,6 +123,7 @@ def _rank_lives(trace: Trace, work: RankWork) -> RankLives:
         step_numbers=work.steps.number,
         backward_end_ns=_last_by_step(backward.end_ns, backward.step, len(work.steps)),
         compute=work.union_of(Category.COMPUTE),
+        times=find_step_times(trace, work),
     )
 
 

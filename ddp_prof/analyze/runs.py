@@ -35,6 +35,21 @@ class Run:
     ranks: tuple[RankLives, ...]
     warnings: tuple[str, ...]
 
+    def does_the_work_of(self, other: Run) -> bool:
+        """Whether another run, by its run.json, has ranks that compute the same: same model, same share of a batch."""
+        if self is other or self.manifest is None or other.manifest is None:
+            return False
+        return _work(self.manifest) == _work(other.manifest)
+
+
+def _work(manifest: Manifest) -> tuple[str, float, int, str]:
+    return (
+        manifest.model_size,
+        manifest.batch_size / manifest.world_size,
+        manifest.seq_len,
+        manifest.device,
+    )
+
 
 def reduce_trace(trace: Trace, works: Sequence[RankWork]) -> Run:
     """What a single trace tells of a run."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -9,19 +11,88 @@ import click
 from ddp_prof.cli.options import Selection, format_option, selection_options, traces_argument
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Sequence
+
+    from ddp_prof.analyze.contention import KernelSamples
+    from ddp_prof.analyze.overlap import TraceOverlap
+    from ddp_prof.analyze.runs import Run
+    from ddp_prof.analyze.waterfall import Waterfall
 
 
 @click.command("compare")
 @traces_argument
+@click.option("--waterfall", is_flag=True, help="A row a change from one variant to the next, by parts of the step.")
+@click.option("--html", "page", type=click.Path(path_type=Path), help="Write a page with the waterfall, too.")
+@click.option("--png", type=click.Path(path_type=Path), help="Write a picture of it, too; needs Chromium.")
 @format_option
 @selection_options
-def command(traces: tuple[Path, ...], selection: Selection, form: str) -> None:
+def command(
+    traces: tuple[Path, ...],
+    selection: Selection,
+    waterfall: bool,
+    page: Path | None,
+    png: Path | None,
+    form: str,
+) -> None:
     """Variants side by side: step time, communication, what hides and what does not.
 
-    Speed-ups are over the run called 'naive', where there is one.
+    Speed-ups are over the run called 'naive', where there is one. The waterfall leads from naive to flat, overlap and
+    bucketed: what each removed from the step and what it added, exactly.
     """
-    from ddp_prof.present.rows import compare_sheet
+    from ddp_prof.present.rows import Sheet, compare_sheet
     from ddp_prof.present.table import show
+    from ddp_prof.present.waterfall_rows import waterfall_document, waterfall_notes, waterfall_rows
 
-    show(form, [compare_sheet(selection.measure(traces))])
+    results, changes = _measure(traces, selection)
+    sheet = compare_sheet(results)
+    document = {**sheet.document, "waterfall": waterfall_document(changes)}
+    if waterfall:
+        show(form, [Sheet("", waterfall_rows(changes), waterfall_notes(changes), document)])
+    else:
+        show(form, [replace(sheet, document=document)])
+    if page or png:
+        _draw(changes, page, png)
+
+
+def _measure(traces: Sequence[Path], selection: Selection) -> tuple[list[TraceOverlap], Waterfall]:
+    """Overlap and waterfall, from one reading of each trace."""
+    from ddp_prof.analyze.contention import measure_contention, sample_kernels
+    from ddp_prof.analyze.overlap import measure_works, merge_ranks
+    from ddp_prof.analyze.runs import merge_traces, reduce_trace
+    from ddp_prof.analyze.waterfall import measure_waterfall
+    from ddp_prof.analyze.work import rank_work
+    from ddp_prof.manifest import manifest_path
+
+    parts: dict[Path, list[tuple[TraceOverlap, Run, list[KernelSamples]]]] = {}
+    for trace in selection.load(traces):
+        works = rank_work(trace, step_pattern=selection.step_pattern, backward_pattern=selection.backward_pattern)
+        part = measure_works(trace, works), reduce_trace(trace, works), [sample_kernels(trace, each) for each in works]
+        parts.setdefault(manifest_path(trace.path), []).append(part)
+    results = [merge_ranks([each for each, _, _ in run]) for run in parts.values()]
+    runs = [merge_traces([each for _, each, _ in run]) for run in parts.values()]
+    samples = [[kernels for _, _, each in run for kernels in each] for run in parts.values()]
+    contentions = [
+        measure_contention(
+            own,
+            [
+                kernels
+                for other, each in zip(runs, samples, strict=True)
+                if run.does_the_work_of(other)
+                for kernels in each
+            ],
+        )
+        for run, own in zip(runs, samples, strict=True)
+    ]
+    return results, measure_waterfall(list(zip(runs, contentions, strict=True)))
+
+
+def _draw(changes: Waterfall, page: Path | None, png: Path | None) -> None:
+    from ddp_prof.present.page import write_figure_page
+    from ddp_prof.present.pictures import write_pictures
+    from ddp_prof.present.waterfall_chart import draw_waterfall
+
+    figure = draw_waterfall(changes)
+    if page:
+        write_figure_page(figure, page, title="What each variant changed in the step")
+    if png:
+        write_pictures([(figure, png)])

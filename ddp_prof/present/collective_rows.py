@@ -109,6 +109,8 @@ def _size(size: int) -> str:
 def _when(headline: Headline) -> str:
     if headline.lead_ns is None:
         return "starts late"
+    if not headline.lead_ns:
+        return "starts when backward ends"
     side = "before" if headline.lead_ns >= 0 else "after"
     return f"starts {milliseconds(abs(headline.lead_ns))} {side} backward ends"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddp_prof.analyze.causes import CAUSES, explain_exposure
@@ -14,7 +14,8 @@ from ddp_prof.analyze.collectives import measure_trace
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.lives import Lives, RankLives
 from ddp_prof.analyze.overlap import measure_overlap
-from ddp_prof.trace import UNKNOWN
+from ddp_prof.analyze.step_times import StepTimes
+from ddp_prof.trace import UNKNOWN, empty
 from tests.drawing import column, draw_trace, instants
 
 STEP = {"step 0": "#" * 24}
@@ -120,9 +121,10 @@ def schedules(draw) -> tuple[RankLives, np.ndarray]:
     wait = column(draw(st.integers(UNKNOWN, length)) for length in duration)
     ends = column(draw(st.lists(st.sampled_from([UNKNOWN, 5, 15, 25, 35]), min_size=2, max_size=2)))
     compute = instants(draw(st.text("#.", min_size=45, max_size=45)))
-    return RankLives(1, 0, 0, Path("x"), None, None, lives, (), column([0, 1]), ends, compute), wait
+    return RankLives(1, 0, 0, Path("x"), None, None, lives, (), column([0, 1]), ends, compute, empty(StepTimes)), wait
 
 
+@settings(deadline=None)
 @given(schedules())
 def test_causes_are_those_of_an_oracle_that_looks_at_every_instant(schedule: tuple[RankLives, np.ndarray]) -> None:
     rank, wait = schedule

@@ -68,6 +68,7 @@ def test_the_headline_names_cause_bucket_size_parameters_and_time() -> None:
     [
         ({"parameters": ("embedding",)}, "It holds a single parameter"),
         ({"lead_ns": -2_000}, "starts 2.0 µs after backward ends"),
+        ({"lead_ns": 0}, "starts when backward ends"),
         ({"bucket": None, "bytes": None, "parameters": ()}, "the last collective starts"),
         ({"collectives_a_step": 1}, "Smaller buckets would start earlier"),
         ({"cause": "synchronous"}, "all 8 collectives of a step start after backward"),

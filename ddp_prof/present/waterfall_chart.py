@@ -1,0 +1,113 @@
+"""The waterfall: a bar for each run's step, and between two of them what each part took away or added."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ddp_prof.analyze.waterfall import PARTS
+from ddp_prof.present import style
+from ddp_prof.present.timeline import shown_name
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from ddp_prof.analyze.waterfall import Waterfall
+    from ddp_prof.present.style import Look
+
+_HEIGHT, _TOP, _BOTTOM = 520, 120, 110
+_LEAST_SHOWN = 0.005
+"""Share of the longest step below which a part has no bar of its own; those go into the last one, *other*."""
+
+
+def draw_waterfall(waterfall: Waterfall, look: Look = style.LIGHT) -> go.Figure:
+    """Runs from left to right; green took away, red added."""
+    import plotly.graph_objects as go
+
+    figure = go.Figure(_bars(waterfall, look))
+    figure.update_layout(_layout(waterfall, look))
+    return figure
+
+
+def waterfall_steps(waterfall: Waterfall) -> list[tuple[str, str, float, float]]:
+    """Each bar: run (a label, or empty for a change), what it is called, where it starts, how long it is, in ms.
+
+    A change's bars lead exactly from one run's bar to the next one's.
+    """
+    found: list[tuple[str, str, float, float]] = []
+    least = _LEAST_SHOWN * max((budget.step_ns for budget in waterfall.budgets), default=0)
+    for index, budget in enumerate(waterfall.budgets):
+        found.append((budget.label, "step", 0.0, budget.step_ns / 1e6))
+        if index == len(waterfall.changes):
+            break
+        change, level, other = waterfall.changes[index], budget.step_ns, 0
+        for part in PARTS:
+            length = getattr(change, f"{part}_ns")
+            if abs(length) < least:
+                other += length
+                continue
+            found.append(("", part, level / 1e6, length / 1e6))
+            level += length
+        if other:
+            found.append(("", "other", level / 1e6, other / 1e6))
+    return found
+
+
+def _bars(waterfall: Waterfall, look: Look) -> list[dict[str, Any]]:
+    steps = waterfall_steps(waterfall)
+    colors = [look.colors[_kind(run, length)] for run, _, _, length in steps]
+    return [
+        {
+            "type": "bar", "x": list(range(len(steps))), "base": [start for _, _, start, _ in steps],
+            "y": [length for *_, length in steps], "width": 0.75, "showlegend": False,
+            "text": [f"{length:.3g}" if run else f"{length:+.3g}" for run, _, _, length in steps],
+            "textposition": "outside", "cliponaxis": False,
+            "hovertext": [f"<b>{shown_name(run or name)}</b><br>{length:+.3f} ms" for run, name, _, length in steps],
+            "hovertemplate": "%{hovertext}<extra></extra>", "marker": {"color": colors},
+        }
+    ]  # fmt: skip
+
+
+def _kind(run: str, length: float) -> str:
+    if run:
+        return style.COMPUTE_ONLY
+    return style.OVERLAPPED if length < 0 else style.EXPOSED
+
+
+def _layout(waterfall: Waterfall, look: Look) -> dict[str, Any]:
+    steps = waterfall_steps(waterfall)
+    axis = {"gridcolor": look.line, "zeroline": False, "tickfont": {"color": look.quiet}, "fixedrange": True}
+    devices = ", ".join(sorted({budget.device for budget in waterfall.budgets}))
+    notice = f"device: {devices}"
+    if "cpu" in devices:
+        notice = f'<b><span style="color:{look.notice}">{notice}</span></b>'
+    return {
+        "template": "none", "height": _HEIGHT, "dragmode": False,
+        "margin": {"t": _TOP, "b": _BOTTOM, "l": 70, "r": 40},
+        "paper_bgcolor": look.paper, "plot_bgcolor": look.paper,
+        "font": {"family": style.FONT, "size": style.FONT_SIZE, "color": look.text},
+        "title": {
+            "text": f"<b>{_headline(waterfall)}</b>", "font": {"size": 20},
+            "subtitle": {
+                "text": f"{notice}  ·  mean step, and what each variant took away (green) or added (red)",
+                "font": {"size": 13, "color": look.quiet},
+            },
+            "x": 0, "xref": "container", "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top",
+            "pad": {"l": 24, "t": 20},
+        },
+        "xaxis": {
+            **axis, "showgrid": False, "tickangle": -45, "tickmode": "array", "tickvals": list(range(len(steps))),
+            "ticktext": [f"<b>{shown_name(run)}</b>" if run else name for run, name, _, _ in steps],
+        },
+        "yaxis": {**axis, "title": {"text": "ms"}, "rangemode": "tozero"},
+    }  # fmt: skip
+
+
+def _headline(waterfall: Waterfall) -> str:
+    if not waterfall.budgets:
+        return "No run tells its steps"
+    first = waterfall.budgets[0]
+    best = min(waterfall.budgets, key=lambda budget: budget.step_ns)
+    if best is first:
+        return f"No run is faster than {shown_name(first.label)}"
+    share = style.percent(1 - best.step_ns / first.step_ns)
+    return f"{shown_name(best.label)} takes {share} off the step of {shown_name(first.label)}"

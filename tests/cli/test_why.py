@@ -1,0 +1,68 @@
+"""``collectives``, ``skew`` and the waterfall of ``compare`` from the command line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from ddp_prof.cli import main
+from tests.analyze.test_skew import rank_capture
+from tests.ingest.test_nsys_sqlite import known_truth
+from tests.nsys_factory import write_capture
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(each) for each in arguments])
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> list[Path]:
+    return [write_capture(tmp_path / f"x.rank{rank}.sqlite", rank_capture(rank)) for rank in (0, 1)]
+
+
+def test_collectives_of_two_files_are_one_run(ranks: list[Path]) -> None:
+    document = json.loads(run("collectives", "--format", "json", *ranks).stdout)
+    assert {each["rank"] for each in document["collectives"]} == {0, 1}
+    assert document["headline"].startswith("80 % of exposed time is tail"), "10 of 10 + 15 ms"
+    assert document["alignment"]["missing_ranks"] == []
+
+
+def test_one_collective_a_row(tmp_path: Path) -> None:
+    path = write_capture(tmp_path / "known.sqlite", known_truth())
+    rows = list(csv.DictReader(io.StringIO(run("collectives", "--format", "csv", path).stdout)))
+    assert len(rows) == 8
+    assert [float(row["tail_ms"]) for row in rows[:2]] == [0, 9]
+    table = run("collectives", "--by", "step", path).stdout
+    assert "100 % of exposed time is tail: the last collective starts 11.0 ms before backward ends." in table
+
+
+def test_files_of_other_names_are_one_run_if_said_so(ranks: list[Path], tmp_path: Path) -> None:
+    moved = [path.rename(tmp_path / f"node{index}.sqlite") for index, path in enumerate(ranks)]
+    assert len(json.loads(run("skew", "--format", "json", *moved).stdout)) == 2
+    document = json.loads(run("skew", "--one-run", "--format", "json", *moved).stdout)
+    assert document["straggler"] == 1
+    assert document["headline"].startswith("Rank 1 arrives last in 20 of 20 steps")
+
+
+def test_skew_draws_one_run_only(ranks: list[Path], tmp_path: Path) -> None:
+    page = tmp_path / "skew.html"
+    assert run("skew", *ranks, "--html", page).exit_code == 0
+    assert "<title>Rank 1 arrives last in 20 of 20 steps" in page.read_text()
+    other = write_capture(tmp_path / "known.sqlite", known_truth())
+    assert run("skew", *ranks, other, "--html", page).exit_code == 2
+
+
+def test_compare_has_the_waterfall_in_its_document_and_as_a_table(tmp_path: Path) -> None:
+    naive, flat = (write_capture(tmp_path / f"{name}.sqlite", known_truth()) for name in ("naive", "flat"))
+    document = json.loads(run("compare", "--format", "json", flat, naive).stdout)
+    (change,) = document["waterfall"]["changes"]
+    assert (change["before"], change["after"], change["step_ns"]) == ("naive", "flat", 0)
+    page = tmp_path / "waterfall.html"
+    result = run("compare", "--waterfall", flat, naive, "--html", page)
+    assert "naive -> flat" in result.stdout
+    assert page.is_file()
