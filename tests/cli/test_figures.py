@@ -1,4 +1,4 @@
-"""``timeline``, ``gallery`` and ``export`` from the command line."""
+"""``timeline``, ``report`` and ``export`` from the command line."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_steps_that_are_not_there_are_an_error(trace: Path, tmp_path: Path) -> N
     assert "none of the steps asked for is among its measured steps 0 to 3" in result.stderr
 
 
-def test_a_gallery(trace: Path, tmp_path: Path) -> None:
-    result = run("gallery", trace, "-o", tmp_path / "figures")
+def test_a_report(trace: Path, tmp_path: Path) -> None:
+    result = run("report", trace, "-o", tmp_path / "figures")
     assert (result.exit_code, result.stdout.strip()) == (0, str(tmp_path / "figures" / "index.html"))
     assert result.stderr.startswith("note: pictures need Chromium")
     assert (tmp_path / "figures" / "known.html").is_file()
