@@ -7,15 +7,14 @@ import pytest
 
 from ddp_prof.analyze.work import rank_work
 from ddp_prof.present import style
-from ddp_prof.present.gallery import write_gallery
 from ddp_prof.present.page import write_figure_page
-from ddp_prof.present.rows import compare_sheet
+from ddp_prof.present.report import write_report
 from ddp_prof.present.timeline import draw_timeline
 from ddp_prof.present.timeline_build import build_timeline
 from ddp_prof.present.timeline_model import Source, Timeline
 from tests.browser.conftest import Visit
 from tests.drawing import draw_trace
-from tests.present.runs import HOSTILE_TITLE, cpu_run, entry_of
+from tests.present.runs import HOSTILE_TITLE, cpu_run, run_of
 
 HOSTILE_KERNELS = {
     "<script>document.title='owned'</script>": "as it is",
@@ -44,7 +43,7 @@ def write(model: Timeline, path: Path) -> Path:
 
 
 def test_a_timeline_draws_each_box_and_needs_nothing_but_its_file(visit: Visit, tmp_path: Path) -> None:
-    model = build_timeline([*entry_of(cpu_run(3)).sources, gpu_run()])
+    model = build_timeline([*run_of(cpu_run(3)).sources, gpu_run()])
     page = write(model, tmp_path / "timeline.html")
     visit.open(page)
     assert visit.count(".point path") == model.boxes
@@ -87,7 +86,7 @@ def test_no_script_but_ours_could_run(visit: Visit, tmp_path: Path) -> None:
 @pytest.mark.parametrize("visit", ["light", "dark"], indirect=True)
 def test_the_look_follows_the_system(visit: Visit, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     look = style.DARK if "dark" in request.node.name else style.LIGHT
-    visit.open(write(build_timeline(entry_of(cpu_run()).sources), tmp_path / "timeline.html"))
+    visit.open(write(build_timeline(run_of(cpu_run()).sources), tmp_path / "timeline.html"))
     layout = visit.page.evaluate("({...document.getElementById('figure').layout})")
     assert layout["paper_bgcolor"] == look.paper
     fills = visit.page.evaluate("[...document.querySelectorAll('.point path')].map((each) => each.style.fill)")
@@ -96,7 +95,7 @@ def test_the_look_follows_the_system(visit: Visit, tmp_path: Path, request: pyte
 
 
 def test_the_step_menu_zooms_to_a_step(visit: Visit, tmp_path: Path) -> None:
-    visit.open(write(build_timeline(entry_of(cpu_run(3)).sources), tmp_path / "timeline.html"))
+    visit.open(write(build_timeline(run_of(cpu_run(3)).sources), tmp_path / "timeline.html"))
     visit.page.locator(".updatemenu-header").click()
     visit.page.locator(".updatemenu-dropdown-button", has_text="step 1").click()
     visit.page.wait_for_timeout(200)
@@ -105,10 +104,10 @@ def test_the_step_menu_zooms_to_a_step(visit: Visit, tmp_path: Path) -> None:
     assert visit.complaints == []
 
 
-def test_a_gallery_opens_from_disk(visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_opens_from_disk(visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))  # pictures are tested elsewhere
-    entries = [entry_of(cpu_run(shift=4), "naive"), entry_of(cpu_run(), "overlap", HOSTILE_TITLE)]
-    write_gallery(entries, tmp_path, compare_sheet([entry.result for entry in entries]))
+    runs = [run_of(cpu_run(shift=4), "naive"), run_of(cpu_run(), "overlap", HOSTILE_TITLE)]
+    write_report(runs, tmp_path)
     visit.open(tmp_path / "index.html")
     assert "device: cpu" in visit.text()
     assert visit.count("tbody tr") == 2
