@@ -17,7 +17,8 @@ from ddp_prof.present.pictures import NoBrowserError, write_pictures
 from ddp_prof.present.style import percent
 from ddp_prof.present.table import cell_text, heading, is_numeric
 from ddp_prof.present.timeline import draw_timeline
-from ddp_prof.present.timeline_build import build_timeline, steady_steps
+from ddp_prof.present.timeline_build import MAX_BOXES, build_timeline, steady_steps
+from ddp_prof.present.timeline_page import write_timeline_page
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.overlap import TraceOverlap
     from ddp_prof.manifest import Manifest
     from ddp_prof.present.rows import Sheet
-    from ddp_prof.present.timeline_model import Source
+    from ddp_prof.present.timeline_model import Source, Timeline
 
 COMPARISON, INDEX = "comparison", "index"
 
@@ -96,20 +97,20 @@ def write_gallery(
     pictures = [(comparison, folder / f"{COMPARISON}.png")]
     for name, entry in zip(names, entries, strict=True):
         whole, part = _timelines(entry, backward_pattern)
-        write_figure_page(whole, folder / f"{name}.html", title=f"{entry.result.label}: timeline", shared_plotly=True)
-        pictures.append((part, folder / f"{name}.png"))
+        write_timeline_page(whole, folder / f"{name}.html", shared_plotly=True)
+        pictures.append((draw_timeline(part), folder / f"{name}.png"))
     problems = _try_pictures(pictures)
     body = _index(entries, names, comparison, sheet, pictures=not problems)
     write_page(folder / f"{INDEX}.html", title="Communication behind compute", body=body, css=_CSS, shared_plotly=True)
     return problems
 
 
-def _timelines(entry: GalleryEntry, backward_pattern: str | None) -> tuple[go.Figure, go.Figure]:
+def _timelines(entry: GalleryEntry, backward_pattern: str | None) -> tuple[Timeline, Timeline]:
     """The timeline of the whole run, to move around in, and that of a few steps, to look at."""
     steps = steady_steps([work for source in entry.sources for work in source.works])
     whole = build_timeline(entry.sources, backward_pattern=backward_pattern)
-    part = build_timeline(entry.sources, steps=steps, backward_pattern=backward_pattern)
-    return draw_timeline(whole), draw_timeline(part)
+    part = build_timeline(entry.sources, steps=steps, max_boxes=MAX_BOXES, backward_pattern=backward_pattern)
+    return whole, part
 
 
 def _try_pictures(pictures: Sequence[tuple[go.Figure, Path]]) -> list[str]:

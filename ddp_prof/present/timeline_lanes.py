@@ -15,7 +15,6 @@ from ddp_prof.spans import ALL_REDUCE, PHASES, parse_range
 from ddp_prof.trace import UNKNOWN, Category, concatenate, empty, select
 
 if TYPE_CHECKING:
-
     from ddp_prof.analyze.intervals import Intervals
     from ddp_prof.analyze.partition import Partition
     from ddp_prof.analyze.work import RankWork
