@@ -91,7 +91,8 @@ def pack_columns(columns: Mapping[str, Ints]) -> tuple[dict[str, int], bytes]:
 
 def _natural(column: Ints) -> Ints:
     """0, -1, 1, -2, ... as 0, 1, 2, 3, ..."""
-    return np.bitwise_xor(column << 1, column >> 63)
+    natural: Ints = (column << 1) ^ (column >> 63)
+    return natural
 
 
 def _joined(columns: list[Ints]) -> Ints:
@@ -99,7 +100,8 @@ def _joined(columns: list[Ints]) -> Ints:
 
 
 def _gaps(start_ns: Ints, end_ns: Ints) -> Ints:
-    return start_ns - np.concatenate([np.zeros(1, np.int64), end_ns])[:-1]
+    before: Ints = np.concatenate([np.zeros(1, np.int64), end_ns])[:-1]
+    return start_ns - before
 
 
 def _differences(column: Ints) -> Ints:
@@ -113,8 +115,9 @@ def _in_order(boxes: Boxes) -> Boxes:
 
 def _rows_of(lane: int, boxes: Boxes) -> Iterator[PackedRow]:
     levels, first = np.unique(boxes.level, return_index=True)
-    for level, start, stop in zip(levels.tolist(), first.tolist(), [*first[1:].tolist(), len(boxes)], strict=True):
-        yield PackedRow(lane, level, select(boxes, np.arange(start, stop)))
+    ends = [*first.tolist(), len(boxes)][1:]
+    for level, start, end in zip(levels.tolist(), first.tolist(), ends, strict=True):
+        yield PackedRow(lane, level, select(boxes, np.arange(start, end)))
 
 
 def _title_ids(lane: Lane, boxes: Boxes, titles: dict[tuple[str, str], int]) -> Ints:

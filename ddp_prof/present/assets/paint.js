@@ -161,7 +161,7 @@ class Painter {
       ...categories.map((each) => filled(this.pale.get(each.code), each.color + PALE, each)),
       ...categories.map((each) => filled(this.solid.get(each.code), each.color, each, each.in_legend)),
       filled(this.edges, paper),
-      filled(this.marks, this.timeline.data.notice),
+      filled(this.marks, recolor(this.timeline.data.notice)),
       { ...INERT, x: this.text.x, y: this.text.y, text: this.text.text, mode: "text", textfont: { color: this.text.color, size: FONT_PX - 0.5, family: font.family } },
     ];
   }
