@@ -16,25 +16,27 @@ from __future__ import annotations
 
 import base64
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from ddp_prof.present import style
+from ddp_prof.present.timeline_model import Boxes
 from ddp_prof.present.timeline_words import box_label, box_title
 from ddp_prof.trace import select
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ddp_prof.present.timeline_model import Boxes, Lane
+    from ddp_prof.present.timeline_model import Lane
     from ddp_prof.trace import Ints
 
 LONGEST_TITLE = 1000
 """Names are searched in so many characters; templates of kernels have thousands."""
 
 _COMPRESSION = 4  # 6 is a fifth smaller and takes twice as long
+_MOST_FLAGS = 1_000_000
 
 
 class PackedRow(NamedTuple):
@@ -117,7 +119,9 @@ def _rows_of(lane: int, boxes: Boxes) -> Iterator[PackedRow]:
     levels, first = np.unique(boxes.level, return_index=True)
     ends = [*first.tolist(), len(boxes)][1:]
     for level, start, end in zip(levels.tolist(), first.tolist(), ends, strict=True):
-        yield PackedRow(lane, level, select(boxes, np.arange(start, end)))
+        yield PackedRow(
+            lane, level, Boxes(**{each.name: getattr(boxes, each.name)[start:end] for each in fields(Boxes)})
+        )
 
 
 def _title_ids(lane: Lane, boxes: Boxes, titles: dict[tuple[str, str], int]) -> Ints:
@@ -132,11 +136,26 @@ def _distinct(*columns: Ints) -> tuple[Ints, Ints]:
     """A row of each distinct combination, and for each row which combination it is."""
     which = np.zeros(len(columns[0]), np.int64)
     for column in columns:
-        if np.ptp(column) if len(column) else 0:
-            values, codes = np.unique(column, return_inverse=True)
-            which = np.unique(which * len(values) + codes, return_inverse=True)[1]
-    first: Ints = np.unique(which, return_index=True)[1]
+        codes = _codes(column)
+        which = _codes(which * (codes.max(initial=0) + 1) + codes)
+    rows = np.arange(len(which))[::-1]
+    first = np.zeros(which.max(initial=-1) + 1, np.int64)
+    first[which[::-1]] = rows  # of several rows of one combination the last one written stays: the first
     return first, which
+
+
+def _codes(column: Ints) -> Ints:
+    """Distinct values as 0, 1, 2, ..."""
+    low, high = column.min(initial=0), column.max(initial=0)
+    if low == high:
+        return np.zeros_like(column)
+    if high - low > _MOST_FLAGS:
+        return np.asarray(np.unique(column, return_inverse=True)[1], np.int64)
+    # Several times as fast as sorting.
+    seen = np.zeros(high - low + 1, np.int64)
+    seen[column - low] = 1
+    numbered: Ints = (np.cumsum(seen) - 1)[column - low]
+    return numbered
 
 
 def _title(lane: Lane, boxes: Boxes, row: int) -> tuple[str, str]:

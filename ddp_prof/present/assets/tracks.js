@@ -5,39 +5,28 @@ const FAN = 32;
 
 /** The boxes of one category in one row: sorted, none overlapping another. */
 class Track {
-  /** @param {number} category @param {number} count */
-  constructor(category, count) {
+  /** @param {number} category @param {Columns} columns @param {Int32Array} source row of each box in the columns */
+  constructor(category, columns, source) {
     this.category = category;
-    this.start = new Float64Array(count);
-    this.end = new Float64Array(count);
-    /** Row of each box in the columns. */
-    this.source = new Int32Array(count);
+    this.source = source;
+    this.length = source.length;
+    this.start = new Float64Array(this.length);
+    this.end = new Float64Array(this.length);
     /** Time covered by all boxes before each one: whole ns, exact up to 2^53. */
-    this.before = new Float64Array(count + 1);
-    this.length = 0;
+    this.before = new Float64Array(this.length + 1);
+    for (let at = 0; at < this.length; at++) {
+      const start = columns.start[source[at]], end = columns.end[source[at]];
+      this.start[at] = start;
+      this.end[at] = end;
+      this.before[at + 1] = this.before[at] + end - start;
+    }
     /** @type {Float64Array[]} Longest duration of each block, of each block of blocks, and so on. */
     this.longest = [];
-  }
-
-  /** @param {Columns} columns @param {number} source */
-  add(columns, source) {
-    const at = this.length++;
-    this.start[at] = columns.start[source];
-    this.end[at] = columns.end[source];
-    this.source[at] = source;
-    this.before[at + 1] = this.before[at] + this.end[at] - this.start[at];
-  }
-
-  /** To be called once, when all boxes are in. */
-  index() {
-    let below = this.start.map((start, at) => this.end[at] - start);
-    while (below.length > FAN) {
-      const level = new Float64Array(Math.ceil(below.length / FAN));
-      for (let at = 0; at < below.length; at++) {
-        const block = (at / FAN) | 0;
-        if (below[at] > level[block]) level[block] = below[at];
-      }
-      this.longest.push((below = level));
+    let below = (at) => this.end[at] - this.start[at];
+    for (let length = this.length; length > FAN; length = this.longest.at(-1).length) {
+      const level = highest(below, length);
+      this.longest.push(level);
+      below = (at) => level[at];
     }
   }
 
@@ -102,16 +91,28 @@ function firstAbove(sorted, value) {
   return low;
 }
 
+/** The highest value of each block. */
+function highest(valueAt, length) {
+  const blocks = new Float64Array(Math.ceil(length / FAN));
+  for (let at = 0; at < length; at++) {
+    const block = (at / FAN) | 0, value = valueAt(at);
+    if (value > blocks[block]) blocks[block] = value;
+  }
+  return blocks;
+}
+
 /**
  * The boxes of a row as tracks, in the order of categories.
  * @param {Columns} columns @param {number} from @param {number} to @returns {Track[]}
  */
 function tracksOf(columns, from, to) {
-  const counts = new Map();
-  for (let at = from; at < to; at++) counts.set(columns.category[at], (counts.get(columns.category[at]) ?? 0) + 1);
-  const tracks = new Map([...counts].sort(([one], [other]) => one - other)
-    .map(([category, count]) => [category, new Track(category, count)]));
-  for (let at = from; at < to; at++) tracks.get(columns.category[at]).add(columns, at);
-  for (const track of tracks.values()) track.index();
-  return [...tracks.values()];
+  const counts = new Uint32Array(256);
+  for (let at = from; at < to; at++) counts[columns.category[at]]++;
+  const sources = Array.from(counts, (count) => new Int32Array(count));
+  counts.fill(0);
+  for (let at = from; at < to; at++) {
+    const category = columns.category[at];
+    sources[category][counts[category]++] = at;
+  }
+  return sources.flatMap((source, category) => (source.length ? [new Track(category, columns, source)] : []));
 }
