@@ -18,9 +18,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddp_prof.analyze.work import rank_work
 from ddp_prof.ingest.load import load_trace
@@ -28,6 +27,9 @@ from ddp_prof.present.pictures import find_browser
 from ddp_prof.present.timeline_build import build_timeline
 from ddp_prof.present.timeline_model import Source
 from ddp_prof.present.timeline_page import write_timeline_page
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 GAP_NS = 1_000_000
 ZOOMS = (1, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0003, 0.0001)
@@ -53,6 +55,8 @@ class Opened(NamedTuple):
 
 
 class Figure(NamedTuple):
+    """A figure, and what it should not exceed."""
+
     name: str
     value: float
     unit: str
@@ -66,9 +70,8 @@ def repeat_capture(small: Path, large: Path, copies: int) -> None:
         database.execute("PRAGMA synchronous=OFF")
         tables = {table: columns for table, columns in _columns(database) if "start" in columns}
         period = max(_highest(database, table, "end" if "end" in tables[table] else "start") for table in tables)
-        ids = 1 + max(
-            _highest(database, table, "correlationId") for table in tables if "correlationId" in tables[table]
-        )
+        launched = [table for table, columns in tables.items() if "correlationId" in columns]
+        ids = 1 + max(_highest(database, table, "correlationId") for table in launched)
         steps = {"start": period + GAP_NS, "end": period + GAP_NS, "correlationId": ids, "rangeId": ids}
         for table, columns in tables.items():
             last = _highest(database, table, "rowid")
@@ -84,7 +87,7 @@ def _columns(database: sqlite3.Connection) -> Iterator[tuple[str, list[str]]]:
 
 
 def _highest(database: sqlite3.Connection, table: str, column: str) -> int:
-    return database.execute(f'SELECT max("{column}") FROM "{table}"').fetchone()[0] or 0
+    return int(database.execute(f'SELECT max("{column}") FROM "{table}"').fetchone()[0] or 0)
 
 
 def build(capture: Path, page: Path) -> Iterator[Figure]:
@@ -114,7 +117,7 @@ def visit(page: Path) -> Opened:
         tab = browser.new_page(viewport={"width": 1400, "height": 800})
         tab.on("console", lambda message: complaints.append(message.text))
         tab.on("pageerror", lambda error: complaints.append(str(error)))
-        tab.on("request", lambda request: request.url.startswith("file:") or complaints.append(request.url))
+        tab.on("request", lambda request: complaints.extend([request.url] * (not request.url.startswith("file:"))))
         tab.goto(page.resolve().as_uri())
         tab.wait_for_selector("body[data-ready]", state="attached")
         marks = {mark["name"]: mark["startTime"] for mark in _marks(tab)}
@@ -155,13 +158,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             repeat_capture(arguments.capture, capture, arguments.copies)
         figures = [*build(capture, page), *look(page, arguments.visits)]
     print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-    missed = [figure for figure in figures if figure.budget is not None and figure.value > figure.budget]
-    for figure in figures:
-        budget = "" if figure.budget is None else f"(budget {figure.budget:,}{', MISSED' if figure in missed else ''})"
-        print(
-            f"{figure.name:32} {figure.value:12,.{0 if figure.value == int(figure.value) else 2}f} {figure.unit} {budget}"
-        )
-    return 1 if missed else 0
+    print("\n".join(map(_line, figures)))
+    return 1 if any(map(_is_missed, figures)) else 0
+
+
+def _is_missed(figure: Figure) -> bool:
+    return figure.budget is not None and figure.value > figure.budget
+
+
+def _line(figure: Figure) -> str:
+    digits = 0 if figure.value == int(figure.value) else 2
+    budget = "" if figure.budget is None else f"(budget {figure.budget:,}{', MISSED' if _is_missed(figure) else ''})"
+    return f"{figure.name:32} {figure.value:12,.{digits}f} {figure.unit} {budget}".rstrip()
 
 
 if __name__ == "__main__":

@@ -79,10 +79,16 @@ class View(NamedTuple):
 
 
 def step_numbers(work: RankWork) -> Ints:
-    """The steps' own numbers, their positions where they carry none; ``UNKNOWN`` for a capture without steps."""
+    """The steps' own numbers, their positions where they carry none; ``UNKNOWN`` for a capture without steps.
+
+    Where numbers come again, as when each epoch counts anew, they tell no step apart, and all are positions.
+    """
     if not work.has_steps:
         return work.steps.number
     position = np.arange(len(work.steps), dtype=np.int64)
+    known = work.steps.number[work.steps.number != UNKNOWN]
+    if len(np.unique(known)) < len(known):
+        return position
     return np.where(work.steps.number == UNKNOWN, position, work.steps.number)
 
 

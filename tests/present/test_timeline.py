@@ -232,6 +232,11 @@ class TestSelection:
         with pytest.raises(TraceError, match="none of the steps asked for is among its measured steps 3 to 4"):
             build_timeline([source(cpu_trace())], steps=[17])
 
+    def test_numbers_that_come_again_are_no_numbers(self) -> None:
+        epochs = [("step|index=0", "##......"), ("step|index=1", "..##...."), ("step|index=0", "....##..")]
+        model = build_timeline([source(draw_trace(ranges=epochs))])
+        assert [step.number for step in model.panels[0].steps] == [0, 1, 2]
+
     def test_steady_steps_are_from_the_middle(self) -> None:
         steps = {f"step|index={number}": "." * number + "#" for number in range(6)}
         works = rank_work(draw_trace(ranges=steps))

@@ -11,8 +11,17 @@ function control(timeline) {
     "zoom-in": () => timeline.zoom(0.5), "zoom-out": () => timeline.zoom(2), "show-all": () => timeline.showAll(),
   })) byId(id).addEventListener("click", act);
   addEventListener("keydown", (event) => onKey(timeline, event));
-  new ResizeObserver(() => timeline.schedule()).observe(timeline.element);
+  onResize(timeline);
   dark.addEventListener("change", () => timeline.schedule());
+}
+
+/** Other pixels, other columns. The observer calls once at the beginning, too, when nothing has changed. */
+function onResize(timeline) {
+  let width = timeline.element.clientWidth;
+  new ResizeObserver(() => {
+    if (timeline.element.clientWidth !== width) timeline.schedule();
+    width = timeline.element.clientWidth;
+  }).observe(timeline.element);
 }
 
 const KEYS = {
@@ -72,6 +81,7 @@ function controlPointer(timeline) {
   const tooltip = new Tooltip(timeline, byId("tooltip"));
   const figure = timeline.element;
   let last = null;
+  timeline.onDraw(() => tooltip.hide());
   figure.addEventListener("wheel", (event) => {
     const { x, inside } = timeline.place(event);
     if (!inside || event.ctrlKey) return;

@@ -4,6 +4,7 @@
 /** Plotly draws at most so many boxes at once; where there were more, pixel columns get wider. */
 const MOST_BOXES = 20000;
 const LEAST_TEXT = 24, LEAST_EDGE = 6, PADDING = 8, FONT_PX = 12; // pixels
+const TICK = 5;
 const PALE = "38"; // opacity
 
 /**
@@ -131,11 +132,11 @@ class Painter {
     this.edges.add(row.bottom, this.#x(row, time - half), this.#x(row, time + half), row.bottom, row.top);
   }
 
-  /** A frame round what was found, or a bar where there is no room for a frame. */
+  /** A frame round what was found, or a tick above it where there is no room for a frame. */
   #mark(row, from, to) {
     const line = 2 * this.pixel, x = (time) => this.#x(row, time);
     const { top, bottom } = row;
-    if (to - from < 3 * line) return this.marks.add(bottom, x(from), x(to), bottom, top);
+    if (to - from < 3 * line) return this.marks.add(bottom, x(from), x(to), top + TICK, top);
     this.marks.add(bottom, x(from), x(from + line), bottom, top);
     this.marks.add(bottom, x(from + line), x(to - line), top + 2, top);
     this.marks.add(bottom, x(from + line), x(to - line), bottom, bottom - 2);

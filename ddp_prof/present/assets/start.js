@@ -29,5 +29,8 @@ function nextFrame() {
   return new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
 }
 
-timeline.ready = start();
+timeline.ready = start().catch((error) => {
+  byId("in-view").textContent = `The boxes could not be read: ${error.message}`;
+  throw error;
+});
 window.ddpProf = timeline;
