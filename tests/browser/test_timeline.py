@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddp_prof.analyze.intervals import Intervals, union
-from ddp_prof.analyze.work import rank_work
+from ddp_prof.analyze.intervals import union
+from ddp_prof.analyze.partition import measure_partition
+from ddp_prof.analyze.work import RankWork, rank_work
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present import style
 from ddp_prof.present.timeline_build import build_timeline
 from ddp_prof.present.timeline_model import Source, Timeline
 from ddp_prof.present.timeline_page import write_timeline_page
-from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind, Trace
+from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind, select
 from tests.browser.conftest import Visit, new_visit
 from tests.drawing import PID, column, draw_trace, table
 from tests.present.runs import HOSTILE_TITLE, cpu_run, entry_of
@@ -93,25 +95,22 @@ def busy(opened: Visit) -> Iterator[Visit]:
     assert opened.complaints == []
 
 
-def naive_sums(trace: Trace, start_ns: int, end_ns: int) -> dict[str, int]:
-    """The measures' algebra, for a trace of one rank, clipped to a window."""
-    (work,) = rank_work(trace)
-    window = union(column([start_ns]), column([end_ns]))
-    compute, communication, memory = (
-        work.union_of(each) & window for each in (Category.COMPUTE, Category.COMMUNICATION, Category.MEMORY)
-    )
-    from ddp_prof.analyze.partition import measure_partition
-
+def measured_sums(work: RankWork, start_ns: int, end_ns: int) -> dict[str, int]:
+    """What the measures' algebra says of a window, step by step, in the trace's own time."""
+    clip = union(column([start_ns]), column([end_ns]))
+    compute, memory = work.union_of(Category.COMPUTE), work.union_of(Category.MEMORY)
+    total: Counter[str] = Counter(dict.fromkeys((*style.STRIP, style.GRAPH), 0))
     parts = measure_partition(work)
-    steps = Intervals(parts.start_ns, parts.end_ns) & window
-    return {
-        style.COMPUTE_ONLY: ((compute & steps) - communication).length_ns,
-        style.OVERLAPPED: (compute & communication).length_ns,
-        style.EXPOSED: (communication - compute).length_ns,
-        style.EXPOSED_MEMORY: ((memory & steps) - compute - communication).length_ns,
-        style.IDLE: (steps - compute - communication - memory).length_ns,
-        style.GRAPH: 0,
-    }
+    for row in range(len(parts)):
+        window = union(parts.start_ns[[row]], parts.end_ns[[row]]) & clip
+        launched = select(work.of(Category.COMMUNICATION), work.of(Category.COMMUNICATION).step == row)
+        communication = union(launched.start_ns, launched.end_ns) & window
+        total[style.COMPUTE_ONLY] += ((compute & window) - communication).length_ns
+        total[style.OVERLAPPED] += (communication & compute).length_ns
+        total[style.EXPOSED] += (communication - compute).length_ns
+        total[style.EXPOSED_MEMORY] += ((memory & window) - compute - communication).length_ns
+        total[style.IDLE] += (window - compute - communication - memory).length_ns
+    return dict(total)
 
 
 class TestDrawing:
@@ -175,17 +174,25 @@ class TestSums:
     @pytest.mark.parametrize("window", [(0, 30_000_000), (1_234_567, 7_654_321), (17_000_001, 17_000_778)])
     def test_sums_are_those_of_the_measures(self, busy: Visit, busy_source: Source, window: tuple[int, int]) -> None:
         (rank,) = busy.ask("page.sums(...argument)", list(window))
-        assert rank["sums"] == naive_sums(busy_source.trace, *window)
+        assert rank["sums"] == measured_sums(busy_source.works[0], *window)
 
-    @pytest.mark.parametrize("name", ["nsys2026_2_two_processes_h100.sqlite"])
+    @pytest.mark.parametrize("name", ["nsys2026_2_two_processes_h100", "nsys2022_4_ddp_unet_a100_rank0of4"])
     def test_sums_of_a_real_capture(self, visit: Visit, tmp_path: Path, shared_traces: Path, name: str) -> None:
-        trace = load_trace(shared_traces / name)
+        trace = load_trace(shared_traces / f"{name}.sqlite")
         works = rank_work(trace)
-        model = build_timeline([Source("real", trace, works)])
+        model = build_timeline([Source(name, trace, works)])
         visit.open_timeline(write(model, tmp_path))
-        for rank, lanes in zip(visit.ask("page.sums()"), model.panels[0].ranks, strict=True):
-            assert rank["sums"][style.OVERLAPPED] == sum(step.overlapped_ns for step in lanes.overlap.steps)
-            assert rank["sums"][style.EXPOSED] == sum(step.exposed_ns for step in lanes.overlap.steps)
+        zero = min(int(work.steps.start_ns[0]) for work in works)
+        length = model.end_ns - model.start_ns
+        whole = (model.start_ns, model.end_ns)
+        for start, end in (whole, (length // 3, length // 2), (length // 5, length // 5 + 1_000_003)):
+            ranks = visit.ask("page.sums(...argument)", [start, end])
+            expected = [measured_sums(work, start + zero, end + zero) for work in works]
+            assert [rank["sums"] for rank in ranks] == expected
+        # All of it is what the table says.
+        for rank, lanes in zip(visit.ask("page.sums(...argument)", list(whole)), model.panels[0].ranks, strict=True):
+            for part in style.STRIP:
+                assert rank["sums"][part] == sum(getattr(step, f"{part}_ns") for step in lanes.overlap.steps)
 
     def test_the_readout_tells_them(self, visit: Visit, tmp_path: Path) -> None:
         sources = [*entry_of(cpu_run(shift=4), "naive").sources, *entry_of(cpu_run()).sources]
