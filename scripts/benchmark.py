@@ -4,6 +4,8 @@ python scripts/benchmark.py ddp        # step time of our bucketed variant again
 python scripts/benchmark.py ranges     # step time with ranges against without
 python scripts/benchmark.py ingest CAPTURE.sqlite     # reading a large capture, against SQLite's floor and others
 python scripts/benchmark.py timeline CAPTURE.sqlite   # the page of a timeline: build, size, first view, redraw
+
+Each explains its options with ``--help`` and says whether its target was met.
 """
 
 from __future__ import annotations
