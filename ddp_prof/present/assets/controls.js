@@ -45,6 +45,7 @@ function onKey(timeline, event) {
 
 function controlSteps(timeline) {
   const menu = byId("steps");
+  byId("step-controls").hidden = !timeline.stepNumbers.length;
   menu.append(...timeline.stepNumbers.map((number) => new Option(`step ${number}`, number)));
   menu.addEventListener("change", () => (menu.value ? timeline.showStep(Number(menu.value)) : timeline.showAll()));
   byId("step-before").addEventListener("click", () => timeline.showNeighbour(-1));

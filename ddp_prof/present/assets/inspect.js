@@ -79,7 +79,8 @@ class Readout {
     const ranks = this.timeline.sums();
     const shares = this.timeline.data.panels.map(({ title }, panel, { length }) =>
       (length > 1 ? `${title} ` : "") + overlapOf(ranks.filter((rank) => rank.panel === panel)));
-    this.sentence.textContent = `in view: ${milliseconds(Math.round(view.span))} · ${shares.join(", ")} overlapped`;
+    const said = ranks.some(({ sums }) => sums.overlapped + sums.exposed) ? ` · ${shares.join(", ")} overlapped` : "";
+    this.sentence.textContent = `in view: ${milliseconds(Math.round(view.span))}${said}`;
     this.#fill(ranks);
   }
 

@@ -76,6 +76,7 @@ class Painter {
     this.edges = rectangles();
     this.marks = rectangles();
     this.text = { x: [], y: [], text: [], color: [] };
+    this.hidden = timeline.hidden;
     this.ink = new Map(timeline.categories.map(({ code, color }) => [code, inkOn(color)]));
   }
 
@@ -145,7 +146,7 @@ class Painter {
 
   #label(row, track, at, from, to) {
     const room = (to - from) / this.pixel - PADDING, height = row.bottom - row.top;
-    if (room < LEAST_TEXT - PADDING || height < FONT_PX) return;
+    if (room < LEAST_TEXT - PADDING || height < FONT_PX || this.hidden.has(track.category)) return;
     const text = fitting(this.timeline.texts(track.source[at]), room);
     if (!text) return;
     const below = row.kind === STRIP && height >= 2 * FONT_PX ? milliseconds(track.end[at] - track.start[at]) : "";

@@ -43,7 +43,7 @@ class View {
 const SHORTEST_SPAN = 100; // ns; below, digits of the axis would run out
 const STEP_MARGIN = 0.02;
 const STRIP = "where time goes";
-const CONFIG = { displaylogo: false, responsive: true, displayModeBar: false };
+const CONFIG = { displaylogo: false, responsive: true, displayModeBar: false, showTips: false };
 
 class Timeline {
   /** @param {HTMLElement} element @param {Object} data see timeline_page.py */
@@ -195,6 +195,12 @@ class Timeline {
     const painter = new Painter(this, layout);
     drawn.forEach((each) => painter.add(each));
     await Plotly.react(this.element, painter.traces(), layout, CONFIG);
+  }
+
+  /** Codes of the categories that were switched off in the legend. */
+  get hidden() {
+    const off = new Set((this.element._fullData ?? []).filter(({ visible }) => visible === "legendonly").map(({ name }) => name));
+    return new Set(this.data.categories.filter(({ legend }) => off.has(legend)).map(({ code }) => code));
   }
 
   // What is known.
