@@ -80,9 +80,17 @@ class RankWork:
     def union_of(self, category: Category) -> Intervals:
         """The time covered by the pieces of one category."""
         if category not in self._unions:
-            pieces = self.of(category)
-            self._unions[category] = union(pieces.start_ns, pieces.end_ns)
+            rows = self.pieces.category == category
+            self._unions[category] = union(self.pieces.start_ns[rows], self.pieces.end_ns[rows])
         return self._unions[category]
+
+    @property
+    def step_numbers(self) -> Ints:
+        """The steps' own numbers, their positions where they carry none; ``UNKNOWN`` for a capture without steps."""
+        if not self.has_steps:
+            return self.steps.number
+        position = np.arange(len(self.steps), dtype=np.int64)
+        return np.where(self.steps.number == UNKNOWN, position, self.steps.number)
 
     @cached_property
     def _unions(self) -> dict[Category, Intervals]:

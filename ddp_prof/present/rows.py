@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof.analyze.compare import compare_variants
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 Row = dict[str, "str | int | float | None"]
 
 SCHEMA = 1
+
+HOW_TO_READ = "a step's medians over all ranks; spread: interquartile range; overlap: of all communication"
+"""What the table of compared runs shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,15 +164,20 @@ def compare_rows(summaries: Iterable[VariantSummary]) -> list[Row]:
 
 def compare_notes(results: Sequence[TraceOverlap]) -> list[str]:
     """How to read the table, and each warning once, with the runs that it is about."""
-    notes = ["a step's medians over all ranks; spread: interquartile range; overlap: of all communication"]
+    warnings = warnings_by_run(results).items()
+    return [
+        HOW_TO_READ,
+        *(text if len(labels) == len(results) else f"{', '.join(labels)}: {text}" for text, labels in warnings),
+    ]
+
+
+def warnings_by_run(results: Sequence[TraceOverlap]) -> dict[str, list[str]]:
+    """Each thing that could not be known or was assumed, and the labels of the runs that it is about."""
     about: dict[str, list[str]] = {}
     for result in results:
         for warning in overlap_notes(result):
             about.setdefault(warning, []).append(result.label)
-    everyone = len(results)
-    return notes + [
-        warning if len(labels) == everyone else f"{', '.join(labels)}: {warning}" for warning, labels in about.items()
-    ]
+    return about
 
 
 def compare_document(summaries: Iterable[VariantSummary]) -> dict[str, Any]:
@@ -215,14 +223,17 @@ def _step_row(rank: RankOverlap, step: StepOverlap) -> Row:
 
 
 def _rank_document(rank: RankOverlap) -> dict[str, Any]:
-    document = asdict(rank)
-    steps = document.pop("steps")
     return {
-        **document,
+        **_document(rank),
         "overlap_ratio": rank.overlap_ratio,
         "backward_overlap_ratio": rank.backward_overlap_ratio,
-        "steps": steps,
+        "steps": [_document(step) for step in rank.steps],
     }
+
+
+def _document(result: RankOverlap | StepOverlap) -> dict[str, Any]:
+    """The fields as they are; ``asdict`` would copy each of them."""
+    return {each.name: getattr(result, each.name) for each in fields(result)}
 
 
 def _rank_name(rank: RankOverlap) -> str:

@@ -4,16 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.present.gallery import write_gallery
-from ddp_prof.present.rows import compare_sheet
+from ddp_prof.present.report import write_report
 from tests.browser.conftest import Visit
-from tests.present.runs import HOSTILE_TITLE, cpu_run, entry_of
+from tests.present.runs import HOSTILE_TITLE, cpu_run, run_of
 
 
-def test_a_gallery_opens_from_disk(visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_opens_from_disk(visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))  # pictures are tested elsewhere
-    entries = [entry_of(cpu_run(shift=4), "naive"), entry_of(cpu_run(), "overlap", HOSTILE_TITLE)]
-    write_gallery(entries, tmp_path, compare_sheet([entry.result for entry in entries]))
+    runs = [run_of(cpu_run(shift=4), "naive"), run_of(cpu_run(), "overlap", HOSTILE_TITLE)]
+    write_report(runs, tmp_path)
     visit.open(tmp_path / "index.html")
     assert "device: cpu" in visit.text()
     assert visit.count("tbody tr") == 2

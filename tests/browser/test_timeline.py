@@ -22,7 +22,7 @@ from ddp_prof.present.timeline_page import write_timeline_page
 from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind, select
 from tests.browser.conftest import Visit, new_visit
 from tests.drawing import PID, column, draw_trace, table
-from tests.present.runs import HOSTILE_TITLE, cpu_run, entry_of
+from tests.present.runs import HOSTILE_TITLE, cpu_run, run_of
 
 HOSTILE_KERNELS = {
     "<script>document.title='owned'</script>": "as it is",
@@ -115,7 +115,7 @@ def measured_sums(work: RankWork, start_ns: int, end_ns: int) -> dict[str, int]:
 
 class TestDrawing:
     def test_a_page_needs_nothing_but_its_file(self, visit: Visit, tmp_path: Path) -> None:
-        model = build_timeline([*entry_of(cpu_run(3)).sources, gpu_run()])
+        model = build_timeline([*run_of(cpu_run(3)).sources, gpu_run()])
         page = write(model, tmp_path)
         visit.open_timeline(page)
         assert visit.ask("page.boxes") == model.boxes
@@ -156,7 +156,7 @@ class TestDrawing:
     @pytest.mark.parametrize("visit", ["light", "dark"], indirect=True)
     def test_the_look_follows_the_system(self, visit: Visit, tmp_path: Path, request: pytest.FixtureRequest) -> None:
         look = style.DARK if "dark" in request.node.name else style.LIGHT
-        visit.open_timeline(write(build_timeline(entry_of(cpu_run()).sources), tmp_path))
+        visit.open_timeline(write(build_timeline(run_of(cpu_run()).sources), tmp_path))
         assert visit.ask("page.element.layout.paper_bgcolor") == look.paper
         fills = visit.ask("page.element.data.map(({ fillcolor }) => fillcolor).filter(Boolean)")
         assert {fill[:7] for fill in fills} <= {*look.colors.values(), look.paper, look.notice}
@@ -209,7 +209,7 @@ class TestSums:
                 assert rank["sums"][part] == sum(getattr(step, f"{part}_ns") for step in lanes.overlap.steps)
 
     def test_the_readout_tells_them(self, visit: Visit, tmp_path: Path) -> None:
-        sources = [*entry_of(cpu_run(shift=4), "naive").sources, *entry_of(cpu_run()).sources]
+        sources = [*run_of(cpu_run(shift=4), "naive").sources, *run_of(cpu_run()).sources]
         visit.open_timeline(write(build_timeline(sources), tmp_path))
         assert "naive 0 %, overlap 100 % overlapped" in visit.page.locator("#in-view").text_content()
         rows = visit.page.locator("#sums tbody tr").all_text_contents()
@@ -258,7 +258,7 @@ class TestMoving:
                     "all_reduce|bucket=0": "." * 35 + "##"},
             ranks={4242: 0},
         )  # fmt: skip
-        sources = [*entry_of(cpu_run(2)).sources, Source("late", late, rank_work(late))]
+        sources = [*run_of(cpu_run(2)).sources, Source("late", late, rank_work(late))]
         visit.open_timeline(write(build_timeline(sources), tmp_path))
         visit.ask("page.showStep(1)")
         assert visit.ask("page.view.offsets") == [20, 30]
@@ -311,7 +311,7 @@ class TestSearch:
         assert view[0] < starts[1] < view[1]
 
     def test_it_goes_on_from_the_last_to_the_first(self, visit: Visit, tmp_path: Path) -> None:
-        visit.open_timeline(write(build_timeline(entry_of(cpu_run(2)).sources), tmp_path))
+        visit.open_timeline(write(build_timeline(run_of(cpu_run(2)).sources), tmp_path))
         visit.page.locator("#search").fill("bucket 0")
         positions = []
         for _ in range(3):
@@ -322,7 +322,7 @@ class TestSearch:
         assert visit.page.locator("#found").text_content() == "2 of 2"
 
     def test_what_is_not_there(self, visit: Visit, tmp_path: Path) -> None:
-        visit.open_timeline(write(build_timeline(entry_of(cpu_run(2)).sources), tmp_path))
+        visit.open_timeline(write(build_timeline(run_of(cpu_run(2)).sources), tmp_path))
         visit.page.locator("#search").fill("no such thing")
         visit.page.locator("#found-after").click()
         assert visit.page.locator("#found").text_content() == "0 found"
