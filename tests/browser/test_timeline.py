@@ -162,7 +162,7 @@ class TestDrawing:
         assert {fill[:7] for fill in fills} <= {*look.colors.values(), look.paper, look.notice}
 
     def test_a_category_switched_off_takes_its_labels_with_it(self, visit: Visit, tmp_path: Path) -> None:
-        visit.open_timeline(write(build_timeline(entry_of(cpu_run(), "naive").sources), tmp_path))
+        visit.open_timeline(write(build_timeline(run_of(cpu_run(), "naive").sources), tmp_path))
         labels = "page.element.data.at(-1).text.filter((text) => text.startsWith('compute only')).length"
         assert visit.ask(labels) > 0
         visit.page.locator(".legendtoggle").nth(

@@ -164,7 +164,7 @@ class Painter {
       ...categories.map((each) => filled(this.solid.get(each.code), each.color, each, each.in_legend)),
       filled(this.edges, paper),
       filled(this.marks, recolor(this.timeline.data.notice)),
-      { ...INERT, x: this.text.x, y: this.text.y, text: this.text.text, mode: "text", textfont: { color: this.text.color, size: FONT_PX - 0.5, family: font.family } },
+      written(this.text, font.family),
     ];
   }
 }
@@ -176,6 +176,10 @@ function filled(rectangles, color, { legend, color: group } = {}, showlegend = f
     ...INERT, ...rectangles.closed(), mode: "none", fill: "toself", fillcolor: color,
     line: { simplify: false, width: 0 }, name: legend, legendgroup: group, showlegend,
   };
+}
+
+function written({ x, y, text, color }, family) {
+  return { ...INERT, x, y, text, mode: "text", textfont: { color, size: FONT_PX - 0.5, family } };
 }
 
 /** Black or white, whichever is read better. */

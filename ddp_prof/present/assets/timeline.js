@@ -199,8 +199,9 @@ class Timeline {
 
   /** Codes of the categories that were switched off in the legend. */
   get hidden() {
-    const off = new Set((this.element._fullData ?? []).filter(({ visible }) => visible === "legendonly").map(({ name }) => name));
-    return new Set(this.data.categories.filter(({ legend }) => off.has(legend)).map(({ code }) => code));
+    const off = (this.element._fullData ?? []).filter(({ visible }) => visible === "legendonly");
+    const names = new Set(off.map(({ name }) => name));
+    return new Set(this.data.categories.filter(({ legend }) => names.has(legend)).map(({ code }) => code));
   }
 
   // What is known.
@@ -229,7 +230,9 @@ class Timeline {
     for (const { rank, kind, panel, tracks } of this.rows) {
       if (kind !== STRIP) continue;
       const offset = this.view.offsets[panel];
-      for (const track of tracks) ranks[rank].sums[names.get(track.category)] += track.covered(from + offset, to + offset);
+      for (const track of tracks) {
+        ranks[rank].sums[names.get(track.category)] += track.covered(from + offset, to + offset);
+      }
     }
     return ranks;
   }
@@ -237,7 +240,8 @@ class Timeline {
 
 /** @returns {Cell[]} what a row of the overview holds: for each category, shares of 255 by column */
 function overview({ start, end }, { overview: shares = {} }) {
-  const cells = [], columns = Object.entries(shares).map(([code, text]) => [{ category: Number(code) }, bytesOf(atob(text))]);
+  const cells = [];
+  const columns = Object.entries(shares).map(([code, text]) => [{ category: Number(code) }, bytesOf(atob(text))]);
   const count = columns[0]?.[1].length ?? 0, width = (end - start) / count;
   for (let at = 0; at < count; at++) {
     let base = 0;
