@@ -213,13 +213,12 @@ def _host_communication_lane(trace: Trace, work: RankWork, view: View, buckets: 
 
 def _device_lanes(trace: Trace, work: RankWork, view: View, buckets: BucketFields) -> list[Lane]:
     """A lane for each stream and what it does there."""
-    seen = view.holds(trace.activities.start_ns, trace.activities.end_ns)
-    rows = np.flatnonzero(seen & _on_device(trace, work))
-    activities = select(trace.activities, rows)
-    piece = _piece_of(trace, work)[rows]
+    mine = view.holds(trace.activities.start_ns, trace.activities.end_ns) & _on_device(trace, work)
+    activities = select(trace.activities, mine)
+    piece = _piece_of(trace, work)[mine]
     phase = np.append(work.pieces.phase, UNKNOWN)[piece]
     step = np.append(work.pieces.step, UNKNOWN)[piece]
-    span = _launching_span(trace, rows, work.process, buckets)
+    span = _launching_span(trace, work.process, buckets)[mine]
     columns = {
         "category": np.select(
             [activities.category == Category.COMPUTE, activities.category == Category.COMMUNICATION,
@@ -238,9 +237,9 @@ def _device_lanes(trace: Trace, work: RankWork, view: View, buckets: BucketField
         # Copies share a lane: many streams copy, each a little.
         streams = [UNKNOWN] if kind == COPIES else np.unique(activities.lane[of_kind]).tolist()
         for stream in streams:
-            mine = of_kind if stream == UNKNOWN else of_kind & (activities.lane == stream)
-            own = {name: column[mine] for name, column in columns.items()}
-            boxes = _boxes(view, activities.start_ns[mine], activities.end_ns[mine], **own)
+            rows = of_kind if stream == UNKNOWN else of_kind & (activities.lane == stream)
+            own = {name: column[rows] for name, column in columns.items()}
+            boxes = _boxes(view, activities.start_ns[rows], activities.end_ns[rows], **own)
             lanes.append(Lane(kind if stream == UNKNOWN else f"{kind}, stream {stream}", kind, boxes, trace.names))
     return lanes
 
@@ -259,16 +258,18 @@ def _piece_of(trace: Trace, work: RankWork) -> Ints:
     return piece
 
 
-def _launching_span(trace: Trace, rows: Ints, process: int, buckets: BucketFields) -> Ints:
+def _launching_span(trace: Trace, process: int, buckets: BucketFields) -> Ints:
     """For each activity the name of the all-reduce range that was the last to open before its launch call.
 
     ``UNKNOWN`` for what does not communicate, and where no such range was open.
     """
+    names = np.full(len(trace.activities), UNKNOWN, np.int64)
+    communicates = np.flatnonzero(trace.activities.category == Category.COMMUNICATION)
     spans = np.flatnonzero((trace.spans.process == process) & np.isin(trace.spans.name_id, buckets.names))
-    launch_ns = np.append(trace.calls.start_ns, UNKNOWN)[trace.launching_calls[rows]]
+    launch_ns = np.append(trace.calls.start_ns, UNKNOWN)[trace.launching_calls[communicates]]
     span = innermost(trace.spans.start_ns[spans], trace.spans.end_ns[spans], launch_ns)
-    names = np.append(trace.spans.name_id[spans], UNKNOWN)[span]
-    return np.where(trace.activities.category[rows] == Category.COMMUNICATION, names, UNKNOWN)
+    names[communicates] = np.append(trace.spans.name_id[spans], UNKNOWN)[span]
+    return names
 
 
 def _strip_lane(work: RankWork, parts: Partition, view: View) -> Lane:

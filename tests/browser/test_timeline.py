@@ -161,6 +161,20 @@ class TestDrawing:
         fills = visit.ask("page.element.data.map(({ fillcolor }) => fillcolor).filter(Boolean)")
         assert {fill[:7] for fill in fills} <= {*look.colors.values(), look.paper, look.notice}
 
+    def test_a_category_switched_off_takes_its_labels_with_it(self, visit: Visit, tmp_path: Path) -> None:
+        visit.open_timeline(write(build_timeline(run_of(cpu_run(), "naive").sources), tmp_path))
+        labels = "page.element.data.at(-1).text.filter((text) => text.startsWith('compute only')).length"
+        assert visit.ask(labels) > 0
+        visit.page.locator(".legendtoggle").nth(
+            visit.ask("""page.data.categories.filter((each) => each.in_legend)
+            .findIndex(({ name }) => name === "compute_only")""")
+        ).click()
+        # Plotly waits for a second click before it acts on the first.
+        visit.ask("new Promise((done) => page.onDraw(() => page.hidden.size && done()))")
+        visit.ask("page.schedule()")
+        assert visit.ask(labels) == 0
+        assert visit.complaints == []
+
     def test_a_long_page_shows_an_overview_first(
         self, visit: Visit, tmp_path: Path, busy_source: Source, monkeypatch: pytest.MonkeyPatch
     ) -> None:

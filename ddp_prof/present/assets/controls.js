@@ -45,6 +45,7 @@ function onKey(timeline, event) {
 
 function controlSteps(timeline) {
   const menu = byId("steps");
+  byId("step-controls").hidden = !timeline.stepNumbers.length;
   menu.append(...timeline.stepNumbers.map((number) => new Option(`step ${number}`, number)));
   menu.addEventListener("change", () => (menu.value ? timeline.showStep(Number(menu.value)) : timeline.showAll()));
   byId("step-before").addEventListener("click", () => timeline.showNeighbour(-1));
@@ -58,7 +59,8 @@ function controlSearch(timeline) {
   const { search } = timeline, field = byId("search"), said = byId("found");
   const tell = () => {
     const count = search.count.toLocaleString("en");
-    said.textContent = !search.words ? "" : search.current ? `${search.position.toLocaleString("en")} of ${count}` : `${count} found`;
+    const position = search.current ? `${search.position.toLocaleString("en")} of ${count}` : `${count} found`;
+    said.textContent = search.words ? position : "";
   };
   const go = (direction) => {
     search.go(direction);
@@ -87,8 +89,9 @@ function controlPointer(timeline) {
     if (!inside || event.ctrlKey) return;
     event.preventDefault();
     tooltip.hide();
-    if (Math.abs(event.deltaX) > Math.abs(event.deltaY) || event.shiftKey) timeline.pan((event.deltaX || event.deltaY) / 800);
-    else timeline.zoom(Math.exp(Math.max(-1, Math.min(1, event.deltaY / 250))), x / timeline.width);
+    const { deltaX, deltaY, shiftKey } = event;
+    if (shiftKey || Math.abs(deltaX) > Math.abs(deltaY)) timeline.pan((deltaX || deltaY) / 800);
+    else timeline.zoom(Math.exp(Math.max(-1, Math.min(1, deltaY / 250))), x / timeline.width);
   }, { passive: false });
   figure.addEventListener("pointerdown", (event) => {
     if (event.button || !timeline.place(event).inside) return;

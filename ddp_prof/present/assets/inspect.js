@@ -30,9 +30,8 @@ class Tooltip {
     const time = view.on(row)[0] + x * pixel;
     for (const track of row.tracks) {
       const at = track.endingAfter(time);
-      if (at < track.length && track.start[at] <= time && track.end[at] - track.start[at] >= this.timeline.columnWidth) {
-        return this.#box(row, track, at);
-      }
+      const here = at < track.length && track.start[at] <= time;
+      if (here && track.end[at] - track.start[at] >= this.timeline.columnWidth) return this.#box(row, track, at);
     }
     return this.#cells(row, time);
   }
@@ -79,7 +78,8 @@ class Readout {
     const ranks = this.timeline.sums();
     const shares = this.timeline.data.panels.map(({ title }, panel, { length }) =>
       (length > 1 ? `${title} ` : "") + overlapOf(ranks.filter((rank) => rank.panel === panel)));
-    this.sentence.textContent = `in view: ${milliseconds(Math.round(view.span))} · ${shares.join(", ")} overlapped`;
+    const said = ranks.some(({ sums }) => sums.overlapped + sums.exposed) ? ` · ${shares.join(", ")} overlapped` : "";
+    this.sentence.textContent = `in view: ${milliseconds(Math.round(view.span))}${said}`;
     this.#fill(ranks);
   }
 
@@ -92,9 +92,10 @@ class Readout {
       ...parts.map(({ name }) => sums[name].toLocaleString("en")),
       overlapOf([{ sums }]),
     ]);
+    const cells = (name, texts) => texts.map((text) => element(name, element("bdi", text)));
     this.table.replaceChildren(
-      element("thead", element("tr", ...head.map((text) => element("th", text)))),
-      element("tbody", ...lines.map((line) => element("tr", ...line.map((text) => element("td", element("bdi", text)))))));
+      element("thead", element("tr", ...cells("th", head))),
+      element("tbody", ...lines.map((line) => element("tr", ...cells("td", line)))));
   }
 }
 
@@ -115,11 +116,13 @@ function element(name, ...children) {
 function percent(ratio) {
   if (Number.isNaN(ratio)) return "n/a";
   const value = ratio * 100;
-  return value === 0 || value === 100 || (value >= 1 && value <= 99) ? `${value.toFixed(0)} %` : `${value.toFixed(1)} %`;
+  const isWhole = value === 0 || value === 100 || (value >= 1 && value <= 99);
+  return `${value.toFixed(isWhole ? 0 : 1)} %`;
 }
 
 /** Bytes, and how fast they went; bytes a nanosecond are GB a second. */
 function traffic(bytes, duration) {
-  const size = bytes >= 2 ** 20 / 100 ? `${Number((bytes / 2 ** 20).toPrecision(3))} MB` : `${bytes.toLocaleString("en")} bytes`;
-  return duration ? `${size}, ${Number((bytes / duration).toPrecision(3))} GB/s` : size;
+  const digits = (value) => Number(value.toPrecision(3)).toString();
+  const size = bytes >= 2 ** 20 / 100 ? `${digits(bytes / 2 ** 20)} MB` : `${bytes.toLocaleString("en")} bytes`;
+  return duration ? `${size}, ${digits(bytes / duration)} GB/s` : size;
 }

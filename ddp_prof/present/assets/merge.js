@@ -60,7 +60,10 @@ class Gaps {
     this.cells = [];
   }
 
-  /** @param {number} from @param {number} to @param {boolean} closed whether empty boxes at its very end belong to it */
+  /**
+   * @param {number} from @param {number} to
+   * @param {boolean} closed whether empty boxes at its very end belong to it
+   */
   fill(from, to, closed) {
     for (let cursor = from; cursor <= to; ) {
       const start = this.#nextStart(cursor);

@@ -76,6 +76,7 @@ class Painter {
     this.edges = rectangles();
     this.marks = rectangles();
     this.text = { x: [], y: [], text: [], color: [] };
+    this.hidden = timeline.hidden;
     this.ink = new Map(timeline.categories.map(({ code, color }) => [code, inkOn(color)]));
   }
 
@@ -145,7 +146,7 @@ class Painter {
 
   #label(row, track, at, from, to) {
     const room = (to - from) / this.pixel - PADDING, height = row.bottom - row.top;
-    if (room < LEAST_TEXT - PADDING || height < FONT_PX) return;
+    if (room < LEAST_TEXT - PADDING || height < FONT_PX || this.hidden.has(track.category)) return;
     const text = fitting(this.timeline.texts(track.source[at]), room);
     if (!text) return;
     const below = row.kind === STRIP && height >= 2 * FONT_PX ? milliseconds(track.end[at] - track.start[at]) : "";
@@ -163,7 +164,7 @@ class Painter {
       ...categories.map((each) => filled(this.solid.get(each.code), each.color, each, each.in_legend)),
       filled(this.edges, paper),
       filled(this.marks, recolor(this.timeline.data.notice)),
-      { ...INERT, x: this.text.x, y: this.text.y, text: this.text.text, mode: "text", textfont: { color: this.text.color, size: FONT_PX - 0.5, family: font.family } },
+      written(this.text, font.family),
     ];
   }
 }
@@ -175,6 +176,10 @@ function filled(rectangles, color, { legend, color: group } = {}, showlegend = f
     ...INERT, ...rectangles.closed(), mode: "none", fill: "toself", fillcolor: color,
     line: { simplify: false, width: 0 }, name: legend, legendgroup: group, showlegend,
   };
+}
+
+function written({ x, y, text, color }, family) {
+  return { ...INERT, x, y, text, mode: "text", textfont: { color, size: FONT_PX - 0.5, family } };
 }
 
 /** Black or white, whichever is read better. */

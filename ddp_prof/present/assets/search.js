@@ -64,7 +64,10 @@ class Search {
   /** How many matches of a row lie at a key or before it. */
   #upTo({ row, index, track, found }, [time, rank]) {
     const own = time + this.timeline.view.offsets[row.panel];
-    return lowest(found.length, (each) => track.start[found[each]] > own || (track.start[found[each]] === own && index > rank));
+    return lowest(found.length, (each) => {
+      const start = track.start[found[each]];
+      return start > own || (start === own && index > rank);
+    });
   }
 
   #nearest(from, direction) {

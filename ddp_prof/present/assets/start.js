@@ -15,6 +15,7 @@ async function start() {
   timeline.onDraw(() => readout.update());
   control(timeline);
   await timeline.draw();
+  timeline.element.on("plotly_restyle", () => timeline.schedule()); // a category was switched on or off
   performance.mark("complete");
   document.body.dataset.ready = "true";
 }

@@ -43,7 +43,7 @@ class View {
 const SHORTEST_SPAN = 100; // ns; below, digits of the axis would run out
 const STEP_MARGIN = 0.02;
 const STRIP = "where time goes";
-const CONFIG = { displaylogo: false, responsive: true, displayModeBar: false };
+const CONFIG = { displaylogo: false, responsive: true, displayModeBar: false, showTips: false };
 
 class Timeline {
   /** @param {HTMLElement} element @param {Object} data see timeline_page.py */
@@ -197,6 +197,13 @@ class Timeline {
     await Plotly.react(this.element, painter.traces(), layout, CONFIG);
   }
 
+  /** Codes of the categories that were switched off in the legend. */
+  get hidden() {
+    const off = (this.element._fullData ?? []).filter(({ visible }) => visible === "legendonly");
+    const names = new Set(off.map(({ name }) => name));
+    return new Set(this.data.categories.filter(({ legend }) => names.has(legend)).map(({ code }) => code));
+  }
+
   // What is known.
 
   /** What a box is called, and its label. */
@@ -223,7 +230,9 @@ class Timeline {
     for (const { rank, kind, panel, tracks } of this.rows) {
       if (kind !== STRIP) continue;
       const offset = this.view.offsets[panel];
-      for (const track of tracks) ranks[rank].sums[names.get(track.category)] += track.covered(from + offset, to + offset);
+      for (const track of tracks) {
+        ranks[rank].sums[names.get(track.category)] += track.covered(from + offset, to + offset);
+      }
     }
     return ranks;
   }
@@ -231,7 +240,8 @@ class Timeline {
 
 /** @returns {Cell[]} what a row of the overview holds: for each category, shares of 255 by column */
 function overview({ start, end }, { overview: shares = {} }) {
-  const cells = [], columns = Object.entries(shares).map(([code, text]) => [{ category: Number(code) }, bytesOf(atob(text))]);
+  const cells = [];
+  const columns = Object.entries(shares).map(([code, text]) => [{ category: Number(code) }, bytesOf(atob(text))]);
   const count = columns[0]?.[1].length ?? 0, width = (end - start) / count;
   for (let at = 0; at < count; at++) {
     let base = 0;
