@@ -1,7 +1,7 @@
 """Measures the page of a timeline: how long it takes to build, how large it is, how fast it shows and redraws.
 
-    python scripts/benchmark_timeline.py BIG.sqlite
-    python scripts/benchmark_timeline.py SMALL.sqlite --copies 40
+    python scripts/benchmark.py timeline BIG.sqlite
+    python scripts/benchmark.py timeline SMALL.sqlite --copies 40
 
 The page is opened in a headless Chromium of 1400 x 800, each time in a new one. "First view" is when the whole was on
 the screen, counted from navigation; "complete" when each box could be zoomed into; a "redraw" lasts from the request
@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
-import sqlite3
 import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from repeat_capture import repeat_capture
 
 from ddp_prof.analyze.work import rank_work
 from ddp_prof.ingest.load import load_trace
@@ -31,7 +31,6 @@ from ddp_prof.present.timeline_page import write_timeline_page
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-GAP_NS = 1_000_000
 ZOOMS = (1, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0003, 0.0001)
 REDRAW = """
 async ([share, middle]) => {
@@ -61,33 +60,6 @@ class Figure(NamedTuple):
     value: float
     unit: str
     budget: float | None = None
-
-
-def repeat_capture(small: Path, large: Path, copies: int) -> None:
-    """Lay the events of an nsys SQLite export end to end, so that each copy is measured like the first."""
-    shutil.copyfile(small, large)
-    with sqlite3.connect(large) as database:
-        database.execute("PRAGMA synchronous=OFF")
-        tables = {table: columns for table, columns in _columns(database) if "start" in columns}
-        period = max(_highest(database, table, "end" if "end" in tables[table] else "start") for table in tables)
-        launched = [table for table, columns in tables.items() if "correlationId" in columns]
-        ids = 1 + max(_highest(database, table, "correlationId") for table in launched)
-        steps = {"start": period + GAP_NS, "end": period + GAP_NS, "correlationId": ids, "rangeId": ids}
-        for table, columns in tables.items():
-            last = _highest(database, table, "rowid")
-            for copy in range(1, copies):
-                shifted = ", ".join(f'"{each}" + {copy * steps.get(each, 0)}' if each in steps else f'"{each}"'
-                                    for each in columns)  # fmt: skip
-                database.execute(f'INSERT INTO "{table}" SELECT {shifted} FROM "{table}" WHERE rowid <= {last}')
-
-
-def _columns(database: sqlite3.Connection) -> Iterator[tuple[str, list[str]]]:
-    for (table,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
-        yield table, [row[1] for row in database.execute(f'PRAGMA table_info("{table}")')]
-
-
-def _highest(database: sqlite3.Connection, table: str, column: str) -> int:
-    return int(database.execute(f'SELECT max("{column}") FROM "{table}"').fetchone()[0] or 0)
 
 
 def build(capture: Path, page: Path) -> Iterator[Figure]:
