@@ -18,7 +18,7 @@ import numpy as np
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.phases import Phases, Steps, find_phases, find_steps, innermost
 from ddp_prof.spans import ALL_REDUCE, BACKWARD, PHASES, PROCESS, SYNCHRONIZE
-from ddp_prof.trace import UNKNOWN, Category, Kind, Table, concatenate, empty, select
+from ddp_prof.trace import UNKNOWN, Category, Kind, Table, concatenate, distinct, empty, select
 
 if TYPE_CHECKING:
     from ddp_prof.trace import Ints, Mask, Trace
@@ -107,7 +107,7 @@ def rank_work(
         step_pattern: See :func:`~ddp_prof.analyze.phases.find_steps`.
         backward_pattern: Regular expression for the names of backward ranges.
     """
-    on_devices = set(np.unique(trace.activities.process).tolist())
+    on_devices = set(distinct(trace.activities.process))
     found = []
     for process in trace.processes:
         steps = find_steps(trace, process, step_pattern)
@@ -149,7 +149,7 @@ def _device_work(trace: Trace, process: int, steps: Steps, phases: Phases) -> li
     )
     by_host = _host_communication(trace, process, steps, phases)
     result = []
-    for device in np.unique(activities.device).tolist():
+    for device in distinct(activities.device):
         own = select(pieces, activities.device == device)
         if not np.any(own.category == Category.COMMUNICATION):
             own = concatenate(own, by_host)  # gloo with CUDA tensors: the host communicates
