@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -187,8 +187,8 @@ class Trace:
     @cached_property
     def processes(self) -> tuple[int, ...]:
         """All processes that left an activity or a span, in ascending order."""
-        ids: Any = np.union1d(self.activities.process, self.spans.process)
-        return tuple(int(each) for each in ids)
+        tables = (self.activities, self.spans)
+        return tuple(sorted({each for table in tables for each in np.unique(table.process).tolist()}))
 
     @cached_property
     def launching_calls(self) -> Ints:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddp_prof.analyze.intervals import union
-from ddp_prof.trace import UNKNOWN, Category, Kind, select
+from ddp_prof.trace import UNKNOWN, Category, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -73,13 +73,16 @@ def _about_overhead(trace: Trace, works: Sequence[RankWork]) -> Iterator[str]:
 
 def _about_streams(works: Sequence[RankWork]) -> Iterator[str]:
     for work in works:
-        kernels = select(work.pieces, work.pieces.kernel == 1)
-        computing = select(kernels, kernels.category == Category.COMPUTE)
-        if not len(computing):
+        pieces, is_kernel = work.pieces, work.pieces.kernel == 1
+        busy_ns = {
+            lane: int((pieces.end_ns[rows] - pieces.start_ns[rows]).sum())
+            for lane in np.unique(pieces.lane[is_kernel]).tolist()
+            if (rows := is_kernel & (pieces.category == Category.COMPUTE) & (pieces.lane == lane)).any()
+        }
+        if not busy_ns:
             continue
-        lanes, lane = np.unique(computing.lane, return_inverse=True)
-        busiest = lanes[np.argmax(np.bincount(lane, weights=computing.end_ns - computing.start_ns))]
-        sharing = (kernels.category == Category.COMMUNICATION) & (kernels.lane == busiest)
+        busiest = max(busy_ns, key=busy_ns.__getitem__)
+        sharing = is_kernel & (pieces.category == Category.COMMUNICATION) & (pieces.lane == busiest)
         if count := int(sharing.sum()):
             yield (
                 f"process {work.process}, device {work.device}: {count:,} of the collectives ran on the compute "

@@ -84,7 +84,7 @@ class Intervals:
 
 def union(start_ns: Ints, end_ns: Ints) -> Intervals:
     """The union of any intervals, in any order, overlapping or empty; one that ends before it starts is empty."""
-    start, end, _ = union_by_group(start_ns, end_ns, np.zeros(len(start_ns), np.int64))
+    start, end, _ = _unite(start_ns, end_ns)
     return Intervals(start, end)
 
 
@@ -99,22 +99,32 @@ def union_by_group(start_ns: Ints, end_ns: Ints, group: Ints) -> tuple[Ints, Int
     Returns:
         Starts, ends and groups of the united intervals, by group and then by start.
     """
-    filled = end_ns > start_ns
-    start, end, group = start_ns[filled], end_ns[filled], group[filled]
-    if not len(start):
-        return start, end, group
+    if not len(start_ns):
+        return start_ns, end_ns, group
     # Laid end to end on one axis, groups cannot meet, so one pass unites all of them.
-    origin, span = int(start.min()), int(end.max() - start.min()) + 1
+    origin = int(start_ns.min())
+    span = max(0, int(end_ns.max()) - origin) + 1
     shift = group * span - origin
-    start, end = start + shift, end + shift
-    order = np.argsort(start, kind="stable")
-    start, reach, group = start[order], np.maximum.accumulate(end[order]), group[order]
-    begins = np.concatenate([[True], start[1:] > reach[:-1]])
-    first = np.flatnonzero(begins)
-    last = np.concatenate([first[1:], [len(start)]]) - 1
-    group = group[first]
+    start, end, row = _unite(start_ns + shift, end_ns + shift)
+    group = group[row]
     shift = group * span - origin
-    return start[first] - shift, reach[last] - shift, group
+    return start - shift, end - shift, group
+
+
+def _unite(start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
+    """Starts and ends of the union, and for each of its intervals a row that lies in it."""
+    rows = np.flatnonzero(end > start)
+    if not len(rows):
+        nothing = np.empty(0, np.int64)
+        return nothing, nothing, nothing
+    starts = start[rows]
+    if np.any(starts[1:] < starts[:-1]):
+        rows = rows[np.argsort(starts, kind="stable")]
+        starts = start[rows]
+    reach = np.maximum.accumulate(end[rows])
+    first = np.flatnonzero(np.concatenate([[True], starts[1:] > reach[:-1]]))
+    last = np.append(first[1:], len(rows)) - 1
+    return starts[first], reach[last], rows[first]
 
 
 def _runs(edges: Ints, inside: Mask) -> Intervals:

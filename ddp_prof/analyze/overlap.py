@@ -22,13 +22,13 @@ from ddp_prof.analyze.intervals import Intervals, union, union_by_group
 from ddp_prof.analyze.partition import measure_partition, sum_by_group
 from ddp_prof.analyze.work import BACKWARD_PHASE, Pieces, RankWork, rank_work
 from ddp_prof.manifest import label_of
-from ddp_prof.trace import UNKNOWN, Category, select
+from ddp_prof.trace import UNKNOWN, Category
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from ddp_prof.trace import Ints, Trace
+    from ddp_prof.trace import Ints, Mask, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,34 +174,34 @@ def measure_rank(work: RankWork) -> RankOverlap:
     """Measure one rank."""
     compute, communication = work.union_of(Category.COMPUTE), work.union_of(Category.COMMUNICATION)
     overlapped = _common_ns(communication, compute)
-    backward = _backward_compute(work)
-    in_backward = _common_ns(communication, union(backward.start_ns, backward.end_ns))
+    is_backward = _is_backward(work)
+    backward = union(work.pieces.start_ns[is_backward], work.pieces.end_ns[is_backward])
     blind = not len(work.pieces)
     return RankOverlap(
         process=work.process,
         device=work.device,
         rank=work.rank,
         kernels=int(work.pieces.kernel.sum()),
-        collectives=len(work.of(Category.COMMUNICATION)),
+        collectives=int((work.pieces.category == Category.COMMUNICATION).sum()),
         compute_ns=None if blind else compute.length_ns,
         comm_ns=None if blind else communication.length_ns,
         overlapped_ns=None if blind else overlapped,
         exposed_ns=None if blind else communication.length_ns - overlapped,
-        backward_overlapped_ns=in_backward if len(backward) else None,
+        backward_overlapped_ns=_common_ns(communication, backward) if len(backward) else None,
         reason=_reason(work, communication.length_ns),
-        steps=() if blind else _measure_steps(work),
+        steps=() if blind else _measure_steps(work, backward),
     )
 
 
 def measure_attribution(works: Sequence[RankWork]) -> Attribution:
     """How much of the work of all ranks belongs to a step, and how backward was told."""
-    pieces = [work.pieces for work in works]
-    given = [select(work.pieces, (work.pieces.step != UNKNOWN) & work.has_steps) for work in works]
+    duration = [work.pieces.end_ns - work.pieces.start_ns for work in works]
+    given = [(work.pieces.step != UNKNOWN) & work.has_steps for work in works]
     return Attribution(
-        pieces=sum(map(len, pieces)),
-        given_pieces=sum(map(len, given)),
-        time_ns=sum(map(_summed_ns, pieces)),
-        given_time_ns=sum(map(_summed_ns, given)),
+        pieces=sum(map(len, duration)),
+        given_pieces=sum(int(each.sum()) for each in given),
+        time_ns=sum(int(each.sum()) for each in duration),
+        given_time_ns=sum(int(each[rows].sum()) for each, rows in zip(duration, given, strict=True)),
         method=_weakest(work.backward for work in works),
     )
 
@@ -234,19 +234,16 @@ def _weakest(methods: Iterable[str]) -> str:
     return next((each for each in ("inferred", "ranges") if each in found), "none")
 
 
-def _summed_ns(pieces: Pieces) -> int:
-    return int((pieces.end_ns - pieces.start_ns).sum())
-
-
-def _measure_steps(work: RankWork) -> tuple[StepOverlap, ...]:
-    steps = len(work.steps)
+def _measure_steps(work: RankWork, backward: Intervals) -> tuple[StepOverlap, ...]:
+    pieces, steps = work.pieces, len(work.steps)
     parts = measure_partition(work)
-    backward = _backward_compute(work)
-    communication = work.of(Category.COMMUNICATION)
+    launched = pieces.step != UNKNOWN
+    communicating = launched & (pieces.category == Category.COMMUNICATION)
+    in_backward = launched & _is_backward(work)
     columns = {
         "start_ns": parts.start_ns,
-        "kernels": _count(select(work.pieces, work.pieces.kernel == 1), steps),
-        "collectives": _count(communication, steps),
+        "kernels": np.bincount(pieces.step[launched & (pieces.kernel == 1)], minlength=steps),
+        "collectives": np.bincount(pieces.step[communicating], minlength=steps),
         "window_ns": parts.window_ns,
         "comm_ns": parts.comm_ns,
         "overlapped_ns": parts.overlapped_ns,
@@ -255,18 +252,18 @@ def _measure_steps(work: RankWork) -> tuple[StepOverlap, ...]:
         "other_comm_ns": parts.other_comm_ns,
     }
     host_ns = work.steps.end_ns - work.steps.start_ns
+    tail_ns = np.maximum(0, _last_end(pieces, communicating, steps) - _last_end(pieces, in_backward, steps))
+    hidden_ns = _covered_by_step(pieces, communicating, backward, steps)
+    has_backward = np.bincount(pieces.step[in_backward], minlength=steps) > 0
     hides_work = _has_graphs(work)
-    tail = np.maximum(0, _last_end(communication, steps) - _last_end(backward, steps))
-    hidden = _overlap_by_step(communication, backward, steps)
-    known = _count(backward, steps) > 0
     return tuple(
         StepOverlap(
             step=_known(int(work.steps.number[each])),
             host_ns=int(host_ns[each]) if work.has_steps else None,
             compute_only_ns=None if hides_work else int(parts.compute_only_ns[each]),
             idle_ns=None if hides_work else int(parts.idle_ns[each]),
-            backward_overlapped_ns=int(hidden[each]) if known[each] else None,
-            tail_ns=int(tail[each]) if known[each] else None,
+            backward_overlapped_ns=int(hidden_ns[each]) if has_backward[each] else None,
+            tail_ns=int(tail_ns[each]) if has_backward[each] else None,
             **{name: int(column[each]) for name, column in columns.items()},
         )
         for each in range(steps)
@@ -277,9 +274,10 @@ def _has_graphs(work: RankWork) -> bool:
     return bool(np.any(work.pieces.category == Category.OTHER))
 
 
-def _backward_compute(work: RankWork) -> Pieces:
-    compute = work.of(Category.COMPUTE)
-    return select(compute, compute.phase == BACKWARD_PHASE)
+def _is_backward(work: RankWork) -> Mask:
+    """Which pieces are compute of backward."""
+    rows: Mask = (work.pieces.phase == BACKWARD_PHASE) & (work.pieces.category == Category.COMPUTE)
+    return rows
 
 
 def _common_ns(few: Intervals, many: Intervals) -> int:
@@ -287,23 +285,16 @@ def _common_ns(few: Intervals, many: Intervals) -> int:
     return int(many.covered_ns(few.start_ns, few.end_ns).sum())
 
 
-def _overlap_by_step(communication: Pieces, backward: Pieces, steps: int) -> Ints:
-    """For each step, how much of its communication lies under the compute of backward, of whichever step."""
-    launched = select(communication, communication.step != UNKNOWN)
-    start, end, step = union_by_group(launched.start_ns, launched.end_ns, launched.step)
-    return sum_by_group(union(backward.start_ns, backward.end_ns).covered_ns(start, end), step, steps)
+def _covered_by_step(pieces: Pieces, rows: Mask, cover: Intervals, steps: int) -> Ints:
+    """For each step, how much of the union of its pieces lies in a set."""
+    start, end, step = union_by_group(pieces.start_ns[rows], pieces.end_ns[rows], pieces.step[rows])
+    return sum_by_group(cover.covered_ns(start, end), step, steps)
 
 
-def _count(pieces: Pieces, steps: int) -> Ints:
-    launched = select(pieces, pieces.step != UNKNOWN)
-    return sum_by_group(np.ones(len(launched), np.int64), launched.step, steps)
-
-
-def _last_end(pieces: Pieces, steps: int) -> Ints:
+def _last_end(pieces: Pieces, rows: Mask, steps: int) -> Ints:
     """Last end of each step's pieces, 0 where it has none (times of a trace are not negative)."""
-    launched = select(pieces, pieces.step != UNKNOWN)
     last = np.zeros(steps, np.int64)
-    np.maximum.at(last, launched.step, launched.end_ns)
+    np.maximum.at(last, pieces.step[rows], pieces.end_ns[rows])
     return last
 
 

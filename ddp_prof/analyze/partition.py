@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddp_prof.analyze.intervals import Intervals, union_by_group
-from ddp_prof.trace import Category, Table, select
+from ddp_prof.trace import Category, Table
 
 if TYPE_CHECKING:
-    from ddp_prof.analyze.work import Pieces, RankWork
+    from ddp_prof.analyze.work import RankWork
     from ddp_prof.trace import Ints
 
 
@@ -65,8 +65,9 @@ def measure_partition(work: RankWork) -> Partition:
     anything = busy | communication
 
     start, end = _windows(work)
-    launched = select(work.of(Category.COMMUNICATION), work.of(Category.COMMUNICATION).step >= 0)
-    comm_start, comm_end, comm_step = union_by_group(launched.start_ns, launched.end_ns, launched.step)
+    pieces = work.pieces
+    rows = (pieces.category == Category.COMMUNICATION) & (pieces.step >= 0)
+    comm_start, comm_end, comm_step = union_by_group(pieces.start_ns[rows], pieces.end_ns[rows], pieces.step[rows])
 
     def in_communication(of: Intervals) -> Ints:
         return sum_by_group(of.covered_ns(comm_start, comm_end), comm_step, steps)
@@ -103,8 +104,8 @@ def _windows(work: RankWork) -> tuple[Ints, Ints]:
     end = np.full(len(work.steps), np.iinfo(np.int64).min)
     if work.device is None:
         start, end = work.steps.start_ns.copy(), work.steps.end_ns.copy()
-    pieces: Pieces = select(work.pieces, work.pieces.step >= 0)
-    np.minimum.at(start, pieces.step, pieces.start_ns)
-    np.maximum.at(end, pieces.step, pieces.end_ns)
+    pieces, rows = work.pieces, work.pieces.step >= 0
+    np.minimum.at(start, pieces.step[rows], pieces.start_ns[rows])
+    np.maximum.at(end, pieces.step[rows], pieces.end_ns[rows])
     launched = end >= start
     return np.where(launched, start, 0), np.where(launched, end, 0)

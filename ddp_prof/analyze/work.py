@@ -37,6 +37,7 @@ class Pieces(Table):
         step: Index into the rank's steps, ``UNKNOWN`` outside of any.
         phase: Index into ``spans.PHASES``, ``UNKNOWN`` outside of any.
         kernel: 1 for a kernel, 0 for anything else.
+        activity: Row in the trace's activities; ``UNKNOWN`` for work of the host.
     """
 
     start_ns: Ints
@@ -46,6 +47,7 @@ class Pieces(Table):
     step: Ints
     phase: Ints
     kernel: Ints
+    activity: Ints
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,8 @@ class RankWork:
     def union_of(self, category: Category) -> Intervals:
         """The time covered by the pieces of one category."""
         if category not in self._unions:
-            pieces = self.of(category)
-            self._unions[category] = union(pieces.start_ns, pieces.end_ns)
+            rows = self.pieces.category == category
+            self._unions[category] = union(self.pieces.start_ns[rows], self.pieces.end_ns[rows])
         return self._unions[category]
 
     @property
@@ -143,6 +145,7 @@ def _device_work(trace: Trace, process: int, steps: Steps, phases: Phases) -> li
         innermost(steps.start_ns, steps.end_ns, launch_ns),
         phase,
         (activities.kind == Kind.KERNEL).astype(np.int64),
+        np.flatnonzero(mine),
     )
     by_host = _host_communication(trace, process, steps, phases)
     result = []
@@ -222,6 +225,7 @@ def _host_work(start_ns: Ints, end_ns: Ints, category: Category, phase: Ints, st
         step=step,
         phase=phase,
         kernel=np.zeros(rows, np.int64),
+        activity=np.full(rows, UNKNOWN, np.int64),
     )
 
 

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.trace import UNKNOWN, Category, Kind, find_launching_calls, select
+from ddp_prof.trace import UNKNOWN, Category, Kind, select
 
 if TYPE_CHECKING:
-    from ddp_prof.ingest.names import NameTable
-    from ddp_prof.trace import Activities, Calls, Ints, Mask, Spans
+    from ddp_prof.trace import Calls, Ints, Mask, Spans, Trace
 
 _COLLECTIVE = re.compile(
     r"^nccl(?:AllReduce|AllGather|ReduceScatter|Broadcast|Bcast|Reduce|AlltoAll|AllToAll|Gather|Scatter|Send|Recv)v?$"
@@ -20,21 +19,19 @@ _COLLECTIVE = re.compile(
 _GROUP_END = "ncclGroupEnd"
 
 
-def mark_copy_engine_collectives(activities: Activities, calls: Calls, spans: Spans, names: NameTable) -> Activities:
+def mark_copy_engine_collectives(trace: Trace) -> Trace:
     """Make copies COMMUNICATION whose launch call lies in the range of an NCCL collective, on the same thread.
 
     A collective within a group is launched by the ``ncclGroupEnd`` that follows it, so that range counts, too.
     """
-    copies = np.flatnonzero(activities.kind == Kind.COPY)
-    ranges = _collective_ranges(spans, names.as_tuple())
-    if not len(copies) or not len(ranges):
-        return activities
-    call = find_launching_calls(select(activities, copies), calls)
-    copies, call = copies[call != UNKNOWN], call[call != UNKNOWN]
-    inside = _inside(select(spans, ranges), select(calls, call))
-    category = activities.category.copy()
+    ranges = _collective_ranges(trace.spans, trace.names)
+    copies = np.flatnonzero((trace.activities.kind == Kind.COPY) & (trace.launching_calls != UNKNOWN))
+    inside = _inside(select(trace.spans, ranges), select(trace.calls, trace.launching_calls[copies]))
+    if not inside.any():
+        return trace
+    category = trace.activities.category.copy()
     category[copies[inside]] = Category.COMMUNICATION
-    return replace(activities, category=category)
+    return replace(trace, activities=replace(trace.activities, category=category))
 
 
 def _collective_ranges(spans: Spans, names: tuple[str, ...]) -> Ints:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ddp_prof.ingest.sqlite_columns import integer_array
 from ddp_prof.trace import UNKNOWN
 
 if TYPE_CHECKING:
@@ -57,10 +58,7 @@ class NsysStrings:
 
         if pyarrow.types.is_integer(column.type) or not len(column):  # a column that holds nothing but NULL
             return np.full(len(column), UNKNOWN, np.int64)
-        encoded = column.combine_chunks().dictionary_encode()
-        if isinstance(encoded, pyarrow.ChunkedArray):
-            encoded = encoded.combine_chunks()
-        index = np.array([names.intern(text) for text in encoded.dictionary.to_pylist()] + [UNKNOWN], np.int64)
-        codes = encoded.indices.fill_null(len(index) - 1).to_numpy(zero_copy_only=False)
-        texts: Ints = index[codes]
-        return texts
+        encoded = column.dictionary_encode().chunks  # all chunks share one dictionary
+        texts = encoded[0].dictionary.to_pylist()
+        index = np.array([*map(names.intern, texts), UNKNOWN], np.int64)  # UNKNOWN, which is -1, finds the last one
+        return index[integer_array(pyarrow.chunked_array([chunk.indices for chunk in encoded]))]

@@ -18,7 +18,7 @@ from ddp_prof.ingest.names import NameTable, NsysStrings
 from ddp_prof.ingest.ranks import ranks_of
 from ddp_prof.ingest.sqlite_columns import SqliteFile, integer_array
 from ddp_prof.manifest import load_manifest, manifest_path
-from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind, Overhead, Spans, Trace, concatenate, empty
+from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind, Overhead, Spans, Trace, empty
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +35,9 @@ NVTX = "NVTX_EVENTS"
 OVERHEADS = ("PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD")
 
 _PUSH_POP, _START_END, _DOMAIN_CREATE = 59, 60, 75
-_ACTIVITY_COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
+_PLACE_COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
+_CALL_COLUMNS = ("start", "globalTid", "correlationId")
+_UNNAMED = {Kind.COPY: "memcpy", Kind.MEMORY_SET: "memset", Kind.GRAPH: "CUDA graph"}
 
 
 def load_nsys_sqlite(path: Path, *, extra_patterns: Sequence[str] = (), run: Path | None = None) -> Trace:
@@ -52,34 +54,30 @@ def load_nsys_sqlite(path: Path, *, extra_patterns: Sequence[str] = (), run: Pat
     file = SqliteFile(path)
     _require_export(file)
     # The tables are read side by side: SQLite and Arrow work outside Python's lock.
-    with ThreadPoolExecutor(max_workers=6) as pool:
-        kernels = pool.submit(file.integers, KERNELS, (*_ACTIVITY_COLUMNS, "demangledName", "shortName"))
-        calls = pool.submit(file.integers, CALLS, ("start", "globalTid", "correlationId"))
-        ranges = pool.submit(_range_rows, file)
-        others = {
-            kind: pool.submit(file.integers, table, (*_ACTIVITY_COLUMNS, "bytes"))
-            for kind, table in ((Kind.COPY, COPIES), (Kind.MEMORY_SET, MEMORY_SETS), (Kind.GRAPH, GRAPHS))
-        }
+    with ThreadPoolExecutor(max_workers=3) as pool:
+        activity_columns = pool.submit(_activity_columns, file)
+        call_columns = pool.submit(file.integers, _CALL_COLUMNS, file.selection(CALLS, _CALL_COLUMNS))
+        range_rows = pool.submit(_range_rows, file)
         strings = NsysStrings(file.rows("SELECT id, value FROM StringIds") if file.has("StringIds") else [])
         names = NameTable()
-        parts = [_kernels(kernels.result(), strings, names, KernelClassifier(extra_patterns))]
-        parts += [_unnamed(kind, future.result(), names) for kind, future in others.items()]
-        spans = _spans(ranges.result(), strings, names, _domains(file, strings))
-    launches = _calls(calls.result())
-    return Trace(
+        spans = _spans(range_rows.result(), strings, names, _domains(file, strings))
+        calls = _calls(call_columns.result())
+        activities = _activities(activity_columns.result(), strings, names, KernelClassifier(extra_patterns))
+    trace = Trace(
         path=path,
         source="nsys-sqlite",
         producer=_producer(file),
         names=names.as_tuple(),
-        activities=mark_copy_engine_collectives(concatenate(*parts), launches, spans, names),
+        activities=activities,
         spans=spans,
-        calls=launches,
+        calls=calls,
         threads=_threads(file, strings),
         ranks=ranks_of(spans, names),
-        overhead=concatenate(*(_overhead(file, table) for table in OVERHEADS)),
+        overhead=_overhead(file),
         epoch_ns=_session_start(file),
         manifest=load_manifest(manifest_path(run or path)),
     )
+    return mark_copy_engine_collectives(trace)
 
 
 def _require_export(file: SqliteFile) -> None:
@@ -101,26 +99,27 @@ def _thread(global_id: Ints) -> Ints:
     return global_id & 0xFFFFFF
 
 
-def _kernels(
+def _activity_columns(file: SqliteFile) -> dict[str, Ints]:
+    """The rows of all activities, kernels first."""
+    name = "demangledName" if file.has(KERNELS, "demangledName") else "shortName"
+    tables = {KERNELS: Kind.KERNEL, COPIES: Kind.COPY, MEMORY_SETS: Kind.MEMORY_SET, GRAPHS: Kind.GRAPH}
+    columns = (*_PLACE_COLUMNS, name, "bytes")
+    selections = [file.selection(table, columns, kind=kind) for table, kind in tables.items()]
+    found = file.integers((*columns, "kind"), *selections)
+    return found | {"name": found.pop(name)}
+
+
+def _activities(
     columns: dict[str, Ints], strings: NsysStrings, names: NameTable, classifier: KernelClassifier
 ) -> Activities:
-    demangled, short = columns["demangledName"], columns["shortName"]
-    name_id = strings.intern(np.where(demangled == UNKNOWN, short, demangled), names)
-    by_name = np.array([classifier.category(name) for name in names.as_tuple()] + [Category.COMPUTE], np.int64)
-    return _activities(columns, name_id, Kind.KERNEL, by_name[name_id])
-
-
-def _unnamed(kind: Kind, columns: dict[str, Ints], names: NameTable) -> Activities:
-    """Copies, memory sets and graph launches, which carry no name of their own."""
-    rows = len(columns["start"])
-    name = {Kind.COPY: "memcpy", Kind.MEMORY_SET: "memset", Kind.GRAPH: "CUDA graph"}[kind]
-    category = Category.OTHER if kind is Kind.GRAPH else Category.MEMORY
-    return _activities(columns, np.full(rows, names.intern(name), np.int64), kind, np.full(rows, category, np.int64))
-
-
-def _activities(columns: dict[str, Ints], name_id: Ints, kind: Kind, category: Ints) -> Activities:
-    pid = columns["globalPid"]
-    rows = len(name_id)
+    kind, pid = columns["kind"], columns["globalPid"]
+    name_id = strings.intern(columns["name"], names)
+    by_name = [classifier.category(name) for name in names.as_tuple()]
+    category = np.array([*by_name, Category.COMPUTE], np.int64)[name_id]
+    for other, name in _UNNAMED.items():
+        rows = kind == other
+        name_id[rows] = names.intern(name)
+        category[rows] = Category.OTHER if other is Kind.GRAPH else Category.MEMORY
     return Activities(
         start_ns=columns["start"],
         end_ns=np.maximum(columns["start"], columns["end"]),
@@ -128,10 +127,10 @@ def _activities(columns: dict[str, Ints], name_id: Ints, kind: Kind, category: I
         device=columns["deviceId"],
         lane=columns["streamId"],
         name_id=name_id,
-        kind=np.full(rows, kind, np.int64),
+        kind=kind,
         category=category,
         correlation=columns["correlationId"],
-        bytes=columns.get("bytes", np.full(rows, UNKNOWN, np.int64)),
+        bytes=columns["bytes"],
     )
 
 
@@ -199,9 +198,10 @@ def _threads(file: SqliteFile, strings: NsysStrings) -> dict[tuple[int, int], st
     return {(tid >> 24 & 0xFFFFFF, tid & 0xFFFFFF): strings.text(name) for tid, name in rows}
 
 
-def _overhead(file: SqliteFile, table: str) -> Overhead:
-    columns = file.integers(table, ("start", "end"))
-    return Overhead(columns["start"], np.maximum(columns["start"], columns["end"]))
+def _overhead(file: SqliteFile) -> Overhead:
+    columns = ("start", "end")
+    found = file.integers(columns, *(file.selection(table, columns) for table in OVERHEADS))
+    return Overhead(found["start"], np.maximum(found["start"], found["end"]))
 
 
 def _producer(file: SqliteFile) -> str | None:

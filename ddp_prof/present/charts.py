@@ -8,7 +8,7 @@ import numpy as np
 
 from ddp_prof.present import style
 from ddp_prof.present.style import percent
-from ddp_prof.present.timeline import shown_name
+from ddp_prof.present.timeline_words import shown_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddp_prof.present.charts import draw_comparison
-from ddp_prof.present.page import write_figure_page, write_page
+from ddp_prof.present.page import write_page
 from ddp_prof.present.pictures import NoBrowserError, write_pictures
 from ddp_prof.present.report_page import CSS, Chapter, report_body
 from ddp_prof.present.step_charts import draw_overlap_by_step, draw_step_times
 from ddp_prof.present.timeline import draw_timeline
-from ddp_prof.present.timeline_build import build_timeline, steady_steps
+from ddp_prof.present.timeline_build import MAX_BOXES, build_timeline, steady_steps
+from ddp_prof.present.timeline_page import write_timeline_page
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from ddp_prof.analyze.overlap import TraceOverlap
     from ddp_prof.manifest import Manifest
-    from ddp_prof.present.timeline_model import Source
+    from ddp_prof.present.timeline_model import Source, Timeline
 
 INDEX = "index"
 CHARTS = {"comparison": draw_comparison, "overlap-by-step": draw_overlap_by_step, "step-times": draw_step_times}
@@ -85,8 +86,8 @@ def write_report(runs: Sequence[Run], folder: Path, *, backward_pattern: str | N
     pictures = [(chart, folder / f"{name}.png") for name, chart in charts.items()]
     for name, run in zip(names, runs, strict=True):
         whole, part = _timelines(run, backward_pattern)
-        write_figure_page(whole, folder / f"{name}.html", title=f"{run.result.label}: timeline", shared_plotly=True)
-        pictures.append((part, folder / f"{name}.png"))
+        write_timeline_page(whole, folder / f"{name}.html", shared_plotly=True)
+        pictures.append((draw_timeline(part), folder / f"{name}.png"))
     problems = _try_pictures(pictures)
     chapters = [Chapter(name, run.result, run.manifest) for name, run in zip(names, runs, strict=True)]
     body = report_body(chapters, charts, pictures=not problems)
@@ -94,12 +95,12 @@ def write_report(runs: Sequence[Run], folder: Path, *, backward_pattern: str | N
     return problems
 
 
-def _timelines(run: Run, backward_pattern: str | None) -> tuple[go.Figure, go.Figure]:
+def _timelines(run: Run, backward_pattern: str | None) -> tuple[Timeline, Timeline]:
     """The timeline of the whole run, to move around in, and that of a few steps, to look at."""
     steps = steady_steps([work for source in run.sources for work in source.works])
     whole = build_timeline(run.sources, backward_pattern=backward_pattern)
-    part = build_timeline(run.sources, steps=steps, backward_pattern=backward_pattern)
-    return draw_timeline(whole), draw_timeline(part)
+    part = build_timeline(run.sources, steps=steps, max_boxes=MAX_BOXES, backward_pattern=backward_pattern)
+    return whole, part
 
 
 def _try_pictures(pictures: Sequence[tuple[go.Figure, Path]]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof.analyze.compare import compare_variants
@@ -223,14 +223,17 @@ def _step_row(rank: RankOverlap, step: StepOverlap) -> Row:
 
 
 def _rank_document(rank: RankOverlap) -> dict[str, Any]:
-    document = asdict(rank)
-    steps = document.pop("steps")
     return {
-        **document,
+        **_document(rank),
         "overlap_ratio": rank.overlap_ratio,
         "backward_overlap_ratio": rank.backward_overlap_ratio,
-        "steps": steps,
+        "steps": [_document(step) for step in rank.steps],
     }
+
+
+def _document(result: RankOverlap | StepOverlap) -> dict[str, Any]:
+    """The fields as they are; ``asdict`` would copy each of them."""
+    return {each.name: getattr(result, each.name) for each in fields(result)}
 
 
 def _rank_name(rank: RankOverlap) -> str:

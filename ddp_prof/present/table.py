@@ -31,8 +31,10 @@ def show(form: str, sheets: Sequence[Sheet]) -> None:
         return
     if form == "json":
         documents = [sheet.document for sheet in sheets]
-        json.dump(documents[0] if len(documents) == 1 else documents, sys.stdout, indent=1, allow_nan=False)
-        sys.stdout.write("\n")
+        # Lines are for people; without them the encoder is the one in C.
+        indent = 1 if sys.stdout.isatty() else None
+        text = json.dumps(documents[0] if len(documents) == 1 else documents, indent=indent, allow_nan=False)
+        sys.stdout.write(f"{text}\n")
         return
     rows = [row for sheet in sheets for row in sheet.rows]
     if form == "csv":

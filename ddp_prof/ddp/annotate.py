@@ -1,0 +1,248 @@
+"""The only place that emits ranges; for our variants and for anyone's trainer.
+
+    from ddp_prof.ddp import annotate
+
+    with annotate.process(rank=0, world=2, variant="mine", backend="nccl", device="cuda"):
+        with annotate.step(3):
+            with annotate.forward():
+                ...
+            span = annotate.start_all_reduce(bucket=0, bytes=4096, params=2)
+            ...
+            span.end()  # from any thread, as often as you like
+
+Ranges go to every *sink*: NVTX where the ``nvtx`` package is installed, and whatever :func:`listening` adds.
+``DDP_PROF_RANGES=0`` in the environment or ``enable(False)`` switches them off.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from ddp_prof import spans
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+try:
+    import nvtx
+except ImportError:  # ranges then reach only the sinks that were added
+    nvtx = None
+
+RANGES_VARIABLE = "DDP_PROF_RANGES"
+"""Environment variable; ``0`` switches ranges off from the start."""
+
+
+class Sink(Protocol):
+    """Something that takes ranges down."""
+
+    def push(self, text: str) -> None:
+        """Open a range that nests within its thread."""
+
+    def pop(self) -> None:
+        """Close the innermost range of this thread."""
+
+    def start(self, text: str) -> object:
+        """Open a range that nothing nests in; returns what :meth:`end` needs."""
+
+    def end(self, token: object) -> None:
+        """Close a range opened by :meth:`start`, on any thread."""
+
+
+class NvtxSink:
+    """Hands ranges to the profiler that is attached, if any."""
+
+    def push(self, text: str) -> None:
+        """See :class:`Sink`."""
+        nvtx.push_range(text, None, spans.DOMAIN)
+
+    def pop(self) -> None:
+        """See :class:`Sink`."""
+        nvtx.pop_range(spans.DOMAIN)
+
+    def start(self, text: str) -> object:
+        """See :class:`Sink`."""
+        return nvtx.start_range(text, None, spans.DOMAIN)
+
+    def end(self, token: object) -> None:
+        """See :class:`Sink`."""
+        nvtx.end_range(token)
+
+
+class Recorded(NamedTuple):
+    """A range as it was: UTC nanoseconds, half-open; ``crosses`` as in ``trace.Spans``."""
+
+    text: str
+    start_ns: int
+    end_ns: int
+    thread: int
+    crosses: bool
+
+
+class Recorder:
+    """Keeps ranges in memory, in the order in which they ended."""
+
+    def __init__(self) -> None:
+        self.ranges: list[Recorded] = []
+        self._nested = threading.local()
+
+    def push(self, text: str) -> None:
+        """See :class:`Sink`."""
+        self._stack().append((text, time.time_ns()))
+
+    def pop(self) -> None:
+        """See :class:`Sink`."""
+        text, start_ns = self._stack().pop()
+        self.ranges.append(Recorded(text, start_ns, time.time_ns(), threading.get_native_id(), False))
+
+    def start(self, text: str) -> object:
+        """See :class:`Sink`."""
+        return text, time.time_ns(), threading.get_native_id()
+
+    def end(self, token: object) -> None:
+        """See :class:`Sink`."""
+        end_ns = time.time_ns()
+        assert isinstance(token, tuple)
+        text, start_ns, thread = token
+        self.ranges.append(Recorded(text, start_ns, end_ns, thread, True))
+
+    def _stack(self) -> list[tuple[str, int]]:
+        if not hasattr(self._nested, "stack"):
+            self._nested.stack = []
+        stack: list[tuple[str, int]] = self._nested.stack
+        return stack
+
+
+class NestedRange:
+    """A range round a ``with`` block; closes for those sinks for which it was opened."""
+
+    __slots__ = ("_sinks", "_text")
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._sinks: tuple[Sink, ...] = ()
+
+    def __enter__(self) -> None:
+        self._sinks = _active
+        for sink in self._sinks:
+            sink.push(self._text)
+
+    def __exit__(self, *_: object) -> None:
+        for sink in reversed(self._sinks):
+            sink.pop()
+
+
+class OpenRange:
+    """A range that runs until :meth:`end`, possibly on another thread and across others."""
+
+    __slots__ = ("_open",)
+
+    def __init__(self, text: str) -> None:
+        self._open = [(sink, sink.start(text)) for sink in _active]
+
+    def end(self, _completed: object = None) -> None:
+        """Close the range, unless it is closed. Fits ``Future.add_done_callback``, which passes the future."""
+        while self._open:
+            try:
+                sink, token = self._open.pop()  # atomic: of two threads only one gets it
+            except IndexError:
+                return
+            sink.end(token)
+
+
+_sinks: tuple[Sink, ...] = () if nvtx is None else (NvtxSink(),)
+_enabled = os.environ.get(RANGES_VARIABLE, "1") != "0"
+_active: tuple[Sink, ...] = _sinks if _enabled else ()
+
+
+def is_enabled() -> bool:
+    """Whether ranges go anywhere."""
+    return bool(_active)
+
+
+def enable(on: bool = True) -> None:
+    """Switch all ranges on or off; those that are open still close."""
+    _set(_sinks, on)
+
+
+@contextmanager
+def listening(sink: Sink) -> Iterator[None]:
+    """Send ranges to ``sink`` too."""
+    _set((*_sinks, sink), _enabled)
+    try:
+        yield
+    finally:
+        _set(tuple(each for each in _sinks if each is not sink), _enabled)
+
+
+def _set(sinks: tuple[Sink, ...], enabled: bool) -> None:
+    global _sinks, _enabled, _active
+    _sinks, _enabled = sinks, enabled
+    _active = sinks if enabled else ()
+
+
+def process(*, rank: int, world: int, variant: str, backend: str, device: str) -> NestedRange:
+    """Round everything that is captured, on the main thread; ``device`` is ``cuda`` or ``cpu``."""
+    return NestedRange(
+        spans.format_range(spans.PROCESS, rank=rank, world=world, variant=variant, backend=backend, device=device)
+    )
+
+
+def step(index: int, warmup: bool = False) -> NestedRange:
+    """Round one training step; analysis leaves out steps marked as warm-up."""
+    marks = {"warmup": 1} if warmup else {}
+    return NestedRange(spans.format_range(spans.STEP, index=index, **marks))
+
+
+def phase(name: str) -> NestedRange:
+    """Round one phase of a step, one of ``spans.PHASES``."""
+    if name not in spans.PHASES:
+        raise ValueError(f"{name!r} is no phase of a step: choose from {', '.join(spans.PHASES)}")
+    return NestedRange(name)
+
+
+def forward() -> NestedRange:
+    """Round the forward pass, loss included."""
+    return NestedRange(spans.FORWARD)
+
+
+def backward() -> NestedRange:
+    """Round ``loss.backward()``."""
+    return NestedRange(spans.BACKWARD)
+
+
+def synchronize() -> NestedRange:
+    """Round the wait for gradient communication."""
+    return NestedRange(spans.SYNCHRONIZE)
+
+
+def optimizer() -> NestedRange:
+    """Round ``optimizer.step()``."""
+    return NestedRange(spans.OPTIMIZER)
+
+
+def start_synchronize() -> OpenRange:
+    """Open ``synchronize`` where the wait is inside ``backward`` and no ``with`` block can be put round it."""
+    return OpenRange(spans.SYNCHRONIZE)
+
+
+# ``bytes``: the field's name in the range, so that callers write what is read.
+def start_all_reduce(bucket: int, bytes: int, params: int, **more: int) -> OpenRange:  # noqa: A002
+    """Open the range of one collective; end it when the collective completes.
+
+    Args:
+        bucket: Position in the order of launch.
+        bytes: Size of the tensor that is reduced.
+        params: Number of parameters whose gradients it holds.
+        more: Further fields of the range.
+    """
+    return OpenRange(_all_reduce_text(bucket, bytes, params, **more))
+
+
+@lru_cache(maxsize=8192)  # the same few names every step
+def _all_reduce_text(bucket: int, size: int, params: int, **more: int) -> str:
+    return spans.format_range(spans.ALL_REDUCE, bucket=bucket, bytes=size, params=params, **more)

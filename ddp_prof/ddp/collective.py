@@ -1,0 +1,106 @@
+"""One all-reduce in flight: its range from launch to completion, its wait, its failure."""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from ddp_prof.ddp import annotate
+from ddp_prof.errors import CommunicationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+    from ddp_prof.ddp.annotate import OpenRange
+
+PEER_IS_GONE = ("closed by peer", "connection reset", "connection refused", "broken pipe", "socket", "remote process")
+TIMED_OUT = ("timed out", "timeout")
+SOURCE_LINE = re.compile(r"^\[[^\]]*:\d+\]\s*")
+"""What gloo puts before its messages: ``[.../pair.cc:537]``."""
+ADVICE = re.compile(r"\. This is typically caused by .*")
+
+
+class InFlight:
+    """A launched all-reduce."""
+
+    __slots__ = ("_group", "_span", "_what", "_work")
+
+    def __init__(self, work: dist.Work, span: OpenRange, group: dist.ProcessGroup | None, what: str) -> None:
+        self._work, self._span, self._group, self._what = work, span, group, what
+
+    def wait(self) -> None:
+        """Return when the result may be used: gloo blocks the host, NCCL makes the current stream wait.
+
+        Raises:
+            CommunicationError: The collective failed.
+        """
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            raise communication_error(self._group, self._what, error) from error
+        finally:
+            self._span.end()  # completed just now (gloo), or handed over to the stream (NCCL)
+
+
+def launch_all_reduce(
+    tensor: torch.Tensor,
+    group: dist.ProcessGroup | None,
+    bucket: int,
+    params: int,
+    *,
+    op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
+    **more: int,
+) -> InFlight:
+    """Start an asynchronous all-reduce of ``tensor``, in place, and open its range.
+
+    With gloo the range ends on gloo's own thread, at the moment of completion. When a CUDA collective completes the
+    host cannot tell cheaply: there the range ends where the host waits, and the kernel's row has the device's truth.
+
+    Raises:
+        CommunicationError: The collective could not be launched.
+    """
+    what = f"all-reduce of bucket {bucket}"
+    span = annotate.start_all_reduce(bucket, tensor.nbytes, params, **more)
+    try:
+        work = dist.all_reduce(tensor, op, group, async_op=True)
+        if not tensor.is_cuda and annotate.is_enabled():
+            work.get_future().add_done_callback(span.end)
+    except RuntimeError as error:
+        span.end()
+        raise communication_error(group, what, error) from error
+    return InFlight(work, span, group, what)
+
+
+@contextmanager
+def communication_errors(group: dist.ProcessGroup | None, what: str) -> Iterator[None]:
+    """Round code that communicates out of our sight: its failures become errors of ours, all others pass."""
+    try:
+        yield
+    except RuntimeError as error:
+        _, is_ours, message = str(error).partition(f"{CommunicationError.__name__}: ")  # raised within a future
+        if is_ours:
+            raise CommunicationError(message.splitlines()[0]) from error
+        if isinstance(error, dist.DistError) or _hint(error):
+            raise communication_error(group, what, error) from error
+        raise
+
+
+def communication_error(group: dist.ProcessGroup | None, what: str, error: BaseException) -> CommunicationError:
+    """Say on which rank what failed, why, and where to look."""
+    line = next(iter(str(error).splitlines()), type(error).__name__)
+    reason = ADVICE.sub("", SOURCE_LINE.sub("", line)).strip().rstrip(".")
+    return CommunicationError(f"rank {dist.get_rank(group)}: {what} failed: {reason}{_hint(error)}")
+
+
+def _hint(error: BaseException) -> str:
+    text = str(error).lower()
+    if any(sign in text for sign in TIMED_OUT):
+        return ": another rank is stuck or ended, see its output"
+    if any(sign in text for sign in PEER_IS_GONE):
+        return ": another rank ended, see its output"
+    return ""

@@ -1,0 +1,39 @@
+"""Flat: nothing is sent before backward has ended; then all gradients at once, in one buffer.
+
+    host      |  forward  |     backward     |      synchronize      |optimizer|
+    compute   |###########|##################|                       |#########|
+    all-reduce                               |[ p9 p8 p7 ... p1 p0 ] |
+
+forward      computes the loss.
+backward     computes all gradients; no hook, no communication.
+synchronize  copy every gradient, divided, into one flat buffer (one a data type and device), all-reduce it, wait.
+             The gradients stay views of the buffer: nothing is copied back.
+optimizer    steps on the averaged gradients.
+
+Nothing overlaps, but the latency of a collective is paid once.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ddp_prof.ddp.base import ReducingVariant
+from ddp_prof.ddp.buckets import assign_buckets
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+
+
+class FlatDDP(ReducingVariant):
+    """After backward, one all-reduce of one flat buffer. Arguments as in :class:`ReducingVariant`."""
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        *,
+        process_group: dist.ProcessGroup | None = None,
+        find_unused_parameters: bool = False,
+    ) -> None:
+        super().__init__(module, process_group, find_unused_parameters, partial(assign_buckets, cap_bytes=None))

@@ -1,0 +1,42 @@
+"""Naive: nothing is sent before backward has ended; then one all-reduce a parameter, each waited for.
+
+    host      |  forward  |     backward     |           synchronize           |optimizer|
+    compute   |###########|##################|                                 |#########|
+    all-reduce                               |[p9]|[p8]|[p7]| ... |[p1]|[p0]   |
+
+forward      computes the loss.
+backward     computes all gradients; no hook, no communication.
+synchronize  last parameter first: divide the gradient where it lies, all-reduce it, wait; then the next.
+optimizer    steps on the averaged gradients.
+
+Nothing overlaps, and each parameter pays the latency of a collective of its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddp_prof.ddp.base import ReducingVariant
+from ddp_prof.ddp.buckets import assign_each
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+
+
+class NaiveDDP(ReducingVariant):
+    """After backward, one blocking all-reduce a parameter. Arguments as in :class:`ReducingVariant`."""
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        *,
+        process_group: dist.ProcessGroup | None = None,
+        find_unused_parameters: bool = False,
+    ) -> None:
+        super().__init__(module, process_group, find_unused_parameters, assign_each)
+
+    def _synchronize(self) -> None:
+        for _ in self._reducer.buckets:
+            self._reducer.launch_next().wait()
+        self._reducer.finish()

@@ -1,0 +1,39 @@
+"""Overlap: each gradient is sent the moment backward has finished it, while backward computes the next.
+
+    host      |  forward  |     backward     |synchronize|optimizer|
+    compute   |###########|##################|           |#########|
+    all-reduce                [p9] [p8] [p7] ... [p1][p0]|
+
+forward      computes the loss.
+backward     the hook of each parameter: divide the gradient where it lies, launch its all-reduce, return at once.
+             The launches keep the order last parameter first; a gradient that comes early waits for its turn.
+synchronize  launch what no hook brought (unused parameters: zeros), then wait for all that is in flight.
+optimizer    steps on the averaged gradients.
+
+What is exposed is the tail after backward; each parameter still pays the latency of a collective of its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddp_prof.ddp.base import ReducingVariant
+from ddp_prof.ddp.buckets import assign_each
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+
+
+class OverlapDDP(ReducingVariant):
+    """From gradient hooks, one asynchronous all-reduce a parameter. Arguments as in :class:`ReducingVariant`."""
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        *,
+        process_group: dist.ProcessGroup | None = None,
+        find_unused_parameters: bool = False,
+    ) -> None:
+        super().__init__(module, process_group, find_unused_parameters, assign_each)
+        self._listen()

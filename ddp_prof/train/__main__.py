@@ -1,0 +1,74 @@
+"""What torchrun starts, and what starts ranks itself with ``--world-size``."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ddp_prof.errors import DdpProfError, WorkloadError
+from ddp_prof.train.arguments import Arguments, parse_arguments
+from ddp_prof.train.launch import Stopped, die_with_launcher, launch, leave_failure
+
+
+def main() -> int:
+    """Run the command line; returns the exit code."""
+    arguments = parse_arguments()
+    if arguments.world_size is None or "RANK" in os.environ:
+        return _run_rank(arguments)
+    try:
+        clear_outputs(arguments)
+        launch(arguments.world_size, ["-m", "ddp_prof.train", *sys.argv[1:]])
+    except DdpProfError as error:
+        return _fail(error)
+    except Stopped as stop:
+        return 128 + stop.number
+    return 0
+
+
+def clear_outputs(arguments: Arguments) -> None:
+    """Make room for the output; a ``run.json`` that is there would claim that this run has finished.
+
+    Raises:
+        WorkloadError: There is no room.
+    """
+    paths = [path for path in (arguments.run_json, arguments.kineto) if path is not None]
+    try:
+        for path in paths:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        if arguments.run_json is not None:
+            arguments.run_json.unlink(missing_ok=True)
+    except OSError as error:
+        raise WorkloadError(f"cannot write {error.filename}: {error.strerror}") from error
+
+
+def _run_rank(arguments: Arguments) -> int:
+    die_with_launcher()
+    from ddp_prof.train import process_group, run  # torch: not before the command line is known to be right
+
+    place = process_group.find_place(os.environ)
+    try:
+        if place.rank == 0:
+            clear_outputs(arguments)
+        device, backend = run.check(arguments, place)
+    except DdpProfError as error:
+        return _fail(error, place.rank, is_common=True)
+    try:
+        run.run(arguments, place, device, backend)
+    except DdpProfError as error:
+        _fail(error, place.rank)
+        os._exit(1)  # the threads of a broken process group may not let go
+    except KeyboardInterrupt:
+        os._exit(130)
+    return 0
+
+
+def _fail(error: Exception, rank: int = 0, *, is_common: bool = False) -> int:
+    """Say what went wrong in one line; of a failure that all ranks have in common only rank 0 does."""
+    if not leave_failure(rank, error) and not (is_common and rank):
+        sys.stderr.write(f"ddp_prof.train: error: {error}\n")
+        sys.stderr.flush()
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

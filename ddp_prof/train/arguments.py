@@ -1,0 +1,161 @@
+"""The command line of the workload; needs no torch, so that ``--help`` and mistakes are answered at once."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddp_prof.train.sizes import MODEL_SIZES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+VARIANT_KEYS = ("naive", "flat", "overlap", "bucketed", "torch")
+"""The keys of ``ddp_prof.ddp.VARIANTS``, which would import torch."""
+
+
+class Arguments(argparse.Namespace):
+    """What was asked for; see :func:`make_parser`."""
+
+    variant: str
+    bucket_size_mb: float | None
+    find_unused_parameters: bool
+    model_size: str
+    batch_size: int
+    seq_len: int
+    steps: int
+    warmup: int
+    seed: int
+    lr: float
+    world_size: int | None
+    device: str
+    backend: str
+    timeout: float
+    run_json: Path | None
+    key: str | None
+    profiler: str | None
+    kineto: Path | None
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The options, in groups."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ddp_prof.train",
+        description="Train a transformer language model by one data-parallel variant and mark what it does with NVTX "
+        "ranges. Starts its ranks itself (--world-size), or is started by torchrun, or runs alone.",
+        epilog="Exit codes: 0 done, 1 the run failed, 2 wrong usage.",
+    )
+    _add_variant(parser.add_argument_group("variant"))
+    _add_work(parser.add_argument_group("work"))
+    _add_ranks(parser.add_argument_group("ranks"))
+    _add_output(parser.add_argument_group("output"))
+    return parser
+
+
+def _add_variant(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--variant", choices=VARIANT_KEYS, required=True, help="how gradients are synchronized")
+    group.add_argument(
+        "--bucket-size-mb",
+        type=_bucket_size,
+        metavar="MB|none",
+        help="cap of a bucket in MB of 2**20 bytes; bucketed: default 25, none is one bucket; torch: default its own",
+    )
+    group.add_argument(
+        "--find-unused-parameters",
+        action="store_true",
+        help="find out each step which parameters no rank used, at the price of a small all-reduce",
+    )
+
+
+def _add_work(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--model-size", choices=MODEL_SIZES, default="mini", help="default: %(default)s")
+    group.add_argument(
+        "--batch-size",
+        type=_positive,
+        default=4,
+        help="sequences a step of all ranks together; scattered evenly, so a multiple of the number of ranks "
+        "(default: %(default)s)",
+    )
+    group.add_argument("--seq-len", type=_positive, default=128, help="tokens of a sequence (default: %(default)s)")
+    group.add_argument("--steps", type=_positive, default=10, help="measured steps (default: %(default)s)")
+    group.add_argument(
+        "--warmup", type=_at_least(0), default=5, help="steps before, marked as warm-up (default: %(default)s)"
+    )
+    group.add_argument("--seed", type=int, default=0, help="of the weights and the tokens (default: %(default)s)")
+    group.add_argument("--lr", type=float, default=1e-3, help="learning rate of AdamW (default: %(default)s)")
+
+
+def _add_ranks(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--world-size", type=_positive, help="start so many ranks on this machine (default: torchrun's, else one)"
+    )
+    group.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="auto: cuda where each rank has a GPU of its own, else cpu",
+    )
+    group.add_argument(
+        "--backend",
+        choices=("auto", "gloo", "nccl"),
+        default="auto",
+        help="auto: nccl where each rank has a GPU of its own, else gloo",
+    )
+    group.add_argument(
+        "--timeout",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="how long a rank waits for another before it gives up (default: %(default)g)",
+    )
+
+
+def _add_output(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--run-json", type=Path, metavar="PATH", help="describe the run here, last and on success only")
+    group.add_argument("--key", metavar="HEX", help="goes into the run.json as it is")
+    group.add_argument("--profiler", metavar="TEXT", help="what records this run; goes into the run.json as it is")
+    group.add_argument(
+        "--kineto",
+        type=Path,
+        metavar="PATH",
+        help="record the measured steps with torch.profiler: NAME.json.gz becomes NAME.rank0.json.gz, NAME.rank1...",
+    )
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
+    """Read the command line; exits with 2 on a mistake."""
+    parser = make_parser()
+    arguments = parser.parse_args(argv, Arguments())
+    if arguments.bucket_size_mb is not None and arguments.variant not in ("bucketed", "torch"):
+        parser.error(f"--bucket-size-mb: variant {arguments.variant} has no buckets to cap")
+    if arguments.bucket_size_mb == float("inf") and arguments.variant == "torch":
+        parser.error("--bucket-size-mb: torch needs a number")
+    if arguments.bucket_size_mb is None and arguments.variant == "bucketed":
+        arguments.bucket_size_mb = 25.0
+    if arguments.kineto is not None and not arguments.kineto.name.endswith((".json", ".json.gz")):
+        parser.error("--kineto: the name must end in .json or .json.gz")
+    return arguments
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"must be at least {least}, not {value}")
+        return value
+
+    return number
+
+
+_positive = _at_least(1)
+
+
+def _bucket_size(text: str) -> float:
+    """MB; ``none`` becomes infinity, which caps nothing."""
+    if text.lower() == "none":
+        return float("inf")
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"must be positive, not {text}")
+    return value

@@ -1,0 +1,158 @@
+"""Starts the ranks of a run on this machine and sees that none is left behind.
+
+The ranks find each other through a file, so no port can be busy. They are told where to leave the reason of a failure:
+of several reasons the launcher shows the one that caused the others, in one line.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddp_prof.errors import CommunicationError, WorkloadError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from types import FrameType
+
+LAUNCH_DIRECTORY = "DDP_PROF_LAUNCH_DIRECTORY"
+"""Environment variable of a launched rank: the folder that the ranks of a run share."""
+LAUNCHER = "DDP_PROF_LAUNCHER"
+"""Environment variable of a launched rank: process id of its launcher."""
+
+GRACE_S = 2.0
+"""How long the other ranks may take to end by themselves after one failed, and again after being asked to."""
+POLL_S = 0.02
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+class Stopped(Exception):  # noqa: N818  # not an error: the user's wish
+    """The launcher was told to stop by a signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def launch(world: int, command: Sequence[str]) -> None:
+    """Run a command of Python's (``-m ddp_prof.train --variant flat``) as ``world`` ranks and wait for them.
+
+    Raises:
+        WorkloadError: A rank failed; the message is the one that it left.
+        Stopped: A signal asked this process to end; the ranks are gone.
+    """
+    before = {number: signal.signal(number, _stop) for number in STOPPING}
+    try:
+        with tempfile.TemporaryDirectory(prefix="ddp_prof.") as directory:
+            failed = _run(world, directory, command)
+            if failed:
+                raise WorkloadError(_cause(failed, Path(directory)))
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _run(world: int, directory: str, command: Sequence[str]) -> dict[int, int]:
+    """Start the ranks, wait, leave none behind; returns the exit codes of those that failed by themselves."""
+    ranks: list[subprocess.Popen[bytes]] = []
+    try:
+        ranks.extend(_start(rank, world, directory, command) for rank in range(world))
+        return _wait(ranks)
+    finally:
+        _end(ranks)
+
+
+def _start(rank: int, world: int, directory: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    environment = {
+        "OMP_NUM_THREADS": "1",  # as torchrun does: ranks share the cores
+        **({"GLOO_SOCKET_IFNAME": "lo"} if Path("/sys/class/net/lo").exists() else {}),
+        **os.environ,
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(world),
+        LAUNCH_DIRECTORY: directory,
+        LAUNCHER: str(os.getpid()),
+    }
+    # A session of its own: Ctrl-C reaches the launcher alone, which ends the ranks in good order.
+    return subprocess.Popen([sys.executable, *command], env=environment, start_new_session=True)  # noqa: S603  # our own
+
+
+def _stop(number: int, _frame: FrameType | None) -> None:
+    raise Stopped(number)
+
+
+def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> dict[int, int]:
+    """Until all have ended, or one has failed and the others had time to notice; returns codes of those that failed."""
+    while list(_running(ranks)):
+        if any(rank.returncode for rank in ranks):
+            _wait_at_most(ranks, GRACE_S)
+            break
+        time.sleep(POLL_S)
+    return {index: rank.returncode for index, rank in enumerate(ranks) if rank.returncode}
+
+
+def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Leave no rank behind, whatever signal comes meanwhile."""
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_IGN)
+    for end in (subprocess.Popen.terminate, subprocess.Popen.kill):
+        for rank in _running(ranks):
+            end(rank)
+        _wait_at_most(ranks, GRACE_S)
+
+
+def _wait_at_most(ranks: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while list(_running(ranks)) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+
+
+def _running(ranks: Iterable[subprocess.Popen[bytes]]) -> Iterable[subprocess.Popen[bytes]]:
+    return (rank for rank in ranks if rank.poll() is None)
+
+
+def _cause(failed: Mapping[int, int], directory: Path) -> str:
+    """The reason of the failure: a rank's own, else a rank's end by a signal, else what its peers noticed."""
+    reasons = [path.read_text(encoding="utf-8") for path in sorted(directory.glob("failure.*"))]
+    own = [reason for reason in reasons if not reason.startswith(CommunicationError.__name__)]
+    ended = [
+        f": rank {rank} ended with {_status(code)}, see its output"
+        for rank, code in failed.items()
+        if not (directory / f"failure.{rank}").exists()
+    ]
+    return (own or ended or reasons)[0].partition(": ")[2]
+
+
+def _status(code: int) -> str:
+    if code == -signal.SIGKILL:
+        return "SIGKILL (out of memory?)"
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+def die_with_launcher() -> None:
+    """In a launched rank: end when the launcher does, even if that was killed; elsewhere do nothing."""
+    launcher = os.environ.get(LAUNCHER)
+    if launcher is None:
+        return
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(launcher):  # it ended before the line above
+        sys.exit(1)
+
+
+def leave_failure(rank: int, error: Exception) -> bool:
+    """In a launched rank: leave the reason for the launcher and say so; elsewhere do nothing."""
+    directory = os.environ.get(LAUNCH_DIRECTORY)
+    if directory is None:
+        return False
+    Path(directory, f"failure.{rank}").write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
+    return True

@@ -1,0 +1,121 @@
+"""What ``run.json`` says of a run besides its settings: the machine, the versions, the model."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+import ddp_prof
+from ddp_prof.ddp.base import ReducingVariant
+from ddp_prof.manifest import Manifest, Parameter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddp_prof.ddp import DataParallel
+    from ddp_prof.train.arguments import Arguments
+    from ddp_prof.train.step import StepResult
+
+
+def describe_run(
+    arguments: Arguments,
+    variant: DataParallel,
+    results: Sequence[StepResult],
+    final_loss: float,
+    device: torch.device,
+    backend: str,
+) -> Manifest:
+    """The manifest of a finished run, as rank 0 saw it."""
+    cap = arguments.bucket_size_mb
+    return Manifest(
+        variant=arguments.variant,
+        bucket_size_mb=None if cap == float("inf") else cap,
+        world_size=dist.get_world_size(),
+        backend=backend,
+        device=device.type,
+        model_size=arguments.model_size,
+        batch_size=arguments.batch_size,
+        seq_len=arguments.seq_len,
+        steps=arguments.steps,
+        warmup=arguments.warmup,
+        seed=arguments.seed,
+        step_seconds=tuple(each.step_seconds for each in results),
+        communication_seconds=tuple(each.communication_seconds for each in results),
+        final_loss=final_loss,
+        profiler=arguments.profiler,
+        key=arguments.key,
+        versions=versions(),
+        machine=machine(),
+        git_commit=git_commit(),
+        command=("python", "-m", "ddp_prof.train", *sys.argv[1:]),
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        parameters=parameters(variant.module),
+        options=_options(arguments, variant),
+    )
+
+
+def parameters(module: torch.nn.Module) -> tuple[Parameter, ...]:
+    """The parameters in the module's order, each once."""
+    return tuple(
+        Parameter(name, each.numel(), str(each.dtype).removeprefix("torch."), each.requires_grad)
+        for name, each in module.named_parameters()
+    )
+
+
+def versions() -> dict[str, str]:
+    """Of what the figures depend on."""
+    found = {"python": platform.python_version(), "torch": torch.__version__, "ddp_prof": ddp_prof.__version__}
+    with suppress(importlib.metadata.PackageNotFoundError):  # ranges then reach no profiler
+        found["nvtx"] = importlib.metadata.version("nvtx")
+    if torch.version.cuda:
+        found["cuda"] = torch.version.cuda
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]  # torch's omission
+    return found
+
+
+def machine() -> dict[str, str | int]:
+    """Processor, cores that this process may use, memory, GPUs."""
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0,
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": f"{platform.system()} {platform.release()}",
+        "gpus": ", ".join(gpus),
+    }
+
+
+def git_commit() -> str | None:
+    """The commit that is checked out where this package lies, if it lies in a checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603  # fixed words
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _options(arguments: Arguments, variant: DataParallel) -> dict[str, Any]:
+    """Settings that not every variant has; ``buckets`` are positions among the trained parameters, in launch order."""
+    options: dict[str, Any] = {"lr": arguments.lr, "find_unused_parameters": arguments.find_unused_parameters}
+    if isinstance(variant, ReducingVariant):
+        options["buckets"] = variant.assignment
+    return options

@@ -1,0 +1,169 @@
+"""One rank's run: model, data, variant, optimizer; warm-up steps, measured steps; the record of them."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from ddp_prof.ddp import VARIANTS, annotate
+from ddp_prof.ddp.collective import communication_errors
+from ddp_prof.errors import WorkloadError
+from ddp_prof.manifest import write_manifest
+from ddp_prof.train.data import scatter_batches
+from ddp_prof.train.model import TransformerLM
+from ddp_prof.train.process_group import Place, choose_device, process_group
+from ddp_prof.train.profiler import choose_window
+from ddp_prof.train.record import describe_run
+from ddp_prof.train.sizes import MODEL_SIZES
+from ddp_prof.train.step import StepResult, Trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ddp_prof.ddp import DataParallel
+    from ddp_prof.train.arguments import Arguments
+
+BYTES_A_PARAMETER = 20
+"""float32 weight, gradient and bucket, two moments of AdamW; activations come on top."""
+PROGRESS_LINES = 4
+
+
+def check(arguments: Arguments, place: Place) -> tuple[torch.device, str]:
+    """Device and backend, after what can be known to fail was looked at; every rank comes to the same verdict.
+
+    Raises:
+        WorkloadError: The run cannot be as it is asked for.
+    """
+    if arguments.world_size not in (None, place.world):
+        raise WorkloadError(
+            f"--world-size {arguments.world_size}, but torchrun started {place.world} ranks: leave it out"
+        )
+    if arguments.batch_size % place.world:
+        raise WorkloadError(
+            f"a batch of {arguments.batch_size} cannot be split evenly over {place.world} ranks: "
+            f"use --batch-size {place.world * max(1, round(arguments.batch_size / place.world))}"
+        )
+    device, backend = choose_device(arguments, place)
+    if device.type == "cpu":
+        _check_memory(arguments.model_size, place.local_world)
+    return device, backend
+
+
+def run(arguments: Arguments, place: Place, device: torch.device, backend: str) -> None:
+    """Train as asked and, on rank 0, say how it went.
+
+    Raises:
+        WorkloadError: Out of memory; no process group.
+        CommunicationError: Another rank ended.
+    """
+    with process_group(place, device, backend, arguments.timeout), _clear_errors(arguments, place):
+        trainer = make_trainer(arguments, device)
+        results = _train(trainer, arguments, place, device, backend)
+        final_loss = _average(results[-1].loss, device)
+        manifest = describe_run(arguments, trainer.variant, results, final_loss, device, backend)
+    if place.rank == 0:
+        if arguments.run_json is not None:
+            write_manifest(manifest, arguments.run_json)
+        step_ms = 1000 * statistics.median(manifest.step_seconds)
+        wait_ms = 1000 * statistics.median(manifest.communication_seconds)
+        _say(
+            f"{arguments.variant}: step {step_ms:.1f} ms, waiting for gradients {wait_ms:.1f} ms "
+            f"(medians of {arguments.steps} on rank 0), final loss {final_loss:.4f}"
+        )
+
+
+def make_trainer(arguments: Arguments, device: torch.device) -> Trainer:
+    """Model, variant and optimizer on the device."""
+    torch.manual_seed(arguments.seed)
+    with device:
+        model = TransformerLM(MODEL_SIZES[arguments.model_size])
+    variant = make_variant(arguments, model)
+    return Trainer(variant, torch.optim.AdamW(variant.parameters(), lr=arguments.lr, fused=device.type == "cuda"))
+
+
+def make_variant(arguments: Arguments, model: torch.nn.Module) -> DataParallel:
+    """The variant with its own options."""
+    cap = arguments.bucket_size_mb
+    options: dict[str, float | None] = {}
+    if arguments.variant == "bucketed":
+        options = {"bucket_size_mb": None if cap == float("inf") else cap}
+    elif arguments.variant == "torch":
+        options = {"bucket_cap_mb": cap}
+    make: Callable[..., DataParallel] = VARIANTS[arguments.variant]
+    return make(model, find_unused_parameters=arguments.find_unused_parameters, **options)
+
+
+def _train(
+    trainer: Trainer, arguments: Arguments, place: Place, device: torch.device, backend: str
+) -> list[StepResult]:
+    """Warm-up steps, then the measured ones; returns the latter's results."""
+    steps = arguments.warmup + arguments.steps
+    batches = scatter_batches(steps, arguments.batch_size, arguments.seq_len, arguments.seed, device)
+    window = choose_window(device, arguments.kineto, place.rank)
+    process = annotate.process(
+        rank=place.rank, world=place.world, variant=arguments.variant, backend=backend, device=device.type
+    )
+
+    def take(which: range) -> list[StepResult]:
+        return [_step(trainer, batches, index, arguments, place) for index in which]
+
+    warmup, measured = range(arguments.warmup), range(arguments.warmup, steps)
+    if not window.includes_warmup:
+        take(warmup)
+    with window, process:
+        if window.includes_warmup:
+            take(warmup)
+        return take(measured)
+
+
+def _step(trainer: Trainer, batches: torch.Tensor, index: int, arguments: Arguments, place: Place) -> StepResult:
+    tokens = batches[index]
+    is_warmup = index < arguments.warmup
+    result = trainer.train_step(tokens[:, :-1], tokens[:, 1:], warmup=is_warmup)
+    total = len(batches)
+    if place.rank == 0 and index % max(1, total // PROGRESS_LINES) == 0:
+        kind = "warm-up step" if is_warmup else "step"
+        _say(f"{kind} {index + 1}/{total}: loss {result.loss:.4f}, {1000 * result.step_seconds:.1f} ms")
+    return result
+
+
+def _average(value: float, device: torch.device) -> float:
+    total = torch.tensor(value, dtype=torch.float64, device=device)
+    dist.all_reduce(total)
+    return total.item() / dist.get_world_size()
+
+
+@contextmanager
+def _clear_errors(arguments: Arguments, place: Place) -> Iterator[None]:
+    try:
+        with communication_errors(None, "communication"):
+            yield
+    except RuntimeError as error:  # torch.OutOfMemoryError is one; the CPU's allocator raises a bare one
+        if not isinstance(error, torch.cuda.OutOfMemoryError) and "allocate memory" not in str(error):
+            raise
+        raise WorkloadError(
+            f"rank {place.rank}: out of memory with --model-size {arguments.model_size} --batch-size "
+            f"{arguments.batch_size} --seq-len {arguments.seq_len}: choose smaller ones"
+        ) from error
+
+
+def _check_memory(model_size: str, ranks: int) -> None:
+    """Refuse what cannot fit: on a CPU the system would end some process without a word."""
+    need = ranks * BYTES_A_PARAMETER * MODEL_SIZES[model_size].parameters
+    have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if need > have:
+        raise WorkloadError(
+            f"out of memory: {ranks} ranks of --model-size {model_size} need {need / 2**30:.0f} GiB, "
+            f"this machine has {have / 2**30:.0f}: choose a smaller one"
+        )
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,42 @@
+"""The sizes of the model; needs no torch, so that ``--help`` is quick."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+VOCABULARY = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """Dimensions of the transformer.
+
+    Attributes:
+        d_model: Width of the residual stream; a multiple of ``2 * heads`` (rotary embedding turns pairs).
+        d_ff: Width inside the feed-forward blocks.
+        layers: Number of blocks.
+        heads: Attention heads of a block.
+    """
+
+    d_model: int
+    d_ff: int
+    layers: int
+    heads: int
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters; a block has four projections, three feed-forward matrices and two norms."""
+        block = 4 * self.d_model**2 + 3 * self.d_model * self.d_ff + 2 * self.d_model
+        return self.layers * block + self.d_model + 2 * VOCABULARY * self.d_model
+
+
+MODEL_SIZES = {
+    "tiny": ModelSize(32, 64, 2, 2),  # for tests
+    "mini": ModelSize(256, 1024, 4, 4),  # for captures on two CPU cores
+    # Stanford CS336, spring 2025, assignment 2
+    "small": ModelSize(768, 3072, 12, 12),
+    "medium": ModelSize(1024, 4096, 24, 16),
+    "large": ModelSize(1280, 5120, 36, 20),
+    "xl": ModelSize(1600, 6400, 48, 25),
+    "2.7B": ModelSize(2560, 10240, 32, 32),
+}

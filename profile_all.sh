@@ -1,0 +1,135 @@
+#!/usr/bin/env bash
+# From a clean clone to the comparison: sets up what is missing, captures every variant, draws every timeline.
+#
+#   bash profile_all.sh
+#
+# What is done already is not done again, unless FORCE=1. On a machine without a GPU the ranks are processes on the CPU
+# (gloo); where each rank has a GPU they run there (NCCL).
+#
+# Settings (environment):
+#   VARIANTS          which ones, in this order               (default: naive flat overlap bucketed torch)
+#   BUCKET_SIZES_MB   bucketed is captured with each of these (default: 1 10 100)
+#   TRACES_DIR        where the captures go                   (default: traces in the checkout)
+#   FIGURES_DIR       where the timelines go                  (default: figures in the checkout)
+#   FORCE             1: capture again                        (default: 0)
+# and those of scripts/profile_variant.sh, of which the most useful are
+#   MODEL_SIZE (tiny mini small medium large xl 2.7B)  BATCH_SIZE  SEQ_LEN  STEPS  WARMUP  NGPU  DEVICE  PROFILER  NSYS
+# of scripts/env.sh (PYTHON, VENV, CHROMIUM) and of scripts/install_nsys.sh (NSYS_PREFIX, NSYS_FETCH).
+#
+# Exit: 0 when every capture is there, 1 when one failed (the others are captured nevertheless).
+set -euo pipefail
+
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+traces="${TRACES_DIR:-$root/traces}"
+figures="${FIGURES_DIR:-$root/figures}"
+ddp_prof="${VENV:-$root/.venv}/bin/ddp-prof"
+notes="$(mktemp)"
+
+trap 'rm -f "$notes" "$notes.new"' EXIT
+trap 'echo && exit 130' INT
+trap 'exit 143' TERM HUP
+
+# One line for each capture: the variant and its options.
+list_captures() {
+  local variant size
+  for variant in ${VARIANTS:-naive flat overlap bucketed torch}; do
+    if [ "$variant" = bucketed ]; then
+      for size in ${BUCKET_SIZES_MB:-1 10 100}; do echo "bucketed --bucket-size-mb $size"; done
+    else
+      echo "$variant"
+    fi
+  done
+}
+
+# Without nsys torch.profiler does; what was said about it is said once.
+find_nsys() {
+  if [ "${PROFILER:-auto}" = auto ] && ! NSYS="$("$root/scripts/install_nsys.sh")"; then
+    export PROFILER=kineto
+  elif [ -n "${NSYS:-}" ]; then
+    export NSYS
+  fi
+}
+
+# What a capture said beside its result: each line once, though every capture says it.
+show_notes() {
+  grep -vxFf "$notes" "$notes.new" >&2 || true
+  cat "$notes.new" >>"$notes"
+}
+
+# Captures everything; sets `captured` (names) and `failed` (how many).
+capture_all() {
+  local captures options label number=0 result
+  captured=() failed=0
+  mapfile -t captures < <(list_captures)
+  for options in "${captures[@]}"; do
+    number=$((number + 1))
+    label="${options/ --bucket-size-mb /, }"
+    [ "$label" = "$options" ] || label+=" MB"
+    echo -n "[$number/${#captures[@]}] $label ... "
+    # shellcheck disable=SC2086  # a variant and its options
+    if result="$("$root/scripts/profile_variant.sh" $options 2>"$notes.new")"; then
+      captured+=("${result%%:*}")
+      result="${result#*: }"
+      echo "${result#captured by * in }"
+      show_notes
+    else
+      failed=$((failed + 1))
+      echo "failed"
+      cat "$notes.new" >&2
+    fi
+  done
+}
+
+# The files of captures; torch.profiler leaves one a rank.
+list_traces() {
+  local name
+  for name in "$@"; do
+    compgen -G "$traces/$name.sqlite" || compgen -G "$traces/$name.rank*.json.gz" | sort -V
+  done
+}
+
+# Draws what is older than a trace or than the code that draws.
+draw() {
+  if [ "${FORCE:-0}" != 1 ] && [ -e "$figures/index.html" ] &&
+    [ -z "$(find "$@" "$root/ddp_prof" -type f ! -name '*.pyc' -newer "$figures/index.html" -print -quit)" ]; then
+    return
+  fi
+  echo "drawing the timelines"
+  "$ddp_prof" report "$@" -o "$figures" >"$notes.new" || { cat "$notes.new" && return 1; }
+}
+
+print_next() {
+  local example="${captured[0]}" files
+  [[ " ${captured[*]} " != *" overlap "* ]] || example=overlap
+  files="$(list_traces "$example" | tr '\n' ' ')"
+  cat <<END
+
+Next, after "source ${VENV:-.venv}/bin/activate":
+  open $figures/index.html
+  ddp-prof overlap ${files}--steps
+  ddp-prof timeline ${files}-o timeline.html
+END
+}
+
+main() {
+  local captures
+  cd "$root"
+  # Paths that are shown are shown as one would type them here.
+  traces="${traces#"$root"/}" figures="${figures#"$root"/}"
+  export TRACES_DIR="$traces"
+  "$root/scripts/env.sh" train
+  find_nsys
+  capture_all
+  [ ${#captured[@]} -gt 0 ] || exit 1
+  mapfile -t captures < <(list_traces "${captured[@]}")
+  draw "${captures[@]}" || failed=$((failed + 1))
+  echo
+  "$ddp_prof" compare "${captures[@]}"
+  print_next
+  if [ "$failed" -gt 0 ]; then
+    echo "profile_all: $failed of the steps above failed" >&2
+    exit 1
+  fi
+}
+
+main "$@"

@@ -1,0 +1,35 @@
+"""Measures what this toolkit itself costs, each time as ratios within one run.
+
+python scripts/benchmark.py ddp        # step time of our bucketed variant against torch's DDP
+python scripts/benchmark.py ranges     # step time with ranges against without
+python scripts/benchmark.py ingest CAPTURE.sqlite     # reading a large capture, against SQLite's floor and others
+python scripts/benchmark.py timeline CAPTURE.sqlite   # the page of a timeline: build, size, first view, redraw
+
+Each explains its options with ``--help`` and says whether its target was met.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+BENCHMARKS = {
+    "ddp": "benchmark_steps",
+    "ranges": "benchmark_steps",
+    "ingest": "benchmark_ingest",
+    "timeline": "benchmark_timeline",
+}
+
+
+def main(argv: list[str]) -> int:
+    """Run the benchmark named first, with the arguments that follow."""
+    if not argv or argv[0] not in BENCHMARKS:
+        print(__doc__, file=sys.stderr)
+        return 0 if argv and argv[0] in {"-h", "--help"} else 2
+    name = BENCHMARKS[argv[0]]
+    status: int = import_module(name).main(argv if name == "benchmark_steps" else argv[1:])
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

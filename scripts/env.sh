@@ -1,0 +1,185 @@
+#!/usr/bin/env bash
+# Makes .venv and installs this package into it, editable, at the versions of constraints.txt.
+#
+#   scripts/env.sh [read|train|dev]...    read: the reading side alone; train: torch and nvtx, too (default); dev: test tools
+#
+# Uses uv where present, which picks torch's build for the machine's GPU (or for none). Done before and nothing changed:
+# returns at once. As root on Debian it also installs what is missing there: Python's venv module, and Chromium for pictures.
+#
+# Settings (environment):
+#   VENV       the virtual environment                                        (default: .venv in the checkout)
+#   PYTHON     the Python to make it with, 3.10 or newer                      (default: the first suitable one on PATH)
+#   CHROMIUM   0: do not install Chromium; pictures are then left out         (default: 1)
+#   VERBOSE    1: show what pip, uv and apt say                               (default: 0)
+set -euo pipefail
+
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+venv="${VENV:-$root/.venv}"
+stamp="$venv/ddp-prof.stamp"
+log=""
+unfinished=""
+
+say() { echo "env: $*" >&2; }
+
+fail() {
+  say "$*"
+  exit 1
+}
+
+clean_up() {
+  [ -z "$unfinished" ] || rm -rf "$unfinished"
+  [ -z "$log" ] || rm -f "$log"
+}
+trap clean_up EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+
+# Runs a command and shows what it says only on request.
+quietly() {
+  if [ "${VERBOSE:-0}" = 1 ]; then
+    "$@" 2>&1 | tee "$log" >&2
+  else
+    "$@" >"$log" 2>&1 </dev/null
+  fi
+}
+
+reason() { grep -E '^(ERROR|error|E|Error)|× ' "$log" | tail -1 | cut -c1-300 || tail -1 "$log"; }
+
+read_extras() {
+  local extra
+  extras=()
+  for extra in "${@:-train}"; do
+    case "$extra" in
+      read) ;;
+      train | dev) extras+=("$extra") ;;
+      *) fail "no such extra: '$extra'; there are read, train and dev" ;;
+    esac
+  done
+}
+
+# The stamp says what .venv was made from, and with which extras.
+inputs() { echo "$root $(cat "$root/pyproject.toml" "$root/constraints.txt" | cksum)"; }
+
+# Succeeds where everything asked for is there; else adds what was there to what is asked for.
+up_to_date() {
+  local extra made_from made_with is_missing=0
+  [ -x "$venv/bin/python" ] && [ -r "$stamp" ] || return 1
+  { read -r made_from && read -r -a made_with; } <"$stamp" || return 1
+  for extra in "${extras[@]}"; do
+    [[ " ${made_with[*]} " == *" $extra "* ]] || is_missing=1
+  done
+  for extra in "${made_with[@]}"; do
+    [[ " ${extras[*]} " == *" $extra "* ]] || extras+=("$extra")
+  done
+  [ "$made_from" = "$(inputs)" ] && [ "$is_missing" = 0 ]
+}
+
+is_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1; }
+
+find_python() {
+  local candidate
+  if [ -n "${PYTHON:-}" ]; then
+    is_new_enough "$PYTHON" || fail "PYTHON=$PYTHON is no Python 3.10 or newer"
+    python="$PYTHON"
+    return
+  fi
+  for candidate in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do
+    if is_new_enough "$candidate"; then
+      python="$candidate"
+      return
+    fi
+  done
+  fail "no Python 3.10 or newer on PATH: install one, or say PYTHON=/path/to/python"
+}
+
+may_install() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
+
+# Installs Debian packages; the lists are fetched only where they are missing or too old.
+apt_install() {
+  quietly env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@" && return
+  quietly apt-get update -q && quietly env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@"
+}
+
+make_venv() {
+  local package
+  [ ! -x "$venv/bin/python" ] || return 0
+  find_python
+  say "making $venv with $("$python" --version)"
+  [ -e "$venv" ] || unfinished="$venv"
+  quietly "$python" -m venv "$venv" && return
+  if command -v uv >/dev/null && quietly uv venv --seed --clear --python "$python" "$venv"; then return; fi
+  package="$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
+  if ! grep -qi ensurepip "$log" && "$python" -c 'import ensurepip' 2>/dev/null; then
+    fail "$venv cannot be made: $(reason)"
+  fi
+  may_install || fail "this Python lacks its venv module: apt-get install $package (as root), or put uv on PATH"
+  say "installing $package"
+  apt_install "$package" || fail "$package cannot be installed ($(reason)): install it by hand, or put uv on PATH"
+  quietly "$python" -m venv "$venv" || fail "$venv cannot be made: $(reason)"
+}
+
+has_gpu() { nvidia-smi -L 2>/dev/null | grep '^GPU' >/dev/null; }
+
+# pip takes torch's default build, which brings gigabytes of CUDA; uv knows where the builds without it are.
+wants_uv() {
+  [[ " ${extras[*]} " == *" train "* ]] && ! has_gpu && ! "$venv/bin/python" -c 'import torch' 2>/dev/null &&
+    "$venv/bin/python" -m pip install --dry-run -c "$root/constraints.txt" torch 2>/dev/null |
+    grep -E '^Would install.* (nvidia|cuda)-' >/dev/null
+}
+
+find_uv() {
+  uv="$(command -v uv || true)"
+  if [ -z "$uv" ] && wants_uv; then
+    say "no GPU here: fetching uv, which finds the torch without CUDA"
+    if quietly "$venv/bin/python" -m pip install uv; then uv="$venv/bin/uv"; fi
+  fi
+}
+
+install_package() {
+  local target="$root" list
+  list="$(IFS=, && echo "${extras[*]}")"
+  [ -z "$list" ] || target+="[$list]"
+  find_uv
+  say "installing ddp-prof${list:+[$list]} and what it needs (a minute or two)"
+  if [ -n "$uv" ]; then
+    quietly env UV_TORCH_BACKEND="${UV_TORCH_BACKEND:-auto}" "$uv" pip install --python "$venv/bin/python" \
+      -c "$root/constraints.txt" -e "$target" && return
+    say "uv cannot install it ($(reason)): going on with pip"
+  fi
+  "$venv/bin/python" -m pip --version >/dev/null 2>&1 || quietly "$venv/bin/python" -m ensurepip ||
+    fail "there is no pip in $venv: delete that folder and run this again"
+  quietly "$venv/bin/python" -m pip install -c "$root/constraints.txt" -e "$target" ||
+    fail "the installation failed ($(reason)): see all of it with VERBOSE=1 scripts/env.sh"
+}
+
+# Pictures are drawn by Chromium. Where there is none, everything but pictures works.
+install_chromium() {
+  local browser
+  for browser in "${BROWSER_PATH:-}" chromium chromium-browser google-chrome google-chrome-stable chrome; do
+    [ -z "$browser" ] || ! command -v "$browser" >/dev/null || return 0
+  done
+  [ "${CHROMIUM:-1}" = 1 ] || return 0
+  if may_install && grep -qx 'ID=debian' /etc/os-release; then
+    say "installing Chromium, which draws the pictures"
+    ! apt_install chromium fonts-liberation || return 0
+  fi
+  say "no Chromium here, so pictures (PNG) are left out: install Chrome or Chromium to have them"
+}
+
+main() {
+  local began=$SECONDS
+  read_extras "$@"
+  ! up_to_date || return 0
+  exec 9<"$root"
+  flock 9
+  ! up_to_date || return 0
+  log="$(mktemp)"
+  make_venv
+  install_package
+  install_chromium
+  printf '%s\n%s\n' "$(inputs)" "${extras[*]}" >"$stamp"
+  unfinished=""
+  say "ready after $((SECONDS - began)) s"
+}
+
+main "$@"

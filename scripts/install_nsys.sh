@@ -1,0 +1,225 @@
+#!/usr/bin/env bash
+# Prints the path of a usable Nsight Systems command line (nsys) on stdout; all that it has to say goes to stderr.
+#
+#   nsys="$(scripts/install_nsys.sh)"
+#
+# Looks at $NSYS, then PATH, then the usual places. Where there is none, the distribution's own packages (Debian: non-free,
+# Ubuntu: multiverse) are fetched into a private folder: about 180 MB to download, 0.6 GB unpacked, no root needed, and
+# neither the system's apt configuration nor its packages are touched.
+#
+# Settings (environment):
+#   NSYS             this nsys and no other
+#   NSYS_PREFIX      the private folder                                     (default: .nsys in the checkout)
+#   NSYS_FETCH       0: only look, fetch nothing                            (default: 1)
+#   NSYS_SEARCH      patterns of the usual places                           (default: see below)
+#   OS_RELEASE       what says which distribution this is                   (default: /etc/os-release)
+#
+# Exit: 0 and the path, or 1 and one line that says why nsys cannot be had.
+set -euo pipefail
+
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+prefix="${NSYS_PREFIX:-$root/.nsys}"
+search="${NSYS_SEARCH-/opt/nvidia/nsight-systems*/*/bin/nsys /opt/nvidia/nsight-systems*/*/target-linux-*/nsys
+  /usr/local/cuda*/bin/nsys /usr/lib/nsight-systems/bin/nsys}"
+work=""
+
+say() { echo "install_nsys: $*" >&2; }
+
+fail() {
+  say "$*"
+  exit 1
+}
+
+by_hand="install Nsight Systems from developer.nvidia.com/nsight-systems and set NSYS=/path/to/nsys, or use PROFILER=kineto"
+
+stop_tree() {
+  local child
+  while read -r -d ' ' child; do stop_tree "$child"; done < <(cat "/proc/$1/task"/*/children 2>/dev/null)
+  [ "$1" = "$$" ] || kill "$1" 2>/dev/null || true
+}
+
+clean_up() {
+  stop_tree "$$"
+  [ -z "$work" ] || rm -rf "$work"
+}
+trap clean_up EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+
+usable() { [ -x "$1" ] && "$1" --version >/dev/null 2>&1; }
+
+# Where an nsys could be; of several versions in one place the newest first.
+list_places() {
+  local pattern patterns
+  read -r -d '' -a patterns <<<"$search" || true
+  compgen -G "$prefix/bin/nsys" || true
+  for pattern in "${patterns[@]}"; do compgen -G "$pattern" | sort -rV || true; done
+}
+
+# The first usable nsys that is already there.
+find_nsys() {
+  local candidate
+  if candidate="$(command -v nsys)" && usable "$candidate"; then
+    echo "$candidate"
+    return
+  fi
+  while read -r candidate; do
+    if usable "$candidate"; then
+      echo "$candidate"
+      return
+    fi
+  done < <(list_places)
+  return 1
+}
+
+require_distribution() {
+  local tool os_release="${OS_RELEASE:-/etc/os-release}"
+  for tool in apt-get apt-cache dpkg dpkg-deb flock; do
+    command -v "$tool" >/dev/null || fail "no nsys here, and without $tool there are no packages to fetch: $by_hand"
+  done
+  [ -r "$os_release" ] || fail "no nsys here, and $os_release does not say which system this is: $by_hand"
+  # shellcheck disable=SC1090
+  read -r distribution codename < <(. "$os_release" && echo "${ID:-unknown} ${UBUNTU_CODENAME:-${VERSION_CODENAME:-}}")
+  case "$distribution" in
+    debian) components="main contrib non-free" keyrings="debian-archive-keyring" ;;
+    *) components="main restricted universe multiverse" keyrings="ubuntu-archive-keyring" ;;
+  esac
+  architecture="$(dpkg --print-architecture)"
+  case "$architecture" in
+    amd64 | arm64) ;;
+    *) fail "no nsys here, and there are no packages of it for $architecture: $by_hand" ;;
+  esac
+}
+
+# The repositories that this system is configured with, widened by the components that hold nsys. The system's own
+# suite is taken, not a newer one: what is missing beside nsys then comes from the same place, and its keys are here.
+write_sources() {
+  local keyring options=""
+  for keyring in "/usr/share/keyrings/$keyrings".{pgp,gpg}; do
+    [ ! -r "$keyring" ] || options="[signed-by=$keyring] "
+  done
+  apt-get indextargets --format "\$(REPO_URI) \$(RELEASE) \$(COMPONENT)" "Created-By: Packages" |
+    grep -E " ($codename|stable|oldstable|testing|unstable|sid)(-updates|-security)? main$" | sort -u |
+    while read -r uri suite _; do echo "deb $options$uri $suite $components"; done >"$work/sources.list" || true
+  [ -s "$work/sources.list" ] ||
+    fail "no nsys here, and apt has no repository of $distribution ${codename:-(unknown release)} configured: $by_hand"
+}
+
+# apt with its own lists, cache and sources: the system's stay as they are.
+private() {
+  local tool="$1"
+  shift
+  "$tool" -qq -o Dir::State::lists="$work/lists" -o Dir::Cache="$work/cache" -o Dir::Cache::archives="$downloads" \
+    -o Dir::Etc::sourcelist="$work/sources.list" -o Dir::Etc::sourceparts=- -o Debug::NoLocking=1 \
+    -o APT::Sandbox::User= -o Acquire::Languages=none -o Acquire::Retries=2 -o Acquire::http::Timeout=30 "$@"
+}
+
+# What apt was not happy with, in short.
+complaint() { { grep -m1 -E '^[EW]:' "$work/log" || tail -1 "$work/log"; } | cut -c1-160; }
+
+update_lists() {
+  mkdir -p "$work/lists/partial" "$work/cache" "$downloads/partial"
+  private apt-get update >"$work/log" 2>&1 || true
+  if ! private apt-cache show nsight-systems 2>/dev/null | grep '^Version:' >/dev/null; then
+    if grep -qiE 'resolving|connect|unreachable|timed out|failed to fetch' "$work/log"; then
+      fail "nsys cannot be fetched, apt reaches no repository ($(complaint)): connect, or $by_hand"
+    fi
+    fail "$distribution $codename has no package nsight-systems for $architecture: $by_hand"
+  fi
+}
+
+# nsys declares a dependency on the CUDA driver, which profiling does not need where there is no GPU, and on its viewer's
+# libraries: so its two packages are fetched alone, and then the few libraries that its importer loads, where missing.
+download() {
+  local packages=(nsight-systems nsight-systems-target) described
+  described="$(private apt-cache show --no-all-versions "${packages[@]}" |
+    awk '/^Version:/ { version = $2 } /^Size:/ { size += $2 } END { printf "%s (%.0f MB)", version, size / 1e6 }')"
+  say "fetching Nsight Systems $described from $distribution $codename"
+  (cd "$downloads" && private apt-get download "${packages[@]}" && rm -rf ./*.FAILED) >"$work/log" 2>&1 ||
+    fail "the download broke off ($(complaint)): run it again, it goes on where it stopped"
+  private apt-get install --download-only -y --no-install-recommends libssh-4 libpfm4 libelf1 >"$work/log" 2>&1 ||
+    fail "the libraries of nsys cannot be fetched ($(complaint)): apt-get install libssh-4 libpfm4 libelf1"
+}
+
+# Debian spreads nsys over two folders joined by links, in which it does not find its own importer; side by side it does.
+lay_out() {
+  local package job jobs=()
+  say "unpacking"
+  for package in "$downloads"/nsight-systems*.deb; do
+    (dpkg-deb --fsys-tarfile "$package" | tar -x -C "$work/unpacked" --exclude './usr/share/*') 2>"$work/log" &
+    jobs+=("$!")
+  done
+  for job in "${jobs[@]}"; do
+    wait "$job" || { rm -rf "$downloads" && fail "what was downloaded is broken ($(head -1 "$work/log")): run it again"; }
+  done
+  mkdir -p "$work/nsight-systems" "$work/libraries"
+  find "$work/unpacked" -type d \( -name 'host-linux-*' -o -name 'target-linux-*' \) -prune \
+    -exec mv -t "$work/nsight-systems" {} +
+  host="$(compgen -G "$work/nsight-systems/host-linux-*" || true)"
+  target="$(compgen -G "$work/nsight-systems/target-linux-*" || true)"
+  if [ -z "$host" ] || [ -z "$target" ]; then
+    fail "the packages of $distribution $codename are laid out in a way that is new here: $by_hand"
+  fi
+  for package in "$downloads"/lib*.deb; do
+    [ ! -e "$package" ] || dpkg-deb --fsys-tarfile "$package" | tar -x -C "$work/libraries"
+  done
+  find "$work/libraries" -name 'lib*.so*' -exec cp -P -t "$host" {} + -exec cp -P -t "$target" {} +
+  [ -e "$host/libssh.so.4" ] ||
+    ln -sf "$(/sbin/ldconfig -p | sed -n 's/.*libssh\.so\.4 .*=> //p' | head -1)" "$host/libssh.so.4"
+  ln -sf libssh.so.4 "$host/libssh.so"
+}
+
+# Records a program, imports and exports it: what a capture needs, the importer's libraries included.
+check() {
+  local nsys="$1" log="$work/log" reason
+  if ! (cd "$work" && TMPDIR="$work" "$nsys" profile --trace=nvtx --sample=none --cpuctxsw=none -o check true &&
+    "$nsys" export --type sqlite -o check.sqlite check.nsys-rep && [ -s check.sqlite ]) >"$log" 2>&1; then
+    reason="$(tr '\r' '\n' <"$log" | { grep -m1 -iE 'error|cannot|not found|unable' || true; } | cut -c1-200)"
+    fail "nsys is unpacked but does not record here ($reason): $by_hand"
+  fi
+}
+
+fetch() {
+  downloads="$prefix/downloads"
+  mkdir -p "$prefix" 2>/dev/null || true
+  [ -w "$prefix" ] || fail "cannot write to $prefix: set NSYS_PREFIX to a folder of yours"
+  exec 9>"$prefix/lock"
+  if ! flock -n 9; then
+    say "another run is fetching nsys, waiting for it"
+    flock 9
+    ! usable "$prefix/bin/nsys" || return 0
+  fi
+  rm -rf "$prefix"/partial.*
+  work="$(mktemp -d "$prefix/partial.XXXXXX")"
+  mkdir "$work/unpacked"
+  write_sources
+  update_lists
+  download
+  lay_out
+  check "$target/nsys"
+  rm -rf "${prefix:?}/nsight-systems" "${prefix:?}/bin" "$downloads"
+  mv "$work/nsight-systems" "$prefix/nsight-systems"
+  mkdir "$work/bin"
+  ln -s "../nsight-systems/$(basename "$target")/nsys" "$work/bin/nsys"
+  mv "$work/bin" "$prefix/bin"
+  say "ready: $("$prefix/bin/nsys" --version)"
+  ! nvidia-smi -L >/dev/null 2>&1 ||
+    say "this machine has a GPU, whose CUDA may be newer than this nsys knows: if no kernels arrive, $by_hand"
+}
+
+main() {
+  if [ -n "${NSYS:-}" ]; then
+    usable "$NSYS" || fail "NSYS=$NSYS does not run: correct it or unset it"
+    echo "$NSYS"
+  elif find_nsys; then
+    :
+  elif [ "${NSYS_FETCH:-1}" = 0 ]; then
+    fail "no nsys on PATH nor in the usual places, and NSYS_FETCH=0: $by_hand"
+  else
+    require_distribution
+    fetch
+    echo "$prefix/bin/nsys"
+  fi
+}
+
+main "$@"

@@ -1,0 +1,368 @@
+#!/usr/bin/env bash
+# Profiles one variant with Nsight Systems: traces/NAME.nsys-rep, its export NAME.sqlite, and NAME.run.json, written last.
+#
+#   scripts/profile_variant.sh VARIANT [--bucket-size-mb MB] [-- further arguments of python -m ddp_prof.train]
+#   scripts/profile_variant.sh bucketed --bucket-size-mb 25
+#
+# VARIANT is naive, flat, overlap, bucketed or torch; NAME is the variant, with its bucket size where it has one
+# (bucketed_25mb). A capture that is there, made on this machine from the same settings and code, is not made again.
+# Old files are replaced only by a complete new capture. Where nsys cannot be had, torch.profiler records instead
+# (NAME.rank0.json.gz, ...). This is the only home of nsys flags.
+#
+# Settings (environment):
+#   MODEL_SIZE    of ddp_prof.train                                  (default: medium on GPUs, else mini)
+#   BATCH_SIZE    sequences a step, of all ranks together            (default: 4)
+#   SEQ_LEN       tokens a sequence                                  (default: 128)
+#   STEPS         captured steps                                     (default: 10)
+#   WARMUP        steps before, marked as such                       (default: 2)
+#   NGPU          ranks, with or without GPUs                        (default: $WORLD_SIZE, else 2)
+#   DEVICE        auto, cpu or cuda                                  (default: auto: cuda where each rank has a GPU)
+#   TRACES_DIR    where the files go                                 (default: traces in the checkout)
+#   PROFILER      nsys, kineto (torch.profiler), or auto             (default: auto: nsys where it can be had)
+#   NSYS          the nsys to use                                    (default: what scripts/install_nsys.sh finds)
+#   NSYS_FLAGS    further flags of nsys profile                      (default: none)
+#   CAPTURE_RANGE on GPUs: cudaProfilerApi, or none for the whole run (default: cudaProfilerApi)
+#   VENV          the virtual environment                            (default: .venv in the checkout)
+#   ISOLATE       1: in a process namespace, where possible: else nsys notes the names, and of the same user also the
+#                 environments, of all processes of the machine      (default: 1)
+#   FORCE         1: capture again                                   (default: 0)
+#   VERBOSE       1: show what nsys and the workload say             (default: 0)
+#
+# A report keeps the environment of what it recorded, so that is given only what concerns it: variables that begin with
+# CUDA_, NCCL_, GLOO_, OMP_, MKL_, TORCH_ or PYTORCH_, and LD_LIBRARY_PATH.
+set -euo pipefail
+
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+traces="${TRACES_DIR:-$root/traces}"
+venv="${VENV:-$root/.venv}"
+python="$venv/bin/python"
+ranks="${NGPU:-${WORLD_SIZE:-2}}"
+partial="" scratch="" child="" is_isolated=0
+
+fail() {
+  echo "profile_variant: $*" >&2
+  exit 1
+}
+
+usage() {
+  echo "profile_variant: $*; usage: profile_variant.sh VARIANT [--bucket-size-mb MB] [-- arguments of ddp_prof.train]" >&2
+  exit 2
+}
+
+# Process ids of all that this run started, nsys's own daemon included: its HOME is theirs alone.
+started() { grep -lsz "^HOME=$scratch$" /proc/[0-9]*/environ | cut -d/ -f3 || true; }
+
+stop() {
+  local process signal
+  [ -n "$child" ] || return 0
+  if [ "$is_isolated" = 1 ]; then # takes the whole namespace with it
+    kill -KILL "$child" 2>/dev/null || true
+  else
+    for signal in TERM TERM TERM KILL; do
+      for process in $(started); do
+        kill "-$signal" "$process" 2>/dev/null || true
+        rm -f "/dev/shm/quadd-agent-instance-$process" "/dev/shm/sem.nsys_sem_$process"
+      done
+      [ -z "$(started)" ] || sleep 1
+    done
+  fi
+  wait "$child" 2>/dev/null || true
+}
+
+clean_up() {
+  stop
+  [ -z "$partial$scratch" ] || rm -rf "$partial" "$scratch"
+}
+trap clean_up EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+
+read_arguments() {
+  variant="" bucket_size="" more=()
+  while [ $# -gt 0 ]; do
+    case "$1" in
+      --bucket-size-mb)
+        [ $# -gt 1 ] || usage "--bucket-size-mb needs a number"
+        bucket_size="$2"
+        shift
+        ;;
+      --)
+        more=("${@:2}")
+        break
+        ;;
+      -*) usage "no such option: $1" ;;
+      *)
+        [ -z "$variant" ] || usage "one variant at a time, not '$variant' and '$1'"
+        variant="$1"
+        ;;
+    esac
+    shift
+  done
+  case "$variant" in
+    naive | flat | overlap | torch | bucketed) ;;
+    "") usage "which variant?" ;;
+    *) usage "no such variant: $variant" ;;
+  esac
+  [ "$variant" != bucketed ] || bucket_size="${bucket_size:-25}"
+  name="$variant${bucket_size:+_${bucket_size}mb}"
+  [ "$bucket_size" != none ] || name="${variant}_unbounded"
+}
+
+gpu_names() { nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null || true; }
+
+# Where each rank has a GPU, and nobody asks for the CPU.
+choose_device() {
+  gpus="$(gpu_names)"
+  device="${DEVICE:-auto}"
+  if [ "$device" = auto ]; then
+    device=cpu
+    [ -z "$gpus" ] || [ "$(wc -l <<<"$gpus")" -lt "$ranks" ] || device=cuda
+  fi
+  if [ "$device" = cuda ]; then model_size="${MODEL_SIZE:-medium}"; else model_size="${MODEL_SIZE:-mini}"; fi
+}
+
+# "nsys 2022.4.2.1" or "torch.profiler 2.13.0"; sets `nsys`, empty for torch.profiler.
+choose_profiler() {
+  local wanted="${PROFILER:-auto}" reason="PROFILER=kineto"
+  nsys=""
+  case "$wanted" in
+    kineto) ;;
+    nsys | auto)
+      if ! nsys="$("$root/scripts/install_nsys.sh" 2> >(tee "$scratch/nsys.log" >&2))"; then
+        [ "$wanted" = auto ] || exit 1
+        reason="no nsys"
+      fi
+      ;;
+    *) usage "PROFILER=$wanted: there are nsys, kineto and auto" ;;
+  esac
+  if [ -n "$nsys" ]; then
+    profiler="nsys $("$nsys" --version | grep -oE '[0-9]+(\.[0-9]+)+' | head -1)"
+  else
+    profiler="torch.profiler $(installed torch)"
+    echo "profile_variant: $reason: torch.profiler records instead" >&2
+  fi
+}
+
+# Version of an installed package, without starting Python.
+installed() {
+  compgen -G "$venv/lib/python3*/site-packages/$1-*.dist-info" | sed "s|.*/$1-||; s|\.dist-info$||" | head -1 || true
+}
+
+environment() {
+  printf '%s\n' PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8
+  env | grep -E '^((CUDA|NCCL|GLOO|OMP|MKL|TORCH|PYTORCH)_[A-Za-z0-9_]*|LD_LIBRARY_PATH)=' | LC_ALL=C sort || true
+}
+
+workload_arguments() {
+  arguments=(--variant "$variant" ${bucket_size:+--bucket-size-mb "$bucket_size"} --world-size "$ranks" --device "$device"
+    --model-size "$model_size" --batch-size "${BATCH_SIZE:-4}" --seq-len "${SEQ_LEN:-128}"
+    --steps "${STEPS:-10}" --warmup "${WARMUP:-2}" "${more[@]}")
+}
+
+# Digest of machine, settings and code; all that decides what a capture holds.
+digest() {
+  {
+    uname -srm
+    cat /etc/hostname /etc/machine-id 2>/dev/null || true
+    grep -m1 '^model name' /proc/cpuinfo || true
+    nproc
+    echo "$gpus"
+    echo "$profiler ${NSYS_FLAGS:-} ${CAPTURE_RANGE:-} torch $(installed torch) nvtx $(installed nvtx)"
+    environment
+    printf '%s\n' "${arguments[@]}"
+    cd "$root"
+    find ddp_prof/ddp ddp_prof/train ddp_prof/spans.py ddp_prof/manifest.py scripts/profile_variant.sh -type f \
+      ! -name '*.pyc' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
+  } | sha256sum | cut -d' ' -f1
+}
+
+is_done() {
+  local made_from
+  made_from="$(sed -n 's/^ *"key": "\([0-9a-f]*\)".*/\1/p' "$traces/$name.run.json" 2>/dev/null || true)"
+  [ "${FORCE:-0}" != 1 ] && [ "$made_from" = "$key" ] || return 1
+  if [ -n "$nsys" ]; then
+    [ -s "$traces/$name.nsys-rep" ] && [ -s "$traces/$name.sqlite" ]
+  else
+    [ -s "$traces/$name.rank0.json.gz" ]
+  fi
+}
+
+supports() { "$nsys" "$1" --help 2>/dev/null | grep -e "$2" >/dev/null; }
+
+nsys_flags() {
+  flags=(--sample=none --cpuctxsw=none --stats=false --force-overwrite=true --output="$partial/$name")
+  if [ "$device" = cpu ]; then
+    flags+=(--trace=nvtx)
+  else
+    flags+=("--trace=cuda,nvtx")
+    supports profile --cuda-graph-trace && flags+=(--cuda-graph-trace=node)
+    if [ "${CAPTURE_RANGE:-cudaProfilerApi}" != none ]; then
+      flags+=(--capture-range="${CAPTURE_RANGE:-cudaProfilerApi}")
+      if supports profile --capture-range-end; then
+        flags+=(--capture-range-end=stop) # else the end of the range would end the workload
+      else
+        flags+=(--stop-on-range-end=true)
+      fi
+    fi
+  fi
+  # shellcheck disable=SC2206  # several flags in one variable
+  flags+=(${NSYS_FLAGS:-})
+}
+
+# On a GPU machine whose torch cannot use it, the workload would run on the CPU and a CUDA capture would stay empty.
+check_torch_sees_gpus() {
+  [ "$device" = cpu ] || "$python" -c "import sys, torch; sys.exit(torch.cuda.device_count() == 0)" 2>/dev/null ||
+    fail "there is a GPU, but the torch in $venv cannot use it: install a CUDA build of torch, or say DEVICE=cpu"
+}
+
+# Runs a command with the cleaned environment, in a process namespace where wanted and possible.
+run() {
+  local clean isolate=()
+  mapfile -t clean < <(environment)
+  if [ "${ISOLATE:-1}" = 1 ] && [ -n "$nsys" ]; then
+    isolate=(unshare --pid --fork --mount-proc --kill-child)
+    [ "$(id -u)" = 0 ] || isolate+=(--user --map-root-user)
+    # Shared memory of its own too: nsys names a file there after its process id, which is the same in each namespace.
+    # shellcheck disable=SC2016  # expanded by the inner shell
+    isolate+=(sh -c 'mount -t tmpfs tmpfs /dev/shm && exec "$@"' sh)
+    if "${isolate[@]}" true 2>/dev/null; then
+      is_isolated=1
+    else
+      isolate=()
+      echo "profile_variant: no process namespace here, so the report holds the environments of other processes, too" >&2
+    fi
+  fi
+  # Under TMPDIR nsys opens sockets, whose paths must be short.
+  env -i "${clean[@]}" HOME="$scratch" TMPDIR="$scratch" "${isolate[@]}" "$@" >"$scratch/log" 2>&1 </dev/null 9>&- &
+  child=$!
+  [ "${VERBOSE:-0}" != 1 ] || tail -f --pid="$child" "$scratch/log" >&2 9>&- &
+  wait "$child"
+}
+
+# What the workload gave as its reason, else the last thing that was said.
+reason() {
+  local line
+  line="$(tr '\r' '\n' <"$scratch/log" | grep -v '^ *$' | { grep -E ': error: |^[A-Za-z.]*Error\b' || true; } | tail -1)"
+  [ -n "$line" ] || line="$(tr '\r' '\n' <"$scratch/log" | grep -v '^ *$' | tail -1)"
+  line="${line#*: error: }"
+  echo "${line:0:300}"
+}
+
+# A hint that makes sense on GPUs only.
+on_gpus() { [ "$device" = cpu ] || echo "$1"; }
+
+record() {
+  local status=0 command=("$python" -m ddp_prof.train "${arguments[@]}"
+    --run-json "$partial/$name.run.json" --key "$key" --profiler "$profiler")
+  if [ -n "$nsys" ]; then
+    nsys_flags
+    run "$nsys" profile "${flags[@]}" "${command[@]}" || status=$?
+  else
+    run "${command[@]}" --kineto "$partial/$name.json.gz" || status=$?
+  fi
+  child=""
+  [ -s "$partial/$name.run.json" ] ||
+    fail "$name: the workload failed (exit code $status): $(reason) [all that was said: VERBOSE=1]"
+}
+
+export_sqlite() {
+  local flags=(--type sqlite --force-overwrite true --output "$partial/$name.sqlite")
+  [ -s "$partial/$name.nsys-rep" ] ||
+    fail "$name: nsys wrote no report: $(reason)$(on_gpus "; try CAPTURE_RANGE=none, or ISOLATE=0")"
+  ! supports export --include-json || flags+=(--include-json true)
+  "$nsys" export "${flags[@]}" "$partial/$name.nsys-rep" >>"$scratch/log" 2>&1 || true
+  [ -s "$partial/$name.sqlite" ] || fail "$name: nsys export failed: $(reason)"
+}
+
+# Every rank must have arrived, with its steps: ranges get lost without any error.
+check_ranges() {
+  local problem
+  problem="$("$python" -I - "$partial/$name.sqlite" "$ranks" <<'PYTHON'
+import sqlite3
+import sys
+
+path, world = sys.argv[1], int(sys.argv[2])
+with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as database:
+    tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+    rows = []
+    if "NVTX_EVENTS" in tables:
+        rows = database.execute(
+            """SELECT coalesce(range.text, names.value), range.globalTid >> 24
+            FROM NVTX_EVENTS AS range LEFT JOIN StringIds AS names ON names.id = range.textId
+            JOIN NVTX_EVENTS AS domain ON domain.eventType = 75 AND domain.text = 'ddp_prof'
+                AND domain.domainId = range.domainId AND domain.globalTid >> 24 = range.globalTid >> 24
+            WHERE range.eventType IN (59, 60) AND range.end IS NOT NULL"""
+        ).fetchall()
+found = {}
+for text, process in rows:
+    found.setdefault(process, set()).add(text)
+ranks = {}
+for texts in found.values():
+    for text in texts:
+        if text.startswith("process|rank="):
+            ranks[int(text.split("|")[1].removeprefix("rank="))] = texts
+if not rows:
+    print("none")
+elif missing := sorted(set(range(world)) - set(ranks)):
+    print("missing", ", ".join(map(str, missing)))
+elif bare := sorted(rank for rank, texts in ranks.items() if not any(text.startswith("step|") for text in texts)):
+    print("bare", ", ".join(map(str, bare)))
+PYTHON
+)" || fail "$name: the exported SQLite cannot be read"
+  case "$problem" in
+    "") ;;
+    none)
+      fail "$name: no range of ours arrived. nsys up to 2023.4 gets none from nvtx 0.2.12 and later (here: $profiler," \
+        "nvtx $(installed nvtx)): run scripts/env.sh, or use a newer nsys"
+      ;;
+    *)
+      problem="${problem/missing/the report lacks rank}"
+      fail "$name: ${problem/bare/no steps arrived of rank}: capture again$(on_gpus ", with CAPTURE_RANGE=none")"
+      ;;
+  esac
+}
+
+# run.json goes last: where it is, the capture is complete.
+publish() {
+  local file
+  rm -f "$traces/$name".{run.json,nsys-rep,sqlite,json.gz} "$traces/$name".rank*.json.gz
+  chmod 644 "$partial/$name".*
+  for file in "$partial/$name".*; do
+    [ "$file" = "$partial/$name.run.json" ] || mv "$file" "$traces/"
+  done
+  mv "$partial/$name.run.json" "$traces/"
+}
+
+main() {
+  local began=$SECONDS
+  read_arguments "$@"
+  [ -x "$python" ] || fail "there is no $python: run scripts/env.sh first"
+  mkdir -p "$traces"
+  exec 9<"$traces"
+  scratch="$(mktemp -d /tmp/ddp_prof.XXXXXX)"
+  choose_device
+  choose_profiler
+  workload_arguments
+  key="$(digest)"
+  if ! is_done && ! flock -n 9; then # two captures at once would measure each other
+    echo "profile_variant: waiting for another capture into $traces" >&2
+    flock 9
+  fi
+  if is_done; then
+    echo "$name: up to date"
+    return
+  fi
+  check_torch_sees_gpus
+  partial="$traces/.$name.partial"
+  rm -rf "$partial"
+  mkdir "$partial"
+  record
+  if [ -n "$nsys" ]; then
+    export_sqlite
+    check_ranges
+  fi
+  publish
+  echo "$name: captured by $profiler in $((SECONDS - began)) s"
+}
+
+main "$@"

@@ -1,0 +1,306 @@
+"""Everything that data-parallel training has to get right, each a small training run that can be split over ranks.
+
+A case runs in one process on the whole batch and on two ranks on a half each; the parameters must come out the same.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from ddp_prof.ddp import VARIANTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+STEPS = 5
+BATCH = 8
+WIDTH = 6
+Tensors = dict[str, torch.Tensor]
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3))
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+        return self.net(x)
+
+
+class Frozen(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net[2].weight.requires_grad_(False)
+        self.scale = nn.Parameter(torch.tensor([2.0]), requires_grad=False)
+
+    def forward(self, x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+        return self.net(x) * self.scale
+
+
+class Tied(nn.Module):
+    """The first layer's weight is the third's too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.last.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.middle(torch.tanh(self.first(x)))))
+
+
+class Experts(nn.Module):
+    """Each sample goes to one of two experts; an expert without samples is unused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(WIDTH, WIDTH)
+        self.experts = nn.ModuleList([mlp(), mlp()])
+
+    def forward(self, x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+        hidden = self.stem(x)
+        parts = [(each, which == each) for each in (0, 1) if (which == each).any()]
+        out = hidden.new_zeros(len(x), 3)
+        for each, mask in parts:
+            out = out.index_put((mask,), self.experts[each](hidden[mask]))
+        return out
+
+
+class Order(nn.Module):
+    """Two branches whose gradients come in an order that depends on the samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = mlp(), mlp()
+
+    def forward(self, x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+        branches = (self.left, self.right) if which[0] == 0 else (self.right, self.left)
+        first = branches[0](x)
+        return first + branches[1](x)
+
+
+class Mixed(nn.Module):
+    """Layers of two data types, in turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(6))
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        result = super()._apply(fn, recurse)
+        for layer in self.layers[::2]:
+            nn.Module._apply(layer, lambda each: each.float())
+        return result
+
+    def forward(self, x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x.to(layer.weight.dtype)))
+        return x.double()
+
+
+class Strided(nn.Module):
+    """A weight that is dense but not contiguous, and a scalar one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 4, 3, padding=1).to(memory_format=torch.channels_last)
+        self.gain = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+        image = x.reshape(len(x), 2, 3, 1).expand(-1, -1, -1, 3)
+        return self.conv(image.contiguous(memory_format=torch.channels_last)).flatten(1) * self.gain
+
+
+class Checkpointed(nn.Module):
+    """One block used twice, each time under a checkpoint; ``reentrant`` fires its hooks twice in one backward."""
+
+    def __init__(self, reentrant: bool, twice_for: tuple[int, ...] = (0, 1)) -> None:
+        super().__init__()
+        self.stem, self.block, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 3)
+        self.reentrant, self.twice_for = reentrant, twice_for
+
+    def forward(self, x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+        hidden = self._block(self.stem(x))
+        twice = torch.isin(which, torch.tensor(self.twice_for))
+        if twice.any():
+            hidden = torch.where(twice[:, None], self._block(torch.tanh(hidden)), hidden)
+        return self.head(hidden)
+
+    def _block(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = checkpoint(self.block, x, use_reentrant=self.reentrant)
+        return result
+
+
+class Buffered(Plain):
+    """What it computes depends on a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.randn(WIDTH))
+        self.register_buffer("turned", torch.randn(3, 2).t())
+
+    def forward(self, x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+        return self.net(x + self.shift) + self.turned.sum()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training run.
+
+    Attributes:
+        build: Makes the model.
+        choose: For (step, sample of the whole batch): the value of ``which`` handed to the model.
+        micro: Backwards a step; all but the last under ``no_sync``.
+        sync_all: No ``no_sync``: every backward synchronizes, with one finish at the end.
+        set_to_none: How gradients are cleared.
+        find_unused: Passed to the variants.
+        adamw: Whether AdamW must agree, which feels the difference between zeros and no gradient.
+        torch_options: For TorchDDP; ``None`` where it cannot run the case.
+    """
+
+    build: Callable[[], nn.Module]
+    choose: Callable[[int, int], int] = lambda step, sample: 0
+    micro: int = 1
+    sync_all: bool = False
+    set_to_none: bool = True
+    find_unused: bool = False
+    adamw: bool = True
+    torch_options: dict[str, Any] | None = field(default_factory=dict)
+
+
+def by_half(step: int, sample: int) -> int:
+    """First half of the batch 0, second half 1: the ranks differ."""
+    return int(sample >= BATCH // 2)
+
+
+def seldom(step: int, sample: int) -> int:
+    """1 only in steps 1 and 4, for the second half: unused everywhere in the others, once optimizer state exists."""
+    return int(step in (1, 4) and sample >= BATCH // 2)
+
+
+def first_micro_only(step: int, sample: int) -> int:
+    """0 in the second micro-batch of a rank, 1 in the first: expert 1 is unused when gradients are synchronized."""
+    return int(sample % (BATCH // 2) < BATCH // 4)
+
+
+UNUSED_TORCH = {"find_unused_parameters": True}
+
+CASES = {
+    "plain": Case(Plain),
+    "frozen": Case(Frozen),
+    "tied": Case(Tied),
+    "order": Case(Order, by_half),
+    "unused-on-one-rank": Case(Experts, by_half, torch_options=UNUSED_TORCH),
+    "unused-on-one-rank-found": Case(Experts, by_half, find_unused=True),
+    "unused-everywhere": Case(Experts, seldom, adamw=False, torch_options=UNUSED_TORCH),
+    "unused-everywhere-found": Case(Experts, seldom, find_unused=True),
+    "unused-everywhere-zeroed": Case(Experts, seldom, set_to_none=False, find_unused=True),
+    "mixed-dtypes": Case(Mixed),
+    "strided": Case(Strided),
+    "buffers": Case(Buffered),
+    "zeroed": Case(Plain, set_to_none=False),
+    "accumulation": Case(Plain, micro=2),
+    "accumulation-zeroed": Case(Plain, micro=2, set_to_none=False),
+    # torch's DDP loses what only the earlier micro-batch contributed
+    "accumulation-unused": Case(Experts, first_micro_only, micro=2, torch_options=None),
+    "accumulation-unused-found": Case(Experts, first_micro_only, micro=2, find_unused=True, torch_options=None),
+    "accumulation-synchronized": Case(Plain, micro=2, sync_all=True, torch_options=None),
+    "checkpoint": Case(lambda: Checkpointed(reentrant=False)),
+    "checkpoint-reentrant": Case(lambda: Checkpointed(reentrant=True), torch_options={"static_graph": True}),
+    "checkpoint-reentrant-zeroed": Case(lambda: Checkpointed(reentrant=True), set_to_none=False, torch_options=None),
+    "checkpoint-reentrant-one-rank": Case(
+        lambda: Checkpointed(reentrant=True, twice_for=(1,)), by_half, find_unused=True, torch_options=None
+    ),
+}
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.02),
+}
+
+SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "naive": ("naive", {}),
+    "flat": ("flat", {}),
+    "overlap": ("overlap", {}),
+    "bucketed-tiny": ("bucketed", {"bucket_size_mb": 0.0001}),
+    "bucketed-small": ("bucketed", {"bucket_size_mb": 0.001}),
+    "bucketed-unbounded": ("bucketed", {"bucket_size_mb": None}),
+    "torch": ("torch", {}),
+}
+"""Name of a setting -> key of the variant and its options."""
+
+
+class OneProcess:
+    """The face of a variant without anything behind it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __call__(self, *args: Any) -> Any:
+        return self.module(*args)
+
+    def finish_gradient_synchronization(self) -> None:
+        pass
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        yield
+
+
+def possible() -> list[tuple[str, str, str]]:
+    """All (case, setting, optimizer) that are to agree with one process."""
+    return [
+        (case, setting, optimizer)
+        for case, what in CASES.items()
+        for setting in SETTINGS
+        for optimizer in OPTIMIZERS
+        if (setting != "torch" or what.torch_options is not None) and (optimizer != "adamw" or what.adamw)
+    ]
+
+
+def make_variant(case: Case, setting: str, module: nn.Module) -> Any:
+    """The variant, with what the case asks for."""
+    key, options = SETTINGS[setting]
+    options = {"find_unused_parameters": case.find_unused, **options}
+    return VARIANTS[key](module, **{**options, **((case.torch_options or {}) if key == "torch" else {})})
+
+
+def build(case: Case, seed: int) -> nn.Module:
+    """The model in double precision, so that agreement can be asked for sharply."""
+    torch.manual_seed(seed)
+    return case.build().double()
+
+
+def train(case: Case, variant: Any, optimizer: str, rank: int = 0, world: int = 1) -> Tensors:
+    """Train on this rank's share; returns parameters and buffers."""
+    stepper = OPTIMIZERS[optimizer]([each for each in variant.module.parameters() if each.requires_grad])
+    data = torch.Generator().manual_seed(7)
+    share = BATCH // world
+    for step in range(STEPS):
+        x = torch.randn(BATCH, WIDTH, generator=data, dtype=torch.float64)
+        which = torch.tensor([case.choose(step, sample) for sample in range(BATCH)])
+        mine = slice(rank * share, (rank + 1) * share)
+        stepper.zero_grad(set_to_none=case.set_to_none)
+        _backwards(case, variant, x[mine], which[mine])
+        variant.finish_gradient_synchronization()
+        stepper.step()
+    return {name: each.detach().clone() for name, each in variant.module.state_dict().items()}
+
+
+def _backwards(case: Case, variant: Any, x: torch.Tensor, which: torch.Tensor) -> None:
+    parts = list(zip(x.chunk(case.micro), which.chunk(case.micro), strict=True))
+    for index, (x_part, which_part) in enumerate(parts):
+        is_last = index == len(parts) - 1
+        with nullcontext() if is_last or case.sync_all else variant.no_sync():
+            loss = variant(x_part, which_part).square().mean() / len(parts)
+            loss.backward()

@@ -1,0 +1,71 @@
+"""Runs a function on ranks of a gloo process group, each in a process of its own, and brings the results back."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import tempfile
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from multiprocessing.connection import Connection
+
+TIMEOUT_S = 60
+
+
+def run_ranks(function: Callable[[int], Any], world: int = 2) -> list[Any]:
+    """Results of ``function(rank)`` by rank; ``None`` for one that died. A raised exception is raised here."""
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as directory:
+        ends, processes = [], []
+        for rank in range(world):
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(target=_rank, args=(function, rank, world, directory, sender), daemon=True)
+            process.start()
+            sender.close()
+            ends.append(receiver)
+            processes.append(process)
+        try:
+            results = [_receive(end) for end in ends]
+        finally:
+            for process in processes:
+                process.join(5)
+                process.kill()
+    for result in results:
+        if isinstance(result, str):
+            raise AssertionError(result)
+    return [None if result is None else result[0] for result in results]
+
+
+def _receive(end: Connection) -> Any:
+    assert end.poll(TIMEOUT_S), f"no rank answered within {TIMEOUT_S} s"
+    try:
+        return torch.load(io.BytesIO(end.recv_bytes()), weights_only=False)
+    except EOFError:
+        return None
+
+
+def _rank(function: Callable[[int], Any], rank: int, world: int, directory: str, sender: Connection) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(Path(directory) / "store"), world)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT_S))
+    try:
+        answer: Any = (function(rank),)
+    except Exception:
+        answer = f"rank {rank}:\n{traceback.format_exc()}"
+    buffer = io.BytesIO()
+    torch.save(answer, buffer)  # as bytes: tensors in shared memory would be gone with this process
+    sender.send_bytes(buffer.getvalue())
+    sender.close()
+    if isinstance(answer, str):
+        os._exit(1)
+    dist.destroy_process_group()

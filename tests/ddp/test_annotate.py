@@ -1,0 +1,140 @@
+"""Ranges: where they go, when they end, and that they can be switched off."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from ddp_prof.ddp import annotate
+from ddp_prof.ddp.annotate import Recorder
+from ddp_prof.spans import parse_range
+
+
+def record(*, on: bool = True) -> tuple[Recorder, annotate.OpenRange]:
+    recorder = Recorder()
+    with annotate.listening(recorder):
+        annotate.enable(on)
+        try:
+            with annotate.process(rank=1, world=2, variant="flat", backend="gloo", device="cpu"):
+                with annotate.step(0, warmup=True), annotate.forward():
+                    pass
+                with annotate.step(4):
+                    with annotate.backward():
+                        in_flight = annotate.start_all_reduce(bucket=3, bytes=1048576, params=2)
+                    with annotate.synchronize():
+                        pass
+                    with annotate.phase("optimizer"):
+                        pass
+        finally:
+            annotate.enable()
+    return recorder, in_flight
+
+
+def test_names_follow_the_grammar() -> None:
+    recorder, in_flight = record()
+    in_flight.end()
+    assert [each.text for each in recorder.ranges] == [
+        "forward",
+        "step|index=0|warmup=1",
+        "backward",
+        "synchronize",
+        "optimizer",
+        "step|index=4",
+        "process|rank=1|world=2|variant=flat|backend=gloo|device=cpu",
+        "all_reduce|bucket=3|bytes=1048576|params=2",
+    ]
+    assert parse_range(recorder.ranges[-1].text).fields == {"bucket": 3, "bytes": 1048576, "params": 2}
+    assert [each.crosses for each in recorder.ranges] == [False] * 7 + [True]
+
+
+def test_times_are_utc_nanoseconds_and_nest() -> None:
+    before = time.time_ns()
+    recorder, _ = record()
+    after = time.time_ns()
+    process = recorder.ranges[-1]
+    assert all(process.start_ns <= each.start_ns <= each.end_ns <= process.end_ns for each in recorder.ranges)
+    assert before <= process.start_ns <= process.end_ns <= after
+
+
+def test_an_open_range_ends_once_on_any_thread() -> None:
+    recorder, in_flight = record()
+    launched_by = threading.get_native_id()
+    ending = threading.Thread(target=in_flight.end)
+    ending.start()
+    ending.join()
+    in_flight.end()
+    in_flight.end("a future, as Future.add_done_callback passes it")
+    found = [each for each in recorder.ranges if each.crosses]
+    assert len(found) == 1
+    assert found[0].thread == launched_by
+
+
+def test_many_threads_ending_one_range_end_it_once() -> None:
+    recorder = Recorder()
+    with annotate.listening(recorder):
+        spans = [annotate.start_synchronize() for _ in range(200)]
+    threads = [threading.Thread(target=lambda: [each.end() for each in spans]) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(recorder.ranges) == 200
+
+
+def test_switched_off_nothing_is_recorded() -> None:
+    recorder, in_flight = record(on=False)
+    in_flight.end()
+    assert recorder.ranges == []
+
+
+def test_a_range_opened_before_the_switch_still_closes() -> None:
+    recorder = Recorder()
+    with annotate.listening(recorder):
+        with annotate.forward():
+            annotate.enable(False)
+        annotate.enable()
+        with annotate.backward():
+            pass
+    assert [each.text for each in recorder.ranges] == ["forward", "backward"]
+
+
+def test_a_recorder_hears_nothing_after_it_was_removed() -> None:
+    recorder, _ = record()
+    count = len(recorder.ranges)
+    with annotate.forward():
+        pass
+    assert len(recorder.ranges) == count
+
+
+def test_an_unknown_phase_is_refused() -> None:
+    with pytest.raises(ValueError, match="no phase of a step: choose from forward, backward"):
+        annotate.phase("backwards")
+
+
+def run_python(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, **environment}
+    )
+    return done.stdout.strip()
+
+
+def test_the_environment_switches_ranges_off() -> None:
+    code = "from ddp_prof.ddp import annotate; print(annotate.is_enabled())"
+    assert run_python(code, DDP_PROF_RANGES="0") == "False"
+
+
+def test_nvtx_need_not_be_installed() -> None:
+    code = """
+import sys
+sys.modules["nvtx"] = None
+from ddp_prof.ddp import annotate
+with annotate.forward():
+    annotate.start_all_reduce(0, 1, 1).end()
+print(annotate.is_enabled())
+"""
+    assert run_python(code) == "False"

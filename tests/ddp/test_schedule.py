@@ -1,0 +1,255 @@
+"""What each variant sends, when, and from where: read from the ranges that it emits."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext, suppress
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from ddp_prof.ddp import VARIANTS, BucketedDDP, FlatDDP, NaiveDDP, OverlapDDP, TorchDDP, annotate
+from ddp_prof.ddp.annotate import Recorded, Recorder
+from ddp_prof.ddp.collective import launch_all_reduce
+from ddp_prof.errors import CommunicationError
+from ddp_prof.spans import Range, parse_range
+from tests.ddp.gloo_ranks import run_ranks
+
+WIDTH = 64
+LAYERS = 8
+LAYER_MB = (WIDTH + 1) * WIDTH * 4 / 2**20
+MAKE = {
+    "naive": NaiveDDP,
+    "flat": FlatDDP,
+    "overlap": OverlapDDP,
+    "bucketed": lambda module: BucketedDDP(module, 2 * LAYER_MB),
+    "torch": lambda module: TorchDDP(module, bucket_cap_mb=2 * LAYER_MB),
+}
+
+
+def make_model() -> nn.Module:
+    """Eight equal layers, the first one frozen."""
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+    model[0].requires_grad_(False)
+    return model
+
+
+class Scale(nn.Module):
+    """One weight, times the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * x
+
+
+def record_step(variant: Any, *, sync: bool = True) -> list[Recorded]:
+    recorder = Recorder()
+    with annotate.listening(recorder):
+        loss = variant(torch.randn(4, WIDTH)).sum()
+        with annotate.backward():
+            loss.backward()
+        if sync:
+            variant.finish_gradient_synchronization()
+    return recorder.ranges
+
+
+def schedules(rank: int) -> dict[str, list[Recorded]]:
+    recorded = {}
+    for key, make in MAKE.items():
+        variant = make(make_model())
+        record_step(variant)  # torch's DDP makes its buckets in the first step
+        recorded[key] = record_step(variant)
+    return recorded
+
+
+def no_sync(rank: int) -> dict[str, Any]:
+    """Ranges within ``no_sync``, after it, and after an exception in it."""
+    result = {}
+    for key, make in MAKE.items():
+        variant = make(make_model())
+        with variant.no_sync():
+            inside = record_step(variant)
+        after = record_step(variant)
+        with suppress(ZeroDivisionError), variant.no_sync():
+            raise ZeroDivisionError
+        result[key] = [inside, after, record_step(variant)]
+    return result
+
+
+def gradients(rank: int) -> dict[str, Any]:
+    """Where gradients lie before and after they were reduced."""
+    model = make_model()
+    variant = OverlapDDP(model)
+    with variant.no_sync():
+        variant(torch.randn(4, WIDTH)).sum().backward()
+    before = [each.grad.data_ptr() for each in variant.trained_parameters()]
+    record_step(variant)
+    alone = before == [each.grad.data_ptr() for each in variant.trained_parameters()]
+    bucketed = BucketedDDP(make_model(), None)
+    record_step(bucketed)
+    storages = {each.grad.untyped_storage().data_ptr() for each in bucketed.trained_parameters()}
+    return {"alone": alone, "storages": len(storages), "seconds": bucketed.communication_seconds}
+
+
+def completion(rank: int) -> dict[str, int]:
+    """An all-reduce that is waited for much later: its range, and when the wait began."""
+    recorder = Recorder()
+    with annotate.listening(recorder):
+        flight = launch_all_reduce(torch.ones(10), None, bucket=0, params=1)
+        time.sleep(1)
+        wait_ns = time.time_ns()
+        flight.wait()
+    return {"end_ns": recorder.ranges[0].end_ns, "wait_ns": wait_ns, "ranges": len(recorder.ranges)}
+
+
+def irregular(rank: int) -> dict[str, Any]:
+    """Backwards in an unusual order; the gradient of ``sum(x * w)`` is ``x``, here a number of rank and micro-batch."""
+    variant = OverlapDDP(Scale())
+    weight = variant.module.weight
+    counts = []
+    for micro_batches in (("sync", "local"), ("sync", "sync"), ("sync",)):
+        weight.grad = None
+        recorder = Recorder()
+        with annotate.listening(recorder):
+            for index, how in enumerate(micro_batches):
+                with nullcontext() if how == "sync" else variant.no_sync():
+                    variant(torch.full((3,), 10.0 ** (2 * index) * (rank + 1))).sum().backward()
+            variant.finish_gradient_synchronization()
+        counts.append((weight.grad.tolist(), sum("all_reduce" in each.text for each in recorder.ranges)))
+    return {"gradients and all-reduces": counts}
+
+
+def errors(rank: int) -> dict[str, str]:
+    """Messages of what cannot be done."""
+    messages = {}
+    for key in ("naive", "bucketed"):
+        variant = MAKE[key](nn.Embedding(5, 3, sparse=True))
+        variant(torch.tensor([1])).sum()
+        try:
+            variant(torch.tensor([1])).sum().backward()
+            variant.finish_gradient_synchronization()
+        except CommunicationError as error:
+            messages[key] = str(error)
+    return messages
+
+
+def everything(rank: int) -> dict[str, Any]:
+    return {each.__name__: each(rank) for each in (schedules, no_sync, gradients, completion, irregular, errors)}
+
+
+class Step(NamedTuple):
+    """A recorded step, taken apart."""
+
+    all_reduces: list[Recorded]
+    names: list[Range]
+    backward: Recorded
+    synchronize: Recorded
+
+
+def take_apart(recorded: list[Recorded]) -> Step:
+    all_reduces = sorted((each for each in recorded if each.text.startswith("all_reduce")), key=lambda each: each[1])
+    (backward,) = (each for each in recorded if each.text == "backward")
+    (synchronize,) = (each for each in recorded if each.text == "synchronize")
+    return Step(all_reduces, [parse_range(each.text) for each in all_reduces], backward, synchronize)
+
+
+@pytest.fixture(scope="module")
+def results() -> list[dict[str, Any]]:
+    return run_ranks(everything)
+
+
+@pytest.fixture(params=[(rank, key) for rank in (0, 1) for key in VARIANTS], ids=str)
+def step(request: pytest.FixtureRequest, results: list[dict[str, Any]]) -> tuple[str, Step]:
+    rank, key = request.param
+    return key, take_apart(results[rank]["schedules"][key])
+
+
+TRAINED = LAYERS - 1
+
+
+def test_number_of_collectives(step: tuple[str, Step]) -> None:
+    expected = {"naive": 2 * TRAINED, "flat": 1, "overlap": 2 * TRAINED, "bucketed": 4, "torch": 4}
+    key, taken = step
+    assert len(taken.all_reduces) == expected[key]
+
+
+def test_every_trained_byte_travels_once_and_frozen_ones_never(step: tuple[str, Step]) -> None:
+    _, taken = step
+    assert sum(each.number("bytes") or 0 for each in taken.names) == TRAINED * (WIDTH + 1) * WIDTH * 4
+    assert sum(each.number("params") or 0 for each in taken.names) == 2 * TRAINED
+
+
+def test_buckets_are_launched_in_order(step: tuple[str, Step]) -> None:
+    _, taken = step
+    assert [each.number("bucket") for each in taken.names] == list(range(len(taken.names)))
+
+
+def test_communication_lies_where_the_schedule_says(step: tuple[str, Step]) -> None:
+    key, taken = step
+    in_backward = [taken.backward.start_ns <= each.start_ns <= taken.backward.end_ns for each in taken.all_reduces]
+    assert all(in_backward) if key in ("overlap", "bucketed", "torch") else not any(in_backward)
+
+
+def test_all_reduces_complete_within_the_step(step: tuple[str, Step]) -> None:
+    _, taken = step
+    assert all(each.end_ns <= taken.synchronize.end_ns for each in taken.all_reduces)
+
+
+def test_naive_waits_for_each(results: list[dict[str, Any]]) -> None:
+    taken = take_apart(results[0]["schedules"]["naive"])
+    assert all(a.end_ns <= b.start_ns for a, b in zip(taken.all_reduces, taken.all_reduces[1:], strict=False))
+
+
+def test_torch_synchronizes_within_backward_after_its_last_launch(results: list[dict[str, Any]]) -> None:
+    taken = take_apart(results[0]["schedules"]["torch"])
+    assert taken.all_reduces[-1].start_ns <= taken.synchronize.start_ns <= taken.backward.end_ns
+    assert taken.synchronize.end_ns >= taken.backward.end_ns
+
+
+@pytest.mark.parametrize("key", list(VARIANTS))
+def test_no_sync_communicates_nothing_and_ends_even_by_an_exception(results: list[dict[str, Any]], key: str) -> None:
+    counts = [sum(each.text.startswith("all_reduce") for each in recorded) for recorded in results[0]["no_sync"][key]]
+    assert counts[0] == 0
+    assert counts[1] > 0
+    assert counts[2] > 0
+
+
+def test_a_gradient_alone_is_reduced_where_it_lies(results: list[dict[str, Any]]) -> None:
+    assert results[0]["gradients"]["alone"]
+
+
+def test_gradients_of_a_bucket_are_views_of_its_buffer(results: list[dict[str, Any]]) -> None:
+    assert results[0]["gradients"]["storages"] == 1
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_range_ends_when_the_collective_does_not_when_it_is_waited_for(
+    results: list[dict[str, Any]], rank: int
+) -> None:
+    completed = results[rank]["completion"]
+    assert completed["end_ns"] < completed["wait_ns"]
+    assert completed["ranges"] == 1
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_irregular_backwards_lose_nothing(results: list[dict[str, Any]], rank: int) -> None:
+    local_then, late, regular = results[rank]["irregular"]["gradients and all-reduces"]
+    # mean of the first micro-batch, and this rank's own second one, which comes to the others with the next finish
+    assert local_then == ([1.5 + 100 * (rank + 1)] * 3, 1)
+    assert late == ([1.5 + 150] * 3, 2)
+    assert regular == ([1.5] * 3, 1)
+
+
+def test_communication_seconds_are_measured(results: list[dict[str, Any]]) -> None:
+    assert 0 < results[0]["gradients"]["seconds"] < 60
+
+
+@pytest.mark.parametrize("key", ["naive", "bucketed"])
+def test_sparse_gradients_are_refused_by_one_clear_error(results: list[dict[str, Any]], key: str) -> None:
+    assert "sparse gradient" in results[0]["errors"][key]
+    assert "sparse=False" in results[0]["errors"][key]

@@ -1,0 +1,62 @@
+"""One rank alone: everything works, and gradients are what one process has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ddp_prof.ddp import VARIANTS, BucketedDDP, NaiveDDP
+from ddp_prof.errors import CommunicationError
+from tests.ddp import cases
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("setting", list(cases.SETTINGS))
+@pytest.mark.parametrize("case", ["plain", "mixed-dtypes", "checkpoint-reentrant", "unused-everywhere-found"])
+def test_equals_one_process(case: str, setting: str) -> None:
+    what = cases.CASES[case]
+    expected = cases.train(what, cases.OneProcess(cases.build(what, seed=0)), "sgd")
+    got = cases.train(what, cases.make_variant(what, setting, cases.build(what, seed=0)), "sgd")
+    for name, value in expected.items():
+        torch.testing.assert_close(got[name], value, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("key", list(VARIANTS))
+def test_parameters_are_those_of_the_module(key: str) -> None:
+    module = cases.build(cases.CASES["plain"], seed=0)
+    variant: Any = cases.make_variant(cases.CASES["plain"], "bucketed-small" if key == "bucketed" else key, module)
+    assert variant.module is module
+    assert list(variant.parameters()) == list(module.parameters())
+    assert list(variant.state_dict()) == [f"module.{name}" for name in module.state_dict()]
+
+
+@pytest.mark.usefixtures("alone")
+def test_nothing_to_train_is_nothing_to_send() -> None:
+    variant = NaiveDDP(torch.nn.Linear(2, 2).requires_grad_(False), find_unused_parameters=True)
+    variant.finish_gradient_synchronization()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("size", [0, -1, float("nan")])
+def test_a_bucket_has_a_size(size: float) -> None:
+    with pytest.raises(ValueError, match="bucket_size_mb must be positive"):
+        BucketedDDP(torch.nn.Linear(2, 2), size)
+
+
+def test_without_a_process_group_the_error_says_what_to_do() -> None:
+    with pytest.raises(CommunicationError, match="init_process_group"):
+        NaiveDDP(torch.nn.Linear(2, 2))

@@ -1,0 +1,181 @@
+"""scripts/env.sh: what it installs with what, when it does nothing, and what it says where it cannot."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from packaging.requirements import Requirement
+
+if TYPE_CHECKING:
+    from conftest import Checkout
+
+SCRIPT = "scripts/env.sh"
+ROOT = Path(__file__).resolve().parents[2]
+# Makes a virtual environment whose python writes down what it is asked; $PIP is what pip does.
+PYTHON = r"""
+case "$*" in
+  "-m venv "*)
+    echo "venv" >>"$CALLS"
+    [ ! -e "${NO_ENSUREPIP:-/none}" ] || { echo "ensurepip is not available" && exit 1; }
+    mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+  *"pip install --dry-run"*) echo "Would install ${WOULD_INSTALL:-torch-2.13.0+cpu}" ;;
+  *"pip install uv"*)
+    echo "pip install uv" >>"$CALLS"
+    uv="$(dirname "$0")/uv"
+    printf '#!/bin/bash\necho "uv $UV_TORCH_BACKEND $*" >>"%s"' "$CALLS" >"$uv" && chmod +x "$uv" ;;
+  *"pip install"*) all="$*"; echo "pip ${all#*install }" >>"$CALLS"; eval "${PIP:-:}" ;;
+  *"import torch"*) exit 1 ;;
+  *python%d.%d*) echo python3.11-venv ;;
+  *"import ensurepip"*) [ ! -e "${NO_ENSUREPIP:-/none}" ] ;;
+  *version_info*) exit "${TOO_OLD:-0}" ;;
+  *--version*) echo "Python 3.11.7" ;;
+esac
+"""
+
+
+@pytest.fixture
+def env(checkout: Checkout) -> Checkout:
+    """A machine with Python and a browser, without uv and without a GPU."""
+    checkout.program("python3", PYTHON)
+    checkout.program("chromium", "")
+    checkout.program("nvidia-smi", "exit 9")
+    checkout.program("apt-get", 'echo "apt-get $*" >>"$CALLS"; exit 100')
+    return checkout
+
+
+def _pip(env: Checkout, extras: str) -> str:
+    return f"pip -c {env.root}/constraints.txt -e {env.root}{extras}"
+
+
+def test_installs_with_constraints_and_then_does_nothing(env: Checkout) -> None:
+    done = env.run(SCRIPT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    assert env.calls == ["venv", _pip(env, "[train]")]
+    began = time.monotonic()
+    again = env.run(SCRIPT, "train")
+    assert time.monotonic() - began < 0.3
+    assert (again.returncode, again.stderr) == (0, "")
+    assert len(env.calls) == 2
+
+
+def test_extras_only_ever_grow(env: Checkout) -> None:
+    env.run(SCRIPT, "read")
+    env.run(SCRIPT, "train", "dev")
+    env.run(SCRIPT, "read")
+    env.run(SCRIPT, "dev")
+    assert env.calls == ["venv", _pip(env, ""), _pip(env, "[train,dev]")]
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
+def test_a_changed_requirement_is_installed(env: Checkout, name: str) -> None:
+    env.run(SCRIPT, "train", "dev")
+    with (env.root / name).open("a") as file:
+        file.write("\n# changed\n")
+    assert "installing" in env.run(SCRIPT, "read").stderr
+    assert env.calls[2:] == [_pip(env, "[train,dev]")]  # what was there stays
+
+
+def test_a_failed_installation_leaves_nothing(env: Checkout) -> None:
+    done = env.run(SCRIPT, PIP='echo "ERROR: No matching distribution"; exit 1')
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("env: the installation failed (ERROR: No matching distribution)")
+    assert not (env.root / ".venv").exists()
+
+
+def test_a_failed_update_leaves_the_environment(env: Checkout) -> None:
+    env.run(SCRIPT, "read")
+    assert env.run(SCRIPT, "train", PIP="exit 1").returncode == 1
+    assert (env.root / ".venv/bin/python").exists()
+    assert env.run(SCRIPT, "train").returncode == 0
+
+
+def test_uv_is_preferred_and_replaced_where_it_fails(env: Checkout) -> None:
+    env.program("uv", 'echo "uv $UV_TORCH_BACKEND $*" >>"$CALLS"; echo "error: no route"; exit "${UV_CODE:-0}"')
+    assert env.run(SCRIPT, "read").returncode == 0
+    assert env.calls[-1].startswith("uv auto pip install --python")
+    done = env.run(SCRIPT, "train", UV_CODE="2")
+    assert done.returncode == 0
+    assert "uv cannot install it (error: no route): going on with pip" in done.stderr
+    assert env.calls[-1] == _pip(env, "[train]")
+
+
+def test_without_a_gpu_no_cuda_is_fetched(env: Checkout) -> None:
+    done = env.run(SCRIPT, WOULD_INSTALL="torch-2.13.0 nvidia-cublas-13.1")
+    assert done.returncode == 0, done.stderr
+    assert env.calls[1] == "pip install uv"
+    assert env.calls[2].startswith("uv auto pip install")
+    assert len(env.calls) == 3
+
+
+def test_with_a_gpu_pip_takes_the_default(env: Checkout) -> None:
+    env.program("nvidia-smi", 'echo "GPU 0: NVIDIA H100"')
+    assert env.run(SCRIPT, WOULD_INSTALL="torch-2.13.0 nvidia-cublas-13.1").returncode == 0
+    assert env.calls[-1] == _pip(env, "[train]")
+
+
+def test_root_installs_the_missing_venv_module(env: Checkout, tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    missing.touch()
+    env.program("id", "echo 0")
+    env.program("apt-get", f'echo "$*" >>"$CALLS"; [[ "$*" != *install* ]] || rm {missing}')
+    done = env.run(SCRIPT, "read", NO_ENSUREPIP=str(missing))
+    assert done.returncode == 0, done.stderr
+    assert env.calls == ["venv", "install -y -q --no-install-recommends python3.11-venv", "venv", _pip(env, "")]
+
+
+def test_others_are_told_about_the_missing_venv_module(env: Checkout, tmp_path: Path) -> None:
+    env.program("id", "echo 1000")
+    (tmp_path / "missing").touch()
+    done = env.run(SCRIPT, "read", NO_ENSUREPIP=str(tmp_path / "missing"))
+    assert done.returncode == 1
+    assert "apt-get install python3.11-venv (as root), or put uv on PATH" in done.stderr
+    assert not (env.root / ".venv").exists()
+
+
+def test_wrong_requests_are_refused(env: Checkout) -> None:
+    assert "no such extra: 'gpu'" in env.run(SCRIPT, "gpu").stderr
+    refused = env.run(SCRIPT, PYTHON="python3", TOO_OLD="1")
+    assert refused.stderr == "env: PYTHON=python3 is no Python 3.10 or newer\n"
+    assert env.calls == []
+
+
+def test_no_browser_is_no_error(env: Checkout, tmp_path: Path) -> None:
+    (env.programs / "chromium").unlink()
+    env.path = str(tmp_path / "system")
+    (tmp_path / "system").mkdir()
+    for program in Path("/usr/bin").iterdir():
+        if not program.name.startswith(("chrom", "google-chrome")):
+            (tmp_path / "system" / program.name).symlink_to(program)
+    done = env.run(SCRIPT, "read")
+    assert done.returncode == 0
+    assert "no Chromium here, so pictures (PNG) are left out" in done.stderr
+    assert env.run(SCRIPT, "read").stderr == ""  # said and tried once
+
+
+def _pins() -> dict[str, Requirement]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    return {pin.name: pin for pin in pins}
+
+
+def test_constraints_pin_everything_that_is_asked_for() -> None:
+    tomllib = pytest.importorskip("tomllib")  # Python 3.11
+    pins = _pins()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = [*project["dependencies"], *(each for group in project["optional-dependencies"].values() for each in group)]
+    for requirement in map(Requirement, asked):
+        (specifier,) = pins[requirement.name].specifier
+        assert specifier.operator == "=="
+        assert requirement.specifier.contains(specifier.version), requirement
+
+
+def test_constraints_leave_the_build_of_torch_open() -> None:
+    pins = _pins()
+    assert str(pins["torch"].specifier) == "==2.13.0"
+    assert not [name for name in pins if re.match(r"nvidia|cuda|triton", name)]
+    assert all(pin.url is None for pin in pins.values())

@@ -1,0 +1,232 @@
+"""scripts/install_nsys.sh: where it looks, what it fetches, and what it says where it cannot."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Checkout
+
+SCRIPT = "scripts/install_nsys.sh"
+NSYS = """
+case "$1" in
+  --version) echo "NVIDIA Nsight Systems version 2022.4.2.1-abc" ;;
+  profile) touch check.nsys-rep ;;
+  export) echo data >check.sqlite ;;
+esac
+"""
+DEBIAN = 'ID=debian\nVERSION_CODENAME=bookworm\nPRETTY_NAME="Debian GNU/Linux 12"\n'
+# Lists one repository, knows the packages, "downloads" what lies in $POOL.
+APT_GET = """
+echo "apt-get $*" >>"$CALLS"
+case " $* " in
+  *" indextargets "*) echo "http://mirror.invalid/debian/ bookworm main"; echo "http://else.invalid/ other main" ;;
+  *" update "*) cp "$(grep -o '/[^ ]*/sources.list' <<<"$*" | head -1)" "$POOL/sources.list" ;;
+  *" download "*) cp "$POOL"/nsight-systems*.deb . ;;
+  *" install "*) cp "$POOL"/lib*.deb "$(sed 's/.*Dir::Cache::archives=//; s/ -o .*//' <<<"$*")" ;;
+esac
+"""
+APT_CACHE = 'printf "Package: nsight-systems\\nVersion: 2022.4.2.1\\nSize: 1000000\\n"'
+
+
+@pytest.fixture
+def bare(checkout: Checkout, tmp_path: Path) -> Checkout:
+    """No nsys anywhere, on Debian 12."""
+    (tmp_path / "os-release").write_text(DEBIAN)
+    checkout.environment |= {
+        "NSYS_SEARCH": "",
+        "NSYS_PREFIX": str(tmp_path / "prefix"),
+        "OS_RELEASE": str(tmp_path / "os-release"),
+    }
+    return checkout
+
+
+@pytest.fixture
+def repository(bare: Checkout, tmp_path: Path) -> Checkout:
+    """As ``bare``, with apt and a repository that has packages of nsys, laid out as Debian's are."""
+    pool = tmp_path / "pool"
+    pool.mkdir()
+    bare.environment["POOL"] = str(pool)
+    bare.program("apt-get", APT_GET)
+    bare.program("apt-cache", APT_CACHE)
+    bare.program("dpkg", "echo amd64")
+    host = _package(pool, "nsight-systems", "usr/lib/nsight-systems/host-linux-x64/QdstrmImporter", "importer")
+    (host / "usr/share/doc/nsight-systems").mkdir(parents=True)
+    (host / "usr/share/doc/nsight-systems/huge").write_text("not needed")
+    _build(host)
+    _build(
+        _package(
+            pool,
+            "nsight-systems-target",
+            "usr/lib/x86_64-linux-gnu/nsight-systems/target-linux-x64/nsys",
+            f"#!/bin/bash\n{NSYS}",
+        )
+    )
+    _build(_package(pool, "libssh-4", "usr/lib/x86_64-linux-gnu/libssh.so.4", "library"))
+    return bare
+
+
+def _package(pool: Path, name: str, file: str, content: str) -> Path:
+    folder = pool / name
+    (folder / "DEBIAN").mkdir(parents=True)
+    (folder / "DEBIAN/control").write_text(
+        f"Package: {name}\nVersion: 1\nArchitecture: amd64\nMaintainer: no one <none@example.org>\nDescription: none\n"
+    )
+    (folder / file).parent.mkdir(parents=True)
+    (folder / file).write_text(content)
+    (folder / file).chmod(0o755)
+    return folder
+
+
+def _build(folder: Path) -> None:
+    subprocess.run(
+        ["dpkg-deb", "--root-owner-group", "-b", folder, folder.with_name(f"{folder.name}_1_amd64.deb")],
+        check=True,
+        capture_output=True,
+    )
+    shutil.rmtree(folder)
+
+
+def test_named_one_is_taken_or_refused(bare: Checkout, tmp_path: Path) -> None:
+    mine = bare.program("my-nsys", NSYS, tmp_path / "mine")
+    assert bare.run(SCRIPT, NSYS=str(mine)).stdout == f"{mine}\n"
+    refused = bare.run(SCRIPT, NSYS="/nowhere/nsys")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr == "install_nsys: NSYS=/nowhere/nsys does not run: correct it or unset it\n"
+
+
+def test_path_comes_before_the_usual_places(bare: Checkout, tmp_path: Path) -> None:
+    bare.program("nsys", NSYS, tmp_path / "opt/2024.6.1/bin")
+    newest = bare.program("nsys", NSYS, tmp_path / "opt/2025.10.1/bin")
+    bare.program("nsys", "exit 1", tmp_path / "opt/2026.1.1/bin")  # does not run
+    bare.environment["NSYS_SEARCH"] = f"{tmp_path}/nothing/*/nsys {tmp_path}/opt/*/bin/nsys"
+    assert bare.run(SCRIPT).stdout == f"{newest}\n"
+    on_path = bare.program("nsys", NSYS)
+    assert bare.run(SCRIPT).stdout == f"{on_path}\n"
+
+
+def test_unusable_one_on_the_path_is_passed_over(bare: Checkout, tmp_path: Path) -> None:
+    bare.program("nsys", "exit 127")
+    private = bare.program("nsys", NSYS, tmp_path / "prefix/bin")
+    assert bare.run(SCRIPT).stdout == f"{private}\n"
+
+
+def test_fetching_can_be_forbidden(bare: Checkout) -> None:
+    done = bare.run(SCRIPT, NSYS_FETCH="0")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "NSYS_FETCH=0" in done.stderr
+    assert "PROFILER=kineto" in done.stderr
+
+
+def test_fetches_lays_out_and_leaves_nothing_else(repository: Checkout, tmp_path: Path) -> None:
+    done = repository.run(SCRIPT)
+    prefix = tmp_path / "prefix"
+    assert (done.stdout, done.returncode) == (f"{prefix}/bin/nsys\n", 0), done.stderr
+    assert sorted(path.name for path in prefix.iterdir()) == ["bin", "lock", "nsight-systems"]
+    host, target = prefix / "nsight-systems/host-linux-x64", prefix / "nsight-systems/target-linux-x64"
+    assert (host / "QdstrmImporter").exists()
+    assert (host / "libssh.so").resolve() == host / "libssh.so.4"
+    assert (prefix / "bin/nsys").resolve() == target / "nsys"
+    assert not list(prefix.rglob("huge"))
+    sources = (tmp_path / "pool/sources.list").read_text()
+    assert sources.rstrip().endswith("http://mirror.invalid/debian/ bookworm main contrib non-free")
+    assert "else.invalid" not in sources  # another's repository has no nsys
+    calls = len(repository.calls)
+    assert repository.run(SCRIPT).stdout == f"{prefix}/bin/nsys\n"
+    assert len(repository.calls) == calls
+
+
+def test_apt_is_given_folders_of_its_own(repository: Checkout) -> None:
+    repository.run(SCRIPT)
+    calls = [call for call in repository.calls if "indextargets" not in call]
+    assert calls
+    for option in ("Dir::State::lists=", "Dir::Cache=", "Dir::Etc::sourcelist=", "Dir::Etc::sourceparts=-"):
+        assert all(option in call for call in calls)
+
+
+def test_two_at_once_fetch_once(repository: Checkout, tmp_path: Path) -> None:
+    both = [
+        subprocess.Popen(
+            ["bash", str(repository.root / SCRIPT)],
+            env=repository.full_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    assert [each.communicate(timeout=60)[0] for each in both] == [f"{tmp_path}/prefix/bin/nsys\n"] * 2
+    assert sum(" update" in call for call in repository.calls) == 1
+
+
+def test_says_that_there_is_no_network(repository: Checkout, tmp_path: Path) -> None:
+    no_route = 'echo "W: Failed to fetch http://mirror.invalid  Temporary failure resolving"'
+    repository.program("apt-get", f'[[ "$*" != *update* ]] || {{ {no_route}; exit 0; }}\n{APT_GET}')
+    repository.program("apt-cache", "exit 100")
+    done = repository.run(SCRIPT)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "reaches no repository (W: Failed to fetch http://mirror.invalid" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not list((tmp_path / "prefix").glob("partial*"))
+
+
+def test_says_that_there_is_no_such_package(repository: Checkout) -> None:
+    repository.program("apt-cache", "exit 100")
+    assert "debian bookworm has no package nsight-systems for amd64" in repository.run(SCRIPT).stderr
+
+
+@pytest.mark.parametrize(
+    ("program", "body", "reason"),
+    [
+        ("dpkg", "echo riscv64", "there are no packages of it for riscv64"),
+        ("apt-get", "exit 0", "apt has no repository of debian bookworm configured"),
+    ],
+)
+def test_says_what_stands_in_the_way(repository: Checkout, program: str, body: str, reason: str) -> None:
+    repository.program(program, body)
+    done = repository.run(SCRIPT)
+    assert done.returncode == 1
+    assert reason in done.stderr
+
+
+def test_says_that_this_is_no_debian(bare: Checkout, tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("bash", "dirname", "sort", "rm", "cat"):
+        (tools / name).symlink_to(shutil.which(name) or "")
+    bare.path = str(tools)
+    done = bare.run(SCRIPT)
+    assert done.returncode == 1
+    assert "no nsys here, and without apt-get there are no packages to fetch" in done.stderr
+
+
+def test_what_does_not_record_is_not_installed(repository: Checkout, tmp_path: Path) -> None:
+    pool = tmp_path / "pool"
+    (pool / "nsight-systems-target_1_amd64.deb").unlink()
+    broken = NSYS.replace("touch check.nsys-rep", 'echo "The importer binary was not found" && exit 1')
+    _build(
+        _package(
+            pool,
+            "nsight-systems-target",
+            "usr/lib/x86_64-linux-gnu/nsight-systems/target-linux-x64/nsys",
+            f"#!/bin/bash\n{broken}",
+        )
+    )
+    done = repository.run(SCRIPT)
+    assert done.returncode == 1
+    assert "does not record here (The importer binary was not found)" in done.stderr
+    assert not (tmp_path / "prefix/bin").exists()
+    assert not list((tmp_path / "prefix").glob("partial*"))
+
+
+def test_broken_download_is_thrown_away(repository: Checkout, tmp_path: Path) -> None:
+    (tmp_path / "pool/nsight-systems_1_amd64.deb").write_text("half")
+    done = repository.run(SCRIPT)
+    assert done.returncode == 1
+    assert "what was downloaded is broken" in done.stderr
+    assert not (tmp_path / "prefix/downloads").exists()

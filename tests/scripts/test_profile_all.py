@@ -1,0 +1,127 @@
+"""profile_all.sh with stand-ins for what it calls: order, failures, what is said once, what is not drawn again."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conftest import Checkout
+
+SCRIPT = "profile_all.sh"
+CAPTURE = """
+echo "capture $*" >>"$CALLS"
+name="$1${3:+_$3mb}"
+echo "profile_variant: a note" >&2
+[ "$1" != "${BROKEN:-}" ] || { echo "profile_variant: $1: the workload failed: too big" >&2; exit 1; }
+[ -e "$TRACES_DIR/$name.sqlite" ] && echo "$name: up to date" && exit
+mkdir -p "$TRACES_DIR" && touch "$TRACES_DIR/$name.${SUFFIX:-sqlite}"
+echo "$name: captured by nsys 2022.4.2.1 in 6 s"
+"""
+DDP_PROF = """
+echo "ddp-prof $*" >>"$CALLS"
+case "$1" in
+  report) echo "seven pages"; mkdir -p figures && touch figures/index.html; exit "${REPORT:-0}" ;;
+  compare) echo "THE TABLE" ;;
+esac
+"""
+
+
+@pytest.fixture
+def machine(checkout: Checkout) -> Checkout:
+    """All is set up."""
+    scripts = checkout.root / "scripts"
+    checkout.program("env.sh", 'echo "env $*" >>"$CALLS"', scripts)
+    checkout.program("install_nsys.sh", 'echo "nsys" >>"$CALLS"; echo /opt/nsys; exit "${NO_NSYS:-0}"', scripts)
+    checkout.program("profile_variant.sh", CAPTURE, scripts)
+    checkout.program("ddp-prof", DDP_PROF, checkout.root / ".venv/bin")
+    (checkout.root / "ddp_prof").mkdir()
+    (checkout.root / "ddp_prof/present.py").write_text("# draws\n")
+    return checkout
+
+
+def test_all_variants_in_the_order_of_the_story(machine: Checkout) -> None:
+    done = machine.run(SCRIPT)
+    assert done.returncode == 0, done.stderr
+    names = ["naive", "flat", "overlap", "bucketed_1mb", "bucketed_10mb", "bucketed_100mb", "torch"]
+    files = " ".join(f"traces/{name}.sqlite" for name in names)
+    assert machine.calls == [
+        "env train",
+        "nsys",
+        "capture naive",
+        "capture flat",
+        "capture overlap",
+        "capture bucketed --bucket-size-mb 1",
+        "capture bucketed --bucket-size-mb 10",
+        "capture bucketed --bucket-size-mb 100",
+        "capture torch",
+        f"ddp-prof report {files} -o figures",
+        f"ddp-prof compare {files}",
+    ]
+    lines = done.stdout.splitlines()
+    assert lines[0] == "[1/7] naive ... 6 s"
+    assert lines[4] == "[5/7] bucketed, 10 MB ... 6 s"
+    assert "THE TABLE" in lines
+    assert "  ddp-prof overlap traces/overlap.sqlite --steps" in lines
+    assert done.stderr == "profile_variant: a note\n"  # seven times said, once shown
+
+
+def test_what_is_there_is_not_drawn_again(machine: Checkout) -> None:
+    machine.run(SCRIPT)
+    again = machine.run(SCRIPT)
+    assert "[7/7] torch ... up to date" in again.stdout
+    assert sum("report" in call for call in machine.calls) == 1
+    assert sum("compare" in call for call in machine.calls) == 2
+    machine.run(SCRIPT, FORCE="1")
+    assert sum("report" in call for call in machine.calls) == 2
+
+
+@pytest.mark.parametrize("name", ["traces/flat.sqlite", "ddp_prof/present.py"])
+def test_figures_older_than_their_origin_are_drawn_again(machine: Checkout, name: str) -> None:
+    machine.run(SCRIPT)
+    os.utime(machine.root / name, (time.time() + 5, time.time() + 5))
+    machine.run(SCRIPT)
+    assert sum("report" in call for call in machine.calls) == 2
+
+
+def test_a_failure_does_not_stop_the_others(machine: Checkout) -> None:
+    done = machine.run(SCRIPT, BROKEN="overlap")
+    assert done.returncode == 1
+    assert "[3/7] overlap ... failed" in done.stdout
+    assert "profile_variant: overlap: the workload failed: too big" in done.stderr
+    assert done.stderr.splitlines()[-1] == "profile_all: 1 of the steps above failed"
+    assert "traces/overlap.sqlite" not in machine.calls[-1]
+    assert "traces/torch.sqlite" in machine.calls[-1]
+    assert "THE TABLE" in done.stdout
+
+
+def test_a_failed_drawing_is_shown_and_told(machine: Checkout) -> None:
+    done = machine.run(SCRIPT, REPORT="1")
+    assert done.returncode == 1
+    assert "seven pages" in done.stdout
+    assert "THE TABLE" in done.stdout
+
+
+def test_knobs(machine: Checkout, tmp_path: Path) -> None:
+    done = machine.run(
+        SCRIPT, VARIANTS="bucketed torch", BUCKET_SIZES_MB="25", TRACES_DIR=str(tmp_path / "t"), FIGURES_DIR="figures"
+    )
+    assert [call for call in machine.calls if call.startswith("capture")] == [
+        "capture bucketed --bucket-size-mb 25",
+        "capture torch",
+    ]
+    assert f"ddp-prof overlap {tmp_path}/t/bucketed_25mb.sqlite --steps" in done.stdout
+
+
+def test_without_nsys_all_ranks_are_compared(machine: Checkout) -> None:
+    (machine.root / "traces").mkdir()
+    (machine.root / "traces/flat.rank1.json.gz").touch()
+    done = machine.run(SCRIPT, NO_NSYS="1", SUFFIX="rank0.json.gz", VARIANTS="naive flat")
+    assert done.returncode == 0, done.stderr
+    files = ["naive.rank0.json.gz", "flat.rank0.json.gz", "flat.rank1.json.gz"]
+    assert machine.calls[-1] == "ddp-prof compare " + " ".join(f"traces/{name}" for name in files)

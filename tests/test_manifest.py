@@ -1,0 +1,93 @@
+"""run.json: written whole or not at all, read back as it was."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddp_prof.errors import TraceError
+from ddp_prof.manifest import Manifest, Parameter, load_manifest, manifest_path, write_manifest
+
+MANIFEST = Manifest(
+    variant="bucketed",
+    bucket_size_mb=25.0,
+    world_size=2,
+    backend="gloo",
+    device="cpu",
+    model_size="mini",
+    batch_size=4,
+    seq_len=128,
+    steps=2,
+    warmup=1,
+    seed=0,
+    step_seconds=(0.25, 0.125),
+    communication_seconds=(0.1, 0.05),
+    final_loss=9.21,
+    profiler="nsys 2022.4.2.1",
+    key="c0ffee",
+    versions={"torch": "2.13.0"},
+    machine={"cpu": "Xeon", "cores": 2},
+    git_commit=None,
+    command=("python", "-m", "ddp_prof.train"),
+    created="2026-11-20T12:00:00+00:00",
+    parameters=(Parameter("head.weight", 10, "float32", True),),
+    options={"lr": 0.001},
+)
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "a.run.json"
+    write_manifest(MANIFEST, path)
+    assert load_manifest(path) == MANIFEST
+    assert [each.name for each in tmp_path.iterdir()] == ["a.run.json"]
+
+
+def test_a_manifest_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "a.run.json"
+    for seed in (1, 2):
+        write_manifest(replace(MANIFEST, seed=seed), path)
+    loaded = load_manifest(path)
+    assert loaded is not None
+    assert loaded.seed == 2
+
+
+def test_keys_of_a_later_version_are_ignored(tmp_path: Path) -> None:
+    path = tmp_path / "a.run.json"
+    write_manifest(MANIFEST, path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "added_later": 1}))
+    assert load_manifest(path) == MANIFEST
+
+
+def test_none_where_there_is_none(tmp_path: Path) -> None:
+    assert load_manifest(tmp_path / "a.run.json") is None
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "{}", '{"parameters": 3}', "\x00\x01", '{"parameters": [{"x": 1}]}']
+)
+def test_anything_else_is_one_clear_error(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "a.run.json"
+    path.write_text(content)
+    with pytest.raises(TraceError, match=r"a\.run\.json: not a run\.json of ddp_prof .*: delete it"):
+        load_manifest(path)
+
+
+def test_undecodable_bytes_are_one_clear_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.run.json"
+    path.write_bytes(b"\xff\xfe{}")
+    with pytest.raises(TraceError, match="not a run"):
+        load_manifest(path)
+
+
+@pytest.mark.parametrize(
+    "trace", ["overlap.sqlite", "overlap.nsys-rep", "overlap.qdrep", "overlap.json", "overlap.json.gz", "overlap"]
+)
+def test_it_lies_beside_the_trace(trace: str) -> None:
+    assert manifest_path(Path("traces") / trace) == Path("traces/overlap.run.json")
+
+
+def test_dots_in_a_name_are_part_of_it() -> None:
+    assert manifest_path(Path("bucketed_2.5mb.sqlite")) == Path("bucketed_2.5mb.run.json")

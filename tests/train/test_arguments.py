@@ -1,0 +1,67 @@
+"""The command line of the workload: mistakes are answered at once, and cost no import of torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from ddp_prof.ddp import VARIANTS
+from ddp_prof.train.arguments import VARIANT_KEYS, parse_arguments
+
+
+def test_variants_are_those_there_are() -> None:
+    assert tuple(VARIANTS) == VARIANT_KEYS
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "--variant"),
+        (["--variant", "fast"], "invalid choice: 'fast'"),
+        (["--variant", "flat", "--steps", "0"], "must be at least 1, not 0"),
+        (["--variant", "flat", "--warmup", "-1"], "must be at least 0, not -1"),
+        (["--variant", "flat", "--world-size", "two"], "invalid"),
+        (["--variant", "flat", "--bucket-size-mb", "25"], "variant flat has no buckets to cap"),
+        (["--variant", "bucketed", "--bucket-size-mb", "0"], "must be positive, not 0"),
+        (["--variant", "bucketed", "--bucket-size-mb", "nan"], "must be positive, not nan"),
+        (["--variant", "torch", "--bucket-size-mb", "none"], "torch needs a number"),
+        (["--variant", "flat", "--kineto", "trace.txt"], "must end in .json or .json.gz"),
+        (["--variant", "flat", "--model-size", "huge"], "invalid choice: 'huge'"),
+    ],
+)
+def test_mistakes_exit_with_2(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        parse_arguments(argv)
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "cap"),
+    [
+        (["--variant", "bucketed"], 25.0),
+        (["--variant", "bucketed", "--bucket-size-mb", "0.5"], 0.5),
+        (["--variant", "bucketed", "--bucket-size-mb", "none"], float("inf")),
+        (["--variant", "torch"], None),
+        (["--variant", "torch", "--bucket-size-mb", "10"], 10.0),
+    ],
+)
+def test_bucket_size(argv: list[str], cap: float | None) -> None:
+    assert parse_arguments(argv).bucket_size_mb == cap
+
+
+def test_help_needs_no_torch() -> None:
+    code = """
+import sys
+sys.argv = ["x", "--help"]
+from ddp_prof.train.__main__ import main
+try:
+    main()
+except SystemExit:
+    print("torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+    assert "of all ranks together; scattered evenly" in " ".join(done.stdout.split())

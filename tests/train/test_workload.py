@@ -1,0 +1,176 @@
+"""The workload from its command line to its files, on real ranks."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from ddp_prof.manifest import Manifest, load_manifest
+from ddp_prof.spans import parse_range
+
+STEPS, WARMUP = 3, 1
+SMALL = ["--model-size", "tiny", "--seq-len", "16", "--steps", str(STEPS), "--warmup", str(WARMUP), "--batch-size", "4"]
+TRAIN = ["-m", "ddp_prof.train"]
+
+
+def run(*argv: str | Path, launcher: list[str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *(launcher or []), *TRAIN, *map(str, argv)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+class Finished(NamedTuple):
+    """A run that went well."""
+
+    output: str
+    manifest: Manifest
+    kineto: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    folder = tmp_path_factory.mktemp("run")
+    more = [
+        "--run-json",
+        folder / "b.run.json",
+        "--kineto",
+        folder / "b.json.gz",
+        "--key",
+        "c0ffee",
+        "--profiler",
+        "p 1",
+    ]
+    done = run("--variant", "bucketed", "--bucket-size-mb", "1", "--world-size", "2", *SMALL, *more)
+    assert done.returncode == 0, done.stderr
+    manifest = load_manifest(folder / "b.run.json")
+    assert manifest is not None
+    assert sorted(each.name for each in folder.iterdir()) == ["b.rank0.json.gz", "b.rank1.json.gz", "b.run.json"]
+    kineto = [json.loads(gzip.decompress((folder / f"b.rank{rank}.json.gz").read_bytes())) for rank in (0, 1)]
+    return Finished(done.stdout, manifest, kineto)
+
+
+def test_the_manifest_says_what_ran(finished: Finished) -> None:
+    manifest = finished.manifest
+    assert (manifest.variant, manifest.bucket_size_mb, manifest.world_size) == ("bucketed", 1.0, 2)
+    assert (manifest.backend, manifest.device, manifest.model_size) == ("gloo", "cpu", "tiny")
+    assert (manifest.key, manifest.profiler) == ("c0ffee", "p 1")
+    assert manifest.command[:5] == ("python", "-m", "ddp_prof.train", "--variant", "bucketed")
+    assert len(manifest.step_seconds) == len(manifest.communication_seconds) == manifest.steps == STEPS
+    assert all(
+        0 < wait < step for wait, step in zip(manifest.communication_seconds, manifest.step_seconds, strict=True)
+    )
+    assert 9 < manifest.final_loss < 9.5  # random tokens: ln 10,000 is 9.21
+    assert {"python", "torch", "nvtx", "ddp_prof"} <= manifest.versions.keys()
+    assert manifest.machine["cores"]
+
+
+def test_the_manifest_lists_parameters_and_buckets(finished: Finished) -> None:
+    parameters, buckets = finished.manifest.parameters, finished.manifest.options["buckets"]
+    assert [parameters[0].name, parameters[-1].name] == ["embedding.weight", "head.weight"]
+    assert sorted(each for bucket in buckets for each in bucket) == list(range(len(parameters)))
+    assert buckets[0] == [len(parameters) - 1]  # the head alone is larger than 1 MB
+    assert all(each.dtype == "float32" and each.requires_grad for each in parameters)
+
+
+def test_the_output_is_a_few_lines(finished: Finished) -> None:
+    lines = [line for line in finished.output.splitlines() if not line.startswith("USDT")]
+    assert len(lines) <= 6
+    assert lines[-1].startswith("bucketed: step ")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_kineto_holds_our_ranges_and_no_warmup(finished: Finished, rank: int) -> None:
+    events = [each for each in finished.kineto[rank]["traceEvents"] if each.get("cat") == "user_annotation"]
+    ranges = [parse_range(each["name"]) for each in events]
+    (process,) = (each for each in ranges if each.name == "process")
+    assert process.fields == {"rank": rank, "world": 2, "variant": "bucketed", "backend": "gloo", "device": "cpu"}
+    assert sorted(each.fields["index"] for each in ranges if each.name == "step") == list(range(STEPS))
+    assert not any("warmup" in each.fields for each in ranges)
+    for phase in ("forward", "backward", "synchronize", "optimizer"):
+        assert sum(each.name == phase for each in ranges) == STEPS
+    buckets = finished.manifest.options["buckets"]
+    assert sum(each.name == "all_reduce" for each in ranges) == STEPS * len(buckets)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_kineto_ranges_are_on_the_profilers_clock(finished: Finished, rank: int) -> None:
+    """Each of gloo's own events begins within one of our ranges. (A busy machine may delay the record of its end.)"""
+    events = [each for each in finished.kineto[rank]["traceEvents"] if each.get("cat") == "user_annotation"]
+    ours = [each for each in events if each["name"].startswith("all_reduce|")]
+    gloos = [each for each in events if each["name"] == "gloo:all_reduce"]
+    assert len(gloos) == len(ours)
+    begins_within = [any(_begins_within(each, our) for our in ours) for each in gloos]
+    assert all(begins_within)
+
+
+def _begins_within(inner: dict[str, Any], outer: dict[str, Any]) -> bool:
+    slack_us = 100
+    return bool(outer["ts"] - slack_us <= inner["ts"] <= outer["ts"] + outer["dur"] + slack_us)
+
+
+def test_torchrun_starts_it_too(tmp_path: Path) -> None:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = run("--variant", "torch", *SMALL, "--run-json", tmp_path / "run.json", launcher=launcher)
+    assert done.returncode == 0, done.stderr
+    manifest = load_manifest(tmp_path / "run.json")
+    assert manifest is not None
+    assert manifest.world_size == 2
+    assert all(each > 0 for each in manifest.communication_seconds)
+
+
+def test_alone_it_is_a_world_of_one(tmp_path: Path) -> None:
+    done = run("--variant", "overlap", *SMALL, "--run-json", tmp_path / "run.json")
+    assert done.returncode == 0, done.stderr
+    manifest = load_manifest(tmp_path / "run.json")
+    assert manifest is not None
+    assert manifest.world_size == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (["--batch-size", "3"], "a batch of 3 cannot be split evenly over 2 ranks: use --batch-size 4"),
+        # more than can be addressed: the allocation itself fails, whatever the machine
+        (["--batch-size", "400000000000", "--seq-len", "4096", "--steps", "1"], "out of memory with --model-size tiny"),
+    ],
+)
+def test_failure_is_one_line_and_leaves_no_manifest(tmp_path: Path, argv: list[str], reason: str) -> None:
+    manifest = tmp_path / "run.json"
+    manifest.write_text("of an earlier run")
+    done = run("--variant", "flat", "--world-size", "2", *SMALL, *argv, "--run-json", manifest)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stderr.startswith("ddp_prof.train: error: ")
+    assert reason in done.stderr
+    assert not manifest.exists()
+
+
+def test_ctrl_c_leaves_no_rank_and_no_manifest(tmp_path: Path) -> None:
+    manifest = tmp_path / "run.json"
+    argv = ["--variant", "overlap", "--world-size", "2", *SMALL, "--steps", "100000", "--run-json", str(manifest)]
+    process = subprocess.Popen(
+        [sys.executable, *TRAIN, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("warm-up step")
+        ranks = [int(each) for each in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, errors) == (130, "")
+    assert len(ranks) == 2
+    deadline = time.monotonic() + 5
+    while any(Path(f"/proc/{each}").exists() for each in ranks) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(Path(f"/proc/{each}").exists() for each in ranks)
+    assert not manifest.exists()
