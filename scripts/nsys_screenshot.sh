@@ -3,14 +3,14 @@
 #
 #   scripts/nsys_screenshot.sh REPORT.nsys-rep -o out.png
 #
-# The GUI runs on a display of its own that nobody sees (Xvfb), with settings of its own: yours are neither read nor changed.
-# As root on Debian it installs what it lacks there. Takes about half a minute.
+# The GUI (see scripts/nsys_ui.sh, which finds it) runs on a display of its own that nobody sees, with settings of its own:
+# yours are neither read nor changed. Takes about half a minute.
 #
 # Settings (environment):
-#   NSYS_UI    this GUI and no other          (default: the nsys-ui beside the nsys that scripts/install_nsys.sh finds)
-#   WIDTH      of the picture in pixels                       (default: 1600)
-#   HEIGHT     of the window; the picture is cut to its rows  (default: 2000)
-#   TIMEOUT    seconds to wait for each thing that should appear (default: 120)
+#   NSYS_UI    this GUI and no other                              (default: see scripts/nsys_ui.sh)
+#   WIDTH      of the picture in pixels                           (default: 1600)
+#   HEIGHT     of the window; the picture is cut to its rows      (default: 2000)
+#   TIMEOUT    seconds to wait for the GUI's window and its rows  (default: 120)
 #
 # Exit: 0 and the picture's path on stdout, 1 and one line that says what is missing, 2 for wrong usage.
 set -euo pipefail
@@ -69,67 +69,6 @@ read_arguments() {
     fail "$report: not a report of Nsight Systems: the GUI opens .nsys-rep, not what was exported from it"
   mkdir -p "$(dirname "$picture")" 2>/dev/null || true
   [ -w "$(dirname "$picture")" ] || fail "$(dirname "$picture"): cannot be written to"
-}
-
-may_install() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
-
-# Installs packages where that is possible; else says which ones are missing.
-need_packages() {
-  local why="$1" log="$work/apt.log"
-  shift
-  may_install || fail "$why: apt-get install $* (as root)"
-  say "$why: installing $*"
-  export DEBIAN_FRONTEND=noninteractive
-  apt-get install -y -q --no-install-recommends "$@" >"$log" 2>&1 ||
-    { apt-get update -q >"$log" 2>&1 && apt-get install -y -q --no-install-recommends "$@" >"$log" 2>&1; } ||
-    fail "$* cannot be installed ($(grep -m1 '^E:' "$log" | cut -c1-160)): install them by hand"
-}
-
-require_tools() {
-  local tool missing=()
-  for tool in Xvfb:xvfb xdotool:xdotool import:imagemagick convert:imagemagick setsid:util-linux fc-list:fontconfig; do
-    command -v "${tool%%:*}" >/dev/null || missing+=("${tool##*:}")
-  done
-  [ ${#missing[@]} = 0 ] || need_packages "the picture needs tools that are not here" "${missing[@]}"
-  [ -n "$(fc-list)" ] || need_packages "there is no font to write with" fonts-dejavu-core
-}
-
-find_gui() {
-  local nsys place
-  if [ -n "${NSYS_UI:-}" ]; then
-    [ -x "$NSYS_UI" ] || fail "NSYS_UI=$NSYS_UI does not run: correct it or unset it"
-    return
-  fi
-  if NSYS_UI="$(command -v nsys-ui)"; then return; fi
-  nsys="$("$root/scripts/install_nsys.sh")" || exit 1
-  nsys="$(readlink -f "$nsys")"
-  for place in "$(dirname "$nsys")/nsys-ui" "$(dirname "$nsys")"/../{bin,host-linux-*}/nsys-ui; do
-    if [ -x "$place" ]; then
-      NSYS_UI="$(readlink -f "$place")"
-      return
-    fi
-  done
-  fail "no nsys-ui beside $nsys: that package is the command line alone; install the whole of Nsight Systems and set NSYS_UI"
-}
-
-# Libraries that the GUI needs and the system lacks; the GUI brings the rest itself.
-list_missing_libraries() {
-  local folder
-  folder="$(dirname "$NSYS_UI")"
-  find "$folder" -maxdepth 3 \( -name 'nsys-ui.bin' -o -path '*/Plugins/platforms/libqxcb.so' -o -path '*/Plugins/xcbglintegrations/*.so' \
-    -o -name 'libQt6WebEngineCore.so*' \) -exec env LD_LIBRARY_PATH="$folder" ldd {} + 2>/dev/null | awk '/not found/ { print $1 }' | sort -u
-}
-
-require_libraries() {
-  # Debian's names; the first ones are loaded at run time, where ldd does not see them.
-  local libraries=(libgl1-mesa-dri libgl1 libegl1 libxcb-cursor0 libxcb-icccm4 libxcb-image0 libxcb-keysyms1 libxcb-render-util0
-    libxcb-xinerama0 libxkbcommon-x11-0 libnss3 libasound2 libxcomposite1 libxdamage1 libxrandr2 libxtst6 libxkbfile1 libdbus-1-3)
-  local missing
-  missing="$(list_missing_libraries | tr '\n' ' ')"
-  [ -n "$missing" ] || return 0
-  need_packages "the GUI lacks libraries ($missing)" "${libraries[@]}"
-  missing="$(list_missing_libraries | tr '\n' ' ')"
-  [ -z "$missing" ] || fail "the GUI still lacks libraries: $missing"
 }
 
 # A free display number is chosen by the server itself.
@@ -286,9 +225,7 @@ main() {
   local attempt
   read_arguments "$@"
   work="$(mktemp -d -t nsys_screenshot.XXXXXX)"
-  require_tools
-  find_gui
-  require_libraries
+  NSYS_UI="$("$root/scripts/nsys_ui.sh")" || exit 1
   start_display
   for attempt in 1 2 3; do
     write_settings
