@@ -95,7 +95,7 @@ draw() {
     return
   fi
   echo "drawing the timelines"
-  "$ddp_prof" gallery "$@" -o "$figures" >"$notes.new" || { cat "$notes.new" && return 1; }
+  "$ddp_prof" report "$@" -o "$figures" >"$notes.new" || { cat "$notes.new" && return 1; }
 }
 
 print_next() {

@@ -70,6 +70,16 @@ def select(table: AnyTable, rows: Mask | Ints) -> AnyTable:
     return type(table)(**{each.name: getattr(table, each.name)[rows] for each in fields(table)})
 
 
+def distinct(column: Ints) -> list[int]:
+    """The values that occur, ascending; quickest where they are small, as ids of processes, devices and streams are."""
+    if not len(column):
+        return []
+    low, high = int(column.min()), int(column.max())
+    if high - low > 1 << 24:
+        return [int(each) for each in np.unique(column)]
+    return [low + each for each in np.flatnonzero(np.bincount(column - low)).tolist()]
+
+
 def concatenate(first: AnyTable, *others: AnyTable) -> AnyTable:
     """The rows of all tables, one after the other."""
     tables = (first, *others)
@@ -213,7 +223,7 @@ class Trace:
     def processes(self) -> tuple[int, ...]:
         """All processes that left an activity or a span, in ascending order."""
         tables = (self.activities, self.spans)
-        return tuple(sorted({each for table in tables for each in np.unique(table.process).tolist()}))
+        return tuple(sorted({each for table in tables for each in distinct(table.process)}))
 
     @cached_property
     def launching_calls(self) -> Ints:
@@ -236,7 +246,7 @@ def find_launching_calls(activities: Activities, calls: Calls) -> Ints:
     id (a runtime call and the driver call in it), the earliest row counts.
     """
     result = np.full(len(activities), UNKNOWN, np.int64)
-    for process in np.unique(activities.process):
+    for process in distinct(activities.process):
         asked = np.flatnonzero((activities.process == process) & (activities.correlation != UNKNOWN))
         offered = np.flatnonzero(calls.process == process)
         if len(asked) and len(offered):

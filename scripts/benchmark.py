@@ -1,168 +1,35 @@
-"""Measures what this toolkit itself costs. Each subcommand prints one ratio and the target that it has to meet.
+"""Measures what this toolkit itself costs, each time as ratios within one run.
 
-    python scripts/benchmark.py ddp      # step time of our bucketed variant against torch's DDP
-    python scripts/benchmark.py ranges   # step time with ranges against without
+python scripts/benchmark.py ddp        # step time of our bucketed variant against torch's DDP
+python scripts/benchmark.py ranges     # step time with ranges against without
+python scripts/benchmark.py ingest CAPTURE.sqlite     # reading a large capture, against SQLite's floor and others
+python scripts/benchmark.py timeline CAPTURE.sqlite   # the page of a timeline: build, size, first view, redraw
 
-Both alternate step by step within one run of gloo ranks, so that whatever else the machine does hits both alike.
+Each explains its options with ``--help`` and says whether its target was met.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import statistics
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from importlib import import_module
 
-from ddp_prof.errors import DdpProfError, WorkloadError
-from ddp_prof.train.launch import Stopped, die_with_launcher, launch, leave_failure
-from ddp_prof.train.sizes import MODEL_SIZES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import torch
-
-    from ddp_prof.ddp import DataParallel
-    from ddp_prof.train.step import Trainer
-
-WARMUP = 4  # torch's DDP makes its buckets in the first two steps
+BENCHMARKS = {
+    "ddp": "benchmark_steps",
+    "ranges": "benchmark_steps",
+    "ingest": "benchmark_ingest",
+    "timeline": "benchmark_timeline",
+}
 
 
-class Contest(NamedTuple):
-    """Two ways to take a step, and how much slower than the second the first may be."""
-
-    names: tuple[str, str]
-    take: tuple[Callable[[int], float], Callable[[int], float]]
-    target: float
-
-
-def compare_ddp(arguments: argparse.Namespace) -> Contest:
-    """Bucketed at 25 MB against torch's DDP as it is, on the same model."""
-    from ddp_prof.ddp import BucketedDDP, TorchDDP
-
-    ours = make_taker(arguments, lambda model: BucketedDDP(model, 25))
-    theirs = make_taker(arguments, lambda model: TorchDDP(model, mark_buckets=False))
-    return Contest(("bucketed at 25 MB", "torch's DDP"), (ours, theirs), 1.05)
-
-
-def compare_ranges(arguments: argparse.Namespace) -> Contest:
-    """Bucketed at 1 MB, which has many ranges, with them against without."""
-    from ddp_prof.ddp import BucketedDDP, annotate
-
-    take = make_taker(arguments, lambda model: BucketedDDP(model, 1))
-
-    def with_ranges(index: int, on: bool) -> float:
-        annotate.enable(on)
-        return take(index)
-
-    takers = (lambda index: with_ranges(index, True), lambda index: with_ranges(index, False))
-    return Contest(("with ranges", "without"), takers, 1.01)
-
-
-BENCHMARKS: dict[str, Callable[[argparse.Namespace], Contest]] = {"ddp": compare_ddp, "ranges": compare_ranges}
-
-
-def make_taker(
-    arguments: argparse.Namespace, wrap: Callable[[torch.nn.Module], DataParallel]
-) -> Callable[[int], float]:
-    """A function that takes one training step and returns its seconds on this rank."""
-    import torch
-
-    from ddp_prof.train.data import make_tokens
-    from ddp_prof.train.model import TransformerLM
-    from ddp_prof.train.step import Trainer
-
-    torch.manual_seed(0)
-    variant = wrap(TransformerLM(MODEL_SIZES[arguments.model_size]))
-    trainer: Trainer = Trainer(variant, torch.optim.AdamW(variant.parameters(), lr=1e-3))
-    tokens = make_tokens(8, arguments.batch_size // arguments.world_size, arguments.seq_len, seed=0)
-
-    def take(index: int) -> float:
-        batch = tokens[index % len(tokens)]
-        torch.distributed.barrier()
-        return trainer.train_step(batch[:, :-1], batch[:, 1:]).step_seconds
-
-    return take
-
-
-def measure(contest: Contest, steps: int) -> tuple[list[float], list[float]]:
-    """Seconds of each step of the two, the slower rank's; which of them goes first changes every time."""
-    import torch
-
-    seconds: tuple[list[float], list[float]] = ([], [])
-    for index in range(WARMUP + steps):
-        for which in (0, 1) if index % 2 else (1, 0):
-            seconds[which].append(contest.take[which](index))
-    slower = torch.tensor(seconds, dtype=torch.float64)[:, WARMUP:].contiguous()
-    torch.distributed.all_reduce(slower, torch.distributed.ReduceOp.MAX)
-    first, second = slower.tolist()
-    return first, second
-
-
-def run_rank(arguments: argparse.Namespace) -> int:
-    """Measure on this rank; rank 0 prints, and fails where the gate is asked for and not met."""
-    die_with_launcher()
-    import torch
-
-    from ddp_prof.train.process_group import find_place, process_group
-
-    place = find_place(os.environ)
-    try:
-        with process_group(place, torch.device("cpu"), "gloo", 120):
-            contest = BENCHMARKS[arguments.benchmark](arguments)
-            seconds = measure(contest, arguments.steps)
-        if place.rank == 0:
-            judge(contest, seconds, arguments.gate)
-    except DdpProfError as error:
-        leave_failure(place.rank, error)
-        os._exit(1)
-    return 0
-
-
-def judge(contest: Contest, seconds: tuple[list[float], list[float]], gate: bool) -> None:
-    """Print the medians, their ratio, and the standard error of the median ratio of neighbouring steps."""
-    medians = [statistics.median(each) for each in seconds]
-    ratio = medians[0] / medians[1]
-    lower, _, upper = statistics.quantiles([a / b for a, b in zip(*seconds, strict=True)], n=4)
-    error = 0.93 * (upper - lower) / len(seconds[0]) ** 0.5  # of a median of normal values
-    verdict = "met" if ratio <= contest.target else "NOT MET"
-    for name, median in zip(contest.names, medians, strict=True):
-        print(f"{name}: {1000 * median:.2f} ms a step (median of {len(seconds[0])})")
-    print(f"ratio {ratio:.4f} +- {error:.4f}, target at most {contest.target}: {verdict}")
-    if gate and ratio > contest.target:
-        raise WorkloadError(f"the ratio of {ratio:.4f} is above the target of {contest.target}")
-
-
-def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description="Measure what this toolkit itself costs.")
-    subparsers = parser.add_subparsers(dest="benchmark", required=True)
-    for name, function in BENCHMARKS.items():
-        sub = subparsers.add_parser(name, help=function.__doc__, description=function.__doc__)
-        sub.add_argument("--steps", type=int, default=60, help="measured steps of each (default: %(default)s)")
-        sub.add_argument("--world-size", type=int, default=2, help="gloo ranks (default: %(default)s)")
-        sub.add_argument("--model-size", choices=MODEL_SIZES, default="mini", help="default: %(default)s")
-        sub.add_argument("--batch-size", type=int, default=4, help="of all ranks together (default: %(default)s)")
-        sub.add_argument("--seq-len", type=int, default=128, help="default: %(default)s")
-        sub.add_argument("--gate", action="store_true", help="fail where the target is not met")
-    return parser.parse_args(argv)
-
-
-def main() -> int:
-    """Start the ranks, or be one."""
-    arguments = parse()
-    if "RANK" in os.environ:
-        return run_rank(arguments)
-    try:
-        launch(arguments.world_size, sys.argv)
-    except Stopped as stop:
-        return 128 + stop.number
-    except DdpProfError as error:
-        print(f"benchmark: error: {error}", file=sys.stderr)
-        return 1
-    return 0
+def main(argv: list[str]) -> int:
+    """Run the benchmark named first, with the arguments that follow."""
+    if not argv or argv[0] not in BENCHMARKS:
+        print(__doc__, file=sys.stderr)
+        return 0 if argv and argv[0] in {"-h", "--help"} else 2
+    name = BENCHMARKS[argv[0]]
+    status: int = import_module(name).main(argv if name == "benchmark_steps" else argv[1:])
+    return status
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

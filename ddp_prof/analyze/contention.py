@@ -87,7 +87,7 @@ def sample_kernels(trace: Trace, work: RankWork) -> KernelSamples:
     rows = (pieces.kernel == 1) & (pieces.category == Category.COMPUTE) & (pieces.step != UNKNOWN) & work.has_steps
     chosen = select(pieces, rows)
     chosen = select(chosen, np.lexsort((chosen.launch_ns, chosen.step)))
-    name_id = trace.activities.name_id[chosen.row] if len(chosen) else chosen.row
+    name_id = trace.activities.name_id[chosen.activity]
     used, kernel = np.unique(name_id, return_inverse=True)
     return KernelSamples(
         names=tuple(trace.names[each] for each in used.tolist()),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddp_prof.analyze.intervals import union
-from ddp_prof.trace import UNKNOWN, Category, Kind
+from ddp_prof.trace import UNKNOWN, Category, Kind, distinct
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -76,7 +76,7 @@ def _about_streams(works: Sequence[RankWork]) -> Iterator[str]:
         pieces, is_kernel = work.pieces, work.pieces.kernel == 1
         busy_ns = {
             lane: int((pieces.end_ns[rows] - pieces.start_ns[rows]).sum())
-            for lane in np.unique(pieces.lane[is_kernel]).tolist()
+            for lane in distinct(pieces.lane[is_kernel])
             if (rows := is_kernel & (pieces.category == Category.COMPUTE) & (pieces.lane == lane)).any()
         }
         if not busy_ns:

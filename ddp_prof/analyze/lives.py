@@ -162,7 +162,7 @@ def _ready(pieces: Pieces, backward: Pieces) -> tuple[Ints, Ints]:
     """When the gradients of each collective were ready, and by which of :data:`READY_SOURCES` that is known."""
     ready = np.full(len(pieces), UNKNOWN, np.int64)
     source = ready.copy()
-    on_host = pieces.lane == UNKNOWN
+    on_host = pieces.activity == UNKNOWN
     ready[on_host], source[on_host] = pieces.launch_ns[on_host], READY_SOURCES.index("hook")
     for launcher in np.unique(pieces.launcher[~on_host]).tolist():
         asked = np.flatnonzero(~on_host & (pieces.launcher == launcher) & (pieces.step != UNKNOWN))
@@ -187,14 +187,7 @@ def _blocking(pieces: Pieces, backward: Pieces, steps: int) -> Mask:
 def _noted(arguments: Arguments, pieces: Pieces) -> Arguments:
     """The arguments of each piece, ``UNKNOWN`` all over where none were noted."""
     by_activity = {activity: row for row, activity in enumerate(arguments.activity.tolist())}
-    on_device = (pieces.lane != UNKNOWN).tolist()
-    rows = np.array(
-        [
-            by_activity.get(row, UNKNOWN) if device else UNKNOWN
-            for row, device in zip(pieces.row.tolist(), on_device, strict=True)
-        ],
-        np.int64,
-    )
+    rows = np.array([by_activity.get(each, UNKNOWN) for each in pieces.activity.tolist()], np.int64)
     return Arguments(
         **{each.name: np.append(getattr(arguments, each.name), UNKNOWN)[rows] for each in fields(Arguments)}
     )
@@ -206,7 +199,7 @@ def _own_fields(trace: Trace, process: int, pieces: Pieces) -> tuple[Ints, Ints]
     spans = select(trace.spans, ranges)
     holder = innermost(spans.start_ns, spans.end_ns, pieces.launch_ns)
     launched_in = np.append(ranges, UNKNOWN)[holder]
-    row = np.where(pieces.lane == UNKNOWN, pieces.row, launched_in)
+    row = np.where(pieces.activity == UNKNOWN, pieces.span, launched_in)
     name_id = np.append(trace.spans.name_id, UNKNOWN)[row]
     parsed = {each: parse_range(trace.names[each]) for each in np.unique(name_id[row != UNKNOWN]).tolist()}
 
@@ -228,8 +221,7 @@ def _operations(trace: Trace, pieces: Pieces, noted: Arguments, bucket: Ints) ->
         known = {each: code(each) for each in np.unique(name_ids).tolist()}
         return np.array([known[each] for each in name_ids.tolist()], np.int64)
 
-    on_device = pieces.lane != UNKNOWN
-    kernel_names = np.append(trace.activities.name_id, UNKNOWN)[np.where(on_device, pieces.row, UNKNOWN)]
+    kernel_names = np.append(trace.activities.name_id, UNKNOWN)[pieces.activity]
     by_kernel = codes(kernel_names)
     found = np.where(by_kernel == UNKNOWN, codes(noted.op_id), by_kernel)
     return np.where((found == UNKNOWN) & (bucket != UNKNOWN), OPERATIONS.index(ALL_REDUCE), found)

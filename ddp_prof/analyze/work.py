@@ -18,7 +18,7 @@ import numpy as np
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.phases import Phases, Steps, find_phases, find_steps, innermost
 from ddp_prof.spans import ALL_REDUCE, BACKWARD, PHASES, PROCESS, SYNCHRONIZE
-from ddp_prof.trace import UNKNOWN, Category, Kind, Table, concatenate, empty, select
+from ddp_prof.trace import UNKNOWN, Category, Kind, Table, concatenate, distinct, empty, select
 
 if TYPE_CHECKING:
     from ddp_prof.trace import Ints, Mask, Trace
@@ -39,7 +39,8 @@ class Pieces(Table):
         kernel: 1 for a kernel, 0 for anything else.
         launch_ns: When the host asked for it; on a CPU its start.
         launcher: Thread that asked; ``UNKNOWN`` where the trace does not tell, and on a CPU.
-        row: Where it comes from: row in the trace's activities; work of the host (``lane`` unknown) in its spans.
+        activity: Row in the trace's activities; ``UNKNOWN`` for work of the host.
+        span: Row in the trace's spans of a collective that the host carried out; ``UNKNOWN`` for all else.
     """
 
     start_ns: Ints
@@ -51,7 +52,8 @@ class Pieces(Table):
     kernel: Ints
     launch_ns: Ints
     launcher: Ints
-    row: Ints
+    activity: Ints
+    span: Ints
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,14 @@ class RankWork:
             self._unions[category] = union(self.pieces.start_ns[rows], self.pieces.end_ns[rows])
         return self._unions[category]
 
+    @property
+    def step_numbers(self) -> Ints:
+        """The steps' own numbers, their positions where they carry none; ``UNKNOWN`` for a capture without steps."""
+        if not self.has_steps:
+            return self.steps.number
+        position = np.arange(len(self.steps), dtype=np.int64)
+        return np.where(self.steps.number == UNKNOWN, position, self.steps.number)
+
     @cached_property
     def _unions(self) -> dict[Category, Intervals]:
         return {}
@@ -103,7 +113,7 @@ def rank_work(
         step_pattern: See :func:`~ddp_prof.analyze.phases.find_steps`.
         backward_pattern: Regular expression for the names of backward ranges.
     """
-    on_devices = set(np.unique(trace.activities.process).tolist())
+    on_devices = set(distinct(trace.activities.process))
     found = []
     for process in trace.processes:
         steps = find_steps(trace, process, step_pattern)
@@ -144,10 +154,11 @@ def _device_work(trace: Trace, process: int, steps: Steps, phases: Phases) -> li
         launch_ns,
         lane,
         np.flatnonzero(mine),
+        np.full(len(activities), UNKNOWN, np.int64),
     )
     by_host = _host_communication(trace, process, steps, phases)
     result = []
-    for device in np.unique(activities.device).tolist():
+    for device in distinct(activities.device):
         own = select(pieces, activities.device == device)
         if not np.any(own.category == Category.COMMUNICATION):
             own = concatenate(own, by_host)  # gloo with CUDA tensors: the host communicates
@@ -198,7 +209,7 @@ def _host_communication(trace: Trace, process: int, steps: Steps, phases: Phases
     """The collectives as the host saw them: our ``all_reduce`` ranges, from launch to completion."""
     rows = find_collective_ranges(trace, process)
     start, end = trace.spans.start_ns[rows], trace.spans.end_ns[rows]
-    return replace(_host_work(start, end, Category.COMMUNICATION, phases.kind_at(start), steps), row=rows)
+    return replace(_host_work(start, end, Category.COMMUNICATION, phases.kind_at(start), steps), span=rows)
 
 
 def find_collective_ranges(trace: Trace, process: int) -> Ints:
@@ -231,7 +242,8 @@ def _host_work(start_ns: Ints, end_ns: Ints, category: Category, phase: Ints, st
         kernel=np.zeros(rows, np.int64),
         launch_ns=start_ns,
         launcher=unknown,
-        row=unknown,
+        activity=unknown,
+        span=unknown,
     )
 
 

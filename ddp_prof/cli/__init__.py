@@ -10,7 +10,7 @@ import click
 from ddp_prof import __version__
 from ddp_prof.errors import DdpProfError
 
-COMMANDS = ("overlap", "collectives", "skew", "compare", "timeline", "gallery", "info")
+COMMANDS = ("overlap", "collectives", "skew", "compare", "timeline", "report", "export", "info")
 
 
 class Commands(click.Group):

@@ -58,7 +58,7 @@ def _title(source: Source) -> str:
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The page to write. Default: TRACE's name .html.")
 @click.option("--png", type=click.Path(path_type=Path), help="Write a picture, too; needs Chromium.")
 @click.option("--svg", type=click.Path(path_type=Path), help="Write a drawing, too; needs Chromium.")
-@click.option("--steps", metavar="N[-M]", callback=_numbers, help="Steps to show. Default: all, or as many as fit.")
+@click.option("--steps", metavar="N[-M]", callback=_numbers, help="Steps to show. Default: all.")
 @selection_options
 def command(
     traces: tuple[Path, ...],
@@ -72,18 +72,18 @@ def command(
 
     Several traces come above each other, their first steps lined up. A picture shows a few steps unless told which.
     """
-    from ddp_prof.present.page import write_figure_page
     from ddp_prof.present.pictures import write_pictures
-    from ddp_prof.present.timeline import draw_timeline, headline
-    from ddp_prof.present.timeline_build import build_timeline, steady_steps
+    from ddp_prof.present.timeline import draw_timeline
+    from ddp_prof.present.timeline_build import MAX_BOXES, build_timeline, steady_steps
+    from ddp_prof.present.timeline_page import write_timeline_page
 
     sources = load_sources(traces, selection)
     model = build_timeline(sources, steps=steps, backward_pattern=selection.backward_pattern)
     page = output or Path(f"{sources[0].title.replace('/', '-')}.html")
-    write_figure_page(draw_timeline(model), page, title=headline(model))
+    write_timeline_page(model, page)
     click.echo(page)
     if pictures := [path for path in (png, svg) if path]:
         shown = steps or steady_steps([work for source in sources for work in source.works])
-        still = draw_timeline(build_timeline(sources, steps=shown, backward_pattern=selection.backward_pattern))
-        write_pictures([(still, path) for path in pictures])
+        part = build_timeline(sources, steps=shown, max_boxes=MAX_BOXES, backward_pattern=selection.backward_pattern)
+        write_pictures([(draw_timeline(part), path) for path in pictures])
         click.echo("\n".join(map(str, pictures)))

@@ -36,7 +36,7 @@ NVTX = "NVTX_EVENTS"
 OVERHEADS = ("PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD")
 
 _PUSH_POP, _START_END, _DOMAIN_CREATE = 59, 60, 75
-_PLACE_COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
+_ACTIVITY_COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "bytes")
 _CALL_COLUMNS = ("start", "globalTid", "correlationId")
 _UNNAMED = {Kind.COPY: "memcpy", Kind.MEMORY_SET: "memset", Kind.GRAPH: "CUDA graph"}
 
@@ -107,7 +107,7 @@ def _activity_columns(file: SqliteFile) -> dict[str, Ints]:
     """The rows of all activities, kernels first."""
     name = "demangledName" if file.has(KERNELS, "demangledName") else "shortName"
     tables = {KERNELS: Kind.KERNEL, COPIES: Kind.COPY, MEMORY_SETS: Kind.MEMORY_SET, GRAPHS: Kind.GRAPH}
-    columns = (*_PLACE_COLUMNS, name, "bytes")
+    columns = (*_ACTIVITY_COLUMNS, name)
     selections = [file.selection(table, columns, kind=kind) for table, kind in tables.items()]
     found = file.integers((*columns, "kind"), *selections)
     return found | {"name": found.pop(name)}

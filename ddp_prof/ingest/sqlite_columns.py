@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from ddp_prof.trace import Ints
 
-_BATCH_ROWS = 65_536
+_BATCH_ROWS = 1 << 24
+"""All rows in one batch, as a rule: a column is then used where it lies, without copying it together."""
 
 
 class SqliteFile:
@@ -81,9 +82,13 @@ class SqliteFile:
             return {name: np.empty(0, np.int64) for name in names}
         found = self.query(" UNION ALL ".join(queries))
         columns = {}
-        for name in names:
-            columns[name] = integer_array(found.column(name))
-            found = found.drop_columns([name])  # half the memory: a column need not be kept in both forms
+        try:
+            for name in names:
+                columns[name] = integer_array(found.column(name))
+                found = found.drop_columns([name])  # where it was copied, the original can go
+        except TypeError as error:
+            way_out = "export the report again with nsys export"
+            raise TraceError(self.path, f"column {name} holds what is no integer", way_out) from error
         return columns
 
     def query(self, query: str) -> Any:
@@ -114,8 +119,17 @@ def integer_array(column: Any) -> Ints:
 
     Reads Arrow's buffers (validity bits, values) itself: pyarrow's own conversions import pandas, which takes longer
     than reading a million rows.
+
+    Raises:
+        TypeError: The column holds something else.
     """
+    import pyarrow
+
+    if not pyarrow.types.is_integer(column.type):
+        raise TypeError(f"{column.type} is no integer")
     chunks = [_chunk_array(chunk) for chunk in column.chunks]
+    if len(chunks) == 1:
+        return chunks[0]
     return np.concatenate(chunks) if chunks else np.empty(0, np.int64)
 
 

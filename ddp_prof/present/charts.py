@@ -8,7 +8,7 @@ import numpy as np
 
 from ddp_prof.present import style
 from ddp_prof.present.style import percent
-from ddp_prof.present.timeline import shown_name
+from ddp_prof.present.timeline_words import shown_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -126,7 +126,7 @@ def _layout(results: Sequence[TraceOverlap], look: Look) -> dict[str, Any]:
         "font": {"family": style.FONT, "size": style.FONT_SIZE, "color": look.text},
         "title": {
             "text": f"<b>{_headline(results)}</b>", "font": {"size": 20},
-            "subtitle": {"text": _subtitle(results, look), "font": {"size": 13, "color": look.quiet}},
+            "subtitle": {"text": subtitle(results, look), "font": {"size": 13, "color": look.quiet}},
             "x": 0, "xref": "container", "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top",
             "pad": {"l": 24, "t": 20},
         },
@@ -173,7 +173,8 @@ def _headline(results: Sequence[TraceOverlap]) -> str:
     )
 
 
-def _subtitle(results: Sequence[TraceOverlap], look: Look) -> str:
+def subtitle(results: Sequence[TraceOverlap], look: Look) -> str:
+    """What a figure of runs must say: on which device, of how many ranks."""
     devices = sorted({result.device for result in results})
     text = f"device: {', '.join(devices)}"
     if "cpu" in devices:

@@ -73,7 +73,16 @@ def figure_html(figure: go.Figure, identity: str) -> str:
     )
 
 
-def write_page(path: Path, *, title: str, body: str, css: str = "", shared_plotly: bool = False) -> None:
+def write_page(
+    path: Path,
+    *,
+    title: str,
+    body: str,
+    css: str = "",
+    script: str = "",
+    tail: str = "",
+    shared_plotly: bool = False,
+) -> None:
     """Write a page with any number of figures in its body; see :func:`write_figure_page`.
 
     Args:
@@ -81,12 +90,15 @@ def write_page(path: Path, *, title: str, body: str, css: str = "", shared_plotl
         title: Plain text.
         body: HTML.
         css: Added to the style of all pages.
+        script: Runs after that of all pages, and may use what it defines.
+        tail: HTML after all scripts: what is so large that drawing should not wait for it.
         shared_plotly: Whether plotly.js lies beside the page.
     """
     from plotly.offline import get_plotlyjs
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    scripts = [_DRAW]
+    own = [each for each in (_DRAW, script) if each]
+    scripts = list(own)
     if shared_plotly:
         library = f'<script src="{PLOTLY_FILE}"></script>'
         if not (path.parent / PLOTLY_FILE).is_file():
@@ -102,7 +114,7 @@ def write_page(path: Path, *, title: str, body: str, css: str = "", shared_plotl
         f'<link rel="icon" href="data:,"><title>{html.escape(title)}</title><style>{_CSS}{css}</style></head>\n'
         f"<body>\n{body}\n"
         f'<script type="application/json" id="recoloring">{recoloring}</script>\n'
-        f"{library}\n<script>{_DRAW}</script>\n</body></html>\n",
+        f"{library}\n{''.join(f'<script>{each}</script>' for each in own)}\n{tail}\n</body></html>\n",
         encoding="utf-8",
     )
 

@@ -19,6 +19,9 @@ Row = dict[str, "str | int | float | None"]
 
 SCHEMA = 1
 
+HOW_TO_READ = "a step's medians over all ranks; spread: interquartile range; overlap: of all communication"
+"""What the table of compared runs shows."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
@@ -161,15 +164,20 @@ def compare_rows(summaries: Iterable[VariantSummary]) -> list[Row]:
 
 def compare_notes(results: Sequence[TraceOverlap]) -> list[str]:
     """How to read the table, and each warning once, with the runs that it is about."""
-    notes = ["a step's medians over all ranks; spread: interquartile range; overlap: of all communication"]
+    warnings = warnings_by_run(results).items()
+    return [
+        HOW_TO_READ,
+        *(text if len(labels) == len(results) else f"{', '.join(labels)}: {text}" for text, labels in warnings),
+    ]
+
+
+def warnings_by_run(results: Sequence[TraceOverlap]) -> dict[str, list[str]]:
+    """Each thing that could not be known or was assumed, and the labels of the runs that it is about."""
     about: dict[str, list[str]] = {}
     for result in results:
         for warning in overlap_notes(result):
             about.setdefault(warning, []).append(result.label)
-    everyone = len(results)
-    return notes + [
-        warning if len(labels) == everyone else f"{', '.join(labels)}: {warning}" for warning, labels in about.items()
-    ]
+    return about
 
 
 def compare_document(summaries: Iterable[VariantSummary]) -> dict[str, Any]:

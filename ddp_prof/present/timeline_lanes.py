@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ddp_prof.analyze.intervals import Intervals, union
-from ddp_prof.analyze.partition import measure_partition
+from ddp_prof.analyze.intervals import union
 from ddp_prof.analyze.phases import find_phases, innermost
 from ddp_prof.present import style
 from ddp_prof.present.timeline_model import COMMUNICATION, COMPUTE, COPIES, GRAPHS, HOST, STRIP, Boxes, Lane
@@ -16,8 +15,8 @@ from ddp_prof.spans import ALL_REDUCE, PHASES, parse_range
 from ddp_prof.trace import UNKNOWN, Category, concatenate, empty, select
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    from ddp_prof.analyze.intervals import Intervals
+    from ddp_prof.analyze.partition import Partition
     from ddp_prof.analyze.work import RankWork
     from ddp_prof.trace import Ints, Mask, Trace
 
@@ -47,30 +46,23 @@ def stack(start_ns: Ints, end_ns: Ints) -> Ints:
     return level
 
 
-def divide(window: Intervals, compute: Intervals, communication: Intervals, memory: Intervals) -> dict[str, Intervals]:
-    """The parts of a step's window by category, as ``analyze.partition`` measures them; their lengths sum to it.
+def divide(windows: Intervals, compute: Intervals, communication: Intervals, memory: Intervals) -> dict[str, Intervals]:
+    """The parts of steps' windows by category, as ``analyze.partition`` measures them; their lengths sum to them.
 
     Args:
-        window: The window, one interval.
+        windows: The windows.
         compute: All compute of the device.
-        communication: What the step launched; it lies in the window.
+        communication: What the steps launched; it lies in the windows.
         memory: All copies and memory sets of the device.
     """
-    compute, memory = _clip(compute, window), _clip(memory, window)
+    busy = compute | communication
     return {
-        style.COMPUTE_ONLY: compute - communication,
+        style.COMPUTE_ONLY: (compute & windows) - communication,
         style.OVERLAPPED: communication & compute,
         style.EXPOSED: communication - compute,
-        style.EXPOSED_MEMORY: memory - compute - communication,
-        style.IDLE: window - compute - communication - memory,
+        style.EXPOSED_MEMORY: (memory & windows) - busy,
+        style.IDLE: windows - (busy | memory),
     }
-
-
-def _clip(intervals: Intervals, window: Intervals) -> Intervals:
-    """What ``intervals & window`` gives, without a look at all of them; the window is one interval."""
-    start, end = window.start_ns[0], window.end_ns[0]
-    rows = slice(np.searchsorted(intervals.end_ns, start, side="right"), np.searchsorted(intervals.start_ns, end))
-    return Intervals(np.maximum(intervals.start_ns[rows], start), np.minimum(intervals.end_ns[rows], end))
 
 
 class View(NamedTuple):
@@ -87,10 +79,16 @@ class View(NamedTuple):
 
 
 def step_numbers(work: RankWork) -> Ints:
-    """The steps' own numbers, their positions where they carry none; ``UNKNOWN`` for a capture without steps."""
+    """The steps' own numbers, their positions where they carry none; ``UNKNOWN`` for a capture without steps.
+
+    Where numbers come again, as when each epoch counts anew, they tell no step apart, and all are positions.
+    """
     if not work.has_steps:
         return work.steps.number
     position = np.arange(len(work.steps), dtype=np.int64)
+    known = work.steps.number[work.steps.number != UNKNOWN]
+    if len(np.unique(known)) < len(known):
+        return position
     return np.where(work.steps.number == UNKNOWN, position, work.steps.number)
 
 
@@ -115,17 +113,17 @@ def bucket_fields(trace: Trace) -> BucketFields:
 
 
 def lanes_of(
-    trace: Trace, work: RankWork, view: View, buckets: BucketFields, backward_pattern: str | None
+    trace: Trace, work: RankWork, parts: Partition, view: View, buckets: BucketFields, backward_pattern: str | None
 ) -> tuple[Lane, ...]:
     """The lanes of a rank, top to bottom; without those that would be empty."""
-    lanes = [_host_lane(trace, work, view, backward_pattern)]
+    lanes = [_host_lane(trace, work, parts, view, backward_pattern)]
     if work.device is None:
         lanes += [_host_compute_lane(work, view), _host_communication_lane(trace, work, view, buckets)]
     else:
         lanes += _device_lanes(trace, work, view, buckets)
         if not np.any(_on_device(trace, work) & (trace.activities.category == Category.COMMUNICATION)):
             lanes.append(_host_communication_lane(trace, work, view, buckets))
-    lanes.append(_strip_lane(work, view))
+    lanes.append(_strip_lane(work, parts, view))
     return tuple(lane for lane in lanes if len(lane.boxes))
 
 
@@ -147,7 +145,7 @@ def _codes(category: str, rows: int) -> Ints:
     return np.full(rows, _CODE[category], np.int64)
 
 
-def _host_lane(trace: Trace, work: RankWork, view: View, backward_pattern: str | None) -> Lane:
+def _host_lane(trace: Trace, work: RankWork, parts: Partition, view: View, backward_pattern: str | None) -> Lane:
     """Steps on the upper row, their phases below."""
     seen = view.holds(work.steps.start_ns, work.steps.end_ns) & work.has_steps
     numbers = step_numbers(work)[seen]
@@ -158,7 +156,6 @@ def _host_lane(trace: Trace, work: RankWork, view: View, backward_pattern: str |
         _codes(style.STEP, len(numbers)),
         name_id=np.arange(len(numbers), dtype=np.int64),
         step=numbers,
-        level=np.zeros(len(numbers), np.int64),
     )
     phases = find_phases(trace, work.process, backward_pattern)
     phases = select(phases, view.holds(phases.start_ns, phases.end_ns))
@@ -168,9 +165,9 @@ def _host_lane(trace: Trace, work: RankWork, view: View, backward_pattern: str |
         phases.end_ns,
         _PHASE_CODE[phases.kind],
         step=_step_at(work, phases.start_ns),
-        level=stack(phases.start_ns, phases.end_ns) + (1 if len(numbers) else 0),
+        level=stack(phases.start_ns, phases.end_ns) + steps.level.max(initial=-1) + 1,
     )
-    parts = select(measure_partition(work), seen)
+    parts = select(parts, seen)
     names = map(_step_title, numbers.tolist(), parts.comm_ns.tolist(), parts.overlapped_ns.tolist())
     return Lane("host", HOST, concatenate(steps, ranges), tuple(names))
 
@@ -216,13 +213,12 @@ def _host_communication_lane(trace: Trace, work: RankWork, view: View, buckets: 
 
 def _device_lanes(trace: Trace, work: RankWork, view: View, buckets: BucketFields) -> list[Lane]:
     """A lane for each stream and what it does there."""
-    seen = view.holds(trace.activities.start_ns, trace.activities.end_ns)
-    rows = np.flatnonzero(seen & _on_device(trace, work))
-    activities = select(trace.activities, rows)
-    piece = _piece_of(activities.start_ns, activities.end_ns, activities.category, work)
+    mine = view.holds(trace.activities.start_ns, trace.activities.end_ns) & _on_device(trace, work)
+    activities = select(trace.activities, mine)
+    piece = _piece_of(trace, work)[mine]
     phase = np.append(work.pieces.phase, UNKNOWN)[piece]
     step = np.append(work.pieces.step, UNKNOWN)[piece]
-    span = _launching_span(trace, rows, work.process, buckets)
+    span = _launching_span(trace, work.process, buckets)[mine]
     columns = {
         "category": np.select(
             [activities.category == Category.COMPUTE, activities.category == Category.COMMUNICATION,
@@ -241,9 +237,9 @@ def _device_lanes(trace: Trace, work: RankWork, view: View, buckets: BucketField
         # Copies share a lane: many streams copy, each a little.
         streams = [UNKNOWN] if kind == COPIES else np.unique(activities.lane[of_kind]).tolist()
         for stream in streams:
-            mine = of_kind if stream == UNKNOWN else of_kind & (activities.lane == stream)
-            own = {name: column[mine] for name, column in columns.items()}
-            boxes = _boxes(view, activities.start_ns[mine], activities.end_ns[mine], **own)
+            rows = of_kind if stream == UNKNOWN else of_kind & (activities.lane == stream)
+            own = {name: column[rows] for name, column in columns.items()}
+            boxes = _boxes(view, activities.start_ns[rows], activities.end_ns[rows], **own)
             lanes.append(Lane(kind if stream == UNKNOWN else f"{kind}, stream {stream}", kind, boxes, trace.names))
     return lanes
 
@@ -254,59 +250,70 @@ def _on_device(trace: Trace, work: RankWork) -> Mask:
     return rows
 
 
-def _piece_of(start_ns: Ints, end_ns: Ints, category: Ints, work: RankWork) -> Ints:
-    """Row of the piece of work that each activity is, ``UNKNOWN`` for what is not measured, such as warm-up.
-
-    Two activities of one kind that start and end together are told apart by nothing that a figure shows.
-    """
-    pieces = work.pieces
-    mine = np.stack([pieces.start_ns, pieces.end_ns, pieces.category])
-    codes = np.unique(np.hstack([mine, np.stack([start_ns, end_ns, category])]), axis=1, return_inverse=True)[1]
-    row = np.full(codes.max(initial=0) + 1, UNKNOWN, np.int64)
-    row[codes[: len(pieces)]] = np.arange(len(pieces))
-    found: Ints = row[codes[len(pieces) :]]
-    return found
+def _piece_of(trace: Trace, work: RankWork) -> Ints:
+    """Row of the piece of work that each activity is, ``UNKNOWN`` for what is not measured, such as warm-up."""
+    piece = np.full(len(trace.activities), UNKNOWN, np.int64)
+    measured = work.pieces.activity != UNKNOWN
+    piece[work.pieces.activity[measured]] = np.flatnonzero(measured)
+    return piece
 
 
-def _launching_span(trace: Trace, rows: Ints, process: int, buckets: BucketFields) -> Ints:
+def _launching_span(trace: Trace, process: int, buckets: BucketFields) -> Ints:
     """For each activity the name of the all-reduce range that was the last to open before its launch call.
 
     ``UNKNOWN`` for what does not communicate, and where no such range was open.
     """
+    names = np.full(len(trace.activities), UNKNOWN, np.int64)
+    communicates = np.flatnonzero(trace.activities.category == Category.COMMUNICATION)
     spans = np.flatnonzero((trace.spans.process == process) & np.isin(trace.spans.name_id, buckets.names))
-    launch_ns = np.append(trace.calls.start_ns, UNKNOWN)[trace.launching_calls[rows]]
+    launch_ns = np.append(trace.calls.start_ns, UNKNOWN)[trace.launching_calls[communicates]]
     span = innermost(trace.spans.start_ns[spans], trace.spans.end_ns[spans], launch_ns)
-    names = np.append(trace.spans.name_id[spans], UNKNOWN)[span]
-    return np.where(trace.activities.category[rows] == Category.COMMUNICATION, names, UNKNOWN)
+    names[communicates] = np.append(trace.spans.name_id[spans], UNKNOWN)[span]
+    return names
 
 
-def _strip_lane(work: RankWork, view: View) -> Lane:
-    compute, memory = work.union_of(Category.COMPUTE), work.union_of(Category.MEMORY)
-    graphs = work.union_of(Category.OTHER)
-    tables: list[Boxes] = []
-    for number, window, communication, level in _windows(work, view):
-        parts = divide(window, compute, communication, memory)
-        parts[style.GRAPH] = parts[style.IDLE] & graphs
-        parts[style.IDLE] = parts[style.IDLE] - graphs
-        for category, part in parts.items():
-            seen = view.holds(part.start_ns, part.end_ns)
-            rows = int(seen.sum())
-            columns = {"step": np.full(rows, number, np.int64), "level": np.full(rows, level, np.int64)}
-            tables.append(_boxes(view, part.start_ns[seen], part.end_ns[seen], _codes(category, rows), **columns))
+def _strip_lane(work: RankWork, parts: Partition, view: View) -> Lane:
+    if not len(work.pieces):  # nothing is known of what it did, not even that it was idle
+        return Lane(STRIP, STRIP, empty(Boxes))
+    # Windows of a device may cross, where a step's work was launched before the last step's was done.
+    level = stack(parts.start_ns, parts.end_ns)
+    seen = view.holds(parts.start_ns, parts.end_ns) & (parts.window_ns > 0)
+    tables = [
+        _strip_row(work, parts, np.flatnonzero(seen & (level == row)), row, view) for row in np.unique(level[seen])
+    ]
     return Lane(STRIP, STRIP, concatenate(*tables) if tables else empty(Boxes))
 
 
-def _windows(work: RankWork, view: View) -> Iterator[tuple[int, Intervals, Intervals, int]]:
-    """Number, window, communication and row of each step that is seen.
-
-    Windows of a device may cross, where a step's work was launched before the last step's was done.
-    """
-    if not len(work.pieces):  # nothing is known of what it did, not even that it was idle
-        return
-    parts = measure_partition(work)
-    level = stack(parts.start_ns, parts.end_ns)
+def _strip_row(work: RankWork, parts: Partition, rows: Ints, level: int, view: View) -> Boxes:
+    """The windows of some steps, which do not cross, divided all at once."""
     communication = work.of(Category.COMMUNICATION)
-    for row in np.flatnonzero(view.holds(parts.start_ns, parts.end_ns)).tolist():
-        launched = select(communication, communication.step == row)
-        window = Intervals(parts.start_ns[row : row + 1], parts.end_ns[row : row + 1])
-        yield int(step_numbers(work)[row]), window, union(launched.start_ns, launched.end_ns), int(level[row])
+    launched = select(communication, np.isin(communication.step, rows))
+    # A step's communication lies in its window, so that of all these steps divides each window like its own.
+    divided = divide(
+        union(parts.start_ns[rows], parts.end_ns[rows]),
+        work.union_of(Category.COMPUTE),
+        union(launched.start_ns, launched.end_ns),
+        work.union_of(Category.MEMORY),
+    )
+    graphs = work.union_of(Category.OTHER)
+    divided[style.GRAPH] = divided[style.IDLE] & graphs
+    divided[style.IDLE] = divided[style.IDLE] - graphs
+    rows = rows[np.argsort(parts.start_ns[rows], kind="stable")]
+    numbers = step_numbers(work)[rows]
+    tables = []
+    for category, part in divided.items():
+        start, end = cut(part, parts.start_ns[rows])
+        shown = view.holds(start, end)
+        start, end = start[shown], end[shown]
+        step = numbers[np.searchsorted(parts.start_ns[rows], start, side="right") - 1]
+        levels = np.full(len(start), level, np.int64)
+        tables.append(_boxes(view, start, end, _codes(category, len(start)), step=step, level=levels))
+    return concatenate(*tables)
+
+
+def cut(intervals: Intervals, at_ns: Ints) -> tuple[Ints, Ints]:
+    """Starts and ends of the intervals, each cut in two wherever one of the times lies in it."""
+    begun = np.searchsorted(intervals.start_ns, at_ns, side="left")
+    ended = np.searchsorted(intervals.end_ns, at_ns, side="right")
+    inside = at_ns[begun > ended]
+    return np.sort(np.concatenate([intervals.start_ns, inside])), np.sort(np.concatenate([intervals.end_ns, inside]))

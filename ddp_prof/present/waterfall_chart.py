@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_prof.analyze.waterfall import PARTS
 from ddp_prof.present import style
-from ddp_prof.present.timeline import shown_name
+from ddp_prof.present.timeline_words import shown_name
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

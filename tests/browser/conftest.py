@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,29 @@ class Visit:
     requests: list[str] = field(default_factory=list)
 
     def open(self, path: Path) -> None:
+        """Open a page of figures."""
         self.page.goto(path.as_uri())
         self.page.wait_for_selector(".figure .point path", state="attached")
+
+    def open_timeline(self, path: Path) -> None:
+        self.page.goto(path.as_uri())
+        self.wait_for_timeline()
+
+    def wait_for_timeline(self) -> None:
+        self.page.wait_for_selector("body[data-ready]", state="attached")
+
+    def ask(self, expression: str, argument: Any = None) -> Any:
+        """Evaluate JavaScript in which ``page`` is the timeline; what it promises is awaited."""
+        return self.page.evaluate(f"(argument) => {{ const page = window.ddpProf; return {expression}; }}", argument)
+
+    def lanes(self) -> tuple[float, float]:
+        """Where the lanes begin, left and top."""
+        left, top = self.ask("""(() => { const box = page.element.getBoundingClientRect();
+            const { l, t } = page.element._fullLayout._size; return [box.left + l, box.top + t]; })()""")
+        return left, top
+
+    def show(self, start_ns: float, end_ns: float) -> None:
+        self.ask("page.show(...argument)", [start_ns, end_ns])
 
     def count(self, selector: str) -> int:
         return int(self.page.evaluate("(selector) => document.querySelectorAll(selector).length", selector))
@@ -56,7 +78,13 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture(params=["light"])
 def visit(chromium: Any, request: pytest.FixtureRequest) -> Iterator[Visit]:
-    page = chromium.new_page(viewport={"width": 1400, "height": 800}, color_scheme=request.param)
+    with new_visit(chromium, request.param) as visit:
+        yield visit
+
+
+@contextmanager
+def new_visit(chromium: Any, look: str = "light") -> Iterator[Visit]:
+    page = chromium.new_page(viewport={"width": 1400, "height": 800}, color_scheme=look)
     visit = Visit(page)
     page.on("console", lambda message: visit.complaints.append(f"{message.type}: {message.text}"))
     page.on("pageerror", lambda error: visit.complaints.append(str(error)))

@@ -1,7 +1,9 @@
-"""``timeline`` and ``gallery`` from the command line."""
+"""``timeline``, ``report`` and ``export`` from the command line."""
 
 from __future__ import annotations
 
+import gzip
+import json
 from pathlib import Path
 
 import pytest
@@ -52,8 +54,25 @@ def test_steps_that_are_not_there_are_an_error(trace: Path, tmp_path: Path) -> N
     assert "none of the steps asked for is among its measured steps 0 to 3" in result.stderr
 
 
-def test_a_gallery(trace: Path, tmp_path: Path) -> None:
-    result = run("gallery", trace, "-o", tmp_path / "figures")
+def test_a_report(trace: Path, tmp_path: Path) -> None:
+    result = run("report", trace, "-o", tmp_path / "figures")
     assert (result.exit_code, result.stdout.strip()) == (0, str(tmp_path / "figures" / "index.html"))
     assert result.stderr.startswith("note: pictures need Chromium")
     assert (tmp_path / "figures" / "known.html").is_file()
+
+
+def test_an_export_of_two_traces(trace: Path, tmp_path: Path) -> None:
+    other = write_capture(tmp_path / "other.sqlite", known_truth(2))
+    target = tmp_path / "new" / "both.json.gz"
+    result = run("export", trace, other, "-o", target)
+    assert (result.exit_code, result.stdout.strip()) == (0, str(target))
+    events = json.loads(gzip.decompress(target.read_bytes()))["traceEvents"]
+    assert len({event["pid"] for event in events}) == 2
+
+
+def test_an_export_never_replaces_its_trace(trace: Path) -> None:
+    before = trace.read_bytes()
+    result = run("export", trace, "-o", trace)
+    assert result.exit_code == 2
+    assert "is the trace itself" in result.stderr
+    assert trace.read_bytes() == before

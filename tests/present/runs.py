@@ -1,4 +1,4 @@
-"""Small runs to show: sources, results and gallery entries."""
+"""Small runs to show: sources, results and runs of a report."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ddp_prof.analyze.overlap import TraceOverlap, measure_overlap
 from ddp_prof.analyze.work import rank_work
-from ddp_prof.present.gallery import GalleryEntry
+from ddp_prof.present.report import Run
 from ddp_prof.present.timeline_model import Source
 from ddp_prof.trace import Trace
 from tests.drawing import draw_trace
@@ -34,6 +34,6 @@ def result_of(trace: Trace, label: str = "overlap") -> TraceOverlap:
     return replace(measure_overlap(trace), label=label)
 
 
-def entry_of(trace: Trace, name: str = "overlap", label: str | None = None) -> GalleryEntry:
+def run_of(trace: Trace, name: str = "overlap", label: str | None = None) -> Run:
     label = label or name
-    return GalleryEntry(name, result_of(trace, label), (Source(label, trace, rank_work(trace)),))
+    return Run(name, result_of(trace, label), (Source(label, trace, rank_work(trace)),))

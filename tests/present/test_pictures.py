@@ -9,11 +9,11 @@ from ddp_prof.present import pictures
 from ddp_prof.present.pictures import SCALE, WIDTH, NoBrowserError, find_browser, write_picture, write_pictures
 from ddp_prof.present.timeline import draw_timeline
 from ddp_prof.present.timeline_build import build_timeline
-from tests.present.runs import cpu_run, entry_of
+from tests.present.runs import cpu_run, run_of
 
 
 def figure():
-    return draw_timeline(build_timeline(entry_of(cpu_run()).sources))
+    return draw_timeline(build_timeline(run_of(cpu_run()).sources))
 
 
 @pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed")

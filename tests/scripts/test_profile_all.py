@@ -26,7 +26,7 @@ echo "$name: captured by nsys 2022.4.2.1 in 6 s"
 DDP_PROF = """
 echo "ddp-prof $*" >>"$CALLS"
 case "$1" in
-  gallery) echo "seven pages"; mkdir -p figures && touch figures/index.html; exit "${GALLERY:-0}" ;;
+  report) echo "seven pages"; mkdir -p figures && touch figures/index.html; exit "${REPORT:-0}" ;;
   compare) echo "THE TABLE" ;;
 esac
 """
@@ -60,7 +60,7 @@ def test_all_variants_in_the_order_of_the_story(machine: Checkout) -> None:
         "capture bucketed --bucket-size-mb 10",
         "capture bucketed --bucket-size-mb 100",
         "capture torch",
-        f"ddp-prof gallery {files} -o figures",
+        f"ddp-prof report {files} -o figures",
         f"ddp-prof compare {files}",
     ]
     lines = done.stdout.splitlines()
@@ -75,10 +75,10 @@ def test_what_is_there_is_not_drawn_again(machine: Checkout) -> None:
     machine.run(SCRIPT)
     again = machine.run(SCRIPT)
     assert "[7/7] torch ... up to date" in again.stdout
-    assert sum("gallery" in call for call in machine.calls) == 1
+    assert sum("report" in call for call in machine.calls) == 1
     assert sum("compare" in call for call in machine.calls) == 2
     machine.run(SCRIPT, FORCE="1")
-    assert sum("gallery" in call for call in machine.calls) == 2
+    assert sum("report" in call for call in machine.calls) == 2
 
 
 @pytest.mark.parametrize("name", ["traces/flat.sqlite", "ddp_prof/present.py"])
@@ -86,7 +86,7 @@ def test_figures_older_than_their_origin_are_drawn_again(machine: Checkout, name
     machine.run(SCRIPT)
     os.utime(machine.root / name, (time.time() + 5, time.time() + 5))
     machine.run(SCRIPT)
-    assert sum("gallery" in call for call in machine.calls) == 2
+    assert sum("report" in call for call in machine.calls) == 2
 
 
 def test_a_failure_does_not_stop_the_others(machine: Checkout) -> None:
@@ -101,7 +101,7 @@ def test_a_failure_does_not_stop_the_others(machine: Checkout) -> None:
 
 
 def test_a_failed_drawing_is_shown_and_told(machine: Checkout) -> None:
-    done = machine.run(SCRIPT, GALLERY="1")
+    done = machine.run(SCRIPT, REPORT="1")
     assert done.returncode == 1
     assert "seven pages" in done.stdout
     assert "THE TABLE" in done.stdout

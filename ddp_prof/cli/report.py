@@ -1,0 +1,61 @@
+"""``ddp-prof report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ddp_prof.cli.options import Selection, selection_options, traces_argument
+from ddp_prof.cli.timeline import load_sources
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddp_prof.present.report import Run
+    from ddp_prof.present.timeline_model import Source
+
+
+def gather_runs(sources: Sequence[Source]) -> list[Run]:
+    """The runs that traces belong to, measured; the ranks of one run may lie in several files."""
+    from ddp_prof.analyze.overlap import measure_works, merge_ranks
+    from ddp_prof.manifest import SUFFIX, manifest_path
+    from ddp_prof.present.report import Run
+
+    runs: dict[Path, list[Source]] = {}
+    for source in sources:
+        runs.setdefault(manifest_path(source.trace.path), []).append(source)
+    return [
+        Run(
+            path.name.removesuffix(SUFFIX),
+            merge_ranks([measure_works(source.trace, source.works) for source in own]),
+            tuple(own),
+        )
+        for path, own in runs.items()
+    ]
+
+
+@click.command("report")
+@traces_argument
+@click.option(
+    "-o",
+    "--output",
+    "folder",
+    default="figures/report",
+    show_default=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The folder to write.",
+)
+@selection_options
+def command(traces: tuple[Path, ...], selection: Selection, folder: Path) -> None:
+    """One page to read on a set of runs: comparison, charts, timelines, how they were made, what is not known.
+
+    A folder stands for the traces in it. Pictures need Chromium; without it the pages are written all the same.
+    """
+    from ddp_prof.present.report import in_order, write_report
+
+    runs = in_order(gather_runs(load_sources(traces, selection)))
+    for problem in write_report(runs, folder, backward_pattern=selection.backward_pattern):
+        click.echo(f"note: {problem}", err=True)
+    click.echo(folder / "index.html")

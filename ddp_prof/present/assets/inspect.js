@@ -1,0 +1,128 @@
+// What is said beside the pointer, and of the window as a whole.
+
+/** Says what lies under the pointer. */
+class Tooltip {
+  /** @param {Timeline} timeline @param {HTMLElement} element */
+  constructor(timeline, element) {
+    Object.assign(this, { timeline, element });
+  }
+
+  hide() {
+    this.element.hidden = true;
+  }
+
+  /** @param {number} x @param {number} y in the lanes, pixels @param {number} clientX @param {number} clientY */
+  show(x, y, clientX, clientY) {
+    const lines = this.#lines(x, y);
+    this.element.hidden = !lines;
+    if (!lines) return;
+    // Names are isolated, so that one written from right to left turns nothing else around; none is markup.
+    this.element.replaceChildren(...lines.map((line, at) => element(at ? "div" : "b", element("bdi", line))));
+    const { offsetWidth: width, offsetHeight: height } = this.element;
+    this.element.style.left = `${Math.max(4, Math.min(clientX + 14, innerWidth - width - 4))}px`;
+    this.element.style.top = `${clientY + 18 + height > innerHeight ? clientY - height - 10 : clientY + 18}px`;
+  }
+
+  #lines(x, y) {
+    const row = this.timeline.rows.find(({ top, bottom }) => top <= y && y < bottom);
+    if (!row) return null;
+    const { view, pixel } = this.timeline;
+    const time = view.on(row)[0] + x * pixel;
+    for (const track of row.tracks) {
+      const at = track.endingAfter(time);
+      const here = at < track.length && track.start[at] <= time;
+      if (here && track.end[at] - track.start[at] >= this.timeline.columnWidth) return this.#box(row, track, at);
+    }
+    return this.#cells(row, time);
+  }
+
+  #box(row, track, at) {
+    const source = track.source[at], { columns, categories } = this.timeline;
+    const duration = track.end[at] - track.start[at], bytes = columns.bytes[source], step = columns.step[source];
+    const category = categories.find(({ code }) => code === track.category);
+    const start = track.start[at] - this.timeline.view.offsets[row.panel];
+    const inStep = step >= 0 && category.name !== "step" ? `, step ${step}` : "";
+    const [title] = this.timeline.texts(source);
+    return [
+      title.length > 160 ? title.slice(0, 160) + "…" : title,
+      `${milliseconds(duration)} from ${milliseconds(start)}${inStep}`,
+      ...(bytes >= 0 ? [traffic(bytes, duration) + (row.from_launch ? " from launch to completion" : "")] : []),
+      ...(title === category.legend ? [] : [`${category.legend} · ${row.lane}`]),
+    ];
+  }
+
+  #cells(row, time) {
+    const { drawn, categories } = this.timeline;
+    const cells = drawn.find((each) => each.row === row)?.cells.filter(({ from, to }) => from <= time && time < to);
+    if (!cells?.length) return null;
+    const width = cells[0].to - cells[0].from, count = cells.reduce((sum, cell) => sum + cell.count, 0);
+    return [
+      `${count.toLocaleString("en")} short ${count === 1 ? "box" : "boxes"} in ${milliseconds(Math.round(width))}`,
+      ...cells.map(({ track, count, share }) => {
+        const { legend } = categories.find(({ code }) => code === track.category);
+        return `${legend}: ${count.toLocaleString("en")}, covers ${percent(share)}`;
+      }),
+      `${row.lane} · zoom in to see each`,
+    ];
+  }
+}
+
+/** The strip's sums in the window: a sentence, and a table with a line a rank. */
+class Readout {
+  constructor(timeline, sentence, table) {
+    Object.assign(this, { timeline, sentence, table });
+  }
+
+  update() {
+    const { view } = this.timeline;
+    const ranks = this.timeline.sums();
+    const shares = this.timeline.data.panels.map(({ title }, panel, { length }) =>
+      (length > 1 ? `${title} ` : "") + overlapOf(ranks.filter((rank) => rank.panel === panel)));
+    const said = ranks.some(({ sums }) => sums.overlapped + sums.exposed) ? ` · ${shares.join(", ")} overlapped` : "";
+    this.sentence.textContent = `in view: ${milliseconds(Math.round(view.span))}${said}`;
+    this.#fill(ranks);
+  }
+
+  #fill(ranks) {
+    const { strip, panels } = this.timeline.data;
+    const parts = strip.filter(({ name }) => name !== "graph" || ranks.some(({ sums }) => sums.graph));
+    const head = ["", ...parts.map(({ label }) => `${label}, ns`), "overlapped"];
+    const lines = ranks.map(({ panel, title, sums }) => [
+      panels.length > 1 ? `${panels[panel].title}, ${title}` : title,
+      ...parts.map(({ name }) => sums[name].toLocaleString("en")),
+      overlapOf([{ sums }]),
+    ]);
+    const cells = (name, texts) => texts.map((text) => element(name, element("bdi", text)));
+    this.table.replaceChildren(
+      element("thead", element("tr", ...cells("th", head))),
+      element("tbody", ...lines.map((line) => element("tr", ...cells("td", line)))));
+  }
+}
+
+/** @returns {string} the share of the communication of some ranks */
+function overlapOf(ranks) {
+  const total = (part) => ranks.reduce((sum, { sums }) => sum + sums[part], 0);
+  return percent(total("overlapped") / (total("overlapped") + total("exposed")));
+}
+
+/** @param {string} name @param {...(Node | string)} children @returns {HTMLElement} */
+function element(name, ...children) {
+  const made = document.createElement(name);
+  made.append(...children);
+  return made;
+}
+
+/** A share, like style.percent. */
+function percent(ratio) {
+  if (Number.isNaN(ratio)) return "n/a";
+  const value = ratio * 100;
+  const isWhole = value === 0 || value === 100 || (value >= 1 && value <= 99);
+  return `${value.toFixed(isWhole ? 0 : 1)} %`;
+}
+
+/** Bytes, and how fast they went; bytes a nanosecond are GB a second. */
+function traffic(bytes, duration) {
+  const digits = (value) => Number(value.toPrecision(3)).toString();
+  const size = bytes >= 2 ** 20 / 100 ? `${digits(bytes / 2 ** 20)} MB` : `${bytes.toLocaleString("en")} bytes`;
+  return duration ? `${size}, ${digits(bytes / duration)} GB/s` : size;
+}

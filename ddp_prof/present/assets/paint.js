@@ -1,0 +1,221 @@
+// Boxes and cells as Plotly traces. Plotly makes an SVG element of each bar, and of each stretch of a line between
+// gaps. Thousands of elements are slow, one long path is not: so each category is one line without gaps, filled.
+
+/** Plotly draws at most so many boxes at once; where there were more, pixel columns get wider. */
+const MOST_BOXES = 20000;
+const LEAST_TEXT = 24, LEAST_EDGE = 6, PADDING = 8, FONT_PX = 12; // pixels
+const TICK = 5;
+const PALE = "38"; // opacity
+
+/**
+ * Rectangles of one colour as one closed line. From a stem at the left it runs along the bottom of each row, up and
+ * round each rectangle, and back; what it passes twice encloses nothing::
+ *
+ *     stem   +--+  +----+
+ *      |     |  |  |    |
+ *      |     +--+  |    |
+ *      +-----|-----+----+
+ */
+class Rectangles {
+  /** @param {number} left of everything */
+  constructor(left) {
+    this.left = left;
+    this.bottom = NaN;
+    this.x = [];
+    this.y = [];
+  }
+
+  add(bottom, x0, x1, y0, y1) {
+    if (bottom !== this.bottom) this.#toRow(bottom);
+    this.x.push(x0, x0, x1, x1, x0, x0);
+    this.y.push(bottom, y1, y1, y0, y0, bottom);
+  }
+
+  #toRow(bottom) {
+    if (this.x.length) this.#point(this.left, this.bottom);
+    this.#point(this.left, bottom);
+    this.bottom = bottom;
+  }
+
+  #point(x, y) {
+    this.x.push(x);
+    this.y.push(y);
+  }
+
+  /** The line, back at its beginning. */
+  closed() {
+    if (this.x.length) {
+      this.#point(this.left, this.bottom);
+      this.#point(this.left, this.y[0]);
+    }
+    return { x: this.x, y: this.y };
+  }
+}
+
+/**
+ * What is to be drawn of all rows.
+ * @param {Row[]} rows @param {View} view @param {number} columns
+ */
+function mergeAll(rows, view, columns) {
+  for (let width = columns; ; width = Math.ceil(width / 2)) {
+    const drawn = rows.map((row) => ({ row, ...merge(row.tracks, ...view.on(row), width) }));
+    const boxes = drawn.reduce((sum, { boxes, cells }) => sum + boxes.length + cells.length, 0);
+    if (boxes <= MOST_BOXES || width === 1) return { drawn, boxes, columns: width };
+  }
+}
+
+/** Draws what was merged. */
+class Painter {
+  /** @param {Timeline} timeline @param {Object} layout */
+  constructor(timeline, layout) {
+    Object.assign(this, { timeline, view: timeline.view, pixel: timeline.pixel, colors: layout });
+    const rectangles = () => new Rectangles((this.view.from - 20 * this.pixel) / 1e6);
+    const byCategory = () => new Map(timeline.categories.map(({ code }) => [code, rectangles()]));
+    this.solid = byCategory();
+    this.pale = byCategory();
+    this.edges = rectangles();
+    this.marks = rectangles();
+    this.text = { x: [], y: [], text: [], color: [] };
+    this.hidden = timeline.hidden;
+    this.ink = new Map(timeline.categories.map(({ code, color }) => [code, inkOn(color)]));
+  }
+
+  /** @param {{row: Row, boxes: Box[], cells: Cell[]}} drawn */
+  add({ row, boxes, cells }) {
+    const [from, to] = this.view.on(row);
+    // Far outside, coordinates of a long box would be too large to be drawn.
+    const left = from - 9 * this.pixel, right = to + 9 * this.pixel;
+    let last = NaN;
+    for (const { track, at } of boxes) {
+      const start = Math.max(left, track.start[at]), end = Math.min(right, track.end[at]);
+      this.#rectangle(this.solid, row, track, start, end, 0, 1);
+      const width = (end - start) / this.pixel;
+      // Neighbours of one colour would look like one box.
+      if (width >= LEAST_EDGE && track.start[at] === last) this.#edge(row, start);
+      if (width >= LEAST_TEXT) this.#label(row, track, at, Math.max(from, start), Math.min(to, end));
+      last = track.end[at];
+    }
+    this.#addCells(row, cells);
+    for (const track of row.tracks) {
+      for (const mark of this.timeline.search.marks(track, from, to, this.pixel)) this.#mark(row, ...mark);
+    }
+  }
+
+  /** Solid is how much of a column is covered; where that is not all of it, pale says that there are boxes at all. */
+  #addCells(row, cells) {
+    for (let at = 0; at < cells.length; ) {
+      const { from, to } = cells[at];
+      let covered = 0, largest = cells[at];
+      for (; at < cells.length && cells[at].from === from; at++) {
+        const cell = cells[at];
+        covered = cell.base + cell.share;
+        if (cell.share > largest.share) largest = cell;
+        if (cell.share) this.#rectangle(this.solid, row, cell.track, from, to, cell.base, covered);
+      }
+      const end = to > from ? to : from + this.pixel;
+      if (covered < 1) this.#rectangle(this.pale, row, largest.track, from, end, covered, 1);
+    }
+  }
+
+  #x(row, time) {
+    return this.view.ms(row, time);
+  }
+
+  /** Shares count from the bottom of the row. */
+  #rectangle(rectangles, row, track, from, to, low, high) {
+    const height = row.bottom - row.top;
+    rectangles.get(track.category).add(
+      row.bottom, this.#x(row, from), this.#x(row, to), row.bottom - low * height, row.bottom - high * height);
+  }
+
+  #edge(row, time) {
+    const half = 0.4 * this.pixel;
+    this.edges.add(row.bottom, this.#x(row, time - half), this.#x(row, time + half), row.bottom, row.top);
+  }
+
+  /** A frame round what was found, or a tick above it where there is no room for a frame. */
+  #mark(row, from, to) {
+    const line = 2 * this.pixel, x = (time) => this.#x(row, time);
+    const { top, bottom } = row;
+    if (to - from < 3 * line) return this.marks.add(bottom, x(from), x(to), top + TICK, top);
+    this.marks.add(bottom, x(from), x(from + line), bottom, top);
+    this.marks.add(bottom, x(from + line), x(to - line), top + 2, top);
+    this.marks.add(bottom, x(from + line), x(to - line), bottom, bottom - 2);
+    this.marks.add(bottom, x(to - line), x(to), bottom, top);
+  }
+
+  #label(row, track, at, from, to) {
+    const room = (to - from) / this.pixel - PADDING, height = row.bottom - row.top;
+    if (room < LEAST_TEXT - PADDING || height < FONT_PX || this.hidden.has(track.category)) return;
+    const text = fitting(this.timeline.texts(track.source[at]), room);
+    if (!text) return;
+    const below = row.kind === STRIP && height >= 2 * FONT_PX ? milliseconds(track.end[at] - track.start[at]) : "";
+    this.text.x.push(this.#x(row, (from + to) / 2));
+    this.text.y.push((row.top + row.bottom) / 2);
+    this.text.text.push(below && widthOf(below) <= room ? `${asText(text)}<br>${below}` : asText(text));
+    this.text.color.push(this.ink.get(track.category));
+  }
+
+  /** @returns {Object[]} the traces, always as many and in the same order */
+  traces() {
+    const { categories } = this.timeline, { paper_bgcolor: paper, font } = this.colors;
+    return [
+      ...categories.map((each) => filled(this.pale.get(each.code), each.color + PALE, each)),
+      ...categories.map((each) => filled(this.solid.get(each.code), each.color, each, each.in_legend)),
+      filled(this.edges, paper),
+      filled(this.marks, recolor(this.timeline.data.notice)),
+      written(this.text, font.family),
+    ];
+  }
+}
+
+const INERT = { type: "scatter", hoverinfo: "skip", showlegend: false };
+
+function filled(rectangles, color, { legend, color: group } = {}, showlegend = false) {
+  return {
+    ...INERT, ...rectangles.closed(), mode: "none", fill: "toself", fillcolor: color,
+    line: { simplify: false, width: 0 }, name: legend, legendgroup: group, showlegend,
+  };
+}
+
+function written({ x, y, text, color }, family) {
+  return { ...INERT, x, y, text, mode: "text", textfont: { color, size: FONT_PX - 0.5, family } };
+}
+
+/** Black or white, whichever is read better. */
+function inkOn(color) {
+  const [red, green, blue] = [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
+  return red * 0.299 + green * 0.587 + blue * 0.114 > 130 ? "#1c2128" : "#ffffff";
+}
+
+const measuring = document.createElement("canvas").getContext("2d");
+const widths = new Map();
+
+function widthOf(text) {
+  measuring.font = `${FONT_PX}px sans-serif`;
+  if (!widths.has(text)) widths.set(text, measuring.measureText(text).width);
+  return widths.get(text);
+}
+
+/** The title, its label, or the beginning of a title without label, whatever there is room for. */
+function fitting(texts, room) {
+  const [title, label] = texts;
+  if (widthOf(title) <= room) return title;
+  if (label) return widthOf(label) <= room ? label : "";
+  const letters = Math.floor((title.length * room) / widthOf(title)) - 1;
+  return letters >= 6 ? title.slice(0, letters) + "…" : "";
+}
+
+/** Plotly reads a subset of HTML: nothing in a name is markup. */
+function asText(plain) {
+  return plain.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+}
+
+/** A time with about three digits, like style.milliseconds. */
+function milliseconds(ns) {
+  const size = Math.abs(ns);
+  if (size >= 1e10) return `${(ns / 1e9).toFixed(2)} s`;
+  if (size >= 1e7 || ns === 0) return `${(ns / 1e6).toFixed(1)} ms`;
+  if (size >= 1e5) return `${(ns / 1e6).toFixed(2)} ms`;
+  return size >= 1000 ? `${(ns / 1e3).toFixed(1)} µs` : `${ns} ns`;
+}

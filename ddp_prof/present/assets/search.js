@@ -1,0 +1,127 @@
+// Finding boxes by what they are called.
+
+class Search {
+  /** @param {Timeline} timeline */
+  constructor(timeline) {
+    this.timeline = timeline;
+    this.clear();
+  }
+
+  clear() {
+    this.words = "";
+    /** @type {Map<Track, Int32Array>} boxes found in each track, in order */
+    this.found = new Map();
+    this.count = 0;
+    /** @type {?{row: Row, track: Track, at: number}} where the search stands */
+    this.current = null;
+  }
+
+  /** Finds all boxes whose title holds the words, in capitals or not. */
+  find(words) {
+    this.clear();
+    this.words = words.trim().toLowerCase();
+    if (!this.words) return;
+    const { titles } = this.timeline.data, { title } = this.timeline.columns;
+    const fits = Uint8Array.from(titles, ([name]) => (name.toLowerCase().includes(this.words) ? 1 : 0));
+    for (const { tracks } of this.timeline.rows) {
+      for (const track of tracks) {
+        const found = indicesWhere(track.length, (at) => fits[title[track.source[at]]]);
+        if (found.length) this.found.set(track, found);
+        this.count += found.length;
+      }
+    }
+  }
+
+  /**
+   * Goes to the next match in time, from row to row where several start together, and from the last to the first.
+   * @param {1 | -1} direction
+   */
+  go(direction) {
+    if (!this.count) return;
+    const from = this.current ? this.#key(this.current) : [this.timeline.view.from, -1];
+    this.current = this.#nearest(from, direction) ?? this.#nearest([-direction * Infinity, 0], direction);
+    this.#show(this.current);
+  }
+
+  /** How many matches there are up to the current one. */
+  get position() {
+    if (!this.current) return 0;
+    const here = this.#key(this.current);
+    return this.#rows().reduce((sum, row) => sum + this.#upTo(row, here), 0);
+  }
+
+  /** @returns {Array<[Row, Track, number]>} rows in which something was found */
+  #rows() {
+    return this.timeline.rows.flatMap((row, index) => row.tracks.filter((track) => this.found.has(track))
+      .map((track) => ({ row, index, track, found: this.found.get(track) })));
+  }
+
+  /** Order of matches: time on the axis, then row. */
+  #key({ row, track, at }) {
+    return [track.start[at] - this.timeline.view.offsets[row.panel], this.timeline.rows.indexOf(row)];
+  }
+
+  /** How many matches of a row lie at a key or before it. */
+  #upTo({ row, index, track, found }, [time, rank]) {
+    const own = time + this.timeline.view.offsets[row.panel];
+    return lowest(found.length, (each) => {
+      const start = track.start[found[each]];
+      return start > own || (start === own && index > rank);
+    });
+  }
+
+  #nearest(from, direction) {
+    let best = null, bestKey = null;
+    for (const entry of this.#rows()) {
+      const upTo = this.#upTo(entry, from);
+      const isHere = upTo > 0 && same(this.#key({ ...entry, at: entry.found[upTo - 1] }), from);
+      const each = direction > 0 ? upTo : upTo - 1 - (isHere ? 1 : 0);
+      if (each < 0 || each >= entry.found.length) continue;
+      const match = { row: entry.row, track: entry.track, at: entry.found[each] }, key = this.#key(match);
+      if (!best || before(key, bestKey) === direction > 0) [best, bestKey] = [match, key];
+    }
+    return best;
+  }
+
+  /** Brings a match into the middle, so large that it can be seen. */
+  #show({ row, track, at }) {
+    const { view, pixel } = this.timeline;
+    const offset = view.offsets[row.panel], duration = track.end[at] - track.start[at];
+    const middle = (track.start[at] + track.end[at]) / 2 - offset;
+    const span = duration >= 4 * pixel && duration < view.span ? view.span : Math.max(duration * 12, 1000);
+    this.timeline.show(middle - span / 2, middle + span / 2);
+  }
+
+  /** @returns {Array<[number, number]>} what to mark of a track in a window, at most once a pixel */
+  marks(track, from, to, pixel) {
+    const found = this.found.get(track), marks = [];
+    if (!found) return marks;
+    let each = lowest(found.length, (at) => track.end[found[at]] > from);
+    while (each < found.length && track.start[found[each]] < to) {
+      const start = track.start[found[each]], end = Math.max(track.end[found[each]], start + 2 * pixel);
+      marks.push([Math.max(from, start), Math.min(to, end)]);
+      each = lowest(found.length, (at) => track.start[found[at]] >= start + pixel, each + 1);
+    }
+    return marks;
+  }
+}
+
+function indicesWhere(length, holds) {
+  const found = [];
+  for (let at = 0; at < length; at++) if (holds(at)) found.push(at);
+  return Int32Array.from(found);
+}
+
+/** The lowest number below `stop` for which something holds that holds for all higher ones; else `stop`. */
+function lowest(stop, holds, low = 0) {
+  let high = stop;
+  while (low < high) {
+    const middle = (low + high) >>> 1;
+    if (holds(middle)) high = middle;
+    else low = middle + 1;
+  }
+  return low;
+}
+
+const same = ([time, row], [otherTime, otherRow]) => time === otherTime && row === otherRow;
+const before = ([time, row], [otherTime, otherRow]) => time < otherTime || (time === otherTime && row < otherRow);

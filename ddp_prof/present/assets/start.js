@@ -1,0 +1,37 @@
+// Draws the page: at once what is known of the whole, then what the columns hold.
+
+const timeline = new Timeline(byId("timeline"), read("timeline-data"));
+const readout = new Readout(timeline, byId("in-view"), byId("sums"));
+
+async function start() {
+  if (timeline.data.rows.some((row) => row.overview)) {
+    await timeline.drawOverview();
+    await nextFrame();
+    performance.mark("overview");
+  }
+  const { rows, widths } = timeline.data;
+  const count = rows.reduce((sum, row) => sum + row.count, 0);
+  timeline.fill(unpack(await inflate((await boxesElement()).textContent), widths, count));
+  timeline.onDraw(() => readout.update());
+  control(timeline);
+  await timeline.draw();
+  timeline.element.on("plotly_restyle", () => timeline.schedule()); // a category was switched on or off
+  performance.mark("complete");
+  document.body.dataset.ready = "true";
+}
+
+/** The columns come last in the page, so that the overview need not wait for them. */
+async function boxesElement() {
+  if (document.readyState === "loading") await new Promise((done) => addEventListener("DOMContentLoaded", done));
+  return byId("timeline-boxes");
+}
+
+function nextFrame() {
+  return new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+}
+
+timeline.ready = start().catch((error) => {
+  byId("in-view").textContent = `The boxes could not be read: ${error.message}`;
+  throw error;
+});
+window.ddpProf = timeline;

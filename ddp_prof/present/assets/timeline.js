@@ -1,0 +1,255 @@
+// The timeline of a page: its data, the window that is seen, and drawing it.
+
+/**
+ * @typedef {Object} Row a level of a lane
+ * @property {number} top in pixels from the top of the lanes
+ * @property {number} bottom
+ * @property {string} kind of its lane
+ * @property {string} lane its title
+ * @property {number} rank index into the page's ranks
+ * @property {boolean} from_launch
+ * @property {Track[]} tracks
+ */
+
+/** What of time is seen: a window on the axis, on which each panel may be shifted. */
+class View {
+  constructor(from, to, offsets) {
+    this.from = from;
+    this.to = to;
+    /** Of each panel: its own time where the axis shows 0. */
+    this.offsets = offsets;
+  }
+
+  get span() {
+    return this.to - this.from;
+  }
+
+  /** The window on a row's own time. */
+  on(row) {
+    const offset = this.offsets[row.panel];
+    return [this.from + offset, this.to + offset];
+  }
+
+  /** A row's time on the axis. */
+  ms(row, time) {
+    return (time - this.offsets[row.panel]) / 1e6;
+  }
+
+  moved(from, to) {
+    return new View(from, to, this.offsets);
+  }
+}
+
+const SHORTEST_SPAN = 100; // ns; below, digits of the axis would run out
+const STEP_MARGIN = 0.02;
+const STRIP = "where time goes";
+const CONFIG = { displaylogo: false, responsive: true, displayModeBar: false, showTips: false };
+
+class Timeline {
+  /** @param {HTMLElement} element @param {Object} data see timeline_page.py */
+  constructor(element, data) {
+    this.element = element;
+    this.data = data;
+    /** @type {Row[]} */
+    this.rows = [];
+    /** What the last drawing shows, by row. */
+    this.drawn = [];
+    this.search = new Search(this);
+    this.listeners = [];
+    this.#reset();
+  }
+
+  /** @param {Columns} columns */
+  fill(columns) {
+    this.columns = columns;
+    let from = 0;
+    this.rows = this.data.rows.map((row) => this.#row(row, tracksOf(columns, from, (from += row.count))));
+  }
+
+  #row(row, tracks) {
+    return { ...row, panel: this.data.ranks[row.rank].panel, tracks };
+  }
+
+  // What is seen.
+
+  #reset() {
+    this.step = null;
+    this.view = new View(0, 1, this.data.panels.map(() => 0));
+    this.view = this.view.moved(...this.limits);
+  }
+
+  /** From the first to the last moment of any panel. */
+  get limits() {
+    const { start, end, margin } = this.data, { offsets } = this.view;
+    const slack = (end - start) * margin;
+    return [start - Math.max(...offsets) - slack, end - Math.min(...offsets) + slack];
+  }
+
+  /** Shows a window of the axis, in ns. @returns {Promise<void>} when it is drawn */
+  show(from, to) {
+    const [low, high] = this.limits;
+    const span = Math.min(Math.max(to - from, SHORTEST_SPAN), high - low);
+    const start = Math.min(Math.max((from + to - span) / 2, low), high - span);
+    this.view = this.view.moved(start, start + span);
+    return this.schedule();
+  }
+
+  showAll() {
+    this.#reset();
+    return this.schedule();
+  }
+
+  /** Shows a step, in all panels side by side: time 0 is its start in each. */
+  showStep(number) {
+    const marks = this.data.panels.map(({ steps }) => steps.find(([each]) => each === number));
+    const shown = marks.filter(Boolean);
+    this.step = number;
+    this.view = new View(0, 1, marks.map((mark) => (mark ?? shown[0])[1]));
+    const longest = Math.max(...shown.map(([, from, to]) => to - from));
+    return this.show(-longest * STEP_MARGIN, longest * (1 + STEP_MARGIN));
+  }
+
+  /** Shows the next step or the one before; from where no step is shown, that at the middle of the window. */
+  showNeighbour(by) {
+    const numbers = this.stepNumbers;
+    if (!numbers.length) return;
+    const at = this.step === null ? numbers.indexOf(this.#stepInView()) : numbers.indexOf(this.step) + by;
+    this.showStep(numbers[Math.min(Math.max(at, 0), numbers.length - 1)]);
+  }
+
+  #stepInView() {
+    const { from, span, offsets } = this.view;
+    const { steps } = this.data.panels.find((panel) => panel.steps.length);
+    const middle = (span > (this.limits[1] - this.limits[0]) * 0.9 ? from : from + span / 2) + offsets[0];
+    return (steps.find(([, , end]) => end > middle) ?? steps[0])[0];
+  }
+
+  /** Numbers of all steps of any panel. */
+  get stepNumbers() {
+    const numbers = new Set(this.data.panels.flatMap(({ steps }) => steps.map(([number]) => number)));
+    return [...numbers].sort((one, other) => one - other);
+  }
+
+  /** @param {number} factor of the span @param {number} at what stays in its place, 0 is left and 1 right */
+  zoom(factor, at = 0.5) {
+    const { from, span } = this.view;
+    const [low, high] = this.limits;
+    const next = Math.min(Math.max(span * factor, SHORTEST_SPAN), high - low);
+    const start = from + at * (span - next);
+    return this.show(start, start + next);
+  }
+
+  /** @param {number} share of the window */
+  pan(share) {
+    const { from, to, span } = this.view;
+    const [low, high] = this.limits;
+    const by = Math.min(Math.max(share * span, low - from), high - to);
+    return this.show(from + by, to + by);
+  }
+
+  // Drawing.
+
+  onDraw(listener) {
+    this.listeners.push(listener);
+  }
+
+  /** Draws before the next frame, however often it was asked for. */
+  schedule() {
+    this.pending ??= new Promise((done) => requestAnimationFrame(() => {
+      this.pending = null;
+      this.draw().then(done);
+    }));
+    return this.pending;
+  }
+
+  /** Width of the lanes; Plotly may have made room for a legend. */
+  get width() {
+    const { l, r } = this.data.layout.margin;
+    return Math.max(1, Math.round(this.element._fullLayout?._size.w ?? this.element.clientWidth - l - r));
+  }
+
+  /** How long a pixel is. */
+  get pixel() {
+    return this.view.span / this.width;
+  }
+
+  async draw() {
+    const { drawn, boxes, columns } = mergeAll(this.rows, this.view, this.width);
+    Object.assign(this, { drawn, boxes, columnWidth: this.view.span / columns });
+    await this.#paint(drawn);
+    this.listeners.forEach((listener) => listener());
+  }
+
+  /** The whole at low resolution: a stand-in while the columns are being read. */
+  drawOverview() {
+    const rows = this.data.rows.map((row) => ({ row: this.#row(row, []), boxes: [], cells: overview(this.data, row) }));
+    return this.#paint(rows);
+  }
+
+  async #paint(drawn) {
+    this.categories = this.data.categories.map((each) => ({ ...each, color: recolor(each.color) }));
+    const layout = recolor(this.data.layout);
+    layout.xaxis.range = [this.view.from / 1e6, this.view.to / 1e6];
+    if (this.step !== null) layout.xaxis.title.text = `time since the start of step ${this.step}`;
+    layout.uirevision = "kept"; // which categories are hidden
+    const painter = new Painter(this, layout);
+    drawn.forEach((each) => painter.add(each));
+    await Plotly.react(this.element, painter.traces(), layout, CONFIG);
+  }
+
+  /** Codes of the categories that were switched off in the legend. */
+  get hidden() {
+    const off = (this.element._fullData ?? []).filter(({ visible }) => visible === "legendonly");
+    const names = new Set(off.map(({ name }) => name));
+    return new Set(this.data.categories.filter(({ legend }) => names.has(legend)).map(({ code }) => code));
+  }
+
+  // What is known.
+
+  /** What a box is called, and its label. */
+  texts(source) {
+    return this.data.titles[this.columns.title[source]];
+  }
+
+  /** Where a pointer is in the lanes. */
+  place({ clientX, clientY }) {
+    const { left, top } = this.element.getBoundingClientRect(), { _size: size } = this.element._fullLayout;
+    const x = clientX - left - size.l, y = clientY - top - size.t;
+    return { x, y, inside: x >= 0 && x < size.w && y >= 0 && y < size.h };
+  }
+
+  /**
+   * For each rank, how much of a window of the axis each part of the strip covers, in whole ns.
+   * @param {number} from a whole number of ns @param {number} to
+   */
+  sums(from = Math.floor(this.view.from), to = Math.ceil(this.view.to)) {
+    const names = new Map(this.data.strip.map(({ code, name }) => [code, name]));
+    const ranks = this.data.ranks.map((rank) => ({
+      ...rank, sums: Object.fromEntries(this.data.strip.map(({ name }) => [name, 0])),
+    }));
+    for (const { rank, kind, panel, tracks } of this.rows) {
+      if (kind !== STRIP) continue;
+      const offset = this.view.offsets[panel];
+      for (const track of tracks) {
+        ranks[rank].sums[names.get(track.category)] += track.covered(from + offset, to + offset);
+      }
+    }
+    return ranks;
+  }
+}
+
+/** @returns {Cell[]} what a row of the overview holds: for each category, shares of 255 by column */
+function overview({ start, end }, { overview: shares = {} }) {
+  const cells = [];
+  const columns = Object.entries(shares).map(([code, text]) => [{ category: Number(code) }, bytesOf(atob(text))]);
+  const count = columns[0]?.[1].length ?? 0, width = (end - start) / count;
+  for (let at = 0; at < count; at++) {
+    let base = 0;
+    for (const [track, bytes] of columns) {
+      const share = Math.min(bytes[at] / 255, 1 - base);
+      if (bytes[at]) cells.push({ track, from: start + at * width, to: start + (at + 1) * width, share, base });
+      base += share;
+    }
+  }
+  return cells;
+}

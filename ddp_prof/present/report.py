@@ -1,0 +1,126 @@
+"""A folder to open in a browser: one page that tells of a set of runs, and a timeline of each.
+
+It works from disk and without network; its pages share one plotly.js.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddp_prof.present.charts import draw_comparison
+from ddp_prof.present.page import write_page
+from ddp_prof.present.pictures import NoBrowserError, write_pictures
+from ddp_prof.present.report_page import CSS, Chapter, report_body
+from ddp_prof.present.step_charts import draw_overlap_by_step, draw_step_times
+from ddp_prof.present.timeline import draw_timeline
+from ddp_prof.present.timeline_build import MAX_BOXES, build_timeline, steady_steps
+from ddp_prof.present.timeline_page import write_timeline_page
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    import plotly.graph_objects as go
+
+    from ddp_prof.analyze.overlap import TraceOverlap
+    from ddp_prof.manifest import Manifest
+    from ddp_prof.present.timeline_model import Source, Timeline
+
+INDEX = "index"
+CHARTS = {"comparison": draw_comparison, "overlap-by-step": draw_overlap_by_step, "step-times": draw_step_times}
+"""The charts by name, in the order of the page."""
+
+STORY = ("naive", "flat", "overlap", "bucketed", "torch")
+"""The order in which variants are told of, each of which mends what the one before leaves open."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run.
+
+    Attributes:
+        name: What its files are called.
+        result: Its figures.
+        sources: Its traces, of which one may hold all ranks.
+    """
+
+    name: str
+    result: TraceOverlap
+    sources: tuple[Source, ...]
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """How it was made, where its traces say it."""
+        return next((source.trace.manifest for source in self.sources if source.trace.manifest), None)
+
+
+def in_order(runs: Sequence[Run]) -> list[Run]:
+    """The runs as the story goes, buckets by size; as given where not all of them say which variant they are."""
+    manifests = [run.manifest for run in runs]
+    if not all(manifest and manifest.variant in STORY for manifest in manifests):
+        return list(runs)
+
+    def chapter(run: Run) -> tuple[int, float]:
+        assert run.manifest
+        return STORY.index(run.manifest.variant), run.manifest.bucket_size_mb or 0
+
+    return sorted(runs, key=chapter)
+
+
+def write_report(runs: Sequence[Run], folder: Path, *, backward_pattern: str | None = None) -> list[str]:
+    """Write ``index.html``, and a page and a picture of each run's timeline.
+
+    Args:
+        runs: The runs in the order in which they are told of.
+        folder: Made where it is missing; files of the same names are replaced.
+        backward_pattern: The regular expression with which backward was found, if one was given.
+
+    Returns:
+        What could not be made, a line each.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    names = _file_names(run.name for run in runs)
+    charts = {name: draw([run.result for run in runs]) for name, draw in CHARTS.items()}
+    pictures = [(chart, folder / f"{name}.png") for name, chart in charts.items()]
+    for name, run in zip(names, runs, strict=True):
+        whole, part = _timelines(run, backward_pattern)
+        write_timeline_page(whole, folder / f"{name}.html", shared_plotly=True)
+        pictures.append((draw_timeline(part), folder / f"{name}.png"))
+    problems = _try_pictures(pictures)
+    chapters = [Chapter(name, run.result, run.manifest) for name, run in zip(names, runs, strict=True)]
+    body = report_body(chapters, charts, pictures=not problems)
+    write_page(folder / f"{INDEX}.html", title="Communication behind compute", body=body, css=CSS, shared_plotly=True)
+    return problems
+
+
+def _timelines(run: Run, backward_pattern: str | None) -> tuple[Timeline, Timeline]:
+    """The timeline of the whole run, to move around in, and that of a few steps, to look at."""
+    steps = steady_steps([work for source in run.sources for work in source.works])
+    whole = build_timeline(run.sources, backward_pattern=backward_pattern)
+    part = build_timeline(run.sources, steps=steps, max_boxes=MAX_BOXES, backward_pattern=backward_pattern)
+    return whole, part
+
+
+def _try_pictures(pictures: Sequence[tuple[go.Figure, Path]]) -> list[str]:
+    """Pictures are dispensable: the pages show the same."""
+    try:
+        write_pictures(pictures)
+    except NoBrowserError as error:
+        return [str(error)]
+    return []
+
+
+def _file_names(names: Iterable[str]) -> list[str]:
+    """Names that every file system and address takes, each once."""
+    taken = {INDEX, *CHARTS}
+    result = []
+    for name in names:
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:80] or "trace"
+        free = next(
+            each for number in range(1, 10_000) if (each := plain if number == 1 else f"{plain}-{number}") not in taken
+        )
+        taken.add(free)
+        result.append(free)
+    return result

@@ -1,0 +1,148 @@
+"""Measures the page of a timeline: how long it takes to build, how large it is, how fast it shows and redraws.
+
+    python scripts/benchmark.py timeline BIG.sqlite
+    python scripts/benchmark.py timeline SMALL.sqlite --copies 40
+
+The page is opened in a headless Chromium of 1400 x 800, each time in a new one. "First view" is when the whole was on
+the screen, counted from navigation; "complete" when each box could be zoomed into; a "redraw" lasts from the request
+for another window to the frame that shows it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from repeat_capture import repeat_capture
+
+from ddp_prof.analyze.work import rank_work
+from ddp_prof.ingest.load import load_trace
+from ddp_prof.present.pictures import find_browser
+from ddp_prof.present.timeline_build import build_timeline
+from ddp_prof.present.timeline_model import Source
+from ddp_prof.present.timeline_page import write_timeline_page
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+ZOOMS = (1, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0003, 0.0001)
+REDRAW = """
+async ([share, middle]) => {
+  const page = window.ddpProf, [low, high] = page.limits, span = (high - low) * share;
+  const center = low + (high - low) * middle, begun = performance.now();
+  await page.show(center - span / 2, center + span / 2);
+  await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+  return [performance.now() - begun, page.boxes];
+}
+"""
+
+
+class Opened(NamedTuple):
+    """One visit to the page; times in milliseconds."""
+
+    first_view: float
+    complete: float
+    redraws: list[float]
+    most_boxes: int
+    complaints: list[str]
+
+
+class Figure(NamedTuple):
+    """A figure, and what it should not exceed."""
+
+    name: str
+    value: float
+    unit: str
+    budget: float | None = None
+
+
+def build(capture: Path, page: Path) -> Iterator[Figure]:
+    """Write the page and say what that took."""
+    begun = time.perf_counter()
+    trace = load_trace(capture)
+    loaded = time.perf_counter()
+    model = build_timeline([Source(capture.stem, trace, rank_work(trace))])
+    write_timeline_page(model, page)
+    built = time.perf_counter()
+    yield Figure("events: activities and ranges", len(trace.activities) + len(trace.spans), "")
+    yield Figure("boxes on the page", model.boxes, "")
+    yield Figure("read the capture", loaded - begun, "s")
+    yield Figure("build the page", built - begun, "s, reading included", 10)
+    yield Figure("size of the page", page.stat().st_size / 1e6, "MB", 25)
+
+
+def visit(page: Path) -> Opened:
+    """Open the page in a new browser, and move around in it."""
+    from playwright.sync_api import sync_playwright
+
+    complaints: list[str] = []
+    with sync_playwright() as running:
+        browser = running.chromium.launch(
+            executable_path=str(find_browser()), args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        )
+        tab = browser.new_page(viewport={"width": 1400, "height": 800})
+        tab.on("console", lambda message: complaints.append(message.text))
+        tab.on("pageerror", lambda error: complaints.append(str(error)))
+        tab.on("request", lambda request: complaints.extend([request.url] * (not request.url.startswith("file:"))))
+        tab.goto(page.resolve().as_uri())
+        tab.wait_for_selector("body[data-ready]", state="attached")
+        marks = {mark["name"]: mark["startTime"] for mark in _marks(tab)}
+        drawn = [tab.evaluate(REDRAW, [zoom, middle]) for zoom in ZOOMS for middle in (0.3, 0.6)]
+        browser.close()
+    first_view = marks.get("overview", marks["complete"])
+    return Opened(first_view, marks["complete"], [ms for ms, _ in drawn], max(boxes for _, boxes in drawn), complaints)
+
+
+def _marks(tab: Any) -> list[dict[str, Any]]:
+    return list(tab.evaluate("performance.getEntriesByType('mark').map((mark) => mark.toJSON())"))
+
+
+def look(page: Path, times: int) -> Iterator[Figure]:
+    """Visit the page so many times, and say how fast it was."""
+    visits = [visit(page) for _ in range(times)]
+    redraws = [each for opened in visits for each in opened.redraws]
+    yield Figure("first view, median", statistics.median(each.first_view for each in visits) / 1e3, "s", 2.5)
+    yield Figure("complete, median", statistics.median(each.complete for each in visits) / 1e3, "s")
+    yield Figure(f"redraw, median of {len(redraws)}", statistics.median(redraws), "ms", 200)
+    yield Figure("redraw, slowest", max(redraws), "ms")
+    yield Figure("most boxes drawn at once", max(each.most_boxes for each in visits), "", 20_000)
+    yield Figure("errors and network requests", sum(len(each.complaints) for each in visits), "", 0)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print, and say by the exit status whether every budget was kept."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("capture", type=Path)
+    parser.add_argument("--copies", type=int, default=1, help="lay so many copies of an nsys capture end to end first")
+    parser.add_argument("--visits", type=int, default=3, help="how often to open the page")
+    parser.add_argument("-o", "--output", type=Path, help="keep the page here")
+    arguments = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        capture, page = arguments.capture, arguments.output or Path(folder) / "timeline.html"
+        if arguments.copies > 1:
+            capture = Path(folder) / "large.sqlite"
+            repeat_capture(arguments.capture, capture, arguments.copies)
+        figures = [*build(capture, page), *look(page, arguments.visits)]
+    print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    print("\n".join(map(_line, figures)))
+    return 1 if any(map(_is_missed, figures)) else 0
+
+
+def _is_missed(figure: Figure) -> bool:
+    return figure.budget is not None and figure.value > figure.budget
+
+
+def _line(figure: Figure) -> str:
+    digits = 0 if figure.value == int(figure.value) else 2
+    budget = "" if figure.budget is None else f"(budget {figure.budget:,}{', MISSED' if _is_missed(figure) else ''})"
+    return f"{figure.name:32} {figure.value:12,.{digits}f} {figure.unit} {budget}".rstrip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# Rebuilds everything in figures/ from the captures in traces/: the report with a picture of each run, the picture of naive
+# beside bucketed, and the profiler's own screenshots of naive and overlap. Nothing there is made by hand.
+#
+#   scripts/make_figures.sh
+#
+# Settings (environment):
+#   TRACES_DIR    where the captures are                               (default: traces in the checkout)
+#   FIGURES_DIR   where the figures go                                 (default: figures in the checkout)
+#   SCREENSHOTS   0: leave out the profiler's own                      (default: 1)
+# and those of scripts/env.sh (VENV, PYTHON, CHROMIUM) and scripts/nsys_screenshot.sh (NSYS_UI, WIDTH, TIMEOUT).
+#
+# Exit: 0 when all is there, save screenshots where the GUI does not run; 1 when something else could not be made.
+set -euo pipefail
+
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+traces="${TRACES_DIR:-$root/traces}"
+figures="${FIGURES_DIR:-$root/figures}"
+ddp_prof="${VENV:-$root/.venv}/bin/ddp-prof"
+failed=0
+
+trap 'echo && exit 130' INT
+trap 'exit 143' TERM HUP
+
+say() { echo "make_figures: $*" >&2; }
+
+make() {
+  echo "$1"
+  shift
+  "$@" >/dev/null || failed=1
+}
+
+make_pair() {
+  local naive="$traces/naive.sqlite" bucketed="$traces/bucketed_10mb.sqlite" name="$figures/naive_and_bucketed"
+  if [ -r "$naive" ] && [ -r "$bucketed" ]; then
+    make "naive beside bucketed" "$ddp_prof" timeline "$naive" "$bucketed" -o "$name.html" --png "$name.png"
+  else
+    say "no picture of naive beside bucketed: that takes $naive and $bucketed"
+  fi
+}
+
+make_screenshots() {
+  local gui variant report
+  [ "${SCREENSHOTS:-1}" = 1 ] || return 0
+  if ! gui="$("$root/scripts/nsys_ui.sh")"; then
+    say "the profiler's own screenshots are left out, the GUI does not run here"
+    return
+  fi
+  for variant in naive overlap; do
+    report="$traces/$variant.nsys-rep"
+    if [ ! -r "$report" ]; then
+      say "no screenshot of $variant: that takes $report"
+      continue
+    fi
+    echo "screenshot of $variant"
+    NSYS_UI="$gui" "$root/scripts/nsys_screenshot.sh" "$report" -o "$figures/nsys_$variant.png" >/dev/null ||
+      say "the screenshot of $variant is left out"
+  done
+}
+
+main() {
+  [ -x "$ddp_prof" ] || "$root/scripts/env.sh" read
+  make "report" "$ddp_prof" report "$traces" -o "$figures"
+  make_pair
+  make_screenshots
+  [ "$failed" = 0 ] || say "not all could be made, see above"
+  return "$failed"
+}
+
+main "$@"

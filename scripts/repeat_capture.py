@@ -1,0 +1,68 @@
+"""Makes a large Nsight Systems export out of a small one, for benchmarks: the same events, end to end, many times.
+
+    python scripts/repeat_capture.py SMALL.sqlite BIG.sqlite --copies 50
+
+Times move by the capture's length and correlation ids by a constant, so that every copy measures as the original does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+EVENTS = ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET")
+EVENTS += ("CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS")
+_PAUSE_NS = 1_000_000
+_CORRELATIONS = 1 << 32  # more than a capture has
+_MARKS = 70  # NVTX event types from here on name domains, once
+
+
+def repeat_capture(small: Path, big: Path, copies: int) -> Path:
+    """Write ``big`` with the events of ``small`` ``copies`` times over; returns ``big``."""
+    big.unlink(missing_ok=True)
+    with closing(sqlite3.connect(f"file:{small.absolute()}?mode=ro", uri=True)) as source:
+        source.execute("VACUUM INTO ?", (str(big),))
+    with closing(sqlite3.connect(big)) as database:
+        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        found = [table for table in EVENTS if table in tables]
+        period = _PAUSE_NS + max(_last_ns(database, table) for table in found)
+        for table in found:
+            statement = _copy_statement(database, table)
+            for copy in range(1, copies):
+                database.execute(statement, {"time": copy * period, "id": copy * _CORRELATIONS})
+        database.commit()
+    return big
+
+
+def _last_ns(database: sqlite3.Connection, table: str) -> int:
+    (last,) = database.execute(f"SELECT max(max(start), max(end)) FROM {table}").fetchone()
+    return int(last or 0)
+
+
+def _copy_statement(database: sqlite3.Connection, table: str) -> str:
+    """Copies the rows that are there now, with shifted times and ids; domains are named once."""
+    shifts = {"start": ":time", "end": ":time", "correlationId": ":id"}
+    columns = [row[1] for row in database.execute(f"PRAGMA table_info({table})") if not row[5]]
+    values = [f'"{name}" + {shifts[name]}' if name in shifts else f'"{name}"' for name in columns]
+    names = ", ".join(f'"{name}"' for name in columns)
+    (rows,) = database.execute(f"SELECT max(rowid) FROM {table}").fetchone()
+    only_ranges = f"AND eventType < {_MARKS}" if table == "NVTX_EVENTS" else ""
+    original = f"SELECT {', '.join(values)} FROM {table} WHERE rowid <= {rows} {only_ranges}"
+    return f"INSERT INTO {table} ({names}) {original}"
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description="Repeat the events of an Nsight Systems export end to end.")
+    parser.add_argument("small", type=Path)
+    parser.add_argument("big", type=Path)
+    parser.add_argument("--copies", type=int, default=50)
+    arguments = parser.parse_args()
+    repeat_capture(arguments.small, arguments.big, arguments.copies)
+    print(f"{arguments.big}: {arguments.big.stat().st_size / 1e6:.0f} MB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,369 @@
+"""The page of a timeline: what it draws, how it moves, and that its sums are those of the measures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ddp_prof.analyze.intervals import union
+from ddp_prof.analyze.partition import measure_partition
+from ddp_prof.analyze.work import RankWork, rank_work
+from ddp_prof.ingest.load import load_trace
+from ddp_prof.present import style
+from ddp_prof.present.timeline_build import build_timeline
+from ddp_prof.present.timeline_model import Source, Timeline
+from ddp_prof.present.timeline_page import write_timeline_page
+from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind, select
+from tests.browser.conftest import Visit, new_visit
+from tests.drawing import PID, column, draw_trace, table
+from tests.present.runs import HOSTILE_TITLE, cpu_run, run_of
+
+HOSTILE_KERNELS = {
+    "<script>document.title='owned'</script>": "as it is",
+    "<b>bold</b> \"quoted\" 'too' & more": "as it is",
+    "x" * 10_000: "shortened",
+    "\N{FIRE} \N{HEBREW LETTER ALEF}\u202ecod.exe": "without control characters",
+}
+KERNELS = 30_000
+
+
+def gpu_run() -> Source:
+    """A kernel for each hostile name, and a collective."""
+    trace = draw_trace(
+        ranges={"step|index=0": "#" * 20},
+        launches={"main": "abcd", "pt_autograd_0": "....A"},
+        streams={7: "..aaaabbbbccccdddd..", 9: "........AAAAAAAAAA.."},
+    )
+    kernels = iter(HOSTILE_KERNELS)
+    names = tuple(next(kernels) if name.startswith("compute ") else name for name in trace.names)
+    trace = replace(trace, names=names)
+    return Source(HOSTILE_TITLE, trace, rank_work(trace))
+
+
+def busy_run() -> Source:
+    """Steps of a microsecond a kernel, on two streams; collectives beside every tenth."""
+    chance = np.random.default_rng(0)
+    start = 1000 * np.arange(KERNELS) + chance.integers(0, 300, KERNELS)
+    length = chance.integers(100, 700, KERNELS)
+    kinds = np.where(np.arange(KERNELS) % 10, Category.COMPUTE, Category.COMMUNICATION)
+    drawn = draw_trace(ranges={f"step|index={each}": "." * each + "#" for each in range(10)})
+    rows = [
+        {"start_ns": at, "end_ns": at + ns, "process": PID, "device": 0, "lane": 7 + 2 * kind, "name_id": kind,
+         "kind": Kind.KERNEL, "category": kind, "correlation": row, "bytes": UNKNOWN}
+        for row, (at, ns, kind) in enumerate(zip(start.tolist(), length.tolist(), kinds.tolist(), strict=True))
+    ]  # fmt: skip
+    scale = 1000 * KERNELS // 10
+    calls = [{"start_ns": at, "process": PID, "lane": PID, "correlation": row} for row, at in enumerate(start.tolist())]
+    spans = replace(drawn.spans, start_ns=drawn.spans.start_ns * scale, end_ns=drawn.spans.end_ns * scale,
+                    name_id=drawn.spans.name_id + 2)  # fmt: skip
+    trace = replace(drawn, names=("gemm", "ncclDevKernel", *drawn.names), spans=spans,
+                    activities=table(Activities, rows), calls=table(Calls, calls))  # fmt: skip
+    return Source("busy", trace, rank_work(trace))
+
+
+def write(model: Timeline, folder: Path) -> Path:
+    write_timeline_page(model, folder / "timeline.html")
+    return folder / "timeline.html"
+
+
+@pytest.fixture(scope="module")
+def busy_source() -> Source:
+    return busy_run()
+
+
+@pytest.fixture(scope="module")
+def opened(chromium: Any, busy_source: Source, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visit]:
+    """A page of many boxes, opened once."""
+    with new_visit(chromium) as visit:
+        visit.open_timeline(write(build_timeline([busy_source]), tmp_path_factory.mktemp("busy")))
+        yield visit
+
+
+@pytest.fixture
+def busy(opened: Visit) -> Iterator[Visit]:
+    """The same, seen as a whole, without a search."""
+    opened.page.locator("#search").fill("")
+    opened.page.locator("#search").blur()
+    opened.ask("page.showAll()")
+    yield opened
+    assert opened.complaints == []
+
+
+def measured_sums(work: RankWork, start_ns: int, end_ns: int) -> dict[str, int]:
+    """What the measures' algebra says of a window, step by step, in the trace's own time."""
+    clip = union(column([start_ns]), column([end_ns]))
+    compute, memory = work.union_of(Category.COMPUTE), work.union_of(Category.MEMORY)
+    total: Counter[str] = Counter(dict.fromkeys((*style.STRIP, style.GRAPH), 0))
+    parts = measure_partition(work)
+    for row in range(len(parts)):
+        window = union(parts.start_ns[[row]], parts.end_ns[[row]]) & clip
+        launched = select(work.of(Category.COMMUNICATION), work.of(Category.COMMUNICATION).step == row)
+        communication = union(launched.start_ns, launched.end_ns) & window
+        total[style.COMPUTE_ONLY] += ((compute & window) - communication).length_ns
+        total[style.OVERLAPPED] += (communication & compute).length_ns
+        total[style.EXPOSED] += (communication - compute).length_ns
+        total[style.EXPOSED_MEMORY] += ((memory & window) - compute - communication).length_ns
+        total[style.IDLE] += (window - compute - communication - memory).length_ns
+    return dict(total)
+
+
+class TestDrawing:
+    def test_a_page_needs_nothing_but_its_file(self, visit: Visit, tmp_path: Path) -> None:
+        model = build_timeline([*run_of(cpu_run(3)).sources, gpu_run()])
+        page = write(model, tmp_path)
+        visit.open_timeline(page)
+        assert visit.ask("page.boxes") == model.boxes
+        assert visit.page.title().startswith("overlap hides 100 %, <img src=x")
+        assert "device: cpu" in visit.text()
+        assert visit.complaints == []
+        assert visit.requests == [page.as_uri()]
+
+    def test_thousands_of_kernels_are_merged_and_none_is_lost(self, busy: Visit, busy_source: Source) -> None:
+        for window in ((0, 1000 * KERNELS), (1_000_000, 3_000_000), (5_000_000, 5_000_900)):
+            busy.show(*window)
+            start, end = busy.ask("[page.view.from, page.view.to]")
+            assert busy.ask("page.boxes") <= 20_000
+            seen = busy_source.trace.activities
+            drawn = busy.ask("""page.drawn.filter(({ row }) => row.lane.includes("stream")).map(({ boxes, cells }) =>
+                boxes.length + cells.reduce((sum, { count }) => sum + count, 0))""")
+            lanes = [(seen.category == kind) & (seen.start_ns < end) & (seen.end_ns > start) for kind in (0, 1)]
+            assert drawn == [int(lane.sum()) for lane in lanes]
+
+    def test_boxes_show_one_by_one_where_there_is_room(self, busy: Visit) -> None:
+        individual = """page.drawn.filter(({ row }) => row.kind === "compute").map(({ boxes, cells }) =>
+            [boxes.length, cells.length])"""
+        ((boxes, cells),) = busy.ask(individual)
+        assert (boxes, cells > 500) == (0, True)
+        busy.show(1_000_000, 1_050_000)
+        ((boxes, cells),) = busy.ask(individual)
+        assert (boxes >= 40, cells) == (True, 0)
+        busy.show(1_001_000, 1_005_000)
+        assert "gemm" in busy.page.locator("#timeline text").all_text_contents()
+
+    def test_more_than_may_be_drawn_is_merged_more_coarsely(
+        self, visit: Visit, tmp_path: Path, busy_source: Source
+    ) -> None:
+        visit.open_timeline(write(build_timeline([busy_source] * 6), tmp_path))
+        assert visit.ask("page.boxes") <= 20_000
+        assert visit.ask("page.columnWidth > 1.5 * page.pixel")
+
+    @pytest.mark.parametrize("visit", ["light", "dark"], indirect=True)
+    def test_the_look_follows_the_system(self, visit: Visit, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+        look = style.DARK if "dark" in request.node.name else style.LIGHT
+        visit.open_timeline(write(build_timeline(run_of(cpu_run()).sources), tmp_path))
+        assert visit.ask("page.element.layout.paper_bgcolor") == look.paper
+        fills = visit.ask("page.element.data.map(({ fillcolor }) => fillcolor).filter(Boolean)")
+        assert {fill[:7] for fill in fills} <= {*look.colors.values(), look.paper, look.notice}
+
+    def test_a_category_switched_off_takes_its_labels_with_it(self, visit: Visit, tmp_path: Path) -> None:
+        visit.open_timeline(write(build_timeline(run_of(cpu_run(), "naive").sources), tmp_path))
+        labels = "page.element.data.at(-1).text.filter((text) => text.startsWith('compute only')).length"
+        assert visit.ask(labels) > 0
+        visit.page.locator(".legendtoggle").nth(
+            visit.ask("""page.data.categories.filter((each) => each.in_legend)
+            .findIndex(({ name }) => name === "compute_only")""")
+        ).click()
+        # Plotly waits for a second click before it acts on the first.
+        visit.ask("new Promise((done) => page.onDraw(() => page.hidden.size && done()))")
+        visit.ask("page.schedule()")
+        assert visit.ask(labels) == 0
+        assert visit.complaints == []
+
+    def test_a_long_page_shows_an_overview_first(
+        self, visit: Visit, tmp_path: Path, busy_source: Source, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("ddp_prof.present.timeline_page.BOXES_READ_AT_ONCE", 10)
+        visit.open_timeline(write(build_timeline([busy_source]), tmp_path))
+        assert visit.page.evaluate("performance.getEntriesByName('overview').length") == 1
+        assert visit.complaints == []
+
+
+class TestSums:
+    @pytest.mark.parametrize("window", [(0, 30_000_000), (1_234_567, 7_654_321), (17_000_001, 17_000_778)])
+    def test_sums_are_those_of_the_measures(self, busy: Visit, busy_source: Source, window: tuple[int, int]) -> None:
+        (rank,) = busy.ask("page.sums(...argument)", list(window))
+        assert rank["sums"] == measured_sums(busy_source.works[0], *window)
+
+    @pytest.mark.parametrize("name", ["nsys2026_2_two_processes_h100", "nsys2022_4_ddp_unet_a100_rank0of4"])
+    def test_sums_of_a_real_capture(self, visit: Visit, tmp_path: Path, shared_traces: Path, name: str) -> None:
+        trace = load_trace(shared_traces / f"{name}.sqlite")
+        works = rank_work(trace)
+        model = build_timeline([Source(name, trace, works)])
+        visit.open_timeline(write(model, tmp_path))
+        zero = min(int(work.steps.start_ns[0]) for work in works)
+        length = model.end_ns - model.start_ns
+        whole = (model.start_ns, model.end_ns)
+        for start, end in (whole, (length // 3, length // 2), (length // 5, length // 5 + 1_000_003)):
+            ranks = visit.ask("page.sums(...argument)", [start, end])
+            expected = [measured_sums(work, start + zero, end + zero) for work in works]
+            assert [rank["sums"] for rank in ranks] == expected
+        # All of it is what the table says.
+        for rank, lanes in zip(visit.ask("page.sums(...argument)", list(whole)), model.panels[0].ranks, strict=True):
+            for part in style.STRIP:
+                assert rank["sums"][part] == sum(getattr(step, f"{part}_ns") for step in lanes.overlap.steps)
+
+    def test_the_readout_tells_them(self, visit: Visit, tmp_path: Path) -> None:
+        sources = [*run_of(cpu_run(shift=4), "naive").sources, *run_of(cpu_run()).sources]
+        visit.open_timeline(write(build_timeline(sources), tmp_path))
+        assert "naive 0 %, overlap 100 % overlapped" in visit.page.locator("#in-view").text_content()
+        rows = visit.page.locator("#sums tbody tr").all_text_contents()
+        assert [row.endswith(end) for row, end in zip(rows, ("0 %", "100 %"), strict=True)] == [True, True]
+
+
+class TestMoving:
+    def window(self, visit: Visit) -> tuple[float, float]:
+        visit.ask("page.schedule()")
+        start, end = visit.ask("[page.view.from, page.view.to]")
+        return start, end
+
+    def test_keys(self, busy: Visit) -> None:
+        whole = self.window(busy)
+        span = whole[1] - whole[0]
+        busy.page.keyboard.press("+")
+        start, end = self.window(busy)
+        assert (start, end) == pytest.approx((whole[0] + span / 4, whole[1] - span / 4))
+        busy.page.keyboard.press("ArrowRight")
+        assert self.window(busy) == pytest.approx((start + span / 8, end + span / 8))
+        busy.page.keyboard.press("a")
+        assert self.window(busy) == pytest.approx((start, end))
+        busy.page.keyboard.press("-")
+        assert self.window(busy) == pytest.approx(whole)
+        busy.page.keyboard.press("w")
+        busy.page.keyboard.press("0")
+        assert self.window(busy) == pytest.approx(whole)
+
+    def test_steps(self, busy: Visit) -> None:
+        self.window(busy)
+        busy.page.keyboard.press("n")
+        busy.page.keyboard.press("n")
+        self.window(busy)
+        assert busy.page.locator("#steps").input_value() == "1"
+        assert "start of step 1" in busy.page.locator(".xtitle").text_content()
+        busy.page.keyboard.press("p")
+        busy.page.keyboard.press("p")
+        self.window(busy)
+        assert busy.page.locator("#steps").input_value() == "0"
+        busy.page.select_option("#steps", "9")
+        assert self.window(busy)[0] < 0 < self.window(busy)[1]
+
+    def test_a_step_of_two_runs_starts_at_the_same_place(self, visit: Visit, tmp_path: Path) -> None:
+        late = draw_trace(
+            ranges={"step|index=0": "#" * 30, "step|index=1": "." * 30 + "#" * 20, "forward": "." * 32 + "#" * 10,
+                    "all_reduce|bucket=0": "." * 35 + "##"},
+            ranks={4242: 0},
+        )  # fmt: skip
+        sources = [*run_of(cpu_run(2)).sources, Source("late", late, rank_work(late))]
+        visit.open_timeline(write(build_timeline(sources), tmp_path))
+        visit.ask("page.showStep(1)")
+        assert visit.ask("page.view.offsets") == [20, 30]
+        (first, second) = visit.ask("page.sums(0, 20)")
+        assert first["sums"][style.OVERLAPPED] + first["sums"][style.EXPOSED] == 4
+        assert second["sums"][style.OVERLAPPED] + second["sums"][style.EXPOSED] == 2
+
+    def test_wheel_and_drag(self, busy: Visit) -> None:
+        whole = self.window(busy)
+        left, top = busy.lanes()
+        x, y = left + 500, top + 60
+        busy.page.mouse.move(x, y)
+        busy.page.mouse.wheel(0, -250)
+        busy.page.wait_for_timeout(100)
+        start, end = self.window(busy)
+        assert end - start == pytest.approx((whole[1] - whole[0]) / np.e)
+        busy.page.mouse.down()
+        busy.page.mouse.move(x - 100, y)
+        busy.page.mouse.up()
+        moved = self.window(busy)
+        assert moved[0] - start == pytest.approx(100 * (end - start) / busy.ask("page.width"))
+
+    def test_a_window_never_leaves_what_there_is(self, busy: Visit) -> None:
+        whole = self.window(busy)
+        busy.show(-1e12, 1e12)
+        assert self.window(busy) == pytest.approx(whole)
+        busy.show(5000, 5000)
+        start, end = self.window(busy)
+        assert end - start == 100
+
+
+class TestSearch:
+    def test_matches_are_counted_marked_and_visited(self, busy: Visit) -> None:
+        busy.page.keyboard.press("/")
+        busy.page.keyboard.type("NCCL")
+        assert busy.page.locator("#found").text_content() == "3,000 found"
+        busy.ask("page.schedule()")
+        marked = "page.element.data.find(({ fillcolor }) => fillcolor === page.data.notice).x.length"
+        assert busy.ask(marked) > 1000
+        starts = []
+        for at in range(1, 4):
+            busy.page.keyboard.press("Enter")
+            assert busy.page.locator("#found").text_content() == f"{at} of 3,000"
+            starts.append(busy.ask("page.search.current.track.start[page.search.current.at]"))
+        assert starts == sorted(set(starts))
+        busy.page.keyboard.press("Shift+Enter")
+        assert busy.page.locator("#found").text_content() == "2 of 3,000"
+        busy.ask("page.schedule()")
+        view = busy.ask("[page.view.from, page.view.to]")
+        assert view[0] < starts[1] < view[1]
+
+    def test_it_goes_on_from_the_last_to_the_first(self, visit: Visit, tmp_path: Path) -> None:
+        visit.open_timeline(write(build_timeline(run_of(cpu_run(2)).sources), tmp_path))
+        visit.page.locator("#search").fill("bucket 0")
+        positions = []
+        for _ in range(3):
+            visit.page.locator("#found-after").click()
+            positions.append(visit.page.locator("#found").text_content())
+        assert positions == ["1 of 2", "2 of 2", "1 of 2"]
+        visit.page.locator("#found-before").click()
+        assert visit.page.locator("#found").text_content() == "2 of 2"
+
+    def test_what_is_not_there(self, visit: Visit, tmp_path: Path) -> None:
+        visit.open_timeline(write(build_timeline(run_of(cpu_run(2)).sources), tmp_path))
+        visit.page.locator("#search").fill("no such thing")
+        visit.page.locator("#found-after").click()
+        assert visit.page.locator("#found").text_content() == "0 found"
+        assert visit.complaints == []
+
+
+class TestHostileNames:
+    def test_names_appear_as_text_and_no_script_of_theirs_runs(self, visit: Visit, tmp_path: Path) -> None:
+        visit.open_timeline(write(build_timeline([gpu_run()]), tmp_path))
+        assert '<img src=x onerror=alert(1)> & "run" \N{FIRE}' in visit.text()
+        boxes = visit.ask("""page.rows.filter(({ kind }) => kind === "compute").flatMap(({ tracks, top, bottom }) =>
+            tracks.flatMap((track) => [...track.start.slice(0, track.length)].map((start) =>
+                [(start + 1 - page.view.from) / page.pixel, (top + bottom) / 2])))""")
+        left, top = visit.lanes()
+        told = ""
+        for x, y in boxes:
+            visit.page.mouse.move(left + x, top + y)
+            told += visit.page.locator("#tooltip").text_content() + "\n"
+        assert "<script>document.title='owned'</script>" in told
+        assert "<b>bold</b> \"quoted\" 'too' & more" in told
+        assert "x" * 100 in told
+        assert "x" * 200 not in told
+        assert "\N{FIRE} \N{HEBREW LETTER ALEF} cod.exe" in told
+        assert "owned" not in visit.page.title()
+        assert visit.count("img") == 0
+        assert visit.complaints == []
+
+    def test_what_is_searched_is_text(self, visit: Visit, tmp_path: Path) -> None:
+        visit.open_timeline(write(build_timeline([gpu_run()]), tmp_path))
+        visit.page.locator("#search").fill("<script>document")
+        assert visit.page.locator("#found").text_content() == "1 found"
+        visit.page.keyboard.press("Enter")
+        visit.ask("page.schedule()")
+        assert "<script>document" in "".join(visit.page.locator("#timeline text").all_text_contents())
+        assert visit.complaints == []
+
+    def test_no_script_but_ours_could_run(self, visit: Visit, tmp_path: Path) -> None:
+        visit.open_timeline(write(build_timeline([gpu_run()]), tmp_path))
+        visit.page.evaluate(
+            "const script = document.createElement('script'); script.textContent = 'document.title = \"owned\"';"
+            "document.body.append(script)"
+        )
+        assert visit.page.title() != "owned"
+        assert any("Content Security Policy" in complaint for complaint in visit.complaints)

@@ -1,0 +1,87 @@
+"""scripts/make_figures.sh: which figures it makes of what is there, and what it says of the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Checkout
+
+SCRIPT = "scripts/make_figures.sh"
+SCREENSHOT = 'echo "screenshot $* by $NSYS_UI" >>"$CALLS"; exit "${SHOT:-0}"'
+
+
+@pytest.fixture
+def machine(checkout: Checkout) -> Checkout:
+    """A machine with ddp-prof, the GUI and the captures that pictures are made of."""
+    checkout.program("ddp-prof", 'echo "$*" >>"$CALLS"; exit "${DDP_PROF:-0}"', checkout.root / ".venv" / "bin")
+    checkout.program("nsys_ui.sh", "echo /the/gui; exit ${GUI:-0}", checkout.root / "scripts")
+    checkout.program("nsys_screenshot.sh", SCREENSHOT, checkout.root / "scripts")
+    traces = checkout.root / "traces"
+    traces.mkdir()
+    for name in ("naive.sqlite", "bucketed_10mb.sqlite", "naive.nsys-rep", "overlap.nsys-rep"):
+        (traces / name).touch()
+    return checkout
+
+
+def expected(root: Path) -> list[str]:
+    traces, figures = root / "traces", root / "figures"
+    pair = f"{traces}/naive.sqlite {traces}/bucketed_10mb.sqlite"
+    return [
+        f"report {traces} -o {figures}",
+        f"timeline {pair} -o {figures}/naive_and_bucketed.html --png {figures}/naive_and_bucketed.png",
+        f"screenshot {traces}/naive.nsys-rep -o {figures}/nsys_naive.png by /the/gui",
+        f"screenshot {traces}/overlap.nsys-rep -o {figures}/nsys_overlap.png by /the/gui",
+    ]
+
+
+def test_all_figures_are_made(machine: Checkout) -> None:
+    done = machine.run(SCRIPT)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert machine.calls == expected(machine.root)
+
+
+def test_where_the_gui_does_not_run_its_screenshots_are_left_out(machine: Checkout) -> None:
+    done = machine.run(SCRIPT, GUI="1")
+    assert done.returncode == 0
+    assert "screenshots are left out, the GUI does not run here" in done.stderr
+    assert machine.calls == expected(machine.root)[:2]
+
+
+def test_a_screenshot_that_fails_is_left_out(machine: Checkout) -> None:
+    done = machine.run(SCRIPT, SHOT="1")
+    assert done.returncode == 0
+    assert "the screenshot of naive is left out" in done.stderr
+    assert machine.calls == expected(machine.root)
+
+
+def test_screenshots_can_be_declined(machine: Checkout) -> None:
+    assert machine.run(SCRIPT, SCREENSHOTS="0").returncode == 0
+    assert machine.calls == expected(machine.root)[:2]
+
+
+def test_what_takes_a_capture_that_is_not_there_is_left_out(machine: Checkout) -> None:
+    for name in ("bucketed_10mb.sqlite", "overlap.nsys-rep"):
+        (machine.root / "traces" / name).unlink()
+    done = machine.run(SCRIPT)
+    assert done.returncode == 0
+    assert "no picture of naive beside bucketed" in done.stderr
+    assert "no screenshot of overlap" in done.stderr
+    assert machine.calls == [expected(machine.root)[0], expected(machine.root)[2]]
+
+
+def test_a_report_that_fails_is_a_failure_and_the_rest_is_made(machine: Checkout) -> None:
+    done = machine.run(SCRIPT, DDP_PROF="1")
+    assert done.returncode == 1
+    assert "not all could be made" in done.stderr
+    assert machine.calls == expected(machine.root)
+
+
+def test_other_folders(machine: Checkout, tmp_path: Path) -> None:
+    (tmp_path / "captures").mkdir()
+    done = machine.run(SCRIPT, TRACES_DIR=str(tmp_path / "captures"), FIGURES_DIR=str(tmp_path / "drawn"))
+    assert done.returncode == 0
+    assert machine.calls == [f"report {tmp_path}/captures -o {tmp_path}/drawn"]
