@@ -55,7 +55,7 @@ Where backward is not known the tail cannot be told, and its part is ``starved``
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -98,6 +98,13 @@ class Exposure(Table):
     synchronous_ns: Ints
 
 
+class Part(NamedTuple):
+    """A part of each collective: where it starts and ends."""
+
+    start_ns: Ints
+    end_ns: Ints
+
+
 def explain_exposure(rank: RankLives, wait_ns: Ints) -> Exposure:
     """Divide the exposed time of one rank among its collectives and their causes.
 
@@ -105,7 +112,30 @@ def explain_exposure(rank: RankLives, wait_ns: Ints) -> Exposure:
         rank: The rank's collectives.
         wait_ns: How long each collective waited for peers, at its start; ``UNKNOWN`` where no peer is known.
     """
-    lives, compute = rank.lives, rank.compute
+    parts = divide_by_cause(rank, wait_ns)
+
+    def exposed(part: Part) -> Ints:
+        return part.end_ns - part.start_ns - rank.compute.covered_ns(part.start_ns, part.end_ns)
+
+    found = {cause: exposed(part) for cause, part in parts.items()}
+    waiting, everything = found[WAITING], sum(found.values(), start=np.zeros(len(rank.lives), np.int64))
+    blocks = rank.lives.blocking == 1
+    first, last = owned_instants(rank.lives)
+    return Exposure(
+        overlapped_ns=rank.compute.covered_ns(first, last),
+        exposed_ns=everything,
+        exposed_wait_ns=waiting,
+        synchronous_ns=np.where(blocks, everything, 0),
+        **{f"{cause}_ns": np.where(blocks, 0, length) for cause, length in found.items()},
+    )
+
+
+def divide_by_cause(rank: RankLives, wait_ns: Ints) -> dict[str, Part]:
+    """The part of each collective in which exposed instants have a cause, in order of time; parts may be empty.
+
+    Of a collective with ``blocking`` set the causes do not count: all of it is ``synchronous``.
+    """
+    lives = rank.lives
     first, last = owned_instants(lives)
     wait_end = np.clip(lives.start_ns + np.maximum(wait_ns, 0), first, last)
     late_ns, queued_ns = delays(lives)
@@ -114,27 +144,13 @@ def explain_exposure(rank: RankLives, wait_ns: Ints) -> Exposure:
     backward_end = np.append(rank.backward_end_ns, UNKNOWN)[lives.step]
     backward_end = np.where(backward_end == UNKNOWN, np.iinfo(np.int64).max, backward_end)
     tail_from = np.clip(backward_end, wait_end, queued_from)
-
-    def exposed(start_ns: Ints, end_ns: Ints) -> Ints:
-        return end_ns - start_ns - compute.covered_ns(start_ns, end_ns)
-
-    everything, waiting = exposed(first, last), exposed(first, wait_end)
-    blocks = lives.blocking == 1
-
-    def unless_blocking(part: Ints) -> Ints:
-        return np.where(blocks, 0, part)
-
-    return Exposure(
-        overlapped_ns=compute.covered_ns(first, last),
-        exposed_ns=everything,
-        exposed_wait_ns=waiting,
-        tail_ns=unless_blocking(exposed(tail_from, queued_from)),
-        launched_late_ns=unless_blocking(exposed(late_from, last)),
-        queued_ns=unless_blocking(exposed(queued_from, late_from)),
-        waiting_ns=unless_blocking(waiting),
-        starved_ns=unless_blocking(exposed(wait_end, tail_from)),
-        synchronous_ns=np.where(blocks, everything, 0),
-    )
+    return {
+        WAITING: Part(first, wait_end),
+        STARVED: Part(wait_end, tail_from),
+        TAIL: Part(tail_from, queued_from),
+        QUEUED: Part(queued_from, late_from),
+        LAUNCHED_LATE: Part(late_from, last),
+    }
 
 
 def owned_instants(lives: Lives) -> tuple[Ints, Ints]:

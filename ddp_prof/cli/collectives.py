@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from ddp_prof.cli.options import Selection, format_option, one_run_option, selection_options, traces_argument
+from ddp_prof.errors import TraceError
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from ddp_prof.analyze.runs import Run
 
 
 @click.command("collectives")
@@ -21,10 +23,22 @@ if TYPE_CHECKING:
     show_default=True,
     help="What a row stands for; JSON always lists every collective.",
 )
+@click.option("--html", "page", type=click.Path(path_type=Path), help="Write a page that shows one step, too.")
+@click.option("--png", type=click.Path(path_type=Path), help="Write a picture of it, too; needs Chromium.")
+@click.option("--step", type=int, help="The step that --html and --png show. Default: a typical one.")
 @one_run_option
 @format_option
 @selection_options
-def command(traces: tuple[Path, ...], selection: Selection, by: str, one_run: bool, form: str) -> None:
+def command(
+    traces: tuple[Path, ...],
+    selection: Selection,
+    by: str,
+    page: Path | None,
+    png: Path | None,
+    step: int | None,
+    one_run: bool,
+    form: str,
+) -> None:
     """The life of each collective, and why it is exposed.
 
     Ready, launch, start, end; what of it is overlapped or exposed; and one cause for each exposed nanosecond: tail,
@@ -35,4 +49,26 @@ def command(traces: tuple[Path, ...], selection: Selection, by: str, one_run: bo
     from ddp_prof.present.table import show
 
     runs = selection.runs(traces, one_run=one_run)
-    show(form, [collectives_sheet(run, measure_collectives(run.ranks, run.warnings), by) for run in runs])
+    if (page or png) and len(runs) > 1:
+        raise click.UsageError("--html and --png show one run: give the traces of a single one")
+    sheets = [collectives_sheet(run, measure_collectives(run.ranks, run.warnings), by) for run in runs]
+    show(form, sheets)
+    if page or png:
+        _draw(runs[0], step, str(sheets[0].document["headline"]), page, png)
+
+
+def _draw(run: Run, step: int | None, headline: str, page: Path | None, png: Path | None) -> None:
+    from ddp_prof.analyze.lifelines import step_lifelines, typical_step
+    from ddp_prof.present.lifeline_chart import draw_lifelines
+    from ddp_prof.present.page import write_figure_page
+    from ddp_prof.present.pictures import write_pictures
+
+    shown = typical_step(run.ranks) if step is None else step
+    ranks = () if shown is None else step_lifelines(run.ranks, shown)
+    if not ranks:
+        raise TraceError(run.trace, "no communication in the step asked for", "choose another one with --step")
+    figure = draw_lifelines(run, shown, ranks, headline)
+    if page:
+        write_figure_page(figure, page, title=headline)
+    if png:
+        write_pictures([(figure, png)])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ddp_prof.analyze.causes import CAUSES, LAUNCHED_LATE, QUEUED, STARVED, SYNCHRONOUS, TAIL, WAITING
 from ddp_prof.analyze.headline import find_headline
 from ddp_prof.present.rows import SCHEMA, Row, Sheet
-from ddp_prof.present.style import milliseconds, percent
+from ddp_prof.present.style import milliseconds, percent, size
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
@@ -92,18 +92,12 @@ def _which(headline: Headline) -> str:
 
 
 def _described(headline: Headline) -> str:
-    parts = [] if headline.bytes is None else [_size(headline.bytes)]
+    parts = [] if headline.bytes is None else [size(headline.bytes)]
     if headline.parameters:
         shown = ", ".join(headline.parameters[:_SHOWN_PARAMETERS])
         more = len(headline.parameters) - _SHOWN_PARAMETERS
         parts.append(f"{shown} and {more} more" if more > 0 else shown)
     return f" ({', '.join(parts)})" if parts else ""
-
-
-def _size(size: int) -> str:
-    if size < 2**20:
-        return f"{size / 1024:.3g} KB"
-    return f"{size / 2**20:.3g} MB" if size < 1000 * 2**20 else f"{size / 2**30:.3g} GB"
 
 
 def _when(headline: Headline) -> str:

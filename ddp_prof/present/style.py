@@ -134,3 +134,10 @@ def milliseconds(ns: int) -> str:
     if abs(ns) >= 10_000_000 or ns == 0:
         return f"{ns / 1e6:.1f} ms"
     return f"{ns / 1e6:.2f} ms" if abs(ns) >= 100_000 else f"{ns / 1e3:.1f} µs"
+
+
+def size(number: int) -> str:
+    """Bytes as MB of 2**20 and the like, with about three digits."""
+    if number < 2**20:
+        return f"{number / 2**10:.3g} KB"
+    return f"{number / 2**20:.3g} MB" if number < 1000 * 2**20 else f"{number / 2**30:.3g} GB"

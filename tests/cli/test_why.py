@@ -66,3 +66,12 @@ def test_compare_has_the_waterfall_in_its_document_and_as_a_table(tmp_path: Path
     result = run("compare", "--waterfall", flat, naive, "--html", page)
     assert "naive -> flat" in result.stdout
     assert page.is_file()
+
+
+def test_a_step_of_collectives_is_drawn(ranks: list[Path], tmp_path: Path) -> None:
+    page = tmp_path / "lives.html"
+    assert run("collectives", *ranks, "--html", page, "--step", "3").exit_code == 0
+    assert "<title>80 % of exposed time is tail" in page.read_text()
+    missing = run("collectives", *ranks, "--html", page, "--step", "99")
+    assert missing.exit_code == 1
+    assert "choose another one with --step" in missing.stderr

@@ -1,0 +1,174 @@
+"""The collectives of one step under the compute that could hide them: ready, launch, start, end, and why exposed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ddp_prof.analyze.causes import CAUSES, LAUNCHED_LATE, QUEUED, STARVED, SYNCHRONOUS, TAIL, WAITING
+from ddp_prof.present import style
+from ddp_prof.present.timeline_words import as_text, shown_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import plotly.graph_objects as go
+
+    from ddp_prof.analyze.lifelines import Lifeline, RankLifelines
+    from ddp_prof.analyze.runs import Run
+    from ddp_prof.present.style import Look
+
+CAUSE_COLORS: Mapping[str, str] = {
+    TAIL: "#e71832",
+    WAITING: "#fe9f28",
+    QUEUED: "#876ae8",
+    LAUNCHED_LATE: "#737012",
+    STARVED: "#87c2ff",
+    SYNCHRONOUS: "#a84300",
+}
+MOST_ROWS = 60
+"""Collectives that a figure shows; of more, those that are exposed longest."""
+
+_TOP, _ROW, _BOTTOM, _LEFT = 150, 20, 60, 190
+
+
+class _Row(NamedTuple):
+    y: int
+    label: str
+    rank: RankLifelines
+    line: Lifeline | None
+
+
+def draw_lifelines(
+    run: Run, step: int | None, ranks: Sequence[RankLifelines], headline: str, look: Look = style.LIGHT
+) -> go.Figure:
+    """A panel a rank: compute on top, below it a row a collective in the order of launch."""
+    import plotly.graph_objects as go
+
+    rows = _rows(ranks)
+    figure = go.Figure([*_bars(rows, look), *_markers(rows, look)])
+    figure.update_layout(_layout(run, step, rows, headline, look))
+    return figure
+
+
+def _rows(ranks: Sequence[RankLifelines]) -> list[_Row]:
+    each_rank = max(1, MOST_ROWS // max(1, len(ranks)))
+    found: list[_Row] = []
+    for rank in ranks:
+        found.append(_Row(len(found), f"<b>{rank.name}</b>  compute", rank, None))
+        longest = sorted(rank.lifelines, key=_exposed_ns, reverse=True)[:each_rank]
+        shown = {line.index for line in longest}
+        found += [
+            _Row(len(found) + number, _label(line), rank, line)
+            for number, line in enumerate(line for line in rank.lifelines if line.index in shown)
+        ]
+    return found
+
+
+def _exposed_ns(line: Lifeline) -> int:
+    return sum(each.end_ns - each.start_ns for each in line.exposed)
+
+
+def _label(line: Lifeline) -> str:
+    name = f"collective {line.index}" if line.bucket is None else f"bucket {line.bucket}"
+    return name if line.bytes is None else f"{name}, {style.size(line.bytes)}"
+
+
+def _bars(rows: Sequence[_Row], look: Look) -> list[dict[str, Any]]:
+    """One trace a colour, so that a legend names each once."""
+    stretches: dict[str, list[tuple[int, int, int, str]]] = {}
+    for row in rows:
+        if row.line is None:
+            stretches.setdefault(style.COMPUTE, []).extend((row.y, *each, "compute") for each in row.rank.compute)
+            continue
+        name = row.label
+        stretches.setdefault(style.OVERLAPPED, []).append((row.y, row.line.start_ns, row.line.end_ns, name))
+        for bare in row.line.exposed:
+            stretches.setdefault(bare.cause, []).append((row.y, bare.start_ns, bare.end_ns, name))
+    order = [each for each in (style.COMPUTE, style.OVERLAPPED, *CAUSES) if each in stretches]
+    return [_bar(kind, stretches[kind], look) for kind in order]
+
+
+def _bar(kind: str, stretches: Sequence[tuple[int, int, int, str]], look: Look) -> dict[str, Any]:
+    color = CAUSE_COLORS.get(kind) or look.colors[kind]
+    title = f"exposed: {kind.replace('_', ' ')}" if kind in CAUSE_COLORS else _TITLES[kind]
+    return {
+        "type": "bar", "orientation": "h", "name": title, "width": 0.66, "marker": {"color": color},
+        "y": [y for y, *_ in stretches], "base": [start / 1e6 for _, start, _, _ in stretches],
+        "x": [(end - start) / 1e6 for _, start, end, _ in stretches],
+        "hovertext": [
+            f"<b>{name}</b><br>{title}: {style.milliseconds(end - start)}" for _, start, end, name in stretches
+        ],
+        "hovertemplate": "%{hovertext}<extra></extra>",
+    }  # fmt: skip
+
+
+_TITLES = {style.COMPUTE: "compute", style.OVERLAPPED: "overlapped, or under a collective that ends later"}
+
+
+def _markers(rows: Sequence[_Row], look: Look) -> list[dict[str, Any]]:
+    """Readiness and launch, with a line to the start."""
+    lines = [(row.y, row.line) for row in rows if row.line is not None]
+    marks: list[dict[str, Any]] = []
+    x: list[float | None] = []
+    y: list[float | None] = []
+    for height, line in lines:
+        known = [time for time in (line.ready_ns, line.launch_ns) if time is not None]
+        if known:
+            x += [min(known) / 1e6, line.start_ns / 1e6, None]
+            y += [height, height, None]
+    quiet = {"color": look.quiet, "width": 1}
+    marks.append({"type": "scatter", "mode": "lines", "x": x, "y": y, "line": quiet, "showlegend": False})
+    for name, symbol in (("ready", "circle"), ("launch", "triangle-right")):
+        found = [(height, time) for height, line in lines if (time := getattr(line, f"{name}_ns")) is not None]
+        marks.append(
+            {
+                "type": "scatter", "mode": "markers", "name": name,
+                "x": [time / 1e6 for _, time in found], "y": [height for height, _ in found],
+                "marker": {"symbol": symbol, "size": 7, "color": look.text},
+                "hovertemplate": f"{name} at %{{x:.3f}} ms<extra></extra>",
+            }
+        )  # fmt: skip
+    ends = [
+        (row.y, row.rank.backward_end_ns / 1e6)
+        for row in rows
+        if row.line is None and row.rank.backward_end_ns is not None
+    ]
+    marks.append(
+        {
+            "type": "scatter", "mode": "markers", "name": "end of backward's compute",
+            "x": [time for _, time in ends], "y": [height for height, _ in ends],
+            "marker": {"symbol": "line-ns", "size": 16, "color": look.text, "line": {"width": 2, "color": look.text}},
+            "hovertemplate": "backward's compute ends at %{x:.3f} ms<extra></extra>",
+        }
+    )  # fmt: skip
+    return marks
+
+
+def _layout(run: Run, step: int | None, rows: Sequence[_Row], headline: str, look: Look) -> dict[str, Any]:
+    axis = {"gridcolor": look.line, "zeroline": False, "tickfont": {"color": look.quiet}}
+    notice = f"device: {run.device}"
+    if run.device == "cpu":
+        notice = f'<b><span style="color:{look.notice}">{notice}</span></b>'
+    where = "no step with communication" if step is None else f"step {step}"
+    title, _, rest = headline.partition(": ")
+    return {
+        "template": "none", "barmode": "overlay", "height": _TOP + _BOTTOM + _ROW * max(4, len(rows)),
+        "margin": {"t": _TOP, "b": _BOTTOM, "l": _LEFT, "r": 40},
+        "paper_bgcolor": look.paper, "plot_bgcolor": look.paper,
+        "font": {"family": style.FONT, "size": style.FONT_SIZE, "color": look.text},
+        "title": {
+            "text": f"<b>{as_text(title)}</b>", "font": {"size": 20},
+            "subtitle": {
+                "text": f"{notice}  ·  {shown_name(run.label)}, {where}  ·  {as_text(rest)}",
+                "font": {"size": 13, "color": look.quiet},
+            },
+            "x": 0, "xref": "container", "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top",
+            "pad": {"l": 24, "t": 20},
+        },
+        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "traceorder": "normal"},
+        "xaxis": {**axis, "title": {"text": "ms from the step's first readiness or launch"}},
+        "yaxis": {
+            "tickmode": "array", "tickvals": [row.y for row in rows], "ticktext": [f"{row.label}  " for row in rows],
+            "range": [len(rows) - 0.4, -0.6], "showgrid": False, "zeroline": False,
+        },
+    }  # fmt: skip
