@@ -154,7 +154,7 @@ def _device_work(trace: Trace, process: int, steps: Steps, phases: Phases) -> li
         launch_ns,
         lane,
         np.flatnonzero(mine),
-        np.full(len(activities), UNKNOWN, np.int64),
+        np.broadcast_to(np.int64(UNKNOWN), len(activities)),  # takes no memory
     )
     by_host = _host_communication(trace, process, steps, phases)
     result = []

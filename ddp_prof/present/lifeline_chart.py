@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddp_prof.analyze.causes import CAUSES, LAUNCHED_LATE, QUEUED, STARVED, SYNCHRONOUS, TAIL, WAITING
@@ -150,7 +151,7 @@ def _layout(run: Run, step: int | None, rows: Sequence[_Row], headline: str, loo
     if run.device == "cpu":
         notice = f'<b><span style="color:{look.notice}">{notice}</span></b>'
     where = "no step with communication" if step is None else f"step {step}"
-    title, _, rest = headline.partition(": ")
+    title, *rest = re.split(r"[:,] ", headline, maxsplit=1)
     return {
         "template": "none", "barmode": "overlay", "height": _TOP + _BOTTOM + _ROW * max(4, len(rows)),
         "margin": {"t": _TOP, "b": _BOTTOM, "l": _LEFT, "r": 40},
@@ -159,7 +160,7 @@ def _layout(run: Run, step: int | None, rows: Sequence[_Row], headline: str, loo
         "title": {
             "text": f"<b>{as_text(title)}</b>", "font": {"size": 20},
             "subtitle": {
-                "text": f"{notice}  ·  {shown_name(run.label)}, {where}  ·  {as_text(rest)}",
+                "text": f"{notice}  ·  {'  ·  '.join([f'{shown_name(run.label)}, {where}', *map(as_text, rest)])}",
                 "font": {"size": 13, "color": look.quiet},
             },
             "x": 0, "xref": "container", "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top",
