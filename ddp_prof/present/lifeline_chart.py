@@ -47,7 +47,7 @@ def draw_lifelines(
 
     rows = _rows(ranks)
     figure = go.Figure([*_bars(rows, look), *_markers(rows, look)])
-    figure.update_layout(_layout(run, step, rows, headline, look))
+    figure.update_layout(_layout(run, step, ranks, rows, headline, look))
     return figure
 
 
@@ -145,12 +145,17 @@ def _markers(rows: Sequence[_Row], look: Look) -> list[dict[str, Any]]:
     return marks
 
 
-def _layout(run: Run, step: int | None, rows: Sequence[_Row], headline: str, look: Look) -> dict[str, Any]:
+def _layout(
+    run: Run, step: int | None, ranks: Sequence[RankLifelines], rows: Sequence[_Row], headline: str, look: Look
+) -> dict[str, Any]:
     axis = {"gridcolor": look.line, "zeroline": False, "tickfont": {"color": look.quiet}}
     notice = f"device: {run.device}"
     if run.device == "cpu":
         notice = f'<b><span style="color:{look.notice}">{notice}</span></b>'
     where = "no step with communication" if step is None else f"step {step}"
+    there, shown = sum(len(rank.lifelines) for rank in ranks), sum(row.line is not None for row in rows)
+    if shown < there:
+        where += f" (the {shown} of {there} collectives that are exposed longest)"
     title, *rest = re.split(r"[:,] ", headline, maxsplit=1)
     return {
         "template": "none", "barmode": "overlay", "height": _TOP + _BOTTOM + _ROW * max(4, len(rows)),

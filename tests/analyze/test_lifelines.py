@@ -66,6 +66,7 @@ def test_of_many_collectives_those_exposed_longest_are_shown() -> None:
     figure = draw_lifelines(RUN, 4, [replace(rank, lifelines=(*lines, bare))], "")
     assert len(figure.layout.yaxis.tickvals) == MOST_ROWS + 1
     assert figure.layout.yaxis.ticktext[-1].startswith("bucket 100")
+    assert "the 60 of 101 collectives that are exposed longest" in figure.layout.title.subtitle.text
 
 
 def test_a_step_without_communication_has_no_lives() -> None:
