@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ddp_prof.analyze.work import with_launches
 from ddp_prof.trace import UNKNOWN, Category, select
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def sample_kernels(trace: Trace, work: RankWork) -> KernelSamples:
     """The kernels of compute in a rank's steps, in the order of launch."""
     pieces = work.pieces
     rows = (pieces.kernel == 1) & (pieces.category == Category.COMPUTE) & (pieces.step != UNKNOWN) & work.has_steps
-    chosen = select(pieces, rows)
+    chosen = with_launches(trace, select(pieces, rows))
     chosen = select(chosen, np.lexsort((chosen.launch_ns, chosen.step)))
     name_id = trace.activities.name_id[chosen.activity]
     used, kernel = np.unique(name_id, return_inverse=True)

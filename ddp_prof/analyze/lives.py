@@ -19,7 +19,7 @@ import numpy as np
 from ddp_prof.analyze.operations import ALL_REDUCE, OPERATIONS, operation_of
 from ddp_prof.analyze.phases import innermost
 from ddp_prof.analyze.step_times import StepTimes, find_step_times
-from ddp_prof.analyze.work import BACKWARD_PHASE, SYNCHRONIZE_PHASE, find_collective_ranges
+from ddp_prof.analyze.work import BACKWARD_PHASE, SYNCHRONIZE_PHASE, find_collective_ranges, with_launches
 from ddp_prof.spans import parse_range
 from ddp_prof.trace import UNKNOWN, Arguments, Category, Table, select
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddp_prof.analyze.intervals import Intervals
-    from ddp_prof.analyze.work import Pieces, RankWork
+    from ddp_prof.analyze.work import LaunchedPieces, Pieces, RankWork
     from ddp_prof.trace import Ints, Mask, Trace
 
 READY_SOURCES = ("kernel", "hook")
@@ -106,9 +106,10 @@ def find_lives(trace: Trace, works: Sequence[RankWork]) -> tuple[RankLives, ...]
 
 
 def _rank_lives(trace: Trace, work: RankWork) -> RankLives:
-    pieces = work.of(Category.COMMUNICATION)
+    pieces = with_launches(trace, work.of(Category.COMMUNICATION))
     pieces = select(pieces, np.lexsort((pieces.start_ns, pieces.launch_ns, pieces.step)))
-    backward = select(work.pieces, (work.pieces.phase == BACKWARD_PHASE) & (work.pieces.category == Category.COMPUTE))
+    in_backward = (work.pieces.phase == BACKWARD_PHASE) & (work.pieces.category == Category.COMPUTE)
+    backward = with_launches(trace, select(work.pieces, in_backward))
     noted = _noted(trace.arguments, pieces)
     groups = [int(each) for each in np.unique(noted.group_id) if each != UNKNOWN]
     return RankLives(
@@ -128,7 +129,12 @@ def _rank_lives(trace: Trace, work: RankWork) -> RankLives:
 
 
 def _lives(
-    trace: Trace, work: RankWork, pieces: Pieces, backward: Pieces, noted: Arguments, groups: Sequence[int]
+    trace: Trace,
+    work: RankWork,
+    pieces: LaunchedPieces,
+    backward: LaunchedPieces,
+    noted: Arguments,
+    groups: Sequence[int],
 ) -> Lives:
     ready, source = _ready(pieces, backward)
     bucket, own_bytes = _own_fields(trace, work.process, pieces)
@@ -158,7 +164,7 @@ def _last_by_step(time_ns: Ints, step: Ints, steps: int) -> Ints:
     return last
 
 
-def _ready(pieces: Pieces, backward: Pieces) -> tuple[Ints, Ints]:
+def _ready(pieces: LaunchedPieces, backward: LaunchedPieces) -> tuple[Ints, Ints]:
     """When the gradients of each collective were ready, and by which of :data:`READY_SOURCES` that is known."""
     ready = np.full(len(pieces), UNKNOWN, np.int64)
     source = ready.copy()
@@ -176,7 +182,7 @@ def _ready(pieces: Pieces, backward: Pieces) -> tuple[Ints, Ints]:
     return ready, source
 
 
-def _blocking(pieces: Pieces, backward: Pieces, steps: int) -> Mask:
+def _blocking(pieces: LaunchedPieces, backward: LaunchedPieces, steps: int) -> Mask:
     """Launched while the host synchronizes; in traces that do not tell that, after all of backward was launched."""
     last = np.append(_last_by_step(backward.launch_ns, backward.step, steps), UNKNOWN)[pieces.step]
     after = (last != UNKNOWN) & (pieces.launch_ns > last) & (pieces.phase != BACKWARD_PHASE)
@@ -193,15 +199,12 @@ def _noted(arguments: Arguments, pieces: Pieces) -> Arguments:
     )
 
 
-def _own_fields(trace: Trace, process: int, pieces: Pieces) -> tuple[Ints, Ints]:
-    """Bucket and bytes by our ranges: a device's collective belongs to the range opened last before its launch."""
-    ranges = find_collective_ranges(trace, process)
-    spans = select(trace.spans, ranges)
+def _own_fields(trace: Trace, process: int, pieces: LaunchedPieces) -> tuple[Ints, Ints]:
+    """Bucket and bytes by our ranges: a collective belongs to the one opened last before, or at, its launch."""
+    spans = select(trace.spans, find_collective_ranges(trace, process))
     holder = innermost(spans.start_ns, spans.end_ns, pieces.launch_ns)
-    launched_in = np.append(ranges, UNKNOWN)[holder]
-    row = np.where(pieces.activity == UNKNOWN, pieces.span, launched_in)
-    name_id = np.append(trace.spans.name_id, UNKNOWN)[row]
-    parsed = {each: parse_range(trace.names[each]) for each in np.unique(name_id[row != UNKNOWN]).tolist()}
+    name_id = np.append(spans.name_id, UNKNOWN)[holder]
+    parsed = {each: parse_range(trace.names[each]) for each in np.unique(spans.name_id).tolist()}
 
     def number(key: str) -> Ints:
         known = {each: value for each, text in parsed.items() if (value := text.number(key)) is not None}

@@ -9,7 +9,7 @@ On a CPU (gloo) there are no activities: communication is our ``all_reduce`` ran
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -37,10 +37,7 @@ class Pieces(Table):
         step: Index into the rank's steps, ``UNKNOWN`` outside of any.
         phase: Index into ``spans.PHASES``, ``UNKNOWN`` outside of any.
         kernel: 1 for a kernel, 0 for anything else.
-        launch_ns: When the host asked for it; on a CPU its start.
-        launcher: Thread that asked; ``UNKNOWN`` where the trace does not tell, and on a CPU.
         activity: Row in the trace's activities; ``UNKNOWN`` for work of the host.
-        span: Row in the trace's spans of a collective that the host carried out; ``UNKNOWN`` for all else.
     """
 
     start_ns: Ints
@@ -50,10 +47,20 @@ class Pieces(Table):
     step: Ints
     phase: Ints
     kernel: Ints
+    activity: Ints
+
+
+@dataclass(frozen=True)
+class LaunchedPieces(Pieces):
+    """Pieces with their launches, which take memory and are looked up only where they are needed.
+
+    Attributes:
+        launch_ns: When the host asked for it, ``UNKNOWN`` where the trace does not tell; on a CPU its start.
+        launcher: Thread that asked; ``UNKNOWN`` likewise, and on a CPU.
+    """
+
     launch_ns: Ints
     launcher: Ints
-    activity: Ints
-    span: Ints
 
 
 @dataclass(frozen=True)
@@ -151,10 +158,7 @@ def _device_work(trace: Trace, process: int, steps: Steps, phases: Phases) -> li
         innermost(steps.start_ns, steps.end_ns, launch_ns),
         phase,
         (activities.kind == Kind.KERNEL).astype(np.int64),
-        launch_ns,
-        lane,
         np.flatnonzero(mine),
-        np.broadcast_to(np.int64(UNKNOWN), len(activities)),  # takes no memory
     )
     by_host = _host_communication(trace, process, steps, phases)
     result = []
@@ -209,13 +213,24 @@ def _host_communication(trace: Trace, process: int, steps: Steps, phases: Phases
     """The collectives as the host saw them: our ``all_reduce`` ranges, from launch to completion."""
     rows = find_collective_ranges(trace, process)
     start, end = trace.spans.start_ns[rows], trace.spans.end_ns[rows]
-    return replace(_host_work(start, end, Category.COMMUNICATION, phases.kind_at(start), steps), span=rows)
+    return _host_work(start, end, Category.COMMUNICATION, phases.kind_at(start), steps)
 
 
 def find_collective_ranges(trace: Trace, process: int) -> Ints:
     """Rows in the trace's spans of the ``all_reduce`` ranges of a process."""
     ids = [index for index, name in enumerate(trace.names) if name.startswith(f"{ALL_REDUCE}|")]
     return np.flatnonzero((trace.spans.process == process) & np.isin(trace.spans.name_id, ids))
+
+
+def with_launches(trace: Trace, pieces: Pieces) -> LaunchedPieces:
+    """Look up the launch of each piece."""
+    call = _looked_up(trace.launching_calls, pieces.activity)
+    on_host = pieces.activity == UNKNOWN
+    return LaunchedPieces(
+        **{each.name: getattr(pieces, each.name) for each in fields(Pieces)},
+        launch_ns=np.where(on_host, pieces.start_ns, _looked_up(trace.calls.start_ns, call)),
+        launcher=_looked_up(trace.calls.lane, call),
+    )
 
 
 def _host_pieces(trace: Trace, process: int, steps: Steps, phases: Phases) -> Pieces:
@@ -231,19 +246,15 @@ def _host_pieces(trace: Trace, process: int, steps: Steps, phases: Phases) -> Pi
 def _host_work(start_ns: Ints, end_ns: Ints, category: Category, phase: Ints, steps: Steps) -> Pieces:
     step = innermost(steps.start_ns, steps.end_ns, start_ns)
     rows = len(start_ns)
-    unknown = np.full(rows, UNKNOWN, np.int64)
     return Pieces(
         start_ns=start_ns,
         end_ns=end_ns,
-        lane=unknown,
+        lane=np.full(rows, UNKNOWN, np.int64),
         category=np.full(rows, category, np.int64),
         step=step,
         phase=phase,
         kernel=np.zeros(rows, np.int64),
-        launch_ns=start_ns,
-        launcher=unknown,
-        activity=unknown,
-        span=unknown,
+        activity=np.full(rows, UNKNOWN, np.int64),
     )
 
 
