@@ -60,9 +60,9 @@ def measure_partition(work: RankWork) -> Partition:
     steps = len(work.steps)
     compute, memory = work.union_of(Category.COMPUTE), work.union_of(Category.MEMORY)
     communication = work.union_of(Category.COMMUNICATION)
-    # Lengths of differences are differences of lengths of unions: |A - B| = |A + B| - |B|, and unions are cheap.
-    busy = compute | memory
-    anything = busy | communication
+    # Of a difference only the length is needed, and |A - B| = |A| - |A and B|, which spares making it.
+    hidden_memory = memory & compute
+    accompanied = (communication & compute) | (communication & memory)
 
     start, end = _windows(work)
     pieces = work.pieces
@@ -75,9 +75,9 @@ def measure_partition(work: RankWork) -> Partition:
     comm_ns = sum_by_group(comm_end - comm_start, comm_step, steps)
     overlapped = in_communication(compute)
     compute_only = compute.covered_ns(start, end) - overlapped
-    beside_memory = in_communication(busy) - overlapped
-    exposed_memory = busy.covered_ns(start, end) - compute.covered_ns(start, end) - beside_memory
-    alone = anything.covered_ns(start, end) - busy.covered_ns(start, end)
+    memory_alone = memory.covered_ns(start, end) - hidden_memory.covered_ns(start, end)
+    exposed_memory = memory_alone - (in_communication(memory) - in_communication(hidden_memory))
+    communication_alone = communication.covered_ns(start, end) - accompanied.covered_ns(start, end)
     return Partition(
         start_ns=start,
         end_ns=end,
@@ -87,7 +87,7 @@ def measure_partition(work: RankWork) -> Partition:
         compute_only_ns=compute_only,
         exposed_memory_ns=exposed_memory,
         idle_ns=(end - start) - comm_ns - compute_only - exposed_memory,
-        other_comm_ns=alone - (comm_ns - in_communication(busy)),
+        other_comm_ns=communication_alone - (in_communication(communication) - in_communication(accompanied)),
     )
 
 

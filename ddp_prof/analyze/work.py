@@ -181,7 +181,10 @@ def _rank(trace: Trace, process: int, device: int | None, pieces: Pieces, steps:
 
 def _looked_up(column: Ints, rows: Ints) -> Ints:
     """The column's values at the rows, ``UNKNOWN`` where the row is."""
-    values: Ints = np.append(column, UNKNOWN)[rows]  # row -1 is the element appended
+    if not len(column):
+        return np.full(len(rows), UNKNOWN, np.int64)
+    values: Ints = column[rows]
+    values[rows == UNKNOWN] = UNKNOWN
     return values
 
 

@@ -57,12 +57,11 @@ def load_nsys_sqlite(path: Path, *, extra_patterns: Sequence[str] = (), run: Pat
     # The tables are read side by side: SQLite and Arrow work outside Python's lock.
     with ThreadPoolExecutor(max_workers=3) as pool:
         activity_columns = pool.submit(_activity_columns, file)
-        call_columns = pool.submit(file.integers, _CALL_COLUMNS, file.selection(CALLS, _CALL_COLUMNS))
+        calls = pool.submit(_calls, file)
         range_rows = pool.submit(_range_rows, file)
         strings = NsysStrings(file.rows("SELECT id, value FROM StringIds") if file.has("StringIds") else [])
         names = NameTable()
         spans = _spans(range_rows.result(), strings, names, _domains(file, strings))
-        calls = _calls(call_columns.result())
         activities = _activities(activity_columns.result(), strings, names, KernelClassifier(extra_patterns))
     trace = Trace(
         path=path,
@@ -71,7 +70,7 @@ def load_nsys_sqlite(path: Path, *, extra_patterns: Sequence[str] = (), run: Pat
         names=names.as_tuple(),
         activities=activities,
         spans=spans,
-        calls=calls,
+        calls=calls.result(),
         threads=_threads(file, strings),
         ranks=ranks_of(spans, names),
         overhead=_overhead(file),
@@ -138,11 +137,12 @@ def _activities(
     )
 
 
-def _calls(columns: dict[str, Ints]) -> Calls:
-    tid = columns["globalTid"]
-    return Calls(
-        start_ns=columns["start"], process=_process(tid), lane=_thread(tid), correlation=columns["correlationId"]
-    )
+def _calls(file: SqliteFile) -> Calls:
+    """The calls by correlation id, as they are looked up; equal ones in the order of the file."""
+    columns = file.integers(_CALL_COLUMNS, file.selection(CALLS, _CALL_COLUMNS))
+    order = np.argsort(columns["correlationId"], kind="stable")
+    start, tid, correlation = (columns[name][order] for name in _CALL_COLUMNS)
+    return Calls(start_ns=start, process=_process(tid), lane=_thread(tid), correlation=correlation)
 
 
 def _range_rows(file: SqliteFile) -> Any:
