@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -24,3 +25,12 @@ def own_traces() -> list[Path]:
     found = sorted((ROOT / "traces").glob("*.sqlite"))
     assert found, "traces/ holds no capture"
     return found
+
+
+@pytest.fixture(scope="session")
+def committed_traces(own_traces: list[Path]) -> list[Path]:
+    """The real captures that come with the repository, as they came: not those of one's own run in their place."""
+    changed = subprocess.run(["git", "status", "--porcelain", "traces"], cwd=ROOT, capture_output=True, check=False)
+    if changed.returncode or changed.stdout:
+        pytest.skip("the captures here are of one's own run")
+    return own_traces

@@ -15,6 +15,7 @@ exposed wait of any rank in it; it is put down to the rank with the largest lag.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import exp, lgamma, log
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,6 +39,10 @@ if TYPE_CHECKING:
     from ddp_prof.trace import Ints
 
     Floats = NDArray[np.float64]
+
+
+CHANCE = 0.05
+"""How likely chance may be to make a straggler of a rank that is like the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,7 @@ class RunSkew:
     """The skew of a run.
 
     Attributes:
-        straggler: Index of the rank that arrives last in more than half of the steps; ``None`` where none does.
+        straggler: Index of the rank that arrives last in more steps than chance would have it; ``None`` if none does.
         reason: Why nothing can be said, if so.
     """
 
@@ -209,8 +214,22 @@ def _exposed_waits(ranks: Sequence[RankLives], matches: Matches, numbers: Ints) 
 
 
 def _straggler(times_last: Ints, steps: int) -> int | None:
-    most = int(times_last.argmax()) if len(times_last) else 0
-    return most if len(times_last) and times_last[most] * 2 > steps else None
+    """The rank that is last most often, if among equals that would happen to it in less than one run of twenty."""
+    if len(times_last) < 2 or not times_last.any():
+        return None
+    most = int(times_last.argmax())
+    return most if _at_least(int(times_last[most]), steps, 1 / len(times_last)) < CHANCE else None
+
+
+def _at_least(times: int, trials: int, chance: float) -> float:
+    """The upper tail of the binomial distribution: ``times`` or more hits in so many trials."""
+    return sum(
+        exp(
+            lgamma(trials + 1) - lgamma(hits + 1) - lgamma(trials - hits + 1)
+            + hits * log(chance) + (trials - hits) * log(1 - chance)
+        )
+        for hits in range(times, trials + 1)
+    )  # fmt: skip
 
 
 def _reason(ranks: Sequence[RankLives], matches: Matches) -> str | None:

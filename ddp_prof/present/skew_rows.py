@@ -36,7 +36,10 @@ def skew_headline(skew: RunSkew) -> str:
         most = max(skew.ranks, key=lambda rank: rank.last_steps)
         if not most.last_steps:
             return "No rank is late by more than the clocks' residual."
-        return f"No rank is last in most steps; {rank_name(most)} is most often, in {most.last_steps} of {steps}."
+        return (
+            f"No rank is last more often than chance would have it; {rank_name(most)} is most often, "
+            f"in {most.last_steps} of {steps} steps."
+        )
     late = skew.ranks[skew.straggler]
     return (
         f"{_capital(rank_name(late))} arrives last in {late.last_steps} of {steps} steps, "

@@ -202,3 +202,22 @@ def test_of_the_eight_collectives_of_a_real_ddp_step_the_last_is_exposed(shared_
     last = sum(each.exposed_ns for each in by_position[-1])
     assert last == sum(each.causes.tail for each in found) == pytest.approx(12.62e6, rel=1e-3)
     assert last > sum(each.exposed_ns for each in found) / 2
+
+
+def test_our_own_variants_are_exposed_for_the_reasons_they_are_made_for(committed_traces: list[Path]) -> None:
+    from ddp_prof.analyze.headline import find_headline
+    from ddp_prof.ingest.load import load_trace
+
+    headlines = {}
+    for path in committed_traces:
+        trace = load_trace(path)
+        headlines[path.stem] = find_headline(measure_trace(trace).collectives, trace.manifest)
+    for blocking in ("naive", "flat"):
+        assert headlines[blocking].cause == "synchronous"
+        assert headlines[blocking].cause_ns == headlines[blocking].exposed_ns
+    for name, parameters in (("overlap", 1), ("bucketed_100mb", 39)):
+        headline = headlines[name]
+        assert headline.cause == "tail"
+        assert headline.cause_ns > headline.exposed_ns / 2
+        assert headline.is_last
+        assert (headline.parameters[0], len(headline.parameters)) == ("embedding.weight", parameters)

@@ -13,7 +13,7 @@ from ddp_prof.analyze.collectives import measure_collectives
 from ddp_prof.analyze.headline import find_headline
 from ddp_prof.analyze.matching import match_collectives
 from ddp_prof.analyze.runs import Run, merge_traces, reduce_trace
-from ddp_prof.analyze.skew import measure_skew
+from ddp_prof.analyze.skew import _straggler, measure_skew
 from ddp_prof.analyze.work import rank_work
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.skew_chart import draw_skew
@@ -106,6 +106,15 @@ def test_the_late_rank_is_named(files: list[Path]) -> None:
     figure = draw_skew(run, skew)
     assert max(figure.data[0].z[1]) == pytest.approx(LATE_MS, rel=0.01)
     assert max(figure.data[0].z[0]) == 0
+
+
+def test_a_rank_is_a_straggler_only_beyond_chance() -> None:
+    assert _straggler(np.array([1, 9]), 10) == 1
+    assert _straggler(np.array([4, 6]), 10) is None
+    assert _straggler(np.array([0, 5]), 5) == 1
+    assert _straggler(np.array([3, 3, 3, 7]), 16) is None
+    assert _straggler(np.array([30_000, 70_000]), 100_000) == 1
+    assert _straggler(np.array([0, 0]), 10) is None
 
 
 def test_a_rank_that_is_missing_is_named_and_nothing_is_made_up(files: list[Path]) -> None:
