@@ -257,7 +257,11 @@ def find_doubts_of_ranks(ranks: Sequence[RankLives], matches: Matches, alignment
             f"{matches.unmatched:,} collectives have no match on the other ranks: "
             "their waiting cannot be told from transfer"
         )
-    if any(np.any(rank.backward_end_ns == UNKNOWN) for rank in ranks if len(rank.lives)):
+    if any(len(rank.lives) and not len(rank.times) for rank in ranks):
+        doubts.append(
+            "the trace tells no steps: only the last tail is known, earlier ones count as starved; see --step-range"
+        )
+    elif any(np.any(rank.backward_end_ns == UNKNOWN) for rank in ranks if len(rank.lives)):
         doubts.append("steps without any compute known to be backward: their tail counts as starved")
     return doubts
 

@@ -84,7 +84,7 @@ def _identity(collective: Collective) -> tuple[int | None, int]:
 def _parameters(manifest: Manifest | None, bucket: int | None) -> tuple[str, ...]:
     """Names of the parameters in a bucket; a run.json lists buckets by positions among the trained parameters."""
     buckets = None if manifest is None else manifest.options.get("buckets")
-    if manifest is None or bucket is None or not isinstance(buckets, list) or bucket >= len(buckets):
+    if manifest is None or bucket is None or not isinstance(buckets, list) or not 0 <= bucket < len(buckets):
         return ()
     trained = [each.name for each in manifest.parameters if each.requires_grad]
     return tuple(trained[each] for each in sorted(buckets[bucket]) if each < len(trained))

@@ -65,12 +65,17 @@ def arguments_table(rows: Sequence[CollectiveArguments], names: Any) -> Argument
     columns = (
         [row.activity for row in rows],
         [interned(row.op) for row in rows],
-        [row.bytes for row in rows],
+        [_in_range(row.bytes) for row in rows],
         [interned(row.group) for row in rows],
-        [row.group_size for row in rows],
-        [row.sequence for row in rows],
+        [_in_range(row.group_size) for row in rows],
+        [_in_range(row.sequence) for row in rows],
     )
     return Arguments(*(np.array(column, np.int64) for column in columns))
+
+
+def _in_range(number: int) -> int:
+    """A number that a column can hold; others are no sizes and no counts."""
+    return number if 0 <= number < 2**62 else UNKNOWN
 
 
 def message_bytes(elements: Iterable[object], element_type: object) -> int:

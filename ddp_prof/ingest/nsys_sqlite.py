@@ -184,7 +184,7 @@ def _nccl_payloads(file: SqliteFile, strings: NsysStrings) -> list[NcclRange]:
         return []
     query = (
         f"SELECT start, globalTid, text, textId, jsonText FROM {NVTX} "
-        f"WHERE eventType = {_PUSH_POP} AND jsonText IS NOT NULL"
+        f"WHERE eventType = {_PUSH_POP} AND jsonText IS NOT NULL AND start IS NOT NULL AND globalTid IS NOT NULL"
     )
     found = [
         NcclRange(start, tid >> 24 & 0xFFFFFF, tid & 0xFFFFFF, text or strings.text(text_id), payload)

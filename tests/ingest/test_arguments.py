@@ -32,6 +32,13 @@ def test_kineto_notes_operation_size_and_communicator(tmp_path: Path) -> None:
     assert only.busbw_bytes_per_s == pytest.approx(0.75 * 800 / 1e-6)
 
 
+def test_numbers_that_no_column_holds_are_not_known(tmp_path: Path) -> None:
+    noted = {"Collective name": "allreduce", "In msg nelems": 2**70, "dtype": "Float", "Group size": -3, "Seq": 2**64}
+    kernel = event("kernel", "ncclDevKernel_Generic(x)", "5", "1", device=0, stream=9, correlation=1, **noted)
+    (only,) = measure_trace(load_trace(write(tmp_path / "x.json", [kernel]))).collectives
+    assert (only.op, only.bytes, only.ranks) == ("all_reduce", None, None)
+
+
 @pytest.mark.parametrize(
     ("elements", "kind", "size"),
     [
