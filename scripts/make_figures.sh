@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Rebuilds everything in figures/ from the captures in traces/: the report with a picture of each run, the picture of naive
-# beside bucketed, and the profiler's own screenshots of naive and overlap. Nothing there is made by hand.
+# Rebuilds everything in figures/ from the captures in traces/: the report with a picture of each run, the pictures of naive
+# beside bucketed, of a step's collectives and of the waterfall, and the profiler's own screenshots of naive and overlap.
+# Nothing there is made by hand.
 #
 #   scripts/make_figures.sh
 #
@@ -8,6 +9,7 @@
 #   TRACES_DIR    where the captures are                               (default: traces in the checkout)
 #   FIGURES_DIR   where the figures go                                 (default: figures in the checkout)
 #   SCREENSHOTS   0: leave out the profiler's own                      (default: 1)
+#   GPU_CAPTURE   an nsys export of DDP on a GPU, whose collectives are drawn as gpu_collectives.png (default: none)
 # and those of scripts/env.sh (VENV, PYTHON, CHROMIUM) and scripts/nsys_screenshot.sh (NSYS_UI, WIDTH, TIMEOUT).
 #
 # Exit: 0 when all is there, save screenshots where the GUI does not run; 1 when something else could not be made.
@@ -39,6 +41,15 @@ make_pair() {
   fi
 }
 
+make_why() {
+  local capture
+  make "collectives of a step" "$ddp_prof" collectives "$traces/bucketed_10mb.sqlite" --by bucket --png "$figures/collectives.png"
+  make "waterfall" "$ddp_prof" compare "$traces" --waterfall --png "$figures/waterfall.png"
+  for capture in ${GPU_CAPTURE:+"$GPU_CAPTURE"}; do
+    make "collectives on a GPU" "$ddp_prof" collectives "$capture" --by step --png "$figures/gpu_collectives.png"
+  done
+}
+
 make_screenshots() {
   local gui variant report
   [ "${SCREENSHOTS:-1}" = 1 ] || return 0
@@ -62,6 +73,7 @@ main() {
   [ -x "$ddp_prof" ] || "$root/scripts/env.sh" read
   make "report" "$ddp_prof" report "$traces" -o "$figures"
   make_pair
+  make_why
   make_screenshots
   [ "$failed" = 0 ] || say "not all could be made, see above"
   return "$failed"
