@@ -34,3 +34,7 @@ class CommunicationError(DdpProfError):
 
 class WorkloadError(DdpProfError):
     """The workload cannot run as asked: fewer GPUs than ranks, a missing backend, out of memory."""
+
+
+class NotMetError(DdpProfError):
+    """A run does not meet what was required of it. The command line exits with 3."""

@@ -8,9 +8,15 @@ from typing import Any
 import click
 
 from ddp_prof import __version__
-from ddp_prof.errors import DdpProfError
+from ddp_prof.errors import DdpProfError, NotMetError
 
-COMMANDS = ("overlap", "collectives", "skew", "compare", "timeline", "report", "export", "info")
+COMMANDS = ("overlap", "collectives", "skew", "compare", "check", "timeline", "report", "export", "info")
+
+
+class NotMet(click.ClickException):
+    """A run does not meet what was required of it."""
+
+    exit_code = 3
 
 
 class Commands(click.Group):
@@ -28,13 +34,17 @@ class Commands(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; an error that a user can act on is one line on stderr and exit code 1."""
+        """Run the command; an error that a user can act on is one line on stderr and exit code 1.
+
+        Requirements that are not met are exit code 3; wrong usage is 2, by click itself.
+        """
         try:
             return super().invoke(ctx)
         except (DdpProfError, OSError) as error:
             if isinstance(error, BrokenPipeError):  # the reader of our output has seen enough: click ends quietly
                 raise
-            raise click.ClickException(" ".join(str(error).split())) from error
+            failure = NotMet if isinstance(error, NotMetError) else click.ClickException
+            raise failure(" ".join(str(error).split())) from error
 
 
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

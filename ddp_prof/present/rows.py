@@ -116,7 +116,7 @@ def overlap_rows(result: TraceOverlap, *, by_step: bool) -> list[Row]:
 
 def overlap_notes(result: TraceOverlap) -> list[str]:
     """What could not be known or was assumed, a line each."""
-    reasons = [f"{_rank_name(rank)}: no overlap figure: {rank.reason}" for rank in result.ranks if rank.reason]
+    reasons = [f"{rank_name(rank)}: no overlap figure: {rank.reason}" for rank in result.ranks if rank.reason]
     return [*reasons, *result.warnings]
 
 
@@ -147,15 +147,15 @@ def compare_rows(summaries: Iterable[VariantSummary]) -> list[Row]:
             "device": each.device,
             "ranks": each.ranks,
             "steps": each.steps,
-            "step_ms": _ms(each.step_ns),
-            "spread_ms": _ms(each.step_spread_ns),
+            "step_ms": ms(each.step_ns),
+            "spread_ms": ms(each.step_spread_ns),
             "collectives": each.collectives,
-            "comm_ms": _ms(each.comm_ns),
-            "overlapped_ms": _ms(each.overlapped_ns),
-            "exposed_ms": _ms(each.exposed_ns),
-            "tail_ms": _ms(each.tail_ns),
-            "overlap_%": _percent(each.overlap_ratio),
-            "in_backward_%": _percent(each.backward_overlap_ratio),
+            "comm_ms": ms(each.comm_ns),
+            "overlapped_ms": ms(each.overlapped_ns),
+            "exposed_ms": ms(each.exposed_ns),
+            "tail_ms": ms(each.tail_ns),
+            "overlap_%": percent(each.overlap_ratio),
+            "in_backward_%": percent(each.backward_overlap_ratio),
             "speedup": each.speedup,
         }
         for each in summaries
@@ -163,12 +163,14 @@ def compare_rows(summaries: Iterable[VariantSummary]) -> list[Row]:
 
 
 def compare_notes(results: Sequence[TraceOverlap]) -> list[str]:
-    """How to read the table, and each warning once, with the runs that it is about."""
+    """How to read the table, and what could not be known or was assumed."""
+    return [HOW_TO_READ, *notes_of_runs(results)]
+
+
+def notes_of_runs(results: Sequence[TraceOverlap]) -> list[str]:
+    """Each warning once, with the runs that it is about where these are not all."""
     warnings = warnings_by_run(results).items()
-    return [
-        HOW_TO_READ,
-        *(text if len(labels) == len(results) else f"{', '.join(labels)}: {text}" for text, labels in warnings),
-    ]
+    return [text if len(labels) == len(results) else f"{', '.join(labels)}: {text}" for text, labels in warnings]
 
 
 def warnings_by_run(results: Sequence[TraceOverlap]) -> dict[str, list[str]]:
@@ -193,12 +195,12 @@ def _rank_row(rank: RankOverlap) -> Row:
         "steps": sum(step.host_ns is not None for step in rank.steps),
         "kernels": rank.kernels,
         "collectives": rank.collectives,
-        "compute_ms": _ms(rank.compute_ns),
-        "comm_ms": _ms(rank.comm_ns),
-        "overlapped_ms": _ms(rank.overlapped_ns),
-        "exposed_ms": _ms(rank.exposed_ns),
-        "overlap_%": _percent(rank.overlap_ratio),
-        "in_backward_%": _percent(rank.backward_overlap_ratio),
+        "compute_ms": ms(rank.compute_ns),
+        "comm_ms": ms(rank.comm_ns),
+        "overlapped_ms": ms(rank.overlapped_ns),
+        "exposed_ms": ms(rank.exposed_ns),
+        "overlap_%": percent(rank.overlap_ratio),
+        "in_backward_%": percent(rank.backward_overlap_ratio),
     }
 
 
@@ -210,15 +212,15 @@ def _step_row(rank: RankOverlap, step: StepOverlap) -> Row:
         "step": step.step,
         "kernels": step.kernels,
         "collectives": step.collectives,
-        "window_ms": _ms(step.window_ns),
-        "compute_only_ms": _ms(step.compute_only_ns),
-        "overlapped_ms": _ms(step.overlapped_ns),
-        "exposed_ms": _ms(step.exposed_ns),
-        "exposed_memory_ms": _ms(step.exposed_memory_ns),
-        "idle_ms": _ms(step.idle_ns),
-        "comm_ms": _ms(step.comm_ns),
-        "overlap_%": _percent(step.overlapped_ns / step.comm_ns if step.comm_ns else None),
-        "tail_ms": _ms(step.tail_ns),
+        "window_ms": ms(step.window_ns),
+        "compute_only_ms": ms(step.compute_only_ns),
+        "overlapped_ms": ms(step.overlapped_ns),
+        "exposed_ms": ms(step.exposed_ns),
+        "exposed_memory_ms": ms(step.exposed_memory_ns),
+        "idle_ms": ms(step.idle_ns),
+        "comm_ms": ms(step.comm_ns),
+        "overlap_%": percent(step.overlapped_ns / step.comm_ns if step.comm_ns else None),
+        "tail_ms": ms(step.tail_ns),
     }
 
 
@@ -236,13 +238,16 @@ def _document(result: RankOverlap | StepOverlap) -> dict[str, Any]:
     return {each.name: getattr(result, each.name) for each in fields(result)}
 
 
-def _rank_name(rank: RankOverlap) -> str:
+def rank_name(rank: RankOverlap) -> str:
+    """What a rank is called; by its process where its number is not known."""
     return f"process {rank.process}" if rank.rank is None else f"rank {rank.rank}"
 
 
-def _ms(ns: float | None) -> float | None:
+def ms(ns: float | None) -> float | None:
+    """Milliseconds of nanoseconds."""
     return None if ns is None else ns / 1e6
 
 
-def _percent(ratio: float | None) -> float | None:
+def percent(ratio: float | None) -> float | None:
+    """Percent of a share."""
     return None if ratio is None else ratio * 100

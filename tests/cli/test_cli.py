@@ -88,7 +88,8 @@ def test_what_is_no_trace_is_one_line_and_exit_code_1(command: str, content: byt
     path = tmp_path / "bad.sqlite"
     if content is not None:
         path.write_bytes(content)
-    result = run(command, path, *(["-o", tmp_path / "out"] if command in {"timeline", "report"} else []))
+    needed = {"timeline": ["-o", tmp_path / "out"], "report": ["-o", tmp_path / "out"], "check": ["--min-overlap", "0"]}
+    result = run(command, path, *needed.get(command, []))
     assert result.exit_code == 1
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()

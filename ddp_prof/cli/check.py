@@ -1,0 +1,119 @@
+"""``ddp-prof check``."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ddp_prof.cli.options import Selection, format_option, selection_options, traces_argument
+from ddp_prof.errors import NotMetError
+
+if TYPE_CHECKING:
+    from ddp_prof.analyze.overlap import TraceOverlap
+
+NS_PER_MS = 1_000_000
+
+
+def _share(_context: click.Context, _parameter: click.Parameter, text: str | None) -> float | None:
+    """``80%`` or ``0.8``."""
+    if text is None:
+        return None
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = math.nan
+    if not 0 <= share <= 1:
+        raise click.BadParameter(f"{text!r} is no share from 0 to 1: write it like 80% or 0.8")
+    return share
+
+
+def _regression(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
+    """A share below 1, as ``1`` would be meant for 1 %."""
+    share = _share(context, parameter, text)
+    if share == 1:
+        raise click.BadParameter(f"{text!r} allows twice the baseline: write one per cent as 1% or 0.01")
+    return share
+
+
+def _ns(_context: click.Context, _parameter: click.Parameter, ms: float | None) -> int | None:
+    if ms is None:
+        return None
+    if not 0 <= ms < math.inf:
+        raise click.BadParameter(f"{ms:g} is no length of time in milliseconds")
+    return round(ms * NS_PER_MS)
+
+
+@click.command("check")
+@traces_argument
+@click.option("--min-overlap", metavar="SHARE", callback=_share, help="Least share of communication that hides: 80%.")
+@click.option("--max-exposed-ms", type=float, callback=_ns, help="Most exposed communication a step.")
+@click.option("--max-tail-ms", type=float, callback=_ns, help="Most communication after backward's compute, a step.")
+@click.option(
+    "--baseline",
+    "baselines",
+    metavar="TRACE",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="A run that steps may not fall behind. May be repeated, for the ranks of one run.",
+)
+@click.option(
+    "--max-regression",
+    metavar="SHARE",
+    callback=_regression,
+    help="By how much step time and exposed time may exceed the baseline's.  [default: 5%]",
+)
+@format_option
+@selection_options
+def command(
+    traces: tuple[Path, ...],
+    selection: Selection,
+    min_overlap: float | None,
+    max_exposed_ms: int | None,
+    max_tail_ms: int | None,
+    baselines: tuple[Path, ...],
+    max_regression: float | None,
+    form: str,
+) -> None:
+    """Hold runs against requirements: exit code 0 where all are met, 3 where one is not.
+
+    The worst rank decides, by the median over its steps. What a trace does not tell is not met. Slower than the
+    baseline is what is so beyond the spread of both runs. '--format markdown' prints a summary for a pull request.
+    """
+    if max_regression is not None and not baselines:
+        raise click.UsageError("--max-regression needs a --baseline")
+    if min_overlap is None and max_exposed_ms is None and max_tail_ms is None and not baselines:
+        raise click.UsageError("nothing is required: give --min-overlap, --max-exposed-ms, --max-tail-ms or --baseline")
+
+    from ddp_prof.analyze.check import DEFAULT_REGRESSION, Requirements, check_run
+    from ddp_prof.present.table import show
+    from ddp_prof.present.verdicts import check_sheet, check_summary, verdict_line
+
+    runs = selection.measure(traces)
+    baseline = _only_run(selection.measure(baselines)) if baselines else None
+    requirements = Requirements(
+        min_overlap,
+        max_exposed_ms,
+        max_tail_ms,
+        baseline,
+        DEFAULT_REGRESSION if max_regression is None else max_regression,
+    )
+    checks = [check_run(run, requirements) for run in runs]
+    sheet = check_sheet(checks, baseline)
+    if form == "markdown":
+        click.echo(check_summary(sheet), nl=False)
+    else:
+        show(form, [sheet])
+    if not all(check.passed for check in checks):
+        raise NotMetError(verdict_line(checks))
+
+
+def _only_run(runs: list[TraceOverlap]) -> TraceOverlap:
+    if len(runs) > 1:
+        names = ", ".join(run.label for run in runs)
+        raise click.BadParameter(
+            f"{len(runs)} runs ({names}), where one is to be compared with", param_hint="--baseline"
+        )
+    return runs[0]

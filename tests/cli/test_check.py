@@ -1,0 +1,192 @@
+"""``ddp-prof check`` from the command line: its exit codes and what it prints."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from ddp_prof.cli import main
+from tests.conftest import ROOT
+from tests.ingest.test_nsys_sqlite import MS, known_truth
+from tests.nsys_factory import write_capture
+
+STEADY = (50, 50, 51, 51, 50)
+NOISY = (30, 45, 58, 70, 85)
+SLOW = (60, 60, 61, 61, 60)
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["check", *map(str, arguments)])
+
+
+def capture(path: Path, step_ms: tuple[int, ...] = STEADY) -> Path:
+    """Overlap 74.3 %, exposed 9 ms and a tail of 9 ms a step, which lasts as long as asked."""
+    truth = known_truth(len(step_ms))
+    for each in truth.ranges:
+        if each.name.startswith("step_"):
+            each.end = each.start + step_ms[int(each.name.removeprefix("step_"))] * MS
+    return write_capture(path, truth)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return capture(tmp_path / "known.sqlite")
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        ["--min-overlap", "74%"],
+        ["--min-overlap", "0.74"],
+        ["--max-exposed-ms", "9"],
+        ["--max-tail-ms", "9"],
+        ["--min-overlap", "74%", "--max-exposed-ms", "9.5", "--max-tail-ms", "9.5"],
+    ],
+)
+def test_met_is_exit_code_0(trace: Path, limits: list[str]) -> None:
+    result = run(trace, *limits)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.startswith("passed, ")
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        ["--min-overlap", "75%"],
+        ["--max-exposed-ms", "8.9"],
+        ["--max-tail-ms", "8.9"],
+        ["--min-overlap", "74%", "--max-exposed-ms", "8.9"],
+    ],
+)
+@pytest.mark.parametrize("form", ["table", "markdown", "csv", "json"])
+def test_not_met_is_exit_code_3_in_every_format(trace: Path, limits: list[str], form: str) -> None:
+    result = run(trace, *limits, "--format", form)
+    assert result.exit_code == 3
+    assert "failed" in result.stdout
+    assert result.stderr.splitlines()[-1] == f"Error: failed, 1 of {len(limits) // 2} requirements not met"
+
+
+def test_missing_data_is_exit_code_3(tmp_path: Path) -> None:
+    truth = known_truth()
+    truth.kernels = [each for each in truth.kernels if "nccl" not in each.name]
+    path = write_capture(tmp_path / "x.sqlite", truth)
+    result = run(path, "--min-overlap", "0", "--max-exposed-ms", "1000", "--max-tail-ms", "1000", "--format", "csv")
+    assert result.exit_code == 3
+    rows = list(csv.DictReader(io.StringIO(result.stdout)))
+    assert [(row["verdict"], row["why"]) for row in rows] == [("unknown", "no communication in this trace")] * 3
+
+
+def test_noise_within_the_spread_is_exit_code_0(tmp_path: Path) -> None:
+    baseline, noisy = capture(tmp_path / "a.sqlite"), capture(tmp_path / "b.sqlite", NOISY)
+    result = run(noisy, "--baseline", baseline, "--max-regression", "5%")
+    assert result.exit_code == 0
+    assert "beyond the limit, but within both runs' spread" in result.stdout
+
+
+def test_a_regression_beyond_the_spread_is_exit_code_3(tmp_path: Path) -> None:
+    baseline, slow = capture(tmp_path / "a.sqlite"), capture(tmp_path / "b.sqlite", SLOW)
+    for limit, code in (([], 3), (["--max-regression", "5%"], 3), (["--max-regression", "0.25"], 0)):
+        assert run(slow, "--baseline", baseline, *limit).exit_code == code
+    assert run(baseline, "--baseline", slow, "--max-regression", "0").exit_code == 0, "faster is no regression"
+
+
+def test_too_few_steps_are_exit_code_3(trace: Path, tmp_path: Path) -> None:
+    short = capture(tmp_path / "short.sqlite", STEADY[:2])
+    result = run(trace, "--baseline", short)
+    assert result.exit_code == 3
+    assert "baseline: fewer than 3 steps tell no spread" in result.stdout
+
+
+def test_a_cpu_is_not_compared_with_a_gpu(trace: Path) -> None:
+    result = run(trace, "--baseline", ROOT / "traces" / "flat.sqlite")
+    assert result.exit_code == 3
+    assert "a run on cuda cannot be compared with one on cpu" in result.stdout
+
+
+def test_one_run_that_fails_is_enough(trace: Path, tmp_path: Path) -> None:
+    slow = capture(tmp_path / "slow.sqlite", SLOW)
+    result = run(trace, slow, "--baseline", trace, "--format", "json")
+    assert result.exit_code == 3
+    document = json.loads(result.stdout)
+    assert [(each["label"], each["passed"]) for each in document["runs"]] == [("known", True), ("slow", False)]
+    assert (document["schema"], document["passed"], document["baseline"]) == (1, False, str(trace))
+    failed = document["runs"][1]["verdicts"][0]
+    assert (failed["requirement"], failed["unit"], failed["measured"]) == ("step time against baseline", "ns", 60 * MS)
+
+
+def test_json_carries_nanoseconds_and_the_rank(trace: Path) -> None:
+    document = json.loads(run(trace, "--max-exposed-ms", "10", "--format", "json").stdout)
+    (verdict,) = document["runs"][0]["verdicts"]
+    assert verdict == {
+        "requirement": "max exposed",
+        "unit": "ns",
+        "measured": 9 * MS,
+        "limit": 10 * MS,
+        "baseline": None,
+        "spread": None,
+        "status": "passed",
+        "reason": None,
+        "rank": None,
+        "process": 100,
+        "rank_device": 0,
+    }
+
+
+def test_markdown_stands_alone(tmp_path: Path) -> None:
+    truth = known_truth()
+    truth.kernels = [each for each in truth.kernels if "nccl" not in each.name]
+    for each in truth.kernels:
+        each.name = each.name.replace("gemm_forward", "all_reduce<float>*")
+    title, blank, *rest = run(
+        write_capture(tmp_path / "x.sqlite", truth), "--min-overlap", "80%", "--format", "markdown"
+    ).stdout.splitlines()
+    assert (title, blank) == ("### ddp-prof check: failed, 1 of 1 requirements not met", "")
+    table, notes = rest[: rest.index("")], rest[rest.index("") + 1 :]
+    assert len({line.count("|") for line in table}) == 1
+    assert "| unknown | process 100 | no communication in this trace |" in table[-1]
+    assert all(line.startswith("- ") for line in notes)
+    assert any(r"all_reduce\<float\>\*" in line for line in notes), "doubts, as text"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "nothing is required"),
+        (["--max-regression", "5%"], "needs a --baseline"),
+        *(
+            (["--min-overlap", text], "is no share")
+            for text in ("80", "-1", "nan", "inf", "1.01", "101%", "x", "%", "")
+        ),
+        (["--baseline", "x.sqlite", "--max-regression", "5"], "is no share"),
+        (["--baseline", "x.sqlite", "--max-regression", "1"], "1% or 0.01"),
+        *((["--max-exposed-ms", text], "--max-exposed-ms") for text in ("-1", "nan", "inf", "5ms", "1e999")),
+    ],
+)
+def test_nonsense_is_wrong_usage_in_one_line(trace: Path, arguments: list[str], words: str) -> None:
+    result = run(trace, *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    (line,) = [each for each in result.stderr.splitlines() if each.startswith("Error: ")]
+    assert words in line
+
+
+def test_a_baseline_is_one_run(trace: Path, tmp_path: Path) -> None:
+    capture(tmp_path / "other.sqlite")
+    result = run(trace, "--baseline", tmp_path)
+    assert result.exit_code == 2
+    assert "2 runs (known, other)" in result.stderr
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\0random"])
+def test_an_unreadable_baseline_is_exit_code_1(trace: Path, tmp_path: Path, content: bytes | None) -> None:
+    bad = tmp_path / "bad.sqlite"
+    if content is not None:
+        bad.write_bytes(content)
+    result = run(trace, "--baseline", bad)
+    assert (result.exit_code, result.stdout) == (1, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"Error: {bad}: ")
