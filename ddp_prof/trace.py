@@ -247,12 +247,18 @@ def find_launching_calls(activities: Activities, calls: Calls) -> Ints:
     """
     result = np.full(len(activities), UNKNOWN, np.int64)
     for process in distinct(activities.process):
-        asked = np.flatnonzero((activities.process == process) & (activities.correlation != UNKNOWN))
-        offered = np.flatnonzero(calls.process == process)
-        if len(asked) and len(offered):
-            found = _positions(calls.correlation[offered], activities.correlation[asked])
-            result[asked] = np.where(found == UNKNOWN, UNKNOWN, offered[found])
+        asked, offered = _rows(activities.process == process), _rows(calls.process == process)
+        keys, wanted = calls.correlation[offered], activities.correlation[asked]
+        if len(keys):
+            found = _positions(keys, wanted)
+            found[wanted == UNKNOWN] = UNKNOWN
+            result[asked] = found if isinstance(offered, slice) else np.append(offered, UNKNOWN)[found]
     return result
+
+
+def _rows(chosen: Mask) -> Ints | slice:
+    """The chosen rows; all of them as a slice, which copies nothing."""
+    return slice(None) if chosen.all() else np.flatnonzero(chosen)
 
 
 def _positions(keys: Ints, wanted: Ints) -> Ints:

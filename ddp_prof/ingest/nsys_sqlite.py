@@ -54,11 +54,12 @@ def load_nsys_sqlite(path: Path, *, extra_patterns: Sequence[str] = (), run: Pat
     """
     file = SqliteFile(path)
     _require_export(file)
-    # The tables are read side by side: SQLite and Arrow work outside Python's lock.
-    with ThreadPoolExecutor(max_workers=3) as pool:
+    # The tables are read side by side: SQLite and Arrow work outside Python's lock. The activities, which take about as
+    # long as the rest, have a thread to themselves; ranges come before calls, for there is more to do with them.
+    with ThreadPoolExecutor(max_workers=2) as pool:
         activity_columns = pool.submit(_activity_columns, file)
-        calls = pool.submit(_calls, file)
         range_rows = pool.submit(_range_rows, file)
+        calls = pool.submit(_calls, file)
         strings = NsysStrings(file.rows("SELECT id, value FROM StringIds") if file.has("StringIds") else [])
         names = NameTable()
         spans = _spans(range_rows.result(), strings, names, _domains(file, strings))
