@@ -165,7 +165,9 @@ step_fills_the_view() { ranges_are_still && [ "$box_width" -gt $((width * 3 / 4)
 arrange_window() {
   local absent="the GUI shows no ranges: is $report a capture of this workload?"
   wait_until "$timeout" "$absent" ranges_are_still
-  xdotool windowmove "$window" 0 0 windowsize "$window" "$width" "$height" windowfocus "$window"
+  # A dialog that was answered may have had the window's place: it is looked for again.
+  find_window "NVIDIA Nsight Systems 20" || return 1
+  xdotool windowmove "$window" 0 0 windowsize "$window" "$width" "$height" windowfocus "$window" 2>/dev/null || return 1
   wait_until "$timeout" "$absent" ranges_are_still
   xdotool key --delay 100 alt+v Return # View, Show Project Explorer: hides it
   wait_until "$timeout" "$absent" ranges_are_still
@@ -231,8 +233,7 @@ main() {
     write_settings
     start_gui
     wait_until "$timeout" "the GUI did not open its window" main_window_is_there
-    arrange_window
-    if zoom_to_step && remove_highlight && step_fills_the_view && rows_are_open; then
+    if arrange_window && zoom_to_step && remove_highlight && step_fills_the_view && rows_are_open; then
       take_picture
       echo "$picture"
       return
