@@ -8,15 +8,20 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddp_prof.errors import TraceError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 SCHEMA = 1
 SUFFIX = ".run.json"
+STORY = ("naive", "flat", "overlap", "bucketed", "torch")
+"""The order in which variants are told of, each of which mends what the one before leaves open."""
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,18 @@ def label_of(trace: Path, manifest: Manifest | None) -> str:
     if manifest is None:
         return manifest_path(trace).name.removesuffix(SUFFIX)
     return manifest.variant if manifest.bucket_size_mb is None else f"{manifest.variant} {manifest.bucket_size_mb:g} MB"
+
+
+def in_story_order(items: Sequence[Item], manifest_of: Callable[[Item], Manifest | None]) -> list[Item]:
+    """Runs in the order in which their story is told: the variants, and buckets by size.
+
+    As given where not all of them say which variant they are.
+    """
+    manifests = [manifest_of(item) for item in items]
+    if not all(manifest and manifest.variant in STORY for manifest in manifests):
+        return list(items)
+    chapters = [(STORY.index(each.variant), each.bucket_size_mb or 0.0) for each in manifests if each]
+    return [items[index] for index in sorted(range(len(items)), key=chapters.__getitem__)]
 
 
 def write_manifest(manifest: Manifest, path: Path) -> None:

@@ -53,9 +53,10 @@ def command(traces: tuple[Path, ...], selection: Selection, folder: Path) -> Non
 
     A folder stands for the traces in it. Pictures need Chromium; without it the pages are written all the same.
     """
-    from ddp_prof.present.report import in_order, write_report
+    from ddp_prof.manifest import in_story_order
+    from ddp_prof.present.report import write_report
 
-    runs = in_order(gather_runs(load_sources(traces, selection)))
+    runs = in_story_order(gather_runs(load_sources(traces, selection)), lambda run: run.manifest)
     for problem in write_report(runs, folder, backward_pattern=selection.backward_pattern):
         click.echo(f"note: {problem}", err=True)
     click.echo(folder / "index.html")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddp_prof.errors import TraceError
+from ddp_prof.manifest import in_story_order, load_manifest, manifest_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +51,9 @@ def load_trace(path: Path, *, extra_patterns: Sequence[str] = ()) -> Trace:
 
 
 def find_traces(path: Path) -> list[Path]:
-    """The traces that a path stands for: the file itself, or those in a folder, by name.
+    """The traces that a path stands for: the file itself, or those in a folder.
+
+    By name; where all of them are runs of ours, as their story goes.
 
     A report whose export lies beside it is not named twice, JSON of other kinds is passed over.
 
@@ -69,7 +72,7 @@ def find_traces(path: Path) -> list[Path]:
     ]
     if not traces:
         raise TraceError(path, "a folder without traces", f"it should hold files named *{', *'.join(_SUFFIXES)}")
-    return traces
+    return in_story_order(traces, lambda trace: load_manifest(manifest_path(trace)))
 
 
 def _head(path: Path) -> bytes:

@@ -32,9 +32,6 @@ INDEX = "index"
 CHARTS = {"comparison": draw_comparison, "overlap-by-step": draw_overlap_by_step, "step-times": draw_step_times}
 """The charts by name, in the order of the page."""
 
-STORY = ("naive", "flat", "overlap", "bucketed", "torch")
-"""The order in which variants are told of, each of which mends what the one before leaves open."""
-
 
 @dataclass(frozen=True)
 class Run:
@@ -54,19 +51,6 @@ class Run:
     def manifest(self) -> Manifest | None:
         """How it was made, where its traces say it."""
         return next((source.trace.manifest for source in self.sources if source.trace.manifest), None)
-
-
-def in_order(runs: Sequence[Run]) -> list[Run]:
-    """The runs as the story goes, buckets by size; as given where not all of them say which variant they are."""
-    manifests = [run.manifest for run in runs]
-    if not all(manifest and manifest.variant in STORY for manifest in manifests):
-        return list(runs)
-
-    def chapter(run: Run) -> tuple[int, float]:
-        assert run.manifest
-        return STORY.index(run.manifest.variant), run.manifest.bucket_size_mb or 0
-
-    return sorted(runs, key=chapter)
 
 
 def write_report(runs: Sequence[Run], folder: Path, *, backward_pattern: str | None = None) -> list[str]:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.manifest import Manifest
+from ddp_prof.manifest import Manifest, in_story_order
 from ddp_prof.present.pictures import find_browser
-from ddp_prof.present.report import Run, in_order, write_report
+from ddp_prof.present.report import Run, write_report
 from tests.present.runs import HOSTILE_TITLE, cpu_run, run_of
 
 
@@ -86,14 +86,14 @@ class TestOrder:
         for name in sorted(told):
             variant, _, size = name.partition(" ")
             runs.append(made(run_of(cpu_run(), name), variant=variant, bucket_size_mb=float(size) if size else None))
-        assert [run.name for run in in_order(runs)] == told
+        assert [run.name for run in in_story_order(runs, lambda run: run.manifest)] == told
 
     @pytest.mark.parametrize("variant", [None, "one of yours"])
     def test_where_a_run_does_not_say_its_variant_all_stay_as_given(self, variant: str | None) -> None:
         odd = run_of(cpu_run(), "x")
         runs = [made(run_of(cpu_run(), "torch"), variant="torch"), made(odd, variant=variant) if variant else odd]
         runs.append(made(run_of(cpu_run(), "naive"), variant="naive"))
-        assert in_order(runs) == runs
+        assert in_story_order(runs, lambda run: run.manifest) == runs
 
 
 @pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed")
