@@ -95,7 +95,7 @@ def _run_notes(run: Manifest | None) -> list[str]:
 
 def overlap_title(result: TraceOverlap) -> str:
     """What was measured, and how much of it could be placed in a step."""
-    parts = [str(result.trace), f"device: {result.device}"]
+    parts = [str(result.trace), _recorder(result), f"device: {result.device}"]
     attribution = result.attribution
     if attribution.device_time:
         kind = "device time" if result.device == "cuda" else "time"
@@ -164,7 +164,15 @@ def compare_rows(summaries: Iterable[VariantSummary]) -> list[Row]:
 
 def compare_notes(results: Sequence[TraceOverlap]) -> list[str]:
     """How to read the table, and what could not be known or was assumed."""
-    return [HOW_TO_READ, *notes_of_runs(results)]
+    recorders = dict.fromkeys(map(_recorder, results))
+    return [HOW_TO_READ, f"recorded by {', '.join(recorders)}", *notes_of_runs(results)]
+
+
+def _recorder(result: TraceOverlap) -> str:
+    """What recorded the trace, with the version of its export where the trace tells it."""
+    if result.source == "kineto":
+        return "torch.profiler"
+    return f"nsys {result.producer}" if result.producer else "nsys"
 
 
 def notes_of_runs(results: Sequence[TraceOverlap]) -> list[str]:
