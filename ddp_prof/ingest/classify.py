@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class KernelFamily(NamedTuple):
-    """Kernels of one communication library: its name, a pattern for the kernels, one name as an example."""
+    """Kernels of one communication library: where they come from, a pattern for the kernels, one name as an example."""
 
-    library: str
+    origin: str
     pattern: str
     example: str
 

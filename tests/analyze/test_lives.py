@@ -96,7 +96,7 @@ def test_operations_are_told_from_names(name: str, operation: str | None) -> Non
 
 
 def test_names_of_all_libraries_are_looked_at() -> None:
-    unknown = {family.library for family in COMMUNICATION_KERNELS if operation_of(family.example) is None}
+    unknown = {family.origin for family in COMMUNICATION_KERNELS if operation_of(family.example) is None}
     assert unknown == {"RCCL", "MSCCL", "DeepEP"}, "names that do not tell the operation"
 
 

@@ -8,7 +8,7 @@ from ddp_prof.trace import Category
 CLASSIFIER = KernelClassifier()
 
 
-@pytest.mark.parametrize("family", COMMUNICATION_KERNELS, ids=lambda family: family.library)
+@pytest.mark.parametrize("family", COMMUNICATION_KERNELS, ids=lambda family: family.origin)
 def test_every_family_is_known_by_its_example(family) -> None:
     assert CLASSIFIER.category(family.example) is Category.COMMUNICATION
 
