@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -137,3 +140,15 @@ def test_a_folder_stands_for_the_traces_in_it(trace: Path) -> None:
     trace.with_suffix(".nsys-rep").write_bytes(b"the report of an export beside it is not read")
     documents = json.loads(run("overlap", "--format", "json", trace.parent).stdout)
     assert [document["label"] for document in documents] == ["known", "other"]
+
+
+@pytest.mark.parametrize("delay", [0.1, 0.25, 0.4])
+def test_an_interrupted_command_leaves_the_trace_as_it_was(delay: float, trace: Path) -> None:
+    before = hashlib.sha256(trace.read_bytes()).digest()
+    code = "from ddp_prof.cli import main; main()"
+    command = [sys.executable, "-c", code, "overlap", "--steps", str(trace)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        time.sleep(delay)
+        process.send_signal(signal.SIGINT)
+    assert hashlib.sha256(trace.read_bytes()).digest() == before
+    assert [each.name for each in trace.parent.iterdir()] == [trace.name]
