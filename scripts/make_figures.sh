@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Rebuilds everything in figures/ from the captures in traces/: the report with a picture of each run, the pictures of naive
-# beside bucketed, of a step's collectives and of the waterfall, and the profiler's own screenshots of naive and overlap.
+# beside bucketed, of a step's collectives, of the waterfall and of the timelines' pages, and the profiler's own screenshots of naive and overlap.
 # Nothing there is made by hand.
 #
 #   scripts/make_figures.sh
@@ -20,7 +20,9 @@ traces="${TRACES_DIR:-$root/traces}"
 figures="${FIGURES_DIR:-$root/figures}"
 ddp_prof="${VENV:-$root/.venv}/bin/ddp-prof"
 failed=0
+scratch="$(mktemp -d -t make_figures.XXXXXX)"
 
+trap 'rm -rf "$scratch"' EXIT
 trap 'echo && exit 130' INT
 trap 'exit 143' TERM HUP
 
@@ -34,20 +36,49 @@ make() {
 
 make_pair() {
   local naive="$traces/naive.sqlite" bucketed="$traces/bucketed_10mb.sqlite" name="$figures/naive_and_bucketed"
-  if [ -r "$naive" ] && [ -r "$bucketed" ]; then
+  ! have "naive beside bucketed" "$naive" "$bucketed" ||
     make "naive beside bucketed" "$ddp_prof" timeline "$naive" "$bucketed" -o "$name.html" --png "$name.png"
-  else
-    say "no picture of naive beside bucketed: that takes $naive and $bucketed"
-  fi
+}
+
+# have WHAT CAPTURE...: whether the captures are there; says what takes them where they are not.
+have() {
+  local what="$1" capture
+  shift
+  for capture in "$@"; do
+    [ -r "$capture" ] || { say "no picture of $what: that takes $*" && return 1; }
+  done
 }
 
 make_why() {
-  local capture
-  make "collectives of a step" "$ddp_prof" collectives "$traces/bucketed_10mb.sqlite" --by bucket --png "$figures/collectives.png"
-  make "waterfall" "$ddp_prof" compare "$traces" --waterfall --png "$figures/waterfall.png"
-  for capture in ${GPU_CAPTURE:+"$GPU_CAPTURE"}; do
-    make "collectives on a GPU" "$ddp_prof" collectives "$capture" --by step --png "$figures/gpu_collectives.png"
-  done
+  local bucketed="$traces/bucketed_10mb.sqlite"
+  ! have "a step's collectives" "$bucketed" ||
+    make "a step's collectives" "$ddp_prof" collectives "$bucketed" --by bucket --png "$figures/collectives.png"
+  ! have "the waterfall" "$traces/naive.sqlite" "$bucketed" ||
+    make "waterfall" "$ddp_prof" compare "$traces" --waterfall --png "$figures/waterfall.png"
+  [ -z "${GPU_CAPTURE:-}" ] ||
+    make "collectives on a GPU" "$ddp_prof" collectives "$GPU_CAPTURE" --by step --png "$figures/gpu_collectives.png"
+}
+
+# The pages as a browser shows them: of each of these captures, and of both together.
+make_pages() {
+  local browser naive="$traces/naive.sqlite" overlap="$traces/overlap.sqlite"
+  have "pages" "$naive" "$overlap" || return 0
+  if ! browser="$(command -v chromium || command -v google-chrome)"; then
+    say "no pictures of pages: that takes Chromium"
+    return
+  fi
+  make_page page_naive "$naive"
+  make_page page_overlap "$overlap"
+  make_page page_naive_and_overlap "$naive" "$overlap"
+}
+
+make_page() {
+  local page="$figures/$1.html" picture="$figures/$1.png"
+  shift
+  make "page of $*" "$ddp_prof" timeline "$@" -o "$page"
+  "$browser" --headless --no-sandbox --disable-gpu --hide-scrollbars --disable-background-networking \
+    --user-data-dir="$scratch" --window-size=1400,800 --virtual-time-budget=8000 --screenshot="$picture" \
+    "file://$page" >/dev/null 2>&1 || failed=1
 }
 
 make_screenshots() {
@@ -74,6 +105,7 @@ main() {
   make "report" "$ddp_prof" report "$traces" -o "$figures"
   make_pair
   make_why
+  make_pages
   make_screenshots
   [ "$failed" = 0 ] || say "not all could be made, see above"
   return "$failed"

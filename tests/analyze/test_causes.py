@@ -208,16 +208,21 @@ def test_our_own_variants_are_exposed_for_the_reasons_they_are_made_for(committe
     from ddp_prof.analyze.headline import find_headline
     from ddp_prof.ingest.load import load_trace
 
-    headlines = {}
+    headlines, after_backward = {}, {}
     for path in committed_traces:
         trace = load_trace(path)
-        headlines[path.stem] = find_headline(measure_trace(trace).collectives, trace.manifest)
+        found = measure_trace(trace).collectives
+        headlines[path.stem] = find_headline(found, trace.manifest)
+        after_backward[path.stem] = sum(each.causes.tail + each.causes.waiting for each in found)
     for blocking in ("naive", "flat"):
         assert headlines[blocking].cause == "synchronous"
         assert headlines[blocking].cause_ns == headlines[blocking].exposed_ns
     for name, parameters in (("overlap", 1), ("bucketed_100mb", 39)):
         headline = headlines[name]
-        assert headline.cause == "tail"
+        # Ranks that share two cores are late by turns: of the overlap variant's exposed time 47 to 64 % was tail in
+        # five captures of one hour, and the rest of it waiting for the other rank in the very same bucket.
+        assert headline.cause in ({"tail"} if name == "bucketed_100mb" else {"tail", "waiting"})
+        assert after_backward[name] == pytest.approx(headline.exposed_ns, rel=0.02)
         assert headline.cause_ns > headline.exposed_ns / 2
         assert headline.is_last
         assert (headline.parameters[0], len(headline.parameters)) == ("embedding.weight", parameters)

@@ -20,9 +20,10 @@ def machine(checkout: Checkout) -> Checkout:
     checkout.program("ddp-prof", 'echo "$*" >>"$CALLS"; exit "${DDP_PROF:-0}"', checkout.root / ".venv" / "bin")
     checkout.program("nsys_ui.sh", "echo /the/gui; exit ${GUI:-0}", checkout.root / "scripts")
     checkout.program("nsys_screenshot.sh", SCREENSHOT, checkout.root / "scripts")
+    checkout.program("chromium", "exit 0")
     traces = checkout.root / "traces"
     traces.mkdir()
-    for name in ("naive.sqlite", "bucketed_10mb.sqlite", "naive.nsys-rep", "overlap.nsys-rep"):
+    for name in ("naive.sqlite", "bucketed_10mb.sqlite", "overlap.sqlite", "naive.nsys-rep", "overlap.nsys-rep"):
         (traces / name).touch()
     return checkout
 
@@ -33,6 +34,11 @@ def expected(root: Path) -> list[str]:
     return [
         f"report {traces} -o {figures}",
         f"timeline {pair} -o {figures}/naive_and_bucketed.html --png {figures}/naive_and_bucketed.png",
+        f"collectives {traces}/bucketed_10mb.sqlite --by bucket --png {figures}/collectives.png",
+        f"compare {traces} --waterfall --png {figures}/waterfall.png",
+        f"timeline {traces}/naive.sqlite -o {figures}/page_naive.html",
+        f"timeline {traces}/overlap.sqlite -o {figures}/page_overlap.html",
+        f"timeline {traces}/naive.sqlite {traces}/overlap.sqlite -o {figures}/page_naive_and_overlap.html",
         f"screenshot {traces}/naive.nsys-rep -o {figures}/nsys_naive.png by /the/gui",
         f"screenshot {traces}/overlap.nsys-rep -o {figures}/nsys_overlap.png by /the/gui",
     ]
@@ -48,7 +54,7 @@ def test_where_the_gui_does_not_run_its_screenshots_are_left_out(machine: Checko
     done = machine.run(SCRIPT, GUI="1")
     assert done.returncode == 0
     assert "screenshots are left out, the GUI does not run here" in done.stderr
-    assert machine.calls == expected(machine.root)[:2]
+    assert machine.calls == expected(machine.root)[:-2]
 
 
 def test_a_screenshot_that_fails_is_left_out(machine: Checkout) -> None:
@@ -60,7 +66,7 @@ def test_a_screenshot_that_fails_is_left_out(machine: Checkout) -> None:
 
 def test_screenshots_can_be_declined(machine: Checkout) -> None:
     assert machine.run(SCRIPT, SCREENSHOTS="0").returncode == 0
-    assert machine.calls == expected(machine.root)[:2]
+    assert machine.calls == expected(machine.root)[:-2]
 
 
 def test_what_takes_a_capture_that_is_not_there_is_left_out(machine: Checkout) -> None:
@@ -70,7 +76,8 @@ def test_what_takes_a_capture_that_is_not_there_is_left_out(machine: Checkout) -
     assert done.returncode == 0
     assert "no picture of naive beside bucketed" in done.stderr
     assert "no screenshot of overlap" in done.stderr
-    assert machine.calls == [expected(machine.root)[0], expected(machine.root)[2]]
+    everything = expected(machine.root)
+    assert machine.calls == [everything[0], *everything[4:8]], "the report, the pages, the screenshot of naive"
 
 
 def test_a_report_that_fails_is_a_failure_and_the_rest_is_made(machine: Checkout) -> None:
