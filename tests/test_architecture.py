@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "ddp_prof"
-BOTTOM = {"errors", "spans", "trace", "manifest"}
+BOTTOM = {"errors", "spans", "trace", "manifest", "database"}
 
 MAY_IMPORT = {
     "errors": set(),
     "spans": {"errors"},
     "trace": {"errors", "manifest"},
     "manifest": {"errors"},
+    "database": {"errors"},
     "ingest": BOTTOM,
     "analyze": BOTTOM,
     "ddp": {"spans", "errors"},
@@ -30,8 +31,8 @@ SOLE_USERS = {
     "plotly": {"present"},
     "kaleido": {"present"},
     "pandas": {"present", "analyze"},  # analyze: only in to_frame()
-    "sqlite_utils": {"present", "train"},
-    "sqlite3": {"ingest"},
+    "sqlite_utils": {"database"},
+    "sqlite3": {"ingest", "database"},
     "adbc_driver_sqlite": {"ingest"},
     "pyarrow": {"ingest"},
     "msgspec": {"ingest"},

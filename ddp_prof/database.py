@@ -1,0 +1,256 @@
+"""The results database: what the benchmark suite measured; the suite writes it and ``ddp-prof results`` reads it.
+
+Four tables, a frozen class each: the environments in which was measured; the runs; what each step of a run took; how
+long messages of each size took. Times are nanoseconds, sizes bytes, and ``None`` (null) is what was not measured.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
+
+from ddp_prof.errors import TraceError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from sqlite_utils import Database
+
+OK, OUT_OF_MEMORY, FAILED = STATUSES = ("ok", "out_of_memory", "failed")
+
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """A machine with the versions on it; figures of two environments are not compared without a word."""
+
+    id: str
+    cpu: str
+    cores: int
+    memory_bytes: int
+    system: str
+    gpus: str
+    python: str
+    torch: str
+    cuda: str | None
+    nccl: str | None
+    ddp_prof: str
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of one setting, in processes of its own.
+
+    Attributes:
+        id: Digest of the setting, the repeat and the environment; a run that is there is not run again.
+        environment: :attr:`Environment.id`.
+        repeat: Which repetition of its setting, from 0.
+        bucket_size_mb: Cap of a bucket in MB of 2**20 bytes; ``None`` where the variant has none, or no cap.
+        parameters: Of the model.
+        gradient_bytes: Of all gradients of a rank.
+        local_batch_size: Sequences a step of one rank.
+        steps: Measured steps of each kind, see :attr:`StepTime.is_synchronized`.
+        status: One of :data:`STATUSES`; ``reason`` says why where it is not ``ok``, and there are no measurements.
+        caveat: What restricts the meaning of the figures, as for ranks that share a GPU.
+        collectives: A step's, of one rank.
+        communicated_bytes: A step's, of one rank: the sum of its messages.
+        peak_memory_bytes: Of the rank that needed most: allocated on the GPU, on a CPU resident.
+        tokens: A step's, of all ranks.
+        trace: File of the capture of the same setting, where one was made; the figures from it are medians of a step
+            over all ranks.
+    """
+
+    id: str
+    environment: str
+    repeat: int
+    variant: str
+    bucket_size_mb: float | None
+    model_size: str
+    d_model: int
+    num_layers: int
+    parameters: int
+    gradient_bytes: int
+    world_size: int
+    backend: str | None
+    device: str | None
+    local_batch_size: int
+    seq_len: int
+    warmup: int
+    steps: int
+    status: str
+    reason: str | None
+    caveat: str | None
+    collectives: int | None
+    communicated_bytes: int | None
+    peak_memory_bytes: int | None
+    tokens: int
+    created: str
+    git_commit: str | None
+    command: str
+    trace: str | None = None
+    trace_comm_ns: int | None = None
+    trace_overlapped_ns: int | None = None
+    trace_exposed_ns: int | None = None
+    trace_tail_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """What one step took on rank 0, by the host's clock.
+
+    Attributes:
+        run: :attr:`Run.id`.
+        is_synchronized: Whether the host waited for the device at each change of phase. Without (0) the step is as
+            fast as it is, but communication is only what the host waited for. With it (1) phases are told apart, and
+            nothing of one hides under another but what the variant launched earlier.
+        communication_ns: From the end of backward until the variant has synchronized all gradients.
+    """
+
+    run: str
+    is_synchronized: bool
+    step: int
+    step_ns: int
+    forward_ns: int | None
+    backward_ns: int | None
+    communication_ns: int
+    optimizer_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """All-reduces of one size in a run, timed one by one by the host: only of variants that block in each.
+
+    Attributes:
+        run: :attr:`Run.id`.
+        bytes: Size of the message.
+        calls: How many were timed.
+        median_ns: Of their times on rank 0.
+        shortest_ns: The shortest of them.
+    """
+
+    run: str
+    bytes: int
+    calls: int
+    median_ns: int
+    shortest_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """All that a database holds."""
+
+    environments: tuple[Environment, ...]
+    runs: tuple[Run, ...]
+    steps: tuple[StepTime, ...]
+    messages: tuple[Message, ...]
+
+
+TABLES: dict[str, tuple[type, tuple[str, ...]]] = {
+    "environments": (Environment, ("id",)),
+    "runs": (Run, ("id",)),
+    "measurements": (StepTime, ("run", "is_synchronized", "step")),
+    "messages": (Message, ("run", "bytes")),
+}
+"""Name of each table, what a row of it is, its primary key."""
+FOREIGN_KEYS = {
+    "runs": [("environment", "environments", "id")],
+    "measurements": [("run", "runs", "id")],
+    "messages": [("run", "runs", "id")],
+}
+
+
+def open_database(path: Path) -> Database:
+    """Open a database for writing; makes it, with its folder and tables, where it is not there.
+
+    Raises:
+        TraceError: The file is something else, or cannot be written.
+    """
+    import sqlite3
+
+    from sqlite_utils import Database
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        database = Database(path)
+        for name, (row, key) in TABLES.items():
+            database.table(name).create(
+                {column: base for column, (base, _) in _columns(row).items()},
+                pk=key if len(key) > 1 else key[0],
+                not_null={column for column, (_, is_null) in _columns(row).items() if not is_null},
+                foreign_keys=FOREIGN_KEYS.get(name, []),
+                if_not_exists=True,
+            )
+    except (OSError, sqlite3.Error) as error:
+        raise _error(path, error) from error
+    return database
+
+
+def write_run(
+    database: Database,
+    environment: Environment,
+    run: Run,
+    steps: Sequence[StepTime] = (),
+    messages: Sequence[Message] = (),
+) -> None:
+    """Write a run with all that was measured in it, whole or not at all; an earlier one of the same id goes."""
+    with database.atomic():
+        for name in ("measurements", "messages"):
+            database.table(name).delete_where("run = ?", [run.id])
+        for name, rows in (
+            ("environments", [environment]), ("runs", [run]), ("measurements", steps), ("messages", messages)
+        ):  # fmt: skip
+            key = TABLES[name][1]
+            database.table(name).upsert_all([asdict(row) for row in rows], pk=key if len(key) > 1 else key[0])
+
+
+def known_runs(database: Database) -> dict[str, str]:
+    """Status of each run that is there, by its id."""
+    return {row["id"]: row["status"] for row in database.query("select id, status from runs")}
+
+
+def load_results(path: Path) -> Results:
+    """Read a database, which stays as it is.
+
+    Raises:
+        TraceError: It is not there, or something else.
+    """
+    import sqlite3
+
+    from sqlite_utils import Database
+
+    if not path.is_file():
+        raise TraceError(path, "no such file", "make it with scripts/run_comparison.sh")
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+            database = Database(connection)
+            rows = {name: _load(database, name, row) for name, (row, _) in TABLES.items()}
+    except (OSError, sqlite3.Error) as error:
+        raise _error(path, error) from error
+    return Results(rows["environments"], rows["runs"], rows["measurements"], rows["messages"])
+
+
+def _load(database: Database, name: str, row: type[Any]) -> tuple[Any, ...]:
+    """All rows of a table; columns that a later version added are left alone."""
+    hints = _columns(row)
+    return tuple(
+        row(**{column: _value(values[column], hints[column][0]) for column in hints})
+        for values in database.query(f"select {', '.join(hints)} from {name} order by rowid")
+    )
+
+
+def _value(value: Any, base: type) -> Any:  # whatever a column holds
+    return bool(value) if base is bool else value
+
+
+def _columns(row: type) -> dict[str, tuple[type, bool]]:
+    """Of each column its type and whether it may be null."""
+    hints = get_type_hints(row)
+    bases = {each.name: get_args(hints[each.name]) or (hints[each.name],) for each in fields(row)}
+    return {name: (base[0], type(None) in base) for name, base in bases.items()}
+
+
+def _error(path: Path, error: Exception) -> TraceError:
+    return TraceError(path, f"not a results database ({error})", "name another file, or move this one away")
