@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 VARIANT_KEYS = ("naive", "flat", "overlap", "bucketed", "torch")
 """The keys of ``ddp_prof.ddp.VARIANTS``, which would import torch."""
+OUT_OF_MEMORY_EXIT = 4
+"""Exit code of a run that ended for want of memory; 3 is ``ddp-prof``'s, of a gate that is not met."""
 
 
 class Arguments(argparse.Namespace):
@@ -26,6 +28,7 @@ class Arguments(argparse.Namespace):
     seq_len: int
     steps: int
     warmup: int
+    synchronized_steps: int
     seed: int
     lr: float
     world_size: int | None
@@ -46,7 +49,9 @@ def make_parser() -> argparse.ArgumentParser:
         prog="python -m ddp_prof.train",
         description="Train a transformer language model by one data-parallel variant and mark what it does with NVTX "
         "ranges. Starts its ranks itself (--world-size), or is started by torchrun, or runs alone.",
-        epilog="Exit codes: 0 done, 1 the run failed, 2 wrong usage.",
+        epilog="Exit codes: 0 done, 1 the run failed, 2 wrong usage, "
+        f"{OUT_OF_MEMORY_EXIT} out of memory. Where MASTER_PORT is set (and MASTER_ADDR, default 127.0.0.1), the ranks "
+        "that --world-size starts meet there, else by a file.",
     )
     _add_variant(parser.add_argument_group("variant"))
     _add_work(parser.add_argument_group("work"))
@@ -84,6 +89,14 @@ def _add_work(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--steps", type=_positive, default=10, help="measured steps (default: %(default)s)")
     group.add_argument(
         "--warmup", type=_at_least(0), default=5, help="steps before, marked as warm-up (default: %(default)s)"
+    )
+    group.add_argument(
+        "--synchronized-steps",
+        type=_at_least(0),
+        default=0,
+        metavar="N",
+        help="then so many in which the host waits for the device after each phase, timed for the run.json and in no "
+        "capture (default: %(default)s)",
     )
     group.add_argument("--seed", type=int, default=0, help="of the weights and the tokens (default: %(default)s)")
     group.add_argument("--lr", type=float, default=1e-3, help="learning rate of AdamW (default: %(default)s)")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch.distributed import FileStore, HashStore  # type: ignore[attr-defined]  # not in torch's __all__
+from torch.distributed import FileStore, HashStore, Store, TCPStore  # type: ignore[attr-defined]  # not in torch's __all__
 
 from ddp_prof.errors import WorkloadError
 from ddp_prof.train.launch import LAUNCH_DIRECTORY
@@ -96,12 +96,7 @@ def process_group(place: Place, device: torch.device, backend: str, timeout_s: f
     if device.type == "cuda":
         torch.cuda.set_device(device)
     timeout = timedelta(seconds=timeout_s)
-    directory = os.environ.get(LAUNCH_DIRECTORY)
-    store: FileStore | HashStore | None = None  # torchrun's, by the environment
-    if directory is not None:
-        store = FileStore(str(Path(directory) / "store"), place.world)  # a file: no port that could be busy
-    elif place == Place():
-        store = HashStore()
+    store = _meeting_place(place, timeout)
     try:
         dist.init_process_group(
             backend,
@@ -112,8 +107,35 @@ def process_group(place: Place, device: torch.device, backend: str, timeout_s: f
             device_id=device if backend == "nccl" else None,  # else NCCL guesses it in each barrier
         )
     except (OSError, RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise WorkloadError(f"rank {place.rank}: cannot form a process group with {backend}: {reason}") from error
+        raise WorkloadError(
+            f"rank {place.rank}: cannot form a process group with {backend}: {_first_line(error)}"
+        ) from error
     yield
     # Only after success: with a peer gone it could wait for it.
     dist.destroy_process_group()
+
+
+def _meeting_place(place: Place, timeout: timedelta) -> Store | None:
+    """Where the ranks find each other; ``None`` is torchrun's, by the environment.
+
+    Raises:
+        WorkloadError: It is a port that cannot be had.
+    """
+    directory = os.environ.get(LAUNCH_DIRECTORY)
+    if directory is None:
+        return HashStore() if place == Place() else None
+    port = os.environ.get("MASTER_PORT")
+    if port is None:
+        return FileStore(str(Path(directory) / "store"), place.world)  # a file: no port that could be busy
+    address = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    try:
+        return TCPStore(address, int(port), place.world, is_master=place.rank == 0, timeout=timeout)
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = "is another program's" if "EADDRINUSE" in str(error) else f"cannot be had ({_first_line(error)})"
+        raise WorkloadError(
+            f"rank {place.rank}: MASTER_PORT {port} of {address} {reason}: choose another, or unset it"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -1,0 +1,83 @@
+"""How much memory a run needs at least, how much the ranks may have, how much they took."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddp_prof.errors import OutOfMemoryError
+from ddp_prof.train.sizes import MODEL_SIZES
+
+BYTES_A_PARAMETER = 20
+"""float32 weight, gradient and bucket, two moments of AdamW; activations come on top."""
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """So many bytes ``who`` has; ``ranks`` share them."""
+
+    who: str
+    bytes: int
+    ranks: int
+
+
+def check_memory(model_size: str, ranks: int) -> None:
+    """Refuse what cannot fit: on a CPU the system would end some process without a word.
+
+    Raises:
+        OutOfMemoryError: Some limit is too low.
+    """
+    need = BYTES_A_PARAMETER * MODEL_SIZES[model_size].parameters
+    for limit in find_limits(ranks):
+        if need * limit.ranks > limit.bytes:
+            whose = f"{limit.ranks} ranks" if limit.ranks > 1 else "a rank"
+            raise OutOfMemoryError(
+                f"out of memory: {whose} of --model-size {model_size} need {need * limit.ranks / 2**30:.3g} GiB, "
+                f"{limit.who} {limit.bytes / 2**30:.3g}: choose a smaller one"
+            )
+
+
+def find_limits(ranks: int) -> list[Limit]:
+    """The machine's memory, the control groups' limits, and what a process may address (``ulimit -v``)."""
+    limits = [Limit("this machine has", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), ranks)]
+    limits += [Limit("this control group has", each, ranks) for each in _cgroup_limits(CGROUPS, _own_cgroup())]
+    address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if address_space != resource.RLIM_INFINITY:
+        limits.append(Limit("ulimit -v allows a process", address_space, 1))
+    return limits
+
+
+def resident_bytes() -> int:
+    """The most memory that this process ever had at once."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _own_cgroup() -> str:
+    """Path of the control group of this process among the others, ``/`` where there are none."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return "/"
+    # "0::/path" (version 2), "7:memory:/path" (version 1)
+    paths = [path for _, names, path in (line.split(":", 2) for line in lines) if not names or "memory" in names]
+    return paths[-1] if paths else "/"
+
+
+def _cgroup_limits(root: Path, path: str) -> list[int]:
+    """Limits of a control group and of all that it lies in; a container may see its own as the root."""
+    inner = Path(path.strip("/"))
+    files = [root / each / "memory.max" for each in (inner, *inner.parents)]
+    files += [root / "memory" / each / "memory.limit_in_bytes" for each in (inner, *inner.parents)]
+    return [int(text) for text in map(_read, files) if text.isdigit()]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
