@@ -61,6 +61,7 @@ class Run:
         tokens: A step's, of all ranks.
         trace: File of the capture of the same setting, where one was made; the figures from it are medians of a step
             over all ranks.
+        code: Digest of the code that was measured; the run is made again, under the same id, when that changes.
     """
 
     id: str
@@ -95,6 +96,7 @@ class Run:
     trace_overlapped_ns: int | None = None
     trace_exposed_ns: int | None = None
     trace_tail_ns: int | None = None
+    code: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ def _add_variant(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--variant", choices=VARIANT_KEYS, required=True, help="how gradients are synchronized")
     group.add_argument(
         "--bucket-size-mb",
-        type=_bucket_size,
+        type=bucket_size,
         metavar="MB|none",
         help="cap of a bucket in MB of 2**20 bytes; bucketed: default 25, none is one bucket; torch: default its own",
     )
@@ -88,11 +88,11 @@ def _add_work(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--seq-len", type=_positive, default=128, help="tokens of a sequence (default: %(default)s)")
     group.add_argument("--steps", type=_positive, default=10, help="measured steps (default: %(default)s)")
     group.add_argument(
-        "--warmup", type=_at_least(0), default=5, help="steps before, marked as warm-up (default: %(default)s)"
+        "--warmup", type=at_least(0), default=5, help="steps before, marked as warm-up (default: %(default)s)"
     )
     group.add_argument(
         "--synchronized-steps",
-        type=_at_least(0),
+        type=at_least(0),
         default=0,
         metavar="N",
         help="then so many in which the host waits for the device after each phase, timed for the run.json and in no "
@@ -137,7 +137,7 @@ def _add_experiment(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--inject-delay-rank",
-        type=_at_least(0),
+        type=at_least(0),
         default=1,
         metavar="R",
         help="the rank that --inject-delay-ms delays (default: %(default)s)",
@@ -171,7 +171,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     return arguments
 
 
-def _at_least(least: int) -> Callable[[str], int]:
+def at_least(least: int) -> Callable[[str], int]:
+    """Reads a whole number that is not smaller."""
+
     def number(text: str) -> int:
         value = int(text)
         if value < least:
@@ -181,7 +183,7 @@ def _at_least(least: int) -> Callable[[str], int]:
     return number
 
 
-_positive = _at_least(1)
+_positive = at_least(1)
 
 
 def _not_negative(text: str) -> float:
@@ -191,7 +193,7 @@ def _not_negative(text: str) -> float:
     return value
 
 
-def _bucket_size(text: str) -> float:
+def bucket_size(text: str) -> float:
     """MB; ``none`` becomes infinity, which caps nothing."""
     if text.lower() == "none":
         return float("inf")

@@ -13,14 +13,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from ddp_prof.errors import CommunicationError, OutOfMemoryError, WorkloadError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from types import FrameType
 
 LAUNCH_DIRECTORY = "DDP_PROF_LAUNCH_DIRECTORY"
@@ -56,13 +56,19 @@ def launch(world: int, command: Sequence[str], log: Path | None = None) -> None:
         OutOfMemoryError: A rank failed for want of memory, or somebody killed it, as the system does then.
         Stopped: A signal asked this process to end; the ranks are gone.
     """
+    with stoppable(), tempfile.TemporaryDirectory(prefix="ddp_prof.") as directory:
+        with log.open("ab") if log else nullcontext() as output:
+            failed = _run(world, directory, command, output)
+        if failed:
+            raise _cause(failed, Path(directory), log)
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Within the block a signal that asks this process to end raises :class:`Stopped`."""
     before = {number: signal.signal(number, _stop) for number in STOPPING}
     try:
-        with tempfile.TemporaryDirectory(prefix="ddp_prof.") as directory:
-            with log.open("ab") if log else nullcontext() as output:
-                failed = _run(world, directory, command, output)
-            if failed:
-                raise _cause(failed, Path(directory), log)
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

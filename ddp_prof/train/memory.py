@@ -14,6 +14,7 @@ from ddp_prof.train.sizes import MODEL_SIZES
 BYTES_A_PARAMETER = 20
 """float32 weight, gradient and bucket, two moments of AdamW; activations come on top."""
 CGROUPS = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ def check_memory(model_size: str, ranks: int) -> None:
 def find_limits(ranks: int) -> list[Limit]:
     """The machine's memory, the control groups' limits, and what a process may address (``ulimit -v``)."""
     limits = [Limit("this machine has", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), ranks)]
-    limits += [Limit("this control group has", each, ranks) for each in _cgroup_limits(CGROUPS, _own_cgroup())]
+    limits += [Limit("this control group has", each, ranks) for each in _cgroup_limits(CGROUPS, _read(MEMBERSHIP))]
     address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if address_space != resource.RLIM_INFINITY:
         limits.append(Limit("ulimit -v allows a process", address_space, 1))
@@ -57,22 +58,22 @@ def resident_bytes() -> int:
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def _own_cgroup() -> str:
-    """Path of the control group of this process among the others, ``/`` where there are none."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return "/"
-    # "0::/path" (version 2), "7:memory:/path" (version 1)
-    paths = [path for _, names, path in (line.split(":", 2) for line in lines) if not names or "memory" in names]
-    return paths[-1] if paths else "/"
+def _cgroup_limits(root: Path, membership: str) -> list[int]:
+    """Limits of the control groups of a process and of all that they lie in; a container may see its own as the root.
 
-
-def _cgroup_limits(root: Path, path: str) -> list[int]:
-    """Limits of a control group and of all that it lies in; a container may see its own as the root."""
-    inner = Path(path.strip("/"))
-    files = [root / each / "memory.max" for each in (inner, *inner.parents)]
-    files += [root / "memory" / each / "memory.limit_in_bytes" for each in (inner, *inner.parents)]
+    Args:
+        root: Where the groups are mounted.
+        membership: ``/proc/self/cgroup``: ``0::/path`` (version 2), ``7:memory:/path`` (version 1).
+    """
+    files: list[Path] = []
+    for line in membership.splitlines():
+        _, controllers, path = line.split(":", 2)
+        inner = Path(path.strip("/"))
+        folders = (inner, *inner.parents)
+        if not controllers:
+            files += [root / folder / "memory.max" for folder in folders]
+        elif "memory" in controllers.split(","):
+            files += [root / "memory" / folder / "memory.limit_in_bytes" for folder in folders]
     return [int(text) for text in map(_read, files) if text.isdigit()]
 
 

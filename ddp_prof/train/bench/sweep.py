@@ -1,0 +1,195 @@
+"""The loop over all runs: leaves out what is there, writes each run the moment it has ended."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import statistics
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddp_prof.database import FAILED, OK, OUT_OF_MEMORY, load_results, open_database, write_run
+from ddp_prof.errors import WorkloadError
+from ddp_prof.train.bench.capture import TraceFigures, capture
+from ddp_prof.train.bench.identity import run_id
+from ddp_prof.train.bench.measure import measure
+from ddp_prof.train.bench.progress import show_progress
+from ddp_prof.train.bench.rows import Finished, finished
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sqlite_utils import Database
+
+    from ddp_prof.database import Run
+    from ddp_prof.train.bench.grid import Conditions, Job, Setting
+    from ddp_prof.train.bench.probe import Machine
+    from ddp_prof.train.bench.progress import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do.
+
+    Attributes:
+        jobs: In this order.
+        database: Results are kept here.
+        force: Make runs again that are there.
+        profile: Capture each setting once.
+    """
+
+    jobs: Sequence[Job]
+    conditions: Conditions
+    machine: Machine
+    database: Path
+    force: bool = False
+    profile: bool = False
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How many runs ended how; ``known`` were there before."""
+
+    known: int = 0
+    runs: dict[str, int] = field(default_factory=lambda: {OK: 0, OUT_OF_MEMORY: 0, FAILED: 0})
+    captures: int = 0
+    failed_captures: int = 0
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing failed; for want of memory a run may be missing."""
+        return not self.runs[FAILED] and not self.failed_captures
+
+    def __str__(self) -> str:
+        parts = [f"{self.runs[OK]} runs measured"]
+        for count, what in (
+            (self.known, "there before"),
+            (self.runs[OUT_OF_MEMORY], "out of memory"),
+            (self.runs[FAILED], "failed"),
+            (self.captures, "captured"),
+            (self.failed_captures, "captures failed"),
+        ):
+            parts += [f"{count} {what}"] if count else []
+        return ", ".join(parts)
+
+
+def sweep(plan: Plan) -> Outcome:
+    """Carry out a plan.
+
+    Raises:
+        TraceError: The database is something else, or cannot be written.
+        WorkloadError: Another sweep is at work there.
+        Stopped: A signal asked this process to end; what had ended is in the database, nothing is left running.
+    """
+    with closing(open_database(plan.database)) as database, _alone(plan.database.parent):
+        known = _load(plan.database)
+        missing = [job for job in plan.jobs if plan.force or not _is_there(known.get(_id(plan, job)), plan)]
+        outcome = Outcome(known=len(plan.jobs) - len(missing))
+        captures = sum(job.repeat == 0 for job in plan.jobs) if plan.profile else 0
+        with show_progress(len(missing) + captures) as progress:
+            for job in missing:
+                known[_id(plan, job)] = _measure(plan, job, database, outcome, progress)
+            if plan.profile:
+                for job in (each for each in plan.jobs if each.repeat == 0):
+                    _capture(plan, job, known[_id(plan, job)], database, outcome, progress)
+    return outcome
+
+
+def _id(plan: Plan, job: Job) -> str:
+    return run_id(job, plan.conditions, plan.machine.environment.id)
+
+
+def _load(path: Path) -> dict[str, Finished]:
+    """All runs that are there, by their id."""
+    results = load_results(path)
+    return {
+        run.id: Finished(
+            run,
+            tuple(each for each in results.steps if each.run == run.id),
+            tuple(each for each in results.messages if each.run == run.id),
+        )
+        for run in results.runs
+    }
+
+
+def _is_there(found: Finished | None, plan: Plan) -> bool:
+    """Whether a run need not be made: want of memory lasts, another failure may have been chance."""
+    return found is not None and found.run.status != FAILED and found.run.code == plan.machine.code
+
+
+def _measure(plan: Plan, job: Job, database: Database, outcome: Outcome, progress: Progress) -> Finished:
+    what = f"{job.setting}, repeat {job.repeat + 1}"
+    progress.begin(what)
+    result = finished(job, plan.conditions, plan.machine, measure(job.setting, plan.conditions))
+    write_run(database, plan.machine.environment, result.run, result.steps, result.messages)
+    outcome.runs[result.run.status] += 1
+    progress.end(what, _describe(result), is_bad=result.run.status != OK)
+    return result
+
+
+def _describe(result: Finished) -> str:
+    if result.run.status != OK:
+        return f"{result.run.status.replace('_', ' ')}: {result.run.reason}"
+    steps = [each for each in result.steps if not each.is_synchronized]
+    step_ms = statistics.median(each.step_ns for each in steps) / 1e6
+    communication_ms = statistics.median(each.communication_ns for each in steps) / 1e6
+    return f"step {step_ms:.0f} ms, waiting for gradients {communication_ms:.0f} ms"
+
+
+def _capture(plan: Plan, job: Job, found: Finished, database: Database, outcome: Outcome, progress: Progress) -> None:
+    """Capture a setting and add what the capture says to its first run; there is none where that could not run."""
+    what = f"{job.setting}, capture"
+    progress.begin(what)
+    if found.run.status != OK or (found.run.trace_comm_ns is not None and not plan.force):
+        progress.end(what, "there before" if found.run.status == OK else "left out", is_bad=False)
+        return
+    folder = _capture_folder(plan.database, job.setting)
+    try:
+        figures = capture(job.setting, plan.conditions, folder, force=plan.force)
+    except WorkloadError as error:
+        outcome.failed_captures += 1
+        progress.end(what, f"failed: {error}", is_bad=True)
+        return
+    run = _with_figures(found.run, figures, plan.database)
+    write_run(database, plan.machine.environment, run, found.steps, found.messages)
+    outcome.captures += 1
+    progress.end(what, "done", is_bad=False)
+
+
+def _capture_folder(database: Path, setting: Setting) -> Path:
+    """Beside the database, one for all variants of the same sizes: ``results/mini_2ranks_2x64``."""
+    sizes = f"{setting.model_size}_{setting.world_size}ranks_{setting.local_batch_size}x{setting.seq_len}"
+    return database.with_suffix("") / sizes
+
+
+def _with_figures(run: Run, figures: TraceFigures, database: Path) -> Run:
+    return replace(
+        run,
+        trace=os.path.relpath(figures.file.absolute(), database.parent.absolute()),
+        trace_comm_ns=figures.comm_ns,
+        trace_overlapped_ns=figures.overlapped_ns,
+        trace_exposed_ns=figures.exposed_ns,
+        trace_tail_ns=figures.tail_ns,
+    )
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the folder, as scripts/profile_variant.sh does: two at once would measure each other.
+
+    Raises:
+        WorkloadError: Somebody else holds it.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise WorkloadError(
+                f"{folder}: another sweep or capture writes there: wait for it, or name another --database"
+            ) from error
+        yield
+    finally:
+        os.close(descriptor)
