@@ -185,6 +185,7 @@ def open_database(path: Path) -> Database:
                 foreign_keys=FOREIGN_KEYS.get(name, []),
                 if_not_exists=True,
             )
+            _add_columns(database, name, row)
     except (OSError, sqlite3.Error) as error:
         raise _error(path, error) from error
     return database
@@ -229,14 +230,24 @@ def load_results(path: Path) -> Results:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
             database = Database(connection)
             rows = {name: _load(database, name, row) for name, (row, _) in TABLES.items()}
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, sqlite3.Error, TypeError) as error:  # TypeError: a column is missing that cannot be
         raise _error(path, error) from error
     return Results(rows["environments"], rows["runs"], rows["measurements"], rows["messages"])
 
 
+def _add_columns(database: Database, name: str, row: type) -> None:
+    """Give a table of an earlier version the columns that came since."""
+    known = database.table(name).columns_dict
+    for column, (base, _) in _columns(row).items():
+        if column not in known:
+            database.table(name).add_column(column, base)
+
+
 def _load(database: Database, name: str, row: type[Any]) -> tuple[Any, ...]:
-    """All rows of a table; columns that a later version added are left alone."""
+    """All rows of a table; of a later version's columns nothing is read, of those that came since the default."""
     hints = _columns(row)
+    known = database.table(name).columns_dict or hints  # without the table let SQLite say so
+    hints = {column: hint for column, hint in hints.items() if column in known}
     return tuple(
         row(**{column: _value(values[column], hints[column][0]) for column in hints})
         for values in database.query(f"select {', '.join(hints)} from {name} order by rowid")

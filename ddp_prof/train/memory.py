@@ -19,7 +19,7 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """So many bytes ``who`` has; ``ranks`` share them."""
+    """So many bytes somebody has, as in "this machine has"; so many ranks share them."""
 
     who: str
     bytes: int
@@ -30,16 +30,16 @@ def check_memory(model_size: str, ranks: int) -> None:
     """Refuse what cannot fit: on a CPU the system would end some process without a word.
 
     Raises:
-        OutOfMemoryError: Some limit is too low.
+        OutOfMemoryError: Some limit is too low; the one that is exceeded most is named.
     """
-    need = BYTES_A_PARAMETER * MODEL_SIZES[model_size].parameters
-    for limit in find_limits(ranks):
-        if need * limit.ranks > limit.bytes:
-            whose = f"{limit.ranks} ranks" if limit.ranks > 1 else "a rank"
-            raise OutOfMemoryError(
-                f"out of memory: {whose} of --model-size {model_size} need {need * limit.ranks / 2**30:.3g} GiB, "
-                f"{limit.who} {limit.bytes / 2**30:.3g}: choose a smaller one"
-            )
+    tightest = max(find_limits(ranks), key=lambda limit: limit.ranks / limit.bytes)
+    need = tightest.ranks * BYTES_A_PARAMETER * MODEL_SIZES[model_size].parameters
+    if need > tightest.bytes:
+        whose = f"{tightest.ranks} ranks" if tightest.ranks > 1 else "a rank"
+        raise OutOfMemoryError(
+            f"out of memory: {whose} of --model-size {model_size} need {need / 2**30:.3g} GiB, "
+            f"{tightest.who} {tightest.bytes / 2**30:.3g}: choose a smaller one"
+        )
 
 
 def find_limits(ranks: int) -> list[Limit]:
@@ -74,7 +74,7 @@ def _cgroup_limits(root: Path, membership: str) -> list[int]:
             files += [root / folder / "memory.max" for folder in folders]
         elif "memory" in controllers.split(","):
             files += [root / "memory" / folder / "memory.limit_in_bytes" for folder in folders]
-    return [int(text) for text in map(_read, files) if text.isdigit()]
+    return [int(text) for text in map(_read, files) if text.isdigit() and int(text)]
 
 
 def _read(path: Path) -> str:

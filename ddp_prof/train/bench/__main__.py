@@ -7,11 +7,12 @@ import sys
 from ddp_prof.errors import DdpProfError
 from ddp_prof.train.bench.arguments import Arguments, choose_conditions, choose_grid, make_parser
 from ddp_prof.train.bench.grid import choose_defaults, order_jobs
-from ddp_prof.train.launch import Stopped, stoppable
+from ddp_prof.train.launch import Stopped, die_with_launcher, stoppable
 
 
 def main() -> int:
     """Run the command line; returns the exit code."""
+    die_with_launcher()
     arguments = make_parser().parse_args(None, Arguments())
     try:
         with stoppable():

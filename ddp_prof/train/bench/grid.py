@@ -87,11 +87,11 @@ class Defaults:
 def choose_defaults(gpus: int) -> Defaults:
     """The published study's grid where there are two GPUs; else one that two CPU cores finish in some minutes."""
     if gpus >= 2:
-        study = Grid(VARIANT_KEYS, (1, 10, 100, 1000), ("xl",), (2,), (2, 4), (128, 256, 512))
+        study = Grid(VARIANT_KEYS, (1.0, 10.0, 100.0, 1000.0), ("xl",), (2,), (2, 4), (128, 256, 512))
         return Defaults(study, steps=10, warmup=5, repeats=3)
     # 37 MB of gradients: from 100 MB on there is one bucket.
     return Defaults(
-        Grid(VARIANT_KEYS, (1, 10, 100), ("mini",), (2,), (2,), (32, 64, 128)), steps=4, warmup=2, repeats=3
+        Grid(VARIANT_KEYS, (1.0, 10.0, 100.0), ("mini",), (2,), (2,), (32, 64, 128)), steps=4, warmup=2, repeats=3
     )
 
 

@@ -7,7 +7,6 @@ import os
 import statistics
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddp_prof.database import FAILED, OK, OUT_OF_MEMORY, load_results, open_database, write_run
@@ -19,9 +18,8 @@ from ddp_prof.train.bench.progress import show_progress
 from ddp_prof.train.bench.rows import Finished, finished
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from sqlite_utils import Database
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from ddp_prof.database import Run
     from ddp_prof.train.bench.grid import Conditions, Job, Setting
@@ -84,21 +82,86 @@ def sweep(plan: Plan) -> Outcome:
         Stopped: A signal asked this process to end; what had ended is in the database, nothing is left running.
     """
     with closing(open_database(plan.database)) as database, _alone(plan.database.parent):
-        known = _load(plan.database)
-        missing = [job for job in plan.jobs if plan.force or not _is_there(known.get(_id(plan, job)), plan)]
-        outcome = Outcome(known=len(plan.jobs) - len(missing))
-        captures = sum(job.repeat == 0 for job in plan.jobs) if plan.profile else 0
-        with show_progress(len(missing) + captures) as progress:
-            for job in missing:
-                known[_id(plan, job)] = _measure(plan, job, database, outcome, progress)
-            if plan.profile:
-                for job in (each for each in plan.jobs if each.repeat == 0):
-                    _capture(plan, job, known[_id(plan, job)], database, outcome, progress)
-    return outcome
+
+        def write(result: Finished) -> None:
+            write_run(database, plan.machine.environment, result.run, result.steps, result.messages)
+
+        return _Sweep(plan, _load(plan.database), write).run()
 
 
-def _id(plan: Plan, job: Job) -> str:
-    return run_id(job, plan.conditions, plan.machine.environment.id)
+class _Sweep:
+    """A plan that is carried out.
+
+    Args:
+        plan: What to do.
+        known: The runs that are there, by their id.
+        write: Puts a run into the database.
+    """
+
+    def __init__(self, plan: Plan, known: dict[str, Finished], write: Callable[[Finished], None]) -> None:
+        self._plan, self._known, self._write = plan, known, write
+        self._outcome = Outcome()
+
+    def run(self) -> Outcome:
+        """Make the runs that are missing, then the captures, which would disturb them."""
+        jobs = [job for job in self._plan.jobs if not self._is_there(job)]
+        captures = [job for job in self._plan.jobs if self._is_to_be_captured(job)]
+        self._outcome.known = len(self._plan.jobs) - len(jobs)
+        with show_progress(len(jobs) + len(captures)) as progress:
+            for job in jobs:
+                self._measure(job, progress)
+            for job in captures:
+                self._capture(job, progress)
+        return self._outcome
+
+    def _is_there(self, job: Job) -> bool:
+        """Whether a run need not be made: want of memory lasts, another failure may have been chance."""
+        found = self._find(job)
+        is_usable = found is not None and found.run.status != FAILED and found.run.code == self._plan.machine.code
+        return is_usable and not self._plan.force
+
+    def _is_to_be_captured(self, job: Job) -> bool:
+        """Each setting once, beside its first run."""
+        found = self._find(job)
+        is_captured = found is not None and found.run.trace_comm_ns is not None and self._is_there(job)
+        return self._plan.profile and job.repeat == 0 and not is_captured
+
+    def _find(self, job: Job) -> Finished | None:
+        return self._known.get(self._id(job))
+
+    def _id(self, job: Job) -> str:
+        return run_id(job, self._plan.conditions, self._plan.machine.environment.id)
+
+    def _measure(self, job: Job, progress: Progress) -> None:
+        what = f"{job.setting}, repeat {job.repeat + 1}"
+        progress.begin(what)
+        outcome = measure(job.setting, self._plan.conditions)
+        result = finished(job, self._plan.conditions, self._plan.machine, outcome)
+        self._keep(result)
+        self._outcome.runs[result.run.status] += 1
+        progress.end(what, _describe(result), is_bad=result.run.status != OK)
+
+    def _capture(self, job: Job, progress: Progress) -> None:
+        what = f"{job.setting}, capture"
+        found = self._known[self._id(job)]
+        progress.begin(what)
+        if found.run.status != OK:
+            progress.end(what, "left out, as the run is missing", is_bad=False)
+            return
+        folder = _capture_folder(self._plan.database, job.setting)
+        try:
+            figures = capture(job.setting, self._plan.conditions, folder, force=self._plan.force)
+        except WorkloadError as error:
+            self._outcome.failed_captures += 1
+            progress.end(what, f"failed: {error}", is_bad=True)
+            return
+        self._keep(replace(found, run=_with_figures(found.run, figures, self._plan.database)))
+        self._outcome.captures += 1
+        progress.end(what, "done", is_bad=False)
+
+    def _keep(self, result: Finished) -> None:
+        self._write(result)
+        self._known[result.run.id] = result
 
 
 def _load(path: Path) -> dict[str, Finished]:
@@ -114,21 +177,6 @@ def _load(path: Path) -> dict[str, Finished]:
     }
 
 
-def _is_there(found: Finished | None, plan: Plan) -> bool:
-    """Whether a run need not be made: want of memory lasts, another failure may have been chance."""
-    return found is not None and found.run.status != FAILED and found.run.code == plan.machine.code
-
-
-def _measure(plan: Plan, job: Job, database: Database, outcome: Outcome, progress: Progress) -> Finished:
-    what = f"{job.setting}, repeat {job.repeat + 1}"
-    progress.begin(what)
-    result = finished(job, plan.conditions, plan.machine, measure(job.setting, plan.conditions))
-    write_run(database, plan.machine.environment, result.run, result.steps, result.messages)
-    outcome.runs[result.run.status] += 1
-    progress.end(what, _describe(result), is_bad=result.run.status != OK)
-    return result
-
-
 def _describe(result: Finished) -> str:
     if result.run.status != OK:
         return f"{result.run.status.replace('_', ' ')}: {result.run.reason}"
@@ -136,26 +184,6 @@ def _describe(result: Finished) -> str:
     step_ms = statistics.median(each.step_ns for each in steps) / 1e6
     communication_ms = statistics.median(each.communication_ns for each in steps) / 1e6
     return f"step {step_ms:.0f} ms, waiting for gradients {communication_ms:.0f} ms"
-
-
-def _capture(plan: Plan, job: Job, found: Finished, database: Database, outcome: Outcome, progress: Progress) -> None:
-    """Capture a setting and add what the capture says to its first run; there is none where that could not run."""
-    what = f"{job.setting}, capture"
-    progress.begin(what)
-    if found.run.status != OK or (found.run.trace_comm_ns is not None and not plan.force):
-        progress.end(what, "there before" if found.run.status == OK else "left out", is_bad=False)
-        return
-    folder = _capture_folder(plan.database, job.setting)
-    try:
-        figures = capture(job.setting, plan.conditions, folder, force=plan.force)
-    except WorkloadError as error:
-        outcome.failed_captures += 1
-        progress.end(what, f"failed: {error}", is_bad=True)
-        return
-    run = _with_figures(found.run, figures, plan.database)
-    write_run(database, plan.machine.environment, run, found.steps, found.messages)
-    outcome.captures += 1
-    progress.end(what, "done", is_bad=False)
 
 
 def _capture_folder(database: Path, setting: Setting) -> Path:
