@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
+from rich.table import Column
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,14 +40,17 @@ def show_progress(total: int) -> Iterator[Progress]:
         yield Lines(console, total)
         return
     columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=7)),
+        TimeElapsedColumn(table_column=Column(no_wrap=True, min_width=7)),
+        TextColumn("left", table_column=Column(no_wrap=True, min_width=4)),
+        TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
+        # What is run gives way to the others.
+        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
     )
-    bar = RichProgress(*columns, console=console, refresh_per_second=REFRESHES_A_SECOND, speed_estimate_period=MEMORY_S)
+    bar = RichProgress(
+        *columns, expand=True, console=console, refresh_per_second=REFRESHES_A_SECOND, speed_estimate_period=MEMORY_S
+    )
     with bar:
         yield Bar(bar, bar.add_task("", total=total))
 

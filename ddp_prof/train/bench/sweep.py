@@ -178,8 +178,10 @@ def _load(path: Path) -> dict[str, Finished]:
 
 
 def _describe(result: Finished) -> str:
-    if result.run.status != OK:
-        return f"{result.run.status.replace('_', ' ')}: {result.run.reason}"
+    if result.run.status == FAILED:
+        return f"failed: {result.run.reason}"
+    if result.run.status == OUT_OF_MEMORY:
+        return str(result.run.reason)  # says so
     steps = [each for each in result.steps if not each.is_synchronized]
     step_ms = statistics.median(each.step_ns for each in steps) / 1e6
     communication_ms = statistics.median(each.communication_ns for each in steps) / 1e6
