@@ -161,9 +161,10 @@ def _status(code: int) -> str:
 
 def _last_words(log: Path | None) -> str:
     """Where to look, or what is to be seen there."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log else []
-    said = [line.strip() for line in lines if line.strip()]
-    return f"after saying: {said[-1]}" if said else "see its output" if log is None else "without a word"
+    if log is None:
+        return "see its output"
+    said = log.read_text(encoding="utf-8", errors="replace").strip()
+    return f"after saying: {said.splitlines()[-1]}" if said else "without a word"
 
 
 def die_with_launcher() -> None:

@@ -123,7 +123,7 @@ class _Sweep:
     def _is_to_be_captured(self, job: Job) -> bool:
         """Each setting once, beside its first run."""
         found = self._find(job)
-        is_captured = found is not None and found.run.trace_comm_ns is not None and self._is_there(job)
+        is_captured = found is not None and found.run.trace is not None and self._is_there(job)
         return self._plan.profile and job.repeat == 0 and not is_captured
 
     def _find(self, job: Job) -> Finished | None:
