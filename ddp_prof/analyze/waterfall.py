@@ -125,7 +125,7 @@ def _budget(run: Run, contention: Contention) -> Budget | None:
         exposure = explain_exposure(rank, wait_times(rank, transfer_ns))
         in_step = (rank.lives.step != UNKNOWN) & bool(len(rank.times))
         exposed += int(exposure.exposed_ns[in_step].sum())
-        tail += int(exposure.tail_ns[in_step].sum())
+        tail += int((exposure.tail_ns - exposure.tail_wait_ns)[in_step].sum())
         wait += int(exposure.exposed_wait_ns[in_step].sum())
 
     def mean(total: int) -> int:
