@@ -64,7 +64,7 @@ def _measure(traces: Sequence[Path], selection: Selection) -> tuple[list[TraceOv
     from ddp_prof.manifest import manifest_path
 
     parts: dict[Path, list[tuple[TraceOverlap, Run, list[KernelSamples]]]] = {}
-    for trace in selection.load(traces):
+    for trace in selection.load(traces, with_shapes=True):
         works = rank_work(trace, step_pattern=selection.step_pattern, backward_pattern=selection.backward_pattern)
         part = measure_works(trace, works), reduce_trace(trace, works), [sample_kernels(trace, each) for each in works]
         parts.setdefault(manifest_path(trace.path), []).append(part)

@@ -15,6 +15,7 @@ from ddp_prof.errors import TraceError
 from ddp_prof.ingest.arguments import NcclRange, add_nccl_arguments
 from ddp_prof.ingest.classify import KernelClassifier
 from ddp_prof.ingest.copy_engine import mark_copy_engine_collectives
+from ddp_prof.ingest.launch_shapes import SIZES, add_launch_shapes
 from ddp_prof.ingest.names import NameTable, NsysStrings
 from ddp_prof.ingest.ranks import ranks_of, world_size_of
 from ddp_prof.ingest.sqlite_columns import SqliteFile, integer_array
@@ -41,13 +42,16 @@ _CALL_COLUMNS = ("start", "globalTid", "correlationId")
 _UNNAMED = {Kind.COPY: "memcpy", Kind.MEMORY_SET: "memset", Kind.GRAPH: "CUDA graph"}
 
 
-def load_nsys_sqlite(path: Path, *, extra_patterns: Sequence[str] = (), run: Path | None = None) -> Trace:
+def load_nsys_sqlite(
+    path: Path, *, extra_patterns: Sequence[str] = (), run: Path | None = None, with_shapes: bool = False
+) -> Trace:
     """Read a whole export.
 
     Args:
         path: The SQLite file; opened read-only.
         extra_patterns: Regular expressions for communication kernels unknown to the classifier.
         run: The file whose ``run.json`` counts, where it is not the export's own.
+        with_shapes: Read the launch shapes of kernels, too.
 
     Raises:
         TraceError: Not a database, damaged, or not an export of Nsight Systems.
@@ -81,7 +85,8 @@ def load_nsys_sqlite(path: Path, *, extra_patterns: Sequence[str] = (), run: Pat
     )
     trace = mark_copy_engine_collectives(trace)
     payloads = _nccl_payloads(file, strings) if any(name.startswith("nccl") for name in trace.names) else []
-    return add_nccl_arguments(trace, payloads) if payloads else trace
+    trace = add_nccl_arguments(trace, payloads) if payloads else trace
+    return add_launch_shapes(trace, _sizes(file)) if with_shapes else trace
 
 
 def _require_export(file: SqliteFile) -> None:
@@ -136,6 +141,10 @@ def _activities(
         correlation=columns["correlationId"],
         bytes=columns["bytes"],
     )
+
+
+def _sizes(file: SqliteFile) -> list[Ints]:
+    return list(file.integers(SIZES, file.selection(KERNELS, SIZES)).values())
 
 
 def _calls(file: SqliteFile) -> Calls:
