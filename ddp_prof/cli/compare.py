@@ -56,7 +56,7 @@ def command(
 
 def _measure(traces: Sequence[Path], selection: Selection) -> tuple[list[TraceOverlap], Waterfall]:
     """Overlap and waterfall, from one reading of each trace."""
-    from ddp_prof.analyze.contention import measure_contention, sample_kernels
+    from ddp_prof.analyze.contention import sample_kernels
     from ddp_prof.analyze.overlap import measure_works, merge_ranks
     from ddp_prof.analyze.runs import merge_traces, reduce_trace
     from ddp_prof.analyze.waterfall import measure_waterfall
@@ -71,19 +71,7 @@ def _measure(traces: Sequence[Path], selection: Selection) -> tuple[list[TraceOv
     results = [merge_ranks([each for each, _, _ in run]) for run in parts.values()]
     runs = [merge_traces([each for _, each, _ in run]) for run in parts.values()]
     samples = [[kernels for _, _, each in run for kernels in each] for run in parts.values()]
-    contentions = [
-        measure_contention(
-            own,
-            [
-                kernels
-                for other, each in zip(runs, samples, strict=True)
-                if run.does_the_work_of(other)
-                for kernels in each
-            ],
-        )
-        for run, own in zip(runs, samples, strict=True)
-    ]
-    return results, measure_waterfall(list(zip(runs, contentions, strict=True)))
+    return results, measure_waterfall(list(zip(runs, samples, strict=True)))
 
 
 def _draw(changes: Waterfall, page: Path | None, png: Path | None) -> None:

@@ -97,7 +97,13 @@ def _bar(kind: str, is_wait: bool, stretches: Sequence[tuple[int, int, int, str]
     color = CAUSE_COLORS.get(kind) or look.colors[kind]
     title = f"exposed: {kind.replace('_', ' ')}" if kind in CAUSE_COLORS else _TITLES[kind]
     title += ", waiting for a peer" if is_wait else ""
-    pattern = {"shape": "/" if is_wait else "", "fgcolor": look.paper, "fgopacity": 0.7, "size": 6}
+    pattern = {
+        "shape": "/" if is_wait else "",
+        "fillmode": "overlay",
+        "fgcolor": look.paper,
+        "fgopacity": 0.7,
+        "size": 6,
+    }
     return {
         "type": "bar", "orientation": "h", "name": title, "width": 0.66, "marker": {"color": color, "pattern": pattern},
         "y": [y for y, *_ in stretches], "base": [start / 1e6 for _, start, _, _ in stretches],
