@@ -17,7 +17,7 @@ def test_a_report_opens_from_disk(visit: Visit, tmp_path: Path, monkeypatch: pyt
     assert "device: cpu" in visit.text()
     assert visit.count("tbody tr") == 4, "two runs side by side, and why each is exposed"
     visit.page.locator('a[href="naive-why.html"]').click()
-    assert visit.page.locator("#collectives .bars .point").count() > 0
+    visit.page.locator("#collectives .bars .point").first.wait_for()
     visit.page.go_back()
     visit.page.locator('a[href="naive.html"]').click()
     visit.wait_for_timeline()
