@@ -189,16 +189,23 @@ def _spans(rows: Any, strings: NsysStrings, names: NameTable, domains: dict[tupl
 
 
 def _nccl_payloads(file: SqliteFile, strings: NsysStrings) -> list[NcclRange]:
-    """NCCL's ranges with their arguments; none where the export was made without ``--include-json``."""
-    if not file.has(NVTX, "jsonText", "textId", "text"):
-        return []
+    """NCCL's ranges with their arguments; none where the export was made without ``--include-json``.
+
+    The JSON is in the row, or among the strings.
+    """
+    name, text_id, payload, payload_id = (
+        column if file.has(NVTX, column) else "NULL" for column in ("text", "textId", "jsonText", "jsonTextId")
+    )
     query = (
-        f"SELECT start, globalTid, text, textId, jsonText FROM {NVTX} "
-        f"WHERE eventType = {_PUSH_POP} AND jsonText IS NOT NULL AND start IS NOT NULL AND globalTid IS NOT NULL"
+        f"SELECT start, globalTid, {name}, {text_id}, {payload}, {payload_id} FROM {NVTX} "
+        f"WHERE eventType = {_PUSH_POP} AND start IS NOT NULL AND globalTid IS NOT NULL "
+        f"AND coalesce({payload}, {payload_id}) IS NOT NULL"
     )
     found = [
-        NcclRange(start, tid >> 24 & 0xFFFFFF, tid & 0xFFFFFF, text or strings.text(text_id), payload)
-        for start, tid, text, text_id, payload in file.rows(query)
+        NcclRange(
+            start, tid >> 24 & 0xFFFFFF, tid & 0xFFFFFF, name or strings.text(name_id), json or strings.text(json_id)
+        )
+        for start, tid, name, name_id, json, json_id in (file.rows(query) if file.has(NVTX) else [])
     ]
     return [each for each in found if each.name.startswith("nccl")]
 
