@@ -12,6 +12,7 @@ from ddp_prof.present.pictures import NoBrowserError, write_pictures
 from ddp_prof.present.results_rows import csv_rows
 from ddp_prof.present.results_sheets import (
     PLACES,
+    SUPPORTED,
     bucket_notes,
     bucket_rows,
     comparison_sheet,
@@ -107,7 +108,7 @@ def _analysis(place: PlaceResults) -> list[str]:
     told = {heading: texts for heading, texts in analysis(place.facts).items() if texts}
     if not told:
         return [f"{nothing_supported(place).capitalize()}.\n"]
-    return [f"**{heading}.** {_plain(' '.join(texts))}\n" for heading, texts in told.items()]
+    return [*(f"**{heading}.** {_plain(' '.join(texts))}\n" for heading, texts in told.items()), *_list([SUPPORTED])]
 
 
 def _sheet(sheet: Sheet) -> list[str]:

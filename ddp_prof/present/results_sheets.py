@@ -37,6 +37,7 @@ SPREAD_WITHIN = (
     "±: from the steps of one run, since no setting was run twice; another run may be further off, so that no "
     "difference is taken for one by it: repeat the sweep"
 )
+SUPPORTED = "in brackets, how far each figure may be off in 95 of 100 cases: of twenty sentences one may be luck"
 NOTHING_SUPPORTED = "nothing is said of differences, since none exceeds the measured spread"
 NOTHING_REPEATED = "nothing is said of differences, since no setting was run twice"
 BUCKETS = (
@@ -108,7 +109,7 @@ def analysis_sheet(place: PlaceResults) -> Sheet:
         for heading, texts in analysis(place.facts).items()
         for text in texts
     ]
-    return Sheet("", rows, [] if rows else [nothing_supported(place)], {})
+    return Sheet("", rows, [SUPPORTED if rows else nothing_supported(place)], {})
 
 
 def nothing_supported(place: PlaceResults) -> str:

@@ -67,7 +67,8 @@ def analysis(facts: Sequence[Fact]) -> dict[str, list[str]]:
 
 def sentence(fact: Fact) -> str:
     """A fact in words."""
-    return _SENTENCES[fact.name](fact)
+    text = _SENTENCES[fact.name](fact)
+    return text[:1].upper() + text[1:]
 
 
 def evidence_text(evidence: Evidence | None) -> str:

@@ -44,7 +44,7 @@ def test_the_default_is_the_suites_database(database: Path, monkeypatch: pytest.
     assert result.exit_code == 0
     assert "mini model · 2 ranks · device: cpu" in result.stdout
     assert "out_of_memory" in result.stdout
-    assert "overlap takes" in result.stdout
+    assert "Overlap takes" in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ class TestStudy:
 class TestWords:
     def test_a_sentence_goes_when_the_spread_grows(self) -> None:
         quiet, loud = (results_markdown([place_of(study_like(noise))], None) for noise in (0.002, 0.5))
-        assert re.search(r"overlap takes \d+ % \(.*\) off the step of naive\.", quiet)
+        assert re.search(r"Overlap takes \d+ % \(.*\) off the step of naive\.", quiet)
         assert "off the step of naive" not in loud
 
     def test_each_kind_of_fact_has_its_sentence(self) -> None:
@@ -160,8 +160,8 @@ class TestWords:
         for variant, step in (("naive", 100), ("flat", 100), ("overlap", 150)):
             sweep.add(variant, step, 40)
         text = results_markdown([place_of(sweep)], None)
-        assert "overlap adds 50 % (" in text
-        assert "flat and naive take the same time, to within 5 %" in text
+        assert "Overlap adds 50 % (" in text
+        assert "Flat and naive take the same time, to within 5 %" in text
 
     def test_nothing_is_made_of_nothing(self) -> None:
         sweep = Sweep()
