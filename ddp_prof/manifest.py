@@ -83,10 +83,10 @@ class Manifest:
 def manifest_path(trace: Path) -> Path:
     """Where the manifest of a trace lies.
 
-    ``overlap.sqlite`` has ``overlap.run.json`` beside it, and so have ``overlap.rank0.json.gz`` and its peers: files
-    with one manifest are the ranks of one run.
+    ``overlap.sqlite`` has ``overlap.run.json`` beside it, and so have ``overlap.rank0.json.gz`` and its peers, and
+    ``overlap.node1.sqlite``: files with one manifest are the ranks of one run.
     """
-    return trace.with_name(re.sub(r"(?:\.rank\d+)?(?:\.json\.gz|\.[^.]+)?$", "", trace.name, count=1) + SUFFIX)
+    return trace.with_name(re.sub(r"(?:\.(?:rank|node)\d+)?(?:\.json\.gz|\.[^.]+)?$", "", trace.name, count=1) + SUFFIX)
 
 
 def label_of(trace: Path, manifest: Manifest | None) -> str:
