@@ -142,7 +142,7 @@ def captured(tmp_path: Path) -> Path:
     for name in ("nccl", "tables/nccl", "cost/nccl/with.1", "nccl/.naive.partial"):
         (folder / name).mkdir(parents=True)
     write_capture(folder / "nccl/naive.rank0.sqlite", busy_capture())
-    (folder / "nccl/naive.rank0.nsys-rep").write_bytes(bytes(range(256)) * 400)
+    (folder / "nccl/naive.rank0.nsys-rep").write_bytes(random.Random(1).randbytes(300_000))
     (folder / "nccl/.naive.partial/half.sqlite").write_text("unfinished")
     (folder / "tables/nccl/overlap.txt").write_text("all steps")
     (folder / "cost/nccl/with.1/bucketed_10mb.sqlite").write_text("large")
