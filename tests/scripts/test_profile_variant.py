@@ -425,3 +425,41 @@ def test_an_importer_of_elsewhere_makes_the_report(machine: Checkout, tmp_path: 
     done = machine.run(SCRIPT, "overlap", QDSTRM_IMPORTER=str(importer))
     assert (done.returncode, done.stderr) == (0, "")
     assert _traces(tmp_path) == ["overlap.nsys-rep", "overlap.run.json", "overlap.sqlite"]
+
+
+SRUN = """
+echo "srun $1 $2" >>"$CALLS"
+while [ "$1" != bash ]; do shift; done
+for SLURM_PROCID in 1 0; do
+  export SLURM_PROCID SLURM_LOCALID=$((SLURM_PROCID % 1)) SLURM_NTASKS=2 SLURM_STEP_TASKS_PER_NODE="1(x2)"
+  "$@" || exit
+done
+"""
+
+
+def test_a_slurm_job_profiles_each_task_behind_the_launcher(machine: Checkout, tmp_path: Path) -> None:
+    _gpus(machine, 1)
+    machine.program("scontrol", "printf 'node3\\nnode4\\n'")
+    machine.program("srun", SRUN)
+    _workload(tmp_path, '[ "$RANK" = 0 ] || exit 0')
+    done = subprocess.run(
+        ["bash", str(machine.root / "scripts/slurm_profile.sbatch"), "bucketed", "--bucket-size-mb", "25"],
+        env=machine.full_environment(
+            SLURM_SUBMIT_DIR=str(machine.root), SLURM_JOB_ID="7", SLURM_JOB_NODELIST="node[3-4]"
+        ),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert {name for name in _traces(tmp_path) if name.endswith(("sqlite", "json"))} == {
+        *("bucketed_25mb.rank0.sqlite", "bucketed_25mb.rank1.sqlite", "bucketed_25mb.run.json"),
+    }
+    assert machine.calls[0] == "srun --kill-on-bad-exit=1 bash"
+    records = [call for call in machine.calls if call.startswith("nsys profile --") and "--help" not in call]
+    assert len(records) == 2
+    assert all("--gpu-metrics-device=all" in call and "--device cuda" in call for call in records)
+    told = dict(line.split("=", 1) for line in (tmp_path / "workload.env").read_text().splitlines())
+    assert (told["MASTER_ADDR"], told["MASTER_PORT"], told["WORLD_SIZE"]) == ("node3", "29507", "2")
+    assert (told["RANK"], told["LOCAL_RANK"], told["LOCAL_WORLD_SIZE"]) == ("0", "0", "1")
