@@ -10,8 +10,8 @@
 #   VENV       the virtual environment                                        (default: .venv in the checkout)
 #   PYTHON     the Python to make it with, 3.10 or newer                      (default: the first suitable one on PATH)
 #   WHEELS     install from this folder alone, offline: what the Python found has (its torch, say) is used as it is, at
-#              whatever version; fill the folder with: pip download -d WHEELS hatchling editables nvtx==0.2.11 ...
-#              (default: none)
+#              whatever version. To fill it, for that Python: pip download --no-deps --only-binary :all: -d WHEELS
+#              --python-version 3.12 hatchling editables ... (and what of pyproject.toml it lacks)   (default: none)
 #   CHROMIUM   0: do not install Chromium; pictures are then left out         (default: 1)
 #   VERBOSE    1: show what pip, uv and apt say                               (default: 0)
 set -euo pipefail

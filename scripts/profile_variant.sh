@@ -165,9 +165,12 @@ choose_profiler() {
   fi
 }
 
-# Version of an installed package, without starting Python.
+# Version of an installed package; without starting Python, unless the environment has it from elsewhere.
 installed() {
-  compgen -G "$venv/lib/python3*/site-packages/$1-*.dist-info" | sed "s|.*/$1-||; s|\.dist-info$||" | head -1 || true
+  local found
+  found="$(compgen -G "$venv/lib/python3*/site-packages/$1-*.dist-info" | sed "s|.*/$1-||; s|\.dist-info$||" | head -1 || true)"
+  [ -n "$found" ] || found="$("$python" -c "import importlib.metadata as all; print(all.version('$1'))" 2>/dev/null || true)"
+  echo "$found"
 }
 
 environment() {
