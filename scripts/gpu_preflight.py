@@ -149,19 +149,26 @@ def try_recorder(recorder: Recorder, log: Path) -> str:
     with tempfile.TemporaryDirectory(prefix="ddp_prof.probe.") as folder:
         environment = {**os.environ, **PROBE, **recorder.settings, "TRACES_DIR": folder, "VERBOSE": "1"}
         command = ["bash", str(ROOT / "scripts/profile_variant.sh"), "naive"]
-        try:
-            done = subprocess.run(
-                command, env=environment, capture_output=True, text=True, timeout=PROBE_LIMIT_S, check=False
-            )
-            said, kernels = done.stdout + done.stderr, count_kernels(Path(folder))
-        except subprocess.TimeoutExpired:
-            said, kernels = f"not done after {PROBE_LIMIT_S} s\n", 0
+        said, kernels = run_for(command, environment, PROBE_LIMIT_S), count_kernels(Path(folder))
     _write(log, f"{recorder.name}: {kernels} kernels", said)
     if kernels:
         return ""
     ours = [line for line in said.splitlines() if line.startswith("profile_variant: naive: ")]
     last = (ours or said.splitlines() or ["it said nothing"])[-1]
     return last.removeprefix("profile_variant: naive: ") if ours else f"no kernels in its capture ({last[:200]})"
+
+
+def run_for(command: Sequence[str], environment: Mapping[str, str], limit_s: float) -> str:
+    """Run a script to its end or, politely ended, for so many seconds; returns what it said."""
+    with subprocess.Popen(
+        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # it then ends what it started
+            said = f"{process.communicate()[0]}not done after {limit_s:g} s\n"
+    return said
 
 
 def count_kernels(folder: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import tarfile
@@ -12,6 +13,9 @@ import pytest
 
 from ddp_prof.manifest import write_manifest
 from tests.test_manifest import MANIFEST
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+from gpu_preflight import run_for
 
 if TYPE_CHECKING:
     from conftest import Checkout
@@ -223,3 +227,15 @@ def test_wrong_usage(bare: Checkout, arguments: list[str], more: dict[str, str])
     done = bare.run(SCRIPT, *arguments, **more)
     assert done.returncode == 2
     assert "usage: capture_gpu.sh" in done.stderr
+
+
+def test_a_recorder_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    """By a signal that it can answer, which the script that records does."""
+    script = f"""
+trap 'kill $child; echo ended >{tmp_path}/ended; exit 143' TERM
+sleep 600 & child=$!
+echo began
+wait $child
+"""
+    assert run_for(["bash", "-c", script], dict(os.environ), 1) == "began\nnot done after 1 s\n"
+    assert (tmp_path / "ended").exists()
