@@ -40,11 +40,11 @@ def read_rounds(folder: Path) -> list[Round]:
         TraceError: There is none, or one of its files is no run.json.
     """
     rounds = []
-    for recorded in sorted(folder.glob(f"with.*/*{SUFFIX}")):
-        plain = folder / recorded.parent.name.replace("with", "without") / recorded.name
-        pair = load_manifest(recorded), load_manifest(plain)
-        if pair[0] and pair[1]:
-            rounds.append(Round(*pair))
+    for path in sorted(folder.glob(f"with.*/*{SUFFIX}")):
+        recorded = load_manifest(path)
+        plain = load_manifest(folder / path.parent.name.replace("with", "without") / path.name)
+        if recorded and plain:
+            rounds.append(Round(recorded, plain))
     if not rounds:
         raise TraceError(folder, "no round with both with.N and without.N", "make them with scripts/capture_gpu.sh")
     return rounds
