@@ -39,7 +39,7 @@ def command(
     Speed-ups are over the run called 'naive', where there is one. The waterfall leads from naive to flat, overlap and
     bucketed: what each removed from the step and what it added, exactly.
     """
-    from ddp_prof.present.rows import Sheet, compare_sheet
+    from ddp_prof.present.rows import Sheet, compare_sheet, notes_of_runs
     from ddp_prof.present.table import show
     from ddp_prof.present.waterfall_rows import waterfall_document, waterfall_notes, waterfall_rows
 
@@ -47,7 +47,8 @@ def command(
     sheet = compare_sheet(results)
     document = {**sheet.document, "waterfall": waterfall_document(changes)}
     if waterfall:
-        show(form, [Sheet("", waterfall_rows(changes), waterfall_notes(changes), document)])
+        notes = [*waterfall_notes(changes), *notes_of_runs(results)]
+        show(form, [Sheet("", waterfall_rows(changes), notes, document)])
     else:
         show(form, [replace(sheet, document=document)])
     if page or png:

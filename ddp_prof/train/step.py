@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from ddp_prof.ddp import annotate
 from ddp_prof.ddp.collective import communication_errors
+from ddp_prof.train.numerics import autocast
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,9 +39,17 @@ class Trainer:
         variant: What is trained.
         optimizer: Steps on its parameters.
         delay_s: Sleep so long at the start of each backward; a straggler to be found.
+        precision: ``fp32``, or ``bf16`` by autocast.
     """
 
-    def __init__(self, variant: DataParallel, optimizer: torch.optim.Optimizer, delay_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        variant: DataParallel,
+        optimizer: torch.optim.Optimizer,
+        delay_s: float = 0.0,
+        precision: str = "fp32",
+    ) -> None:
+        self.precision = precision
         self.variant = variant
         self.optimizer = optimizer
         self.delay_s = delay_s
@@ -62,7 +71,7 @@ class Trainer:
 
     def _step(self, inputs: Tensor, targets: Tensor) -> Tensor:
         self.optimizer.zero_grad()
-        with annotate.forward():
+        with annotate.forward(), autocast(inputs.device, self.precision):
             loss = functional.cross_entropy(self.variant(inputs).flatten(0, 1), targets.flatten())
         # torch's DDP communicates in backward, where it fails with a bare RuntimeError.
         with annotate.backward(), communication_errors(self.variant.process_group, "communication in backward"):
