@@ -13,7 +13,8 @@
 #   FIGURES_DIR       where the timelines go                  (default: figures in the checkout)
 #   FORCE             1: capture again                        (default: 0)
 # and those of scripts/profile_variant.sh, of which the most useful are
-#   MODEL_SIZE (tiny mini small medium large xl 2.7B)  BATCH_SIZE  SEQ_LEN  STEPS  WARMUP  NGPU  DEVICE  PROFILER  NSYS
+#   MODEL_SIZE (tiny mini small medium large xl 2.7B)  BATCH_SIZE  SEQ_LEN  STEPS  WARMUP  NGPU  DEVICE  BACKEND
+#   RANKS_PER_GPU  PROFILER  NSYS
 # of scripts/env.sh (PYTHON, VENV, CHROMIUM) and of scripts/install_nsys.sh (NSYS_PREFIX, NSYS_FETCH).
 #
 # Exit: 0 when every capture is there, 1 when one failed (the others are captured nevertheless).

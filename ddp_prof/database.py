@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 from ddp_prof.errors import TraceError
 
 if TYPE_CHECKING:
+    import sqlite3
     from collections.abc import Sequence
     from pathlib import Path
 
@@ -220,16 +221,14 @@ def load_results(path: Path) -> Results:
     Raises:
         TraceError: It is not there, or something else.
     """
-    import sqlite3
-
-    from sqlite_utils import Database
+    import sqlite3  # sqlite-utils would load pandas, which takes longer than all of the reading
 
     if not path.is_file():
         raise TraceError(path, "no such file", "make it with scripts/run_comparison.sh")
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-            database = Database(connection)
-            rows = {name: _load(database, name, row) for name, (row, _) in TABLES.items()}
+            connection.row_factory = sqlite3.Row
+            rows = {name: _load(connection, name, row) for name, (row, _) in TABLES.items()}
     except (OSError, sqlite3.Error, TypeError) as error:  # TypeError: a column is missing that cannot be
         raise _error(path, error) from error
     return Results(rows["environments"], rows["runs"], rows["measurements"], rows["messages"])
@@ -243,14 +242,15 @@ def _add_columns(database: Database, name: str, row: type) -> None:
             database.table(name).add_column(column, base)
 
 
-def _load(database: Database, name: str, row: type[Any]) -> tuple[Any, ...]:
+def _load(connection: sqlite3.Connection, name: str, row: type[Any]) -> tuple[Any, ...]:
     """All rows of a table; of a later version's columns nothing is read, of those that came since the default."""
     hints = _columns(row)
-    known = database.table(name).columns_dict or hints  # without the table let SQLite say so
+    known = {column["name"] for column in connection.execute(f"pragma table_info({name})")}
+    known = known or set(hints)  # without the table let SQLite say so
     hints = {column: hint for column, hint in hints.items() if column in known}
     return tuple(
         row(**{column: _value(values[column], hints[column][0]) for column in hints})
-        for values in database.query(f"select {', '.join(hints)} from {name} order by rowid")
+        for values in connection.execute(f"select {', '.join(hints)} from {name} order by rowid")
     )
 
 

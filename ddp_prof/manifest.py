@@ -21,6 +21,11 @@ SUFFIX = ".run.json"
 STORY = ("naive", "flat", "overlap", "bucketed", "torch")
 """The order in which variants are told of, each of which mends what the one before leaves open."""
 
+RANKS_PER_GPU = "ranks_per_gpu"
+"""Key of ``Manifest.options``, and field of the ``process`` range: how many ranks have one GPU."""
+SHARED_GPU = "shared GPU: time-sliced, bandwidth and overlap not representative"
+"""Said of a run in which several ranks had one GPU."""
+
 Item = TypeVar("Item")
 
 
@@ -115,10 +120,10 @@ class Manifest:
 def manifest_path(trace: Path) -> Path:
     """Where the manifest of a trace lies.
 
-    ``overlap.sqlite`` has ``overlap.run.json`` beside it, and so have ``overlap.rank0.json.gz`` and its peers: files
-    with one manifest are the ranks of one run.
+    ``overlap.sqlite`` has ``overlap.run.json`` beside it, and so have ``overlap.rank0.json.gz`` and its peers, and
+    ``overlap.node1.sqlite``: files with one manifest are the ranks of one run.
     """
-    return trace.with_name(re.sub(r"(?:\.rank\d+)?(?:\.json\.gz|\.[^.]+)?$", "", trace.name, count=1) + SUFFIX)
+    return trace.with_name(re.sub(r"(?:\.(?:rank|node)\d+)?(?:\.json\.gz|\.[^.]+)?$", "", trace.name, count=1) + SUFFIX)
 
 
 def label_of(trace: Path, manifest: Manifest | None) -> str:
@@ -126,6 +131,18 @@ def label_of(trace: Path, manifest: Manifest | None) -> str:
     if manifest is None:
         return manifest_path(trace).name.removesuffix(SUFFIX)
     return manifest.variant if manifest.bucket_size_mb is None else f"{manifest.variant} {manifest.bucket_size_mb:g} MB"
+
+
+def caveats_of(manifest: Manifest) -> tuple[str, ...]:
+    """What of a run is not representative; everything that is shown of it says so, its ``run.json`` included."""
+    caveats = []
+    sharing = manifest.options.get(RANKS_PER_GPU)
+    if isinstance(sharing, int) and sharing > 1:
+        caveats.append(SHARED_GPU)
+    if manifest.world_size == 1:
+        backend = manifest.backend.replace("nccl", "NCCL")
+        caveats.append(f"one rank: it has no peer and {backend} nothing to do, so no figure is about communication")
+    return tuple(caveats)
 
 
 def in_story_order(items: Sequence[Item], manifest_of: Callable[[Item], Manifest | None]) -> list[Item]:
@@ -143,7 +160,8 @@ def in_story_order(items: Sequence[Item], manifest_of: Callable[[Item], Manifest
 def write_manifest(manifest: Manifest, path: Path) -> None:
     """Write ``path`` in one go: it is there whole or not at all."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(asdict(manifest), indent=1) + "\n", encoding="utf-8")
+    record = {**asdict(manifest), "caveats": caveats_of(manifest)}
+    partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     partial.replace(path)
 
 

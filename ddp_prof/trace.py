@@ -197,6 +197,8 @@ class Trace:
         threads: Name of a thread by (process, lane), where known.
         ranks: Rank of a process, where the trace says it.
         arguments: What is known of the collectives beside their kernels.
+        shape_id: For each activity the index into ``names`` of its launch shape, ``UNKNOWN`` where it has none;
+            ``None`` where shapes were not asked for.
         world_size: Ranks in the job; ``None`` where unknown.
         epoch_ns: UTC nanoseconds of the trace's time 0; ``None`` where unknown.
         manifest: The ``run.json`` beside the trace, if any.
@@ -214,6 +216,7 @@ class Trace:
     ranks: Mapping[int, int]
     overhead: Overhead
     arguments: Arguments = field(default_factory=lambda: empty(Arguments))
+    shape_id: Ints | None = None
     world_size: int | None = None
     epoch_ns: int | None = None
     manifest: Manifest | None = None

@@ -3,7 +3,8 @@
     python scripts/benchmark.py ddp      # step time of our bucketed variant against torch's DDP
     python scripts/benchmark.py ranges   # step time with ranges against without
 
-Both alternate step by step within one run of gloo ranks, so that whatever else the machine does hits both alike.
+Both alternate step by step within one run, so that whatever else the machine does hits both alike. The ranks are
+processes on the CPU (gloo) unless said otherwise (``--device cuda``, ``--backend``, ``--ranks-per-gpu``).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddp_prof.errors import DdpProfError, WorkloadError
+from ddp_prof.manifest import SHARED_GPU
 from ddp_prof.train.launch import Stopped, die_with_launcher, launch, leave_failure
 from ddp_prof.train.sizes import MODEL_SIZES
 
@@ -74,9 +76,13 @@ def make_taker(
     from ddp_prof.train.step import Trainer
 
     torch.manual_seed(0)
-    variant = wrap(TransformerLM(MODEL_SIZES[arguments.model_size]))
-    trainer: Trainer = Trainer(variant, torch.optim.AdamW(variant.parameters(), lr=1e-3))
-    tokens = make_tokens(8, arguments.batch_size // arguments.world_size, arguments.seq_len, seed=0)
+    device = arguments.chosen_device
+    with device:
+        model = TransformerLM(MODEL_SIZES[arguments.model_size])
+    variant = wrap(model)
+    optimizer = torch.optim.AdamW(variant.parameters(), lr=1e-3, fused=device.type == "cuda")
+    trainer: Trainer = Trainer(variant, optimizer)
+    tokens = make_tokens(8, arguments.batch_size // arguments.world_size, arguments.seq_len, seed=0).to(device)
 
     def take(index: int) -> float:
         batch = tokens[index % len(tokens)]
@@ -86,7 +92,7 @@ def make_taker(
     return take
 
 
-def measure(contest: Contest, steps: int) -> tuple[list[float], list[float]]:
+def measure(contest: Contest, steps: int, device: torch.device) -> tuple[list[float], list[float]]:
     """Seconds of each step of the two, the slower rank's; which of them goes first changes every time."""
     import torch
 
@@ -94,7 +100,7 @@ def measure(contest: Contest, steps: int) -> tuple[list[float], list[float]]:
     for index in range(WARMUP + steps):
         for which in (0, 1) if index % 2 else (1, 0):
             seconds[which].append(contest.take[which](index))
-    slower = torch.tensor(seconds, dtype=torch.float64)[:, WARMUP:].contiguous()
+    slower = torch.tensor(seconds, dtype=torch.float64, device=device)[:, WARMUP:].contiguous()
     torch.distributed.all_reduce(slower, torch.distributed.ReduceOp.MAX)
     first, second = slower.tolist()
     return first, second
@@ -103,17 +109,25 @@ def measure(contest: Contest, steps: int) -> tuple[list[float], list[float]]:
 def run_rank(arguments: argparse.Namespace) -> int:
     """Measure on this rank; rank 0 prints, and fails where the gate is asked for and not met."""
     die_with_launcher()
-    import torch
-
-    from ddp_prof.train.process_group import find_place, process_group
+    from ddp_prof.train.process_group import choose_device, count_ranks_per_gpu, find_place, process_group
 
     place = find_place(os.environ)
     try:
-        with process_group(place, torch.device("cpu"), "gloo", 120):
+        device, backend = choose_device(arguments, place)  # type: ignore[arg-type]  # it reads the three options alone
+        sharing = count_ranks_per_gpu(arguments, place, device)  # type: ignore[arg-type]
+        arguments.chosen_device = device
+        with process_group(place, device, backend, 120, ranks_per_gpu=sharing):
             contest = BENCHMARKS[arguments.benchmark](arguments)
-            seconds = measure(contest, arguments.steps)
+            seconds = measure(contest, arguments.steps, device)
         if place.rank == 0:
-            judge(contest, seconds, arguments.gate)
+            print(f"{place.world} ranks, {backend}, device: {device.type}")
+            if sharing > 1:
+                print(SHARED_GPU)
+            judge(
+                contest if arguments.target is None else contest._replace(target=arguments.target),
+                seconds,
+                arguments.gate,
+            )
     except DdpProfError as error:
         leave_failure(place.rank, error)
         os._exit(1)
@@ -142,11 +156,15 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     for name, function in BENCHMARKS.items():
         sub = subparsers.add_parser(name, help=function.__doc__, description=function.__doc__)
         sub.add_argument("--steps", type=int, default=60, help="measured steps of each (default: %(default)s)")
-        sub.add_argument("--world-size", type=int, default=2, help="gloo ranks (default: %(default)s)")
+        sub.add_argument("--world-size", type=int, default=2, help="ranks (default: %(default)s)")
+        sub.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
+        sub.add_argument("--backend", choices=("auto", "gloo", "nccl"), default="auto", help="default: what fits")
+        sub.add_argument("--ranks-per-gpu", type=int, metavar="N", help="let so many ranks take turns on each GPU")
         sub.add_argument("--model-size", choices=MODEL_SIZES, default="mini", help="default: %(default)s")
         sub.add_argument("--batch-size", type=int, default=4, help="of all ranks together (default: %(default)s)")
         sub.add_argument("--seq-len", type=int, default=128, help="default: %(default)s")
         sub.add_argument("--bucket-size-mb", type=float, default=25.0, help="of our variant (default: %(default)g)")
+        sub.add_argument("--target", type=float, help="another target than the benchmark's own")
         sub.add_argument("--gate", action="store_true", help="fail where the target is missed by more than chance")
     return parser.parse_args(argv)
 

@@ -9,6 +9,9 @@
 # Settings (environment):
 #   VENV       the virtual environment                                        (default: .venv in the checkout)
 #   PYTHON     the Python to make it with, 3.10 or newer                      (default: the first suitable one on PATH)
+#   WHEELS     install from this folder alone, offline: what the Python found has (its torch, say) is used as it is, at
+#              whatever version. To fill it, for that Python: pip download --no-deps --only-binary :all: -d WHEELS
+#              --python-version 3.12 hatchling editables ... (and what of pyproject.toml it lacks)   (default: none)
 #   CHROMIUM   0: do not install Chromium; pictures are then left out         (default: 1)
 #   VERBOSE    1: show what pip, uv and apt say                               (default: 0)
 set -euo pipefail
@@ -106,6 +109,10 @@ make_venv() {
   find_python
   say "making $venv with $("$python" --version)"
   [ -e "$venv" ] || unfinished="$venv"
+  if [ -n "${WHEELS:-}" ]; then
+    quietly "$python" -m venv --without-pip "$venv" || fail "$venv cannot be made: $(reason)"
+    return
+  fi
   quietly "$python" -m venv "$venv" && return
   if command -v uv >/dev/null && quietly uv venv --seed --clear --python "$python" "$venv"; then return; fi
   package="$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
@@ -133,6 +140,18 @@ find_uv() {
     say "no GPU here: fetching uv, which finds the torch without CUDA"
     if quietly "$venv/bin/python" -m pip install uv; then uv="$venv/bin/uv"; fi
   fi
+}
+
+# Offline: the packages of the Python found are seen by a line in the environment, the rest comes from the folder.
+install_offline() {
+  local list pth
+  list="$(IFS=, && echo "${extras[*]}")"
+  say "installing ddp-prof${list:+[$list]} from $WHEELS"
+  [ -d "$WHEELS" ] || fail "WHEELS=$WHEELS is no folder: fill one with pip download -d on a machine with a network"
+  pth="$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/of_the_machine.pth"
+  "$python" -c 'import site, sysconfig; print(sysconfig.get_path("purelib"), *site.getsitepackages(), sep="\n")' >"$pth"
+  quietly "$python" -m pip --python "$venv/bin/python" install --no-index --find-links "$WHEELS" \
+    -e "$root${list:+[$list]}" || fail "the wheels do not suffice ($(reason)): add what is missing to $WHEELS"
 }
 
 install_package() {
@@ -174,8 +193,14 @@ main() {
   flock 9
   ! up_to_date || return 0
   log="$(mktemp)"
-  make_venv
-  install_package
+  if [ -n "${WHEELS:-}" ]; then
+    find_python
+    make_venv
+    install_offline
+  else
+    make_venv
+    install_package
+  fi
   install_chromium
   printf '%s\n%s\n' "$(inputs)" "${extras[*]}" >"$stamp"
   unfinished=""

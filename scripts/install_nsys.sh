@@ -2,6 +2,7 @@
 # Prints the path of a usable Nsight Systems command line (nsys) on stdout; all that it has to say goes to stderr.
 #
 #   nsys="$(scripts/install_nsys.sh)"
+#   scripts/install_nsys.sh --list    # every one that is there, a line each, and fetch none
 #
 # Looks at $NSYS, then PATH, then the usual places. Where there is none, the distribution's own packages (Debian: non-free,
 # Ubuntu: multiverse) are fetched into a private folder: about 180 MB to download, 0.6 GB unpacked, no root needed, and
@@ -56,21 +57,17 @@ list_places() {
   for pattern in "${patterns[@]}"; do compgen -G "$pattern" | sort -rV || true; done
 }
 
-# The first usable nsys that is already there.
-find_nsys() {
+# Every usable nsys that is already there, the best first; of "first" that one alone.
+list_usable() {
   local candidate
-  if candidate="$(command -v nsys)" && usable "$candidate"; then
-    echo "$candidate"
-    return
-  fi
   while read -r candidate; do
-    if usable "$candidate"; then
-      echo "$candidate"
-      return
-    fi
-  done < <(list_places)
-  return 1
+    usable "$candidate" || continue
+    echo "$candidate"
+    [ "${1:-}" != first ] || return 0
+  done < <(command -v nsys || true; list_places)
 }
+
+find_nsys() { list_usable first | grep .; }
 
 require_distribution() {
   local tool os_release="${OS_RELEASE:-/etc/os-release}"
@@ -208,7 +205,9 @@ fetch() {
 }
 
 main() {
-  if [ -n "${NSYS:-}" ]; then
+  if [ "${1:-}" = --list ]; then
+    list_usable
+  elif [ -n "${NSYS:-}" ]; then
     usable "$NSYS" || fail "NSYS=$NSYS does not run: correct it or unset it"
     echo "$NSYS"
   elif find_nsys; then

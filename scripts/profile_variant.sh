@@ -9,6 +9,10 @@
 # Old files are replaced only by a complete new capture. Where nsys cannot be had, torch.profiler records instead
 # (NAME.rank0.json.gz, ...). This is the only home of nsys flags.
 #
+# Started once a rank by a launcher (RANK is set: srun, mpirun, torchrun --no-python) it profiles that rank alone, into
+# NAME.rank3.nsys-rep and NAME.rank3.sqlite; started once a node with TORCHRUN, all ranks of the node, into NAME.node1.*.
+# ddp-prof reads the files of one NAME as one run. Such a capture is made in any case, as no rank knows of the others'.
+#
 # Settings (environment):
 #   MODEL_SIZE    of ddp_prof.train                                  (default: medium on GPUs, else mini)
 #   BATCH_SIZE    sequences a step, of all ranks together            (default: 4)
@@ -17,10 +21,17 @@
 #   WARMUP        steps before, marked as such                       (default: 2)
 #   NGPU          ranks, with or without GPUs                        (default: $WORLD_SIZE, else 2)
 #   DEVICE        auto, cpu or cuda                                  (default: auto: cuda where each rank has a GPU)
+#   BACKEND       auto, nccl or gloo                                 (default: auto: nccl where each rank has a GPU)
+#   RANKS_PER_GPU let so many ranks take turns on each GPU           (default: unset, a GPU a rank)
+#   TORCHRUN      arguments with which torchrun starts the ranks (--nnodes 2 --node-rank 1 ...); NGPU ranks on this node
+#   NODE_RANK     with TORCHRUN: number of this node, part of the files' name  (default: unset, the only node)
 #   TRACES_DIR    where the files go                                 (default: traces in the checkout)
-#   PROFILER      nsys, kineto (torch.profiler), or auto             (default: auto: nsys where it can be had)
+#   PROFILER      nsys, kineto (torch.profiler), none (NAME.run.json alone: what the run takes unprofiled), or auto
+#                 (default: auto: nsys where it can be had)
 #   NSYS          the nsys to use                                    (default: what scripts/install_nsys.sh finds)
 #   NSYS_FLAGS    further flags of nsys profile                      (default: none)
+#   QDSTRM_IMPORTER  makes the report where nsys itself has no importer, as in Nsight Compute's folder; same version
+#   GPU_METRICS   1: sample the GPUs' counters, too; of several ranks on a node the first does      (default: 0)
 #   CAPTURE_RANGE on GPUs: cudaProfilerApi, or none for the whole run (default: cudaProfilerApi)
 #   VENV          the virtual environment                            (default: .venv in the checkout)
 #   ISOLATE       1: in a process namespace, where possible: else nsys notes the names, and of the same user also the
@@ -37,6 +48,8 @@ traces="${TRACES_DIR:-$root/traces}"
 venv="${VENV:-$root/.venv}"
 python="$venv/bin/python"
 ranks="${NGPU:-${WORLD_SIZE:-2}}"
+is_launched=0
+if [ -n "${RANK:-}" ]; then is_launched=1 ranks="${WORLD_SIZE:?a launcher that sets RANK sets WORLD_SIZE, too}"; fi
 partial="" scratch="" child="" is_isolated=0
 
 fail() {
@@ -106,26 +119,35 @@ read_arguments() {
   [ "$variant" != bucketed ] || bucket_size="${bucket_size:-25}"
   name="$variant${bucket_size:+_${bucket_size}mb}"
   [ "$bucket_size" != none ] || name="${variant}_unbounded"
+  base="$name" # of which the files may be one of several parts
+  [ "$is_launched" = 0 ] || name+=".rank$RANK"
+  [ -z "${TORCHRUN:-}" ] || name+="${NODE_RANK:+.node$NODE_RANK}"
 }
+
+# Whether this is one part of a capture, of which another process or machine makes the others.
+is_part() { [ "$name" != "$base" ]; }
 
 gpu_names() { nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null || true; }
 
-# Where each rank has a GPU, and nobody asks for the CPU.
+# Where each rank has a GPU or a share of one, and nobody asks for the CPU.
 choose_device() {
+  local ranks_here="$ranks"
+  [ "$is_launched" = 0 ] || ranks_here="${LOCAL_WORLD_SIZE:-$ranks}"
   gpus="$(gpu_names)"
   device="${DEVICE:-auto}"
   if [ "$device" = auto ]; then
     device=cpu
-    [ -z "$gpus" ] || [ "$(wc -l <<<"$gpus")" -lt "$ranks" ] || device=cuda
+    [ -z "$gpus" ] || [ $(($(wc -l <<<"$gpus") * ${RANKS_PER_GPU:-1})) -lt "$ranks_here" ] || device=cuda
   fi
   if [ "$device" = cuda ]; then model_size="${MODEL_SIZE:-medium}"; else model_size="${MODEL_SIZE:-mini}"; fi
 }
 
-# "nsys 2022.4.2.1" or "torch.profiler 2.13.0"; sets `nsys`, empty for torch.profiler.
+# "nsys 2022.4.2.1", "torch.profiler 2.13.0" or none; sets `nsys`, empty for the latter two.
 choose_profiler() {
   local wanted="${PROFILER:-auto}" reason="PROFILER=kineto"
-  nsys=""
+  nsys="" profiler=""
   case "$wanted" in
+    none) return ;;
     kineto) ;;
     nsys | auto)
       if ! nsys="$("$root/scripts/install_nsys.sh" 2> >(tee "$scratch/nsys.log" >&2))"; then
@@ -133,7 +155,7 @@ choose_profiler() {
         reason="no nsys"
       fi
       ;;
-    *) usage "PROFILER=$wanted: there are nsys, kineto and auto" ;;
+    *) usage "PROFILER=$wanted: there are nsys, kineto, none and auto" ;;
   esac
   if [ -n "$nsys" ]; then
     profiler="nsys $("$nsys" --version | grep -oE '[0-9]+(\.[0-9]+)+' | head -1)"
@@ -143,20 +165,28 @@ choose_profiler() {
   fi
 }
 
-# Version of an installed package, without starting Python.
+# Version of an installed package; without starting Python, unless the environment has it from elsewhere.
 installed() {
-  compgen -G "$venv/lib/python3*/site-packages/$1-*.dist-info" | sed "s|.*/$1-||; s|\.dist-info$||" | head -1 || true
+  local found
+  found="$(compgen -G "$venv/lib/python3*/site-packages/$1-*.dist-info" | sed "s|.*/$1-||; s|\.dist-info$||" | head -1 || true)"
+  [ -n "$found" ] || found="$("$python" -c "import importlib.metadata as all; print(all.version('$1'))" 2>/dev/null || true)"
+  echo "$found"
 }
 
 environment() {
   printf '%s\n' PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8
   env | grep -E '^((CUDA|NCCL|GLOO|OMP|MKL|TORCH|PYTORCH)_[A-Za-z0-9_]*|LD_LIBRARY_PATH)=' | LC_ALL=C sort || true
+  [ "$is_launched" = 0 ] ||
+    env | grep -E '^(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_[A-Z_]*)=' || true
 }
 
 workload_arguments() {
-  arguments=(--variant "$variant" ${bucket_size:+--bucket-size-mb "$bucket_size"} --world-size "$ranks" --device "$device"
+  local world=(--world-size "$ranks")
+  [ "$is_launched" = 0 ] && [ -z "${TORCHRUN:-}" ] || world=() # the launcher tells
+  arguments=(--variant "$variant" ${bucket_size:+--bucket-size-mb "$bucket_size"} "${world[@]}" --device "$device"
     --model-size "$model_size" --batch-size "${BATCH_SIZE:-4}" --seq-len "${SEQ_LEN:-128}"
-    --steps "${STEPS:-10}" --warmup "${WARMUP:-2}" "${more[@]}")
+    --steps "${STEPS:-10}" --warmup "${WARMUP:-2}" ${BACKEND:+--backend "$BACKEND"}
+    ${RANKS_PER_GPU:+--ranks-per-gpu "$RANKS_PER_GPU"} "${more[@]}")
 }
 
 # Digest of machine, settings and code; all that decides what a capture holds.
@@ -167,7 +197,7 @@ digest() {
     grep -m1 '^model name' /proc/cpuinfo || true
     nproc
     echo "$gpus"
-    echo "$profiler ${NSYS_FLAGS:-} ${CAPTURE_RANGE:-} torch $(installed torch) nvtx $(installed nvtx)"
+    echo "$profiler ${NSYS_FLAGS:-} ${CAPTURE_RANGE:-} ${GPU_METRICS:-0} ${TORCHRUN:-} torch $(installed torch) nvtx $(installed nvtx)"
     environment
     printf '%s\n' "${arguments[@]}"
     cd "$root"
@@ -178,11 +208,12 @@ digest() {
 
 is_done() {
   local made_from
+  ! is_part || return 1
   made_from="$(sed -n 's/^ *"key": "\([0-9a-f]*\)".*/\1/p' "$traces/$name.run.json" 2>/dev/null || true)"
   [ "${FORCE:-0}" != 1 ] && [ "$made_from" = "$key" ] || return 1
   if [ -n "$nsys" ]; then
     [ -s "$traces/$name.nsys-rep" ] && [ -s "$traces/$name.sqlite" ]
-  else
+  elif [ -n "$profiler" ]; then
     [ -s "$traces/$name.rank0.json.gz" ]
   fi
 }
@@ -204,9 +235,16 @@ nsys_flags() {
         flags+=(--stop-on-range-end=true)
       fi
     fi
+    gpu_metrics_flags
   fi
   # shellcheck disable=SC2206  # several flags in one variable
   flags+=(${NSYS_FLAGS:-})
+}
+
+# Counters of a GPU can be read by one process at a time: by the node's first rank, for all GPUs.
+gpu_metrics_flags() {
+  [ "${GPU_METRICS:-0}" = 1 ] && [ "${LOCAL_RANK:-0}" = 0 ] || return 0
+  if supports profile --gpu-metrics-devices; then flags+=(--gpu-metrics-devices=all); else flags+=(--gpu-metrics-device=all); fi
 }
 
 # On a GPU machine whose torch cannot use it, the workload would run on the CPU and a CUDA capture would stay empty.
@@ -215,11 +253,12 @@ check_torch_sees_gpus() {
     fail "there is a GPU, but the torch in $venv cannot use it: install a CUDA build of torch, or say DEVICE=cpu"
 }
 
-# Runs a command with the cleaned environment, in a process namespace where wanted and possible.
+# Runs a command with the cleaned environment, in a process namespace where wanted and possible; ranks that a launcher
+# started must see each other: NCCL's shared memory is named after processes.
 run() {
   local clean isolate=()
   mapfile -t clean < <(environment)
-  if [ "${ISOLATE:-1}" = 1 ] && [ -n "$nsys" ]; then
+  if [ "${ISOLATE:-1}" = 1 ] && [ -n "$nsys" ] && [ "$is_launched" = 0 ]; then
     isolate=(unshare --pid --fork --mount-proc --kill-child)
     [ "$(id -u)" = 0 ] || isolate+=(--user --map-root-user)
     # Shared memory of its own too: nsys names a file there after its process id, which is the same in each namespace.
@@ -252,17 +291,37 @@ reason() {
 on_gpus() { [ "$device" = cpu ] || echo "$1"; }
 
 record() {
-  local status=0 command=("$python" -m ddp_prof.train "${arguments[@]}"
-    --run-json "$partial/$name.run.json" --key "$key" --profiler "$profiler")
+  local status=0 launcher=() command
+  # shellcheck disable=SC2206  # several arguments in one variable
+  [ -z "${TORCHRUN:-}" ] || launcher=(-m torch.distributed.run $TORCHRUN --nproc-per-node "$ranks")
+  command=("$python" "${launcher[@]}" -m ddp_prof.train "${arguments[@]}"
+    --run-json "$partial/$base.run.json" --key "$key" ${profiler:+--profiler "$profiler"})
   if [ -n "$nsys" ]; then
     nsys_flags
     run "$nsys" profile "${flags[@]}" "${command[@]}" || status=$?
+  elif [ -n "$profiler" ]; then
+    run "${command[@]}" --kineto "$partial/$base.json.gz" || status=$?
   else
-    run "${command[@]}" --kineto "$partial/$name.json.gz" || status=$?
+    run "${command[@]}" || status=$?
   fi
   child=""
-  [ -s "$partial/$name.run.json" ] ||
+  # Rank 0 writes run.json, on its node; it tells better than the exit code, which nsys has its own of.
+  [ -s "$partial/$base.run.json" ] || { is_part && [ "$status" = 0 ]; } ||
     fail "$name: the workload failed (exit code $status): $(reason) [all that was said: VERBOSE=1]"
+}
+
+# An nsys without its importer leaves what it recorded as it is.
+import_recorded() {
+  local recorded="$partial/$name.qdstrm"
+  [ ! -s "$partial/$name.nsys-rep" ] && [ -s "$recorded" ] || return 0
+  if [ -n "${QDSTRM_IMPORTER:-}" ]; then
+    "$QDSTRM_IMPORTER" -i "$recorded" >>"$scratch/log" 2>&1 || true
+    [ ! -s "$partial/$name.nsys-rep" ] || rm "$recorded"
+    return
+  fi
+  mv "$recorded" "$traces/"
+  fail "$name: $profiler recorded $traces/$name.qdstrm but has no importer here: give the one of the same version," \
+    "QDSTRM_IMPORTER=/path/to/QdstrmImporter, or another nsys"
 }
 
 export_sqlite() {
@@ -274,14 +333,20 @@ export_sqlite() {
   [ -s "$partial/$name.sqlite" ] || fail "$name: nsys export failed: $(reason)"
 }
 
+# The ranks whose ranges must be in the report; which ones torchrun gave this of several nodes is its own affair.
+expected_ranks() {
+  if [ "$is_launched" = 1 ]; then echo "$RANK"; elif ! is_part; then seq 0 $((ranks - 1)); fi
+}
+
 # Every rank must have arrived, with its steps: ranges get lost without any error.
 check_ranges() {
-  local problem
-  problem="$("$python" -I - "$partial/$name.sqlite" "$ranks" <<'PYTHON'
+  local problem expected
+  mapfile -t expected < <(expected_ranks)
+  problem="$("$python" -I - "$partial/$name.sqlite" "${expected[@]}" <<'PYTHON'
 import sqlite3
 import sys
 
-path, world = sys.argv[1], int(sys.argv[2])
+path, expected = sys.argv[1], set(map(int, sys.argv[2:]))
 with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as database:
     tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
     rows = []
@@ -303,7 +368,7 @@ for texts in found.values():
             ranks[int(text.split("|")[1].removeprefix("rank="))] = texts
 if not rows:
     print("none")
-elif missing := sorted(set(range(world)) - set(ranks)):
+elif missing := sorted(expected - set(ranks)):
     print("missing", ", ".join(map(str, missing)))
 elif bare := sorted(rank for rank, texts in ranks.items() if not any(text.startswith("step|") for text in texts)):
     print("bare", ", ".join(map(str, bare)))
@@ -322,15 +387,30 @@ PYTHON
   esac
 }
 
+# What an earlier capture left: all of it, or of a part the same part and what cannot belong to this run.
+remove_old() {
+  local old number
+  if ! is_part; then
+    rm -f "$traces/$base".{run.json,nsys-rep,sqlite,json.gz} "$traces/$base".{rank,node}[0-9]*.{json.gz,nsys-rep,sqlite}
+    return
+  fi
+  rm -f "$traces/$base".{nsys-rep,sqlite,json.gz} "$traces/$name".{nsys-rep,sqlite,json.gz}
+  [ "$is_launched" = 0 ] || rm -f "$traces/$base".node[0-9]*
+  while read -r old; do
+    number="${old#"$traces/$base.rank"}" number="${number%%.*}"
+    if [ "$is_launched" = 0 ] || [ "$number" -ge "$ranks" ]; then rm -f "$old"; fi
+  done < <(compgen -G "$traces/$base.rank[0-9]*" || true)
+}
+
 # run.json goes last: where it is, the capture is complete.
 publish() {
   local file
-  rm -f "$traces/$name".{run.json,nsys-rep,sqlite,json.gz} "$traces/$name".rank*.json.gz
-  chmod 644 "$partial/$name".*
-  for file in "$partial/$name".*; do
-    [ "$file" = "$partial/$name.run.json" ] || mv "$file" "$traces/"
+  remove_old
+  chmod 644 "$partial/$base".*
+  for file in "$partial/$base".*; do
+    [ "$file" = "$partial/$base.run.json" ] || mv "$file" "$traces/"
   done
-  mv "$partial/$name.run.json" "$traces/"
+  [ ! -e "$partial/$base.run.json" ] || mv "$partial/$base.run.json" "$traces/"
 }
 
 main() {
@@ -344,7 +424,7 @@ main() {
   choose_profiler
   workload_arguments
   key="$(digest)"
-  if ! is_done && ! flock -n 9; then # two captures at once would measure each other
+  if [ "$is_launched" = 0 ] && ! is_done && ! flock -n 9; then # two captures at once would measure each other
     echo "profile_variant: waiting for another capture into $traces" >&2
     flock 9
   fi
@@ -358,11 +438,12 @@ main() {
   mkdir "$partial"
   record
   if [ -n "$nsys" ]; then
+    import_recorded
     export_sqlite
     check_ranges
   fi
   publish
-  echo "$name: captured by $profiler in $((SECONDS - began)) s"
+  echo "$name: captured by ${profiler:-no profiler} in $((SECONDS - began)) s"
 }
 
 main "$@"

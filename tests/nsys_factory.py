@@ -28,6 +28,7 @@ class Kernel:
     device: int = 0
     kind: str = "kernel"
     bytes: int = 0
+    grid: int = 64
 
 
 @dataclass
@@ -72,7 +73,7 @@ _PREFIX = "start deviceId contextId streamId correlationId globalPid end"
 
 TABLES = {
     "StringIds": "id value",
-    KERNEL: f"{_PREFIX} demangledName shortName gridX blockX graphNodeId",
+    KERNEL: f"{_PREFIX} demangledName shortName gridX gridY gridZ blockX blockY blockZ graphNodeId",
     COPY: f"{_PREFIX} bytes copyKind srcKind dstKind graphNodeId",
     MEMORY_SET: f"{_PREFIX} value bytes memKind",
     CALL: "start end eventClass globalTid correlationId nameId returnValue",
@@ -189,6 +190,12 @@ def _write_kernels(writer: _Writer, capture: Capture) -> None:
             shortName=writer.string(each.name.partition("(")[0]),
             bytes=each.bytes,
             copyKind=8,
+            gridX=each.grid,
+            gridY=1,
+            gridZ=1,
+            blockX=128,
+            blockY=1,
+            blockZ=1,
             value=0,
             tensorSizeMinusOneElements="",
         )

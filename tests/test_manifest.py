@@ -106,7 +106,16 @@ def test_undecodable_bytes_are_one_clear_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "trace", ["overlap.sqlite", "overlap.nsys-rep", "overlap.qdrep", "overlap.json", "overlap.json.gz", "overlap"]
+    "trace",
+    [
+        "overlap.sqlite",
+        "overlap.nsys-rep",
+        "overlap.qdrep",
+        "overlap.json",
+        "overlap.json.gz",
+        "overlap",
+        "overlap.node1.sqlite",
+    ],
 )
 def test_it_lies_beside_the_trace(trace: str) -> None:
     assert manifest_path(Path("traces") / trace) == Path("traces/overlap.run.json")

@@ -17,12 +17,6 @@ synchronous    The collective was launched after backward: the variant blocks, n
                compute ####|      LCCCCC
                              ->    EEEEE
 
-waiting        A peer had not arrived: the collective's own duration minus the shortest of all ranks, at its start.
-
-               compute ####|
-               here      LCCCCCCC     peer      LCCC
-                           EEEE
-
 launched_late  The host was behind the device: launched when ready, it would have ended as much sooner, so as much of
                its end counts.
 
@@ -41,6 +35,13 @@ tail           After the last compute of backward: nothing left to hide under.
                here        LCCCCC
                               EEE
 
+waiting        During backward, while a peer had not arrived: the collective's own duration minus the shortest of all
+               ranks, at its start.
+
+               compute ####....####
+               here      LCCCCCCC     peer      LCCC
+                           EEEE
+
 starved        During backward: the collective ran while compute waited, for the host or for a dependency.
 
                compute ####....####
@@ -48,8 +49,12 @@ starved        During backward: the collective ran while compute waited, for the
                            EEEE
 =============  ======================================================================================================
 
-Where backward is not known the tail cannot be told, and its part is ``starved``; where no peer is known, nothing is
-``waiting``; where readiness is not known, nothing is ``launched_late`` and a queue counts from the launch.
+Whether bytes moved or a peer was missing is a second question, asked of every exposed instant: ``exposed_wait_ns``
+answers it, of the tail, too. A rank that waits after its own backward has nothing left to hide under, whoever is late.
+What ends late because it was launched late, or queued, is that for what follows the wait.
+
+Where backward is not known the tail cannot be told, and its part is ``waiting`` or ``starved``; where no peer is known,
+nothing is ``waiting``; where readiness is not known, nothing is ``launched_late`` and a queue counts from the launch.
 """
 
 from __future__ import annotations
@@ -84,12 +89,14 @@ class Exposure(Table):
     Attributes:
         overlapped_ns: Of the instants that belong to the collective, those under compute.
         exposed_ns: The others; the sum of the causes.
-        exposed_wait_ns: Of the exposed instants, those in which a peer had not arrived.
+        exposed_wait_ns: Of the exposed instants, those in which a peer had not arrived, whatever their cause.
+        tail_wait_ns: Of the tail, the same.
     """
 
     overlapped_ns: Ints
     exposed_ns: Ints
     exposed_wait_ns: Ints
+    tail_wait_ns: Ints
     tail_ns: Ints
     launched_late_ns: Ints
     queued_ns: Ints
@@ -118,13 +125,15 @@ def explain_exposure(rank: RankLives, wait_ns: Ints) -> Exposure:
         return part.end_ns - part.start_ns - rank.compute.covered_ns(part.start_ns, part.end_ns)
 
     found = {cause: exposed(part) for cause, part in parts.items()}
-    waiting, everything = found[WAITING], sum(found.values(), start=np.zeros(len(rank.lives), np.int64))
+    everything = sum(found.values(), start=np.zeros(len(rank.lives), np.int64))
     blocks = rank.lives.blocking == 1
     first, last = owned_instants(rank.lives)
+    wait = exposed(Part(first, wait_end_ns(rank.lives, wait_ns)))
     return Exposure(
         overlapped_ns=rank.compute.covered_ns(first, last),
         exposed_ns=everything,
-        exposed_wait_ns=waiting,
+        exposed_wait_ns=wait,
+        tail_wait_ns=np.where(blocks, 0, wait - found[WAITING]),
         synchronous_ns=np.where(blocks, everything, 0),
         **{f"{cause}_ns": np.where(blocks, 0, length) for cause, length in found.items()},
     )
@@ -137,20 +146,27 @@ def divide_by_cause(rank: RankLives, wait_ns: Ints) -> dict[str, Part]:
     """
     lives = rank.lives
     first, last = owned_instants(lives)
-    wait_end = np.clip(lives.start_ns + np.maximum(wait_ns, 0), first, last)
+    wait_end = wait_end_ns(lives, wait_ns)
     late_ns, queued_ns = delays(lives)
     late_from = np.clip(lives.end_ns - late_ns, wait_end, last)
     queued_from = np.clip(lives.end_ns - late_ns - queued_ns, wait_end, late_from)
     backward_end = np.append(rank.backward_end_ns, UNKNOWN)[lives.step]
     backward_end = np.where(backward_end == UNKNOWN, np.iinfo(np.int64).max, backward_end)
-    tail_from = np.clip(backward_end, wait_end, queued_from)
+    tail_from = np.clip(backward_end, first, queued_from)
+    starved_from = np.minimum(wait_end, tail_from)
     return {
-        WAITING: Part(first, wait_end),
-        STARVED: Part(wait_end, tail_from),
+        WAITING: Part(first, starved_from),
+        STARVED: Part(starved_from, tail_from),
         TAIL: Part(tail_from, queued_from),
         QUEUED: Part(queued_from, late_from),
         LAUNCHED_LATE: Part(late_from, last),
     }
+
+
+def wait_end_ns(lives: Lives, wait_ns: Ints) -> Ints:
+    """Until when each collective waits for peers, of the instants that belong to it."""
+    first, last = owned_instants(lives)
+    return np.clip(lives.start_ns + np.maximum(wait_ns, 0), first, last)
 
 
 def owned_instants(lives: Lives) -> tuple[Ints, Ints]:

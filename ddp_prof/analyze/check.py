@@ -29,7 +29,7 @@ DEFAULT_REGRESSION = 0.05
 
 NO_STEPS = "no steps in this trace: see --step-range"
 
-Unit = Literal["ratio", "ns"]
+Unit = Literal["ratio", "ns", "ranks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,7 @@ class Requirements:
         max_tail_ns: Most communication after backward's last compute, likewise.
         baseline: Another run, than which steps may not be slower nor expose more.
         max_regression: By how much they may, as a share of the baseline.
+        all_ranks: Whether the traces of every rank of the job must be there.
     """
 
     min_overlap: float | None = None
@@ -49,6 +50,7 @@ class Requirements:
     max_tail_ns: float | None = None
     baseline: TraceOverlap | None = None
     max_regression: float = DEFAULT_REGRESSION
+    all_ranks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +58,10 @@ class Verdict:
     """How a run stands to one requirement.
 
     Attributes:
-        unit: ``ratio``, or ``ns`` a step; of all numbers here.
+        unit: ``ratio``, ``ns`` a step, or ``ranks``; of all numbers here.
         measured: ``None`` where the trace does not tell it, and then ``status`` is ``unknown``.
-        limit: What it may be at most, of an overlap at least; ``None`` where it hangs on an unknown baseline.
+        limit: What it may be at most, of an overlap and of ranks at least; ``None`` where it hangs on an unknown
+            baseline.
         rank: The rank that decides, ``None`` where all do together.
         baseline: The median of the run compared with.
         spread: By how much two medians must differ to be told apart.
@@ -95,6 +98,8 @@ def check_run(run: TraceOverlap, requirements: Requirements) -> Check:
 
 
 def _verdicts(run: TraceOverlap, asked: Requirements) -> Iterator[Verdict]:
+    if asked.all_ranks:
+        yield _judge_presence(run)
     if asked.min_overlap is not None:
         yield _judge_worst(run, "min overlap", "ratio", asked.min_overlap, _overlap)
     if asked.max_exposed_ns is not None:
@@ -104,6 +109,14 @@ def _verdicts(run: TraceOverlap, asked: Requirements) -> Iterator[Verdict]:
     if asked.baseline is not None:
         yield _judge_regression(run, asked.baseline, "step time", asked.max_regression, _step_times)
         yield _judge_regression(run, asked.baseline, "exposed", asked.max_regression, _exposed_times)
+
+
+def _judge_presence(run: TraceOverlap) -> Verdict:
+    if run.world_size is None:
+        reason = "the traces do not tell how many ranks the job has"
+        return Verdict("all ranks", "ranks", None, None, "unknown", reason)
+    found = len(run.ranks)
+    return Verdict("all ranks", "ranks", found, run.world_size, "passed" if found >= run.world_size else "failed")
 
 
 def _judge_worst(

@@ -1,7 +1,7 @@
 """The price of overlapping: how much slower kernels compute while communication runs beside them.
 
-A kernel is compared with itself: the same name at the same position in the step (the n-th launch of that name), once
-with communication beside it for more than half of its time, once with none at all::
+A kernel is compared with itself: the same name and launch shape at the same position in the step (the n-th launch of
+those), once with communication beside it for more than half of its time, once with none at all::
 
     step 3   compute  aaaabbbb        step 4   compute  aaaabbbbbb      b takes 6 instead of 4
              stream                            stream       NNNNNN
@@ -42,9 +42,9 @@ class KernelSamples:
     """Kernels of compute in the steps of one rank.
 
     Attributes:
-        names: Name of each kernel that occurs.
+        names: Name of each kernel that occurs, with its launch shape where the trace holds it.
         kernel: Index into ``names``.
-        position: How many of that name the step had launched before.
+        position: How many of those the step had launched before.
         duration_ns: How long it ran.
         beside_ns: How long of that communication ran, too.
         steps: Number of measured steps.
@@ -89,9 +89,11 @@ def sample_kernels(trace: Trace, work: RankWork) -> KernelSamples:
     chosen = with_launches(trace, select(pieces, rows))
     chosen = select(chosen, np.lexsort((chosen.launch_ns, chosen.step)))
     name_id = trace.activities.name_id[chosen.activity]
-    used, kernel = np.unique(name_id, return_inverse=True)
+    shape_id = np.full(len(chosen), UNKNOWN) if trace.shape_id is None else trace.shape_id[chosen.activity]
+    texts = (*trace.names, "")  # UNKNOWN, which is -1, finds the last one
+    used, kernel = np.unique(name_id * len(texts) + shape_id % len(texts), return_inverse=True)
     return KernelSamples(
-        names=tuple(trace.names[each] for each in used.tolist()),
+        names=tuple(f"{texts[each // len(texts)]} {texts[each % len(texts)]}".rstrip() for each in used.tolist()),
         kernel=kernel.astype(np.int64),
         position=_positions(chosen, kernel.astype(np.int64)),
         duration_ns=chosen.end_ns - chosen.start_ns,

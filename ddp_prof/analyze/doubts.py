@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddp_prof.analyze.intervals import union
+from ddp_prof.manifest import RANKS_PER_GPU, SHARED_GPU, caveats_of
+from ddp_prof.spans import PROCESS, parse_range
 from ddp_prof.trace import UNKNOWN, Category, Kind, distinct
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ _TELLING = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|sen
 def find_doubts(trace: Trace, works: Sequence[RankWork]) -> tuple[str, ...]:
     """All doubts about the figures of a trace."""
     return (
+        *find_caveats(trace),
         *trace.warnings,
         *_about_steps(works),
         *_about_launches(trace),
@@ -35,6 +38,15 @@ def find_doubts(trace: Trace, works: Sequence[RankWork]) -> tuple[str, ...]:
         *_about_streams(works),
         *_about_names(trace),
     )
+
+
+def find_caveats(trace: Trace) -> tuple[str, ...]:
+    """What of the run is not representative, by its ``run.json``; of a shared GPU the trace's own ranges tell, too."""
+    caveats = caveats_of(trace.manifest) if trace.manifest else ()
+    processes = (parse_range(name) for name in trace.names if name.startswith(f"{PROCESS}|"))
+    if SHARED_GPU not in caveats and any((each.number(RANKS_PER_GPU) or 1) > 1 for each in processes):
+        return (SHARED_GPU, *caveats)
+    return caveats
 
 
 def _about_steps(works: Sequence[RankWork]) -> Iterator[str]:

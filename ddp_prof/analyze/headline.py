@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ddp_prof.analyze.causes import CAUSES
+from ddp_prof.analyze.causes import CAUSES, SYNCHRONOUS, TAIL, WAITING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +24,7 @@ class Headline:
         exposed_ns: All exposed time.
         cause: One of ``causes.CAUSES``.
         cause_ns: The part of the exposed time that it causes.
+        wait_ns: The part of ``cause_ns`` in which a peer had not arrived.
         collectives_a_step: Median.
         bucket: The bucket that has the largest part of it; ``None`` where buckets are not known.
         index: Position in the step of those collectives, most of the time.
@@ -37,6 +38,7 @@ class Headline:
     exposed_ns: int
     cause: str
     cause_ns: int
+    wait_ns: int
     collectives_a_step: int
     bucket: int | None
     index: int
@@ -65,6 +67,7 @@ def find_headline(collectives: Sequence[Collective], manifest: Manifest | None =
         exposed_ns=sum(by_cause.values()),
         cause=cause,
         cause_ns=by_cause[cause],
+        wait_ns=sum(_wait_within(each, cause) for each in collectives),
         collectives_a_step=round(median(step_sizes.values())),
         bucket=culprit[0],
         index=Counter(each.index for each in own).most_common(1)[0][0],
@@ -74,6 +77,15 @@ def find_headline(collectives: Sequence[Collective], manifest: Manifest | None =
         parameters=_parameters(manifest, culprit[0]),
         lead_ns=round(median(leads)) if leads else None,
     )
+
+
+def _wait_within(collective: Collective, cause: str) -> int:
+    """How long it waited for a peer in the instants of a cause: wait is ``waiting`` during backward, tail after it."""
+    if cause == WAITING:
+        return collective.causes.waiting
+    if cause not in (TAIL, SYNCHRONOUS) or not getattr(collective.causes, cause):
+        return 0
+    return (collective.exposed_wait_ns or 0) - collective.causes.waiting
 
 
 def _identity(collective: Collective) -> tuple[int | None, int]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ddp_prof.analyze.causes import SYNCHRONOUS, divide_by_cause
+from ddp_prof.analyze.causes import SYNCHRONOUS, divide_by_cause, wait_end_ns
 from ddp_prof.analyze.clocks import align_clocks
 from ddp_prof.analyze.collectives import transfer_times, wait_times
 from ddp_prof.analyze.intervals import union
@@ -15,17 +15,19 @@ from ddp_prof.analyze.matching import match_collectives
 from ddp_prof.trace import UNKNOWN
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from ddp_prof.analyze.causes import Part
     from ddp_prof.analyze.clocks import ClockOffset
     from ddp_prof.analyze.lives import RankLives
     from ddp_prof.trace import Ints
 
 
 class Exposed(NamedTuple):
-    """An exposed stretch of a collective with its cause."""
+    """An exposed stretch of a collective with its cause, and whether a peer had not arrived."""
 
     cause: str
+    is_wait: bool
     start_ns: int
     end_ns: int
 
@@ -116,14 +118,7 @@ def _lifelines(rank: RankLives, rows: Ints, wait_ns: Ints, clock: ClockOffset, o
     window = union(_first(rank, rows)[np.newaxis], lives.end_ns[rows].max()[np.newaxis])
     compute = rank.compute & window
     backward_end = rank.backward_end_ns[lives.step[rows[:1]]]
-    parts = divide_by_cause(rank, wait_ns)
-    exposed: list[list[Exposed]] = [[] for _ in rows]
-    for cause, part in parts.items():
-        for number, row in enumerate(rows.tolist()):
-            bare = union(part.start_ns[[row]], part.end_ns[[row]]) - compute
-            name = SYNCHRONOUS if lives.blocking[row] else cause
-            stretches = zip(since(bare.start_ns), since(bare.end_ns), strict=True)
-            exposed[number] += [Exposed(name, start, end) for start, end in stretches]
+    parts, wait_end = divide_by_cause(rank, wait_ns), wait_end_ns(lives, wait_ns)
     columns = (
         lives.bucket[rows].tolist(),
         lives.bytes[rows].tolist(),
@@ -131,7 +126,7 @@ def _lifelines(rank: RankLives, rows: Ints, wait_ns: Ints, clock: ClockOffset, o
         since_if_known(lives.launch_ns[rows]),
         since(lives.start_ns[rows]),
         since(lives.end_ns[rows]),
-        exposed,
+        [_exposed(rank, row, parts, wait_end, since) for row in rows.tolist()],
     )
     return RankLifelines(
         name=rank.name,
@@ -146,8 +141,23 @@ def _lifelines(rank: RankLives, rows: Ints, wait_ns: Ints, clock: ClockOffset, o
                 launch_ns=launch,
                 start_ns=start,
                 end_ns=end,
-                exposed=tuple(bare),
+                exposed=bare,
             )
             for index, (bucket, size, ready, launch, start, end, bare) in enumerate(zip(*columns, strict=True))
         ),
     )
+
+
+def _exposed(
+    rank: RankLives, row: int, parts: Mapping[str, Part], wait_end: Ints, since: Callable[[Ints], list[int]]
+) -> tuple[Exposed, ...]:
+    """The exposed stretches of a collective, in the time that ``since`` makes of the rank's own."""
+    waiting = union(rank.lives.start_ns[[row]], wait_end[[row]])
+    found: list[Exposed] = []
+    for cause, part in parts.items():
+        bare = union(part.start_ns[[row]], part.end_ns[[row]]) - rank.compute
+        name = SYNCHRONOUS if rank.lives.blocking[row] else cause
+        for is_wait, stretches in ((True, bare & waiting), (False, bare - waiting)):
+            times = zip(since(stretches.start_ns), since(stretches.end_ns), strict=True)
+            found += [Exposed(name, is_wait, start, end) for start, end in times]
+    return tuple(found)

@@ -131,6 +131,7 @@ class TraceOverlap:
         trace: The file, of several the first.
         label: What the run is called.
         device: ``cuda`` where the trace holds activities of a device, else ``cpu``.
+        world_size: Ranks in the job, ``None`` where unknown; ``ranks`` may be some of them.
     """
 
     trace: Path
@@ -141,6 +142,7 @@ class TraceOverlap:
     attribution: Attribution
     ranks: tuple[RankOverlap, ...]
     warnings: tuple[str, ...]
+    world_size: int | None = None
 
 
 def measure_overlap(
@@ -167,6 +169,7 @@ def measure_works(trace: Trace, works: Sequence[RankWork]) -> TraceOverlap:
         attribution=measure_attribution(works),
         ranks=tuple(measure_rank(work) for work in works),
         warnings=find_doubts(trace, works),
+        world_size=trace.world_size,
     )
 
 
@@ -226,6 +229,7 @@ def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
         ),
         ranks=tuple(rank for each in results for rank in each.ranks),
         warnings=tuple(dict.fromkeys(warning for each in results for warning in each.warnings)),
+        world_size=max((each.world_size or 0 for each in results), default=0) or None,
     )
 
 

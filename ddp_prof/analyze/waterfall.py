@@ -23,6 +23,7 @@ import numpy as np
 
 from ddp_prof.analyze.causes import explain_exposure
 from ddp_prof.analyze.collectives import transfer_times, wait_times
+from ddp_prof.analyze.contention import measure_contention
 from ddp_prof.analyze.frames import frame_of
 from ddp_prof.analyze.matching import match_collectives
 from ddp_prof.trace import UNKNOWN
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from ddp_prof.analyze.contention import Contention
+    from ddp_prof.analyze.contention import Contention, KernelSamples
     from ddp_prof.analyze.runs import Run
 
 PARTS = ("compute", "contention", "transfer", "tail", "wait", "calls", "rest")
@@ -98,9 +99,19 @@ class Waterfall:
         return frame_of(self.changes)
 
 
-def measure_waterfall(runs: Sequence[tuple[Run, Contention]]) -> Waterfall:
-    """Order the runs and take the differences of their budgets."""
-    ordered = sorted(runs, key=lambda each: _place(each[0]))
+def measure_waterfall(runs: Sequence[tuple[Run, Sequence[KernelSamples]]]) -> Waterfall:
+    """Order the runs and take the differences of their budgets.
+
+    Args:
+        runs: Each with the kernels of its ranks, from which contention is measured: within a run, and against those
+            that do the same work.
+    """
+    contentions = [
+        measure_contention(own, [each for other, kernels in runs if run.does_the_work_of(other) for each in kernels])
+        for run, own in runs
+    ]
+    priced = [(run, contention) for (run, _), contention in zip(runs, contentions, strict=True)]
+    ordered = sorted(priced, key=lambda each: _place(each[0]))
     budgets = [_budget(run, contention) for run, contention in ordered]
     known = [budget for budget in budgets if budget is not None]
     return Waterfall(
@@ -125,7 +136,7 @@ def _budget(run: Run, contention: Contention) -> Budget | None:
         exposure = explain_exposure(rank, wait_times(rank, transfer_ns))
         in_step = (rank.lives.step != UNKNOWN) & bool(len(rank.times))
         exposed += int(exposure.exposed_ns[in_step].sum())
-        tail += int(exposure.tail_ns[in_step].sum())
+        tail += int((exposure.tail_ns - exposure.tail_wait_ns)[in_step].sum())
         wait += int(exposure.exposed_wait_ns[in_step].sum())
 
     def mean(total: int) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.phases import Phases, Steps, find_phases, find_steps, innermost
-from ddp_prof.spans import ALL_REDUCE, BACKWARD, PHASES, PROCESS, SYNCHRONIZE
+from ddp_prof.spans import ALL_REDUCE, BACKWARD, PHASES, PROCESS, SYNCHRONIZE, parse_range
 from ddp_prof.trace import UNKNOWN, Category, Kind, Table, concatenate, distinct, empty, select
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _device_work(trace: Trace, process: int, steps: Steps, phases: Phases) -> li
     result = []
     for device in distinct(activities.device):
         own = select(pieces, activities.device == device)
-        if not np.any(own.category == Category.COMMUNICATION):
+        if not np.any(own.category == Category.COMMUNICATION) and not _is_nccls(trace, process):
             own = concatenate(own, by_host)  # gloo with CUDA tensors: the host communicates
         result.append(_rank(trace, process, device, own, steps, backward))
     return result
@@ -210,6 +210,13 @@ def _is_ours(trace: Trace, process: int) -> bool:
     """Whether ranges of ours tell what the process did; others' ranges do not tell waiting from computing."""
     ids = [index for index, name in enumerate(trace.names) if name.startswith((f"{PROCESS}|", f"{ALL_REDUCE}|"))]
     return bool(np.any((trace.spans.process == process) & np.isin(trace.spans.name_id, ids)))
+
+
+def _is_nccls(trace: Trace, process: int) -> bool:
+    """Whether the process said that NCCL communicates: that takes kernels, and a rank without any did nothing."""
+    ids = np.unique(trace.spans.name_id[trace.spans.process == process]).tolist()
+    said = (parse_range(trace.names[each]) for each in ids if trace.names[each].startswith(f"{PROCESS}|"))
+    return any(each.text("backend") == "nccl" for each in said)
 
 
 def _host_communication(trace: Trace, process: int, steps: Steps, phases: Phases) -> Pieces:

@@ -10,7 +10,7 @@ import click
 from ddp_prof import __version__
 from ddp_prof.errors import DdpProfError, NotMetError
 
-COMMANDS = ("overlap", "collectives", "skew", "compare", "check", "timeline", "report", "export", "info")
+COMMANDS = ("overlap", "collectives", "skew", "compare", "check", "timeline", "report", "export", "info", "results")
 
 
 class NotMet(click.ClickException):

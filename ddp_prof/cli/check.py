@@ -65,6 +65,7 @@ def _ns(_context: click.Context, _parameter: click.Parameter, ms: float | None) 
     callback=_regression,
     help="By how much step time and exposed time may exceed the baseline's.  [default: 5%]",
 )
+@click.option("--all-ranks", is_flag=True, help="The traces of every rank of the job must be there.")
 @format_option
 @selection_options
 def command(
@@ -75,16 +76,18 @@ def command(
     max_tail_ms: int | None,
     baselines: tuple[Path, ...],
     max_regression: float | None,
+    all_ranks: bool,
     form: str,
 ) -> None:
     """Hold runs against requirements: exit code 0 where all are met, 3 where one is not.
 
-    The worst rank decides, by the median over its steps. What a trace does not tell is not met. Slower than the
-    baseline is what is so beyond the spread of both runs. '--format markdown' prints a summary for a pull request.
+    The worst of the ranks given decides, by the median over its steps. What a trace does not tell is not met. Slower
+    than the baseline is what is so beyond the spread of both runs. '--format markdown' prints a summary for a pull
+    request.
     """
     if max_regression is not None and not baselines:
         raise click.UsageError("--max-regression needs a --baseline")
-    if min_overlap is None and max_exposed_ms is None and max_tail_ms is None and not baselines:
+    if min_overlap is None and max_exposed_ms is None and max_tail_ms is None and not (baselines or all_ranks):
         raise click.UsageError("nothing is required: give --min-overlap, --max-exposed-ms, --max-tail-ms or --baseline")
 
     from ddp_prof.analyze.check import DEFAULT_REGRESSION, Requirements, check_run
@@ -99,6 +102,7 @@ def command(
         max_tail_ms,
         baseline,
         DEFAULT_REGRESSION if max_regression is None else max_regression,
+        all_ranks,
     )
     checks = [check_run(run, requirements) for run in runs]
     sheet = check_sheet(checks, baseline)

@@ -39,7 +39,7 @@ def command(
     Speed-ups are over the run called 'naive', where there is one. The waterfall leads from naive to flat, overlap and
     bucketed: what each removed from the step and what it added, exactly.
     """
-    from ddp_prof.present.rows import Sheet, compare_sheet
+    from ddp_prof.present.rows import Sheet, compare_sheet, notes_of_runs
     from ddp_prof.present.table import show
     from ddp_prof.present.waterfall_rows import waterfall_document, waterfall_notes, waterfall_rows
 
@@ -47,7 +47,8 @@ def command(
     sheet = compare_sheet(results)
     document = {**sheet.document, "waterfall": waterfall_document(changes)}
     if waterfall:
-        show(form, [Sheet("", waterfall_rows(changes), waterfall_notes(changes), document)])
+        notes = [*waterfall_notes(changes), *notes_of_runs(results)]
+        show(form, [Sheet("", waterfall_rows(changes), notes, document)])
     else:
         show(form, [replace(sheet, document=document)])
     if page or png:
@@ -56,7 +57,7 @@ def command(
 
 def _measure(traces: Sequence[Path], selection: Selection) -> tuple[list[TraceOverlap], Waterfall]:
     """Overlap and waterfall, from one reading of each trace."""
-    from ddp_prof.analyze.contention import measure_contention, sample_kernels
+    from ddp_prof.analyze.contention import sample_kernels
     from ddp_prof.analyze.overlap import measure_works, merge_ranks
     from ddp_prof.analyze.runs import merge_traces, reduce_trace
     from ddp_prof.analyze.waterfall import measure_waterfall
@@ -64,26 +65,14 @@ def _measure(traces: Sequence[Path], selection: Selection) -> tuple[list[TraceOv
     from ddp_prof.manifest import manifest_path
 
     parts: dict[Path, list[tuple[TraceOverlap, Run, list[KernelSamples]]]] = {}
-    for trace in selection.load(traces):
+    for trace in selection.load(traces, with_shapes=True):
         works = rank_work(trace, step_pattern=selection.step_pattern, backward_pattern=selection.backward_pattern)
         part = measure_works(trace, works), reduce_trace(trace, works), [sample_kernels(trace, each) for each in works]
         parts.setdefault(manifest_path(trace.path), []).append(part)
     results = [merge_ranks([each for each, _, _ in run]) for run in parts.values()]
     runs = [merge_traces([each for _, each, _ in run]) for run in parts.values()]
     samples = [[kernels for _, _, each in run for kernels in each] for run in parts.values()]
-    contentions = [
-        measure_contention(
-            own,
-            [
-                kernels
-                for other, each in zip(runs, samples, strict=True)
-                if run.does_the_work_of(other)
-                for kernels in each
-            ],
-        )
-        for run, own in zip(runs, samples, strict=True)
-    ]
-    return results, measure_waterfall(list(zip(runs, contentions, strict=True)))
+    return results, measure_waterfall(list(zip(runs, samples, strict=True)))
 
 
 def _draw(changes: Waterfall, page: Path | None, png: Path | None) -> None:

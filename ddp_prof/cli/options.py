@@ -27,13 +27,13 @@ class Selection:
     backward_pattern: str | None
     comm_patterns: tuple[str, ...]
 
-    def load(self, paths: Sequence[Path]) -> Iterator[Trace]:
-        """Read the traces one by one; of a folder, all that it holds."""
+    def load(self, paths: Sequence[Path], *, with_shapes: bool = False) -> Iterator[Trace]:
+        """Read the traces one by one; of a folder, all that it holds. With launch shapes where asked for."""
         from ddp_prof.ingest.load import find_traces, load_trace
 
         for path in paths:
             for trace in find_traces(path):
-                yield load_trace(trace, extra_patterns=self.comm_patterns)
+                yield load_trace(trace, extra_patterns=self.comm_patterns, with_shapes=with_shapes)
 
     def measure(self, paths: Sequence[Path]) -> list[TraceOverlap]:
         """Measure the runs that the traces belong to; the ranks of one run may lie in several files."""

@@ -13,13 +13,16 @@ from ddp_prof.cli.timeline import load_sources
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ddp_prof.analyze.waterfall import Waterfall
     from ddp_prof.present.report import Run
     from ddp_prof.present.timeline_model import Source
 
 
 def gather_runs(sources: Sequence[Source]) -> list[Run]:
     """The runs that traces belong to, measured; the ranks of one run may lie in several files."""
+    from ddp_prof.analyze.findings import explain_run
     from ddp_prof.analyze.overlap import measure_works, merge_ranks
+    from ddp_prof.analyze.runs import merge_traces, reduce_trace
     from ddp_prof.manifest import SUFFIX, manifest_path
     from ddp_prof.present.report import Run
 
@@ -31,9 +34,23 @@ def gather_runs(sources: Sequence[Source]) -> list[Run]:
             path.name.removesuffix(SUFFIX),
             merge_ranks([measure_works(source.trace, source.works) for source in own]),
             tuple(own),
+            explain_run(merge_traces([reduce_trace(source.trace, source.works) for source in own])),
         )
         for path, own in runs.items()
     ]
+
+
+def compare_runs(runs: Sequence[Run]) -> Waterfall:
+    """What each run changed of the one before."""
+    from ddp_prof.analyze.contention import sample_kernels
+    from ddp_prof.analyze.waterfall import measure_waterfall
+
+    return measure_waterfall(
+        [
+            (run.findings.run, [sample_kernels(source.trace, work) for source in run.sources for work in source.works])
+            for run in runs
+        ]
+    )
 
 
 @click.command("report")
@@ -49,14 +66,15 @@ def gather_runs(sources: Sequence[Source]) -> list[Run]:
 )
 @selection_options
 def command(traces: tuple[Path, ...], selection: Selection, folder: Path) -> None:
-    """One page to read on a set of runs: comparison, charts, timelines, how they were made, what is not known.
+    """One page to read on a set of runs: comparison, why communication is exposed, timelines, what is not known.
 
     A folder stands for the traces in it. Pictures need Chromium; without it the pages are written all the same.
     """
     from ddp_prof.manifest import in_story_order
     from ddp_prof.present.report import write_report
 
-    runs = in_story_order(gather_runs(load_sources(traces, selection)), lambda run: run.manifest)
-    for problem in write_report(runs, folder, backward_pattern=selection.backward_pattern):
+    sources = load_sources(traces, selection, with_shapes=True)
+    runs = in_story_order(gather_runs(sources), lambda run: run.manifest)
+    for problem in write_report(runs, folder, compare_runs(runs), backward_pattern=selection.backward_pattern):
         click.echo(f"note: {problem}", err=True)
     click.echo(folder / "index.html")

@@ -34,14 +34,14 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str | 
     return numbers
 
 
-def load_sources(traces: Sequence[Path], selection: Selection) -> list[Source]:
+def load_sources(traces: Sequence[Path], selection: Selection, *, with_shapes: bool = False) -> list[Source]:
     """Each trace with what its ranks did; of several with one title, the rank is part of it."""
     from ddp_prof.analyze.work import rank_work
     from ddp_prof.manifest import label_of
     from ddp_prof.present.timeline_model import Source
 
     sources = []
-    for trace in selection.load(traces):
+    for trace in selection.load(traces, with_shapes=with_shapes):
         works = rank_work(trace, step_pattern=selection.step_pattern, backward_pattern=selection.backward_pattern)
         sources.append(Source(label_of(trace.path, trace.manifest), trace, works))
     times = Counter(source.title for source in sources)

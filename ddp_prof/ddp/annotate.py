@@ -196,10 +196,16 @@ def _set(sinks: tuple[Sink, ...], enabled: bool) -> None:
     _active = sinks if enabled else ()
 
 
-def process(*, rank: int, world: int, variant: str, backend: str, device: str) -> NestedRange:
-    """Round everything that is captured, on the main thread; ``device`` is ``cuda`` or ``cpu``."""
+def process(*, rank: int, world: int, variant: str, backend: str, device: str, ranks_per_gpu: int = 1) -> NestedRange:
+    """Round everything that is captured, on the main thread; ``device`` is ``cuda`` or ``cpu``.
+
+    That ranks share a GPU is said in the range, so that no trace of such a run can pass for one of GPUs of their own.
+    """
+    shared = {"ranks_per_gpu": ranks_per_gpu} if ranks_per_gpu > 1 else {}
     return NestedRange(
-        spans.format_range(spans.PROCESS, rank=rank, world=world, variant=variant, backend=backend, device=device)
+        spans.format_range(
+            spans.PROCESS, rank=rank, world=world, variant=variant, backend=backend, device=device, **shared
+        )
     )
 
 

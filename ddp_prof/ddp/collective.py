@@ -58,8 +58,9 @@ def launch_all_reduce(
 ) -> InFlight:
     """Start an asynchronous all-reduce of ``tensor``, in place, and open its range.
 
-    With gloo the range ends on gloo's own thread, at the moment of completion. When a CUDA collective completes the
-    host cannot tell cheaply: there the range ends where the host waits, and the kernel's row has the device's truth.
+    With gloo the range ends on gloo's own thread, at the moment of completion; of a CUDA tensor, when it has asked for
+    the copy back to the device. When NCCL's collective completes the host cannot tell cheaply: there the range ends
+    where the host waits, and the kernel's row has the device's truth.
 
     Raises:
         CommunicationError: The collective could not be launched.
@@ -68,7 +69,7 @@ def launch_all_reduce(
     span = annotate.start_all_reduce(bucket, tensor.nbytes, params, **more)
     try:
         work = dist.all_reduce(tensor, op, group, async_op=True)
-        if not tensor.is_cuda and annotate.is_enabled():
+        if annotate.is_enabled() and (not tensor.is_cuda or dist.get_backend(group) == dist.Backend.GLOO):
             work.get_future().add_done_callback(span.end)
     except RuntimeError as error:
         span.end()

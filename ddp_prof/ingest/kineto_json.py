@@ -10,6 +10,7 @@ import gzip
 import zlib
 from collections import defaultdict
 from decimal import Decimal
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -18,6 +19,7 @@ import numpy as np
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.arguments import CollectiveArguments, arguments_table, message_bytes
 from ddp_prof.ingest.classify import KernelClassifier
+from ddp_prof.ingest.launch_shapes import SIZES, add_launch_shapes
 from ddp_prof.ingest.names import NameTable
 from ddp_prof.ingest.ranks import ranks_of, world_size_of
 from ddp_prof.manifest import load_manifest, manifest_path
@@ -43,6 +45,8 @@ class _Arguments(msgspec.Struct, gc=False):
     stream: Any = None
     correlation: Any = None
     bytes: Any = None
+    grid: msgspec.Raw = msgspec.Raw()  # decoded on request
+    block: msgspec.Raw = msgspec.Raw()
     collective: Any = msgspec.field(default=None, name="Collective name")
     elements_in: Any = msgspec.field(default=None, name="In msg nelems")
     elements_out: Any = msgspec.field(default=None, name="Out msg nelems")
@@ -85,12 +89,13 @@ class _Times(NamedTuple):
     end_ns: Ints
 
 
-def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = ()) -> Trace:
+def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = (), with_shapes: bool = False) -> Trace:
     """Read a whole trace.
 
     Args:
         path: The file, gzipped or not.
         extra_patterns: Regular expressions for communication kernels unknown to the classifier.
+        with_shapes: Read the launch shapes of kernels, too.
 
     Raises:
         TraceError: Not JSON, cut off, or no trace.
@@ -107,7 +112,7 @@ def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = ()) -> Trace
     classifier = KernelClassifier(extra_patterns)
     spans = _spans(by_category[_RANGE], names)
     rank, world = ((document.distributedInfo or {}).get(key) for key in ("rank", "world_size"))
-    return Trace(
+    trace = Trace(
         path=path,
         source="kineto",
         producer=None,
@@ -127,6 +132,7 @@ def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = ()) -> Trace
         epoch_ns=document.baseTimeNanoseconds,
         manifest=load_manifest(manifest_path(path)),
     )
+    return add_launch_shapes(trace, _sizes(by_category[_KERNEL])) if with_shapes else trace
 
 
 def _bytes(path: Path) -> bytes:
@@ -193,6 +199,20 @@ def _activities(
         correlation=_integers(each.correlation for each in arguments),
         bytes=_integers(each.bytes for each in arguments),
     )
+
+
+def _sizes(kernels: Sequence[_Event]) -> list[Ints]:
+    """A column for each size of grid and block; there are few shapes, so each is decoded once."""
+
+    @cache
+    def decoded(text: bytes) -> tuple[int, ...]:
+        found: Any = msgspec.json.decode(text) if text else None
+        is_shape = isinstance(found, list) and len(found) == 3 and all(isinstance(each, int) for each in found)
+        return tuple(found) if is_shape else (UNKNOWN,) * 3
+
+    noted = [event.args or _Arguments() for event in kernels]
+    rows = [decoded(bytes(each.grid)) + decoded(bytes(each.block)) for each in noted]
+    return list(np.array(rows, np.int64).reshape(len(rows), len(SIZES)).T)
 
 
 def _spans(events: Sequence[_Event], names: NameTable) -> Spans:

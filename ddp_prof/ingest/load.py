@@ -20,12 +20,13 @@ _REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
 _SUFFIXES = (".sqlite", ".json", ".json.gz", *_REPORT_SUFFIXES)
 
 
-def load_trace(path: Path, *, extra_patterns: Sequence[str] = ()) -> Trace:
+def load_trace(path: Path, *, extra_patterns: Sequence[str] = (), with_shapes: bool = False) -> Trace:
     """Read a trace of any supported format, told by content and not by name.
 
     Args:
         path: A report of Nsight Systems or its SQLite export, or a PyTorch profiler's JSON, plain or gzipped.
         extra_patterns: Regular expressions for communication kernels unknown to the classifier.
+        with_shapes: Read the launch shapes of kernels, too.
 
     Raises:
         TraceError: The file cannot be read as a trace.
@@ -34,15 +35,15 @@ def load_trace(path: Path, *, extra_patterns: Sequence[str] = ()) -> Trace:
     if head.startswith(_SQLITE):
         from ddp_prof.ingest.nsys_sqlite import load_nsys_sqlite
 
-        return load_nsys_sqlite(path, extra_patterns=extra_patterns)
+        return load_nsys_sqlite(path, extra_patterns=extra_patterns, with_shapes=with_shapes)
     if head.startswith(_GZIP) or head.lstrip()[:1] in (b"{", b"["):
         from ddp_prof.ingest.kineto_json import load_kineto_json
 
-        return load_kineto_json(path, extra_patterns=extra_patterns)
+        return load_kineto_json(path, extra_patterns=extra_patterns, with_shapes=with_shapes)
     if _REPORT in head:
         from ddp_prof.ingest.nsys_report import load_nsys_report
 
-        return load_nsys_report(path, extra_patterns=extra_patterns)
+        return load_nsys_report(path, extra_patterns=extra_patterns, with_shapes=with_shapes)
     raise TraceError(
         path,
         "neither a report or export of Nsight Systems nor a PyTorch profiler trace",

@@ -16,10 +16,14 @@ if TYPE_CHECKING:
 
 
 class NameTable:
-    """Each string once, numbered in the order of arrival."""
+    """Each string once, numbered in the order of arrival.
 
-    def __init__(self) -> None:
-        self._index: dict[str, int] = {}
+    Args:
+        names: Strings to begin with, each once.
+    """
+
+    def __init__(self, names: Sequence[str] = ()) -> None:
+        self._index: dict[str, int] = {name: index for index, name in enumerate(names)}
 
     def intern(self, name: str) -> int:
         """The number of a string, a new one where it is new."""

@@ -15,6 +15,7 @@ from ddp_prof.errors import TraceError
 from ddp_prof.ingest.arguments import NcclRange, add_nccl_arguments
 from ddp_prof.ingest.classify import KernelClassifier
 from ddp_prof.ingest.copy_engine import mark_copy_engine_collectives
+from ddp_prof.ingest.launch_shapes import SIZES, add_launch_shapes
 from ddp_prof.ingest.names import NameTable, NsysStrings
 from ddp_prof.ingest.ranks import ranks_of, world_size_of
 from ddp_prof.ingest.sqlite_columns import SqliteFile, integer_array
@@ -41,13 +42,16 @@ _CALL_COLUMNS = ("start", "globalTid", "correlationId")
 _UNNAMED = {Kind.COPY: "memcpy", Kind.MEMORY_SET: "memset", Kind.GRAPH: "CUDA graph"}
 
 
-def load_nsys_sqlite(path: Path, *, extra_patterns: Sequence[str] = (), run: Path | None = None) -> Trace:
+def load_nsys_sqlite(
+    path: Path, *, extra_patterns: Sequence[str] = (), run: Path | None = None, with_shapes: bool = False
+) -> Trace:
     """Read a whole export.
 
     Args:
         path: The SQLite file; opened read-only.
         extra_patterns: Regular expressions for communication kernels unknown to the classifier.
         run: The file whose ``run.json`` counts, where it is not the export's own.
+        with_shapes: Read the launch shapes of kernels, too.
 
     Raises:
         TraceError: Not a database, damaged, or not an export of Nsight Systems.
@@ -81,7 +85,8 @@ def load_nsys_sqlite(path: Path, *, extra_patterns: Sequence[str] = (), run: Pat
     )
     trace = mark_copy_engine_collectives(trace)
     payloads = _nccl_payloads(file, strings) if any(name.startswith("nccl") for name in trace.names) else []
-    return add_nccl_arguments(trace, payloads) if payloads else trace
+    trace = add_nccl_arguments(trace, payloads) if payloads else trace
+    return add_launch_shapes(trace, _sizes(file)) if with_shapes else trace
 
 
 def _require_export(file: SqliteFile) -> None:
@@ -138,6 +143,10 @@ def _activities(
     )
 
 
+def _sizes(file: SqliteFile) -> list[Ints]:
+    return list(file.integers(SIZES, file.selection(KERNELS, SIZES)).values())
+
+
 def _calls(file: SqliteFile) -> Calls:
     """The calls by correlation id, as they are looked up; equal ones in the order of the file."""
     columns = file.integers(_CALL_COLUMNS, file.selection(CALLS, _CALL_COLUMNS))
@@ -180,16 +189,23 @@ def _spans(rows: Any, strings: NsysStrings, names: NameTable, domains: dict[tupl
 
 
 def _nccl_payloads(file: SqliteFile, strings: NsysStrings) -> list[NcclRange]:
-    """NCCL's ranges with their arguments; none where the export was made without ``--include-json``."""
-    if not file.has(NVTX, "jsonText", "textId", "text"):
-        return []
+    """NCCL's ranges with their arguments; none where the export was made without ``--include-json``.
+
+    The JSON is in the row, or among the strings.
+    """
+    name, text_id, payload, payload_id = (
+        column if file.has(NVTX, column) else "NULL" for column in ("text", "textId", "jsonText", "jsonTextId")
+    )
     query = (
-        f"SELECT start, globalTid, text, textId, jsonText FROM {NVTX} "
-        f"WHERE eventType = {_PUSH_POP} AND jsonText IS NOT NULL AND start IS NOT NULL AND globalTid IS NOT NULL"
+        f"SELECT start, globalTid, {name}, {text_id}, {payload}, {payload_id} FROM {NVTX} "
+        f"WHERE eventType = {_PUSH_POP} AND start IS NOT NULL AND globalTid IS NOT NULL "
+        f"AND coalesce({payload}, {payload_id}) IS NOT NULL"
     )
     found = [
-        NcclRange(start, tid >> 24 & 0xFFFFFF, tid & 0xFFFFFF, text or strings.text(text_id), payload)
-        for start, tid, text, text_id, payload in file.rows(query)
+        NcclRange(
+            start, tid >> 24 & 0xFFFFFF, tid & 0xFFFFFF, name or strings.text(name_id), json or strings.text(json_id)
+        )
+        for start, tid, name, name_id, json, json_id in (file.rows(query) if file.has(NVTX) else [])
     ]
     return [each for each in found if each.name.startswith("nccl")]
 

@@ -22,6 +22,7 @@ BY = ("collective", "step", "bucket")
 """What a row can stand for."""
 
 _SHOWN_PARAMETERS = 2
+_WORTH_A_WORD = 0.05
 
 
 def collectives_sheet(run: Run, result: RunCollectives, by: str = BY[0]) -> Sheet:
@@ -55,7 +56,10 @@ def headline_text(headline: Headline | None, collectives: Sequence[Collective]) 
     share = percent(headline.cause_ns / headline.exposed_ns)
     which = f"{_which(headline)}{_described(headline)}"
     if headline.cause == TAIL:
-        return f"{share} of exposed time is tail: {which} {_when(headline)}. {_tail_advice(headline)}"
+        waiting = headline.wait_ns / headline.cause_ns
+        meanwhile = f" ({percent(waiting)} of it waiting for a peer)" if waiting >= _WORTH_A_WORD else ""
+        advice = _ADVICE[WAITING] if waiting > 1 / 2 else _tail_advice(headline)
+        return f"{share} of exposed time is tail{meanwhile}: {which} {_when(headline)}. {advice}"
     if headline.cause == SYNCHRONOUS:
         count = headline.collectives_a_step
         subject = "the one collective of a step starts" if count == 1 else f"all {count} collectives of a step start"
@@ -149,6 +153,7 @@ def _collective_row(each: Collective, origin_ns: int) -> Row:
         "busbw_GB/s": _gigabytes(each.busbw_bytes_per_s),
         "overlapped_ms": _ms(each.overlapped_ns),
         "exposed_ms": _ms(each.exposed_ns),
+        "exposed_wait_ms": _ms(each.exposed_wait_ns),
         **{f"{cause}_ms": _ms(getattr(each.causes, cause)) for cause in CAUSES},
         "ready_by": each.ready_source,
     }
@@ -166,6 +171,7 @@ def _summed_rows(collectives: Sequence[Collective], by: str) -> Iterable[Row]:
             "wait_ms": _ms(_sum_known(each.wait_ns for each in members)),
             "overlapped_ms": _ms(sum(each.overlapped_ns for each in members)),
             "exposed_ms": _ms(sum(each.exposed_ns for each in members)),
+            "exposed_wait_ms": _ms(_sum_known(each.exposed_wait_ns for each in members)),
             **{f"{cause}_ms": _ms(sum(getattr(each.causes, cause) for each in members)) for cause in CAUSES},
         }
 

@@ -76,24 +76,36 @@ def _label(line: Lifeline) -> str:
 
 def _bars(rows: Sequence[_Row], look: Look) -> list[dict[str, Any]]:
     """One trace a colour, so that a legend names each once."""
-    stretches: dict[str, list[tuple[int, int, int, str]]] = {}
+    stretches: dict[tuple[str, bool], list[tuple[int, int, int, str]]] = {}
     for row in rows:
         if row.line is None:
-            stretches.setdefault(style.COMPUTE, []).extend((row.y, *each, "compute") for each in row.rank.compute)
+            stretches.setdefault((style.COMPUTE, False), []).extend(
+                (row.y, *each, "compute") for each in row.rank.compute
+            )
             continue
         name = row.label
-        stretches.setdefault(style.OVERLAPPED, []).append((row.y, row.line.start_ns, row.line.end_ns, name))
+        stretches.setdefault((style.OVERLAPPED, False), []).append((row.y, row.line.start_ns, row.line.end_ns, name))
         for bare in row.line.exposed:
-            stretches.setdefault(bare.cause, []).append((row.y, bare.start_ns, bare.end_ns, name))
-    order = [each for each in (style.COMPUTE, style.OVERLAPPED, *CAUSES) if each in stretches]
-    return [_bar(kind, stretches[kind], look) for kind in order]
+            kind = (bare.cause, bare.is_wait and bare.cause != WAITING)
+            stretches.setdefault(kind, []).append((row.y, bare.start_ns, bare.end_ns, name))
+    order = [(kind, wait) for kind in (style.COMPUTE, style.OVERLAPPED, *CAUSES) for wait in (False, True)]
+    return [_bar(*kind, stretches[kind], look) for kind in order if kind in stretches]
 
 
-def _bar(kind: str, stretches: Sequence[tuple[int, int, int, str]], look: Look) -> dict[str, Any]:
+def _bar(kind: str, is_wait: bool, stretches: Sequence[tuple[int, int, int, str]], look: Look) -> dict[str, Any]:
+    """Bars of one colour; hatched where a peer had not arrived."""
     color = CAUSE_COLORS.get(kind) or look.colors[kind]
     title = f"exposed: {kind.replace('_', ' ')}" if kind in CAUSE_COLORS else _TITLES[kind]
+    title += ", waiting for a peer" if is_wait else ""
+    pattern = {
+        "shape": "/" if is_wait else "",
+        "fillmode": "overlay",
+        "fgcolor": look.paper,
+        "fgopacity": 0.7,
+        "size": 6,
+    }
     return {
-        "type": "bar", "orientation": "h", "name": title, "width": 0.66, "marker": {"color": color},
+        "type": "bar", "orientation": "h", "name": title, "width": 0.66, "marker": {"color": color, "pattern": pattern},
         "y": [y for y, *_ in stretches], "base": [start / 1e6 for _, start, _, _ in stretches],
         "x": [(end - start) / 1e6 for _, start, end, _ in stretches],
         "hovertext": [

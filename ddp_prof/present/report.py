@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING
 from ddp_prof.present.charts import draw_comparison
 from ddp_prof.present.page import write_page
 from ddp_prof.present.pictures import NoBrowserError, write_pictures
-from ddp_prof.present.report_page import CSS, Chapter, report_body
+from ddp_prof.present.report_page import CSS, WATERFALL, Chapter, report_body
+from ddp_prof.present.report_why import SUFFIX as WHY
+from ddp_prof.present.report_why import write_why_page
 from ddp_prof.present.step_charts import draw_overlap_by_step, draw_step_times
 from ddp_prof.present.timeline import draw_timeline
 from ddp_prof.present.timeline_build import MAX_BOXES, build_timeline, steady_steps
 from ddp_prof.present.timeline_page import write_timeline_page
+from ddp_prof.present.waterfall_chart import draw_waterfall
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -24,7 +27,9 @@ if TYPE_CHECKING:
 
     import plotly.graph_objects as go
 
+    from ddp_prof.analyze.findings import Findings
     from ddp_prof.analyze.overlap import TraceOverlap
+    from ddp_prof.analyze.waterfall import Waterfall
     from ddp_prof.manifest import Manifest
     from ddp_prof.present.timeline_model import Source, Timeline
 
@@ -41,11 +46,13 @@ class Run:
         name: What its files are called.
         result: Its figures.
         sources: Its traces, of which one may hold all ranks.
+        findings: Why its communication is exposed.
     """
 
     name: str
     result: TraceOverlap
     sources: tuple[Source, ...]
+    findings: Findings
 
     @property
     def manifest(self) -> Manifest | None:
@@ -53,12 +60,15 @@ class Run:
         return next((source.trace.manifest for source in self.sources if source.trace.manifest), None)
 
 
-def write_report(runs: Sequence[Run], folder: Path, *, backward_pattern: str | None = None) -> list[str]:
-    """Write ``index.html``, and a page and a picture of each run's timeline.
+def write_report(
+    runs: Sequence[Run], folder: Path, waterfall: Waterfall | None = None, *, backward_pattern: str | None = None
+) -> list[str]:
+    """Write ``index.html``, a page and a picture of each run's timeline, and a page on why it is exposed.
 
     Args:
         runs: The runs in the order in which they are told of.
         folder: Made where it is missing; files of the same names are replaced.
+        waterfall: What the runs changed of each other.
         backward_pattern: The regular expression with which backward was found, if one was given.
 
     Returns:
@@ -67,13 +77,16 @@ def write_report(runs: Sequence[Run], folder: Path, *, backward_pattern: str | N
     folder.mkdir(parents=True, exist_ok=True)
     names = _file_names(run.name for run in runs)
     charts = {name: draw([run.result for run in runs]) for name, draw in CHARTS.items()}
+    if waterfall is not None and waterfall.changes:
+        charts[WATERFALL] = draw_waterfall(waterfall)
     pictures = [(chart, folder / f"{name}.png") for name, chart in charts.items()]
     for name, run in zip(names, runs, strict=True):
         whole, part = _timelines(run, backward_pattern)
         write_timeline_page(whole, folder / f"{name}.html", shared_plotly=True)
+        write_why_page(run.findings, folder / f"{name}{WHY}.html")
         pictures.append((draw_timeline(part), folder / f"{name}.png"))
     problems = _try_pictures(pictures)
-    chapters = [Chapter(name, run.result, run.manifest) for name, run in zip(names, runs, strict=True)]
+    chapters = [Chapter(name, run.result, run.manifest, run.findings) for name, run in zip(names, runs, strict=True)]
     body = report_body(chapters, charts, pictures=not problems)
     write_page(folder / f"{INDEX}.html", title="Communication behind compute", body=body, css=CSS, shared_plotly=True)
     return problems
@@ -98,13 +111,12 @@ def _try_pictures(pictures: Sequence[tuple[go.Figure, Path]]) -> list[str]:
 
 def _file_names(names: Iterable[str]) -> list[str]:
     """Names that every file system and address takes, each once."""
-    taken = {INDEX, *CHARTS}
+    taken = {INDEX, WATERFALL, *CHARTS}
     result = []
     for name in names:
         plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:80] or "trace"
-        free = next(
-            each for number in range(1, 10_000) if (each := plain if number == 1 else f"{plain}-{number}") not in taken
-        )
-        taken.add(free)
+        numbered = (plain, *(f"{plain}-{number}" for number in range(2, 10_000)))
+        free = next(each for each in numbered if not {each, f"{each}{WHY}"} & taken)
+        taken |= {free, f"{free}{WHY}"}
         result.append(free)
     return result

@@ -10,6 +10,7 @@ from ddp_prof import __version__
 from ddp_prof.analyze.compare import compare_variants
 from ddp_prof.present.charts import overlap_ratio
 from ddp_prof.present.page import figure_html
+from ddp_prof.present.report_why import findings_html
 from ddp_prof.present.rows import HOW_TO_READ, compare_rows, warnings_by_run
 from ddp_prof.present.style import percent
 from ddp_prof.present.table import cell_text, heading, is_numeric
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     import plotly.graph_objects as go
 
+    from ddp_prof.analyze.findings import Findings
     from ddp_prof.analyze.overlap import TraceOverlap
     from ddp_prof.manifest import Manifest
     from ddp_prof.present.rows import Row
@@ -47,8 +49,12 @@ dd { margin: 0; overflow-wrap: anywhere; }
 summary { cursor: pointer; font-weight: 600; margin: 8px 0; }
 """
 
+WATERFALL = "waterfall"
+"""Name of the chart that belongs to the section on causes."""
+
 _SECTIONS = {
     "table": "Side by side",
+    "why": "Why it is exposed",
     "unknown": "What could not be known, or was assumed",
     "steps": "Step by step",
     "timelines": "Timelines",
@@ -69,6 +75,7 @@ class Chapter:
     name: str
     result: TraceOverlap
     manifest: Manifest | None
+    findings: Findings
 
 
 def report_body(chapters: Sequence[Chapter], charts: Mapping[str, go.Figure], *, pictures: bool) -> str:
@@ -76,11 +83,13 @@ def report_body(chapters: Sequence[Chapter], charts: Mapping[str, go.Figure], *,
 
     Args:
         chapters: The runs, in the order in which they are told of.
-        charts: Figures by name, the most telling one first.
+        charts: Figures by name, the most telling one first; of these the waterfall tells why.
         pictures: Whether ``.png`` files of timelines and charts lie beside the page.
     """
     results = [chapter.result for chapter in chapters]
-    first, *others = (_chart(name, figure, picture=pictures) for name, figure in charts.items())
+    drawn = {name: _chart(name, figure, picture=pictures) for name, figure in charts.items()}
+    waterfall = drawn.pop(WATERFALL, "")
+    first, *others = drawn.values()
     cards = "".join(_card(chapter, picture=pictures) for chapter in chapters)
     parts = (
         "<main><h1>How much communication hides behind compute</h1>",
@@ -90,6 +99,9 @@ def report_body(chapters: Sequence[Chapter], charts: Mapping[str, go.Figure], *,
         _heading("table"),
         f'<div class="wide">{_table(compare_rows(compare_variants(results)))}</div>',
         f'<p class="quiet">{html.escape(HOW_TO_READ)}; speed-up: over naive</p>',
+        _heading("why"),
+        f'<div class="wide">{findings_html((each.name, each.result.label, each.findings) for each in chapters)}</div>',
+        waterfall,
         _heading("unknown"),
         _unknown(chapters),
         _heading("steps"),

@@ -50,7 +50,8 @@ def overlap_sheet(result: TraceOverlap, *, by_step: bool) -> Sheet:
 def compare_sheet(results: Sequence[TraceOverlap]) -> Sheet:
     """Runs side by side, a row a run."""
     summaries = compare_variants(results)
-    return Sheet("", compare_rows(summaries), compare_notes(results), compare_document(summaries))
+    document = {**compare_document(summaries), "warnings": notes_of_runs(results)}
+    return Sheet("", compare_rows(summaries), compare_notes(results), document)
 
 
 def info_sheet(inventory: TraceInventory) -> Sheet:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,12 +38,17 @@ def show(form: str, sheets: Sequence[Sheet]) -> None:
         return
     rows = [row for sheet in sheets for row in sheet.rows]
     if form == "csv":
-        writer = csv.DictWriter(sys.stdout, list(rows[0]) if rows else [], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+        write_csv(rows, sys.stdout)
     else:
         sys.stdout.write(markdown(rows))
     sys.stderr.writelines(f"note: {note}\n" for sheet in sheets for note in sheet.notes)
+
+
+def write_csv(rows: Sequence[Row], file: TextIO) -> None:
+    """Write rows with the same keys; what is not known is empty."""
+    writer = csv.DictWriter(file, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
 
 
 def markdown(rows: Sequence[Row]) -> str:

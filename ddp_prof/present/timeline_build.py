@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ddp_prof.analyze.doubts import find_caveats
 from ddp_prof.analyze.overlap import measure_rank
 from ddp_prof.analyze.partition import measure_partition
 from ddp_prof.errors import TraceError
@@ -169,7 +170,7 @@ def _facts(trace: Trace, ranks: Sequence[_Rank], view: View) -> tuple[str, ...]:
     world = manifest.world_size if manifest else said and said.number("world")
     backend = manifest.backend if manifest else said and said.text("backend")
     count = f"{len(ranks)} of {world}" if world and world != len(ranks) else f"{len(ranks)}"
-    facts = [f"{count} {'rank' if count == '1' else 'ranks'}"]
+    facts = [*find_caveats(trace), f"{count} {'rank' if count == '1' else 'ranks'}"]
     if backend:
         facts.append(backend)
     if manifest:

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ddp_prof.present.rows import SCHEMA, Row, Sheet, ms, notes_of_runs, percent, rank_name
+from ddp_prof.present.rows import SCHEMA, Row, Sheet, notes_of_runs, rank_name
 from ddp_prof.present.table import markdown
 
 if TYPE_CHECKING:
@@ -20,6 +20,9 @@ HOW_TO_READ_BASELINE = (
     "against the baseline: a step's medians over all ranks; failed is what is beyond the limit and further from the "
     "baseline than both runs' spread (1.57 IQR / sqrt(steps) of each, McGill, Tukey and Larsen 1978)"
 )
+
+UNITS = {"ratio": (100, "%"), "ns": (1e-6, "ms"), "ranks": (1, "ranks")}
+"""Of each unit of a verdict what it is multiplied by to be shown, and its name then."""
 
 
 def check_sheet(checks: Sequence[Check], baseline: TraceOverlap | None) -> Sheet:
@@ -53,15 +56,19 @@ def verdict_line(checks: Sequence[Check]) -> str:
 
 
 def _row(check: Check, verdict: Verdict, *, compared: bool) -> Row:
-    in_unit = percent if verdict.unit == "ratio" else ms
+    scale, unit = UNITS[verdict.unit]
+
+    def scaled(value: float | None) -> float | None:
+        return None if value is None else value * scale
+
     return {
         "run": check.run.label,
         "device": check.run.device,
         "requirement": verdict.requirement,
-        "measured": in_unit(verdict.measured),
-        "limit": in_unit(verdict.limit),
-        **({"baseline": in_unit(verdict.baseline), "spread": in_unit(verdict.spread)} if compared else {}),
-        "unit": "%" if verdict.unit == "ratio" else "ms",
+        "measured": scaled(verdict.measured),
+        "limit": scaled(verdict.limit),
+        **({"baseline": scaled(verdict.baseline), "spread": scaled(verdict.spread)} if compared else {}),
+        "unit": unit,
         "verdict": verdict.status,
         "decided_by": rank_name(verdict.rank) if verdict.rank else "all ranks",
         "why": verdict.reason,
@@ -70,10 +77,15 @@ def _row(check: Check, verdict: Verdict, *, compared: bool) -> Row:
 
 def _notes(checks: Sequence[Check], baseline: TraceOverlap | None) -> list[str]:
     runs = [check.run for check in checks]
+    partial = [
+        f"{run.label}: judged by {len(run.ranks)} of {run.world_size} ranks; to require them all: --all-ranks"
+        for run in runs
+        if len(run.ranks) < (run.world_size or 0)
+    ]
     if baseline is None:
-        return [HOW_TO_READ, *notes_of_runs(runs)]
+        return [HOW_TO_READ, *partial, *notes_of_runs(runs)]
     runs.append(replace(baseline, label=f"baseline {baseline.label}"))
-    return [HOW_TO_READ, f"baseline: {baseline.trace}", HOW_TO_READ_BASELINE, *notes_of_runs(runs)]
+    return [HOW_TO_READ, *partial, f"baseline: {baseline.trace}", HOW_TO_READ_BASELINE, *notes_of_runs(runs)]
 
 
 def _document(checks: Sequence[Check], baseline: TraceOverlap | None) -> dict[str, Any]:

@@ -34,7 +34,12 @@ class Arguments(argparse.Namespace):
     world_size: int | None
     device: str
     backend: str
+    ranks_per_gpu: int | None
     timeout: float
+    precision: str
+    tf32: bool
+    compile: str | None
+    activation_checkpointing: bool
     inject_delay_ms: float
     inject_delay_rank: int
     run_json: Path | None
@@ -55,6 +60,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     _add_variant(parser.add_argument_group("variant"))
     _add_work(parser.add_argument_group("work"))
+    _add_numerics(parser.add_argument_group("numerics and memory"))
     _add_ranks(parser.add_argument_group("ranks"))
     _add_experiment(parser.add_argument_group("experiments"))
     _add_output(parser.add_argument_group("output"))
@@ -102,6 +108,29 @@ def _add_work(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--lr", type=float, default=1e-3, help="learning rate of AdamW (default: %(default)s)")
 
 
+def _add_numerics(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--precision",
+        choices=("fp32", "bf16"),
+        default="fp32",
+        help="bf16: autocast; weights, gradients and what is sent stay float32 (default: %(default)s)",
+    )
+    group.add_argument("--tf32", action="store_true", help="let matrix products of a GPU round their inputs to TF32")
+    group.add_argument(
+        "--compile",
+        nargs="?",
+        const="blocks",
+        choices=("blocks", "model"),
+        help="torch.compile each block, or the model as one, whose gradients then all come at the end of backward "
+        "(default with no word: blocks). Never with CUDA graphs: their replay calls no gradient hook",
+    )
+    group.add_argument(
+        "--activation-checkpointing",
+        action="store_true",
+        help="keep each block's input only and compute the rest again in backward",
+    )
+
+
 def _add_ranks(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--world-size", type=_positive, help="start so many ranks on this machine (default: torchrun's, else one)"
@@ -117,6 +146,12 @@ def _add_ranks(group: argparse._ArgumentGroup) -> None:
         choices=("auto", "gloo", "nccl"),
         default="auto",
         help="auto: nccl where each rank has a GPU of its own, else gloo",
+    )
+    group.add_argument(
+        "--ranks-per-gpu",
+        type=_positive,
+        metavar="N",
+        help="let so many ranks take turns on each GPU, with NCCL, too: to see that something works, not how fast",
     )
     group.add_argument(
         "--timeout",
@@ -166,6 +201,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
         parser.error("--bucket-size-mb: torch needs a number")
     if arguments.bucket_size_mb is None and arguments.variant == "bucketed":
         arguments.bucket_size_mb = 25.0
+    if arguments.compile and not arguments.warmup:
+        parser.error("--compile: the first step compiles, so it takes a --warmup of at least 1")
     if arguments.kineto is not None and not arguments.kineto.name.endswith((".json", ".json.gz")):
         parser.error("--kineto: the name must end in .json or .json.gz")
     return arguments

@@ -25,10 +25,11 @@ def make_tokens(steps: int, batch_size: int, seq_len: int, seed: int) -> Tensor:
 def scatter_batches(steps: int, batch_size: int, seq_len: int, seed: int, device: torch.device) -> Tensor:
     """This rank's share ``[steps, batch_size / world, seq_len + 1]`` of every step's batch."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    share = torch.empty(steps, batch_size // world, seq_len + 1, dtype=torch.int64, device=device)
+    through = torch.device("cpu") if dist.get_backend() == dist.Backend.GLOO else device  # where it lies anyway
+    share = torch.empty(steps, batch_size // world, seq_len + 1, dtype=torch.int64, device=through)
     shares = None
     if rank == 0:
-        tokens = make_tokens(steps, batch_size, seq_len, seed).to(device)
+        tokens = make_tokens(steps, batch_size, seq_len, seed).to(through)
         shares = [each.contiguous() for each in tokens.chunk(world, dim=1)]
     dist.scatter(share, shares, src=0)
-    return share
+    return share.to(device)

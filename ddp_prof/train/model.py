@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from ddp_prof.train.sizes import VOCABULARY
 
@@ -19,10 +20,16 @@ ROPE_BASE = 10_000.0
 
 
 class TransformerLM(nn.Module):
-    """Token ids ``[batch, seq]`` to logits ``[batch, seq, vocabulary]``."""
+    """Token ids ``[batch, seq]`` to logits ``[batch, seq, vocabulary]``.
 
-    def __init__(self, size: ModelSize) -> None:
+    Args:
+        size: Its dimensions.
+        checkpoint_blocks: Keep each block's input only, and compute the rest again in backward.
+    """
+
+    def __init__(self, size: ModelSize, *, checkpoint_blocks: bool = False) -> None:
         super().__init__()
+        self.checkpoint_blocks = checkpoint_blocks
         self.embedding = nn.Embedding(VOCABULARY, size.d_model)
         self.blocks = nn.ModuleList(Block(size) for _ in range(size.layers))
         self.norm = nn.RMSNorm(size.d_model)
@@ -33,7 +40,8 @@ class TransformerLM(nn.Module):
         """Logits of the next token at each position."""
         hidden: Tensor = self.embedding(tokens)
         for block in self.blocks:
-            hidden = block(hidden)
+            # Not re-entrant: a gradient hook then fires once.
+            hidden = checkpoint(block, hidden, use_reentrant=False) if self.checkpoint_blocks else block(hidden)
         logits: Tensor = self.head(self.norm(hidden))
         return logits
 

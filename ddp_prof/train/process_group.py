@@ -15,6 +15,7 @@ from torch.distributed import FileStore, HashStore, Store, TCPStore  # type: ign
 
 from ddp_prof.errors import WorkloadError
 from ddp_prof.train.launch import LAUNCH_DIRECTORY
+from ddp_prof.train.shared_gpu import nccl_environment, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -59,18 +60,31 @@ def choose_device(arguments: Arguments, place: Place) -> tuple[torch.device, str
         WorkloadError: They are not to be had as asked for.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    own_gpu = gpus >= place.local_world
+    seats = gpus * (arguments.ranks_per_gpu or 1)
+    has_seat = seats >= place.local_world
     backend = arguments.backend
     if backend == "auto":
-        backend = "nccl" if own_gpu and arguments.device != "cpu" and dist.is_nccl_available() else "gloo"
+        backend = "nccl" if has_seat and arguments.device != "cpu" and dist.is_nccl_available() else "gloo"
     kind = arguments.device
     if kind == "auto":
-        kind = "cuda" if backend == "nccl" or (own_gpu and backend == "gloo") else "cpu"
-    _check_backend(backend, kind, gpus, place)
-    return torch.device(kind, place.local_rank % gpus) if kind == "cuda" else torch.device("cpu"), backend
+        kind = "cuda" if backend == "nccl" or (has_seat and backend == "gloo") else "cpu"
+    _check_backend(backend, kind, gpus, place, seats)
+    _check_sharing(arguments.ranks_per_gpu, kind, gpus, place)
+    if kind == "cpu":
+        return torch.device("cpu"), backend
+    shared = arguments.ranks_per_gpu
+    return torch.device(kind, place.local_rank // shared if shared else place.local_rank % gpus), backend
 
 
-def _check_backend(backend: str, kind: str, gpus: int, place: Place) -> None:
+def count_ranks_per_gpu(arguments: Arguments, place: Place, device: torch.device) -> int:
+    """How many ranks of this machine have one GPU, asked for or because there are fewer GPUs; 1 on a CPU."""
+    if device.type == "cpu":
+        return 1
+    gpus = torch.cuda.device_count()
+    return min(arguments.ranks_per_gpu or -(-place.local_world // gpus), place.local_world)
+
+
+def _check_backend(backend: str, kind: str, gpus: int, place: Place, seats: int) -> None:
     if backend == "gloo" and not dist.is_gloo_available():
         raise WorkloadError("this torch was built without gloo: choose another --backend")
     if backend == "nccl" and not dist.is_nccl_available():
@@ -79,22 +93,49 @@ def _check_backend(backend: str, kind: str, gpus: int, place: Place) -> None:
         raise WorkloadError("torch finds no GPU here: leave out --device and --backend, or use --device cpu")
     if backend == "nccl" and kind == "cpu":
         raise WorkloadError("NCCL reduces on GPUs only: use --backend gloo with --device cpu")
-    if backend == "nccl" and gpus < place.local_world:
+    if backend == "nccl" and seats < place.local_world:
         raise WorkloadError(
             f"NCCL needs a GPU for each rank, but here are {gpus} GPUs for {place.local_world} ranks: "
-            "start fewer ranks, or use --backend gloo"
+            "start fewer ranks, use --backend gloo, or let them take turns with --ranks-per-gpu"
+        )
+
+
+def _check_sharing(ranks_per_gpu: int | None, kind: str, gpus: int, place: Place) -> None:
+    if ranks_per_gpu is None:
+        return
+    if kind == "cpu":
+        raise WorkloadError(
+            f"--ranks-per-gpu {ranks_per_gpu}, but torch finds no GPU for {place.local_world} ranks: leave it out"
+        )
+    if gpus * ranks_per_gpu < place.local_world:
+        raise WorkloadError(
+            f"--ranks-per-gpu {ranks_per_gpu} seats {gpus * ranks_per_gpu} ranks on {gpus} GPUs, but there are "
+            f"{place.local_world}: use --ranks-per-gpu {-(-place.local_world // gpus)}"
         )
 
 
 @contextmanager
-def process_group(place: Place, device: torch.device, backend: str, timeout_s: float) -> Iterator[None]:
+def process_group(
+    place: Place, device: torch.device, backend: str, timeout_s: float, *, ranks_per_gpu: int = 1
+) -> Iterator[None]:
     """The default process group, while the block lasts; on failure it is left to the end of the process.
 
+    Args:
+        place: Where this rank stands.
+        device: Its device.
+        backend: ``gloo`` or ``nccl``.
+        timeout_s: How long a rank waits for another, in seconds.
+        ranks_per_gpu: How many ranks have one GPU; for more than one, NCCL's environment is set.
+
     Raises:
-        WorkloadError: The ranks did not find each other.
+        WorkloadError: The ranks did not find each other, or NCCL does not let them share a GPU.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    is_shared = backend == "nccl" and ranks_per_gpu > 1
+    if is_shared:
+        one_machine = place.local_world == place.world
+        os.environ |= nccl_environment(place.rank, _nccl_version(), os.environ, one_machine=one_machine)
     timeout = timedelta(seconds=timeout_s)
     store = _meeting_place(place, timeout)
     try:
@@ -107,6 +148,8 @@ def process_group(place: Place, device: torch.device, backend: str, timeout_s: f
             device_id=device if backend == "nccl" else None,  # else NCCL guesses it in each barrier
         )
     except (OSError, RuntimeError, ValueError) as error:
+        if is_shared and (refused := refusal(str(error), _nccl_version())):
+            raise WorkloadError(f"rank {place.rank}: {refused}") from error
         raise WorkloadError(
             f"rank {place.rank}: cannot form a process group with {backend}: {_first_line(error)}"
         ) from error
@@ -139,3 +182,7 @@ def _meeting_place(place: Place, timeout: timedelta) -> Store | None:
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def _nccl_version() -> tuple[int, ...]:
+    return tuple(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]  # torch's omission

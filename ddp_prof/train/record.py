@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 import ddp_prof
 from ddp_prof.ddp.base import ReducingVariant
-from ddp_prof.manifest import HostTimes, Manifest, Parameter
+from ddp_prof.manifest import RANKS_PER_GPU, HostTimes, Manifest, Parameter
 from ddp_prof.spans import BACKWARD, FORWARD, OPTIMIZER
 from ddp_prof.train.messages import summarize
 
@@ -51,7 +51,12 @@ class Measured:
 
 
 def describe_run(
-    arguments: Arguments, variant: DataParallel, measured: Measured, device: torch.device, backend: str
+    arguments: Arguments,
+    variant: DataParallel,
+    measured: Measured,
+    device: torch.device,
+    backend: str,
+    ranks_per_gpu: int = 1,
 ) -> Manifest:
     """The manifest of a finished run, as rank 0 saw it."""
     cap = arguments.bucket_size_mb
@@ -79,7 +84,7 @@ def describe_run(
         command=("python", "-m", "ddp_prof.train", *sys.argv[1:]),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         parameters=parameters(variant.module),
-        options=_options(arguments, variant),
+        options=_options(arguments, variant) | _sharing(ranks_per_gpu),
         host_times=(*_host_times(measured.steps, False), *_host_times(measured.synchronized, True)),
         messages=summarize(measured.messages) if variant.is_blocking else (),
         collectives=len(measured.messages) // counted if counted else None,
@@ -164,6 +169,16 @@ def _options(arguments: Arguments, variant: DataParallel) -> dict[str, Any]:
             "inject_delay_ms": arguments.inject_delay_ms,
             "inject_delay_rank": arguments.inject_delay_rank,
         }
+    for name in ("precision", "tf32", "compile", "activation_checkpointing"):
+        options[name] = getattr(arguments, name)
     if isinstance(variant, ReducingVariant):
         options["buckets"] = variant.assignment
     return options
+
+
+def _sharing(ranks_per_gpu: int) -> dict[str, Any]:
+    """Of ranks that share a GPU: how many do, and in which environment NCCL lets them."""
+    if ranks_per_gpu == 1:
+        return {}
+    names = sorted(name for name in os.environ if name.startswith("NCCL_"))
+    return {RANKS_PER_GPU: ranks_per_gpu, "nccl_environment": {name: os.environ[name] for name in names}}

@@ -19,7 +19,8 @@ from ddp_prof.train.data import scatter_batches
 from ddp_prof.train.memory import check_memory, resident_bytes
 from ddp_prof.train.messages import MessageLog
 from ddp_prof.train.model import TransformerLM
-from ddp_prof.train.process_group import Place, choose_device, process_group
+from ddp_prof.train.numerics import check_numerics, set_numerics
+from ddp_prof.train.process_group import Place, choose_device, count_ranks_per_gpu, process_group
 from ddp_prof.train.profiler import choose_window
 from ddp_prof.train.record import Measured, describe_run
 from ddp_prof.train.sizes import MODEL_SIZES
@@ -54,6 +55,7 @@ def check(arguments: Arguments, place: Place) -> tuple[torch.device, str]:
             f"--inject-delay-rank {arguments.inject_delay_rank}, but the ranks are 0 to {place.world - 1}: choose one"
         )
     device, backend = choose_device(arguments, place)
+    check_numerics(arguments, device)
     if device.type == "cpu":
         check_memory(arguments.model_size, place.local_world)
     return device, backend
@@ -67,10 +69,12 @@ def run(arguments: Arguments, place: Place, device: torch.device, backend: str) 
         OutOfMemoryError: It does not fit.
         CommunicationError: Another rank ended.
     """
-    with process_group(place, device, backend, arguments.timeout), _clear_errors(arguments, place):
+    sharing = count_ranks_per_gpu(arguments, place, device)
+    group = process_group(place, device, backend, arguments.timeout, ranks_per_gpu=sharing)
+    with group, _clear_errors(arguments, place):
         trainer = make_trainer(arguments, device, place.rank)
-        measured = _train(trainer, arguments, place, device, backend)
-        manifest = describe_run(arguments, trainer.variant, measured, device, backend)
+        measured = _train(trainer, arguments, place, device, backend, sharing)
+        manifest = describe_run(arguments, trainer.variant, measured, device, backend, sharing)
     if place.rank == 0:
         if arguments.run_json is not None:
             write_manifest(manifest, arguments.run_json)
@@ -86,11 +90,12 @@ def make_trainer(arguments: Arguments, device: torch.device, rank: int) -> Train
     """Model, variant and optimizer on the device."""
     torch.manual_seed(arguments.seed)
     with device:
-        model = TransformerLM(MODEL_SIZES[arguments.model_size])
+        model = TransformerLM(MODEL_SIZES[arguments.model_size], checkpoint_blocks=arguments.activation_checkpointing)
+    set_numerics(model, arguments)
     variant = make_variant(arguments, model)
     optimizer = torch.optim.AdamW(variant.parameters(), lr=arguments.lr, fused=device.type == "cuda")
     delay_s = arguments.inject_delay_ms / 1000 if rank == arguments.inject_delay_rank else 0.0
-    return Trainer(variant, optimizer, delay_s)
+    return Trainer(variant, optimizer, delay_s, arguments.precision)
 
 
 def make_variant(arguments: Arguments, model: torch.nn.Module) -> DataParallel:
@@ -105,13 +110,20 @@ def make_variant(arguments: Arguments, model: torch.nn.Module) -> DataParallel:
     return make(model, find_unused_parameters=arguments.find_unused_parameters, **options)
 
 
-def _train(trainer: Trainer, arguments: Arguments, place: Place, device: torch.device, backend: str) -> Measured:
+def _train(
+    trainer: Trainer, arguments: Arguments, place: Place, device: torch.device, backend: str, ranks_per_gpu: int
+) -> Measured:
     """Warm-up steps, then the measured ones, then synchronized ones."""
     steps = arguments.warmup + arguments.steps
     batches = scatter_batches(steps, arguments.batch_size, arguments.seq_len, arguments.seed, device)
     window = choose_window(device, arguments.kineto, place.rank)
     process = annotate.process(
-        rank=place.rank, world=place.world, variant=arguments.variant, backend=backend, device=device.type
+        rank=place.rank,
+        world=place.world,
+        variant=arguments.variant,
+        backend=backend,
+        device=device.type,
+        ranks_per_gpu=ranks_per_gpu,
     )
 
     def take(which: range) -> list[StepResult]:

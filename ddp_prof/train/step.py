@@ -13,6 +13,7 @@ from torch.nn import functional
 from ddp_prof import spans
 from ddp_prof.ddp import annotate
 from ddp_prof.ddp.collective import communication_errors
+from ddp_prof.train.numerics import autocast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -68,9 +69,17 @@ class Trainer:
         variant: What is trained.
         optimizer: Steps on its parameters.
         delay_s: Sleep so long at the start of each backward; a straggler to be found.
+        precision: ``fp32``, or ``bf16`` by autocast.
     """
 
-    def __init__(self, variant: DataParallel, optimizer: torch.optim.Optimizer, delay_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        variant: DataParallel,
+        optimizer: torch.optim.Optimizer,
+        delay_s: float = 0.0,
+        precision: str = "fp32",
+    ) -> None:
+        self.precision = precision
         self.variant = variant
         self.optimizer = optimizer
         self.delay_s = delay_s
@@ -104,7 +113,7 @@ class Trainer:
 
     def _step(self, inputs: Tensor, targets: Tensor, clock: PhaseClock) -> Tensor:
         self.optimizer.zero_grad()
-        with clock.phase(spans.FORWARD), annotate.forward():
+        with clock.phase(spans.FORWARD), annotate.forward(), autocast(inputs.device, self.precision):
             loss = functional.cross_entropy(self.variant(inputs).flatten(0, 1), targets.flatten())
         # torch's DDP communicates in backward, where it fails with a bare RuntimeError.
         failures = communication_errors(self.variant.process_group, "communication in backward")

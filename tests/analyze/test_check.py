@@ -229,3 +229,12 @@ def test_only_what_is_known_passes(run: TraceOverlap, baseline: TraceOverlap) ->
         if verdict.status == "passed":
             assert verdict.measured is not None
             assert run.ranks
+
+
+@pytest.mark.parametrize(
+    ("world_size", "status", "measured"), [(1, "passed", 1), (2, "failed", 1), (None, "unknown", None)]
+)
+def test_every_rank_can_be_required(world_size: int | None, status: str, measured: int | None) -> None:
+    run = replace(a_run(SOUND), world_size=world_size)
+    verdict = only_verdict(check_run(run, Requirements(all_ranks=True)))
+    assert (verdict.status, verdict.measured, verdict.limit) == (status, measured, world_size)

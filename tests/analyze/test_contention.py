@@ -15,11 +15,16 @@ KERNELS, STEPS = 8, 6
 ALONE, BESIDE = 1000, 1300
 
 
-def capture(overlapping: bool) -> Capture:
-    """Eight kernels a step, the same name for all; beside the last four, where overlapping, runs a collective."""
+def capture(overlapping: bool, other_shape_first: bool = False) -> Capture:
+    """Eight kernels a step, the same name for all; beside the last four, where overlapping, runs a collective.
+
+    Before them may come one of the same name, but of another launch shape.
+    """
     found = Capture(threads={(100, 100): "python3", (100, 131): "pt_autograd_0"})
     for step in range(STEPS):
         at = begin = step * 100_000 + 1000
+        if other_shape_first:
+            found.kernels.append(Kernel("gemm", at - 5, at - 1, begin - 5, 131, grid=7))
         for position in range(KERNELS):
             length = BESIDE if overlapping and position >= 4 else ALONE
             length += 10 * (step % 3) - 10  # scatter that the median does not see
@@ -33,8 +38,11 @@ def capture(overlapping: bool) -> Capture:
     return found
 
 
-def samples(folder: Path, overlapping: bool) -> list[KernelSamples]:
-    trace = load_trace(write_capture(folder / f"{overlapping}.sqlite", capture(overlapping)))
+def samples(
+    folder: Path, overlapping: bool, other_shape_first: bool = False, with_shapes: bool = False
+) -> list[KernelSamples]:
+    made = capture(overlapping, other_shape_first)
+    trace = load_trace(write_capture(folder / f"{overlapping}{with_shapes}.sqlite", made), with_shapes=with_shapes)
     return [sample_kernels(trace, work) for work in rank_work(trace)]
 
 
@@ -51,6 +59,17 @@ def test_slowdown_with_its_interval_and_price(tmp_path: Path, monkeypatch: pytes
     assert found.slowdown == pytest.approx(1.3)
     assert found.slowdown_low == found.slowdown_high == pytest.approx(1.3), "all kernels slow down alike"
     assert found.contention_ns == 4 * (BESIDE - ALONE)
+
+
+@pytest.mark.parametrize(("with_shapes", "kernels"), [(True, 4), (False, 3)])
+def test_a_kernel_is_known_by_its_launch_shape_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_shapes: bool, kernels: int
+) -> None:
+    """One of another shape moves the positions only where shapes are not known."""
+    monkeypatch.setattr("ddp_prof.analyze.contention.LEAST_KERNELS", 1)
+    beside = samples(tmp_path, overlapping=True, other_shape_first=True, with_shapes=with_shapes)
+    alone = samples(tmp_path, overlapping=False, with_shapes=with_shapes)
+    assert measure_contention(beside, alone).kernels == kernels
 
 
 def test_without_overlap_there_is_nothing_to_pay(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ def test_a_step_is_told_from_its_first_launch() -> None:
     first, second = rank.lifelines
     assert (first.launch_ns, first.ready_ns, first.start_ns, first.end_ns) == (0, 5, 5, 9)
     assert (second.launch_ns, second.ready_ns, second.start_ns, second.end_ns) == (4, 14, 14, 18)
-    assert first.exposed == (Exposed("starved", 5, 9),)
-    assert second.exposed == (Exposed("tail", 14, 18),)
+    assert first.exposed == (Exposed("starved", False, 5, 9),)
+    assert second.exposed == (Exposed("tail", False, 14, 18),)
     assert rank.backward_end_ns == 14
     assert rank.compute == ((0, 5), (11, 14))
 
@@ -36,7 +36,8 @@ def test_ranks_share_a_clock_and_show_who_waits(tmp_path) -> None:
     assert step is not None
     (early,), (late,) = (rank.lifelines for rank in step_lifelines(run.ranks, step))
     assert abs(late.start_ns - early.start_ns - LATE_MS * MS) < 0.05 * MS
-    assert early.exposed[0].cause == "waiting"
+    assert [(each.cause, each.is_wait) for each in early.exposed] == [("tail", True), ("tail", False)]
+    assert abs(early.exposed[0].end_ns - early.exposed[0].start_ns - LATE_MS * MS) < 0.05 * MS
     total = sum(each.end_ns - each.start_ns for each in early.exposed)
     (measured,) = (each for each in measure_collectives(run.ranks).collectives if (each.rank, each.step) == (0, step))
     assert total == measured.exposed_ns

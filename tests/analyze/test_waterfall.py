@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp_prof.analyze.contention import measure_contention
 from ddp_prof.analyze.runs import Run, merge_traces, reduce_trace
 from ddp_prof.analyze.waterfall import PARTS, Waterfall, measure_waterfall
 from ddp_prof.analyze.work import rank_work
@@ -30,7 +29,7 @@ def run_of(label: str, *ranks: dict[str, str]) -> Run:
 
 
 def waterfall_of(*runs: Run) -> Waterfall:
-    return measure_waterfall([(run, measure_contention([])) for run in runs])
+    return measure_waterfall([(run, ()) for run in runs])
 
 
 FIRST, SECOND = (f"all_reduce|bucket={bucket}|bytes=8|params=1" for bucket in (0, 1))

@@ -15,8 +15,11 @@ def test_a_report_opens_from_disk(visit: Visit, tmp_path: Path, monkeypatch: pyt
     write_report(runs, tmp_path)
     visit.open(tmp_path / "index.html")
     assert "device: cpu" in visit.text()
-    assert visit.count("tbody tr") == 2
-    visit.page.get_by_role("link", name="naive").click()
+    assert visit.count("tbody tr") == 4, "two runs side by side, and why each is exposed"
+    visit.page.locator('a[href="naive-why.html"]').click()
+    visit.page.locator("#collectives .bars .point").first.wait_for()
+    visit.page.go_back()
+    visit.page.locator('a[href="naive.html"]').click()
     visit.wait_for_timeline()
     assert visit.page.url == (tmp_path / "naive.html").as_uri()
     assert visit.complaints == []

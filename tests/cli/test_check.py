@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ddp_prof.cli import main
+from tests.analyze.test_skew import rank_capture
 from tests.conftest import ROOT
 from tests.ingest.test_nsys_sqlite import MS, known_truth
 from tests.nsys_factory import write_capture
@@ -190,3 +191,15 @@ def test_an_unreadable_baseline_is_exit_code_1(trace: Path, tmp_path: Path, cont
     assert (result.exit_code, result.stdout) == (1, "")
     (line,) = result.stderr.splitlines()
     assert line.startswith(f"Error: {bad}: ")
+
+
+def test_a_missing_rank_is_told_and_can_be_forbidden(tmp_path: Path) -> None:
+    files = [write_capture(tmp_path / f"x.rank{rank}.sqlite", rank_capture(rank)) for rank in (0, 1)]
+    alone = run(files[0], "--max-tail-ms", "1000")
+    assert alone.exit_code == 0
+    assert "x: judged by 1 of 2 ranks" in alone.stdout
+    assert run(files[0], "--all-ranks").exit_code == 3
+    both = run(*files, "--all-ranks", "--format", "csv")
+    assert both.exit_code == 0
+    (row,) = csv.DictReader(io.StringIO(both.stdout))
+    assert (row["measured"], row["limit"], row["unit"]) == ("2", "2", "ranks")

@@ -28,7 +28,9 @@ def ranks(tmp_path: Path) -> list[Path]:
 def test_collectives_of_two_files_are_one_run(ranks: list[Path]) -> None:
     document = json.loads(run("collectives", "--format", "json", *ranks).stdout)
     assert {each["rank"] for each in document["collectives"]} == {0, 1}
-    assert document["headline"].startswith("80 % of exposed time is tail"), "10 of 10 + 15 ms"
+    assert document["headline"].startswith("100 % of exposed time is tail (20 % of it waiting for a peer)"), (
+        "5 of 10 + 15 ms"
+    )
     assert document["alignment"]["missing_ranks"] == []
 
 
@@ -71,7 +73,7 @@ def test_compare_has_the_waterfall_in_its_document_and_as_a_table(tmp_path: Path
 def test_a_step_of_collectives_is_drawn(ranks: list[Path], tmp_path: Path) -> None:
     page = tmp_path / "lives.html"
     assert run("collectives", *ranks, "--html", page, "--step", "3").exit_code == 0
-    assert "<title>80 % of exposed time is tail" in page.read_text()
+    assert "<title>100 % of exposed time is tail" in page.read_text()
     missing = run("collectives", *ranks, "--html", page, "--step", "99")
     assert missing.exit_code == 1
     assert "choose another one with --step" in missing.stderr

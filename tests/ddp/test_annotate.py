@@ -7,10 +7,12 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from ddp_prof.ddp import annotate
+from ddp_prof.ddp import annotate, collective
 from ddp_prof.ddp.annotate import Recorder
 from ddp_prof.spans import parse_range
 
@@ -132,9 +134,49 @@ def test_nvtx_need_not_be_installed() -> None:
     code = """
 import sys
 sys.modules["nvtx"] = None
-from ddp_prof.ddp import annotate
+from ddp_prof.ddp import annotate, collective
 with annotate.forward():
     annotate.start_all_reduce(0, 1, 1).end()
 print(annotate.is_enabled())
 """
     assert run_python(code) == "False"
+
+
+class Finished:
+    """An all-reduce that is done at once; what its future is asked for is kept."""
+
+    def __init__(self) -> None:
+        self.callbacks: list[object] = []
+
+    def get_future(self) -> Finished:
+        return self
+
+    def add_done_callback(self, callback: object) -> None:
+        self.callbacks.append(callback)
+
+
+@pytest.mark.parametrize(
+    ("is_cuda", "backend", "ends_by_itself"),
+    [(False, "gloo", True), (True, "gloo", True), (True, "nccl", False)],
+)
+def test_a_collective_on_the_host_ends_its_range_itself(
+    is_cuda: bool, backend: str, ends_by_itself: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gloo's do, also with tensors of a GPU; when NCCL's are done, the device knows."""
+    work = Finished()
+    monkeypatch.setattr(collective.dist, "all_reduce", lambda *_, **__: work)
+    monkeypatch.setattr(collective.dist, "get_backend", lambda group: backend)
+    tensor: Any = SimpleNamespace(nbytes=4, is_cuda=is_cuda)
+    collective.launch_all_reduce(tensor, None, bucket=0, params=1)
+    assert bool(work.callbacks) == ends_by_itself
+
+
+def test_ranks_that_share_a_gpu_say_so_in_their_range() -> None:
+    recorder = Recorder()
+    said = {"rank": 0, "world": 2, "variant": "flat", "backend": "nccl", "device": "cuda"}
+    with annotate.listening(recorder):
+        with annotate.process(**said, ranks_per_gpu=2):  # type: ignore[arg-type]
+            pass
+        with annotate.process(**said):  # type: ignore[arg-type]
+            pass
+    assert [parse_range(each.text).fields for each in recorder.ranges] == [said | {"ranks_per_gpu": 2}, said]

@@ -52,7 +52,8 @@ def test_size_of_a_message(elements: tuple[int | None, ...], kind: str, size: in
     assert message_bytes(elements, kind) == size
 
 
-def test_nccls_payload_gives_size_and_communicator(tmp_path: Path) -> None:
+@pytest.mark.parametrize("among_strings", [False, True])
+def test_nccls_payload_gives_size_and_communicator(tmp_path: Path, among_strings: bool) -> None:
     """The collective is launched by the end of the group, after its own range."""
     capture = Capture(
         kernels=[Kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", 50, 70, 27, 131, stream=9)],
@@ -64,7 +65,13 @@ def test_nccls_payload_gives_size_and_communicator(tmp_path: Path) -> None:
     path = write_capture(tmp_path / "x.sqlite", capture)
     payload = json.dumps({"NCCL": [{"NCCL communicator ID": 77, "Message size [bytes]": 4096}]})
     with closing(sqlite3.connect(path)) as database:
-        database.execute("UPDATE NVTX_EVENTS SET jsonText = ? WHERE start = 10", (payload,))
+        if among_strings:
+            database.execute("ALTER TABLE NVTX_EVENTS DROP COLUMN jsonText")
+            database.execute("ALTER TABLE NVTX_EVENTS ADD COLUMN jsonTextId INTEGER")
+            database.execute("INSERT INTO StringIds (id, value) VALUES (9999, ?)", (payload,))
+            database.execute("UPDATE NVTX_EVENTS SET jsonTextId = 9999 WHERE start = 10")
+        else:
+            database.execute("UPDATE NVTX_EVENTS SET jsonText = ? WHERE start = 10", (payload,))
         database.commit()
     (only,) = measure_trace(load_trace(path)).collectives
     assert (only.op, only.bytes, only.group) == ("all_reduce", 4096, "77")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ddp_prof.analyze.findings import explain_run
 from ddp_prof.analyze.overlap import TraceOverlap, measure_overlap
+from ddp_prof.analyze.runs import reduce_trace
 from ddp_prof.analyze.work import rank_work
 from ddp_prof.present.report import Run
 from ddp_prof.present.timeline_model import Source
@@ -36,4 +38,6 @@ def result_of(trace: Trace, label: str = "overlap") -> TraceOverlap:
 
 def run_of(trace: Trace, name: str = "overlap", label: str | None = None) -> Run:
     label = label or name
-    return Run(name, result_of(trace, label), (Source(label, trace, rank_work(trace)),))
+    works = rank_work(trace)
+    findings = explain_run(replace(reduce_trace(trace, works), label=label))
+    return Run(name, result_of(trace, label), (Source(label, trace, works),), findings)

@@ -23,8 +23,8 @@ CONTRACT = {
     "alignment": "method residual_p50_ns residual_p95_ns missing_ranks",
 }
 TAIL = Headline(
-    exposed_ns=100, cause="tail", cause_ns=82, collectives_a_step=8, bucket=7, index=7, is_last=True, bucket_ns=82,
-    bytes=61 * 2**20, parameters=("embedding", "norm"), lead_ns=300_000,
+    exposed_ns=100, cause="tail", cause_ns=82, wait_ns=0, collectives_a_step=8, bucket=7, index=7, is_last=True,
+    bucket_ns=82, bytes=61 * 2**20, parameters=("embedding", "norm"), lead_ns=300_000,
 )  # fmt: skip
 
 
@@ -70,6 +70,10 @@ def test_the_headline_names_cause_bucket_size_parameters_and_time() -> None:
         ({"lead_ns": -2_000}, "starts 2.0 µs after backward ends"),
         ({"lead_ns": 0}, "starts when backward ends"),
         ({"bucket": None, "bytes": None, "parameters": ()}, "the last collective starts"),
+        ({"wait_ns": 2}, "82 % of exposed time is tail: "),
+        ({"wait_ns": 41}, "tail (50 % of it waiting for a peer): the last bucket (61 MB, embedding, norm) starts"),
+        ({"wait_ns": 41}, "A smaller last bucket"),
+        ({"wait_ns": 42}, "'ddp-prof skew' tells who arrives late."),
         ({"collectives_a_step": 1}, "Smaller buckets would start earlier"),
         ({"cause": "synchronous"}, "all 8 collectives of a step start after backward"),
         ({"cause": "waiting", "bucket_ns": 41}, "waiting for a peer, 50 % of that with the last bucket"),

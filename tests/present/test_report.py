@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ddp_prof.analyze.waterfall import measure_waterfall
 from ddp_prof.manifest import Manifest, in_story_order
 from ddp_prof.present.pictures import find_browser
 from ddp_prof.present.report import Run, write_report
@@ -99,7 +100,7 @@ class TestOrder:
 @pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed")
 def test_a_page_and_a_picture_of_each_run(tmp_path: Path) -> None:
     assert write_report([run_of(cpu_run(shift=4), "naive"), run_of(cpu_run(), "overlap")], tmp_path) == []
-    pages = {f"{name}.html" for name in ("index", "naive", "overlap")}
+    pages = {f"{name}.html" for name in ("index", "naive", "naive-why", "overlap", "overlap-why")}
     pictures = {f"{name}.png" for name in ("naive", "overlap", "comparison", "overlap-by-step", "step-times")}
     assert {path.name for path in tmp_path.iterdir()} == {"plotly.min.js"} | pages | pictures
 
@@ -110,31 +111,54 @@ class TestPages:
         problems = write_report([run_of(cpu_run())], tmp_path)
         assert len(problems) == 1
         assert "apt-get install chromium" in problems[0]
-        assert {path.name for path in tmp_path.iterdir()} == {"index.html", "overlap.html", "plotly.min.js"}
+        assert {path.name for path in tmp_path.iterdir()} == {
+            "index.html",
+            "overlap.html",
+            "overlap-why.html",
+            "plotly.min.js",
+        }
         assert "<img" not in (tmp_path / "index.html").read_text(encoding="utf-8")
 
     def test_all_that_a_page_loads_lies_beside_it(self, tmp_path: Path) -> None:
-        write_report([run_of(cpu_run(), "a/../b c"), run_of(cpu_run(), "index")], tmp_path)
+        write_report([run_of(cpu_run(), name) for name in ("a/../b c", "index", "x-why", "x")], tmp_path)
         for page in tmp_path.glob("*.html"):
             text = page.read_text(encoding="utf-8")
             for target in re.findall(r'(?:src|href)="([^"#][^"]*)"', text):
                 assert target == "data:," or (tmp_path / target).is_file(), target
             assert len(text) < 200_000  # plotly.js lies beside the pages, once
-        assert {path.stem for path in tmp_path.glob("*.html")} == {"index", "index-2", "a-..-b-c"}
+        assert {path.stem for path in tmp_path.glob("*.html")} == {
+            "index", *(f"{name}{end}" for name in ("index-2", "a-..-b-c", "x-why", "x-2") for end in ("", "-why"))
+        }  # fmt: skip
 
     def test_links_lead_to_the_sections_and_to_each_timeline(self, tmp_path: Path) -> None:
         write_report([run_of(cpu_run(), "naive"), run_of(cpu_run(), "overlap")], tmp_path)
         page = read(tmp_path / "index.html")
-        assert [link for link in page.links if not link.startswith("#")] == ["naive.html", "overlap.html"]
+        assert [link for link in page.links if not link.startswith("#")] == [
+            "naive-why.html", "overlap-why.html", "naive.html", "overlap.html",
+        ]  # fmt: skip
         assert {link[1:] for link in page.links if link.startswith("#")} == set(page.sections) - {""}
 
     def test_the_runs_are_compared(self, tmp_path: Path) -> None:
         write_report([run_of(cpu_run(shift=4), "naive"), run_of(cpu_run(shift=2), "half")], tmp_path)
         page = read(tmp_path / "index.html")
-        heads, naive, half = page.rows
+        heads, naive, half, *_ = page.rows
         assert [dict(zip(heads, row, strict=True))["overlap %"] for row in (naive, half)] == ["0.0", "50.0"]
         assert "device: cpu" in page.sections[""]
         assert "50 % overlapped, device: cpu" in page.sections["timelines"]
+
+    def test_it_says_why_communication_is_exposed(self, tmp_path: Path) -> None:
+        runs = [run_of(cpu_run(shift=4), "naive"), run_of(cpu_run(shift=2), "overlap")]
+        waterfall = measure_waterfall([(run.findings.run, ()) for run in runs])
+        write_report(runs, tmp_path, waterfall)
+        page = read(tmp_path / "index.html")
+        why = " ".join(page.sections["why"])
+        assert "100 % of exposed time is synchronous" in why
+        assert "100 % of exposed time is tail" in why
+        assert why.count("at least two ranks") == 2
+        assert (tmp_path / "index.html").read_text().count('id="chart-waterfall"') == 1
+        alone = tmp_path / "alone"
+        write_report(runs[:1], alone, measure_waterfall([(runs[0].findings.run, ())]))
+        assert 'id="chart-waterfall"' not in (alone / "index.html").read_text(), "nothing to compare with"
 
     def test_what_is_not_known_is_told_once_with_its_runs(self, tmp_path: Path) -> None:
         runs = [

@@ -21,13 +21,16 @@ case "$*" in
   "-m venv "*)
     echo "venv" >>"$CALLS"
     [ ! -e "${NO_ENSUREPIP:-/none}" ] || { echo "ensurepip is not available" && exit 1; }
-    mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+    for folder; do :; done
+    mkdir -p "$folder/bin" "$folder/packages" && cp "$0" "$folder/bin/python" ;;
+  *"import site"*) echo /packages/of/the/machine ;;
+  *purelib*) echo "$(dirname "$0")/../packages" ;;
   *"pip install --dry-run"*) echo "Would install ${WOULD_INSTALL:-torch-2.13.0+cpu}" ;;
   *"pip install uv"*)
     echo "pip install uv" >>"$CALLS"
     uv="$(dirname "$0")/uv"
     printf '#!/bin/bash\necho "uv $UV_TORCH_BACKEND $*" >>"%s"' "$CALLS" >"$uv" && chmod +x "$uv" ;;
-  *"pip install"*) all="$*"; echo "pip ${all#*install }" >>"$CALLS"; eval "${PIP:-:}" ;;
+  *"pip install"* | *"pip --python "*" install "*) all="$*"; echo "pip ${all#*install }" >>"$CALLS"; eval "${PIP:-:}" ;;
   *"import torch"*) exit 1 ;;
   *python%d.%d*) echo python3.11-venv ;;
   *"import ensurepip"*) [ ! -e "${NO_ENSUREPIP:-/none}" ] ;;
@@ -179,3 +182,24 @@ def test_constraints_leave_the_build_of_torch_open() -> None:
     assert str(pins["torch"].specifier) == "==2.13.0"
     assert not [name for name in pins if re.match(r"nvidia|cuda|triton", name)]
     assert all(pin.url is None for pin in pins.values())
+
+
+def test_offline_a_folder_of_wheels_and_what_the_machine_has_will_do(env: Checkout, tmp_path: Path) -> None:
+    wheels = tmp_path / "my wheels"
+    wheels.mkdir()
+    done = env.run(SCRIPT, WHEELS=str(wheels))
+    assert done.returncode == 0, done.stderr
+    # No constraints: the machine's versions are what they are.
+    assert env.calls == ["venv", f"pip --no-index --find-links {wheels} -e {env.root}[train]"]
+    assert (env.root / ".venv/packages/of_the_machine.pth").read_text() == "/packages/of/the/machine\n"
+    assert env.run(SCRIPT, WHEELS=str(wheels)).stderr == ""
+
+
+def test_wheels_that_do_not_suffice_are_told(env: Checkout, tmp_path: Path) -> None:
+    assert "WHEELS=/nowhere is no folder" in env.run(SCRIPT, WHEELS="/nowhere").stderr
+    (tmp_path / "wheels").mkdir()
+    pip = 'echo "ERROR: No matching distribution found for kaleido>=1.0" >&2; exit 1'
+    done = env.run(SCRIPT, WHEELS=str(tmp_path / "wheels"), PIP=pip)
+    assert done.returncode == 1
+    assert "the wheels do not suffice (ERROR: No matching distribution found for kaleido>=1.0): add" in done.stderr
+    assert not (env.root / ".venv").exists()

@@ -230,3 +230,19 @@ def test_broken_download_is_thrown_away(repository: Checkout, tmp_path: Path) ->
     assert done.returncode == 1
     assert "what was downloaded is broken" in done.stderr
     assert not (tmp_path / "prefix/downloads").exists()
+
+
+def test_all_that_are_there_can_be_listed(bare: Checkout, tmp_path: Path) -> None:
+    older = bare.program("nsys", NSYS, tmp_path / "opt/2024.6.1/bin")
+    newer = bare.program("nsys", NSYS, tmp_path / "opt/2025.3.1/bin")
+    bare.program("nsys", "exit 1", tmp_path / "opt/2026.1.1/bin")  # does not run
+    bare.environment["NSYS_SEARCH"] = f"{tmp_path}/opt/*/bin/nsys"
+    assert bare.run(SCRIPT, "--list").stdout.splitlines() == [str(newer), str(older)]
+    on_path = bare.program("nsys", NSYS)
+    assert bare.run(SCRIPT, "--list").stdout.splitlines() == [str(on_path), str(newer), str(older)]
+
+
+def test_where_there_is_none_the_list_is_empty(bare: Checkout) -> None:
+    done = bare.run(SCRIPT, "--list")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert not bare.calls

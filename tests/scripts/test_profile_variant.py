@@ -310,3 +310,156 @@ def _wait_for(condition: object) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+GPU_PYTHON = f'[ "$1" != -c ] || exit 0\n{PYTHON}'
+
+
+def _gpus(machine: Checkout, count: int) -> None:
+    """GPUs, and a torch that sees them."""
+    machine.program("nvidia-smi", f"yes 'NVIDIA H100' | head -n {count}")
+    machine.program("python", GPU_PYTHON, machine.root / ".venv/bin")
+
+
+def test_ranks_may_share_a_gpu(machine: Checkout) -> None:
+    _gpus(machine, 1)
+    machine.run(SCRIPT, "overlap", RANKS_PER_GPU="2", BACKEND="nccl")
+    assert "--device cuda" in _runs(machine)[0]
+    assert "--backend nccl --ranks-per-gpu 2" in _runs(machine)[0]
+    machine.run(SCRIPT, "overlap", RANKS_PER_GPU="2", NGPU="4")
+    assert "--device cpu" in _runs(machine)[1]
+
+
+def test_unprofiled_it_leaves_the_run_json_alone(machine: Checkout, tmp_path: Path) -> None:
+    done = machine.run(SCRIPT, "overlap", PROFILER="none")
+    assert done.stdout.startswith("overlap: captured by no profiler in ")
+    assert _traces(tmp_path) == ["overlap.run.json"]
+    (run,) = _runs(machine)
+    assert "--profiler" not in run
+    assert "--kineto" not in run
+    assert not [call for call in machine.calls if call.startswith("nsys")]
+    assert machine.run(SCRIPT, "overlap", PROFILER="none").stdout == "overlap: up to date\n"
+
+
+def _as_rank(rank: int, world: int = 2) -> dict[str, str]:
+    """What srun's script, mpirun's or torchrun tells a rank."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_RANK": str(rank),
+        "MASTER_ADDR": "node0",
+        "MASTER_PORT": "29500",
+    }
+
+
+def test_a_launchers_ranks_have_a_report_each(machine: Checkout, tmp_path: Path) -> None:
+    traces = tmp_path / "traces"
+    traces.mkdir()
+    for old in ("overlap.sqlite", "overlap.rank7.sqlite", "overlap.rank1.json.gz", "flat.rank7.sqlite"):
+        (traces / old).write_text("of an earlier capture")
+    _workload(tmp_path, 'case "$*" in *--world-size*) exit 1 ;; esac\n[ "$RANK" = 0 ] || exit 0')
+    for rank in (1, 0):
+        done = machine.run(SCRIPT, "overlap", **_as_rank(rank))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith(f"overlap.rank{rank}: captured by nsys")
+    assert _traces(tmp_path) == [
+        "flat.rank7.sqlite",
+        *("overlap.rank0.nsys-rep", "overlap.rank0.sqlite", "overlap.rank1.nsys-rep", "overlap.rank1.sqlite"),
+        "overlap.run.json",
+    ]
+    names = {line.partition("=")[0] for line in (tmp_path / "workload.env").read_text().splitlines()}
+    assert {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"} <= names
+
+
+def test_a_rank_that_fails_leaves_nothing(machine: Checkout, tmp_path: Path) -> None:
+    _workload(tmp_path, 'echo "ddp_prof.train: error: rank 0 is gone" >&2; exit 1')
+    done = machine.run(SCRIPT, "overlap", **_as_rank(1))
+    assert done.returncode == 1
+    assert "overlap.rank1: the workload failed (exit code 1): rank 0 is gone" in done.stderr
+    assert _traces(tmp_path) == []
+
+
+def test_a_rank_misses_its_own_ranges(machine: Checkout, tmp_path: Path) -> None:
+    (tmp_path / "ranges").write_text("1 process|rank=0|world=2\n1 step|index=0\n")
+    assert "the report lacks rank 1" in machine.run(SCRIPT, "overlap", **_as_rank(1)).stderr
+
+
+def test_torchrun_starts_the_ranks_of_a_node(machine: Checkout, tmp_path: Path) -> None:
+    machine.program("python", PYTHON.replace("ddp_prof.train ]", "torch.distributed.run ]"), machine.root / ".venv/bin")
+    _workload(tmp_path, "exit 0")  # rank 0, which writes run.json, is on the other node
+    more = {"TORCHRUN": "--nnodes 2 --node-rank 1 --master-addr node0", "NODE_RANK": "1", "NGPU": "8"}
+    done = machine.run(SCRIPT, "overlap", **more)
+    assert (done.returncode, done.stderr) == (0, "")
+    (run,) = _runs(machine)
+    start = (
+        "workload -m torch.distributed.run --nnodes 2 --node-rank 1 --master-addr node0 --nproc-per-node 8 -m ddp_prof"
+    )
+    assert run.startswith(start)
+    assert "--world-size" not in run
+    assert "overlap.node1.sqlite" in _traces(tmp_path)
+
+
+def test_one_rank_a_node_samples_the_gpus(machine: Checkout) -> None:
+    _gpus(machine, 2)
+    for rank in (0, 1):
+        machine.run(SCRIPT, "overlap", GPU_METRICS="1", **_as_rank(rank))
+    first, second = (call for call in machine.calls if call.startswith("nsys profile --") and "--help" not in call)
+    assert "--gpu-metrics-device=all" in first
+    assert "--gpu-metrics-device" not in second
+
+
+QDSTRM_NSYS = NSYS.replace('"$output.nsys-rep"', '"$output.qdstrm"')
+
+
+def test_without_an_importer_what_was_recorded_is_kept(machine: Checkout, tmp_path: Path) -> None:
+    machine.program("nsys", QDSTRM_NSYS)
+    done = machine.run(SCRIPT, "overlap")
+    assert done.returncode == 1
+    assert "overlap.qdstrm but has no importer here: give the one of the same version" in done.stderr
+    assert _traces(tmp_path) == ["overlap.qdstrm"]
+
+
+def test_an_importer_of_elsewhere_makes_the_report(machine: Checkout, tmp_path: Path) -> None:
+    machine.program("nsys", QDSTRM_NSYS)
+    importer = machine.program("importer", '[ "$1" = -i ] && cp "$2" "${2%.qdstrm}.nsys-rep"')
+    done = machine.run(SCRIPT, "overlap", QDSTRM_IMPORTER=str(importer))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert _traces(tmp_path) == ["overlap.nsys-rep", "overlap.run.json", "overlap.sqlite"]
+
+
+SRUN = """
+echo "srun $1 $2" >>"$CALLS"
+while [ "$1" != bash ]; do shift; done
+for SLURM_PROCID in 1 0; do
+  export SLURM_PROCID SLURM_LOCALID=$((SLURM_PROCID % 1)) SLURM_NTASKS=2 SLURM_STEP_TASKS_PER_NODE="1(x2)"
+  "$@" || exit
+done
+"""
+
+
+def test_a_slurm_job_profiles_each_task_behind_the_launcher(machine: Checkout, tmp_path: Path) -> None:
+    _gpus(machine, 1)
+    machine.program("scontrol", "printf 'node3\\nnode4\\n'")
+    machine.program("srun", SRUN)
+    _workload(tmp_path, '[ "$RANK" = 0 ] || exit 0')
+    done = subprocess.run(
+        ["bash", str(machine.root / "scripts/slurm_profile.sbatch"), "bucketed", "--bucket-size-mb", "25"],
+        env=machine.full_environment(
+            SLURM_SUBMIT_DIR=str(machine.root), SLURM_JOB_ID="7", SLURM_JOB_NODELIST="node[3-4]"
+        ),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert {name for name in _traces(tmp_path) if name.endswith(("sqlite", "json"))} == {
+        *("bucketed_25mb.rank0.sqlite", "bucketed_25mb.rank1.sqlite", "bucketed_25mb.run.json"),
+    }
+    assert machine.calls[0] == "srun --kill-on-bad-exit=1 bash"
+    records = [call for call in machine.calls if call.startswith("nsys profile --") and "--help" not in call]
+    assert len(records) == 2
+    assert all("--gpu-metrics-device=all" in call and "--device cuda" in call for call in records)
+    told = dict(line.split("=", 1) for line in (tmp_path / "workload.env").read_text().splitlines())
+    assert (told["MASTER_ADDR"], told["MASTER_PORT"], told["WORLD_SIZE"]) == ("node3", "29507", "2")
+    assert (told["RANK"], told["LOCAL_RANK"], told["LOCAL_WORLD_SIZE"]) == ("0", "0", "1")

@@ -130,6 +130,14 @@ def test_a_failed_capture_leaves_the_run_and_is_told(bench: Bench, capsys: pytes
     assert (bench.ran, bench.captured) == ([], ["flat"])
 
 
+def test_what_restricts_the_meaning_of_a_run_is_in_its_row(bench: Bench) -> None:
+    bench.gives = {"flat": replace(GOOD, world_size=1)}
+    bench.sweep()
+    caveats = {run.variant: run.caveat for run in load_results(bench.plan.database).runs}
+    assert caveats["naive"] is None
+    assert "one rank: it has no peer" in str(caveats["flat"])
+
+
 def test_two_sweeps_at_once_are_refused(bench: Bench) -> None:
     descriptor = os.open(bench.plan.database.parent, os.O_RDONLY)
     try:

@@ -53,6 +53,8 @@ def capture(setting: Setting, conditions: Conditions, folder: Path, *, force: bo
         files = _capture_by_script(setting, conditions, folder, force=force)
     else:
         files = _capture_by_torch(setting, conditions, folder)
+    if not files:
+        raise WorkloadError(f"the capture left no trace in {folder}: is PROFILER=none?")
     return read_figures(files)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ddp_prof.database import FAILED, OK, OUT_OF_MEMORY, Message, Run, StepTime
 from ddp_prof.errors import OutOfMemoryError
+from ddp_prof.manifest import caveats_of
 from ddp_prof.train.bench.grid import train_arguments
 from ddp_prof.train.bench.identity import run_id
 from ddp_prof.train.sizes import MODEL_SIZES
@@ -66,7 +67,7 @@ def _run(job: Job, conditions: Conditions, machine: Machine, outcome: Manifest |
         steps=conditions.steps,
         status=_status(outcome),
         reason=None if manifest else str(outcome),
-        caveat=None,
+        caveat="; ".join(caveats_of(manifest)) or None if manifest else None,
         collectives=manifest.collectives if manifest else None,
         communicated_bytes=manifest.communicated_bytes if manifest else None,
         peak_memory_bytes=manifest.peak_memory_bytes if manifest else None,

@@ -1,0 +1,139 @@
+"""``ddp-prof results``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from ddp_prof.cli.options import format_option
+from ddp_prof.errors import TraceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ddp_prof.analyze.places import PlaceResults
+    from ddp_prof.analyze.settings import SettingSummary
+    from ddp_prof.analyze.study import Study
+
+Function = TypeVar("Function", bound="Callable[..., Any]")
+
+
+@dataclass(frozen=True)
+class Filter:
+    """An option that lets through settings with one of the values asked for."""
+
+    option: str
+    kind: type
+    text: str
+    value_of: Callable[[SettingSummary], str | int]
+
+    @property
+    def name(self) -> str:
+        """What click calls the option's values."""
+        return self.option.removeprefix("--").replace("-", "_")
+
+
+FILTERS = (
+    Filter("--variant", str, "Variants to show.", lambda each: each.setting.variant),
+    Filter("--model-size", str, "Model sizes to show.", lambda each: each.place.model_size),
+    Filter("--batch-size", int, "Batch sizes of a rank to show.", lambda each: each.setting.local_batch_size),
+    Filter("--seq-len", int, "Context lengths to show.", lambda each: each.setting.seq_len),
+    Filter("--world-size", int, "Numbers of ranks to show.", lambda each: each.place.world_size),
+)
+
+
+def _filter_options(function: Function) -> Function:
+    decorated: Any = function
+    for each in reversed(FILTERS):
+        option = click.option(each.option, type=each.kind, multiple=True, help=f"{each.text} May be repeated.")
+        decorated = option(decorated)
+    return decorated  # type: ignore[no-any-return]
+
+
+@click.command("results")
+@click.argument("database", default="traces/results.db", type=click.Path(path_type=Path))
+@click.option(
+    "--against",
+    type=click.Choice(["cs336"]),
+    help="Put a published study beside the results, and its conclusions to the test.",
+)
+@click.option(
+    "-o",
+    "--output",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write the figures and results.md into this folder, and results.csv beside the database.",
+)
+@_filter_options
+@format_option
+def command(
+    database: Path, against: str | None, folder: Path | None, form: str, **filters: tuple[str | int, ...]
+) -> None:
+    """What the benchmark suite measured: a row a setting, with its spread, and what that supports saying.
+
+    DATABASE is what scripts/run_comparison.sh writes, traces/results.db where nothing is said. Settings that ran out
+    of memory or failed are rows, too. Pictures need Chromium; without it the pages are written all the same.
+    """
+    from ddp_prof.analyze.places import gather_places
+    from ddp_prof.analyze.settings import environments_of, summarize_settings
+    from ddp_prof.analyze.study import load_study
+    from ddp_prof.database import load_results
+
+    table = database.with_suffix(".csv")
+    if folder and table == database:
+        raise click.BadParameter("its table would take its place: call it otherwise", param_hint="DATABASE")
+    results = load_results(database)
+    summaries = summarize_settings(results)
+    selected = _select(database, summaries, filters)
+    places = gather_places(results, selected)
+    study = load_study(against) if against else None
+    _show(form, database, places, study)
+    if folder:
+        from ddp_prof.present.results_report import REPORT, write_results, write_results_csv
+
+        # The table of the database is whole, whatever was asked to be shown.
+        write_results_csv(summaries, environments_of(results), table)
+        for problem in write_results(places, study, folder):
+            click.echo(f"note: {problem}", err=True)
+        click.echo(f"{folder / REPORT} {table}", err=True)
+
+
+def _select(
+    database: Path, summaries: Sequence[SettingSummary], filters: dict[str, tuple[str | int, ...]]
+) -> list[SettingSummary]:
+    """The settings that all filters let through.
+
+    Raises:
+        TraceError: There are none.
+    """
+    if not summaries:
+        raise TraceError(database, "no runs in it yet", "fill it with scripts/run_comparison.sh")
+    left = list(summaries)
+    for each in FILTERS:
+        if asked := filters[each.name]:
+            there = sorted({each.value_of(summary) for summary in left}, key=str)
+            left = [summary for summary in left if each.value_of(summary) in asked]
+            if not left:
+                wanted = f"no setting with {each.option} {' or '.join(map(str, asked))}"
+                raise TraceError(database, wanted, f"choose from {', '.join(map(str, there))}")
+    return left
+
+
+def _show(form: str, database: Path, places: Sequence[PlaceResults], study: Study | None) -> None:
+    from ddp_prof.present.results_document import results_document
+    from ddp_prof.present.results_report import results_markdown
+    from ddp_prof.present.results_sheets import csv_sheet, results_sheets
+    from ddp_prof.present.rows import Sheet
+    from ddp_prof.present.table import show
+
+    if form == "markdown":
+        click.echo(results_markdown(places, study), nl=False)
+    elif form == "json":
+        show(form, [Sheet("", [], [], results_document(database, places, study))])
+    elif form == "csv":
+        show(form, [csv_sheet(places, study)])
+    else:
+        show(form, results_sheets(places, study))

@@ -1,0 +1,221 @@
+"""Says what this machine has for captures on GPUs, a line each, and how to come by what is missing.
+
+    python3 scripts/gpu_preflight.py --python .venv/bin/python --log preflight.log --recorder recorder
+
+Needs nothing but Python. Whether a recorder records CUDA here is found out by recording: a run of the smallest model,
+whose capture must hold kernels. Each nsys that can be found is tried in turn, then torch.profiler; what each of them
+said goes to the log, and the settings for scripts/profile_variant.sh of the first that records go to ``--recorder``.
+
+Exit: 0, or 1 where something is missing without which nothing can be captured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from contextlib import closing
+from glob import glob
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+ROOT = Path(__file__).resolve().parent.parent
+NSIGHT_COMPUTE = (
+    "/opt/nvidia/nsight-compute*/*/host/target-linux-*/nsys /usr/local/cuda*/nsight-compute*/host/target-linux-*/nsys"
+)
+"""Where Nsight Compute keeps an nsys that records, but as a rule lacks the importer that makes the report."""
+
+PROBE = {"MODEL_SIZE": "tiny", "SEQ_LEN": "16", "BATCH_SIZE": "1", "STEPS": "1", "WARMUP": "1", "NGPU": "1"}
+PROBE |= {"DEVICE": "cuda", "FORCE": "1"}
+PROBE_LIMIT_S = 120
+DOWNLOAD_LIMIT_S = 600
+ASK_TORCH = """
+import torch, torch.distributed as dist
+nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.version.cuda and dist.is_nccl_available() else ""
+print(torch.__version__, torch.version.cuda or "none", torch.cuda.device_count(), nccl or "none", sep="|")
+"""
+
+
+class Finding(NamedTuple):
+    """One line of the table.
+
+    Attributes:
+        way_out: How to come by it; empty where it is there.
+        is_needed: Whether nothing can be captured without it.
+    """
+
+    name: str
+    found: str
+    way_out: str = ""
+    is_needed: bool = True
+
+    def __str__(self) -> str:
+        state = "missing" if self.way_out else "ok"
+        return f"{self.name:9} {state:8} {self.found}{': ' if self.way_out else ''}{self.way_out}"
+
+
+class Recorder(NamedTuple):
+    """Something that may record CUDA: settings of scripts/profile_variant.sh."""
+
+    name: str
+    settings: Mapping[str, str]
+
+
+def ask(command: Sequence[str], limit_s: float = 60) -> tuple[bool, str]:
+    """Whether a command succeeds, and what it says on stdout, or else all that it said."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return False, str(error)
+    said = done.stdout if done.returncode == 0 else done.stdout + done.stderr
+    return done.returncode == 0, said.strip()
+
+
+def find_gpus() -> Finding:
+    """GPUs and driver."""
+    ok, said = ask(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"])
+    lines = said.splitlines() if ok else []
+    if not lines:
+        return Finding("GPU", "nvidia-smi finds none", "run this on a machine with an NVIDIA GPU and its driver")
+    names = sorted({line.rpartition(",")[0] for line in lines})
+    driver = lines[0].rpartition(",")[2].strip()
+    return Finding("GPU", f"{len(lines)} x {', '.join(names)}, driver {driver}")
+
+
+def find_torch(python: Path) -> tuple[Finding, Finding]:
+    """The torch there is, and the NCCL that it was built with."""
+    ok, said = ask([str(python), "-c", ASK_TORCH])
+    if not ok:
+        reason = said.splitlines()[-1] if said else "it does not start"
+        way_out = "scripts/env.sh train makes the environment, offline with WHEELS=FOLDER"
+        return (
+            Finding("torch", f"{python} has none ({reason})", way_out),
+            Finding("NCCL", "not known without torch", "see torch", is_needed=False),
+        )
+    version, cuda, gpus, nccl = said.splitlines()[-1].split("|")
+    if cuda == "none":
+        torch = Finding("torch", f"{version} is built without CUDA", "install a CUDA build of torch")
+    elif gpus == "0":
+        torch = Finding(
+            "torch",
+            f"{version} for CUDA {cuda} sees no GPU",
+            "install a build for this driver, see CUDA_VISIBLE_DEVICES",
+        )
+    else:
+        torch = Finding("torch", f"{version} for CUDA {cuda} sees {gpus} GPU{'s' * (gpus != '1')}")
+    if nccl == "none":
+        return torch, Finding(
+            "NCCL", "not in this torch", "capture gloo alone, or install another build", is_needed=False
+        )
+    return torch, Finding("NCCL", nccl, is_needed=False)
+
+
+def find_recorders(environment: Mapping[str, str], log: Path) -> Iterator[Recorder]:
+    """What may record CUDA here, in the order in which it is tried: torch.profiler last, a download just before."""
+    install = ["bash", str(ROOT / "scripts/install_nsys.sh")]
+    if own := environment.get("NSYS"):
+        yield _nsys(own)
+    else:
+        found = ask([*install, "--list"])[1].splitlines()
+        yield from map(_nsys, found)
+        for pattern in environment.get("NSIGHT_COMPUTE_SEARCH", NSIGHT_COMPUTE).split():
+            yield from map(_nsys, sorted(glob(pattern), reverse=True))  # noqa: PTH207  # the patterns are absolute
+        if not found:
+            ok, said = ask(install, DOWNLOAD_LIMIT_S)
+            _write(log, f"scripts/install_nsys.sh: exit code {int(not ok)}", said)
+            if ok:
+                yield _nsys(said.splitlines()[-1])
+    yield Recorder("torch.profiler", {"PROFILER": "kineto"})
+
+
+def _nsys(path: str) -> Recorder:
+    return Recorder(f"nsys {path}", {"PROFILER": "nsys", "NSYS": path})
+
+
+def _write(log: Path, heading: str, text: str) -> None:
+    with log.open("a", encoding="utf-8") as file:
+        file.write(f"== {heading}\n{text}\n")
+
+
+def try_recorder(recorder: Recorder, log: Path) -> str:
+    """Record a small run; returns the reason where no kernels came of it, else nothing."""
+    with tempfile.TemporaryDirectory(prefix="ddp_prof.probe.") as folder:
+        environment = {**os.environ, **PROBE, **recorder.settings, "TRACES_DIR": folder, "VERBOSE": "1"}
+        command = ["bash", str(ROOT / "scripts/profile_variant.sh"), "naive"]
+        said, kernels = run_for(command, environment, PROBE_LIMIT_S), count_kernels(Path(folder))
+    _write(log, f"{recorder.name}: {kernels} kernels", said)
+    if kernels:
+        return ""
+    ours = [line for line in said.splitlines() if line.startswith("profile_variant: naive: ")]
+    last = (ours or said.splitlines() or ["it said nothing"])[-1]
+    return last.removeprefix("profile_variant: naive: ") if ours else f"no kernels in its capture ({last[:200]})"
+
+
+def run_for(command: Sequence[str], environment: Mapping[str, str], limit_s: float) -> str:
+    """Run a script to its end or, politely ended, for so many seconds; returns what it said."""
+    with subprocess.Popen(
+        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # it then ends what it started
+            said = f"{process.communicate()[0]}not done after {limit_s:g} s\n"
+    return said
+
+
+def count_kernels(folder: Path) -> int:
+    """Kernels in the captures in a folder, of nsys or of torch.profiler."""
+    count = 0
+    for path in folder.glob("*.sqlite"):
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+            table = "CUPTI_ACTIVITY_KIND_KERNEL"
+            if database.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone():
+                count += database.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+    return count + sum(
+        gzip.decompress(path.read_bytes()).replace(b'"cat": ', b'"cat":').count(b'"cat":"kernel"')
+        for path in folder.glob("*.json.gz")
+    )
+
+
+def find_recorder(log: Path, chosen: Path) -> Iterator[Finding]:
+    """Try what may record until something does; its settings are written down."""
+    for recorder in find_recorders(os.environ, log):
+        reason = try_recorder(recorder, log)
+        if not reason:
+            chosen.write_text("".join(f"{key}={value}\n" for key, value in recorder.settings.items()), encoding="utf-8")
+            yield Finding("recorder", f"{recorder.name} records CUDA")
+            return
+        yield Finding("recorder", recorder.name, reason, is_needed=False)
+    yield Finding("recorder", "none records CUDA here", f"see {log} for what each of them said")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Look, print, and say by the exit status whether captures can begin."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", type=Path, required=True, help="the one with torch")
+    parser.add_argument("--log", type=Path, required=True, help="what each recorder said")
+    parser.add_argument("--recorder", type=Path, required=True, help="settings of the one that records")
+    arguments = parser.parse_args(argv)
+    arguments.log.write_text("", encoding="utf-8")
+    findings = [find_gpus(), *find_torch(arguments.python)]
+    print("\n".join(map(str, findings)), flush=True)
+    if not any(each.way_out and each.is_needed for each in findings):
+        for finding in find_recorder(arguments.log, arguments.recorder):
+            findings.append(finding)
+            print(finding, flush=True)
+    missing = [each.name for each in findings if each.way_out and each.is_needed]
+    if missing:
+        print(f"gpu_preflight: missing: {', '.join(missing)}", file=sys.stderr)
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

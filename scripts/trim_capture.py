@@ -1,0 +1,170 @@
+"""Leaves out steps of a capture, so that what is kept is smaller and reads as before.
+
+    python scripts/trim_capture.py BIG.sqlite SMALL.sqlite --steps 3           # of nsys export
+    python scripts/trim_capture.py BIG.rank0.json.gz SMALL.rank0.json.gz --steps 3    # of torch.profiler
+
+Kept are the last measured steps: the ranges and calls in their time, whatever these calls launched, also where it ran
+later, and the ranges that tell the ranks. Nothing is cut through, and nothing in the capture given is changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import sqlite3
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ddp_prof.errors import DdpProfError, TraceError
+from ddp_prof.spans import PROCESS, STEP, parse_range
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+CALLS, NVTX = "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
+LAUNCHED = tuple(f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE"))
+LAUNCHED_EVENTS = ("kernel", "gpu_memcpy", "gpu_memset")
+_TEXT = "coalesce(text, (SELECT value FROM StringIds WHERE id = textId), '')"
+_RANGES = (59, 60)  # NVTX event types; others name domains and the like, once
+
+
+class Window(NamedTuple):
+    """From the start of the first step kept to the end of the last, in the capture's own unit."""
+
+    start: float
+    end: float
+
+
+def window_of(path: Path, ranges: Iterable[tuple[str, float, float]], steps: int) -> Window:
+    """The time of the last measured steps, over all ranks.
+
+    Raises:
+        TraceError: The capture holds no step of this toolkit.
+    """
+    times: dict[int, list[tuple[float, float]]] = {}
+    for text, start, end in ranges:
+        parsed = parse_range(text)
+        number = parsed.number("index")
+        if parsed.name == STEP and number is not None and "warmup" not in parsed.fields:
+            times.setdefault(number, []).append((start, end))
+    if not times:
+        raise TraceError(path, "no measured step is marked in it", "only captures of this toolkit can be trimmed")
+    kept = [each for number in sorted(times)[-steps:] for each in times[number]]
+    return Window(min(start for start, _ in kept), max(end for _, end in kept))
+
+
+def trim_sqlite(big: Path, small: Path, steps: int) -> None:
+    """Trim an export of Nsight Systems."""
+    small.unlink(missing_ok=True)
+    with closing(sqlite3.connect(f"file:{big.absolute()}?mode=ro", uri=True)) as source:
+        window = window_of(big, _step_rows(source), steps)
+        source.execute("VACUUM INTO ?", (str(small),))
+    with closing(sqlite3.connect(small)) as database:
+        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        timed = {table for table in tables if {"start", "end"} <= _columns(database, table)}
+        for table in timed - set(LAUNCHED) - {NVTX}:
+            database.execute(f'DELETE FROM "{table}" WHERE start < ? OR start > ?', window)
+        database.execute(
+            f"DELETE FROM {NVTX} WHERE eventType IN {_RANGES} AND (start < ? OR start > ?) AND {_TEXT} NOT LIKE ?",
+            (*window, f"{PROCESS}|%"),
+        )
+        _delete_not_launched(database, timed, window)
+        database.commit()
+        database.execute("VACUUM")
+
+
+def _step_rows(database: sqlite3.Connection) -> list[tuple[str, float, float]]:
+    if "textId" not in _columns(database, NVTX):
+        return []
+    query = (
+        f"SELECT {_TEXT}, start, end FROM {NVTX} WHERE end IS NOT NULL AND eventType IN {_RANGES} AND {_TEXT} LIKE ?"
+    )
+    return database.execute(query, (f"{STEP}|%",)).fetchall()
+
+
+def _columns(database: sqlite3.Connection, table: str) -> set[str]:
+    return {row[1] for row in database.execute(f'PRAGMA table_info("{table}")')}
+
+
+def _delete_not_launched(database: sqlite3.Connection, timed: set[str], window: Window) -> None:
+    """Of what a device did, keep what a kept call launched; without calls, what began in time."""
+    if CALLS not in timed:
+        for table in timed & set(LAUNCHED):
+            database.execute(f"DELETE FROM {table} WHERE start < ? OR start > ?", window)
+        return
+    database.execute(
+        f"CREATE TEMP TABLE kept AS SELECT DISTINCT globalTid >> 24 AS process, correlationId AS id FROM {CALLS}"
+    )
+    database.execute("CREATE INDEX temp.by_id ON kept (id, process)")
+    for table in timed & set(LAUNCHED):
+        by_process = "AND process = globalPid >> 24" if "globalPid" in _columns(database, table) else ""
+        database.execute(
+            f"DELETE FROM {table} WHERE NOT EXISTS (SELECT 1 FROM kept WHERE id = correlationId {by_process})"
+        )
+
+
+def trim_kineto(big: Path, small: Path, steps: int) -> None:
+    """Trim a trace of torch.profiler."""
+    packed = big.read_bytes()
+    document = json.loads(gzip.decompress(packed) if big.name.endswith(".gz") else packed)
+    events = document["traceEvents"]
+    spans = [each for each in events if each.get("ph") == "X"]
+    ranges = (
+        (each["name"], each["ts"], each["ts"] + each["dur"]) for each in spans if each["name"].startswith("step|")
+    )
+    window = window_of(big, ranges, steps)
+    launched = {_correlation(each) for each in spans if each.get("cat") not in LAUNCHED_EVENTS and _is_in(each, window)}
+    document["traceEvents"] = [each for each in events if _is_kept(each, window, launched - {None})]
+    text = json.dumps(document, separators=(",", ":")).encode()
+    small.write_bytes(gzip.compress(text, 9) if small.name.endswith(".gz") else text)
+
+
+def _is_kept(event: dict[str, Any], window: Window, launched: set[Any]) -> bool:
+    """Flows go the way of what they connect: with an end in time."""
+    if event.get("cat") in LAUNCHED_EVENTS:
+        return _correlation(event) in launched
+    if event.get("ph") != "X":
+        return event.get("ph") == "M" or "ts" not in event or _is_in(event, window)
+    return _is_in(event, window) or event["name"].startswith(f"{PROCESS}|")
+
+
+def _is_in(event: dict[str, Any], window: Window) -> bool:
+    return window.start <= float(event["ts"]) <= window.end
+
+
+def _correlation(event: dict[str, Any]) -> Any:
+    return (event.get("args") or {}).get("correlation")
+
+
+def trim_capture(big: Path, small: Path, steps: int) -> None:
+    """Write ``small`` with the last measured ``steps`` of ``big``.
+
+    Raises:
+        TraceError: Not a capture of this toolkit.
+    """
+    (trim_sqlite if big.suffix == ".sqlite" else trim_kineto)(big, small, steps)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("big", type=Path)
+    parser.add_argument("small", type=Path)
+    parser.add_argument("--steps", type=int, default=3, help="how many steps to keep (default: %(default)s)")
+    arguments = parser.parse_args(argv)
+    try:
+        trim_capture(arguments.big, arguments.small, arguments.steps)
+    except DdpProfError as error:
+        print(f"trim_capture: error: {error}", file=sys.stderr)
+        return 1
+    print(
+        f"{arguments.small}: {arguments.small.stat().st_size / 1e6:.2f} of {arguments.big.stat().st_size / 1e6:.2f} MB"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,241 @@
+"""scripts/capture_gpu.sh with stand-ins for the machine: what is missing, what would run, what is recorded by what."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import tarfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ddp_prof.manifest import write_manifest
+from tests.test_manifest import MANIFEST
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+from gpu_preflight import run_for
+
+if TYPE_CHECKING:
+    from conftest import Checkout
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = "scripts/capture_gpu.sh"
+VARIANTS = ["naive", "flat", "overlap", *(f"bucketed --bucket-size-mb {size}" for size in (1, 10, 100)), "torch"]
+# Answers for torch, and runs our scripts but the race.
+PYTHON = f"""
+case "$*" in
+  "-c "*) echo "${{TORCH-2.11.0+cu130|13.0|1|2.28.9}}"; [ -n "${{TORCH-x}}" ] ;;
+  *benchmark.py*) echo "python $*" >>"$CALLS"; echo "ratio 1.0100" ;;
+  *) PYTHONPATH={ROOT} exec {sys.executable} "$@" ;;
+esac
+"""
+# Captures kernels where the recorder is one that can; says why not where it is another.
+PROFILE_VARIANT = f"""
+echo "$PROFILER ${{NSYS:-}} $BACKEND$NGPU${{RANKS_PER_GPU:+ shared by $RANKS_PER_GPU}} $DEVICE $*" >>"$CALLS"
+name="$1${{3:+_$3mb}}"
+case "${{NSYS:-}}" in
+  *nsight-compute*) echo "profile_variant: naive: it recorded x.qdstrm but has no importer here" >&2; exit 1 ;;
+  *blind*) kernels=0 ;;
+  *) kernels=3 ;;
+esac
+case "${{BROKEN:-none}}" in "$1$BACKEND" | "$BACKEND") echo "profile_variant: $1: refused" >&2; exit 1 ;; esac
+mkdir -p "$TRACES_DIR"
+cp "${{CALLS%/*}}/run.json" "$TRACES_DIR/$name.run.json"
+[ "$PROFILER" != none ] || exit 0
+if [ "$PROFILER" = kineto ]; then
+  echo '{{"traceEvents": [{{"ph": "X", "cat": "kernel"}}]}}' | gzip >"$TRACES_DIR/$name.rank0.json.gz"
+  exit
+fi
+rm -f "$TRACES_DIR/$name.sqlite"
+{sys.executable} - "$TRACES_DIR/$name.sqlite" "$kernels" <<'END'
+import sqlite3, sys
+with sqlite3.connect(sys.argv[1]) as database:
+    database.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start)")
+    database.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?)", [(1,)] * int(sys.argv[2]))
+END
+"""
+NSYS = 'echo "NVIDIA Nsight Systems version 2025.3.1.1"'
+
+
+@pytest.fixture
+def bare(checkout: Checkout, tmp_path: Path) -> Checkout:
+    """No GPU, a torch without CUDA, no nsys."""
+    checkout.program("nvidia-smi", "exit 9")
+    checkout.program("python", PYTHON, checkout.root / ".venv/bin")
+    checkout.environment |= {
+        "TORCH": "2.13.0+cpu|none|0|none",
+        "NSYS_SEARCH": "",
+        "NSYS_FETCH": "0",
+        "NSYS_PREFIX": str(tmp_path / "none"),
+        "NSIGHT_COMPUTE_SEARCH": str(tmp_path / "opt/nsight-compute/*/nsys"),
+    }
+    return checkout
+
+
+@pytest.fixture
+def machine(bare: Checkout, tmp_path: Path) -> Checkout:
+    """One GPU, a torch that sees it, an nsys that records it."""
+    write_manifest(MANIFEST, tmp_path / "run.json")
+    del bare.environment["TORCH"]
+    gpu = "case \"$*\" in *driver*) echo 'NVIDIA H100, 580.1' ;; *) echo 'NVIDIA H100' ;; esac"
+    bare.program("nvidia-smi", gpu)
+    bare.program("nsys", NSYS)
+    bare.program("ddp-prof", 'echo "ddp-prof $*" >>"$CALLS"; echo "the table"', bare.root / ".venv/bin")
+    bare.program("profile_variant.sh", PROFILE_VARIANT, bare.root / "scripts")
+    return bare
+
+
+def _captures(machine: Checkout, setup: str) -> list[str]:
+    """The arguments of the captures of a setup, without those of the cost."""
+    return [call.partition(" cuda ")[2] for call in machine.calls if f" {setup} cuda " in call and "none " not in call]
+
+
+def test_without_a_gpu_it_says_what_is_missing_and_exits_1(bare: Checkout) -> None:
+    done = bare.run(SCRIPT)
+    assert done.returncode == 1
+    table = {line.split()[0]: line.split()[1] for line in done.stdout.splitlines() if not line.startswith("+")}
+    assert table == {"GPU": "missing", "torch": "missing", "NCCL": "missing"}
+    assert "run this on a machine with an NVIDIA GPU and its driver" in done.stdout
+    assert "2.13.0+cpu is built without CUDA: install a CUDA build of torch" in done.stdout
+    assert done.stderr == "gpu_preflight: missing: GPU, torch\n"
+
+
+def test_without_an_environment_it_says_how_to_make_one(bare: Checkout) -> None:
+    (bare.root / ".venv/bin/python").unlink()
+    done = bare.run(SCRIPT)
+    assert done.returncode == 1
+    assert "scripts/env.sh train makes the environment, offline with WHEELS=FOLDER" in done.stdout
+
+
+def test_a_torch_that_sees_no_gpu_is_missing(machine: Checkout) -> None:
+    done = machine.run(SCRIPT, TORCH="2.11.0+cu130|13.0|0|2.28.9")
+    assert done.returncode == 1
+    assert "sees no GPU: install a build for this driver" in done.stdout
+    assert done.stderr == "gpu_preflight: missing: torch\n"
+
+
+def test_a_dry_run_prints_every_command_in_order_and_runs_none(bare: Checkout) -> None:
+    done = bare.run(SCRIPT, "--dry-run", "--wheels", "my wheels", "--max-mb", "9")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(line.startswith("+ ") for line in done.stdout.splitlines())
+    commands = [shlex.split(line[2:]) for line in done.stdout.splitlines()]
+    assert commands[0] == ["env", "WHEELS=my wheels", "scripts/env.sh", "train"]
+    assert commands[1][:2] == ["python3", "scripts/gpu_preflight.py"]
+    for setup, ranks in (("nccl", 2), ("gloo", 2), ("single", 1)):
+        captures = [each for each in commands if f"TRACES_DIR=gpu_capture/{setup}" in each]
+        assert [" ".join(each[each.index("scripts/profile_variant.sh") + 1 :]) for each in captures] == VARIANTS
+        assert all(f"NGPU={ranks}" in each and "DEVICE=cuda" in each for each in captures)
+        assert all(("RANKS_PER_GPU=2" in each) == (ranks == 2) for each in captures)
+        tables = [each for each in commands if each[0].endswith("ddp-prof") and f"gpu_capture/{setup}" in each]
+        assert {each[1] for each in tables} == {"overlap", "compare", "collectives", "skew"}
+        cost = [each[1] for each in commands if each[:2] == ["env", each[1]] and f"/cost/{setup}/" in each[1]]
+        rounds = [f"{kind}.{number}" for number in (1, 2, 3) for kind in ("without", "with")]
+        assert [each.rpartition("/")[2] for each in cost] == rounds
+    races = [each for each in commands if "scripts/benchmark.py" in each]
+    assert [each[each.index("--backend") + 1] for each in races] == ["nccl", "gloo"]
+    assert commands[-1][1:] == ["scripts/pack_captures.py", "gpu_capture", "--max-mb", "9"]
+    for script in {word for each in commands for word in each if word.startswith("scripts/")}:
+        assert (bare.root / script).is_file()
+    assert bare.calls == []
+    assert not (bare.root / "gpu_capture").exists()
+
+
+def test_several_gpus_have_a_rank_each(bare: Checkout) -> None:
+    commands = bare.run(SCRIPT, "--dry-run", GPUS="4").stdout
+    assert "RANKS_PER_GPU" not in commands
+    assert "--ranks-per-gpu" not in commands
+    assert "BACKEND=nccl NGPU=4 DEVICE=cuda" in commands
+
+
+def test_all_of_it_on_a_machine_with_one_gpu(machine: Checkout) -> None:
+    done = machine.run(SCRIPT, ROUNDS="1")
+    assert done.returncode == 0, done.stderr
+    nsys = f"nsys {machine.programs}/nsys"
+    assert f"recorder  ok       {nsys} records CUDA" in done.stdout
+    assert "GPU       ok       1 x NVIDIA H100, driver 580.1" in done.stdout
+    assert "NCCL      ok       2.28.9" in done.stdout
+    assert _captures(machine, "nccl2 shared by 2") == [*VARIANTS, "bucketed --bucket-size-mb 10"]
+    assert _captures(machine, "gloo2 shared by 2") == [*VARIANTS, "bucketed --bucket-size-mb 10"]
+    assert all(
+        call.startswith(f"nsys {machine.programs}/nsys ")
+        for call in machine.calls
+        if " nccl2 shared" in call and "none" not in call
+    )
+    race = "ddp --device cuda --backend nccl --world-size 2 --ranks-per-gpu 2 --model-size medium --batch-size 4"
+    assert any(call.startswith(f"python scripts/benchmark.py {race}") for call in machine.calls)
+    out = machine.root / "gpu_capture"
+    assert (out / "tables/nccl/compare_waterfall.txt").read_text() == "the table\n"
+    assert (out / "tables/gloo/against_ddp.txt").read_text() == "ratio 1.0100\n"
+    assert not (out / "tables/single/against_ddp.txt").exists()
+    assert "cost +0.0%" in (out / "tables/nccl/cost_of_recording.txt").read_text()
+    with tarfile.open(machine.root / "gpu_capture.tar.gz") as archive:
+        names = archive.getnames()
+    assert {"gpu_capture/nccl/naive.sqlite", "gpu_capture/preflight.log", "gpu_capture/tables/nccl/skew.json"} <= {
+        *names
+    }
+
+
+def test_each_nsys_is_tried_and_its_error_kept(machine: Checkout, tmp_path: Path) -> None:
+    machine.program("nsys", "exit 1")
+    blind = machine.program("nsys", NSYS, tmp_path / "opt/blind/bin")
+    compute = machine.program("nsys", NSYS, tmp_path / "opt/nsight-compute/2025.3.1")
+    done = machine.run(SCRIPT, NSYS_SEARCH=f"{tmp_path}/opt/blind/bin/nsys", SETUPS="single", ROUNDS="0")
+    recorders = [line for line in done.stdout.splitlines() if line.startswith("recorder")]
+    assert recorders[0].startswith(f"recorder  missing  nsys {blind}: no kernels in its capture")
+    assert recorders[1] == f"recorder  missing  nsys {compute}: it recorded x.qdstrm but has no importer here"
+    assert recorders[2:] == ["recorder  ok       torch.profiler records CUDA"]
+    log = (machine.root / "gpu_capture/preflight.log").read_text()
+    assert f"== nsys {blind}: 0 kernels" in log
+    assert "profile_variant: naive: it recorded x.qdstrm but has no importer here" in log
+    assert all(call.startswith("kineto ") for call in machine.calls if " nccl1 cuda " in call)
+    assert (machine.root / "gpu_capture/single/torch.rank0.json.gz").is_file()
+
+
+def test_where_nothing_records_it_stops(machine: Checkout) -> None:
+    machine.program(
+        "profile_variant.sh", 'echo "profile_variant: naive: CUPTI is broken" >&2; exit 1', machine.root / "scripts"
+    )
+    done = machine.run(SCRIPT)
+    assert done.returncode == 1
+    assert "recorder  missing  torch.profiler: CUPTI is broken" in done.stdout
+    assert done.stderr == "gpu_preflight: missing: recorder\n"
+
+
+def test_a_failed_capture_does_not_stop_the_others(machine: Checkout) -> None:
+    done = machine.run(SCRIPT, BROKEN="overlapgloo", ROUNDS="0", DDP_STEPS="0")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "capture_gpu: 1 of the steps above failed"
+    assert _captures(machine, "gloo2 shared by 2") == VARIANTS
+    assert (machine.root / "gpu_capture.tar.gz").is_file()
+
+
+def test_a_setup_that_is_refused_is_left_out_of_the_tables(machine: Checkout) -> None:
+    done = machine.run(SCRIPT, SETUPS="gloo nccl", BROKEN="nccl", ROUNDS="0", DDP_STEPS="0")
+    assert done.returncode == 1
+    assert "capture_gpu: nccl is left out, as none of its captures could be made (see above)" in done.stderr
+    assert (machine.root / "gpu_capture/tables/gloo").is_dir()
+    assert not (machine.root / "gpu_capture/tables/nccl").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "more"),
+    [(["--fast"], {}), (["--max-mb"], {}), (["--max-mb", "2.5"], {}), (["--dry-run"], {"SETUPS": "mpi"})],
+)
+def test_wrong_usage(bare: Checkout, arguments: list[str], more: dict[str, str]) -> None:
+    done = bare.run(SCRIPT, *arguments, **more)
+    assert done.returncode == 2
+    assert "usage: capture_gpu.sh" in done.stderr
+
+
+def test_a_recorder_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    """By a signal that it can answer, which the script that records does."""
+    script = f"""
+trap 'kill $child; echo ended >{tmp_path}/ended; exit 143' TERM
+sleep 600 & child=$!
+echo began
+wait $child
+"""
+    assert run_for(["bash", "-c", script], dict(os.environ), 1) == "began\nnot done after 1 s\n"
+    assert (tmp_path / "ended").exists()

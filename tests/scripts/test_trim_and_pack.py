@@ -1,0 +1,203 @@
+"""Captures with fewer steps: what is kept reads as before, and a packed file keeps to its size."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import subprocess
+import sys
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_prof.analyze.overlap import StepOverlap, TraceOverlap, measure_overlap
+from ddp_prof.errors import TraceError
+from ddp_prof.ingest.load import load_trace
+from ddp_prof.manifest import write_manifest
+from tests.analyze.test_skew import STEPS, rank_capture
+from tests.nsys_factory import GENERATIONS, Capture, Kernel, Range, write_capture
+from tests.test_manifest import MANIFEST
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+from pack_captures import pack  # noqa: E402
+from profiling_cost import describe, read_rounds  # noqa: E402
+from trim_capture import trim_capture  # noqa: E402
+
+
+def steps_of(result: TraceOverlap) -> dict[tuple[int | None, int | None], StepOverlap]:
+    return {(rank.rank, step.step): step for rank in result.ranks for step in rank.steps}
+
+
+def measured(path: Path) -> TraceOverlap:
+    return measure_overlap(load_trace(path))
+
+
+@pytest.mark.parametrize("product", GENERATIONS)
+def test_kept_steps_of_a_gpu_are_the_same_to_the_nanosecond(product: str, tmp_path: Path) -> None:
+    big = write_capture(tmp_path / "big.sqlite", rank_capture(1), product)
+    before = big.read_bytes()
+    trim_capture(big, tmp_path / "small.sqlite", 3)
+    whole, kept = steps_of(measured(big)), steps_of(measured(tmp_path / "small.sqlite"))
+    assert list(kept) == [(1, number) for number in range(STEPS - 3, STEPS)]
+    assert kept == {key: whole[key] for key in kept}
+    assert measured(tmp_path / "small.sqlite").attribution.device_time == 1.0
+    assert big.read_bytes() == before
+
+
+def test_real_captures_of_two_ranks_keep_both(own_traces: list[Path], tmp_path: Path) -> None:
+    for path in own_traces:
+        trim_capture(path, tmp_path / path.name, 2)
+        whole, kept = steps_of(measured(path)), steps_of(measured(tmp_path / path.name))
+        assert {rank for rank, _ in kept} == {rank for rank, _ in whole}
+        assert len(kept) == 2 * len({rank for rank, _ in whole})
+        assert all(step.comm_ns == whole[key].comm_ns for key, step in kept.items())
+        assert (tmp_path / path.name).stat().st_size <= path.stat().st_size
+
+
+def test_what_a_kept_call_launched_stays_also_where_it_ran_late(tmp_path: Path) -> None:
+    """And what an earlier call launched goes, though it ran in the time of the step that is kept."""
+    capture = Capture(
+        kernels=[
+            Kernel("of_step_0", 210, 220, launch=10, thread=100),
+            Kernel("of_step_1", 230, 900, launch=240, thread=100),
+        ],
+        ranges=[Range(f"step|index={step}", 200 * step, 200 * step + 100, 100) for step in (0, 1)],
+    )
+    trim_capture(write_capture(tmp_path / "big.sqlite", capture), tmp_path / "small.sqlite", 1)
+    trace = load_trace(tmp_path / "small.sqlite")
+    assert [trace.names[each] for each in trace.activities.name_id] == ["of_step_1"]
+
+
+def kineto(tmp_path: Path) -> Path:
+    """Three steps, each with a call and the kernel that it launches after the step's end on the host."""
+    events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python"}}]
+    annotation = {"ph": "X", "cat": "user_annotation", "pid": 1, "tid": 1}
+    events.append({**annotation, "name": "process|rank=0|world=1", "ts": 1, "dur": 400})
+    for step in range(3):
+        begin = 100 * step + 10
+        link = {"correlation": step + 1}
+        events += [
+            {**annotation, "name": f"step|index={step}", "ts": begin, "dur": 50},
+            {
+                "ph": "X",
+                "cat": "cuda_runtime",
+                "name": "l",
+                "pid": 1,
+                "tid": 1,
+                "ts": begin + 5,
+                "dur": 1,
+                "args": link,
+            },
+            {
+                "ph": "X",
+                "cat": "kernel",
+                "name": f"k{step}",
+                "pid": 0,
+                "tid": 7,
+                "ts": begin + 55,
+                "dur": 9,
+                "args": {**link, "device": 0, "stream": 7},
+            },
+        ]
+    path = tmp_path / "big.rank0.json.gz"
+    path.write_bytes(gzip.compress(json.dumps({"traceEvents": events, "schemaVersion": 1}).encode()))
+    return path
+
+
+def test_kineto_is_trimmed_alike(tmp_path: Path) -> None:
+    big, small = kineto(tmp_path), tmp_path / "small.rank0.json.gz"
+    trim_capture(big, small, 2)
+    trace = load_trace(small)
+    assert [trace.names[each] for each in trace.activities.name_id] == ["k1", "k2"]
+    assert trace.ranks == dict.fromkeys(trace.processes, 0)
+    assert list(steps_of(measured(small))) == [(0, 1), (0, 2)]
+
+
+def test_a_capture_without_our_steps_is_refused(tmp_path: Path) -> None:
+    capture = Capture(kernels=[Kernel("gemm", 10, 20, launch=5, thread=100)], ranges=[Range("mine", 0, 30, 100)])
+    big = write_capture(tmp_path / "big.sqlite", capture)
+    with pytest.raises(TraceError, match="no measured step is marked in it"):
+        trim_capture(big, tmp_path / "small.sqlite", 1)
+
+
+def busy_capture() -> Capture:
+    """Enough kernels a step that the size of a file tells how many steps are in it."""
+    capture, generator = rank_capture(0), random.Random(0)
+    for step in range(STEPS):
+        for _ in range(100):
+            start = (50 * step + 2) * 1_000_000 + generator.randrange(10**6)
+            capture.kernels.append(Kernel("small", start, start + generator.randrange(10**5), start, thread=100))
+    return capture
+
+
+@pytest.fixture
+def captured(tmp_path: Path) -> Path:
+    """What capture_gpu.sh leaves: a setup with a capture and a report, tables, and runs made for their times."""
+    folder = tmp_path / "gpu_capture"
+    for name in ("nccl", "tables/nccl", "cost/nccl/with.1", "nccl/.naive.partial"):
+        (folder / name).mkdir(parents=True)
+    write_capture(folder / "nccl/naive.rank0.sqlite", busy_capture())
+    (folder / "nccl/naive.rank0.nsys-rep").write_bytes(random.Random(1).randbytes(300_000))
+    (folder / "nccl/.naive.partial/half.sqlite").write_text("unfinished")
+    (folder / "tables/nccl/overlap.txt").write_text("all steps")
+    (folder / "cost/nccl/with.1/bucketed_10mb.sqlite").write_text("large")
+    (folder / "cost/nccl/with.1/bucketed_10mb.run.json").write_text("{}")
+    return folder
+
+
+def names_in(target: Path) -> set[str]:
+    with tarfile.open(target) as archive:
+        return {each.name.removeprefix("gpu_capture/") for each in archive if each.isfile()}
+
+
+TABLES = {"tables/nccl/overlap.txt", "cost/nccl/with.1/bucketed_10mb.run.json", "LEFT_OUT.txt"}
+
+
+def test_what_fits_is_packed_whole(captured: Path, tmp_path: Path) -> None:
+    target = tmp_path / "x.tar.gz"
+    assert pack(captured, target, 1_000_000) == "nothing"
+    assert names_in(target) == TABLES | {"nccl/naive.rank0.sqlite", "nccl/naive.rank0.nsys-rep"}
+
+
+def test_steps_are_left_out_until_it_fits(captured: Path, tmp_path: Path) -> None:
+    target = tmp_path / "x.tar.gz"
+    pack(captured, target, 10**9)
+    left_out = ["the profiler's own reports", *(f"all but the last {count}" for count in (3, 2, 1))]
+    for expected, kept in zip(left_out, (STEPS, 3, 2, 1), strict=True):
+        limit = target.stat().st_size * 95 // 100
+        assert expected in pack(captured, target, limit)
+        assert target.stat().st_size <= limit
+        assert names_in(target) == TABLES | {"nccl/naive.rank0.sqlite"}
+        with tarfile.open(target) as archive:
+            archive.extractall(tmp_path / str(kept), filter="data")
+        assert len(steps_of(measured(tmp_path / str(kept) / "gpu_capture/nccl/naive.rank0.sqlite"))) == kept
+    with pytest.raises(TraceError, match="with one step of each capture, of at most 0: raise --max-mb"):
+        pack(captured, target, 1000)
+    assert (captured / "nccl/naive.rank0.nsys-rep").exists(), "nothing is taken from what was captured"
+
+
+def test_the_cost_is_that_of_neighbouring_runs(tmp_path: Path) -> None:
+    for index, (plain, recorded) in enumerate([(1.0, 1.1), (2.0, 2.4), (1.0, 1.05)], 1):
+        for kind, seconds in (("without", plain), ("with", recorded)):
+            folder = tmp_path / f"{kind}.{index}"
+            folder.mkdir()
+            run = replace(MANIFEST, step_seconds=(seconds,) * 3, options={"ranks_per_gpu": 2})
+            write_manifest(run, folder / "bucketed_10mb.run.json")
+    (tmp_path / "without.2/bucketed_10mb.run.json").unlink()
+    rounds = read_rounds(tmp_path)
+    assert [round(each.ratio, 3) for each in rounds] == [1.1, 1.05]
+    said = describe(rounds)
+    assert "cost +7.5% (rounds: +5.0% to +10.0%)" in said
+    assert "shared GPU: time-sliced" in said
+
+
+def test_without_rounds_the_cost_is_one_clear_error(tmp_path: Path) -> None:
+    script = ROOT / "scripts/profiling_cost.py"
+    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"profiling_cost: error: {tmp_path}: no round with both")
