@@ -62,6 +62,7 @@ class Run:
         tokens: A step's, of all ranks.
         trace: File of the capture of the same setting, where one was made; the figures from it are medians of a step
             over all ranks.
+        code: Digest of the code that was measured; the run is made again, under the same id, when that changes.
     """
 
     id: str
@@ -96,6 +97,7 @@ class Run:
     trace_overlapped_ns: int | None = None
     trace_exposed_ns: int | None = None
     trace_tail_ns: int | None = None
+    code: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +186,7 @@ def open_database(path: Path) -> Database:
                 foreign_keys=FOREIGN_KEYS.get(name, []),
                 if_not_exists=True,
             )
+            _add_columns(database, name, row)
     except (OSError, sqlite3.Error) as error:
         raise _error(path, error) from error
     return database
@@ -226,14 +229,25 @@ def load_results(path: Path) -> Results:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
             connection.row_factory = sqlite3.Row
             rows = {name: _load(connection, name, row) for name, (row, _) in TABLES.items()}
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, sqlite3.Error, TypeError) as error:  # TypeError: a column is missing that cannot be
         raise _error(path, error) from error
     return Results(rows["environments"], rows["runs"], rows["measurements"], rows["messages"])
 
 
+def _add_columns(database: Database, name: str, row: type) -> None:
+    """Give a table of an earlier version the columns that came since."""
+    known = database.table(name).columns_dict
+    for column, (base, _) in _columns(row).items():
+        if column not in known:
+            database.table(name).add_column(column, base)
+
+
 def _load(connection: sqlite3.Connection, name: str, row: type[Any]) -> tuple[Any, ...]:
-    """All rows of a table; columns that a later version added are left alone."""
+    """All rows of a table; of a later version's columns nothing is read, of those that came since the default."""
     hints = _columns(row)
+    known = {column["name"] for column in connection.execute(f"pragma table_info({name})")}
+    known = known or set(hints)  # without the table let SQLite say so
+    hints = {column: hint for column, hint in hints.items() if column in known}
     return tuple(
         row(**{column: _value(values[column], hints[column][0]) for column in hints})
         for values in connection.execute(f"select {', '.join(hints)} from {name} order by rowid")

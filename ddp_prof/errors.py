@@ -33,7 +33,11 @@ class CommunicationError(DdpProfError):
 
 
 class WorkloadError(DdpProfError):
-    """The workload cannot run as asked: fewer GPUs than ranks, a missing backend, out of memory."""
+    """The workload cannot run as asked: fewer GPUs than ranks, a missing backend."""
+
+
+class OutOfMemoryError(WorkloadError):
+    """A rank needs more memory than its device, the machine or a limit gives it."""
 
 
 class NotMetError(DdpProfError):

@@ -40,6 +40,33 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
+class HostTimes:
+    """What a step took on rank 0 by the host's clock; see :class:`ddp_prof.database.StepTime`.
+
+    Attributes:
+        communication_ns: Of torch's DDP, which waits within backward, the end of backward: counted in both.
+    """
+
+    is_synchronized: bool
+    step: int
+    step_ns: int
+    forward_ns: int
+    backward_ns: int
+    communication_ns: int
+    optimizer_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class MessageTimes:
+    """All-reduces of one size that rank 0 waited for one by one; see :class:`ddp_prof.database.Message`."""
+
+    bytes: int
+    calls: int
+    median_ns: int
+    shortest_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """One run of the workload.
 
@@ -52,6 +79,11 @@ class Manifest:
         key: Digest of machine, settings and code; a finished run is skipped only where it is unchanged.
         parameters: The model's parameters in order, which with the ranges' ``bucket`` and ``params`` gives
             each bucket's content.
+        host_times: Of the measured steps, then of the synchronized ones.
+        messages: Of the synchronized steps, where the variant blocks in each all-reduce.
+        collectives: A step's, of one rank; ``None`` where no synchronized steps were taken, which count them.
+        communicated_bytes: A step's, of one rank: the sum of its messages; ``None`` as above.
+        peak_memory_bytes: Of the rank that needed most: allocated on the GPU, on a CPU resident.
     """
 
     variant: str
@@ -78,6 +110,11 @@ class Manifest:
     parameters: tuple[Parameter, ...]
     options: dict[str, Any] = field(default_factory=dict)
     schema: int = SCHEMA
+    host_times: tuple[HostTimes, ...] = ()
+    messages: tuple[MessageTimes, ...] = ()
+    collectives: int | None = None
+    communicated_bytes: int | None = None
+    peak_memory_bytes: int | None = None
 
 
 def manifest_path(trace: Path) -> Path:
@@ -143,6 +180,8 @@ def load_manifest(path: Path) -> Manifest | None:
         values["parameters"] = tuple(Parameter(**each) for each in record["parameters"])
         for name in ("step_seconds", "communication_seconds", "command"):
             values[name] = tuple(record[name])
+        values["host_times"] = tuple(HostTimes(**each) for each in record.get("host_times", ()))
+        values["messages"] = tuple(MessageTimes(**each) for each in record.get("messages", ()))
         return Manifest(**values)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TraceError(path, f"not a run.json of ddp_prof ({error})", "delete it or capture the run again") from error

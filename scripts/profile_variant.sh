@@ -202,7 +202,7 @@ digest() {
     printf '%s\n' "${arguments[@]}"
     cd "$root"
     find ddp_prof/ddp ddp_prof/train ddp_prof/spans.py ddp_prof/manifest.py scripts/profile_variant.sh -type f \
-      ! -name '*.pyc' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
+      ! -name '*.pyc' ! -path '*/bench/*' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
   } | sha256sum | cut -d' ' -f1
 }
 

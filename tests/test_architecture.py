@@ -37,7 +37,7 @@ SOLE_USERS = {
     "pyarrow": {"ingest"},
     "msgspec": {"ingest"},
     "click": {"cli"},
-    "rich": {"cli", "present"},
+    "rich": {"cli", "present", "train"},
 }
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 

@@ -69,6 +69,29 @@ def test_a_run_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert (found.environments, found.runs, found.steps) == ((), (), ())
 
 
+def test_a_database_from_before_a_column_was_added_is_read_and_written(tmp_path: Path) -> None:
+    path = tmp_path / "results.db"
+    database = open_database(path)
+    write_run(database, ENVIRONMENT, RUN, STEPS)
+    database.table("runs").transform(drop={"code"})
+    database.close()
+    assert load_results(path).runs == (RUN,)
+    database = open_database(path)
+    write_run(database, ENVIRONMENT, replace(RUN, id="r2", code="c0ffee"))
+    database.close()
+    assert load_results(path).runs == (RUN, replace(RUN, id="r2", code="c0ffee"))
+
+
+def test_a_database_without_a_column_that_must_be_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "results.db"
+    database = open_database(path)
+    write_run(database, ENVIRONMENT, RUN)
+    database.table("runs").transform(drop={"variant"})
+    database.close()
+    with pytest.raises(TraceError, match=r"results\.db: not a results database"):
+        load_results(path)
+
+
 def test_opening_again_and_reading_leave_the_file_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "results.db"
     database = open_database(path)

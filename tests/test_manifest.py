@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.errors import TraceError
-from ddp_prof.manifest import Manifest, Parameter, load_manifest, manifest_path, write_manifest
+from ddp_prof.manifest import HostTimes, Manifest, MessageTimes, Parameter, load_manifest, manifest_path, write_manifest
 
 MANIFEST = Manifest(
     variant="bucketed",
@@ -43,6 +43,29 @@ def test_round_trip(tmp_path: Path) -> None:
     write_manifest(MANIFEST, path)
     assert load_manifest(path) == MANIFEST
     assert [each.name for each in tmp_path.iterdir()] == ["a.run.json"]
+
+
+def test_what_was_measured_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "a.run.json"
+    measured = replace(
+        MANIFEST,
+        host_times=(HostTimes(False, 0, 100, 20, 40, 30, 10), HostTimes(True, 0, 110, 20, 40, 40, 10)),
+        messages=(MessageTimes(4096, 3, 15, 12),),
+        collectives=3,
+        communicated_bytes=12_288,
+        peak_memory_bytes=2**30,
+    )
+    write_manifest(measured, path)
+    assert load_manifest(path) == measured
+
+
+def test_manifests_from_before_it_was_measured_are_read(own_traces: list[Path]) -> None:
+    for trace in own_traces:
+        path = manifest_path(trace)
+        if "host_times" not in path.read_text():
+            manifest = load_manifest(path)
+            assert manifest is not None
+            assert (manifest.host_times, manifest.messages, manifest.collectives) == ((), (), None)
 
 
 def test_a_manifest_is_replaced(tmp_path: Path) -> None:

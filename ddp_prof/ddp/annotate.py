@@ -179,6 +179,17 @@ def listening(sink: Sink) -> Iterator[None]:
         _set(tuple(each for each in _sinks if each is not sink), _enabled)
 
 
+@contextmanager
+def only(sink: Sink) -> Iterator[None]:
+    """Send ranges to ``sink`` and nowhere else, not even to a profiler, be they switched on or off."""
+    before = _sinks, _enabled
+    _set((sink,), True)
+    try:
+        yield
+    finally:
+        _set(*before)
+
+
 def _set(sinks: tuple[Sink, ...], enabled: bool) -> None:
     global _sinks, _enabled, _active
     _sinks, _enabled = sinks, enabled

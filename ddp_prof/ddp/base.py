@@ -17,7 +17,7 @@ import time
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -41,7 +41,10 @@ class DataParallel(torch.nn.Module, ABC):
         process_group: ``None`` is the default group.
         communication_seconds: Host seconds of the last ``finish_gradient_synchronization``. With gloo this is the wait
             for communication; with NCCL the host hardly waits, the device does.
+        is_blocking: Whether the variant waits for each all-reduce before it does anything else.
     """
+
+    is_blocking: ClassVar[bool] = False
 
     def __init__(self, module: torch.nn.Module, process_group: dist.ProcessGroup | None) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ Nothing overlaps, but the latency of a collective is paid once.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from ddp_prof.ddp.base import ReducingVariant
 from ddp_prof.ddp.buckets import assign_buckets
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 class FlatDDP(ReducingVariant):
     """After backward, one all-reduce of one flat buffer. Arguments as in :class:`ReducingVariant`."""
+
+    is_blocking: ClassVar[bool] = True
 
     def __init__(
         self,

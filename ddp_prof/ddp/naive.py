@@ -14,7 +14,7 @@ Nothing overlaps, and each parameter pays the latency of a collective of its own
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from ddp_prof.ddp.base import ReducingVariant
 from ddp_prof.ddp.buckets import assign_each
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 class NaiveDDP(ReducingVariant):
     """After backward, one blocking all-reduce a parameter. Arguments as in :class:`ReducingVariant`."""
+
+    is_blocking: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-from ddp_prof.errors import DdpProfError, WorkloadError
-from ddp_prof.train.arguments import Arguments, parse_arguments
+from ddp_prof.errors import DdpProfError, OutOfMemoryError, WorkloadError
+from ddp_prof.train.arguments import OUT_OF_MEMORY_EXIT, Arguments, parse_arguments
 from ddp_prof.train.launch import Stopped, die_with_launcher, launch, leave_failure
 
 
@@ -55,19 +55,18 @@ def _run_rank(arguments: Arguments) -> int:
     try:
         run.run(arguments, place, device, backend)
     except DdpProfError as error:
-        _fail(error, place.rank)
-        os._exit(1)  # the threads of a broken process group may not let go
+        os._exit(_fail(error, place.rank))  # the threads of a broken process group may not let go
     except KeyboardInterrupt:
         os._exit(130)
     return 0
 
 
 def _fail(error: Exception, rank: int = 0, *, is_common: bool = False) -> int:
-    """Say what went wrong in one line; of a failure that all ranks have in common only rank 0 does."""
+    """Say what went wrong in one line, of a failure that all ranks have in common only on rank 0; the exit code."""
     if not leave_failure(rank, error) and not (is_common and rank):
         sys.stderr.write(f"ddp_prof.train: error: {error}\n")
         sys.stderr.flush()
-    return 1
+    return OUT_OF_MEMORY_EXIT if isinstance(error, OutOfMemoryError) else 1
 
 
 if __name__ == "__main__":

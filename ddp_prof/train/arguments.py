@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 VARIANT_KEYS = ("naive", "flat", "overlap", "bucketed", "torch")
 """The keys of ``ddp_prof.ddp.VARIANTS``, which would import torch."""
+OUT_OF_MEMORY_EXIT = 4
+"""Exit code of a run that ended for want of memory; 3 is ``ddp-prof``'s, of a gate that is not met."""
 
 
 class Arguments(argparse.Namespace):
@@ -26,6 +28,7 @@ class Arguments(argparse.Namespace):
     seq_len: int
     steps: int
     warmup: int
+    synchronized_steps: int
     seed: int
     lr: float
     world_size: int | None
@@ -51,7 +54,9 @@ def make_parser() -> argparse.ArgumentParser:
         prog="python -m ddp_prof.train",
         description="Train a transformer language model by one data-parallel variant and mark what it does with NVTX "
         "ranges. Starts its ranks itself (--world-size), or is started by torchrun, or runs alone.",
-        epilog="Exit codes: 0 done, 1 the run failed, 2 wrong usage.",
+        epilog="Exit codes: 0 done, 1 the run failed, 2 wrong usage, "
+        f"{OUT_OF_MEMORY_EXIT} out of memory. Where MASTER_PORT is set (and MASTER_ADDR, default 127.0.0.1), the ranks "
+        "that --world-size starts meet there, else by a file.",
     )
     _add_variant(parser.add_argument_group("variant"))
     _add_work(parser.add_argument_group("work"))
@@ -66,7 +71,7 @@ def _add_variant(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--variant", choices=VARIANT_KEYS, required=True, help="how gradients are synchronized")
     group.add_argument(
         "--bucket-size-mb",
-        type=_bucket_size,
+        type=bucket_size,
         metavar="MB|none",
         help="cap of a bucket in MB of 2**20 bytes; bucketed: default 25, none is one bucket; torch: default its own",
     )
@@ -89,7 +94,15 @@ def _add_work(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--seq-len", type=_positive, default=128, help="tokens of a sequence (default: %(default)s)")
     group.add_argument("--steps", type=_positive, default=10, help="measured steps (default: %(default)s)")
     group.add_argument(
-        "--warmup", type=_at_least(0), default=5, help="steps before, marked as warm-up (default: %(default)s)"
+        "--warmup", type=at_least(0), default=5, help="steps before, marked as warm-up (default: %(default)s)"
+    )
+    group.add_argument(
+        "--synchronized-steps",
+        type=at_least(0),
+        default=0,
+        metavar="N",
+        help="then so many in which the host waits for the device after each phase, timed for the run.json and in no "
+        "capture (default: %(default)s)",
     )
     group.add_argument("--seed", type=int, default=0, help="of the weights and the tokens (default: %(default)s)")
     group.add_argument("--lr", type=float, default=1e-3, help="learning rate of AdamW (default: %(default)s)")
@@ -159,7 +172,7 @@ def _add_experiment(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--inject-delay-rank",
-        type=_at_least(0),
+        type=at_least(0),
         default=1,
         metavar="R",
         help="the rank that --inject-delay-ms delays (default: %(default)s)",
@@ -195,7 +208,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     return arguments
 
 
-def _at_least(least: int) -> Callable[[str], int]:
+def at_least(least: int) -> Callable[[str], int]:
+    """Reads a whole number that is not smaller."""
+
     def number(text: str) -> int:
         value = int(text)
         if value < least:
@@ -205,7 +220,7 @@ def _at_least(least: int) -> Callable[[str], int]:
     return number
 
 
-_positive = _at_least(1)
+_positive = at_least(1)
 
 
 def _not_negative(text: str) -> float:
@@ -215,7 +230,7 @@ def _not_negative(text: str) -> float:
     return value
 
 
-def _bucket_size(text: str) -> float:
+def bucket_size(text: str) -> float:
     """MB; ``none`` becomes infinity, which caps nothing."""
     if text.lower() == "none":
         return float("inf")

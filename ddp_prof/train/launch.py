@@ -13,13 +13,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
-from ddp_prof.errors import CommunicationError, WorkloadError
+from ddp_prof.errors import CommunicationError, OutOfMemoryError, WorkloadError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from types import FrameType
 
 LAUNCH_DIRECTORY = "DDP_PROF_LAUNCH_DIRECTORY"
@@ -42,35 +43,50 @@ class Stopped(Exception):  # noqa: N818  # not an error: the user's wish
         self.number = number
 
 
-def launch(world: int, command: Sequence[str]) -> None:
+def launch(world: int, command: Sequence[str], log: Path | None = None) -> None:
     """Run a command of Python's (``-m ddp_prof.train --variant flat``) as ``world`` ranks and wait for them.
+
+    Args:
+        world: Number of ranks.
+        command: Arguments of Python.
+        log: File for what the ranks say; ``None`` lets them say it.
 
     Raises:
         WorkloadError: A rank failed; the message is the one that it left.
+        OutOfMemoryError: A rank failed for want of memory, or somebody killed it, as the system does then.
         Stopped: A signal asked this process to end; the ranks are gone.
     """
+    with stoppable(), tempfile.TemporaryDirectory(prefix="ddp_prof.") as directory:
+        with log.open("ab") if log else nullcontext() as output:
+            failed = _run(world, directory, command, output)
+        if failed:
+            raise _cause(failed, Path(directory), log)
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Within the block a signal that asks this process to end raises :class:`Stopped`."""
     before = {number: signal.signal(number, _stop) for number in STOPPING}
     try:
-        with tempfile.TemporaryDirectory(prefix="ddp_prof.") as directory:
-            failed = _run(world, directory, command)
-            if failed:
-                raise WorkloadError(_cause(failed, Path(directory)))
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _run(world: int, directory: str, command: Sequence[str]) -> dict[int, int]:
+def _run(world: int, directory: str, command: Sequence[str], output: IO[bytes] | None) -> dict[int, int]:
     """Start the ranks, wait, leave none behind; returns the exit codes of those that failed by themselves."""
     ranks: list[subprocess.Popen[bytes]] = []
     try:
-        ranks.extend(_start(rank, world, directory, command) for rank in range(world))
+        ranks.extend(_start(rank, world, directory, command, output) for rank in range(world))
         return _wait(ranks)
     finally:
         _end(ranks)
 
 
-def _start(rank: int, world: int, directory: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+def _start(
+    rank: int, world: int, directory: str, command: Sequence[str], output: IO[bytes] | None
+) -> subprocess.Popen[bytes]:
     environment = {
         "OMP_NUM_THREADS": "1",  # as torchrun does: ranks share the cores
         **({"GLOO_SOCKET_IFNAME": "lo"} if Path("/sys/class/net/lo").exists() else {}),
@@ -83,7 +99,9 @@ def _start(rank: int, world: int, directory: str, command: Sequence[str]) -> sub
         LAUNCHER: str(os.getpid()),
     }
     # A session of its own: Ctrl-C reaches the launcher alone, which ends the ranks in good order.
-    return subprocess.Popen([sys.executable, *command], env=environment, start_new_session=True)  # noqa: S603  # our own
+    return subprocess.Popen(  # noqa: S603  # our own
+        [sys.executable, *command], env=environment, start_new_session=True, stdout=output, stderr=output
+    )
 
 
 def _stop(number: int, _frame: FrameType | None) -> None:
@@ -120,22 +138,33 @@ def _running(ranks: Iterable[subprocess.Popen[bytes]]) -> Iterable[subprocess.Po
     return (rank for rank in ranks if rank.poll() is None)
 
 
-def _cause(failed: Mapping[int, int], directory: Path) -> str:
-    """The reason of the failure: a rank's own, else a rank's end by a signal, else what its peers noticed."""
+def _cause(failed: Mapping[int, int], directory: Path, log: Path | None) -> WorkloadError:
+    """The reason of the failure: a rank's own, else a rank's end without a word, else what its peers noticed."""
     reasons = [path.read_text(encoding="utf-8") for path in sorted(directory.glob("failure.*"))]
     own = [reason for reason in reasons if not reason.startswith(CommunicationError.__name__)]
-    ended = [
-        f": rank {rank} ended with {_status(code)}, see its output"
-        for rank, code in failed.items()
-        if not (directory / f"failure.{rank}").exists()
-    ]
-    return (own or ended or reasons)[0].partition(": ")[2]
+    silent = [rank for rank in failed if not (directory / f"failure.{rank}").exists()]
+    if own or not silent:
+        name, _, message = (own or reasons)[0].partition(": ")
+        return OutOfMemoryError(message) if name == OutOfMemoryError.__name__ else WorkloadError(message)
+    # None of these was killed by us: when we kill, the codes are already taken down.
+    killed = [rank for rank in silent if failed[rank] == -signal.SIGKILL]
+    rank = (killed or silent)[0]
+    message = f"rank {rank} ended with {_status(failed[rank])}, {_last_words(log)}"
+    return OutOfMemoryError(message) if killed else WorkloadError(message)
 
 
 def _status(code: int) -> str:
     if code == -signal.SIGKILL:
         return "SIGKILL (out of memory?)"
     return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+def _last_words(log: Path | None) -> str:
+    """Where to look, or what is to be seen there."""
+    if log is None:
+        return "see its output"
+    said = log.read_text(encoding="utf-8", errors="replace").strip()
+    return f"after saying: {said.splitlines()[-1]}" if said else "without a word"
 
 
 def die_with_launcher() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch.distributed import FileStore, HashStore  # type: ignore[attr-defined]  # not in torch's __all__
+from torch.distributed import FileStore, HashStore, Store, TCPStore  # type: ignore[attr-defined]  # not in torch's __all__
 
 from ddp_prof.errors import WorkloadError
 from ddp_prof.train.launch import LAUNCH_DIRECTORY
@@ -137,12 +137,7 @@ def process_group(
         one_machine = place.local_world == place.world
         os.environ |= nccl_environment(place.rank, _nccl_version(), os.environ, one_machine=one_machine)
     timeout = timedelta(seconds=timeout_s)
-    directory = os.environ.get(LAUNCH_DIRECTORY)
-    store: FileStore | HashStore | None = None  # torchrun's, by the environment
-    if directory is not None:
-        store = FileStore(str(Path(directory) / "store"), place.world)  # a file: no port that could be busy
-    elif place == Place():
-        store = HashStore()
+    store = _meeting_place(place, timeout)
     try:
         dist.init_process_group(
             backend,
@@ -155,11 +150,38 @@ def process_group(
     except (OSError, RuntimeError, ValueError) as error:
         if is_shared and (refused := refusal(str(error), _nccl_version())):
             raise WorkloadError(f"rank {place.rank}: {refused}") from error
-        reason = str(error).splitlines()[0]
-        raise WorkloadError(f"rank {place.rank}: cannot form a process group with {backend}: {reason}") from error
+        raise WorkloadError(
+            f"rank {place.rank}: cannot form a process group with {backend}: {_first_line(error)}"
+        ) from error
     yield
     # Only after success: with a peer gone it could wait for it.
     dist.destroy_process_group()
+
+
+def _meeting_place(place: Place, timeout: timedelta) -> Store | None:
+    """Where the ranks find each other; ``None`` is torchrun's, by the environment.
+
+    Raises:
+        WorkloadError: It is a port that cannot be had.
+    """
+    directory = os.environ.get(LAUNCH_DIRECTORY)
+    if directory is None:
+        return HashStore() if place == Place() else None
+    port = os.environ.get("MASTER_PORT")
+    if port is None:
+        return FileStore(str(Path(directory) / "store"), place.world)  # a file: no port that could be busy
+    address = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    try:
+        return TCPStore(address, int(port), place.world, is_master=place.rank == 0, timeout=timeout)
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = "is another program's" if "EADDRINUSE" in str(error) else f"cannot be had ({_first_line(error)})"
+        raise WorkloadError(
+            f"rank {place.rank}: MASTER_PORT {port} of {address} {reason}: choose another, or unset it"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _nccl_version() -> tuple[int, ...]:

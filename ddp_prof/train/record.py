@@ -8,6 +8,7 @@ import platform
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,27 +18,49 @@ import torch.distributed as dist
 
 import ddp_prof
 from ddp_prof.ddp.base import ReducingVariant
-from ddp_prof.manifest import RANKS_PER_GPU, Manifest, Parameter
+from ddp_prof.manifest import RANKS_PER_GPU, HostTimes, Manifest, Parameter
+from ddp_prof.spans import BACKWARD, FORWARD, OPTIMIZER
+from ddp_prof.train.messages import summarize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddp_prof.ddp import DataParallel
     from ddp_prof.train.arguments import Arguments
+    from ddp_prof.train.messages import Message
     from ddp_prof.train.step import StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a rank measured in a run.
+
+    Attributes:
+        steps: The measured steps.
+        synchronized: Those in which the host waited for the device after each phase.
+        messages: The all-reduces of the synchronized steps.
+        final_loss: Of the last measured step, over all ranks.
+        peak_memory_bytes: Of the rank that needed most.
+    """
+
+    steps: Sequence[StepResult]
+    synchronized: Sequence[StepResult]
+    messages: Sequence[Message]
+    final_loss: float
+    peak_memory_bytes: int
 
 
 def describe_run(
     arguments: Arguments,
     variant: DataParallel,
-    results: Sequence[StepResult],
-    final_loss: float,
+    measured: Measured,
     device: torch.device,
     backend: str,
     ranks_per_gpu: int = 1,
 ) -> Manifest:
     """The manifest of a finished run, as rank 0 saw it."""
     cap = arguments.bucket_size_mb
+    counted = len(measured.synchronized)
     return Manifest(
         variant=arguments.variant,
         bucket_size_mb=None if cap == float("inf") else cap,
@@ -50,9 +73,9 @@ def describe_run(
         steps=arguments.steps,
         warmup=arguments.warmup,
         seed=arguments.seed,
-        step_seconds=tuple(each.step_seconds for each in results),
-        communication_seconds=tuple(each.communication_seconds for each in results),
-        final_loss=final_loss,
+        step_seconds=tuple(each.step_seconds for each in measured.steps),
+        communication_seconds=tuple(each.communication_seconds for each in measured.steps),
+        final_loss=measured.final_loss,
         profiler=arguments.profiler,
         key=arguments.key,
         versions=versions(),
@@ -62,7 +85,31 @@ def describe_run(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         parameters=parameters(variant.module),
         options=_options(arguments, variant) | _sharing(ranks_per_gpu),
+        host_times=(*_host_times(measured.steps, False), *_host_times(measured.synchronized, True)),
+        messages=summarize(measured.messages) if variant.is_blocking else (),
+        collectives=len(measured.messages) // counted if counted else None,
+        communicated_bytes=sum(each.bytes for each in measured.messages) // counted if counted else None,
+        peak_memory_bytes=measured.peak_memory_bytes,
     )
+
+
+def _host_times(results: Sequence[StepResult], is_synchronized: bool) -> list[HostTimes]:
+    return [
+        HostTimes(
+            is_synchronized,
+            step,
+            step_ns=_nanoseconds(result.step_seconds),
+            forward_ns=_nanoseconds(result.phase_seconds[FORWARD]),
+            backward_ns=_nanoseconds(result.phase_seconds[BACKWARD]),
+            communication_ns=_nanoseconds(result.communication_seconds),
+            optimizer_ns=_nanoseconds(result.phase_seconds[OPTIMIZER]),
+        )
+        for step, result in enumerate(results)
+    ]
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
 
 
 def parameters(module: torch.nn.Module) -> tuple[Parameter, ...]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import sys
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,16 +13,18 @@ import torch.distributed as dist
 
 from ddp_prof.ddp import VARIANTS, annotate
 from ddp_prof.ddp.collective import communication_errors
-from ddp_prof.errors import WorkloadError
+from ddp_prof.errors import OutOfMemoryError, WorkloadError
 from ddp_prof.manifest import write_manifest
 from ddp_prof.train.data import scatter_batches
+from ddp_prof.train.memory import check_memory, resident_bytes
+from ddp_prof.train.messages import MessageLog
 from ddp_prof.train.model import TransformerLM
 from ddp_prof.train.numerics import check_numerics, set_numerics
 from ddp_prof.train.process_group import Place, choose_device, count_ranks_per_gpu, process_group
 from ddp_prof.train.profiler import choose_window
-from ddp_prof.train.record import describe_run
+from ddp_prof.train.record import Measured, describe_run
 from ddp_prof.train.sizes import MODEL_SIZES
-from ddp_prof.train.step import StepResult, Trainer
+from ddp_prof.train.step import StepResult, Trainer, settle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
     from ddp_prof.ddp import DataParallel
     from ddp_prof.train.arguments import Arguments
 
-BYTES_A_PARAMETER = 20
-"""float32 weight, gradient and bucket, two moments of AdamW; activations come on top."""
 PROGRESS_LINES = 4
 
 
@@ -57,7 +57,7 @@ def check(arguments: Arguments, place: Place) -> tuple[torch.device, str]:
     device, backend = choose_device(arguments, place)
     check_numerics(arguments, device)
     if device.type == "cpu":
-        _check_memory(arguments.model_size, place.local_world)
+        check_memory(arguments.model_size, place.local_world)
     return device, backend
 
 
@@ -65,16 +65,16 @@ def run(arguments: Arguments, place: Place, device: torch.device, backend: str) 
     """Train as asked and, on rank 0, say how it went.
 
     Raises:
-        WorkloadError: Out of memory; no process group.
+        WorkloadError: No process group.
+        OutOfMemoryError: It does not fit.
         CommunicationError: Another rank ended.
     """
     sharing = count_ranks_per_gpu(arguments, place, device)
     group = process_group(place, device, backend, arguments.timeout, ranks_per_gpu=sharing)
     with group, _clear_errors(arguments, place):
         trainer = make_trainer(arguments, device, place.rank)
-        results = _train(trainer, arguments, place, device, backend, sharing)
-        final_loss = _average(results[-1].loss, device)
-        manifest = describe_run(arguments, trainer.variant, results, final_loss, device, backend, sharing)
+        measured = _train(trainer, arguments, place, device, backend, sharing)
+        manifest = describe_run(arguments, trainer.variant, measured, device, backend, sharing)
     if place.rank == 0:
         if arguments.run_json is not None:
             write_manifest(manifest, arguments.run_json)
@@ -82,7 +82,7 @@ def run(arguments: Arguments, place: Place, device: torch.device, backend: str) 
         wait_ms = 1000 * statistics.median(manifest.communication_seconds)
         _say(
             f"{arguments.variant}: step {step_ms:.1f} ms, waiting for gradients {wait_ms:.1f} ms "
-            f"(medians of {arguments.steps} on rank 0), final loss {final_loss:.4f}"
+            f"(medians of {arguments.steps} on rank 0), final loss {measured.final_loss:.4f}"
         )
 
 
@@ -112,8 +112,8 @@ def make_variant(arguments: Arguments, model: torch.nn.Module) -> DataParallel:
 
 def _train(
     trainer: Trainer, arguments: Arguments, place: Place, device: torch.device, backend: str, ranks_per_gpu: int
-) -> list[StepResult]:
-    """Warm-up steps, then the measured ones; returns the latter's results."""
+) -> Measured:
+    """Warm-up steps, then the measured ones, then synchronized ones."""
     steps = arguments.warmup + arguments.steps
     batches = scatter_batches(steps, arguments.batch_size, arguments.seq_len, arguments.seed, device)
     window = choose_window(device, arguments.kineto, place.rank)
@@ -135,7 +135,23 @@ def _train(
     with window, process:
         if window.includes_warmup:
             take(warmup)
-        return take(measured)
+        results = take(measured)
+    final_loss = _all_reduce(results[-1].loss, device, dist.ReduceOp.SUM) / place.world
+    synchronized, log = _take_synchronized(trainer, batches[arguments.warmup :], arguments.synchronized_steps, device)
+    peak_bytes = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else resident_bytes()
+    peak_bytes = round(_all_reduce(peak_bytes, device, dist.ReduceOp.MAX))
+    return Measured(results, synchronized, log.messages, final_loss, peak_bytes)
+
+
+def _take_synchronized(
+    trainer: Trainer, batches: torch.Tensor, steps: int, device: torch.device
+) -> tuple[list[StepResult], MessageLog]:
+    """Steps in which the host waits for the device after each phase, and their messages; no profiler hears of them."""
+    log = MessageLog(partial(settle, device if trainer.variant.is_blocking else torch.device("cpu")))
+    with annotate.only(log):
+        chosen = (batches[index % len(batches)] for index in range(steps))
+        results = [trainer.train_step(each[:, :-1], each[:, 1:], synchronized=True) for each in chosen]
+    return results, log
 
 
 def _step(trainer: Trainer, batches: torch.Tensor, index: int, arguments: Arguments, place: Place) -> StepResult:
@@ -149,10 +165,10 @@ def _step(trainer: Trainer, batches: torch.Tensor, index: int, arguments: Argume
     return result
 
 
-def _average(value: float, device: torch.device) -> float:
+def _all_reduce(value: float, device: torch.device, op: dist.ReduceOp.RedOpType) -> float:
     total = torch.tensor(value, dtype=torch.float64, device=device)
-    dist.all_reduce(total)
-    return total.item() / dist.get_world_size()
+    dist.all_reduce(total, op)
+    return total.item()
 
 
 @contextmanager
@@ -160,24 +176,14 @@ def _clear_errors(arguments: Arguments, place: Place) -> Iterator[None]:
     try:
         with communication_errors(None, "communication"):
             yield
-    except RuntimeError as error:  # torch.OutOfMemoryError is one; the CPU's allocator raises a bare one
-        if not isinstance(error, torch.cuda.OutOfMemoryError) and "allocate memory" not in str(error):
+    except (RuntimeError, MemoryError) as error:  # the CPU's allocator raises a bare RuntimeError
+        is_known = isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError))
+        if not is_known and "allocate memory" not in str(error):
             raise
-        raise WorkloadError(
+        raise OutOfMemoryError(
             f"rank {place.rank}: out of memory with --model-size {arguments.model_size} --batch-size "
             f"{arguments.batch_size} --seq-len {arguments.seq_len}: choose smaller ones"
         ) from error
-
-
-def _check_memory(model_size: str, ranks: int) -> None:
-    """Refuse what cannot fit: on a CPU the system would end some process without a word."""
-    need = ranks * BYTES_A_PARAMETER * MODEL_SIZES[model_size].parameters
-    have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if need > have:
-        raise WorkloadError(
-            f"out of memory: {ranks} ranks of --model-size {model_size} need {need / 2**30:.0f} GiB, "
-            f"this machine has {have / 2**30:.0f}: choose a smaller one"
-        )
 
 
 def _say(line: str) -> None:

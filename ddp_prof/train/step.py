@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.nn import functional
 
+from ddp_prof import spans
 from ddp_prof.ddp import annotate
 from ddp_prof.ddp.collective import communication_errors
 from ddp_prof.train.numerics import autocast
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
     from torch import Tensor
 
     from ddp_prof.ddp import DataParallel
+
+AFTER_SYNCHRONIZE = "after synchronize"
+"""What the device still needs when the variant has synchronized."""
 
 
 class StepResult(NamedTuple):
@@ -25,11 +33,33 @@ class StepResult(NamedTuple):
         loss: Mean over this rank's share of the batch.
         step_seconds: Host seconds from the step's start until the device has finished it.
         communication_seconds: The variant's host seconds of waiting for gradients.
+        phase_seconds: Host seconds of forward, backward and optimizer, by the names of ``spans``.
     """
 
     loss: float
     step_seconds: float
     communication_seconds: float
+    phase_seconds: Mapping[str, float]
+
+
+class PhaseClock:
+    """Times the phases of a step by the host's clock.
+
+    Args:
+        settle: Called at the end of each phase, within its time: waits for the device, or does nothing.
+    """
+
+    def __init__(self, settle: Callable[[], None]) -> None:
+        self.seconds: dict[str, float] = {}
+        self._settle = settle
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time the block."""
+        begin = time.perf_counter()
+        yield
+        self._settle()
+        self.seconds[name] = time.perf_counter() - begin
 
 
 class Trainer:
@@ -55,30 +85,55 @@ class Trainer:
         self.delay_s = delay_s
         self._done = {False: 0, True: 0}
 
-    def train_step(self, inputs: Tensor, targets: Tensor, *, warmup: bool = False) -> StepResult:
+    def train_step(
+        self, inputs: Tensor, targets: Tensor, *, warmup: bool = False, synchronized: bool = False
+    ) -> StepResult:
         """Take one step on this rank's share of the batch, ``[batch, seq]`` each.
+
+        Args:
+            inputs: Token ids.
+            targets: The next ones.
+            warmup: Mark the step as not to be measured.
+            synchronized: Wait for the device after each phase, so that each is timed with its own work.
 
         Raises:
             CommunicationError: A collective failed.
         """
+        clock = PhaseClock(partial(settle, inputs.device) if synchronized else _go_on)
         begin = time.perf_counter()
         with annotate.step(self._done[warmup], warmup):
-            loss = self._step(inputs, targets)
+            loss = self._step(inputs, targets, clock)
             if inputs.is_cuda:
                 torch.cuda.synchronize(inputs.device)
         self._done[warmup] += 1
-        return StepResult(loss.item(), time.perf_counter() - begin, self.variant.communication_seconds)
+        seconds = time.perf_counter() - begin
+        # A synchronized variant of ours is done only when the device is; torch's waited within backward.
+        communication = self.variant.communication_seconds + clock.seconds.pop(AFTER_SYNCHRONIZE)
+        return StepResult(loss.item(), seconds, communication, clock.seconds)
 
-    def _step(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def _step(self, inputs: Tensor, targets: Tensor, clock: PhaseClock) -> Tensor:
         self.optimizer.zero_grad()
-        with annotate.forward(), autocast(inputs.device, self.precision):
+        with clock.phase(spans.FORWARD), annotate.forward(), autocast(inputs.device, self.precision):
             loss = functional.cross_entropy(self.variant(inputs).flatten(0, 1), targets.flatten())
         # torch's DDP communicates in backward, where it fails with a bare RuntimeError.
-        with annotate.backward(), communication_errors(self.variant.process_group, "communication in backward"):
+        failures = communication_errors(self.variant.process_group, "communication in backward")
+        with clock.phase(spans.BACKWARD), annotate.backward(), failures:
             if self.delay_s:
                 time.sleep(self.delay_s)
             loss.backward()  # type: ignore[no-untyped-call]  # torch's omission
         self.variant.finish_gradient_synchronization()
-        with annotate.optimizer():
+        with clock.phase(AFTER_SYNCHRONIZE):
+            pass
+        with clock.phase(spans.OPTIMIZER), annotate.optimizer():
             self.optimizer.step()
         return loss.detach()
+
+
+def settle(device: torch.device) -> None:
+    """Wait for what was computed; on a GPU not for collectives that are still in flight on streams of their own."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
+def _go_on() -> None:
+    """Wait for nothing."""

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.errors import WorkloadError
+from ddp_prof.errors import OutOfMemoryError, WorkloadError
 from ddp_prof.train.launch import launch
 
 PRELUDE = """
 import os, sys, time
-from ddp_prof.errors import CommunicationError, WorkloadError
+from ddp_prof.errors import CommunicationError, OutOfMemoryError, WorkloadError
 from ddp_prof.train.launch import die_with_launcher, leave_failure
 die_with_launcher()
 rank = int(os.environ["RANK"])
@@ -62,6 +62,33 @@ def test_every_rank_knows_its_place(tmp_path: Path) -> None:
 def test_one_reason_is_given(code: str, reason: str) -> None:
     with pytest.raises(WorkloadError, match=f"^{reason}"):
         launch(2, ranks(code))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "rank == 1 and fail(OutOfMemoryError('too big'))",
+        "rank == 1 and os.kill(os.getpid(), 9)",
+        # a peer of a killed rank may notice first, and end in any way
+        "fail(CommunicationError('peer gone')) if rank == 0 else os.kill(os.getpid(), 9)",
+        "sys.exit(1) if rank == 0 else os.kill(os.getpid(), 9)",
+    ],
+)
+def test_want_of_memory_is_told_from_other_failures(code: str) -> None:
+    with pytest.raises(OutOfMemoryError):
+        launch(2, ranks(code))
+
+
+def test_what_the_ranks_say_goes_into_a_log_whose_last_line_is_the_reason(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(
+        WorkloadError, match=r"^rank 1 ended with exit code 1, after saying: ValueError: odd$"
+    ) as caught:
+        launch(2, ranks("if rank == 1: raise ValueError('odd')"), log=tmp_path / "log")
+    assert not isinstance(caught.value, OutOfMemoryError)
+    assert "Traceback" in (tmp_path / "log").read_text()
+    assert capfd.readouterr() == ("", "")
 
 
 def test_ranks_that_do_not_notice_are_ended(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from ddp_prof.errors import WorkloadError
-from ddp_prof.train import run
+from ddp_prof.train import memory, run
 from ddp_prof.train.arguments import parse_arguments
 from ddp_prof.train.process_group import Place, choose_device, find_place
 
@@ -94,6 +94,6 @@ def test_place() -> None:
 def test_what_cannot_work_is_refused_before_it_starts(
     machine: pytest.MonkeyPatch, argv: list[str], message: str
 ) -> None:
-    machine.setattr(run.os, "sysconf", lambda name: 2**12 if name == "SC_PAGE_SIZE" else 2**21)
+    machine.setattr(memory, "find_limits", lambda ranks: [memory.Limit("this machine has", 2**33, ranks)])
     with pytest.raises(WorkloadError, match=message):
         run.check(parse_arguments(["--variant", "flat", *argv]), TWO)

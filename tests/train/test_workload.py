@@ -15,8 +15,9 @@ import pytest
 
 from ddp_prof.manifest import Manifest, load_manifest
 from ddp_prof.spans import parse_range
+from ddp_prof.train.arguments import OUT_OF_MEMORY_EXIT
 
-STEPS, WARMUP = 3, 1
+STEPS, WARMUP, SYNCHRONIZED = 3, 1, 4
 SMALL = ["--model-size", "tiny", "--seq-len", "16", "--steps", str(STEPS), "--warmup", str(WARMUP), "--batch-size", "4"]
 TRAIN = ["-m", "ddp_prof.train"]
 
@@ -46,6 +47,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
         "c0ffee",
         "--profiler",
         "p 1",
+        "--synchronized-steps",
+        str(SYNCHRONIZED),
     ]
     done = run("--variant", "bucketed", "--bucket-size-mb", "1", "--world-size", "2", *SMALL, *more)
     assert done.returncode == 0, done.stderr
@@ -77,6 +80,28 @@ def test_the_manifest_lists_parameters_and_buckets(finished: Finished) -> None:
     assert sorted(each for bucket in buckets for each in bucket) == list(range(len(parameters)))
     assert buckets[0] == [len(parameters) - 1]  # the head alone is larger than 1 MB
     assert all(each.dtype == "float32" and each.requires_grad for each in parameters)
+
+
+def test_host_times_are_of_measured_and_of_synchronized_steps(finished: Finished) -> None:
+    manifest = finished.manifest
+    kinds = [(each.is_synchronized, each.step) for each in manifest.host_times]
+    assert kinds == [*((False, step) for step in range(STEPS)), *((True, step) for step in range(SYNCHRONIZED))]
+    unsynchronized = manifest.host_times[:STEPS]
+    assert [each.step_ns / 1e9 for each in unsynchronized] == pytest.approx(manifest.step_seconds)
+    assert [each.communication_ns / 1e9 for each in unsynchronized] == pytest.approx(manifest.communication_seconds)
+    for each in manifest.host_times:
+        phases = (each.forward_ns, each.backward_ns, each.communication_ns, each.optimizer_ns)
+        assert all(phase > 0 for phase in phases)
+        assert sum(phases) <= each.step_ns
+
+
+def test_messages_are_counted_but_timed_only_where_each_is_waited_for(finished: Finished) -> None:
+    manifest = finished.manifest
+    assert manifest.collectives == len(manifest.options["buckets"])
+    assert manifest.communicated_bytes == 4 * sum(each.numel for each in manifest.parameters)
+    assert manifest.messages == ()
+    assert manifest.peak_memory_bytes is not None
+    assert manifest.peak_memory_bytes > 100 * 2**20
 
 
 def test_the_output_is_a_few_lines(finished: Finished) -> None:
@@ -134,18 +159,22 @@ def test_alone_it_is_a_world_of_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "reason"),
+    ("argv", "code", "reason"),
     [
-        (["--batch-size", "3"], "a batch of 3 cannot be split evenly over 2 ranks: use --batch-size 4"),
+        (["--batch-size", "3"], 1, "a batch of 3 cannot be split evenly over 2 ranks: use --batch-size 4"),
         # more than can be addressed: the allocation itself fails, whatever the machine
-        (["--batch-size", "400000000000", "--seq-len", "4096", "--steps", "1"], "out of memory with --model-size tiny"),
+        (
+            ["--batch-size", "400000000000", "--seq-len", "4096", "--steps", "1"],
+            OUT_OF_MEMORY_EXIT,
+            "out of memory with --model-size tiny",
+        ),
     ],
 )
-def test_failure_is_one_line_and_leaves_no_manifest(tmp_path: Path, argv: list[str], reason: str) -> None:
+def test_failure_is_one_line_and_leaves_no_manifest(tmp_path: Path, argv: list[str], code: int, reason: str) -> None:
     manifest = tmp_path / "run.json"
     manifest.write_text("of an earlier run")
     done = run("--variant", "flat", "--world-size", "2", *SMALL, *argv, "--run-json", manifest)
-    assert done.returncode == 1
+    assert done.returncode == code
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert done.stderr.startswith("ddp_prof.train: error: ")
     assert reason in done.stderr

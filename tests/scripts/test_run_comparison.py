@@ -1,0 +1,89 @@
+"""scripts/run_comparison.sh with stand-ins for what it calls: what is passed on, what follows a failure, signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.train.test_launch import is_running
+
+if TYPE_CHECKING:
+    from conftest import Checkout
+
+SCRIPT = "scripts/run_comparison.sh"
+PYTHON = """
+echo "python $*" >>"$CALLS"
+[ -z "${SLOW:-}" ] || { echo $$ >"$CALLS.pid"; [ "$DDP_PROF_LAUNCHER" = $PPID ] && exec sleep 60; }
+[ -n "${NO_DATABASE:-}" ] || { mkdir -p "$(dirname "$4")" && echo data >"$4"; }
+exit "${BENCH:-0}"
+"""
+
+
+@pytest.fixture
+def machine(checkout: Checkout) -> Checkout:
+    """All is set up."""
+    checkout.program("env.sh", 'echo "env $*" >>"$CALLS"', checkout.root / "scripts")
+    checkout.program("python", PYTHON, checkout.root / ".venv/bin")
+    results = 'echo "ddp-prof $*" >>"$CALLS"; echo "THE TABLE"; exit "${RESULTS:-0}"'
+    checkout.program("ddp-prof", results, checkout.root / ".venv/bin")
+    return checkout
+
+
+def test_sweep_and_results(machine: Checkout) -> None:
+    done = machine.run(SCRIPT, "--seq-lens", "128", "256")
+    assert done.returncode == 0, done.stderr
+    database = f"{machine.root}/traces/results.db"
+    assert machine.calls == [
+        "env train",
+        f"python -m ddp_prof.train.bench --database {database} --seq-lens 128 256",
+        f"ddp-prof results {database} -o {machine.root}/figures",
+    ]
+    assert done.stdout == "THE TABLE\n"
+
+
+def test_knobs(machine: Checkout) -> None:
+    machine.run(SCRIPT, RESULTS_DB="other/r.db", FIGURES_DIR="pictures")
+    assert machine.calls[-1] == "ddp-prof results other/r.db -o pictures"
+    refused = machine.run(SCRIPT, "--database", "x.db")
+    assert (refused.returncode, refused.stderr) == (2, "run_comparison: instead of --database say RESULTS_DB=PATH\n")
+
+
+@pytest.mark.parametrize(
+    ("variables", "code", "has_results"),
+    [
+        ({"BENCH": "1"}, 1, True),  # a run failed: the others are shown
+        ({"BENCH": "1", "NO_DATABASE": "1"}, 1, False),
+        ({"BENCH": "2"}, 2, False),
+        ({"BENCH": "130"}, 130, False),
+        ({"RESULTS": "1"}, 1, True),
+    ],
+)
+def test_failures(machine: Checkout, variables: dict[str, str], code: int, has_results: bool) -> None:
+    done = machine.run(SCRIPT, **variables)
+    assert done.returncode == code
+    assert any(call.startswith("ddp-prof results") for call in machine.calls) == has_results
+
+
+def test_a_signal_reaches_the_sweep(machine: Checkout) -> None:
+    process = subprocess.Popen(["bash", str(machine.root / SCRIPT)], env=machine.full_environment(SLOW="1"))
+    pid_file = machine.calls_file.with_name("calls.pid")
+    try:
+        deadline = time.monotonic() + 20
+        while not (pid_file.exists() and pid_file.read_text().strip()):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        sweep = int(pid_file.read_text())
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 143
+    finally:
+        process.kill()
+        process.wait()
+    if is_running(sweep):
+        os.kill(sweep, signal.SIGKILL)
+        pytest.fail("the sweep outlives the script")
+    assert not any("results" in call and call.startswith("ddp-prof") for call in machine.calls)

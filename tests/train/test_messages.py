@@ -1,0 +1,51 @@
+"""All-reduces counted and timed from their ranges."""
+
+from __future__ import annotations
+
+import time
+
+from ddp_prof.ddp import annotate
+from ddp_prof.ddp.annotate import Recorder
+from ddp_prof.manifest import MessageTimes
+from ddp_prof.train.messages import Message, MessageLog, summarize
+
+
+def test_only_all_reduces_are_noted_and_nobody_else_hears_of_them() -> None:
+    log, profiler = MessageLog(lambda: None), Recorder()
+    with annotate.listening(profiler):
+        with annotate.only(log), annotate.step(0), annotate.forward():
+            span = annotate.start_all_reduce(0, 4096, 1)
+            annotate.start_synchronize().end()
+            span.end()
+            span.end()
+        with annotate.backward():
+            pass
+    assert [each.bytes for each in log.messages] == [4096]
+    assert [each.text for each in profiler.ranges] == ["backward"]
+
+
+def test_ranges_that_are_off_are_off_again_afterwards() -> None:
+    log = MessageLog(lambda: None)
+    annotate.enable(False)
+    try:
+        with annotate.only(log):
+            annotate.start_all_reduce(0, 1, 1).end()
+        assert not annotate.is_enabled()
+    finally:
+        annotate.enable()
+    assert len(log.messages) == 1
+
+
+def test_what_the_device_did_before_is_not_part_of_a_message() -> None:
+    waits = [0.05, 0.01]  # for what was computed before, for the message
+    log = MessageLog(lambda: time.sleep(waits.pop(0)))
+    token = log.start("all_reduce|bucket=0|bytes=8|params=1")
+    log.end(token)
+    assert not waits
+    assert 0.01 <= log.messages[0].duration_ns / 1e9 < 0.05
+
+
+def test_a_row_a_size() -> None:
+    messages = [Message(8, 30), Message(4, 5), Message(8, 10), Message(8, 20)]
+    assert summarize(messages) == (MessageTimes(4, 1, 5, 5), MessageTimes(8, 3, 20, 10))
+    assert summarize([]) == ()
