@@ -145,26 +145,34 @@ def _host_timer(summaries: Sequence[SettingSummary]) -> Iterator[Fact]:
         ]
         if own[0].place.device != "cpu":  # which has done what it was asked, so that synchronizing changes nothing
             yield from _compare("host_timer", "timer_synchronized", timers, label, label)
-        traces = [pair for each in own if (pair := _timer_and_trace(each))]
+        yield from _compare("host_timer", "timer_misses_hidden", _timer_and_trace(own, "comm_ns"), label, label)
         tails = [each.trace.tail_ns for each in own if each.trace and each.trace.tail_ns is not None]
         more = {"tail_ns": float(np.mean(tails))} if tails else {}
-        yield from _compare("host_timer", "timer_and_trace", traces, label, label, more=more)
+        exposed = _timer_and_trace(own, "exposed_ns")
+        yield from _compare("host_timer", "timer_and_trace", exposed, label, label, more=more)
 
 
-def _timer_and_trace(summary: SettingSummary) -> tuple[Estimate, Estimate] | None:
-    """The host's communication and the trace's exposed, of runs of their own, and so without common blocks.
+def _timer_and_trace(
+    summaries: Sequence[SettingSummary], column: Literal["comm_ns", "exposed_ns"]
+) -> list[tuple[Estimate, Estimate]]:
+    """The host's communication and a figure of the trace, of runs of their own, and so without common blocks.
 
     A capture is mostly one of its kind: it is taken to scatter as the same variant's host timer does between runs.
     """
-    timer, trace = summary.timing.communication_ns, summary.trace
-    if not timer or not trace or timer.value <= 0 or timer.half_width is None or not timer.is_between_runs:
-        return None
-    relative = timer.half_width / timer.value * math.sqrt(len(timer.medians) / trace.captures)
-    exposed_ns = trace.exposed_ns
-    return (
-        Estimate(timer.value, paired_half_width=timer.half_width, medians={ALONE: timer.value}),
-        Estimate(exposed_ns, paired_half_width=relative * exposed_ns, medians={ALONE: exposed_ns}),
-    )
+    found = []
+    for each in summaries:
+        timer, trace = each.timing.communication_ns, each.trace
+        if not timer or not trace or timer.value <= 0 or timer.half_width is None or not timer.is_between_runs:
+            continue
+        relative = timer.half_width / timer.value * math.sqrt(len(timer.medians) / trace.captures)
+        traced_ns = getattr(trace, column)
+        found.append(
+            (
+                Estimate(timer.value, paired_half_width=timer.half_width, medians={ALONE: timer.value}),
+                Estimate(traced_ns, paired_half_width=relative * traced_ns, medians={ALONE: traced_ns}),
+            )
+        )
+    return found
 
 
 def _change(

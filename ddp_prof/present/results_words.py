@@ -163,6 +163,17 @@ def _timer_synchronized(fact: Fact) -> str:
     )
 
 
+def _timer_misses_hidden(fact: Fact) -> str:
+    numbers = fact.numbers
+    before, after = (milliseconds(round(numbers[key])) for key in ("before_ns", "after_ns"))
+    if fact.evidence.value > 0:
+        return f"{fact.after}: the trace has {after} of communication a step, where the host's timer sees {before}."
+    return (
+        f"{fact.after}: the trace has {after} of communication a step, of which the host's timer sees {before}: what "
+        "compute hides, and what that costs, no timer on the host tells."
+    )
+
+
 def _timer_and_trace(fact: Fact) -> str:
     numbers = fact.numbers
     before, after = (milliseconds(round(numbers[key])) for key in ("before_ns", "after_ns"))
@@ -182,5 +193,6 @@ _SENTENCES: Mapping[str, Callable[[Fact], str]] = {
     "model_agrees": _model_agrees,
     "model_disagrees": _model_disagrees,
     "timer_synchronized": _timer_synchronized,
+    "timer_misses_hidden": _timer_misses_hidden,
     "timer_and_trace": _timer_and_trace,
 }

@@ -87,6 +87,16 @@ def test_the_host_timer_is_held_to_the_trace() -> None:
     assert ("timer_and_trace", "naive", "naive") not in found
 
 
+def test_what_compute_hides_no_host_timer_tells() -> None:
+    sweep = Sweep()
+    sweep.add("overlap", 100, 20, trace_comm_ns=60 * MS, trace_overlapped_ns=40 * MS, trace_exposed_ns=20 * MS)
+    sweep.add("naive", 100, 60, trace_comm_ns=60 * MS, trace_overlapped_ns=0, trace_exposed_ns=60 * MS)
+    found = supported(sweep)
+    numbers = found["timer_misses_hidden", "overlap", "overlap"].numbers
+    assert numbers == pytest.approx({"before_ns": 20 * MS, "after_ns": 60 * MS}, rel=0.02)
+    assert ("timer_misses_hidden", "naive", "naive") not in found
+
+
 def test_equal_variants_are_rarely_taken_for_different() -> None:
     """At most in some 5 of 100 sweeps, however much the machine drifts between repeats."""
     random.seed(2)
