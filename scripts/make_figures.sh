@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Rebuilds everything in figures/ from the captures in traces/: the report with a picture of each run, the pictures of naive
-# beside bucketed, of a step's collectives, of the waterfall and of the timelines' pages, and the profiler's own screenshots of naive and overlap.
-# Nothing there is made by hand.
+# Rebuilds everything in figures/ from what traces/ holds: the report with a picture of each run, the pictures of naive
+# beside bucketed, of a step's collectives, of the waterfall, of the benchmark suite and of the timelines' pages, and the
+# profiler's own screenshots of naive and overlap. Nothing there is made by hand.
 #
 #   scripts/make_figures.sh
 #
@@ -59,6 +59,11 @@ make_why() {
     make "collectives on a GPU" "$ddp_prof" collectives "$GPU_CAPTURE" --by step --png "$figures/gpu_collectives.png"
 }
 
+make_results() {
+  local results="$traces/results.db"
+  ! have "the benchmark suite" "$results" || make "benchmark suite" "$ddp_prof" results "$results" -o "$figures"
+}
+
 # The pages as a browser shows them: of each of these captures, and of both together.
 make_pages() {
   local browser naive="$traces/naive.sqlite" overlap="$traces/overlap.sqlite"
@@ -105,6 +110,7 @@ main() {
   make "report" "$ddp_prof" report "$traces" -o "$figures"
   make_pair
   make_why
+  make_results
   make_pages
   make_screenshots
   [ "$failed" = 0 ] || say "not all could be made, see above"
