@@ -19,7 +19,11 @@ SCALE = 2
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")
 
 
-class NoBrowserError(DdpProfError):
+class PictureError(DdpProfError):
+    """Pictures cannot be drawn here; whoever shows the same in another way may go on without."""
+
+
+class NoBrowserError(PictureError):
     """Pictures were asked for where no Chromium is installed."""
 
     def __init__(self) -> None:
@@ -46,7 +50,7 @@ def write_pictures(pictures: Iterable[tuple[go.Figure, Path]]) -> None:
 
     Raises:
         NoBrowserError: No Chromium is installed; nothing was written.
-        DdpProfError: The browser failed.
+        PictureError: The browser failed.
     """
     browser = find_browser()
     if browser is None:
@@ -58,9 +62,15 @@ def write_pictures(pictures: Iterable[tuple[go.Figure, Path]]) -> None:
     try:
         failed = kaleido.write_fig_from_object_sync([_order(*each) for each in pictures], kopts=options)
     except (RuntimeError, OSError, TimeoutError) as error:
-        raise DdpProfError(f"pictures could not be drawn with {browser}: {error}") from error
+        raise _failure(browser, error) from error
     if failed:
-        raise DdpProfError(f"pictures could not be drawn with {browser}: {failed[0]}") from failed[0]
+        raise _failure(browser, failed[0]) from failed[0]
+
+
+def _failure(browser: Path, error: BaseException) -> PictureError:
+    """In a line: choreographer's errors bring their advice as further arguments."""
+    reason = next(iter(str(error.args[0] if error.args else error).splitlines()), type(error).__name__)
+    return PictureError(f"pictures could not be drawn with {browser}: {reason}")
 
 
 def _order(figure: go.Figure, path: Path) -> dict[str, Any]:

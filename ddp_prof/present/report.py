@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ddp_prof.present.charts import draw_comparison
 from ddp_prof.present.page import write_page
-from ddp_prof.present.pictures import NoBrowserError, write_pictures
+from ddp_prof.present.pictures import PictureError, write_pictures
 from ddp_prof.present.report_page import CSS, WATERFALL, Chapter, report_body
 from ddp_prof.present.report_why import SUFFIX as WHY
 from ddp_prof.present.report_why import write_why_page
@@ -104,7 +104,7 @@ def _try_pictures(pictures: Sequence[tuple[go.Figure, Path]]) -> list[str]:
     """Pictures are dispensable: the pages show the same."""
     try:
         write_pictures(pictures)
-    except NoBrowserError as error:
+    except PictureError as error:
         return [str(error)]
     return []
 

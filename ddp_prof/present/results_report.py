@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ddp_prof.present.bandwidth_chart import draw_bandwidth
 from ddp_prof.present.bucket_sweep_chart import batch_sizes, draw_bucket_sweep
 from ddp_prof.present.page import write_figure_page
-from ddp_prof.present.pictures import NoBrowserError, write_pictures
+from ddp_prof.present.pictures import PictureError, write_pictures
 from ddp_prof.present.results_rows import csv_rows
 from ddp_prof.present.results_sheets import (
     PLACES,
@@ -154,6 +154,6 @@ def _try_pictures(pictures: Sequence[tuple[go.Figure, Path]]) -> list[str]:
     """Pictures are dispensable: the pages show the same."""
     try:
         write_pictures(pictures)
-    except NoBrowserError as error:
+    except PictureError as error:
         return [str(error)]
     return []

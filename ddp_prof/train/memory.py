@@ -35,10 +35,12 @@ def check_memory(model_size: str, ranks: int) -> None:
     tightest = max(find_limits(ranks), key=lambda limit: limit.ranks / limit.bytes)
     need = tightest.ranks * BYTES_A_PARAMETER * MODEL_SIZES[model_size].parameters
     if need > tightest.bytes:
-        whose = f"{tightest.ranks} ranks" if tightest.ranks > 1 else "a rank"
+        gib = f"{need / 2**30:.3g} GiB"
+        whose = f"--model-size {model_size} needs {gib} a rank"
+        if tightest.ranks > 1:
+            whose = f"{tightest.ranks} ranks of --model-size {model_size} need {gib}"
         raise OutOfMemoryError(
-            f"out of memory: {whose} of --model-size {model_size} need {need / 2**30:.3g} GiB, "
-            f"{tightest.who} {tightest.bytes / 2**30:.3g}: choose a smaller one"
+            f"out of memory: {whose}, {tightest.who} {tightest.bytes / 2**30:.3g}: choose a smaller one"
         )
 
 

@@ -50,5 +50,6 @@ def test_a_browser_that_fails_is_one_clear_error(tmp_path: Path, monkeypatch: py
     broken.write_text("#!/bin/sh\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("BROWSER_PATH", str(broken))
-    with pytest.raises(pictures.DdpProfError, match="could not be drawn with"):
+    with pytest.raises(pictures.PictureError, match=r"could not be drawn with .*/broken: [^(]") as raised:
         write_picture(figure(), tmp_path / "a.png")
+    assert "\n" not in str(raised.value)

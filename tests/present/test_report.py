@@ -119,6 +119,17 @@ class TestPages:
         }
         assert "<img" not in (tmp_path / "index.html").read_text(encoding="utf-8")
 
+    def test_with_a_chromium_that_fails_they_are_written_too(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        broken = tmp_path / "broken"
+        broken.write_text("#!/bin/sh\nexit 1\n")
+        broken.chmod(0o755)
+        monkeypatch.setenv("BROWSER_PATH", str(broken))
+        (problem,) = write_report([run_of(cpu_run())], tmp_path / "report")
+        assert "could not be drawn" in problem
+        assert (tmp_path / "report" / "index.html").is_file()
+
     def test_all_that_a_page_loads_lies_beside_it(self, tmp_path: Path) -> None:
         write_report([run_of(cpu_run(), name) for name in ("a/../b c", "index", "x-why", "x")], tmp_path)
         for page in tmp_path.glob("*.html"):
