@@ -114,7 +114,7 @@ def _select(
     left = list(summaries)
     for each in FILTERS:
         if asked := filters[each.name]:
-            there = sorted({each.value_of(summary) for summary in left}, key=str)
+            there = sorted({each.value_of(summary) for summary in left})
             left = [summary for summary in left if each.value_of(summary) in asked]
             if not left:
                 wanted = f"no setting with {each.option} {' or '.join(map(str, asked))}"
