@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Literal
 
@@ -50,6 +50,12 @@ class Evidence:
         if not (above or below):
             return "cannot tell"
         return "yes" if above == (side == "above") else "no"
+
+    def negated(self) -> Evidence:
+        """The same of the figure's opposite: what is added where this says what is taken off."""
+        low = None if self.high is None else -self.high
+        high = None if self.low is None else -self.low
+        return replace(self, value=-self.value, low=low, high=high)
 
     def is_within(self, limit: float) -> bool:
         """Whether the whole interval lies between ``-limit`` and ``limit``."""
