@@ -286,6 +286,6 @@ def _error(path: Path, error: Exception) -> TraceError:
     import sqlite3
 
     if isinstance(error, (OSError, sqlite3.OperationalError)):
-        way_out = "see that no other program holds it and its folder can be written, or name another file"
+        way_out = "see that no other program holds it, that it and its folder can be written, or name another file"
         return TraceError(path, f"cannot be used ({error})", way_out)
     return TraceError(path, f"not a results database ({error})", "name another file, or move this one away")

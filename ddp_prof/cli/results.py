@@ -94,10 +94,10 @@ def command(
     if folder:
         from ddp_prof.present.results_report import REPORT, write_results, write_results_csv
 
-        # The table of the database is whole, whatever was asked to be shown.
-        write_results_csv(summaries, environments_of(results), table)
         for problem in write_results(places, study, folder):
             click.echo(f"note: {problem}", err=True)
+        # The table of the database is whole, whatever was asked to be shown; its folder may be somebody else's.
+        write_results_csv(summaries, environments_of(results), table)
         click.echo(f"{folder / REPORT} {table}", err=True)
 
 

@@ -174,3 +174,11 @@ def test_the_table_never_takes_the_place_of_its_database(database: Path, tmp_pat
     assert run(odd, "-o", tmp_path / "figures").exit_code == 2
     assert odd.read_bytes() == before
     assert run(odd).exit_code == 0
+
+
+def test_a_table_that_cannot_be_written_does_not_cost_the_figures(database: Path, tmp_path: Path) -> None:
+    database.with_suffix(".csv").mkdir()
+    result = run(database, "-o", tmp_path / "new")
+    assert (result.exit_code, result.stderr.splitlines()[-1].startswith("Error: ")) == (1, True)
+    assert "results.csv" in result.stderr
+    assert (tmp_path / "new" / "results.md").is_file()
