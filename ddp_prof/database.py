@@ -7,7 +7,8 @@ long messages of each size took. Times are nanoseconds, sizes bytes, and ``None`
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 from ddp_prof.errors import TraceError
@@ -15,7 +16,6 @@ from ddp_prof.errors import TraceError
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Sequence
-    from pathlib import Path
 
     from sqlite_utils import Database
 
@@ -158,6 +158,8 @@ TABLES: dict[str, tuple[type, tuple[str, ...]]] = {
     "messages": (Message, ("run", "bytes")),
 }
 """Name of each table, what a row of it is, its primary key."""
+POSITIVE = {"gradient_bytes", "step_ns"}
+"""Columns that are divided by."""
 FOREIGN_KEYS = {
     "runs": [("environment", "environments", "id")],
     "measurements": [("run", "runs", "id")],
@@ -199,27 +201,32 @@ def write_run(
     steps: Sequence[StepTime] = (),
     messages: Sequence[Message] = (),
 ) -> None:
-    """Write a run with all that was measured in it, whole or not at all; an earlier one of the same id goes."""
-    with database.atomic():
-        for name in ("measurements", "messages"):
-            database.table(name).delete_where("run = ?", [run.id])
-        for name, rows in (
-            ("environments", [environment]), ("runs", [run]), ("measurements", steps), ("messages", messages)
-        ):  # fmt: skip
-            key = TABLES[name][1]
-            database.table(name).upsert_all([asdict(row) for row in rows], pk=key if len(key) > 1 else key[0])
+    """Write a run with all that was measured in it, whole or not at all; an earlier one of the same id goes.
 
+    Raises:
+        TraceError: The file cannot be written: somebody else does, or the disk is full.
+    """
+    import sqlite3
 
-def known_runs(database: Database) -> dict[str, str]:
-    """Status of each run that is there, by its id."""
-    return {row["id"]: row["status"] for row in database.query("select id, status from runs")}
+    try:
+        with database.atomic():
+            for name in ("measurements", "messages"):
+                database.table(name).delete_where("run = ?", [run.id])
+            for name, rows in (
+                ("environments", [environment]), ("runs", [run]), ("measurements", steps), ("messages", messages)
+            ):  # fmt: skip
+                key = TABLES[name][1]
+                database.table(name).upsert_all([asdict(row) for row in rows], pk=key if len(key) > 1 else key[0])
+    except sqlite3.OperationalError as error:
+        ((_, _, path),) = database.execute("pragma database_list").fetchall()
+        raise _error(Path(path), error) from error
 
 
 def load_results(path: Path) -> Results:
     """Read a database, which stays as it is.
 
     Raises:
-        TraceError: It is not there, or something else.
+        TraceError: It is not there, something else, or cannot be read.
     """
     import sqlite3  # sqlite-utils would load pandas, which takes longer than all of the reading
 
@@ -229,7 +236,7 @@ def load_results(path: Path) -> Results:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
             connection.row_factory = sqlite3.Row
             rows = {name: _load(connection, name, row) for name, (row, _) in TABLES.items()}
-    except (OSError, sqlite3.Error, TypeError) as error:  # TypeError: a column is missing that cannot be
+    except (OSError, sqlite3.Error) as error:
         raise _error(path, error) from error
     return Results(rows["environments"], rows["runs"], rows["measurements"], rows["messages"])
 
@@ -244,18 +251,28 @@ def _add_columns(database: Database, name: str, row: type) -> None:
 
 def _load(connection: sqlite3.Connection, name: str, row: type[Any]) -> tuple[Any, ...]:
     """All rows of a table; of a later version's columns nothing is read, of those that came since the default."""
-    hints = _columns(row)
+    import sqlite3
+
     known = {column["name"] for column in connection.execute(f"pragma table_info({name})")}
-    known = known or set(hints)  # without the table let SQLite say so
-    hints = {column: hint for column, hint in hints.items() if column in known}
+    if missing := [each.name for each in fields(row) if each.default is MISSING and each.name not in known]:
+        raise sqlite3.DatabaseError(f"no {name}.{missing[0]}" if known else f"no table {name}")
+    columns = {column: kind for column, kind in _columns(row).items() if column in known}
     return tuple(
-        row(**{column: _value(values[column], hints[column][0]) for column in hints})
-        for values in connection.execute(f"select {', '.join(hints)} from {name} order by rowid")
+        row(**{column: _value(f"{name}.{column}", values[column], *kind) for column, kind in columns.items()})
+        for values in connection.execute(f"select {', '.join(columns)} from {name} order by rowid")
     )
 
 
-def _value(value: Any, base: type) -> Any:  # whatever a column holds
-    return bool(value) if base is bool else value
+def _value(name: str, value: Any, base: type, is_null: bool) -> Any:  # whatever a column holds
+    """The value; SQLite keeps what it is given, whatever the column's type."""
+    import sqlite3
+
+    if value is None and is_null:
+        return None
+    is_right = isinstance(value, (int, float) if base is float else int if base is bool else base)
+    if not is_right or (name.partition(".")[2] in POSITIVE and value <= 0):
+        raise sqlite3.DatabaseError(f"{name} is {value!r}")
+    return base(value)
 
 
 def _columns(row: type) -> dict[str, tuple[type, bool]]:
@@ -266,4 +283,9 @@ def _columns(row: type) -> dict[str, tuple[type, bool]]:
 
 
 def _error(path: Path, error: Exception) -> TraceError:
+    import sqlite3
+
+    if isinstance(error, (OSError, sqlite3.OperationalError)):
+        way_out = "see that no other program holds it, that it and its folder can be written, or name another file"
+        return TraceError(path, f"cannot be used ({error})", way_out)
     return TraceError(path, f"not a results database ({error})", "name another file, or move this one away")

@@ -23,20 +23,21 @@ figures="${FIGURES_DIR:-$root/figures}"
 venv="${VENV:-$root/.venv}"
 child=""
 
-# stop SIGNAL CODE: the sweep ends its ranks itself, when it is told to end.
+# stop CODE: the sweep ends its ranks itself, when it is told to end: by SIGTERM, as bash has what runs in the background
+# ignore SIGINT until it says otherwise.
 stop() {
-  [ -z "$child" ] || kill "-$1" "$child" 2>/dev/null || true
+  [ -z "$child" ] || kill -TERM "$child" 2>/dev/null || true
   [ -z "$child" ] || wait "$child" || true
-  exit "$2"
+  exit "$1"
 }
-trap 'stop INT 130' INT
-trap 'stop TERM 143' TERM HUP
+trap 'stop 130' INT
+trap 'stop 143' TERM HUP
 
 read_arguments() {
   local argument
   for argument in "$@"; do
     case "$argument" in
-      -h | --help) exec "$venv/bin/python" -m ddp_prof.train.bench --help ;;
+      -h | --help) "$root/scripts/env.sh" train && exec "$venv/bin/python" -m ddp_prof.train.bench --help ;;
       --database | --database=*) echo "run_comparison: instead of --database say RESULTS_DB=PATH" >&2 && exit 2 ;;
     esac
   done
@@ -51,8 +52,8 @@ sweep() {
 
 main() {
   local status=0
-  "$root/scripts/env.sh" train
   read_arguments "$@"
+  "$root/scripts/env.sh" train
   sweep "$@" || status=$?
   child=""
   [ "$status" -le 1 ] || exit "$status"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +17,6 @@ from ddp_prof.database import (
     Message,
     Run,
     StepTime,
-    known_runs,
     load_results,
     open_database,
     write_run,
@@ -41,7 +42,6 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
     database = open_database(path)
     write_run(database, ENVIRONMENT, RUN, STEPS, MESSAGES)
     write_run(database, ENVIRONMENT, replace(RUN, id="r2", status=OUT_OF_MEMORY, reason="too big", backend=None))
-    assert known_runs(database) == {"r1": OK, "r2": OUT_OF_MEMORY}
     database.close()
     found = load_results(path)
     assert found.environments == (ENVIRONMENT,)
@@ -112,3 +112,35 @@ def test_another_file_is_refused_in_one_line(tmp_path: Path) -> None:
             use(other)
     with pytest.raises(TraceError, match="no such file"):
         load_results(tmp_path / "none.db")
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ("update measurements set step_ns = 'fast'", "measurements.step_ns is 'fast'"),
+        ("update measurements set step_ns = 0", "measurements.step_ns is 0"),
+        ("update runs set gradient_bytes = 0", "runs.gradient_bytes is 0"),
+        ("alter table runs drop column status", "no runs.status"),
+        ("drop table measurements", "no table measurements"),
+    ],
+)
+def test_what_no_sweep_wrote_is_refused_by_name(tmp_path: Path, change: str, complaint: str) -> None:
+    path = tmp_path / "results.db"
+    database = open_database(path)
+    write_run(database, ENVIRONMENT, RUN, STEPS)
+    database.conn.execute(change)
+    database.conn.commit()
+    database.close()
+    with pytest.raises(TraceError, match=rf"results\.db: not a results database \({complaint}\)"):
+        load_results(path)
+
+
+def test_a_database_that_somebody_else_writes_is_not_called_another_file(tmp_path: Path) -> None:
+    path = tmp_path / "results.db"
+    database = open_database(path)
+    database.execute("pragma busy_timeout = 0")
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("begin exclusive")
+        with pytest.raises(TraceError, match=r"results\.db: cannot be used \(database is locked\): see that no other"):
+            write_run(database, ENVIRONMENT, RUN, STEPS)
+    database.close()

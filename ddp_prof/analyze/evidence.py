@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from statistics import NormalDist
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from ddp_prof.analyze.spread import CONFIDENCE
+from ddp_prof.analyze.spread import CONFIDENCE, student_t
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +17,9 @@ if TYPE_CHECKING:
 
 LEAST_COVERAGE = 0.93
 """Of an interval of order statistics, whose coverage comes in steps: that of the extremes of five is 93.75 %."""
+
+MANY = 1000
+"""Degrees of freedom with which Student's t is as good as the normal distribution."""
 
 Truth = Literal["yes", "no", "cannot tell"]
 Side = Literal["above", "below"]
@@ -51,6 +53,12 @@ class Evidence:
             return "cannot tell"
         return "yes" if above == (side == "above") else "no"
 
+    def negated(self) -> Evidence:
+        """The same of the figure's opposite: what is added where this says what is taken off."""
+        low = None if self.high is None else -self.high
+        high = None if self.low is None else -self.low
+        return replace(self, value=-self.value, low=low, high=high)
+
     def is_within(self, limit: float) -> bool:
         """Whether the whole interval lies between ``-limit`` and ``limit``."""
         return self.low is not None and self.high is not None and -limit < self.low and self.high < limit
@@ -73,7 +81,8 @@ def gather(estimates: Sequence[Estimate], *, choices: int = 1) -> Evidence | Non
     values, count = np.sort([each.value for each in estimates]), len(estimates)
     halves = [each.paired_half_width for each in estimates if each.paired_half_width is not None]
     if len(halves) == count:
-        mean, reach = float(np.mean(values)), math.hypot(*halves) / count * _widening(choices)
+        freedom = min((each.paired_freedom for each in estimates if each.paired_freedom is not None), default=MANY)
+        mean, reach = float(np.mean(values)), math.hypot(*halves) / count * _widening(choices, freedom)
         return Evidence(mean, mean - reach, mean + reach, count, is_by_repeats=True)
     median = float(np.median(values))
     rank = _order_statistic(count, 1 - (1 - LEAST_COVERAGE) / choices)
@@ -82,10 +91,11 @@ def gather(estimates: Sequence[Estimate], *, choices: int = 1) -> Evidence | Non
     return Evidence(median, float(values[rank]), float(values[-1 - rank]), count, is_by_repeats=False)
 
 
-def _widening(choices: int) -> float:
+def _widening(choices: int, freedom: int) -> float:
     """How much wider an interval must be to hold for each of so many choices at once."""
-    normal = NormalDist()
-    return normal.inv_cdf(1 - (1 - CONFIDENCE) / (2 * choices)) / normal.inv_cdf((1 + CONFIDENCE) / 2)
+    if choices == 1:
+        return 1.0
+    return student_t(freedom, 1 - (1 - CONFIDENCE) / choices) / student_t(freedom)
 
 
 def _order_statistic(count: int, coverage: float) -> int | None:

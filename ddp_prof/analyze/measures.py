@@ -149,18 +149,19 @@ def quotient(above: Estimate, below: Estimate) -> Estimate:
     ratio = float(np.median([above.medians[block] / below.medians[block] for block in common]))
     half_width = math.hypot(above.paired_half_width, ratio * below.paired_half_width) / below.value
     fewer = min(len(above.medians), len(below.medians)) / len(common)
-    return _derived(ratio, half_width * math.sqrt(fewer))
+    freedom = min((each.paired_freedom for each in (above, below) if each.paired_freedom is not None), default=None)
+    return _derived(ratio, half_width * math.sqrt(fewer), freedom)
 
 
 def relative_saving(before: Estimate, after: Estimate) -> Estimate:
     """What the second takes off the first, as a share of that."""
     ratio = quotient(after, before)
-    return _derived(1 - ratio.value, ratio.paired_half_width)
+    return _derived(1 - ratio.value, ratio.paired_half_width, ratio.paired_freedom)
 
 
-def _derived(value: float, half_width: float | None) -> Estimate:
+def _derived(value: float, half_width: float | None, freedom: int | None = None) -> Estimate:
     """A figure computed from others, with what their errors within blocks make of its own."""
-    return Estimate(value, paired_half_width=half_width)
+    return Estimate(value, paired_half_width=half_width, paired_freedom=freedom)
 
 
 def _figures(timings: Sequence[Timing], variant: Variant, quantity: Quantity) -> dict[Workload, Estimate]:

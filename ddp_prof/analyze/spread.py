@@ -45,6 +45,7 @@ class Estimate:
             further off.
         paired_half_width: The same for comparing it with figures of the same blocks; ``None`` where runs do not tell.
         medians: Of each run, by the block that it belongs to.
+        paired_freedom: Degrees of freedom that tell ``paired_half_width``; ``None`` where that is not known.
     """
 
     value: float
@@ -52,6 +53,7 @@ class Estimate:
     is_between_runs: bool = False
     paired_half_width: float | None = None
     medians: Mapping[str, float] = field(default_factory=dict)
+    paired_freedom: int | None = None
 
 
 def estimate_all(
@@ -78,15 +80,15 @@ def estimate_all(
     found = {}
     for key, runs in medians.items():
         value, pools = float(np.median(list(runs.values()))), pools_of(key)
-        half_width = _interval(value, len(runs), alone, pools)
+        half_width, freedom = _interval(value, len(runs), alone, pools)
         between = half_width is not None
         if not between:
             half_width = _within_run(next(steps for steps in samples[key].values() if len(steps)))
         # Where too few settings share blocks to tell what blocks do, that is left in.
-        of_pairs = _interval(value, len(runs), paired, pools)
+        of_pairs, freedom_of_pairs = _interval(value, len(runs), paired, pools)
         if of_pairs is None and between:
-            of_pairs = half_width
-        found[key] = Estimate(value, half_width, between, of_pairs, runs)
+            of_pairs, freedom_of_pairs = half_width, freedom
+        found[key] = Estimate(value, half_width, between, of_pairs, runs, freedom_of_pairs)
     return found
 
 
@@ -139,13 +141,19 @@ def _pool(
     return found
 
 
-def _interval(value: float, runs: int, pools: Pools, names: Sequence[Hashable]) -> float | None:
-    """From the narrowest pool that is large enough, else from the widest; ``None`` where that knows nothing."""
+def _interval(
+    value: float, runs: int, pools: Pools, names: Sequence[Hashable]
+) -> tuple[float, int] | tuple[None, None]:
+    """Half the interval, and its degrees of freedom.
+
+    From the narrowest pool that is large enough, else from the widest; ``None`` where that knows nothing.
+    """
     known = [pools[name] for name in names if name in pools]
     squares, freedom = next((each for each in known if each[1] >= LEAST_FREEDOM), known[-1] if known else (0.0, 0.0))
     if round(freedom, 6) < 1:
-        return None
-    return half_width(value, runs, math.sqrt(squares / freedom), int(freedom + 1e-6))
+        return None, None
+    whole = int(freedom + 1e-6)
+    return half_width(value, runs, math.sqrt(squares / freedom), whole), whole
 
 
 def _within_run(steps: Sequence[float]) -> float | None:

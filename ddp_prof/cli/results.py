@@ -94,10 +94,10 @@ def command(
     if folder:
         from ddp_prof.present.results_report import REPORT, write_results, write_results_csv
 
-        # The table of the database is whole, whatever was asked to be shown.
-        write_results_csv(summaries, environments_of(results), table)
         for problem in write_results(places, study, folder):
             click.echo(f"note: {problem}", err=True)
+        # The table of the database is whole, whatever was asked to be shown; its folder may be somebody else's.
+        write_results_csv(summaries, environments_of(results), table)
         click.echo(f"{folder / REPORT} {table}", err=True)
 
 
@@ -114,7 +114,7 @@ def _select(
     left = list(summaries)
     for each in FILTERS:
         if asked := filters[each.name]:
-            there = sorted({each.value_of(summary) for summary in left}, key=str)
+            there = sorted({each.value_of(summary) for summary in left})
             left = [summary for summary in left if each.value_of(summary) in asked]
             if not left:
                 wanted = f"no setting with {each.option} {' or '.join(map(str, asked))}"

@@ -53,7 +53,7 @@ def draw_bucket_sweep(place: PlaceResults, batch_size: int, look: Look = style.L
             look, "bucket size, MB, logarithmic", type="log", range=[math.log10(least), math.log10(most)],
             tickmode="array", tickvals=sizes, ticktext=[f"{size:g}" for size in sizes],
         ),
-        "yaxis": axis(look, "step, ms", range=[low, high]),
+        "yaxis": axis(look, "step, ms, with the spread of its median", range=[low, high]),
         "annotations": [*_labels(references, colors, (low, high)), *_best_label(place, look)],
     }  # fmt: skip
     return go.Figure(traces, figure_layout)

@@ -40,6 +40,8 @@ SPREAD_WITHIN = (
 SUPPORTED = "in brackets, how far each figure may be off in 95 of 100 cases: of twenty sentences one may be luck"
 NOTHING_SUPPORTED = "nothing is said of differences, since none exceeds the measured spread"
 NOTHING_REPEATED = "nothing is said of differences, since no setting was run twice"
+NOTHING_MEASURED = "nothing is said of differences, since no run came to its end"
+NOTHING_BESIDE = "nothing is said of differences, since there is only one variant here"
 BUCKETS = (
     "predicted: communication left when backward ends, s / (n w) + n o, for s bytes of gradients in n buckets, one a "
     "collective; the model takes backward to be as long as the transfer, and the ranks to be alike"
@@ -114,19 +116,32 @@ def analysis_sheet(place: PlaceResults) -> Sheet:
 
 def nothing_supported(place: PlaceResults) -> str:
     """Why nothing is said."""
-    steps = [each.timing.step_ns for each in place.summaries if each.timing.step_ns]
-    return NOTHING_SUPPORTED if any(each.is_between_runs for each in steps) else NOTHING_REPEATED
+    steps = [(each.setting.label, each.timing.step_ns) for each in place.summaries if each.timing.step_ns]
+    if not steps:
+        return NOTHING_MEASURED
+    if len({label for label, _ in steps}) == 1:
+        return NOTHING_BESIDE
+    return NOTHING_SUPPORTED if any(step.is_between_runs for _, step in steps) else NOTHING_REPEATED
 
 
 def place_notes(place: PlaceResults) -> list[str]:
     """How to read the figures, what restricts them, and what an all-reduce costs."""
     caveats = dict.fromkeys(caveat for each in place.summaries for caveat in each.caveats)
-    reasons = [
-        f"{each.setting.label}, batch {each.setting.local_batch_size} x {each.setting.seq_len}: {each.reason}"
-        for each in place.summaries
-        if each.reason
-    ]
-    return [HOW_TO_READ, *_spread_notes(place.summaries), *caveats, *reasons, link_note(place)]
+    return [HOW_TO_READ, *_spread_notes(place.summaries), *caveats, *_reasons(place.summaries), link_note(place)]
+
+
+def _reasons(summaries: Sequence[SettingSummary]) -> list[str]:
+    """Each reason why runs are missing, with the first setting that it stopped."""
+    stopped: dict[str, list[SettingSummary]] = {}
+    for each in summaries:
+        if each.reason:
+            stopped.setdefault(each.reason, []).append(each)
+    notes = []
+    for reason, (first, *others) in stopped.items():
+        setting = first.setting
+        more = f", and {len(others)} more" if others else ""
+        notes.append(f"{setting.label}, batch {setting.local_batch_size} x {setting.seq_len}{more}: {reason}")
+    return notes
 
 
 def _spread_notes(summaries: Sequence[SettingSummary]) -> list[str]:

@@ -94,20 +94,7 @@ def _changes(fact: Fact, thing: str) -> str:
     evidence = fact.evidence
     if evidence.value >= 0:
         return f"{fact.after} takes {evidence_text(evidence)} off the {thing} of {fact.before}."
-    return f"{fact.after} adds {_negated(evidence)} to the {thing} of {fact.before}."
-
-
-def _negated(evidence: Evidence) -> str:
-    """The text of a negative share without its sign."""
-    low, high = evidence.low, evidence.high
-    flipped = type(evidence)(
-        -evidence.value,
-        None if high is None else -high,
-        None if low is None else -low,
-        evidence.settings,
-        evidence.is_by_repeats,
-    )
-    return evidence_text(flipped)
+    return f"{fact.after} adds {evidence_text(evidence.negated())} to the {thing} of {fact.before}."
 
 
 def _same_step(fact: Fact) -> str:
@@ -145,7 +132,8 @@ def _model_disagrees(fact: Fact) -> str:
     best, chosen, fastest = (fact.numbers[key] for key in ("best_bytes", "chosen_mb", "fastest_mb"))
     return (
         f"The course's model puts the best bucket at {size(round(best))}, which of the sizes measured speaks for "
-        f"{chosen:g} MB, but {fastest:g} MB is faster: {chosen:g} MB adds {_negated(fact.evidence)} to the step."
+        f"{chosen:g} MB, but {fastest:g} MB is faster: {chosen:g} MB adds "
+        f"{evidence_text(fact.evidence.negated())} to the step."
     )
 
 

@@ -126,7 +126,9 @@ def percent(ratio: float | None) -> str:
     if ratio is None:
         return "n/a"
     percent = ratio * 100
-    return f"{percent:.0f} %" if percent in (0, 100) or 1 <= percent <= 99 else f"{percent:.1f} %"
+    size = abs(percent)
+    is_whole = size in (0, 100) or 1 <= size <= 99 or size >= 101
+    return f"{percent:.0f} %" if is_whole else f"{percent:.1f} %"
 
 
 def milliseconds(ns: int) -> str:

@@ -144,13 +144,15 @@ def machine() -> dict[str, str | int]:
 
 
 def git_commit() -> str | None:
-    """The commit that is checked out where this package lies, if it lies in a checkout."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    """The commit that is checked out where this package lies, if it lies in a checkout of its own."""
+    file = Path(__file__)
+    # An installed package may lie in somebody else's checkout: the commit must know this file.
+    command = ["git", "-C", str(file.parent), "rev-parse", "HEAD", f"HEAD:./{file.name}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603  # fixed words
     except (OSError, subprocess.CalledProcessError):
         return None
-    return done.stdout.strip()
+    return done.stdout.split()[0]
 
 
 def _cpu_model() -> str:

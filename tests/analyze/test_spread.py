@@ -97,6 +97,10 @@ class TestGather:
         assert one.low == 6.0
         assert 10 - best.low == pytest.approx(4 * 2.638 / 1.960, rel=1e-3)
 
+    def test_and_the_more_so_the_fewer_runs_tell_the_spread(self) -> None:
+        found = gather([Estimate(10.0, paired_half_width=4.0, paired_freedom=4)], choices=3)
+        assert 10 - found.low == pytest.approx(4 * 3.961 / 2.776, rel=1e-3), "t of 4 degrees, at 1 - 0.05 / 6 and 0.975"
+
     @pytest.mark.parametrize(
         ("count", "interval"), [(4, (None, None)), (5, (0.0, 4.0)), (6, (0.0, 5.0)), (10, (1.0, 8.0))]
     )

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from ddp_prof.present import style
+from ddp_prof.present.page import write_figure_page
 from ddp_prof.present.report import write_report
 from tests.browser.conftest import Visit
 from tests.present.runs import HOSTILE_TITLE, cpu_run, run_of
@@ -24,3 +26,23 @@ def test_a_report_opens_from_disk(visit: Visit, tmp_path: Path, monkeypatch: pyt
     assert visit.page.url == (tmp_path / "naive.html").as_uri()
     assert visit.complaints == []
     assert {url.rpartition("/")[0] for url in visit.requests} == {tmp_path.as_uri()}
+
+
+def test_a_figure_is_repainted_with_the_readers_look(visit: Visit, tmp_path: Path) -> None:
+    go = pytest.importorskip("plotly.graph_objects")
+    look = style.LIGHT
+    trace = go.Bar(
+        x=[1], y=[1], marker={"color": look.colors[style.COMMUNICATION]}, error_x={"array": [1], "color": look.notice}
+    )
+    write_figure_page(go.Figure(trace), tmp_path / "figure.html", title="figure")
+    visit.open(tmp_path / "figure.html")
+    for scheme, look in (("light", style.LIGHT), ("dark", style.DARK), ("light", style.LIGHT)):
+        visit.page.emulate_media(color_scheme=scheme)
+        painted = {"path.xerror": ("stroke", look.notice), ".bars path": ("fill", look.colors[style.COMMUNICATION])}
+        for selector, (kind, color) in painted.items():
+            red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
+            visit.page.wait_for_function(
+                "([selector, kind, color]) => getComputedStyle(document.querySelector(selector))[kind] === color",
+                arg=[selector, kind, f"rgb({red}, {green}, {blue})"],
+                timeout=5000,
+            )

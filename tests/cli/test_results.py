@@ -72,7 +72,7 @@ def test_a_filter_does_not_change_what_a_row_says(database: Path) -> None:
 def test_a_filter_that_leaves_nothing_is_an_error_that_tells_what_is_there(database: Path) -> None:
     result = run(database, "--variant", "flat", "--seq-len", "7", "--seq-len", "9")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == f"Error: {database}: no setting with --seq-len 7 or 9: choose from 128, 64\n"
+    assert result.stderr == f"Error: {database}: no setting with --seq-len 7 or 9: choose from 64, 128\n"
 
 
 @pytest.mark.parametrize("option", [["--batch-size", "two"], ["--against", "me"], ["--format", "xml"]])
@@ -174,3 +174,11 @@ def test_the_table_never_takes_the_place_of_its_database(database: Path, tmp_pat
     assert run(odd, "-o", tmp_path / "figures").exit_code == 2
     assert odd.read_bytes() == before
     assert run(odd).exit_code == 0
+
+
+def test_a_table_that_cannot_be_written_does_not_cost_the_figures(database: Path, tmp_path: Path) -> None:
+    database.with_suffix(".csv").mkdir()
+    result = run(database, "-o", tmp_path / "new")
+    assert (result.exit_code, result.stderr.splitlines()[-1].startswith("Error: ")) == (1, True)
+    assert "results.csv" in result.stderr
+    assert (tmp_path / "new" / "results.md").is_file()

@@ -84,6 +84,13 @@ class TestRows:
         assert (row["status"], row["step_ms"], row["runs"]) == ("out_of_memory", None, 0)
         assert "flat, batch 2 x 64: it needs 9 GB" in sheet.notes
 
+    def test_a_reason_is_told_once(self) -> None:
+        sweep = exact()
+        sweep.fail("torch")
+        sweep.fail("torch", work=(4, 64))
+        notes = settings_sheet(place_of(sweep)).notes
+        assert [note for note in notes if "9 GB" in note] == ["flat, batch 2 x 64, and 2 more: it needs 9 GB"]
+
     def test_notes_tell_the_spread_the_caveat_and_the_best_bucket(self) -> None:
         notes = settings_sheet(place_of(exact())).notes
         assert SPREAD in notes
@@ -163,10 +170,20 @@ class TestWords:
         assert "Overlap adds 50 % (" in text
         assert "Flat and naive take the same time, to within 5 %" in text
 
-    def test_nothing_is_made_of_nothing(self) -> None:
-        sweep = Sweep()
-        sweep.add("torch", 100, 40)
-        assert "Nothing is said of differences" in results_markdown([place_of(sweep)], None)
+    def test_why_nothing_is_said_is_told(self) -> None:
+        failed, lone, once, loud = Sweep(), Sweep(), Sweep(repeats=1), Sweep(noise=0.5)
+        failed.fail("naive")
+        lone.add("torch", 100, 40)
+        for sweep in (once, loud):
+            sweep.add("naive", 100, 40)
+            sweep.add("flat", 99, 40)
+        for sweep, why in (
+            (failed, "no run came to its end"),
+            (lone, "there is only one variant here"),
+            (once, "no setting was run twice"),
+            (loud, "none exceeds the measured spread"),
+        ):
+            assert f"Nothing is said of differences, since {why}." in results_markdown([place_of(sweep)], None)
 
     def test_names_are_text(self) -> None:
         sweep = Sweep()

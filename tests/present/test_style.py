@@ -44,6 +44,17 @@ def test_text_stands_out_from_the_paper(look: style.Look) -> None:
         assert abs(oklab(text, "full")[0] - oklab(look.paper, "full")[0]) > 40
 
 
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [
+        (None, "n/a"), (0, "0 %"), (1, "100 %"), (0.501, "50 %"), (0.004, "0.4 %"), (0.996, "99.6 %"),
+        (1.62, "162 %"), (-0.195, "-20 %"), (-0.004, "-0.4 %"),
+    ],
+)  # fmt: skip
+def test_a_share_is_rounded_but_not_to_nothing_or_all(ratio: float | None, text: str) -> None:
+    assert style.percent(ratio) == text
+
+
 def test_compute_has_one_colour() -> None:
     assert style.LIGHT.colors[style.COMPUTE] == style.LIGHT.colors[style.COMPUTE_ONLY]
 

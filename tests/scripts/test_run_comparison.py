@@ -51,6 +51,7 @@ def test_knobs(machine: Checkout) -> None:
     assert machine.calls[-1] == "ddp-prof results other/r.db -o pictures"
     refused = machine.run(SCRIPT, "--database", "x.db")
     assert (refused.returncode, refused.stderr) == (2, "run_comparison: instead of --database say RESULTS_DB=PATH\n")
+    assert machine.calls[-1].startswith("ddp-prof results"), "nothing is installed for a mistake"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,8 @@ def test_failures(machine: Checkout, variables: dict[str, str], code: int, has_r
     assert any(call.startswith("ddp-prof results") for call in machine.calls) == has_results
 
 
-def test_a_signal_reaches_the_sweep(machine: Checkout) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 143)])
+def test_a_signal_reaches_the_sweep(machine: Checkout, number: signal.Signals, code: int) -> None:
     process = subprocess.Popen(["bash", str(machine.root / SCRIPT)], env=machine.full_environment(SLOW="1"))
     pid_file = machine.calls_file.with_name("calls.pid")
     try:
@@ -78,8 +80,8 @@ def test_a_signal_reaches_the_sweep(machine: Checkout) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.02)
         sweep = int(pid_file.read_text())
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 143
+        process.send_signal(number)
+        assert process.wait(20) == code
     finally:
         process.kill()
         process.wait()

@@ -16,7 +16,7 @@ from ddp_prof.database import FAILED, OK, OUT_OF_MEMORY, Environment, load_resul
 from ddp_prof.errors import OutOfMemoryError, WorkloadError
 from ddp_prof.manifest import HostTimes, Manifest
 from ddp_prof.train.bench import sweep as module
-from ddp_prof.train.bench.capture import TraceFigures
+from ddp_prof.train.bench.capture import CaptureFigures
 from ddp_prof.train.bench.grid import Conditions, Grid, Setting, order_jobs
 from ddp_prof.train.bench.probe import Machine, digest_code
 from ddp_prof.train.bench.sweep import Plan, sweep
@@ -41,11 +41,11 @@ class Bench:
         self.ran.append(setting.variant)
         return self.gives.get(setting.variant, GOOD)
 
-    def capture(self, setting: Setting, _conditions: Conditions, folder: Path, *, force: bool) -> TraceFigures:
+    def capture(self, setting: Setting, _conditions: Conditions, folder: Path, *, force: bool) -> CaptureFigures:
         self.captured.append(f"{setting.variant}{' again' if force else ''}")
         if setting.variant == "flat":
             raise WorkloadError("no profiler")
-        return TraceFigures(folder / "x.sqlite", 30, 10, 20, 5)
+        return CaptureFigures(folder / "x.sqlite", 30, 10, 20, 5)
 
     def sweep(self, **changes: object) -> module.Outcome:
         self.ran, self.captured = [], []

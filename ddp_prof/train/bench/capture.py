@@ -31,7 +31,7 @@ STOP_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class TraceFigures:
+class CaptureFigures:
     """What a capture says of a step, in nanoseconds: the median over its steps and ranks; ``None`` is not known."""
 
     file: Path
@@ -41,7 +41,7 @@ class TraceFigures:
     tail_ns: int | None
 
 
-def capture(setting: Setting, conditions: Conditions, folder: Path, *, force: bool) -> TraceFigures:
+def capture(setting: Setting, conditions: Conditions, folder: Path, *, force: bool) -> CaptureFigures:
     """Capture a setting into a folder and read the capture; one that is there, of the same code, is only read.
 
     Raises:
@@ -58,7 +58,7 @@ def capture(setting: Setting, conditions: Conditions, folder: Path, *, force: bo
     return read_figures(files)
 
 
-def read_figures(files: Sequence[Path]) -> TraceFigures:
+def read_figures(files: Sequence[Path]) -> CaptureFigures:
     """Ask ``ddp-prof overlap``.
 
     Raises:
@@ -71,7 +71,7 @@ def read_figures(files: Sequence[Path]) -> TraceFigures:
         raise WorkloadError(f"{files[0]} cannot be measured: {_last_line(done.stderr)}")
     steps = [step for rank in json.loads(done.stdout)["ranks"] for step in rank["steps"]]
     names = ("comm_ns", "overlapped_ns", "exposed_ns", "tail_ns")
-    return TraceFigures(files[0], **{name: _median(steps, name) for name in names})
+    return CaptureFigures(files[0], **{name: _median(steps, name) for name in names})
 
 
 def _median(steps: Sequence[Mapping[str, Any]], name: str) -> int | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ddp_prof.database import FAILED, OK, OUT_OF_MEMORY, load_results, open_database, write_run
 from ddp_prof.errors import WorkloadError
-from ddp_prof.train.bench.capture import TraceFigures, capture
+from ddp_prof.train.bench.capture import CaptureFigures, capture
 from ddp_prof.train.bench.identity import run_id
 from ddp_prof.train.bench.measure import measure
 from ddp_prof.train.bench.progress import show_progress
@@ -194,7 +194,7 @@ def _capture_folder(database: Path, setting: Setting) -> Path:
     return database.with_suffix("") / sizes
 
 
-def _with_figures(run: Run, figures: TraceFigures, database: Path) -> Run:
+def _with_figures(run: Run, figures: CaptureFigures, database: Path) -> Run:
     return replace(
         run,
         trace=os.path.relpath(figures.file.absolute(), database.parent.absolute()),
