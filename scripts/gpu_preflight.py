@@ -35,7 +35,7 @@ NSIGHT_COMPUTE = (
 
 PROBE = {"MODEL_SIZE": "tiny", "SEQ_LEN": "16", "BATCH_SIZE": "2", "STEPS": "1", "WARMUP": "1", "DEVICE": "cuda"}
 PROBE |= {"NGPU": "2", "RANKS_PER_GPU": "2", "BACKEND": "gloo", "FORCE": "1"}
-"""Two ranks, as one alone does not tell whether a recorder keeps several; gloo lets them have one GPU on any machine."""
+"""Two ranks: one alone does not tell whether a recorder keeps several. With gloo any GPU will do for both."""
 PROBE_LIMIT_S = 120
 WHOLE_RUN = "CAPTURE_RANGE=none"
 """What scripts/profile_variant.sh advises where ranks or kernels did not arrive."""

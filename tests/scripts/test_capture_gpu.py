@@ -41,8 +41,12 @@ name="$1${{3:+_$3mb}}"
 case "${{NSYS:-}}" in
   *nsight-compute*) echo "profile_variant: naive: it recorded x.qdstrm but has no importer here" >&2; exit 1 ;;
   *blind*) kernels=0 ;;
-  *forgetful*) [ "${{CAPTURE_RANGE:-}}" = none ] || {{ echo "profile_variant: naive: lost: CAPTURE_RANGE=none" >&2; exit 1; }}
-    kernels=3 ;;
+  *forgetful*)
+    kernels=3
+    if [ "${{CAPTURE_RANGE:-}}" != none ]; then
+      echo "profile_variant: naive: lost: CAPTURE_RANGE=none" >&2
+      exit 1
+    fi ;;
   *) kernels=3 ;;
 esac
 case "${{BROKEN:-none}}" in "$1$BACKEND" | "$BACKEND") echo "profile_variant: $1: refused" >&2; exit 1 ;; esac

@@ -331,7 +331,9 @@ def test_a_rank_whose_kernels_got_lost_is_missed_on_a_gpu_only(machine: Checkout
     _gpus(machine, 2)
     done = machine.run(SCRIPT, "overlap")
     assert done.returncode == 1
-    assert "overlap: nsys 2022.4.2.1 recorded no kernels of rank 1: capture again, with CAPTURE_RANGE=none" in done.stderr
+    assert (
+        "overlap: nsys 2022.4.2.1 recorded no kernels of rank 1: capture again, with CAPTURE_RANGE=none" in done.stderr
+    )
 
 
 def test_an_nvidia_smi_without_a_driver_names_no_gpu(machine: Checkout) -> None:
