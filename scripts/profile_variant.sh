@@ -40,7 +40,7 @@
 #   VERBOSE       1: show what nsys and the workload say             (default: 0)
 #
 # A report keeps the environment of what it recorded, so that is given only what concerns it: variables that begin with
-# CUDA_, NCCL_, GLOO_, OMP_, MKL_, TORCH_ or PYTORCH_, and LD_LIBRARY_PATH.
+# CUDA_, NCCL_, GLOO_, OMP_, MKL_, TORCH_, PYTORCH_, TORCHINDUCTOR_ or TRITON_, and LD_LIBRARY_PATH, CC and CXX.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -179,7 +179,8 @@ installed() {
 
 environment() {
   printf '%s\n' PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8
-  env | grep -E '^((CUDA|NCCL|GLOO|OMP|MKL|TORCH|PYTORCH)_[A-Za-z0-9_]*|LD_LIBRARY_PATH)=' | LC_ALL=C sort || true
+  env | grep -E '^((CUDA|NCCL|GLOO|OMP|MKL|(PY)?TORCH|TORCHINDUCTOR|TRITON)_[A-Za-z0-9_]*|LD_LIBRARY_PATH|CC|CXX)=' |
+    LC_ALL=C sort || true
   [ "$is_launched" = 0 ] ||
     env | grep -E '^(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_[A-Z_]*)=' || true
 }
