@@ -5,7 +5,8 @@
 #   scripts/capture_gpu.sh [--dry-run] [--wheels FOLDER] [--out FOLDER] [--max-mb MB]
 #
 #   --dry-run    print every command in order, run none; on any machine
-#   --wheels     make the environment from this folder of wheels, offline, beside the torch that the machine has
+#   --wheels     make the environment from this folder of wheels, offline, beside the torch that the machine has;
+#                relative to the checkout
 #   --out        where everything goes; relative to the checkout      (default: gpu_capture)
 #   --max-mb     how large the packed file may be; steps are left out of captures until it fits  (default: 16)
 #
@@ -13,7 +14,8 @@
 #   nccl     a rank a GPU; with a single GPU two ranks that take turns on it, of which every table says that it is so
 #   gloo     tensors on the GPU, reduced by the host: real copies, real overlap of copies with backward
 #   single   one rank, for which NCCL has nothing to do: what compute alone takes
-# What is captured already is not captured again, so a run that was cut off goes on where it stopped.
+# All captures come first, then tables, costs and races. What is captured already is not captured again, so a run that was
+# cut off goes on where it stopped.
 #
 # Settings (environment):
 #   SETUPS            which, in this order                          (default: nccl gloo single)
@@ -21,9 +23,10 @@
 #   BUCKET_SIZES_MB   of bucketed                                   (default: 1 10 100)
 #   ROUNDS            runs with and without recorder, interleaved   (default: 3; 0: none)
 #   DDP_STEPS         steps of each in the race against torch's DDP (default: 40; 0: none)
-#   GPUS              how many there are                            (default: what nvidia-smi says; in a dry run 1)
-# and those of scripts/profile_variant.sh (MODEL_SIZE, BATCH_SIZE, SEQ_LEN, STEPS: here 3, WARMUP: here 5, NSYS,
-# NSYS_FLAGS, QDSTRM_IMPORTER, VENV) and of scripts/install_nsys.sh (NSYS_FETCH).
+#   GPUS              how many there are                            (default: as many as torch sees; in a dry run 1)
+#   BATCH_SIZE        sequences a step, of all ranks together       (default: 2 a rank)
+# and those of scripts/profile_variant.sh (MODEL_SIZE, SEQ_LEN, STEPS: here 3, WARMUP: here 5, NSYS, NSYS_FLAGS,
+# QDSTRM_IMPORTER, VENV) and of scripts/install_nsys.sh (NSYS_FETCH).
 #
 # Exit: 0 when everything is there; 1 when the preflight found something missing, or a step failed (the others go on).
 set -euo pipefail
@@ -86,12 +89,13 @@ try_into() {
   [ "$is_dry" = 1 ] || "$@" >"$file" || count_failure "$@"
 }
 
+# Not nvidia-smi, which shows those, too, that CUDA_VISIBLE_DEVICES hides.
 count_gpus() {
-  gpus="${GPUS:-$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | wc -l || true)}"
-  [ "$gpus" -gt 0 ] || gpus=1
+  gpus="${GPUS:-1}"
+  [ -n "${GPUS:-}" ] || [ "$is_dry" = 1 ] || gpus="$("$bin/python" -c "import torch; print(torch.cuda.device_count())")"
 }
 
-# Settings that make a setup, for `env`; sets `ranks`, too.
+# Settings that make a setup, for `env`; sets `ranks` and `batch_size`, too.
 setup_settings() {
   ranks=$gpus
   [ "$gpus" -gt 1 ] || ranks=2
@@ -101,7 +105,9 @@ setup_settings() {
     single) ranks=1 settings=("BACKEND=nccl") ;;
     *) usage "SETUPS: no such setup: $1" ;;
   esac
-  settings+=("NGPU=$ranks" DEVICE=cuda "MODEL_SIZE=$model_size" "STEPS=${STEPS:-3}" "WARMUP=${WARMUP:-5}")
+  batch_size="${BATCH_SIZE:-$((2 * ranks))}" # so that a rank computes the same in each setup
+  settings+=("NGPU=$ranks" DEVICE=cuda "MODEL_SIZE=$model_size" "BATCH_SIZE=$batch_size" "STEPS=${STEPS:-3}"
+    "WARMUP=${WARMUP:-5}")
   [ "$ranks" -le "$gpus" ] || settings+=("RANKS_PER_GPU=$ranks")
 }
 
@@ -171,21 +177,24 @@ race_ddp() {
   [ "$ranks" -le "$gpus" ] || shared=(--ranks-per-gpu "$ranks")
   try_into "$out/tables/$setup/against_ddp.txt" "$bin/python" scripts/benchmark.py ddp --device cuda \
     --backend "${settings[0]#BACKEND=}" --world-size "$ranks" "${shared[@]}" --model-size "$model_size" \
-    --batch-size "${BATCH_SIZE:-4}" --seq-len "${SEQ_LEN:-128}" --steps "${DDP_STEPS:-40}" --target 1.02
+    --batch-size "$batch_size" --seq-len "${SEQ_LEN:-128}" --steps "${DDP_STEPS:-40}" --target 1.02
 }
 
 main() {
   local setup
   read_arguments "$@"
-  count_gpus
   cd "$root"
   [ -z "$wheels" ] || export NSYS_FETCH="${NSYS_FETCH:-0}" # offline
   [ "$is_dry" = 1 ] || mkdir -p "$out"
-  ! { [ "$is_dry" = 1 ] || nvidia-smi -L >/dev/null 2>&1; } || set_up
+  if [ "$is_dry" = 1 ] || nvidia-smi -L >/dev/null 2>&1; then set_up; fi
   preflight
+  count_gpus
   for setup in ${SETUPS:-nccl gloo single}; do
     setup_settings "$setup"
     capture_setup "$setup"
+  done
+  for setup in ${SETUPS:-nccl gloo single}; do
+    setup_settings "$setup"
     if ! has_captures "$setup"; then
       echo "capture_gpu: $setup is left out, as none of its captures could be made (see above)" >&2
       continue

@@ -46,7 +46,8 @@ quietly() {
   fi
 }
 
-reason() { grep -E '^(ERROR|error|E|Error)|× ' "$log" | tail -1 | cut -c1-300 || tail -1 "$log"; }
+# Of wheels that are missing pip's last word is not which.
+reason() { grep -om1 'No matching distribution found for .*' "$log" || grep -E '^(ERROR|error|E|Error)|× ' "$log" | tail -1 | cut -c1-300 || tail -1 "$log"; }
 
 read_extras() {
   local extra

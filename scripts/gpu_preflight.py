@@ -2,9 +2,10 @@
 
     python3 scripts/gpu_preflight.py --python .venv/bin/python --log preflight.log --recorder recorder
 
-Needs nothing but Python. Whether a recorder records CUDA here is found out by recording: a run of the smallest model,
-whose capture must hold kernels. Each nsys that can be found is tried in turn, then torch.profiler; what each of them
-said goes to the log, and the settings for scripts/profile_variant.sh of the first that records go to ``--recorder``.
+Needs nothing but Python. Whether a recorder records CUDA here is found out by recording: a run of the smallest model as
+two ranks, whose capture must hold kernels. Each nsys that can be found is tried in turn, where its capture range loses
+something with the whole run, too, then torch.profiler; what each of them said goes to the log, and the settings for
+scripts/profile_variant.sh of the first that records go to ``--recorder``.
 
 Exit: 0, or 1 where something is missing without which nothing can be captured.
 """
@@ -32,9 +33,14 @@ NSIGHT_COMPUTE = (
 )
 """Where Nsight Compute keeps an nsys that records, but as a rule lacks the importer that makes the report."""
 
-PROBE = {"MODEL_SIZE": "tiny", "SEQ_LEN": "16", "BATCH_SIZE": "1", "STEPS": "1", "WARMUP": "1", "NGPU": "1"}
-PROBE |= {"DEVICE": "cuda", "FORCE": "1"}
+PROBE = {"MODEL_SIZE": "tiny", "SEQ_LEN": "16", "BATCH_SIZE": "2", "STEPS": "1", "WARMUP": "1", "DEVICE": "cuda"}
+PROBE |= {"NGPU": "2", "RANKS_PER_GPU": "2", "BACKEND": "gloo", "FORCE": "1"}
+"""Two ranks: one alone does not tell whether a recorder keeps several. With gloo any GPU will do for both."""
 PROBE_LIMIT_S = 120
+WHOLE_RUN = "CAPTURE_RANGE=none"
+"""What scripts/profile_variant.sh advises where ranks or kernels did not arrive."""
+TORCH_LIMIT_S = 300
+"""Gigabytes of libraries, read for the first time."""
 DOWNLOAD_LIMIT_S = 600
 ASK_TORCH = """
 import torch, torch.distributed as dist
@@ -91,7 +97,7 @@ def find_gpus() -> Finding:
 
 def find_torch(python: Path) -> tuple[Finding, Finding]:
     """The torch there is, and the NCCL that it was built with."""
-    ok, said = ask([str(python), "-c", ASK_TORCH])
+    ok, said = ask([str(python), "-c", ASK_TORCH], TORCH_LIMIT_S)
     if not ok:
         reason = said.splitlines()[-1] if said else "it does not start"
         way_out = "scripts/env.sh train makes the environment, offline with WHEELS=FOLDER"
@@ -137,6 +143,11 @@ def find_recorders(environment: Mapping[str, str], log: Path) -> Iterator[Record
 
 def _nsys(path: str) -> Recorder:
     return Recorder(f"nsys {path}", {"PROFILER": "nsys", "NSYS": path})
+
+
+def _of_whole_run(recorder: Recorder) -> Recorder:
+    name, _, value = WHOLE_RUN.partition("=")
+    return Recorder(f"{recorder.name}, whole run", {**recorder.settings, name: value})
 
 
 def _write(log: Path, heading: str, text: str) -> None:
@@ -188,12 +199,15 @@ def count_kernels(folder: Path) -> int:
 def find_recorder(log: Path, chosen: Path) -> Iterator[Finding]:
     """Try what may record until something does; its settings are written down."""
     for recorder in find_recorders(os.environ, log):
-        reason = try_recorder(recorder, log)
-        if not reason:
-            chosen.write_text("".join(f"{key}={value}\n" for key, value in recorder.settings.items()), encoding="utf-8")
-            yield Finding("recorder", f"{recorder.name} records CUDA")
-            return
-        yield Finding("recorder", recorder.name, reason, is_needed=False)
+        for each in (recorder, _of_whole_run(recorder)):
+            reason = try_recorder(each, log)
+            if not reason:
+                chosen.write_text("".join(f"{key}={value}\n" for key, value in each.settings.items()), encoding="utf-8")
+                yield Finding("recorder", f"{each.name} records CUDA")
+                return
+            yield Finding("recorder", each.name, reason, is_needed=False)
+            if WHOLE_RUN not in reason:
+                break
     yield Finding("recorder", "none records CUDA here", f"see {log} for what each of them said")
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from trim_capture import trim_capture
 
 from ddp_prof.errors import DdpProfError, TraceError
+from ddp_prof.train.arguments import at_least
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,8 +36,10 @@ def pack(folder: Path, target: Path, max_bytes: int) -> str:
     """Write ``target``; returns what had to be left out, in words.
 
     Raises:
-        TraceError: Even with one step of each capture it is too large.
+        TraceError: There is nothing to pack, or even with one step of each capture it is too large.
     """
+    if not any(_files(folder)):
+        raise TraceError(folder, "there is nothing in it to pack", "make captures with scripts/capture_gpu.sh")
     size = 0
     for with_reports, steps in SMALLER:
         with tempfile.TemporaryDirectory(prefix="ddp_prof.pack.", dir=folder.parent) as scratch:
@@ -90,12 +93,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--max-mb", type=float, default=16, help="default: %(default)g")
+    parser.add_argument("--max-mb", type=at_least(1), default=16, help="default: %(default)s")
     arguments = parser.parse_args(argv)
     folder = arguments.folder.absolute()
     target = folder.with_name(f"{folder.name}.tar.gz")
     try:
-        left_out = pack(folder, target, int(arguments.max_mb * 1e6))
+        left_out = pack(folder, target, arguments.max_mb * 1_000_000)
     except DdpProfError as error:
         print(f"pack_captures: error: {error}", file=sys.stderr)
         return 1

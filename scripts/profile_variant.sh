@@ -40,7 +40,7 @@
 #   VERBOSE       1: show what nsys and the workload say             (default: 0)
 #
 # A report keeps the environment of what it recorded, so that is given only what concerns it: variables that begin with
-# CUDA_, NCCL_, GLOO_, OMP_, MKL_, TORCH_ or PYTORCH_, and LD_LIBRARY_PATH.
+# CUDA_, NCCL_, GLOO_, OMP_, MKL_, TORCH_, PYTORCH_, TORCHINDUCTOR_ or TRITON_, and LD_LIBRARY_PATH, CC and CXX.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -127,7 +127,11 @@ read_arguments() {
 # Whether this is one part of a capture, of which another process or machine makes the others.
 is_part() { [ "$name" != "$base" ]; }
 
-gpu_names() { nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null || true; }
+# Without a driver nvidia-smi says so on stdout, which is no GPU's name.
+gpu_names() {
+  local names
+  if names="$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null)"; then echo "$names"; fi
+}
 
 # Where each rank has a GPU or a share of one, and nobody asks for the CPU.
 choose_device() {
@@ -175,7 +179,8 @@ installed() {
 
 environment() {
   printf '%s\n' PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8
-  env | grep -E '^((CUDA|NCCL|GLOO|OMP|MKL|TORCH|PYTORCH)_[A-Za-z0-9_]*|LD_LIBRARY_PATH)=' | LC_ALL=C sort || true
+  env | grep -E '^((CUDA|NCCL|GLOO|OMP|MKL|(PY)?TORCH|TORCHINDUCTOR|TRITON)_[A-Za-z0-9_]*|LD_LIBRARY_PATH|CC|CXX)=' |
+    LC_ALL=C sort || true
   [ "$is_launched" = 0 ] ||
     env | grep -E '^(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_[A-Z_]*)=' || true
 }
@@ -338,15 +343,16 @@ expected_ranks() {
   if [ "$is_launched" = 1 ]; then echo "$RANK"; elif ! is_part; then seq 0 $((ranks - 1)); fi
 }
 
-# Every rank must have arrived, with its steps: ranges get lost without any error.
+# Every rank must have arrived, with its steps and on a GPU with kernels: what gets lost does so without any error.
 check_ranges() {
   local problem expected
   mapfile -t expected < <(expected_ranks)
-  problem="$("$python" -I - "$partial/$name.sqlite" "${expected[@]}" <<'PYTHON'
+  problem="$("$python" -I - "$partial/$name.sqlite" "$device" "${expected[@]}" <<'PYTHON'
 import sqlite3
 import sys
 
-path, expected = sys.argv[1], set(map(int, sys.argv[2:]))
+path, device, expected = sys.argv[1], sys.argv[2], set(map(int, sys.argv[3:]))
+kernels = "CUPTI_ACTIVITY_KIND_KERNEL"
 with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as database:
     tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
     rows = []
@@ -358,20 +364,29 @@ with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as database:
                 AND domain.domainId = range.domainId AND domain.globalTid >> 24 = range.globalTid >> 24
             WHERE range.eventType IN (59, 60) AND range.end IS NOT NULL"""
         ).fetchall()
+    computing = set()
+    if kernels in tables:
+        computing = {process for (process,) in database.execute(f"SELECT DISTINCT globalPid >> 24 FROM {kernels}")}
 found = {}
 for text, process in rows:
     found.setdefault(process, set()).add(text)
-ranks = {}
-for texts in found.values():
+steps, without_kernels = {}, []
+for process, texts in found.items():
     for text in texts:
         if text.startswith("process|rank="):
-            ranks[int(text.split("|")[1].removeprefix("rank="))] = texts
+            rank = int(text.split("|")[1].removeprefix("rank="))
+            steps[rank] = sum(text.startswith("step|") for text in texts)
+            if device == "cuda" and process not in computing:
+                without_kernels.append(rank)
+most_steps = max([1, *steps.values()])
 if not rows:
     print("none")
-elif missing := sorted(expected - set(ranks)):
+elif missing := sorted(expected - set(steps)):
     print("missing", ", ".join(map(str, missing)))
-elif bare := sorted(rank for rank, texts in ranks.items() if not any(text.startswith("step|") for text in texts)):
+elif bare := sorted(rank for rank, count in steps.items() if count < most_steps):
     print("bare", ", ".join(map(str, bare)))
+elif without_kernels:
+    print("blind", ", ".join(map(str, sorted(without_kernels))))
 PYTHON
 )" || fail "$name: the exported SQLite cannot be read"
   case "$problem" in
@@ -382,7 +397,10 @@ PYTHON
       ;;
     *)
       problem="${problem/missing/the report lacks rank}"
-      fail "$name: ${problem/bare/no steps arrived of rank}: capture again$(on_gpus ", with CAPTURE_RANGE=none")"
+      problem="${problem/blind/$profiler recorded no kernels of rank}"
+      fail "$name: ${problem/bare/not all steps arrived of rank}: capture again$(
+        on_gpus ", with CAPTURE_RANGE=none, another nsys, or PROFILER=kineto"
+      )"
       ;;
   esac
 }

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddp_prof.errors import DdpProfError, TraceError
 from ddp_prof.spans import PROCESS, STEP, parse_range
+from ddp_prof.train.arguments import at_least
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -58,9 +59,9 @@ def window_of(path: Path, ranges: Iterable[tuple[str, float, float]], steps: int
 
 def trim_sqlite(big: Path, small: Path, steps: int) -> None:
     """Trim an export of Nsight Systems."""
-    small.unlink(missing_ok=True)
     with closing(sqlite3.connect(f"file:{big.absolute()}?mode=ro", uri=True)) as source:
         window = window_of(big, _step_rows(source), steps)
+        small.unlink(missing_ok=True)
         source.execute("VACUUM INTO ?", (str(small),))
     with closing(sqlite3.connect(small)) as database:
         tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
@@ -143,9 +144,18 @@ def trim_capture(big: Path, small: Path, steps: int) -> None:
     """Write ``small`` with the last measured ``steps`` of ``big``.
 
     Raises:
-        TraceError: Not a capture of this toolkit.
+        TraceError: Not a capture of this toolkit, or one file is meant to be both.
     """
-    (trim_sqlite if big.suffix == ".sqlite" else trim_kineto)(big, small, steps)
+    if small.resolve() == big.resolve():
+        raise TraceError(big, "it would be written over itself", "give the smaller one another name")
+    trim = trim_sqlite if big.suffix == ".sqlite" else trim_kineto
+    try:
+        trim(big, small, steps)
+    except (OSError, sqlite3.Error, ValueError, LookupError, TypeError) as error:
+        reason = f"it cannot be trimmed ({error})"
+        raise TraceError(
+            big, reason, "give an export of nsys or a trace of torch.profiler, and where to write"
+        ) from error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -153,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("big", type=Path)
     parser.add_argument("small", type=Path)
-    parser.add_argument("--steps", type=int, default=3, help="how many steps to keep (default: %(default)s)")
+    parser.add_argument("--steps", type=at_least(1), default=3, help="how many steps to keep (default: %(default)s)")
     arguments = parser.parse_args(argv)
     try:
         trim_capture(arguments.big, arguments.small, arguments.steps)

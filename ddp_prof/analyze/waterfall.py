@@ -88,11 +88,13 @@ class Waterfall:
 
     Attributes:
         left_out: Labels of runs without steps, which have no step time.
+        warnings: Of all runs.
     """
 
     budgets: tuple[Budget, ...]
     changes: tuple[Change, ...]
     left_out: tuple[str, ...]
+    warnings: tuple[str, ...]
 
     def to_frame(self) -> pd.DataFrame:
         """A row a change."""
@@ -118,6 +120,7 @@ def measure_waterfall(runs: Sequence[tuple[Run, Sequence[KernelSamples]]]) -> Wa
         budgets=tuple(known),
         changes=tuple(_change(before, after) for before, after in pairwise(known)),
         left_out=tuple(run.label for (run, _), budget in zip(ordered, budgets, strict=True) if budget is None),
+        warnings=tuple(dict.fromkeys(warning for run, _ in runs for warning in run.warnings)),
     )
 
 

@@ -175,9 +175,7 @@ def _headline(results: Sequence[TraceOverlap]) -> str:
 
 def subtitle(results: Sequence[TraceOverlap], look: Look) -> str:
     """What a figure of runs must say: on which device, of how many ranks."""
-    devices = sorted({result.device for result in results})
-    text = f"device: {', '.join(devices)}"
-    if "cpu" in devices:
-        text = f'<b><span style="color:{look.notice}">{text}</span></b>'
+    warnings = {warning for result in results for warning in result.warnings}
+    text = style.place_notice((result.device for result in results), warnings, look)
     ranks = sorted({len(result.ranks) for result in results})
     return f"{text}  ·  {'/'.join(map(str, ranks))} {'rank' if ranks == [1] else 'ranks'}  ·  warm-up left out"

@@ -65,7 +65,7 @@ def headline_text(headline: Headline | None, collectives: Sequence[Collective]) 
         subject = "the one collective of a step starts" if count == 1 else f"all {count} collectives of a step start"
         return (
             f"{share} of exposed time is synchronous: {subject} after backward. "
-            "Launched by gradient hooks, backward would hide some of it."
+            "Launched by gradient hooks, some of it would hide behind backward."
         )
     part = percent(headline.bucket_ns / headline.cause_ns)
     meaning, advice = _MEANING[headline.cause], _ADVICE[headline.cause]
@@ -74,9 +74,9 @@ def headline_text(headline: Headline | None, collectives: Sequence[Collective]) 
 
 _MEANING = {
     WAITING: "waiting for a peer",
-    LAUNCHED_LATE: "launched late by the host",
-    QUEUED: "queued behind another collective",
-    STARVED: "compute that stood still during backward",
+    LAUNCHED_LATE: "due to late launches by the host",
+    QUEUED: "due to queueing behind another collective",
+    STARVED: "due to compute that stood still during backward",
 }
 _ADVICE = {
     WAITING: "'ddp-prof skew' tells who arrives late.",
@@ -116,9 +116,9 @@ def _when(headline: Headline) -> str:
 def _tail_advice(headline: Headline) -> str:
     if len(headline.parameters) == 1:
         return "It holds a single parameter: only fewer bytes or a faster link would hide more of it."
-    if headline.collectives_a_step == 1:
-        return "Smaller buckets would start earlier and hide more of it."
-    return "A smaller last bucket would hide more of it."
+    if headline.is_last and headline.collectives_a_step > 1:
+        return "A smaller last bucket would hide more of it."
+    return "Smaller buckets would start earlier and hide more of it."
 
 
 def _origins(collectives: Sequence[Collective]) -> dict[Hashable, int]:

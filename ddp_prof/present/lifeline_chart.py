@@ -161,9 +161,7 @@ def _layout(
     run: Run, step: int | None, ranks: Sequence[RankLifelines], rows: Sequence[_Row], headline: str, look: Look
 ) -> dict[str, Any]:
     axis = {"gridcolor": look.line, "zeroline": False, "tickfont": {"color": look.quiet}}
-    notice = f"device: {run.device}"
-    if run.device == "cpu":
-        notice = f'<b><span style="color:{look.notice}">{notice}</span></b>'
+    notice = style.place_notice([run.device], run.warnings, look)
     where = "no step with communication" if step is None else f"step {step}"
     there, shown = sum(len(rank.lifelines) for rank in ranks), sum(row.line is not None for row in rows)
     if shown < there:

@@ -49,6 +49,7 @@ _CSS = f"""
 @media (prefers-color-scheme: dark) {{
   :root {{ --paper: {style.DARK.paper}; --text: {style.DARK.text}; --quiet: {style.DARK.quiet};
     --line: {style.DARK.line}; --notice: {style.DARK.notice}; }} }}
+html {{ overflow-y: scroll; }} /* a bar that came after the figures were drawn would leave them too wide */
 body {{ margin: 0; background: var(--paper); color: var(--text); font: 15px/1.5 {style.FONT}; }}
 .figure {{ min-width: 760px; }}
 """

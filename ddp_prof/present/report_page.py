@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_prof import __version__
 from ddp_prof.analyze.compare import compare_variants
+from ddp_prof.manifest import SHARED_GPU
 from ddp_prof.present.charts import overlap_ratio
 from ddp_prof.present.page import figure_html
 from ddp_prof.present.report_why import findings_html
@@ -117,10 +118,13 @@ def report_body(chapters: Sequence[Chapter], charts: Mapping[str, go.Figure], *,
 
 def _about(results: Sequence[TraceOverlap]) -> str:
     devices = sorted({result.device for result in results})
-    css = "notice" if "cpu" in devices else "quiet"
+    where = [f"device: {', '.join(devices)}"]
+    if any(SHARED_GPU in result.warnings for result in results):
+        where.append(SHARED_GPU)
+    css = "notice" if "cpu" in devices or SHARED_GPU in where else "quiet"
     measured = f"{len(results)} run{'' if len(results) == 1 else 's'}, measured by ddp-prof {__version__}"
-    device = f'<span class="{css}">device: {html.escape(", ".join(devices))}</span>'
-    return f'<p>{device} <span class="quiet">{html.escape(measured)}</span></p>'
+    place = f'<span class="{css}">{html.escape(" · ".join(where))}</span>'
+    return f'<p>{place} <span class="quiet">{html.escape(measured)}</span></p>'
 
 
 def _navigation() -> str:

@@ -61,9 +61,7 @@ def _layout(run: Run, skew: RunSkew, look: Look) -> dict[str, Any]:
     height = _TOP + heat + _COST + _BOTTOM
     inner = heat + _COST
     axis = {"gridcolor": look.line, "zeroline": False, "tickfont": {"color": look.quiet}}
-    notice = f"device: {run.device}"
-    if run.device == "cpu":
-        notice = f'<b><span style="color:{look.notice}">{notice}</span></b>'
+    notice = style.place_notice([run.device], run.warnings, look)
     return {
         "template": "none", "height": height,
         "margin": {"t": _TOP, "b": _BOTTOM, "l": _LEFT, "r": 90},

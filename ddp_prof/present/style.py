@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddp_prof.manifest import SHARED_GPU
 from ddp_prof.spans import BACKWARD, FORWARD, OPTIMIZER, SYNCHRONIZE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 COMPUTE = "compute"
 COMMUNICATION = "communication"
@@ -119,6 +120,22 @@ def recoloring() -> dict[str, str]:
         **named,
         **{LIGHT.colors[each]: DARK.colors[each] for each in CATEGORIES if LIGHT.colors[each] != DARK.colors[each]},
     }
+
+
+def place_notice(devices: Iterable[str], warnings: Iterable[str], look: Look) -> str:
+    """Where the runs of a figure took place; what must not pass for a GPU of each rank's own stands out.
+
+    Args:
+        devices: Of the runs.
+        warnings: Of the runs, among them whether ranks shared a GPU.
+        look: The figure's.
+    """
+    names = sorted(set(devices))
+    notice = f"device: {', '.join(names)}"
+    is_shared = SHARED_GPU in warnings
+    if is_shared:
+        notice += f"  ·  {SHARED_GPU}"
+    return f'<b><span style="color:{look.notice}">{notice}</span></b>' if is_shared or "cpu" in names else notice
 
 
 def percent(ratio: float | None) -> str:

@@ -76,10 +76,7 @@ def _kind(run: str, length: float) -> str:
 def _layout(waterfall: Waterfall, look: Look) -> dict[str, Any]:
     steps = waterfall_steps(waterfall)
     axis = {"gridcolor": look.line, "zeroline": False, "tickfont": {"color": look.quiet}, "fixedrange": True}
-    devices = ", ".join(sorted({budget.device for budget in waterfall.budgets}))
-    notice = f"device: {devices}"
-    if "cpu" in devices:
-        notice = f'<b><span style="color:{look.notice}">{notice}</span></b>'
+    notice = style.place_notice((budget.device for budget in waterfall.budgets), waterfall.warnings, look)
     return {
         "template": "none", "height": _HEIGHT, "dragmode": False,
         "margin": {"t": _TOP, "b": _BOTTOM, "l": 70, "r": 40},

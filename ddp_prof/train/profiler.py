@@ -57,18 +57,19 @@ class WholeRun(CaptureWindow):
 
 
 class Meeting:
-    """Lets all ranks come to the same point, with the device idle.
+    """Lets all ranks come to the same point, with their device idle.
 
     Through gloo, whatever the backend: NCCL's barrier is an all-reduce, which would be recorded with the others.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._group = dist.new_group(backend="gloo")
+        self._device = device
 
     def __call__(self) -> None:
         """Wait for all."""
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
         dist.barrier(self._group)
 
 
@@ -78,8 +79,8 @@ class CudaProfilerWindow(CaptureWindow):
     The ranks meet on both sides: the first to stop may end the recording for all.
     """
 
-    def __init__(self) -> None:
-        self._meet = Meeting()
+    def __init__(self, device: torch.device) -> None:
+        self._meet = Meeting(device)
 
     def __enter__(self) -> None:
         """See :class:`CaptureWindow`."""
@@ -98,15 +99,15 @@ class CudaProfilerWindow(CaptureWindow):
 class KinetoWindow(CaptureWindow):
     """``torch.profiler``, written as Kineto JSON: one file a rank, our ranges included."""
 
-    def __init__(self, path: Path, rank: int) -> None:
+    def __init__(self, path: Path, rank: int, device: torch.device) -> None:
         self.path = rank_path(path, rank)
         self._ranges = KinetoRanges()
-        self._meet = Meeting()
+        self._activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+        self._meet = Meeting(device)
 
     def __enter__(self) -> None:
         """See :class:`CaptureWindow`."""
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
-        self._profile = profile(activities=activities)
+        self._profile = profile(activities=self._activities)
         self._meet()
         self._open = ExitStack()
         self._open.enter_context(self._profile)
@@ -148,8 +149,8 @@ class KinetoRanges(annotate.Recorder):
 def choose_window(device: torch.device, kineto: Path | None, rank: int) -> CaptureWindow:
     """What fits the device and the options."""
     if kineto is not None:
-        return KinetoWindow(kineto, rank)
-    return CudaProfilerWindow() if device.type == "cuda" else WholeRun()
+        return KinetoWindow(kineto, rank, device)
+    return CudaProfilerWindow(device) if device.type == "cuda" else WholeRun()
 
 
 def rank_path(path: Path, rank: int) -> Path:

@@ -7,10 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from ddp_prof.analyze.lifelines import step_lifelines
 from ddp_prof.analyze.waterfall import measure_waterfall
-from ddp_prof.manifest import Manifest, in_story_order
+from ddp_prof.manifest import SHARED_GPU, Manifest, in_story_order
+from ddp_prof.present.charts import draw_comparison
+from ddp_prof.present.lifeline_chart import draw_lifelines
 from ddp_prof.present.pictures import find_browser
 from ddp_prof.present.report import Run, write_report
+from ddp_prof.present.skew_chart import draw_skew
+from ddp_prof.present.step_charts import draw_step_times
+from ddp_prof.present.waterfall_chart import draw_waterfall
 from tests.present.runs import HOSTILE_TITLE, cpu_run, run_of
 
 
@@ -156,6 +162,24 @@ class TestPages:
         assert [dict(zip(heads, row, strict=True))["overlap %"] for row in (naive, half)] == ["0.0", "50.0"]
         assert "device: cpu" in page.sections[""]
         assert "50 % overlapped, device: cpu" in page.sections["timelines"]
+
+    def test_ranks_that_shared_a_gpu_are_told_of_in_each_page_and_figure(self, tmp_path: Path) -> None:
+        trace = cpu_run()
+        names = [f"{name}|ranks_per_gpu=2" if name.startswith("process|") else name for name in trace.names]
+        run = run_of(replace(trace, names=tuple(names)), "overlap")
+        write_report([run], tmp_path)
+        assert f"device: cpu · {SHARED_GPU}" in read(tmp_path / "index.html").sections[""]
+        for page in ("overlap.html", "overlap-why.html"):
+            assert SHARED_GPU in (tmp_path / page).read_text(encoding="utf-8")
+        found = run.findings.run
+        figures = (
+            draw_comparison([run.result]),
+            draw_step_times([run.result]),
+            draw_waterfall(measure_waterfall([(found, ())])),
+            draw_lifelines(found, 0, step_lifelines(found.ranks, 0), ""),
+            draw_skew(found, run.findings.skew),
+        )
+        assert all(SHARED_GPU in figure.layout.title.subtitle.text for figure in figures)
 
     def test_it_says_why_communication_is_exposed(self, tmp_path: Path) -> None:
         runs = [run_of(cpu_run(shift=4), "naive"), run_of(cpu_run(shift=2), "overlap")]

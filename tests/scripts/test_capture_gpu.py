@@ -26,6 +26,7 @@ VARIANTS = ["naive", "flat", "overlap", *(f"bucketed --bucket-size-mb {size}" fo
 # Answers for torch, and runs our scripts but the race.
 PYTHON = f"""
 case "$*" in
+  *"print(torch.cuda.device_count())") echo "${{TORCH_GPUS:-1}}" ;;
   "-c "*) echo "${{TORCH-2.11.0+cu130|13.0|1|2.28.9}}"; [ -n "${{TORCH-x}}" ] ;;
   *benchmark.py*) echo "python $*" >>"$CALLS"; echo "ratio 1.0100" ;;
   *) PYTHONPATH={ROOT} exec {sys.executable} "$@" ;;
@@ -33,11 +34,19 @@ esac
 """
 # Captures kernels where the recorder is one that can; says why not where it is another.
 PROFILE_VARIANT = f"""
-echo "$PROFILER ${{NSYS:-}} $BACKEND$NGPU${{RANKS_PER_GPU:+ shared by $RANKS_PER_GPU}} $DEVICE $*" >>"$CALLS"
+case "$TRACES_DIR" in *probe*) what=probe ;; *) what="$DEVICE $*" ;; esac
+echo "$PROFILER ${{NSYS:-}} $BACKEND$NGPU${{RANKS_PER_GPU:+ shared by $RANKS_PER_GPU}} $what" >>"$CALLS"
+[ "$BATCH_SIZE" = $((2 * NGPU)) ] || [ $what = probe ] || exit 1
 name="$1${{3:+_$3mb}}"
 case "${{NSYS:-}}" in
   *nsight-compute*) echo "profile_variant: naive: it recorded x.qdstrm but has no importer here" >&2; exit 1 ;;
   *blind*) kernels=0 ;;
+  *forgetful*)
+    kernels=3
+    if [ "${{CAPTURE_RANGE:-}}" != none ]; then
+      echo "profile_variant: naive: lost: CAPTURE_RANGE=none" >&2
+      exit 1
+    fi ;;
   *) kernels=3 ;;
 esac
 case "${{BROKEN:-none}}" in "$1$BACKEND" | "$BACKEND") echo "profile_variant: $1: refused" >&2; exit 1 ;; esac
@@ -191,6 +200,33 @@ def test_each_nsys_is_tried_and_its_error_kept(machine: Checkout, tmp_path: Path
     assert "profile_variant: naive: it recorded x.qdstrm but has no importer here" in log
     assert all(call.startswith("kineto ") for call in machine.calls if " nccl1 cuda " in call)
     assert (machine.root / "gpu_capture/single/torch.rank0.json.gz").is_file()
+
+
+def test_an_nsys_whose_range_loses_a_rank_records_whole_runs(machine: Checkout, tmp_path: Path) -> None:
+    machine.program("nsys", "exit 1")
+    nsys = machine.program("nsys", NSYS, tmp_path / "opt/forgetful/bin")
+    done = machine.run(SCRIPT, NSYS_SEARCH=str(nsys), SETUPS="gloo", ROUNDS="0", DDP_STEPS="0")
+    recorders = [line for line in done.stdout.splitlines() if line.startswith("recorder")]
+    assert recorders == [
+        f"recorder  missing  nsys {nsys}: lost: CAPTURE_RANGE=none",
+        f"recorder  ok       nsys {nsys}, whole run records CUDA",
+    ]
+    assert done.returncode == 0, done.stderr
+    assert machine.calls[:2] == [f"nsys {nsys} gloo2 shared by 2 probe"] * 2
+    assert _captures(machine, "gloo2 shared by 2") == VARIANTS
+
+
+def test_gpus_that_torch_may_not_see_are_not_counted(machine: Checkout) -> None:
+    machine.program("nvidia-smi", "yes 'NVIDIA H100, 580.1' | head -n 8")
+    done = machine.run(SCRIPT, SETUPS="nccl", ROUNDS="0", DDP_STEPS="0", TORCH_GPUS="4")
+    assert done.returncode == 0, done.stderr
+    assert _captures(machine, "nccl4") == VARIANTS
+
+
+def test_all_captures_come_before_all_costs(machine: Checkout) -> None:
+    machine.run(SCRIPT, ROUNDS="1", DDP_STEPS="0")
+    kinds = ["cost" if call.startswith("none") else "capture" for call in machine.calls if "profile" not in call]
+    assert kinds.index("cost") > 3 * len(VARIANTS)
 
 
 def test_where_nothing_records_it_stops(machine: Checkout) -> None:

@@ -53,12 +53,15 @@ import sqlite3, sys
 rows = [line.rstrip("\\n").split(" ", 1) for line in open(sys.argv[1])]
 with sqlite3.connect(sys.argv[1].replace(".nsys-rep", ".sqlite")) as database:
     database.execute("CREATE TABLE StringIds (id, value)")
+    database.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (globalPid)")
     database.execute("CREATE TABLE NVTX_EVENTS (start, end, eventType, globalTid, text, textId, domainId)")
     for number, (process, text) in enumerate(rows):
         thread = (int(process) << 24) + 7
         database.execute("INSERT INTO StringIds VALUES (?, ?)", (number, text))
         if not database.execute("SELECT 1 FROM NVTX_EVENTS WHERE globalTid = ?", (thread,)).fetchone():
             database.execute("INSERT INTO NVTX_EVENTS VALUES (0, NULL, 75, ?, 'ddp_prof', NULL, 1)", (thread,))
+            if "kernels=0" not in text:
+                database.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?)", (int(process) << 24,))
         database.execute("INSERT INTO NVTX_EVENTS VALUES (1, 2, 59, ?, NULL, ?, 1)", (thread, number))
 END
   ;;
@@ -190,7 +193,7 @@ def test_a_failure_leaves_what_was_there(machine: Checkout, tmp_path: Path) -> N
     [
         ([], "no range of ours arrived"),
         (["1 process|rank=0|world=2", "1 step|index=0"], "the report lacks rank 1"),
-        (["1 process|rank=0", "2 process|rank=1", "1 step|index=0"], "no steps arrived of rank 1"),
+        (["1 process|rank=0", "2 process|rank=1", "1 step|index=0"], "not all steps arrived of rank 1"),
     ],
 )
 def test_ranges_that_did_not_arrive_are_missed(
@@ -207,10 +210,12 @@ def test_ranges_that_did_not_arrive_are_missed(
 
 
 def test_the_report_is_given_no_secrets(machine: Checkout, tmp_path: Path) -> None:
-    machine.run(SCRIPT, "overlap", API_TOKEN="secret", NCCL_DEBUG="WARN", OMP_NUM_THREADS="2")
+    wanted = {"NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": "2", "TORCHINDUCTOR_COMPILE_THREADS": "1", "CXX": "g++"}
+    machine.run(SCRIPT, "overlap", API_TOKEN="secret", CXX_TOKEN="secret", **wanted)
     names = {line.partition("=")[0] for line in (tmp_path / "workload.env").read_text().splitlines()}
-    assert {"NCCL_DEBUG", "OMP_NUM_THREADS", "PATH", "HOME", "LANG"} <= names
-    assert names - {"NCCL_DEBUG", "OMP_NUM_THREADS", "PATH", "HOME", "LANG", "TMPDIR", "PWD", "SHLVL", "_"} == set()
+    expected = {*wanted, "PATH", "HOME", "LANG"}
+    assert expected <= names
+    assert names - expected <= {"TMPDIR", "PWD", "SHLVL", "_"}
 
 
 def test_flags_on_a_cpu(machine: Checkout) -> None:
@@ -319,6 +324,24 @@ def _gpus(machine: Checkout, count: int) -> None:
     """GPUs, and a torch that sees them."""
     machine.program("nvidia-smi", f"yes 'NVIDIA H100' | head -n {count}")
     machine.program("python", GPU_PYTHON, machine.root / ".venv/bin")
+
+
+def test_a_rank_whose_kernels_got_lost_is_missed_on_a_gpu_only(machine: Checkout, tmp_path: Path) -> None:
+    ranges = ["1 process|rank=0|world=2", "1 step|index=0", "2 process|rank=1|world=2|kernels=0", "2 step|index=0"]
+    (tmp_path / "ranges").write_text("".join(f"{line}\n" for line in ranges))
+    assert machine.run(SCRIPT, "overlap").returncode == 0
+    _gpus(machine, 2)
+    done = machine.run(SCRIPT, "overlap")
+    assert done.returncode == 1
+    assert (
+        "overlap: nsys 2022.4.2.1 recorded no kernels of rank 1: capture again, with CAPTURE_RANGE=none" in done.stderr
+    )
+
+
+def test_an_nvidia_smi_without_a_driver_names_no_gpu(machine: Checkout) -> None:
+    machine.program("nvidia-smi", "echo 'NVIDIA-SMI has failed'; echo 'because ...'; exit 9")
+    machine.run(SCRIPT, "overlap")
+    assert "--device cpu" in _runs(machine)[0]
 
 
 def test_ranks_may_share_a_gpu(machine: Checkout) -> None:

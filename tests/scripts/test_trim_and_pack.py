@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 from pack_captures import pack  # noqa: E402
 from profiling_cost import describe, read_rounds  # noqa: E402
-from trim_capture import trim_capture  # noqa: E402
+from trim_capture import main, trim_capture  # noqa: E402
 
 
 def steps_of(result: TraceOverlap) -> dict[tuple[int | None, int | None], StepOverlap]:
@@ -123,6 +123,50 @@ def test_a_capture_without_our_steps_is_refused(tmp_path: Path) -> None:
     big = write_capture(tmp_path / "big.sqlite", capture)
     with pytest.raises(TraceError, match="no measured step is marked in it"):
         trim_capture(big, tmp_path / "small.sqlite", 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "small", "reason"),
+    [
+        ("none.sqlite", None, "small.sqlite", "unable to open database file"),
+        ("none.json.gz", None, "small.json.gz", "No such file"),
+        ("bad.sqlite", b"bytes", "small.sqlite", "file is not a database"),
+        ("bad.json", b"bytes", "small.json", "Expecting value"),
+        ("list.json", b"[]", "small.json", "it cannot be trimmed"),
+        ("same.json", b"bytes", "same.json", "it would be written over itself"),
+    ],
+)
+def test_what_cannot_be_trimmed_is_one_line(
+    tmp_path: Path, name: str, content: bytes | None, small: str, reason: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts/trim_capture.py"), name, small],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("trim_capture: error: ")
+    assert reason in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert content is None or (tmp_path / name).read_bytes() == content
+
+
+@pytest.mark.parametrize("steps", [0, -1])
+def test_no_steps_is_wrong_usage(tmp_path: Path, steps: int) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([str(tmp_path / "a.sqlite"), str(tmp_path / "b.sqlite"), "--steps", str(steps)])
+    assert stopped.value.code == 2
+
+
+def test_an_empty_folder_cannot_be_packed(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "none"):
+        with pytest.raises(TraceError, match="there is nothing in it to pack: make captures"):
+            pack(folder, tmp_path / "x.tar.gz", 1000)
 
 
 def busy_capture() -> Capture:
