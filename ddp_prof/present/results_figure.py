@@ -16,12 +16,13 @@ TOP = 110
 
 
 def subtitle(place: PlaceResults, look: Look) -> str:
-    """Where and on what; a CPU stands out."""
+    """Where and on what; a CPU, and a GPU that ranks shared, stand out."""
     text = shown_name(place_title(place.place, place.environment))
-    device = f"device: {place.place.device}"
-    if place.place.device == "cpu":
-        text = text.replace(device, f'<b><span style="color:{look.notice}">{device}</span></b>')
-    return text
+    if place.place.device is None:
+        return text
+    caveats = [caveat for each in place.summaries for caveat in each.caveats]
+    notice = style.place_notice([place.place.device], caveats, look)
+    return text.replace(f"device: {place.place.device}", notice, 1)
 
 
 def layout(place: PlaceResults, look: Look, title: str, height: int, **margins: int) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import pytest
 from ddp_prof.analyze.places import PlaceResults, gather_places
 from ddp_prof.analyze.settings import environments_of, summarize_settings
 from ddp_prof.analyze.study import load_study
+from ddp_prof.manifest import SHARED_GPU
 from ddp_prof.present import style
 from ddp_prof.present.bandwidth_chart import draw_bandwidth
 from ddp_prof.present.bucket_sweep_chart import batch_sizes, draw_bucket_sweep
@@ -190,6 +191,13 @@ class TestWords:
         sweep.add("naive", 100, 40, caveat=HOSTILE_TITLE)
         text = results_markdown([place_of(sweep)], None)
         assert "<img" not in text.replace("\\<img", "")
+
+
+def test_figures_say_that_ranks_shared_a_gpu() -> None:
+    sweep = Sweep()
+    sweep.add("naive", 100, 40, device="cuda", caveat=SHARED_GPU)
+    sweep.add("flat", 100, 40, device="cuda")
+    assert SHARED_GPU in draw_variants(place_of(sweep)).layout.title.subtitle.text
 
 
 def test_two_environments_are_never_in_one_table_or_figure(tmp_path: Path) -> None:
