@@ -23,7 +23,14 @@ def machine(checkout: Checkout) -> Checkout:
     checkout.program("chromium", "exit 0")
     traces = checkout.root / "traces"
     traces.mkdir()
-    for name in ("naive.sqlite", "bucketed_10mb.sqlite", "overlap.sqlite", "naive.nsys-rep", "overlap.nsys-rep"):
+    for name in (
+        "naive.sqlite",
+        "bucketed_10mb.sqlite",
+        "overlap.sqlite",
+        "naive.nsys-rep",
+        "overlap.nsys-rep",
+        "results.db",
+    ):
         (traces / name).touch()
     return checkout
 
@@ -36,6 +43,7 @@ def expected(root: Path) -> list[str]:
         f"timeline {pair} -o {figures}/naive_and_bucketed.html --png {figures}/naive_and_bucketed.png",
         f"collectives {traces}/bucketed_10mb.sqlite --by bucket --png {figures}/collectives.png",
         f"compare {traces} --waterfall --png {figures}/waterfall.png",
+        f"results {traces}/results.db -o {figures}",
         f"timeline {traces}/naive.sqlite -o {figures}/page_naive.html",
         f"timeline {traces}/overlap.sqlite -o {figures}/page_overlap.html",
         f"timeline {traces}/naive.sqlite {traces}/overlap.sqlite -o {figures}/page_naive_and_overlap.html",
@@ -77,7 +85,9 @@ def test_what_takes_a_capture_that_is_not_there_is_left_out(machine: Checkout) -
     assert "no picture of naive beside bucketed" in done.stderr
     assert "no screenshot of overlap" in done.stderr
     everything = expected(machine.root)
-    assert machine.calls == [everything[0], *everything[4:8]], "the report, the pages, the screenshot of naive"
+    assert machine.calls == [everything[0], *everything[4:9]], (
+        "the report, the suite, the pages, the screenshot of naive"
+    )
 
 
 def test_a_report_that_fails_is_a_failure_and_the_rest_is_made(machine: Checkout) -> None:
