@@ -33,6 +33,8 @@ NSIGHT_COMPUTE = (
 )
 """Where Nsight Compute keeps an nsys that records, but as a rule lacks the importer that makes the report."""
 
+INSTALL_NSYS = ("bash", str(ROOT / "scripts/install_nsys.sh"))
+
 PROBE = {"MODEL_SIZE": "tiny", "SEQ_LEN": "16", "BATCH_SIZE": "2", "STEPS": "1", "WARMUP": "1", "DEVICE": "cuda"}
 PROBE |= {"NGPU": "2", "RANKS_PER_GPU": "2", "BACKEND": "gloo", "FORCE": "1"}
 """Two ranks: one alone does not tell whether a recorder keeps several. With gloo any GPU will do for both."""
@@ -123,18 +125,28 @@ def find_torch(python: Path) -> tuple[Finding, Finding]:
     return torch, Finding("NCCL", nccl, is_needed=False)
 
 
+def list_nsys() -> list[str]:
+    """The programs of Nsight Systems that are installed."""
+    return ask([*INSTALL_NSYS, "--list"])[1].splitlines()
+
+
+def untried_recorders() -> str:
+    """A line on what there is, where it cannot be tried."""
+    found = ", ".join([*list_nsys(), "torch.profiler"])
+    return f"{'recorder':9} {'untried':8} {found}: to find out which records CUDA takes what is missing above"
+
+
 def find_recorders(environment: Mapping[str, str], log: Path) -> Iterator[Recorder]:
     """What may record CUDA here, in the order in which it is tried: torch.profiler last, a download just before."""
-    install = ["bash", str(ROOT / "scripts/install_nsys.sh")]
     if own := environment.get("NSYS"):
         yield _nsys(own)
     else:
-        found = ask([*install, "--list"])[1].splitlines()
+        found = list_nsys()
         yield from map(_nsys, found)
         for pattern in environment.get("NSIGHT_COMPUTE_SEARCH", NSIGHT_COMPUTE).split():
             yield from map(_nsys, sorted(glob(pattern), reverse=True))  # noqa: PTH207  # the patterns are absolute
         if not found:
-            ok, said = ask(install, DOWNLOAD_LIMIT_S)
+            ok, said = ask(INSTALL_NSYS, DOWNLOAD_LIMIT_S)
             _write(log, f"scripts/install_nsys.sh: exit code {int(not ok)}", said)
             if ok:
                 yield _nsys(said.splitlines()[-1])
@@ -221,7 +233,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.log.write_text("", encoding="utf-8")
     findings = [find_gpus(), *find_torch(arguments.python)]
     print("\n".join(map(str, findings)), flush=True)
-    if not any(each.way_out and each.is_needed for each in findings):
+    if any(each.way_out and each.is_needed for each in findings):
+        print(untried_recorders())
+    else:
         for finding in find_recorder(arguments.log, arguments.recorder):
             findings.append(finding)
             print(finding, flush=True)

@@ -105,7 +105,7 @@ def test_without_a_gpu_it_says_what_is_missing_and_exits_1(bare: Checkout) -> No
     done = bare.run(SCRIPT)
     assert done.returncode == 1
     table = {line.split()[0]: line.split()[1] for line in done.stdout.splitlines() if not line.startswith("+")}
-    assert table == {"GPU": "missing", "torch": "missing", "NCCL": "missing"}
+    assert table == {"GPU": "missing", "torch": "missing", "NCCL": "missing", "recorder": "untried"}
     assert "run this on a machine with an NVIDIA GPU and its driver" in done.stdout
     assert "2.13.0+cpu is built without CUDA: install a CUDA build of torch" in done.stdout
     assert done.stderr == "gpu_preflight: missing: GPU, torch\n"
