@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddp_prof.present import style
+from ddp_prof.present.chart_frame import LEGEND, chart_frame
 from ddp_prof.present.style import percent
 from ddp_prof.present.timeline_words import shown_name
 
@@ -118,24 +119,18 @@ def _layout(results: Sequence[TraceOverlap], look: Look) -> dict[str, Any]:
     title = {"color": look.quiet, "size": style.FONT_SIZE}
     longest = max((sum(mean_parts(result).values()) for result in results), default=0)
     return {
-        "template": "none",
-        "height": _TOP + _BOTTOM + _ROW * max(1, len(results)),
-        "margin": {"t": _TOP, "b": _BOTTOM, "l": _LEFT, "r": 90},
-        "paper_bgcolor": look.paper,
-        "plot_bgcolor": look.paper,
-        "font": {"family": style.FONT, "size": style.FONT_SIZE, "color": look.text},
-        "title": {
-            "text": f"<b>{_headline(results)}</b>", "font": {"size": 20},
-            "subtitle": {"text": subtitle(results, look), "font": {"size": 13, "color": look.quiet}},
-            "x": 0, "xref": "container", "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top",
-            "pad": {"l": 24, "t": 20},
-        },
+        **chart_frame(
+            look,
+            title=_headline(results),
+            subtitle=subtitle(results, look),
+            height=_TOP + _BOTTOM + _ROW * max(1, len(results)), t=_TOP, b=_BOTTOM, l=_LEFT, r=90,
+        ),
         "barmode": "stack",
         "uniformtext": {"mode": "hide", "minsize": style.FONT_SIZE - 1},
         "hovermode": "closest",
         "hoverlabel": {"align": "left", "font": {"family": style.FONT, "size": 13}},
         "dragmode": False,
-        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "traceorder": "normal"},
+        "legend": {**LEGEND, "traceorder": "normal"},
         "xaxis": {
             **axis, "domain": [0, 0.58], "range": [0, longest * 1.02 or 1],
             "title": {"text": "mean step by parts, ms, over steps and ranks", "font": title, "standoff": 8},

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddp_prof.analyze.causes import CAUSES, LAUNCHED_LATE, QUEUED, STARVED, SYNCHRONOUS, TAIL, WAITING
 from ddp_prof.present import style
+from ddp_prof.present.chart_frame import LEGEND, chart_frame
 from ddp_prof.present.timeline_words import as_text, shown_name
 
 if TYPE_CHECKING:
@@ -168,20 +169,14 @@ def _layout(
         where += f" (the {shown} of {there} collectives that are exposed longest)"
     title, *rest = re.split(r"[:,] ", headline, maxsplit=1)
     return {
-        "template": "none", "barmode": "overlay", "height": _TOP + _BOTTOM + _ROW * max(4, len(rows)),
-        "margin": {"t": _TOP, "b": _BOTTOM, "l": _LEFT, "r": 40},
-        "paper_bgcolor": look.paper, "plot_bgcolor": look.paper,
-        "font": {"family": style.FONT, "size": style.FONT_SIZE, "color": look.text},
-        "title": {
-            "text": f"<b>{as_text(title)}</b>", "font": {"size": 20},
-            "subtitle": {
-                "text": f"{notice}  ·  {'  ·  '.join([f'{shown_name(run.label)}, {where}', *map(as_text, rest)])}",
-                "font": {"size": 13, "color": look.quiet},
-            },
-            "x": 0, "xref": "container", "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top",
-            "pad": {"l": 24, "t": 20},
-        },
-        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "traceorder": "normal"},
+        **chart_frame(
+            look,
+            title=as_text(title),
+            subtitle=f"{notice}  ·  {'  ·  '.join([f'{shown_name(run.label)}, {where}', *map(as_text, rest)])}",
+            height=_TOP + _BOTTOM + _ROW * max(4, len(rows)), t=_TOP, b=_BOTTOM, l=_LEFT, r=40,
+        ),
+        "barmode": "overlay",
+        "legend": {**LEGEND, "traceorder": "normal"},
         "xaxis": {**axis, "title": {"text": "ms from the step's first readiness or launch"}},
         "yaxis": {
             "tickmode": "array", "tickvals": [row.y for row in rows], "ticktext": [f"{row.label}  " for row in rows],

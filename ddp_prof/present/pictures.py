@@ -40,11 +40,6 @@ def find_browser() -> Path | None:
     return Path(found) if found else None
 
 
-def write_picture(figure: go.Figure, path: Path) -> None:
-    """Write one figure; see :func:`write_pictures`."""
-    write_pictures([(figure, path)])
-
-
 def write_pictures(pictures: Iterable[tuple[go.Figure, Path]]) -> None:
     """Write figures as ``.png`` or ``.svg``, as the names end, with one start of the browser for all.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof.present import style
+from ddp_prof.present.chart_frame import LEGEND, chart_frame
 from ddp_prof.present.results_words import place_title
 from ddp_prof.present.timeline_words import shown_name
 
@@ -28,18 +29,15 @@ def subtitle(place: PlaceResults, look: Look) -> str:
 def layout(place: PlaceResults, look: Look, title: str, height: int, **margins: int) -> dict[str, Any]:
     """The layout of a figure of a place, without axes."""
     return {
-        "template": "none", "height": height, "dragmode": False, "hovermode": "closest",
-        "margin": {"t": TOP, "b": 70, "l": 170, "r": 90, **margins},
-        "paper_bgcolor": look.paper, "plot_bgcolor": look.paper,
-        "font": {"family": style.FONT, "size": style.FONT_SIZE, "color": look.text},
-        "title": {
-            "text": f"<b>{shown_name(title)}</b>", "font": {"size": 20},
-            "subtitle": {"text": subtitle(place, look), "font": {"size": 13, "color": look.quiet}},
-            "x": 0, "xref": "container", "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top",
-            "pad": {"l": 24, "t": 20},
-        },
+        **chart_frame(
+            look,
+            title=shown_name(title),
+            subtitle=subtitle(place, look),
+            height=height, **{"t": TOP, "b": 70, "l": 170, "r": 90, **margins},
+        ),
+        "dragmode": False, "hovermode": "closest",
         "hoverlabel": {"align": "left", "font": {"family": style.FONT, "size": 13}},
-        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"},
+        "legend": LEGEND,
     }  # fmt: skip
 
 

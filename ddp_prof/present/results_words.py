@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.evidence import Evidence
     from ddp_prof.analyze.facts import Fact, Topic
     from ddp_prof.analyze.settings import Place
-    from ddp_prof.analyze.spread import Estimate
     from ddp_prof.database import Environment
 
 HEADINGS: Mapping[Topic, str] = {
@@ -79,14 +78,6 @@ def evidence_text(evidence: Evidence | None) -> str:
     if evidence.low is None or evidence.high is None:
         return f"{percent(evidence.value)} (no spread, {count})"
     return f"{percent(evidence.value)} ({percent(evidence.low)} to {percent(evidence.high)}, {count})"
-
-
-def estimate_text(estimate: Estimate | None) -> str:
-    """A time with its spread."""
-    if estimate is None:
-        return "n/a"
-    spread = "" if estimate.half_width is None else f" ± {milliseconds(round(estimate.half_width))}"
-    return f"{milliseconds(round(estimate.value))}{spread}"
 
 
 def _changes(fact: Fact, thing: str) -> str:

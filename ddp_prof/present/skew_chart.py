@@ -6,6 +6,7 @@ import html
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof.present import style
+from ddp_prof.present.chart_frame import chart_frame
 from ddp_prof.present.skew_rows import rank_name, skew_headline
 
 if TYPE_CHECKING:
@@ -58,24 +59,16 @@ def _columns(skew: RunSkew) -> list[str]:
 
 def _layout(run: Run, skew: RunSkew, look: Look) -> dict[str, Any]:
     heat = _ROW * max(2, len(skew.ranks))
-    height = _TOP + heat + _COST + _BOTTOM
     inner = heat + _COST
     axis = {"gridcolor": look.line, "zeroline": False, "tickfont": {"color": look.quiet}}
     notice = style.place_notice([run.device], run.warnings, look)
     return {
-        "template": "none", "height": height,
-        "margin": {"t": _TOP, "b": _BOTTOM, "l": _LEFT, "r": 90},
-        "paper_bgcolor": look.paper, "plot_bgcolor": look.paper,
-        "font": {"family": style.FONT, "size": style.FONT_SIZE, "color": look.text},
-        "title": {
-            "text": f"<b>{html.escape(skew_headline(skew).partition(';')[0].rstrip('.'))}</b>", "font": {"size": 20},
-            "subtitle": {
-                "text": f"{notice}  ·  {html.escape(run.label)}  ·  above the lag of each rank, below the exposed wait",
-                "font": {"size": 13, "color": look.quiet},
-            },
-            "x": 0, "xref": "container", "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top",
-            "pad": {"l": 24, "t": 20},
-        },
+        **chart_frame(
+            look,
+            title=html.escape(skew_headline(skew).partition(";")[0].rstrip(".")),
+            subtitle=f"{notice}  ·  {html.escape(run.label)}  ·  above the lag of each rank, below the exposed wait",
+            height=_TOP + inner + _BOTTOM, t=_TOP, b=_BOTTOM, l=_LEFT, r=90,
+        ),
         "xaxis": {**axis, "type": "category", "showgrid": False, "title": {"text": "step"}, "anchor": "y2"},
         "yaxis": {
             **axis, "domain": [1 - heat / inner, 1], "showgrid": False, "autorange": "reversed",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddp_prof.present import style
+from ddp_prof.present.chart_frame import chart_frame
 from ddp_prof.present.charts import subtitle
 from ddp_prof.present.timeline_words import shown_name
 
@@ -115,18 +116,12 @@ def _limit_label(y: float, text: str, look: Look) -> dict[str, Any]:
 def _layout(results: Sequence[TraceOverlap], look: Look, title: str, measure: str, row: int) -> dict[str, Any]:
     """A row a run, from top to bottom."""
     return {
-        "template": "none",
-        "height": _TOP + _BOTTOM + row * max(1, len(results)),
-        "margin": {"t": _TOP, "b": _BOTTOM, "l": _LEFT, "r": _RIGHT},
-        "paper_bgcolor": look.paper,
-        "plot_bgcolor": look.paper,
-        "font": {"family": style.FONT, "size": style.FONT_SIZE, "color": look.text},
-        "title": {
-            "text": f"<b>{title}</b>", "font": {"size": 18},
-            "subtitle": {"text": subtitle(results, look), "font": {"size": 13, "color": look.quiet}},
-            "x": 0, "xref": "container", "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top",
-            "pad": {"l": 24, "t": 16},
-        },
+        **chart_frame(
+            look,
+            title=title,
+            subtitle=subtitle(results, look),
+            height=_TOP + _BOTTOM + row * max(1, len(results)), size=18, pad=16, t=_TOP, b=_BOTTOM, l=_LEFT, r=_RIGHT,
+        ),
         "hovermode": "closest",
         "hoverlabel": {"align": "left", "font": {"family": style.FONT, "size": 13}},
         "dragmode": False,

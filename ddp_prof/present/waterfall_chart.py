@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_prof.analyze.waterfall import PARTS
 from ddp_prof.present import style
+from ddp_prof.present.chart_frame import chart_frame
 from ddp_prof.present.timeline_words import shown_name
 
 if TYPE_CHECKING:
@@ -78,19 +79,13 @@ def _layout(waterfall: Waterfall, look: Look) -> dict[str, Any]:
     axis = {"gridcolor": look.line, "zeroline": False, "tickfont": {"color": look.quiet}, "fixedrange": True}
     notice = style.place_notice((budget.device for budget in waterfall.budgets), waterfall.warnings, look)
     return {
-        "template": "none", "height": _HEIGHT, "dragmode": False,
-        "margin": {"t": _TOP, "b": _BOTTOM, "l": 70, "r": 40},
-        "paper_bgcolor": look.paper, "plot_bgcolor": look.paper,
-        "font": {"family": style.FONT, "size": style.FONT_SIZE, "color": look.text},
-        "title": {
-            "text": f"<b>{_headline(waterfall)}</b>", "font": {"size": 20},
-            "subtitle": {
-                "text": f"{notice}  ·  mean step, and what each variant took away (green) or added (red)",
-                "font": {"size": 13, "color": look.quiet},
-            },
-            "x": 0, "xref": "container", "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top",
-            "pad": {"l": 24, "t": 20},
-        },
+        **chart_frame(
+            look,
+            title=_headline(waterfall),
+            subtitle=f"{notice}  ·  mean step, and what each variant took away (green) or added (red)",
+            height=_HEIGHT, t=_TOP, b=_BOTTOM, l=70, r=40,
+        ),
+        "dragmode": False,
         "xaxis": {
             **axis, "showgrid": False, "tickangle": -45, "tickmode": "array", "tickvals": list(range(len(steps))),
             "ticktext": [f"<b>{shown_name(run)}</b>" if run else name for run, name, _, _ in steps],

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.present import pictures
-from ddp_prof.present.pictures import SCALE, WIDTH, NoBrowserError, find_browser, write_picture, write_pictures
+from ddp_prof.present.pictures import SCALE, WIDTH, NoBrowserError, find_browser, write_pictures
 from ddp_prof.present.timeline import draw_timeline
 from ddp_prof.present.timeline_build import build_timeline
 from tests.present.runs import cpu_run, run_of
@@ -32,7 +32,7 @@ def test_without_chromium_one_line_says_what_to_do(tmp_path: Path, monkeypatch: 
     monkeypatch.delenv("BROWSER_PATH", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(NoBrowserError, match="apt-get install chromium") as raised:
-        write_picture(figure(), tmp_path / "a.png")
+        write_pictures([(figure(), tmp_path / "a.png")])
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "a.png").exists()
 
@@ -51,5 +51,5 @@ def test_a_browser_that_fails_is_one_clear_error(tmp_path: Path, monkeypatch: py
     broken.chmod(0o755)
     monkeypatch.setenv("BROWSER_PATH", str(broken))
     with pytest.raises(pictures.PictureError, match=r"could not be drawn with .*/broken: [^(]") as raised:
-        write_picture(figure(), tmp_path / "a.png")
+        write_pictures([(figure(), tmp_path / "a.png")])
     assert "\n" not in str(raised.value)
