@@ -28,7 +28,7 @@ from ddp_prof.ddp.reducer import Reducer
 from ddp_prof.errors import CommunicationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from ddp_prof.ddp.buckets import Assignment
 
@@ -100,28 +100,33 @@ class DataParallel(torch.nn.Module, ABC):
 
 
 class ReducingVariant(DataParallel):
-    """A variant that reduces its gradients itself.
+    """A variant that reduces its gradients itself: after backward where :attr:`is_blocking`, else from gradient hooks.
 
     Args:
         module: What is trained.
         process_group: ``None`` is the default group.
         find_unused_parameters: Leave parameters that no rank used in a step without a gradient, as one process would,
             at the price of one small all-reduce a step. Otherwise their gradient is zeros.
-        assign: Puts parameters into buckets.
     """
 
     def __init__(
         self,
         module: torch.nn.Module,
-        process_group: dist.ProcessGroup | None,
-        find_unused_parameters: bool,
-        assign: Callable[[Sequence[ParameterSize]], Assignment],
+        *,
+        process_group: dist.ProcessGroup | None = None,
+        find_unused_parameters: bool = False,
     ) -> None:
         super().__init__(module, process_group)
         self._broadcast_state()
         parameters = self.trained_parameters()
-        self.assignment = assign([_size(each) for each in parameters])
+        self.assignment = self._assign([_size(each) for each in parameters])
         self._reducer = Reducer(parameters, self.assignment, process_group, find_unused_parameters)
+        if not self.is_blocking:
+            self._listen()
+
+    @abstractmethod
+    def _assign(self, sizes: Sequence[ParameterSize]) -> Assignment:
+        """Put parameters into buckets."""
 
     def _synchronize(self) -> None:
         self._reducer.finish()

@@ -17,15 +17,18 @@ can hide, is longer: the cap of a bucket sets the balance.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ddp_prof.ddp.base import ReducingVariant
 from ddp_prof.ddp.buckets import MB, assign_buckets
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
     import torch.distributed as dist
+
+    from ddp_prof.ddp.buckets import Assignment, ParameterSize
 
 
 class BucketedDDP(ReducingVariant):
@@ -49,7 +52,8 @@ class BucketedDDP(ReducingVariant):
     ) -> None:
         if bucket_size_mb is not None and not bucket_size_mb > 0:
             raise ValueError(f"bucket_size_mb must be positive or None, got {bucket_size_mb}")
-        cap_bytes = None if bucket_size_mb is None else bucket_size_mb * MB
-        assign = partial(assign_buckets, cap_bytes=cap_bytes)
-        super().__init__(module, process_group, find_unused_parameters, assign)
-        self._listen()
+        self._cap_bytes = None if bucket_size_mb is None else bucket_size_mb * MB
+        super().__init__(module, process_group=process_group, find_unused_parameters=find_unused_parameters)
+
+    def _assign(self, sizes: Sequence[ParameterSize]) -> Assignment:
+        return assign_buckets(sizes, cap_bytes=self._cap_bytes)

@@ -15,15 +15,15 @@ Nothing overlaps, but the latency of a collective is paid once.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from ddp_prof.ddp.base import ReducingVariant
 from ddp_prof.ddp.buckets import assign_buckets
 
 if TYPE_CHECKING:
-    import torch
-    import torch.distributed as dist
+    from collections.abc import Sequence
+
+    from ddp_prof.ddp.buckets import Assignment, ParameterSize
 
 
 class FlatDDP(ReducingVariant):
@@ -31,11 +31,5 @@ class FlatDDP(ReducingVariant):
 
     is_blocking: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        *,
-        process_group: dist.ProcessGroup | None = None,
-        find_unused_parameters: bool = False,
-    ) -> None:
-        super().__init__(module, process_group, find_unused_parameters, partial(assign_buckets, cap_bytes=None))
+    def _assign(self, sizes: Sequence[ParameterSize]) -> Assignment:
+        return assign_buckets(sizes, cap_bytes=None)

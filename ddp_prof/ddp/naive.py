@@ -20,8 +20,9 @@ from ddp_prof.ddp.base import ReducingVariant
 from ddp_prof.ddp.buckets import assign_each
 
 if TYPE_CHECKING:
-    import torch
-    import torch.distributed as dist
+    from collections.abc import Sequence
+
+    from ddp_prof.ddp.buckets import Assignment, ParameterSize
 
 
 class NaiveDDP(ReducingVariant):
@@ -29,14 +30,8 @@ class NaiveDDP(ReducingVariant):
 
     is_blocking: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        *,
-        process_group: dist.ProcessGroup | None = None,
-        find_unused_parameters: bool = False,
-    ) -> None:
-        super().__init__(module, process_group, find_unused_parameters, assign_each)
+    def _assign(self, sizes: Sequence[ParameterSize]) -> Assignment:
+        return assign_each(sizes)
 
     def _synchronize(self) -> None:
         for _ in self._reducer.buckets:

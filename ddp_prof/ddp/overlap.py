@@ -21,19 +21,13 @@ from ddp_prof.ddp.base import ReducingVariant
 from ddp_prof.ddp.buckets import assign_each
 
 if TYPE_CHECKING:
-    import torch
-    import torch.distributed as dist
+    from collections.abc import Sequence
+
+    from ddp_prof.ddp.buckets import Assignment, ParameterSize
 
 
 class OverlapDDP(ReducingVariant):
     """From gradient hooks, one asynchronous all-reduce a parameter. Arguments as in :class:`ReducingVariant`."""
 
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        *,
-        process_group: dist.ProcessGroup | None = None,
-        find_unused_parameters: bool = False,
-    ) -> None:
-        super().__init__(module, process_group, find_unused_parameters, assign_each)
-        self._listen()
+    def _assign(self, sizes: Sequence[ParameterSize]) -> Assignment:
+        return assign_each(sizes)

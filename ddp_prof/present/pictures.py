@@ -62,6 +62,15 @@ def write_pictures(pictures: Iterable[tuple[go.Figure, Path]]) -> None:
         raise _failure(browser, failed[0]) from failed[0]
 
 
+def try_pictures(pictures: Iterable[tuple[go.Figure, Path]]) -> list[str]:
+    """Write pictures beside pages that show the same; returns why there are none, if there are none."""
+    try:
+        write_pictures(pictures)
+    except PictureError as error:
+        return [str(error)]
+    return []
+
+
 def _failure(browser: Path, error: BaseException) -> PictureError:
     """In a line: choreographer's errors bring their advice as further arguments."""
     reason = next(iter(str(error.args[0] if error.args else error).splitlines()), type(error).__name__)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ddp_prof.present.charts import draw_comparison
 from ddp_prof.present.page import write_page
-from ddp_prof.present.pictures import PictureError, write_pictures
+from ddp_prof.present.pictures import try_pictures
 from ddp_prof.present.report_page import CSS, WATERFALL, Chapter, report_body
 from ddp_prof.present.report_why import SUFFIX as WHY
 from ddp_prof.present.report_why import write_why_page
@@ -24,8 +24,6 @@ from ddp_prof.present.waterfall_chart import draw_waterfall
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
-
-    import plotly.graph_objects as go
 
     from ddp_prof.analyze.findings import Findings
     from ddp_prof.analyze.overlap import TraceOverlap
@@ -85,7 +83,7 @@ def write_report(
         write_timeline_page(whole, folder / f"{name}.html", shared_plotly=True)
         write_why_page(run.findings, folder / f"{name}{WHY}.html")
         pictures.append((draw_timeline(part), folder / f"{name}.png"))
-    problems = _try_pictures(pictures)
+    problems = try_pictures(pictures)
     chapters = [Chapter(name, run.result, run.manifest, run.findings) for name, run in zip(names, runs, strict=True)]
     body = report_body(chapters, charts, pictures=not problems)
     write_page(folder / f"{INDEX}.html", title="Communication behind compute", body=body, css=CSS, shared_plotly=True)
@@ -98,15 +96,6 @@ def _timelines(run: Run, backward_pattern: str | None) -> tuple[Timeline, Timeli
     whole = build_timeline(run.sources, backward_pattern=backward_pattern)
     part = build_timeline(run.sources, steps=steps, max_boxes=MAX_BOXES, backward_pattern=backward_pattern)
     return whole, part
-
-
-def _try_pictures(pictures: Sequence[tuple[go.Figure, Path]]) -> list[str]:
-    """Pictures are dispensable: the pages show the same."""
-    try:
-        write_pictures(pictures)
-    except PictureError as error:
-        return [str(error)]
-    return []
 
 
 def _file_names(names: Iterable[str]) -> list[str]:

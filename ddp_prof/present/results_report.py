@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ddp_prof.present.bandwidth_chart import draw_bandwidth
 from ddp_prof.present.bucket_sweep_chart import batch_sizes, draw_bucket_sweep
 from ddp_prof.present.page import write_figure_page
-from ddp_prof.present.pictures import PictureError, write_pictures
+from ddp_prof.present.pictures import try_pictures
 from ddp_prof.present.results_rows import csv_rows
 from ddp_prof.present.results_sheets import (
     PLACES,
@@ -55,7 +55,7 @@ def write_results(places: Sequence[PlaceResults], study: Study | None, folder: P
     figures = [_figures(each, prefix) for each, prefix in zip(places, _prefixes(places), strict=True)]
     for name, figure in (pair for own in figures for pair in own.items()):
         write_figure_page(figure, folder / f"{name}.html", title=_title(name), shared_plotly=True)
-    problems = _try_pictures([(figure, folder / f"{name}.png") for own in figures for name, figure in own.items()])
+    problems = try_pictures([(figure, folder / f"{name}.png") for own in figures for name, figure in own.items()])
     pictures = [[] if problems else list(own) for own in figures]
     (folder / REPORT).write_text(results_markdown(places, study, pictures), encoding="utf-8")
     return problems
@@ -148,12 +148,3 @@ def _prefixes(places: Sequence[PlaceResults]) -> list[str]:
 def _title(name: str) -> str:
     known = next((title for end, title in TITLES.items() if name.endswith(end)), None)
     return known or f"Step time by bucket size, batch {name.rpartition('-')[2]}"
-
-
-def _try_pictures(pictures: Sequence[tuple[go.Figure, Path]]) -> list[str]:
-    """Pictures are dispensable: the pages show the same."""
-    try:
-        write_pictures(pictures)
-    except PictureError as error:
-        return [str(error)]
-    return []
