@@ -41,9 +41,23 @@ ORDER = ("naive", "flat", "overlap", "bucketed", "torch")
 """How variants build upon each other; what else there is comes after them as given."""
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """The mean step of a run, over steps and ranks, in whole nanoseconds; the parts sum to ``step_ns``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """A step, or a difference of two, in whole nanoseconds; the parts sum to ``step_ns`` exactly."""
+
+    step_ns: int
+    compute_ns: int
+    contention_ns: int
+    transfer_ns: int
+    tail_ns: int
+    wait_ns: int
+    calls_ns: int
+    rest_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget(Parts):
+    """The mean step of a run, over steps and ranks.
 
     Attributes:
         steps: Steps of all ranks that it is the mean of.
@@ -54,32 +68,16 @@ class Budget:
     label: str
     device: str
     steps: int
-    step_ns: int
-    compute_ns: int
-    contention_ns: int
-    transfer_ns: int
-    tail_ns: int
-    wait_ns: int
-    calls_ns: int
-    rest_ns: int
     contention: Contention
     knows_wait: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What changed from one run to the next; the parts sum to ``step_ns`` exactly."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change(Parts):
+    """What changed from one run to the next."""
 
     before: str
     after: str
-    step_ns: int
-    compute_ns: int
-    contention_ns: int
-    transfer_ns: int
-    tail_ns: int
-    wait_ns: int
-    calls_ns: int
-    rest_ns: int
 
 
 @dataclass(frozen=True, slots=True)
