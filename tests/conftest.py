@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
+
+# Started in the background, or by nohup, the tests would hand on signals that no script can trap.
+for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 ROOT = Path(__file__).parent.parent
 SHARED_TRACES = ROOT.parent / "shared" / "traces"
