@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repeat_capture import repeat_capture
 
-from ddp_prof.analyze.work import rank_work
+from ddp_prof.analyze.core.attribution import rank_work
 from ddp_prof.ingest.load import load_trace
-from ddp_prof.present.pictures import find_browser
-from ddp_prof.present.timeline_build import build_timeline
-from ddp_prof.present.timeline_model import Source
-from ddp_prof.present.timeline_page import write_timeline_page
+from ddp_prof.present.charts.static_images import find_browser
+from ddp_prof.present.timeline.build import build_timeline
+from ddp_prof.present.timeline.model import Source
+from ddp_prof.present.timeline.page import write_timeline_page
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

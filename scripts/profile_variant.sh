@@ -206,7 +206,7 @@ digest() {
     environment
     printf '%s\n' "${arguments[@]}"
     cd "$root"
-    find ddp_prof/ddp ddp_prof/train ddp_prof/spans.py ddp_prof/manifest.py scripts/profile_variant.sh -type f \
+    find ddp_prof/ddp ddp_prof/train ddp_prof/range_names.py ddp_prof/manifest.py scripts/profile_variant.sh -type f \
       ! -name '*.pyc' ! -path '*/bench/*' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
   } | sha256sum | cut -d' ' -f1
 }

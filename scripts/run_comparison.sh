@@ -2,7 +2,7 @@
 # The benchmark suite in one command: sets up what is missing, runs every variant in every setting several times, then
 # writes table, CSV, figures and analysis.
 #
-#   scripts/run_comparison.sh [arguments of python -m ddp_prof.train.bench, as --seq-lens 128 256 --repeats 5]
+#   scripts/run_comparison.sh [arguments of python -m ddp_prof.benchmark.sweep, as --seq-lens 128 256 --repeats 5]
 #
 # What is in the database already is not run again, unless --force: started again, an interrupted sweep goes on where it
 # stopped. Without arguments: on two GPUs the published study's grid with the xl model (a matter of hours), else a small
@@ -37,7 +37,7 @@ read_arguments() {
   local argument
   for argument in "$@"; do
     case "$argument" in
-      -h | --help) "$root/scripts/env.sh" train && exec "$venv/bin/python" -m ddp_prof.train.bench --help ;;
+      -h | --help) "$root/scripts/env.sh" train && exec "$venv/bin/python" -m ddp_prof.benchmark.sweep --help ;;
       --database | --database=*) echo "run_comparison: instead of --database say RESULTS_DB=PATH" >&2 && exit 2 ;;
     esac
   done
@@ -45,7 +45,7 @@ read_arguments() {
 
 # In the background, so that a signal reaches the traps above at once. It ends with this script, however that ends.
 sweep() {
-  DDP_PROF_LAUNCHER=$$ "$venv/bin/python" -m ddp_prof.train.bench --database "$database" "$@" &
+  DDP_PROF_LAUNCHER=$$ "$venv/bin/python" -m ddp_prof.benchmark.sweep --database "$database" "$@" &
   child=$!
   wait "$child"
 }

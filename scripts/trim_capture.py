@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddp_prof.errors import DdpProfError, TraceError
-from ddp_prof.spans import PROCESS, STEP, parse_range
+from ddp_prof.range_names import PROCESS, STEP, parse_range
 from ddp_prof.train.arguments import at_least
 
 if TYPE_CHECKING:

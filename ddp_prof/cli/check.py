@@ -12,7 +12,7 @@ from ddp_prof.cli.options import Selection, format_option, selection_options, tr
 from ddp_prof.errors import NotMetError
 
 if TYPE_CHECKING:
-    from ddp_prof.analyze.overlap import TraceOverlap
+    from ddp_prof.analyze.overlap.overlap import TraceOverlap
 
 NS_PER_MS = 1_000_000
 
@@ -90,9 +90,9 @@ def command(
     if min_overlap is None and max_exposed_ms is None and max_tail_ms is None and not (baselines or all_ranks):
         raise click.UsageError("nothing is required: give --min-overlap, --max-exposed-ms, --max-tail-ms or --baseline")
 
-    from ddp_prof.analyze.check import DEFAULT_REGRESSION, Requirements, check_run
-    from ddp_prof.present.table import show
-    from ddp_prof.present.verdicts import check_sheet, check_summary, verdict_line
+    from ddp_prof.analyze.overlap.regression_gate import DEFAULT_REGRESSION, Requirements, check_run
+    from ddp_prof.present.tables.gate import check_sheet, check_summary, verdict_line
+    from ddp_prof.present.tables.render import show
 
     runs = selection.measure(traces)
     baseline = _only_run(selection.measure(baselines)) if baselines else None

@@ -11,7 +11,7 @@ from ddp_prof.cli.options import Selection, format_option, one_run_option, selec
 from ddp_prof.errors import TraceError
 
 if TYPE_CHECKING:
-    from ddp_prof.analyze.runs import Run
+    from ddp_prof.analyze.collectives.run import Run
 
 
 @click.command("collectives")
@@ -44,9 +44,9 @@ def command(
     Ready, launch, start, end; what of it is overlapped or exposed; and one cause for each exposed nanosecond: tail,
     launched late, queued, waiting, starved, synchronous. The ranks of one run may lie in several files.
     """
-    from ddp_prof.analyze.collectives import measure_collectives
-    from ddp_prof.present.collective_rows import collectives_sheet
-    from ddp_prof.present.table import show
+    from ddp_prof.analyze.collectives.results import measure_collectives
+    from ddp_prof.present.tables.collectives import collectives_sheet
+    from ddp_prof.present.tables.render import show
 
     runs = selection.runs(traces, one_run=one_run)
     if (page or png) and len(runs) > 1:
@@ -58,10 +58,10 @@ def command(
 
 
 def _draw(run: Run, step: int | None, headline: str, page: Path | None, png: Path | None) -> None:
-    from ddp_prof.analyze.lifelines import step_lifelines, typical_step
-    from ddp_prof.present.lifeline_chart import draw_lifelines
-    from ddp_prof.present.page import write_figure_page
-    from ddp_prof.present.pictures import write_pictures
+    from ddp_prof.analyze.collectives.step_view import step_lifelines, typical_step
+    from ddp_prof.present.charts.collectives import draw_lifelines
+    from ddp_prof.present.charts.static_images import write_pictures
+    from ddp_prof.present.html.page import write_figure_page
 
     shown = typical_step(run.ranks) if step is None else step
     ranks = () if shown is None else step_lifelines(run.ranks, shown)

@@ -13,10 +13,10 @@ from ddp_prof.cli.options import Selection, format_option, selection_options, tr
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddp_prof.analyze.contention import KernelSamples
-    from ddp_prof.analyze.overlap import TraceOverlap
-    from ddp_prof.analyze.runs import Run
-    from ddp_prof.analyze.waterfall import Waterfall
+    from ddp_prof.analyze.collectives.run import Run
+    from ddp_prof.analyze.overlap.overlap import TraceOverlap
+    from ddp_prof.analyze.variants.contention import KernelSamples
+    from ddp_prof.analyze.variants.waterfall import Waterfall
 
 
 @click.command("compare")
@@ -39,9 +39,9 @@ def command(
     Speed-ups are over the run called 'naive', where there is one. The waterfall leads from naive to flat, overlap and
     bucketed: what each removed from the step and what it added, exactly.
     """
-    from ddp_prof.present.rows import Sheet, compare_sheet, notes_of_runs
-    from ddp_prof.present.table import show
-    from ddp_prof.present.waterfall_rows import waterfall_document, waterfall_notes, waterfall_rows
+    from ddp_prof.present.tables.render import show
+    from ddp_prof.present.tables.rows import Sheet, compare_sheet, notes_of_runs
+    from ddp_prof.present.tables.waterfall import waterfall_document, waterfall_notes, waterfall_rows
 
     results, changes = _measure(traces, selection)
     sheet = compare_sheet(results)
@@ -57,11 +57,11 @@ def command(
 
 def _measure(traces: Sequence[Path], selection: Selection) -> tuple[list[TraceOverlap], Waterfall]:
     """Overlap and waterfall, from one reading of each trace."""
-    from ddp_prof.analyze.contention import sample_kernels
-    from ddp_prof.analyze.overlap import measure_works, merge_ranks
-    from ddp_prof.analyze.runs import merge_traces, reduce_trace
-    from ddp_prof.analyze.waterfall import measure_waterfall
-    from ddp_prof.analyze.work import rank_work
+    from ddp_prof.analyze.collectives.run import merge_traces, reduce_trace
+    from ddp_prof.analyze.core.attribution import rank_work
+    from ddp_prof.analyze.overlap.overlap import measure_works, merge_ranks
+    from ddp_prof.analyze.variants.contention import sample_kernels
+    from ddp_prof.analyze.variants.waterfall import measure_waterfall
     from ddp_prof.manifest import manifest_path
 
     parts: dict[Path, list[tuple[TraceOverlap, Run, list[KernelSamples]]]] = {}
@@ -76,9 +76,9 @@ def _measure(traces: Sequence[Path], selection: Selection) -> tuple[list[TraceOv
 
 
 def _draw(changes: Waterfall, page: Path | None, png: Path | None) -> None:
-    from ddp_prof.present.page import write_figure_page
-    from ddp_prof.present.pictures import write_pictures
-    from ddp_prof.present.waterfall_chart import draw_waterfall
+    from ddp_prof.present.charts.static_images import write_pictures
+    from ddp_prof.present.charts.waterfall import draw_waterfall
+    from ddp_prof.present.html.page import write_figure_page
 
     figure = draw_waterfall(changes)
     if page:

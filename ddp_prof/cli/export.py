@@ -24,7 +24,7 @@ def command(traces: tuple[Path, ...], selection: Selection, output: Path | None)
 
     Several traces become processes of one file, their first steps lined up. Both viewers read the file on this machine.
     """
-    from ddp_prof.present.perfetto import write_perfetto
+    from ddp_prof.present.perfetto.writer import write_perfetto
 
     sources = load_sources(traces, selection)
     target = output or Path(f"{sources[0].title.replace('/', '-')}.perfetto.json.gz")

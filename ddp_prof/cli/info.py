@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 @selection_options
 def command(traces: tuple[Path, ...], selection: Selection, form: str) -> None:
     """What a trace holds, and what is missing for which question."""
-    from ddp_prof.analyze.inventory import take_inventory
-    from ddp_prof.present.rows import info_sheet
-    from ddp_prof.present.table import show
+    from ddp_prof.analyze.core.inventory import take_inventory
+    from ddp_prof.present.tables.render import show
+    from ddp_prof.present.tables.rows import info_sheet
 
     inventories = [take_inventory(trace, step_pattern=selection.step_pattern) for trace in selection.load(traces)]
     show(form, [info_sheet(inventory) for inventory in inventories])

@@ -12,8 +12,8 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ddp_prof.analyze.overlap import TraceOverlap
-    from ddp_prof.analyze.runs import Run
+    from ddp_prof.analyze.collectives.run import Run
+    from ddp_prof.analyze.overlap.overlap import TraceOverlap
     from ddp_prof.trace import Trace
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
@@ -37,7 +37,7 @@ class Selection:
 
     def measure(self, paths: Sequence[Path]) -> list[TraceOverlap]:
         """Measure the runs that the traces belong to; the ranks of one run may lie in several files."""
-        from ddp_prof.analyze.overlap import measure_overlap, merge_ranks
+        from ddp_prof.analyze.overlap.overlap import measure_overlap, merge_ranks
         from ddp_prof.manifest import manifest_path
 
         runs: dict[Path, list[TraceOverlap]] = {}
@@ -48,8 +48,8 @@ class Selection:
 
     def runs(self, paths: Sequence[Path], *, one_run: bool = False) -> list[Run]:
         """The collectives of the runs that the traces belong to, by their names or, if said so, all to one."""
-        from ddp_prof.analyze.runs import merge_traces, reduce_trace
-        from ddp_prof.analyze.work import rank_work
+        from ddp_prof.analyze.collectives.run import merge_traces, reduce_trace
+        from ddp_prof.analyze.core.attribution import rank_work
         from ddp_prof.manifest import manifest_path
 
         parts: dict[Path, list[Run]] = {}

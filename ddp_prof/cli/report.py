@@ -13,18 +13,18 @@ from ddp_prof.cli.timeline import load_sources
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddp_prof.analyze.waterfall import Waterfall
-    from ddp_prof.present.report import Run
-    from ddp_prof.present.timeline_model import Source
+    from ddp_prof.analyze.variants.waterfall import Waterfall
+    from ddp_prof.present.html.report import Run
+    from ddp_prof.present.timeline.model import Source
 
 
 def gather_runs(sources: Sequence[Source]) -> list[Run]:
     """The runs that traces belong to, measured; the ranks of one run may lie in several files."""
-    from ddp_prof.analyze.findings import explain_run
-    from ddp_prof.analyze.overlap import measure_works, merge_ranks
-    from ddp_prof.analyze.runs import merge_traces, reduce_trace
+    from ddp_prof.analyze.collectives.findings import explain_run
+    from ddp_prof.analyze.collectives.run import merge_traces, reduce_trace
+    from ddp_prof.analyze.overlap.overlap import measure_works, merge_ranks
     from ddp_prof.manifest import SUFFIX, manifest_path
-    from ddp_prof.present.report import Run
+    from ddp_prof.present.html.report import Run
 
     runs: dict[Path, list[Source]] = {}
     for source in sources:
@@ -42,8 +42,8 @@ def gather_runs(sources: Sequence[Source]) -> list[Run]:
 
 def compare_runs(runs: Sequence[Run]) -> Waterfall:
     """What each run changed of the one before."""
-    from ddp_prof.analyze.contention import sample_kernels
-    from ddp_prof.analyze.waterfall import measure_waterfall
+    from ddp_prof.analyze.variants.contention import sample_kernels
+    from ddp_prof.analyze.variants.waterfall import measure_waterfall
 
     return measure_waterfall(
         [
@@ -71,7 +71,7 @@ def command(traces: tuple[Path, ...], selection: Selection, folder: Path) -> Non
     A folder stands for the traces in it. Pictures need Chromium; without it the pages are written all the same.
     """
     from ddp_prof.manifest import in_story_order
-    from ddp_prof.present.report import write_report
+    from ddp_prof.present.html.report import write_report
 
     sources = load_sources(traces, selection, with_shapes=True)
     runs = in_story_order(gather_runs(sources), lambda run: run.manifest)

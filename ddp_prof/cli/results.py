@@ -14,9 +14,9 @@ from ddp_prof.errors import TraceError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ddp_prof.analyze.places import PlaceResults
-    from ddp_prof.analyze.settings import SettingSummary
-    from ddp_prof.analyze.study import Study
+    from ddp_prof.benchmark.places import PlaceResults
+    from ddp_prof.benchmark.settings import SettingSummary
+    from ddp_prof.benchmark.study import Study
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
@@ -77,10 +77,10 @@ def command(
     DATABASE is what scripts/run_comparison.sh writes, traces/results.db where nothing is said. Settings that ran out
     of memory or failed are rows, too. Pictures need Chromium; without it the pages are written all the same.
     """
-    from ddp_prof.analyze.places import gather_places
-    from ddp_prof.analyze.settings import environments_of, summarize_settings
-    from ddp_prof.analyze.study import load_study
-    from ddp_prof.database import load_results
+    from ddp_prof.benchmark.places import gather_places
+    from ddp_prof.benchmark.settings import environments_of, summarize_settings
+    from ddp_prof.benchmark.store import load_results
+    from ddp_prof.benchmark.study import load_study
 
     table = database.with_suffix(".csv")
     if folder and table == database:
@@ -92,7 +92,7 @@ def command(
     study = load_study(against) if against else None
     _show(form, database, places, study)
     if folder:
-        from ddp_prof.present.results_report import REPORT, write_results, write_results_csv
+        from ddp_prof.benchmark.report.report import REPORT, write_results, write_results_csv
 
         for problem in write_results(places, study, folder):
             click.echo(f"note: {problem}", err=True)
@@ -123,11 +123,11 @@ def _select(
 
 
 def _show(form: str, database: Path, places: Sequence[PlaceResults], study: Study | None) -> None:
-    from ddp_prof.present.results_document import results_document
-    from ddp_prof.present.results_report import results_markdown
-    from ddp_prof.present.results_sheets import csv_sheet, results_sheets
-    from ddp_prof.present.rows import Sheet
-    from ddp_prof.present.table import show
+    from ddp_prof.benchmark.report.document import results_document
+    from ddp_prof.benchmark.report.report import results_markdown
+    from ddp_prof.benchmark.report.sheets import csv_sheet, results_sheets
+    from ddp_prof.present.tables.render import show
+    from ddp_prof.present.tables.rows import Sheet
 
     if form == "markdown":
         click.echo(results_markdown(places, study), nl=False)

@@ -23,9 +23,9 @@ def command(
 
     Give the traces of all ranks of a run; files of their own are brought to one clock. Ranks may be missing.
     """
-    from ddp_prof.analyze.skew import measure_skew
-    from ddp_prof.present.skew_rows import skew_headline, skew_sheet
-    from ddp_prof.present.table import show
+    from ddp_prof.analyze.collectives.straggler import measure_skew
+    from ddp_prof.present.tables.render import show
+    from ddp_prof.present.tables.straggler import skew_headline, skew_sheet
 
     runs = selection.runs(traces, one_run=one_run)
     skews = [measure_skew(run.ranks, run.warnings) for run in runs]
@@ -33,9 +33,9 @@ def command(
     if page or png:
         if len(runs) > 1:
             raise click.UsageError("--html and --png draw one run: give the traces of a single one")
-        from ddp_prof.present.page import write_figure_page
-        from ddp_prof.present.pictures import write_pictures
-        from ddp_prof.present.skew_chart import draw_skew
+        from ddp_prof.present.charts.static_images import write_pictures
+        from ddp_prof.present.charts.straggler import draw_skew
+        from ddp_prof.present.html.page import write_figure_page
 
         figure = draw_skew(runs[0], skews[0])
         if page:

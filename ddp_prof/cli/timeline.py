@@ -13,7 +13,7 @@ from ddp_prof.cli.options import Selection, selection_options, traces_argument
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddp_prof.present.timeline_model import Source
+    from ddp_prof.present.timeline.model import Source
 
 _MOST_STEPS = 1_000_000
 
@@ -36,9 +36,9 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str | 
 
 def load_sources(traces: Sequence[Path], selection: Selection, *, with_shapes: bool = False) -> list[Source]:
     """Each trace with what its ranks did; of several with one title, the rank is part of it."""
-    from ddp_prof.analyze.work import rank_work
+    from ddp_prof.analyze.core.attribution import rank_work
     from ddp_prof.manifest import label_of
-    from ddp_prof.present.timeline_model import Source
+    from ddp_prof.present.timeline.model import Source
 
     sources = []
     for trace in selection.load(traces, with_shapes=with_shapes):
@@ -72,10 +72,10 @@ def command(
 
     Several traces come above each other, their first steps lined up. A picture shows a few steps unless told which.
     """
-    from ddp_prof.present.pictures import write_pictures
-    from ddp_prof.present.timeline import draw_timeline
-    from ddp_prof.present.timeline_build import MAX_BOXES, build_timeline, steady_steps
-    from ddp_prof.present.timeline_page import write_timeline_page
+    from ddp_prof.present.charts.static_images import write_pictures
+    from ddp_prof.present.timeline.build import MAX_BOXES, build_timeline, steady_steps
+    from ddp_prof.present.timeline.figure import draw_timeline
+    from ddp_prof.present.timeline.page import write_timeline_page
 
     sources = load_sources(traces, selection)
     model = build_timeline(sources, steps=steps, backward_pattern=selection.backward_pattern)

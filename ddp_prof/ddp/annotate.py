@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from ddp_prof import spans
+from ddp_prof import range_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,15 +58,15 @@ class NvtxSink:
 
     def push(self, text: str) -> None:
         """See :class:`Sink`."""
-        nvtx.push_range(text, None, spans.DOMAIN)
+        nvtx.push_range(text, None, range_names.DOMAIN)
 
     def pop(self) -> None:
         """See :class:`Sink`."""
-        nvtx.pop_range(spans.DOMAIN)
+        nvtx.pop_range(range_names.DOMAIN)
 
     def start(self, text: str) -> object:
         """See :class:`Sink`."""
-        return nvtx.start_range(text, None, spans.DOMAIN)
+        return nvtx.start_range(text, None, range_names.DOMAIN)
 
     def end(self, token: object) -> None:
         """See :class:`Sink`."""
@@ -203,8 +203,8 @@ def process(*, rank: int, world: int, variant: str, backend: str, device: str, r
     """
     shared = {"ranks_per_gpu": ranks_per_gpu} if ranks_per_gpu > 1 else {}
     return NestedRange(
-        spans.format_range(
-            spans.PROCESS, rank=rank, world=world, variant=variant, backend=backend, device=device, **shared
+        range_names.format_range(
+            range_names.PROCESS, rank=rank, world=world, variant=variant, backend=backend, device=device, **shared
         )
     )
 
@@ -212,39 +212,39 @@ def process(*, rank: int, world: int, variant: str, backend: str, device: str, r
 def step(index: int, warmup: bool = False) -> NestedRange:
     """Round one training step; analysis leaves out steps marked as warm-up."""
     marks = {"warmup": 1} if warmup else {}
-    return NestedRange(spans.format_range(spans.STEP, index=index, **marks))
+    return NestedRange(range_names.format_range(range_names.STEP, index=index, **marks))
 
 
 def phase(name: str) -> NestedRange:
-    """Round one phase of a step, one of ``spans.PHASES``."""
-    if name not in spans.PHASES:
-        raise ValueError(f"{name!r} is no phase of a step: choose from {', '.join(spans.PHASES)}")
+    """Round one phase of a step, one of ``range_names.PHASES``."""
+    if name not in range_names.PHASES:
+        raise ValueError(f"{name!r} is no phase of a step: choose from {', '.join(range_names.PHASES)}")
     return NestedRange(name)
 
 
 def forward() -> NestedRange:
     """Round the forward pass, loss included."""
-    return NestedRange(spans.FORWARD)
+    return NestedRange(range_names.FORWARD)
 
 
 def backward() -> NestedRange:
     """Round ``loss.backward()``."""
-    return NestedRange(spans.BACKWARD)
+    return NestedRange(range_names.BACKWARD)
 
 
 def synchronize() -> NestedRange:
     """Round the wait for gradient communication."""
-    return NestedRange(spans.SYNCHRONIZE)
+    return NestedRange(range_names.SYNCHRONIZE)
 
 
 def optimizer() -> NestedRange:
     """Round ``optimizer.step()``."""
-    return NestedRange(spans.OPTIMIZER)
+    return NestedRange(range_names.OPTIMIZER)
 
 
 def start_synchronize() -> OpenRange:
     """Open ``synchronize`` where the wait is inside ``backward`` and no ``with`` block can be put round it."""
-    return OpenRange(spans.SYNCHRONIZE)
+    return OpenRange(range_names.SYNCHRONIZE)
 
 
 # ``bytes``: the field's name in the range, so that callers write what is read.
@@ -262,4 +262,4 @@ def start_all_reduce(bucket: int, bytes: int, params: int, **more: int) -> OpenR
 
 @lru_cache(maxsize=8192)  # the same few names every step
 def _all_reduce_text(bucket: int, size: int, params: int, **more: int) -> str:
-    return spans.format_range(spans.ALL_REDUCE, bucket=bucket, bytes=size, params=params, **more)
+    return range_names.format_range(range_names.ALL_REDUCE, bucket=bucket, bytes=size, params=params, **more)

@@ -17,11 +17,11 @@ import msgspec
 import numpy as np
 
 from ddp_prof.errors import TraceError
-from ddp_prof.ingest.arguments import CollectiveArguments, arguments_table, message_bytes
-from ddp_prof.ingest.classify import KernelClassifier
+from ddp_prof.ingest.collective_args import CollectiveArguments, arguments_table, message_bytes
+from ddp_prof.ingest.kernel_categories import KernelClassifier
 from ddp_prof.ingest.launch_shapes import SIZES, add_launch_shapes
-from ddp_prof.ingest.names import NameTable
 from ddp_prof.ingest.ranks import ranks_of, world_size_of
+from ddp_prof.ingest.string_table import NameTable
 from ddp_prof.manifest import load_manifest, manifest_path
 from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind, Overhead, Spans, Trace, concatenate
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.ingest.names import NameTable
+from ddp_prof.ingest.string_table import NameTable
 from ddp_prof.trace import UNKNOWN
 
 if TYPE_CHECKING:

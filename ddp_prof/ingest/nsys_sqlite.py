@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddp_prof.errors import TraceError
-from ddp_prof.ingest.arguments import NcclRange, add_nccl_arguments
-from ddp_prof.ingest.classify import KernelClassifier
+from ddp_prof.ingest.collective_args import NcclRange, add_nccl_arguments
 from ddp_prof.ingest.copy_engine import mark_copy_engine_collectives
+from ddp_prof.ingest.kernel_categories import KernelClassifier
 from ddp_prof.ingest.launch_shapes import SIZES, add_launch_shapes
-from ddp_prof.ingest.names import NameTable, NsysStrings
 from ddp_prof.ingest.ranks import ranks_of, world_size_of
 from ddp_prof.ingest.sqlite_columns import SqliteFile, integer_array
+from ddp_prof.ingest.string_table import NameTable, NsysStrings
 from ddp_prof.manifest import load_manifest, manifest_path
 from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind, Overhead, Spans, Trace, empty
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.spans import PROCESS, parse_range
+from ddp_prof.range_names import PROCESS, parse_range
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddp_prof.ingest.names import NameTable
+    from ddp_prof.ingest.string_table import NameTable
     from ddp_prof.trace import Spans
 
 

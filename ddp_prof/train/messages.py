@@ -6,7 +6,7 @@ import statistics
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddp_prof import spans
+from ddp_prof import range_names
 from ddp_prof.manifest import MessageTimes
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ class MessageLog:
 
     def start(self, text: str) -> object:
         """See ``annotate.Sink``."""
-        parsed = spans.parse_range(text)
-        if parsed.name != spans.ALL_REDUCE:
+        parsed = range_names.parse_range(text)
+        if parsed.name != range_names.ALL_REDUCE:
             return None
         self._settle()
         return parsed.number("bytes"), time.perf_counter_ns()

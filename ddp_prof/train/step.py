@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.nn import functional
 
-from ddp_prof import spans
+from ddp_prof import range_names
 from ddp_prof.ddp import annotate
 from ddp_prof.ddp.collective import communication_errors
 from ddp_prof.train.numerics import autocast
@@ -33,7 +33,7 @@ class StepResult(NamedTuple):
         loss: Mean over this rank's share of the batch.
         step_seconds: Host seconds from the step's start until the device has finished it.
         communication_seconds: The variant's host seconds of waiting for gradients.
-        phase_seconds: Host seconds of forward, backward and optimizer, by the names of ``spans``.
+        phase_seconds: Host seconds of forward, backward and optimizer, by the names of ``range_names``.
     """
 
     loss: float
@@ -113,18 +113,18 @@ class Trainer:
 
     def _step(self, inputs: Tensor, targets: Tensor, clock: PhaseClock) -> Tensor:
         self.optimizer.zero_grad()
-        with clock.phase(spans.FORWARD), annotate.forward(), autocast(inputs.device, self.precision):
+        with clock.phase(range_names.FORWARD), annotate.forward(), autocast(inputs.device, self.precision):
             loss = functional.cross_entropy(self.variant(inputs).flatten(0, 1), targets.flatten())
         # torch's DDP communicates in backward, where it fails with a bare RuntimeError.
         failures = communication_errors(self.variant.process_group, "communication in backward")
-        with clock.phase(spans.BACKWARD), annotate.backward(), failures:
+        with clock.phase(range_names.BACKWARD), annotate.backward(), failures:
             if self.delay_s:
                 time.sleep(self.delay_s)
             loss.backward()  # type: ignore[no-untyped-call]  # torch's omission
         self.variant.finish_gradient_synchronization()
         with clock.phase(AFTER_SYNCHRONIZE):
             pass
-        with clock.phase(spans.OPTIMIZER), annotate.optimizer():
+        with clock.phase(range_names.OPTIMIZER), annotate.optimizer():
             self.optimizer.step()
         return loss.detach()
 

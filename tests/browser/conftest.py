@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ddp_prof.present.pictures import find_browser
+from ddp_prof.present.charts.static_images import find_browser
 
 ARGUMENTS = [
     "--no-sandbox",

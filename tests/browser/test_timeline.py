@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddp_prof.analyze.intervals import union
-from ddp_prof.analyze.partition import measure_partition
-from ddp_prof.analyze.work import RankWork, rank_work
+from ddp_prof.analyze.core.attribution import RankWork, rank_work
+from ddp_prof.analyze.core.intervals import union
+from ddp_prof.analyze.overlap.step_breakdown import measure_partition
 from ddp_prof.ingest.load import load_trace
-from ddp_prof.present import style
-from ddp_prof.present.timeline_build import build_timeline
-from ddp_prof.present.timeline_model import Source, Timeline
-from ddp_prof.present.timeline_page import write_timeline_page
+from ddp_prof.present.charts import theme
+from ddp_prof.present.timeline.build import build_timeline
+from ddp_prof.present.timeline.model import Source, Timeline
+from ddp_prof.present.timeline.page import write_timeline_page
 from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind, select
 from tests.browser.conftest import Visit, new_visit
 from tests.drawing import PID, column, draw_trace, table
@@ -99,17 +99,17 @@ def measured_sums(work: RankWork, start_ns: int, end_ns: int) -> dict[str, int]:
     """What the measures' algebra says of a window, step by step, in the trace's own time."""
     clip = union(column([start_ns]), column([end_ns]))
     compute, memory = work.union_of(Category.COMPUTE), work.union_of(Category.MEMORY)
-    total: Counter[str] = Counter(dict.fromkeys((*style.STRIP, style.GRAPH), 0))
+    total: Counter[str] = Counter(dict.fromkeys((*theme.STRIP, theme.GRAPH), 0))
     parts = measure_partition(work)
     for row in range(len(parts)):
         window = union(parts.start_ns[[row]], parts.end_ns[[row]]) & clip
         launched = select(work.of(Category.COMMUNICATION), work.of(Category.COMMUNICATION).step == row)
         communication = union(launched.start_ns, launched.end_ns) & window
-        total[style.COMPUTE_ONLY] += ((compute & window) - communication).length_ns
-        total[style.OVERLAPPED] += (communication & compute).length_ns
-        total[style.EXPOSED] += (communication - compute).length_ns
-        total[style.EXPOSED_MEMORY] += ((memory & window) - compute - communication).length_ns
-        total[style.IDLE] += (window - compute - communication - memory).length_ns
+        total[theme.COMPUTE_ONLY] += ((compute & window) - communication).length_ns
+        total[theme.OVERLAPPED] += (communication & compute).length_ns
+        total[theme.EXPOSED] += (communication - compute).length_ns
+        total[theme.EXPOSED_MEMORY] += ((memory & window) - compute - communication).length_ns
+        total[theme.IDLE] += (window - compute - communication - memory).length_ns
     return dict(total)
 
 
@@ -155,7 +155,7 @@ class TestDrawing:
 
     @pytest.mark.parametrize("visit", ["light", "dark"], indirect=True)
     def test_the_look_follows_the_system(self, visit: Visit, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-        look = style.DARK if "dark" in request.node.name else style.LIGHT
+        look = theme.DARK if "dark" in request.node.name else theme.LIGHT
         visit.open_timeline(write(build_timeline(run_of(cpu_run()).sources), tmp_path))
         assert visit.ask("page.element.layout.paper_bgcolor") == look.paper
         fills = visit.ask("page.element.data.map(({ fillcolor }) => fillcolor).filter(Boolean)")
@@ -178,7 +178,7 @@ class TestDrawing:
     def test_a_long_page_shows_an_overview_first(
         self, visit: Visit, tmp_path: Path, busy_source: Source, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("ddp_prof.present.timeline_page.BOXES_READ_AT_ONCE", 10)
+        monkeypatch.setattr("ddp_prof.present.timeline.page.BOXES_READ_AT_ONCE", 10)
         visit.open_timeline(write(build_timeline([busy_source]), tmp_path))
         assert visit.page.evaluate("performance.getEntriesByName('overview').length") == 1
         assert visit.complaints == []
@@ -205,7 +205,7 @@ class TestSums:
             assert [rank["sums"] for rank in ranks] == expected
         # All of it is what the table says.
         for rank, lanes in zip(visit.ask("page.sums(...argument)", list(whole)), model.panels[0].ranks, strict=True):
-            for part in style.STRIP:
+            for part in theme.STRIP:
                 assert rank["sums"][part] == sum(getattr(step, f"{part}_ns") for step in lanes.overlap.steps)
 
     def test_the_readout_tells_them(self, visit: Visit, tmp_path: Path) -> None:
@@ -263,8 +263,8 @@ class TestMoving:
         visit.ask("page.showStep(1)")
         assert visit.ask("page.view.offsets") == [20, 30]
         (first, second) = visit.ask("page.sums(0, 20)")
-        assert first["sums"][style.OVERLAPPED] + first["sums"][style.EXPOSED] == 4
-        assert second["sums"][style.OVERLAPPED] + second["sums"][style.EXPOSED] == 2
+        assert first["sums"][theme.OVERLAPPED] + first["sums"][theme.EXPOSED] == 4
+        assert second["sums"][theme.OVERLAPPED] + second["sums"][theme.EXPOSED] == 2
 
     def test_wheel_and_drag(self, busy: Visit) -> None:
         whole = self.window(busy)

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from ddp_prof.cli import main
 from ddp_prof.manifest import SHARED_GPU, write_manifest
-from tests.analyze.test_skew import rank_capture
+from tests.analyze.collectives.test_straggler import rank_capture
 from tests.nsys_factory import write_capture
 from tests.test_manifest import MANIFEST
 

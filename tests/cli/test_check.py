@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ddp_prof.cli import main
-from tests.analyze.test_skew import rank_capture
+from tests.analyze.collectives.test_straggler import rank_capture
 from tests.conftest import ROOT
 from tests.ingest.test_nsys_sqlite import MS, known_truth
 from tests.nsys_factory import write_capture

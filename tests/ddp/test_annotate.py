@@ -14,7 +14,7 @@ import pytest
 
 from ddp_prof.ddp import annotate, collective
 from ddp_prof.ddp.annotate import Recorder
-from ddp_prof.spans import parse_range
+from ddp_prof.range_names import parse_range
 
 
 def record(*, on: bool = True) -> tuple[Recorder, annotate.OpenRange]:

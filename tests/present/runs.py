@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ddp_prof.analyze.findings import explain_run
-from ddp_prof.analyze.overlap import TraceOverlap, measure_overlap
-from ddp_prof.analyze.runs import reduce_trace
-from ddp_prof.analyze.work import rank_work
-from ddp_prof.present.report import Run
-from ddp_prof.present.timeline_model import Source
+from ddp_prof.analyze.collectives.findings import explain_run
+from ddp_prof.analyze.collectives.run import reduce_trace
+from ddp_prof.analyze.core.attribution import rank_work
+from ddp_prof.analyze.overlap.overlap import TraceOverlap, measure_overlap
+from ddp_prof.present.html.report import Run
+from ddp_prof.present.timeline.model import Source
 from ddp_prof.trace import Trace
 from tests.drawing import draw_trace
 

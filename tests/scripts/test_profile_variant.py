@@ -72,7 +72,7 @@ esac
 @pytest.fixture
 def machine(checkout: Checkout, tmp_path: Path) -> Checkout:
     """A CPU machine with an environment and an nsys."""
-    for name in ("ddp_prof/ddp/naive.py", "ddp_prof/train/run.py", "ddp_prof/spans.py", "ddp_prof/manifest.py"):
+    for name in ("ddp_prof/ddp/naive.py", "ddp_prof/train/run.py", "ddp_prof/range_names.py", "ddp_prof/manifest.py"):
         (checkout.root / name).parent.mkdir(parents=True, exist_ok=True)
         (checkout.root / name).write_text("# code\n")
     checkout.program("python", PYTHON, checkout.root / ".venv/bin")
@@ -148,7 +148,7 @@ def test_changed_settings_are_captured_anew(machine: Checkout) -> None:
     assert len(_runs(machine)) == 5
 
 
-@pytest.mark.parametrize("name", ["ddp_prof/ddp/naive.py", "ddp_prof/train/run.py", "ddp_prof/spans.py", SCRIPT])
+@pytest.mark.parametrize("name", ["ddp_prof/ddp/naive.py", "ddp_prof/train/run.py", "ddp_prof/range_names.py", SCRIPT])
 def test_changed_code_is_captured_anew(machine: Checkout, name: str) -> None:
     machine.run(SCRIPT, "overlap")
     with (machine.root / name).open("a") as file:

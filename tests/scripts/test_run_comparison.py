@@ -40,7 +40,7 @@ def test_sweep_and_results(machine: Checkout) -> None:
     database = f"{machine.root}/traces/results.db"
     assert machine.calls == [
         "env train",
-        f"python -m ddp_prof.train.bench --database {database} --seq-lens 128 256",
+        f"python -m ddp_prof.benchmark.sweep --database {database} --seq-lens 128 256",
         f"ddp-prof results {database} -o {machine.root}/figures",
     ]
     assert done.stdout == "THE TABLE\n"

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from ddp_prof.analyze.overlap import StepOverlap, TraceOverlap, measure_overlap
+from ddp_prof.analyze.overlap.overlap import StepOverlap, TraceOverlap, measure_overlap
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.manifest import write_manifest
-from tests.analyze.test_skew import STEPS, rank_capture
+from tests.analyze.collectives.test_straggler import STEPS, rank_capture
 from tests.nsys_factory import GENERATIONS, Capture, Kernel, Range, write_capture
 from tests.test_manifest import MANIFEST
 

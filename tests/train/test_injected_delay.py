@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.analyze.runs import merge_traces, reduce_trace
-from ddp_prof.analyze.skew import measure_skew
-from ddp_prof.analyze.work import rank_work
+from ddp_prof.analyze.collectives.run import merge_traces, reduce_trace
+from ddp_prof.analyze.collectives.straggler import measure_skew
+from ddp_prof.analyze.core.attribution import rank_work
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.manifest import load_manifest
 from tests.train.test_workload import run

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from ddp_prof.manifest import Manifest, load_manifest
-from ddp_prof.spans import parse_range
+from ddp_prof.range_names import parse_range
 from ddp_prof.train.arguments import OUT_OF_MEMORY_EXIT
 
 STEPS, WARMUP, SYNCHRONIZED = 3, 1, 4

@@ -1,0 +1,1 @@
+"""Each collective: when it ran on each rank, why it is exposed, who arrived last."""

@@ -1,0 +1,145 @@
+"""One time for all ranks of a run, though each file has a clock of its own.
+
+First the files' own words: UTC of their time 0. Then the collectives that ranks have in common, whose ends nearly
+coincide on all ranks (as HTA's straggler analysis and NVIDIA's recipes assume, too): the median of the differences is
+the file's offset, and where the run is long and the differences grow, a drift. What remains of the differences is the
+residual; differences of time between ranks below it mean nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddp_prof.trace import UNKNOWN
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from ddp_prof.analyze.collectives.matching import Matches
+    from ddp_prof.analyze.collectives.timing import RankLives
+    from ddp_prof.trace import Ints
+
+ONE_CLOCK = "one clock"
+SESSION_START = "session start"
+MATCHED_ENDS = "ends of matched collectives"
+NONE = "none"
+
+_DRIFT_AFTER_NS = 10_000_000_000
+_DRIFT_PAIRS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ClockOffset:
+    """What leads from a file's times to those of the first file: ``t + offset + drift * (t - origin)``.
+
+    Attributes:
+        offset_ns: Difference of the clocks at ``origin_ns``, UTC of their time 0 included.
+        beyond_epoch_ns: The part of it that the files' own words about UTC do not explain.
+        drift: Growth of the difference, a ratio; 0 where none was found.
+    """
+
+    clock: Path
+    offset_ns: int
+    beyond_epoch_ns: int
+    drift: float
+    origin_ns: int
+
+    def common_ns(self, time_ns: Ints) -> Ints:
+        """Times on the first file's clock."""
+        result: Ints = time_ns + self.offset_ns
+        if self.drift:
+            result = result + np.rint(self.drift * (time_ns - self.origin_ns)).astype(np.int64)
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """How the ranks' clocks were brought together.
+
+    Attributes:
+        method: How, in words; ``none`` where it could not be done and times of ranks cannot be compared.
+        residual_p50_ns: Median of what is left of the differences; ``None`` where nothing tells.
+        residual_p95_ns: Their 95th percentile: no difference below it is claimed. 0 for a single clock.
+        missing_ranks: Ranks of the job that no file holds.
+    """
+
+    method: str
+    residual_p50_ns: int | None
+    residual_p95_ns: int | None
+    missing_ranks: tuple[int, ...]
+    clocks: tuple[ClockOffset, ...]
+
+    def of(self, clock: Path) -> ClockOffset:
+        """The offset of a file."""
+        return next(each for each in self.clocks if each.clock == clock)
+
+
+def align_clocks(ranks: Sequence[RankLives], matches: Matches) -> Alignment:
+    """Bring the clocks of all files together."""
+    files = list(dict.fromkeys(rank.clock for rank in ranks))
+    missing = find_missing_ranks(ranks)
+    if len(files) < 2:
+        return Alignment(ONE_CLOCK, 0, 0, missing, tuple(ClockOffset(each, 0, 0, 0.0, 0) for each in files))
+    epochs = {rank.clock: rank.epoch_ns for rank in ranks}
+    has_epochs = all(each is not None for each in epochs.values())
+    base = {each: (epochs[each] or 0) - (epochs[files[0]] or 0) if has_epochs else 0 for each in files}
+    ends = _ends_by_file(ranks, matches, files)
+    offsets, residuals = [ClockOffset(files[0], 0, 0, 0.0, 0)], []
+    aligned_by_ends = True
+    for index, file in enumerate(files[1:], 1):
+        both = (ends[:, 0] != UNKNOWN) & (ends[:, index] != UNKNOWN)
+        if not both.any():
+            offsets.append(ClockOffset(file, base[file], 0, 0.0, 0))
+            aligned_by_ends = False
+            continue
+        own, reference = ends[both, index], ends[both, 0]
+        offset, drift = _fit(own, reference - own - base[file])
+        offsets.append(ClockOffset(file, base[file] + offset, offset, drift, int(own.min())))
+        residuals.append(np.abs(offsets[-1].common_ns(own) - reference))
+    known = np.concatenate(residuals) if residuals and aligned_by_ends else None
+    methods = ([SESSION_START] if has_epochs else []) + ([MATCHED_ENDS] if aligned_by_ends else [])
+    return Alignment(
+        method=", ".join(methods) or NONE,
+        residual_p50_ns=None if known is None else round(float(np.percentile(known, 50))),
+        residual_p95_ns=None if known is None else round(float(np.percentile(known, 95))),
+        missing_ranks=missing,
+        clocks=tuple(offsets),
+    )
+
+
+def find_missing_ranks(ranks: Sequence[RankLives]) -> tuple[int, ...]:
+    """Ranks that the job has and the files do not; none where the files do not tell."""
+    present = {rank.rank for rank in ranks if rank.rank is not None}
+    world = max((rank.world_size or 0 for rank in ranks), default=0)
+    return tuple(sorted(set(range(world)) - present)) if present else ()
+
+
+def _ends_by_file(ranks: Sequence[RankLives], matches: Matches, files: Sequence[Path]) -> Ints:
+    """The end of each matched collective on each file's clock, the latest of the file's ranks; ``UNKNOWN`` if none."""
+    ends = matches.column(ranks, "end_ns")
+    in_file = [[rank.clock == file for rank in ranks] for file in files]
+    return np.stack([ends[:, columns].max(axis=1, initial=UNKNOWN) for columns in in_file], axis=1)
+
+
+def _fit(time_ns: Ints, difference_ns: Ints) -> tuple[int, float]:
+    """Offset and drift by medians, which a few stragglers do not move.
+
+    The drift is the median slope of pairs half the run apart (after Theil and Sen), and only counts where it amounts
+    to more than the scatter.
+    """
+    offset = round(float(np.median(difference_ns)))
+    half = len(time_ns) // 2
+    if half < _DRIFT_PAIRS or int(time_ns.max() - time_ns.min()) < _DRIFT_AFTER_NS:
+        return offset, 0.0
+    order = np.argsort(time_ns, kind="stable")
+    time, difference = time_ns[order], difference_ns[order]
+    drift = float(np.median((difference[half:] - difference[:-half]) / (time[half:] - time[:-half])))
+    rest = difference - drift * (time - time[0])
+    scatter = np.median(np.abs(rest - np.median(rest)))
+    if abs(drift) * float(time[-1] - time[0]) <= 2 * scatter:
+        return offset, 0.0
+    return round(float(np.median(rest))), drift

@@ -1,0 +1,79 @@
+"""The ranks of one run, gathered from any number of traces, each reduced to its collectives before the next is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ddp_prof.analyze.collectives.timing import RankLives, find_lives
+from ddp_prof.analyze.core.diagnostics import find_doubts
+from ddp_prof.manifest import label_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from ddp_prof.analyze.core.attribution import RankWork
+    from ddp_prof.manifest import Manifest
+    from ddp_prof.trace import Trace
+
+
+@dataclass(frozen=True)
+class Run:
+    """The collectives of a run's ranks.
+
+    Attributes:
+        trace: The file, of several the first.
+        device: ``cuda`` or ``cpu``, as of ``TraceOverlap``.
+        ranks: By rank, then process and device.
+    """
+
+    trace: Path
+    label: str
+    device: str
+    manifest: Manifest | None
+    ranks: tuple[RankLives, ...]
+    warnings: tuple[str, ...]
+
+    def does_the_work_of(self, other: Run) -> bool:
+        """Whether another run, by its run.json, has ranks that compute the same: same model, same share of a batch."""
+        if self is other or self.manifest is None or other.manifest is None:
+            return False
+        return _work(self.manifest) == _work(other.manifest)
+
+
+def _work(manifest: Manifest) -> tuple[str, float, int, str]:
+    return (
+        manifest.model_size,
+        manifest.batch_size / manifest.world_size,
+        manifest.seq_len,
+        manifest.device,
+    )
+
+
+def reduce_trace(trace: Trace, works: Sequence[RankWork]) -> Run:
+    """What a single trace tells of a run."""
+    return Run(
+        trace=trace.path,
+        label=label_of(trace.path, trace.manifest),
+        device="cuda" if len(trace.activities) else "cpu",
+        manifest=trace.manifest,
+        ranks=find_lives(trace, works),
+        warnings=find_doubts(trace, works),
+    )
+
+
+def merge_traces(parts: Sequence[Run]) -> Run:
+    """The traces of one run as one.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if not parts:
+        raise ValueError("no traces to merge")
+    ranks = [rank for part in parts for rank in part.ranks]
+    return replace(
+        parts[0],
+        ranks=tuple(sorted(ranks, key=lambda each: (each.rank is None, each.rank or 0))),
+        warnings=tuple(dict.fromkeys(warning for part in parts for warning in part.warnings)),
+    )

@@ -1,0 +1,163 @@
+"""One step to be looked at: the life of each of its collectives, and when which cause exposes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ddp_prof.analyze.collectives.clock_alignment import align_clocks
+from ddp_prof.analyze.collectives.exposure import SYNCHRONOUS, divide_by_cause, wait_end_ns
+from ddp_prof.analyze.collectives.matching import match_collectives
+from ddp_prof.analyze.collectives.results import transfer_times, wait_times
+from ddp_prof.analyze.core.intervals import union
+from ddp_prof.trace import UNKNOWN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ddp_prof.analyze.collectives.clock_alignment import ClockOffset
+    from ddp_prof.analyze.collectives.exposure import Part
+    from ddp_prof.analyze.collectives.timing import RankLives
+    from ddp_prof.trace import Ints
+
+
+class Exposed(NamedTuple):
+    """An exposed stretch of a collective with its cause, and whether a peer had not arrived."""
+
+    cause: str
+    is_wait: bool
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lifeline:
+    """One collective, in nanoseconds from the step's first time on any rank; ``None`` for what is not known."""
+
+    index: int
+    bucket: int | None
+    bytes: int | None
+    ready_ns: int | None
+    launch_ns: int | None
+    start_ns: int
+    end_ns: int
+    exposed: tuple[Exposed, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RankLifelines:
+    """The collectives of one rank in the step.
+
+    Attributes:
+        name: Of the rank.
+        compute: Starts and ends of the rank's compute from the step's first time to its last.
+        backward_end_ns: End of backward's compute.
+    """
+
+    name: str
+    compute: tuple[tuple[int, int], ...]
+    backward_end_ns: int | None
+    lifelines: tuple[Lifeline, ...]
+
+
+def typical_step(ranks: Sequence[RankLives]) -> int | None:
+    """The number (or position) of the step whose communication takes the median time on the first rank with any."""
+    for rank in ranks:
+        numbers = _numbers(rank)
+        steps = np.unique(numbers[rank.lives.step != UNKNOWN])
+        if len(steps):
+            total = [int((rank.lives.end_ns - rank.lives.start_ns)[numbers == step].sum()) for step in steps]
+            return int(steps[np.argsort(total, kind="stable")[len(total) // 2]])
+    return None
+
+
+def step_lifelines(ranks: Sequence[RankLives], step: int) -> tuple[RankLifelines, ...]:
+    """What each rank communicated in a step, all on one clock; ranks without communication in it are left out.
+
+    Args:
+        ranks: The ranks of a run.
+        step: The step's number, or its position where steps carry none.
+    """
+    matches = match_collectives(ranks)
+    alignment = align_clocks(ranks, matches)
+    drawn = []
+    for rank, transfer_ns in zip(ranks, transfer_times(ranks, matches), strict=True):
+        rows = np.flatnonzero(_numbers(rank) == step)
+        if len(rows):
+            drawn.append((rank, rows, wait_times(rank, transfer_ns), alignment.of(rank.clock)))
+    origin = min((int(clock.common_ns(_first(rank, rows))) for rank, rows, _, clock in drawn), default=0)
+    return tuple(_lifelines(*each, origin) for each in drawn)
+
+
+def _numbers(rank: RankLives) -> Ints:
+    """The step of each collective: its number, else its position; ``UNKNOWN`` outside of any."""
+    number = np.append(rank.step_numbers, UNKNOWN)[rank.lives.step]
+    return np.where(number == UNKNOWN, rank.lives.step, number)
+
+
+def _first(rank: RankLives, rows: Ints) -> Ints:
+    """The first time at which anything is known of the collectives."""
+    lives = rank.lives
+    times = np.concatenate([lives.ready_ns[rows], lives.launch_ns[rows], lives.start_ns[rows]])
+    first: Ints = times[times != UNKNOWN].min()
+    return first
+
+
+def _lifelines(rank: RankLives, rows: Ints, wait_ns: Ints, clock: ClockOffset, origin: int) -> RankLifelines:
+    lives = rank.lives
+
+    def since(time_ns: Ints) -> list[int]:
+        return [int(each) - origin for each in clock.common_ns(time_ns)]
+
+    def since_if_known(time_ns: Ints) -> list[int | None]:
+        shifted = since(time_ns)
+        return [None if time == UNKNOWN else moved for time, moved in zip(time_ns.tolist(), shifted, strict=True)]
+
+    window = union(_first(rank, rows)[np.newaxis], lives.end_ns[rows].max()[np.newaxis])
+    compute = rank.compute & window
+    backward_end = rank.backward_end_ns[lives.step[rows[:1]]]
+    parts, wait_end = divide_by_cause(rank, wait_ns), wait_end_ns(lives, wait_ns)
+    columns = (
+        lives.bucket[rows].tolist(),
+        lives.bytes[rows].tolist(),
+        since_if_known(lives.ready_ns[rows]),
+        since_if_known(lives.launch_ns[rows]),
+        since(lives.start_ns[rows]),
+        since(lives.end_ns[rows]),
+        [_exposed(rank, row, parts, wait_end, since) for row in rows.tolist()],
+    )
+    return RankLifelines(
+        name=rank.name,
+        compute=tuple(zip(since(compute.start_ns), since(compute.end_ns), strict=True)),
+        backward_end_ns=since_if_known(backward_end)[0],
+        lifelines=tuple(
+            Lifeline(
+                index=index,
+                bucket=None if bucket == UNKNOWN else bucket,
+                bytes=None if size == UNKNOWN else size,
+                ready_ns=ready,
+                launch_ns=launch,
+                start_ns=start,
+                end_ns=end,
+                exposed=bare,
+            )
+            for index, (bucket, size, ready, launch, start, end, bare) in enumerate(zip(*columns, strict=True))
+        ),
+    )
+
+
+def _exposed(
+    rank: RankLives, row: int, parts: Mapping[str, Part], wait_end: Ints, since: Callable[[Ints], list[int]]
+) -> tuple[Exposed, ...]:
+    """The exposed stretches of a collective, in the time that ``since`` makes of the rank's own."""
+    waiting = union(rank.lives.start_ns[[row]], wait_end[[row]])
+    found: list[Exposed] = []
+    for cause, part in parts.items():
+        bare = union(part.start_ns[[row]], part.end_ns[[row]]) - rank.compute
+        name = SYNCHRONOUS if rank.lives.blocking[row] else cause
+        for is_wait, stretches in ((True, bare & waiting), (False, bare - waiting)):
+            times = zip(since(stretches.start_ns), since(stretches.end_ns), strict=True)
+            found += [Exposed(name, is_wait, start, end) for start, end in times]
+    return tuple(found)

@@ -1,0 +1,249 @@
+"""Who arrives last at the collectives, how often, by how much, and what that costs the step.
+
+A rank *arrives* at a collective when its own part begins. Its *lag* is how much later that is than the median of the
+other ranks, on the common clock; in a step the largest one counts, since a late rank is late for one collective and
+the others wait there, or it stays late for all that follow::
+
+    rank 0   L CCCCCCCCCC       waits for 5
+    rank 1        L CCCCC       lag 5, arrives last
+    rank 2    LCCCCCCCCCC
+
+A lag below the residual of the clocks is no lag: nobody is said to be last. The *cost* of a step is the longest
+exposed wait of any rank in it; it is put down to the rank with the largest lag.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp, lgamma, log
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddp_prof.analyze.collectives.clock_alignment import align_clocks
+from ddp_prof.analyze.collectives.exposure import explain_exposure
+from ddp_prof.analyze.collectives.matching import match_collectives
+from ddp_prof.analyze.collectives.results import find_doubts_of_ranks, transfer_times, wait_times
+from ddp_prof.analyze.core.frames import frame_of
+from ddp_prof.trace import UNKNOWN
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pandas as pd
+    from numpy.typing import NDArray
+
+    from ddp_prof.analyze.collectives.clock_alignment import Alignment
+    from ddp_prof.analyze.collectives.matching import Matches
+    from ddp_prof.analyze.collectives.timing import RankLives
+    from ddp_prof.trace import Ints
+
+    Floats = NDArray[np.float64]
+
+
+CHANCE = 0.05
+"""How likely chance may be to make a straggler of a rank that is like the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankSkew:
+    """One rank; ``None`` where nothing was matched.
+
+    Attributes:
+        collectives: Matched collectives that it took part in.
+        last_collectives: Those at which it arrived last, by more than the residual.
+        last_steps: Steps in which it had the largest lag, by more than the residual.
+        lag_ns: Median over the steps; negative where it is early.
+        worst_lag_ns: The largest of any step.
+        exposed_wait_ns: Its own wait for others that no compute hid, summed.
+        cost_ns: Summed cost of the steps in which it had the largest lag.
+    """
+
+    rank: int | None
+    process: int
+    device: int | None
+    collectives: int
+    last_collectives: int
+    last_steps: int
+    lag_ns: int | None
+    worst_lag_ns: int | None
+    exposed_wait_ns: int | None
+    cost_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepSkew:
+    """One step.
+
+    Attributes:
+        step: Its own number; its position where it carries none.
+        lags_ns: The lag of each rank, in the order of :attr:`RunSkew.ranks`.
+        last: Index of the rank that arrived last; ``None`` where no lag is above the residual.
+        cost_ns: Longest exposed wait of any rank.
+    """
+
+    step: int
+    lags_ns: tuple[int | None, ...]
+    last: int | None
+    cost_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunSkew:
+    """The skew of a run.
+
+    Attributes:
+        straggler: Index of the rank that arrives last in more steps than chance would have it; ``None`` if none does.
+        reason: Why nothing can be said, if so.
+    """
+
+    ranks: tuple[RankSkew, ...]
+    steps: tuple[StepSkew, ...]
+    straggler: int | None
+    alignment: Alignment
+    reason: str | None
+    warnings: tuple[str, ...]
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row a rank."""
+        return frame_of(self.ranks)
+
+
+def measure_skew(ranks: Sequence[RankLives], warnings: Sequence[str] = ()) -> RunSkew:
+    """Compare the arrivals of the ranks of one run."""
+    matches = match_collectives(ranks)
+    alignment = align_clocks(ranks, matches)
+    step = _step_of_each(ranks, matches)
+    numbers = np.unique(step)
+    exposed_wait = _exposed_waits(ranks, matches, numbers)
+    lags = _lags(ranks, matches, alignment)
+    least = alignment.residual_p95_ns or 0
+    last = _last(lags, least)
+    by_step = np.array([_largest(lags[step == number]) for number in numbers]).reshape(len(numbers), len(ranks))
+    last_of_step = _last(by_step, least)
+    cost = exposed_wait.max(axis=1, initial=0)
+    times_last = np.bincount(last_of_step[last_of_step != UNKNOWN], minlength=len(ranks))
+    return RunSkew(
+        ranks=tuple(
+            RankSkew(
+                rank=rank.rank,
+                process=rank.process,
+                device=rank.device,
+                collectives=int((matches.rows[:, index] != UNKNOWN).sum()),
+                last_collectives=int((last == index).sum()),
+                last_steps=int(times_last[index]),
+                lag_ns=_median(by_step[:, index]),
+                worst_lag_ns=_whole(_largest(by_step[:, [index]])[0]),
+                exposed_wait_ns=int(exposed_wait[:, index].sum()) if len(matches) else None,
+                cost_ns=int(cost[last_of_step == index].sum()),
+            )
+            for index, rank in enumerate(ranks)
+        ),
+        steps=tuple(
+            StepSkew(
+                step=int(number),
+                lags_ns=tuple(_whole(lag) for lag in by_step[row]),
+                last=None if last_of_step[row] == UNKNOWN else int(last_of_step[row]),
+                cost_ns=int(cost[row]),
+            )
+            for row, number in enumerate(numbers)
+        ),
+        straggler=_straggler(times_last, len(numbers)),
+        alignment=alignment,
+        reason=_reason(ranks, matches),
+        warnings=(*warnings, *find_doubts_of_ranks(ranks, matches, alignment)),
+    )
+
+
+def _step_of_each(ranks: Sequence[RankLives], matches: Matches) -> Ints:
+    """The step of each matched collective: its number, else its position; of the ranks that differ the first."""
+    step = np.full(len(matches), UNKNOWN, np.int64)
+    for index in reversed(range(len(ranks))):
+        own = _numbered(ranks[index], np.append(ranks[index].lives.step, UNKNOWN)[matches.rows[:, index]])
+        step = np.where(matches.rows[:, index] == UNKNOWN, step, own)
+    return step
+
+
+def _numbered(rank: RankLives, step: Ints) -> Ints:
+    number = np.append(rank.step_numbers, UNKNOWN)[step]
+    return np.where(number == UNKNOWN, step, number)
+
+
+def _lags(ranks: Sequence[RankLives], matches: Matches, alignment: Alignment) -> Floats:
+    """For each matched collective and rank, the lag; NaN where the rank took no part."""
+    start = matches.column(ranks, "start_ns")
+    common = [alignment.of(rank.clock).common_ns(start[:, index]) for index, rank in enumerate(ranks)]
+    # Floats hold whole nanoseconds only up to some months, so times count from the first one.
+    columns = np.stack(common, axis=1) if common else start
+    present = matches.rows != UNKNOWN
+    origin = columns.min(initial=np.iinfo(np.int64).max, where=present)
+    arrival = np.where(present, (columns - origin).astype(np.float64), np.nan)
+    lags = np.full(arrival.shape, np.nan)
+    for index in range(len(ranks)):
+        took_part = present[:, index]
+        lags[took_part, index] = arrival[took_part, index] - np.nanmedian(
+            np.delete(arrival[took_part], index, axis=1), axis=1
+        )
+    return lags
+
+
+def _last(lags: Floats, least: int) -> Ints:
+    """The column of each row's largest lag, ``UNKNOWN`` where it is not above ``least``."""
+    known = np.where(np.isnan(lags), -np.inf, lags)
+    if not known.size:
+        return np.full(len(known), UNKNOWN, np.int64)
+    return np.where(known.max(axis=1) > least, known.argmax(axis=1), UNKNOWN)
+
+
+def _largest(lags: Floats) -> Floats:
+    """The largest lag of each rank in the rows of a step, NaN where it has none."""
+    known = np.where(np.isnan(lags), -np.inf, lags).max(axis=0, initial=-np.inf)
+    result: Floats = np.where(np.isinf(known), np.nan, known)
+    return result
+
+
+def _exposed_waits(ranks: Sequence[RankLives], matches: Matches, numbers: Ints) -> Ints:
+    """What each rank of each step waited for others without anything to compute."""
+    exposed = np.zeros((len(numbers), len(ranks)), np.int64)
+    for index, (rank, transfer) in enumerate(zip(ranks, transfer_times(ranks, matches), strict=True)):
+        wait = wait_times(rank, transfer)
+        known = wait != UNKNOWN
+        row = np.searchsorted(numbers, _numbered(rank, rank.lives.step)[known])
+        np.add.at(exposed[:, index], row, explain_exposure(rank, wait).exposed_wait_ns[known])
+    return exposed
+
+
+def _straggler(times_last: Ints, steps: int) -> int | None:
+    """The rank that is last most often, if among equals that would happen to it in less than one run of twenty."""
+    if len(times_last) < 2 or not times_last.any():
+        return None
+    most = int(times_last.argmax())
+    return most if _at_least(int(times_last[most]), steps, 1 / len(times_last)) < CHANCE else None
+
+
+def _at_least(times: int, trials: int, chance: float) -> float:
+    """The upper tail of the binomial distribution: ``times`` or more hits in so many trials."""
+    return sum(
+        exp(
+            lgamma(trials + 1) - lgamma(hits + 1) - lgamma(trials - hits + 1)
+            + hits * log(chance) + (trials - hits) * log(1 - chance)
+        )
+        for hits in range(times, trials + 1)
+    )  # fmt: skip
+
+
+def _reason(ranks: Sequence[RankLives], matches: Matches) -> str | None:
+    if len(matches):
+        return None
+    if len(ranks) < 2:
+        return "it takes the traces of at least two ranks of a run (if these are some, say so with --one-run)"
+    return "no collective is found on two ranks"
+
+
+def _median(lags: Floats) -> int | None:
+    known = lags[~np.isnan(lags)]
+    return round(float(np.median(known))) if len(known) else None
+
+
+def _whole(value: float) -> int | None:
+    return None if np.isnan(value) else round(float(value))

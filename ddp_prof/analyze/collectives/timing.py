@@ -1,0 +1,230 @@
+"""The life of each collective on one rank: ready, launch, start, end.
+
+    gradient kernels  ###ggg|                        the last gradient of the bucket is ready
+    host                 .      L                    the host launches the collective
+    stream                          |CCCCCCCC|       the device (or gloo) works on it
+                            ready   start    end
+
+*Ready* is the end of the last kernel of backward that was launched before the collective was, by the same thread
+(autograd's, whose hook launches the collective). On a CPU it is the hook's own time, the start of our range.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE, find_collective_ranges, with_launches
+from ddp_prof.analyze.core.operations import ALL_REDUCE, OPERATIONS, operation_of
+from ddp_prof.analyze.core.step_times import StepTimes, find_step_times
+from ddp_prof.analyze.core.steps import innermost
+from ddp_prof.range_names import parse_range
+from ddp_prof.trace import UNKNOWN, Arguments, Category, Table, select
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from ddp_prof.analyze.core.attribution import LaunchedPieces, Pieces, RankWork
+    from ddp_prof.analyze.core.intervals import Intervals
+    from ddp_prof.trace import Ints, Mask, Trace
+
+READY_SOURCES = ("kernel", "hook")
+"""Where the time of readiness is from: the last gradient kernel's end, or the hook that launched the collective."""
+
+
+@dataclass(frozen=True)
+class Lives(Table):
+    """A row a collective, by step and then by launch. ``UNKNOWN`` stands for what the trace does not tell.
+
+    Attributes:
+        step: Index into the rank's steps.
+        lane: CUDA stream; ``UNKNOWN`` on a CPU.
+        ready_source: Index into :data:`READY_SOURCES`.
+        blocking: 1 where it was launched only after backward, so that by design it hides under nothing.
+        operation: Index into ``operations.OPERATIONS``.
+        bucket, bytes: From our range; bytes else from the arguments that the profiler noted.
+        group: Index into :attr:`RankLives.groups`.
+        sequence: Number within the group, where the profiler noted it.
+    """
+
+    step: Ints
+    lane: Ints
+    ready_ns: Ints
+    ready_source: Ints
+    launch_ns: Ints
+    start_ns: Ints
+    end_ns: Ints
+    blocking: Ints
+    operation: Ints
+    bucket: Ints
+    bytes: Ints
+    group: Ints
+    group_size: Ints
+    sequence: Ints
+
+
+@dataclass(frozen=True)
+class RankLives:
+    """The collectives of one rank with what they are measured against; all that comparing ranks needs of a trace.
+
+    Attributes:
+        clock: The file; ranks read from one file share a clock.
+        epoch_ns: UTC nanoseconds of the clock's 0, ``None`` where unknown.
+        world_size: Ranks in the job, ``None`` where unknown.
+        groups: Names of communicators.
+        step_numbers: The steps' own numbers, ``UNKNOWN`` where they carry none.
+        backward_end_ns: End of the last compute of backward in each step, ``UNKNOWN`` where none is known.
+        compute: All compute of the rank.
+        times: What filled its steps.
+    """
+
+    process: int
+    device: int | None
+    rank: int | None
+    clock: Path
+    epoch_ns: int | None
+    world_size: int | None
+    lives: Lives
+    groups: tuple[str, ...]
+    step_numbers: Ints
+    backward_end_ns: Ints
+    compute: Intervals
+    times: StepTimes
+
+    @property
+    def name(self) -> str:
+        """What a person calls it."""
+        return f"process {self.process}" if self.rank is None else f"rank {self.rank}"
+
+
+def find_lives(trace: Trace, works: Sequence[RankWork]) -> tuple[RankLives, ...]:
+    """The collectives of each rank in a trace."""
+    return tuple(_rank_lives(trace, work) for work in works)
+
+
+def _rank_lives(trace: Trace, work: RankWork) -> RankLives:
+    pieces = with_launches(trace, work.of(Category.COMMUNICATION))
+    pieces = select(pieces, np.lexsort((pieces.start_ns, pieces.launch_ns, pieces.step)))
+    in_backward = (work.pieces.phase == BACKWARD_PHASE) & (work.pieces.category == Category.COMPUTE)
+    backward = with_launches(trace, select(work.pieces, in_backward))
+    noted = _noted(trace.arguments, pieces)
+    groups = [int(each) for each in np.unique(noted.group_id) if each != UNKNOWN]
+    return RankLives(
+        process=work.process,
+        device=work.device,
+        rank=work.rank,
+        clock=trace.path,
+        epoch_ns=trace.epoch_ns,
+        world_size=trace.world_size,
+        lives=_lives(trace, work, pieces, backward, noted, groups),
+        groups=tuple(trace.names[each] for each in groups),
+        step_numbers=work.steps.number,
+        backward_end_ns=_last_by_step(backward.end_ns, backward.step, len(work.steps)),
+        compute=work.union_of(Category.COMPUTE),
+        times=find_step_times(trace, work),
+    )
+
+
+def _lives(
+    trace: Trace,
+    work: RankWork,
+    pieces: LaunchedPieces,
+    backward: LaunchedPieces,
+    noted: Arguments,
+    groups: Sequence[int],
+) -> Lives:
+    ready, source = _ready(pieces, backward)
+    bucket, own_bytes = _own_fields(trace, work.process, pieces)
+    group = np.searchsorted(np.array(groups, np.int64), noted.group_id)
+    return Lives(
+        step=pieces.step,
+        lane=pieces.lane,
+        ready_ns=ready,
+        ready_source=source,
+        launch_ns=pieces.launch_ns,
+        start_ns=pieces.start_ns,
+        end_ns=pieces.end_ns,
+        blocking=_blocking(pieces, backward, len(work.steps)).astype(np.int64),
+        operation=_operations(trace, pieces, noted, bucket),
+        bucket=bucket,
+        bytes=np.where(own_bytes != UNKNOWN, own_bytes, noted.bytes),
+        group=np.where(noted.group_id == UNKNOWN, UNKNOWN, group),
+        group_size=noted.group_size,
+        sequence=noted.sequence,
+    )
+
+
+def _last_by_step(time_ns: Ints, step: Ints, steps: int) -> Ints:
+    """The latest time of each step, ``UNKNOWN`` where it has none; times of a trace are not negative."""
+    last = np.full(steps, UNKNOWN, np.int64)
+    np.maximum.at(last, step[step != UNKNOWN], time_ns[step != UNKNOWN])
+    return last
+
+
+def _ready(pieces: LaunchedPieces, backward: LaunchedPieces) -> tuple[Ints, Ints]:
+    """When the gradients of each collective were ready, and by which of :data:`READY_SOURCES` that is known."""
+    ready = np.full(len(pieces), UNKNOWN, np.int64)
+    source = ready.copy()
+    on_host = pieces.activity == UNKNOWN
+    ready[on_host], source[on_host] = pieces.launch_ns[on_host], READY_SOURCES.index("hook")
+    for launcher in np.unique(pieces.launcher[~on_host]).tolist():
+        asked = np.flatnonzero(~on_host & (pieces.launcher == launcher) & (pieces.step != UNKNOWN))
+        by_same = backward.launcher == launcher
+        gradients = select(backward, by_same if by_same.any() else np.ones(len(backward), np.bool_))
+        gradients = select(gradients, np.argsort(gradients.launch_ns, kind="stable"))
+        last = np.searchsorted(gradients.launch_ns, pieces.launch_ns[asked], side="right") - 1
+        found = (last >= 0) & (np.append(gradients.step, UNKNOWN)[last] == pieces.step[asked])
+        ready[asked[found]] = gradients.end_ns[last[found]]
+        source[asked[found]] = READY_SOURCES.index("kernel")
+    return ready, source
+
+
+def _blocking(pieces: LaunchedPieces, backward: LaunchedPieces, steps: int) -> Mask:
+    """Launched while the host synchronizes; in traces that do not tell that, after all of backward was launched."""
+    last = np.append(_last_by_step(backward.launch_ns, backward.step, steps), UNKNOWN)[pieces.step]
+    after = (last != UNKNOWN) & (pieces.launch_ns > last) & (pieces.phase != BACKWARD_PHASE)
+    blocking: Mask = (pieces.phase == SYNCHRONIZE_PHASE) | after
+    return blocking
+
+
+def _noted(arguments: Arguments, pieces: Pieces) -> Arguments:
+    """The arguments of each piece, ``UNKNOWN`` all over where none were noted."""
+    by_activity = {activity: row for row, activity in enumerate(arguments.activity.tolist())}
+    rows = np.array([by_activity.get(each, UNKNOWN) for each in pieces.activity.tolist()], np.int64)
+    return Arguments(
+        **{each.name: np.append(getattr(arguments, each.name), UNKNOWN)[rows] for each in fields(Arguments)}
+    )
+
+
+def _own_fields(trace: Trace, process: int, pieces: LaunchedPieces) -> tuple[Ints, Ints]:
+    """Bucket and bytes by our ranges: a collective belongs to the one opened last before, or at, its launch."""
+    spans = select(trace.spans, find_collective_ranges(trace, process))
+    holder = innermost(spans.start_ns, spans.end_ns, pieces.launch_ns)
+    name_id = np.append(spans.name_id, UNKNOWN)[holder]
+    parsed = {each: parse_range(trace.names[each]) for each in np.unique(spans.name_id).tolist()}
+
+    def number(key: str) -> Ints:
+        known = {each: value for each, text in parsed.items() if (value := text.number(key)) is not None}
+        return np.array([known.get(each, UNKNOWN) for each in name_id.tolist()], np.int64)
+
+    return number("bucket"), number("bytes")
+
+
+def _operations(trace: Trace, pieces: Pieces, noted: Arguments, bucket: Ints) -> Ints:
+    """By the kernel's name, else by the noted arguments; in a range of ours it is an all-reduce anyway."""
+
+    def code(name_id: int) -> int:
+        operation = operation_of(trace.names[name_id]) if name_id != UNKNOWN else None
+        return UNKNOWN if operation is None else OPERATIONS.index(operation)
+
+    def codes(name_ids: Ints) -> Ints:
+        known = {each: code(each) for each in np.unique(name_ids).tolist()}
+        return np.array([known[each] for each in name_ids.tolist()], np.int64)
+
+    kernel_names = np.append(trace.activities.name_id, UNKNOWN)[pieces.activity]
+    by_kernel = codes(kernel_names)
+    found = np.where(by_kernel == UNKNOWN, codes(noted.op_id), by_kernel)
+    return np.where((found == UNKNOWN) & (bucket != UNKNOWN), OPERATIONS.index(ALL_REDUCE), found)

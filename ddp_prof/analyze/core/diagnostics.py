@@ -1,0 +1,117 @@
+"""What a trace does not let one say: one line each, with the way to record it better."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddp_prof.analyze.core.intervals import union
+from ddp_prof.manifest import RANKS_PER_GPU, SHARED_GPU, caveats_of
+from ddp_prof.range_names import PROCESS, parse_range
+from ddp_prof.trace import UNKNOWN, Category, Kind, distinct
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ddp_prof.analyze.core.attribution import RankWork
+    from ddp_prof.trace import Trace
+
+OVERHEAD_LIMIT = 0.01
+"""Share of a capture's duration from which the profiler's own work is reported."""
+
+SUSPECT_LIMIT = 0.01
+"""Share of the kernels' summed time from which an unknown kernel with a telling name is reported."""
+
+_TELLING = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|send_?recv|nvshmem|ccl|multimem", re.I)
+
+
+def find_doubts(trace: Trace, works: Sequence[RankWork]) -> tuple[str, ...]:
+    """All doubts about the figures of a trace."""
+    return (
+        *find_caveats(trace),
+        *trace.warnings,
+        *_about_steps(works),
+        *_about_launches(trace),
+        *_about_overhead(trace, works),
+        *_about_streams(works),
+        *_about_names(trace),
+    )
+
+
+def find_caveats(trace: Trace) -> tuple[str, ...]:
+    """What of the run is not representative, by its ``run.json``; of a shared GPU the trace's own ranges tell, too."""
+    caveats = caveats_of(trace.manifest) if trace.manifest else ()
+    processes = (parse_range(name) for name in trace.names if name.startswith(f"{PROCESS}|"))
+    if SHARED_GPU not in caveats and any((each.number(RANKS_PER_GPU) or 1) > 1 for each in processes):
+        return (SHARED_GPU, *caveats)
+    return caveats
+
+
+def _about_steps(works: Sequence[RankWork]) -> Iterator[str]:
+    if left_out := max((work.warmup_steps for work in works), default=0):
+        yield f"{left_out} warm-up step{'s' if left_out > 1 else ''} left out"
+    if any(work.backward == "inferred" for work in works):
+        yield "backward is inferred: what autograd's threads launched (no range names it; see --backward-range)"
+
+
+def _about_launches(trace: Trace) -> Iterator[str]:
+    activities = trace.activities
+    if graphs := int((activities.kind == Kind.GRAPH).sum()):
+        yield (
+            f"{graphs} CUDA graph launches were recorded whole: the kernels in them, collectives included, are not in "
+            "this trace; record with --cuda-graph-trace=node"
+        )
+    if len(activities) and not len(trace.calls):
+        yield "no CUDA API calls: nothing can be attributed to steps or phases; record with --trace=cuda,nvtx"
+    elif orphans := int((trace.launching_calls == UNKNOWN).sum()):
+        yield (
+            f"{orphans:,} of {len(activities):,} activities have no launching call and belong to no step or phase: "
+            "the capture seems to be trimmed"
+        )
+
+
+def _about_overhead(trace: Trace, works: Sequence[RankWork]) -> Iterator[str]:
+    """The profiler's own work during the measured steps; what it did before is nobody's time."""
+    measured = union(
+        np.concatenate([np.empty(0, np.int64), *(work.steps.start_ns for work in works)]),
+        np.concatenate([np.empty(0, np.int64), *(work.steps.end_ns for work in works)]),
+    )
+    share = (union(trace.overhead.start_ns, trace.overhead.end_ns) & measured).length_ns / max(1, measured.length_ns)
+    if share > OVERHEAD_LIMIT:
+        yield f"the profiler itself was at work in {share:.1%} of the measured time: times are that much unsure"
+
+
+def _about_streams(works: Sequence[RankWork]) -> Iterator[str]:
+    for work in works:
+        pieces, is_kernel = work.pieces, work.pieces.kernel == 1
+        busy_ns = {
+            lane: int((pieces.end_ns[rows] - pieces.start_ns[rows]).sum())
+            for lane in distinct(pieces.lane[is_kernel])
+            if (rows := is_kernel & (pieces.category == Category.COMPUTE) & (pieces.lane == lane)).any()
+        }
+        if not busy_ns:
+            continue
+        busiest = max(busy_ns, key=busy_ns.__getitem__)
+        sharing = is_kernel & (pieces.category == Category.COMMUNICATION) & (pieces.lane == busiest)
+        if count := int(sharing.sum()):
+            yield (
+                f"process {work.process}, device {work.device}: {count:,} of the collectives ran on the compute "
+                f"stream ({busiest}), where nothing can overlap with them but kernels of other streams"
+            )
+
+
+def _about_names(trace: Trace) -> Iterator[str]:
+    """Kernels that take time, were taken for compute, and are called as if they communicated."""
+    activities = trace.activities
+    kernels = activities.kind == Kind.KERNEL
+    duration = np.where(kernels, activities.end_ns - activities.start_ns, 0)
+    computing = kernels & (activities.category == Category.COMPUTE)
+    total = np.bincount(activities.name_id[computing], weights=duration[computing], minlength=len(trace.names))
+    for name_id in np.flatnonzero(total > SUSPECT_LIMIT * duration.sum()).tolist():
+        if _TELLING.search(trace.names[name_id]):
+            yield (
+                f"'{trace.names[name_id][:80]}' was taken for compute, but its name smells of communication: if it "
+                "is, say so with --comm-pattern"
+            )

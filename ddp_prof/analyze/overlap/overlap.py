@@ -1,0 +1,320 @@
+"""How much communication hides behind compute, for each rank and each step.
+
+For one rank, C is the union of its compute and N the union of its communication; a step's N is what was launched in
+the step, measured against all of C::
+
+    C           ######....####
+    N           ...########...
+    overlapped  ...###....#...   |N and C|
+    exposed     ......####....   |N minus C|
+    tail                          from the last compute of backward to the last end of N, where that is later
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, Pieces, RankWork, rank_work
+from ddp_prof.analyze.core.diagnostics import find_doubts
+from ddp_prof.analyze.core.intervals import Intervals, union, union_by_group
+from ddp_prof.analyze.overlap.step_breakdown import measure_partition, sum_by_group
+from ddp_prof.manifest import label_of
+from ddp_prof.trace import UNKNOWN, Category
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from ddp_prof.trace import Ints, Mask, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class StepOverlap:
+    """One step of one rank; see :class:`.step_breakdown.Partition` for the parts of the window.
+
+    Attributes:
+        step: The step's own number, ``None`` where it carries none.
+        host_ns: Length of the host's range; ``None`` where the trace tells no steps and this is all of it.
+        compute_only_ns, idle_ns: ``None`` where CUDA graphs were recorded whole, which hide what ran in them.
+        tail_ns: Communication after the last compute of backward; ``None`` where no compute is known to be backward.
+        backward_overlapped_ns: Communication under compute of backward; ``None`` likewise.
+    """
+
+    step: int | None
+    start_ns: int
+    host_ns: int | None
+    kernels: int
+    collectives: int
+    comm_ns: int
+    overlapped_ns: int
+    exposed_ns: int
+    backward_overlapped_ns: int | None
+    tail_ns: int | None
+    window_ns: int
+    compute_only_ns: int | None
+    exposed_memory_ns: int
+    idle_ns: int | None
+    other_comm_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankOverlap:
+    """One rank over the whole capture, warm-up left out. Times are ``None`` where the trace cannot tell them.
+
+    Attributes:
+        process: Operating-system process id; 0 for a Kineto file, which holds a single process.
+        device: CUDA ordinal, ``None`` on a CPU.
+        reason: Why ``overlap_ratio`` is ``None``.
+    """
+
+    process: int
+    device: int | None
+    rank: int | None
+    kernels: int
+    collectives: int
+    compute_ns: int | None
+    comm_ns: int | None
+    overlapped_ns: int | None
+    exposed_ns: int | None
+    backward_overlapped_ns: int | None
+    reason: str | None
+    steps: tuple[StepOverlap, ...]
+
+    @property
+    def overlap_ratio(self) -> float | None:
+        """Share of communication that compute hides, 0 to 1."""
+        return _ratio(self.overlapped_ns, self.comm_ns)
+
+    @property
+    def backward_overlap_ratio(self) -> float | None:
+        """Share of communication that compute of backward hides, 0 to 1."""
+        return _ratio(self.backward_overlapped_ns, self.comm_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """How much of the work could be given to a step.
+
+    Attributes:
+        pieces: Pieces of work of all ranks.
+        given_pieces: Those that belong to a step.
+        time_ns: Summed duration of the pieces.
+        given_time_ns: Summed duration of those that belong to a step.
+        method: Where backward was known from: ``ranges``, ``inferred`` (from autograd's threads) or ``none``.
+    """
+
+    pieces: int
+    given_pieces: int
+    time_ns: int
+    given_time_ns: int
+    method: str
+
+    @property
+    def activities(self) -> float | None:
+        """Share of the pieces, 0 to 1."""
+        return _ratio(self.given_pieces, self.pieces)
+
+    @property
+    def device_time(self) -> float | None:
+        """Share of their time, 0 to 1."""
+        return _ratio(self.given_time_ns, self.time_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOverlap:
+    """The overlap of every rank in one trace, or in the traces of one run.
+
+    Attributes:
+        trace: The file, of several the first.
+        label: What the run is called.
+        device: ``cuda`` where the trace holds activities of a device, else ``cpu``.
+        world_size: Ranks in the job, ``None`` where unknown; ``ranks`` may be some of them.
+    """
+
+    trace: Path
+    label: str
+    source: str
+    producer: str | None
+    device: str
+    attribution: Attribution
+    ranks: tuple[RankOverlap, ...]
+    warnings: tuple[str, ...]
+    world_size: int | None = None
+
+
+def measure_overlap(
+    trace: Trace, *, step_pattern: str | None = None, backward_pattern: str | None = None
+) -> TraceOverlap:
+    """Measure the overlap of every rank and step in a trace.
+
+    Args:
+        trace: The trace.
+        step_pattern: Regular expression for the user's step ranges; see ``phases.find_steps``.
+        backward_pattern: Regular expression for the user's backward ranges.
+    """
+    return measure_works(trace, rank_work(trace, step_pattern=step_pattern, backward_pattern=backward_pattern))
+
+
+def measure_works(trace: Trace, works: Sequence[RankWork]) -> TraceOverlap:
+    """Measure the overlap of ranks whose work is known already."""
+    return TraceOverlap(
+        trace=trace.path,
+        label=label_of(trace.path, trace.manifest),
+        source=trace.source,
+        producer=trace.producer,
+        device="cuda" if len(trace.activities) else "cpu",
+        attribution=measure_attribution(works),
+        ranks=tuple(measure_rank(work) for work in works),
+        warnings=find_doubts(trace, works),
+        world_size=trace.world_size,
+    )
+
+
+def measure_rank(work: RankWork) -> RankOverlap:
+    """Measure one rank."""
+    compute, communication = work.union_of(Category.COMPUTE), work.union_of(Category.COMMUNICATION)
+    overlapped = _common_ns(communication, compute)
+    is_backward = _is_backward(work)
+    backward = union(work.pieces.start_ns[is_backward], work.pieces.end_ns[is_backward])
+    blind = not len(work.pieces)
+    return RankOverlap(
+        process=work.process,
+        device=work.device,
+        rank=work.rank,
+        kernels=int(work.pieces.kernel.sum()),
+        collectives=int((work.pieces.category == Category.COMMUNICATION).sum()),
+        compute_ns=None if blind else compute.length_ns,
+        comm_ns=None if blind else communication.length_ns,
+        overlapped_ns=None if blind else overlapped,
+        exposed_ns=None if blind else communication.length_ns - overlapped,
+        backward_overlapped_ns=_common_ns(communication, backward) if len(backward) else None,
+        reason=_reason(work, communication.length_ns),
+        steps=() if blind else _measure_steps(work, backward),
+    )
+
+
+def measure_attribution(works: Sequence[RankWork]) -> Attribution:
+    """How much of the work of all ranks belongs to a step, and how backward was told."""
+    duration = [work.pieces.end_ns - work.pieces.start_ns for work in works]
+    given = [(work.pieces.step != UNKNOWN) & work.has_steps for work in works]
+    return Attribution(
+        pieces=sum(map(len, duration)),
+        given_pieces=sum(int(each.sum()) for each in given),
+        time_ns=sum(int(each.sum()) for each in duration),
+        given_time_ns=sum(int(each[rows].sum()) for each, rows in zip(duration, given, strict=True)),
+        method=_weakest(work.backward for work in works),
+    )
+
+
+def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
+    """The results of several files that hold the ranks of one run, as one result.
+
+    Raises:
+        ValueError: There is no result.
+    """
+    if not results:
+        raise ValueError("no results to merge")
+    parts = [each.attribution for each in results]
+    return replace(
+        results[0],
+        attribution=Attribution(
+            pieces=sum(each.pieces for each in parts),
+            given_pieces=sum(each.given_pieces for each in parts),
+            time_ns=sum(each.time_ns for each in parts),
+            given_time_ns=sum(each.given_time_ns for each in parts),
+            method=_weakest(each.method for each in parts),
+        ),
+        ranks=tuple(rank for each in results for rank in each.ranks),
+        warnings=tuple(dict.fromkeys(warning for each in results for warning in each.warnings)),
+        world_size=max((each.world_size or 0 for each in results), default=0) or None,
+    )
+
+
+def _weakest(methods: Iterable[str]) -> str:
+    found = set(methods)
+    return next((each for each in ("inferred", "ranges") if each in found), "none")
+
+
+def _measure_steps(work: RankWork, backward: Intervals) -> tuple[StepOverlap, ...]:
+    pieces, steps = work.pieces, len(work.steps)
+    parts = measure_partition(work)
+    launched = pieces.step != UNKNOWN
+    communicating = launched & (pieces.category == Category.COMMUNICATION)
+    in_backward = launched & _is_backward(work)
+    columns = {
+        "start_ns": parts.start_ns,
+        "kernels": np.bincount(pieces.step[launched & (pieces.kernel == 1)], minlength=steps),
+        "collectives": np.bincount(pieces.step[communicating], minlength=steps),
+        "window_ns": parts.window_ns,
+        "comm_ns": parts.comm_ns,
+        "overlapped_ns": parts.overlapped_ns,
+        "exposed_ns": parts.exposed_ns,
+        "exposed_memory_ns": parts.exposed_memory_ns,
+        "other_comm_ns": parts.other_comm_ns,
+    }
+    host_ns = work.steps.end_ns - work.steps.start_ns
+    tail_ns = np.maximum(0, _last_end(pieces, communicating, steps) - _last_end(pieces, in_backward, steps))
+    hidden_ns = _covered_by_step(pieces, communicating, backward, steps)
+    has_backward = np.bincount(pieces.step[in_backward], minlength=steps) > 0
+    hides_work = _has_graphs(work)
+    return tuple(
+        StepOverlap(
+            step=_known(int(work.steps.number[each])),
+            host_ns=int(host_ns[each]) if work.has_steps else None,
+            compute_only_ns=None if hides_work else int(parts.compute_only_ns[each]),
+            idle_ns=None if hides_work else int(parts.idle_ns[each]),
+            backward_overlapped_ns=int(hidden_ns[each]) if has_backward[each] else None,
+            tail_ns=int(tail_ns[each]) if has_backward[each] else None,
+            **{name: int(column[each]) for name, column in columns.items()},
+        )
+        for each in range(steps)
+    )
+
+
+def _has_graphs(work: RankWork) -> bool:
+    return bool(np.any(work.pieces.category == Category.OTHER))
+
+
+def _is_backward(work: RankWork) -> Mask:
+    """Which pieces are compute of backward."""
+    rows: Mask = (work.pieces.phase == BACKWARD_PHASE) & (work.pieces.category == Category.COMPUTE)
+    return rows
+
+
+def _common_ns(few: Intervals, many: Intervals) -> int:
+    """Length of the intersection, quickest where the first set has few intervals."""
+    return int(many.covered_ns(few.start_ns, few.end_ns).sum())
+
+
+def _covered_by_step(pieces: Pieces, rows: Mask, cover: Intervals, steps: int) -> Ints:
+    """For each step, how much of the union of its pieces lies in a set."""
+    start, end, step = union_by_group(pieces.start_ns[rows], pieces.end_ns[rows], pieces.step[rows])
+    return sum_by_group(cover.covered_ns(start, end), step, steps)
+
+
+def _last_end(pieces: Pieces, rows: Mask, steps: int) -> Ints:
+    """Last end of each step's pieces, 0 where it has none (times of a trace are not negative)."""
+    last = np.zeros(steps, np.int64)
+    np.maximum.at(last, pieces.step[rows], pieces.end_ns[rows])
+    return last
+
+
+def _reason(work: RankWork, comm_ns: int) -> str | None:
+    if not len(work.pieces):
+        return "no GPU activities, and no ddp_prof ranges that tell what the CPU did"
+    if comm_ns == 0 and _has_graphs(work):
+        return "no communication outside of CUDA graphs, and these were recorded whole"
+    if comm_ns == 0:
+        return "no communication in this trace"
+    return None
+
+
+def _known(number: int) -> int | None:
+    return None if number == UNKNOWN else number
+
+
+def _ratio(part: int | None, whole: int | None) -> float | None:
+    return part / whole if part is not None and whole else None

@@ -1,0 +1,111 @@
+"""Where the time of a step went, each nanosecond once.
+
+window               |----------------------|
+compute              ..######......######....
+communication        .....#######............
+memory               ..............##........
+compute only           ***         ******
+overlapped                ***
+exposed                      ****
+exposed memory                   (what neither compute nor communication covers)
+idle                 all the rest
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddp_prof.analyze.core.intervals import Intervals, union_by_group
+from ddp_prof.trace import Category, Table
+
+if TYPE_CHECKING:
+    from ddp_prof.analyze.core.attribution import RankWork
+    from ddp_prof.trace import Ints
+
+
+@dataclass(frozen=True)
+class Partition(Table):
+    """A row a step; in each, ``compute_only + overlapped + exposed + exposed_memory + idle == window`` exactly.
+
+    Communication is what was launched in the step; compute and memory are all of the device's in the window.
+
+    Attributes:
+        start_ns: Start of the window: of the first piece of work launched in the step.
+        end_ns: End of the window: of the last such piece to end.
+        comm_ns: ``overlapped_ns + exposed_ns``.
+        other_comm_ns: The part of ``idle_ns`` in which communication of another step ran.
+    """
+
+    start_ns: Ints
+    end_ns: Ints
+    comm_ns: Ints
+    overlapped_ns: Ints
+    exposed_ns: Ints
+    compute_only_ns: Ints
+    exposed_memory_ns: Ints
+    idle_ns: Ints
+    other_comm_ns: Ints
+
+    @property
+    def window_ns(self) -> Ints:
+        """Length of each window."""
+        return self.end_ns - self.start_ns
+
+
+def measure_partition(work: RankWork) -> Partition:
+    """Divide the window of each of a rank's steps. A step that launched nothing has an empty window."""
+    steps = len(work.steps)
+    compute, memory = work.union_of(Category.COMPUTE), work.union_of(Category.MEMORY)
+    communication = work.union_of(Category.COMMUNICATION)
+    # Of a difference only the length is needed, and |A - B| = |A| - |A and B|, which spares making it.
+    hidden_memory = memory & compute
+    accompanied = (communication & compute) | (communication & memory)
+
+    start, end = _windows(work)
+    pieces = work.pieces
+    rows = (pieces.category == Category.COMMUNICATION) & (pieces.step >= 0)
+    comm_start, comm_end, comm_step = union_by_group(pieces.start_ns[rows], pieces.end_ns[rows], pieces.step[rows])
+
+    def in_communication(of: Intervals) -> Ints:
+        return sum_by_group(of.covered_ns(comm_start, comm_end), comm_step, steps)
+
+    comm_ns = sum_by_group(comm_end - comm_start, comm_step, steps)
+    overlapped = in_communication(compute)
+    compute_only = compute.covered_ns(start, end) - overlapped
+    memory_alone = memory.covered_ns(start, end) - hidden_memory.covered_ns(start, end)
+    exposed_memory = memory_alone - (in_communication(memory) - in_communication(hidden_memory))
+    communication_alone = communication.covered_ns(start, end) - accompanied.covered_ns(start, end)
+    return Partition(
+        start_ns=start,
+        end_ns=end,
+        comm_ns=comm_ns,
+        overlapped_ns=overlapped,
+        exposed_ns=comm_ns - overlapped,
+        compute_only_ns=compute_only,
+        exposed_memory_ns=exposed_memory,
+        idle_ns=(end - start) - comm_ns - compute_only - exposed_memory,
+        other_comm_ns=communication_alone - (in_communication(communication) - in_communication(accompanied)),
+    )
+
+
+def sum_by_group(values: Ints, group: Ints, groups: int) -> Ints:
+    """The sum of the values of each group, as exact integers."""
+    total = np.zeros(groups, np.int64)
+    np.add.at(total, group, values)
+    return total
+
+
+def _windows(work: RankWork) -> tuple[Ints, Ints]:
+    """From the first start to the last end of what each step launched; on a CPU the host's range counts too."""
+    start = np.full(len(work.steps), np.iinfo(np.int64).max)
+    end = np.full(len(work.steps), np.iinfo(np.int64).min)
+    if work.device is None:
+        start, end = work.steps.start_ns.copy(), work.steps.end_ns.copy()
+    pieces, rows = work.pieces, work.pieces.step >= 0
+    np.minimum.at(start, pieces.step[rows], pieces.start_ns[rows])
+    np.maximum.at(end, pieces.step[rows], pieces.end_ns[rows])
+    launched = end >= start
+    return np.where(launched, start, 0), np.where(launched, end, 0)

@@ -1,0 +1,1 @@
+"""What one variant changes in the step against another."""

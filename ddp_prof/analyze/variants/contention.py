@@ -1,0 +1,194 @@
+"""The price of overlapping: how much slower kernels compute while communication runs beside them.
+
+A kernel is compared with itself: the same name and launch shape at the same position in the step (the n-th launch of
+those), once with communication beside it for more than half of its time, once with none at all::
+
+    step 3   compute  aaaabbbb        step 4   compute  aaaabbbbbb      b takes 6 instead of 4
+             stream                            stream       NNNNNN
+
+What is compared may come from one run or from several, as ``naive`` next to ``overlap``. Within one run an execution
+that is slow for another reason is a little likelier to meet communication, so two runs tell more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ddp_prof.analyze.core.attribution import with_launches
+from ddp_prof.trace import UNKNOWN, Category, select
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from ddp_prof.analyze.core.attribution import Pieces, RankWork
+    from ddp_prof.trace import Ints, Mask, Trace
+
+    Floats = NDArray[np.float64]
+
+LEAST_KERNELS = 5
+"""Different kernels (name and position) that have to be compared; below, the figure is refused."""
+
+_DRAWS = 1000
+_INTERVAL = (2.5, 97.5)
+
+
+@dataclass(frozen=True)
+class KernelSamples:
+    """Kernels of compute in the steps of one rank.
+
+    Attributes:
+        names: Name of each kernel that occurs, with its launch shape where the trace holds it.
+        kernel: Index into ``names``.
+        position: How many of those the step had launched before.
+        duration_ns: How long it ran.
+        beside_ns: How long of that communication ran, too.
+        steps: Number of measured steps.
+    """
+
+    names: tuple[str, ...]
+    kernel: Ints
+    position: Ints
+    duration_ns: Ints
+    beside_ns: Ints
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """The slowdown of one run's kernels by its own communication.
+
+    Attributes:
+        kernels: Different kernels (name and position) that were compared.
+        runs: Executions beside communication that were compared.
+        share: Of all time that kernels ran beside communication, the part that was compared, 0 to 1.
+        slowdown: Summed duration beside communication over what the same kernels take alone; ``None`` with a reason.
+        slowdown_low, slowdown_high: Its 95 % interval, by bootstrap over kernels.
+        contention_ns: What that costs a step of a rank, on average, of the part compared.
+        reason: Why there is no figure.
+    """
+
+    kernels: int
+    runs: int
+    share: float | None
+    slowdown: float | None
+    slowdown_low: float | None
+    slowdown_high: float | None
+    contention_ns: int | None
+    reason: str | None
+
+
+def sample_kernels(trace: Trace, work: RankWork) -> KernelSamples:
+    """The kernels of compute in a rank's steps, in the order of launch."""
+    pieces = work.pieces
+    rows = (pieces.kernel == 1) & (pieces.category == Category.COMPUTE) & (pieces.step != UNKNOWN) & work.has_steps
+    chosen = with_launches(trace, select(pieces, rows))
+    chosen = select(chosen, np.lexsort((chosen.launch_ns, chosen.step)))
+    name_id = trace.activities.name_id[chosen.activity]
+    shape_id = np.full(len(chosen), UNKNOWN) if trace.shape_id is None else trace.shape_id[chosen.activity]
+    texts = (*trace.names, "")  # UNKNOWN, which is -1, finds the last one
+    used, kernel = np.unique(name_id * len(texts) + shape_id % len(texts), return_inverse=True)
+    return KernelSamples(
+        names=tuple(f"{texts[each // len(texts)]} {texts[each % len(texts)]}".rstrip() for each in used.tolist()),
+        kernel=kernel.astype(np.int64),
+        position=_positions(chosen, kernel.astype(np.int64)),
+        duration_ns=chosen.end_ns - chosen.start_ns,
+        beside_ns=work.union_of(Category.COMMUNICATION).covered_ns(chosen.start_ns, chosen.end_ns),
+        steps=len(work.steps),
+    )
+
+
+def _positions(pieces: Pieces, kernel: Ints) -> Ints:
+    """For each kernel, how many of its name came before it in its step; rows are in the order of launch."""
+    order = np.lexsort((np.arange(len(pieces)), kernel, pieces.step))
+    is_first = np.ones(len(pieces), np.bool_)
+    is_first[1:] = (np.diff(kernel[order]) != 0) | (np.diff(pieces.step[order]) != 0)
+    count = np.arange(len(pieces))
+    position = np.empty(len(pieces), np.int64)
+    position[order] = count - np.maximum.accumulate(np.where(is_first, count, 0))
+    return position
+
+
+def measure_contention(samples: Sequence[KernelSamples], reference: Sequence[KernelSamples] = ()) -> Contention:
+    """Compare the kernels of a run that have communication beside them with the same ones alone.
+
+    Args:
+        samples: The ranks of the run.
+        reference: Ranks of other runs of the same model, whose kernels count only where they ran alone.
+    """
+    if not any(len(each.kernel) for each in samples):
+        return _refused("no GPU kernels in steps: contention cannot be told from compute")
+    both = (*samples, *reference)
+    key = _keys(both)
+    duration = np.concatenate([each.duration_ns for each in both])
+    beside = np.concatenate([each.beside_ns for each in both])
+    own = np.arange(len(key)) < sum(len(each.kernel) for each in samples)
+    is_beside: Mask = own & (2 * beside > duration)
+    if not is_beside.any():
+        return _refused("no kernel ran beside communication")
+    alone_ns, has_alone = _medians(key, duration, beside == 0)
+    compared = is_beside & has_alone[key]
+    kernels = np.unique(key[compared])
+    if len(kernels) < LEAST_KERNELS:
+        return _refused(
+            f"only {len(kernels)} kernels ran both beside communication and alone; {LEAST_KERNELS} are needed"
+        )
+    taken = np.bincount(key[compared], weights=duration[compared])[kernels]
+    expected = (np.bincount(key[compared]) * alone_ns[: key[compared].max() + 1])[kernels]
+    low, high = _bootstrap(taken, expected)
+    steps = sum(each.steps for each in samples)
+    return Contention(
+        kernels=len(kernels),
+        runs=int(compared.sum()),
+        share=float(duration[compared].sum() / duration[is_beside].sum()),
+        slowdown=float(taken.sum() / expected.sum()),
+        slowdown_low=low,
+        slowdown_high=high,
+        contention_ns=round(float(taken.sum() - expected.sum()) / steps),
+        reason=None,
+    )
+
+
+def _keys(samples: Sequence[KernelSamples]) -> Ints:
+    """One number for each kernel that is the same (name and position), over all samples."""
+    names = {name: None for each in samples for name in each.names}
+    index = {name: number for number, name in enumerate(names)}
+    kernel = np.concatenate(
+        [np.array([index[name] for name in each.names], np.int64)[each.kernel] for each in samples if each.names]
+    )
+    position = np.concatenate([each.position for each in samples])
+    _, key = np.unique(kernel * (int(position.max(initial=0)) + 1) + position, return_inverse=True)
+    return key.astype(np.int64)
+
+
+def _medians(key: Ints, values: Ints, rows: Mask) -> tuple[Floats, Mask]:
+    """The median of the chosen values of each key, and whether it has any."""
+    keys = int(key.max()) + 1
+    order = np.flatnonzero(rows)
+    order = order[np.lexsort((values[order], key[order]))]
+    count = np.bincount(key[order], minlength=keys)
+    first = np.cumsum(count) - count
+    has = count > 0
+    middle = np.zeros(keys)
+    low, high = first[has] + (count[has] - 1) // 2, first[has] + count[has] // 2
+    middle[has] = (values[order[low]] + values[order[high]]) / 2
+    return middle, has
+
+
+def _bootstrap(taken: NDArray[Any], expected: NDArray[Any]) -> tuple[float, float]:
+    """The interval of the ratio of the sums, by drawing kernels with replacement; the same at every call."""
+    generator = np.random.default_rng(0)
+    ratios = []
+    for _ in range(_DRAWS):
+        drawn = generator.integers(0, len(taken), len(taken))
+        ratios.append(taken[drawn].sum() / max(1.0, expected[drawn].sum()))
+    low, high = np.percentile(ratios, _INTERVAL)
+    return float(low), float(high)
+
+
+def _refused(reason: str) -> Contention:
+    return Contention(0, 0, None, None, None, None, None, reason)

@@ -1,0 +1,1 @@
+"""The benchmark study: a sweep over settings, its database, and what its numbers support saying."""

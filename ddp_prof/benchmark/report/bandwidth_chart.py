@@ -1,0 +1,70 @@
+"""Bandwidth of an all-reduce by the size of its message, with the model that was fitted to it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ddp_prof.benchmark.alpha_beta import LinkModel
+from ddp_prof.benchmark.report.figure import axis, layout
+from ddp_prof.present.charts import theme
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from ddp_prof.benchmark.places import PlaceResults
+    from ddp_prof.present.charts.theme import Look
+
+_HEIGHT = 560
+_POINTS = 200
+
+
+def draw_bandwidth(place: PlaceResults, look: Look = theme.LIGHT) -> go.Figure:
+    """Bytes over time: a dot a message size, the fitted model as a line."""
+    import plotly.graph_objects as go
+
+    figure_layout = layout(place, look, _headline(place), _HEIGHT, l=90, r=60)
+    figure_layout |= {
+        "xaxis": axis(look, "size of the message, bytes, logarithmic", type="log", tickformat="~s"),
+        "yaxis": axis(look, "bytes over time (algbw), GB/s, logarithmic", type="log", dtick="D2"),
+    }
+    return go.Figure([_measured(place, look), *_fitted(place, look)], figure_layout)
+
+
+def _measured(place: PlaceResults, look: Look) -> dict[str, Any]:
+    messages = place.messages
+    return {
+        "type": "scatter", "mode": "markers", "name": "all-reduces timed by the host, median of each size",
+        "x": [each.bytes for each in messages], "y": [each.bytes / each.time_ns for each in messages],
+        "hovertext": [
+            f"<b>{theme.size(each.bytes)}</b><br>{theme.milliseconds(round(each.time_ns))}, {each.calls} calls in "
+            f"{each.runs} runs"
+            for each in messages
+        ],
+        "hovertemplate": "%{hovertext}<extra></extra>",
+        "marker": {"color": look.colors["backward"], "size": 11},
+    }  # fmt: skip
+
+
+def _fitted(place: PlaceResults, look: Look) -> list[dict[str, Any]]:
+    link = place.link
+    if not isinstance(link, LinkModel):
+        return []
+    sizes = np.geomspace(place.messages[0].bytes, place.messages[-1].bytes, _POINTS)
+    return [
+        {
+            "type": "scatter", "mode": "lines", "hoverinfo": "skip",
+            "name": f"s / (o + s / w), fitted: off by {theme.percent(link.relative_error)} in the median",
+            "x": sizes.tolist(), "y": [size / link.time_ns(size) for size in sizes.tolist()],
+            "line": {"color": look.colors[theme.OVERLAPPED], "width": 2},
+        }
+    ]  # fmt: skip
+
+
+def _headline(place: PlaceResults) -> str:
+    link = place.link
+    if isinstance(link, str):
+        return "What an all-reduce costs by its size"
+    overhead = theme.milliseconds(round(link.overhead_ns))
+    return f"An all-reduce takes {overhead} a call, and then its bytes at {link.bytes_per_ns:.3g} GB/s"

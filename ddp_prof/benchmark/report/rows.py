@@ -1,0 +1,179 @@
+"""The settings of a results database as rows: the short ones of a table, and the long ones of ``results.csv``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddp_prof.analyze.overlap.comparison import BASELINE
+from ddp_prof.benchmark.store import OK
+from ddp_prof.present.tables.rows import ms, percent
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ddp_prof.benchmark.settings import SettingSummary, Timing
+    from ddp_prof.benchmark.spread import Estimate
+    from ddp_prof.benchmark.store import Environment
+    from ddp_prof.present.tables.rows import Row
+
+NS_PER_S = 1e9
+
+
+def setting_rows(summaries: Sequence[SettingSummary]) -> list[Row]:
+    """A row a setting, for a table; ``±`` is half of the 95 % interval. Traces have columns where one was made."""
+    has_traces = any(each.trace for each in summaries)
+    return [_setting_row(each, has_traces=has_traces) for each in summaries]
+
+
+def _setting_row(summary: SettingSummary, *, has_traces: bool) -> Row:
+    timing = summary.timing
+    trace = summary.trace
+    return {
+        "variant": summary.setting.label,
+        "batch": summary.setting.local_batch_size,
+        "context": summary.setting.seq_len,
+        "status": status_text(summary),
+        "runs": summary.runs,
+        "step_ms": value_ms(timing.step_ns),
+        "step_±_ms": half_ms(timing.step_ns),
+        "comm_ms": value_ms(timing.communication_ns),
+        "comm_±_ms": half_ms(timing.communication_ns),
+        "comm_%": share_percent(timing),
+        "synchronized_comm_ms": value_ms(summary.synchronized_ns),
+        **(
+            {
+                "trace_exposed_ms": ms(trace.exposed_ns) if trace else None,
+                "trace_tail_ms": ms(trace.tail_ns) if trace else None,
+            }
+            if has_traces
+            else {}
+        ),
+        "collectives": summary.first.collectives,
+        "speedup": summary.speedup.value if summary.speedup else None,
+        "speedup_±": summary.speedup.paired_half_width if summary.speedup else None,
+    }
+
+
+def csv_rows(summaries: Sequence[SettingSummary], environments: Mapping[str, Environment]) -> list[Row]:
+    """A row a setting: the columns in which the course's study was asked for, then all else that is known.
+
+    ``avg_comm_time_ms`` is what a host timer sees between the end of backward and the last gradient, *without*
+    synchronizing first, as the study measured: on a GPU that takes in what backward had yet to finish. The times are
+    medians over runs of medians over steps, for all that they are called averages.
+    """
+    return [_csv_row(each, environments.get(each.place.environment)) for each in summaries]
+
+
+def _csv_row(summary: SettingSummary, environment: Environment | None) -> Row:
+    run, timing, setting, trace = summary.first, summary.timing, summary.setting, summary.trace
+    step = timing.step_ns
+    row: Row = {
+        "implementation": setting.variant,
+        "model_size": run.model_size,
+        "d_model": run.d_model,
+        "num_layers": run.num_layers,
+        "world_size": run.world_size,
+        "avg_step_time_ms": value_ms(step),
+        "avg_comm_time_ms": value_ms(timing.communication_ns),
+        "comm_overhead_pct": share_percent(timing),
+        "num_comm_ops": run.collectives,
+        "speedup_vs_naive": summary.speedup.value if summary.speedup else None,
+        "comm_speedup_vs_naive": summary.communication_speedup.value if summary.communication_speedup else None,
+        "bucket_size_mb": setting.bucket_size_mb,
+        "local_batch_size": setting.local_batch_size,
+        "seq_len": setting.seq_len,
+        "status": timing.status,
+        "reason": summary.reason,
+        "runs": summary.runs,
+        "failed_runs": summary.failed_runs,
+        "steps_per_run": run.steps,
+        "step_time_spread_ms": half_ms(step),
+        "comm_time_spread_ms": half_ms(timing.communication_ns),
+        "speedup_spread": summary.speedup.paired_half_width if summary.speedup else None,
+        "spread_between_runs": None if step is None else int(step.is_between_runs),
+        "comm_time_synchronized_ms": value_ms(summary.synchronized_ns),
+        "comm_time_synchronized_spread_ms": half_ms(summary.synchronized_ns),
+    }
+    for phase in ("forward", "backward", "optimizer"):
+        estimate = getattr(summary, f"{phase}_ns")
+        row |= {f"{phase}_ms": value_ms(estimate), f"{phase}_spread_ms": half_ms(estimate)}
+    return row | {
+        "trace_captures": trace.captures if trace else None,
+        "trace_comm_ms": ms(trace.comm_ns) if trace else None,
+        "trace_overlapped_ms": ms(trace.overlapped_ns) if trace else None,
+        "trace_exposed_ms": ms(trace.exposed_ns) if trace else None,
+        "trace_tail_ms": ms(trace.tail_ns) if trace else None,
+        "comm_bytes": run.communicated_bytes,
+        "gradient_bytes": run.gradient_bytes,
+        "parameters": run.parameters,
+        "peak_memory_bytes": summary.peak_memory_bytes,
+        "tokens_per_s": run.tokens / step.value * NS_PER_S if step and step.value else None,
+        "device": summary.place.device,
+        "backend": run.backend,
+        "caveat": "; ".join(summary.caveats) or None,
+        "environment": summary.place.environment,
+        "cpu": environment.cpu if environment else None,
+        "cores": environment.cores if environment else None,
+        "gpus": environment.gpus if environment else None,
+        "torch": environment.torch if environment else None,
+        "ddp_prof": environment.ddp_prof if environment else None,
+        "git_commit": run.git_commit,
+    }
+
+
+def comparison_rows(study: Sequence[Timing], summaries: Sequence[SettingSummary]) -> list[Row]:
+    """A row a setting of the published study, beside it ours of the same variant, bucket size, batch and context."""
+    ours = {each.setting: each for each in summaries}
+    naive = {each.setting.workload: each for each in study if each.setting.variant == BASELINE}
+    rows: list[Row] = []
+    for each in study:
+        setting, own = each.setting, ours.get(each.setting)
+        base, timing = naive.get(setting.workload), own.timing if own else None
+        rows.append(
+            {
+                "variant": setting.label,
+                "batch": setting.local_batch_size,
+                "context": setting.seq_len,
+                "study_status": each.status,
+                "study_step_ms": value_ms(each.step_ns),
+                "study_comm_ms": value_ms(each.communication_ns),
+                "study_comm_%": share_percent(each),
+                "study_speedup": _speedup(base, each),
+                "status": status_text(own) if own else None,
+                "step_ms": value_ms(timing.step_ns) if timing else None,
+                "step_±_ms": half_ms(timing.step_ns) if timing else None,
+                "comm_ms": value_ms(timing.communication_ns) if timing else None,
+                "comm_%": share_percent(timing) if timing else None,
+                "speedup": own.speedup.value if own and own.speedup else None,
+            }
+        )
+    return rows
+
+
+def status_text(summary: SettingSummary) -> str:
+    """The status, and how many of the runs it is of where not all are alike."""
+    if summary.timing.status == OK and summary.failed_runs:
+        return f"{OK}, {summary.failed_runs} of {summary.runs + summary.failed_runs} runs not"
+    return summary.timing.status
+
+
+def share_percent(timing: Timing) -> float | None:
+    """Communication of the step, in percent, as a host timer has it."""
+    step, communication = timing.step_ns, timing.communication_ns
+    return percent(communication.value / step.value) if step and communication and step.value else None
+
+
+def value_ms(estimate: Estimate | None) -> float | None:
+    """The figure in milliseconds."""
+    return ms(estimate.value) if estimate else None
+
+
+def half_ms(estimate: Estimate | None) -> float | None:
+    """Half of its 95 % interval, in milliseconds."""
+    return ms(estimate.half_width) if estimate else None
+
+
+def _speedup(base: Timing | None, timing: Timing) -> float | None:
+    if not base or not base.step_ns or not timing.step_ns:
+        return None
+    return base.step_ns.value / timing.step_ns.value

@@ -1,0 +1,110 @@
+"""Step time and communication's share by variant, a block of bars for each batch size and context length."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ddp_prof.benchmark.report.figure import TOP, axis, layout
+from ddp_prof.benchmark.report.rows import half_ms, share_percent, status_text, value_ms
+from ddp_prof.present.charts import theme
+from ddp_prof.present.timeline.text import shown_name
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from ddp_prof.benchmark.places import PlaceResults
+    from ddp_prof.benchmark.settings import SettingSummary
+    from ddp_prof.present.charts.theme import Look
+
+_ROW, _BOTTOM = 26, 60
+
+
+def draw_variants(place: PlaceResults, look: Look = theme.LIGHT) -> go.Figure:
+    """A bar a setting: what the host's timer calls communication at the end of the rest of the step."""
+    import plotly.graph_objects as go
+
+    rows = chart_rows(place)
+    drawn = [(row, each) for row, each in enumerate(rows) if not isinstance(each, str) and each.timing.step_ns]
+    figure_layout = layout(place, look, _headline(place), TOP + _BOTTOM + _ROW * max(1, len(rows)), b=_BOTTOM, r=150)
+    figure_layout |= {
+        "barmode": "stack",
+        "xaxis": axis(look, "step, ms, with the spread of its median", rangemode="tozero"),
+        "yaxis": {
+            "tickmode": "array", "tickvals": list(range(len(rows))), "ticktext": [_tick(each) for each in rows],
+            "range": [len(rows) - 0.5, -0.5], "showgrid": False, "zeroline": False, "fixedrange": True,
+        },
+        "annotations": [_label(row, each, look) for row, each in enumerate(rows) if not isinstance(each, str)],
+    }  # fmt: skip
+    return go.Figure([_rest(drawn, look), _communication(drawn, look)], figure_layout)
+
+
+def chart_rows(place: PlaceResults) -> list[str | SettingSummary]:
+    """The rows from top to bottom: the title of each block, and its settings."""
+    rows: list[str | SettingSummary] = []
+    workload = None
+    for each in place.summaries:
+        if each.setting.workload != workload:
+            workload = each.setting.workload
+            rows.append(f"batch {workload[0]} x {workload[1]} tokens")
+        rows.append(each)
+    return rows
+
+
+def _tick(row: str | SettingSummary) -> str:
+    return f"<b>{shown_name(row)}</b>  " if isinstance(row, str) else f"{shown_name(row.setting.label)}  "
+
+
+def _communication_ms(summary: SettingSummary) -> float:
+    return value_ms(summary.timing.communication_ns) or 0.0
+
+
+def _rest(drawn: list[tuple[int, SettingSummary]], look: Look) -> dict[str, Any]:
+    lengths = [(value_ms(each.timing.step_ns) or 0.0) - _communication_ms(each) for _, each in drawn]
+    return {
+        "type": "bar", "orientation": "h", "name": "rest of the step", "width": 0.7, "hoverinfo": "skip",
+        "x": lengths, "y": [row for row, _ in drawn], "marker": {"color": look.colors[theme.COMPUTE_ONLY]},
+    }  # fmt: skip
+
+
+def _communication(drawn: list[tuple[int, SettingSummary]], look: Look) -> dict[str, Any]:
+    return {
+        "type": "bar", "orientation": "h", "width": 0.7,
+        "name": "communication, as a host timer sees it (without synchronizing)",
+        "x": [_communication_ms(each) for _, each in drawn], "y": [row for row, _ in drawn],
+        "marker": {"color": look.colors[theme.COMMUNICATION]},
+        "error_x": {
+            "type": "data", "array": [half_ms(each.timing.step_ns) or 0.0 for _, each in drawn],
+            "color": look.notice, "thickness": 1.5, "width": 4,
+        },
+        "hovertext": [_hover(each) for _, each in drawn], "hovertemplate": "%{hovertext}<extra></extra>",
+    }  # fmt: skip
+
+
+def _hover(summary: SettingSummary) -> str:
+    step, half = value_ms(summary.timing.step_ns) or 0.0, half_ms(summary.timing.step_ns)
+    spread = "" if half is None else f" ± {half:.2f}"
+    return (
+        f"<b>{shown_name(summary.setting.label)}</b><br>step {step:.2f}{spread} ms, of that "
+        f"{_communication_ms(summary):.2f} ms communication, {summary.runs} runs"
+    )
+
+
+def _label(row: int, summary: SettingSummary, look: Look) -> dict[str, Any]:
+    """Communication's share at the right margin; in place of a bar, why there is none."""
+    place = {"yref": "y", "y": row, "showarrow": False, "xanchor": "left"}
+    share = share_percent(summary.timing)
+    if share is None:
+        text = status_text(summary).replace("_", " ")
+        return {**place, "xref": "paper", "x": 0, "text": text, "font": {"color": look.notice}}
+    return {**place, "xref": "paper", "x": 1, "xshift": 12, "text": f"<b>{share:.0f} %</b> communication"}
+
+
+def _headline(place: PlaceResults) -> str:
+    shares = [(share, each) for each in place.summaries if (share := share_percent(each.timing)) is not None]
+    if not shares:
+        return "No setting was measured"
+    least, most = (pick(shares, key=lambda each: each[0]) for pick in (min, max))
+    return (
+        f"Communication takes {most[0]:.0f} % ({most[1].setting.label}) to {least[0]:.0f} % "
+        f"({least[1].setting.label}) of the step, as a host timer sees it"
+    )

@@ -1,0 +1,308 @@
+"""The settings of a results database: what the repeats of each, taken together, say.
+
+A setting's figure is the median over its runs of each run's median over steps; see :mod:`ddp_prof.benchmark.spread` for
+how far that may be off. Figures are compared only within one :class:`Place`: one machine with the same versions, one
+model, one number of ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ddp_prof.analyze.overlap.comparison import BASELINE
+from ddp_prof.benchmark.effects import quotient
+from ddp_prof.benchmark.spread import Estimate, estimate_all
+from ddp_prof.benchmark.store import OK
+from ddp_prof.manifest import STORY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Sequence
+
+    from ddp_prof.benchmark.store import Environment, Results, Run, StepTime
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where and on what was measured: only figures of one place are compared.
+
+    Attributes:
+        environment: ``Environment.id``.
+        device: ``None`` where no run of the place came so far as to tell it.
+    """
+
+    environment: str
+    model_size: str
+    world_size: int
+    device: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What was run, apart from the place.
+
+    Attributes:
+        bucket_size_mb: Cap of a bucket in MB of 2**20 bytes; ``None`` where the variant has none, or no cap.
+        local_batch_size: Sequences a step of one rank.
+        seq_len: Tokens of a sequence.
+    """
+
+    variant: str
+    bucket_size_mb: float | None
+    local_batch_size: int
+    seq_len: int
+
+    @property
+    def label(self) -> str:
+        """What tables and figures call the variant: ``bucketed 10 MB``."""
+        return self.variant if self.bucket_size_mb is None else f"{self.variant} {self.bucket_size_mb:g} MB"
+
+    @property
+    def workload(self) -> tuple[int, int]:
+        """Batch size and context length: settings of one workload do the same work."""
+        return self.local_batch_size, self.seq_len
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """What a host timer measured of a setting, in nanoseconds: all that a published study tells.
+
+    Attributes:
+        communication_ns: From the end of backward until all gradients are there, without synchronizing first.
+    """
+
+    setting: Setting
+    status: str
+    step_ns: Estimate | None
+    communication_ns: Estimate | None
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFigures:
+    """Medians over the captures of a setting, in nanoseconds a step."""
+
+    captures: int
+    comm_ns: float
+    overlapped_ns: float
+    exposed_ns: float
+    tail_ns: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SettingSummary:
+    """All that was measured of a setting in a place; ``None`` is what was not.
+
+    Attributes:
+        timing: Measured without synchronizing within the step; ``status`` is ``ok`` where one run was.
+        first: One of the runs, for what all of them share.
+        runs: Runs that were measured.
+        failed_runs: Runs that ran out of memory or failed; ``reason`` says why the first of them did.
+        caveats: What restricts the meaning of the figures.
+        synchronized_ns: Communication where the host waited for the device at each change of phase, as it did for
+            forward, backward and optimizer.
+        trace: From captures of the setting.
+        peak_memory_bytes: The most that any run took.
+        speedup: Step of the naive run of the same work in the same place over this one's; the other is that of
+            communication.
+    """
+
+    place: Place
+    timing: Timing
+    first: Run
+    runs: int
+    failed_runs: int
+    reason: str | None
+    caveats: tuple[str, ...]
+    synchronized_ns: Estimate | None
+    forward_ns: Estimate | None
+    backward_ns: Estimate | None
+    optimizer_ns: Estimate | None
+    trace: TraceFigures | None
+    peak_memory_bytes: int | None
+    speedup: Estimate | None = None
+    communication_speedup: Estimate | None = None
+
+    @property
+    def setting(self) -> Setting:
+        """What was run."""
+        return self.timing.setting
+
+
+Key = tuple[Place, Setting]
+
+
+def summarize_settings(results: Results) -> tuple[SettingSummary, ...]:
+    """Each setting of each place: places as first met, settings by workload and as the variants' story goes."""
+    runs = _runs_by_setting(results)
+    steps = _steps_by_run(results.steps)
+    figures = _Figures(runs, steps)
+    summaries = [_summarize(key, own, figures) for key, own in runs.items()]
+    places = list(dict.fromkeys(place for place, _ in runs))
+    summaries.sort(key=lambda each: (places.index(each.place), *setting_order(each.setting)))
+    return tuple(_with_speedups(summaries))
+
+
+def setting_order(setting: Setting) -> tuple[int, int, int, str, float]:
+    """Sorts settings: by workload, then the variants in the order of their story, and buckets by size."""
+    chapter = STORY.index(setting.variant) if setting.variant in STORY else len(STORY)
+    return *setting.workload, chapter, setting.variant, setting.bucket_size_mb or 0.0
+
+
+def places_of(summaries: Iterable[SettingSummary]) -> dict[Place, list[SettingSummary]]:
+    """The settings of each place."""
+    found: dict[Place, list[SettingSummary]] = {}
+    for each in summaries:
+        found.setdefault(each.place, []).append(each)
+    return found
+
+
+def environments_of(results: Results) -> dict[str, Environment]:
+    """The environments by their ids."""
+    return {each.id: each for each in results.environments}
+
+
+def _runs_by_setting(results: Results) -> dict[Key, list[Run]]:
+    found: dict[Key, list[Run]] = {}
+    for run, device in zip(results.runs, _devices(results.runs), strict=True):
+        place = Place(run.environment, run.model_size, run.world_size, device)
+        setting = Setting(run.variant, run.bucket_size_mb, run.local_batch_size, run.seq_len)
+        found.setdefault((place, setting), []).append(run)
+    return found
+
+
+def _devices(runs: Sequence[Run]) -> list[str | None]:
+    """The device of each run; one that died before it could tell is taken to have been on that of its environment."""
+    known: dict[str, list[str]] = {}
+    for run in runs:
+        if run.device is not None:
+            known.setdefault(run.environment, []).append(run.device)
+    return [run.device or next(iter(known.get(run.environment, ())), None) for run in runs]
+
+
+def _steps_by_run(steps: Iterable[StepTime]) -> dict[tuple[str, bool], list[StepTime]]:
+    found: dict[tuple[str, bool], list[StepTime]] = {}
+    for step in steps:
+        found.setdefault((step.run, step.is_synchronized), []).append(step)
+    return found
+
+
+class _Figures:
+    """The estimates of all settings, a figure after the other.
+
+    How a whole step scatters is the machine's doing, so that all settings of an environment are pooled. What is left
+    of communication after backward hangs on the variant, and so does its scatter.
+    """
+
+    def __init__(self, runs: dict[Key, list[Run]], steps: dict[tuple[str, bool], list[StepTime]]) -> None:
+        self._runs, self._steps = runs, steps
+        self.step = self._estimate("step_ns", _of_machine)
+        self.communication = self._estimate("communication_ns", _of_variant)
+        self.synchronized = self._estimate("communication_ns", _of_variant, is_synchronized=True)
+        self.forward, self.backward, self.optimizer = (
+            self._estimate(f"{phase}_ns", _of_machine, is_synchronized=True)
+            for phase in ("forward", "backward", "optimizer")
+        )
+
+    def _estimate(
+        self, field: str, pools_of: Callable[[Key], Sequence[Hashable]], *, is_synchronized: bool = False
+    ) -> dict[Key, Estimate]:
+        machines: dict[Hashable, dict[Key, dict[str, list[float]]]] = {}
+        for key, runs in self._runs.items():
+            own = {_repeat(run): self._values(run, field, is_synchronized) for run in runs if run.status == OK}
+            machines.setdefault(_machine(key), {})[key] = own
+        return {
+            key: estimate
+            for samples in machines.values()
+            for key, estimate in estimate_all(samples, _work, pools_of).items()
+        }
+
+    def _values(self, run: Run, field: str, is_synchronized: bool) -> list[float]:
+        values = [getattr(step, field) for step in self._steps.get((run.id, is_synchronized), ())]
+        return [value for value in values if value is not None]
+
+
+def _repeat(run: Run) -> str:
+    """What runs of one block have in common: also how long they were, as sweeps of two lengths may share a database."""
+    return f"repeat {run.repeat}: {run.steps} steps after {run.warmup}"
+
+
+def _machine(key: Key) -> Hashable:
+    place, _ = key
+    return place.environment, place.device
+
+
+def _work(key: Key) -> Hashable:
+    place, setting = key
+    return place, setting.workload
+
+
+def _of_machine(key: Key) -> Sequence[Hashable]:
+    return (_machine(key),)
+
+
+def _of_variant(key: Key) -> Sequence[Hashable]:
+    _, setting = key
+    return setting.variant, _machine(key)
+
+
+def _summarize(key: Key, runs: Sequence[Run], figures: _Figures) -> SettingSummary:
+    place, setting = key
+    measured = [run for run in runs if run.status == OK]
+    failed = [run for run in runs if run.status != OK]
+    peaks = [run.peak_memory_bytes for run in runs if run.peak_memory_bytes is not None]
+    return SettingSummary(
+        place=place,
+        timing=Timing(
+            setting, OK if measured else failed[0].status, figures.step.get(key), figures.communication.get(key)
+        ),
+        first=(measured or failed)[0],
+        runs=len(measured),
+        failed_runs=len(failed),
+        reason=next((run.reason for run in failed if run.reason), None),
+        caveats=tuple(dict.fromkeys(run.caveat for run in runs if run.caveat)),
+        synchronized_ns=figures.synchronized.get(key),
+        forward_ns=figures.forward.get(key),
+        backward_ns=figures.backward.get(key),
+        optimizer_ns=figures.optimizer.get(key),
+        trace=_trace_figures(measured),
+        peak_memory_bytes=max(peaks, default=None),
+    )
+
+
+def _trace_figures(runs: Sequence[Run]) -> TraceFigures | None:
+    captures = [run for run in runs if run.trace_comm_ns is not None]
+    if not captures:
+        return None
+
+    def median(field: str) -> Any:
+        values = [value for run in captures if (value := getattr(run, f"trace_{field}")) is not None]
+        return float(np.median(values)) if values else None
+
+    exposed = median("exposed_ns")
+    overlapped = median("overlapped_ns")
+    if exposed is None or overlapped is None:
+        return None
+    return TraceFigures(len(captures), median("comm_ns"), overlapped, exposed, median("tail_ns"))
+
+
+def _with_speedups(summaries: Sequence[SettingSummary]) -> list[SettingSummary]:
+    """Each with its gain over the naive run of the same work in the same place, where there is one."""
+    naive = {(each.place, each.setting.workload): each.timing for each in summaries if each.setting.variant == BASELINE}
+    found = []
+    for each in summaries:
+        base, own = naive.get((each.place, each.setting.workload)), each.timing
+        if base:
+            step = _speedup(base.step_ns, own.step_ns)
+            communication = _speedup(base.communication_ns, own.communication_ns)
+            found.append(replace(each, speedup=step, communication_speedup=communication))
+        else:
+            found.append(each)
+    return found
+
+
+def _speedup(before: Estimate | None, after: Estimate | None) -> Estimate | None:
+    if before is None or after is None or not after.value:
+        return None
+    return Estimate(1.0) if before is after else quotient(before, after)

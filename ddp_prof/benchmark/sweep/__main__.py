@@ -1,0 +1,49 @@
+"""What ``python -m ddp_prof.benchmark.sweep`` starts."""
+
+from __future__ import annotations
+
+import sys
+
+from ddp_prof.benchmark.grid import choose_defaults, order_jobs
+from ddp_prof.benchmark.sweep.arguments import Arguments, choose_conditions, choose_grid, make_parser
+from ddp_prof.errors import DdpProfError
+from ddp_prof.train.launch import Stopped, die_with_launcher, stoppable
+
+
+def main() -> int:
+    """Run the command line; returns the exit code."""
+    die_with_launcher()
+    arguments = make_parser().parse_args(None, Arguments())
+    try:
+        with stoppable():
+            return _sweep(arguments)
+    except DdpProfError as error:
+        sys.stderr.write(f"ddp_prof.benchmark.sweep: error: {error}\n")
+        return 1
+    except Stopped as stop:
+        sys.stderr.write(f"stopped; what had ended is in {arguments.database}, the same command goes on from there\n")
+        return 128 + stop.number
+
+
+def _sweep(arguments: Arguments) -> int:
+    # Only now, so that --help and mistakes are answered at once.
+    from ddp_prof.benchmark.sweep.probe import probe_machine
+    from ddp_prof.benchmark.sweep.sweep import Plan, sweep
+
+    machine = probe_machine()
+    defaults = choose_defaults(machine.gpus)
+    plan = Plan(
+        order_jobs(choose_grid(arguments, defaults), arguments.repeats or defaults.repeats),
+        choose_conditions(arguments, defaults),
+        machine,
+        arguments.database,
+        arguments.force,
+        arguments.profile,
+    )
+    outcome = sweep(plan)
+    sys.stdout.write(f"{outcome}: {arguments.database}\n")
+    return 0 if outcome.is_good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""The command line of the sweep; needs no torch, so that ``--help`` and mistakes are answered at once."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ddp_prof.benchmark.grid import Conditions, Grid
+from ddp_prof.train.arguments import VARIANT_KEYS, at_least, bucket_size
+from ddp_prof.train.sizes import MODEL_SIZES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ddp_prof.benchmark.grid import Defaults
+
+Value = TypeVar("Value")
+
+
+class Arguments(argparse.Namespace):
+    """What was asked for, ``None`` where it depends on the machine; see :func:`make_parser`."""
+
+    variants: list[list[str]] | None
+    model_size: list[list[str]] | None
+    world_size: list[list[int]] | None
+    batch_sizes: list[list[int]] | None
+    seq_lens: list[list[int]] | None
+    bucket_sizes_mb: list[list[float]] | None
+    num_steps: int | None
+    warmup: int | None
+    repeats: int | None
+    seed: int
+    device: str
+    backend: str
+    database: Path
+    force: bool
+    profile: bool
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The options, in groups."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ddp_prof.benchmark.sweep",
+        description="Run each variant in each setting, several times, and write what each run measured into a results "
+        "database. A run that is there already, of the same code on the same machine, is not made again, so an "
+        "interrupted sweep goes on where it stopped. A run that was out of memory counts as there; one that failed is "
+        "tried again.",
+        epilog="Exit codes: 0 done, runs that were out of memory included, 1 a run failed, 2 wrong usage. "
+        "MASTER_PORT and MASTER_ADDR are honoured as by ddp_prof.train.",
+    )
+    _add_grid(parser.add_argument_group("what is compared; several values are separated by blanks or commas"))
+    _add_runs(parser.add_argument_group("each run"))
+    _add_outcome(parser.add_argument_group("outcome"))
+    return parser
+
+
+def _add_grid(group: argparse._ArgumentGroup) -> None:
+    def add(flag: str, kind: Callable[[str], Any], text: str, metavar: str = "N") -> None:
+        group.add_argument(flag, nargs="+", type=_several(kind), metavar=metavar, help=text)
+
+    add("--variants", _one_of(VARIANT_KEYS), f"of {', '.join(VARIANT_KEYS)} (default: all)", "VARIANT")
+    add(
+        "--model-size",
+        _one_of(MODEL_SIZES),
+        f"of {', '.join(MODEL_SIZES)} (default: xl on two GPUs, else mini)",
+        "SIZE",
+    )
+    add("--world-size", at_least(1), "ranks (default: 2)")
+    add("--batch-sizes", at_least(1), "sequences a step of one rank (default: 2 4 on two GPUs, else 2)")
+    add("--seq-lens", at_least(1), "tokens of a sequence (default: 128 256 512 on two GPUs, else 32 64 128)")
+    text = "caps of the buckets of bucketed; none is one bucket (default: 1 10 100 1000 on two GPUs, else 1 10 100)"
+    add("--bucket-sizes-mb", bucket_size, text, "MB")
+
+
+def _add_runs(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--num-steps",
+        type=at_least(1),
+        metavar="N",
+        help="measured steps, and as many synchronized ones after them (default: 10 on two GPUs, else 4)",
+    )
+    group.add_argument("--warmup", type=at_least(0), metavar="N", help="steps before (default: 5 on two GPUs, else 2)")
+    group.add_argument("--repeats", type=at_least(1), metavar="N", help="runs of each setting (default: 3)")
+    group.add_argument("--seed", type=int, default=0, help="of the weights and the tokens (default: %(default)s)")
+    group.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: %(default)s")
+    group.add_argument("--backend", choices=("auto", "gloo", "nccl"), default="auto", help="default: %(default)s")
+
+
+def _add_outcome(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--database",
+        type=Path,
+        default=Path("traces/results.db"),
+        metavar="PATH",
+        help="where results go (default: %(default)s)",
+    )
+    group.add_argument("--force", action="store_true", help="make runs again that are there; they replace those")
+    group.add_argument(
+        "--profile",
+        action="store_true",
+        help="capture each setting once more under a profiler, into a folder beside the database, for what a host's "
+        "clock cannot tell: overlapped and exposed communication",
+    )
+
+
+def choose_grid(arguments: Arguments, defaults: Defaults) -> Grid:
+    """What was asked for, and defaults for the rest."""
+    grid = defaults.grid
+    return Grid(
+        variants=_flat(arguments.variants, grid.variants),
+        bucket_sizes_mb=_flat(arguments.bucket_sizes_mb, grid.bucket_sizes_mb),
+        model_sizes=_flat(arguments.model_size, grid.model_sizes),
+        world_sizes=_flat(arguments.world_size, grid.world_sizes),
+        local_batch_sizes=_flat(arguments.batch_sizes, grid.local_batch_sizes),
+        seq_lens=_flat(arguments.seq_lens, grid.seq_lens),
+    )
+
+
+def choose_conditions(arguments: Arguments, defaults: Defaults) -> Conditions:
+    """As :func:`choose_grid`."""
+    return Conditions(
+        steps=arguments.num_steps or defaults.steps,
+        warmup=defaults.warmup if arguments.warmup is None else arguments.warmup,
+        seed=arguments.seed,
+        device=arguments.device,
+        backend=arguments.backend,
+    )
+
+
+def _flat(groups: list[list[Value]] | None, default: tuple[Value, ...]) -> tuple[Value, ...]:
+    """Each value once, in the order given."""
+    if groups is None:
+        return default
+    return tuple(dict.fromkeys(value for group in groups for value in group))
+
+
+def _several(kind: Callable[[str], Value]) -> Callable[[str], list[Value]]:
+    """Reads ``1`` and ``1,10,100``."""
+
+    def values(text: str) -> list[Value]:
+        parts = [part for part in text.split(",") if part]
+        if not parts:
+            raise argparse.ArgumentTypeError("a value is missing")
+        try:
+            return [kind(part) for part in parts]
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
+
+    return values
+
+
+def _one_of(choices: Sequence[str] | dict[str, Any]) -> Callable[[str], str]:
+    def choice(text: str) -> str:
+        if text not in choices:
+            raise argparse.ArgumentTypeError(f"no such one: {text!r}; there are {', '.join(choices)}")
+        return text
+
+    return choice

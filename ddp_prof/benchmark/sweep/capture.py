@@ -1,0 +1,144 @@
+"""A setting captured under a profiler, and the figures that ``ddp-prof`` reads from that."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddp_prof.benchmark.grid import format_cap, train_arguments
+from ddp_prof.errors import WorkloadError
+from ddp_prof.train.launch import PR_SET_PDEATHSIG, launch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ddp_prof.benchmark.grid import Conditions, Setting
+
+CHECKOUT = Path(__file__).parents[3]
+SCRIPT = CHECKOUT / "scripts" / "profile_variant.sh"
+"""Knows how to capture with Nsight Systems; not there where only the package is installed."""
+STOP_S = 15.0
+"""How long the script may take to end what it started."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureFigures:
+    """What a capture says of a step, in nanoseconds: the median over its steps and ranks; ``None`` is not known."""
+
+    file: Path
+    comm_ns: int | None
+    overlapped_ns: int | None
+    exposed_ns: int | None
+    tail_ns: int | None
+
+
+def capture(setting: Setting, conditions: Conditions, folder: Path, *, force: bool) -> CaptureFigures:
+    """Capture a setting into a folder and read the capture; one that is there, of the same code, is only read.
+
+    Raises:
+        WorkloadError: It cannot be captured, or not be read.
+        Stopped: A signal asked this process to end; what was started is gone.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if SCRIPT.is_file():
+        files = _capture_by_script(setting, conditions, folder, force=force)
+    else:
+        files = _capture_by_torch(setting, conditions, folder)
+    if not files:
+        raise WorkloadError(f"the capture left no trace in {folder}: is PROFILER=none?")
+    return read_figures(files)
+
+
+def read_figures(files: Sequence[Path]) -> CaptureFigures:
+    """Ask ``ddp-prof overlap``.
+
+    Raises:
+        WorkloadError: It cannot read the files.
+    """
+    ddp_prof = "import sys; from ddp_prof.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", ddp_prof, "overlap", *map(str, files), "--format", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # our own
+    if done.returncode:
+        raise WorkloadError(f"{files[0]} cannot be measured: {_last_line(done.stderr)}")
+    steps = [step for rank in json.loads(done.stdout)["ranks"] for step in rank["steps"]]
+    names = ("comm_ns", "overlapped_ns", "exposed_ns", "tail_ns")
+    return CaptureFigures(files[0], **{name: _median(steps, name) for name in names})
+
+
+def _median(steps: Sequence[Mapping[str, Any]], name: str) -> int | None:
+    values = [step[name] for step in steps if step[name] is not None]
+    return round(statistics.median(values)) if values else None
+
+
+def _capture_by_script(setting: Setting, conditions: Conditions, folder: Path, *, force: bool) -> list[Path]:
+    cap = setting.bucket_size_mb
+    command = [
+        *("bash", str(SCRIPT), setting.variant),
+        *(() if cap is None else ("--bucket-size-mb", format_cap(cap))),
+        *("--", "--seed", str(conditions.seed), "--backend", conditions.backend),
+    ]
+    environment = {
+        **os.environ,
+        "MODEL_SIZE": setting.model_size,
+        "BATCH_SIZE": str(setting.world_size * setting.local_batch_size),
+        "SEQ_LEN": str(setting.seq_len),
+        "STEPS": str(conditions.steps),
+        "WARMUP": str(conditions.warmup),
+        "NGPU": str(setting.world_size),
+        "DEVICE": conditions.device,
+        "TRACES_DIR": str(folder.absolute()),
+        "VENV": sys.prefix,
+        "FORCE": str(int(force)),
+    }
+    said = _run_tethered(command, environment)
+    name = said.partition(":")[0]  # "bucketed_10mb: captured by nsys 2022.4.2.1 in 6 s"
+    return sorted([*folder.glob(f"{name}.sqlite"), *folder.glob(f"{name}.rank*.json.gz")])
+
+
+def _run_tethered(command: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Run a command that ends when this process does, even if that is killed; returns what it says."""
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+    def tether() -> None:
+        if libc is not None:
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
+        process = subprocess.Popen(  # noqa: S603  # our own
+            command, env=environment, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=errors, text=True,
+            start_new_session=True, preexec_fn=tether,  # it makes one system call and no more
+        )  # fmt: skip
+        try:
+            said, _ = process.communicate()
+        except BaseException:
+            process.terminate()
+            process.wait(STOP_S)
+            raise
+        finally:
+            process.kill()
+        errors.seek(0)
+        if process.returncode:
+            raise WorkloadError(_last_line(errors.read()))
+    return said.strip()
+
+
+def _capture_by_torch(setting: Setting, conditions: Conditions, folder: Path) -> list[Path]:
+    name = setting.variant if setting.bucket_size_mb is None else f"{setting.variant}_{setting.bucket_size_mb:g}mb"
+    outputs = ["--kineto", str(folder / f"{name}.json.gz"), "--run-json", str(folder / f"{name}.run.json")]
+    with tempfile.TemporaryDirectory(prefix="ddp_prof.") as directory:
+        command = ["-m", "ddp_prof.train", *train_arguments(setting, conditions), *outputs]
+        launch(setting.world_size, command, log=Path(directory, "log"))
+    return sorted(folder.glob(f"{name}.rank*.json.gz"))
+
+
+def _last_line(text: str) -> str:
+    return next(iter(text.strip().splitlines()[-1:]), "without a word")

@@ -1,0 +1,225 @@
+"""The loop over all runs: leaves out what is there, writes each run the moment it has ended."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import statistics
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, load_results, open_database, write_run
+from ddp_prof.benchmark.sweep.capture import CaptureFigures, capture
+from ddp_prof.benchmark.sweep.identity import run_id
+from ddp_prof.benchmark.sweep.measure import measure
+from ddp_prof.benchmark.sweep.progress import show_progress
+from ddp_prof.benchmark.sweep.rows import Finished, finished
+from ddp_prof.errors import WorkloadError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from ddp_prof.benchmark.grid import Conditions, Job, Setting
+    from ddp_prof.benchmark.store import Run
+    from ddp_prof.benchmark.sweep.probe import Machine
+    from ddp_prof.benchmark.sweep.progress import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do.
+
+    Attributes:
+        jobs: In this order.
+        database: Results are kept here.
+        force: Make runs again that are there.
+        profile: Capture each setting once.
+    """
+
+    jobs: Sequence[Job]
+    conditions: Conditions
+    machine: Machine
+    database: Path
+    force: bool = False
+    profile: bool = False
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How many runs ended how; ``known`` were there before."""
+
+    known: int = 0
+    runs: dict[str, int] = field(default_factory=lambda: {OK: 0, OUT_OF_MEMORY: 0, FAILED: 0})
+    captures: int = 0
+    failed_captures: int = 0
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing failed; for want of memory a run may be missing."""
+        return not self.runs[FAILED] and not self.failed_captures
+
+    def __str__(self) -> str:
+        parts = [f"{self.runs[OK]} runs measured"]
+        for count, what in (
+            (self.known, "there before"),
+            (self.runs[OUT_OF_MEMORY], "out of memory"),
+            (self.runs[FAILED], "failed"),
+            (self.captures, "captured"),
+            (self.failed_captures, "captures failed"),
+        ):
+            parts += [f"{count} {what}"] if count else []
+        return ", ".join(parts)
+
+
+def sweep(plan: Plan) -> Outcome:
+    """Carry out a plan.
+
+    Raises:
+        TraceError: The database is something else, or cannot be written.
+        WorkloadError: Another sweep is at work there.
+        Stopped: A signal asked this process to end; what had ended is in the database, nothing is left running.
+    """
+    with closing(open_database(plan.database)) as database, _alone(plan.database.parent):
+
+        def write(result: Finished) -> None:
+            write_run(database, plan.machine.environment, result.run, result.steps, result.messages)
+
+        return _Sweep(plan, _load(plan.database), write).run()
+
+
+class _Sweep:
+    """A plan that is carried out.
+
+    Args:
+        plan: What to do.
+        known: The runs that are there, by their id.
+        write: Puts a run into the database.
+    """
+
+    def __init__(self, plan: Plan, known: dict[str, Finished], write: Callable[[Finished], None]) -> None:
+        self._plan, self._known, self._write = plan, known, write
+        self._outcome = Outcome()
+
+    def run(self) -> Outcome:
+        """Make the runs that are missing, then the captures, which would disturb them."""
+        jobs = [job for job in self._plan.jobs if not self._is_there(job)]
+        captures = [job for job in self._plan.jobs if self._is_to_be_captured(job)]
+        self._outcome.known = len(self._plan.jobs) - len(jobs)
+        with show_progress(len(jobs) + len(captures)) as progress:
+            for job in jobs:
+                self._measure(job, progress)
+            for job in captures:
+                self._capture(job, progress)
+        return self._outcome
+
+    def _is_there(self, job: Job) -> bool:
+        """Whether a run need not be made: want of memory lasts, another failure may have been chance."""
+        found = self._find(job)
+        is_usable = found is not None and found.run.status != FAILED and found.run.code == self._plan.machine.code
+        return is_usable and not self._plan.force
+
+    def _is_to_be_captured(self, job: Job) -> bool:
+        """Each setting once, beside its first run."""
+        found = self._find(job)
+        is_captured = found is not None and found.run.trace is not None and self._is_there(job)
+        return self._plan.profile and job.repeat == 0 and not is_captured
+
+    def _find(self, job: Job) -> Finished | None:
+        return self._known.get(self._id(job))
+
+    def _id(self, job: Job) -> str:
+        return run_id(job, self._plan.conditions, self._plan.machine.environment.id)
+
+    def _measure(self, job: Job, progress: Progress) -> None:
+        what = f"{job.setting}, repeat {job.repeat + 1}"
+        progress.begin(what)
+        outcome = measure(job.setting, self._plan.conditions)
+        result = finished(job, self._plan.conditions, self._plan.machine, outcome)
+        self._keep(result)
+        self._outcome.runs[result.run.status] += 1
+        progress.end(what, _describe(result), is_bad=result.run.status != OK)
+
+    def _capture(self, job: Job, progress: Progress) -> None:
+        what = f"{job.setting}, capture"
+        found = self._known[self._id(job)]
+        progress.begin(what)
+        if found.run.status != OK:
+            progress.end(what, "left out, as the run is missing", is_bad=False)
+            return
+        folder = _capture_folder(self._plan.database, job.setting)
+        try:
+            figures = capture(job.setting, self._plan.conditions, folder, force=self._plan.force)
+        except WorkloadError as error:
+            self._outcome.failed_captures += 1
+            progress.end(what, f"failed: {error}", is_bad=True)
+            return
+        self._keep(replace(found, run=_with_figures(found.run, figures, self._plan.database)))
+        self._outcome.captures += 1
+        progress.end(what, "done", is_bad=False)
+
+    def _keep(self, result: Finished) -> None:
+        self._write(result)
+        self._known[result.run.id] = result
+
+
+def _load(path: Path) -> dict[str, Finished]:
+    """All runs that are there, by their id."""
+    results = load_results(path)
+    return {
+        run.id: Finished(
+            run,
+            tuple(each for each in results.steps if each.run == run.id),
+            tuple(each for each in results.messages if each.run == run.id),
+        )
+        for run in results.runs
+    }
+
+
+def _describe(result: Finished) -> str:
+    if result.run.status == FAILED:
+        return f"failed: {result.run.reason}"
+    if result.run.status == OUT_OF_MEMORY:
+        return str(result.run.reason)  # says so
+    steps = [each for each in result.steps if not each.is_synchronized]
+    step_ms = statistics.median(each.step_ns for each in steps) / 1e6
+    communication_ms = statistics.median(each.communication_ns for each in steps) / 1e6
+    return f"step {step_ms:.0f} ms, waiting for gradients {communication_ms:.0f} ms"
+
+
+def _capture_folder(database: Path, setting: Setting) -> Path:
+    """Beside the database, one for all variants of the same sizes: ``results/mini_2ranks_2x64``."""
+    sizes = f"{setting.model_size}_{setting.world_size}ranks_{setting.local_batch_size}x{setting.seq_len}"
+    return database.with_suffix("") / sizes
+
+
+def _with_figures(run: Run, figures: CaptureFigures, database: Path) -> Run:
+    return replace(
+        run,
+        trace=os.path.relpath(figures.file.absolute(), database.parent.absolute()),
+        trace_comm_ns=figures.comm_ns,
+        trace_overlapped_ns=figures.overlapped_ns,
+        trace_exposed_ns=figures.exposed_ns,
+        trace_tail_ns=figures.tail_ns,
+    )
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the folder, as scripts/profile_variant.sh does: two at once would measure each other.
+
+    Raises:
+        WorkloadError: Somebody else holds it.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise WorkloadError(
+                f"{folder}: another sweep or capture writes there: wait for it, or name another --database"
+            ) from error
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,185 @@
+"""The collectives of one step under the compute that could hide them: ready, launch, start, end, and why exposed."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ddp_prof.analyze.collectives.exposure import CAUSES, LAUNCHED_LATE, QUEUED, STARVED, SYNCHRONOUS, TAIL, WAITING
+from ddp_prof.present.charts import theme
+from ddp_prof.present.charts.frame import LEGEND, chart_frame
+from ddp_prof.present.timeline.text import as_text, shown_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import plotly.graph_objects as go
+
+    from ddp_prof.analyze.collectives.run import Run
+    from ddp_prof.analyze.collectives.step_view import Lifeline, RankLifelines
+    from ddp_prof.present.charts.theme import Look
+
+CAUSE_COLORS: Mapping[str, str] = {
+    TAIL: "#e71832",
+    WAITING: "#fe9f28",
+    QUEUED: "#876ae8",
+    LAUNCHED_LATE: "#737012",
+    STARVED: "#87c2ff",
+    SYNCHRONOUS: "#a84300",
+}
+MOST_ROWS = 60
+"""Collectives that a figure shows; of more, those that are exposed longest."""
+
+_TOP, _ROW, _BOTTOM, _LEFT = 150, 20, 60, 190
+
+
+class _Row(NamedTuple):
+    y: int
+    label: str
+    rank: RankLifelines
+    line: Lifeline | None
+
+
+def draw_lifelines(
+    run: Run, step: int | None, ranks: Sequence[RankLifelines], headline: str, look: Look = theme.LIGHT
+) -> go.Figure:
+    """A panel a rank: compute on top, below it a row a collective in the order of launch."""
+    import plotly.graph_objects as go
+
+    rows = _rows(ranks)
+    figure = go.Figure([*_bars(rows, look), *_markers(rows, look)])
+    figure.update_layout(_layout(run, step, ranks, rows, headline, look))
+    return figure
+
+
+def _rows(ranks: Sequence[RankLifelines]) -> list[_Row]:
+    each_rank = max(1, MOST_ROWS // max(1, len(ranks)))
+    found: list[_Row] = []
+    for rank in ranks:
+        found.append(_Row(len(found), f"<b>{rank.name}</b>  compute", rank, None))
+        longest = sorted(rank.lifelines, key=_exposed_ns, reverse=True)[:each_rank]
+        shown = {line.index for line in longest}
+        found += [
+            _Row(len(found) + number, _label(line), rank, line)
+            for number, line in enumerate(line for line in rank.lifelines if line.index in shown)
+        ]
+    return found
+
+
+def _exposed_ns(line: Lifeline) -> int:
+    return sum(each.end_ns - each.start_ns for each in line.exposed)
+
+
+def _label(line: Lifeline) -> str:
+    name = f"collective {line.index}" if line.bucket is None else f"bucket {line.bucket}"
+    return name if line.bytes is None else f"{name}, {theme.size(line.bytes)}"
+
+
+def _bars(rows: Sequence[_Row], look: Look) -> list[dict[str, Any]]:
+    """One trace a colour, so that a legend names each once."""
+    stretches: dict[tuple[str, bool], list[tuple[int, int, int, str]]] = {}
+    for row in rows:
+        if row.line is None:
+            stretches.setdefault((theme.COMPUTE, False), []).extend(
+                (row.y, *each, "compute") for each in row.rank.compute
+            )
+            continue
+        name = row.label
+        stretches.setdefault((theme.OVERLAPPED, False), []).append((row.y, row.line.start_ns, row.line.end_ns, name))
+        for bare in row.line.exposed:
+            kind = (bare.cause, bare.is_wait and bare.cause != WAITING)
+            stretches.setdefault(kind, []).append((row.y, bare.start_ns, bare.end_ns, name))
+    order = [(kind, wait) for kind in (theme.COMPUTE, theme.OVERLAPPED, *CAUSES) for wait in (False, True)]
+    return [_bar(*kind, stretches[kind], look) for kind in order if kind in stretches]
+
+
+def _bar(kind: str, is_wait: bool, stretches: Sequence[tuple[int, int, int, str]], look: Look) -> dict[str, Any]:
+    """Bars of one colour; hatched where a peer had not arrived."""
+    color = CAUSE_COLORS.get(kind) or look.colors[kind]
+    title = f"exposed: {kind.replace('_', ' ')}" if kind in CAUSE_COLORS else _TITLES[kind]
+    title += ", waiting for a peer" if is_wait else ""
+    pattern = {
+        "shape": "/" if is_wait else "",
+        "fillmode": "overlay",
+        "fgcolor": look.paper,
+        "fgopacity": 0.7,
+        "size": 6,
+    }
+    return {
+        "type": "bar", "orientation": "h", "name": title, "width": 0.66, "marker": {"color": color, "pattern": pattern},
+        "y": [y for y, *_ in stretches], "base": [start / 1e6 for _, start, _, _ in stretches],
+        "x": [(end - start) / 1e6 for _, start, end, _ in stretches],
+        "hovertext": [
+            f"<b>{name}</b><br>{title}: {theme.milliseconds(end - start)}" for _, start, end, name in stretches
+        ],
+        "hovertemplate": "%{hovertext}<extra></extra>",
+    }  # fmt: skip
+
+
+_TITLES = {theme.COMPUTE: "compute", theme.OVERLAPPED: "overlapped, or under a collective that ends later"}
+
+
+def _markers(rows: Sequence[_Row], look: Look) -> list[dict[str, Any]]:
+    """Readiness and launch, with a line to the start."""
+    lines = [(row.y, row.line) for row in rows if row.line is not None]
+    marks: list[dict[str, Any]] = []
+    x: list[float | None] = []
+    y: list[float | None] = []
+    for height, line in lines:
+        known = [time for time in (line.ready_ns, line.launch_ns) if time is not None]
+        if known:
+            x += [min(known) / 1e6, line.start_ns / 1e6, None]
+            y += [height, height, None]
+    quiet = {"color": look.quiet, "width": 1}
+    marks.append({"type": "scatter", "mode": "lines", "x": x, "y": y, "line": quiet, "showlegend": False})
+    for name, symbol in (("ready", "circle"), ("launch", "triangle-right")):
+        found = [(height, time) for height, line in lines if (time := getattr(line, f"{name}_ns")) is not None]
+        marks.append(
+            {
+                "type": "scatter", "mode": "markers", "name": name,
+                "x": [time / 1e6 for _, time in found], "y": [height for height, _ in found],
+                "marker": {"symbol": symbol, "size": 7, "color": look.text},
+                "hovertemplate": f"{name} at %{{x:.3f}} ms<extra></extra>",
+            }
+        )  # fmt: skip
+    ends = [
+        (row.y, row.rank.backward_end_ns / 1e6)
+        for row in rows
+        if row.line is None and row.rank.backward_end_ns is not None
+    ]
+    marks.append(
+        {
+            "type": "scatter", "mode": "markers", "name": "end of backward's compute",
+            "x": [time for _, time in ends], "y": [height for height, _ in ends],
+            "marker": {"symbol": "line-ns", "size": 16, "color": look.text, "line": {"width": 2, "color": look.text}},
+            "hovertemplate": "backward's compute ends at %{x:.3f} ms<extra></extra>",
+        }
+    )  # fmt: skip
+    return marks
+
+
+def _layout(
+    run: Run, step: int | None, ranks: Sequence[RankLifelines], rows: Sequence[_Row], headline: str, look: Look
+) -> dict[str, Any]:
+    axis = {"gridcolor": look.line, "zeroline": False, "tickfont": {"color": look.quiet}}
+    notice = theme.place_notice([run.device], run.warnings, look)
+    where = "no step with communication" if step is None else f"step {step}"
+    there, shown = sum(len(rank.lifelines) for rank in ranks), sum(row.line is not None for row in rows)
+    if shown < there:
+        where += f" (the {shown} of {there} collectives that are exposed longest)"
+    title, *rest = re.split(r"[:,] ", headline, maxsplit=1)
+    return {
+        **chart_frame(
+            look,
+            title=as_text(title),
+            subtitle=f"{notice}  ·  {'  ·  '.join([f'{shown_name(run.label)}, {where}', *map(as_text, rest)])}",
+            height=_TOP + _BOTTOM + _ROW * max(4, len(rows)), t=_TOP, b=_BOTTOM, l=_LEFT, r=40,
+        ),
+        "barmode": "overlay",
+        "legend": {**LEGEND, "traceorder": "normal"},
+        "xaxis": {**axis, "title": {"text": "ms from the step's first readiness or launch"}},
+        "yaxis": {
+            "tickmode": "array", "tickvals": [row.y for row in rows], "ticktext": [f"{row.label}  " for row in rows],
+            "range": [len(rows) - 0.4, -0.6], "showgrid": False, "zeroline": False,
+        },
+    }  # fmt: skip

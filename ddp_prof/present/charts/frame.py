@@ -1,0 +1,40 @@
+"""What all charts have in common: paper, font, margins, and a title with a line below it, flush with the left edge."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ddp_prof.present.charts import theme
+
+if TYPE_CHECKING:
+    from ddp_prof.present.charts.theme import Look
+
+LEGEND = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
+"""A legend in a line above the chart."""
+
+
+def chart_frame(
+    look: Look, *, title: str, subtitle: str, height: int, size: int = 20, pad: int = 20, **margins: int
+) -> dict[str, Any]:
+    """Plotly's layout of a chart, without axes and legend.
+
+    Args:
+        look: Its colours.
+        title: What it says; names in it already escaped, as in ``subtitle``.
+        subtitle: Where and on what was measured, and how to read it.
+        height: Pixels of all of it.
+        size: Of the title's letters.
+        pad: Pixels above the title.
+        margins: Pixels round the plot: ``t``, ``b``, ``l``, ``r``.
+    """
+    return {
+        "template": "none", "height": height, "margin": margins,
+        "paper_bgcolor": look.paper, "plot_bgcolor": look.paper,
+        "font": {"family": theme.FONT, "size": theme.FONT_SIZE, "color": look.text},
+        "title": {
+            "text": f"<b>{title}</b>", "font": {"size": size},
+            "subtitle": {"text": subtitle, "font": {"size": 13, "color": look.quiet}},
+            "x": 0, "xref": "container", "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top",
+            "pad": {"l": 24, "t": pad},
+        },
+    }  # fmt: skip

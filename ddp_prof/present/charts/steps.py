@@ -1,0 +1,137 @@
+"""The steps of each run one by one: how much of their communication hides, and how long they take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ddp_prof.present.charts import theme
+from ddp_prof.present.charts.comparison import subtitle
+from ddp_prof.present.charts.frame import chart_frame
+from ddp_prof.present.timeline.text import shown_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import plotly.graph_objects as go
+
+    from ddp_prof.analyze.overlap.overlap import RankOverlap, TraceOverlap
+    from ddp_prof.present.charts.theme import Look
+
+_TOP, _BOTTOM, _LEFT, _RIGHT = 92, 60, 170, 90
+_BAND, _ROW = 66, 50
+_HALF = 0.36
+"""Half the height of a run's band; 1 is the distance between runs."""
+
+
+def draw_overlap_by_step(results: Sequence[TraceOverlap], look: Look = theme.LIGHT) -> go.Figure:
+    """A band a run from 0 to 100 %, in the order given: a dot a step of each rank, a line through the ranks' mean."""
+    import plotly.graph_objects as go
+
+    bands = [trace for row, result in enumerate(results) for trace in _band(row, result, look)]
+    layout = _layout(results, look, "Overlap of each step", "step", _BAND)
+    layout["xaxis"] |= {"tickformat": "d", "showgrid": False}
+    layout["shapes"] = [_limit(row + side * _HALF, look) for row in range(len(results)) for side in (-1, 1)]
+    layout["annotations"] = [
+        _limit_label(row + side * _HALF, text, look)
+        for row in range(len(results))
+        for side, text in ((-1, "100 %"), (1, "0 %"))
+    ]
+    return go.Figure(bands, layout)
+
+
+def draw_step_times(results: Sequence[TraceOverlap], look: Look = theme.LIGHT) -> go.Figure:
+    """A row a run, in the order given: the host's time of each step of each rank, with quartiles and median."""
+    import plotly.graph_objects as go
+
+    title = "host's time of a step, ms: each step of each rank, with quartiles and median"
+    layout = _layout(results, look, "How long steps take", title, _ROW)
+    layout["xaxis"] |= {"rangemode": "tozero"}
+    return go.Figure([_box(row, result, look) for row, result in enumerate(results)], layout)
+
+
+def step_shares(rank: RankOverlap) -> list[tuple[int, float]]:
+    """Number of each step that communicates, its position where it carries none, and the share overlapped, 0 to 1."""
+    return [
+        (position if step.step is None else step.step, step.overlapped_ns / step.comm_ns)
+        for position, step in enumerate(rank.steps)
+        if step.comm_ns and step.host_ns is not None
+    ]
+
+
+def step_times(result: TraceOverlap) -> list[float]:
+    """Milliseconds of each step of each rank; a capture without steps has none."""
+    return [step.host_ns / 1e6 for rank in result.ranks for step in rank.steps if step.host_ns is not None]
+
+
+def _height_in(row: int, share: float) -> float:
+    return row + _HALF * (1 - 2 * share)
+
+
+def _band(row: int, result: TraceOverlap, look: Look) -> list[dict[str, Any]]:
+    known = [pair for rank in result.ranks for pair in step_shares(rank)]
+    steps = sorted({step for step, _ in known})
+    means = [float(np.mean([share for number, share in known if number == step])) for step in steps]
+    name, color = shown_name(result.label), look.colors[theme.OVERLAPPED]
+    return [
+        {
+            "type": "scatter", "mode": "lines", "hoverinfo": "skip", "showlegend": False,
+            "x": steps, "y": [_height_in(row, share) for share in means], "line": {"color": color, "width": 2},
+        },
+        {
+            "type": "scatter", "mode": "markers", "showlegend": False,
+            "x": [step for step, _ in known], "y": [_height_in(row, share) for _, share in known],
+            "hovertext": [f"<b>{name}</b>, step {step}: {theme.percent(share)} overlapped" for step, share in known],
+            "hovertemplate": "%{hovertext}<extra></extra>",
+            "marker": {"color": color, "size": 7, "opacity": 0.5},
+        },
+    ]  # fmt: skip
+
+
+def _box(row: int, result: TraceOverlap, look: Look) -> dict[str, Any]:
+    return {
+        "type": "box", "orientation": "h", "x": step_times(result), "y0": row, "name": shown_name(result.label),
+        "width": 0.5, "boxpoints": "all", "jitter": 0.6, "pointpos": 0, "whiskerwidth": 0.4, "showlegend": False,
+        "hoveron": "points", "hovertemplate": "%{x:.2f} ms<extra></extra>", "fillcolor": "rgba(0,0,0,0)",
+        "line": {"color": look.text, "width": 1.6},
+        "marker": {"color": look.colors[theme.COMPUTE], "size": 6, "opacity": 0.7},
+    }  # fmt: skip
+
+
+def _limit(y: float, look: Look) -> dict[str, Any]:
+    return {
+        "type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "layer": "below",
+        "line": {"color": look.line, "width": 1},
+    }  # fmt: skip
+
+
+def _limit_label(y: float, text: str, look: Look) -> dict[str, Any]:
+    return {
+        "xref": "paper", "x": 1, "xanchor": "left", "xshift": 6, "y": y, "showarrow": False,
+        "text": text, "font": {"size": 11, "color": look.quiet},
+    }  # fmt: skip
+
+
+def _layout(results: Sequence[TraceOverlap], look: Look, title: str, measure: str, row: int) -> dict[str, Any]:
+    """A row a run, from top to bottom."""
+    return {
+        **chart_frame(
+            look,
+            title=title,
+            subtitle=subtitle(results, look),
+            height=_TOP + _BOTTOM + row * max(1, len(results)), size=18, pad=16, t=_TOP, b=_BOTTOM, l=_LEFT, r=_RIGHT,
+        ),
+        "hovermode": "closest",
+        "hoverlabel": {"align": "left", "font": {"family": theme.FONT, "size": 13}},
+        "dragmode": False,
+        "xaxis": {
+            "title": {"text": measure, "font": {"color": look.quiet, "size": theme.FONT_SIZE}, "standoff": 8},
+            "gridcolor": look.line, "zeroline": False, "tickfont": {"color": look.quiet}, "fixedrange": True,
+        },
+        "yaxis": {
+            "tickmode": "array", "tickvals": list(range(len(results))),
+            "ticktext": [f"<b>{shown_name(result.label)}</b>  " for result in results], "tickfont": {"size": 13},
+            "range": [len(results) - 0.5, -0.5], "showgrid": False, "zeroline": False, "fixedrange": True,
+        },
+    }  # fmt: skip

@@ -1,0 +1,162 @@
+"""How figures look and put numbers: one colour a category everywhere, told apart by colour-blind eyes, in two looks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddp_prof.manifest import SHARED_GPU
+from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, SYNCHRONIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+COMPUTE = "compute"
+COMMUNICATION = "communication"
+MEMORY = "memory"
+GRAPH = "graph"
+STEP = "step"
+
+COMPUTE_ONLY = "compute_only"
+OVERLAPPED = "overlapped"
+EXPOSED = "exposed"
+EXPOSED_MEMORY = "exposed_memory"
+IDLE = "idle"
+
+STRIP = (COMPUTE_ONLY, OVERLAPPED, EXPOSED, EXPOSED_MEMORY, IDLE)
+"""The parts that a step divides into, in the order in which bars stack them."""
+
+LABELS: Mapping[str, str] = {
+    STEP: "step",
+    FORWARD: "forward",
+    BACKWARD: "backward",
+    SYNCHRONIZE: "synchronize",
+    OPTIMIZER: "optimizer",
+    COMPUTE: "compute",
+    COMMUNICATION: "communication",
+    MEMORY: "copies",
+    GRAPH: "CUDA graph",
+    OVERLAPPED: "overlapped",
+    EXPOSED: "exposed",
+    COMPUTE_ONLY: "compute only",
+    EXPOSED_MEMORY: "exposed memory",
+    IDLE: "idle",
+}
+"""What each category is called, in the order of a legend."""
+
+LEGEND: Mapping[str, str] = {
+    **LABELS,
+    OVERLAPPED: "overlapped communication",
+    EXPOSED: "exposed communication",
+    GRAPH: "CUDA graph, contents not recorded",
+}
+"""What a legend calls each category, where the name alone would not tell enough."""
+
+CATEGORIES = tuple(LABELS)
+"""All categories; a model stores a category as its index here."""
+
+_COLORS: Mapping[str, str] = {
+    FORWARD: "#87c2ff",
+    BACKWARD: "#2451ad",
+    SYNCHRONIZE: "#edceb6",
+    OPTIMIZER: "#876ae8",
+    COMPUTE: "#afa1ab",
+    MEMORY: "#737012",
+    GRAPH: "#8d7f6f",
+    OVERLAPPED: "#008775",
+    EXPOSED: "#e71832",
+    COMPUTE_ONLY: "#afa1ab",
+    EXPOSED_MEMORY: "#fe9f28",
+}
+
+FONT = "Inter, 'Segoe UI', 'Helvetica Neue', Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
+FONT_SIZE = 12
+
+
+@dataclass(frozen=True)
+class Look:
+    """The colours of one look.
+
+    Attributes:
+        paper: Background.
+        text: Text and titles.
+        quiet: Secondary text.
+        line: Grid lines and separators.
+        notice: What must not be overlooked, such as ``device: cpu``.
+        colors: Fill colour of each category.
+    """
+
+    paper: str
+    text: str
+    quiet: str
+    line: str
+    notice: str
+    colors: Mapping[str, str]
+
+
+LIGHT = Look(
+    paper="#ffffff",
+    text="#1c2128",
+    quiet="#5f6875",
+    line="#d6dae0",
+    notice="#a84300",
+    # Communication is nearly the colour of text, so that it stands out from the compute above it.
+    colors={**_COLORS, STEP: "#d5dbe4", COMMUNICATION: "#2b1e5c", IDLE: "#e8ebef"},
+)
+DARK = Look(
+    paper="#14181d",
+    text="#e8ebef",
+    quiet="#9aa4b1",
+    line="#39414c",
+    notice="#ffb26b",
+    colors={**_COLORS, STEP: "#2d343e", COMMUNICATION: "#ece6ff", IDLE: "#262c34"},
+)
+
+
+def recoloring() -> dict[str, str]:
+    """The dark colour for each light one that differs; both looks paint the rest alike."""
+    named = {getattr(LIGHT, name): getattr(DARK, name) for name in ("paper", "text", "quiet", "line", "notice")}
+    return {
+        **named,
+        **{LIGHT.colors[each]: DARK.colors[each] for each in CATEGORIES if LIGHT.colors[each] != DARK.colors[each]},
+    }
+
+
+def place_notice(devices: Iterable[str], warnings: Iterable[str], look: Look) -> str:
+    """Where the runs of a figure took place; what must not pass for a GPU of each rank's own stands out.
+
+    Args:
+        devices: Of the runs.
+        warnings: Of the runs, among them whether ranks shared a GPU.
+        look: The figure's.
+    """
+    names = sorted(set(devices))
+    notice = f"device: {', '.join(names)}"
+    is_shared = SHARED_GPU in warnings
+    if is_shared:
+        notice += f"  ·  {SHARED_GPU}"
+    return f'<b><span style="color:{look.notice}">{notice}</span></b>' if is_shared or "cpu" in names else notice
+
+
+def percent(ratio: float | None) -> str:
+    """A share; what is not quite nothing or all is not rounded to it."""
+    if ratio is None:
+        return "n/a"
+    percent = ratio * 100
+    size = abs(percent)
+    is_whole = size in (0, 100) or 1 <= size <= 99 or size >= 101
+    return f"{percent:.0f} %" if is_whole else f"{percent:.1f} %"
+
+
+def milliseconds(ns: int) -> str:
+    """A time with about three digits."""
+    if abs(ns) >= 10_000_000 or ns == 0:
+        return f"{ns / 1e6:.1f} ms"
+    return f"{ns / 1e6:.2f} ms" if abs(ns) >= 100_000 else f"{ns / 1e3:.1f} µs"
+
+
+def size(number: int) -> str:
+    """Bytes as MB of 2**20 and the like, with about three digits."""
+    if number < 2**20:
+        return f"{number / 2**10:.3g} KB"
+    return f"{number / 2**20:.3g} MB" if number < 1000 * 2**20 else f"{number / 2**30:.3g} GB"

@@ -1,0 +1,105 @@
+"""The waterfall: a bar for each run's step, and between two of them what each part took away or added."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ddp_prof.analyze.variants.waterfall import PARTS
+from ddp_prof.present.charts import theme
+from ddp_prof.present.charts.frame import chart_frame
+from ddp_prof.present.timeline.text import shown_name
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from ddp_prof.analyze.variants.waterfall import Waterfall
+    from ddp_prof.present.charts.theme import Look
+
+_HEIGHT, _TOP, _BOTTOM = 520, 120, 110
+_LEAST_SHOWN = 0.005
+"""Share of the longest step below which a part has no bar of its own; those go into the last one, *other*."""
+
+
+def draw_waterfall(waterfall: Waterfall, look: Look = theme.LIGHT) -> go.Figure:
+    """Runs from left to right; green took away, red added."""
+    import plotly.graph_objects as go
+
+    figure = go.Figure(_bars(waterfall, look))
+    figure.update_layout(_layout(waterfall, look))
+    return figure
+
+
+def waterfall_steps(waterfall: Waterfall) -> list[tuple[str, str, float, float]]:
+    """Each bar: run (a label, or empty for a change), what it is called, where it starts, how long it is, in ms.
+
+    A change's bars lead exactly from one run's bar to the next one's.
+    """
+    found: list[tuple[str, str, float, float]] = []
+    least = _LEAST_SHOWN * max((budget.step_ns for budget in waterfall.budgets), default=0)
+    for index, budget in enumerate(waterfall.budgets):
+        found.append((budget.label, "step", 0.0, budget.step_ns / 1e6))
+        if index == len(waterfall.changes):
+            break
+        change, level, other = waterfall.changes[index], budget.step_ns, 0
+        for part in PARTS:
+            length = getattr(change, f"{part}_ns")
+            if abs(length) < least:
+                other += length
+                continue
+            found.append(("", part, level / 1e6, length / 1e6))
+            level += length
+        if other:
+            found.append(("", "other", level / 1e6, other / 1e6))
+    return found
+
+
+def _bars(waterfall: Waterfall, look: Look) -> list[dict[str, Any]]:
+    steps = waterfall_steps(waterfall)
+    colors = [look.colors[_kind(run, length)] for run, _, _, length in steps]
+    return [
+        {
+            "type": "bar", "x": list(range(len(steps))), "base": [start for _, _, start, _ in steps],
+            "y": [length for *_, length in steps], "width": 0.75, "showlegend": False,
+            "text": [f"{length:.3g}" if run else f"{length:+.3g}" for run, _, _, length in steps],
+            "textposition": "outside", "cliponaxis": False,
+            "hovertext": [f"<b>{shown_name(run or name)}</b><br>{length:+.3f} ms" for run, name, _, length in steps],
+            "hovertemplate": "%{hovertext}<extra></extra>", "marker": {"color": colors},
+        }
+    ]  # fmt: skip
+
+
+def _kind(run: str, length: float) -> str:
+    if run:
+        return theme.COMPUTE_ONLY
+    return theme.OVERLAPPED if length < 0 else theme.EXPOSED
+
+
+def _layout(waterfall: Waterfall, look: Look) -> dict[str, Any]:
+    steps = waterfall_steps(waterfall)
+    axis = {"gridcolor": look.line, "zeroline": False, "tickfont": {"color": look.quiet}, "fixedrange": True}
+    notice = theme.place_notice((budget.device for budget in waterfall.budgets), waterfall.warnings, look)
+    return {
+        **chart_frame(
+            look,
+            title=_headline(waterfall),
+            subtitle=f"{notice}  ·  mean step, and what each variant took away (green) or added (red)",
+            height=_HEIGHT, t=_TOP, b=_BOTTOM, l=70, r=40,
+        ),
+        "dragmode": False,
+        "xaxis": {
+            **axis, "showgrid": False, "tickangle": -45, "tickmode": "array", "tickvals": list(range(len(steps))),
+            "ticktext": [f"<b>{shown_name(run)}</b>" if run else name for run, name, _, _ in steps],
+        },
+        "yaxis": {**axis, "title": {"text": "ms"}, "rangemode": "tozero"},
+    }  # fmt: skip
+
+
+def _headline(waterfall: Waterfall) -> str:
+    if not waterfall.budgets:
+        return "No run tells its steps"
+    first = waterfall.budgets[0]
+    best = min(waterfall.budgets, key=lambda budget: budget.step_ns)
+    if best is first:
+        return f"No run is faster than {shown_name(first.label)}"
+    share = theme.percent(1 - best.step_ns / first.step_ns)
+    return f"{shown_name(best.label)} takes {share} off the step of {shown_name(first.label)}"

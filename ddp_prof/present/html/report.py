@@ -1,0 +1,111 @@
+"""A folder to open in a browser: one page that tells of a set of runs, and a timeline of each.
+
+It works from disk and without network; its pages share one plotly.js.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddp_prof.present.charts.comparison import draw_comparison
+from ddp_prof.present.charts.static_images import try_pictures
+from ddp_prof.present.charts.steps import draw_overlap_by_step, draw_step_times
+from ddp_prof.present.charts.waterfall import draw_waterfall
+from ddp_prof.present.html.page import write_page
+from ddp_prof.present.html.report_page import CSS, WATERFALL, Chapter, report_body
+from ddp_prof.present.html.report_why import SUFFIX as WHY
+from ddp_prof.present.html.report_why import write_why_page
+from ddp_prof.present.timeline.build import MAX_BOXES, build_timeline, steady_steps
+from ddp_prof.present.timeline.figure import draw_timeline
+from ddp_prof.present.timeline.page import write_timeline_page
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from ddp_prof.analyze.collectives.findings import Findings
+    from ddp_prof.analyze.overlap.overlap import TraceOverlap
+    from ddp_prof.analyze.variants.waterfall import Waterfall
+    from ddp_prof.manifest import Manifest
+    from ddp_prof.present.timeline.model import Source, Timeline
+
+INDEX = "index"
+CHARTS = {"comparison": draw_comparison, "overlap-by-step": draw_overlap_by_step, "step-times": draw_step_times}
+"""The charts by name, in the order of the page."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run.
+
+    Attributes:
+        name: What its files are called.
+        result: Its figures.
+        sources: Its traces, of which one may hold all ranks.
+        findings: Why its communication is exposed.
+    """
+
+    name: str
+    result: TraceOverlap
+    sources: tuple[Source, ...]
+    findings: Findings
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """How it was made, where its traces say it."""
+        return next((source.trace.manifest for source in self.sources if source.trace.manifest), None)
+
+
+def write_report(
+    runs: Sequence[Run], folder: Path, waterfall: Waterfall | None = None, *, backward_pattern: str | None = None
+) -> list[str]:
+    """Write ``index.html``, a page and a picture of each run's timeline, and a page on why it is exposed.
+
+    Args:
+        runs: The runs in the order in which they are told of.
+        folder: Made where it is missing; files of the same names are replaced.
+        waterfall: What the runs changed of each other.
+        backward_pattern: The regular expression with which backward was found, if one was given.
+
+    Returns:
+        What could not be made, a line each.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    names = _file_names(run.name for run in runs)
+    charts = {name: draw([run.result for run in runs]) for name, draw in CHARTS.items()}
+    if waterfall is not None and waterfall.changes:
+        charts[WATERFALL] = draw_waterfall(waterfall)
+    pictures = [(chart, folder / f"{name}.png") for name, chart in charts.items()]
+    for name, run in zip(names, runs, strict=True):
+        whole, part = _timelines(run, backward_pattern)
+        write_timeline_page(whole, folder / f"{name}.html", shared_plotly=True)
+        write_why_page(run.findings, folder / f"{name}{WHY}.html")
+        pictures.append((draw_timeline(part), folder / f"{name}.png"))
+    problems = try_pictures(pictures)
+    chapters = [Chapter(name, run.result, run.manifest, run.findings) for name, run in zip(names, runs, strict=True)]
+    body = report_body(chapters, charts, pictures=not problems)
+    write_page(folder / f"{INDEX}.html", title="Communication behind compute", body=body, css=CSS, shared_plotly=True)
+    return problems
+
+
+def _timelines(run: Run, backward_pattern: str | None) -> tuple[Timeline, Timeline]:
+    """The timeline of the whole run, to move around in, and that of a few steps, to look at."""
+    steps = steady_steps([work for source in run.sources for work in source.works])
+    whole = build_timeline(run.sources, backward_pattern=backward_pattern)
+    part = build_timeline(run.sources, steps=steps, max_boxes=MAX_BOXES, backward_pattern=backward_pattern)
+    return whole, part
+
+
+def _file_names(names: Iterable[str]) -> list[str]:
+    """Names that every file system and address takes, each once."""
+    taken = {INDEX, WATERFALL, *CHARTS}
+    result = []
+    for name in names:
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:80] or "trace"
+        numbered = (plain, *(f"{plain}-{number}" for number in range(2, 10_000)))
+        free = next(each for each in numbered if not {each, f"{each}{WHY}"} & taken)
+        taken |= {free, f"{free}{WHY}"}
+        result.append(free)
+    return result

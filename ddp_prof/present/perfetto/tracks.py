@@ -1,0 +1,264 @@
+"""A trace as viewers of tracks want it: for each process, lanes of slices that nest, and counters of communication.
+
+From top to bottom: the threads with their ranges, the collectives as the host saw them, the streams of each device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddp_prof.analyze.core.steps import innermost
+from ddp_prof.range_names import ALL_REDUCE, PHASES, parse_range
+from ddp_prof.trace import UNKNOWN, Category, Table, select
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ddp_prof.analyze.core.attribution import RankWork
+    from ddp_prof.analyze.core.intervals import Intervals
+    from ddp_prof.trace import Ints, Mask, Trace
+
+CATEGORIES = (*(each.name.lower() for each in Category), "range")
+"""What a slice is: what an activity was for, or a range of the host."""
+
+_RANGE = CATEGORIES.index("range")
+
+
+@dataclass(frozen=True)
+class Slices(Table):
+    """Slices of one lane by start, of those that start together the longest first: outer ones come before inner ones.
+
+    Attributes:
+        name_id: Index into :attr:`Lane.names`.
+        category: Index into :data:`CATEGORIES`.
+        bytes: Bytes that it moves, ``UNKNOWN`` where not told.
+        bucket: Bucket that it carries, ``UNKNOWN`` where not told.
+        step: Number of the step that launched it, ``UNKNOWN`` where none did, or one of warm-up.
+        correlation: Id shared with its launching call, ``UNKNOWN`` for what has none.
+    """
+
+    start_ns: Ints
+    end_ns: Ints
+    name_id: Ints
+    category: Ints
+    bytes: Ints
+    bucket: Ints
+    step: Ints
+    correlation: Ints
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Slices of which any two are either nested or apart."""
+
+    title: str
+    slices: Slices
+    names: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Counter:
+    """When communication of one device was overlapped, and when exposed."""
+
+    title: str
+    overlapped: Intervals
+    exposed: Intervals
+
+
+@dataclass(frozen=True)
+class ProcessTracks:
+    """One process of a trace."""
+
+    title: str
+    lanes: tuple[Lane, ...]
+    counters: tuple[Counter, ...]
+
+
+def tracks_of(trace: Trace, works: Sequence[RankWork]) -> Iterator[ProcessTracks]:
+    """The processes of a trace, ranks first and in their order."""
+    ranks = list(dict.fromkeys(work.process for work in works))
+    for process in (*ranks, *(each for each in trace.processes if each not in ranks)):
+        own = [work for work in works if work.process == process]
+        yield ProcessTracks(_process_title(process, own), _Builder(trace, process, own).lanes(), _counters(own))
+
+
+def nest(start_ns: Ints, end_ns: Ints) -> Ints:
+    """The lane of each slice: the first on which it lies within every slice that is open when it starts.
+
+    000000000000..
+    .0000.........
+    ...1111.......    starts in the second slice and outlasts it
+    .....0........
+    ........111111    outlasts the first
+    """
+    lane = np.zeros(len(start_ns), np.int64)
+    order = np.lexsort((-end_ns, start_ns))
+    if np.all(start_ns[order][1:] >= np.maximum.accumulate(end_ns[order])[:-1]):
+        return lane
+    open_ends: list[list[int]] = []
+    for each, start, end in zip(order.tolist(), start_ns[order].tolist(), end_ns[order].tolist(), strict=True):
+        lane[each] = _place(open_ends, start, end)
+    return lane
+
+
+def _place(open_ends: list[list[int]], start: int, end: int) -> int:
+    """Add a slice to the first lane where it nests; each lane holds the ends of its open slices, innermost last."""
+    for number, ends in enumerate(open_ends):
+        while ends and ends[-1] <= start:
+            ends.pop()
+        if not ends or ends[-1] >= end:
+            ends.append(end)
+            return number
+    open_ends.append([end])
+    return len(open_ends) - 1
+
+
+def _process_title(process: int, works: Sequence[RankWork]) -> str:
+    rank = next((f"rank {work.rank}" for work in works if work.rank is not None), None)
+    where = [f"pid {process}"] if process else []
+    where += ["CPU" if work.device is None else f"GPU {work.device}" for work in works]
+    return " ".join(filter(None, (rank or "process", f"({', '.join(where)})" if where else "")))
+
+
+def _counters(works: Sequence[RankWork]) -> tuple[Counter, ...]:
+    """A rank that did not communicate has none: zero would say that all of it was hidden."""
+    counters = []
+    for work in works:
+        communication, compute = work.union_of(Category.COMMUNICATION), work.union_of(Category.COMPUTE)
+        if len(communication):
+            title = "communication" if len(works) == 1 else f"communication, GPU {work.device}"
+            counters.append(Counter(title, communication & compute, communication - compute))
+    return tuple(counters)
+
+
+class _Builder:
+    """Lays out the lanes of one process."""
+
+    def __init__(self, trace: Trace, process: int, works: Sequence[RankWork]) -> None:
+        self.trace, self.process, self.works = trace, process, works
+        self.activities = np.flatnonzero(trace.activities.process == process)
+        reduces = [index for index, name in enumerate(trace.names) if name.startswith(f"{ALL_REDUCE}|")]
+        self.reduces: Mask = np.isin(trace.spans.name_id, reduces) & (trace.spans.process == process)
+
+    def lanes(self) -> tuple[Lane, ...]:
+        return tuple(
+            lane
+            for title, slices, names in (
+                *self._ranges(),
+                *self._collective_ranges(),
+                *self._work_of_host(),
+                *self._streams(),
+            )
+            for lane in _split(title, slices, names)
+        )
+
+    def _ranges(self) -> Iterator[tuple[str, Slices, Sequence[str]]]:
+        """Ranges by thread; those that may cross others apart from those that nest."""
+        spans = self.trace.spans
+        mine = (spans.process == self.process) & ~self.reduces
+        for thread in sorted(np.unique(spans.lane[mine]).tolist(), key=lambda each: (each != self.process, each)):
+            for crosses, suffix in ((0, ""), (1, ", start/end ranges")):
+                rows = np.flatnonzero(mine & (spans.lane == thread) & (spans.crosses == crosses))
+                yield self._thread_title(thread) + suffix, self._of_spans(rows, _RANGE), self.trace.names
+
+    def _collective_ranges(self) -> Iterator[tuple[str, Slices, Sequence[str]]]:
+        """What the host saw of collectives; their only trace where no device communicated."""
+        on_device = np.any(self.trace.activities.category[self.activities] == Category.COMMUNICATION)
+        category = _RANGE if on_device else int(Category.COMMUNICATION)
+        slices = self._of_spans(np.flatnonzero(self.reduces), category)
+        yield f"{ALL_REDUCE}, launch to completion", slices, self.trace.names
+
+    def _work_of_host(self) -> Iterator[tuple[str, Slices, Sequence[str]]]:
+        """What a CPU computed, as it is measured."""
+        for work in self.works:
+            if work.device is None:
+                pieces = work.of(Category.COMPUTE)
+                category = np.full(len(pieces), Category.COMPUTE, np.int64)
+                step = _pick(work.step_numbers, pieces.step)
+                yield "compute", _slices(pieces.start_ns, pieces.end_ns, pieces.phase, category, step=step), PHASES
+
+    def _streams(self) -> Iterator[tuple[str, Slices, Sequence[str]]]:
+        """What each device did, by stream."""
+        activities = select(self.trace.activities, self.activities)
+        launch = self.trace.launching_calls[self.activities]
+        launch_ns = _pick(self.trace.calls.start_ns, launch)
+        span = np.where(activities.category == Category.COMMUNICATION, self._reduce_open_at(launch_ns), UNKNOWN)
+        slices = _slices(
+            activities.start_ns,
+            activities.end_ns,
+            activities.name_id,
+            activities.category,
+            bytes=np.where(activities.bytes == UNKNOWN, self._field("bytes", span), activities.bytes),
+            bucket=self._field("bucket", span),
+            step=self._step_at(launch_ns),
+            correlation=activities.correlation,
+        )
+        for device, stream in np.unique(np.stack([activities.device, activities.lane]), axis=1).T.tolist():
+            on_stream = select(slices, (activities.device == device) & (activities.lane == stream))
+            yield f"GPU {device}, stream {stream}: {_main_category(on_stream)}", on_stream, self.trace.names
+
+    def _of_spans(self, rows: Ints, category: int) -> Slices:
+        spans = select(self.trace.spans, rows)
+        return _slices(
+            spans.start_ns,
+            spans.end_ns,
+            spans.name_id,
+            np.full(len(rows), category, np.int64),
+            bytes=self._field("bytes", spans.name_id),
+            bucket=self._field("bucket", spans.name_id),
+            step=self._step_at(spans.start_ns),
+        )
+
+    def _thread_title(self, thread: int) -> str:
+        name = self.trace.threads.get((self.process, thread), "thread")
+        return f"main thread {thread}" if thread == self.process else f"{name} {thread}"
+
+    def _step_at(self, time_ns: Ints) -> Ints:
+        """Number of the measured step whose host range holds each instant."""
+        if not self.works or not self.works[0].has_steps:
+            return np.full(len(time_ns), UNKNOWN, np.int64)
+        work = self.works[0]
+        return _pick(work.step_numbers, innermost(work.steps.start_ns, work.steps.end_ns, time_ns))
+
+    def _reduce_open_at(self, time_ns: Ints) -> Ints:
+        """Name of the all-reduce range that was the last to open before each instant and is open still."""
+        spans = select(self.trace.spans, self.reduces)
+        return _pick(spans.name_id, innermost(spans.start_ns, spans.end_ns, time_ns))
+
+    def _field(self, key: str, name_id: Ints) -> Ints:
+        """A number that the names of our ranges carry."""
+        known, which = np.unique(name_id, return_inverse=True)
+        numbers = [
+            None if each == UNKNOWN else parse_range(self.trace.names[each]).number(key) for each in known.tolist()
+        ]
+        return np.array([UNKNOWN if each is None else each for each in numbers], np.int64)[which]
+
+
+def _pick(values: Ints, rows: Ints) -> Ints:
+    """``values[rows]``, ``UNKNOWN`` where the row is."""
+    picked: Ints = np.append(values, UNKNOWN)[rows]
+    return picked
+
+
+def _slices(start_ns: Ints, end_ns: Ints, name_id: Ints, category: Ints, **columns: Ints) -> Slices:
+    """Slices; columns not given hold ``UNKNOWN``."""
+    unknown = np.full(len(start_ns), UNKNOWN, np.int64)
+    optional = dict.fromkeys(("bytes", "bucket", "step", "correlation"), unknown)
+    return Slices(start_ns, end_ns, name_id, category, **(optional | columns))
+
+
+def _main_category(slices: Slices) -> str:
+    """What takes most of a stream's time."""
+    duration = slices.end_ns - slices.start_ns
+    return CATEGORIES[int(np.bincount(slices.category, weights=duration).argmax())]
+
+
+def _split(title: str, slices: Slices, names: Sequence[str]) -> Iterator[Lane]:
+    """As many lanes as it takes for slices to nest; none where there is no slice."""
+    slices = select(slices, np.lexsort((-slices.end_ns, slices.start_ns)))
+    lane = nest(slices.start_ns, slices.end_ns)
+    for number in range(int(lane.max(initial=-1)) + 1):
+        yield Lane(title if number == 0 else f"{title} ({number + 1})", select(slices, lane == number), names)

@@ -1,0 +1,189 @@
+"""Traces in Chrome's JSON event format, which Perfetto and chrome://tracing open.
+
+Viewers drop a slice that crosses another one of its track, so crossing slices come on tracks of their own. Times are
+microseconds in this format; they are written from integers, with three decimals, and so lose no nanosecond.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from contextlib import contextmanager
+from itertools import count
+from typing import IO, TYPE_CHECKING
+
+import numpy as np
+
+from ddp_prof import __version__
+from ddp_prof.analyze.core.diagnostics import find_caveats
+from ddp_prof.present.perfetto.tracks import CATEGORIES, tracks_of
+from ddp_prof.trace import UNKNOWN, select
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from ddp_prof.present.perfetto.tracks import Counter, Lane, ProcessTracks, Slices
+    from ddp_prof.present.timeline.model import Source
+    from ddp_prof.trace import Ints
+
+_ARGUMENTS = ("bytes", "bucket", "step", "correlation")
+_ROWS = 65_536
+_COMPRESSION = 3
+
+
+def write_perfetto(sources: Sequence[Source], path: Path) -> None:
+    """Write traces as one file, gzipped where its name ends in ``.gz``; it is there whole or not at all.
+
+    Time counts from the first event; of several traces the first measured steps are lined up. Ids of processes and
+    threads are the file's own, since those of two traces may collide; titles tell the real ones.
+
+    Args:
+        sources: The traces; where there are several, their titles are part of the processes'.
+        path: The file.
+    """
+    partial = path.with_name(path.name + ".partial")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    zeros = _zeros(sources)
+    try:
+        with _opened(partial, compressed=path.suffix == ".gz") as file:
+            file.write(f'{{"displayTimeUnit":"ns","otherData":{json.dumps(_about(sources, zeros))},"traceEvents":[')
+            separator = "\n"
+            for events in _events(sources, zeros):
+                file.write(separator + ",\n".join(events))
+                separator = ",\n"
+            file.write("\n]}\n")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def _opened(path: Path, *, compressed: bool) -> Iterator[IO[str]]:
+    if not compressed:
+        with path.open("w", encoding="ascii") as file:
+            yield file
+        return
+    # Without name and time, the same trace gives the same bytes.
+    with (
+        path.open("wb") as raw,
+        gzip.GzipFile("", "wb", _COMPRESSION, raw, mtime=0) as packed,
+        io.TextIOWrapper(packed, encoding="ascii") as file,
+    ):
+        yield file
+
+
+def _zeros(sources: Sequence[Source]) -> list[int]:
+    """The instant of each trace that is the file's time 0; no event lies before it."""
+    firsts = [_first_event(source) for source in sources]
+    if len(sources) == 1:
+        return firsts
+    anchors = [_first_step(source, first) for source, first in zip(sources, firsts, strict=True)]
+    lead = max((anchor - first for anchor, first in zip(anchors, firsts, strict=True)), default=0)
+    return [anchor - lead for anchor in anchors]
+
+
+def _first_event(source: Source) -> int:
+    tables = (source.trace.activities, source.trace.spans)
+    return min((int(table.start_ns.min()) for table in tables if len(table)), default=0)
+
+
+def _first_step(source: Source, otherwise: int) -> int:
+    return min((int(work.steps.start_ns.min()) for work in source.works if work.has_steps), default=otherwise)
+
+
+def _about(sources: Sequence[Source], zeros: Sequence[int]) -> dict[str, object]:
+    """What the file was made from; viewers show it as the trace's metadata."""
+    return {
+        "made by": f"ddp-prof {__version__}",
+        "device": ", ".join(sorted({"cuda" if len(source.trace.activities) else "cpu" for source in sources})),
+        "caveats": list(dict.fromkeys(caveat for source in sources for caveat in find_caveats(source.trace))),
+        "time 0": {
+            f"{source.title} ({source.trace.path.name})": f"{zero} ns"
+            for source, zero in zip(sources, zeros, strict=True)
+        },
+    }
+
+
+def _events(sources: Sequence[Source], zeros: Sequence[int]) -> Iterator[list[str]]:
+    """All events as JSON, some at a time."""
+    processes, threads = count(1), count(1)
+    for source, zero_ns in zip(sources, zeros, strict=True):
+        for process in tracks_of(source.trace, source.works):
+            title = process.title if len(sources) == 1 else f"{source.title}: {process.title}"
+            pid = next(processes)
+            yield [
+                _metadata("process_name", pid, 0, name=title),
+                _metadata("process_sort_index", pid, 0, sort_index=pid),
+            ]
+            yield from _process_events(process, pid, threads, zero_ns)
+
+
+def _process_events(process: ProcessTracks, pid: int, threads: count[int], zero_ns: int) -> Iterator[list[str]]:
+    for counter in process.counters:
+        yield _counter_events(counter, pid, zero_ns)
+    for lane in process.lanes:
+        tid = next(threads)
+        yield [
+            _metadata("thread_name", pid, tid, name=lane.title),
+            _metadata("thread_sort_index", pid, tid, sort_index=tid),
+        ]
+        yield from _lane_events(lane, pid, tid, zero_ns)
+
+
+def _metadata(kind: str, pid: int, tid: int, **values: str | int) -> str:
+    return json.dumps({"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": values}, separators=(",", ":"))
+
+
+def _counter_events(counter: Counter, pid: int, zero_ns: int) -> list[str]:
+    """Two steps between 0 and 1: their integrals are the rank's overlapped and exposed time."""
+    sets = (counter.overlapped, counter.exposed)
+    times = np.unique(np.concatenate([edges for each in sets for edges in (each.start_ns, each.end_ns)]))
+    overlapped, exposed = (each.covered_ns(times, times + 1).tolist() for each in sets)
+    head = f'{{"ph":"C","name":{json.dumps(counter.title)},"pid":{pid},"ts":'
+    return [
+        f'{head}{time},"args":{{"overlapped":{hidden},"exposed":{bare}}}}}'
+        for time, hidden, bare in zip(_microseconds(times - zero_ns), overlapped, exposed, strict=True)
+    ]
+
+
+def _lane_events(lane: Lane, pid: int, tid: int, zero_ns: int) -> Iterator[list[str]]:
+    """A complete event ("X") a slice; viewers take the first of those that start together for the outer one."""
+    head = f'{{"ph":"X","pid":{pid},"tid":{tid},"ts":'
+    names = {each: json.dumps(_name(lane, each)) for each in np.unique(lane.slices.name_id).tolist()}
+    for first in range(0, len(lane.slices), _ROWS):
+        slices = select(lane.slices, np.arange(first, min(first + _ROWS, len(lane.slices))))
+        yield [
+            f'{head}{start},"dur":{duration},"name":{names[name]},"cat":"{CATEGORIES[category]}"{arguments}}}'
+            for start, duration, name, category, arguments in zip(
+                _microseconds(slices.start_ns - zero_ns),
+                _microseconds(slices.end_ns - slices.start_ns),
+                slices.name_id.tolist(),
+                slices.category.tolist(),
+                _arguments(slices),
+                strict=True,
+            )
+        ]
+
+
+def _name(lane: Lane, name_id: int) -> str:
+    return "" if name_id == UNKNOWN else lane.names[name_id]
+
+
+def _arguments(slices: Slices) -> list[str]:
+    """What is known of each slice, as the end of its event."""
+    columns = []
+    for key in _ARGUMENTS:
+        values = getattr(slices, key)
+        if np.any(values != UNKNOWN):
+            columns.append([f'"{key}":{value}' if value != UNKNOWN else "" for value in values.tolist()])
+    if not columns:
+        return [""] * len(slices)
+    return [f',"args":{{{",".join(filter(None, row))}}}' for row in zip(*columns, strict=True)]
+
+
+def _microseconds(times_ns: Ints) -> list[str]:
+    """Times that are not negative, as decimal numbers."""
+    whole, rest = np.divmod(times_ns, 1000)
+    return [f"{micro}.{nano:03d}" for micro, nano in zip(whole.tolist(), rest.tolist(), strict=True)]

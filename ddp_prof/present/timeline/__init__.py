@@ -1,0 +1,1 @@
+"""What ran when: a picture and an interactive page."""

@@ -1,0 +1,134 @@
+"""Draws a timeline as a picture: one Plotly bar a box, one trace a category, on a numeric axis of milliseconds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ddp_prof.present.charts import theme
+from ddp_prof.present.charts.theme import milliseconds
+from ddp_prof.present.timeline.layout import EDGE, figure_layout, lay_out
+from ddp_prof.present.timeline.model import STRIP
+from ddp_prof.present.timeline.text import as_text, box_label, explanation, headline
+from ddp_prof.trace import concatenate, select
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    import plotly.graph_objects as go
+    from numpy.typing import NDArray
+
+    from ddp_prof.present.charts.theme import Look
+    from ddp_prof.present.timeline.layout import Layout, Row
+    from ddp_prof.present.timeline.model import Boxes, Lane, Timeline
+
+# Without any outline Plotly widens each box to a pixel: thousands of short ones would then hide the long ones.
+_UNSEEN = {"width": 0.02, "color": "rgba(0,0,0,0)"}
+
+
+def draw_timeline(model: Timeline, look: Look = theme.LIGHT) -> go.Figure:
+    """The picture of a timeline of a few steps; its width is set where it is written."""
+    import plotly.graph_objects as go
+
+    layout = lay_out(model)
+    figure = go.Figure(data=[go.Bar(bars) for bars in _bars(model, layout, look)])
+    figure.update_layout(figure_layout(model, layout, look))
+    figure.update_layout(
+        title=_title(model, look),
+        barmode="overlay",
+        bargap=0.01,  # none at all, and Plotly rounds boxes to whole pixels
+        uniformtext={"mode": "hide", "minsize": theme.FONT_SIZE - 1},
+    )
+    return figure
+
+
+def _title(model: Timeline, look: Look) -> dict[str, Any]:
+    said = "".join(
+        as_text(words) if category is None else f'<b><span style="color:{look.colors[category]}">{words}</span></b>'
+        for words, category in explanation(model)
+    )
+    return {
+        "text": f"<b>{as_text(headline(model))}</b>",
+        "subtitle": {"text": said, "font": {"size": 13, "color": look.quiet}},
+        "font": {"size": 20, "color": look.text},
+        "x": 0, "xref": "container", "xanchor": "left",
+        "y": 1, "yref": "container", "yanchor": "top", "pad": {"l": EDGE, "t": 20},
+    }  # fmt: skip
+
+
+def shown_in_legend(category: str, categories: Collection[str]) -> bool:
+    """Compute has one colour, so one entry: that of the strip."""
+    return category != theme.STEP and not (category == theme.COMPUTE and theme.COMPUTE_ONLY in categories)
+
+
+def _bars(model: Timeline, layout: Layout, look: Look) -> Iterator[dict[str, Any]]:
+    """The properties of one ``go.Bar`` a category."""
+    least_ns = _shortest_with_text(model)
+    rows = [row for blocks in layout.blocks for block in blocks for row in block.rows]
+    used = sorted({code for row in rows for code in np.unique(row.lane.boxes.category).tolist()})
+    categories = [theme.CATEGORIES[code] for code in used]
+    for code, category in zip(used, categories, strict=True):
+        parts = [_part(row, code, least_ns, model.end_ns - model.start_ns) for row in rows]
+        boxes = concatenate(*(part.boxes for part in parts))
+        yield {
+            "orientation": "h",
+            "name": theme.LEGEND[category],
+            "legendgroup": look.colors[category],
+            "showlegend": shown_in_legend(category, categories),
+            "base": boxes.start_ns / 1e6,
+            "x": (boxes.end_ns - boxes.start_ns) / 1e6,
+            "y": np.concatenate([part.y for part in parts]).astype(np.float32),
+            "width": np.concatenate([part.height for part in parts]).astype(np.float32),
+            "text": _packed([text for part in parts for text in part.texts]),
+            "textposition": "inside",
+            "insidetextanchor": "middle",
+            "textangle": 0,
+            "marker": {
+                "color": look.colors[category],
+                "line": {"width": 1, "color": look.paper} if category == theme.STEP else _UNSEEN,
+            },
+        }
+
+
+def _shortest_with_text(model: Timeline) -> int:
+    """Boxes below a fiftieth of the shortest step hardly ever have room for text, and each text costs time."""
+    spans = [step.end_ns - step.start_ns for panel in model.panels for step in panel.steps]
+    return min(spans, default=model.end_ns - model.start_ns) // 50
+
+
+def _packed(texts: list[str]) -> list[str] | str:
+    """A list without any text is one empty text."""
+    return texts if any(texts) else ""
+
+
+class _Part(NamedTuple):
+    """The boxes of one category in one lane, with all that is drawn of them."""
+
+    boxes: Boxes
+    y: NDArray[np.floating[Any]]
+    height: NDArray[np.floating[Any]]
+    texts: list[str]
+
+
+def _part(row: Row, code: int, least_ns: int, shown_ns: int) -> _Part:
+    boxes = select(row.lane.boxes, row.lane.boxes.category == code)
+    duration_ns = boxes.end_ns - boxes.start_ns
+    texts = [""] * len(boxes)
+    for each in np.flatnonzero(duration_ns >= least_ns).tolist():
+        texts[each] = _text(row.lane, theme.CATEGORIES[code], boxes, each, shown_ns)
+    return _Part(
+        boxes=boxes,
+        y=row.top + (boxes.level + 0.5) * row.level,
+        height=np.full(len(boxes), row.box_height),
+        texts=texts,
+    )
+
+
+def _text(lane: Lane, category: str, boxes: Boxes, each: int, shown_ns: int) -> str:
+    """What is written in a box; one with a fair share of all the time shown has room for more words."""
+    duration_ns, name_id = int(boxes.end_ns[each] - boxes.start_ns[each]), int(boxes.name_id[each])
+    if category == theme.STEP and duration_ns >= shown_ns // 4:
+        return lane.names[name_id]
+    label = box_label(lane, category, name_id, int(boxes.bucket[each]), int(boxes.step[each]))
+    return f"{label}<br>{milliseconds(duration_ns)}" if lane.kind == STRIP else label

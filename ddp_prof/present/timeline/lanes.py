@@ -1,0 +1,319 @@
+"""The lanes of one rank: what its trace holds within a view, as boxes."""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ddp_prof.analyze.core.intervals import union
+from ddp_prof.analyze.core.steps import find_phases, innermost
+from ddp_prof.present.charts import theme
+from ddp_prof.present.timeline.model import COMMUNICATION, COMPUTE, COPIES, GRAPHS, HOST, STRIP, Boxes, Lane
+from ddp_prof.range_names import ALL_REDUCE, PHASES, parse_range
+from ddp_prof.trace import UNKNOWN, Category, concatenate, empty, select
+
+if TYPE_CHECKING:
+    from ddp_prof.analyze.core.attribution import RankWork
+    from ddp_prof.analyze.core.intervals import Intervals
+    from ddp_prof.analyze.overlap.step_breakdown import Partition
+    from ddp_prof.trace import Ints, Mask, Trace
+
+_CODE = {category: code for code, category in enumerate(theme.CATEGORIES)}
+_PHASE_CODE = np.array([*(_CODE[phase] for phase in PHASES), _CODE[theme.COMPUTE]], np.int64)
+
+
+def stack(start_ns: Ints, end_ns: Ints) -> Ints:
+    """The row of each interval: the topmost that is free where it starts.
+
+    0000..333
+    .1111.....
+    ..222222..
+    """
+    level = np.zeros(len(start_ns), np.int64)
+    order = np.argsort(start_ns, kind="stable")
+    if np.all(start_ns[order][1:] >= end_ns[order][:-1]):
+        return level
+    busy: list[tuple[int, int]] = []  # (end, row)
+    free: list[int] = []
+    for each in order.tolist():
+        while busy and busy[0][0] <= start_ns[each]:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        row = heapq.heappop(free) if free else len(busy)
+        level[each] = row
+        heapq.heappush(busy, (int(end_ns[each]), row))
+    return level
+
+
+def divide(windows: Intervals, compute: Intervals, communication: Intervals, memory: Intervals) -> dict[str, Intervals]:
+    """The parts of steps' windows by category, as ``analyze.partition`` measures them; their lengths sum to them.
+
+    Args:
+        windows: The windows.
+        compute: All compute of the device.
+        communication: What the steps launched; it lies in the windows.
+        memory: All copies and memory sets of the device.
+    """
+    busy = compute | communication
+    return {
+        theme.COMPUTE_ONLY: (compute & windows) - communication,
+        theme.OVERLAPPED: communication & compute,
+        theme.EXPOSED: communication - compute,
+        theme.EXPOSED_MEMORY: (memory & windows) - busy,
+        theme.IDLE: windows - (busy | memory),
+    }
+
+
+class View(NamedTuple):
+    """What is shown of a trace, in its own nanoseconds."""
+
+    zero_ns: int
+    start_ns: int
+    end_ns: int
+
+    def holds(self, start_ns: Ints, end_ns: Ints) -> Mask:
+        """Which intervals are seen, if only in part."""
+        seen: Mask = (start_ns < self.end_ns) & (end_ns > self.start_ns)
+        return seen
+
+
+def step_numbers(work: RankWork) -> Ints:
+    """The steps' own numbers, their positions where they carry none; ``UNKNOWN`` for a capture without steps.
+
+    Where numbers come again, as when each epoch counts anew, they tell no step apart, and all are positions.
+    """
+    if not work.has_steps:
+        return work.steps.number
+    position = np.arange(len(work.steps), dtype=np.int64)
+    known = work.steps.number[work.steps.number != UNKNOWN]
+    if len(np.unique(known)) < len(known):
+        return position
+    return np.where(work.steps.number == UNKNOWN, position, work.steps.number)
+
+
+class BucketFields(NamedTuple):
+    """Fields of the all-reduce ranges by index into the trace's names; ``UNKNOWN`` for all other names."""
+
+    bucket: Ints
+    bytes: Ints
+    names: Ints
+
+
+def bucket_fields(trace: Trace) -> BucketFields:
+    """Read the names of the all-reduce ranges."""
+    names = [index for index, name in enumerate(trace.names) if name.startswith(f"{ALL_REDUCE}|")]
+    # One element more than there are names, for the name that is UNKNOWN.
+    bucket, size = (np.full(len(trace.names) + 1, UNKNOWN, np.int64) for _ in range(2))
+    for index in names:
+        fields = parse_range(trace.names[index])
+        bucket[index] = UNKNOWN if (value := fields.number("bucket")) is None else value
+        size[index] = UNKNOWN if (value := fields.number("bytes")) is None else value
+    return BucketFields(bucket, size, np.array(names, np.int64))
+
+
+def lanes_of(
+    trace: Trace, work: RankWork, parts: Partition, view: View, buckets: BucketFields, backward_pattern: str | None
+) -> tuple[Lane, ...]:
+    """The lanes of a rank, top to bottom; without those that would be empty."""
+    lanes = [_host_lane(trace, work, parts, view, backward_pattern)]
+    if work.device is None:
+        lanes += [_host_compute_lane(work, view), _host_communication_lane(trace, work, view, buckets)]
+    else:
+        lanes += _device_lanes(trace, work, view, buckets)
+        if not np.any(_on_device(trace, work) & (trace.activities.category == Category.COMMUNICATION)):
+            lanes.append(_host_communication_lane(trace, work, view, buckets))
+    lanes.append(_strip_lane(work, parts, view))
+    return tuple(lane for lane in lanes if len(lane.boxes))
+
+
+def _boxes(view: View, start_ns: Ints, end_ns: Ints, category: Ints, **columns: Ints) -> Boxes:
+    """Boxes on the panel's own time; columns not given hold ``UNKNOWN``, levels are those of a stack."""
+    unknown = np.full(len(start_ns), UNKNOWN, np.int64)
+    optional = dict.fromkeys(("name_id", "step", "bucket", "bytes"), unknown)
+    level = columns.pop("level") if "level" in columns else stack(start_ns, end_ns)
+    return Boxes(
+        start_ns=start_ns - view.zero_ns,
+        end_ns=end_ns - view.zero_ns,
+        category=category,
+        level=level,
+        **(optional | columns),
+    )
+
+
+def _codes(category: str, rows: int) -> Ints:
+    return np.full(rows, _CODE[category], np.int64)
+
+
+def _host_lane(trace: Trace, work: RankWork, parts: Partition, view: View, backward_pattern: str | None) -> Lane:
+    """Steps on the upper row, their phases below."""
+    seen = view.holds(work.steps.start_ns, work.steps.end_ns) & work.has_steps
+    numbers = step_numbers(work)[seen]
+    steps = _boxes(
+        view,
+        work.steps.start_ns[seen],
+        work.steps.end_ns[seen],
+        _codes(theme.STEP, len(numbers)),
+        name_id=np.arange(len(numbers), dtype=np.int64),
+        step=numbers,
+    )
+    phases = find_phases(trace, work.process, backward_pattern)
+    phases = select(phases, view.holds(phases.start_ns, phases.end_ns))
+    ranges = _boxes(
+        view,
+        phases.start_ns,
+        phases.end_ns,
+        _PHASE_CODE[phases.kind],
+        step=_step_at(work, phases.start_ns),
+        level=stack(phases.start_ns, phases.end_ns) + steps.level.max(initial=-1) + 1,
+    )
+    parts = select(parts, seen)
+    names = map(_step_title, numbers.tolist(), parts.comm_ns.tolist(), parts.overlapped_ns.tolist())
+    return Lane("host", HOST, concatenate(steps, ranges), tuple(names))
+
+
+def _step_title(number: int, comm_ns: int, overlapped_ns: int) -> str:
+    if not comm_ns:
+        return f"step {number}"
+    share = theme.percent(overlapped_ns / comm_ns)
+    return f"step {number}: {share} of {theme.milliseconds(comm_ns)} communication overlapped"
+
+
+def _step_at(work: RankWork, time_ns: Ints) -> Ints:
+    """Number of the step whose host range holds each instant."""
+    numbers: Ints = np.append(step_numbers(work), UNKNOWN)[innermost(work.steps.start_ns, work.steps.end_ns, time_ns)]
+    return numbers
+
+
+def _host_compute_lane(work: RankWork, view: View) -> Lane:
+    pieces = work.of(Category.COMPUTE)
+    pieces = select(pieces, view.holds(pieces.start_ns, pieces.end_ns))
+    numbers = np.append(step_numbers(work), UNKNOWN)[pieces.step]
+    return Lane(
+        "compute", COMPUTE, _boxes(view, pieces.start_ns, pieces.end_ns, _PHASE_CODE[pieces.phase], step=numbers)
+    )
+
+
+def _host_communication_lane(trace: Trace, work: RankWork, view: View, buckets: BucketFields) -> Lane:
+    """All-reduce ranges, from launch to completion."""
+    spans = select(trace.spans, (trace.spans.process == work.process) & np.isin(trace.spans.name_id, buckets.names))
+    spans = select(spans, view.holds(spans.start_ns, spans.end_ns))
+    boxes = _boxes(
+        view,
+        spans.start_ns,
+        spans.end_ns,
+        _codes(theme.COMMUNICATION, len(spans)),
+        name_id=spans.name_id,
+        step=_step_at(work, spans.start_ns),
+        bucket=buckets.bucket[spans.name_id],
+        bytes=buckets.bytes[spans.name_id],
+    )
+    return Lane("communication", COMMUNICATION, boxes, trace.names, from_launch=True)
+
+
+def _device_lanes(trace: Trace, work: RankWork, view: View, buckets: BucketFields) -> list[Lane]:
+    """A lane for each stream and what it does there."""
+    mine = view.holds(trace.activities.start_ns, trace.activities.end_ns) & _on_device(trace, work)
+    activities = select(trace.activities, mine)
+    piece = _piece_of(trace, work)[mine]
+    phase = np.append(work.pieces.phase, UNKNOWN)[piece]
+    step = np.append(work.pieces.step, UNKNOWN)[piece]
+    span = _launching_span(trace, work.process, buckets)[mine]
+    columns = {
+        "category": np.select(
+            [activities.category == Category.COMPUTE, activities.category == Category.COMMUNICATION,
+             activities.category == Category.MEMORY],
+            [_PHASE_CODE[phase], _CODE[theme.COMMUNICATION], _CODE[theme.MEMORY]],
+            _CODE[theme.GRAPH],
+        ),
+        "name_id": activities.name_id,
+        "step": np.append(step_numbers(work), UNKNOWN)[step],
+        "bucket": buckets.bucket[span],
+        "bytes": np.where(activities.bytes == UNKNOWN, buckets.bytes[span], activities.bytes),
+    }  # fmt: skip
+    lanes = []
+    for category, kind in zip(Category, (COMPUTE, COMMUNICATION, COPIES, GRAPHS), strict=True):
+        of_kind = activities.category == category
+        # Copies share a lane: many streams copy, each a little.
+        streams = [UNKNOWN] if kind == COPIES else np.unique(activities.lane[of_kind]).tolist()
+        for stream in streams:
+            rows = of_kind if stream == UNKNOWN else of_kind & (activities.lane == stream)
+            own = {name: column[rows] for name, column in columns.items()}
+            boxes = _boxes(view, activities.start_ns[rows], activities.end_ns[rows], **own)
+            lanes.append(Lane(kind if stream == UNKNOWN else f"{kind}, stream {stream}", kind, boxes, trace.names))
+    return lanes
+
+
+def _on_device(trace: Trace, work: RankWork) -> Mask:
+    """The activities of a rank."""
+    rows: Mask = (trace.activities.process == work.process) & (trace.activities.device == work.device)
+    return rows
+
+
+def _piece_of(trace: Trace, work: RankWork) -> Ints:
+    """Row of the piece of work that each activity is, ``UNKNOWN`` for what is not measured, such as warm-up."""
+    piece = np.full(len(trace.activities), UNKNOWN, np.int64)
+    measured = work.pieces.activity != UNKNOWN
+    piece[work.pieces.activity[measured]] = np.flatnonzero(measured)
+    return piece
+
+
+def _launching_span(trace: Trace, process: int, buckets: BucketFields) -> Ints:
+    """For each activity the name of the all-reduce range that was the last to open before its launch call.
+
+    ``UNKNOWN`` for what does not communicate, and where no such range was open.
+    """
+    names = np.full(len(trace.activities), UNKNOWN, np.int64)
+    communicates = np.flatnonzero(trace.activities.category == Category.COMMUNICATION)
+    spans = np.flatnonzero((trace.spans.process == process) & np.isin(trace.spans.name_id, buckets.names))
+    launch_ns = np.append(trace.calls.start_ns, UNKNOWN)[trace.launching_calls[communicates]]
+    span = innermost(trace.spans.start_ns[spans], trace.spans.end_ns[spans], launch_ns)
+    names[communicates] = np.append(trace.spans.name_id[spans], UNKNOWN)[span]
+    return names
+
+
+def _strip_lane(work: RankWork, parts: Partition, view: View) -> Lane:
+    if not len(work.pieces):  # nothing is known of what it did, not even that it was idle
+        return Lane(STRIP, STRIP, empty(Boxes))
+    # Windows of a device may cross, where a step's work was launched before the last step's was done.
+    level = stack(parts.start_ns, parts.end_ns)
+    seen = view.holds(parts.start_ns, parts.end_ns) & (parts.window_ns > 0)
+    tables = [
+        _strip_row(work, parts, np.flatnonzero(seen & (level == row)), row, view) for row in np.unique(level[seen])
+    ]
+    return Lane(STRIP, STRIP, concatenate(*tables) if tables else empty(Boxes))
+
+
+def _strip_row(work: RankWork, parts: Partition, rows: Ints, level: int, view: View) -> Boxes:
+    """The windows of some steps, which do not cross, divided all at once."""
+    communication = work.of(Category.COMMUNICATION)
+    launched = select(communication, np.isin(communication.step, rows))
+    # A step's communication lies in its window, so that of all these steps divides each window like its own.
+    divided = divide(
+        union(parts.start_ns[rows], parts.end_ns[rows]),
+        work.union_of(Category.COMPUTE),
+        union(launched.start_ns, launched.end_ns),
+        work.union_of(Category.MEMORY),
+    )
+    graphs = work.union_of(Category.OTHER)
+    divided[theme.GRAPH] = divided[theme.IDLE] & graphs
+    divided[theme.IDLE] = divided[theme.IDLE] - graphs
+    rows = rows[np.argsort(parts.start_ns[rows], kind="stable")]
+    numbers = step_numbers(work)[rows]
+    tables = []
+    for category, part in divided.items():
+        start, end = cut(part, parts.start_ns[rows])
+        shown = view.holds(start, end)
+        start, end = start[shown], end[shown]
+        step = numbers[np.searchsorted(parts.start_ns[rows], start, side="right") - 1]
+        levels = np.full(len(start), level, np.int64)
+        tables.append(_boxes(view, start, end, _codes(category, len(start)), step=step, level=levels))
+    return concatenate(*tables)
+
+
+def cut(intervals: Intervals, at_ns: Ints) -> tuple[Ints, Ints]:
+    """Starts and ends of the intervals, each cut in two wherever one of the times lies in it."""
+    begun = np.searchsorted(intervals.start_ns, at_ns, side="left")
+    ended = np.searchsorted(intervals.end_ns, at_ns, side="right")
+    inside = at_ns[begun > ended]
+    return np.sort(np.concatenate([intervals.start_ns, inside])), np.sort(np.concatenate([intervals.end_ns, inside]))

@@ -1,0 +1,210 @@
+"""Where each lane of a timeline is drawn, and all that is drawn around them: axes, titles, separators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ddp_prof.present.charts import theme
+from ddp_prof.present.charts.theme import percent
+from ddp_prof.present.timeline.model import COMPUTE, HOST, STRIP
+from ddp_prof.present.timeline.text import axis_title, shown_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ddp_prof.present.charts.theme import Look
+    from ddp_prof.present.timeline.model import Lane, Panel, RankLanes, Timeline
+
+LEFT, RIGHT, BOTTOM, EDGE = 300, 28, 62, 24
+"""Pixels around the lanes, and to the left of titles."""
+
+MARGIN = 0.005
+"""Share of the time shown that is added on either side."""
+
+
+@dataclass(frozen=True)
+class Measures:
+    """Heights in pixels.
+
+    Attributes:
+        top: Space above the lanes.
+        rows: Height of a row by kind of lane; of other kinds it is ``other_row``.
+        lowest_row: Rows of a high stack are not lower.
+        tallest_stack: A stack is not higher, unless its rows would be too low.
+        lowest_rank: Room for a rank's title and figures.
+    """
+
+    top: int
+    panel_header: int
+    panel_gap: int
+    rank_gap: int
+    lane_gap: int
+    rows: Mapping[str, int]
+    other_row: int
+    lowest_row: float
+    tallest_stack: int
+    lowest_rank: int
+
+
+PICTURE = Measures(124, 40, 26, 22, 5, {HOST: 22, COMPUTE: 24, STRIP: 40}, 22, 5, 84, 72)
+PAGE = Measures(44, 32, 12, 15, 3, {HOST: 16, COMPUTE: 18, STRIP: 32}, 17, 1.3, 44, 72)
+"""Lower, so that two variants with two ranks each are seen without scrolling."""
+
+
+class Row(NamedTuple):
+    """Where a lane is drawn: its top and the height of each of its levels, in pixels."""
+
+    lane: Lane
+    top: float
+    level: float
+
+    @property
+    def height(self) -> float:
+        """Of all levels."""
+        return self.level * self.lane.levels
+
+    @property
+    def box_height(self) -> float:
+        """Of a box, which leaves a gap to the next level."""
+        return self.level - (0 if self.lane.levels == 1 else min(1, self.level / 10))
+
+
+@dataclass(frozen=True)
+class Block:
+    """Where a rank is drawn."""
+
+    rank: RankLanes
+    rows: tuple[Row, ...]
+    top: float
+    bottom: float
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where everything is drawn.
+
+    Attributes:
+        headers: Top of each panel.
+        blocks: The ranks of each panel.
+        height: Of all lanes.
+    """
+
+    measures: Measures
+    headers: tuple[float, ...]
+    blocks: tuple[tuple[Block, ...], ...]
+    height: float
+
+
+def lay_out(model: Timeline, measures: Measures = PICTURE) -> Layout:
+    """Ranks below each other, lanes within ranks."""
+    top = 0.0
+    headers: list[float] = []
+    panels: list[tuple[Block, ...]] = []
+    for panel in model.panels:
+        top += measures.panel_gap if headers else 0
+        headers.append(top)
+        top += measures.panel_header
+        blocks = []
+        for rank in panel.ranks:
+            rows, start = [], top
+            for lane in rank.lanes:
+                rows.append(Row(lane, top, _level_height(lane, measures)))
+                top += rows[-1].height + measures.lane_gap
+            top = max(top - measures.lane_gap, start + measures.lowest_rank)
+            blocks.append(Block(rank, tuple(rows), start, top))
+            top += measures.rank_gap
+        panels.append(tuple(blocks))
+    return Layout(measures, tuple(headers), tuple(panels), top)
+
+
+def _level_height(lane: Lane, measures: Measures) -> float:
+    """Full rows while there are few, lower ones in a high stack."""
+    full = measures.rows.get(lane.kind, measures.other_row)
+    if lane.kind in (HOST, STRIP) or lane.levels == 1:
+        return full
+    return max(measures.lowest_row, min(full, measures.tallest_stack / lane.levels))
+
+
+def figure_layout(model: Timeline, layout: Layout, look: Look) -> dict[str, Any]:
+    """Plotly's layout of a figure: all but the boxes and the title."""
+    start, end = model.start_ns / 1e6, model.end_ns / 1e6
+    margin = (end - start) * MARGIN
+    return {
+        "template": "none",
+        "height": round(layout.height + layout.measures.top + BOTTOM),
+        "margin": {"t": layout.measures.top, "b": BOTTOM, "l": LEFT, "r": RIGHT},
+        "paper_bgcolor": look.paper,
+        "plot_bgcolor": look.paper,
+        "font": {"family": theme.FONT, "size": theme.FONT_SIZE, "color": look.text},
+        "legend": {
+            "orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "traceorder": "normal",
+            "font": {"size": theme.FONT_SIZE}, "itemsizing": "constant",
+        },
+        "xaxis": {
+            "range": [start - margin, end + margin],
+            "title": {"text": axis_title(model), "font": {"color": look.quiet, "size": 12}, "standoff": 8},
+            "ticksuffix": " ms", "exponentformat": "none", "separatethousands": True,
+            "gridcolor": look.line, "gridwidth": 1, "zeroline": False,
+            "tickfont": {"color": look.quiet}, "layer": "below traces",
+        },
+        "yaxis": {
+            "range": [layout.height, 0], "fixedrange": True, "showgrid": False, "zeroline": False,
+            **_lane_titles(layout), "tickfont": {"color": look.quiet}, "ticks": "",
+        },
+        "annotations": [*_panel_headers(model, layout, look), *_rank_titles(layout, look)],
+        "shapes": _separators(layout, look),
+    }  # fmt: skip
+
+
+def _lane_titles(layout: Layout) -> dict[str, Any]:
+    rows = [row for blocks in layout.blocks for block in blocks for row in block.rows]
+    return {
+        "tickmode": "array",
+        "tickvals": [row.top + row.height / 2 for row in rows],
+        "ticktext": [f"{row.lane.title}  " for row in rows],
+    }
+
+
+def _panel_headers(model: Timeline, layout: Layout, look: Look) -> list[dict[str, Any]]:
+    return [
+        {**_at_left(top + 16), "text": _panel_header(panel, look), "font": {"size": 13}, "bgcolor": look.paper}
+        for panel, top in zip(model.panels, layout.headers, strict=True)
+    ]
+
+
+def _at_left(y: float) -> dict[str, Any]:
+    """Text at the left edge of the figure, at a height among the lanes."""
+    return {
+        "x": 0, "xref": "paper", "xanchor": "left", "xshift": EDGE - LEFT, "yref": "y", "y": y,
+        "showarrow": False, "align": "left", "borderpad": 0,
+    }  # fmt: skip
+
+
+def _panel_header(panel: Panel, look: Look) -> str:
+    device = f"device: {panel.device}"
+    device = f'<b><span style="color:{look.notice}">{device}</span></b>' if panel.device == "cpu" else device
+    facts = "  ·  ".join([device, *map(shown_name, panel.facts)])
+    return f'<b><span style="font-size:16px">{shown_name(panel.title)}</span></b>    {facts}'
+
+
+def _rank_titles(layout: Layout, look: Look) -> Iterator[dict[str, Any]]:
+    """Name, share and what it is a share of, in three lines of different size."""
+    for block in (block for blocks in layout.blocks for block in blocks):
+        ratio, middle = block.rank.overlap.overlap_ratio, (block.top + block.bottom) / 2
+        yield {**_at_left(middle - 24), "text": f"<b>{block.rank.title}</b>", "font": {"size": 13}}
+        share, below = ("n/a", "no overlap figure") if ratio is None else (percent(ratio), "overlapped")
+        yield {**_at_left(middle), "text": f"<b>{share}</b>", "font": {"size": 24}}
+        yield {**_at_left(middle + 22), "text": below, "font": {"size": theme.FONT_SIZE, "color": look.quiet}}
+
+
+def _separators(layout: Layout, look: Look) -> list[dict[str, Any]]:
+    """Thin lines: one above each panel but the first, one between ranks."""
+    thin = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "yref": "y", "layer": "below"}
+    tops = [blocks[0].top - layout.measures.panel_header for blocks in layout.blocks[1:] if blocks]
+    between = [block.top - layout.measures.rank_gap / 2 for blocks in layout.blocks for block in blocks[1:]]
+    return [
+        {**thin, "y0": y, "y1": y, "line": {"width": width, "color": color}}
+        for ys, width, color in ((tops, 1.5, look.quiet), (between, 1, look.line))
+        for y in ys
+    ]

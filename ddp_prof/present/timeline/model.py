@@ -1,0 +1,155 @@
+"""A timeline as data: which box lies where, of what colour, and what is known of it.
+
+For each rank, top to bottom::
+
+    host           step, and in it forward, backward, synchronize, optimizer
+    compute        a lane a stream; coloured by the phase that launched it
+    communication  a lane a stream; what is in flight at the same time is stacked
+    copies
+    where time     compute only, overlapped, exposed, exposed memory, idle: the parts of each step's window,
+    goes           from the same algebra and the same pieces of work as the table, so that their sums are its figures
+                   (what was idle to the table while a CUDA graph ran that was recorded whole is shown as that)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from ddp_prof.trace import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddp_prof.analyze.core.attribution import RankWork
+    from ddp_prof.analyze.overlap.overlap import RankOverlap
+    from ddp_prof.trace import Ints, Trace
+
+HOST = "host"
+COMPUTE = "compute"
+COMMUNICATION = "communication"
+COPIES = "copies"
+GRAPHS = "CUDA graphs"
+STRIP = "where time goes"
+
+
+class Source(NamedTuple):
+    """What is drawn as one panel: a trace and what its ranks did."""
+
+    title: str
+    trace: Trace
+    works: Sequence[RankWork]
+
+
+@dataclass(frozen=True)
+class Boxes(Table):
+    """The boxes of one lane.
+
+    Attributes:
+        start_ns: Start, from the panel's time 0.
+        end_ns: End.
+        category: Index into ``theme.CATEGORIES``.
+        name_id: Index into :attr:`Lane.names`; ``UNKNOWN`` where the category says it all.
+        step: Number of the step it belongs to, ``UNKNOWN`` where to none.
+        bucket: Bucket that it carries, ``UNKNOWN`` where not told.
+        bytes: Bytes that it moves, ``UNKNOWN`` where not told.
+        level: Row within the lane, from 0 at its top.
+    """
+
+    start_ns: Ints
+    end_ns: Ints
+    category: Ints
+    name_id: Ints
+    step: Ints
+    bucket: Ints
+    bytes: Ints
+    level: Ints
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Boxes on a row or, stacked, on a few.
+
+    Attributes:
+        kind: ``HOST``, ``COMPUTE``, ``COMMUNICATION``, ``COPIES``, ``GRAPHS`` or ``STRIP``.
+        names: What ``Boxes.name_id`` points into.
+        from_launch: Whether boxes last from launch to completion, as the host saw them, not from start to end.
+    """
+
+    title: str
+    kind: str
+    boxes: Boxes
+    names: tuple[str, ...] = ()
+    from_launch: bool = False
+
+    @property
+    def levels(self) -> int:
+        """How many rows it needs."""
+        return int(self.boxes.level.max(initial=0)) + 1
+
+
+@dataclass(frozen=True)
+class RankLanes:
+    """One rank: its lanes, and its figures over the whole capture."""
+
+    title: str
+    overlap: RankOverlap
+    lanes: tuple[Lane, ...]
+
+
+class StepMark(NamedTuple):
+    """Where a step lies, from the panel's time 0, over all its ranks."""
+
+    number: int
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One trace.
+
+    Attributes:
+        title: What the run is called.
+        device: ``cuda`` or ``cpu``.
+        facts: What else is known of the run, a short text each.
+        steps: The steps shown.
+        start_ns: Start of what is shown, from time 0: the start of the first step shown on any rank.
+        end_ns: Its end.
+    """
+
+    title: str
+    device: str
+    facts: tuple[str, ...]
+    ranks: tuple[RankLanes, ...]
+    steps: tuple[StepMark, ...]
+    start_ns: int
+    end_ns: int
+
+    @property
+    def overlap_ratio(self) -> float | None:
+        """Share of all communication of all ranks that compute hides, over the whole capture."""
+        comm_ns = sum(rank.overlap.comm_ns or 0 for rank in self.ranks)
+        return sum(rank.overlap.overlapped_ns or 0 for rank in self.ranks) / comm_ns if comm_ns else None
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Panels above each other on one axis of time, each from the start of its first step shown."""
+
+    panels: tuple[Panel, ...]
+
+    @property
+    def boxes(self) -> int:
+        """Number of boxes."""
+        return sum(len(lane.boxes) for panel in self.panels for rank in panel.ranks for lane in rank.lanes)
+
+    @property
+    def start_ns(self) -> int:
+        """Start of what is shown; not after 0."""
+        return min((panel.start_ns for panel in self.panels), default=0)
+
+    @property
+    def end_ns(self) -> int:
+        """End of what is shown."""
+        return max((panel.end_ns for panel in self.panels), default=0)

@@ -1,0 +1,90 @@
+"""What a timeline says: names as text, headline, and what is known of a box in words."""
+
+from __future__ import annotations
+
+import html
+import unicodedata
+from typing import TYPE_CHECKING
+
+from ddp_prof.present.charts import theme
+from ddp_prof.present.charts.theme import percent
+from ddp_prof.present.timeline.model import COMMUNICATION, COMPUTE, HOST, STRIP
+from ddp_prof.trace import UNKNOWN
+
+if TYPE_CHECKING:
+    from ddp_prof.present.timeline.model import Lane, Timeline
+
+MAX_NAME = 120
+"""Longest name shown; kernels of templates have names of thousands of characters."""
+
+_NOT_TEXT = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Unicode categories that show nothing themselves but may turn around or hide what follows."""
+
+
+def plain_name(name: str, longest: int = MAX_NAME) -> str:
+    """A name in which each character shows, and that ends in time."""
+    plain = "".join(" " if unicodedata.category(each) in _NOT_TEXT else each for each in name[: 4 * longest])
+    plain = " ".join(plain.split())
+    return plain if len(plain) <= longest else plain[: longest - 1] + "…"
+
+
+def as_text(plain: str) -> str:
+    """Plain text for Plotly, which reads a subset of HTML: nothing in it is markup."""
+    # A page in the dark look replaces colours in texts; what only looks like one is written otherwise.
+    return html.escape(plain, quote=False).replace("#", "&#35;")
+
+
+def shown_name(name: str) -> str:
+    """A name for Plotly: text, in which each character shows, and that ends in time."""
+    return as_text(plain_name(name))
+
+
+def headline(model: Timeline) -> str:
+    """What the figure shows, in a sentence of plain text."""
+    titles = [plain_name(panel.title) for panel in model.panels]
+    if all(panel.overlap_ratio is None for panel in model.panels):
+        return f"{', '.join(titles)}: no communication was recorded"
+    shares = [percent(panel.overlap_ratio) for panel in model.panels]
+    first, *others = zip(titles, shares, strict=True)
+    rest = "".join(f", {title} {share}" for title, share in others)
+    return f"{first[0]} hides {first[1]}{rest} of {'their' if others else 'its'} communication behind compute"
+
+
+def axis_title(model: Timeline) -> str:
+    """What time 0 is."""
+    marks = [panel.steps[0].number for panel in model.panels if panel.steps]
+    if not marks:
+        return "time since the start of the capture"
+    return f"time since the start of step {marks[0]}" if len(set(marks)) == 1 else "time since the first step shown"
+
+
+def box_title(lane: Lane, category: str, name_id: int, bucket: int, longest: int = MAX_NAME) -> str:
+    """What a box is, as plain text."""
+    name = plain_name(lane.names[name_id], longest) if name_id != UNKNOWN else theme.LEGEND[category]
+    if bucket == UNKNOWN:
+        return name
+    # The host's range says no more than that; a kernel has a name of its own.
+    return f"all-reduce of bucket {bucket}" + ("" if lane.from_launch else f": {name}")
+
+
+def box_label(lane: Lane, category: str, name_id: int, bucket: int, step: int) -> str:
+    """What is written in a box of a picture where there is room."""
+    if category == theme.STEP:
+        return f"step {step}"
+    if lane.kind == COMMUNICATION:
+        return f"bucket {bucket}" if bucket != UNKNOWN else ""
+    # Kernels are many and narrow; phases and what a CPU computes in them are few and wide.
+    wide = lane.kind == STRIP or (lane.kind in (HOST, COMPUTE) and name_id == UNKNOWN)
+    return theme.LABELS[category] if wide else ""
+
+
+def explanation(model: Timeline) -> tuple[tuple[str, str | None], ...]:
+    """What the colours of communication mean, in pieces of plain text, some of a category's colour."""
+    if all(panel.overlap_ratio is None for panel in model.panels):
+        return ()
+    return (
+        (theme.LEGEND[theme.OVERLAPPED], theme.OVERLAPPED),
+        (" runs while the rank computes; during ", None),
+        (theme.LEGEND[theme.EXPOSED], theme.EXPOSED),
+        (" it computes nothing, and the step lasts longer", None),
+    )

@@ -1,0 +1,202 @@
+"""Ranks in files of their own, with clocks of their own: who is late, and what is waiting and what transfer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ddp_prof.analyze.collectives.clock_alignment import align_clocks
+from ddp_prof.analyze.collectives.matching import match_collectives
+from ddp_prof.analyze.collectives.results import measure_collectives
+from ddp_prof.analyze.collectives.root_cause import find_headline
+from ddp_prof.analyze.collectives.run import Run, merge_traces, reduce_trace
+from ddp_prof.analyze.collectives.straggler import _straggler, measure_skew
+from ddp_prof.analyze.core.attribution import rank_work
+from ddp_prof.ingest.load import load_trace
+from ddp_prof.present.charts.straggler import draw_skew
+from ddp_prof.present.tables.straggler import skew_sheet
+from ddp_prof.trace import Trace
+from tests.drawing import PID, draw_trace
+from tests.nsys_factory import Capture, Kernel, Range, write_capture
+
+MS = 1_000_000
+STEPS, WORLD = 20, 2
+LATE_MS, CLOCK_MS, TRANSFER_MS, JITTER_MS = 5, 3, 10, 0.01
+
+
+def rank_capture(rank: int, world: int = WORLD) -> Capture:
+    """Rank 1 computes 5 ms longer, so its peers wait; its clock is 3 ms ahead; ends differ by some microseconds.
+
+    ms      0                   20   25        35     37
+    rank 0  BBBBBBBBBBBBBBBBBBBBB..............OO
+               all-reduce        NNNNNNNNNNNNNN         5 wait, 10 transfer
+    rank 1  BBBBBBBBBBBBBBBBBBBBBBBBBB.........OO
+               all-reduce             NNNNNNNNN         10 transfer
+    """
+    generator = np.random.default_rng(rank)
+    process, late = 100 + rank, LATE_MS if rank == 1 else 0
+    capture = Capture(threads={(process, process): "python3", (process, 131): "pt_autograd_0"})
+    whole = f"process|rank={rank}|world={world}|variant=flat|backend=nccl|device=cuda"
+    ranges = [(whole, 0, 50 * STEPS, process)]
+    for step in range(STEPS):
+        begin = 50 * step + 1
+        ready = begin + 20 + late
+        end = begin + 20 + LATE_MS + TRANSFER_MS + generator.uniform(-JITTER_MS, JITTER_MS)
+        ranges += [
+            (f"step|index={step}", begin, begin + 8, process),
+            ("backward", begin, begin + 4, process),
+            ("all_reduce|bucket=0|bytes=1000000|params=3", begin + 1, begin + 6, 131),
+        ]
+        for name, start, stop, launch, stream in (
+            ("gemm", begin + 0.1, ready, 0.5, 7),
+            ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", ready, end, 1.5, 9),
+            ("adam", end, end + 2, 7, 7),
+        ):
+            thread = process if name == "adam" else 131
+            at = [round((each + CLOCK_MS * rank) * MS) for each in (start, stop, begin + launch)]
+            capture.kernels.append(Kernel(name, *at, thread, process, stream))
+    for name, start, stop, thread in ranges:
+        at = [round((each + CLOCK_MS * rank) * MS) for each in (start, stop)]
+        capture.ranges.append(Range(name, *at, thread, process, "ddp_prof", crosses=name.startswith("all_reduce")))
+    return capture
+
+
+def run_of(*traces: Trace) -> Run:
+    return merge_traces([reduce_trace(trace, rank_work(trace)) for trace in traces])
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("ranks")
+    return [write_capture(folder / f"x.rank{rank}.sqlite", rank_capture(rank)) for rank in range(WORLD)]
+
+
+def test_two_files_with_clocks_apart_and_a_late_rank(files: list[Path]) -> None:
+    run = run_of(*map(load_trace, files))
+    result = measure_collectives(run.ranks)
+    assert (result.matched, result.unmatched) == (STEPS, 0)
+    assert {each.exposed_wait_ns for each in result.collectives if each.rank == 1} <= set(range(30_000))
+    for each in result.collectives:
+        assert each.transfer_ns == pytest.approx(TRANSFER_MS * MS, rel=0.002), "not the other rank's wait"
+        assert each.wait_ns == pytest.approx(LATE_MS * MS if each.rank == 0 else 0, rel=0.01, abs=0.02 * MS)
+        assert each.exposed_wait_ns == each.wait_ns, "nothing is computed meanwhile"
+        assert each.causes.tail == each.exposed_ns, "both ranks are done with backward"
+        assert each.busbw_bytes_per_s == pytest.approx(1_000_000 / (TRANSFER_MS / 1000), rel=0.002)
+    alignment = result.alignment
+    assert alignment.method == "session start, ends of matched collectives"
+    assert alignment.residual_p95_ns is not None
+    assert 0 < alignment.residual_p95_ns < 2.5 * JITTER_MS * MS
+    assert abs(alignment.of(files[1]).offset_ns + CLOCK_MS * MS) <= alignment.residual_p95_ns
+
+
+def test_the_late_rank_is_named(files: list[Path]) -> None:
+    run = run_of(*map(load_trace, files))
+    skew = measure_skew(run.ranks)
+    assert skew.straggler == 1
+    first, second = skew.ranks
+    assert (first.last_steps, second.last_steps, second.last_collectives) == (0, STEPS, STEPS)
+    assert second.lag_ns == pytest.approx(LATE_MS * MS, rel=0.01)
+    assert second.cost_ns == pytest.approx(STEPS * LATE_MS * MS, rel=0.01)
+    sheet = skew_sheet(run, skew)
+    assert "Rank 1 arrives last in 20 of 20 steps, by 5.00 ms (median)" in sheet.title
+    json.dumps(sheet.document, allow_nan=False)
+    figure = draw_skew(run, skew)
+    assert max(figure.data[0].z[1]) == pytest.approx(LATE_MS, rel=0.01)
+    assert max(figure.data[0].z[0]) == 0
+
+
+def test_a_rank_is_a_straggler_only_beyond_chance() -> None:
+    assert _straggler(np.array([1, 9]), 10) == 1
+    assert _straggler(np.array([4, 6]), 10) is None
+    assert _straggler(np.array([0, 5]), 5) == 1
+    assert _straggler(np.array([3, 3, 3, 7]), 16) is None
+    assert _straggler(np.array([30_000, 70_000]), 100_000) == 1
+    assert _straggler(np.array([0, 0]), 10) is None
+
+
+def test_a_rank_that_is_missing_is_named_and_nothing_is_made_up(files: list[Path]) -> None:
+    run = run_of(load_trace(files[0]))
+    result = measure_collectives(run.ranks)
+    assert result.alignment.missing_ranks == (1,)
+    assert {(each.transfer_ns, each.wait_ns, each.exposed_wait_ns) for each in result.collectives} == {(None,) * 3}
+    assert {each.causes.waiting for each in result.collectives} == {0}
+    assert any("rank 1 is not among the traces" in warning for warning in result.warnings)
+    skew = measure_skew(run.ranks)
+    assert "at least two ranks" in (skew.reason or "")
+    assert skew_sheet(run, skew).rows[0]["lag_ms"] is None
+
+
+def test_of_three_ranks_the_two_that_are_there_are_compared(tmp_path: Path) -> None:
+    present = [write_capture(tmp_path / f"x.rank{rank}.sqlite", rank_capture(rank, world=3)) for rank in (1, 2)]
+    run = run_of(*map(load_trace, present))
+    skew = measure_skew(run.ranks)
+    assert skew.alignment.missing_ranks == (0,)
+    assert (skew.ranks[skew.straggler or 0].rank, skew.straggler) == (1, 0)
+    assert any("rank 0 is not among the traces" in warning for warning in skew.warnings)
+
+
+def cpu_rank(rank: int, first: str, second: str, path: str = "x.sqlite", shift: int = 0) -> Trace:
+    def moved(picture: str) -> str:
+        return "." * shift + picture
+
+    return draw_trace(
+        ranges={
+            f"process|rank={rank}|world=2": moved("#" * 30),
+            "step|index=0": moved("#" * 15),
+            "step|index=1": moved("." * 15 + "#" * 15),
+            "all_reduce|bucket=0|bytes=8|params=1": moved(first),
+            "all_reduce|bucket=1|bytes=8|params=1": moved(second),
+        },
+        ranks={PID: rank},
+        world_size=2,
+        path=path,
+    )
+
+
+def test_ranks_of_one_process_number_are_kept_apart() -> None:
+    """As in Kineto's files, which all call their process 0."""
+    ranks = run_of(cpu_rank(0, ".##............", "", path="a"), cpu_rank(1, ".##............", "", path="b")).ranks
+    headline = find_headline(measure_collectives(ranks).collectives)
+    assert headline is not None
+    assert (headline.collectives_a_step, headline.is_last) == (1, True)
+
+
+def test_collectives_are_matched_by_their_order_in_the_step() -> None:
+    ranks = run_of(
+        cpu_rank(0, ".##............##", "....###..........."),
+        cpu_rank(1, ".##............##", "....###..........##"),
+    ).ranks
+    matches = match_collectives(ranks)
+    assert matches.rows.tolist() == [[0, 0], [1, 1]], "in step 1 the ranks count differently"
+    assert matches.unmatched == 3
+
+
+def test_a_lag_below_the_residual_of_the_clocks_is_no_lag() -> None:
+    """Ends differ by 4 between files, so a start that differs by 2 means nothing."""
+    ranks = run_of(
+        cpu_rank(0, ".#####.........#####", "", path="a"),
+        cpu_rank(1, "...#######.......####", "", path="b"),
+    ).ranks
+    skew = measure_skew(ranks)
+    assert skew.alignment.residual_p95_ns == 2
+    assert [step.last for step in skew.steps] == [None, None]
+
+
+def test_a_long_run_may_drift() -> None:
+    """One part in a million: 60 microseconds in a minute."""
+    second = 1_000_000_000
+    ranks = []
+    for rank in (0, 1):
+        (each,) = run_of(cpu_rank(rank, "." + "#" * 28, "", path=f"rank{rank}")).ranks
+        count = 60
+        end = np.arange(count) * second
+        end = end + rank * (7_000 + end // 1_000_000)
+        lives = {name: np.repeat(getattr(each.lives, name), count) for name in each.lives.__dataclass_fields__}
+        lives |= {"end_ns": end + 500, "start_ns": end, "sequence": np.arange(count)}
+        ranks.append(type(each)(**{**vars(each), "lives": type(each.lives)(**lives)}))
+    alignment = align_clocks(ranks, match_collectives(ranks))
+    assert alignment.clocks[1].drift == pytest.approx(-1e-6, rel=1e-3)
+    assert (alignment.residual_p95_ns or 0) < 5

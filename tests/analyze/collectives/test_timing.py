@@ -1,0 +1,108 @@
+"""The life of a collective, drawn: lower-case letters are compute kernels, upper-case ones collectives."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddp_prof.analyze.collectives.results import measure_trace
+from ddp_prof.analyze.core.operations import bus_factor, operation_of
+from ddp_prof.ingest.kernel_categories import COMMUNICATION_KERNELS
+from tests.drawing import PID, draw_trace
+
+OURS = draw_trace(
+    ranges={
+        "process|rank=0|world=2|variant=overlap|backend=nccl|device=cuda": "##############################",
+        "step|index=4": "##############################",
+        "backward": ".########.....................",
+        "synchronize": ".........####.................",
+        "all_reduce|bucket=0|bytes=4000|params=2": "...##########.................",
+        "all_reduce|bucket=1|bytes=8000|params=1": ".......######.................",
+    },
+    launches={"main": ".............o................", "pt_autograd_0": ".abM..cN......................"},
+    streams={7: "..aabbbb......ccc.....oo......", 9: "........MMMM.....NNNN........."},
+    ranks={PID: 0},
+    world_size=2,
+)
+
+
+def test_a_bucket_is_ready_with_its_last_gradient() -> None:
+    first, second = measure_trace(OURS).collectives
+    assert (first.ready_ns, first.launch_ns, first.start_ns, first.end_ns) == (8, 3, 8, 12)
+    assert (second.ready_ns, second.launch_ns, second.start_ns, second.end_ns) == (17, 7, 17, 21)
+    assert {first.ready_source, second.ready_source} == {"kernel"}
+    assert (first.queueing_ns, first.duration_ns, first.before_backward_end_ns) == (5, 4, 9)
+
+
+def test_a_kernel_belongs_to_the_range_that_was_opened_last_before_its_launch() -> None:
+    first, second = measure_trace(OURS).collectives
+    assert [(each.rank, each.step, each.index, each.bucket, each.bytes) for each in (first, second)] == [
+        (0, 4, 0, 0, 4000),
+        (0, 4, 1, 1, 8000),
+    ]
+    assert first.op == "all_reduce"
+    assert (first.ranks, first.algbw_bytes_per_s, first.busbw_bytes_per_s) == (2, 1e12, 1e12)
+
+
+def test_on_a_cpu_the_hook_tells_and_work_starts_at_launch() -> None:
+    trace = draw_trace(
+        ranges={
+            "process|rank=0|world=2|variant=flat|backend=gloo|device=cpu": "##########",
+            "step|index=0": "##########",
+            "backward": "######....",
+            "synchronize": "......###.",
+            "all_reduce|bucket=0|bytes=8|params=1": "...######.",
+        },
+        ranks={PID: 0},
+        world_size=2,
+    )
+    result = measure_trace(trace)
+    (only,) = result.collectives
+    assert (only.ready_ns, only.launch_ns, only.start_ns, only.end_ns, only.ready_source) == (3, 3, 3, 9, "hook")
+    assert (only.overlapped_ns, only.exposed_ns, only.causes.tail) == (3, 3, 3)
+    assert result.alignment.missing_ranks == (1,)
+    assert any("rank 1 is not among the traces" in warning for warning in result.warnings)
+
+
+def test_what_a_foreign_trace_does_not_tell_is_none() -> None:
+    trace = draw_trace(streams={7: ".aa......", 9: "..NNN...."})
+    (only,) = measure_trace(trace).collectives
+    assert (only.op, only.bucket, only.bytes, only.ready_ns, only.launch_ns, only.step) == (None,) * 6
+    assert (only.transfer_ns, only.wait_ns, only.busbw_bytes_per_s, only.exposed_ns) == (None, None, None, 2)
+    assert any("tells no steps" in warning for warning in measure_trace(trace).warnings)
+
+
+def test_a_frame_has_a_row_a_collective() -> None:
+    frame = measure_trace(OURS).to_frame()
+    assert frame.shape[0] == 2
+    assert frame["causes_tail"].sum() + frame["causes_starved"].sum() == frame["exposed_ns"].sum()
+
+
+@pytest.mark.parametrize(
+    ("name", "operation"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "all_reduce"),
+        ("ncclSymkDevKernel_ReduceScatter_LL", "reduce_scatter"),
+        ("_allgather_base", "all_gather"),
+        ("all_to_allv", "all_to_all"),
+        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)", "send_recv"),
+        ("broadcast", "broadcast"),
+        ("send", "send_recv"),
+        ("void vllm::cross_device_reduce_1stage<float, 2>(...)", "all_reduce"),
+        ("ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)", None),
+    ],
+)
+def test_operations_are_told_from_names(name: str, operation: str | None) -> None:
+    assert operation_of(name) == operation
+
+
+def test_names_of_all_libraries_are_looked_at() -> None:
+    unknown = {family.origin for family in COMMUNICATION_KERNELS if operation_of(family.example) is None}
+    assert unknown == {"RCCL", "MSCCL", "DeepEP"}, "names that do not tell the operation"
+
+
+def test_bus_bandwidth_counts_what_an_ideal_link_carries() -> None:
+    assert bus_factor("all_reduce", 4) == 1.5
+    assert bus_factor("all_gather", 4) == 0.75
+    assert bus_factor("broadcast", 4) == 1
+    assert bus_factor("send_recv", 2) is None
+    assert bus_factor("all_reduce", None) is None

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_prof.analyze.core.steps import find_phases, find_steps, innermost
+from ddp_prof.range_names import PHASES
+from ddp_prof.trace import UNKNOWN
+from tests.drawing import PID, column, draw_trace, runs
+
+
+def test_the_inner_range_wins() -> None:
+    outer, inner = "##########....", "...###........"
+    want = [0, 0, 0, 1, 1, 1, 0, 0, 0, 0, UNKNOWN]
+    ranges = [runs(outer)[0][1:], runs(inner)[0][1:]]
+    got = innermost(column(a for a, _ in ranges), column(b for _, b in ranges), column(range(11)))
+    assert got.tolist() == want
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20)), max_size=10),
+    st.lists(st.integers(-2, 60), max_size=20),
+)
+def test_innermost_is_the_latest_start_then_the_shortest(ranges: list[tuple[int, int]], times: list[int]) -> None:
+    starts, ends = column(a for a, _ in ranges), column(a + length for a, length in ranges)
+    for time, got in zip(times, innermost(starts, ends, column(times)), strict=True):
+        holding = [(int(a), -int(b)) for a, b in zip(starts, ends, strict=True) if a <= time < b]
+        if holding:
+            assert (int(starts[got]), -int(ends[got])) == max(holding)
+        else:
+            assert got == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("names", "numbers"),
+    [
+        (["step|index=3", "step|index=4|warmup=1"], [3, 4]),
+        (["step 7", "step 8"], [7, 8]),
+        (["step_0", "step_1"], [0, 1]),
+        (["Iteration 12", "iteration 13"], [12, 13]),
+        (["ProfilerStep#551", "ProfilerStep#552"], [551, 552]),
+        (["training_step_5", "training_step_6"], [5, 6]),
+        (["step-1", "iter:2"], [1, 2]),
+    ],
+    ids=lambda value: str(value[0]),
+)
+def test_steps_are_found_by_their_usual_names(names: list[str], numbers: list[int]) -> None:
+    trace = draw_trace(ranges={names[0]: "####......", names[1]: ".....#####", "setup": "##########"})
+    assert find_steps(trace, PID).number.tolist() == numbers
+
+
+def test_ours_come_before_others() -> None:
+    trace = draw_trace(ranges={"step|index=1": "####", "ProfilerStep#9": "####"})
+    assert find_steps(trace, PID).number.tolist() == [1]
+
+
+def test_warmup_is_marked() -> None:
+    trace = draw_trace(ranges={"step|index=0|warmup=1": "##...", "step|index=1": "...##"})
+    assert find_steps(trace, PID).warmup.tolist() == [True, False]
+
+
+def test_a_pattern_of_the_user_takes_its_first_group_as_the_number() -> None:
+    trace = draw_trace(ranges={"epoch 1 batch 17": "####", "step 1": "####"})
+    assert find_steps(trace, PID, r"batch (\d+)").number.tolist() == [17]
+    assert find_steps(trace, PID, r"batch").number.tolist() == [UNKNOWN]
+
+
+@pytest.mark.parametrize(
+    ("name", "phase"),
+    [
+        ("forward", "forward"),
+        ("Backward", "backward"),
+        ("## backward ##", "backward"),
+        ("loss.backward", "backward"),
+        ("bwd", "backward"),
+        ("optimizer_step", "optimizer"),
+        ("Optimizer.step#AdamW.step", "optimizer"),
+        ("synchronize", "synchronize"),
+        ("ncclAllReduce", None),
+        ("forwarder", None),
+        ("backward_hooks_setup", None),
+    ],
+)
+def test_phases_are_found_by_their_usual_names(name: str, phase: str | None) -> None:
+    kinds = find_phases(draw_trace(ranges={name: "##"}), PID).kind.tolist()
+    assert kinds == ([] if phase is None else [PHASES.index(phase)])

@@ -1,0 +1,87 @@
+"""What communication costs the kernels beside it: they are compared with themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddp_prof.analyze.core.attribution import rank_work
+from ddp_prof.analyze.variants.contention import Contention, KernelSamples, measure_contention, sample_kernels
+from ddp_prof.ingest.load import load_trace
+from tests.nsys_factory import Capture, Kernel, Range, write_capture
+
+KERNELS, STEPS = 8, 6
+ALONE, BESIDE = 1000, 1300
+
+
+def capture(overlapping: bool, other_shape_first: bool = False) -> Capture:
+    """Eight kernels a step, the same name for all; beside the last four, where overlapping, runs a collective.
+
+    Before them may come one of the same name, but of another launch shape.
+    """
+    found = Capture(threads={(100, 100): "python3", (100, 131): "pt_autograd_0"})
+    for step in range(STEPS):
+        at = begin = step * 100_000 + 1000
+        if other_shape_first:
+            found.kernels.append(Kernel("gemm", at - 5, at - 1, begin - 5, 131, grid=7))
+        for position in range(KERNELS):
+            length = BESIDE if overlapping and position >= 4 else ALONE
+            length += 10 * (step % 3) - 10  # scatter that the median does not see
+            found.kernels.append(Kernel("gemm", at, at + length, begin + position, 131))
+            if overlapping and position == 4:
+                comm = Kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", at, at + 4 * BESIDE + 40, begin + 5, 131)
+                comm.stream = 9
+                found.kernels.append(comm)
+            at += length
+        found.ranges.append(Range(f"step_{step}", begin - 10, begin + 50_000, 100))
+    return found
+
+
+def samples(
+    folder: Path, overlapping: bool, other_shape_first: bool = False, with_shapes: bool = False
+) -> list[KernelSamples]:
+    made = capture(overlapping, other_shape_first)
+    trace = load_trace(write_capture(folder / f"{overlapping}{with_shapes}.sqlite", made), with_shapes=with_shapes)
+    return [sample_kernels(trace, work) for work in rank_work(trace)]
+
+
+def test_too_few_kernels_are_refused_though_they_are_matched_by_position(tmp_path: Path) -> None:
+    beside, alone = samples(tmp_path, overlapping=True), samples(tmp_path, overlapping=False)
+    assert "only 0 kernels ran both beside communication and alone" in (measure_contention(beside).reason or "")
+    assert "only 4 kernels ran both" in (measure_contention(beside, alone).reason or "")
+
+
+def test_slowdown_with_its_interval_and_price(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddp_prof.analyze.variants.contention.LEAST_KERNELS", 4)
+    found = measure_contention(samples(tmp_path, overlapping=True), samples(tmp_path, overlapping=False))
+    assert (found.kernels, found.runs, found.share) == (4, 4 * STEPS, 1.0)
+    assert found.slowdown == pytest.approx(1.3)
+    assert found.slowdown_low == found.slowdown_high == pytest.approx(1.3), "all kernels slow down alike"
+    assert found.contention_ns == 4 * (BESIDE - ALONE)
+
+
+@pytest.mark.parametrize(("with_shapes", "kernels"), [(True, 4), (False, 3)])
+def test_a_kernel_is_known_by_its_launch_shape_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_shapes: bool, kernels: int
+) -> None:
+    """One of another shape moves the positions only where shapes are not known."""
+    monkeypatch.setattr("ddp_prof.analyze.variants.contention.LEAST_KERNELS", 1)
+    beside = samples(tmp_path, overlapping=True, other_shape_first=True, with_shapes=with_shapes)
+    alone = samples(tmp_path, overlapping=False, with_shapes=with_shapes)
+    assert measure_contention(beside, alone).kernels == kernels
+
+
+def test_without_overlap_there_is_nothing_to_pay(tmp_path: Path) -> None:
+    assert measure_contention(samples(tmp_path, overlapping=False)).reason == "no kernel ran beside communication"
+
+
+def test_without_kernels_nothing_is_said() -> None:
+    assert "no GPU kernels" in (measure_contention([]).reason or "")
+
+
+def test_a_real_capture_gives_a_figure_or_a_reason(shared_traces: Path) -> None:
+    trace = load_trace(shared_traces / "nsys2022_4_ddp_unet_a100_rank0of4.sqlite")
+    found = measure_contention([sample_kernels(trace, work) for work in rank_work(trace)])
+    assert isinstance(found, Contention)
+    assert (found.slowdown is None) == (found.reason is not None)

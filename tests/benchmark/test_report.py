@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+import math
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from ddp_prof.benchmark.places import PlaceResults, gather_places
+from ddp_prof.benchmark.report.bandwidth_chart import draw_bandwidth
+from ddp_prof.benchmark.report.bucket_sweep_chart import batch_sizes, draw_bucket_sweep
+from ddp_prof.benchmark.report.report import results_markdown, write_results, write_results_csv
+from ddp_prof.benchmark.report.rows import csv_rows
+from ddp_prof.benchmark.report.sheets import (
+    SPREAD,
+    SPREAD_WITHIN,
+    bucket_rows,
+    comparison_sheet,
+    conclusions_sheet,
+    results_sheets,
+    settings_sheet,
+)
+from ddp_prof.benchmark.report.variants_chart import chart_rows, draw_variants
+from ddp_prof.benchmark.settings import environments_of, summarize_settings
+from ddp_prof.benchmark.study import load_study
+from ddp_prof.manifest import SHARED_GPU
+from ddp_prof.present.charts import theme
+from ddp_prof.present.charts.static_images import find_browser
+from tests.benchmark.results_factory import GRADIENT_BYTES, MS, OTHER_ENVIRONMENT, SIZES, Sweep, line, study_like
+from tests.present.runs import HOSTILE_TITLE
+
+HEADER = (
+    "implementation,model_size,d_model,num_layers,world_size,avg_step_time_ms,avg_comm_time_ms,comm_overhead_pct,"
+    "num_comm_ops,speedup_vs_naive,comm_speedup_vs_naive,bucket_size_mb,local_batch_size,seq_len,status,reason,runs,"
+    "failed_runs,steps_per_run,step_time_spread_ms,comm_time_spread_ms,speedup_spread,spread_between_runs,comm_time_synchronized_ms,"
+    "comm_time_synchronized_spread_ms,forward_ms,forward_spread_ms,backward_ms,backward_spread_ms,optimizer_ms,"
+    "optimizer_spread_ms,trace_captures,trace_comm_ms,trace_overlapped_ms,trace_exposed_ms,trace_tail_ms,comm_bytes,"
+    "gradient_bytes,parameters,peak_memory_bytes,tokens_per_s,device,backend,caveat,environment,cpu,cores,gpus,torch,"
+    "ddp_prof,git_commit"
+)
+
+
+def places_of(sweep: Sweep) -> list[PlaceResults]:
+    results = sweep.results()
+    return gather_places(results, summarize_settings(results))
+
+
+def place_of(sweep: Sweep) -> PlaceResults:
+    (place,) = places_of(sweep)
+    return place
+
+
+def exact() -> Sweep:
+    sweep = Sweep(noise=0)
+    sweep.add("naive", 100, 40, messages=[(size, line(size)) for size in SIZES], caveat="ranks share a GPU")
+    for bucket, step in ((1.0, 90), (10.0, 80), (100.0, 85)):
+        sweep.add("bucketed", step, 20, bucket=bucket, collectives=4)
+    sweep.add("bucketed", 60, 10, bucket=1.0, work=(2, 32))
+    sweep.fail("flat")
+    return sweep
+
+
+class TestRows:
+    def test_the_columns_of_the_study_come_first(self) -> None:
+        results = exact().results()
+        rows = csv_rows(summarize_settings(results), environments_of(results))
+        assert ",".join(rows[0]) == HEADER
+        assert all(list(row) == list(rows[0]) for row in rows)
+
+    def test_numbers_are_in_the_units_of_their_columns(self) -> None:
+        results = exact().results()
+        rows = csv_rows(summarize_settings(results), environments_of(results))
+        row = next(each for each in rows if each["bucket_size_mb"] == 10.0)
+        numbers = {key: row[key] for key in ("avg_step_time_ms", "avg_comm_time_ms", "comm_overhead_pct")}
+        assert numbers == pytest.approx({"avg_step_time_ms": 80, "avg_comm_time_ms": 20, "comm_overhead_pct": 25})
+        assert (row["speedup_vs_naive"], row["comm_speedup_vs_naive"]) == pytest.approx((1.25, 2))
+        assert row["tokens_per_s"] == pytest.approx(2 * 2 * 64 / 0.080)
+        assert (row["peak_memory_bytes"], row["gradient_bytes"]) == (1002, GRADIENT_BYTES)
+        assert (row["cpu"], row["environment"], row["device"]) == ("Two Cores", "e1", "cpu")
+
+    def test_out_of_memory_is_a_row_with_its_reason(self) -> None:
+        sheet = settings_sheet(place_of(exact()))
+        row = next(each for each in sheet.rows if each["variant"] == "flat")
+        assert (row["status"], row["step_ms"], row["runs"]) == ("out_of_memory", None, 0)
+        assert "flat, batch 2 x 64: it needs 9 GB" in sheet.notes
+
+    def test_a_reason_is_told_once(self) -> None:
+        sweep = exact()
+        sweep.fail("torch")
+        sweep.fail("torch", work=(4, 64))
+        notes = settings_sheet(place_of(sweep)).notes
+        assert [note for note in notes if "9 GB" in note] == ["flat, batch 2 x 64, and 2 more: it needs 9 GB"]
+
+    def test_notes_tell_the_spread_the_caveat_and_the_best_bucket(self) -> None:
+        notes = settings_sheet(place_of(exact())).notes
+        assert SPREAD in notes
+        assert "ranks share a GPU" in notes
+        best = theme.size(round(math.sqrt(GRADIENT_BYTES * 200_000 * 0.8)))
+        assert any(f"b* = sqrt(s o w), puts the best bucket at {best}" in note for note in notes)
+
+    def test_one_run_of_each_is_said_to_tell_little(self) -> None:
+        sweep = Sweep(repeats=1)
+        sweep.add("naive", 100, 40)
+        assert SPREAD_WITHIN in settings_sheet(place_of(sweep)).notes
+
+    def test_traces_have_columns_where_there_are_some(self) -> None:
+        assert "trace_exposed_ms" not in settings_sheet(place_of(exact())).rows[0]
+        sweep = exact()
+        sweep.add("torch", 70, 15, trace_comm_ns=9 * MS, trace_overlapped_ns=4 * MS, trace_exposed_ns=5 * MS)
+        rows = settings_sheet(place_of(sweep)).rows
+        assert [row["trace_exposed_ms"] for row in rows if row["variant"] in ("naive", "torch")] == [None, 5]
+
+    def test_the_model_predicts_beside_what_was_measured(self) -> None:
+        row = next(each for each in bucket_rows(place_of(exact())) if each["bucket_mb"] == 10.0)
+        assert row["predicted_ms"] == pytest.approx((GRADIENT_BYTES / 4 / 0.8 + 4 * 200_000) / 1e6, rel=1e-6)
+        assert (row["comm_ms"], row["step_ms"]) == pytest.approx((20, 80))
+
+
+class TestStudy:
+    def test_published_rows_have_ours_beside_them_where_there_are_some(self) -> None:
+        sheet = comparison_sheet(place_of(study_like()), load_study("cs336"))
+        assert len(sheet.rows) == 42
+        row = next(each for each in sheet.rows if (each["variant"], each["context"]) == ("overlap", 128))
+        assert (row["study_step_ms"], row["study_speedup"]) == pytest.approx((724.5, 0.7833 / 0.7245))
+        assert row["step_ms"] == pytest.approx(230, rel=0.01)
+        absent = next(each for each in sheet.rows if each["context"] == 512)
+        assert (absent["study_step_ms"] is None, absent["step_ms"], absent["status"]) == (False, None, None)
+
+    def test_each_conclusion_is_judged_for_both(self) -> None:
+        sheet = conclusions_sheet(place_of(study_like()), load_study("cs336"))
+        assert sheet.title == (
+            "Of 9 conclusions that the study's own figures bear out, 9 hold here, 0 do not, 0 cannot be told"
+        )
+        first = sheet.rows[0]
+        assert (first["study"], first["study_figure"]) == ("yes", "53 % (51 % to 55 %, 5 settings)")
+        lone = Sweep(noise=0)
+        lone.add("torch", 100, 40)
+        rows = conclusions_sheet(place_of(lone), load_study("cs336")).rows
+        assert {(row["here"], row["here_figure"]) for row in rows} == {("cannot tell", "not measured")}
+
+
+class TestWords:
+    def test_a_sentence_goes_when_the_spread_grows(self) -> None:
+        quiet, loud = (results_markdown([place_of(study_like(noise))], None) for noise in (0.002, 0.5))
+        assert re.search(r"Overlap takes \d+ % \(.*\) off the step of naive\.", quiet)
+        assert "off the step of naive" not in loud
+
+    def test_each_kind_of_fact_has_its_sentence(self) -> None:
+        sweep = study_like()
+        for variant in ("naive", "overlap"):
+            sweep.add(variant, 300, 100, work=(8, 64), synchronized_ms=60, trace_comm_ns=1, trace_overlapped_ns=1,
+                      trace_exposed_ns=20 * MS, trace_tail_ns=15 * MS)  # fmt: skip
+        for _, run, *_ in sweep.runs:
+            object.__setattr__(run, "device", "cuda")
+        text = results_markdown([place_of(sweep)], None)
+        for part in (
+            "The course's model puts the best bucket at",
+            "overlap takes more off communication than off the step",
+            "A longer context gives backward more to hide under",
+            "a host timer without synchronizing sees",
+            "the trace has 20.0 ms exposed, and a tail of 15.0 ms",
+        ):
+            assert part in text, part
+
+    def test_what_slows_down_is_said_to_add(self) -> None:
+        sweep = Sweep(noise=0.001)
+        for variant, step in (("naive", 100), ("flat", 100), ("overlap", 150)):
+            sweep.add(variant, step, 40)
+        text = results_markdown([place_of(sweep)], None)
+        assert "Overlap adds 50 % (" in text
+        assert "Flat and naive take the same time, to within 5 %" in text
+
+    def test_why_nothing_is_said_is_told(self) -> None:
+        failed, lone, once, loud = Sweep(), Sweep(), Sweep(repeats=1), Sweep(noise=0.5)
+        failed.fail("naive")
+        lone.add("torch", 100, 40)
+        for sweep in (once, loud):
+            sweep.add("naive", 100, 40)
+            sweep.add("flat", 99, 40)
+        for sweep, why in (
+            (failed, "no run came to its end"),
+            (lone, "there is only one variant here"),
+            (once, "no setting was run twice"),
+            (loud, "none exceeds the measured spread"),
+        ):
+            assert f"Nothing is said of differences, since {why}." in results_markdown([place_of(sweep)], None)
+
+    def test_names_are_text(self) -> None:
+        sweep = Sweep()
+        sweep.add("naive", 100, 40, caveat=HOSTILE_TITLE)
+        text = results_markdown([place_of(sweep)], None)
+        assert "<img" not in text.replace("\\<img", "")
+
+
+def test_figures_say_that_ranks_shared_a_gpu() -> None:
+    sweep = Sweep()
+    sweep.add("naive", 100, 40, device="cuda", caveat=SHARED_GPU)
+    sweep.add("flat", 100, 40, device="cuda")
+    assert SHARED_GPU in draw_variants(place_of(sweep)).layout.title.subtitle.text
+
+
+def test_two_environments_are_never_in_one_table_or_figure(tmp_path: Path) -> None:
+    sweep = study_like()
+    sweep.environment = OTHER_ENVIRONMENT
+    sweep.add("naive", 9000, 10)
+    places = places_of(sweep)
+    sheets = [sheet for sheet in results_sheets(places, None) if "environment" in sheet.title]
+    assert [("e1" in sheet.title, "e2" in sheet.title) for sheet in sheets] == [(True, False), (False, True)]
+    assert "2 places are kept apart" in results_sheets(places, None)[-1].notes[0]
+    assert max(max(trace.x) for trace in draw_variants(places[0]).data) < 400
+    assert "step of naive" not in results_markdown(places[1:], None)
+
+
+class TestFigures:
+    def test_bars_are_the_step_in_two_parts(self) -> None:
+        place = place_of(exact())
+        rest, communication = draw_variants(place).data
+        assert [a + b for a, b in zip(rest.x, communication.x, strict=True)] == pytest.approx([60, 100, 90, 80, 85])
+        assert chart_rows(place)[0] == "batch 2 x 32 tokens"
+        texts = [each.text for each in draw_variants(place).layout.annotations]
+        assert "out of memory" in texts
+        assert "<b>40 %</b> communication" in texts
+        assert "device: cpu" in draw_variants(place).layout.title.subtitle.text
+
+    def test_a_curve_a_context_and_a_line_a_reference(self) -> None:
+        place = place_of(exact())
+        assert batch_sizes(place) == [2]
+        figure = draw_bucket_sweep(place, 2)
+        curves = {each.name: each for each in figure.data if each.name}
+        assert list(curves) == ["bucketed, context 32", "bucketed, context 64"]
+        assert list(curves["bucketed, context 64"].customdata) == [1, 10, 100]
+        assert list(curves["bucketed, context 64"].y) == pytest.approx([90, 80, 85])
+        assert figure.layout.xaxis.type == "log"
+        labels = [each.text for each in figure.layout.annotations]
+        assert labels == ["naive, context 64", "the model's best: 2.41 MB"]
+
+    def test_labels_do_not_cover_each_other(self) -> None:
+        sweep = exact()
+        for variant in ("flat", "overlap", "torch"):
+            sweep.add(variant, 100.1, 30)
+        figure = draw_bucket_sweep(place_of(sweep), 2)
+        heights = [each.y for each in figure.layout.annotations if each.xref == "paper"]
+        low, high = figure.layout.yaxis.range
+        pixels = [(b - a) / (high - low) * 460 for a, b in pairwise(heights)]
+        assert len(pixels) == 3
+        assert min(pixels) > 12
+
+    def test_bandwidth_has_the_measured_sizes_and_the_fitted_line(self) -> None:
+        dots, fitted = draw_bandwidth(place_of(exact())).data
+        assert list(dots.x) == list(SIZES)
+        assert list(dots.y) == pytest.approx([size / line(size) for size in SIZES], rel=1e-4)
+        assert fitted.y[0] == pytest.approx(dots.y[0], rel=1e-3)
+        assert fitted.y[-1] == pytest.approx(dots.y[-1], rel=1e-3)
+
+
+class TestFiles:
+    @pytest.fixture(autouse=True)
+    def no_browser(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "no-browser"))
+
+    def test_without_chromium_pages_and_text_are_written_all_the_same(self, tmp_path: Path) -> None:
+        (problem,) = write_results([place_of(exact())], load_study("cs336"), tmp_path / "new")
+        assert "apt-get install chromium" in problem
+        assert {path.name for path in (tmp_path / "new").iterdir()} == {
+            "results.md", "plotly.min.js", "variants.html", "buckets-batch-2.html", "bandwidth.html",
+        }  # fmt: skip
+        text = (tmp_path / "new" / "results.md").read_text()
+        assert "![" not in text
+        assert "## Its conclusions" in text
+
+    def test_places_have_files_of_their_own(self, tmp_path: Path) -> None:
+        sweep = exact()
+        sweep.add("naive", 100, 40, model_size="a/../b")
+        write_results(places_of(sweep), None, tmp_path / "new")
+        names = {path.name for path in (tmp_path / "new").glob("*variants.html")}
+        assert names == {"1-mini-2-ranks-cpu-variants.html", "2-a-..-b-2-ranks-cpu-variants.html"}
+
+    def test_the_csv_is_replaced_whole(self, tmp_path: Path) -> None:
+        results = exact().results()
+        path = tmp_path / "results.csv"
+        path.write_text("old")
+        write_results_csv(summarize_settings(results), environments_of(results), path)
+        assert path.read_text().splitlines()[0] == HEADER
+        assert [each.name for each in tmp_path.iterdir()] == ["results.csv"]
+
+
+@pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed")
+def test_pictures_are_shown_in_the_text(tmp_path: Path) -> None:
+    assert write_results([place_of(exact())], None, tmp_path) == []
+    text = (tmp_path / "results.md").read_text()
+    shown = re.findall(r"!\[[^]]*\]\(([^)]*)\)", text)
+    assert shown == ["variants.png", "buckets-batch-2.png", "bandwidth.png"]
+    assert all((tmp_path / name).is_file() for name in shown)

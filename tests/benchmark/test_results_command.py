@@ -1,0 +1,184 @@
+"""``ddp-prof results`` from the command line."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from ddp_prof.benchmark.store import open_database
+from ddp_prof.cli import main
+from tests.benchmark.results_factory import OTHER_ENVIRONMENT, Sweep, study_like
+
+
+@pytest.fixture(autouse=True)
+def no_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "no-browser"))
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    sweep = study_like()
+    sweep.fail("naive", work=(4, 512))
+    return sweep.write(tmp_path / "traces" / "results.db")
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["results", *map(str, arguments)])
+
+
+def rows_of(*arguments: str | Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(run(*arguments, "--format", "csv").stdout)))
+
+
+def test_the_default_is_the_suites_database(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(database.parent.parent)
+    result = run()
+    assert result.exit_code == 0
+    assert "mini model · 2 ranks · device: cpu" in result.stdout
+    assert "out_of_memory" in result.stdout
+    assert "Overlap takes" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        ([], 22),
+        (["--variant", "naive"], 4),
+        (["--variant", "naive", "--variant", "flat"], 7),
+        (["--batch-size", "2"], 14),
+        (["--batch-size", "2", "--batch-size", "4"], 22),
+        (["--seq-len", "64", "--variant", "bucketed"], 3),
+        (["--model-size", "mini", "--world-size", "2", "--seq-len", "512"], 1),
+    ],
+)
+def test_filters(database: Path, options: list[str], count: int) -> None:
+    assert len(rows_of(database, *options)) == count
+
+
+def test_a_filter_does_not_change_what_a_row_says(database: Path) -> None:
+    (alone,) = rows_of(database, "--variant", "overlap", "--seq-len", "64")
+    assert alone in rows_of(database)
+    assert float(alone["speedup_vs_naive"]) > 1
+
+
+def test_a_filter_that_leaves_nothing_is_an_error_that_tells_what_is_there(database: Path) -> None:
+    result = run(database, "--variant", "flat", "--seq-len", "7", "--seq-len", "9")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == f"Error: {database}: no setting with --seq-len 7 or 9: choose from 64, 128\n"
+
+
+@pytest.mark.parametrize("option", [["--batch-size", "two"], ["--against", "me"], ["--format", "xml"]])
+def test_wrong_usage_is_exit_code_2(database: Path, option: list[str]) -> None:
+    assert run(database, *option).exit_code == 2
+
+
+def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    missing = run(tmp_path / "none.db")
+    assert (missing.exit_code, missing.stderr.count("\n")) == (1, 1)
+    assert "no such file: make it with scripts/run_comparison.sh" in missing.stderr
+    open_database(tmp_path / "empty.db").close()
+    empty = run(tmp_path / "empty.db")
+    assert (empty.exit_code, empty.stderr.count("\n")) == (1, 1)
+    assert "no runs in it yet: fill it with scripts/run_comparison.sh" in empty.stderr
+    (tmp_path / "text.db").write_text("no database " * 200)
+    assert "not a results database" in run(tmp_path / "text.db").stderr
+
+
+def test_json(database: Path) -> None:
+    document = json.loads(run(database, "--format", "json", "--against", "cs336").stdout)
+    assert (document["schema"], document["database"]) == (1, str(database))
+    (place,) = document["places"]
+    assert (place["model_size"], place["world_size"], place["environment"]["cpu"]) == ("mini", 2, "Two Cores")
+    assert len(place["settings"]) == 22
+    naive = place["settings"][0]
+    assert (naive["variant"], naive["local_batch_size"], naive["seq_len"], naive["status"]) == ("naive", 2, 64, "ok")
+    assert naive["step_ns"]["value"] == pytest.approx(240e6, rel=0.02)
+    assert len(naive["step_ns"]["medians"]) == 3
+    assert place["link"]["bytes_per_ns"] == pytest.approx(0.8)
+    assert {each["holds"] for each in place["conclusions"]} == {"yes"}
+    assert all((each["text"] is None) != each["is_supported"] for each in place["facts"])
+    assert len(document["study"]["settings"]) == 42
+
+
+def test_against_the_study(database: Path) -> None:
+    text = run(database, "--against", "cs336").stdout
+    assert "Of 9 conclusions that the study's own figures bear out, 9 hold here" in text
+    rows = rows_of(database, "--against", "cs336")
+    assert (len(rows), rows[0]["study_step_ms"], rows[0]["environment"]) == (42, "783.3", "e1")
+    assert "study's conclusions" not in run(database).stdout
+
+
+def test_markdown_stands_alone(database: Path) -> None:
+    result = run(database, "--format", "markdown", "--against", "cs336")
+    assert result.stdout.startswith("# Results\n\n## mini model")
+    assert "### What these numbers say" in result.stdout
+    assert result.stderr == ""
+
+
+def test_two_environments_are_told_apart(tmp_path: Path) -> None:
+    sweep = study_like()
+    sweep.environment = OTHER_ENVIRONMENT
+    sweep.add("overlap", 50, 5)
+    path = sweep.write(tmp_path / "results.db")
+    text = run(path).stdout
+    assert text.index("Two Cores") < text.index("Other Cores")
+    assert "2 places are kept apart" in text
+    assert {row["environment"] for row in rows_of(path)} == {"e1", "e2"}
+    assert next(row for row in rows_of(path) if row["environment"] == "e2")["speedup_vs_naive"] == ""
+
+
+def test_output_writes_figures_text_and_the_whole_csv(database: Path, tmp_path: Path) -> None:
+    before = hashlib.sha256(database.read_bytes()).hexdigest()
+    result = run(database, "-o", tmp_path / "figures", "--variant", "naive")
+    assert result.exit_code == 0
+    problem, written = result.stderr.splitlines()
+    assert problem.startswith("note: pictures need Chromium")
+    assert written == f"{tmp_path / 'figures' / 'results.md'} {database.with_suffix('.csv')}"
+    assert (tmp_path / "figures" / "results.md").is_file()
+    assert (tmp_path / "figures" / "variants.html").is_file()
+    with database.with_suffix(".csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 22, "the file beside the database is of all of it"
+    assert hashlib.sha256(database.read_bytes()).hexdigest() == before
+
+
+def test_showing_loads_nothing_heavy(database: Path) -> None:
+    code = (
+        "import sys; from click.testing import CliRunner; from ddp_prof.cli import main;"
+        f"done = CliRunner().invoke(main, ['results', {str(database)!r}, '--against', 'cs336']);"
+        "print(done.exit_code, [m for m in ('torch', 'pandas', 'plotly', 'kaleido', 'pyarrow') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "0 []"
+
+
+def test_a_single_failed_setting_is_shown(tmp_path: Path) -> None:
+    sweep = Sweep(repeats=1)
+    sweep.fail("naive")
+    path = sweep.write(tmp_path / "results.db")
+    result = run(path, "-o", tmp_path / "figures")
+    assert result.exit_code == 0
+    assert "out_of_memory" in result.stdout
+
+
+def test_the_table_never_takes_the_place_of_its_database(database: Path, tmp_path: Path) -> None:
+    odd = database.rename(database.with_suffix(".csv"))
+    before = odd.read_bytes()
+    assert run(odd, "-o", tmp_path / "figures").exit_code == 2
+    assert odd.read_bytes() == before
+    assert run(odd).exit_code == 0
+
+
+def test_a_table_that_cannot_be_written_does_not_cost_the_figures(database: Path, tmp_path: Path) -> None:
+    database.with_suffix(".csv").mkdir()
+    result = run(database, "-o", tmp_path / "new")
+    assert (result.exit_code, result.stderr.splitlines()[-1].startswith("Error: ")) == (1, True)
+    assert "results.csv" in result.stderr
+    assert (tmp_path / "new" / "results.md").is_file()

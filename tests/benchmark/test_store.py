@@ -1,0 +1,146 @@
+"""The results database: what is written comes back, whole or not at all, and nothing twice."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddp_prof.benchmark.store import (
+    OK,
+    OUT_OF_MEMORY,
+    Environment,
+    Message,
+    Run,
+    StepTime,
+    load_results,
+    open_database,
+    write_run,
+)
+from ddp_prof.errors import TraceError
+
+ENVIRONMENT = Environment("e1", "some CPU", 2, 2**34, "Linux", "", "3.11", "2.13", None, None, "0.1")
+RUN = Run(
+    id="r1", environment="e1", repeat=0, variant="bucketed", bucket_size_mb=2.5, model_size="mini", d_model=256,
+    num_layers=4, parameters=10, gradient_bytes=40, world_size=2, backend="gloo", device="cpu", local_batch_size=2,
+    seq_len=64, warmup=1, steps=2, status=OK, reason=None, caveat=None, collectives=3, communicated_bytes=40,
+    peak_memory_bytes=1000, tokens=256, created="2026-01-01T00:00:00+00:00", git_commit=None, command="python",
+)  # fmt: skip
+STEPS = (
+    StepTime("r1", False, 0, 100, None, None, 20, None),
+    StepTime("r1", True, 0, 110, 30, 50, 20, 10),
+)
+MESSAGES = (Message("r1", 40, 2, 15, 14),)
+
+
+def test_what_is_written_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "results.db"
+    database = open_database(path)
+    write_run(database, ENVIRONMENT, RUN, STEPS, MESSAGES)
+    write_run(database, ENVIRONMENT, replace(RUN, id="r2", status=OUT_OF_MEMORY, reason="too big", backend=None))
+    database.close()
+    found = load_results(path)
+    assert found.environments == (ENVIRONMENT,)
+    assert found.runs[0] == RUN
+    assert (found.runs[1].status, found.runs[1].backend) == (OUT_OF_MEMORY, None)
+    assert found.steps == STEPS
+    assert found.messages == MESSAGES
+
+
+def test_a_run_that_is_repeated_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    database = open_database(tmp_path / "results.db")
+    write_run(database, ENVIRONMENT, RUN, STEPS, MESSAGES)
+    write_run(database, ENVIRONMENT, replace(RUN, steps=1), STEPS[:1])
+    database.close()
+    found = load_results(tmp_path / "results.db")
+    assert (found.runs, found.steps, found.messages) == ((replace(RUN, steps=1),), STEPS[:1], ())
+
+
+def test_a_run_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    database = open_database(tmp_path / "results.db")
+    with pytest.raises(Exception, match="NOT NULL"):
+        write_run(database, ENVIRONMENT, RUN, [replace(STEPS[0], step_ns=None)])  # type: ignore[arg-type]
+    database.close()
+    found = load_results(tmp_path / "results.db")
+    assert (found.environments, found.runs, found.steps) == ((), (), ())
+
+
+def test_a_database_from_before_a_column_was_added_is_read_and_written(tmp_path: Path) -> None:
+    path = tmp_path / "results.db"
+    database = open_database(path)
+    write_run(database, ENVIRONMENT, RUN, STEPS)
+    database.table("runs").transform(drop={"code"})
+    database.close()
+    assert load_results(path).runs == (RUN,)
+    database = open_database(path)
+    write_run(database, ENVIRONMENT, replace(RUN, id="r2", code="c0ffee"))
+    database.close()
+    assert load_results(path).runs == (RUN, replace(RUN, id="r2", code="c0ffee"))
+
+
+def test_a_database_without_a_column_that_must_be_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "results.db"
+    database = open_database(path)
+    write_run(database, ENVIRONMENT, RUN)
+    database.table("runs").transform(drop={"variant"})
+    database.close()
+    with pytest.raises(TraceError, match=r"results\.db: not a results database"):
+        load_results(path)
+
+
+def test_opening_again_and_reading_leave_the_file_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "results.db"
+    database = open_database(path)
+    write_run(database, ENVIRONMENT, RUN, STEPS, MESSAGES)
+    database.close()
+    before = hashlib.sha256(path.read_bytes()).hexdigest()
+    load_results(path)
+    open_database(path).close()
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == before
+    assert [each.name for each in tmp_path.iterdir()] == ["results.db"]
+
+
+def test_another_file_is_refused_in_one_line(tmp_path: Path) -> None:
+    other = tmp_path / "notes.txt"
+    other.write_text("no database at all, but long enough to be taken for one " * 20)
+    for use in (load_results, open_database):
+        with pytest.raises(TraceError, match=r"notes\.txt: not a results database .*: name another file"):
+            use(other)
+    with pytest.raises(TraceError, match="no such file"):
+        load_results(tmp_path / "none.db")
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ("update measurements set step_ns = 'fast'", "measurements.step_ns is 'fast'"),
+        ("update measurements set step_ns = 0", "measurements.step_ns is 0"),
+        ("update runs set gradient_bytes = 0", "runs.gradient_bytes is 0"),
+        ("alter table runs drop column status", "no runs.status"),
+        ("drop table measurements", "no table measurements"),
+    ],
+)
+def test_what_no_sweep_wrote_is_refused_by_name(tmp_path: Path, change: str, complaint: str) -> None:
+    path = tmp_path / "results.db"
+    database = open_database(path)
+    write_run(database, ENVIRONMENT, RUN, STEPS)
+    database.conn.execute(change)
+    database.conn.commit()
+    database.close()
+    with pytest.raises(TraceError, match=rf"results\.db: not a results database \({complaint}\)"):
+        load_results(path)
+
+
+def test_a_database_that_somebody_else_writes_is_not_called_another_file(tmp_path: Path) -> None:
+    path = tmp_path / "results.db"
+    database = open_database(path)
+    database.execute("pragma busy_timeout = 0")
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("begin exclusive")
+        with pytest.raises(TraceError, match=r"results\.db: cannot be used \(database is locked\): see that no other"):
+            write_run(database, ENVIRONMENT, RUN, STEPS)
+    database.close()

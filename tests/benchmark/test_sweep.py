@@ -1,0 +1,186 @@
+"""Which runs a sweep makes and which it leaves out, and what it shows; without ranks."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddp_prof.benchmark.grid import Conditions, Grid, Setting, order_jobs
+from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, Environment, load_results
+from ddp_prof.benchmark.sweep import sweep as module
+from ddp_prof.benchmark.sweep.capture import CaptureFigures
+from ddp_prof.benchmark.sweep.probe import Machine, digest_code
+from ddp_prof.benchmark.sweep.sweep import Plan, sweep
+from ddp_prof.errors import OutOfMemoryError, WorkloadError
+from ddp_prof.manifest import HostTimes, Manifest
+from tests.test_manifest import MANIFEST
+
+ENVIRONMENT = Environment("e1", "some CPU", 2, 2**34, "Linux", "", "3.11", "2.13", None, None, "0.1")
+MACHINE = Machine(ENVIRONMENT, gpus=0, git_commit=None, code="c1")
+JOBS = order_jobs(Grid(("naive", "flat"), (), ("tiny",), (2,), (1,), (16,)), repeats=2)
+GOOD = replace(MANIFEST, host_times=(HostTimes(False, 0, 100, 20, 40, 30, 10),))
+
+
+class Bench:
+    """Stands in for the ranks: what each variant gives, and which were run."""
+
+    def __init__(self, database: Path) -> None:
+        self.gives: dict[str, Manifest | WorkloadError] = {}
+        self.ran: list[str] = []
+        self.captured: list[str] = []
+        self.plan = Plan(JOBS, Conditions(1, 1), MACHINE, database)
+
+    def measure(self, setting: Setting, _conditions: Conditions) -> Manifest | WorkloadError:
+        self.ran.append(setting.variant)
+        return self.gives.get(setting.variant, GOOD)
+
+    def capture(self, setting: Setting, _conditions: Conditions, folder: Path, *, force: bool) -> CaptureFigures:
+        self.captured.append(f"{setting.variant}{' again' if force else ''}")
+        if setting.variant == "flat":
+            raise WorkloadError("no profiler")
+        return CaptureFigures(folder / "x.sqlite", 30, 10, 20, 5)
+
+    def sweep(self, **changes: object) -> module.Outcome:
+        self.ran, self.captured = [], []
+        return sweep(replace(self.plan, **changes))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    bench = Bench(tmp_path / "results.db")
+    monkeypatch.setattr(module, "measure", bench.measure)
+    monkeypatch.setattr(module, "capture", bench.capture)
+    return bench
+
+
+def test_what_is_there_is_not_run_again_unless_forced(bench: Bench) -> None:
+    assert str(bench.sweep()) == "4 runs measured"
+    assert bench.ran == ["naive", "flat", "flat", "naive"]
+    assert str(bench.sweep()) == "0 runs measured, 4 there before"
+    assert bench.ran == []
+    assert len(bench.sweep(force=True).runs) == 3
+    assert len(bench.ran) == 4
+    assert len(load_results(bench.plan.database).runs) == 4
+
+
+def test_other_code_is_measured_under_the_same_id(bench: Bench) -> None:
+    bench.sweep()
+    before = load_results(bench.plan.database).runs
+    assert bench.sweep(machine=replace(MACHINE, code="c2")).known == 0
+    after = load_results(bench.plan.database).runs
+    assert [each.id for each in after] == [each.id for each in before]
+    assert {each.code for each in after} == {"c2"}
+
+
+def test_another_machine_and_other_conditions_are_runs_of_their_own(bench: Bench) -> None:
+    bench.sweep()
+    bench.sweep(machine=replace(MACHINE, environment=replace(ENVIRONMENT, id="e2")))
+    bench.sweep(conditions=Conditions(1, 2))
+    assert len(load_results(bench.plan.database).runs) == 12
+
+
+def test_want_of_memory_lasts_and_a_failure_is_tried_again(bench: Bench) -> None:
+    bench.gives = {"naive": OutOfMemoryError("too big"), "flat": WorkloadError("bad luck")}
+    outcome = bench.sweep()
+    assert not outcome.is_good
+    assert outcome.runs == {OK: 0, OUT_OF_MEMORY: 2, FAILED: 2}
+    rows = load_results(bench.plan.database)
+    assert {(run.variant, run.status, run.reason) for run in rows.runs} == {
+        ("naive", OUT_OF_MEMORY, "too big"),
+        ("flat", FAILED, "bad luck"),
+    }
+    assert rows.steps == ()
+    bench.gives.pop("flat")
+    outcome = bench.sweep()
+    assert bench.ran == ["flat", "flat"]
+    assert outcome.is_good
+    assert {run.status for run in load_results(bench.plan.database).runs} == {OK, OUT_OF_MEMORY}
+
+
+def test_each_setting_is_captured_once_without_timing_it_again(bench: Bench) -> None:
+    bench.gives = {"flat": OutOfMemoryError("too big")}
+    bench.sweep()
+    outcome = bench.sweep(profile=True)
+    assert (bench.ran, bench.captured, outcome.is_good) == ([], ["naive"], True)
+    run, *others = load_results(bench.plan.database).runs
+    assert (run.repeat, run.trace_comm_ns, run.trace_tail_ns) == (0, 30, 5)
+    assert run.trace == "results/tiny_2ranks_1x16/x.sqlite"
+    assert all(each.trace is None for each in others)
+    assert len(load_results(bench.plan.database).steps) == 2
+    bench.sweep(profile=True)
+    assert bench.captured == []
+    bench.sweep(profile=True, force=True)
+    assert bench.captured == ["naive again"]
+
+
+def test_a_failed_capture_leaves_the_run_and_is_told(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = bench.sweep(profile=True)
+    assert not outcome.is_good
+    assert str(outcome) == "4 runs measured, 1 captured, 1 captures failed"
+    assert "flat, tiny, 2 ranks, 1 x 16 tokens each, capture: failed: no profiler" in capsys.readouterr().err
+    assert {run.status for run in load_results(bench.plan.database).runs} == {OK}
+    bench.sweep(profile=True)
+    assert (bench.ran, bench.captured) == ([], ["flat"])
+
+
+def test_what_restricts_the_meaning_of_a_run_is_in_its_row(bench: Bench) -> None:
+    bench.gives = {"flat": replace(GOOD, world_size=1)}
+    bench.sweep()
+    caveats = {run.variant: run.caveat for run in load_results(bench.plan.database).runs}
+    assert caveats["naive"] is None
+    assert "one rank: it has no peer" in str(caveats["flat"])
+
+
+def test_two_sweeps_at_once_are_refused(bench: Bench) -> None:
+    descriptor = os.open(bench.plan.database.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # as another process would: locks are of descriptors
+        with pytest.raises(WorkloadError, match="another sweep or capture writes there: wait for it, or name another"):
+            bench.sweep()
+    finally:
+        os.close(descriptor)
+    assert bench.ran == []
+    assert bench.sweep().is_good
+
+
+def test_the_digest_of_the_code_is_of_what_the_ranks_run(tmp_path: Path) -> None:
+    for name in ("ddp/base.py", "train/step.py", "benchmark/sweep/sweep.py", "range_names.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("1")
+    digests = []
+    for name in ("benchmark/sweep/sweep.py", "ddp/base.py", "train/step.py", "range_names.py"):
+        (tmp_path / name).write_text("2")
+        digests.append(digest_code(tmp_path))
+    assert len(set(digests)) == 4
+    (tmp_path / "benchmark/sweep/sweep.py").write_text("3")
+    assert digest_code(tmp_path) == digests[-1]
+
+
+@pytest.mark.parametrize(("variables", "is_coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_a_terminal_gets_a_bar(variables: dict[str, str], is_coloured: bool) -> None:
+    code = """
+from ddp_prof.benchmark.sweep.progress import show_progress
+with show_progress(2) as progress:
+    for index in range(2):
+        progress.begin(f"run {index}")
+        progress.end(f"run {index}", "out of memory: too big [sic]", is_bad=index == 1)
+"""
+    reader, writer = pty.openpty()
+    environment = {"PATH": os.environ["PATH"], "TERM": "xterm-256color", "COLUMNS": "100", **variables}
+    environment |= {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
+    subprocess.run([sys.executable, "-c", code], stderr=writer, env=environment, check=True, timeout=30)
+    os.close(writer)
+    shown = os.read(reader, 100_000).decode()
+    os.close(reader)
+    assert "run 1: out of memory: too big [sic]" in shown
+    assert "run 0: " not in shown
+    assert "2/2" in shown
+    assert "left" in shown
+    assert ("\x1b[3" in shown) == is_coloured

@@ -1,0 +1,210 @@
+"""The sweep from its command line to its database, on real ranks."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, Results, Run, load_results
+from ddp_prof.benchmark.sweep.capture import read_figures
+from tests.train.test_launch import is_running
+
+BENCH = [sys.executable, "-m", "ddp_prof.benchmark.sweep"]
+TINY = [
+    "--batch-sizes",
+    "1",
+    "--seq-lens",
+    "16",
+    "--num-steps",
+    "3",
+    "--warmup",
+    "1",
+    "--repeats",
+    "1",
+    "--device",
+    "cpu",
+]
+GIB = 2**30
+
+
+def bench(database: Path, *argv: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    command = [*BENCH, "--database", str(database), *TINY, *argv]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, **more)
+
+
+def children(process: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def wait_for_end(processes: list[int]) -> None:
+    """A rank that was just being started notices by itself, a moment later."""
+    deadline = time.monotonic() + 10
+    while any(map(is_running, processes)):
+        assert time.monotonic() < deadline, "ranks outlive the sweep"
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run, str]:
+    """A sweep of two runs, killed in the second and started again: database, what was there, what was said."""
+    database = tmp_path_factory.mktemp("sweep") / "new" / "results.db"
+    argv = ["--model-size", "tiny", "--variants", "naive,torch"]
+    process = subprocess.Popen([*BENCH, "--database", str(database), *TINY, *argv], stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        assert first.startswith("[1/2] naive, tiny, 2 ranks, 1 x 16 tokens each, repeat 1: step "), first
+        deadline = time.monotonic() + 20
+        while len(ranks := children(process.pid)) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    finally:
+        process.kill()
+        process.wait()
+    wait_for_end(ranks)
+    (run,) = load_results(database).runs
+    done = bench(database, *argv)
+    assert done.returncode == 0, done.stderr
+    return database, run, done.stdout + done.stderr
+
+
+def test_a_killed_sweep_goes_on_where_it_stopped(swept: tuple[Path, Run, str]) -> None:
+    database, run, said = swept
+    runs = load_results(database).runs
+    assert runs[0] == run
+    assert [(each.variant, each.status) for each in runs] == [("naive", OK), ("torch", OK)]
+    assert "[1/1] torch" in said
+    assert "1 runs measured, 1 there before" in said
+
+
+def test_everything_is_measured(swept: tuple[Path, Run, str]) -> None:
+    results = load_results(swept[0])
+    (environment,) = results.environments
+    naive, torch = results.runs
+    assert {naive.environment, torch.environment} == {environment.id}
+    assert (naive.device, naive.backend, naive.world_size) == ("cpu", "gloo", 2)
+    assert (naive.steps, naive.tokens, naive.local_batch_size) == (3, 2 * 1 * 16, 1)
+    assert naive.gradient_bytes == naive.communicated_bytes == torch.communicated_bytes == 4 * naive.parameters
+    assert naive.collectives == 2 * 9 + 3  # one a parameter
+    assert torch.collectives is not None
+    assert torch.collectives < naive.collectives
+    assert naive.peak_memory_bytes is not None
+    assert 100 * 2**20 < naive.peak_memory_bytes < 4 * GIB
+    for run in results.runs:
+        check_steps(results, run)
+
+
+def check_steps(results: Results, run: Run) -> None:
+    steps = [each for each in results.steps if each.run == run.id]
+    assert [(each.is_synchronized, each.step) for each in steps] == [
+        (is_synchronized, step) for is_synchronized in (False, True) for step in range(3)
+    ]
+    for each in steps:
+        phases = (each.forward_ns, each.backward_ns, each.optimizer_ns, each.communication_ns)
+        assert all(phase is not None and phase > 0 for phase in phases)
+        assert sum(filter(None, phases[:3])) < each.step_ns
+        own = sum(filter(None, phases)) - (each.communication_ns if run.variant == "torch" else 0)
+        assert own < each.step_ns  # torch's communication is a part of its backward
+
+
+def test_messages_are_timed_where_each_is_waited_for(swept: tuple[Path, Run, str]) -> None:
+    results = load_results(swept[0])
+    naive, _ = results.runs
+    assert {each.run for each in results.messages} == {naive.id}
+    assert sum(each.calls for each in results.messages) == 3 * (naive.collectives or 0)
+    assert sum(each.calls * each.bytes for each in results.messages) == 3 * (naive.communicated_bytes or 0)
+    assert all(0 < each.shortest_ns <= each.median_ns for each in results.messages)
+    synchronized = [each for each in results.steps if each.run == naive.id and each.is_synchronized]
+    shortest = sum(each.calls * each.shortest_ns for each in results.messages)
+    assert shortest < sum(each.communication_ns for each in synchronized)
+
+
+def test_a_capture_is_added_to_a_run_that_is_there(swept: tuple[Path, Run, str]) -> None:
+    database, run, _ = swept
+    argv = ["--model-size", "tiny", "--variants", "naive"]
+    environment = {**os.environ, "PROFILER": "kineto"}
+    done = bench(database, *argv, "--profile", env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "0 runs measured, 1 there before, 1 captured" in done.stdout
+    results = load_results(database)
+    captured = results.runs[0]
+    assert captured.id == run.id
+    assert captured.created == run.created
+    assert captured.trace == "results/tiny_2ranks_1x16/naive.rank0.json.gz"
+    files = sorted((database.parent / captured.trace).parent.glob("naive.rank*.json.gz"))
+    figures = read_figures(files)
+    assert (captured.trace_comm_ns, captured.trace_exposed_ns) == (figures.comm_ns, figures.exposed_ns)
+    assert captured.trace_comm_ns is not None
+    assert captured.trace_overlapped_ns == 0  # naive hides nothing
+    assert captured.trace_comm_ns == captured.trace_exposed_ns
+
+
+def test_a_busy_port_fails_the_run_which_is_tried_again(tmp_path: Path) -> None:
+    database = tmp_path / "results.db"
+    argv = ["--model-size", "tiny", "--variants", "flat"]
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        busy = bench(database, *argv, env={**os.environ, "MASTER_PORT": str(port)})
+    assert busy.returncode == 1
+    (failed,) = load_results(database).runs
+    assert failed.status == FAILED
+    reason = f"rank 0: MASTER_PORT {port} of 127.0.0.1 is another program's: choose another, or unset it"
+    assert failed.reason == reason
+    assert f": failed: {reason} (0 s left)" in busy.stderr
+    assert len(busy.stderr.splitlines()) == 1
+    free = bench(database, *argv, env={**os.environ, "MASTER_PORT": str(port)})
+    assert free.returncode == 0, free.stderr
+    (run,) = load_results(database).runs
+    assert (run.id, run.status, run.reason) == (failed.id, OK, None)
+
+
+def test_out_of_memory_is_a_row_and_the_sweep_goes_on(tmp_path: Path) -> None:
+    database = tmp_path / "results.db"
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (8 * GIB, 8 * GIB))
+
+    argv = ["--model-size", "large", "tiny", "--variants", "flat"]
+    done = bench(database, *argv, preexec_fn=limit)
+    assert done.returncode == 0, done.stderr
+    assert "1 runs measured, 1 out of memory: " in done.stdout
+    large, tiny = load_results(database).runs
+    assert (large.model_size, large.status, tiny.status) == ("large", OUT_OF_MEMORY, OK)
+    assert large.reason is not None
+    assert large.reason.startswith("out of memory: --model-size large needs ")
+    assert large.reason.endswith("a rank, ulimit -v allows a process 8: choose a smaller one")
+    assert (large.device, large.collectives, large.peak_memory_bytes) == (None, None, None)
+    assert (large.d_model, large.gradient_bytes) == (1280, 4 * 969_411_840)
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_sweep_leaves_nothing_running(tmp_path: Path, stop: signal.Signals) -> None:
+    command = [*BENCH, "--database", str(tmp_path / "r.db"), *TINY, "--model-size", "tiny", "--variants", "flat"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 30
+        while len(ranks := children(process.pid)) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(stop)
+        _, said = process.communicate(timeout=20)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 128 + stop
+    assert said == f"stopped; what had ended is in {tmp_path}/r.db, the same command goes on from there\n"
+    wait_for_end(ranks)
+    assert load_results(tmp_path / "r.db").runs == ()

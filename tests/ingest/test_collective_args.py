@@ -1,0 +1,83 @@
+"""Arguments of collectives: from Kineto's kernels, and from the payload of NCCL's ranges."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from ddp_prof.analyze.collectives.results import measure_trace
+from ddp_prof.ingest.collective_args import message_bytes
+from ddp_prof.ingest.load import load_trace
+from ddp_prof.trace import UNKNOWN
+from tests.ingest.test_kineto_json import event, write
+from tests.ingest.test_nsys_sqlite import known_truth
+from tests.nsys_factory import Capture, Kernel, Range, write_capture
+
+
+def test_kineto_notes_operation_size_and_communicator(tmp_path: Path) -> None:
+    noted = {
+        "Collective name": "_allgather_base", "In msg nelems": 100, "Out msg nelems": 400, "dtype": "BFloat16",
+        "Process Group Name": "3", "Group size": 4, "Seq": 17,
+    }  # fmt: skip
+    kernel = event("kernel", "ncclDevKernel_Generic(x)", "5", "1", device=0, stream=9, correlation=1, **noted)
+    plain = event("kernel", "gemm", "1", "1", device=0, stream=7, correlation=2)
+    trace = load_trace(write(tmp_path / "x.json", [plain, kernel]))
+    assert trace.arguments.activity.tolist() == [1]
+    (only,) = measure_trace(trace).collectives
+    assert (only.op, only.bytes, only.group, only.ranks) == ("all_gather", 800, "3", 4)
+    assert only.busbw_bytes_per_s == pytest.approx(0.75 * 800 / 1e-6)
+
+
+def test_numbers_that_no_column_holds_are_not_known(tmp_path: Path) -> None:
+    noted = {"Collective name": "allreduce", "In msg nelems": 2**70, "dtype": "Float", "Group size": -3, "Seq": 2**64}
+    kernel = event("kernel", "ncclDevKernel_Generic(x)", "5", "1", device=0, stream=9, correlation=1, **noted)
+    (only,) = measure_trace(load_trace(write(tmp_path / "x.json", [kernel]))).collectives
+    assert (only.op, only.bytes, only.ranks) == ("all_reduce", None, None)
+
+
+@pytest.mark.parametrize(
+    ("elements", "kind", "size"),
+    [
+        ((3, 2), "Float", 12),
+        ((None, 2), "Float8_e4m3fn", 2),
+        ((None,), "Float", UNKNOWN),
+        ((1,), "Quaternion", UNKNOWN),
+    ],
+)
+def test_size_of_a_message(elements: tuple[int | None, ...], kind: str, size: int) -> None:
+    assert message_bytes(elements, kind) == size
+
+
+@pytest.mark.parametrize("among_strings", [False, True])
+def test_nccls_payload_gives_size_and_communicator(tmp_path: Path, among_strings: bool) -> None:
+    """The collective is launched by the end of the group, after its own range."""
+    capture = Capture(
+        kernels=[Kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", 50, 70, 27, 131, stream=9)],
+        ranges=[
+            Range("ncclAllReduce", 10, 20, 131, domain="NCCL", registered=True),
+            Range("ncclGroupEnd", 25, 30, 131, domain="NCCL", registered=True),
+        ],
+    )
+    path = write_capture(tmp_path / "x.sqlite", capture)
+    payload = json.dumps({"NCCL": [{"NCCL communicator ID": 77, "Message size [bytes]": 4096}]})
+    with closing(sqlite3.connect(path)) as database:
+        if among_strings:
+            database.execute("ALTER TABLE NVTX_EVENTS DROP COLUMN jsonText")
+            database.execute("ALTER TABLE NVTX_EVENTS ADD COLUMN jsonTextId INTEGER")
+            database.execute("INSERT INTO StringIds (id, value) VALUES (9999, ?)", (payload,))
+            database.execute("UPDATE NVTX_EVENTS SET jsonTextId = 9999 WHERE start = 10")
+        else:
+            database.execute("UPDATE NVTX_EVENTS SET jsonText = ? WHERE start = 10", (payload,))
+        database.commit()
+    (only,) = measure_trace(load_trace(path)).collectives
+    assert (only.op, only.bytes, only.group) == ("all_reduce", 4096, "77")
+
+
+def test_without_a_payload_the_size_is_not_known(tmp_path: Path) -> None:
+    found = measure_trace(load_trace(write_capture(tmp_path / "x.sqlite", known_truth(1)))).collectives
+    assert [(each.op, each.bytes, each.group) for each in found] == [("all_reduce", None, None)] * 2
+    assert [each.causes.tail for each in found] == [0, 9_000_000]

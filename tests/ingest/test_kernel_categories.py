@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+
+from ddp_prof.ingest.kernel_categories import COMMUNICATION_KERNELS, KernelClassifier
+from ddp_prof.trace import Category
+
+CLASSIFIER = KernelClassifier()
+
+
+@pytest.mark.parametrize("family", COMMUNICATION_KERNELS, ids=lambda family: family.origin)
+def test_every_family_is_known_by_its_example(family) -> None:
+    assert CLASSIFIER.category(family.example) is Category.COMMUNICATION
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ncclAllReduceRingLLKernel_sum_f32(ncclColl)",
+        "ncclSendRecvKernel_copy_i8",
+        "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*, unsigned long, ncclWork*)",
+        "ncclDevKernel_Generic(ncclDevComm*, unsigned long, ncclWork*)",
+        "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)",
+        "ncclDevKernel_AllGather_RING_LL",
+        "ncclSymDevKernel_ReduceScatter_LD_sum_bf16",
+        "ncclSymkDevKernel_AllReduce_RSxLDMC_AGxSTMC_sum_f32",
+        "void (anonymous namespace)::oneRankReduce<(anonymous namespace)::FuncPreMulSum<float> >(void*, void*, ulong)",
+        "void c10d::symmetric_memory::multimem_all_reduce_kernel<c10::BFloat16, 16>(...)",
+        "void (anonymous namespace)::one_shot_all_reduce_kernel<float, 16, 8, false>(...)",
+        "void aiter::cross_device_reduce_2stage<__half, 8>(...)",
+        "void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_twoshot_sync<...>()",
+        "void deep_ep::internode_ll::combine<false, 7168>(...)",
+        "void deep_ep::elastic::dispatch<...>(...)",
+    ],
+)
+def test_communication_is_known(name: str) -> None:
+    assert CLASSIFIER.category(name) is Category.COMMUNICATION
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ampere_sgemm_128x64_nn",
+        "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float> >(...)",
+        "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >(...)",
+        "void flash::flash_bwd_kernel<...>(...)",
+        "hipblaslt_gemm_kernel",
+        "void combine_gradients(float*)",
+        "",
+    ],
+)
+def test_compute_is_not_taken_for_communication(name: str) -> None:
+    assert CLASSIFIER.category(name) is Category.COMPUTE

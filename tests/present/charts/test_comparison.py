@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import pytest
+
+from ddp_prof.present.charts import theme
+from ddp_prof.present.charts.comparison import draw_comparison, mean_parts, overlap_ratio
+from tests.drawing import draw_trace
+from tests.present.runs import HOSTILE_TITLE, cpu_run, result_of
+
+HIDDEN, HALF, BARE = (
+    result_of(cpu_run(shift=shift), label) for shift, label in ((0, "overlap"), (2, "bucketed"), (4, "naive"))
+)
+SILENT = result_of(draw_trace(streams={7: "aa"}), "one GPU")
+
+
+def bars(figure, category: str):
+    return next(each for each in figure.data if each.name == theme.LEGEND[category])
+
+
+def test_means_of_the_parts_sum_to_the_mean_step() -> None:
+    for result in (HIDDEN, HALF, BARE):
+        windows = [step.window_ns for rank in result.ranks for step in rank.steps]
+        assert sum(mean_parts(result).values()) * 1e6 == pytest.approx(sum(windows) / len(windows))
+
+
+def test_a_row_a_run_in_the_order_given() -> None:
+    figure = draw_comparison([BARE, HIDDEN, HALF])
+    assert [text.strip() for text in figure.layout.yaxis.ticktext] == [
+        "<b>naive</b>",
+        "<b>overlap</b>",
+        "<b>bucketed</b>",
+    ]
+    assert list(figure.layout.yaxis.range) == [2.5, -0.5]  # the first on top
+    assert [length * 1e6 for length in bars(figure, theme.OVERLAPPED).x] == pytest.approx([0, 4, 2])
+    assert [length * 1e6 for length in bars(figure, theme.EXPOSED).x] == pytest.approx([4, 0, 2])
+
+
+def test_each_step_is_a_dot_and_each_run_has_its_share() -> None:
+    figure = draw_comparison([BARE, HALF])
+    dots = [each for each in figure.data if each.name.startswith("overlap of one")]
+    assert [list(each.x) for each in dots] == [[0, 0], [50, 50]]
+    assert [each.text for each in figure.layout.annotations] == ["<b>0 %</b>", "<b>50 %</b>"]
+    totals = next(each for each in figure.data if each.name == "overlap of all communication")
+    assert list(totals.x) == [0, 50]
+
+
+def test_the_headline_names_the_extremes_and_a_cpu() -> None:
+    title = draw_comparison([BARE, HIDDEN]).layout.title
+    assert title.text == "<b>From 0 % (naive) to 100 % (overlap) of the communication hides behind compute</b>"
+    assert "device: cpu" in title.subtitle.text
+
+
+def test_what_cannot_be_known_is_left_out() -> None:
+    assert mean_parts(SILENT) == {}
+    assert overlap_ratio(SILENT) is None
+    figure = draw_comparison([SILENT])
+    assert [each.text for each in figure.layout.annotations] == ["<b>n/a</b>"]
+    assert figure.layout.title.text == "<b>No communication was recorded</b>"
+
+
+def test_nothing_at_all_is_a_figure_too() -> None:
+    assert draw_comparison([]).layout.title.text == "<b>No communication was recorded</b>"
+
+
+def test_labels_are_text() -> None:
+    hostile = result_of(cpu_run(), HOSTILE_TITLE)
+    figure = draw_comparison([hostile, BARE])
+    texts = [
+        *figure.layout.yaxis.ticktext,
+        figure.layout.title.text,
+        *(t for d in figure.data for t in d.hovertext or ()),
+    ]
+    assert not any("<img" in text for text in texts)

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from ddp_prof.present.charts import static_images
+from ddp_prof.present.charts.static_images import SCALE, WIDTH, NoBrowserError, find_browser, write_pictures
+from ddp_prof.present.timeline.build import build_timeline
+from ddp_prof.present.timeline.figure import draw_timeline
+from tests.present.runs import cpu_run, run_of
+
+
+def figure():
+    return draw_timeline(build_timeline(run_of(cpu_run()).sources))
+
+
+@pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed")
+def test_pictures_have_the_size_of_the_figure_and_show_its_text(tmp_path: Path) -> None:
+    drawn, png, svg = figure(), tmp_path / "new" / "a.png", tmp_path / "a.svg"
+    write_pictures([(drawn, png), (drawn, svg)])
+    data = png.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    assert struct.unpack(">II", data[16:24]) == (WIDTH * SCALE, drawn.layout.height * SCALE)
+    text = svg.read_text(encoding="utf-8")
+    assert all(part in text for part in ("device: cpu", "rank 0", "where time goes", "synchronize"))
+    assert "all steps" not in text  # a menu cannot be opened on paper
+
+
+def test_without_chromium_one_line_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BROWSER_PATH", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(NoBrowserError, match="apt-get install chromium") as raised:
+        write_pictures([(figure(), tmp_path / "a.png")])
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "a.png").exists()
+
+
+def test_browser_path_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "missing"))
+    assert find_browser() is None
+    (tmp_path / "chosen").touch(mode=0o755)
+    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "chosen"))
+    assert find_browser() == tmp_path / "chosen"
+
+
+def test_a_browser_that_fails_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("BROWSER_PATH", str(broken))
+    with pytest.raises(static_images.PictureError, match=r"could not be drawn with .*/broken: [^(]") as raised:
+        write_pictures([(figure(), tmp_path / "a.png")])
+    assert "\n" not in str(raised.value)

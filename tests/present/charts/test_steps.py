@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ddp_prof.present.charts.steps import draw_overlap_by_step, draw_step_times, step_shares, step_times
+from tests.drawing import draw_trace
+from tests.present.runs import HOSTILE_TITLE, cpu_run, result_of
+
+HALF, BARE = (result_of(cpu_run(steps=3, shift=shift), label) for shift, label in ((2, "bucketed"), (4, "naive")))
+SILENT = result_of(draw_trace(streams={7: "aa"}), "one GPU")
+
+
+def with_shares(*overlapped_ns: int):
+    """One step of as many ranks, of whose 4 ns of communication so much is overlapped."""
+    (rank,) = HALF.ranks
+    steps = [replace(rank.steps[0], overlapped_ns=each, exposed_ns=4 - each) for each in overlapped_ns]
+    return replace(HALF, ranks=tuple(replace(rank, steps=(step,)) for step in steps))
+
+
+def test_each_step_has_its_share_under_its_number() -> None:
+    assert step_shares(HALF.ranks[0]) == [(0, 0.5), (1, 0.5), (2, 0.5)]
+    assert step_shares(BARE.ranks[0]) == [(0, 0), (1, 0), (2, 0)]
+
+
+def test_a_dot_a_rank_and_a_line_through_their_mean() -> None:
+    line, dots = draw_overlap_by_step([with_shares(0, 4)]).data
+    top, middle, bottom = min(dots.y), line.y[0], max(dots.y)
+    assert middle == pytest.approx((top + bottom) / 2)
+    assert list(line.x) == [0]
+    assert {text[-len("100 % overlapped") :].strip(" :") for text in dots.hovertext} == {
+        "0 % overlapped",
+        "100 % overlapped",
+    }
+    limits = {shape.y0 for shape in draw_overlap_by_step([with_shares(0, 4)]).layout.shapes}
+    assert limits == {top, bottom}
+
+
+def test_runs_keep_the_order_given_and_their_bands_apart() -> None:
+    figure = draw_overlap_by_step([BARE, HALF])
+    assert [text.strip() for text in figure.layout.yaxis.ticktext] == ["<b>naive</b>", "<b>bucketed</b>"]
+    _, bare, _, half = figure.data
+    assert max(bare.y) < min(half.y)  # the axis counts downwards
+    assert list(figure.layout.yaxis.range) == [1.5, -0.5]
+
+
+def test_times_are_those_of_the_host() -> None:
+    assert [time * 1e6 for time in step_times(HALF)] == pytest.approx([20, 20, 20])
+    (box,) = draw_step_times([HALF]).data
+    assert list(box.x) == step_times(HALF)
+    assert box.boxpoints == "all"
+
+
+@pytest.mark.parametrize("draw", [draw_overlap_by_step, draw_step_times])
+def test_every_chart_says_its_device_and_takes_any_runs(draw) -> None:
+    assert "device: cpu" in draw([HALF]).layout.title.subtitle.text
+    assert step_shares(SILENT.ranks[0]) == []
+    assert step_times(SILENT) == []
+    assert all(not len(trace.x) for trace in draw([SILENT]).data)
+    assert len(draw([]).data) == 0
+
+
+@pytest.mark.parametrize("draw", [draw_overlap_by_step, draw_step_times])
+def test_labels_are_text(draw) -> None:
+    figure = draw([result_of(cpu_run(), HOSTILE_TITLE)])
+    hovers = [text for trace in figure.data for text in trace.hovertext or ()]
+    texts = [*figure.layout.yaxis.ticktext, *hovers, *(trace.name or "" for trace in figure.data)]
+    assert not any("<img" in text for text in texts)
+    assert any("&lt;img" in text for text in texts)

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from ddp_prof.present.charts import theme
+from ddp_prof.range_names import PHASES
+
+# Machado, Oliveira, Fernandes 2009, severity 1.0, for linear RGB.
+SIGHT = {
+    "full": np.eye(3),
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+LMS = [[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]]
+LAB = [[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]]
+# In hundredths of OKLab, where 2 is about the least difference that is seen.
+LEAST, LEAST_SIDE_BY_SIDE = 6, 10
+DRAWN = [each for each in theme.CATEGORIES if each not in (theme.STEP, theme.GRAPH, theme.COMPUTE)]
+
+
+def oklab(color: str, sight: str) -> np.ndarray:
+    """A colour as it is seen, in coordinates whose distances are those of perception."""
+    rgb = np.array([int(color[at : at + 2], 16) for at in (1, 3, 5)]) / 255
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    return 100 * np.array(LAB) @ np.cbrt(np.array(LMS) @ np.clip(np.array(SIGHT[sight]) @ linear, 0, 1))
+
+
+@pytest.mark.parametrize("sight", SIGHT)
+@pytest.mark.parametrize("look", [theme.LIGHT, theme.DARK], ids=["light", "dark"])
+def test_categories_are_told_apart(look: theme.Look, sight: str) -> None:
+    for one, other in combinations(DRAWN, 2):
+        side_by_side = {one, other} <= set(theme.STRIP) or {one, other} <= set(PHASES)
+        distance = np.linalg.norm(oklab(look.colors[one], sight) - oklab(look.colors[other], sight))
+        assert distance >= (LEAST_SIDE_BY_SIDE if side_by_side else LEAST), f"{one} and {other}: {distance:.1f}"
+
+
+@pytest.mark.parametrize("look", [theme.LIGHT, theme.DARK], ids=["light", "dark"])
+def test_text_stands_out_from_the_paper(look: theme.Look) -> None:
+    for text in (look.text, look.quiet, look.notice):
+        assert abs(oklab(text, "full")[0] - oklab(look.paper, "full")[0]) > 40
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [
+        (None, "n/a"), (0, "0 %"), (1, "100 %"), (0.501, "50 %"), (0.004, "0.4 %"), (0.996, "99.6 %"),
+        (1.62, "162 %"), (-0.195, "-20 %"), (-0.004, "-0.4 %"),
+    ],
+)  # fmt: skip
+def test_a_share_is_rounded_but_not_to_nothing_or_all(ratio: float | None, text: str) -> None:
+    assert theme.percent(ratio) == text
+
+
+def test_compute_has_one_colour() -> None:
+    assert theme.LIGHT.colors[theme.COMPUTE] == theme.LIGHT.colors[theme.COMPUTE_ONLY]
+
+
+def test_each_light_colour_becomes_one_dark_colour() -> None:
+    for name in ("paper", "text", "quiet", "line", "notice"):
+        assert theme.recoloring()[getattr(theme.LIGHT, name)] == getattr(theme.DARK, name)
+    for category in theme.CATEGORIES:
+        light = theme.LIGHT.colors[category]
+        assert theme.recoloring().get(light, light) == theme.DARK.colors[category]

@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from ddp_prof.analyze.collectives.step_view import step_lifelines
+from ddp_prof.analyze.variants.waterfall import measure_waterfall
+from ddp_prof.manifest import SHARED_GPU, Manifest, in_story_order
+from ddp_prof.present.charts.collectives import draw_lifelines
+from ddp_prof.present.charts.comparison import draw_comparison
+from ddp_prof.present.charts.static_images import find_browser
+from ddp_prof.present.charts.steps import draw_step_times
+from ddp_prof.present.charts.straggler import draw_skew
+from ddp_prof.present.charts.waterfall import draw_waterfall
+from ddp_prof.present.html.report import Run, write_report
+from tests.present.runs import HOSTILE_TITLE, cpu_run, run_of
+
+
+@pytest.fixture
+def no_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "no-browser"))
+
+
+def manifest(**changes: object) -> Manifest:
+    values = {
+        "variant": "overlap", "bucket_size_mb": None, "world_size": 2, "backend": "gloo", "device": "cpu",
+        "model_size": "mini", "batch_size": 4, "seq_len": 128, "steps": 10, "warmup": 5, "seed": 0,
+        "step_seconds": (), "communication_seconds": (), "final_loss": 1.0, "profiler": "nsys 2023.4", "key": None,
+        "versions": {"torch": "2.9"}, "machine": {"cpus": 2, "memory_bytes": 3 << 30, "gpus": ""},
+        "git_commit": "abc123", "created": "2026-01-01", "command": ("python", "-m", "ddp_prof.train", "<b>"),
+        "parameters": (),
+    }  # fmt: skip
+    return Manifest(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def made(run: Run, **changes: object) -> Run:
+    (source,) = run.sources
+    return replace(run, sources=(source._replace(trace=replace(source.trace, manifest=manifest(**changes))),))
+
+
+def warned(run: Run, *warnings: str) -> Run:
+    return replace(run, result=replace(run.result, warnings=warnings))
+
+
+class _Reader(HTMLParser):
+    """A page as its reader sees it: the text of each section, the pairs of its lists, the cells of its rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sections: dict[str, list[str]] = {"": []}
+        self.pairs: list[tuple[str, str]] = []
+        self.rows: list[list[str]] = []
+        self.links: list[str] = []
+        self._tag, self._section = "", ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._tag, given = tag, dict(attrs)
+        if tag == "h2":
+            self._section = given["id"] or ""
+            self.sections[self._section] = []
+        elif tag == "tr":
+            self.rows.append([])
+        elif tag == "a":
+            self.links.append(given["href"] or "")
+        elif tag == "dt":
+            self.pairs.append(("", ""))
+
+    def handle_data(self, data: str) -> None:
+        if self._tag in {"script", "style"} or not data.strip():
+            return
+        self.sections[self._section].append(data)
+        if self._tag in {"td", "th"}:
+            self.rows[-1].append(data)
+        elif self._tag in {"dt", "dd"}:
+            key, value = self.pairs[-1]
+            self.pairs[-1] = (key + data, value) if self._tag == "dt" else (key, value + data)
+
+
+def read(page: Path) -> _Reader:
+    reader = _Reader()
+    reader.feed(page.read_text(encoding="utf-8"))
+    return reader
+
+
+class TestOrder:
+    def test_variants_come_as_the_story_goes_and_buckets_by_size(self) -> None:
+        told = ["naive", "flat", "overlap", "bucketed 1", "bucketed 10", "bucketed 100", "torch"]
+        runs = []
+        for name in sorted(told):
+            variant, _, size = name.partition(" ")
+            runs.append(made(run_of(cpu_run(), name), variant=variant, bucket_size_mb=float(size) if size else None))
+        assert [run.name for run in in_story_order(runs, lambda run: run.manifest)] == told
+
+    @pytest.mark.parametrize("variant", [None, "one of yours"])
+    def test_where_a_run_does_not_say_its_variant_all_stay_as_given(self, variant: str | None) -> None:
+        odd = run_of(cpu_run(), "x")
+        runs = [made(run_of(cpu_run(), "torch"), variant="torch"), made(odd, variant=variant) if variant else odd]
+        runs.append(made(run_of(cpu_run(), "naive"), variant="naive"))
+        assert in_story_order(runs, lambda run: run.manifest) == runs
+
+
+@pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed")
+def test_a_page_and_a_picture_of_each_run(tmp_path: Path) -> None:
+    assert write_report([run_of(cpu_run(shift=4), "naive"), run_of(cpu_run(), "overlap")], tmp_path) == []
+    pages = {f"{name}.html" for name in ("index", "naive", "naive-why", "overlap", "overlap-why")}
+    pictures = {f"{name}.png" for name in ("naive", "overlap", "comparison", "overlap-by-step", "step-times")}
+    assert {path.name for path in tmp_path.iterdir()} == {"plotly.min.js"} | pages | pictures
+
+
+@pytest.mark.usefixtures("no_browser")
+class TestPages:
+    def test_without_chromium_the_pages_are_written_all_the_same(self, tmp_path: Path) -> None:
+        problems = write_report([run_of(cpu_run())], tmp_path)
+        assert len(problems) == 1
+        assert "apt-get install chromium" in problems[0]
+        assert {path.name for path in tmp_path.iterdir()} == {
+            "index.html",
+            "overlap.html",
+            "overlap-why.html",
+            "plotly.min.js",
+        }
+        assert "<img" not in (tmp_path / "index.html").read_text(encoding="utf-8")
+
+    def test_with_a_chromium_that_fails_they_are_written_too(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        broken = tmp_path / "broken"
+        broken.write_text("#!/bin/sh\nexit 1\n")
+        broken.chmod(0o755)
+        monkeypatch.setenv("BROWSER_PATH", str(broken))
+        (problem,) = write_report([run_of(cpu_run())], tmp_path / "report")
+        assert "could not be drawn" in problem
+        assert (tmp_path / "report" / "index.html").is_file()
+
+    def test_all_that_a_page_loads_lies_beside_it(self, tmp_path: Path) -> None:
+        write_report([run_of(cpu_run(), name) for name in ("a/../b c", "index", "x-why", "x")], tmp_path)
+        for page in tmp_path.glob("*.html"):
+            text = page.read_text(encoding="utf-8")
+            for target in re.findall(r'(?:src|href)="([^"#][^"]*)"', text):
+                assert target == "data:," or (tmp_path / target).is_file(), target
+            assert len(text) < 200_000  # plotly.js lies beside the pages, once
+        assert {path.stem for path in tmp_path.glob("*.html")} == {
+            "index", *(f"{name}{end}" for name in ("index-2", "a-..-b-c", "x-why", "x-2") for end in ("", "-why"))
+        }  # fmt: skip
+
+    def test_links_lead_to_the_sections_and_to_each_timeline(self, tmp_path: Path) -> None:
+        write_report([run_of(cpu_run(), "naive"), run_of(cpu_run(), "overlap")], tmp_path)
+        page = read(tmp_path / "index.html")
+        assert [link for link in page.links if not link.startswith("#")] == [
+            "naive-why.html", "overlap-why.html", "naive.html", "overlap.html",
+        ]  # fmt: skip
+        assert {link[1:] for link in page.links if link.startswith("#")} == set(page.sections) - {""}
+
+    def test_the_runs_are_compared(self, tmp_path: Path) -> None:
+        write_report([run_of(cpu_run(shift=4), "naive"), run_of(cpu_run(shift=2), "half")], tmp_path)
+        page = read(tmp_path / "index.html")
+        heads, naive, half, *_ = page.rows
+        assert [dict(zip(heads, row, strict=True))["overlap %"] for row in (naive, half)] == ["0.0", "50.0"]
+        assert "device: cpu" in page.sections[""]
+        assert "50 % overlapped, device: cpu" in page.sections["timelines"]
+
+    def test_ranks_that_shared_a_gpu_are_told_of_in_each_page_and_figure(self, tmp_path: Path) -> None:
+        trace = cpu_run()
+        names = [f"{name}|ranks_per_gpu=2" if name.startswith("process|") else name for name in trace.names]
+        run = run_of(replace(trace, names=tuple(names)), "overlap")
+        write_report([run], tmp_path)
+        assert f"device: cpu · {SHARED_GPU}" in read(tmp_path / "index.html").sections[""]
+        for page in ("overlap.html", "overlap-why.html"):
+            assert SHARED_GPU in (tmp_path / page).read_text(encoding="utf-8")
+        found = run.findings.run
+        figures = (
+            draw_comparison([run.result]),
+            draw_step_times([run.result]),
+            draw_waterfall(measure_waterfall([(found, ())])),
+            draw_lifelines(found, 0, step_lifelines(found.ranks, 0), ""),
+            draw_skew(found, run.findings.skew),
+        )
+        assert all(SHARED_GPU in figure.layout.title.subtitle.text for figure in figures)
+
+    def test_it_says_why_communication_is_exposed(self, tmp_path: Path) -> None:
+        runs = [run_of(cpu_run(shift=4), "naive"), run_of(cpu_run(shift=2), "overlap")]
+        waterfall = measure_waterfall([(run.findings.run, ()) for run in runs])
+        write_report(runs, tmp_path, waterfall)
+        page = read(tmp_path / "index.html")
+        why = " ".join(page.sections["why"])
+        assert "100 % of exposed time is synchronous" in why
+        assert "100 % of exposed time is tail" in why
+        assert why.count("at least two ranks") == 2
+        assert (tmp_path / "index.html").read_text().count('id="chart-waterfall"') == 1
+        alone = tmp_path / "alone"
+        write_report(runs[:1], alone, measure_waterfall([(runs[0].findings.run, ())]))
+        assert 'id="chart-waterfall"' not in (alone / "index.html").read_text(), "nothing to compare with"
+
+    def test_what_is_not_known_is_told_once_with_its_runs(self, tmp_path: Path) -> None:
+        runs = [
+            warned(made(run_of(cpu_run(), "a")), "of all", "of some"),
+            warned(made(run_of(cpu_run(), "b")), "of all", "of some"),
+            warned(run_of(cpu_run(), "c"), "of all"),
+        ]
+        write_report(runs, tmp_path)
+        pairs = read(tmp_path / "index.html").pairs
+        assert pairs[:3] == [
+            ("all runs", "of all"),
+            ("a, b", "of some"),
+            ("c", "how the run was made: no run.json lies beside its trace"),
+        ]
+
+    def test_where_nothing_is_in_doubt_the_page_says_so(self, tmp_path: Path) -> None:
+        write_report([made(run_of(cpu_run()))], tmp_path)
+        assert read(tmp_path / "index.html").sections["unknown"][1:] == ["Nothing."]
+
+    def test_what_runs_share_is_told_once(self, tmp_path: Path) -> None:
+        runs = [made(run_of(cpu_run(), "a"), seed=0), made(run_of(cpu_run(), "b"), seed=1)]
+        write_report(runs, tmp_path)
+        pairs = read(tmp_path / "index.html").pairs
+        for shared in (
+            ("commit", "abc123"),
+            ("command", "python -m ddp_prof.train <b>"),
+            ("recorded by", "nsys 2023.4"),
+            ("versions", "torch 2.9"),
+            ("machine", "cpus 2, memory 3.0 GiB"),
+        ):
+            assert pairs.count(shared) == 1
+        assert [value[-1] for key, value in pairs if key == "steps"] == ["0", "1"]
+
+    def test_labels_and_warnings_are_text(self, tmp_path: Path) -> None:
+        write_report([warned(run_of(cpu_run(), HOSTILE_TITLE), HOSTILE_TITLE), run_of(cpu_run())], tmp_path)
+        for page in tmp_path.glob("*.html"):
+            assert "<img src=x" not in page.read_text(encoding="utf-8"), page.name
+        assert (HOSTILE_TITLE, HOSTILE_TITLE) in read(tmp_path / "index.html").pairs

@@ -1,0 +1,276 @@
+"""The exported file, read back by the rules that Perfetto's trace processor applies to it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_prof.analyze.core.attribution import rank_work
+from ddp_prof.analyze.overlap.overlap import measure_rank
+from ddp_prof.ingest.load import load_trace
+from ddp_prof.present.perfetto.tracks import CATEGORIES, nest
+from ddp_prof.present.perfetto.writer import write_perfetto
+from ddp_prof.present.timeline.model import Source
+from ddp_prof.trace import Category, Trace
+from tests.drawing import PID, column, draw_trace, runs
+from tests.present.runs import HOSTILE_TITLE, cpu_run
+
+
+def source_of(trace: Trace, title: str = "run") -> Source:
+    return Source(title, trace, rank_work(trace))
+
+
+def nanoseconds(text: str) -> int:
+    """A decimal number of microseconds, without a detour over floats."""
+    whole, _, decimals = text.partition(".")
+    assert len(decimals) == 3
+    return int(whole + decimals)
+
+
+@dataclass
+class Viewed:
+    """A file as a viewer understands it."""
+
+    events: list[dict[str, Any]]
+    about: dict[str, Any]
+
+    @classmethod
+    def of(cls, *sources: Source, folder: Path) -> Viewed:
+        write_perfetto(sources, folder / "trace.json.gz")
+        document = json.loads(gzip.decompress((folder / "trace.json.gz").read_bytes()), parse_float=nanoseconds)
+        return cls(document["traceEvents"], document["otherData"])
+
+    @property
+    def slices(self) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["ph"] == "X"]
+
+    def titles(self, kind: str) -> list[str]:
+        return [event["args"]["name"] for event in self.events if event["name"] == kind]
+
+    def lanes(self) -> dict[tuple[int, int], list[dict[str, Any]]]:
+        lanes = defaultdict(list)
+        for event in self.slices:
+            lanes[event["pid"], event["tid"]].append(event)
+        return lanes
+
+    def by_category(self) -> dict[str, tuple[int, int]]:
+        """Number and summed nanoseconds of the slices that the viewer keeps."""
+        number, total = Counter[str](), Counter[str]()
+        for lane in self.lanes().values():
+            for event in kept(lane):
+                number[event["cat"]] += 1
+                total[event["cat"]] += event["dur"]
+        return {category: (number[category], total[category]) for category in number}
+
+    def integral(self, pid: int, name: str) -> int:
+        """Nanoseconds in which a counter of a process is 1."""
+        steps = [
+            (event["ts"], event["args"][name]) for event in self.events if (event["ph"], event["pid"]) == ("C", pid)
+        ]
+        assert steps == sorted(steps)
+        assert not steps or steps[-1][1] == 0
+        return sum(value * (after - before) for (before, value), (after, _) in pairwise(steps))
+
+
+def kept(lane: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The slices of a track that the trace processor keeps, taken by start and then in the order of the file."""
+    open_ends: list[tuple[int, int]] = []  # (end, duration)
+    for event in sorted(lane, key=lambda event: event["ts"]):
+        start, duration = event["ts"], event["dur"]
+        # Instants at the same time stack; all else that has ended is closed.
+        while open_ends and (
+            open_ends[-1][0] < start or (open_ends[-1][0] == start and (open_ends[-1][1] or duration))
+        ):
+            open_ends.pop()
+        if not any(start < end < start + duration for end, _ in open_ends):
+            open_ends.append((start + duration, duration))
+            yield event
+
+
+def ours(trace: Trace) -> dict[str, tuple[int, int]]:
+    """Number and summed nanoseconds by category, from the trace itself."""
+    found = {}
+    for category in Category:
+        rows = trace.activities.category == category
+        if rows.any():
+            duration = trace.activities.end_ns[rows] - trace.activities.start_ns[rows]
+            found[CATEGORIES[category]] = (int(rows.sum()), int(duration.sum()))
+    if len(trace.spans):
+        found["range"] = (len(trace.spans), int((trace.spans.end_ns - trace.spans.start_ns).sum()))
+    return found
+
+
+def gpu_run() -> Trace:
+    """A copy, three kernels, and two all-reduces that run at once on two streams; 2 ns of them are exposed."""
+    return draw_trace(
+        ranges=[
+            ("step|index=7", "##########.............."),
+            ("backward", "..######................"),
+            ("all_reduce|bucket=3|bytes=4096|params=2", "...########............."),
+        ],
+        launches={"main": "ab...1", "pt_autograd_0": "..c.AB"},
+        streams={7: "..aaabbbbb..cc.......", 9: "....AAAAAAAA.......", 10: "..........BBBB", 11: "....11.."},
+        ranks={PID: 0},
+    )
+
+
+def crossing_kernels() -> Trace:
+    trace = draw_trace(
+        streams={7: "aaaa......", 8: "..bbbb....", 9: "....cc....", 10: "dddddddddd"}, launches={"main": "abcd"}
+    )
+    return replace(trace, activities=replace(trace.activities, lane=np.full(4, 7, np.int64)))
+
+
+@pytest.mark.parametrize(("make", "lanes"), [(gpu_run, 6), (crossing_kernels, 2)])
+def test_no_slice_is_lost_and_none_changes_its_length(make: Any, lanes: int, tmp_path: Path) -> None:
+    trace = make()
+    viewed = Viewed.of(source_of(trace), folder=tmp_path)
+    assert viewed.by_category() == ours(trace)
+    assert len(viewed.lanes()) == lanes
+
+
+def test_on_a_cpu_the_slices_are_the_measured_work(tmp_path: Path) -> None:
+    trace = cpu_run(steps=3, shift=2)
+    (work,) = rank_work(trace)
+    by_category = Viewed.of(source_of(trace), folder=tmp_path).by_category()
+    for category in (Category.COMPUTE, Category.COMMUNICATION):
+        pieces = work.of(category)
+        total = int((pieces.end_ns - pieces.start_ns).sum())
+        assert by_category[CATEGORIES[category]] == (len(pieces), total)
+
+
+@pytest.mark.parametrize("trace", [gpu_run(), cpu_run(shift=2)], ids=["gpu", "cpu"])
+def test_counters_integrate_to_the_figures(trace: Trace, tmp_path: Path) -> None:
+    (work,) = rank_work(trace)
+    figures = measure_rank(work)
+    viewed = Viewed.of(source_of(trace), folder=tmp_path)
+    assert figures.overlapped_ns
+    assert figures.exposed_ns
+    assert viewed.integral(1, "overlapped") == figures.overlapped_ns
+    assert viewed.integral(1, "exposed") == figures.exposed_ns
+
+
+def test_no_counter_where_nothing_communicates(tmp_path: Path) -> None:
+    viewed = Viewed.of(source_of(draw_trace(streams={7: "aa"}, launches={"main": "a"})), folder=tmp_path)
+    assert not [event for event in viewed.events if event["ph"] == "C"]
+
+
+def test_a_collective_tells_its_bucket_bytes_step_and_correlation(tmp_path: Path) -> None:
+    viewed = Viewed.of(source_of(gpu_run()), folder=tmp_path)
+    collective = next(event for event in viewed.slices if event["name"] == "communication A")
+    assert collective["cat"] == "communication"
+    assert collective["args"] == {"bytes": 4096, "bucket": 3, "step": 7, "correlation": ord("A")}
+    assert (collective["ts"], collective["dur"]) == (4, 8)
+    compute = next(event for event in viewed.slices if event["name"] == "compute a")
+    assert compute["args"] == {"step": 7, "correlation": ord("a")}
+
+
+def test_processes_and_lanes_are_named(tmp_path: Path) -> None:
+    viewed = Viewed.of(source_of(gpu_run()), folder=tmp_path)
+    assert viewed.titles("process_name") == [f"rank 0 (pid {PID}, GPU 0)"]
+    assert viewed.titles("thread_name") == [
+        f"main thread {PID}",
+        "all_reduce, launch to completion",
+        "GPU 0, stream 7: compute",
+        "GPU 0, stream 9: communication",
+        "GPU 0, stream 10: communication",
+        "GPU 0, stream 11: memory",
+    ]
+
+
+def test_several_traces_have_processes_of_their_own_and_first_steps_at_one_time(tmp_path: Path) -> None:
+    late = cpu_run()
+    late = replace(
+        late, spans=replace(late.spans, start_ns=late.spans.start_ns + 12_345, end_ns=late.spans.end_ns + 12_345)
+    )
+    viewed = Viewed.of(source_of(cpu_run(), "naive"), source_of(late, "overlap"), folder=tmp_path)
+    assert viewed.titles("process_name") == [f"naive: rank 0 (pid {PID}, CPU)", f"overlap: rank 0 (pid {PID}, CPU)"]
+    first_steps = {event["pid"]: event["ts"] for event in viewed.slices if event["name"] == "step|index=0"}
+    assert set(first_steps) == {1, 2}
+    assert len(set(first_steps.values())) == 1
+    assert min(event["ts"] for event in viewed.slices) == 0
+    tids = [event["tid"] for event in viewed.events if event["name"] == "thread_name"]
+    assert len(tids) == len(set(tids))
+    assert viewed.about["time 0"]["overlap (drawn.sqlite)"] == "12345 ns"
+    assert viewed.about["device"] == "cpu"
+
+
+def test_long_times_keep_their_nanoseconds(tmp_path: Path) -> None:
+    trace, year = cpu_run(steps=1), 365 * 86_400 * 10**9
+    # A clock that counts from 1970, and a last range that is open for a year and a nanosecond.
+    start = trace.spans.start_ns + 50 * year
+    end = np.append(start[:-1] + 3, start[-1] + year + 1)
+    viewed = Viewed.of(
+        source_of(replace(trace, spans=replace(trace.spans, start_ns=start, end_ns=end))), folder=tmp_path
+    )
+    assert {event["dur"] for event in viewed.slices if event["cat"] != "compute"} == {3, year + 1}
+
+
+def test_names_are_data(tmp_path: Path) -> None:
+    names = (HOSTILE_TITLE, '"\\\n\0</script>', "x" * 10_000, "\N{HEBREW LETTER ALEF}\u202ecod.exe \ud800")
+    trace = draw_trace(streams={7: "abcd"}, launches={"main": "abcd"})
+    viewed = Viewed.of(source_of(replace(trace, names=names), HOSTILE_TITLE), folder=tmp_path)
+    assert [event["name"] for event in viewed.slices] == list(names)
+
+
+def test_the_same_trace_gives_the_same_bytes_and_a_plain_file_the_same_text(tmp_path: Path) -> None:
+    for name in ("a.json.gz", "b.json.gz", "plain.json"):
+        write_perfetto([source_of(gpu_run())], tmp_path / name)
+    assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
+    assert gzip.decompress((tmp_path / "a.json.gz").read_bytes()) == (tmp_path / "plain.json").read_bytes()
+    assert {path.name for path in tmp_path.iterdir()} == {"a.json.gz", "b.json.gz", "plain.json"}
+
+
+def test_a_trace_without_events_is_a_file_without_slices(tmp_path: Path) -> None:
+    assert Viewed.of(source_of(draw_trace()), folder=tmp_path).events == []
+
+
+def test_a_slice_that_crosses_goes_to_the_next_lane() -> None:
+    drawn = [
+        runs(row)[0]
+        for row in ("000000000000..", ".0000.........", "...1111.......", ".....0........", "........111111")
+    ]
+    lanes = nest(column(start for _, start, _ in drawn), column(end for _, _, end in drawn))
+    assert lanes.tolist() == [int(row) for row, _, _ in drawn]
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10)), max_size=40))
+def test_slices_of_a_lane_always_nest(drawn: list[tuple[int, int]]) -> None:
+    start, end = column(s for s, _ in drawn), column(s + d for s, d in drawn)
+    lanes = nest(start, end)
+    for lane in set(lanes.tolist()):
+        rows = np.flatnonzero(lanes == lane)
+        rows = rows[np.lexsort((-end[rows], start[rows]))]
+        events = [{"ts": int(start[each]), "dur": int(end[each] - start[each])} for each in rows]
+        assert list(kept(events)) == events
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nsys2026_2_two_processes_h100.sqlite",
+        "nsys2022_4_ddp_unet_a100_rank0of4.sqlite",
+        "nsys2024_6_cuda_graphs_a100.sqlite",
+        "kineto_a100_ddp_rank0of2.json.gz",
+    ],
+)
+def test_real_captures_keep_every_slice_and_every_figure(shared_traces: Path, name: str, tmp_path: Path) -> None:
+    trace = load_trace(shared_traces / name)
+    source = source_of(trace)
+    viewed = Viewed.of(source, folder=tmp_path)
+    assert viewed.by_category() == ours(trace)
+    for pid, work in enumerate(source.works, 1):
+        figures = measure_rank(work)
+        assert viewed.integral(pid, "overlapped") == (figures.overlapped_ns or 0)
+        assert viewed.integral(pid, "exposed") == (figures.exposed_ns or 0)

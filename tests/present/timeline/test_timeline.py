@@ -1,0 +1,323 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_prof.analyze.core.attribution import rank_work
+from ddp_prof.analyze.overlap.overlap import measure_rank
+from ddp_prof.errors import TraceError
+from ddp_prof.ingest.load import load_trace
+from ddp_prof.present.charts import theme
+from ddp_prof.present.timeline.build import build_timeline, steady_steps
+from ddp_prof.present.timeline.figure import draw_timeline
+from ddp_prof.present.timeline.lanes import stack
+from ddp_prof.present.timeline.model import STRIP, Lane, Source, Timeline
+from ddp_prof.present.timeline.text import headline, shown_name
+from ddp_prof.trace import UNKNOWN, Category, Trace
+from tests.drawing import draw_trace
+
+LETTER = {
+    theme.COMPUTE_ONLY: "c",
+    theme.OVERLAPPED: "o",
+    theme.EXPOSED: "e",
+    theme.EXPOSED_MEMORY: "m",
+    theme.IDLE: ".",
+}
+
+CPU = {
+    "process|rank=1|world=2|variant=overlap|backend=gloo|device=cpu": "#" * 42,
+    "step|index=3": "####################......................",
+    "step|index=4": "....................####################..",
+    "forward": "...####............. ...####..............",
+    "backward": ".......#####........ .......####..........",
+    "synchronize": "............####.... ...........####......",
+    "optimizer": "................#### ...............####..",
+    "all_reduce|bucket=0|bytes=4194304|params=2": "........######...... ......................",
+    "all_reduce|bucket=1|bytes=10|params=1": ".........##....................####.......",
+}  # fmt: skip
+GPU = {
+    "ranges": {"step|index=0": "######......", "forward": "##..........", "backward": "..###......."},
+    "launches": {"main": "abA.", "pt_autograd_0": "...cB1"},
+    "streams": {7: ".aaa..bbcccc......", 9: "...AAA.....BB.....", 11: "............11....", 20: ".................."},
+}
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "<b>bold</b> & 'quoted' \"names\"",
+    '<a href="javascript:alert(1)">x</a>',
+    "x" * 10_000,
+    "\N{FIRE} \N{HEBREW LETTER ALEF} \u202egnp.exe\u2028\n",
+]
+
+
+def source(trace: Trace, title: str = "overlap") -> Source:
+    return Source(title, trace, rank_work(trace))
+
+
+def cpu_trace() -> Trace:
+    return draw_trace(ranges=CPU, ranks={4242: 1})
+
+
+def lane_of(model: Timeline, kind: str) -> Lane:
+    return next(lane for lane in model.panels[0].ranks[0].lanes if lane.kind == kind)
+
+
+def picture(lane: Lane, letters: dict[str, str], level: int = 0) -> str:
+    """A character a nanosecond; a space where there is no box."""
+    characters = [" "] * int(lane.boxes.end_ns.max())
+    for start, end, category, row in zip(
+        lane.boxes.start_ns, lane.boxes.end_ns, lane.boxes.category, lane.boxes.level, strict=True
+    ):
+        if row == level:
+            characters[start:end] = letters.get(theme.CATEGORIES[category], "#") * int(end - start)
+    return "".join(characters)
+
+
+def parts_by_step(lane: Lane) -> dict[int, dict[str, int]]:
+    boxes = lane.boxes
+    length = boxes.end_ns - boxes.start_ns
+    return {
+        int(step): {
+            part: int(length[(boxes.step == step) & (boxes.category == theme.CATEGORIES.index(part))].sum())
+            for part in theme.STRIP
+        }
+        for step in np.unique(boxes.step)
+    }
+
+
+class TestLanes:
+    def test_a_cpu_rank(self) -> None:
+        model = build_timeline([source(cpu_trace())])
+        (rank,) = model.panels[0].ranks
+        assert rank.title == "rank 1"
+        assert [lane.title for lane in rank.lanes] == ["host", "compute", "communication", "where time goes"]
+        phases = {"forward": "f", "backward": "b", "synchronize": "s", "optimizer": "o"}
+        host = lane_of(model, "host")
+        assert picture(host, {"step": "#"}, 0) == "#" * 40
+        assert picture(host, phases, 1) == "   ffffbbbbbssssoooo    ffffbbbbssssoooo"
+        assert picture(lane_of(model, "compute"), phases) == "   ffffbbbbb    oooo    ffffbbbb    oooo"
+        assert picture(lane_of(model, STRIP), LETTER) == "...cccccooooee..cccc....cccccccoeee.cccc"
+
+    def test_collectives_in_flight_together_are_stacked(self) -> None:
+        lane = lane_of(build_timeline([source(cpu_trace())]), "communication")
+        assert picture(lane, {}, 0) == "        ######                 ####"
+        assert picture(lane, {}, 1) == "         ##                        "
+        assert lane.levels == 2
+        assert lane.boxes.bucket.tolist() == [0, 1, 1]
+        assert lane.boxes.bytes.tolist() == [4_194_304, 10, 10]
+        assert lane.boxes.step.tolist() == [3, 3, 4]
+        assert lane.from_launch
+
+    def test_a_gpu_rank_has_a_lane_a_stream(self) -> None:
+        model = build_timeline([source(draw_trace(**GPU))])
+        titles = [lane.title for lane in model.panels[0].ranks[0].lanes]
+        assert titles == [
+            "host",
+            "compute, stream 7",
+            "communication, stream 9",
+            "copies",
+            "where time goes",
+        ]
+        compute = lane_of(model, "compute")
+        # Backward was launched by another thread than the one that opened its range.
+        assert picture(compute, {"forward": "f", "backward": "b"}) == " fff  ffbbbb"
+        assert [compute.names[name] for name in compute.boxes.name_id] == ["compute a", "compute b", "compute c"]
+        assert picture(lane_of(model, STRIP), LETTER) == " ccoeecccccoem"
+
+    def test_a_collective_of_a_gpu_has_the_bucket_of_the_range_that_launched_it(self) -> None:
+        trace = draw_trace(
+            ranges={
+                "step|index=0": "##########",
+                "all_reduce|bucket=5|bytes=64|params=1": ".########.",
+                "all_reduce|bucket=6|bytes=32|params=1": "...#######",
+            },
+            launches={"pt_autograd_0": ".A..B"},
+            streams={9: "...AAABBBB"},
+        )
+        lane = lane_of(build_timeline([source(trace)]), "communication")
+        assert (lane.boxes.bucket.tolist(), lane.boxes.bytes.tolist()) == ([5, 6], [64, 32])
+        assert not lane.from_launch
+
+    def test_a_rank_of_which_nothing_is_known_is_not_called_idle(self) -> None:
+        model = build_timeline([source(draw_trace(ranges={"step 1": "####", "something": ".##."}))])
+        assert [lane.kind for lane in model.panels[0].ranks[0].lanes] == ["host"]
+        draw_timeline(model)
+
+    def test_an_empty_trace_makes_an_empty_figure(self) -> None:
+        model = build_timeline([source(draw_trace())])
+        assert model.boxes == 0
+        draw_timeline(model)
+
+
+class TestStrip:
+    @pytest.mark.parametrize("trace", [cpu_trace(), draw_trace(**GPU)], ids=["cpu", "gpu"])
+    def test_sums_are_the_figures_of_the_table(self, trace: Trace) -> None:
+        self.check(trace)
+
+    @pytest.mark.parametrize(
+        "name", ["nsys2022_4_ddp_unet_a100_rank0of4.sqlite", "nsys2026_2_two_processes_h100.sqlite"]
+    )
+    def test_sums_are_the_figures_of_the_table_for_real(self, shared_traces: Path, name: str) -> None:
+        self.check(load_trace(shared_traces / name))
+
+    def check(self, trace: Trace) -> None:
+        model = build_timeline([source(trace)])
+        for rank, work in zip(model.panels[0].ranks, rank_work(trace), strict=True):
+            measured = {
+                UNKNOWN if step.step is None else step.step: {part: getattr(step, f"{part}_ns") for part in theme.STRIP}
+                for step in measure_rank(work).steps
+            }
+            assert parts_by_step(rank.lanes[-1]) == measured
+
+    def test_a_device_that_runs_a_graph_is_not_called_idle(self) -> None:
+        trace = draw_trace(streams={7: "aa..bbbb..c"})
+        category = np.where(trace.activities.start_ns == 4, Category.OTHER, trace.activities.category)
+        trace = replace(trace, activities=replace(trace.activities, category=category))
+        strip = lane_of(build_timeline([source(trace)]), STRIP)
+        assert picture(strip, {**LETTER, theme.GRAPH: "g"}) == "cc..gggg..c"
+
+    def test_windows_that_cross_lie_on_two_rows(self) -> None:
+        trace = draw_trace(
+            ranges={"step|index=0": "####......", "step|index=1": "....######"},
+            launches={"main": "ab..c"},
+            streams={7: "aa....bb..", 8: "....cccc.."},
+        )
+        strip = lane_of(build_timeline([source(trace)]), STRIP)
+        assert picture(strip, LETTER, 0) == "cc..cccc"
+        assert picture(strip, LETTER, 1) == "    cccc"
+
+
+class TestStack:
+    def test_the_topmost_free_row(self) -> None:
+        start, end = np.array([0, 1, 2, 6]), np.array([4, 6, 10, 9])
+        assert stack(start, end).tolist() == [0, 1, 2, 0]
+
+    @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9))))
+    def test_a_row_never_holds_two_at_once(self, drawn: list[tuple[int, int]]) -> None:
+        start = np.array([start for start, _ in drawn], np.int64)
+        end = np.array([start + length for start, length in drawn], np.int64)
+        level = stack(start, end)
+        for row in np.unique(level):
+            order = np.argsort(start[level == row], kind="stable")
+            assert np.all(start[level == row][order][1:] >= end[level == row][order][:-1])
+        in_flight = max((int(((start <= at) & (end > at)).sum()) for at in start), default=0)
+        assert len(np.unique(level)) == in_flight
+
+
+class TestSelection:
+    def test_time_0_is_the_start_of_the_first_step_shown(self) -> None:
+        model = build_timeline([source(cpu_trace())], steps=[4])
+        (mark,) = model.panels[0].steps
+        assert mark == (4, 0, 20)
+        assert lane_of(model, "communication").boxes.start_ns.tolist() == [11]
+
+    def test_two_traces_start_together_and_show_the_same_time(self) -> None:
+        short = draw_trace(
+            ranges={"step|index=3": ".....####", "forward": ".....##..", "all_reduce|bucket=0": "......#.."}
+        )
+        model = build_timeline([source(cpu_trace()), source(short, "short")], steps=[3])
+        assert [panel.steps[0].start_ns for panel in model.panels] == [0, 0]
+        assert [(panel.start_ns, panel.end_ns) for panel in model.panels] == [(0, 20), (0, 20)]
+
+    def test_as_many_steps_as_fit(self) -> None:
+        model = build_timeline([source(cpu_trace())], max_boxes=10)
+        assert [step.number for step in model.panels[0].steps] == [3]
+        assert any("step 3 shown" in fact for fact in model.panels[0].facts)
+
+    def test_steps_that_are_not_there(self) -> None:
+        with pytest.raises(TraceError, match="none of the steps asked for is among its measured steps 3 to 4"):
+            build_timeline([source(cpu_trace())], steps=[17])
+
+    def test_numbers_that_come_again_are_no_numbers(self) -> None:
+        epochs = [("step|index=0", "##......"), ("step|index=1", "..##...."), ("step|index=0", "....##..")]
+        model = build_timeline([source(draw_trace(ranges=epochs))])
+        assert [step.number for step in model.panels[0].steps] == [0, 1, 2]
+
+    def test_steady_steps_are_from_the_middle(self) -> None:
+        steps = {f"step|index={number}": "." * number + "#" for number in range(6)}
+        works = rank_work(draw_trace(ranges=steps))
+        assert steady_steps(works) == [2, 3]
+        assert steady_steps(works, 99) == [0, 1, 2, 3, 4, 5]
+        assert steady_steps(rank_work(draw_trace(streams={7: "aa"}))) is None
+
+
+class TestFigure:
+    def test_a_bar_a_box_and_a_trace_a_category(self) -> None:
+        model = build_timeline([source(cpu_trace())])
+        figure = draw_timeline(model)
+        assert sum(len(bars.x) for bars in figure.data) == model.boxes
+        assert len({bars.name for bars in figure.data}) == len(figure.data)
+        communication = next(bars for bars in figure.data if bars.name == "communication")
+        assert communication.base * 1e6 == pytest.approx([8, 9, 31])
+        assert communication.x * 1e6 == pytest.approx([6, 2, 4])
+        assert all(bars.orientation == "h" for bars in figure.data)
+
+    def test_boxes_of_a_figure_never_lie_on_each_other(self) -> None:
+        figure = draw_timeline(build_timeline([source(cpu_trace()), source(draw_trace(**GPU))]))
+        drawn = [
+            (y, y + height, base, base + x)
+            for bars in figure.data
+            for y, height, base, x in zip(bars.y - bars.width / 2, bars.width, bars.base, bars.x, strict=True)
+        ]
+        drawn.sort()
+        for at, (top, bottom, start, end) in enumerate(drawn):
+            for other_top, _, other_start, other_end in drawn[at + 1 :]:
+                assert other_top >= bottom - 0.01 or other_start >= end - 1e-12 or other_end <= start + 1e-12, top
+
+    def test_there_is_no_shape_an_event(self) -> None:
+        few = len(draw_timeline(build_timeline([source(cpu_trace())], steps=[3])).layout.shapes)
+        assert few == len(draw_timeline(build_timeline([source(cpu_trace())])).layout.shapes) == 0
+
+    def test_what_is_written_in_a_box(self) -> None:
+        figure = draw_timeline(build_timeline([source(cpu_trace())]))
+        written = {bars.name: list(bars.text) for bars in figure.data}
+        assert written["communication"] == ["bucket 0", "bucket 1", "bucket 1"]
+        assert written["exposed communication"] == ["exposed<br>0.0 µs"] * 2
+
+    def test_a_step_tells_its_own_share_where_there_is_room(self) -> None:
+        steps = next(bars for bars in draw_timeline(build_timeline([source(cpu_trace())])).data if bars.name == "step")
+        assert list(steps.text) == [
+            "step 3: 67 % of 0.0 µs communication overlapped",
+            "step 4: 25 % of 0.0 µs communication overlapped",
+        ]
+        many = draw_trace(ranges={f"step|index={at}": "." * at + "#" for at in range(9)})
+        steps = next(bars for bars in draw_timeline(build_timeline([source(many)])).data if bars.name == "step")
+        assert list(steps.text) == [f"step {at}" for at in range(9)]
+
+    def test_a_cpu_says_so(self) -> None:
+        texts = [each.text for each in draw_timeline(build_timeline([source(cpu_trace())])).layout.annotations]
+        assert any("device: cpu" in text and "gloo" in text for text in texts)
+        texts = [each.text for each in draw_timeline(build_timeline([source(draw_trace(**GPU))])).layout.annotations]
+        assert any("device: cuda" in text for text in texts)
+
+    def test_the_headline_says_how_much_is_hidden(self) -> None:
+        cpu = source(cpu_trace())
+        assert headline(build_timeline([cpu])) == "overlap hides 50 % of its communication behind compute"
+        both = build_timeline([source(cpu.trace, "A"), source(cpu.trace, "B")])
+        assert headline(both) == "A hides 50 %, B 50 % of their communication behind compute"
+        silent = draw_trace(ranges={"step|index=0": "###"}, streams={7: "aa"})
+        assert headline(build_timeline([source(silent, "solo")])) == "solo: no communication was recorded"
+
+
+class TestHostileNames:
+    @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
+    def test_nothing_in_a_name_is_markup(self, name: str) -> None:
+        shown = shown_name(name)
+        assert "<" not in shown
+        assert ">" not in shown
+        assert len(shown) < 400
+        assert "\u202e" not in shown
+        assert "\n" not in shown
+
+    def test_titles_are_shown_as_text(self) -> None:
+        trace = draw_trace(**GPU)
+        trace = replace(trace, names=tuple(f"{HOSTILE[at % len(HOSTILE)]} {name}" if " " in name else name
+                                           for at, name in enumerate(trace.names)))  # fmt: skip
+        figure = draw_timeline(build_timeline([source(trace, HOSTILE[0])]))
+        texts = [each.text for each in figure.layout.annotations] + [figure.layout.title.text]
+        assert not any("<script" in text or "<a " in text for text in texts)
+        assert any("&lt;script&gt;" in text for text in texts)
