@@ -127,7 +127,7 @@ class Spans(Table):
         lane: Thread that opened the range.
         name_id: Index into :attr:`Trace.names`.
         domain_id: Index into :attr:`Trace.names` of the NVTX domain's name; ``UNKNOWN`` for the default domain.
-        crosses: 1 for a start/end range, which may overlap others of its thread and end on another one;
+        is_start_end: 1 for a start/end range, which may overlap others of its thread and end on another one;
             0 for a push/pop range, which nests.
     """
 
@@ -137,7 +137,7 @@ class Spans(Table):
     lane: Ints
     name_id: Ints
     domain_id: Ints
-    crosses: Ints
+    is_start_end: Ints
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Calls(Table):
 
 
 @dataclass(frozen=True)
-class Arguments(Table):
+class CollectiveMetadata(Table):
     """The arguments of collectives, where the profiler noted them; ``UNKNOWN`` for what it left out.
 
     Attributes:
@@ -215,7 +215,7 @@ class Trace:
     threads: Mapping[tuple[int, int], str]
     ranks: Mapping[int, int]
     overhead: Overhead
-    arguments: Arguments = field(default_factory=lambda: empty(Arguments))
+    arguments: CollectiveMetadata = field(default_factory=lambda: empty(CollectiveMetadata))
     shape_id: Ints | None = None
     world_size: int | None = None
     epoch_ns: int | None = None

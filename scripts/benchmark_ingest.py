@@ -96,9 +96,9 @@ def contestants(capture: Path) -> dict[str, Callable[[], Cost]]:
 
 def best_of(rounds: int, contestants: dict[str, Callable[[], Cost]]) -> dict[str, Cost]:
     """The best of several rounds in which all take their turn."""
-    works = {name: measure for name, measure in contestants.items() if runs(measure)}
-    costs = [{name: measure() for name, measure in works.items()} for _ in range(rounds)]
-    return {name: min(each[name] for each in costs) for name in works}
+    ranks = {name: measure for name, measure in contestants.items() if runs(measure)}
+    costs = [{name: measure() for name, measure in ranks.items()} for _ in range(rounds)]
+    return {name: min(each[name] for each in costs) for name in ranks}
 
 
 def runs(measure: Callable[[], Cost]) -> bool:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repeat_capture import repeat_capture
 
-from ddp_prof.analyze.core.attribution import rank_work
+from ddp_prof.analyze.core.attribution import find_rank_events
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.charts.static_images import find_browser
 from ddp_prof.present.timeline.build import build_timeline
@@ -67,7 +67,7 @@ def build(capture: Path, page: Path) -> Iterator[Figure]:
     begun = time.perf_counter()
     trace = load_trace(capture)
     loaded = time.perf_counter()
-    model = build_timeline([Source(capture.stem, trace, rank_work(trace))])
+    model = build_timeline([Source(capture.stem, trace, find_rank_events(trace))])
     write_timeline_page(model, page)
     built = time.perf_counter()
     yield Figure("events: activities and ranges", len(trace.activities) + len(trace.spans), "")
@@ -103,7 +103,7 @@ def _marks(tab: Any) -> list[dict[str, Any]]:
     return list(tab.evaluate("performance.getEntriesByType('mark').map((mark) => mark.toJSON())"))
 
 
-def look(page: Path, times: int) -> Iterator[Figure]:
+def palette(page: Path, times: int) -> Iterator[Figure]:
     """Visit the page so many times, and say how fast it was."""
     visits = [visit(page) for _ in range(times)]
     redraws = [each for opened in visits for each in opened.redraws]
@@ -128,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.copies > 1:
             capture = Path(folder) / "large.sqlite"
             repeat_capture(arguments.capture, capture, arguments.copies)
-        figures = [*build(capture, page), *look(page, arguments.visits)]
+        figures = [*build(capture, page), *palette(page, arguments.visits)]
     print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     print("\n".join(map(_line, figures)))
     return 1 if any(map(_is_missed, figures)) else 0

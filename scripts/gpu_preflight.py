@@ -224,7 +224,7 @@ def find_recorder(log: Path, chosen: Path) -> Iterator[Finding]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Look, print, and say by the exit status whether captures can begin."""
+    """Palette, print, and say by the exit status whether captures can begin."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", type=Path, required=True, help="the one with torch")
     parser.add_argument("--log", type=Path, required=True, help="what each recorder said")

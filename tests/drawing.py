@@ -109,7 +109,7 @@ def draw_trace(
                     "lane": MAIN,
                     "name_id": name_id(name),
                     "domain_id": UNKNOWN,
-                    "crosses": 0,
+                    "is_start_end": 0,
                 }
             )
     return Trace(

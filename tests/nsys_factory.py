@@ -41,7 +41,7 @@ class Range:
     thread: int
     process: int = 100
     domain: str | None = None
-    crosses: bool = False
+    is_start_end: bool = False
     registered: bool = False
 
 
@@ -227,10 +227,10 @@ def _write_ranges(writer: _Writer, capture: Capture, generation: Generation) -> 
             NVTX,
             start=each.start,
             end=generation.open_end if each.end is None else each.end,
-            eventType=60 if each.crosses else 59,
+            eventType=60 if each.is_start_end else 59,
             text=None if each.registered else each.name,
             textId=writer.string(each.name) if each.registered else None,
             globalTid=tid,
-            endGlobalTid=tid if each.crosses else None,
+            endGlobalTid=tid if each.is_start_end else None,
             domainId=domains[key],
         )

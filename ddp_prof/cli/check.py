@@ -91,7 +91,7 @@ def command(
         raise click.UsageError("nothing is required: give --min-overlap, --max-exposed-ms, --max-tail-ms or --baseline")
 
     from ddp_prof.analyze.overlap.regression_gate import DEFAULT_REGRESSION, Requirements, check_run
-    from ddp_prof.present.tables.gate import check_sheet, check_summary, verdict_line
+    from ddp_prof.present.tables.gate import check_summary, check_view, verdict_line
     from ddp_prof.present.tables.render import show
 
     runs = selection.measure(traces)
@@ -105,11 +105,11 @@ def command(
         all_ranks,
     )
     checks = [check_run(run, requirements) for run in runs]
-    sheet = check_sheet(checks, baseline)
+    view = check_view(checks, baseline)
     if form == "markdown":
-        click.echo(check_summary(sheet), nl=False)
+        click.echo(check_summary(view), nl=False)
     else:
-        show(form, [sheet])
+        show(form, [view])
     if not all(check.passed for check in checks):
         raise NotMetError(verdict_line(checks))
 

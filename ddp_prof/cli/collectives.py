@@ -11,7 +11,7 @@ from ddp_prof.cli.options import Selection, format_option, one_run_option, selec
 from ddp_prof.errors import TraceError
 
 if TYPE_CHECKING:
-    from ddp_prof.analyze.collectives.run import Run
+    from ddp_prof.analyze.collectives.run_analysis import Run
 
 
 @click.command("collectives")
@@ -45,29 +45,29 @@ def command(
     launched late, queued, waiting, starved, synchronous. The ranks of one run may lie in several files.
     """
     from ddp_prof.analyze.collectives.results import measure_collectives
-    from ddp_prof.present.tables.collectives import collectives_sheet
+    from ddp_prof.present.tables.collectives import collectives_view
     from ddp_prof.present.tables.render import show
 
     runs = selection.runs(traces, one_run=one_run)
     if (page or png) and len(runs) > 1:
         raise click.UsageError("--html and --png show one run: give the traces of a single one")
-    sheets = [collectives_sheet(run, measure_collectives(run.ranks, run.warnings), by) for run in runs]
-    show(form, sheets)
+    views = [collectives_view(run, measure_collectives(run.ranks, run.warnings), by) for run in runs]
+    show(form, views)
     if page or png:
-        _draw(runs[0], step, str(sheets[0].document["headline"]), page, png)
+        _draw(runs[0], step, str(views[0].document["headline"]), page, png)
 
 
 def _draw(run: Run, step: int | None, headline: str, page: Path | None, png: Path | None) -> None:
-    from ddp_prof.analyze.collectives.step_view import step_lifelines, typical_step
-    from ddp_prof.present.charts.collectives import draw_lifelines
+    from ddp_prof.analyze.collectives.step_view import typical_step, view_step
+    from ddp_prof.present.charts.collectives import draw_step_collectives
     from ddp_prof.present.charts.static_images import write_pictures
     from ddp_prof.present.html.page import write_figure_page
 
     shown = typical_step(run.ranks) if step is None else step
-    ranks = () if shown is None else step_lifelines(run.ranks, shown)
+    ranks = () if shown is None else view_step(run.ranks, shown)
     if not ranks:
         raise TraceError(run.trace, "no communication in the step asked for", "choose another one with --step")
-    figure = draw_lifelines(run, shown, ranks, headline)
+    figure = draw_step_collectives(run, shown, ranks, headline)
     if page:
         write_figure_page(figure, page, title=headline)
     if png:

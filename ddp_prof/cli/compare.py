@@ -13,7 +13,7 @@ from ddp_prof.cli.options import Selection, format_option, selection_options, tr
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddp_prof.analyze.collectives.run import Run
+    from ddp_prof.analyze.collectives.run_analysis import Run
     from ddp_prof.analyze.overlap.overlap import TraceOverlap
     from ddp_prof.analyze.variants.contention import KernelSamples
     from ddp_prof.analyze.variants.waterfall import Waterfall
@@ -40,34 +40,36 @@ def command(
     bucketed: what each removed from the step and what it added, exactly.
     """
     from ddp_prof.present.tables.render import show
-    from ddp_prof.present.tables.rows import Sheet, compare_sheet, notes_of_runs
+    from ddp_prof.present.tables.rows import TableView, compare_view, notes_of_runs
     from ddp_prof.present.tables.waterfall import waterfall_document, waterfall_notes, waterfall_rows
 
     results, changes = _measure(traces, selection)
-    sheet = compare_sheet(results)
-    document = {**sheet.document, "waterfall": waterfall_document(changes)}
+    view = compare_view(results)
+    document = {**view.document, "waterfall": waterfall_document(changes)}
     if waterfall:
         notes = [*waterfall_notes(changes), *notes_of_runs(results)]
-        show(form, [Sheet("", waterfall_rows(changes), notes, document)])
+        show(form, [TableView("", waterfall_rows(changes), notes, document)])
     else:
-        show(form, [replace(sheet, document=document)])
+        show(form, [replace(view, document=document)])
     if page or png:
         _draw(changes, page, png)
 
 
 def _measure(traces: Sequence[Path], selection: Selection) -> tuple[list[TraceOverlap], Waterfall]:
     """Overlap and waterfall, from one reading of each trace."""
-    from ddp_prof.analyze.collectives.run import merge_traces, reduce_trace
-    from ddp_prof.analyze.core.attribution import rank_work
-    from ddp_prof.analyze.overlap.overlap import measure_works, merge_ranks
+    from ddp_prof.analyze.collectives.run_analysis import merge_traces, reduce_trace
+    from ddp_prof.analyze.core.attribution import find_rank_events
+    from ddp_prof.analyze.overlap.overlap import measure_ranks, merge_ranks
     from ddp_prof.analyze.variants.contention import sample_kernels
     from ddp_prof.analyze.variants.waterfall import measure_waterfall
     from ddp_prof.manifest import manifest_path
 
     parts: dict[Path, list[tuple[TraceOverlap, Run, list[KernelSamples]]]] = {}
     for trace in selection.load(traces, with_shapes=True):
-        works = rank_work(trace, step_pattern=selection.step_pattern, backward_pattern=selection.backward_pattern)
-        part = measure_works(trace, works), reduce_trace(trace, works), [sample_kernels(trace, each) for each in works]
+        ranks = find_rank_events(
+            trace, step_pattern=selection.step_pattern, backward_pattern=selection.backward_pattern
+        )
+        part = measure_ranks(trace, ranks), reduce_trace(trace, ranks), [sample_kernels(trace, each) for each in ranks]
         parts.setdefault(manifest_path(trace.path), []).append(part)
     results = [merge_ranks([each for each, _, _ in run]) for run in parts.values()]
     runs = [merge_traces([each for _, each, _ in run]) for run in parts.values()]

@@ -12,7 +12,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ddp_prof.analyze.collectives.run import Run
+    from ddp_prof.analyze.collectives.run_analysis import Run
     from ddp_prof.analyze.overlap.overlap import TraceOverlap
     from ddp_prof.trace import Trace
 
@@ -48,15 +48,15 @@ class Selection:
 
     def runs(self, paths: Sequence[Path], *, one_run: bool = False) -> list[Run]:
         """The collectives of the runs that the traces belong to, by their names or, if said so, all to one."""
-        from ddp_prof.analyze.collectives.run import merge_traces, reduce_trace
-        from ddp_prof.analyze.core.attribution import rank_work
+        from ddp_prof.analyze.collectives.run_analysis import merge_traces, reduce_trace
+        from ddp_prof.analyze.core.attribution import find_rank_events
         from ddp_prof.manifest import manifest_path
 
         parts: dict[Path, list[Run]] = {}
         for trace in self.load(paths):
-            works = rank_work(trace, step_pattern=self.step_pattern, backward_pattern=self.backward_pattern)
+            ranks = find_rank_events(trace, step_pattern=self.step_pattern, backward_pattern=self.backward_pattern)
             run = paths[0] if one_run else manifest_path(trace.path)
-            parts.setdefault(run, []).append(reduce_trace(trace, works))
+            parts.setdefault(run, []).append(reduce_trace(trace, ranks))
         return [merge_traces(each) for each in parts.values()]
 
 

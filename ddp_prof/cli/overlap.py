@@ -23,6 +23,6 @@ def command(traces: tuple[Path, ...], selection: Selection, steps: bool, form: s
     TRACE is a SQLite export of Nsight Systems or a trace of torch.profiler (.json, .json.gz).
     """
     from ddp_prof.present.tables.render import show
-    from ddp_prof.present.tables.rows import overlap_sheet
+    from ddp_prof.present.tables.rows import overlap_view
 
-    show(form, [overlap_sheet(result, by_step=steps) for result in selection.measure(traces)])
+    show(form, [overlap_view(result, by_step=steps) for result in selection.measure(traces)])

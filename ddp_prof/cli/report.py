@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def gather_runs(sources: Sequence[Source]) -> list[Run]:
     """The runs that traces belong to, measured; the ranks of one run may lie in several files."""
     from ddp_prof.analyze.collectives.findings import explain_run
-    from ddp_prof.analyze.collectives.run import merge_traces, reduce_trace
-    from ddp_prof.analyze.overlap.overlap import measure_works, merge_ranks
+    from ddp_prof.analyze.collectives.run_analysis import merge_traces, reduce_trace
+    from ddp_prof.analyze.overlap.overlap import measure_ranks, merge_ranks
     from ddp_prof.manifest import SUFFIX, manifest_path
     from ddp_prof.present.html.report import Run
 
@@ -32,9 +32,9 @@ def gather_runs(sources: Sequence[Source]) -> list[Run]:
     return [
         Run(
             path.name.removesuffix(SUFFIX),
-            merge_ranks([measure_works(source.trace, source.works) for source in own]),
+            merge_ranks([measure_ranks(source.trace, source.ranks) for source in own]),
             tuple(own),
-            explain_run(merge_traces([reduce_trace(source.trace, source.works) for source in own])),
+            explain_run(merge_traces([reduce_trace(source.trace, source.ranks) for source in own])),
         )
         for path, own in runs.items()
     ]
@@ -47,7 +47,7 @@ def compare_runs(runs: Sequence[Run]) -> Waterfall:
 
     return measure_waterfall(
         [
-            (run.findings.run, [sample_kernels(source.trace, work) for source in run.sources for work in source.works])
+            (run.findings.run, [sample_kernels(source.trace, rank) for source in run.sources for rank in source.ranks])
             for run in runs
         ]
     )

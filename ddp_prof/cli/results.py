@@ -125,15 +125,15 @@ def _select(
 def _show(form: str, database: Path, places: Sequence[PlaceResults], study: Study | None) -> None:
     from ddp_prof.benchmark.report.document import results_document
     from ddp_prof.benchmark.report.report import results_markdown
-    from ddp_prof.benchmark.report.sheets import csv_sheet, results_sheets
+    from ddp_prof.benchmark.report.views import csv_view, results_view
     from ddp_prof.present.tables.render import show
-    from ddp_prof.present.tables.rows import Sheet
+    from ddp_prof.present.tables.rows import TableView
 
     if form == "markdown":
         click.echo(results_markdown(places, study), nl=False)
     elif form == "json":
-        show(form, [Sheet("", [], [], results_document(database, places, study))])
+        show(form, [TableView("", [], [], results_document(database, places, study))])
     elif form == "csv":
-        show(form, [csv_sheet(places, study)])
+        show(form, [csv_view(places, study)])
     else:
-        show(form, results_sheets(places, study))
+        show(form, results_view(places, study))

@@ -25,11 +25,11 @@ def command(
     """
     from ddp_prof.analyze.collectives.straggler import measure_skew
     from ddp_prof.present.tables.render import show
-    from ddp_prof.present.tables.straggler import skew_headline, skew_sheet
+    from ddp_prof.present.tables.straggler import skew_headline, skew_view
 
     runs = selection.runs(traces, one_run=one_run)
     skews = [measure_skew(run.ranks, run.warnings) for run in runs]
-    show(form, [skew_sheet(run, skew) for run, skew in zip(runs, skews, strict=True)])
+    show(form, [skew_view(run, skew) for run, skew in zip(runs, skews, strict=True)])
     if page or png:
         if len(runs) > 1:
             raise click.UsageError("--html and --png draw one run: give the traces of a single one")

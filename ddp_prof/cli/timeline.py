@@ -36,20 +36,22 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str | 
 
 def load_sources(traces: Sequence[Path], selection: Selection, *, with_shapes: bool = False) -> list[Source]:
     """Each trace with what its ranks did; of several with one title, the rank is part of it."""
-    from ddp_prof.analyze.core.attribution import rank_work
+    from ddp_prof.analyze.core.attribution import find_rank_events
     from ddp_prof.manifest import label_of
     from ddp_prof.present.timeline.model import Source
 
     sources = []
     for trace in selection.load(traces, with_shapes=with_shapes):
-        works = rank_work(trace, step_pattern=selection.step_pattern, backward_pattern=selection.backward_pattern)
-        sources.append(Source(label_of(trace.path, trace.manifest), trace, works))
+        rank_events = find_rank_events(
+            trace, step_pattern=selection.step_pattern, backward_pattern=selection.backward_pattern
+        )
+        sources.append(Source(label_of(trace.path, trace.manifest), trace, rank_events))
     times = Counter(source.title for source in sources)
     return [source._replace(title=_title(source)) if times[source.title] > 1 else source for source in sources]
 
 
 def _title(source: Source) -> str:
-    rank = next((work.rank for work in source.works if work.rank is not None), None)
+    rank = next((events.rank for events in source.ranks if events.rank is not None), None)
     return f"{source.title} ({source.trace.path.name})" if rank is None else f"{source.title}, rank {rank}"
 
 
@@ -83,7 +85,7 @@ def command(
     write_timeline_page(model, page)
     click.echo(page)
     if pictures := [path for path in (png, svg) if path]:
-        shown = steps or steady_steps([work for source in sources for work in source.works])
+        shown = steps or steady_steps([events for source in sources for events in source.ranks])
         part = build_timeline(sources, steps=shown, max_boxes=MAX_BOXES, backward_pattern=selection.backward_pattern)
         write_pictures([(draw_timeline(part), path) for path in pictures])
         click.echo("\n".join(map(str, pictures)))

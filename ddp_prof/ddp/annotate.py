@@ -74,13 +74,13 @@ class NvtxSink:
 
 
 class Recorded(NamedTuple):
-    """A range as it was: UTC nanoseconds, half-open; ``crosses`` as in ``trace.Spans``."""
+    """A range as it was: UTC nanoseconds, half-open; ``is_start_end`` as in ``trace.Spans``."""
 
     text: str
     start_ns: int
     end_ns: int
     thread: int
-    crosses: bool
+    is_start_end: bool
 
 
 class Recorder:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ddp_prof.trace import UNKNOWN, Arguments, Category
+from ddp_prof.trace import UNKNOWN, Category, CollectiveMetadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -31,7 +31,7 @@ _WHOLE_MESSAGE = re.compile(r"nccl(?:AllReduce|Broadcast|Bcast|Reduce)$")
 
 
 class CollectiveArguments(NamedTuple):
-    """One row of :class:`~ddp_prof.trace.Arguments`, names still as text."""
+    """One row of :class:`~ddp_prof.trace.CollectiveMetadata`, names still as text."""
 
     activity: int
     op: str | None
@@ -51,7 +51,7 @@ class NcclRange(NamedTuple):
     payload: str
 
 
-def arguments_table(rows: Sequence[CollectiveArguments], names: Any) -> Arguments:
+def arguments_table(rows: Sequence[CollectiveArguments], names: Any) -> CollectiveMetadata:
     """The rows as columns.
 
     Args:
@@ -70,7 +70,7 @@ def arguments_table(rows: Sequence[CollectiveArguments], names: Any) -> Argument
         [_in_range(row.group_size) for row in rows],
         [_in_range(row.sequence) for row in rows],
     )
-    return Arguments(*(np.array(column, np.int64) for column in columns))
+    return CollectiveMetadata(*(np.array(column, np.int64) for column in columns))
 
 
 def _in_range(number: int) -> int:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from ddp_prof.trace import Arguments, Ints
+    from ddp_prof.trace import CollectiveMetadata, Ints
 
 PROCESS = 0
 
@@ -225,7 +225,7 @@ def _spans(events: Sequence[_Event], names: NameTable) -> Spans:
         lane=_integers(event.tid for event in events),
         name_id=_interned(events, names),
         domain_id=np.full(rows, UNKNOWN, np.int64),
-        crosses=np.zeros(rows, np.int64),
+        is_start_end=np.zeros(rows, np.int64),
     )
 
 
@@ -238,7 +238,7 @@ def _calls(events: Sequence[_Event]) -> Calls:
     )
 
 
-def _arguments(kernels: Sequence[_Event], names: NameTable) -> Arguments:
+def _arguments(kernels: Sequence[_Event], names: NameTable) -> CollectiveMetadata:
     """Those of the collectives among the kernels, which are the first of the activities."""
     rows = [
         CollectiveArguments(

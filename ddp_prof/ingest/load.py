@@ -1,4 +1,4 @@
-"""Look at the first bytes of a file and pick its reader."""
+"""Palette at the first bytes of a file and pick its reader."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ def _spans(rows: Any, strings: NsysStrings, names: NameTable, domains: dict[tupl
         lane=_thread(tid),
         name_id=np.where(inline == UNKNOWN, registered, inline),
         domain_id=_domain_ids(process, integer_array(rows.column("domainId")), domains, names),
-        crosses=(column["eventType"] == _START_END).astype(np.int64),
+        is_start_end=(column["eventType"] == _START_END).astype(np.int64),
     )
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankInfo:
     """Where this rank stands.
 
     Attributes:
@@ -40,12 +40,12 @@ class Place:
     local_world: int = 1
 
 
-def find_place(environment: Mapping[str, str]) -> Place:
+def find_place(environment: Mapping[str, str]) -> RankInfo:
     """Read torchrun's variables, or the launcher's, which are the same; alone where there are none."""
     if "RANK" not in environment:
-        return Place()
+        return RankInfo()
     rank, world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
-    return Place(
+    return RankInfo(
         rank,
         world,
         int(environment.get("LOCAL_RANK", rank)),
@@ -53,7 +53,7 @@ def find_place(environment: Mapping[str, str]) -> Place:
     )
 
 
-def choose_device(arguments: Arguments, place: Place) -> tuple[torch.device, str]:
+def choose_device(arguments: Arguments, place: RankInfo) -> tuple[torch.device, str]:
     """The device of this rank and the backend.
 
     Raises:
@@ -76,7 +76,7 @@ def choose_device(arguments: Arguments, place: Place) -> tuple[torch.device, str
     return torch.device(kind, place.local_rank // shared if shared else place.local_rank % gpus), backend
 
 
-def count_ranks_per_gpu(arguments: Arguments, place: Place, device: torch.device) -> int:
+def count_ranks_per_gpu(arguments: Arguments, place: RankInfo, device: torch.device) -> int:
     """How many ranks of this machine have one GPU, asked for or because there are fewer GPUs; 1 on a CPU."""
     if device.type == "cpu":
         return 1
@@ -84,7 +84,7 @@ def count_ranks_per_gpu(arguments: Arguments, place: Place, device: torch.device
     return min(arguments.ranks_per_gpu or -(-place.local_world // gpus), place.local_world)
 
 
-def _check_backend(backend: str, kind: str, gpus: int, place: Place, seats: int) -> None:
+def _check_backend(backend: str, kind: str, gpus: int, place: RankInfo, seats: int) -> None:
     if backend == "gloo" and not dist.is_gloo_available():
         raise WorkloadError("this torch was built without gloo: choose another --backend")
     if backend == "nccl" and not dist.is_nccl_available():
@@ -100,7 +100,7 @@ def _check_backend(backend: str, kind: str, gpus: int, place: Place, seats: int)
         )
 
 
-def _check_sharing(ranks_per_gpu: int | None, kind: str, gpus: int, place: Place) -> None:
+def _check_sharing(ranks_per_gpu: int | None, kind: str, gpus: int, place: RankInfo) -> None:
     if ranks_per_gpu is None:
         return
     if kind == "cpu":
@@ -116,7 +116,7 @@ def _check_sharing(ranks_per_gpu: int | None, kind: str, gpus: int, place: Place
 
 @contextmanager
 def process_group(
-    place: Place, device: torch.device, backend: str, timeout_s: float, *, ranks_per_gpu: int = 1
+    place: RankInfo, device: torch.device, backend: str, timeout_s: float, *, ranks_per_gpu: int = 1
 ) -> Iterator[None]:
     """The default process group, while the block lasts; on failure it is left to the end of the process.
 
@@ -158,7 +158,7 @@ def process_group(
     dist.destroy_process_group()
 
 
-def _meeting_place(place: Place, timeout: timedelta) -> Store | None:
+def _meeting_place(place: RankInfo, timeout: timedelta) -> Store | None:
     """Where the ranks find each other; ``None`` is torchrun's, by the environment.
 
     Raises:
@@ -166,7 +166,7 @@ def _meeting_place(place: Place, timeout: timedelta) -> Store | None:
     """
     directory = os.environ.get(LAUNCH_DIRECTORY)
     if directory is None:
-        return HashStore() if place == Place() else None
+        return HashStore() if place == RankInfo() else None
     port = os.environ.get("MASTER_PORT")
     if port is None:
         return FileStore(str(Path(directory) / "store"), place.world)  # a file: no port that could be busy

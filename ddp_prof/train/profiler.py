@@ -118,7 +118,7 @@ class KinetoWindow(CaptureWindow):
         """See :class:`CaptureWindow`."""
         self._open.close()
         if error[0] is None:
-            crossing = [each for each in self._ranges.ranges if each.crosses]
+            crossing = [each for each in self._ranges.ranges if each.is_start_end]
             write_kineto(self._profile, crossing, self.path)
 
 

@@ -20,7 +20,7 @@ from ddp_prof.train.memory import check_memory, resident_bytes
 from ddp_prof.train.messages import MessageLog
 from ddp_prof.train.model import TransformerLM
 from ddp_prof.train.numerics import check_numerics, set_numerics
-from ddp_prof.train.process_group import Place, choose_device, count_ranks_per_gpu, process_group
+from ddp_prof.train.process_group import RankInfo, choose_device, count_ranks_per_gpu, process_group
 from ddp_prof.train.profiler import choose_window
 from ddp_prof.train.record import Measured, describe_run
 from ddp_prof.train.sizes import MODEL_SIZES
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 PROGRESS_LINES = 4
 
 
-def check(arguments: Arguments, place: Place) -> tuple[torch.device, str]:
+def check(arguments: Arguments, place: RankInfo) -> tuple[torch.device, str]:
     """Device and backend, after what can be known to fail was looked at; every rank comes to the same verdict.
 
     Raises:
@@ -61,7 +61,7 @@ def check(arguments: Arguments, place: Place) -> tuple[torch.device, str]:
     return device, backend
 
 
-def run(arguments: Arguments, place: Place, device: torch.device, backend: str) -> None:
+def run(arguments: Arguments, place: RankInfo, device: torch.device, backend: str) -> None:
     """Train as asked and, on rank 0, say how it went.
 
     Raises:
@@ -111,7 +111,7 @@ def make_variant(arguments: Arguments, model: torch.nn.Module) -> DataParallel:
 
 
 def _train(
-    trainer: Trainer, arguments: Arguments, place: Place, device: torch.device, backend: str, ranks_per_gpu: int
+    trainer: Trainer, arguments: Arguments, place: RankInfo, device: torch.device, backend: str, ranks_per_gpu: int
 ) -> Measured:
     """Warm-up steps, then the measured ones, then synchronized ones."""
     steps = arguments.warmup + arguments.steps
@@ -154,7 +154,7 @@ def _take_synchronized(
     return results, log
 
 
-def _step(trainer: Trainer, batches: torch.Tensor, index: int, arguments: Arguments, place: Place) -> StepResult:
+def _step(trainer: Trainer, batches: torch.Tensor, index: int, arguments: Arguments, place: RankInfo) -> StepResult:
     tokens = batches[index]
     is_warmup = index < arguments.warmup
     result = trainer.train_step(tokens[:, :-1], tokens[:, 1:], warmup=is_warmup)
@@ -172,7 +172,7 @@ def _all_reduce(value: float, device: torch.device, op: dist.ReduceOp.RedOpType)
 
 
 @contextmanager
-def _clear_errors(arguments: Arguments, place: Place) -> Iterator[None]:
+def _clear_errors(arguments: Arguments, place: RankInfo) -> Iterator[None]:
     try:
         with communication_errors(None, "communication"):
             yield

@@ -12,16 +12,16 @@ from ddp_prof.benchmark.report.bandwidth_chart import draw_bandwidth
 from ddp_prof.benchmark.report.bucket_sweep_chart import batch_sizes, draw_bucket_sweep
 from ddp_prof.benchmark.report.report import results_markdown, write_results, write_results_csv
 from ddp_prof.benchmark.report.rows import csv_rows
-from ddp_prof.benchmark.report.sheets import (
+from ddp_prof.benchmark.report.variants_chart import chart_rows, draw_variants
+from ddp_prof.benchmark.report.views import (
     SPREAD,
     SPREAD_WITHIN,
     bucket_rows,
-    comparison_sheet,
-    conclusions_sheet,
-    results_sheets,
-    settings_sheet,
+    comparison_view,
+    conclusions_view,
+    results_view,
+    settings_view,
 )
-from ddp_prof.benchmark.report.variants_chart import chart_rows, draw_variants
 from ddp_prof.benchmark.settings import environments_of, summarize_settings
 from ddp_prof.benchmark.study import load_study
 from ddp_prof.manifest import SHARED_GPU
@@ -80,20 +80,20 @@ class TestRows:
         assert (row["cpu"], row["environment"], row["device"]) == ("Two Cores", "e1", "cpu")
 
     def test_out_of_memory_is_a_row_with_its_reason(self) -> None:
-        sheet = settings_sheet(place_of(exact()))
-        row = next(each for each in sheet.rows if each["variant"] == "flat")
+        view = settings_view(place_of(exact()))
+        row = next(each for each in view.rows if each["variant"] == "flat")
         assert (row["status"], row["step_ms"], row["runs"]) == ("out_of_memory", None, 0)
-        assert "flat, batch 2 x 64: it needs 9 GB" in sheet.notes
+        assert "flat, batch 2 x 64: it needs 9 GB" in view.notes
 
     def test_a_reason_is_told_once(self) -> None:
         sweep = exact()
         sweep.fail("torch")
         sweep.fail("torch", work=(4, 64))
-        notes = settings_sheet(place_of(sweep)).notes
+        notes = settings_view(place_of(sweep)).notes
         assert [note for note in notes if "9 GB" in note] == ["flat, batch 2 x 64, and 2 more: it needs 9 GB"]
 
     def test_notes_tell_the_spread_the_caveat_and_the_best_bucket(self) -> None:
-        notes = settings_sheet(place_of(exact())).notes
+        notes = settings_view(place_of(exact())).notes
         assert SPREAD in notes
         assert "ranks share a GPU" in notes
         best = theme.size(round(math.sqrt(GRADIENT_BYTES * 200_000 * 0.8)))
@@ -102,13 +102,13 @@ class TestRows:
     def test_one_run_of_each_is_said_to_tell_little(self) -> None:
         sweep = Sweep(repeats=1)
         sweep.add("naive", 100, 40)
-        assert SPREAD_WITHIN in settings_sheet(place_of(sweep)).notes
+        assert SPREAD_WITHIN in settings_view(place_of(sweep)).notes
 
     def test_traces_have_columns_where_there_are_some(self) -> None:
-        assert "trace_exposed_ms" not in settings_sheet(place_of(exact())).rows[0]
+        assert "trace_exposed_ms" not in settings_view(place_of(exact())).rows[0]
         sweep = exact()
         sweep.add("torch", 70, 15, trace_comm_ns=9 * MS, trace_overlapped_ns=4 * MS, trace_exposed_ns=5 * MS)
-        rows = settings_sheet(place_of(sweep)).rows
+        rows = settings_view(place_of(sweep)).rows
         assert [row["trace_exposed_ms"] for row in rows if row["variant"] in ("naive", "torch")] == [None, 5]
 
     def test_the_model_predicts_beside_what_was_measured(self) -> None:
@@ -119,24 +119,24 @@ class TestRows:
 
 class TestStudy:
     def test_published_rows_have_ours_beside_them_where_there_are_some(self) -> None:
-        sheet = comparison_sheet(place_of(study_like()), load_study("cs336"))
-        assert len(sheet.rows) == 42
-        row = next(each for each in sheet.rows if (each["variant"], each["context"]) == ("overlap", 128))
+        view = comparison_view(place_of(study_like()), load_study("cs336"))
+        assert len(view.rows) == 42
+        row = next(each for each in view.rows if (each["variant"], each["context"]) == ("overlap", 128))
         assert (row["study_step_ms"], row["study_speedup"]) == pytest.approx((724.5, 0.7833 / 0.7245))
         assert row["step_ms"] == pytest.approx(230, rel=0.01)
-        absent = next(each for each in sheet.rows if each["context"] == 512)
+        absent = next(each for each in view.rows if each["context"] == 512)
         assert (absent["study_step_ms"] is None, absent["step_ms"], absent["status"]) == (False, None, None)
 
     def test_each_conclusion_is_judged_for_both(self) -> None:
-        sheet = conclusions_sheet(place_of(study_like()), load_study("cs336"))
-        assert sheet.title == (
+        view = conclusions_view(place_of(study_like()), load_study("cs336"))
+        assert view.title == (
             "Of 9 conclusions that the study's own figures bear out, 9 hold here, 0 do not, 0 cannot be told"
         )
-        first = sheet.rows[0]
+        first = view.rows[0]
         assert (first["study"], first["study_figure"]) == ("yes", "53 % (51 % to 55 %, 5 settings)")
         lone = Sweep(noise=0)
         lone.add("torch", 100, 40)
-        rows = conclusions_sheet(place_of(lone), load_study("cs336")).rows
+        rows = conclusions_view(place_of(lone), load_study("cs336")).rows
         assert {(row["here"], row["here_figure"]) for row in rows} == {("cannot tell", "not measured")}
 
 
@@ -205,9 +205,9 @@ def test_two_environments_are_never_in_one_table_or_figure(tmp_path: Path) -> No
     sweep.environment = OTHER_ENVIRONMENT
     sweep.add("naive", 9000, 10)
     places = places_of(sweep)
-    sheets = [sheet for sheet in results_sheets(places, None) if "environment" in sheet.title]
-    assert [("e1" in sheet.title, "e2" in sheet.title) for sheet in sheets] == [(True, False), (False, True)]
-    assert "2 places are kept apart" in results_sheets(places, None)[-1].notes[0]
+    views = [view for view in results_view(places, None) if "environment" in view.title]
+    assert [("e1" in view.title, "e2" in view.title) for view in views] == [(True, False), (False, True)]
+    assert "2 places are kept apart" in results_view(places, None)[-1].notes[0]
     assert max(max(trace.x) for trace in draw_variants(places[0]).data) < 400
     assert "step of naive" not in results_markdown(places[1:], None)
 

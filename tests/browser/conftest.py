@@ -83,8 +83,8 @@ def visit(chromium: Any, request: pytest.FixtureRequest) -> Iterator[Visit]:
 
 
 @contextmanager
-def new_visit(chromium: Any, look: str = "light") -> Iterator[Visit]:
-    page = chromium.new_page(viewport={"width": 1400, "height": 800}, color_scheme=look)
+def new_visit(chromium: Any, palette: str = "light") -> Iterator[Visit]:
+    page = chromium.new_page(viewport={"width": 1400, "height": 800}, color_scheme=palette)
     visit = Visit(page)
     page.on("console", lambda message: visit.complaints.append(f"{message.type}: {message.text}"))
     page.on("pageerror", lambda error: visit.complaints.append(str(error)))

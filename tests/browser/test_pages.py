@@ -30,15 +30,21 @@ def test_a_report_opens_from_disk(visit: Visit, tmp_path: Path, monkeypatch: pyt
 
 def test_a_figure_is_repainted_with_the_readers_look(visit: Visit, tmp_path: Path) -> None:
     go = pytest.importorskip("plotly.graph_objects")
-    look = theme.LIGHT
+    palette = theme.LIGHT
     trace = go.Bar(
-        x=[1], y=[1], marker={"color": look.colors[theme.COMMUNICATION]}, error_x={"array": [1], "color": look.notice}
+        x=[1],
+        y=[1],
+        marker={"color": palette.colors[theme.COMMUNICATION]},
+        error_x={"array": [1], "color": palette.notice},
     )
     write_figure_page(go.Figure(trace), tmp_path / "figure.html", title="figure")
     visit.open(tmp_path / "figure.html")
-    for scheme, look in (("light", theme.LIGHT), ("dark", theme.DARK), ("light", theme.LIGHT)):
+    for scheme, palette in (("light", theme.LIGHT), ("dark", theme.DARK), ("light", theme.LIGHT)):
         visit.page.emulate_media(color_scheme=scheme)
-        painted = {"path.xerror": ("stroke", look.notice), ".bars path": ("fill", look.colors[theme.COMMUNICATION])}
+        painted = {
+            "path.xerror": ("stroke", palette.notice),
+            ".bars path": ("fill", palette.colors[theme.COMMUNICATION]),
+        }
         for selector, (kind, color) in painted.items():
             red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
             visit.page.wait_for_function(

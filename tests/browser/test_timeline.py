@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddp_prof.analyze.core.attribution import RankWork, rank_work
+from ddp_prof.analyze.core.attribution import RankEvents, find_rank_events
 from ddp_prof.analyze.core.intervals import union
-from ddp_prof.analyze.overlap.step_breakdown import measure_partition
+from ddp_prof.analyze.overlap.step_breakdown import measure_breakdown
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.charts import theme
 from ddp_prof.present.timeline.build import build_timeline
@@ -43,7 +43,7 @@ def gpu_run() -> Source:
     kernels = iter(HOSTILE_KERNELS)
     names = tuple(next(kernels) if name.startswith("compute ") else name for name in trace.names)
     trace = replace(trace, names=names)
-    return Source(HOSTILE_TITLE, trace, rank_work(trace))
+    return Source(HOSTILE_TITLE, trace, find_rank_events(trace))
 
 
 def busy_run() -> Source:
@@ -64,7 +64,7 @@ def busy_run() -> Source:
                     name_id=drawn.spans.name_id + 2)  # fmt: skip
     trace = replace(drawn, names=("gemm", "ncclDevKernel", *drawn.names), spans=spans,
                     activities=table(Activities, rows), calls=table(Calls, calls))  # fmt: skip
-    return Source("busy", trace, rank_work(trace))
+    return Source("busy", trace, find_rank_events(trace))
 
 
 def write(model: Timeline, folder: Path) -> Path:
@@ -95,15 +95,15 @@ def busy(opened: Visit) -> Iterator[Visit]:
     assert opened.complaints == []
 
 
-def measured_sums(work: RankWork, start_ns: int, end_ns: int) -> dict[str, int]:
+def measured_sums(events: RankEvents, start_ns: int, end_ns: int) -> dict[str, int]:
     """What the measures' algebra says of a window, step by step, in the trace's own time."""
     clip = union(column([start_ns]), column([end_ns]))
-    compute, memory = work.union_of(Category.COMPUTE), work.union_of(Category.MEMORY)
+    compute, memory = events.union_of(Category.COMPUTE), events.union_of(Category.MEMORY)
     total: Counter[str] = Counter(dict.fromkeys((*theme.STRIP, theme.GRAPH), 0))
-    parts = measure_partition(work)
+    parts = measure_breakdown(events)
     for row in range(len(parts)):
         window = union(parts.start_ns[[row]], parts.end_ns[[row]]) & clip
-        launched = select(work.of(Category.COMMUNICATION), work.of(Category.COMMUNICATION).step == row)
+        launched = select(events.of(Category.COMMUNICATION), events.of(Category.COMMUNICATION).step == row)
         communication = union(launched.start_ns, launched.end_ns) & window
         total[theme.COMPUTE_ONLY] += ((compute & window) - communication).length_ns
         total[theme.OVERLAPPED] += (communication & compute).length_ns
@@ -155,11 +155,11 @@ class TestDrawing:
 
     @pytest.mark.parametrize("visit", ["light", "dark"], indirect=True)
     def test_the_look_follows_the_system(self, visit: Visit, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-        look = theme.DARK if "dark" in request.node.name else theme.LIGHT
+        palette = theme.DARK if "dark" in request.node.name else theme.LIGHT
         visit.open_timeline(write(build_timeline(run_of(cpu_run()).sources), tmp_path))
-        assert visit.ask("page.element.layout.paper_bgcolor") == look.paper
+        assert visit.ask("page.element.layout.paper_bgcolor") == palette.paper
         fills = visit.ask("page.element.data.map(({ fillcolor }) => fillcolor).filter(Boolean)")
-        assert {fill[:7] for fill in fills} <= {*look.colors.values(), look.paper, look.notice}
+        assert {fill[:7] for fill in fills} <= {*palette.colors.values(), palette.paper, palette.notice}
 
     def test_a_category_switched_off_takes_its_labels_with_it(self, visit: Visit, tmp_path: Path) -> None:
         visit.open_timeline(write(build_timeline(run_of(cpu_run(), "naive").sources), tmp_path))
@@ -188,20 +188,20 @@ class TestSums:
     @pytest.mark.parametrize("window", [(0, 30_000_000), (1_234_567, 7_654_321), (17_000_001, 17_000_778)])
     def test_sums_are_those_of_the_measures(self, busy: Visit, busy_source: Source, window: tuple[int, int]) -> None:
         (rank,) = busy.ask("page.sums(...argument)", list(window))
-        assert rank["sums"] == measured_sums(busy_source.works[0], *window)
+        assert rank["sums"] == measured_sums(busy_source.ranks[0], *window)
 
     @pytest.mark.parametrize("name", ["nsys2026_2_two_processes_h100", "nsys2022_4_ddp_unet_a100_rank0of4"])
     def test_sums_of_a_real_capture(self, visit: Visit, tmp_path: Path, shared_traces: Path, name: str) -> None:
         trace = load_trace(shared_traces / f"{name}.sqlite")
-        works = rank_work(trace)
-        model = build_timeline([Source(name, trace, works)])
+        rank_events = find_rank_events(trace)
+        model = build_timeline([Source(name, trace, rank_events)])
         visit.open_timeline(write(model, tmp_path))
-        zero = min(int(work.steps.start_ns[0]) for work in works)
+        zero = min(int(events.steps.start_ns[0]) for events in rank_events)
         length = model.end_ns - model.start_ns
         whole = (model.start_ns, model.end_ns)
         for start, end in (whole, (length // 3, length // 2), (length // 5, length // 5 + 1_000_003)):
             ranks = visit.ask("page.sums(...argument)", [start, end])
-            expected = [measured_sums(work, start + zero, end + zero) for work in works]
+            expected = [measured_sums(events, start + zero, end + zero) for events in rank_events]
             assert [rank["sums"] for rank in ranks] == expected
         # All of it is what the table says.
         for rank, lanes in zip(visit.ask("page.sums(...argument)", list(whole)), model.panels[0].ranks, strict=True):
@@ -258,7 +258,7 @@ class TestMoving:
                     "all_reduce|bucket=0": "." * 35 + "##"},
             ranks={4242: 0},
         )  # fmt: skip
-        sources = [*run_of(cpu_run(2)).sources, Source("late", late, rank_work(late))]
+        sources = [*run_of(cpu_run(2)).sources, Source("late", late, find_rank_events(late))]
         visit.open_timeline(write(build_timeline(sources), tmp_path))
         visit.ask("page.showStep(1)")
         assert visit.ask("page.view.offsets") == [20, 30]

@@ -71,7 +71,7 @@ def test_compare_has_the_waterfall_in_its_document_and_as_a_table(tmp_path: Path
 
 
 def test_a_step_of_collectives_is_drawn(ranks: list[Path], tmp_path: Path) -> None:
-    page = tmp_path / "lives.html"
+    page = tmp_path / "timings.html"
     assert run("collectives", *ranks, "--html", page, "--step", "3").exit_code == 0
     assert "<title>100 % of exposed time is tail" in page.read_text()
     missing = run("collectives", *ranks, "--html", page, "--step", "99")

@@ -51,7 +51,7 @@ def test_names_follow_the_grammar() -> None:
         "all_reduce|bucket=3|bytes=1048576|params=2",
     ]
     assert parse_range(recorder.ranges[-1].text).fields == {"bucket": 3, "bytes": 1048576, "params": 2}
-    assert [each.crosses for each in recorder.ranges] == [False] * 7 + [True]
+    assert [each.is_start_end for each in recorder.ranges] == [False] * 7 + [True]
 
 
 def test_times_are_utc_nanoseconds_and_nest() -> None:
@@ -71,7 +71,7 @@ def test_an_open_range_ends_once_on_any_thread() -> None:
     ending.join()
     in_flight.end()
     in_flight.end("a future, as Future.add_done_callback passes it")
-    found = [each for each in recorder.ranges if each.crosses]
+    found = [each for each in recorder.ranges if each.is_start_end]
     assert len(found) == 1
     assert found[0].thread == launched_by
 

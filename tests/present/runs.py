@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ddp_prof.analyze.collectives.findings import explain_run
-from ddp_prof.analyze.collectives.run import reduce_trace
-from ddp_prof.analyze.core.attribution import rank_work
+from ddp_prof.analyze.collectives.run_analysis import reduce_trace
+from ddp_prof.analyze.core.attribution import find_rank_events
 from ddp_prof.analyze.overlap.overlap import TraceOverlap, measure_overlap
 from ddp_prof.present.html.report import Run
 from ddp_prof.present.timeline.model import Source
@@ -38,6 +38,6 @@ def result_of(trace: Trace, label: str = "overlap") -> TraceOverlap:
 
 def run_of(trace: Trace, name: str = "overlap", label: str | None = None) -> Run:
     label = label or name
-    works = rank_work(trace)
-    findings = explain_run(replace(reduce_trace(trace, works), label=label))
-    return Run(name, result_of(trace, label), (Source(label, trace, works),), findings)
+    ranks = find_rank_events(trace)
+    findings = explain_run(replace(reduce_trace(trace, ranks), label=label))
+    return Run(name, result_of(trace, label), (Source(label, trace, ranks),), findings)

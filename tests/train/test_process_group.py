@@ -9,9 +9,9 @@ import torch.distributed as dist
 from ddp_prof.errors import WorkloadError
 from ddp_prof.train import memory, run
 from ddp_prof.train.arguments import parse_arguments
-from ddp_prof.train.process_group import Place, choose_device, find_place
+from ddp_prof.train.process_group import RankInfo, choose_device, find_place
 
-TWO = Place(1, 2, 1, 2)
+TWO = RankInfo(1, 2, 1, 2)
 
 
 @pytest.fixture
@@ -78,8 +78,8 @@ def test_a_missing_backend_is_named(machine: pytest.MonkeyPatch) -> None:
 
 def test_place() -> None:
     torchrun = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
-    assert find_place(torchrun) == Place(5, 8, 1, 4)
-    assert find_place({}) == Place(0, 1, 0, 1)
+    assert find_place(torchrun) == RankInfo(5, 8, 1, 4)
+    assert find_place({}) == RankInfo(0, 1, 0, 1)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from ddp_prof.errors import WorkloadError
 from ddp_prof.manifest import SHARED_GPU, caveats_of
 from ddp_prof.train import process_group as module
 from ddp_prof.train.arguments import parse_arguments
-from ddp_prof.train.process_group import Place, choose_device, count_ranks_per_gpu, process_group
+from ddp_prof.train.process_group import RankInfo, choose_device, count_ranks_per_gpu, process_group
 from ddp_prof.train.shared_gpu import nccl_environment, refusal
 from tests.test_manifest import MANIFEST
 from tests.train.test_process_group import set_machine
@@ -21,8 +21,8 @@ from tests.train.test_process_group import set_machine
 OLD, NEW = (2, 28, 9), (2, 30, 3)
 
 
-def place(rank: int, world: int = 2) -> Place:
-    return Place(rank, world, rank, world)
+def place(rank: int, world: int = 2) -> RankInfo:
+    return RankInfo(rank, world, rank, world)
 
 
 def test_before_2_30_each_rank_is_a_host_of_its_own() -> None:
@@ -55,7 +55,7 @@ def test_several_machines_do_not_talk_through_the_loopback() -> None:
     [
         "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000",
         "Multiple ranks detected using the same GPU on this node. Set NCCL_MULTI_RANK_GPU_ENABLE=1 to allow it",
-        "Multiple Ranks are using the same GPU/Partition. Set NCCL_MULTI_RANK_GPU_ENABLE=1",
+        "Multiple Ranks are using the same GPU/StepBreakdown. Set NCCL_MULTI_RANK_GPU_ENABLE=1",
         "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.",
     ],
 )

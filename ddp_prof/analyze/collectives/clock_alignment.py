@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddp_prof.analyze.collectives.matching import Matches
-    from ddp_prof.analyze.collectives.timing import RankLives
+    from ddp_prof.analyze.collectives.timing import RankCollectives
     from ddp_prof.trace import Ints
 
 ONE_CLOCK = "one clock"
@@ -78,7 +78,7 @@ class Alignment:
         return next(each for each in self.clocks if each.clock == clock)
 
 
-def align_clocks(ranks: Sequence[RankLives], matches: Matches) -> Alignment:
+def align_clocks(ranks: Sequence[RankCollectives], matches: Matches) -> Alignment:
     """Bring the clocks of all files together."""
     files = list(dict.fromkeys(rank.clock for rank in ranks))
     missing = find_missing_ranks(ranks)
@@ -111,14 +111,14 @@ def align_clocks(ranks: Sequence[RankLives], matches: Matches) -> Alignment:
     )
 
 
-def find_missing_ranks(ranks: Sequence[RankLives]) -> tuple[int, ...]:
+def find_missing_ranks(ranks: Sequence[RankCollectives]) -> tuple[int, ...]:
     """Ranks that the job has and the files do not; none where the files do not tell."""
     present = {rank.rank for rank in ranks if rank.rank is not None}
     world = max((rank.world_size or 0 for rank in ranks), default=0)
     return tuple(sorted(set(range(world)) - present)) if present else ()
 
 
-def _ends_by_file(ranks: Sequence[RankLives], matches: Matches, files: Sequence[Path]) -> Ints:
+def _ends_by_file(ranks: Sequence[RankCollectives], matches: Matches, files: Sequence[Path]) -> Ints:
     """The end of each matched collective on each file's clock, the latest of the file's ranks; ``UNKNOWN`` if none."""
     ends = matches.column(ranks, "end_ns")
     in_file = [[rank.clock == file for rank in ranks] for file in files]

@@ -68,7 +68,7 @@ from ddp_prof.analyze.core.intervals import union
 from ddp_prof.trace import UNKNOWN, Table
 
 if TYPE_CHECKING:
-    from ddp_prof.analyze.collectives.timing import Lives, RankLives
+    from ddp_prof.analyze.collectives.timing import CollectiveTimings, RankCollectives
     from ddp_prof.trace import Ints
 
 TAIL, LAUNCHED_LATE, QUEUED, WAITING, STARVED, SYNCHRONOUS = CAUSES = (
@@ -84,7 +84,7 @@ TAIL, LAUNCHED_LATE, QUEUED, WAITING, STARVED, SYNCHRONOUS = CAUSES = (
 
 @dataclass(frozen=True)
 class Exposure(Table):
-    """A row a collective, in the order of its ``Lives``; a step's rows sum to the figures of its ``StepOverlap``.
+    """A row a collective, in the order of its timings; a step's rows sum to the figures of its ``StepOverlap``.
 
     Attributes:
         overlapped_ns: Of the instants that belong to the collective, those under compute.
@@ -112,7 +112,7 @@ class Part(NamedTuple):
     end_ns: Ints
 
 
-def explain_exposure(rank: RankLives, wait_ns: Ints) -> Exposure:
+def explain_exposure(rank: RankCollectives, wait_ns: Ints) -> Exposure:
     """Divide the exposed time of one rank among its collectives and their causes.
 
     Args:
@@ -125,10 +125,10 @@ def explain_exposure(rank: RankLives, wait_ns: Ints) -> Exposure:
         return part.end_ns - part.start_ns - rank.compute.covered_ns(part.start_ns, part.end_ns)
 
     found = {cause: exposed(part) for cause, part in parts.items()}
-    everything = sum(found.values(), start=np.zeros(len(rank.lives), np.int64))
-    blocks = rank.lives.blocking == 1
-    first, last = owned_instants(rank.lives)
-    wait = exposed(Part(first, wait_end_ns(rank.lives, wait_ns)))
+    everything = sum(found.values(), start=np.zeros(len(rank.timings), np.int64))
+    blocks = rank.timings.blocking == 1
+    first, last = owned_instants(rank.timings)
+    wait = exposed(Part(first, wait_end_ns(rank.timings, wait_ns)))
     return Exposure(
         overlapped_ns=rank.compute.covered_ns(first, last),
         exposed_ns=everything,
@@ -139,18 +139,18 @@ def explain_exposure(rank: RankLives, wait_ns: Ints) -> Exposure:
     )
 
 
-def divide_by_cause(rank: RankLives, wait_ns: Ints) -> dict[str, Part]:
+def divide_by_cause(rank: RankCollectives, wait_ns: Ints) -> dict[str, Part]:
     """The part of each collective in which exposed instants have a cause, in order of time; parts may be empty.
 
     Of a collective with ``blocking`` set the causes do not count: all of it is ``synchronous``.
     """
-    lives = rank.lives
-    first, last = owned_instants(lives)
-    wait_end = wait_end_ns(lives, wait_ns)
-    late_ns, queued_ns = delays(lives)
-    late_from = np.clip(lives.end_ns - late_ns, wait_end, last)
-    queued_from = np.clip(lives.end_ns - late_ns - queued_ns, wait_end, late_from)
-    backward_end = np.append(rank.backward_end_ns, UNKNOWN)[lives.step]
+    timings = rank.timings
+    first, last = owned_instants(timings)
+    wait_end = wait_end_ns(timings, wait_ns)
+    late_ns, queued_ns = delays(timings)
+    late_from = np.clip(timings.end_ns - late_ns, wait_end, last)
+    queued_from = np.clip(timings.end_ns - late_ns - queued_ns, wait_end, late_from)
+    backward_end = np.append(rank.backward_end_ns, UNKNOWN)[timings.step]
     backward_end = np.where(backward_end == UNKNOWN, np.iinfo(np.int64).max, backward_end)
     tail_from = np.clip(backward_end, first, queued_from)
     starved_from = np.minimum(wait_end, tail_from)
@@ -163,39 +163,39 @@ def divide_by_cause(rank: RankLives, wait_ns: Ints) -> dict[str, Part]:
     }
 
 
-def wait_end_ns(lives: Lives, wait_ns: Ints) -> Ints:
+def wait_end_ns(timings: CollectiveTimings, wait_ns: Ints) -> Ints:
     """Until when each collective waits for peers, of the instants that belong to it."""
-    first, last = owned_instants(lives)
-    return np.clip(lives.start_ns + np.maximum(wait_ns, 0), first, last)
+    first, last = owned_instants(timings)
+    return np.clip(timings.start_ns + np.maximum(wait_ns, 0), first, last)
 
 
-def owned_instants(lives: Lives) -> tuple[Ints, Ints]:
+def owned_instants(timings: CollectiveTimings) -> tuple[Ints, Ints]:
     """Start and end of the instants that belong to each collective: from its start to that of any that ends later.
 
     Of collectives of a step that end together, the one launched last counts as the last.
     """
-    if not len(lives):
-        return lives.start_ns, lives.end_ns
-    order = np.lexsort((np.arange(len(lives)), lives.end_ns, lives.step))
+    if not len(timings):
+        return timings.start_ns, timings.end_ns
+    order = np.lexsort((np.arange(len(timings)), timings.end_ns, timings.step))
     # Steps laid end to end on one axis cannot reach into each other, so one pass serves all of them.
-    origin = int(lives.start_ns.min())
-    shift = ((lives.step + 1) * (int(lives.end_ns.max()) - origin + 1) - origin)[order]
-    start, end = lives.start_ns[order] + shift, lives.end_ns[order] + shift
+    origin = int(timings.start_ns.min())
+    shift = ((timings.step + 1) * (int(timings.end_ns.max()) - origin + 1) - origin)[order]
+    start, end = timings.start_ns[order] + shift, timings.end_ns[order] + shift
     starts_of_later = np.minimum.accumulate(np.append(start[1:], np.iinfo(np.int64).max)[::-1])[::-1]
     owned_end = np.empty_like(end)
     owned_end[order] = np.maximum(start, np.minimum(end, starts_of_later)) - shift
-    return lives.start_ns, owned_end
+    return timings.start_ns, owned_end
 
 
-def delays(lives: Lives) -> tuple[Ints, Ints]:
+def delays(timings: CollectiveTimings) -> tuple[Ints, Ints]:
     """By how much the host launched each collective too late, and for how long it then queued on its stream."""
-    launched = np.where(lives.launch_ns == UNKNOWN, lives.start_ns, lives.launch_ns)
-    ready = np.where(lives.ready_ns == UNKNOWN, launched, lives.ready_ns)
-    late = np.maximum(0, np.minimum(launched, lives.start_ns) - ready)
-    queued = np.zeros(len(lives), np.int64)
-    for lane in np.unique(lives.lane[lives.lane != UNKNOWN]):
-        mine = lives.lane == lane
-        busy = union(lives.start_ns[mine], lives.end_ns[mine])
-        start = lives.start_ns[mine]
+    launched = np.where(timings.launch_ns == UNKNOWN, timings.start_ns, timings.launch_ns)
+    ready = np.where(timings.ready_ns == UNKNOWN, launched, timings.ready_ns)
+    late = np.maximum(0, np.minimum(launched, timings.start_ns) - ready)
+    queued = np.zeros(len(timings), np.int64)
+    for lane in np.unique(timings.lane[timings.lane != UNKNOWN]):
+        mine = timings.lane == lane
+        busy = union(timings.start_ns[mine], timings.end_ns[mine])
+        start = timings.start_ns[mine]
         queued[mine] = busy.covered_ns(np.minimum(np.maximum(launched, ready)[mine], start), start)
     return late, queued

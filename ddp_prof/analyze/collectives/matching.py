@@ -20,7 +20,7 @@ from ddp_prof.trace import UNKNOWN
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from ddp_prof.analyze.collectives.timing import RankLives
+    from ddp_prof.analyze.collectives.timing import RankCollectives
     from ddp_prof.trace import Ints
 
 _NO_COLLECTIVE = OPERATIONS.index(POINT_TO_POINT)
@@ -31,7 +31,7 @@ class Matches:
     """Collectives that at least two ranks took part in.
 
     Attributes:
-        rows: A row a collective and a column a rank: its row in the rank's ``Lives``, ``UNKNOWN`` where it has none.
+        rows: A row a collective and a column a rank: its row in the rank's timings, ``UNKNOWN`` where it has none.
         unmatched: Collectives of all ranks that found no match though other ranks are there.
     """
 
@@ -41,15 +41,15 @@ class Matches:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def column(self, ranks: Sequence[RankLives], name: str) -> Ints:
-        """A column of the ranks' lives, laid out as :attr:`rows`; ``UNKNOWN`` where a rank has no part."""
+    def column(self, ranks: Sequence[RankCollectives], name: str) -> Ints:
+        """A column of the ranks' timings, laid out as :attr:`rows`; ``UNKNOWN`` where a rank has no part."""
         columns = [
-            np.append(getattr(rank.lives, name), UNKNOWN)[self.rows[:, index]] for index, rank in enumerate(ranks)
+            np.append(getattr(rank.timings, name), UNKNOWN)[self.rows[:, index]] for index, rank in enumerate(ranks)
         ]
         return np.stack(columns, axis=1) if columns else np.empty((0, 0), np.int64)
 
 
-def match_collectives(ranks: Sequence[RankLives]) -> Matches:
+def match_collectives(ranks: Sequence[RankCollectives]) -> Matches:
     """Find the collectives that several ranks have in common."""
     found: dict[Hashable, list[int]] = {}
     for column, rank in enumerate(ranks):
@@ -58,26 +58,26 @@ def match_collectives(ranks: Sequence[RankLives]) -> Matches:
                 found.setdefault(key, [UNKNOWN] * len(ranks))[column] = row
     shared = [rows for rows in found.values() if len(ranks) - rows.count(UNKNOWN) > 1 and _agree(ranks, rows)]
     matched = sum(len(ranks) - rows.count(UNKNOWN) for rows in shared)
-    candidates = sum(int((rank.lives.operation != _NO_COLLECTIVE).sum()) for rank in ranks)
+    candidates = sum(int((rank.timings.operation != _NO_COLLECTIVE).sum()) for rank in ranks)
     return Matches(
         np.array(shared, np.int64).reshape(len(shared), len(ranks)), candidates - matched if len(ranks) > 1 else 0
     )
 
 
-def _keys(rank: RankLives) -> list[Hashable | None]:
+def _keys(rank: RankCollectives) -> list[Hashable | None]:
     """What identifies each collective of a rank on all ranks; the number in the step must be told by the same count."""
-    lives = rank.lives
-    groups = [rank.groups[each] if each != UNKNOWN else "" for each in lives.group.tolist()]
+    timings = rank.timings
+    groups = [rank.groups[each] if each != UNKNOWN else "" for each in timings.group.tolist()]
     numbers = rank.step_numbers.tolist()
     steps = [
         None if each == UNKNOWN else (numbers[each] if numbers[each] != UNKNOWN else each)
-        for each in lives.step.tolist()
+        for each in timings.step.tolist()
     ]
     total = Counter(zip(groups, steps, strict=True))
     count: Counter[tuple[str, int | None]] = Counter()
     keys: list[Hashable | None] = []
     for group, step, sequence, operation in zip(
-        groups, steps, lives.sequence.tolist(), lives.operation.tolist(), strict=True
+        groups, steps, timings.sequence.tolist(), timings.operation.tolist(), strict=True
     ):
         position = count[group, step]
         count[group, step] += 1
@@ -90,9 +90,9 @@ def _keys(rank: RankLives) -> list[Hashable | None]:
     return keys
 
 
-def _agree(ranks: Sequence[RankLives], rows: Sequence[int]) -> bool:
+def _agree(ranks: Sequence[RankCollectives], rows: Sequence[int]) -> bool:
     """Whether all parts are of one operation and, as far as known, of one size."""
-    parts = [(rank.lives, row) for rank, row in zip(ranks, rows, strict=True) if row != UNKNOWN]
-    operations = {int(lives.operation[row]) for lives, row in parts}
-    sizes = {int(lives.bytes[row]) for lives, row in parts} - {UNKNOWN}
+    parts = [(rank.timings, row) for rank, row in zip(ranks, rows, strict=True) if row != UNKNOWN]
+    operations = {int(timings.operation[row]) for timings, row in parts}
+    sizes = {int(timings.bytes[row]) for timings, row in parts} - {UNKNOWN}
     return len(operations) == 1 and len(sizes) <= 1

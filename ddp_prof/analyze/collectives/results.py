@@ -10,8 +10,8 @@ import numpy as np
 from ddp_prof.analyze.collectives.clock_alignment import align_clocks
 from ddp_prof.analyze.collectives.exposure import CAUSES, Exposure, explain_exposure
 from ddp_prof.analyze.collectives.matching import match_collectives
-from ddp_prof.analyze.collectives.timing import READY_SOURCES, find_lives
-from ddp_prof.analyze.core.attribution import rank_work
+from ddp_prof.analyze.collectives.timing import READY_SOURCES, find_timings
+from ddp_prof.analyze.core.attribution import find_rank_events
 from ddp_prof.analyze.core.frames import frame_of
 from ddp_prof.analyze.core.operations import OPERATIONS, bus_factor
 from ddp_prof.trace import UNKNOWN
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ddp_prof.analyze.collectives.clock_alignment import Alignment
     from ddp_prof.analyze.collectives.matching import Matches
-    from ddp_prof.analyze.collectives.timing import RankLives
+    from ddp_prof.analyze.collectives.timing import RankCollectives
     from ddp_prof.trace import Ints, Trace
 
 
@@ -135,11 +135,11 @@ class RunCollectives:
         return frame_of(self.collectives)
 
 
-def measure_collectives(ranks: Sequence[RankLives], warnings: Sequence[str] = ()) -> RunCollectives:
+def measure_collectives(ranks: Sequence[RankCollectives], warnings: Sequence[str] = ()) -> RunCollectives:
     """Explain the collectives of a run.
 
     Args:
-        ranks: The ranks of one run, from any number of files, as ``timing.find_lives`` gives them.
+        ranks: The ranks of one run, from any number of files, as ``timing.find_timings`` gives them.
         warnings: What is doubtful about the traces.
     """
     matches = match_collectives(ranks)
@@ -154,7 +154,7 @@ def measure_collectives(ranks: Sequence[RankLives], warnings: Sequence[str] = ()
         alignment=alignment,
         matched=len(matches),
         unmatched=matches.unmatched,
-        warnings=(*warnings, *find_doubts_of_ranks(ranks, matches, alignment)),
+        warnings=(*warnings, *diagnose_ranks(ranks, matches, alignment)),
     )
 
 
@@ -162,39 +162,39 @@ def measure_trace(
     trace: Trace, *, step_pattern: str | None = None, backward_pattern: str | None = None
 ) -> RunCollectives:
     """Explain the collectives of a run that lies in one trace; arguments as of ``measure_overlap``."""
-    works = rank_work(trace, step_pattern=step_pattern, backward_pattern=backward_pattern)
-    return measure_collectives(find_lives(trace, works), trace.warnings)
+    ranks = find_rank_events(trace, step_pattern=step_pattern, backward_pattern=backward_pattern)
+    return measure_collectives(find_timings(trace, ranks), trace.warnings)
 
 
-def transfer_times(ranks: Sequence[RankLives], matches: Matches) -> list[Ints]:
+def transfer_times(ranks: Sequence[RankCollectives], matches: Matches) -> list[Ints]:
     """For each rank's collectives the shortest duration over the ranks, which needs no common clock."""
     duration = matches.column(ranks, "end_ns") - matches.column(ranks, "start_ns")
     present = matches.rows != UNKNOWN
     shortest = np.where(present, duration, np.iinfo(np.int64).max).min(axis=1, initial=np.iinfo(np.int64).max)
     transfers = []
     for column, rank in enumerate(ranks):
-        transfer = np.full(len(rank.lives), UNKNOWN, np.int64)
+        transfer = np.full(len(rank.timings), UNKNOWN, np.int64)
         transfer[matches.rows[present[:, column], column]] = shortest[present[:, column]]
         transfers.append(transfer)
     return transfers
 
 
-def wait_times(rank: RankLives, transfer_ns: Ints) -> Ints:
+def wait_times(rank: RankCollectives, transfer_ns: Ints) -> Ints:
     """What of each duration is not transfer; ``UNKNOWN`` where transfer is."""
-    duration = rank.lives.end_ns - rank.lives.start_ns
+    duration = rank.timings.end_ns - rank.timings.start_ns
     return np.where(transfer_ns == UNKNOWN, UNKNOWN, duration - transfer_ns)
 
 
-def _of_rank(rank: RankLives, transfer_ns: Ints, ranks: int) -> list[Collective]:
-    lives = rank.lives
+def _of_rank(rank: RankCollectives, transfer_ns: Ints, ranks: int) -> list[Collective]:
+    timings = rank.timings
     wait_ns = wait_times(rank, transfer_ns)
     exposure = explain_exposure(rank, wait_ns)
-    backward_end = np.append(rank.backward_end_ns, UNKNOWN)[lives.step].tolist()
-    column = {each.name: getattr(lives, each.name).tolist() for each in fields(lives)}
+    backward_end = np.append(rank.backward_end_ns, UNKNOWN)[timings.step].tolist()
+    column = {each.name: getattr(timings, each.name).tolist() for each in fields(timings)}
     part = {each.name: getattr(exposure, each.name).tolist() for each in fields(Exposure)}
     numbers = [*rank.step_numbers.tolist(), UNKNOWN]
     found = []
-    for row, index in enumerate(_positions(lives.step).tolist()):
+    for row, index in enumerate(_positions(timings.step).tolist()):
         has_match = wait_ns[row] != UNKNOWN
         found.append(
             Collective(
@@ -241,10 +241,10 @@ def _named(names: Sequence[str], index: int) -> str | None:
     return None if index == UNKNOWN else names[index]
 
 
-def find_doubts_of_ranks(ranks: Sequence[RankLives], matches: Matches, alignment: Alignment) -> list[str]:
+def diagnose_ranks(ranks: Sequence[RankCollectives], matches: Matches, alignment: Alignment) -> list[str]:
     """What ranks, matches and clocks do not let one say."""
     doubts = []
-    if (missing := alignment.missing_ranks) and any(len(rank.lives) for rank in ranks):
+    if (missing := alignment.missing_ranks) and any(len(rank.timings) for rank in ranks):
         which = f"rank {missing[0]} is" if len(missing) == 1 else f"ranks {_ranges(missing)} are"
         effect = (
             "waiting cannot be told from transfer"
@@ -257,11 +257,11 @@ def find_doubts_of_ranks(ranks: Sequence[RankLives], matches: Matches, alignment
             f"{matches.unmatched:,} collectives have no match on the other ranks: "
             "their waiting cannot be told from transfer"
         )
-    if any(len(rank.lives) and not len(rank.times) for rank in ranks):
+    if any(len(rank.timings) and not len(rank.times) for rank in ranks):
         doubts.append(
             "the trace tells no steps: only the last tail is known, earlier ones count as starved; see --step-range"
         )
-    elif any(np.any(rank.backward_end_ns == UNKNOWN) for rank in ranks if len(rank.lives)):
+    elif any(np.any(rank.backward_end_ns == UNKNOWN) for rank in ranks if len(rank.timings)):
         doubts.append("steps without any compute known to be backward: their tail counts as starved")
     return doubts
 

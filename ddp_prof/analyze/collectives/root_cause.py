@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Headline:
+class RootCause:
     """The main cause of a run's exposed time. Everything is over all steps and ranks.
 
     Attributes:
@@ -49,7 +49,7 @@ class Headline:
     lead_ns: int | None
 
 
-def find_headline(collectives: Sequence[Collective], manifest: Manifest | None = None) -> Headline | None:
+def find_root_cause(collectives: Sequence[Collective], manifest: Manifest | None = None) -> RootCause | None:
     """The main finding, ``None`` where nothing is exposed."""
     by_cause = {cause: sum(getattr(each.causes, cause) for each in collectives) for cause in CAUSES}
     cause = max(by_cause, key=by_cause.__getitem__)
@@ -63,7 +63,7 @@ def find_headline(collectives: Sequence[Collective], manifest: Manifest | None =
     step_sizes = Counter(each.step_identity for each in collectives)
     leads = [each.before_backward_end_ns for each in own if each.before_backward_end_ns is not None]
     last = [each.index == step_sizes[each.step_identity] - 1 for each in own]
-    return Headline(
+    return RootCause(
         exposed_ns=sum(by_cause.values()),
         cause=cause,
         cause_ns=by_cause[cause],

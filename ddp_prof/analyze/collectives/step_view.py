@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ddp_prof.analyze.collectives.clock_alignment import ClockOffset
     from ddp_prof.analyze.collectives.exposure import Part
-    from ddp_prof.analyze.collectives.timing import RankLives
+    from ddp_prof.analyze.collectives.timing import RankCollectives
     from ddp_prof.trace import Ints
 
 
@@ -33,7 +33,7 @@ class Exposed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Lifeline:
+class CollectiveView:
     """One collective, in nanoseconds from the step's first time on any rank; ``None`` for what is not known."""
 
     index: int
@@ -47,7 +47,7 @@ class Lifeline:
 
 
 @dataclass(frozen=True, slots=True)
-class RankLifelines:
+class RankStepView:
     """The collectives of one rank in the step.
 
     Attributes:
@@ -59,21 +59,21 @@ class RankLifelines:
     name: str
     compute: tuple[tuple[int, int], ...]
     backward_end_ns: int | None
-    lifelines: tuple[Lifeline, ...]
+    collectives: tuple[CollectiveView, ...]
 
 
-def typical_step(ranks: Sequence[RankLives]) -> int | None:
+def typical_step(ranks: Sequence[RankCollectives]) -> int | None:
     """The number (or position) of the step whose communication takes the median time on the first rank with any."""
     for rank in ranks:
         numbers = _numbers(rank)
-        steps = np.unique(numbers[rank.lives.step != UNKNOWN])
+        steps = np.unique(numbers[rank.timings.step != UNKNOWN])
         if len(steps):
-            total = [int((rank.lives.end_ns - rank.lives.start_ns)[numbers == step].sum()) for step in steps]
+            total = [int((rank.timings.end_ns - rank.timings.start_ns)[numbers == step].sum()) for step in steps]
             return int(steps[np.argsort(total, kind="stable")[len(total) // 2]])
     return None
 
 
-def step_lifelines(ranks: Sequence[RankLives], step: int) -> tuple[RankLifelines, ...]:
+def view_step(ranks: Sequence[RankCollectives], step: int) -> tuple[RankStepView, ...]:
     """What each rank communicated in a step, all on one clock; ranks without communication in it are left out.
 
     Args:
@@ -88,25 +88,25 @@ def step_lifelines(ranks: Sequence[RankLives], step: int) -> tuple[RankLifelines
         if len(rows):
             drawn.append((rank, rows, wait_times(rank, transfer_ns), alignment.of(rank.clock)))
     origin = min((int(clock.common_ns(_first(rank, rows))) for rank, rows, _, clock in drawn), default=0)
-    return tuple(_lifelines(*each, origin) for each in drawn)
+    return tuple(_rank_view(*each, origin) for each in drawn)
 
 
-def _numbers(rank: RankLives) -> Ints:
+def _numbers(rank: RankCollectives) -> Ints:
     """The step of each collective: its number, else its position; ``UNKNOWN`` outside of any."""
-    number = np.append(rank.step_numbers, UNKNOWN)[rank.lives.step]
-    return np.where(number == UNKNOWN, rank.lives.step, number)
+    number = np.append(rank.step_numbers, UNKNOWN)[rank.timings.step]
+    return np.where(number == UNKNOWN, rank.timings.step, number)
 
 
-def _first(rank: RankLives, rows: Ints) -> Ints:
+def _first(rank: RankCollectives, rows: Ints) -> Ints:
     """The first time at which anything is known of the collectives."""
-    lives = rank.lives
-    times = np.concatenate([lives.ready_ns[rows], lives.launch_ns[rows], lives.start_ns[rows]])
+    timings = rank.timings
+    times = np.concatenate([timings.ready_ns[rows], timings.launch_ns[rows], timings.start_ns[rows]])
     first: Ints = times[times != UNKNOWN].min()
     return first
 
 
-def _lifelines(rank: RankLives, rows: Ints, wait_ns: Ints, clock: ClockOffset, origin: int) -> RankLifelines:
-    lives = rank.lives
+def _rank_view(rank: RankCollectives, rows: Ints, wait_ns: Ints, clock: ClockOffset, origin: int) -> RankStepView:
+    timings = rank.timings
 
     def since(time_ns: Ints) -> list[int]:
         return [int(each) - origin for each in clock.common_ns(time_ns)]
@@ -115,25 +115,25 @@ def _lifelines(rank: RankLives, rows: Ints, wait_ns: Ints, clock: ClockOffset, o
         shifted = since(time_ns)
         return [None if time == UNKNOWN else moved for time, moved in zip(time_ns.tolist(), shifted, strict=True)]
 
-    window = union(_first(rank, rows)[np.newaxis], lives.end_ns[rows].max()[np.newaxis])
+    window = union(_first(rank, rows)[np.newaxis], timings.end_ns[rows].max()[np.newaxis])
     compute = rank.compute & window
-    backward_end = rank.backward_end_ns[lives.step[rows[:1]]]
-    parts, wait_end = divide_by_cause(rank, wait_ns), wait_end_ns(lives, wait_ns)
+    backward_end = rank.backward_end_ns[timings.step[rows[:1]]]
+    parts, wait_end = divide_by_cause(rank, wait_ns), wait_end_ns(timings, wait_ns)
     columns = (
-        lives.bucket[rows].tolist(),
-        lives.bytes[rows].tolist(),
-        since_if_known(lives.ready_ns[rows]),
-        since_if_known(lives.launch_ns[rows]),
-        since(lives.start_ns[rows]),
-        since(lives.end_ns[rows]),
+        timings.bucket[rows].tolist(),
+        timings.bytes[rows].tolist(),
+        since_if_known(timings.ready_ns[rows]),
+        since_if_known(timings.launch_ns[rows]),
+        since(timings.start_ns[rows]),
+        since(timings.end_ns[rows]),
         [_exposed(rank, row, parts, wait_end, since) for row in rows.tolist()],
     )
-    return RankLifelines(
+    return RankStepView(
         name=rank.name,
         compute=tuple(zip(since(compute.start_ns), since(compute.end_ns), strict=True)),
         backward_end_ns=since_if_known(backward_end)[0],
-        lifelines=tuple(
-            Lifeline(
+        collectives=tuple(
+            CollectiveView(
                 index=index,
                 bucket=None if bucket == UNKNOWN else bucket,
                 bytes=None if size == UNKNOWN else size,
@@ -149,14 +149,14 @@ def _lifelines(rank: RankLives, rows: Ints, wait_ns: Ints, clock: ClockOffset, o
 
 
 def _exposed(
-    rank: RankLives, row: int, parts: Mapping[str, Part], wait_end: Ints, since: Callable[[Ints], list[int]]
+    rank: RankCollectives, row: int, parts: Mapping[str, Part], wait_end: Ints, since: Callable[[Ints], list[int]]
 ) -> tuple[Exposed, ...]:
     """The exposed stretches of a collective, in the time that ``since`` makes of the rank's own."""
-    waiting = union(rank.lives.start_ns[[row]], wait_end[[row]])
+    waiting = union(rank.timings.start_ns[[row]], wait_end[[row]])
     found: list[Exposed] = []
     for cause, part in parts.items():
         bare = union(part.start_ns[[row]], part.end_ns[[row]]) - rank.compute
-        name = SYNCHRONOUS if rank.lives.blocking[row] else cause
+        name = SYNCHRONOUS if rank.timings.blocking[row] else cause
         for is_wait, stretches in ((True, bare & waiting), (False, bare - waiting)):
             times = zip(since(stretches.start_ns), since(stretches.end_ns), strict=True)
             found += [Exposed(name, is_wait, start, end) for start, end in times]

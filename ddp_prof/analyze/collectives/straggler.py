@@ -23,7 +23,7 @@ import numpy as np
 from ddp_prof.analyze.collectives.clock_alignment import align_clocks
 from ddp_prof.analyze.collectives.exposure import explain_exposure
 from ddp_prof.analyze.collectives.matching import match_collectives
-from ddp_prof.analyze.collectives.results import find_doubts_of_ranks, transfer_times, wait_times
+from ddp_prof.analyze.collectives.results import diagnose_ranks, transfer_times, wait_times
 from ddp_prof.analyze.core.frames import frame_of
 from ddp_prof.trace import UNKNOWN
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from ddp_prof.analyze.collectives.clock_alignment import Alignment
     from ddp_prof.analyze.collectives.matching import Matches
-    from ddp_prof.analyze.collectives.timing import RankLives
+    from ddp_prof.analyze.collectives.timing import RankCollectives
     from ddp_prof.trace import Ints
 
     Floats = NDArray[np.float64]
@@ -109,7 +109,7 @@ class RunSkew:
         return frame_of(self.ranks)
 
 
-def measure_skew(ranks: Sequence[RankLives], warnings: Sequence[str] = ()) -> RunSkew:
+def measure_skew(ranks: Sequence[RankCollectives], warnings: Sequence[str] = ()) -> RunSkew:
     """Compare the arrivals of the ranks of one run."""
     matches = match_collectives(ranks)
     alignment = align_clocks(ranks, matches)
@@ -151,25 +151,25 @@ def measure_skew(ranks: Sequence[RankLives], warnings: Sequence[str] = ()) -> Ru
         straggler=_straggler(times_last, len(numbers)),
         alignment=alignment,
         reason=_reason(ranks, matches),
-        warnings=(*warnings, *find_doubts_of_ranks(ranks, matches, alignment)),
+        warnings=(*warnings, *diagnose_ranks(ranks, matches, alignment)),
     )
 
 
-def _step_of_each(ranks: Sequence[RankLives], matches: Matches) -> Ints:
+def _step_of_each(ranks: Sequence[RankCollectives], matches: Matches) -> Ints:
     """The step of each matched collective: its number, else its position; of the ranks that differ the first."""
     step = np.full(len(matches), UNKNOWN, np.int64)
     for index in reversed(range(len(ranks))):
-        own = _numbered(ranks[index], np.append(ranks[index].lives.step, UNKNOWN)[matches.rows[:, index]])
+        own = _numbered(ranks[index], np.append(ranks[index].timings.step, UNKNOWN)[matches.rows[:, index]])
         step = np.where(matches.rows[:, index] == UNKNOWN, step, own)
     return step
 
 
-def _numbered(rank: RankLives, step: Ints) -> Ints:
+def _numbered(rank: RankCollectives, step: Ints) -> Ints:
     number = np.append(rank.step_numbers, UNKNOWN)[step]
     return np.where(number == UNKNOWN, step, number)
 
 
-def _lags(ranks: Sequence[RankLives], matches: Matches, alignment: Alignment) -> Floats:
+def _lags(ranks: Sequence[RankCollectives], matches: Matches, alignment: Alignment) -> Floats:
     """For each matched collective and rank, the lag; NaN where the rank took no part."""
     start = matches.column(ranks, "start_ns")
     common = [alignment.of(rank.clock).common_ns(start[:, index]) for index, rank in enumerate(ranks)]
@@ -202,13 +202,13 @@ def _largest(lags: Floats) -> Floats:
     return result
 
 
-def _exposed_waits(ranks: Sequence[RankLives], matches: Matches, numbers: Ints) -> Ints:
+def _exposed_waits(ranks: Sequence[RankCollectives], matches: Matches, numbers: Ints) -> Ints:
     """What each rank of each step waited for others without anything to compute."""
     exposed = np.zeros((len(numbers), len(ranks)), np.int64)
     for index, (rank, transfer) in enumerate(zip(ranks, transfer_times(ranks, matches), strict=True)):
         wait = wait_times(rank, transfer)
         known = wait != UNKNOWN
-        row = np.searchsorted(numbers, _numbered(rank, rank.lives.step)[known])
+        row = np.searchsorted(numbers, _numbered(rank, rank.timings.step)[known])
         np.add.at(exposed[:, index], row, explain_exposure(rank, wait).exposed_wait_ns[known])
     return exposed
 
@@ -232,7 +232,7 @@ def _at_least(times: int, trials: int, chance: float) -> float:
     )  # fmt: skip
 
 
-def _reason(ranks: Sequence[RankLives], matches: Matches) -> str | None:
+def _reason(ranks: Sequence[RankCollectives], matches: Matches) -> str | None:
     if len(matches):
         return None
     if len(ranks) < 2:

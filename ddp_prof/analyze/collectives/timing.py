@@ -21,13 +21,13 @@ from ddp_prof.analyze.core.operations import ALL_REDUCE, OPERATIONS, operation_o
 from ddp_prof.analyze.core.step_times import StepTimes, find_step_times
 from ddp_prof.analyze.core.steps import innermost
 from ddp_prof.range_names import parse_range
-from ddp_prof.trace import UNKNOWN, Arguments, Category, Table, select
+from ddp_prof.trace import UNKNOWN, Category, CollectiveMetadata, Table, select
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from ddp_prof.analyze.core.attribution import LaunchedPieces, Pieces, RankWork
+    from ddp_prof.analyze.core.attribution import Events, LaunchedEvents, RankEvents
     from ddp_prof.analyze.core.intervals import Intervals
     from ddp_prof.trace import Ints, Mask, Trace
 
@@ -36,7 +36,7 @@ READY_SOURCES = ("kernel", "hook")
 
 
 @dataclass(frozen=True)
-class Lives(Table):
+class CollectiveTimings(Table):
     """A row a collective, by step and then by launch. ``UNKNOWN`` stands for what the trace does not tell.
 
     Attributes:
@@ -46,7 +46,7 @@ class Lives(Table):
         blocking: 1 where it was launched only after backward, so that by design it hides under nothing.
         operation: Index into ``operations.OPERATIONS``.
         bucket, bytes: From our range; bytes else from the arguments that the profiler noted.
-        group: Index into :attr:`RankLives.groups`.
+        group: Index into :attr:`RankCollectives.groups`.
         sequence: Number within the group, where the profiler noted it.
     """
 
@@ -67,7 +67,7 @@ class Lives(Table):
 
 
 @dataclass(frozen=True)
-class RankLives:
+class RankCollectives:
     """The collectives of one rank with what they are measured against; all that comparing ranks needs of a trace.
 
     Attributes:
@@ -87,7 +87,7 @@ class RankLives:
     clock: Path
     epoch_ns: int | None
     world_size: int | None
-    lives: Lives
+    timings: CollectiveTimings
     groups: tuple[str, ...]
     step_numbers: Ints
     backward_end_ns: Ints
@@ -100,55 +100,55 @@ class RankLives:
         return f"process {self.process}" if self.rank is None else f"rank {self.rank}"
 
 
-def find_lives(trace: Trace, works: Sequence[RankWork]) -> tuple[RankLives, ...]:
+def find_timings(trace: Trace, ranks: Sequence[RankEvents]) -> tuple[RankCollectives, ...]:
     """The collectives of each rank in a trace."""
-    return tuple(_rank_lives(trace, work) for work in works)
+    return tuple(_rank_collectives(trace, rank) for rank in ranks)
 
 
-def _rank_lives(trace: Trace, work: RankWork) -> RankLives:
-    pieces = with_launches(trace, work.of(Category.COMMUNICATION))
-    pieces = select(pieces, np.lexsort((pieces.start_ns, pieces.launch_ns, pieces.step)))
-    in_backward = (work.pieces.phase == BACKWARD_PHASE) & (work.pieces.category == Category.COMPUTE)
-    backward = with_launches(trace, select(work.pieces, in_backward))
-    noted = _noted(trace.arguments, pieces)
+def _rank_collectives(trace: Trace, rank: RankEvents) -> RankCollectives:
+    events = with_launches(trace, rank.of(Category.COMMUNICATION))
+    events = select(events, np.lexsort((events.start_ns, events.launch_ns, events.step)))
+    in_backward = (rank.events.phase == BACKWARD_PHASE) & (rank.events.category == Category.COMPUTE)
+    backward = with_launches(trace, select(rank.events, in_backward))
+    noted = _noted(trace.arguments, events)
     groups = [int(each) for each in np.unique(noted.group_id) if each != UNKNOWN]
-    return RankLives(
-        process=work.process,
-        device=work.device,
-        rank=work.rank,
+    return RankCollectives(
+        process=rank.process,
+        device=rank.device,
+        rank=rank.rank,
         clock=trace.path,
         epoch_ns=trace.epoch_ns,
         world_size=trace.world_size,
-        lives=_lives(trace, work, pieces, backward, noted, groups),
+        timings=_timings(trace, rank, events, backward, noted, groups),
         groups=tuple(trace.names[each] for each in groups),
-        step_numbers=work.steps.number,
-        backward_end_ns=_last_by_step(backward.end_ns, backward.step, len(work.steps)),
-        compute=work.union_of(Category.COMPUTE),
-        times=find_step_times(trace, work),
+        step_numbers=rank.steps.number,
+        backward_end_ns=_last_by_step(backward.end_ns, backward.step, len(rank.steps)),
+        compute=rank.union_of(Category.COMPUTE),
+        times=find_step_times(trace, rank),
     )
 
 
-def _lives(
+def _timings(
     trace: Trace,
-    work: RankWork,
-    pieces: LaunchedPieces,
-    backward: LaunchedPieces,
-    noted: Arguments,
+    rank: RankEvents,
+    events: LaunchedEvents,
+    backward: LaunchedEvents,
+    noted: CollectiveMetadata,
     groups: Sequence[int],
-) -> Lives:
-    ready, source = _ready(pieces, backward)
-    bucket, own_bytes = _own_fields(trace, work.process, pieces)
+) -> CollectiveTimings:
+    ready, source = _ready(events, backward)
+    bucket, own_bytes = _own_fields(trace, rank.process, events)
     group = np.searchsorted(np.array(groups, np.int64), noted.group_id)
-    return Lives(
-        step=pieces.step,
-        lane=pieces.lane,
+    return CollectiveTimings(
+        step=events.step,
+        lane=events.lane,
         ready_ns=ready,
         ready_source=source,
-        launch_ns=pieces.launch_ns,
-        start_ns=pieces.start_ns,
-        end_ns=pieces.end_ns,
-        blocking=_blocking(pieces, backward, len(work.steps)).astype(np.int64),
-        operation=_operations(trace, pieces, noted, bucket),
+        launch_ns=events.launch_ns,
+        start_ns=events.start_ns,
+        end_ns=events.end_ns,
+        blocking=_blocking(events, backward, len(rank.steps)).astype(np.int64),
+        operation=_operations(trace, events, noted, bucket),
         bucket=bucket,
         bytes=np.where(own_bytes != UNKNOWN, own_bytes, noted.bytes),
         group=np.where(noted.group_id == UNKNOWN, UNKNOWN, group),
@@ -164,45 +164,45 @@ def _last_by_step(time_ns: Ints, step: Ints, steps: int) -> Ints:
     return last
 
 
-def _ready(pieces: LaunchedPieces, backward: LaunchedPieces) -> tuple[Ints, Ints]:
+def _ready(events: LaunchedEvents, backward: LaunchedEvents) -> tuple[Ints, Ints]:
     """When the gradients of each collective were ready, and by which of :data:`READY_SOURCES` that is known."""
-    ready = np.full(len(pieces), UNKNOWN, np.int64)
+    ready = np.full(len(events), UNKNOWN, np.int64)
     source = ready.copy()
-    on_host = pieces.activity == UNKNOWN
-    ready[on_host], source[on_host] = pieces.launch_ns[on_host], READY_SOURCES.index("hook")
-    for launcher in np.unique(pieces.launcher[~on_host]).tolist():
-        asked = np.flatnonzero(~on_host & (pieces.launcher == launcher) & (pieces.step != UNKNOWN))
+    on_host = events.activity == UNKNOWN
+    ready[on_host], source[on_host] = events.launch_ns[on_host], READY_SOURCES.index("hook")
+    for launcher in np.unique(events.launcher[~on_host]).tolist():
+        asked = np.flatnonzero(~on_host & (events.launcher == launcher) & (events.step != UNKNOWN))
         by_same = backward.launcher == launcher
         gradients = select(backward, by_same if by_same.any() else np.ones(len(backward), np.bool_))
         gradients = select(gradients, np.argsort(gradients.launch_ns, kind="stable"))
-        last = np.searchsorted(gradients.launch_ns, pieces.launch_ns[asked], side="right") - 1
-        found = (last >= 0) & (np.append(gradients.step, UNKNOWN)[last] == pieces.step[asked])
+        last = np.searchsorted(gradients.launch_ns, events.launch_ns[asked], side="right") - 1
+        found = (last >= 0) & (np.append(gradients.step, UNKNOWN)[last] == events.step[asked])
         ready[asked[found]] = gradients.end_ns[last[found]]
         source[asked[found]] = READY_SOURCES.index("kernel")
     return ready, source
 
 
-def _blocking(pieces: LaunchedPieces, backward: LaunchedPieces, steps: int) -> Mask:
+def _blocking(events: LaunchedEvents, backward: LaunchedEvents, steps: int) -> Mask:
     """Launched while the host synchronizes; in traces that do not tell that, after all of backward was launched."""
-    last = np.append(_last_by_step(backward.launch_ns, backward.step, steps), UNKNOWN)[pieces.step]
-    after = (last != UNKNOWN) & (pieces.launch_ns > last) & (pieces.phase != BACKWARD_PHASE)
-    blocking: Mask = (pieces.phase == SYNCHRONIZE_PHASE) | after
+    last = np.append(_last_by_step(backward.launch_ns, backward.step, steps), UNKNOWN)[events.step]
+    after = (last != UNKNOWN) & (events.launch_ns > last) & (events.phase != BACKWARD_PHASE)
+    blocking: Mask = (events.phase == SYNCHRONIZE_PHASE) | after
     return blocking
 
 
-def _noted(arguments: Arguments, pieces: Pieces) -> Arguments:
-    """The arguments of each piece, ``UNKNOWN`` all over where none were noted."""
+def _noted(arguments: CollectiveMetadata, events: Events) -> CollectiveMetadata:
+    """The arguments of each event, ``UNKNOWN`` all over where none were noted."""
     by_activity = {activity: row for row, activity in enumerate(arguments.activity.tolist())}
-    rows = np.array([by_activity.get(each, UNKNOWN) for each in pieces.activity.tolist()], np.int64)
-    return Arguments(
-        **{each.name: np.append(getattr(arguments, each.name), UNKNOWN)[rows] for each in fields(Arguments)}
+    rows = np.array([by_activity.get(each, UNKNOWN) for each in events.activity.tolist()], np.int64)
+    return CollectiveMetadata(
+        **{each.name: np.append(getattr(arguments, each.name), UNKNOWN)[rows] for each in fields(CollectiveMetadata)}
     )
 
 
-def _own_fields(trace: Trace, process: int, pieces: LaunchedPieces) -> tuple[Ints, Ints]:
+def _own_fields(trace: Trace, process: int, events: LaunchedEvents) -> tuple[Ints, Ints]:
     """Bucket and bytes by our ranges: a collective belongs to the one opened last before, or at, its launch."""
     spans = select(trace.spans, find_collective_ranges(trace, process))
-    holder = innermost(spans.start_ns, spans.end_ns, pieces.launch_ns)
+    holder = innermost(spans.start_ns, spans.end_ns, events.launch_ns)
     name_id = np.append(spans.name_id, UNKNOWN)[holder]
     parsed = {each: parse_range(trace.names[each]) for each in np.unique(spans.name_id).tolist()}
 
@@ -213,7 +213,7 @@ def _own_fields(trace: Trace, process: int, pieces: LaunchedPieces) -> tuple[Int
     return number("bucket"), number("bytes")
 
 
-def _operations(trace: Trace, pieces: Pieces, noted: Arguments, bucket: Ints) -> Ints:
+def _operations(trace: Trace, events: Events, noted: CollectiveMetadata, bucket: Ints) -> Ints:
     """By the kernel's name, else by the noted arguments; in a range of ours it is an all-reduce anyway."""
 
     def code(name_id: int) -> int:
@@ -224,7 +224,7 @@ def _operations(trace: Trace, pieces: Pieces, noted: Arguments, bucket: Ints) ->
         known = {each: code(each) for each in np.unique(name_ids).tolist()}
         return np.array([known[each] for each in name_ids.tolist()], np.int64)
 
-    kernel_names = np.append(trace.activities.name_id, UNKNOWN)[pieces.activity]
+    kernel_names = np.append(trace.activities.name_id, UNKNOWN)[events.activity]
     by_kernel = codes(kernel_names)
     found = np.where(by_kernel == UNKNOWN, codes(noted.op_id), by_kernel)
     return np.where((found == UNKNOWN) & (bucket != UNKNOWN), OPERATIONS.index(ALL_REDUCE), found)

@@ -1,6 +1,6 @@
-"""What one rank did, piece by piece: the one form in which GPU and CPU captures are measured.
+"""What one rank did, event by event: the one form in which GPU and CPU captures are measured.
 
-On a GPU a piece is an activity. It belongs to the step and the phase whose host range holds the start of its launch
+On a GPU an event is an activity. It belongs to the step and the phase whose host range holds the start of its launch
 call, in the same process, *on any thread*: autograd launches the kernels of backward from threads of its own.
 
 On a CPU (gloo) there are no activities: communication is our ``all_reduce`` ranges, and compute is the time in
@@ -28,8 +28,8 @@ SYNCHRONIZE_PHASE = PHASES.index(SYNCHRONIZE)
 
 
 @dataclass(frozen=True)
-class Pieces(Table):
-    """Pieces of work of one rank.
+class Events(Table):
+    """Events of one rank.
 
     Attributes:
         lane: CUDA stream; ``UNKNOWN`` for work of the host.
@@ -51,8 +51,8 @@ class Pieces(Table):
 
 
 @dataclass(frozen=True)
-class LaunchedPieces(Pieces):
-    """Pieces with their launches, which take memory and are looked up only where they are needed.
+class LaunchedEvents(Events):
+    """Events with their launches, which take memory and are looked up only where they are needed.
 
     Attributes:
         launch_ns: When the host asked for it, ``UNKNOWN`` where the trace does not tell; on a CPU its start.
@@ -64,37 +64,37 @@ class LaunchedPieces(Pieces):
 
 
 @dataclass(frozen=True)
-class RankWork:
+class RankEvents:
     """One rank: a process and, on GPUs, one of its devices.
 
     Attributes:
         device: CUDA ordinal as the process counts, ``None`` on a CPU.
         rank: Rank in the job, ``None`` where the trace does not tell.
-        pieces: Its work; what belongs to warm-up steps is left out.
+        events: What it did; what belongs to warm-up steps is left out.
         steps: The measured steps; where the trace tells none, the whole capture as a single one without a number.
         has_steps: Whether the trace tells steps.
         warmup_steps: How many steps were left out.
-        backward: How pieces were attributed to backward: ``ranges``, ``inferred`` (by thread) or ``none``.
+        backward: How events were attributed to backward: ``ranges``, ``inferred`` (by thread) or ``none``.
     """
 
     process: int
     device: int | None
     rank: int | None
-    pieces: Pieces
+    events: Events
     steps: Steps
     has_steps: bool
     warmup_steps: int
     backward: str
 
-    def of(self, category: Category) -> Pieces:
-        """The pieces of one category."""
-        return select(self.pieces, self.pieces.category == category)
+    def of(self, category: Category) -> Events:
+        """The events of one category."""
+        return select(self.events, self.events.category == category)
 
     def union_of(self, category: Category) -> Intervals:
-        """The time covered by the pieces of one category."""
+        """The time covered by the events of one category."""
         if category not in self._unions:
-            rows = self.pieces.category == category
-            self._unions[category] = union(self.pieces.start_ns[rows], self.pieces.end_ns[rows])
+            rows = self.events.category == category
+            self._unions[category] = union(self.events.start_ns[rows], self.events.end_ns[rows])
         return self._unions[category]
 
     @property
@@ -110,9 +110,9 @@ class RankWork:
         return {}
 
 
-def rank_work(
+def find_rank_events(
     trace: Trace, *, step_pattern: str | None = None, backward_pattern: str | None = None
-) -> tuple[RankWork, ...]:
+) -> tuple[RankEvents, ...]:
     """What each rank in a trace did, in the order of rank, process and device.
 
     Args:
@@ -128,16 +128,16 @@ def rank_work(
         if process in on_devices:
             found += _device_work(trace, process, steps, phases)
         elif process in trace.ranks or not (on_devices or trace.ranks):
-            pieces = _host_pieces(trace, process, steps, phases) if _is_ours(trace, process) else empty(Pieces)
-            found.append(_rank(trace, process, None, pieces, steps, "ranges"))
+            events = _host_events(trace, process, steps, phases) if _is_ours(trace, process) else empty(Events)
+            found.append(_rank(trace, process, None, events, steps, "ranges"))
     return tuple(sorted(map(_without_warmup, found), key=_order))
 
 
-def _order(work: RankWork) -> tuple[bool, int, int, int]:
-    return work.rank is None, work.rank or 0, work.process, work.device or 0
+def _order(rank: RankEvents) -> tuple[bool, int, int, int]:
+    return rank.rank is None, rank.rank or 0, rank.process, rank.device or 0
 
 
-def _device_work(trace: Trace, process: int, steps: Steps, phases: Phases) -> list[RankWork]:
+def _device_work(trace: Trace, process: int, steps: Steps, phases: Phases) -> list[RankEvents]:
     mine = trace.activities.process == process
     activities, call = select(trace.activities, mine), trace.launching_calls[mine]
     launch_ns = _looked_up(trace.calls.start_ns, call)
@@ -150,7 +150,7 @@ def _device_work(trace: Trace, process: int, steps: Steps, phases: Phases) -> li
         )
         phase[by_autograd] = BACKWARD_PHASE
         backward = "inferred" if by_autograd.any() else "none"
-    pieces = Pieces(
+    events = Events(
         activities.start_ns,
         activities.end_ns,
         activities.lane,
@@ -163,20 +163,20 @@ def _device_work(trace: Trace, process: int, steps: Steps, phases: Phases) -> li
     by_host = _host_communication(trace, process, steps, phases)
     result = []
     for device in distinct(activities.device):
-        own = select(pieces, activities.device == device)
+        own = select(events, activities.device == device)
         if not np.any(own.category == Category.COMMUNICATION) and not _is_nccls(trace, process):
             own = concatenate(own, by_host)  # gloo with CUDA tensors: the host communicates
         result.append(_rank(trace, process, device, own, steps, backward))
     return result
 
 
-def _rank(trace: Trace, process: int, device: int | None, pieces: Pieces, steps: Steps, backward: str) -> RankWork:
+def _rank(trace: Trace, process: int, device: int | None, events: Events, steps: Steps, backward: str) -> RankEvents:
     has_steps = bool(len(steps))
-    if not has_steps and len(pieces):
-        whole = np.array([pieces.start_ns.min()]), np.array([pieces.end_ns.max()])
+    if not has_steps and len(events):
+        whole = np.array([events.start_ns.min()]), np.array([events.end_ns.max()])
         steps = Steps(np.array([UNKNOWN]), *whole, np.zeros(1, np.bool_))
-        pieces = replace(pieces, step=np.zeros(len(pieces), np.int64))
-    return RankWork(process, device, trace.ranks.get(process), pieces, steps, has_steps, 0, backward)
+        events = replace(events, step=np.zeros(len(events), np.int64))
+    return RankEvents(process, device, trace.ranks.get(process), events, steps, has_steps, 0, backward)
 
 
 def _looked_up(column: Ints, rows: Ints) -> Ints:
@@ -219,7 +219,7 @@ def _is_nccls(trace: Trace, process: int) -> bool:
     return any(each.text("backend") == "nccl" for each in said)
 
 
-def _host_communication(trace: Trace, process: int, steps: Steps, phases: Phases) -> Pieces:
+def _host_communication(trace: Trace, process: int, steps: Steps, phases: Phases) -> Events:
     """The collectives as the host saw them: our ``all_reduce`` ranges, from launch to completion."""
     rows = find_collective_ranges(trace, process)
     start, end = trace.spans.start_ns[rows], trace.spans.end_ns[rows]
@@ -232,18 +232,18 @@ def find_collective_ranges(trace: Trace, process: int) -> Ints:
     return np.flatnonzero((trace.spans.process == process) & np.isin(trace.spans.name_id, ids))
 
 
-def with_launches(trace: Trace, pieces: Pieces) -> LaunchedPieces:
-    """Look up the launch of each piece."""
-    call = _looked_up(trace.launching_calls, pieces.activity)
-    on_host = pieces.activity == UNKNOWN
-    return LaunchedPieces(
-        **{each.name: getattr(pieces, each.name) for each in fields(Pieces)},
-        launch_ns=np.where(on_host, pieces.start_ns, _looked_up(trace.calls.start_ns, call)),
+def with_launches(trace: Trace, events: Events) -> LaunchedEvents:
+    """Look up the launch of each event."""
+    call = _looked_up(trace.launching_calls, events.activity)
+    on_host = events.activity == UNKNOWN
+    return LaunchedEvents(
+        **{each.name: getattr(events, each.name) for each in fields(Events)},
+        launch_ns=np.where(on_host, events.start_ns, _looked_up(trace.calls.start_ns, call)),
         launcher=_looked_up(trace.calls.lane, call),
     )
 
 
-def _host_pieces(trace: Trace, process: int, steps: Steps, phases: Phases) -> Pieces:
+def _host_events(trace: Trace, process: int, steps: Steps, phases: Phases) -> Events:
     """Compute and communication of a CPU run; nothing at all where no range of ours tells of them."""
     waiting = phases.union_of(SYNCHRONIZE_PHASE)
     parts = [_host_communication(trace, process, steps, phases)]
@@ -253,10 +253,10 @@ def _host_pieces(trace: Trace, process: int, steps: Steps, phases: Phases) -> Pi
     return concatenate(*parts)
 
 
-def _host_work(start_ns: Ints, end_ns: Ints, category: Category, phase: Ints, steps: Steps) -> Pieces:
+def _host_work(start_ns: Ints, end_ns: Ints, category: Category, phase: Ints, steps: Steps) -> Events:
     step = innermost(steps.start_ns, steps.end_ns, start_ns)
     rows = len(start_ns)
-    return Pieces(
+    return Events(
         start_ns=start_ns,
         end_ns=end_ns,
         lane=np.full(rows, UNKNOWN, np.int64),
@@ -268,15 +268,15 @@ def _host_work(start_ns: Ints, end_ns: Ints, category: Category, phase: Ints, st
     )
 
 
-def _without_warmup(work: RankWork) -> RankWork:
-    measured: Mask = ~work.steps.warmup
+def _without_warmup(rank: RankEvents) -> RankEvents:
+    measured: Mask = ~rank.steps.warmup
     if measured.all():
-        return work
+        return rank
     renumbered = np.where(measured, np.cumsum(measured) - 1, UNKNOWN)
-    pieces = select(work.pieces, np.append(measured, True)[work.pieces.step])
+    events = select(rank.events, np.append(measured, True)[rank.events.step])
     return replace(
-        work,
-        pieces=replace(pieces, step=_looked_up(renumbered, pieces.step)),
-        steps=select(work.steps, measured),
+        rank,
+        events=replace(events, step=_looked_up(renumbered, events.step)),
+        steps=select(rank.steps, measured),
         warmup_steps=int((~measured).sum()),
     )

@@ -15,7 +15,7 @@ from ddp_prof.trace import UNKNOWN, Category, Kind, distinct
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ddp_prof.analyze.core.attribution import RankWork
+    from ddp_prof.analyze.core.attribution import RankEvents
     from ddp_prof.trace import Trace
 
 OVERHEAD_LIMIT = 0.01
@@ -27,15 +27,15 @@ SUSPECT_LIMIT = 0.01
 _TELLING = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|send_?recv|nvshmem|ccl|multimem", re.I)
 
 
-def find_doubts(trace: Trace, works: Sequence[RankWork]) -> tuple[str, ...]:
+def diagnose(trace: Trace, ranks: Sequence[RankEvents]) -> tuple[str, ...]:
     """All doubts about the figures of a trace."""
     return (
         *find_caveats(trace),
         *trace.warnings,
-        *_about_steps(works),
+        *_about_steps(ranks),
         *_about_launches(trace),
-        *_about_overhead(trace, works),
-        *_about_streams(works),
+        *_about_overhead(trace, ranks),
+        *_about_streams(ranks),
         *_about_names(trace),
     )
 
@@ -49,10 +49,10 @@ def find_caveats(trace: Trace) -> tuple[str, ...]:
     return caveats
 
 
-def _about_steps(works: Sequence[RankWork]) -> Iterator[str]:
-    if left_out := max((work.warmup_steps for work in works), default=0):
+def _about_steps(ranks: Sequence[RankEvents]) -> Iterator[str]:
+    if left_out := max((rank.warmup_steps for rank in ranks), default=0):
         yield f"{left_out} warm-up step{'s' if left_out > 1 else ''} left out"
-    if any(work.backward == "inferred" for work in works):
+    if any(rank.backward == "inferred" for rank in ranks):
         yield "backward is inferred: what autograd's threads launched (no range names it; see --backward-range)"
 
 
@@ -72,32 +72,32 @@ def _about_launches(trace: Trace) -> Iterator[str]:
         )
 
 
-def _about_overhead(trace: Trace, works: Sequence[RankWork]) -> Iterator[str]:
+def _about_overhead(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str]:
     """The profiler's own work during the measured steps; what it did before is nobody's time."""
     measured = union(
-        np.concatenate([np.empty(0, np.int64), *(work.steps.start_ns for work in works)]),
-        np.concatenate([np.empty(0, np.int64), *(work.steps.end_ns for work in works)]),
+        np.concatenate([np.empty(0, np.int64), *(rank.steps.start_ns for rank in ranks)]),
+        np.concatenate([np.empty(0, np.int64), *(rank.steps.end_ns for rank in ranks)]),
     )
     share = (union(trace.overhead.start_ns, trace.overhead.end_ns) & measured).length_ns / max(1, measured.length_ns)
     if share > OVERHEAD_LIMIT:
         yield f"the profiler itself was at work in {share:.1%} of the measured time: times are that much unsure"
 
 
-def _about_streams(works: Sequence[RankWork]) -> Iterator[str]:
-    for work in works:
-        pieces, is_kernel = work.pieces, work.pieces.kernel == 1
+def _about_streams(ranks: Sequence[RankEvents]) -> Iterator[str]:
+    for rank in ranks:
+        events, is_kernel = rank.events, rank.events.kernel == 1
         busy_ns = {
-            lane: int((pieces.end_ns[rows] - pieces.start_ns[rows]).sum())
-            for lane in distinct(pieces.lane[is_kernel])
-            if (rows := is_kernel & (pieces.category == Category.COMPUTE) & (pieces.lane == lane)).any()
+            lane: int((events.end_ns[rows] - events.start_ns[rows]).sum())
+            for lane in distinct(events.lane[is_kernel])
+            if (rows := is_kernel & (events.category == Category.COMPUTE) & (events.lane == lane)).any()
         }
         if not busy_ns:
             continue
         busiest = max(busy_ns, key=busy_ns.__getitem__)
-        sharing = is_kernel & (pieces.category == Category.COMMUNICATION) & (pieces.lane == busiest)
+        sharing = is_kernel & (events.category == Category.COMMUNICATION) & (events.lane == busiest)
         if count := int(sharing.sum()):
             yield (
-                f"process {work.process}, device {work.device}: {count:,} of the collectives ran on the compute "
+                f"process {rank.process}, device {rank.device}: {count:,} of the collectives ran on the compute "
                 f"stream ({busiest}), where nothing can overlap with them but kernels of other streams"
             )
 

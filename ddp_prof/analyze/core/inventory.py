@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.analyze.core.attribution import rank_work
-from ddp_prof.analyze.core.diagnostics import find_doubts
+from ddp_prof.analyze.core.attribution import find_rank_events
+from ddp_prof.analyze.core.diagnostics import diagnose
 from ddp_prof.analyze.core.steps import find_phases, find_steps
 from ddp_prof.manifest import label_of
 from ddp_prof.range_names import BACKWARD, PHASES
@@ -61,7 +61,7 @@ class TraceInventory:
 
 def take_inventory(trace: Trace, *, step_pattern: str | None = None) -> TraceInventory:
     """Count what a trace holds."""
-    works = rank_work(trace, step_pattern=step_pattern)
+    ranks = find_rank_events(trace, step_pattern=step_pattern)
     processes = [_process_inventory(trace, each, step_pattern) for each in trace.processes]
     return TraceInventory(
         trace=trace.path,
@@ -72,8 +72,8 @@ def take_inventory(trace: Trace, *, step_pattern: str | None = None) -> TraceInv
         duration_ns=trace.duration_ns,
         manifest=trace.manifest,
         processes=tuple(processes),
-        advice=tuple(_advice(processes, has_work=any(len(work.pieces) for work in works))),
-        warnings=find_doubts(trace, works),
+        advice=tuple(_advice(processes, has_work=any(len(rank.events) for rank in ranks))),
+        warnings=diagnose(trace, ranks),
     )
 
 

@@ -10,7 +10,7 @@ from ddp_prof.analyze.core.steps import find_phases
 from ddp_prof.trace import Category, Table, empty
 
 if TYPE_CHECKING:
-    from ddp_prof.analyze.core.attribution import RankWork
+    from ddp_prof.analyze.core.attribution import RankEvents
     from ddp_prof.trace import Ints, Trace
 
 
@@ -29,12 +29,12 @@ class StepTimes(Table):
     calls_ns: Ints
 
 
-def find_step_times(trace: Trace, work: RankWork) -> StepTimes:
+def find_step_times(trace: Trace, rank: RankEvents) -> StepTimes:
     """Look at each step of a rank."""
-    if not work.has_steps:
+    if not rank.has_steps:
         return empty(StepTimes)
-    start, end = work.steps.start_ns, work.steps.end_ns
-    compute = work.union_of(Category.COMPUTE)
-    busy = compute | work.union_of(Category.COMMUNICATION)
-    waiting = find_phases(trace, work.process).union_of(SYNCHRONIZE_PHASE)
+    start, end = rank.steps.start_ns, rank.steps.end_ns
+    compute = rank.union_of(Category.COMPUTE)
+    busy = compute | rank.union_of(Category.COMMUNICATION)
+    waiting = find_phases(trace, rank.process).union_of(SYNCHRONIZE_PHASE)
     return StepTimes(end - start, compute.covered_ns(start, end), (waiting - busy).covered_ns(start, end))

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, Pieces, RankWork, rank_work
-from ddp_prof.analyze.core.diagnostics import find_doubts
+from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, Events, RankEvents, find_rank_events
+from ddp_prof.analyze.core.diagnostics import diagnose
 from ddp_prof.analyze.core.intervals import Intervals, union, union_by_group
-from ddp_prof.analyze.overlap.step_breakdown import measure_partition, sum_by_group
+from ddp_prof.analyze.overlap.step_breakdown import measure_breakdown, sum_by_group
 from ddp_prof.manifest import label_of
 from ddp_prof.trace import UNKNOWN, Category
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepOverlap:
-    """One step of one rank; see :class:`.step_breakdown.Partition` for the parts of the window.
+    """One step of one rank; see :class:`.step_breakdown.StepBreakdown` for the parts of the window.
 
     Attributes:
         step: The step's own number, ``None`` where it carries none.
@@ -99,23 +99,23 @@ class Attribution:
     """How much of the work could be given to a step.
 
     Attributes:
-        pieces: Pieces of work of all ranks.
-        given_pieces: Those that belong to a step.
-        time_ns: Summed duration of the pieces.
+        events: Events of all ranks.
+        given_events: Those that belong to a step.
+        time_ns: Summed duration of the events.
         given_time_ns: Summed duration of those that belong to a step.
         method: Where backward was known from: ``ranges``, ``inferred`` (from autograd's threads) or ``none``.
     """
 
-    pieces: int
-    given_pieces: int
+    events: int
+    given_events: int
     time_ns: int
     given_time_ns: int
     method: str
 
     @property
     def activities(self) -> float | None:
-        """Share of the pieces, 0 to 1."""
-        return _ratio(self.given_pieces, self.pieces)
+        """Share of the events, 0 to 1."""
+        return _ratio(self.given_events, self.events)
 
     @property
     def device_time(self) -> float | None:
@@ -155,10 +155,10 @@ def measure_overlap(
         step_pattern: Regular expression for the user's step ranges; see ``phases.find_steps``.
         backward_pattern: Regular expression for the user's backward ranges.
     """
-    return measure_works(trace, rank_work(trace, step_pattern=step_pattern, backward_pattern=backward_pattern))
+    return measure_ranks(trace, find_rank_events(trace, step_pattern=step_pattern, backward_pattern=backward_pattern))
 
 
-def measure_works(trace: Trace, works: Sequence[RankWork]) -> TraceOverlap:
+def measure_ranks(trace: Trace, ranks: Sequence[RankEvents]) -> TraceOverlap:
     """Measure the overlap of ranks whose work is known already."""
     return TraceOverlap(
         trace=trace.path,
@@ -166,46 +166,46 @@ def measure_works(trace: Trace, works: Sequence[RankWork]) -> TraceOverlap:
         source=trace.source,
         producer=trace.producer,
         device="cuda" if len(trace.activities) else "cpu",
-        attribution=measure_attribution(works),
-        ranks=tuple(measure_rank(work) for work in works),
-        warnings=find_doubts(trace, works),
+        attribution=measure_attribution(ranks),
+        ranks=tuple(measure_rank(rank) for rank in ranks),
+        warnings=diagnose(trace, ranks),
         world_size=trace.world_size,
     )
 
 
-def measure_rank(work: RankWork) -> RankOverlap:
+def measure_rank(rank: RankEvents) -> RankOverlap:
     """Measure one rank."""
-    compute, communication = work.union_of(Category.COMPUTE), work.union_of(Category.COMMUNICATION)
+    compute, communication = rank.union_of(Category.COMPUTE), rank.union_of(Category.COMMUNICATION)
     overlapped = _common_ns(communication, compute)
-    is_backward = _is_backward(work)
-    backward = union(work.pieces.start_ns[is_backward], work.pieces.end_ns[is_backward])
-    blind = not len(work.pieces)
+    is_backward = _is_backward(rank)
+    backward = union(rank.events.start_ns[is_backward], rank.events.end_ns[is_backward])
+    blind = not len(rank.events)
     return RankOverlap(
-        process=work.process,
-        device=work.device,
-        rank=work.rank,
-        kernels=int(work.pieces.kernel.sum()),
-        collectives=int((work.pieces.category == Category.COMMUNICATION).sum()),
+        process=rank.process,
+        device=rank.device,
+        rank=rank.rank,
+        kernels=int(rank.events.kernel.sum()),
+        collectives=int((rank.events.category == Category.COMMUNICATION).sum()),
         compute_ns=None if blind else compute.length_ns,
         comm_ns=None if blind else communication.length_ns,
         overlapped_ns=None if blind else overlapped,
         exposed_ns=None if blind else communication.length_ns - overlapped,
         backward_overlapped_ns=_common_ns(communication, backward) if len(backward) else None,
-        reason=_reason(work, communication.length_ns),
-        steps=() if blind else _measure_steps(work, backward),
+        reason=_reason(rank, communication.length_ns),
+        steps=() if blind else _measure_steps(rank, backward),
     )
 
 
-def measure_attribution(works: Sequence[RankWork]) -> Attribution:
+def measure_attribution(ranks: Sequence[RankEvents]) -> Attribution:
     """How much of the work of all ranks belongs to a step, and how backward was told."""
-    duration = [work.pieces.end_ns - work.pieces.start_ns for work in works]
-    given = [(work.pieces.step != UNKNOWN) & work.has_steps for work in works]
+    duration = [rank.events.end_ns - rank.events.start_ns for rank in ranks]
+    given = [(rank.events.step != UNKNOWN) & rank.has_steps for rank in ranks]
     return Attribution(
-        pieces=sum(map(len, duration)),
-        given_pieces=sum(int(each.sum()) for each in given),
+        events=sum(map(len, duration)),
+        given_events=sum(int(each.sum()) for each in given),
         time_ns=sum(int(each.sum()) for each in duration),
         given_time_ns=sum(int(each[rows].sum()) for each, rows in zip(duration, given, strict=True)),
-        method=_weakest(work.backward for work in works),
+        method=_weakest(rank.backward for rank in ranks),
     )
 
 
@@ -221,8 +221,8 @@ def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
     return replace(
         results[0],
         attribution=Attribution(
-            pieces=sum(each.pieces for each in parts),
-            given_pieces=sum(each.given_pieces for each in parts),
+            events=sum(each.events for each in parts),
+            given_events=sum(each.given_events for each in parts),
             time_ns=sum(each.time_ns for each in parts),
             given_time_ns=sum(each.given_time_ns for each in parts),
             method=_weakest(each.method for each in parts),
@@ -238,16 +238,16 @@ def _weakest(methods: Iterable[str]) -> str:
     return next((each for each in ("inferred", "ranges") if each in found), "none")
 
 
-def _measure_steps(work: RankWork, backward: Intervals) -> tuple[StepOverlap, ...]:
-    pieces, steps = work.pieces, len(work.steps)
-    parts = measure_partition(work)
-    launched = pieces.step != UNKNOWN
-    communicating = launched & (pieces.category == Category.COMMUNICATION)
-    in_backward = launched & _is_backward(work)
+def _measure_steps(rank: RankEvents, backward: Intervals) -> tuple[StepOverlap, ...]:
+    events, steps = rank.events, len(rank.steps)
+    parts = measure_breakdown(rank)
+    launched = events.step != UNKNOWN
+    communicating = launched & (events.category == Category.COMMUNICATION)
+    in_backward = launched & _is_backward(rank)
     columns = {
         "start_ns": parts.start_ns,
-        "kernels": np.bincount(pieces.step[launched & (pieces.kernel == 1)], minlength=steps),
-        "collectives": np.bincount(pieces.step[communicating], minlength=steps),
+        "kernels": np.bincount(events.step[launched & (events.kernel == 1)], minlength=steps),
+        "collectives": np.bincount(events.step[communicating], minlength=steps),
         "window_ns": parts.window_ns,
         "comm_ns": parts.comm_ns,
         "overlapped_ns": parts.overlapped_ns,
@@ -255,15 +255,15 @@ def _measure_steps(work: RankWork, backward: Intervals) -> tuple[StepOverlap, ..
         "exposed_memory_ns": parts.exposed_memory_ns,
         "other_comm_ns": parts.other_comm_ns,
     }
-    host_ns = work.steps.end_ns - work.steps.start_ns
-    tail_ns = np.maximum(0, _last_end(pieces, communicating, steps) - _last_end(pieces, in_backward, steps))
-    hidden_ns = _covered_by_step(pieces, communicating, backward, steps)
-    has_backward = np.bincount(pieces.step[in_backward], minlength=steps) > 0
-    hides_work = _has_graphs(work)
+    host_ns = rank.steps.end_ns - rank.steps.start_ns
+    tail_ns = np.maximum(0, _last_end(events, communicating, steps) - _last_end(events, in_backward, steps))
+    hidden_ns = _covered_by_step(events, communicating, backward, steps)
+    has_backward = np.bincount(events.step[in_backward], minlength=steps) > 0
+    hides_work = _has_graphs(rank)
     return tuple(
         StepOverlap(
-            step=_known(int(work.steps.number[each])),
-            host_ns=int(host_ns[each]) if work.has_steps else None,
+            step=_known(int(rank.steps.number[each])),
+            host_ns=int(host_ns[each]) if rank.has_steps else None,
             compute_only_ns=None if hides_work else int(parts.compute_only_ns[each]),
             idle_ns=None if hides_work else int(parts.idle_ns[each]),
             backward_overlapped_ns=int(hidden_ns[each]) if has_backward[each] else None,
@@ -274,13 +274,13 @@ def _measure_steps(work: RankWork, backward: Intervals) -> tuple[StepOverlap, ..
     )
 
 
-def _has_graphs(work: RankWork) -> bool:
-    return bool(np.any(work.pieces.category == Category.OTHER))
+def _has_graphs(rank: RankEvents) -> bool:
+    return bool(np.any(rank.events.category == Category.OTHER))
 
 
-def _is_backward(work: RankWork) -> Mask:
-    """Which pieces are compute of backward."""
-    rows: Mask = (work.pieces.phase == BACKWARD_PHASE) & (work.pieces.category == Category.COMPUTE)
+def _is_backward(rank: RankEvents) -> Mask:
+    """Which events are compute of backward."""
+    rows: Mask = (rank.events.phase == BACKWARD_PHASE) & (rank.events.category == Category.COMPUTE)
     return rows
 
 
@@ -289,23 +289,23 @@ def _common_ns(few: Intervals, many: Intervals) -> int:
     return int(many.covered_ns(few.start_ns, few.end_ns).sum())
 
 
-def _covered_by_step(pieces: Pieces, rows: Mask, cover: Intervals, steps: int) -> Ints:
-    """For each step, how much of the union of its pieces lies in a set."""
-    start, end, step = union_by_group(pieces.start_ns[rows], pieces.end_ns[rows], pieces.step[rows])
+def _covered_by_step(events: Events, rows: Mask, cover: Intervals, steps: int) -> Ints:
+    """For each step, how much of the union of its events lies in a set."""
+    start, end, step = union_by_group(events.start_ns[rows], events.end_ns[rows], events.step[rows])
     return sum_by_group(cover.covered_ns(start, end), step, steps)
 
 
-def _last_end(pieces: Pieces, rows: Mask, steps: int) -> Ints:
-    """Last end of each step's pieces, 0 where it has none (times of a trace are not negative)."""
+def _last_end(events: Events, rows: Mask, steps: int) -> Ints:
+    """Last end of each step's events, 0 where it has none (times of a trace are not negative)."""
     last = np.zeros(steps, np.int64)
-    np.maximum.at(last, pieces.step[rows], pieces.end_ns[rows])
+    np.maximum.at(last, events.step[rows], events.end_ns[rows])
     return last
 
 
-def _reason(work: RankWork, comm_ns: int) -> str | None:
-    if not len(work.pieces):
+def _reason(rank: RankEvents, comm_ns: int) -> str | None:
+    if not len(rank.events):
         return "no GPU activities, and no ddp_prof ranges that tell what the CPU did"
-    if comm_ns == 0 and _has_graphs(work):
+    if comm_ns == 0 and _has_graphs(rank):
         return "no communication outside of CUDA graphs, and these were recorded whole"
     if comm_ns == 0:
         return "no communication in this trace"

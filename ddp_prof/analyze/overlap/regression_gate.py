@@ -54,7 +54,7 @@ class Requirements:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GateResult:
     """How a run stands to one requirement.
 
     Attributes:
@@ -80,11 +80,11 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class GateReport:
     """One run and its verdicts."""
 
     run: TraceOverlap
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[GateResult, ...]
 
     @property
     def passed(self) -> bool:
@@ -92,12 +92,12 @@ class Check:
         return bool(self.verdicts) and all(each.status == "passed" for each in self.verdicts)
 
 
-def check_run(run: TraceOverlap, requirements: Requirements) -> Check:
+def check_run(run: TraceOverlap, requirements: Requirements) -> GateReport:
     """Hold a run against each requirement."""
-    return Check(run, tuple(_verdicts(run, requirements)))
+    return GateReport(run, tuple(_verdicts(run, requirements)))
 
 
-def _verdicts(run: TraceOverlap, asked: Requirements) -> Iterator[Verdict]:
+def _verdicts(run: TraceOverlap, asked: Requirements) -> Iterator[GateResult]:
     if asked.all_ranks:
         yield _judge_presence(run)
     if asked.min_overlap is not None:
@@ -111,12 +111,12 @@ def _verdicts(run: TraceOverlap, asked: Requirements) -> Iterator[Verdict]:
         yield _judge_regression(run, asked.baseline, "exposed", asked.max_regression, _exposed_times)
 
 
-def _judge_presence(run: TraceOverlap) -> Verdict:
+def _judge_presence(run: TraceOverlap) -> GateResult:
     if run.world_size is None:
         reason = "the traces do not tell how many ranks the job has"
-        return Verdict("all ranks", "ranks", None, None, "unknown", reason)
+        return GateResult("all ranks", "ranks", None, None, "unknown", reason)
     found = len(run.ranks)
-    return Verdict("all ranks", "ranks", found, run.world_size, "passed" if found >= run.world_size else "failed")
+    return GateResult("all ranks", "ranks", found, run.world_size, "passed" if found >= run.world_size else "failed")
 
 
 def _judge_worst(
@@ -125,7 +125,7 @@ def _judge_worst(
     unit: Unit,
     limit: float,
     measure: Callable[[RankOverlap], float | str],
-) -> Verdict:
+) -> GateResult:
     """The worst rank decides. With an unknown rank nobody is known to be it, but a rank that fails is enough."""
     figures = [(measure(rank), rank) for rank in run.ranks]
     known = [(figure, rank) for figure, rank in figures if not isinstance(figure, str)]
@@ -135,9 +135,9 @@ def _judge_worst(
         measured, rank = worst(known, key=lambda each: each[0])
         met = measured >= limit if unit == "ratio" else measured <= limit
         if not (met and unknown):
-            return Verdict(requirement, unit, measured, limit, "passed" if met else "failed", rank=rank)
+            return GateResult(requirement, unit, measured, limit, "passed" if met else "failed", rank=rank)
     reason, unknown_rank = next(iter(unknown), ("no ranks in this trace", None))
-    return Verdict(requirement, unit, None, limit, "unknown", reason, unknown_rank)
+    return GateResult(requirement, unit, None, limit, "unknown", reason, unknown_rank)
 
 
 def _judge_regression(
@@ -146,22 +146,22 @@ def _judge_regression(
     requirement: str,
     max_regression: float,
     measure: Callable[[RankOverlap], Sequence[int] | str],
-) -> Verdict:
+) -> GateResult:
     """A regression exceeds the limit, and by more than both runs' notches it exceeds the baseline."""
     name = f"{requirement} against baseline"
     if run.device != baseline.device:
         reason = f"a run on {run.device} cannot be compared with one on {baseline.device}"
-        return Verdict(name, "ns", None, None, "unknown", reason)
+        return GateResult(name, "ns", None, None, "unknown", reason)
     after, before = _pool(run, measure), _pool(baseline, measure)
     if isinstance(before, str):
         measured = None if isinstance(after, str) else after.median
-        return Verdict(name, "ns", measured, None, "unknown", f"baseline: {before}")
+        return GateResult(name, "ns", measured, None, "unknown", f"baseline: {before}")
     limit = before.median * (1 + max_regression)
     if isinstance(after, str):
-        return Verdict(name, "ns", None, limit, "unknown", after, baseline=before.median)
+        return GateResult(name, "ns", None, limit, "unknown", after, baseline=before.median)
     spread = after.notch + before.notch
     beyond_limit, beyond_spread = after.median > limit, after.median - before.median > spread
-    return Verdict(
+    return GateResult(
         name,
         "ns",
         after.median,

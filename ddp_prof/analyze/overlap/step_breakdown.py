@@ -22,19 +22,19 @@ from ddp_prof.analyze.core.intervals import Intervals, union_by_group
 from ddp_prof.trace import Category, Table
 
 if TYPE_CHECKING:
-    from ddp_prof.analyze.core.attribution import RankWork
+    from ddp_prof.analyze.core.attribution import RankEvents
     from ddp_prof.trace import Ints
 
 
 @dataclass(frozen=True)
-class Partition(Table):
+class StepBreakdown(Table):
     """A row a step; in each, ``compute_only + overlapped + exposed + exposed_memory + idle == window`` exactly.
 
     Communication is what was launched in the step; compute and memory are all of the device's in the window.
 
     Attributes:
-        start_ns: Start of the window: of the first piece of work launched in the step.
-        end_ns: End of the window: of the last such piece to end.
+        start_ns: Start of the window: of the first event launched in the step.
+        end_ns: End of the window: of the last such event to end.
         comm_ns: ``overlapped_ns + exposed_ns``.
         other_comm_ns: The part of ``idle_ns`` in which communication of another step ran.
     """
@@ -55,19 +55,19 @@ class Partition(Table):
         return self.end_ns - self.start_ns
 
 
-def measure_partition(work: RankWork) -> Partition:
+def measure_breakdown(rank: RankEvents) -> StepBreakdown:
     """Divide the window of each of a rank's steps. A step that launched nothing has an empty window."""
-    steps = len(work.steps)
-    compute, memory = work.union_of(Category.COMPUTE), work.union_of(Category.MEMORY)
-    communication = work.union_of(Category.COMMUNICATION)
+    steps = len(rank.steps)
+    compute, memory = rank.union_of(Category.COMPUTE), rank.union_of(Category.MEMORY)
+    communication = rank.union_of(Category.COMMUNICATION)
     # Of a difference only the length is needed, and |A - B| = |A| - |A and B|, which spares making it.
     hidden_memory = memory & compute
     accompanied = (communication & compute) | (communication & memory)
 
-    start, end = _windows(work)
-    pieces = work.pieces
-    rows = (pieces.category == Category.COMMUNICATION) & (pieces.step >= 0)
-    comm_start, comm_end, comm_step = union_by_group(pieces.start_ns[rows], pieces.end_ns[rows], pieces.step[rows])
+    start, end = _windows(rank)
+    events = rank.events
+    rows = (events.category == Category.COMMUNICATION) & (events.step >= 0)
+    comm_start, comm_end, comm_step = union_by_group(events.start_ns[rows], events.end_ns[rows], events.step[rows])
 
     def in_communication(of: Intervals) -> Ints:
         return sum_by_group(of.covered_ns(comm_start, comm_end), comm_step, steps)
@@ -78,7 +78,7 @@ def measure_partition(work: RankWork) -> Partition:
     memory_alone = memory.covered_ns(start, end) - hidden_memory.covered_ns(start, end)
     exposed_memory = memory_alone - (in_communication(memory) - in_communication(hidden_memory))
     communication_alone = communication.covered_ns(start, end) - accompanied.covered_ns(start, end)
-    return Partition(
+    return StepBreakdown(
         start_ns=start,
         end_ns=end,
         comm_ns=comm_ns,
@@ -98,14 +98,14 @@ def sum_by_group(values: Ints, group: Ints, groups: int) -> Ints:
     return total
 
 
-def _windows(work: RankWork) -> tuple[Ints, Ints]:
+def _windows(rank: RankEvents) -> tuple[Ints, Ints]:
     """From the first start to the last end of what each step launched; on a CPU the host's range counts too."""
-    start = np.full(len(work.steps), np.iinfo(np.int64).max)
-    end = np.full(len(work.steps), np.iinfo(np.int64).min)
-    if work.device is None:
-        start, end = work.steps.start_ns.copy(), work.steps.end_ns.copy()
-    pieces, rows = work.pieces, work.pieces.step >= 0
-    np.minimum.at(start, pieces.step[rows], pieces.start_ns[rows])
-    np.maximum.at(end, pieces.step[rows], pieces.end_ns[rows])
+    start = np.full(len(rank.steps), np.iinfo(np.int64).max)
+    end = np.full(len(rank.steps), np.iinfo(np.int64).min)
+    if rank.device is None:
+        start, end = rank.steps.start_ns.copy(), rank.steps.end_ns.copy()
+    events, rows = rank.events, rank.events.step >= 0
+    np.minimum.at(start, events.step[rows], events.start_ns[rows])
+    np.maximum.at(end, events.step[rows], events.end_ns[rows])
     launched = end >= start
     return np.where(launched, start, 0), np.where(launched, end, 0)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ddp_prof.analyze.core.attribution import Pieces, RankWork
+    from ddp_prof.analyze.core.attribution import Events, RankEvents
     from ddp_prof.trace import Ints, Mask, Trace
 
     Floats = NDArray[np.float64]
@@ -82,11 +82,11 @@ class Contention:
     reason: str | None
 
 
-def sample_kernels(trace: Trace, work: RankWork) -> KernelSamples:
+def sample_kernels(trace: Trace, rank: RankEvents) -> KernelSamples:
     """The kernels of compute in a rank's steps, in the order of launch."""
-    pieces = work.pieces
-    rows = (pieces.kernel == 1) & (pieces.category == Category.COMPUTE) & (pieces.step != UNKNOWN) & work.has_steps
-    chosen = with_launches(trace, select(pieces, rows))
+    events = rank.events
+    rows = (events.kernel == 1) & (events.category == Category.COMPUTE) & (events.step != UNKNOWN) & rank.has_steps
+    chosen = with_launches(trace, select(events, rows))
     chosen = select(chosen, np.lexsort((chosen.launch_ns, chosen.step)))
     name_id = trace.activities.name_id[chosen.activity]
     shape_id = np.full(len(chosen), UNKNOWN) if trace.shape_id is None else trace.shape_id[chosen.activity]
@@ -97,18 +97,18 @@ def sample_kernels(trace: Trace, work: RankWork) -> KernelSamples:
         kernel=kernel.astype(np.int64),
         position=_positions(chosen, kernel.astype(np.int64)),
         duration_ns=chosen.end_ns - chosen.start_ns,
-        beside_ns=work.union_of(Category.COMMUNICATION).covered_ns(chosen.start_ns, chosen.end_ns),
-        steps=len(work.steps),
+        beside_ns=rank.union_of(Category.COMMUNICATION).covered_ns(chosen.start_ns, chosen.end_ns),
+        steps=len(rank.steps),
     )
 
 
-def _positions(pieces: Pieces, kernel: Ints) -> Ints:
+def _positions(events: Events, kernel: Ints) -> Ints:
     """For each kernel, how many of its name came before it in its step; rows are in the order of launch."""
-    order = np.lexsort((np.arange(len(pieces)), kernel, pieces.step))
-    is_first = np.ones(len(pieces), np.bool_)
-    is_first[1:] = (np.diff(kernel[order]) != 0) | (np.diff(pieces.step[order]) != 0)
-    count = np.arange(len(pieces))
-    position = np.empty(len(pieces), np.int64)
+    order = np.lexsort((np.arange(len(events)), kernel, events.step))
+    is_first = np.ones(len(events), np.bool_)
+    is_first[1:] = (np.diff(kernel[order]) != 0) | (np.diff(events.step[order]) != 0)
+    count = np.arange(len(events))
+    position = np.empty(len(events), np.int64)
     position[order] = count - np.maximum.accumulate(np.where(is_first, count, 0))
     return position
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from ddp_prof.analyze.collectives.run import Run
+    from ddp_prof.analyze.collectives.run_analysis import Run
     from ddp_prof.analyze.variants.contention import Contention, KernelSamples
 
 PARTS = ("compute", "contention", "transfer", "tail", "wait", "calls", "rest")
@@ -135,7 +135,7 @@ def _budget(run: Run, contention: Contention) -> Budget | None:
     exposed = tail = wait = 0
     for rank, transfer_ns in zip(run.ranks, transfer_times(run.ranks, matches), strict=True):
         exposure = explain_exposure(rank, wait_times(rank, transfer_ns))
-        in_step = (rank.lives.step != UNKNOWN) & bool(len(rank.times))
+        in_step = (rank.timings.step != UNKNOWN) & bool(len(rank.times))
         exposed += int(exposure.exposed_ns[in_step].sum())
         tail += int((exposure.tail_ns - exposure.tail_wait_ns)[in_step].sum())
         wait += int(exposure.exposed_wait_ns[in_step].sum())

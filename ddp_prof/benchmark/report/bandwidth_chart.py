@@ -14,25 +14,25 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from ddp_prof.benchmark.places import PlaceResults
-    from ddp_prof.present.charts.theme import Look
+    from ddp_prof.present.charts.theme import Palette
 
 _HEIGHT = 560
 _POINTS = 200
 
 
-def draw_bandwidth(place: PlaceResults, look: Look = theme.LIGHT) -> go.Figure:
+def draw_bandwidth(place: PlaceResults, palette: Palette = theme.LIGHT) -> go.Figure:
     """Bytes over time: a dot a message size, the fitted model as a line."""
     import plotly.graph_objects as go
 
-    figure_layout = layout(place, look, _headline(place), _HEIGHT, l=90, r=60)
+    figure_layout = layout(place, palette, _headline(place), _HEIGHT, l=90, r=60)
     figure_layout |= {
-        "xaxis": axis(look, "size of the message, bytes, logarithmic", type="log", tickformat="~s"),
-        "yaxis": axis(look, "bytes over time (algbw), GB/s, logarithmic", type="log", dtick="D2"),
+        "xaxis": axis(palette, "size of the message, bytes, logarithmic", type="log", tickformat="~s"),
+        "yaxis": axis(palette, "bytes over time (algbw), GB/s, logarithmic", type="log", dtick="D2"),
     }
-    return go.Figure([_measured(place, look), *_fitted(place, look)], figure_layout)
+    return go.Figure([_measured(place, palette), *_fitted(place, palette)], figure_layout)
 
 
-def _measured(place: PlaceResults, look: Look) -> dict[str, Any]:
+def _measured(place: PlaceResults, palette: Palette) -> dict[str, Any]:
     messages = place.messages
     return {
         "type": "scatter", "mode": "markers", "name": "all-reduces timed by the host, median of each size",
@@ -43,11 +43,11 @@ def _measured(place: PlaceResults, look: Look) -> dict[str, Any]:
             for each in messages
         ],
         "hovertemplate": "%{hovertext}<extra></extra>",
-        "marker": {"color": look.colors["backward"], "size": 11},
+        "marker": {"color": palette.colors["backward"], "size": 11},
     }  # fmt: skip
 
 
-def _fitted(place: PlaceResults, look: Look) -> list[dict[str, Any]]:
+def _fitted(place: PlaceResults, palette: Palette) -> list[dict[str, Any]]:
     link = place.link
     if not isinstance(link, LinkModel):
         return []
@@ -57,7 +57,7 @@ def _fitted(place: PlaceResults, look: Look) -> list[dict[str, Any]]:
             "type": "scatter", "mode": "lines", "hoverinfo": "skip",
             "name": f"s / (o + s / w), fitted: off by {theme.percent(link.relative_error)} in the median",
             "x": sizes.tolist(), "y": [size / link.time_ns(size) for size in sizes.tolist()],
-            "line": {"color": look.colors[theme.OVERLAPPED], "width": 2},
+            "line": {"color": palette.colors[theme.OVERLAPPED], "width": 2},
         }
     ]  # fmt: skip
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ddp_prof.benchmark.places import PlaceResults
     from ddp_prof.benchmark.settings import SettingSummary
-    from ddp_prof.present.charts.theme import Look
+    from ddp_prof.present.charts.theme import Palette
 
 _HEIGHT, _BOTTOM = 640, 70
 _LABEL_PX = 16
@@ -30,13 +30,13 @@ _COLORS = ("backward", theme.OVERLAPPED, theme.EXPOSED_MEMORY, "optimizer", them
 """Of the context lengths, in order: colours that are told apart by all eyes."""
 
 
-def draw_bucket_sweep(place: PlaceResults, batch_size: int, look: Look = theme.LIGHT) -> go.Figure:
+def draw_bucket_sweep(place: PlaceResults, batch_size: int, palette: Palette = theme.LIGHT) -> go.Figure:
     """The settings of one batch size; where the model of bucketing tells its best size, that is marked."""
     import plotly.graph_objects as go
 
     measured = [each for each in place.summaries if each.timing.step_ns and each.setting.local_batch_size == batch_size]
     contexts = sorted({each.setting.seq_len for each in measured})
-    colors = {context: look.colors[_COLORS[index % len(_COLORS)]] for index, context in enumerate(contexts)}
+    colors = {context: palette.colors[_COLORS[index % len(_COLORS)]] for index, context in enumerate(contexts)}
     low, high = _range(measured)
     sizes = bucket_sizes([each.timing for each in measured])
     least, most = _size_range(sizes, _best_mb(place))
@@ -46,15 +46,15 @@ def draw_bucket_sweep(place: PlaceResults, batch_size: int, look: Look = theme.L
         for index, context in enumerate(contexts)
     ]
     traces += [_reference(each, colors[each.setting.seq_len], (least, most)) for each in references]
-    traces += _best(place, (low, high), look)
-    figure_layout = layout(place, look, _headline(measured, batch_size), _HEIGHT, b=_BOTTOM, l=80, r=190)
+    traces += _best(place, (low, high), palette)
+    figure_layout = layout(place, palette, _headline(measured, batch_size), _HEIGHT, b=_BOTTOM, l=80, r=190)
     figure_layout |= {
         "xaxis": axis(
-            look, "bucket size, MB, logarithmic", type="log", range=[math.log10(least), math.log10(most)],
+            palette, "bucket size, MB, logarithmic", type="log", range=[math.log10(least), math.log10(most)],
             tickmode="array", tickvals=sizes, ticktext=[f"{size:g}" for size in sizes],
         ),
-        "yaxis": axis(look, "step, ms, with the spread of its median", range=[low, high]),
-        "annotations": [*_labels(references, colors, (low, high)), *_best_label(place, look)],
+        "yaxis": axis(palette, "step, ms, with the spread of its median", range=[low, high]),
+        "annotations": [*_labels(references, colors, (low, high)), *_best_label(place, palette)],
     }  # fmt: skip
     return go.Figure(traces, figure_layout)
 
@@ -160,19 +160,19 @@ def _top(group: Sequence[float], least: float) -> float:
     return sum(group) / len(group) + least * (len(group) - 1) / 2
 
 
-def _best(place: PlaceResults, limits: tuple[float, float], look: Look) -> list[dict[str, Any]]:
+def _best(place: PlaceResults, limits: tuple[float, float], palette: Palette) -> list[dict[str, Any]]:
     best_mb = _best_mb(place)
     if best_mb is None:
         return []
     return [
         {
             "type": "scatter", "mode": "lines", "showlegend": False, "x": [best_mb, best_mb], "y": list(limits),
-            "line": {"color": look.quiet, "width": 1, "dash": "dot"}, "hoverinfo": "skip",
+            "line": {"color": palette.quiet, "width": 1, "dash": "dot"}, "hoverinfo": "skip",
         }
     ]  # fmt: skip
 
 
-def _best_label(place: PlaceResults, look: Look) -> list[dict[str, Any]]:
+def _best_label(place: PlaceResults, palette: Palette) -> list[dict[str, Any]]:
     best_mb = _best_mb(place)
     if best_mb is None:
         return []
@@ -180,7 +180,7 @@ def _best_label(place: PlaceResults, look: Look) -> list[dict[str, Any]]:
         {
             "xref": "x", "x": math.log10(best_mb), "yref": "paper", "y": 0, "yanchor": "bottom", "xanchor": "left",
             "xshift": 4, "showarrow": False, "text": f"the model's best: {theme.size(round(best_mb * BYTES_PER_MB))}",
-            "font": {"color": look.quiet},
+            "font": {"color": palette.quiet},
         }
     ]  # fmt: skip
 

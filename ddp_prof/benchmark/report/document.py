@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof.benchmark.conclusions import judge
-from ddp_prof.benchmark.report.sheets import PLACES, place_notes
+from ddp_prof.benchmark.report.views import PLACES, place_notes
 from ddp_prof.benchmark.report.words import CONCLUSIONS, HEADINGS, sentence
 from ddp_prof.present.tables.rows import SCHEMA
 

@@ -11,28 +11,28 @@ from ddp_prof.present.timeline.text import shown_name
 
 if TYPE_CHECKING:
     from ddp_prof.benchmark.places import PlaceResults
-    from ddp_prof.present.charts.theme import Look
+    from ddp_prof.present.charts.theme import Palette
 
 TOP = 110
 
 
-def subtitle(place: PlaceResults, look: Look) -> str:
+def subtitle(place: PlaceResults, palette: Palette) -> str:
     """Where and on what; a CPU, and a GPU that ranks shared, stand out."""
     text = shown_name(place_title(place.place, place.environment))
     if place.place.device is None:
         return text
     caveats = [caveat for each in place.summaries for caveat in each.caveats]
-    notice = theme.place_notice([place.place.device], caveats, look)
+    notice = theme.place_notice([place.place.device], caveats, palette)
     return text.replace(f"device: {place.place.device}", notice, 1)
 
 
-def layout(place: PlaceResults, look: Look, title: str, height: int, **margins: int) -> dict[str, Any]:
+def layout(place: PlaceResults, palette: Palette, title: str, height: int, **margins: int) -> dict[str, Any]:
     """The layout of a figure of a place, without axes."""
     return {
         **chart_frame(
-            look,
+            palette,
             title=shown_name(title),
-            subtitle=subtitle(place, look),
+            subtitle=subtitle(place, palette),
             height=height, **{"t": TOP, "b": 70, "l": 170, "r": 90, **margins},
         ),
         "dragmode": False, "hovermode": "closest",
@@ -41,10 +41,10 @@ def layout(place: PlaceResults, look: Look, title: str, height: int, **margins: 
     }  # fmt: skip
 
 
-def axis(look: Look, title: str, **more: Any) -> dict[str, Any]:
+def axis(palette: Palette, title: str, **more: Any) -> dict[str, Any]:
     """An axis with a title."""
     return {
-        "gridcolor": look.line, "zeroline": False, "tickfont": {"color": look.quiet}, "fixedrange": True,
-        "title": {"text": title, "font": {"color": look.quiet, "size": theme.FONT_SIZE}, "standoff": 8},
+        "gridcolor": palette.line, "zeroline": False, "tickfont": {"color": palette.quiet}, "fixedrange": True,
+        "title": {"text": title, "font": {"color": palette.quiet, "size": theme.FONT_SIZE}, "standoff": 8},
         **more,
     }  # fmt: skip

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 from ddp_prof.benchmark.report.bandwidth_chart import draw_bandwidth
 from ddp_prof.benchmark.report.bucket_sweep_chart import batch_sizes, draw_bucket_sweep
 from ddp_prof.benchmark.report.rows import csv_rows
-from ddp_prof.benchmark.report.sheets import (
+from ddp_prof.benchmark.report.variants_chart import draw_variants
+from ddp_prof.benchmark.report.views import (
     PLACES,
     SUPPORTED,
     bucket_notes,
     bucket_rows,
-    comparison_sheet,
-    conclusions_sheet,
+    comparison_view,
+    conclusions_view,
     nothing_supported,
-    settings_sheet,
+    settings_view,
 )
-from ddp_prof.benchmark.report.variants_chart import draw_variants
 from ddp_prof.benchmark.report.words import analysis
 from ddp_prof.present.charts.static_images import try_pictures
 from ddp_prof.present.html.page import write_figure_page
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ddp_prof.benchmark.settings import SettingSummary
     from ddp_prof.benchmark.store import Environment
     from ddp_prof.benchmark.study import Study
-    from ddp_prof.present.tables.rows import Sheet
+    from ddp_prof.present.tables.rows import TableView
 
 REPORT = "results.md"
 TITLES = {"variants": "Step time and communication by variant", "bandwidth": "Bandwidth by message size"}
@@ -88,18 +88,18 @@ def results_markdown(
 
 
 def _chapter(place: PlaceResults, study: Study | None, pictures: Sequence[str]) -> list[str]:
-    settings = settings_sheet(place)
+    settings = settings_view(place)
     parts = [f"## {_plain(settings.title)}\n", *_sheet(settings)]
     parts += [f"![{_title(name)}]({name}.png)\n" for name in pictures]
     parts += ["### What these numbers say\n", *_analysis(place)]
     if rows := bucket_rows(place):
         parts += ["### The course's model of bucketing\n", markdown(rows), *_list(bucket_notes(place))]
     if study:
-        for heading, sheet in (
-            ("The published study beside it", comparison_sheet(place, study)),
-            ("Its conclusions", conclusions_sheet(place, study)),
+        for heading, view in (
+            ("The published study beside it", comparison_view(place, study)),
+            ("Its conclusions", conclusions_view(place, study)),
         ):
-            parts += [f"### {heading}\n", f"{_plain(sheet.title)}\n", *_sheet(sheet)]
+            parts += [f"### {heading}\n", f"{_plain(view.title)}\n", *_sheet(view)]
     return parts
 
 
@@ -111,8 +111,8 @@ def _analysis(place: PlaceResults) -> list[str]:
     return [*(f"**{heading}.** {_plain(' '.join(texts))}\n" for heading, texts in told.items()), *_list([SUPPORTED])]
 
 
-def _sheet(sheet: Sheet) -> list[str]:
-    return [markdown(sheet.rows), *_list(sheet.notes)]
+def _sheet(view: TableView) -> list[str]:
+    return [markdown(view.rows), *_list(view.notes)]
 
 
 def _list(lines: Sequence[str]) -> list[str]:

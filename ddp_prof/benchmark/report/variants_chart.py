@@ -14,28 +14,28 @@ if TYPE_CHECKING:
 
     from ddp_prof.benchmark.places import PlaceResults
     from ddp_prof.benchmark.settings import SettingSummary
-    from ddp_prof.present.charts.theme import Look
+    from ddp_prof.present.charts.theme import Palette
 
 _ROW, _BOTTOM = 26, 60
 
 
-def draw_variants(place: PlaceResults, look: Look = theme.LIGHT) -> go.Figure:
+def draw_variants(place: PlaceResults, palette: Palette = theme.LIGHT) -> go.Figure:
     """A bar a setting: what the host's timer calls communication at the end of the rest of the step."""
     import plotly.graph_objects as go
 
     rows = chart_rows(place)
     drawn = [(row, each) for row, each in enumerate(rows) if not isinstance(each, str) and each.timing.step_ns]
-    figure_layout = layout(place, look, _headline(place), TOP + _BOTTOM + _ROW * max(1, len(rows)), b=_BOTTOM, r=150)
+    figure_layout = layout(place, palette, _headline(place), TOP + _BOTTOM + _ROW * max(1, len(rows)), b=_BOTTOM, r=150)
     figure_layout |= {
         "barmode": "stack",
-        "xaxis": axis(look, "step, ms, with the spread of its median", rangemode="tozero"),
+        "xaxis": axis(palette, "step, ms, with the spread of its median", rangemode="tozero"),
         "yaxis": {
             "tickmode": "array", "tickvals": list(range(len(rows))), "ticktext": [_tick(each) for each in rows],
             "range": [len(rows) - 0.5, -0.5], "showgrid": False, "zeroline": False, "fixedrange": True,
         },
-        "annotations": [_label(row, each, look) for row, each in enumerate(rows) if not isinstance(each, str)],
+        "annotations": [_label(row, each, palette) for row, each in enumerate(rows) if not isinstance(each, str)],
     }  # fmt: skip
-    return go.Figure([_rest(drawn, look), _communication(drawn, look)], figure_layout)
+    return go.Figure([_rest(drawn, palette), _communication(drawn, palette)], figure_layout)
 
 
 def chart_rows(place: PlaceResults) -> list[str | SettingSummary]:
@@ -58,23 +58,23 @@ def _communication_ms(summary: SettingSummary) -> float:
     return value_ms(summary.timing.communication_ns) or 0.0
 
 
-def _rest(drawn: list[tuple[int, SettingSummary]], look: Look) -> dict[str, Any]:
+def _rest(drawn: list[tuple[int, SettingSummary]], palette: Palette) -> dict[str, Any]:
     lengths = [(value_ms(each.timing.step_ns) or 0.0) - _communication_ms(each) for _, each in drawn]
     return {
         "type": "bar", "orientation": "h", "name": "rest of the step", "width": 0.7, "hoverinfo": "skip",
-        "x": lengths, "y": [row for row, _ in drawn], "marker": {"color": look.colors[theme.COMPUTE_ONLY]},
+        "x": lengths, "y": [row for row, _ in drawn], "marker": {"color": palette.colors[theme.COMPUTE_ONLY]},
     }  # fmt: skip
 
 
-def _communication(drawn: list[tuple[int, SettingSummary]], look: Look) -> dict[str, Any]:
+def _communication(drawn: list[tuple[int, SettingSummary]], palette: Palette) -> dict[str, Any]:
     return {
         "type": "bar", "orientation": "h", "width": 0.7,
         "name": "communication, as a host timer sees it (without synchronizing)",
         "x": [_communication_ms(each) for _, each in drawn], "y": [row for row, _ in drawn],
-        "marker": {"color": look.colors[theme.COMMUNICATION]},
+        "marker": {"color": palette.colors[theme.COMMUNICATION]},
         "error_x": {
             "type": "data", "array": [half_ms(each.timing.step_ns) or 0.0 for _, each in drawn],
-            "color": look.notice, "thickness": 1.5, "width": 4,
+            "color": palette.notice, "thickness": 1.5, "width": 4,
         },
         "hovertext": [_hover(each) for _, each in drawn], "hovertemplate": "%{hovertext}<extra></extra>",
     }  # fmt: skip
@@ -89,13 +89,13 @@ def _hover(summary: SettingSummary) -> str:
     )
 
 
-def _label(row: int, summary: SettingSummary, look: Look) -> dict[str, Any]:
+def _label(row: int, summary: SettingSummary, palette: Palette) -> dict[str, Any]:
     """Communication's share at the right margin; in place of a bar, why there is none."""
     place = {"yref": "y", "y": row, "showarrow": False, "xanchor": "left"}
     share = share_percent(summary.timing)
     if share is None:
         text = status_text(summary).replace("_", " ")
-        return {**place, "xref": "paper", "x": 0, "text": text, "font": {"color": look.notice}}
+        return {**place, "xref": "paper", "x": 0, "text": text, "font": {"color": palette.notice}}
     return {**place, "xref": "paper", "x": 1, "xshift": 12, "text": f"<b>{share:.0f} %</b> communication"}
 
 

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     import plotly.graph_objects as go
 
-    from ddp_prof.analyze.collectives.run import Run
-    from ddp_prof.analyze.collectives.step_view import Lifeline, RankLifelines
-    from ddp_prof.present.charts.theme import Look
+    from ddp_prof.analyze.collectives.run_analysis import Run
+    from ddp_prof.analyze.collectives.step_view import CollectiveView, RankStepView
+    from ddp_prof.present.charts.theme import Palette
 
 CAUSE_COLORS: Mapping[str, str] = {
     TAIL: "#e71832",
@@ -36,46 +36,46 @@ _TOP, _ROW, _BOTTOM, _LEFT = 150, 20, 60, 190
 class _Row(NamedTuple):
     y: int
     label: str
-    rank: RankLifelines
-    line: Lifeline | None
+    rank: RankStepView
+    line: CollectiveView | None
 
 
-def draw_lifelines(
-    run: Run, step: int | None, ranks: Sequence[RankLifelines], headline: str, look: Look = theme.LIGHT
+def draw_step_collectives(
+    run: Run, step: int | None, ranks: Sequence[RankStepView], headline: str, palette: Palette = theme.LIGHT
 ) -> go.Figure:
     """A panel a rank: compute on top, below it a row a collective in the order of launch."""
     import plotly.graph_objects as go
 
     rows = _rows(ranks)
-    figure = go.Figure([*_bars(rows, look), *_markers(rows, look)])
-    figure.update_layout(_layout(run, step, ranks, rows, headline, look))
+    figure = go.Figure([*_bars(rows, palette), *_markers(rows, palette)])
+    figure.update_layout(_layout(run, step, ranks, rows, headline, palette))
     return figure
 
 
-def _rows(ranks: Sequence[RankLifelines]) -> list[_Row]:
+def _rows(ranks: Sequence[RankStepView]) -> list[_Row]:
     each_rank = max(1, MOST_ROWS // max(1, len(ranks)))
     found: list[_Row] = []
     for rank in ranks:
         found.append(_Row(len(found), f"<b>{rank.name}</b>  compute", rank, None))
-        longest = sorted(rank.lifelines, key=_exposed_ns, reverse=True)[:each_rank]
+        longest = sorted(rank.collectives, key=_exposed_ns, reverse=True)[:each_rank]
         shown = {line.index for line in longest}
         found += [
             _Row(len(found) + number, _label(line), rank, line)
-            for number, line in enumerate(line for line in rank.lifelines if line.index in shown)
+            for number, line in enumerate(line for line in rank.collectives if line.index in shown)
         ]
     return found
 
 
-def _exposed_ns(line: Lifeline) -> int:
+def _exposed_ns(line: CollectiveView) -> int:
     return sum(each.end_ns - each.start_ns for each in line.exposed)
 
 
-def _label(line: Lifeline) -> str:
+def _label(line: CollectiveView) -> str:
     name = f"collective {line.index}" if line.bucket is None else f"bucket {line.bucket}"
     return name if line.bytes is None else f"{name}, {theme.size(line.bytes)}"
 
 
-def _bars(rows: Sequence[_Row], look: Look) -> list[dict[str, Any]]:
+def _bars(rows: Sequence[_Row], palette: Palette) -> list[dict[str, Any]]:
     """One trace a colour, so that a legend names each once."""
     stretches: dict[tuple[str, bool], list[tuple[int, int, int, str]]] = {}
     for row in rows:
@@ -90,18 +90,18 @@ def _bars(rows: Sequence[_Row], look: Look) -> list[dict[str, Any]]:
             kind = (bare.cause, bare.is_wait and bare.cause != WAITING)
             stretches.setdefault(kind, []).append((row.y, bare.start_ns, bare.end_ns, name))
     order = [(kind, wait) for kind in (theme.COMPUTE, theme.OVERLAPPED, *CAUSES) for wait in (False, True)]
-    return [_bar(*kind, stretches[kind], look) for kind in order if kind in stretches]
+    return [_bar(*kind, stretches[kind], palette) for kind in order if kind in stretches]
 
 
-def _bar(kind: str, is_wait: bool, stretches: Sequence[tuple[int, int, int, str]], look: Look) -> dict[str, Any]:
+def _bar(kind: str, is_wait: bool, stretches: Sequence[tuple[int, int, int, str]], palette: Palette) -> dict[str, Any]:
     """Bars of one colour; hatched where a peer had not arrived."""
-    color = CAUSE_COLORS.get(kind) or look.colors[kind]
+    color = CAUSE_COLORS.get(kind) or palette.colors[kind]
     title = f"exposed: {kind.replace('_', ' ')}" if kind in CAUSE_COLORS else _TITLES[kind]
     title += ", waiting for a peer" if is_wait else ""
     pattern = {
         "shape": "/" if is_wait else "",
         "fillmode": "overlay",
-        "fgcolor": look.paper,
+        "fgcolor": palette.paper,
         "fgopacity": 0.7,
         "size": 6,
     }
@@ -119,7 +119,7 @@ def _bar(kind: str, is_wait: bool, stretches: Sequence[tuple[int, int, int, str]
 _TITLES = {theme.COMPUTE: "compute", theme.OVERLAPPED: "overlapped, or under a collective that ends later"}
 
 
-def _markers(rows: Sequence[_Row], look: Look) -> list[dict[str, Any]]:
+def _markers(rows: Sequence[_Row], palette: Palette) -> list[dict[str, Any]]:
     """Readiness and launch, with a line to the start."""
     lines = [(row.y, row.line) for row in rows if row.line is not None]
     marks: list[dict[str, Any]] = []
@@ -130,7 +130,7 @@ def _markers(rows: Sequence[_Row], look: Look) -> list[dict[str, Any]]:
         if known:
             x += [min(known) / 1e6, line.start_ns / 1e6, None]
             y += [height, height, None]
-    quiet = {"color": look.quiet, "width": 1}
+    quiet = {"color": palette.quiet, "width": 1}
     marks.append({"type": "scatter", "mode": "lines", "x": x, "y": y, "line": quiet, "showlegend": False})
     for name, symbol in (("ready", "circle"), ("launch", "triangle-right")):
         found = [(height, time) for height, line in lines if (time := getattr(line, f"{name}_ns")) is not None]
@@ -138,7 +138,7 @@ def _markers(rows: Sequence[_Row], look: Look) -> list[dict[str, Any]]:
             {
                 "type": "scatter", "mode": "markers", "name": name,
                 "x": [time / 1e6 for _, time in found], "y": [height for height, _ in found],
-                "marker": {"symbol": symbol, "size": 7, "color": look.text},
+                "marker": {"symbol": symbol, "size": 7, "color": palette.text},
                 "hovertemplate": f"{name} at %{{x:.3f}} ms<extra></extra>",
             }
         )  # fmt: skip
@@ -151,7 +151,9 @@ def _markers(rows: Sequence[_Row], look: Look) -> list[dict[str, Any]]:
         {
             "type": "scatter", "mode": "markers", "name": "end of backward's compute",
             "x": [time for _, time in ends], "y": [height for height, _ in ends],
-            "marker": {"symbol": "line-ns", "size": 16, "color": look.text, "line": {"width": 2, "color": look.text}},
+            "marker": {
+                "symbol": "line-ns", "size": 16, "color": palette.text, "line": {"width": 2, "color": palette.text},
+            },
             "hovertemplate": "backward's compute ends at %{x:.3f} ms<extra></extra>",
         }
     )  # fmt: skip
@@ -159,18 +161,18 @@ def _markers(rows: Sequence[_Row], look: Look) -> list[dict[str, Any]]:
 
 
 def _layout(
-    run: Run, step: int | None, ranks: Sequence[RankLifelines], rows: Sequence[_Row], headline: str, look: Look
+    run: Run, step: int | None, ranks: Sequence[RankStepView], rows: Sequence[_Row], headline: str, palette: Palette
 ) -> dict[str, Any]:
-    axis = {"gridcolor": look.line, "zeroline": False, "tickfont": {"color": look.quiet}}
-    notice = theme.place_notice([run.device], run.warnings, look)
+    axis = {"gridcolor": palette.line, "zeroline": False, "tickfont": {"color": palette.quiet}}
+    notice = theme.place_notice([run.device], run.warnings, palette)
     where = "no step with communication" if step is None else f"step {step}"
-    there, shown = sum(len(rank.lifelines) for rank in ranks), sum(row.line is not None for row in rows)
+    there, shown = sum(len(rank.collectives) for rank in ranks), sum(row.line is not None for row in rows)
     if shown < there:
         where += f" (the {shown} of {there} collectives that are exposed longest)"
     title, *rest = re.split(r"[:,] ", headline, maxsplit=1)
     return {
         **chart_frame(
-            look,
+            palette,
             title=as_text(title),
             subtitle=f"{notice}  ·  {'  ·  '.join([f'{shown_name(run.label)}, {where}', *map(as_text, rest)])}",
             height=_TOP + _BOTTOM + _ROW * max(4, len(rows)), t=_TOP, b=_BOTTOM, l=_LEFT, r=40,

@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from ddp_prof.analyze.overlap.overlap import StepOverlap, TraceOverlap
-    from ddp_prof.present.charts.theme import Look
+    from ddp_prof.present.charts.theme import Palette
 
 _TOP, _ROW, _BOTTOM, _LEFT = 150, 46, 64, 170
 
 
-def draw_comparison(results: Sequence[TraceOverlap], look: Look = theme.LIGHT) -> go.Figure:
+def draw_comparison(results: Sequence[TraceOverlap], palette: Palette = theme.LIGHT) -> go.Figure:
     """A row a run, in the order given: at the left the mean step by parts, at the right the overlap of each step.
 
     The mean, since the means of the parts sum to the mean of the whole, which medians do not.
     """
     import plotly.graph_objects as go
 
-    figure = go.Figure([*_split_bars(results, look), *_step_dots(results, look), _totals(results, look)])
-    figure.update_layout(_layout(results, look))
+    figure = go.Figure([*_split_bars(results, palette), *_step_dots(results, palette), _totals(results, palette)])
+    figure.update_layout(_layout(results, palette))
     return figure
 
 
@@ -53,7 +53,7 @@ def _steps(result: TraceOverlap) -> list[StepOverlap]:
     return [step for rank in result.ranks for step in rank.steps if step.host_ns is not None]
 
 
-def _split_bars(results: Sequence[TraceOverlap], look: Look) -> list[dict[str, Any]]:
+def _split_bars(results: Sequence[TraceOverlap], palette: Palette) -> list[dict[str, Any]]:
     parts = [mean_parts(result) for result in results]
     return [
         {
@@ -66,14 +66,14 @@ def _split_bars(results: Sequence[TraceOverlap], look: Look) -> list[dict[str, A
                 for result, length in zip(results, lengths, strict=True)
             ],
             "hovertemplate": "%{hovertext}<extra></extra>",
-            "marker": {"color": look.colors[part], "line": {"width": 0.8, "color": look.paper}},
+            "marker": {"color": palette.colors[part], "line": {"width": 0.8, "color": palette.paper}},
         }
         for part in theme.STRIP
         if any(lengths := [each.get(part, 0.0) for each in parts])
     ]  # fmt: skip
 
 
-def _step_dots(results: Sequence[TraceOverlap], look: Look) -> list[dict[str, Any]]:
+def _step_dots(results: Sequence[TraceOverlap], palette: Palette) -> list[dict[str, Any]]:
     """A dot a step of each rank, spread a little in height so that equal ones are seen."""
     dots = []
     for row, result in enumerate(results):
@@ -93,7 +93,7 @@ def _step_dots(results: Sequence[TraceOverlap], look: Look) -> list[dict[str, An
                     for (rank, step), share in zip(known, shares, strict=True)
                 ],
                 "hovertemplate": "%{hovertext}<extra></extra>",
-                "marker": {"color": look.colors[theme.OVERLAPPED], "size": 7, "opacity": 0.45},
+                "marker": {"color": palette.colors[theme.OVERLAPPED], "size": 7, "opacity": 0.45},
             }
         )  # fmt: skip
     return dots
@@ -104,25 +104,25 @@ def _spread(count: int) -> list[float]:
     return [0.44 * ((each * 0.618034) % 1 - 0.5) for each in range(count)]
 
 
-def _totals(results: Sequence[TraceOverlap], look: Look) -> dict[str, Any]:
+def _totals(results: Sequence[TraceOverlap], palette: Palette) -> dict[str, Any]:
     shares = [(row, 100 * ratio) for row, result in enumerate(results) if (ratio := overlap_ratio(result)) is not None]
     return {
         "type": "scatter", "mode": "markers", "xaxis": "x2", "name": "overlap of all communication",
         "x": [share for _, share in shares], "y": [row for row, _ in shares],
         "hovertemplate": "%{x:.1f} % of all communication overlapped<extra></extra>",
-        "marker": {"symbol": "line-ns", "size": 22, "line": {"width": 3, "color": look.text}, "color": look.text},
+        "marker": {"symbol": "line-ns", "size": 22, "line": {"width": 3, "color": palette.text}, "color": palette.text},
     }  # fmt: skip
 
 
-def _layout(results: Sequence[TraceOverlap], look: Look) -> dict[str, Any]:
-    axis = {"gridcolor": look.line, "zeroline": False, "tickfont": {"color": look.quiet}, "fixedrange": True}
-    title = {"color": look.quiet, "size": theme.FONT_SIZE}
+def _layout(results: Sequence[TraceOverlap], palette: Palette) -> dict[str, Any]:
+    axis = {"gridcolor": palette.line, "zeroline": False, "tickfont": {"color": palette.quiet}, "fixedrange": True}
+    title = {"color": palette.quiet, "size": theme.FONT_SIZE}
     longest = max((sum(mean_parts(result).values()) for result in results), default=0)
     return {
         **chart_frame(
-            look,
+            palette,
             title=_headline(results),
-            subtitle=subtitle(results, look),
+            subtitle=subtitle(results, palette),
             height=_TOP + _BOTTOM + _ROW * max(1, len(results)), t=_TOP, b=_BOTTOM, l=_LEFT, r=90,
         ),
         "barmode": "stack",
@@ -168,9 +168,9 @@ def _headline(results: Sequence[TraceOverlap]) -> str:
     )
 
 
-def subtitle(results: Sequence[TraceOverlap], look: Look) -> str:
+def subtitle(results: Sequence[TraceOverlap], palette: Palette) -> str:
     """What a figure of runs must say: on which device, of how many ranks."""
     warnings = {warning for result in results for warning in result.warnings}
-    text = theme.place_notice((result.device for result in results), warnings, look)
+    text = theme.place_notice((result.device for result in results), warnings, palette)
     ranks = sorted({len(result.ranks) for result in results})
     return f"{text}  ·  {'/'.join(map(str, ranks))} {'rank' if ranks == [1] else 'ranks'}  ·  warm-up left out"

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 from ddp_prof.present.charts import theme
 
 if TYPE_CHECKING:
-    from ddp_prof.present.charts.theme import Look
+    from ddp_prof.present.charts.theme import Palette
 
 LEGEND = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
 """A legend in a line above the chart."""
 
 
 def chart_frame(
-    look: Look, *, title: str, subtitle: str, height: int, size: int = 20, pad: int = 20, **margins: int
+    palette: Palette, *, title: str, subtitle: str, height: int, size: int = 20, pad: int = 20, **margins: int
 ) -> dict[str, Any]:
     """Plotly's layout of a chart, without axes and legend.
 
     Args:
-        look: Its colours.
+        palette: Its colours.
         title: What it says; names in it already escaped, as in ``subtitle``.
         subtitle: Where and on what was measured, and how to read it.
         height: Pixels of all of it.
@@ -29,11 +29,11 @@ def chart_frame(
     """
     return {
         "template": "none", "height": height, "margin": margins,
-        "paper_bgcolor": look.paper, "plot_bgcolor": look.paper,
-        "font": {"family": theme.FONT, "size": theme.FONT_SIZE, "color": look.text},
+        "paper_bgcolor": palette.paper, "plot_bgcolor": palette.paper,
+        "font": {"family": theme.FONT, "size": theme.FONT_SIZE, "color": palette.text},
         "title": {
             "text": f"<b>{title}</b>", "font": {"size": size},
-            "subtitle": {"text": subtitle, "font": {"size": 13, "color": look.quiet}},
+            "subtitle": {"text": subtitle, "font": {"size": 13, "color": palette.quiet}},
             "x": 0, "xref": "container", "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top",
             "pad": {"l": 24, "t": pad},
         },

@@ -74,8 +74,8 @@ FONT_SIZE = 12
 
 
 @dataclass(frozen=True)
-class Look:
-    """The colours of one look.
+class Palette:
+    """The colours of one theme.
 
     Attributes:
         paper: Background.
@@ -94,7 +94,7 @@ class Look:
     colors: Mapping[str, str]
 
 
-LIGHT = Look(
+LIGHT = Palette(
     paper="#ffffff",
     text="#1c2128",
     quiet="#5f6875",
@@ -103,7 +103,7 @@ LIGHT = Look(
     # Communication is nearly the colour of text, so that it stands out from the compute above it.
     colors={**_COLORS, STEP: "#d5dbe4", COMMUNICATION: "#2b1e5c", IDLE: "#e8ebef"},
 )
-DARK = Look(
+DARK = Palette(
     paper="#14181d",
     text="#e8ebef",
     quiet="#9aa4b1",
@@ -122,20 +122,20 @@ def recoloring() -> dict[str, str]:
     }
 
 
-def place_notice(devices: Iterable[str], warnings: Iterable[str], look: Look) -> str:
+def place_notice(devices: Iterable[str], warnings: Iterable[str], palette: Palette) -> str:
     """Where the runs of a figure took place; what must not pass for a GPU of each rank's own stands out.
 
     Args:
         devices: Of the runs.
         warnings: Of the runs, among them whether ranks shared a GPU.
-        look: The figure's.
+        palette: The figure's.
     """
     names = sorted(set(devices))
     notice = f"device: {', '.join(names)}"
     is_shared = SHARED_GPU in warnings
     if is_shared:
         notice += f"  ·  {SHARED_GPU}"
-    return f'<b><span style="color:{look.notice}">{notice}</span></b>' if is_shared or "cpu" in names else notice
+    return f'<b><span style="color:{palette.notice}">{notice}</span></b>' if is_shared or "cpu" in names else notice
 
 
 def percent(ratio: float | None) -> str:

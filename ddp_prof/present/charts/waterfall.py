@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from ddp_prof.analyze.variants.waterfall import Waterfall
-    from ddp_prof.present.charts.theme import Look
+    from ddp_prof.present.charts.theme import Palette
 
 _HEIGHT, _TOP, _BOTTOM = 520, 120, 110
 _LEAST_SHOWN = 0.005
 """Share of the longest step below which a part has no bar of its own; those go into the last one, *other*."""
 
 
-def draw_waterfall(waterfall: Waterfall, look: Look = theme.LIGHT) -> go.Figure:
+def draw_waterfall(waterfall: Waterfall, palette: Palette = theme.LIGHT) -> go.Figure:
     """Runs from left to right; green took away, red added."""
     import plotly.graph_objects as go
 
-    figure = go.Figure(_bars(waterfall, look))
-    figure.update_layout(_layout(waterfall, look))
+    figure = go.Figure(_bars(waterfall, palette))
+    figure.update_layout(_layout(waterfall, palette))
     return figure
 
 
@@ -53,9 +53,9 @@ def waterfall_steps(waterfall: Waterfall) -> list[tuple[str, str, float, float]]
     return found
 
 
-def _bars(waterfall: Waterfall, look: Look) -> list[dict[str, Any]]:
+def _bars(waterfall: Waterfall, palette: Palette) -> list[dict[str, Any]]:
     steps = waterfall_steps(waterfall)
-    colors = [look.colors[_kind(run, length)] for run, _, _, length in steps]
+    colors = [palette.colors[_kind(run, length)] for run, _, _, length in steps]
     return [
         {
             "type": "bar", "x": list(range(len(steps))), "base": [start for _, _, start, _ in steps],
@@ -74,13 +74,13 @@ def _kind(run: str, length: float) -> str:
     return theme.OVERLAPPED if length < 0 else theme.EXPOSED
 
 
-def _layout(waterfall: Waterfall, look: Look) -> dict[str, Any]:
+def _layout(waterfall: Waterfall, palette: Palette) -> dict[str, Any]:
     steps = waterfall_steps(waterfall)
-    axis = {"gridcolor": look.line, "zeroline": False, "tickfont": {"color": look.quiet}, "fixedrange": True}
-    notice = theme.place_notice((budget.device for budget in waterfall.budgets), waterfall.warnings, look)
+    axis = {"gridcolor": palette.line, "zeroline": False, "tickfont": {"color": palette.quiet}, "fixedrange": True}
+    notice = theme.place_notice((budget.device for budget in waterfall.budgets), waterfall.warnings, palette)
     return {
         **chart_frame(
-            look,
+            palette,
             title=_headline(waterfall),
             subtitle=f"{notice}  ·  mean step, and what each variant took away (green) or added (red)",
             height=_HEIGHT, t=_TOP, b=_BOTTOM, l=70, r=40,

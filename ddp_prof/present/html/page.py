@@ -1,7 +1,7 @@
 """HTML pages that need no network and, by their Content-Security-Policy, could not use it.
 
 A figure travels as JSON that no parser of HTML can take for markup; a few lines of script draw it in the light or the
-dark look, as the reader's system prefers. plotly.js is part of the page, or one file beside the pages of a folder.
+dark palette, as the reader's system prefers. plotly.js is part of the page, or one file beside the pages of a folder.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def write_figure_page(figure: go.Figure, path: Path, *, title: str, shared_plotl
     """Write a page that holds one figure.
 
     Args:
-        figure: The figure, in the light look.
+        figure: The figure, in the light palette.
         path: The page.
         title: Plain text.
         shared_plotly: Whether plotly.js lies beside the page, once for all pages; else it is part of it.

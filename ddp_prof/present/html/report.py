@@ -14,7 +14,7 @@ from ddp_prof.present.charts.static_images import try_pictures
 from ddp_prof.present.charts.steps import draw_overlap_by_step, draw_step_times
 from ddp_prof.present.charts.waterfall import draw_waterfall
 from ddp_prof.present.html.page import write_page
-from ddp_prof.present.html.report_page import CSS, WATERFALL, Chapter, report_body
+from ddp_prof.present.html.report_page import CSS, WATERFALL, RunSection, report_body
 from ddp_prof.present.html.report_why import SUFFIX as WHY
 from ddp_prof.present.html.report_why import write_why_page
 from ddp_prof.present.timeline.build import MAX_BOXES, build_timeline, steady_steps
@@ -84,15 +84,15 @@ def write_report(
         write_why_page(run.findings, folder / f"{name}{WHY}.html")
         pictures.append((draw_timeline(part), folder / f"{name}.png"))
     problems = try_pictures(pictures)
-    chapters = [Chapter(name, run.result, run.manifest, run.findings) for name, run in zip(names, runs, strict=True)]
-    body = report_body(chapters, charts, pictures=not problems)
+    sections = [RunSection(name, run.result, run.manifest, run.findings) for name, run in zip(names, runs, strict=True)]
+    body = report_body(sections, charts, pictures=not problems)
     write_page(folder / f"{INDEX}.html", title="Communication behind compute", body=body, css=CSS, shared_plotly=True)
     return problems
 
 
 def _timelines(run: Run, backward_pattern: str | None) -> tuple[Timeline, Timeline]:
     """The timeline of the whole run, to move around in, and that of a few steps, to look at."""
-    steps = steady_steps([work for source in run.sources for work in source.works])
+    steps = steady_steps([rank for source in run.sources for rank in source.ranks])
     whole = build_timeline(run.sources, backward_pattern=backward_pattern)
     part = build_timeline(run.sources, steps=steps, max_boxes=MAX_BOXES, backward_pattern=backward_pattern)
     return whole, part

@@ -64,7 +64,7 @@ _SECTIONS = {
 
 
 @dataclass(frozen=True)
-class Chapter:
+class RunSection:
     """What the page tells of one run.
 
     Attributes:
@@ -79,19 +79,19 @@ class Chapter:
     findings: Findings
 
 
-def report_body(chapters: Sequence[Chapter], charts: Mapping[str, go.Figure], *, pictures: bool) -> str:
+def report_body(sections: Sequence[RunSection], charts: Mapping[str, go.Figure], *, pictures: bool) -> str:
     """The page, top to bottom.
 
     Args:
-        chapters: The runs, in the order in which they are told of.
+        sections: The runs, in the order in which they are told of.
         charts: Figures by name, the most telling one first; of these the waterfall tells why.
         pictures: Whether ``.png`` files of timelines and charts lie beside the page.
     """
-    results = [chapter.result for chapter in chapters]
+    results = [section.result for section in sections]
     drawn = {name: _chart(name, figure, picture=pictures) for name, figure in charts.items()}
     waterfall = drawn.pop(WATERFALL, "")
     first, *others = drawn.values()
-    cards = "".join(_card(chapter, picture=pictures) for chapter in chapters)
+    cards = "".join(_card(section, picture=pictures) for section in sections)
     parts = (
         "<main><h1>How much communication hides behind compute</h1>",
         _about(results),
@@ -101,16 +101,16 @@ def report_body(chapters: Sequence[Chapter], charts: Mapping[str, go.Figure], *,
         f'<div class="wide">{_table(compare_rows(compare_variants(results)))}</div>',
         f'<p class="quiet">{html.escape(HOW_TO_READ)}; speed-up: over naive</p>',
         _heading("why"),
-        f'<div class="wide">{findings_html((each.name, each.result.label, each.findings) for each in chapters)}</div>',
+        f'<div class="wide">{findings_html((each.name, each.result.label, each.findings) for each in sections)}</div>',
         waterfall,
         _heading("unknown"),
-        _unknown(chapters),
+        _unknown(sections),
         _heading("steps"),
         *others,
         _heading("timelines"),
         f'<div class="cards">{cards}</div>',
         _heading("provenance"),
-        _provenance(chapters),
+        _provenance(sections),
         "</main>",
     )
     return "\n".join(parts)
@@ -155,42 +155,42 @@ def _table(rows: Sequence[Row]) -> str:
     )
 
 
-def _unknown(chapters: Sequence[Chapter]) -> str:
+def _unknown(sections: Sequence[RunSection]) -> str:
     """Each warning with the runs that it is about."""
-    warnings = warnings_by_run([chapter.result for chapter in chapters])
-    if unmade := [chapter.result.label for chapter in chapters if chapter.manifest is None]:
+    warnings = warnings_by_run([section.result for section in sections])
+    if unmade := [section.result.label for section in sections if section.manifest is None]:
         warnings["how the run was made: no run.json lies beside its trace"] = unmade
     if not warnings:
         return "<p>Nothing.</p>"
-    everyone = len(chapters) if len(chapters) > 1 else None
+    everyone = len(sections) if len(sections) > 1 else None
     about = (("all runs" if len(labels) == everyone else ", ".join(labels), text) for text, labels in warnings.items())
     return _definitions(about)
 
 
-def _card(chapter: Chapter, *, picture: bool) -> str:
-    label = html.escape(chapter.result.label)
-    image = f'<img src="{chapter.name}.png" loading="lazy" alt="timeline of {label}">' if picture else ""
-    share = percent(overlap_ratio(chapter.result))
+def _card(section: RunSection, *, picture: bool) -> str:
+    label = html.escape(section.result.label)
+    image = f'<img src="{section.name}.png" loading="lazy" alt="timeline of {label}">' if picture else ""
+    share = percent(overlap_ratio(section.result))
     return (
-        f'<a class="card" href="{chapter.name}.html">{image}<p><b>{label}</b> '
-        f'<span class="quiet">{share} overlapped, device: {html.escape(chapter.result.device)}</span></p></a>\n'
+        f'<a class="card" href="{section.name}.html">{image}<p><b>{label}</b> '
+        f'<span class="quiet">{share} overlapped, device: {html.escape(section.result.device)}</span></p></a>\n'
     )
 
 
-def _provenance(chapters: Sequence[Chapter]) -> str:
+def _provenance(sections: Sequence[RunSection]) -> str:
     """What all runs have in common once, then what is each one's own."""
-    facts = [_facts(chapter) for chapter in chapters]
+    facts = [_facts(section) for section in sections]
     common = set.intersection(*(set(each.items()) for each in facts)) if facts else set()
     own = (
-        f"<details><summary>{html.escape(chapter.result.label)}</summary>"
+        f"<details><summary>{html.escape(section.result.label)}</summary>"
         f"{_definitions(pair for pair in each.items() if pair not in common)}</details>"
-        for chapter, each in zip(chapters, facts, strict=True)
+        for section, each in zip(sections, facts, strict=True)
     )
     return _definitions(pair for pair in (facts[0].items() if facts else ()) if pair in common) + "\n".join(own)
 
 
-def _facts(chapter: Chapter) -> dict[str, str]:
-    result, run = chapter.result, chapter.manifest
+def _facts(section: RunSection) -> dict[str, str]:
+    result, run = section.result, section.manifest
     facts = {"trace": result.trace.name, "read from": " ".join(filter(None, (result.source, result.producer)))}
     if run is None:
         return facts

@@ -5,11 +5,11 @@ from __future__ import annotations
 import html
 from typing import TYPE_CHECKING
 
-from ddp_prof.analyze.collectives.step_view import step_lifelines, typical_step
-from ddp_prof.present.charts.collectives import draw_lifelines
+from ddp_prof.analyze.collectives.step_view import typical_step, view_step
+from ddp_prof.present.charts.collectives import draw_step_collectives
 from ddp_prof.present.charts.straggler import draw_skew
 from ddp_prof.present.html.page import figure_html, write_page
-from ddp_prof.present.tables.collectives import headline_text
+from ddp_prof.present.tables.collectives import root_cause_text
 from ddp_prof.present.tables.straggler import skew_headline
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ SUFFIX = "-why"
 
 def finding_text(findings: Findings) -> str:
     """The main cause of exposed time, in words."""
-    return headline_text(findings.headline, findings.collectives.collectives)
+    return root_cause_text(findings.headline, findings.collectives.collectives)
 
 
 def findings_html(named: Iterable[tuple[str, str, Findings]]) -> str:
@@ -46,8 +46,8 @@ def write_why_page(findings: Findings, path: Path) -> None:
     """The collectives of a typical step, and who was late in which; plotly.js lies beside the page."""
     run, finding = findings.run, finding_text(findings)
     step = typical_step(run.ranks)
-    lines = () if step is None else step_lifelines(run.ranks, step)
-    body = figure_html(draw_lifelines(run, step, lines, finding), "collectives")
+    lines = () if step is None else view_step(run.ranks, step)
+    body = figure_html(draw_step_collectives(run, step, lines, finding), "collectives")
     if findings.skew.reason is None:
         body += figure_html(draw_skew(run, findings.skew), "skew")
     write_page(path, title=f"{run.label}: {finding}", body=body, shared_plotly=True)

@@ -1,4 +1,4 @@
-"""A trace as viewers of tracks want it: for each process, lanes of slices that nest, and counters of communication.
+"""A trace as viewers of tracks want it: for each process, tracks of slices that nest, and counters of communication.
 
 From top to bottom: the threads with their ranges, the collectives as the host saw them, the streams of each device.
 """
@@ -17,7 +17,7 @@ from ddp_prof.trace import UNKNOWN, Category, Table, select
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ddp_prof.analyze.core.attribution import RankWork
+    from ddp_prof.analyze.core.attribution import RankEvents
     from ddp_prof.analyze.core.intervals import Intervals
     from ddp_prof.trace import Ints, Mask, Trace
 
@@ -32,7 +32,7 @@ class Slices(Table):
     """Slices of one lane by start, of those that start together the longest first: outer ones come before inner ones.
 
     Attributes:
-        name_id: Index into :attr:`Lane.names`.
+        name_id: Index into :attr:`Track.names`.
         category: Index into :data:`CATEGORIES`.
         bytes: Bytes that it moves, ``UNKNOWN`` where not told.
         bucket: Bucket that it carries, ``UNKNOWN`` where not told.
@@ -51,7 +51,7 @@ class Slices(Table):
 
 
 @dataclass(frozen=True)
-class Lane:
+class Track:
     """Slices of which any two are either nested or apart."""
 
     title: str
@@ -73,16 +73,16 @@ class ProcessTracks:
     """One process of a trace."""
 
     title: str
-    lanes: tuple[Lane, ...]
+    tracks: tuple[Track, ...]
     counters: tuple[Counter, ...]
 
 
-def tracks_of(trace: Trace, works: Sequence[RankWork]) -> Iterator[ProcessTracks]:
+def tracks_of(trace: Trace, rank_events: Sequence[RankEvents]) -> Iterator[ProcessTracks]:
     """The processes of a trace, ranks first and in their order."""
-    ranks = list(dict.fromkeys(work.process for work in works))
+    ranks = list(dict.fromkeys(events.process for events in rank_events))
     for process in (*ranks, *(each for each in trace.processes if each not in ranks)):
-        own = [work for work in works if work.process == process]
-        yield ProcessTracks(_process_title(process, own), _Builder(trace, process, own).lanes(), _counters(own))
+        own = [events for events in rank_events if events.process == process]
+        yield ProcessTracks(_process_title(process, own), _Builder(trace, process, own).tracks(), _counters(own))
 
 
 def nest(start_ns: Ints, end_ns: Ints) -> Ints:
@@ -116,34 +116,34 @@ def _place(open_ends: list[list[int]], start: int, end: int) -> int:
     return len(open_ends) - 1
 
 
-def _process_title(process: int, works: Sequence[RankWork]) -> str:
-    rank = next((f"rank {work.rank}" for work in works if work.rank is not None), None)
+def _process_title(process: int, rank_events: Sequence[RankEvents]) -> str:
+    rank = next((f"rank {events.rank}" for events in rank_events if events.rank is not None), None)
     where = [f"pid {process}"] if process else []
-    where += ["CPU" if work.device is None else f"GPU {work.device}" for work in works]
+    where += ["CPU" if events.device is None else f"GPU {events.device}" for events in rank_events]
     return " ".join(filter(None, (rank or "process", f"({', '.join(where)})" if where else "")))
 
 
-def _counters(works: Sequence[RankWork]) -> tuple[Counter, ...]:
+def _counters(rank_events: Sequence[RankEvents]) -> tuple[Counter, ...]:
     """A rank that did not communicate has none: zero would say that all of it was hidden."""
     counters = []
-    for work in works:
-        communication, compute = work.union_of(Category.COMMUNICATION), work.union_of(Category.COMPUTE)
+    for events in rank_events:
+        communication, compute = events.union_of(Category.COMMUNICATION), events.union_of(Category.COMPUTE)
         if len(communication):
-            title = "communication" if len(works) == 1 else f"communication, GPU {work.device}"
+            title = "communication" if len(rank_events) == 1 else f"communication, GPU {events.device}"
             counters.append(Counter(title, communication & compute, communication - compute))
     return tuple(counters)
 
 
 class _Builder:
-    """Lays out the lanes of one process."""
+    """Lays out the tracks of one process."""
 
-    def __init__(self, trace: Trace, process: int, works: Sequence[RankWork]) -> None:
-        self.trace, self.process, self.works = trace, process, works
+    def __init__(self, trace: Trace, process: int, rank_events: Sequence[RankEvents]) -> None:
+        self.trace, self.process, self.ranks = trace, process, rank_events
         self.activities = np.flatnonzero(trace.activities.process == process)
         reduces = [index for index, name in enumerate(trace.names) if name.startswith(f"{ALL_REDUCE}|")]
         self.reduces: Mask = np.isin(trace.spans.name_id, reduces) & (trace.spans.process == process)
 
-    def lanes(self) -> tuple[Lane, ...]:
+    def tracks(self) -> tuple[Track, ...]:
         return tuple(
             lane
             for title, slices, names in (
@@ -160,8 +160,8 @@ class _Builder:
         spans = self.trace.spans
         mine = (spans.process == self.process) & ~self.reduces
         for thread in sorted(np.unique(spans.lane[mine]).tolist(), key=lambda each: (each != self.process, each)):
-            for crosses, suffix in ((0, ""), (1, ", start/end ranges")):
-                rows = np.flatnonzero(mine & (spans.lane == thread) & (spans.crosses == crosses))
+            for is_start_end, suffix in ((0, ""), (1, ", start/end ranges")):
+                rows = np.flatnonzero(mine & (spans.lane == thread) & (spans.is_start_end == is_start_end))
                 yield self._thread_title(thread) + suffix, self._of_spans(rows, _RANGE), self.trace.names
 
     def _collective_ranges(self) -> Iterator[tuple[str, Slices, Sequence[str]]]:
@@ -173,12 +173,12 @@ class _Builder:
 
     def _work_of_host(self) -> Iterator[tuple[str, Slices, Sequence[str]]]:
         """What a CPU computed, as it is measured."""
-        for work in self.works:
-            if work.device is None:
-                pieces = work.of(Category.COMPUTE)
-                category = np.full(len(pieces), Category.COMPUTE, np.int64)
-                step = _pick(work.step_numbers, pieces.step)
-                yield "compute", _slices(pieces.start_ns, pieces.end_ns, pieces.phase, category, step=step), PHASES
+        for rank in self.ranks:
+            if rank.device is None:
+                events = rank.of(Category.COMPUTE)
+                category = np.full(len(events), Category.COMPUTE, np.int64)
+                step = _pick(rank.step_numbers, events.step)
+                yield "compute", _slices(events.start_ns, events.end_ns, events.phase, category, step=step), PHASES
 
     def _streams(self) -> Iterator[tuple[str, Slices, Sequence[str]]]:
         """What each device did, by stream."""
@@ -218,10 +218,10 @@ class _Builder:
 
     def _step_at(self, time_ns: Ints) -> Ints:
         """Number of the measured step whose host range holds each instant."""
-        if not self.works or not self.works[0].has_steps:
+        if not self.ranks or not self.ranks[0].has_steps:
             return np.full(len(time_ns), UNKNOWN, np.int64)
-        work = self.works[0]
-        return _pick(work.step_numbers, innermost(work.steps.start_ns, work.steps.end_ns, time_ns))
+        events = self.ranks[0]
+        return _pick(events.step_numbers, innermost(events.steps.start_ns, events.steps.end_ns, time_ns))
 
     def _reduce_open_at(self, time_ns: Ints) -> Ints:
         """Name of the all-reduce range that was the last to open before each instant and is open still."""
@@ -256,9 +256,9 @@ def _main_category(slices: Slices) -> str:
     return CATEGORIES[int(np.bincount(slices.category, weights=duration).argmax())]
 
 
-def _split(title: str, slices: Slices, names: Sequence[str]) -> Iterator[Lane]:
-    """As many lanes as it takes for slices to nest; none where there is no slice."""
+def _split(title: str, slices: Slices, names: Sequence[str]) -> Iterator[Track]:
+    """As many tracks as it takes for slices to nest; none where there is no slice."""
     slices = select(slices, np.lexsort((-slices.end_ns, slices.start_ns)))
     lane = nest(slices.start_ns, slices.end_ns)
     for number in range(int(lane.max(initial=-1)) + 1):
-        yield Lane(title if number == 0 else f"{title} ({number + 1})", select(slices, lane == number), names)
+        yield Track(title if number == 0 else f"{title} ({number + 1})", select(slices, lane == number), names)

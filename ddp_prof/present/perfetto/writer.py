@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from ddp_prof.present.perfetto.tracks import Counter, Lane, ProcessTracks, Slices
+    from ddp_prof.present.perfetto.tracks import Counter, ProcessTracks, Slices, Track
     from ddp_prof.present.timeline.model import Source
     from ddp_prof.trace import Ints
 
@@ -90,7 +90,7 @@ def _first_event(source: Source) -> int:
 
 
 def _first_step(source: Source, otherwise: int) -> int:
-    return min((int(work.steps.start_ns.min()) for work in source.works if work.has_steps), default=otherwise)
+    return min((int(rank.steps.start_ns.min()) for rank in source.ranks if rank.has_steps), default=otherwise)
 
 
 def _about(sources: Sequence[Source], zeros: Sequence[int]) -> dict[str, object]:
@@ -110,7 +110,7 @@ def _events(sources: Sequence[Source], zeros: Sequence[int]) -> Iterator[list[st
     """All events as JSON, some at a time."""
     processes, threads = count(1), count(1)
     for source, zero_ns in zip(sources, zeros, strict=True):
-        for process in tracks_of(source.trace, source.works):
+        for process in tracks_of(source.trace, source.ranks):
             title = process.title if len(sources) == 1 else f"{source.title}: {process.title}"
             pid = next(processes)
             yield [
@@ -123,7 +123,7 @@ def _events(sources: Sequence[Source], zeros: Sequence[int]) -> Iterator[list[st
 def _process_events(process: ProcessTracks, pid: int, threads: count[int], zero_ns: int) -> Iterator[list[str]]:
     for counter in process.counters:
         yield _counter_events(counter, pid, zero_ns)
-    for lane in process.lanes:
+    for lane in process.tracks:
         tid = next(threads)
         yield [
             _metadata("thread_name", pid, tid, name=lane.title),
@@ -148,7 +148,7 @@ def _counter_events(counter: Counter, pid: int, zero_ns: int) -> list[str]:
     ]
 
 
-def _lane_events(lane: Lane, pid: int, tid: int, zero_ns: int) -> Iterator[list[str]]:
+def _lane_events(lane: Track, pid: int, tid: int, zero_ns: int) -> Iterator[list[str]]:
     """A complete event ("X") a slice; viewers take the first of those that start together for the outer one."""
     head = f'{{"ph":"X","pid":{pid},"tid":{tid},"ts":'
     names = {each: json.dumps(_name(lane, each)) for each in np.unique(lane.slices.name_id).tolist()}
@@ -167,7 +167,7 @@ def _lane_events(lane: Lane, pid: int, tid: int, zero_ns: int) -> Iterator[list[
         ]
 
 
-def _name(lane: Lane, name_id: int) -> str:
+def _name(lane: Track, name_id: int) -> str:
     return "" if name_id == UNKNOWN else lane.names[name_id]
 
 

@@ -6,17 +6,17 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof.analyze.collectives.exposure import CAUSES, LAUNCHED_LATE, QUEUED, STARVED, SYNCHRONOUS, TAIL, WAITING
-from ddp_prof.analyze.collectives.root_cause import find_headline
+from ddp_prof.analyze.collectives.root_cause import find_root_cause
 from ddp_prof.present.charts.theme import milliseconds, percent, size
-from ddp_prof.present.tables.rows import SCHEMA, Row, Sheet
+from ddp_prof.present.tables.rows import SCHEMA, Row, TableView
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
     from ddp_prof.analyze.collectives.clock_alignment import Alignment
     from ddp_prof.analyze.collectives.results import Collective, RunCollectives
-    from ddp_prof.analyze.collectives.root_cause import Headline
-    from ddp_prof.analyze.collectives.run import Run
+    from ddp_prof.analyze.collectives.root_cause import RootCause
+    from ddp_prof.analyze.collectives.run_analysis import Run
 
 BY = ("collective", "step", "bucket")
 """What a row can stand for."""
@@ -25,9 +25,9 @@ _SHOWN_PARAMETERS = 2
 _WORTH_A_WORD = 0.05
 
 
-def collectives_sheet(run: Run, result: RunCollectives, by: str = BY[0]) -> Sheet:
+def collectives_view(run: Run, result: RunCollectives, by: str = BY[0]) -> TableView:
     """The collectives of a run."""
-    headline = headline_text(find_headline(result.collectives, run.manifest), result.collectives)
+    headline = root_cause_text(find_root_cause(result.collectives, run.manifest), result.collectives)
     title = f"{run.trace} · device: {run.device} · {len(result.collectives):,} collectives\n{headline}"
     notes = [alignment_note(result.alignment), *result.warnings]
     if by == BY[0]:
@@ -36,7 +36,7 @@ def collectives_sheet(run: Run, result: RunCollectives, by: str = BY[0]) -> Shee
         notes.append("ready, launch, start, end: within the step, from the first of these times")
     else:
         rows = list(_summed_rows(result.collectives, by))
-    return Sheet(title, [{"run": run.label, **row} for row in rows], notes, _document(run, result, headline))
+    return TableView(title, [{"run": run.label, **row} for row in rows], notes, _document(run, result, headline))
 
 
 def alignment_note(alignment: Alignment) -> str:
@@ -49,7 +49,7 @@ def alignment_note(alignment: Alignment) -> str:
     return f"clocks of the ranks: {alignment.method}; residual p50 {p50}, p95 {p95}: nothing below that is claimed"
 
 
-def headline_text(headline: Headline | None, collectives: Sequence[Collective]) -> str:
+def root_cause_text(headline: RootCause | None, collectives: Sequence[Collective]) -> str:
     """The finding as one or two sentences."""
     if headline is None:
         return "Compute hides all communication." if collectives else "No communication was recorded."
@@ -86,7 +86,7 @@ _ADVICE = {
 }
 
 
-def _which(headline: Headline) -> str:
+def _which(headline: RootCause) -> str:
     kind = "bucket" if headline.bucket is not None else "collective"
     if headline.collectives_a_step == 1:
         return f"the only {kind}"
@@ -95,7 +95,7 @@ def _which(headline: Headline) -> str:
     return f"{kind} {headline.index if headline.bucket is None else headline.bucket} of {headline.collectives_a_step}"
 
 
-def _described(headline: Headline) -> str:
+def _described(headline: RootCause) -> str:
     parts = [] if headline.bytes is None else [size(headline.bytes)]
     if headline.parameters:
         shown = ", ".join(headline.parameters[:_SHOWN_PARAMETERS])
@@ -104,7 +104,7 @@ def _described(headline: Headline) -> str:
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def _when(headline: Headline) -> str:
+def _when(headline: RootCause) -> str:
     if headline.lead_ns is None:
         return "starts late"
     if not headline.lead_ns:
@@ -113,7 +113,7 @@ def _when(headline: Headline) -> str:
     return f"starts {milliseconds(abs(headline.lead_ns))} {side} backward ends"
 
 
-def _tail_advice(headline: Headline) -> str:
+def _tail_advice(headline: RootCause) -> str:
     if len(headline.parameters) == 1:
         return "It holds a single parameter: only fewer bytes or a faster link would hide more of it."
     if headline.is_last and headline.collectives_a_step > 1:

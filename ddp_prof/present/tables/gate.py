@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof.present.tables.render import markdown
-from ddp_prof.present.tables.rows import SCHEMA, Row, Sheet, notes_of_runs, rank_name
+from ddp_prof.present.tables.rows import SCHEMA, Row, TableView, notes_of_runs, rank_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddp_prof.analyze.overlap.overlap import TraceOverlap
-    from ddp_prof.analyze.overlap.regression_gate import Check, Verdict
+    from ddp_prof.analyze.overlap.regression_gate import GateReport, GateResult
 
 HOW_TO_READ = "the worst rank decides: overlap is of all its communication, times are medians over its steps"
 HOW_TO_READ_BASELINE = (
@@ -25,10 +25,10 @@ UNITS = {"ratio": (100, "%"), "ns": (1e-6, "ms"), "ranks": (1, "ranks")}
 """Of each unit of a verdict what it is multiplied by to be shown, and its name then."""
 
 
-def check_sheet(checks: Sequence[Check], baseline: TraceOverlap | None) -> Sheet:
+def check_view(checks: Sequence[GateReport], baseline: TraceOverlap | None) -> TableView:
     """A row a requirement of each run."""
     verdicts = [(check, verdict) for check in checks for verdict in check.verdicts]
-    return Sheet(
+    return TableView(
         verdict_line(checks),
         [_row(check, verdict, compared=baseline is not None) for check, verdict in verdicts],
         _notes(checks, baseline),
@@ -36,17 +36,17 @@ def check_sheet(checks: Sequence[Check], baseline: TraceOverlap | None) -> Sheet
     )
 
 
-def check_summary(sheet: Sheet) -> str:
-    """The sheet as Markdown that can stand alone: what came out, the table, the notes."""
-    notes = "".join(f"- {_escaped(note)}\n" for note in sheet.notes)
-    return f"### ddp-prof check: {sheet.title}\n\n{markdown(sheet.rows)}\n{notes}"
+def check_summary(view: TableView) -> str:
+    """The view as Markdown that can stand alone: what came out, the table, the notes."""
+    notes = "".join(f"- {_escaped(note)}\n" for note in view.notes)
+    return f"### ddp-prof check: {view.title}\n\n{markdown(view.rows)}\n{notes}"
 
 
 def _escaped(text: str) -> str:
     return re.sub(r"([\\`*\[\]<>])", r"\\\1", text)
 
 
-def verdict_line(checks: Sequence[Check]) -> str:
+def verdict_line(checks: Sequence[GateReport]) -> str:
     """What came out, in a line."""
     statuses = [verdict.status for check in checks for verdict in check.verdicts]
     missed = len(statuses) - statuses.count("passed")
@@ -55,7 +55,7 @@ def verdict_line(checks: Sequence[Check]) -> str:
     return f"passed, {len(statuses)} of {len(statuses)} requirements met"
 
 
-def _row(check: Check, verdict: Verdict, *, compared: bool) -> Row:
+def _row(check: GateReport, verdict: GateResult, *, compared: bool) -> Row:
     scale, unit = UNITS[verdict.unit]
 
     def scaled(value: float | None) -> float | None:
@@ -75,7 +75,7 @@ def _row(check: Check, verdict: Verdict, *, compared: bool) -> Row:
     }
 
 
-def _notes(checks: Sequence[Check], baseline: TraceOverlap | None) -> list[str]:
+def _notes(checks: Sequence[GateReport], baseline: TraceOverlap | None) -> list[str]:
     runs = [check.run for check in checks]
     partial = [
         f"{run.label}: judged by {len(run.ranks)} of {run.world_size} ranks; to require them all: --all-ranks"
@@ -88,7 +88,7 @@ def _notes(checks: Sequence[Check], baseline: TraceOverlap | None) -> list[str]:
     return [HOW_TO_READ, *partial, f"baseline: {baseline.trace}", HOW_TO_READ_BASELINE, *notes_of_runs(runs)]
 
 
-def _document(checks: Sequence[Check], baseline: TraceOverlap | None) -> dict[str, Any]:
+def _document(checks: Sequence[GateReport], baseline: TraceOverlap | None) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "passed": all(check.passed for check in checks),
@@ -107,7 +107,7 @@ def _document(checks: Sequence[Check], baseline: TraceOverlap | None) -> dict[st
     }
 
 
-def _verdict_document(verdict: Verdict) -> dict[str, Any]:
+def _verdict_document(verdict: GateResult) -> dict[str, Any]:
     rank = verdict.rank
     return {
         "requirement": verdict.requirement,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddp_prof.present.tables.rows import Row, Sheet
+    from ddp_prof.present.tables.rows import Row, TableView
 
 MISSING = "n/a"
 
@@ -18,30 +18,30 @@ _DECIMALS = {"%": 1, "collectives": 0}
 """Decimals by the last word of a column's key; two elsewhere."""
 
 
-def show(form: str, sheets: Sequence[Sheet]) -> None:
+def show(form: str, views: Sequence[TableView]) -> None:
     """Print to stdout; notes go to stderr where they would spoil the format.
 
     Args:
-        form: ``table``, ``markdown``, ``csv`` or ``json``; the last gives one document, of several sheets a list.
-        sheets: At least one; for CSV and Markdown they become one table.
+        form: ``table``, ``markdown``, ``csv`` or ``json``; the last gives one document, of several views a list.
+        views: At least one; for CSV and Markdown they become one table.
     """
     if form == "table":
-        for sheet in sheets:
-            _print_table(sheet)
+        for view in views:
+            _print_table(view)
         return
     if form == "json":
-        documents = [sheet.document for sheet in sheets]
+        documents = [view.document for view in views]
         # Lines are for people; without them the encoder is the one in C.
         indent = 1 if sys.stdout.isatty() else None
         text = json.dumps(documents[0] if len(documents) == 1 else documents, indent=indent, allow_nan=False)
         sys.stdout.write(f"{text}\n")
         return
-    rows = [row for sheet in sheets for row in sheet.rows]
+    rows = [row for view in views for row in view.rows]
     if form == "csv":
         write_csv(rows, sys.stdout)
     else:
         sys.stdout.write(markdown(rows))
-    sys.stderr.writelines(f"note: {note}\n" for sheet in sheets for note in sheet.notes)
+    sys.stderr.writelines(f"note: {note}\n" for view in views for note in view.notes)
 
 
 def write_csv(rows: Sequence[Row], file: TextIO) -> None:
@@ -60,7 +60,7 @@ def markdown(rows: Sequence[Row]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in ([heading(key) for key in rows[0]], ruler, *cells))
 
 
-def _print_table(sheet: Sheet) -> None:
+def _print_table(view: TableView) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -69,19 +69,19 @@ def _print_table(sheet: Sheet) -> None:
     # Names are data: Text keeps what looks like markup as it is. The width is the table's own, whatever the terminal's:
     # a row that wraps can be read, a column that was cut cannot.
     console = Console(width=10_000, highlight=False, emoji=False)
-    if sheet.title:
-        console.print(Text(sheet.title, style="bold"))
-    if sheet.rows:
+    if view.title:
+        console.print(Text(view.title, style="bold"))
+    if view.rows:
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-        for key in sheet.rows[0]:
-            numeric = is_numeric(sheet.rows, key)
+        for key in view.rows[0]:
+            numeric = is_numeric(view.rows, key)
             table.add_column(heading(key).replace(" ", "\n"), justify="right" if numeric else "left")
-        for row in sheet.rows:
+        for row in view.rows:
             table.add_row(
                 *(Text(cell_text(key, value), style="dim" if value is None else "") for key, value in row.items())
             )
         console.print(table)
-    for note in sheet.notes:
+    for note in view.notes:
         console.print(Text(f"note: {note}", style="dim"))
 
 

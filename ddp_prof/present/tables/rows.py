@@ -24,7 +24,7 @@ HOW_TO_READ = "a step's medians over all ranks; spread: interquartile range; ove
 
 
 @dataclass(frozen=True, slots=True)
-class Sheet:
+class TableView:
     """A table with what belongs to it.
 
     Attributes:
@@ -40,21 +40,21 @@ class Sheet:
     document: dict[str, Any]
 
 
-def overlap_sheet(result: TraceOverlap, *, by_step: bool) -> Sheet:
+def overlap_view(result: TraceOverlap, *, by_step: bool) -> TableView:
     """The overlap of one run: a row a rank, or a row a step of each rank."""
-    return Sheet(
+    return TableView(
         overlap_title(result), overlap_rows(result, by_step=by_step), overlap_notes(result), overlap_document(result)
     )
 
 
-def compare_sheet(results: Sequence[TraceOverlap]) -> Sheet:
+def compare_view(results: Sequence[TraceOverlap]) -> TableView:
     """Runs side by side, a row a run."""
     summaries = compare_variants(results)
     document = {**compare_document(summaries), "warnings": notes_of_runs(results)}
-    return Sheet("", compare_rows(summaries), compare_notes(results), document)
+    return TableView("", compare_rows(summaries), compare_notes(results), document)
 
 
-def info_sheet(inventory: TraceInventory) -> Sheet:
+def info_view(inventory: TraceInventory) -> TableView:
     """What a trace holds, a row a process."""
     rows: list[Row] = [
         {
@@ -78,7 +78,7 @@ def info_sheet(inventory: TraceInventory) -> Sheet:
         f"{inventory.duration_ns / 1e9:.3f} s"
     )
     document = {"schema": SCHEMA, **asdict(inventory), "trace": str(inventory.trace)}
-    return Sheet(title, rows, [*_run_notes(inventory.manifest), *inventory.advice, *inventory.warnings], document)
+    return TableView(title, rows, [*_run_notes(inventory.manifest), *inventory.advice, *inventory.warnings], document)
 
 
 def _run_notes(run: Manifest | None) -> list[str]:
@@ -100,9 +100,7 @@ def overlap_title(result: TraceOverlap) -> str:
     attribution = result.attribution
     if attribution.device_time:
         kind = "device time" if result.device == "cuda" else "time"
-        parts.append(
-            f"in a step: {attribution.device_time:.1%} of {kind}, {attribution.activities:.1%} of pieces of work"
-        )
+        parts.append(f"in a step: {attribution.device_time:.1%} of {kind}, {attribution.activities:.1%} of events")
     return " · ".join(parts)
 
 

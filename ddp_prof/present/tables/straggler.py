@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_prof.present.charts.theme import milliseconds
 from ddp_prof.present.tables.collectives import alignment_document, alignment_note
-from ddp_prof.present.tables.rows import SCHEMA, Row, Sheet
+from ddp_prof.present.tables.rows import SCHEMA, Row, TableView
 
 if TYPE_CHECKING:
-    from ddp_prof.analyze.collectives.run import Run
+    from ddp_prof.analyze.collectives.run_analysis import Run
     from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew
 
 
-def skew_sheet(run: Run, skew: RunSkew) -> Sheet:
+def skew_view(run: Run, skew: RunSkew) -> TableView:
     """A row a rank."""
     title = f"{run.trace} · device: {run.device} · {len(skew.steps)} steps\n{skew_headline(skew)}"
     rows = [{"run": run.label, **_row(rank, len(skew.steps))} for rank in skew.ranks]
@@ -24,7 +24,7 @@ def skew_sheet(run: Run, skew: RunSkew) -> Sheet:
         alignment_note(skew.alignment),
         *skew.warnings,
     ]
-    return Sheet(title, rows, notes, _document(run, skew))
+    return TableView(title, rows, notes, _document(run, skew))
 
 
 def skew_headline(skew: RunSkew) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ddp_prof.analyze.core.diagnostics import find_caveats
 from ddp_prof.analyze.overlap.overlap import measure_rank
-from ddp_prof.analyze.overlap.step_breakdown import measure_partition
+from ddp_prof.analyze.overlap.step_breakdown import measure_breakdown
 from ddp_prof.errors import TraceError
 from ddp_prof.present.timeline.lanes import View, bucket_fields, lanes_of, step_numbers
 from ddp_prof.present.timeline.model import Panel, RankLanes, StepMark, Timeline
@@ -19,8 +19,8 @@ from ddp_prof.trace import select
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from ddp_prof.analyze.core.attribution import RankWork
-    from ddp_prof.analyze.overlap.step_breakdown import Partition
+    from ddp_prof.analyze.core.attribution import RankEvents
+    from ddp_prof.analyze.overlap.step_breakdown import StepBreakdown
     from ddp_prof.present.timeline.model import Source
     from ddp_prof.trace import Ints, Trace
 
@@ -58,9 +58,9 @@ def build_timeline(
     return Timeline(tuple(map(_panel, sources, chosen, views, repeat(backward_pattern))))
 
 
-def steady_steps(works: Sequence[RankWork], count: int = 2) -> list[int] | None:
+def steady_steps(rank_events: Sequence[RankEvents], count: int = 2) -> list[int] | None:
     """Numbers of a few steps from the middle of the capture, ``None`` where it has no steps."""
-    numbers = next((step_numbers(work).tolist() for work in works if work.has_steps), None)
+    numbers = next((step_numbers(events).tolist() for events in rank_events if events.has_steps), None)
     if numbers is None:
         return None
     first = max(0, (len(numbers) - count + 1) // 2)
@@ -70,8 +70,8 @@ def steady_steps(works: Sequence[RankWork], count: int = 2) -> list[int] | None:
 class _Rank(NamedTuple):
     """A rank, how its steps divide, and the positions of those to show; none where the capture has no steps."""
 
-    work: RankWork
-    parts: Partition
+    events: RankEvents
+    parts: StepBreakdown
     rows: Ints
 
 
@@ -84,9 +84,11 @@ def _panel(source: Source, ranks: Sequence[_Rank], view: View, backward_pattern:
         facts=_facts(trace, ranks, view),
         ranks=tuple(
             RankLanes(
-                _rank_title(work), measure_rank(work), lanes_of(trace, work, parts, view, buckets, backward_pattern)
+                _rank_title(events),
+                measure_rank(events),
+                lanes_of(trace, events, parts, view, buckets, backward_pattern),
             )
-            for work, parts, _ in ranks
+            for events, parts, _ in ranks
         ),
         steps=_step_marks(ranks, view),
         start_ns=view.start_ns - view.zero_ns,
@@ -100,64 +102,66 @@ def _choose(source: Source, steps: Collection[int] | None, max_boxes: int | None
     Raises:
         TraceError: None of the steps asked for is there.
     """
-    fitting = _fitting_steps(source.works, max_boxes)
-    chosen = [_Rank(work, measure_partition(work), _chosen_steps(work, steps, fitting)) for work in source.works]
-    numbers = [number for work in source.works if work.has_steps for number in step_numbers(work).tolist()]
+    fitting = _fitting_steps(source.ranks, max_boxes)
+    chosen = [
+        _Rank(events, measure_breakdown(events), _chosen_steps(events, steps, fitting)) for events in source.ranks
+    ]
+    numbers = [number for events in source.ranks if events.has_steps for number in step_numbers(events).tolist()]
     if steps is not None and numbers and not any(len(rank.rows) for rank in chosen):
         reason = f"none of the steps asked for is among its measured steps {min(numbers)} to {max(numbers)}"
         raise TraceError(source.trace.path, reason, "choose others")
     return chosen
 
 
-def _fitting_steps(works: Sequence[RankWork], max_boxes: int | None) -> int:
-    """How many steps make about so many boxes: a piece makes one in its lane, and up to three where time goes."""
-    boxes = 4 * sum(len(work.pieces) for work in works)
-    most = max((len(work.steps) for work in works if work.has_steps), default=0)
+def _fitting_steps(rank_events: Sequence[RankEvents], max_boxes: int | None) -> int:
+    """How many steps make about so many boxes: an event makes one in its lane, and up to three where time goes."""
+    boxes = 4 * sum(len(events.events) for events in rank_events)
+    most = max((len(events.steps) for events in rank_events if events.has_steps), default=0)
     return most if max_boxes is None or boxes <= max_boxes else max(1, most * max_boxes // boxes)
 
 
-def _chosen_steps(work: RankWork, steps: Collection[int] | None, fitting: int) -> Ints:
+def _chosen_steps(events: RankEvents, steps: Collection[int] | None, fitting: int) -> Ints:
     """Positions of the steps to show; none where the capture has no steps."""
-    if not work.has_steps:
+    if not events.has_steps:
         return _NONE
     if steps is None:
-        return np.arange(min(fitting, len(work.steps)), dtype=np.int64)
-    return np.flatnonzero(np.isin(step_numbers(work), list(steps)))
+        return np.arange(min(fitting, len(events.steps)), dtype=np.int64)
+    return np.flatnonzero(np.isin(step_numbers(events), list(steps)))
 
 
 def _view(ranks: Sequence[_Rank], max_boxes: int | None) -> View:
     """From the first start to the last end of the steps chosen, on the host and on the device."""
     starts, ends, zeros = [], [], []
-    for work, measured, rows in ranks:
+    for events, measured, rows in ranks:
         if len(rows):
             parts = select(measured, rows)
             lasts = parts.window_ns > 0
-            starts += [*work.steps.start_ns[rows], *parts.start_ns[lasts]]
-            ends += [*work.steps.end_ns[rows], *parts.end_ns[lasts]]
-            zeros.append(work.steps.start_ns[rows].min())
+            starts += [*events.steps.start_ns[rows], *parts.start_ns[lasts]]
+            ends += [*events.steps.end_ns[rows], *parts.end_ns[lasts]]
+            zeros.append(events.steps.start_ns[rows].min())
     if starts:
         return View(int(min(zeros)), int(min(starts)), int(max(ends)))
-    return _view_without_steps([rank.work for rank in ranks], max_boxes)
+    return _view_without_steps([rank.events for rank in ranks], max_boxes)
 
 
-def _view_without_steps(works: Sequence[RankWork], max_boxes: int | None) -> View:
+def _view_without_steps(rank_events: Sequence[RankEvents], max_boxes: int | None) -> View:
     """All of the capture, or the beginning of it that makes about so many boxes."""
-    pieces = [work.pieces for work in works if len(work.pieces)]
-    if not pieces:
+    events = [events.events for events in rank_events if len(events.events)]
+    if not events:
         return View(0, 0, 1)
-    start = np.sort(np.concatenate([each.start_ns for each in pieces]))
-    end = max(int(each.end_ns.max()) for each in pieces)
+    start = np.sort(np.concatenate([each.start_ns for each in events]))
+    end = max(int(each.end_ns.max()) for each in events)
     cut_off = max_boxes is not None and len(start) > max_boxes // 4
     return View(int(start[0]), int(start[0]), int(start[(max_boxes or 0) // 4]) if cut_off else end)
 
 
 def _step_marks(ranks: Sequence[_Rank], view: View) -> tuple[StepMark, ...]:
     marks: dict[int, StepMark] = {}
-    for work, parts, rows in ranks:
+    for events, parts, rows in ranks:
         for row in rows.tolist():
-            number = int(step_numbers(work)[row])
-            start = int(work.steps.start_ns[row]) - view.zero_ns
-            end = max(int(work.steps.end_ns[row]), int(parts.end_ns[row])) - view.zero_ns
+            number = int(step_numbers(events)[row])
+            start = int(events.steps.start_ns[row]) - view.zero_ns
+            end = max(int(events.steps.end_ns[row]), int(parts.end_ns[row])) - view.zero_ns
             known = marks.get(number, StepMark(number, start, end))
             marks[number] = StepMark(number, min(start, known.start_ns), max(end, known.end_ns))
     return tuple(marks[number] for number in sorted(marks))
@@ -175,17 +179,17 @@ def _facts(trace: Trace, ranks: Sequence[_Rank], view: View) -> tuple[str, ...]:
         facts.append(backend)
     if manifest:
         facts.append(f"model {manifest.model_size}, batch {manifest.batch_size} x {manifest.seq_len}")
-    numbers = [step_numbers(work)[rows] for work, _, rows in ranks if len(rows)]
+    numbers = [step_numbers(events)[rows] for events, _, rows in ranks if len(rows)]
     if not numbers:
         seconds = (view.end_ns - view.start_ns) / 1e9
         return (*facts, "no steps are marked in this trace", f"{seconds:.3f} of {trace.duration_ns / 1e9:.3f} s shown")
-    shown, measured = len(numbers[0]), max(len(rank.work.steps) for rank in ranks)
+    shown, measured = len(numbers[0]), max(len(rank.events.steps) for rank in ranks)
     first, last = int(numbers[0].min()), int(numbers[0].max())
     span = f"step {first}" if first == last else f"steps {first} to {last}"
     return (*facts, span if shown == measured else f"{span} shown; percentages over all {measured} measured steps")
 
 
-def _rank_title(work: RankWork) -> str:
-    if work.rank is not None:
-        return f"rank {work.rank}"
-    return f"process {work.process}" if work.device is None else f"pid {work.process}, GPU {work.device}"
+def _rank_title(events: RankEvents) -> str:
+    if events.rank is not None:
+        return f"rank {events.rank}"
+    return f"process {events.process}" if events.device is None else f"pid {events.process}, GPU {events.device}"

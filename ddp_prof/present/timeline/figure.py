@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     from numpy.typing import NDArray
 
-    from ddp_prof.present.charts.theme import Look
+    from ddp_prof.present.charts.theme import Palette
     from ddp_prof.present.timeline.layout import Layout, Row
     from ddp_prof.present.timeline.model import Boxes, Lane, Timeline
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 _UNSEEN = {"width": 0.02, "color": "rgba(0,0,0,0)"}
 
 
-def draw_timeline(model: Timeline, look: Look = theme.LIGHT) -> go.Figure:
+def draw_timeline(model: Timeline, palette: Palette = theme.LIGHT) -> go.Figure:
     """The picture of a timeline of a few steps; its width is set where it is written."""
     import plotly.graph_objects as go
 
     layout = lay_out(model)
-    figure = go.Figure(data=[go.Bar(bars) for bars in _bars(model, layout, look)])
-    figure.update_layout(figure_layout(model, layout, look))
+    figure = go.Figure(data=[go.Bar(bars) for bars in _bars(model, layout, palette)])
+    figure.update_layout(figure_layout(model, layout, palette))
     figure.update_layout(
-        title=_title(model, look),
+        title=_title(model, palette),
         barmode="overlay",
         bargap=0.01,  # none at all, and Plotly rounds boxes to whole pixels
         uniformtext={"mode": "hide", "minsize": theme.FONT_SIZE - 1},
@@ -43,15 +43,15 @@ def draw_timeline(model: Timeline, look: Look = theme.LIGHT) -> go.Figure:
     return figure
 
 
-def _title(model: Timeline, look: Look) -> dict[str, Any]:
+def _title(model: Timeline, palette: Palette) -> dict[str, Any]:
     said = "".join(
-        as_text(words) if category is None else f'<b><span style="color:{look.colors[category]}">{words}</span></b>'
+        as_text(words) if category is None else f'<b><span style="color:{palette.colors[category]}">{words}</span></b>'
         for words, category in explanation(model)
     )
     return {
         "text": f"<b>{as_text(headline(model))}</b>",
-        "subtitle": {"text": said, "font": {"size": 13, "color": look.quiet}},
-        "font": {"size": 20, "color": look.text},
+        "subtitle": {"text": said, "font": {"size": 13, "color": palette.quiet}},
+        "font": {"size": 20, "color": palette.text},
         "x": 0, "xref": "container", "xanchor": "left",
         "y": 1, "yref": "container", "yanchor": "top", "pad": {"l": EDGE, "t": 20},
     }  # fmt: skip
@@ -62,7 +62,7 @@ def shown_in_legend(category: str, categories: Collection[str]) -> bool:
     return category != theme.STEP and not (category == theme.COMPUTE and theme.COMPUTE_ONLY in categories)
 
 
-def _bars(model: Timeline, layout: Layout, look: Look) -> Iterator[dict[str, Any]]:
+def _bars(model: Timeline, layout: Layout, palette: Palette) -> Iterator[dict[str, Any]]:
     """The properties of one ``go.Bar`` a category."""
     least_ns = _shortest_with_text(model)
     rows = [row for blocks in layout.blocks for block in blocks for row in block.rows]
@@ -74,7 +74,7 @@ def _bars(model: Timeline, layout: Layout, look: Look) -> Iterator[dict[str, Any
         yield {
             "orientation": "h",
             "name": theme.LEGEND[category],
-            "legendgroup": look.colors[category],
+            "legendgroup": palette.colors[category],
             "showlegend": shown_in_legend(category, categories),
             "base": boxes.start_ns / 1e6,
             "x": (boxes.end_ns - boxes.start_ns) / 1e6,
@@ -85,8 +85,8 @@ def _bars(model: Timeline, layout: Layout, look: Look) -> Iterator[dict[str, Any
             "insidetextanchor": "middle",
             "textangle": 0,
             "marker": {
-                "color": look.colors[category],
-                "line": {"width": 1, "color": look.paper} if category == theme.STEP else _UNSEEN,
+                "color": palette.colors[category],
+                "line": {"width": 1, "color": palette.paper} if category == theme.STEP else _UNSEEN,
             },
         }
 

@@ -15,9 +15,9 @@ from ddp_prof.range_names import ALL_REDUCE, PHASES, parse_range
 from ddp_prof.trace import UNKNOWN, Category, concatenate, empty, select
 
 if TYPE_CHECKING:
-    from ddp_prof.analyze.core.attribution import RankWork
+    from ddp_prof.analyze.core.attribution import RankEvents
     from ddp_prof.analyze.core.intervals import Intervals
-    from ddp_prof.analyze.overlap.step_breakdown import Partition
+    from ddp_prof.analyze.overlap.step_breakdown import StepBreakdown
     from ddp_prof.trace import Ints, Mask, Trace
 
 _CODE = {category: code for code, category in enumerate(theme.CATEGORIES)}
@@ -78,18 +78,18 @@ class View(NamedTuple):
         return seen
 
 
-def step_numbers(work: RankWork) -> Ints:
+def step_numbers(rank: RankEvents) -> Ints:
     """The steps' own numbers, their positions where they carry none; ``UNKNOWN`` for a capture without steps.
 
     Where numbers come again, as when each epoch counts anew, they tell no step apart, and all are positions.
     """
-    if not work.has_steps:
-        return work.steps.number
-    position = np.arange(len(work.steps), dtype=np.int64)
-    known = work.steps.number[work.steps.number != UNKNOWN]
+    if not rank.has_steps:
+        return rank.steps.number
+    position = np.arange(len(rank.steps), dtype=np.int64)
+    known = rank.steps.number[rank.steps.number != UNKNOWN]
     if len(np.unique(known)) < len(known):
         return position
-    return np.where(work.steps.number == UNKNOWN, position, work.steps.number)
+    return np.where(rank.steps.number == UNKNOWN, position, rank.steps.number)
 
 
 class BucketFields(NamedTuple):
@@ -113,17 +113,22 @@ def bucket_fields(trace: Trace) -> BucketFields:
 
 
 def lanes_of(
-    trace: Trace, work: RankWork, parts: Partition, view: View, buckets: BucketFields, backward_pattern: str | None
+    trace: Trace,
+    rank: RankEvents,
+    parts: StepBreakdown,
+    view: View,
+    buckets: BucketFields,
+    backward_pattern: str | None,
 ) -> tuple[Lane, ...]:
     """The lanes of a rank, top to bottom; without those that would be empty."""
-    lanes = [_host_lane(trace, work, parts, view, backward_pattern)]
-    if work.device is None:
-        lanes += [_host_compute_lane(work, view), _host_communication_lane(trace, work, view, buckets)]
+    lanes = [_host_lane(trace, rank, parts, view, backward_pattern)]
+    if rank.device is None:
+        lanes += [_host_compute_lane(rank, view), _host_communication_lane(trace, rank, view, buckets)]
     else:
-        lanes += _device_lanes(trace, work, view, buckets)
-        if not np.any(_on_device(trace, work) & (trace.activities.category == Category.COMMUNICATION)):
-            lanes.append(_host_communication_lane(trace, work, view, buckets))
-    lanes.append(_strip_lane(work, parts, view))
+        lanes += _device_lanes(trace, rank, view, buckets)
+        if not np.any(_on_device(trace, rank) & (trace.activities.category == Category.COMMUNICATION)):
+            lanes.append(_host_communication_lane(trace, rank, view, buckets))
+    lanes.append(_strip_lane(rank, parts, view))
     return tuple(lane for lane in lanes if len(lane.boxes))
 
 
@@ -145,26 +150,26 @@ def _codes(category: str, rows: int) -> Ints:
     return np.full(rows, _CODE[category], np.int64)
 
 
-def _host_lane(trace: Trace, work: RankWork, parts: Partition, view: View, backward_pattern: str | None) -> Lane:
+def _host_lane(trace: Trace, rank: RankEvents, parts: StepBreakdown, view: View, backward_pattern: str | None) -> Lane:
     """Steps on the upper row, their phases below."""
-    seen = view.holds(work.steps.start_ns, work.steps.end_ns) & work.has_steps
-    numbers = step_numbers(work)[seen]
+    seen = view.holds(rank.steps.start_ns, rank.steps.end_ns) & rank.has_steps
+    numbers = step_numbers(rank)[seen]
     steps = _boxes(
         view,
-        work.steps.start_ns[seen],
-        work.steps.end_ns[seen],
+        rank.steps.start_ns[seen],
+        rank.steps.end_ns[seen],
         _codes(theme.STEP, len(numbers)),
         name_id=np.arange(len(numbers), dtype=np.int64),
         step=numbers,
     )
-    phases = find_phases(trace, work.process, backward_pattern)
+    phases = find_phases(trace, rank.process, backward_pattern)
     phases = select(phases, view.holds(phases.start_ns, phases.end_ns))
     ranges = _boxes(
         view,
         phases.start_ns,
         phases.end_ns,
         _PHASE_CODE[phases.kind],
-        step=_step_at(work, phases.start_ns),
+        step=_step_at(rank, phases.start_ns),
         level=stack(phases.start_ns, phases.end_ns) + steps.level.max(initial=-1) + 1,
     )
     parts = select(parts, seen)
@@ -179,24 +184,24 @@ def _step_title(number: int, comm_ns: int, overlapped_ns: int) -> str:
     return f"step {number}: {share} of {theme.milliseconds(comm_ns)} communication overlapped"
 
 
-def _step_at(work: RankWork, time_ns: Ints) -> Ints:
+def _step_at(rank: RankEvents, time_ns: Ints) -> Ints:
     """Number of the step whose host range holds each instant."""
-    numbers: Ints = np.append(step_numbers(work), UNKNOWN)[innermost(work.steps.start_ns, work.steps.end_ns, time_ns)]
+    numbers: Ints = np.append(step_numbers(rank), UNKNOWN)[innermost(rank.steps.start_ns, rank.steps.end_ns, time_ns)]
     return numbers
 
 
-def _host_compute_lane(work: RankWork, view: View) -> Lane:
-    pieces = work.of(Category.COMPUTE)
-    pieces = select(pieces, view.holds(pieces.start_ns, pieces.end_ns))
-    numbers = np.append(step_numbers(work), UNKNOWN)[pieces.step]
+def _host_compute_lane(rank: RankEvents, view: View) -> Lane:
+    events = rank.of(Category.COMPUTE)
+    events = select(events, view.holds(events.start_ns, events.end_ns))
+    numbers = np.append(step_numbers(rank), UNKNOWN)[events.step]
     return Lane(
-        "compute", COMPUTE, _boxes(view, pieces.start_ns, pieces.end_ns, _PHASE_CODE[pieces.phase], step=numbers)
+        "compute", COMPUTE, _boxes(view, events.start_ns, events.end_ns, _PHASE_CODE[events.phase], step=numbers)
     )
 
 
-def _host_communication_lane(trace: Trace, work: RankWork, view: View, buckets: BucketFields) -> Lane:
+def _host_communication_lane(trace: Trace, rank: RankEvents, view: View, buckets: BucketFields) -> Lane:
     """All-reduce ranges, from launch to completion."""
-    spans = select(trace.spans, (trace.spans.process == work.process) & np.isin(trace.spans.name_id, buckets.names))
+    spans = select(trace.spans, (trace.spans.process == rank.process) & np.isin(trace.spans.name_id, buckets.names))
     spans = select(spans, view.holds(spans.start_ns, spans.end_ns))
     boxes = _boxes(
         view,
@@ -204,21 +209,21 @@ def _host_communication_lane(trace: Trace, work: RankWork, view: View, buckets: 
         spans.end_ns,
         _codes(theme.COMMUNICATION, len(spans)),
         name_id=spans.name_id,
-        step=_step_at(work, spans.start_ns),
+        step=_step_at(rank, spans.start_ns),
         bucket=buckets.bucket[spans.name_id],
         bytes=buckets.bytes[spans.name_id],
     )
     return Lane("communication", COMMUNICATION, boxes, trace.names, from_launch=True)
 
 
-def _device_lanes(trace: Trace, work: RankWork, view: View, buckets: BucketFields) -> list[Lane]:
+def _device_lanes(trace: Trace, rank: RankEvents, view: View, buckets: BucketFields) -> list[Lane]:
     """A lane for each stream and what it does there."""
-    mine = view.holds(trace.activities.start_ns, trace.activities.end_ns) & _on_device(trace, work)
+    mine = view.holds(trace.activities.start_ns, trace.activities.end_ns) & _on_device(trace, rank)
     activities = select(trace.activities, mine)
-    piece = _piece_of(trace, work)[mine]
-    phase = np.append(work.pieces.phase, UNKNOWN)[piece]
-    step = np.append(work.pieces.step, UNKNOWN)[piece]
-    span = _launching_span(trace, work.process, buckets)[mine]
+    event = _event_of(trace, rank)[mine]
+    phase = np.append(rank.events.phase, UNKNOWN)[event]
+    step = np.append(rank.events.step, UNKNOWN)[event]
+    span = _launching_span(trace, rank.process, buckets)[mine]
     columns = {
         "category": np.select(
             [activities.category == Category.COMPUTE, activities.category == Category.COMMUNICATION,
@@ -227,7 +232,7 @@ def _device_lanes(trace: Trace, work: RankWork, view: View, buckets: BucketField
             _CODE[theme.GRAPH],
         ),
         "name_id": activities.name_id,
-        "step": np.append(step_numbers(work), UNKNOWN)[step],
+        "step": np.append(step_numbers(rank), UNKNOWN)[step],
         "bucket": buckets.bucket[span],
         "bytes": np.where(activities.bytes == UNKNOWN, buckets.bytes[span], activities.bytes),
     }  # fmt: skip
@@ -244,18 +249,18 @@ def _device_lanes(trace: Trace, work: RankWork, view: View, buckets: BucketField
     return lanes
 
 
-def _on_device(trace: Trace, work: RankWork) -> Mask:
+def _on_device(trace: Trace, rank: RankEvents) -> Mask:
     """The activities of a rank."""
-    rows: Mask = (trace.activities.process == work.process) & (trace.activities.device == work.device)
+    rows: Mask = (trace.activities.process == rank.process) & (trace.activities.device == rank.device)
     return rows
 
 
-def _piece_of(trace: Trace, work: RankWork) -> Ints:
-    """Row of the piece of work that each activity is, ``UNKNOWN`` for what is not measured, such as warm-up."""
-    piece = np.full(len(trace.activities), UNKNOWN, np.int64)
-    measured = work.pieces.activity != UNKNOWN
-    piece[work.pieces.activity[measured]] = np.flatnonzero(measured)
-    return piece
+def _event_of(trace: Trace, rank: RankEvents) -> Ints:
+    """Row of the event that each activity is, ``UNKNOWN`` for what is not measured, such as warm-up."""
+    event = np.full(len(trace.activities), UNKNOWN, np.int64)
+    measured = rank.events.activity != UNKNOWN
+    event[rank.events.activity[measured]] = np.flatnonzero(measured)
+    return event
 
 
 def _launching_span(trace: Trace, process: int, buckets: BucketFields) -> Ints:
@@ -272,34 +277,34 @@ def _launching_span(trace: Trace, process: int, buckets: BucketFields) -> Ints:
     return names
 
 
-def _strip_lane(work: RankWork, parts: Partition, view: View) -> Lane:
-    if not len(work.pieces):  # nothing is known of what it did, not even that it was idle
+def _strip_lane(rank: RankEvents, parts: StepBreakdown, view: View) -> Lane:
+    if not len(rank.events):  # nothing is known of what it did, not even that it was idle
         return Lane(STRIP, STRIP, empty(Boxes))
     # Windows of a device may cross, where a step's work was launched before the last step's was done.
     level = stack(parts.start_ns, parts.end_ns)
     seen = view.holds(parts.start_ns, parts.end_ns) & (parts.window_ns > 0)
     tables = [
-        _strip_row(work, parts, np.flatnonzero(seen & (level == row)), row, view) for row in np.unique(level[seen])
+        _strip_row(rank, parts, np.flatnonzero(seen & (level == row)), row, view) for row in np.unique(level[seen])
     ]
     return Lane(STRIP, STRIP, concatenate(*tables) if tables else empty(Boxes))
 
 
-def _strip_row(work: RankWork, parts: Partition, rows: Ints, level: int, view: View) -> Boxes:
+def _strip_row(rank: RankEvents, parts: StepBreakdown, rows: Ints, level: int, view: View) -> Boxes:
     """The windows of some steps, which do not cross, divided all at once."""
-    communication = work.of(Category.COMMUNICATION)
+    communication = rank.of(Category.COMMUNICATION)
     launched = select(communication, np.isin(communication.step, rows))
     # A step's communication lies in its window, so that of all these steps divides each window like its own.
     divided = divide(
         union(parts.start_ns[rows], parts.end_ns[rows]),
-        work.union_of(Category.COMPUTE),
+        rank.union_of(Category.COMPUTE),
         union(launched.start_ns, launched.end_ns),
-        work.union_of(Category.MEMORY),
+        rank.union_of(Category.MEMORY),
     )
-    graphs = work.union_of(Category.OTHER)
+    graphs = rank.union_of(Category.OTHER)
     divided[theme.GRAPH] = divided[theme.IDLE] & graphs
     divided[theme.IDLE] = divided[theme.IDLE] - graphs
     rows = rows[np.argsort(parts.start_ns[rows], kind="stable")]
-    numbers = step_numbers(work)[rows]
+    numbers = step_numbers(rank)[rows]
     tables = []
     for category, part in divided.items():
         start, end = cut(part, parts.start_ns[rows])

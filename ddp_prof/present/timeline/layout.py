@@ -13,7 +13,7 @@ from ddp_prof.present.timeline.text import axis_title, shown_name
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ddp_prof.present.charts.theme import Look
+    from ddp_prof.present.charts.theme import Palette
     from ddp_prof.present.timeline.model import Lane, Panel, RankLanes, Timeline
 
 LEFT, RIGHT, BOTTOM, EDGE = 300, 28, 62, 24
@@ -126,7 +126,7 @@ def _level_height(lane: Lane, measures: Measures) -> float:
     return max(measures.lowest_row, min(full, measures.tallest_stack / lane.levels))
 
 
-def figure_layout(model: Timeline, layout: Layout, look: Look) -> dict[str, Any]:
+def figure_layout(model: Timeline, layout: Layout, palette: Palette) -> dict[str, Any]:
     """Plotly's layout of a figure: all but the boxes and the title."""
     start, end = model.start_ns / 1e6, model.end_ns / 1e6
     margin = (end - start) * MARGIN
@@ -134,26 +134,26 @@ def figure_layout(model: Timeline, layout: Layout, look: Look) -> dict[str, Any]
         "template": "none",
         "height": round(layout.height + layout.measures.top + BOTTOM),
         "margin": {"t": layout.measures.top, "b": BOTTOM, "l": LEFT, "r": RIGHT},
-        "paper_bgcolor": look.paper,
-        "plot_bgcolor": look.paper,
-        "font": {"family": theme.FONT, "size": theme.FONT_SIZE, "color": look.text},
+        "paper_bgcolor": palette.paper,
+        "plot_bgcolor": palette.paper,
+        "font": {"family": theme.FONT, "size": theme.FONT_SIZE, "color": palette.text},
         "legend": {
             "orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "traceorder": "normal",
             "font": {"size": theme.FONT_SIZE}, "itemsizing": "constant",
         },
         "xaxis": {
             "range": [start - margin, end + margin],
-            "title": {"text": axis_title(model), "font": {"color": look.quiet, "size": 12}, "standoff": 8},
+            "title": {"text": axis_title(model), "font": {"color": palette.quiet, "size": 12}, "standoff": 8},
             "ticksuffix": " ms", "exponentformat": "none", "separatethousands": True,
-            "gridcolor": look.line, "gridwidth": 1, "zeroline": False,
-            "tickfont": {"color": look.quiet}, "layer": "below traces",
+            "gridcolor": palette.line, "gridwidth": 1, "zeroline": False,
+            "tickfont": {"color": palette.quiet}, "layer": "below traces",
         },
         "yaxis": {
             "range": [layout.height, 0], "fixedrange": True, "showgrid": False, "zeroline": False,
-            **_lane_titles(layout), "tickfont": {"color": look.quiet}, "ticks": "",
+            **_lane_titles(layout), "tickfont": {"color": palette.quiet}, "ticks": "",
         },
-        "annotations": [*_panel_headers(model, layout, look), *_rank_titles(layout, look)],
-        "shapes": _separators(layout, look),
+        "annotations": [*_panel_headers(model, layout, palette), *_rank_titles(layout, palette)],
+        "shapes": _separators(layout, palette),
     }  # fmt: skip
 
 
@@ -166,9 +166,9 @@ def _lane_titles(layout: Layout) -> dict[str, Any]:
     }
 
 
-def _panel_headers(model: Timeline, layout: Layout, look: Look) -> list[dict[str, Any]]:
+def _panel_headers(model: Timeline, layout: Layout, palette: Palette) -> list[dict[str, Any]]:
     return [
-        {**_at_left(top + 16), "text": _panel_header(panel, look), "font": {"size": 13}, "bgcolor": look.paper}
+        {**_at_left(top + 16), "text": _panel_header(panel, palette), "font": {"size": 13}, "bgcolor": palette.paper}
         for panel, top in zip(model.panels, layout.headers, strict=True)
     ]
 
@@ -181,30 +181,30 @@ def _at_left(y: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _panel_header(panel: Panel, look: Look) -> str:
+def _panel_header(panel: Panel, palette: Palette) -> str:
     device = f"device: {panel.device}"
-    device = f'<b><span style="color:{look.notice}">{device}</span></b>' if panel.device == "cpu" else device
+    device = f'<b><span style="color:{palette.notice}">{device}</span></b>' if panel.device == "cpu" else device
     facts = "  ·  ".join([device, *map(shown_name, panel.facts)])
     return f'<b><span style="font-size:16px">{shown_name(panel.title)}</span></b>    {facts}'
 
 
-def _rank_titles(layout: Layout, look: Look) -> Iterator[dict[str, Any]]:
+def _rank_titles(layout: Layout, palette: Palette) -> Iterator[dict[str, Any]]:
     """Name, share and what it is a share of, in three lines of different size."""
     for block in (block for blocks in layout.blocks for block in blocks):
         ratio, middle = block.rank.overlap.overlap_ratio, (block.top + block.bottom) / 2
         yield {**_at_left(middle - 24), "text": f"<b>{block.rank.title}</b>", "font": {"size": 13}}
         share, below = ("n/a", "no overlap figure") if ratio is None else (percent(ratio), "overlapped")
         yield {**_at_left(middle), "text": f"<b>{share}</b>", "font": {"size": 24}}
-        yield {**_at_left(middle + 22), "text": below, "font": {"size": theme.FONT_SIZE, "color": look.quiet}}
+        yield {**_at_left(middle + 22), "text": below, "font": {"size": theme.FONT_SIZE, "color": palette.quiet}}
 
 
-def _separators(layout: Layout, look: Look) -> list[dict[str, Any]]:
+def _separators(layout: Layout, palette: Palette) -> list[dict[str, Any]]:
     """Thin lines: one above each panel but the first, one between ranks."""
     thin = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "yref": "y", "layer": "below"}
     tops = [blocks[0].top - layout.measures.panel_header for blocks in layout.blocks[1:] if blocks]
     between = [block.top - layout.measures.rank_gap / 2 for blocks in layout.blocks for block in blocks[1:]]
     return [
         {**thin, "y0": y, "y1": y, "line": {"width": width, "color": color}}
-        for ys, width, color in ((tops, 1.5, look.quiet), (between, 1, look.line))
+        for ys, width, color in ((tops, 1.5, palette.quiet), (between, 1, palette.line))
         for y in ys
     ]

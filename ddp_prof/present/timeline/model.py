@@ -7,7 +7,7 @@ For each rank, top to bottom::
     communication  a lane a stream; what is in flight at the same time is stacked
     copies
     where time     compute only, overlapped, exposed, exposed memory, idle: the parts of each step's window,
-    goes           from the same algebra and the same pieces of work as the table, so that their sums are its figures
+    goes           from the same algebra and the same events as the table, so that their sums are its figures
                    (what was idle to the table while a CUDA graph ran that was recorded whole is shown as that)
 """
 
@@ -21,7 +21,7 @@ from ddp_prof.trace import Table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddp_prof.analyze.core.attribution import RankWork
+    from ddp_prof.analyze.core.attribution import RankEvents
     from ddp_prof.analyze.overlap.overlap import RankOverlap
     from ddp_prof.trace import Ints, Trace
 
@@ -38,7 +38,7 @@ class Source(NamedTuple):
 
     title: str
     trace: Trace
-    works: Sequence[RankWork]
+    ranks: Sequence[RankEvents]
 
 
 @dataclass(frozen=True)

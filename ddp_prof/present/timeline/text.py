@@ -30,7 +30,7 @@ def plain_name(name: str, longest: int = MAX_NAME) -> str:
 
 def as_text(plain: str) -> str:
     """Plain text for Plotly, which reads a subset of HTML: nothing in it is markup."""
-    # A page in the dark look replaces colours in texts; what only looks like one is written otherwise.
+    # A page in the dark palette replaces colours in texts; what only looks like one is written otherwise.
     return html.escape(plain, quote=False).replace("#", "&#35;")
 
 
@@ -79,7 +79,7 @@ def box_label(lane: Lane, category: str, name_id: int, bucket: int, step: int) -
 
 
 def explanation(model: Timeline) -> tuple[tuple[str, str | None], ...]:
-    """What the colours of communication mean, in pieces of plain text, some of a category's colour."""
+    """What the colours of communication mean, in parts of plain text, some of a category's colour."""
     if all(panel.overlap_ratio is None for panel in model.panels):
         return ()
     return (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ddp_prof.analyze.collectives.exposure import CAUSES, explain_exposure
 from ddp_prof.analyze.collectives.results import measure_trace
-from ddp_prof.analyze.collectives.timing import Lives, RankLives
+from ddp_prof.analyze.collectives.timing import CollectiveTimings, RankCollectives
 from ddp_prof.analyze.core.intervals import Intervals, union
 from ddp_prof.analyze.core.step_times import StepTimes
 from ddp_prof.analyze.overlap.overlap import measure_overlap
@@ -96,7 +96,7 @@ def test_an_instant_belongs_to_the_collective_that_ends_last() -> None:
 
 
 @st.composite
-def schedules(draw) -> tuple[RankLives, np.ndarray]:
+def schedules(draw) -> tuple[RankCollectives, np.ndarray]:
     """Up to six collectives on two streams in two steps, any compute, any wait."""
     rows = sorted(
         draw(
@@ -113,7 +113,7 @@ def schedules(draw) -> tuple[RankLives, np.ndarray]:
     launch_ns, unknown = column(launch) + 10, np.full(len(rows), UNKNOWN, np.int64)
     ready = launch_ns + column(readiness)
     start = launch_ns + column(queueing)
-    lives = Lives(
+    timings = CollectiveTimings(
         step=column(step), lane=column(lane), ready_ns=np.where(ready == 12, UNKNOWN, ready), ready_source=unknown,
         launch_ns=launch_ns, start_ns=start, end_ns=start + column(duration), blocking=column(blocking),
         operation=unknown, bucket=unknown, bytes=unknown, group=unknown, group_size=unknown, sequence=unknown,
@@ -121,21 +121,25 @@ def schedules(draw) -> tuple[RankLives, np.ndarray]:
     wait = column(draw(st.integers(UNKNOWN, length)) for length in duration)
     ends = column(draw(st.lists(st.sampled_from([UNKNOWN, 5, 15, 25, 35]), min_size=2, max_size=2)))
     compute = instants(draw(st.text("#.", min_size=45, max_size=45)))
-    return RankLives(1, 0, 0, Path("x"), None, None, lives, (), column([0, 1]), ends, compute, empty(StepTimes)), wait
+    return RankCollectives(
+        1, 0, 0, Path("x"), None, None, timings, (), column([0, 1]), ends, compute, empty(StepTimes)
+    ), wait
 
 
 @settings(deadline=None)
 @given(schedules())
-def test_causes_are_those_of_an_oracle_that_looks_at_every_instant(schedule: tuple[RankLives, np.ndarray]) -> None:
+def test_causes_are_those_of_an_oracle_that_looks_at_every_instant(
+    schedule: tuple[RankCollectives, np.ndarray],
+) -> None:
     rank, wait = schedule
     exposure = explain_exposure(rank, wait)
-    expected = [dict.fromkeys((*CAUSES, "overlapped", "exposed", "exposed_wait"), 0) for _ in range(len(rank.lives))]
+    expected = [dict.fromkeys((*CAUSES, "overlapped", "exposed", "exposed_wait"), 0) for _ in range(len(rank.timings))]
     for instant in range(60):
         for step in (0, 1):
             running = [
-                (int(rank.lives.end_ns[row]), row)
-                for row in range(len(rank.lives))
-                if rank.lives.step[row] == step and rank.lives.start_ns[row] <= instant < rank.lives.end_ns[row]
+                (int(rank.timings.end_ns[row]), row)
+                for row in range(len(rank.timings))
+                if rank.timings.step[row] == step and rank.timings.start_ns[row] <= instant < rank.timings.end_ns[row]
             ]
             if not running:
                 continue
@@ -144,7 +148,7 @@ def test_causes_are_those_of_an_oracle_that_looks_at_every_instant(schedule: tup
                 expected[row]["overlapped"] += 1
             else:
                 expected[row]["exposed"] += 1
-                expected[row]["exposed_wait"] += instant < rank.lives.start_ns[row] + wait[row]
+                expected[row]["exposed_wait"] += instant < rank.timings.start_ns[row] + wait[row]
                 expected[row][cause_at(rank, row, int(wait[row]), instant)] += 1
     for row, parts in enumerate(expected):
         assert {name: int(getattr(exposure, f"{name}_ns")[row]) for name in parts} == parts
@@ -154,18 +158,18 @@ def holds(intervals: Intervals, instant: int) -> bool:
     return any(start <= instant < end for start, end in zip(intervals.start_ns, intervals.end_ns, strict=True))
 
 
-def cause_at(rank: RankLives, row: int, wait: int, instant: int) -> str:
+def cause_at(rank: RankCollectives, row: int, wait: int, instant: int) -> str:
     """The table of causes, said once more in the plainest words."""
-    lives = rank.lives
-    start, end, launch = int(lives.start_ns[row]), int(lives.end_ns[row]), int(lives.launch_ns[row])
-    ready = launch if lives.ready_ns[row] == UNKNOWN else int(lives.ready_ns[row])
+    timings = rank.timings
+    start, end, launch = int(timings.start_ns[row]), int(timings.end_ns[row]), int(timings.launch_ns[row])
+    ready = launch if timings.ready_ns[row] == UNKNOWN else int(timings.ready_ns[row])
     late = max(0, launch - ready)
-    same_stream = lives.lane == lives.lane[row]
-    stream = union(lives.start_ns[same_stream], lives.end_ns[same_stream])
-    in_queue = range(max(launch, ready), start) if lives.lane[row] != UNKNOWN else ()
+    same_stream = timings.lane == timings.lane[row]
+    stream = union(timings.start_ns[same_stream], timings.end_ns[same_stream])
+    in_queue = range(max(launch, ready), start) if timings.lane[row] != UNKNOWN else ()
     queued = sum(holds(stream, each) for each in in_queue)
-    backward_end = int(rank.backward_end_ns[lives.step[row]])
-    if lives.blocking[row]:
+    backward_end = int(rank.backward_end_ns[timings.step[row]])
+    if timings.blocking[row]:
         return "synchronous"
     is_wait = instant < start + wait
     if not is_wait and instant >= end - late:
@@ -207,13 +211,13 @@ def test_of_the_eight_collectives_of_a_real_ddp_step_the_last_is_exposed(shared_
 
 
 def test_our_own_variants_are_exposed_for_the_reasons_they_are_made_for(committed_traces: list[Path]) -> None:
-    from ddp_prof.analyze.collectives.root_cause import find_headline
+    from ddp_prof.analyze.collectives.root_cause import find_root_cause
     from ddp_prof.ingest.load import load_trace
 
     headlines = {}
     for path in committed_traces:
         trace = load_trace(path)
-        headlines[path.stem] = find_headline(measure_trace(trace).collectives, trace.manifest)
+        headlines[path.stem] = find_root_cause(measure_trace(trace).collectives, trace.manifest)
     for blocking in ("naive", "flat"):
         assert headlines[blocking].cause == "synchronous"
         assert headlines[blocking].cause_ns == headlines[blocking].exposed_ns

@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ddp_prof.analyze.collectives.results import measure_collectives
-from ddp_prof.analyze.collectives.run import reduce_trace
-from ddp_prof.analyze.collectives.step_view import Exposed, step_lifelines, typical_step
-from ddp_prof.analyze.core.attribution import rank_work
+from ddp_prof.analyze.collectives.run_analysis import reduce_trace
+from ddp_prof.analyze.collectives.step_view import Exposed, typical_step, view_step
+from ddp_prof.analyze.core.attribution import find_rank_events
 from ddp_prof.ingest.load import load_trace
-from ddp_prof.present.charts.collectives import MOST_ROWS, draw_lifelines
+from ddp_prof.present.charts.collectives import MOST_ROWS, draw_step_collectives
 from tests.analyze.collectives.test_straggler import LATE_MS, MS, rank_capture, run_of
 from tests.analyze.collectives.test_timing import OURS
 from tests.nsys_factory import write_capture
 from tests.present.runs import HOSTILE_TITLE
 
-RUN = reduce_trace(OURS, rank_work(OURS))
+RUN = reduce_trace(OURS, find_rank_events(OURS))
 
 
 def test_a_step_is_told_from_its_first_launch() -> None:
-    (rank,) = step_lifelines(RUN.ranks, 4)
-    first, second = rank.lifelines
+    (rank,) = view_step(RUN.ranks, 4)
+    first, second = rank.collectives
     assert (first.launch_ns, first.ready_ns, first.start_ns, first.end_ns) == (0, 5, 5, 9)
     assert (second.launch_ns, second.ready_ns, second.start_ns, second.end_ns) == (4, 14, 14, 18)
     assert first.exposed == (Exposed("starved", False, 5, 9),)
@@ -34,7 +34,7 @@ def test_ranks_share_a_clock_and_show_who_waits(tmp_path) -> None:
     run = run_of(*map(load_trace, files))
     step = typical_step(run.ranks)
     assert step is not None
-    (early,), (late,) = (rank.lifelines for rank in step_lifelines(run.ranks, step))
+    (early,), (late,) = (rank.collectives for rank in view_step(run.ranks, step))
     assert abs(late.start_ns - early.start_ns - LATE_MS * MS) < 0.05 * MS
     assert [(each.cause, each.is_wait) for each in early.exposed] == [("tail", True), ("tail", False)]
     assert abs(early.exposed[0].end_ns - early.exposed[0].start_ns - LATE_MS * MS) < 0.05 * MS
@@ -44,7 +44,7 @@ def test_ranks_share_a_clock_and_show_who_waits(tmp_path) -> None:
 
 
 def test_the_figure_has_a_row_a_collective_and_a_colour_a_cause() -> None:
-    figure = draw_lifelines(RUN, 4, step_lifelines(RUN.ranks, 4), f"50 % is tail: {HOSTILE_TITLE}")
+    figure = draw_step_collectives(RUN, 4, view_step(RUN.ranks, 4), f"50 % is tail: {HOSTILE_TITLE}")
     names = [each.name for each in figure.data if each.type == "bar"]
     assert names == [
         "compute",
@@ -61,15 +61,15 @@ def test_the_figure_has_a_row_a_collective_and_a_colour_a_cause() -> None:
 
 
 def test_of_many_collectives_those_exposed_longest_are_shown() -> None:
-    (rank,) = step_lifelines(RUN.ranks, 4)
-    lines = [replace(rank.lifelines[0], index=index, bucket=index, exposed=()) for index in range(100)]
-    bare = replace(rank.lifelines[1], index=100, bucket=100)
-    figure = draw_lifelines(RUN, 4, [replace(rank, lifelines=(*lines, bare))], "")
+    (rank,) = view_step(RUN.ranks, 4)
+    lines = [replace(rank.collectives[0], index=index, bucket=index, exposed=()) for index in range(100)]
+    bare = replace(rank.collectives[1], index=100, bucket=100)
+    figure = draw_step_collectives(RUN, 4, [replace(rank, collectives=(*lines, bare))], "")
     assert len(figure.layout.yaxis.tickvals) == MOST_ROWS + 1
     assert figure.layout.yaxis.ticktext[-1].startswith("bucket 100")
     assert "the 60 of 101 collectives that are exposed longest" in figure.layout.title.subtitle.text
 
 
 def test_a_step_without_communication_has_no_lives() -> None:
-    assert step_lifelines(RUN.ranks, 99) == ()
+    assert view_step(RUN.ranks, 99) == ()
     assert typical_step(()) is None

@@ -11,13 +11,13 @@ import pytest
 from ddp_prof.analyze.collectives.clock_alignment import align_clocks
 from ddp_prof.analyze.collectives.matching import match_collectives
 from ddp_prof.analyze.collectives.results import measure_collectives
-from ddp_prof.analyze.collectives.root_cause import find_headline
-from ddp_prof.analyze.collectives.run import Run, merge_traces, reduce_trace
+from ddp_prof.analyze.collectives.root_cause import find_root_cause
+from ddp_prof.analyze.collectives.run_analysis import Run, merge_traces, reduce_trace
 from ddp_prof.analyze.collectives.straggler import _straggler, measure_skew
-from ddp_prof.analyze.core.attribution import rank_work
+from ddp_prof.analyze.core.attribution import find_rank_events
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.charts.straggler import draw_skew
-from ddp_prof.present.tables.straggler import skew_sheet
+from ddp_prof.present.tables.straggler import skew_view
 from ddp_prof.trace import Trace
 from tests.drawing import PID, draw_trace
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
@@ -60,12 +60,12 @@ def rank_capture(rank: int, world: int = WORLD) -> Capture:
             capture.kernels.append(Kernel(name, *at, thread, process, stream))
     for name, start, stop, thread in ranges:
         at = [round((each + CLOCK_MS * rank) * MS) for each in (start, stop)]
-        capture.ranges.append(Range(name, *at, thread, process, "ddp_prof", crosses=name.startswith("all_reduce")))
+        capture.ranges.append(Range(name, *at, thread, process, "ddp_prof", is_start_end=name.startswith("all_reduce")))
     return capture
 
 
 def run_of(*traces: Trace) -> Run:
-    return merge_traces([reduce_trace(trace, rank_work(trace)) for trace in traces])
+    return merge_traces([reduce_trace(trace, find_rank_events(trace)) for trace in traces])
 
 
 @pytest.fixture(scope="module")
@@ -100,9 +100,9 @@ def test_the_late_rank_is_named(files: list[Path]) -> None:
     assert (first.last_steps, second.last_steps, second.last_collectives) == (0, STEPS, STEPS)
     assert second.lag_ns == pytest.approx(LATE_MS * MS, rel=0.01)
     assert second.cost_ns == pytest.approx(STEPS * LATE_MS * MS, rel=0.01)
-    sheet = skew_sheet(run, skew)
-    assert "Rank 1 arrives last in 20 of 20 steps, by 5.00 ms (median)" in sheet.title
-    json.dumps(sheet.document, allow_nan=False)
+    view = skew_view(run, skew)
+    assert "Rank 1 arrives last in 20 of 20 steps, by 5.00 ms (median)" in view.title
+    json.dumps(view.document, allow_nan=False)
     figure = draw_skew(run, skew)
     assert max(figure.data[0].z[1]) == pytest.approx(LATE_MS, rel=0.01)
     assert max(figure.data[0].z[0]) == 0
@@ -126,7 +126,7 @@ def test_a_rank_that_is_missing_is_named_and_nothing_is_made_up(files: list[Path
     assert any("rank 1 is not among the traces" in warning for warning in result.warnings)
     skew = measure_skew(run.ranks)
     assert "at least two ranks" in (skew.reason or "")
-    assert skew_sheet(run, skew).rows[0]["lag_ms"] is None
+    assert skew_view(run, skew).rows[0]["lag_ms"] is None
 
 
 def test_of_three_ranks_the_two_that_are_there_are_compared(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def cpu_rank(rank: int, first: str, second: str, path: str = "x.sqlite", shift: 
 def test_ranks_of_one_process_number_are_kept_apart() -> None:
     """As in Kineto's files, which all call their process 0."""
     ranks = run_of(cpu_rank(0, ".##............", "", path="a"), cpu_rank(1, ".##............", "", path="b")).ranks
-    headline = find_headline(measure_collectives(ranks).collectives)
+    headline = find_root_cause(measure_collectives(ranks).collectives)
     assert headline is not None
     assert (headline.collectives_a_step, headline.is_last) == (1, True)
 
@@ -194,9 +194,9 @@ def test_a_long_run_may_drift() -> None:
         count = 60
         end = np.arange(count) * second
         end = end + rank * (7_000 + end // 1_000_000)
-        lives = {name: np.repeat(getattr(each.lives, name), count) for name in each.lives.__dataclass_fields__}
-        lives |= {"end_ns": end + 500, "start_ns": end, "sequence": np.arange(count)}
-        ranks.append(type(each)(**{**vars(each), "lives": type(each.lives)(**lives)}))
+        timings = {name: np.repeat(getattr(each.timings, name), count) for name in each.timings.__dataclass_fields__}
+        timings |= {"end_ns": end + 500, "start_ns": end, "sequence": np.arange(count)}
+        ranks.append(type(each)(**{**vars(each), "timings": type(each.timings)(**timings)}))
     alignment = align_clocks(ranks, match_collectives(ranks))
     assert alignment.clocks[1].drift == pytest.approx(-1e-6, rel=1e-3)
     assert (alignment.residual_p95_ns or 0) < 5

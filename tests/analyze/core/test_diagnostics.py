@@ -2,15 +2,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ddp_prof.analyze.core.attribution import rank_work
-from ddp_prof.analyze.core.diagnostics import find_doubts
+from ddp_prof.analyze.core.attribution import find_rank_events
+from ddp_prof.analyze.core.diagnostics import diagnose
 from ddp_prof.analyze.overlap.overlap import measure_overlap
 from ddp_prof.trace import Calls, Category, Kind, Overhead, Trace, empty
 from tests.drawing import column, draw_trace
 
 
 def doubts(trace: Trace) -> str:
-    return "\n".join(find_doubts(trace, rank_work(trace)))
+    return "\n".join(diagnose(trace, find_rank_events(trace)))
 
 
 SOUND = draw_trace(

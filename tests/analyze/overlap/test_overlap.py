@@ -203,7 +203,7 @@ def test_ranks_of_several_files_become_one_result() -> None:
     )
     merged = merge_ranks([first, second])
     assert [rank.rank for rank in merged.ranks] == [0, 1]
-    assert merged.attribution.pieces == 2 * first.attribution.pieces
+    assert merged.attribution.events == 2 * first.attribution.events
     assert merged.warnings == first.warnings, "the same warning is said once"
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_prof.analyze.overlap.overlap import Attribution, RankOverlap, StepOverlap, TraceOverlap, measure_overlap
-from ddp_prof.analyze.overlap.regression_gate import NOTCH, Check, Requirements, Verdict, check_run
+from ddp_prof.analyze.overlap.regression_gate import NOTCH, GateReport, GateResult, Requirements, check_run
 from tests.drawing import draw_trace
 
 
@@ -62,7 +62,7 @@ def a_run(*ranks: RankOverlap, device: str = "cuda") -> TraceOverlap:
     )
 
 
-def only_verdict(check: Check) -> Verdict:
+def only_verdict(check: GateReport) -> GateResult:
     (verdict,) = check.verdicts
     assert check.passed == (verdict.status == "passed")
     return verdict
@@ -141,7 +141,7 @@ def run_of(*times: int) -> TraceOverlap:
     return a_run(a_rank(*(a_step(time, host=time) for time in times)))
 
 
-def against(baseline: TraceOverlap, run: TraceOverlap, max_regression: float = 0.05) -> tuple[Verdict, Verdict]:
+def against(baseline: TraceOverlap, run: TraceOverlap, max_regression: float = 0.05) -> tuple[GateResult, GateResult]:
     step_time, exposed = check_run(run, Requirements(baseline=baseline, max_regression=max_regression)).verdicts
     return step_time, exposed
 

@@ -30,18 +30,18 @@ def oklab(color: str, sight: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("sight", SIGHT)
-@pytest.mark.parametrize("look", [theme.LIGHT, theme.DARK], ids=["light", "dark"])
-def test_categories_are_told_apart(look: theme.Look, sight: str) -> None:
+@pytest.mark.parametrize("palette", [theme.LIGHT, theme.DARK], ids=["light", "dark"])
+def test_categories_are_told_apart(palette: theme.Palette, sight: str) -> None:
     for one, other in combinations(DRAWN, 2):
         side_by_side = {one, other} <= set(theme.STRIP) or {one, other} <= set(PHASES)
-        distance = np.linalg.norm(oklab(look.colors[one], sight) - oklab(look.colors[other], sight))
+        distance = np.linalg.norm(oklab(palette.colors[one], sight) - oklab(palette.colors[other], sight))
         assert distance >= (LEAST_SIDE_BY_SIDE if side_by_side else LEAST), f"{one} and {other}: {distance:.1f}"
 
 
-@pytest.mark.parametrize("look", [theme.LIGHT, theme.DARK], ids=["light", "dark"])
-def test_text_stands_out_from_the_paper(look: theme.Look) -> None:
-    for text in (look.text, look.quiet, look.notice):
-        assert abs(oklab(text, "full")[0] - oklab(look.paper, "full")[0]) > 40
+@pytest.mark.parametrize("palette", [theme.LIGHT, theme.DARK], ids=["light", "dark"])
+def test_text_stands_out_from_the_paper(palette: theme.Palette) -> None:
+    for text in (palette.text, palette.quiet, palette.notice):
+        assert abs(oklab(text, "full")[0] - oklab(palette.paper, "full")[0]) > 40
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.analyze.collectives.step_view import step_lifelines
+from ddp_prof.analyze.collectives.step_view import view_step
 from ddp_prof.analyze.variants.waterfall import measure_waterfall
 from ddp_prof.manifest import SHARED_GPU, Manifest, in_story_order
-from ddp_prof.present.charts.collectives import draw_lifelines
+from ddp_prof.present.charts.collectives import draw_step_collectives
 from ddp_prof.present.charts.comparison import draw_comparison
 from ddp_prof.present.charts.static_images import find_browser
 from ddp_prof.present.charts.steps import draw_step_times
@@ -176,7 +176,7 @@ class TestPages:
             draw_comparison([run.result]),
             draw_step_times([run.result]),
             draw_waterfall(measure_waterfall([(found, ())])),
-            draw_lifelines(found, 0, step_lifelines(found.ranks, 0), ""),
+            draw_step_collectives(found, 0, view_step(found.ranks, 0), ""),
             draw_skew(found, run.findings.skew),
         )
         assert all(SHARED_GPU in figure.layout.title.subtitle.text for figure in figures)

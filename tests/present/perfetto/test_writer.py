@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_prof.analyze.core.attribution import rank_work
+from ddp_prof.analyze.core.attribution import find_rank_events
 from ddp_prof.analyze.overlap.overlap import measure_rank
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.perfetto.tracks import CATEGORIES, nest
@@ -28,7 +28,7 @@ from tests.present.runs import HOSTILE_TITLE, cpu_run
 
 
 def source_of(trace: Trace, title: str = "run") -> Source:
-    return Source(title, trace, rank_work(trace))
+    return Source(title, trace, find_rank_events(trace))
 
 
 def nanoseconds(text: str) -> int:
@@ -58,16 +58,16 @@ class Viewed:
     def titles(self, kind: str) -> list[str]:
         return [event["args"]["name"] for event in self.events if event["name"] == kind]
 
-    def lanes(self) -> dict[tuple[int, int], list[dict[str, Any]]]:
-        lanes = defaultdict(list)
+    def tracks(self) -> dict[tuple[int, int], list[dict[str, Any]]]:
+        tracks = defaultdict(list)
         for event in self.slices:
-            lanes[event["pid"], event["tid"]].append(event)
-        return lanes
+            tracks[event["pid"], event["tid"]].append(event)
+        return tracks
 
     def by_category(self) -> dict[str, tuple[int, int]]:
         """Number and summed nanoseconds of the slices that the viewer keeps."""
         number, total = Counter[str](), Counter[str]()
-        for lane in self.lanes().values():
+        for lane in self.tracks().values():
             for event in kept(lane):
                 number[event["cat"]] += 1
                 total[event["cat"]] += event["dur"]
@@ -132,28 +132,28 @@ def crossing_kernels() -> Trace:
     return replace(trace, activities=replace(trace.activities, lane=np.full(4, 7, np.int64)))
 
 
-@pytest.mark.parametrize(("make", "lanes"), [(gpu_run, 6), (crossing_kernels, 2)])
-def test_no_slice_is_lost_and_none_changes_its_length(make: Any, lanes: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("make", "tracks"), [(gpu_run, 6), (crossing_kernels, 2)])
+def test_no_slice_is_lost_and_none_changes_its_length(make: Any, tracks: int, tmp_path: Path) -> None:
     trace = make()
     viewed = Viewed.of(source_of(trace), folder=tmp_path)
     assert viewed.by_category() == ours(trace)
-    assert len(viewed.lanes()) == lanes
+    assert len(viewed.tracks()) == tracks
 
 
 def test_on_a_cpu_the_slices_are_the_measured_work(tmp_path: Path) -> None:
     trace = cpu_run(steps=3, shift=2)
-    (work,) = rank_work(trace)
+    (rank,) = find_rank_events(trace)
     by_category = Viewed.of(source_of(trace), folder=tmp_path).by_category()
     for category in (Category.COMPUTE, Category.COMMUNICATION):
-        pieces = work.of(category)
-        total = int((pieces.end_ns - pieces.start_ns).sum())
-        assert by_category[CATEGORIES[category]] == (len(pieces), total)
+        events = rank.of(category)
+        total = int((events.end_ns - events.start_ns).sum())
+        assert by_category[CATEGORIES[category]] == (len(events), total)
 
 
 @pytest.mark.parametrize("trace", [gpu_run(), cpu_run(shift=2)], ids=["gpu", "cpu"])
 def test_counters_integrate_to_the_figures(trace: Trace, tmp_path: Path) -> None:
-    (work,) = rank_work(trace)
-    figures = measure_rank(work)
+    (rank,) = find_rank_events(trace)
+    figures = measure_rank(rank)
     viewed = Viewed.of(source_of(trace), folder=tmp_path)
     assert figures.overlapped_ns
     assert figures.exposed_ns
@@ -241,16 +241,16 @@ def test_a_slice_that_crosses_goes_to_the_next_lane() -> None:
         runs(row)[0]
         for row in ("000000000000..", ".0000.........", "...1111.......", ".....0........", "........111111")
     ]
-    lanes = nest(column(start for _, start, _ in drawn), column(end for _, _, end in drawn))
-    assert lanes.tolist() == [int(row) for row, _, _ in drawn]
+    tracks = nest(column(start for _, start, _ in drawn), column(end for _, _, end in drawn))
+    assert tracks.tolist() == [int(row) for row, _, _ in drawn]
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10)), max_size=40))
 def test_slices_of_a_lane_always_nest(drawn: list[tuple[int, int]]) -> None:
     start, end = column(s for s, _ in drawn), column(s + d for s, d in drawn)
-    lanes = nest(start, end)
-    for lane in set(lanes.tolist()):
-        rows = np.flatnonzero(lanes == lane)
+    tracks = nest(start, end)
+    for lane in set(tracks.tolist()):
+        rows = np.flatnonzero(tracks == lane)
         rows = rows[np.lexsort((-end[rows], start[rows]))]
         events = [{"ts": int(start[each]), "dur": int(end[each] - start[each])} for each in rows]
         assert list(kept(events)) == events
@@ -270,7 +270,7 @@ def test_real_captures_keep_every_slice_and_every_figure(shared_traces: Path, na
     source = source_of(trace)
     viewed = Viewed.of(source, folder=tmp_path)
     assert viewed.by_category() == ours(trace)
-    for pid, work in enumerate(source.works, 1):
-        figures = measure_rank(work)
+    for pid, rank in enumerate(source.ranks, 1):
+        figures = measure_rank(rank)
         assert viewed.integral(pid, "overlapped") == (figures.overlapped_ns or 0)
         assert viewed.integral(pid, "exposed") == (figures.exposed_ns or 0)

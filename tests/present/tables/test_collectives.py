@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from ddp_prof.analyze.collectives.results import measure_collectives
-from ddp_prof.analyze.collectives.root_cause import Headline
-from ddp_prof.analyze.collectives.run import merge_traces, reduce_trace
-from ddp_prof.analyze.core.attribution import rank_work
-from ddp_prof.present.tables.collectives import collectives_sheet, headline_text
+from ddp_prof.analyze.collectives.root_cause import RootCause
+from ddp_prof.analyze.collectives.run_analysis import merge_traces, reduce_trace
+from ddp_prof.analyze.core.attribution import find_rank_events
+from ddp_prof.present.tables.collectives import collectives_view, root_cause_text
 from tests.analyze.collectives.test_timing import OURS
 from tests.present.runs import cpu_run
 
@@ -22,15 +22,15 @@ CONTRACT = {
     "causes": "tail launched_late queued waiting starved synchronous",
     "alignment": "method residual_p50_ns residual_p95_ns missing_ranks",
 }
-TAIL = Headline(
+TAIL = RootCause(
     exposed_ns=100, cause="tail", cause_ns=82, wait_ns=0, collectives_a_step=8, bucket=7, index=7, is_last=True,
     bucket_ns=82, bytes=61 * 2**20, parameters=("embedding", "norm"), lead_ns=300_000,
 )  # fmt: skip
 
 
 def sheet_of(trace, by: str = "collective"):
-    run = merge_traces([reduce_trace(trace, rank_work(trace))])
-    return collectives_sheet(run, measure_collectives(run.ranks, run.warnings), by)
+    run = merge_traces([reduce_trace(trace, find_rank_events(trace))])
+    return collectives_view(run, measure_collectives(run.ranks, run.warnings), by)
 
 
 def test_the_document_keeps_the_contract() -> None:
@@ -57,7 +57,7 @@ def test_times_are_within_the_step() -> None:
 
 
 def test_the_headline_names_cause_bucket_size_parameters_and_time() -> None:
-    assert headline_text(TAIL, ["one"]) == (
+    assert root_cause_text(TAIL, ["one"]) == (
         "82 % of exposed time is tail: the last bucket (61 MB, embedding, norm) starts 0.30 ms before backward ends. "
         "A smaller last bucket would hide more of it."
     )
@@ -84,9 +84,9 @@ def test_the_headline_names_cause_bucket_size_parameters_and_time() -> None:
     ],
 )
 def test_the_headline_says_what_to_do(change: dict[str, object], words: str) -> None:
-    assert words in headline_text(replace(TAIL, **change), ["one"])
+    assert words in root_cause_text(replace(TAIL, **change), ["one"])
 
 
 def test_nothing_exposed_and_nothing_at_all_are_told_apart() -> None:
-    assert headline_text(None, ["one"]) == "Compute hides all communication."
-    assert headline_text(None, []) == "No communication was recorded."
+    assert root_cause_text(None, ["one"]) == "Compute hides all communication."
+    assert root_cause_text(None, []) == "No communication was recorded."

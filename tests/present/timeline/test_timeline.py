@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_prof.analyze.core.attribution import rank_work
+from ddp_prof.analyze.core.attribution import find_rank_events
 from ddp_prof.analyze.overlap.overlap import measure_rank
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.load import load_trace
@@ -55,7 +55,7 @@ HOSTILE = [
 
 
 def source(trace: Trace, title: str = "overlap") -> Source:
-    return Source(title, trace, rank_work(trace))
+    return Source(title, trace, find_rank_events(trace))
 
 
 def cpu_trace() -> Trace:
@@ -166,10 +166,10 @@ class TestStrip:
 
     def check(self, trace: Trace) -> None:
         model = build_timeline([source(trace)])
-        for rank, work in zip(model.panels[0].ranks, rank_work(trace), strict=True):
+        for rank, events in zip(model.panels[0].ranks, find_rank_events(trace), strict=True):
             measured = {
                 UNKNOWN if step.step is None else step.step: {part: getattr(step, f"{part}_ns") for part in theme.STRIP}
-                for step in measure_rank(work).steps
+                for step in measure_rank(events).steps
             }
             assert parts_by_step(rank.lanes[-1]) == measured
 
@@ -239,10 +239,10 @@ class TestSelection:
 
     def test_steady_steps_are_from_the_middle(self) -> None:
         steps = {f"step|index={number}": "." * number + "#" for number in range(6)}
-        works = rank_work(draw_trace(ranges=steps))
-        assert steady_steps(works) == [2, 3]
-        assert steady_steps(works, 99) == [0, 1, 2, 3, 4, 5]
-        assert steady_steps(rank_work(draw_trace(streams={7: "aa"}))) is None
+        rank_events = find_rank_events(draw_trace(ranges=steps))
+        assert steady_steps(rank_events) == [2, 3]
+        assert steady_steps(rank_events, 99) == [0, 1, 2, 3, 4, 5]
+        assert steady_steps(find_rank_events(draw_trace(streams={7: "aa"}))) is None
 
 
 class TestFigure:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ddp_prof.analyze.collectives.timing import RankLives, find_lives
-from ddp_prof.analyze.core.diagnostics import find_doubts
+from ddp_prof.analyze.collectives.timing import RankCollectives, find_timings
+from ddp_prof.analyze.core.diagnostics import diagnose
 from ddp_prof.manifest import label_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from ddp_prof.analyze.core.attribution import RankWork
+    from ddp_prof.analyze.core.attribution import RankEvents
     from ddp_prof.manifest import Manifest
     from ddp_prof.trace import Trace
 
@@ -32,7 +32,7 @@ class Run:
     label: str
     device: str
     manifest: Manifest | None
-    ranks: tuple[RankLives, ...]
+    ranks: tuple[RankCollectives, ...]
     warnings: tuple[str, ...]
 
     def does_the_work_of(self, other: Run) -> bool:
@@ -51,15 +51,15 @@ def _work(manifest: Manifest) -> tuple[str, float, int, str]:
     )
 
 
-def reduce_trace(trace: Trace, works: Sequence[RankWork]) -> Run:
+def reduce_trace(trace: Trace, ranks: Sequence[RankEvents]) -> Run:
     """What a single trace tells of a run."""
     return Run(
         trace=trace.path,
         label=label_of(trace.path, trace.manifest),
         device="cuda" if len(trace.activities) else "cpu",
         manifest=trace.manifest,
-        ranks=find_lives(trace, works),
-        warnings=find_doubts(trace, works),
+        ranks=find_timings(trace, ranks),
+        warnings=diagnose(trace, ranks),
     )
 
 

@@ -11,7 +11,7 @@ from ddp_prof.benchmark.report.rows import comparison_rows, csv_rows, half_ms, s
 from ddp_prof.benchmark.report.words import CONCLUSIONS, analysis, evidence_text, place_title
 from ddp_prof.benchmark.store import OK
 from ddp_prof.present.charts.theme import milliseconds, percent, size
-from ddp_prof.present.tables.rows import Row, Sheet, ms
+from ddp_prof.present.tables.rows import Row, TableView, ms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,31 +55,31 @@ NO_REPEATS = (
 )
 
 
-def results_sheets(places: Sequence[PlaceResults], study: Study | None) -> list[Sheet]:
+def results_view(places: Sequence[PlaceResults], study: Study | None) -> list[TableView]:
     """The tables to read, a place after the other."""
-    sheets = []
+    views = []
     for each in places:
-        sheets.append(settings_sheet(each))
+        views.append(settings_view(each))
         if study:
-            sheets += [comparison_sheet(each, study), conclusions_sheet(each, study)]
-        sheets.append(analysis_sheet(each))
+            views += [comparison_view(each, study), conclusions_view(each, study)]
+        views.append(analysis_view(each))
     if len(places) > 1:
-        sheets.append(Sheet("", [], [PLACES.format(len(places))], {}))
-    return sheets
+        views.append(TableView("", [], [PLACES.format(len(places))], {}))
+    return views
 
 
-def settings_sheet(place: PlaceResults) -> Sheet:
+def settings_view(place: PlaceResults) -> TableView:
     """A row a setting, with how to read them."""
     title = place_title(place.place, place.environment)
-    return Sheet(title, setting_rows(place.summaries), place_notes(place), {})
+    return TableView(title, setting_rows(place.summaries), place_notes(place), {})
 
 
-def comparison_sheet(place: PlaceResults, study: Study) -> Sheet:
+def comparison_view(place: PlaceResults, study: Study) -> TableView:
     """The published rows, with ours beside them."""
-    return Sheet(study.about, comparison_rows(study.timings, place.summaries), [OTHER_MACHINE], {})
+    return TableView(study.about, comparison_rows(study.timings, place.summaries), [OTHER_MACHINE], {})
 
 
-def conclusions_sheet(place: PlaceResults, study: Study) -> Sheet:
+def conclusions_view(place: PlaceResults, study: Study) -> TableView:
     """The study's conclusions, put to its own figures and to ours."""
     theirs = judge(study.timings)
     rows: list[Row] = [
@@ -92,7 +92,7 @@ def conclusions_sheet(place: PlaceResults, study: Study) -> Sheet:
         }
         for published, own in zip(theirs, place.judgements, strict=True)
     ]
-    return Sheet(conclusions_line(theirs, place.judgements), rows, [NO_REPEATS], {})
+    return TableView(conclusions_line(theirs, place.judgements), rows, [NO_REPEATS], {})
 
 
 def conclusions_line(study: Sequence[Judgement], here: Sequence[Judgement]) -> str:
@@ -104,14 +104,14 @@ def conclusions_line(study: Sequence[Judgement], here: Sequence[Judgement]) -> s
     )
 
 
-def analysis_sheet(place: PlaceResults) -> Sheet:
+def analysis_view(place: PlaceResults) -> TableView:
     """The sentences that the numbers support."""
     rows: list[Row] = [
         {"on": heading.lower(), "these_numbers_say": text}
         for heading, texts in analysis(place.facts).items()
         for text in texts
     ]
-    return Sheet("", rows, [SUPPORTED if rows else nothing_supported(place)], {})
+    return TableView("", rows, [SUPPORTED if rows else nothing_supported(place)], {})
 
 
 def nothing_supported(place: PlaceResults) -> str:
@@ -198,12 +198,12 @@ def _bucket_bytes(summary: SettingSummary, model: BucketModel) -> float:
     return (summary.setting.bucket_size_mb or 0.0) * BYTES_PER_MB
 
 
-def csv_sheet(places: Sequence[PlaceResults], study: Study | None) -> Sheet:
+def csv_view(places: Sequence[PlaceResults], study: Study | None) -> TableView:
     """One table for programs: the rows of ``results.csv``, or the study's with ours beside them."""
     if study is None:
-        return Sheet("", [row for each in places for row in csv_rows(each.summaries, _environments(each))], [], {})
+        return TableView("", [row for each in places for row in csv_rows(each.summaries, _environments(each))], [], {})
     rows = [row for each in places for row in _with_place(each.place, comparison_rows(study.timings, each.summaries))]
-    return Sheet("", rows, [OTHER_MACHINE], {})
+    return TableView("", rows, [OTHER_MACHINE], {})
 
 
 def _with_place(place: Place, rows: Sequence[Row]) -> list[Row]:
