@@ -153,7 +153,7 @@ def in_story_order(items: Sequence[Item], manifest_of: Callable[[Item], Manifest
     manifests = [manifest_of(item) for item in items]
     if not all(manifest and manifest.variant in STORY for manifest in manifests):
         return list(items)
-    chapters = [(STORY.index(each.variant), each.bucket_size_mb or 0.0) for each in manifests if each]
+    chapters = [(STORY.index(manifest.variant), manifest.bucket_size_mb or 0.0) for manifest in manifests if manifest]
     return [items[index] for index in sorted(range(len(items)), key=chapters.__getitem__)]
 
 
@@ -175,13 +175,13 @@ def load_manifest(path: Path) -> Manifest | None:
         return None
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        known = {each.name for each in fields(Manifest)}
+        known = {item.name for item in fields(Manifest)}
         values = {key: value for key, value in record.items() if key in known}
-        values["parameters"] = tuple(Parameter(**each) for each in record["parameters"])
+        values["parameters"] = tuple(Parameter(**entry) for entry in record["parameters"])
         for name in ("step_seconds", "communication_seconds", "command"):
             values[name] = tuple(record[name])
-        values["host_times"] = tuple(HostTimes(**each) for each in record.get("host_times", ()))
-        values["messages"] = tuple(MessageTimes(**each) for each in record.get("messages", ()))
+        values["host_times"] = tuple(HostTimes(**entry) for entry in record.get("host_times", ()))
+        values["messages"] = tuple(MessageTimes(**entry) for entry in record.get("messages", ()))
         return Manifest(**values)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TraceError(path, f"not a run.json of ddp_prof ({error})", "delete it or capture the run again") from error

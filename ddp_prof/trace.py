@@ -52,7 +52,7 @@ class Table:
     """Columns of equal length."""
 
     def __post_init__(self) -> None:
-        lengths = {each.name: len(getattr(self, each.name)) for each in fields(self)}
+        lengths = {column.name: len(getattr(self, column.name)) for column in fields(self)}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"columns of unequal length: {lengths}")
 
@@ -67,7 +67,7 @@ def select(table: AnyTable, rows: Mask | Ints) -> AnyTable:
     """The chosen rows, as a table of the same kind; the very same where all are chosen."""
     if rows.dtype == np.bool_ and rows.all():
         return table
-    return type(table)(**{each.name: getattr(table, each.name)[rows] for each in fields(table)})
+    return type(table)(**{column.name: getattr(table, column.name)[rows] for column in fields(table)})
 
 
 def distinct(column: Ints) -> list[int]:
@@ -76,19 +76,21 @@ def distinct(column: Ints) -> list[int]:
         return []
     low, high = int(column.min()), int(column.max())
     if high - low > 1 << 24:
-        return [int(each) for each in np.unique(column)]
-    return [low + each for each in np.flatnonzero(np.bincount(column - low)).tolist()]
+        return [int(value) for value in np.unique(column)]
+    return [low + row for row in np.flatnonzero(np.bincount(column - low)).tolist()]
 
 
 def concatenate(first: AnyTable, *others: AnyTable) -> AnyTable:
     """The rows of all tables, one after the other."""
     tables = (first, *others)
-    return type(first)(**{each.name: np.concatenate([getattr(t, each.name) for t in tables]) for each in fields(first)})
+    return type(first)(
+        **{column.name: np.concatenate([getattr(t, column.name) for t in tables]) for column in fields(first)}
+    )
 
 
 def empty(kind: type[AnyTable]) -> AnyTable:
     """A table without rows."""
-    return kind(**{each.name: np.empty(0, np.int64) for each in fields(kind)})
+    return kind(**{item.name: np.empty(0, np.int64) for item in fields(kind)})
 
 
 @dataclass(frozen=True)
@@ -226,7 +228,7 @@ class Trace:
     def processes(self) -> tuple[int, ...]:
         """All processes that left an activity or a span, in ascending order."""
         tables = (self.activities, self.spans)
-        return tuple(sorted({each for table in tables for each in distinct(table.process)}))
+        return tuple(sorted({value for table in tables for value in distinct(table.process)}))
 
     @cached_property
     def launching_calls(self) -> Ints:
@@ -239,7 +241,7 @@ class Trace:
         tables = [table for table in (self.activities, self.spans) if len(table)]
         if not tables:
             return 0
-        return int(max(each.end_ns.max() for each in tables) - min(each.start_ns.min() for each in tables))
+        return int(max(table.end_ns.max() for table in tables) - min(table.start_ns.min() for table in tables))
 
 
 def find_launching_calls(activities: Activities, calls: Calls) -> Ints:

@@ -98,7 +98,7 @@ def best_of(rounds: int, contestants: dict[str, Callable[[], Cost]]) -> dict[str
     """The best of several rounds in which all take their turn."""
     ranks = {name: measure for name, measure in contestants.items() if runs(measure)}
     costs = [{name: measure() for name, measure in ranks.items()} for _ in range(rounds)]
-    return {name: min(each[name] for each in costs) for name in ranks}
+    return {name: min(cost[name] for cost in costs) for name in ranks}
 
 
 def runs(measure: Callable[[], Cost]) -> bool:

@@ -136,7 +136,7 @@ def run_rank(arguments: argparse.Namespace) -> int:
 
 def judge(contest: Contest, seconds: tuple[list[float], list[float]], gate: bool) -> None:
     """Print the medians, their ratio, and as its error the standard error of the median ratio of neighbouring steps."""
-    medians = [statistics.median(each) for each in seconds]
+    medians = [statistics.median(second) for second in seconds]
     ratio = medians[0] / medians[1]
     lower, _, upper = statistics.quantiles([a / b for a, b in zip(*seconds, strict=True)], n=4)
     error = 0.93 * (upper - lower) / len(seconds[0]) ** 0.5  # of a median of normal values

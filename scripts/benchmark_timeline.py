@@ -106,13 +106,13 @@ def _marks(tab: Any) -> list[dict[str, Any]]:
 def palette(page: Path, times: int) -> Iterator[Figure]:
     """Visit the page so many times, and say how fast it was."""
     visits = [visit(page) for _ in range(times)]
-    redraws = [each for opened in visits for each in opened.redraws]
-    yield Figure("first view, median", statistics.median(each.first_view for each in visits) / 1e3, "s", 2.5)
-    yield Figure("complete, median", statistics.median(each.complete for each in visits) / 1e3, "s")
+    redraws = [redraw for opened in visits for redraw in opened.redraws]
+    yield Figure("first view, median", statistics.median(visit.first_view for visit in visits) / 1e3, "s", 2.5)
+    yield Figure("complete, median", statistics.median(visit.complete for visit in visits) / 1e3, "s")
     yield Figure(f"redraw, median of {len(redraws)}", statistics.median(redraws), "ms", 200)
     yield Figure("redraw, slowest", max(redraws), "ms")
-    yield Figure("most boxes drawn at once", max(each.most_boxes for each in visits), "", 20_000)
-    yield Figure("errors and network requests", sum(len(each.complaints) for each in visits), "", 0)
+    yield Figure("most boxes drawn at once", max(visit.most_boxes for visit in visits), "", 20_000)
+    yield Figure("errors and network requests", sum(len(visit.complaints) for visit in visits), "", 0)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -211,13 +211,13 @@ def count_kernels(folder: Path) -> int:
 def find_recorder(log: Path, chosen: Path) -> Iterator[Finding]:
     """Try what may record until something does; its settings are written down."""
     for recorder in find_recorders(os.environ, log):
-        for each in (recorder, _of_whole_run(recorder)):
-            reason = try_recorder(each, log)
+        for item in (recorder, _of_whole_run(recorder)):
+            reason = try_recorder(item, log)
             if not reason:
-                chosen.write_text("".join(f"{key}={value}\n" for key, value in each.settings.items()), encoding="utf-8")
-                yield Finding("recorder", f"{each.name} records CUDA")
+                chosen.write_text("".join(f"{key}={value}\n" for key, value in item.settings.items()), encoding="utf-8")
+                yield Finding("recorder", f"{item.name} records CUDA")
                 return
-            yield Finding("recorder", each.name, reason, is_needed=False)
+            yield Finding("recorder", item.name, reason, is_needed=False)
             if WHOLE_RUN not in reason:
                 break
     yield Finding("recorder", "none records CUDA here", f"see {log} for what each of them said")
@@ -233,13 +233,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.log.write_text("", encoding="utf-8")
     findings = [find_gpus(), *find_torch(arguments.python)]
     print("\n".join(map(str, findings)), flush=True)
-    if any(each.way_out and each.is_needed for each in findings):
+    if any(finding.way_out and finding.is_needed for finding in findings):
         print(untried_recorders())
     else:
         for finding in find_recorder(arguments.log, arguments.recorder):
             findings.append(finding)
             print(finding, flush=True)
-    missing = [each.name for each in findings if each.way_out and each.is_needed]
+    missing = [finding.name for finding in findings if finding.way_out and finding.is_needed]
     if missing:
         print(f"gpu_preflight: missing: {', '.join(missing)}", file=sys.stderr)
     return 1 if missing else 0

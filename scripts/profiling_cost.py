@@ -52,7 +52,7 @@ def read_rounds(folder: Path) -> list[Round]:
 
 def describe(rounds: Sequence[Round]) -> str:
     """The medians, and the cost with the least and the most that a round gave."""
-    ratios = [each.ratio for each in rounds]
+    ratios = [round_.ratio for round_ in rounds]
     recorded, plain = (
         1000 * statistics.median(seconds for run in runs for seconds in run.step_seconds)
         for runs in zip(*rounds, strict=True)

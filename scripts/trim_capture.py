@@ -53,7 +53,7 @@ def window_of(path: Path, ranges: Iterable[tuple[str, float, float]], steps: int
             times.setdefault(number, []).append((start, end))
     if not times:
         raise TraceError(path, "no measured step is marked in it", "only captures of this toolkit can be trimmed")
-    kept = [each for number in sorted(times)[-steps:] for each in times[number]]
+    kept = [time for number in sorted(times)[-steps:] for time in times[number]]
     return Window(min(start for start, _ in kept), max(end for _, end in kept))
 
 
@@ -112,13 +112,13 @@ def trim_kineto(big: Path, small: Path, steps: int) -> None:
     packed = big.read_bytes()
     document = json.loads(gzip.decompress(packed) if big.name.endswith(".gz") else packed)
     events = document["traceEvents"]
-    spans = [each for each in events if each.get("ph") == "X"]
+    spans = [event for event in events if event.get("ph") == "X"]
     ranges = (
-        (each["name"], each["ts"], each["ts"] + each["dur"]) for each in spans if each["name"].startswith("step|")
+        (item["name"], item["ts"], item["ts"] + item["dur"]) for item in spans if item["name"].startswith("step|")
     )
     window = window_of(big, ranges, steps)
-    launched = {_correlation(each) for each in spans if each.get("cat") not in LAUNCHED_EVENTS and _is_in(each, window)}
-    document["traceEvents"] = [each for each in events if _is_kept(each, window, launched - {None})]
+    launched = {_correlation(item) for item in spans if item.get("cat") not in LAUNCHED_EVENTS and _is_in(item, window)}
+    document["traceEvents"] = [event for event in events if _is_kept(event, window, launched - {None})]
     text = json.dumps(document, separators=(",", ":")).encode()
     small.write_bytes(gzip.compress(text, 9) if small.name.endswith(".gz") else text)
 

@@ -88,8 +88,8 @@ TABLES = {
 _GREEN = {KERNEL: "greenContextId", COPY: "greenContextId", MEMORY_SET: "greenContextId"}
 
 GENERATIONS = {
-    each.product: each
-    for each in (
+    item.product: item
+    for item in (
         Generation("2020.3", None, "", open_end=0, without=("PROCESSES", "TARGET_INFO_SESSION_START_TIME")),
         Generation("2022.2", "EXPORT_META_DATA", "2.9.1", lazy=False, open_end=-1),
         Generation("2023.4", "META_DATA_EXPORT", "3.7.2", with_columns=_GREEN),
@@ -161,7 +161,7 @@ def write_capture(path: Path, capture: Capture, product: str = "2024.6") -> Path
         _write_ranges(writer, capture, generation)
         for (process, thread), name in capture.threads.items():
             writer.insert("ThreadNames", nameId=writer.string(name), priority=0, globalTid=global_tid(process, thread))
-        for process in sorted({each.process for each in (*capture.kernels, *capture.ranges)}):
+        for process in sorted({kernel.process for kernel in (*capture.kernels, *capture.ranges)}):
             writer.insert("PROCESSES", globalPid=global_tid(process, 0), pid=process, name="python3")
         writer.insert("TARGET_INFO_SESSION_START_TIME", utcEpochNs=1_700_000_000_000_000_000)
         if generation.metadata:
@@ -175,22 +175,22 @@ def write_capture(path: Path, capture: Capture, product: str = "2024.6") -> Path
 
 def _write_kernels(writer: _Writer, capture: Capture) -> None:
     per_process: dict[int, int] = {}
-    for each in capture.kernels:
+    for kernel in capture.kernels:
         # Correlation ids count per process, so they collide between processes.
-        correlation = per_process[each.process] = per_process.get(each.process, 0) + 1
-        place = {"deviceId": each.device, "contextId": 1, "greenContextId": None, "streamId": each.stream}
+        correlation = per_process[kernel.process] = per_process.get(kernel.process, 0) + 1
+        place = {"deviceId": kernel.device, "contextId": 1, "greenContextId": None, "streamId": kernel.stream}
         writer.insert(
-            {"kernel": KERNEL, "memcpy": COPY, "memset": MEMORY_SET}[each.kind],
+            {"kernel": KERNEL, "memcpy": COPY, "memset": MEMORY_SET}[kernel.kind],
             **place,
-            start=each.start,
-            end=each.end,
+            start=kernel.start,
+            end=kernel.end,
             correlationId=correlation,
-            globalPid=global_tid(each.process, 0),
-            demangledName=writer.string(each.name),
-            shortName=writer.string(each.name.partition("(")[0]),
-            bytes=each.bytes,
+            globalPid=global_tid(kernel.process, 0),
+            demangledName=writer.string(kernel.name),
+            shortName=writer.string(kernel.name.partition("(")[0]),
+            bytes=kernel.bytes,
             copyKind=8,
-            gridX=each.grid,
+            gridX=kernel.grid,
             gridY=1,
             gridZ=1,
             blockX=128,
@@ -199,13 +199,13 @@ def _write_kernels(writer: _Writer, capture: Capture) -> None:
             value=0,
             tensorSizeMinusOneElements="",
         )
-        if each.launch is not None:
+        if kernel.launch is not None:
             writer.insert(
                 CALL,
-                start=each.launch,
-                end=each.launch + 5_000,
+                start=kernel.launch,
+                end=kernel.launch + 5_000,
                 eventClass=0,
-                globalTid=global_tid(each.process, each.thread),
+                globalTid=global_tid(kernel.process, kernel.thread),
                 correlationId=correlation,
                 nameId=writer.string("cudaLaunchKernel_v7000"),
                 returnValue=0,
@@ -214,23 +214,23 @@ def _write_kernels(writer: _Writer, capture: Capture) -> None:
 
 def _write_ranges(writer: _Writer, capture: Capture, generation: Generation) -> None:
     domains: dict[tuple[int, str | None], int] = {}
-    for each in capture.ranges:
-        tid = global_tid(each.process, each.thread)
-        key = (each.process, each.domain)
+    for range_ in capture.ranges:
+        tid = global_tid(range_.process, range_.thread)
+        key = (range_.process, range_.domain)
         if key not in domains:
-            domains[key] = 0 if each.domain is None else 1 + sum(process == each.process for process, _ in domains)
-            if each.domain is not None:  # made before recording began
+            domains[key] = 0 if range_.domain is None else 1 + sum(process == range_.process for process, _ in domains)
+            if range_.domain is not None:  # made before recording began
                 writer.insert(
-                    NVTX, start=-1_957_198_520, eventType=75, text=each.domain, globalTid=tid, domainId=domains[key]
+                    NVTX, start=-1_957_198_520, eventType=75, text=range_.domain, globalTid=tid, domainId=domains[key]
                 )
         writer.insert(
             NVTX,
-            start=each.start,
-            end=generation.open_end if each.end is None else each.end,
-            eventType=60 if each.is_start_end else 59,
-            text=None if each.registered else each.name,
-            textId=writer.string(each.name) if each.registered else None,
+            start=range_.start,
+            end=generation.open_end if range_.end is None else range_.end,
+            eventType=60 if range_.is_start_end else 59,
+            text=None if range_.registered else range_.name,
+            textId=writer.string(range_.name) if range_.registered else None,
             globalTid=tid,
-            endGlobalTid=tid if each.is_start_end else None,
+            endGlobalTid=tid if range_.is_start_end else None,
             domainId=domains[key],
         )

@@ -42,7 +42,7 @@ def test_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "a.run.json"
     write_manifest(MANIFEST, path)
     assert load_manifest(path) == MANIFEST
-    assert [each.name for each in tmp_path.iterdir()] == ["a.run.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.run.json"]
 
 
 def test_what_was_measured_comes_back(tmp_path: Path) -> None:

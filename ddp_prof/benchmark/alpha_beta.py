@@ -85,10 +85,10 @@ def message_times(results: Results) -> dict[Place, tuple[MessageTimes, ...]]:
     """The messages timed in each place, by ascending size."""
     runs = {run.id: run for run in results.runs if run.status == OK}
     found: dict[Place, dict[int, list[tuple[float, int]]]] = {}
-    for each in results.messages:
-        if (run := runs.get(each.run)) and each.bytes > 0 and each.median_ns > 0:
+    for message in results.messages:
+        if (run := runs.get(message.run)) and message.bytes > 0 and message.median_ns > 0:
             place = Place(run.environment, run.model_size, run.world_size, run.device)
-            found.setdefault(place, {}).setdefault(each.bytes, []).append((each.median_ns, each.calls))
+            found.setdefault(place, {}).setdefault(message.bytes, []).append((message.median_ns, message.calls))
     return {place: _by_size(sizes) for place, sizes in found.items()}
 
 
@@ -110,8 +110,8 @@ def fit_link(messages: Sequence[MessageTimes]) -> LinkModel | str:
     """
     if len(messages) < 2:
         return "messages of fewer than two sizes were timed"
-    sizes = np.array([each.bytes for each in messages], float)
-    times = np.array([each.time_ns for each in messages])
+    sizes = np.array([message.bytes for message in messages], float)
+    times = np.array([message.time_ns for message in messages])
     # A line through (0, 0) of relative units: 1 = (o + s / w) / t.
     columns = np.column_stack([1 / times, sizes / times])
     overhead, slope = _robust_line(columns)

@@ -96,7 +96,7 @@ CONCLUSIONS = (
 
 def judge(timings: Sequence[Timing]) -> tuple[Judgement, ...]:
     """Put a set of timings, of one place, to each conclusion."""
-    return tuple(_judge(each, timings) for each in CONCLUSIONS)
+    return tuple(_judge(item, timings) for item in CONCLUSIONS)
 
 
 def _judge(conclusion: Conclusion, timings: Sequence[Timing]) -> Judgement:

@@ -77,8 +77,8 @@ def pairs(
 
 def hidden_but_not_saved(timings: Sequence[Timing]) -> Evidence | None:
     """By how much overlapping shortens communication more than the step, as a share of naive's step."""
-    step, new_step = (_figures(timings, each, step_of) for each in (NAIVE, OVERLAP))
-    communication, new_communication = (_figures(timings, each, communication_of) for each in (NAIVE, OVERLAP))
+    step, new_step = (_figures(timings, item, step_of) for item in (NAIVE, OVERLAP))
+    communication, new_communication = (_figures(timings, item, communication_of) for item in (NAIVE, OVERLAP))
     found = []
     for work in set(step) & set(new_step) & set(communication) & set(new_communication):
         hidden = communication[work].value - new_communication[work].value
@@ -91,9 +91,9 @@ def hidden_but_not_saved(timings: Sequence[Timing]) -> Evidence | None:
 def bucket_sizes(timings: Sequence[Timing]) -> list[float]:
     """The bucket sizes measured, in MB, ascending."""
     sizes = {
-        each.setting.bucket_size_mb
-        for each in timings
-        if each.setting.variant == BUCKETED and each.step_ns and each.setting.bucket_size_mb is not None
+        timing.setting.bucket_size_mb
+        for timing in timings
+        if timing.setting.variant == BUCKETED and timing.step_ns and timing.setting.bucket_size_mb is not None
     }
     return sorted(sizes)
 
@@ -101,7 +101,7 @@ def bucket_sizes(timings: Sequence[Timing]) -> list[float]:
 def fastest_bucket_size(timings: Sequence[Timing]) -> float | None:
     """The bucket size, in MB, whose steps are the shortest: in the geometric mean over the work that all sizes did."""
     times = {size: _figures(timings, (BUCKETED, size), step_of) for size in bucket_sizes(timings)}
-    common = set.intersection(*(set(each) for each in times.values())) if times else set()
+    common = set.intersection(*(set(time) for time in times.values())) if times else set()
     if not common:
         return None
     return min(times, key=lambda size: sum(math.log(times[size][work].value) for work in common))
@@ -115,8 +115,8 @@ def inner_bucket_saving(timings: Sequence[Timing], quantity: Quantity) -> Eviden
     times = {size: _figures(timings, (BUCKETED, size), quantity) for size in sizes}
     inner, ends = sizes[1:-1], (sizes[0], sizes[-1])
     found = []
-    for work in set.intersection(*(set(each) for each in times.values())):
-        best, end = (min((times[size][work] for size in some), key=lambda each: each.value) for some in (inner, ends))
+    for work in set.intersection(*(set(time) for time in times.values())):
+        best, end = (min((times[size][work] for size in some), key=lambda time: time.value) for some in (inner, ends))
         if end.value > 0:
             found.append(relative_saving(end, best))
     return gather(found)
@@ -125,8 +125,8 @@ def inner_bucket_saving(timings: Sequence[Timing], quantity: Quantity) -> Eviden
 def share_drop_with_context(timings: Sequence[Timing]) -> Evidence | None:
     """Communication's share of the step at the shortest context less that at the longest, where backward overlaps."""
     curves: dict[tuple[str, float | None, int], dict[int, Estimate]] = {}
-    for each in timings:
-        setting, share = each.setting, share_of(each)
+    for timing in timings:
+        setting, share = timing.setting, share_of(timing)
         if setting.variant in (OVERLAP[0], BUCKETED) and share:
             curve = setting.variant, setting.bucket_size_mb, setting.local_batch_size
             curves.setdefault(curve, {})[setting.seq_len] = share
@@ -149,7 +149,7 @@ def quotient(above: Estimate, below: Estimate) -> Estimate:
     ratio = float(np.median([above.medians[block] / below.medians[block] for block in common]))
     half_width = math.hypot(above.paired_half_width, ratio * below.paired_half_width) / below.value
     fewer = min(len(above.medians), len(below.medians)) / len(common)
-    freedom = min((each.paired_freedom for each in (above, below) if each.paired_freedom is not None), default=None)
+    freedom = min((item.paired_freedom for item in (above, below) if item.paired_freedom is not None), default=None)
     return _derived(ratio, half_width * math.sqrt(fewer), freedom)
 
 
@@ -166,14 +166,14 @@ def _derived(value: float, half_width: float | None, freedom: int | None = None)
 
 def _figures(timings: Sequence[Timing], variant: Variant, quantity: Quantity) -> dict[Workload, Estimate]:
     found = {
-        each.setting.workload: quantity(each)
-        for each in timings
-        if (each.setting.variant, each.setting.bucket_size_mb) == variant
+        timing.setting.workload: quantity(timing)
+        for timing in timings
+        if (timing.setting.variant, timing.setting.bucket_size_mb) == variant
     }
     return {work: figure for work, figure in found.items() if figure}
 
 
 def _root_of_squares(*figures: Estimate) -> float | None:
     """Spread of a sum or difference of figures whose errors are independent."""
-    halves = [each.paired_half_width for each in figures if each.paired_half_width is not None]
+    halves = [figure.paired_half_width for figure in figures if figure.paired_half_width is not None]
     return math.hypot(*halves) if len(halves) == len(figures) else None

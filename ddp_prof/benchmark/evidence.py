@@ -78,10 +78,12 @@ def gather(estimates: Sequence[Estimate], *, choices: int = 1) -> Evidence | Non
     """
     if not estimates:
         return None
-    values, count = np.sort([each.value for each in estimates]), len(estimates)
-    halves = [each.paired_half_width for each in estimates if each.paired_half_width is not None]
+    values, count = np.sort([estimate.value for estimate in estimates]), len(estimates)
+    halves = [estimate.paired_half_width for estimate in estimates if estimate.paired_half_width is not None]
     if len(halves) == count:
-        freedom = min((each.paired_freedom for each in estimates if each.paired_freedom is not None), default=MANY)
+        freedom = min(
+            (estimate.paired_freedom for estimate in estimates if estimate.paired_freedom is not None), default=MANY
+        )
         mean, reach = float(np.mean(values)), math.hypot(*halves) / count * _widening(choices, freedom)
         return Evidence(mean, mean - reach, mean + reach, count, is_by_repeats=True)
     median = float(np.median(values))

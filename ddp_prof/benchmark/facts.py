@@ -63,7 +63,7 @@ def find_all(summaries: Sequence[SettingSummary], model: BucketModel | None) -> 
         summaries: The settings of the place.
         model: The bucketing model, where messages were timed.
     """
-    timings = [each.timing for each in summaries]
+    timings = [summary.timing for summary in summaries]
     return (
         *_naive_and_flat(timings),
         *_overlap(timings),
@@ -123,30 +123,30 @@ def _model(timings: Sequence[Timing], model: BucketModel, sizes: Sequence[float]
         for size in sizes
         if size != chosen
     ]
-    known = [each for each in others if each]
+    known = [other for other in others if other]
     if not known:
         return
-    worst = min(known, key=lambda each: each.value)
-    agrees = all(each.is_beyond("above", 0) == "yes" for each in known)
+    worst = min(known, key=lambda value: value.value)
+    agrees = all(value.is_beyond("above", 0) == "yes" for value in known)
     yield Fact("bucket_size", "model_agrees", worst, agrees, numbers=numbers)
     if chosen != fastest:
         yield Fact("bucket_size", "model_disagrees", worst, worst.is_beyond("below", 0) == "yes", numbers=numbers)
 
 
 def _host_timer(summaries: Sequence[SettingSummary]) -> Iterator[Fact]:
-    variants = dict.fromkeys((each.setting.variant, each.setting.bucket_size_mb) for each in summaries)
+    variants = dict.fromkeys((summary.setting.variant, summary.setting.bucket_size_mb) for summary in summaries)
     for variant in variants:
-        own = [each for each in summaries if (each.setting.variant, each.setting.bucket_size_mb) == variant]
+        own = [summary for summary in summaries if (summary.setting.variant, summary.setting.bucket_size_mb) == variant]
         label = own[0].setting.label
         timers = [
-            (each.timing.communication_ns, each.synchronized_ns)
-            for each in own
-            if each.timing.communication_ns and each.timing.communication_ns.value > 0 and each.synchronized_ns
+            (summary.timing.communication_ns, summary.synchronized_ns)
+            for summary in own
+            if summary.timing.communication_ns and summary.timing.communication_ns.value > 0 and summary.synchronized_ns
         ]
         if own[0].place.device != "cpu":  # which has done what it was asked, so that synchronizing changes nothing
             yield from _compare("host_timer", "timer_synchronized", timers, label, label)
         yield from _compare("host_timer", "timer_misses_hidden", _timer_and_trace(own, "comm_ns"), label, label)
-        tails = [each.trace.tail_ns for each in own if each.trace and each.trace.tail_ns is not None]
+        tails = [summary.trace.tail_ns for summary in own if summary.trace and summary.trace.tail_ns is not None]
         more = {"tail_ns": float(np.mean(tails))} if tails else {}
         exposed = _timer_and_trace(own, "exposed_ns")
         yield from _compare("host_timer", "timer_and_trace", exposed, label, label, more=more)
@@ -160,8 +160,8 @@ def _timer_and_trace(
     A capture is mostly one of its kind: it is taken to scatter as the same variant's host timer does between runs.
     """
     found = []
-    for each in summaries:
-        timer, trace = each.timing.communication_ns, each.trace
+    for summary in summaries:
+        timer, trace = summary.timing.communication_ns, summary.trace
         if not timer or not trace or timer.value <= 0 or timer.half_width is None or not timer.is_between_runs:
             continue
         relative = timer.half_width / timer.value * math.sqrt(len(timer.medians) / trace.captures)

@@ -63,5 +63,5 @@ def _gather(
     link = fit_link(messages)
     model = None if isinstance(link, str) else BucketModel(link, summaries[0].first.gradient_bytes)
     facts = find_all(summaries, model)
-    judgements = judge([each.timing for each in summaries])
+    judgements = judge([summary.timing for summary in summaries])
     return PlaceResults(place, environment, tuple(summaries), messages, link, model, facts, judgements)

@@ -140,7 +140,7 @@ def summarize_settings(results: Results) -> tuple[SettingSummary, ...]:
     figures = _Figures(runs, steps)
     summaries = [_summarize(key, own, figures) for key, own in runs.items()]
     places = list(dict.fromkeys(place for place, _ in runs))
-    summaries.sort(key=lambda each: (places.index(each.place), *setting_order(each.setting)))
+    summaries.sort(key=lambda summary: (places.index(summary.place), *setting_order(summary.setting)))
     return tuple(_with_speedups(summaries))
 
 
@@ -153,14 +153,14 @@ def setting_order(setting: Setting) -> tuple[int, int, int, str, float]:
 def places_of(summaries: Iterable[SettingSummary]) -> dict[Place, list[SettingSummary]]:
     """The settings of each place."""
     found: dict[Place, list[SettingSummary]] = {}
-    for each in summaries:
-        found.setdefault(each.place, []).append(each)
+    for summary in summaries:
+        found.setdefault(summary.place, []).append(summary)
     return found
 
 
 def environments_of(results: Results) -> dict[str, Environment]:
     """The environments by their ids."""
-    return {each.id: each for each in results.environments}
+    return {environment.id: environment for environment in results.environments}
 
 
 def _runs_by_setting(results: Results) -> dict[Key, list[Run]]:
@@ -289,16 +289,20 @@ def _trace_figures(runs: Sequence[Run]) -> TraceFigures | None:
 
 def _with_speedups(summaries: Sequence[SettingSummary]) -> list[SettingSummary]:
     """Each with its gain over the naive run of the same work in the same place, where there is one."""
-    naive = {(each.place, each.setting.workload): each.timing for each in summaries if each.setting.variant == BASELINE}
+    naive = {
+        (summary.place, summary.setting.workload): summary.timing
+        for summary in summaries
+        if summary.setting.variant == BASELINE
+    }
     found = []
-    for each in summaries:
-        base, own = naive.get((each.place, each.setting.workload)), each.timing
+    for item in summaries:
+        base, own = naive.get((item.place, item.setting.workload)), item.timing
         if base:
             step = _speedup(base.step_ns, own.step_ns)
             communication = _speedup(base.communication_ns, own.communication_ns)
-            found.append(replace(each, speedup=step, communication_speedup=communication))
+            found.append(replace(item, speedup=step, communication_speedup=communication))
         else:
-            found.append(each)
+            found.append(item)
     return found
 
 

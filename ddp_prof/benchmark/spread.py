@@ -149,7 +149,7 @@ def _interval(
     From the narrowest pool that is large enough, else from the widest; ``None`` where that knows nothing.
     """
     known = [pools[name] for name in names if name in pools]
-    squares, freedom = next((each for each in known if each[1] >= LEAST_FREEDOM), known[-1] if known else (0.0, 0.0))
+    squares, freedom = next((value for value in known if value[1] >= LEAST_FREEDOM), known[-1] if known else (0.0, 0.0))
     if round(freedom, 6) < 1:
         return None, None
     whole = int(freedom + 1e-6)

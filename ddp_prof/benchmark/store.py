@@ -254,7 +254,7 @@ def _load(connection: sqlite3.Connection, name: str, row: type[Any]) -> tuple[An
     import sqlite3
 
     known = {column["name"] for column in connection.execute(f"pragma table_info({name})")}
-    if missing := [each.name for each in fields(row) if each.default is MISSING and each.name not in known]:
+    if missing := [field.name for field in fields(row) if field.default is MISSING and field.name not in known]:
         raise sqlite3.DatabaseError(f"no {name}.{missing[0]}" if known else f"no table {name}")
     columns = {column: kind for column, kind in _columns(row).items() if column in known}
     return tuple(
@@ -278,7 +278,7 @@ def _value(name: str, value: Any, base: type, is_null: bool) -> Any:  # whatever
 def _columns(row: type) -> dict[str, tuple[type, bool]]:
     """Of each column its type and whether it may be null."""
     hints = get_type_hints(row)
-    bases = {each.name: get_args(hints[each.name]) or (hints[each.name],) for each in fields(row)}
+    bases = {field.name: get_args(hints[field.name]) or (hints[field.name],) for field in fields(row)}
     return {name: (base[0], type(None) in base) for name, base in bases.items()}
 
 

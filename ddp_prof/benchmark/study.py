@@ -33,7 +33,7 @@ def load_study(name: str) -> Study:
     lines = (files(__package__) / STUDIES[name]).read_text(encoding="utf-8").splitlines()
     about = [line.removeprefix("# ") for line in lines if line.startswith("#")]
     timings = [_timing(row) for row in csv.DictReader(line for line in lines if not line.startswith("#"))]
-    return Study(name, " ".join(about[:2]), tuple(sorted(timings, key=lambda each: setting_order(each.setting))))
+    return Study(name, " ".join(about[:2]), tuple(sorted(timings, key=lambda timing: setting_order(timing.setting))))
 
 
 def _timing(row: dict[str, str]) -> Timing:

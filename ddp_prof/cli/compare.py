@@ -69,11 +69,11 @@ def _measure(traces: Sequence[Path], selection: Selection) -> tuple[list[TraceOv
         ranks = find_rank_events(
             trace, step_pattern=selection.step_pattern, backward_pattern=selection.backward_pattern
         )
-        part = measure_ranks(trace, ranks), reduce_trace(trace, ranks), [sample_kernels(trace, each) for each in ranks]
+        part = measure_ranks(trace, ranks), reduce_trace(trace, ranks), [sample_kernels(trace, rank) for rank in ranks]
         parts.setdefault(manifest_path(trace.path), []).append(part)
-    results = [merge_ranks([each for each, _, _ in run]) for run in parts.values()]
-    runs = [merge_traces([each for _, each, _ in run]) for run in parts.values()]
-    samples = [[kernels for _, _, each in run for kernels in each] for run in parts.values()]
+    results = [merge_ranks([item for item, _, _ in run]) for run in parts.values()]
+    runs = [merge_traces([item for _, item, _ in run]) for run in parts.values()]
+    samples = [[kernels for _, _, item in run for kernels in item] for run in parts.values()]
     return results, measure_waterfall(list(zip(runs, samples, strict=True)))
 
 

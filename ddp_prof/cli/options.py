@@ -57,7 +57,7 @@ class Selection:
             ranks = find_rank_events(trace, step_pattern=self.step_pattern, backward_pattern=self.backward_pattern)
             run = paths[0] if one_run else manifest_path(trace.path)
             parts.setdefault(run, []).append(reduce_trace(trace, ranks))
-        return [merge_traces(each) for each in parts.values()]
+        return [merge_traces(part) for part in parts.values()]
 
 
 def _regular_expression(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:

@@ -37,18 +37,18 @@ class Filter:
 
 
 FILTERS = (
-    Filter("--variant", str, "Variants to show.", lambda each: each.setting.variant),
-    Filter("--model-size", str, "Model sizes to show.", lambda each: each.place.model_size),
-    Filter("--batch-size", int, "Batch sizes of a rank to show.", lambda each: each.setting.local_batch_size),
-    Filter("--seq-len", int, "Context lengths to show.", lambda each: each.setting.seq_len),
-    Filter("--world-size", int, "Numbers of ranks to show.", lambda each: each.place.world_size),
+    Filter("--variant", str, "Variants to show.", lambda summary: summary.setting.variant),
+    Filter("--model-size", str, "Model sizes to show.", lambda summary: summary.place.model_size),
+    Filter("--batch-size", int, "Batch sizes of a rank to show.", lambda summary: summary.setting.local_batch_size),
+    Filter("--seq-len", int, "Context lengths to show.", lambda summary: summary.setting.seq_len),
+    Filter("--world-size", int, "Numbers of ranks to show.", lambda summary: summary.place.world_size),
 )
 
 
 def _filter_options(function: Function) -> Function:
     decorated: Any = function
-    for each in reversed(FILTERS):
-        option = click.option(each.option, type=each.kind, multiple=True, help=f"{each.text} May be repeated.")
+    for filter_ in reversed(FILTERS):
+        option = click.option(filter_.option, type=filter_.kind, multiple=True, help=f"{filter_.text} May be repeated.")
         decorated = option(decorated)
     return decorated  # type: ignore[no-any-return]
 
@@ -112,12 +112,12 @@ def _select(
     if not summaries:
         raise TraceError(database, "no runs in it yet", "fill it with scripts/run_comparison.sh")
     left = list(summaries)
-    for each in FILTERS:
-        if asked := filters[each.name]:
-            there = sorted({each.value_of(summary) for summary in left})
-            left = [summary for summary in left if each.value_of(summary) in asked]
+    for filter_ in FILTERS:
+        if asked := filters[filter_.name]:
+            there = sorted({filter_.value_of(summary) for summary in left})
+            left = [summary for summary in left if filter_.value_of(summary) in asked]
             if not left:
-                wanted = f"no setting with {each.option} {' or '.join(map(str, asked))}"
+                wanted = f"no setting with {filter_.option} {' or '.join(map(str, asked))}"
                 raise TraceError(database, wanted, f"choose from {', '.join(map(str, there))}")
     return left
 

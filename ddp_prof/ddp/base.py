@@ -87,7 +87,7 @@ class DataParallel(torch.nn.Module, ABC):
 
     def trained_parameters(self) -> list[torch.nn.Parameter]:
         """What communicates: each parameter that requires a gradient, once, in the module's order."""
-        return [each for each in self.module.parameters() if each.requires_grad]
+        return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
 
     def _broadcast_state(self) -> None:
         """Make parameters and buffers those of rank 0."""
@@ -119,7 +119,7 @@ class ReducingVariant(DataParallel):
         super().__init__(module, process_group)
         self._broadcast_state()
         parameters = self.trained_parameters()
-        self.assignment = self._assign([_size(each) for each in parameters])
+        self.assignment = self._assign([_size(parameter) for parameter in parameters])
         self._reducer = Reducer(parameters, self.assignment, process_group, find_unused_parameters)
         if not self.is_blocking:
             self._listen()

@@ -108,13 +108,13 @@ class GradientBucket:
 
 def _flat_buffer(parameters: Sequence[torch.nn.Parameter]) -> torch.Tensor:
     first = parameters[0]
-    return torch.zeros(sum(each.numel() for each in parameters), dtype=first.dtype, device=first.device)
+    return torch.zeros(sum(parameter.numel() for parameter in parameters), dtype=first.dtype, device=first.device)
 
 
 def _views(buffer: torch.Tensor | None, parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor | None]:
     assert buffer is not None
-    parts = torch.split(buffer, [each.numel() for each in parameters])
-    return [part.view(each.shape) for part, each in zip(parts, parameters, strict=True)]
+    parts = torch.split(buffer, [parameter.numel() for parameter in parameters])
+    return [part.view(parameter.shape) for part, parameter in zip(parts, parameters, strict=True)]
 
 
 def _scaled_alone(parameter: torch.nn.Parameter, gradient: torch.Tensor | None, scale: float) -> torch.Tensor:

@@ -48,7 +48,8 @@ class Reducer:
         find_unused: bool,
     ) -> None:
         self.buckets = [
-            GradientBucket(index, [parameters[each] for each in members]) for index, members in enumerate(assignment)
+            GradientBucket(index, [parameters[member] for member in members])
+            for index, members in enumerate(assignment)
         ]
         self._places = {
             member: (self.buckets[index], slot)

@@ -82,7 +82,7 @@ def message_bytes(elements: Iterable[object], element_type: object) -> int:
     """Bytes of the larger buffer; ``UNKNOWN`` where number or type are."""
     kind = str(element_type).lower()
     size = 1 if kind.startswith("float8") else ELEMENT_BYTES.get(kind)
-    counts = [each for each in elements if isinstance(each, int)]
+    counts = [element for element in elements if isinstance(element, int)]
     return max(counts) * size if counts and size else UNKNOWN
 
 
@@ -97,12 +97,12 @@ def add_nccl_arguments(trace: Trace, ranges: Sequence[NcclRange]) -> Trace:
     asked = np.flatnonzero(launched)
     call = trace.launching_calls[asked]
     by_thread: dict[tuple[int, int], list[NcclRange]] = {}
-    for each in sorted(ranges):
-        by_thread.setdefault((each.process, each.lane), []).append(each)
+    for range_ in sorted(ranges):
+        by_thread.setdefault((range_.process, range_.lane), []).append(range_)
     rows = []
     for (process, lane), mine in by_thread.items():
         own = np.flatnonzero((calls.process[call] == process) & (calls.lane[call] == lane))
-        before = np.searchsorted([each.start_ns for each in mine], calls.start_ns[call[own]], side="right") - 1
+        before = np.searchsorted([range_.start_ns for range_ in mine], calls.start_ns[call[own]], side="right") - 1
         rows += [
             _from_payload(activity, mine[index])
             for activity, index in zip(asked[own].tolist(), before.tolist(), strict=True)
@@ -138,8 +138,8 @@ def _fields(document: Any) -> Iterable[tuple[str, Any]]:
             yield key.lower(), value
             yield from _fields(value)
     elif isinstance(document, list):
-        for each in document:
-            yield from _fields(each)
+        for entry in document:
+            yield from _fields(entry)
 
 
 class _Names:

@@ -169,7 +169,7 @@ def _times(events: Sequence[_Event]) -> _Times:
 def _nanoseconds(microseconds: Sequence[float | Decimal]) -> Ints:
     """Exact integers of microseconds with three decimals: the fraction is rounded on its own, without the rest."""
     if microseconds and isinstance(microseconds[0], Decimal):
-        return np.array([round(each * 1000) for each in microseconds], np.int64)
+        return np.array([round(microsecond * 1000) for microsecond in microseconds], np.int64)
     values = np.array(microseconds, np.float64)
     whole = np.floor(values)
     nanoseconds: Ints = whole.astype(np.int64) * 1000 + np.rint((values - whole) * 1000).astype(np.int64)
@@ -196,8 +196,8 @@ def _activities(
         name_id=name_id,
         kind=np.full(len(events), kind, np.int64),
         category=category,
-        correlation=_integers(each.correlation for each in arguments),
-        bytes=_integers(each.bytes for each in arguments),
+        correlation=_integers(argument.correlation for argument in arguments),
+        bytes=_integers(argument.bytes for argument in arguments),
     )
 
 
@@ -207,11 +207,11 @@ def _sizes(kernels: Sequence[_Event]) -> list[Ints]:
     @cache
     def decoded(text: bytes) -> tuple[int, ...]:
         found: Any = msgspec.json.decode(text) if text else None
-        is_shape = isinstance(found, list) and len(found) == 3 and all(isinstance(each, int) for each in found)
+        is_shape = isinstance(found, list) and len(found) == 3 and all(isinstance(value, int) for value in found)
         return tuple(found) if is_shape else (UNKNOWN,) * 3
 
     noted = [event.args or _Arguments() for event in kernels]
-    rows = [decoded(bytes(each.grid)) + decoded(bytes(each.block)) for each in noted]
+    rows = [decoded(bytes(arguments.grid)) + decoded(bytes(arguments.block)) for arguments in noted]
     return list(np.array(rows, np.int64).reshape(len(rows), len(SIZES)).T)
 
 

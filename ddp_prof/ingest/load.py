@@ -63,13 +63,13 @@ def find_traces(path: Path) -> list[Path]:
     """
     if not path.is_dir():
         return [path]
-    files = sorted(each for each in path.iterdir() if each.is_file() and each.name.endswith(_SUFFIXES))
-    exports = {each.stem for each in files if each.suffix == ".sqlite"}
+    files = sorted(item for item in path.iterdir() if item.is_file() and item.name.endswith(_SUFFIXES))
+    exports = {file.stem for file in files if file.suffix == ".sqlite"}
     traces = [
-        each
-        for each in files
-        if not (each.suffix in _REPORT_SUFFIXES and each.stem in exports)
-        and not (each.suffix == ".json" and b'"traceEvents"' not in each.read_bytes())
+        file
+        for file in files
+        if not (file.suffix in _REPORT_SUFFIXES and file.stem in exports)
+        and not (file.suffix == ".json" and b'"traceEvents"' not in file.read_bytes())
     ]
     if not traces:
         raise TraceError(path, "a folder without traces", f"it should hold files named *{', *'.join(_SUFFIXES)}")

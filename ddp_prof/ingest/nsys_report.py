@@ -133,4 +133,4 @@ def _report_version(report: Path) -> str | None:
 
 
 def _numbers(version: str) -> list[int]:
-    return [int(each) for each in version.split(".")]
+    return [int(part) for part in version.split(".")]

@@ -207,7 +207,7 @@ def _nccl_payloads(file: SqliteFile, strings: NsysStrings) -> list[NcclRange]:
         )
         for start, tid, name, name_id, json, json_id in (file.rows(query) if file.has(NVTX) else [])
     ]
-    return [each for each in found if each.name.startswith("nccl")]
+    return [value for value in found if value.name.startswith("nccl")]
 
 
 def _domains(file: SqliteFile, strings: NsysStrings) -> dict[tuple[int, int], str]:

@@ -66,7 +66,7 @@ class SqliteFile:
         """
         if table not in self.columns:
             return ""
-        parts = [_quoted(each) if self.has(table, each) else f"{UNKNOWN} AS {_quoted(each)}" for each in columns]
+        parts = [_quoted(item) if self.has(table, item) else f"{UNKNOWN} AS {_quoted(item)}" for item in columns]
         parts += [f"{value} AS {_quoted(name)}" for name, value in constants.items()]
         return f"SELECT {', '.join(parts)} FROM {_quoted(table)}"
 
@@ -77,7 +77,7 @@ class SqliteFile:
             names: What the columns of each selection are called, in their order.
             selections: Made by :meth:`selection`; SQLite puts their rows together.
         """
-        queries = [each for each in selections if each]
+        queries = [item for item in selections if item]
         if not queries:
             return {name: np.empty(0, np.int64) for name in names}
         found = self.query(" UNION ALL ".join(queries))

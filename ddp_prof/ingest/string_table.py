@@ -51,7 +51,7 @@ class NsysStrings:
     def intern(self, string_ids: Ints, names: NameTable) -> Ints:
         """Indices into ``names`` for a column of string ids; ``UNKNOWN`` stays, strings not used stay out."""
         used = np.unique(string_ids)
-        index = [UNKNOWN if each == UNKNOWN else names.intern(self.text(each)) for each in used.tolist()]
+        index = [UNKNOWN if value == UNKNOWN else names.intern(self.text(value)) for value in used.tolist()]
         indices: Ints = np.array(index, np.int64)[np.searchsorted(used, string_ids)]
         return indices
 

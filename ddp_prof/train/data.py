@@ -30,6 +30,6 @@ def scatter_batches(steps: int, batch_size: int, seq_len: int, seed: int, device
     shares = None
     if rank == 0:
         tokens = make_tokens(steps, batch_size, seq_len, seed).to(through)
-        shares = [each.contiguous() for each in tokens.chunk(world, dim=1)]
+        shares = [item.contiguous() for item in tokens.chunk(world, dim=1)]
     dist.scatter(share, shares, src=0)
     return share.to(device)

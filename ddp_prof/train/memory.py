@@ -47,7 +47,10 @@ def check_memory(model_size: str, ranks: int) -> None:
 def find_limits(ranks: int) -> list[Limit]:
     """The machine's memory, the control groups' limits, and what a process may address (``ulimit -v``)."""
     limits = [Limit("this machine has", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), ranks)]
-    limits += [Limit("this control group has", each, ranks) for each in _cgroup_limits(CGROUPS, _read(MEMBERSHIP))]
+    limits += [
+        Limit("this control group has", cgroup_limit, ranks)
+        for cgroup_limit in _cgroup_limits(CGROUPS, _read(MEMBERSHIP))
+    ]
     address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if address_space != resource.RLIM_INFINITY:
         limits.append(Limit("ulimit -v allows a process", address_space, 1))

@@ -27,7 +27,7 @@ def check_numerics(arguments: Arguments, device: torch.device) -> None:
     if arguments.tf32 and device.type == "cpu":
         raise WorkloadError("--tf32: only GPUs compute in TF32, and this run is on the CPU: leave it out")
     compilers = [os.environ.get("CXX"), os.environ.get("CC"), "g++", "clang++", "gcc", "clang"]
-    if arguments.compile and not any(shutil.which(each) for each in compilers if each):
+    if arguments.compile and not any(shutil.which(compiler) for compiler in compilers if compiler):
         raise WorkloadError("--compile: torch.compile needs a C++ compiler: install g++, or say where one is with CXX")
 
 

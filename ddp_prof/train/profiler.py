@@ -118,7 +118,7 @@ class KinetoWindow(CaptureWindow):
         """See :class:`CaptureWindow`."""
         self._open.close()
         if error[0] is None:
-            crossing = [each for each in self._ranges.ranges if each.is_start_end]
+            crossing = [range_ for range_ in self._ranges.ranges if range_.is_start_end]
             write_kineto(self._profile, crossing, self.path)
 
 
@@ -174,7 +174,7 @@ def in_flight_events(crossing: Sequence[Recorded], base_ns: int, process: int) -
     """The ranges as complete events, in lanes of their own in which none overlaps another; thread as an argument."""
     events: list[dict[str, Any]] = []
     lane_ends: list[int] = []
-    for span in sorted(crossing, key=lambda each: each.start_ns):
+    for span in sorted(crossing, key=lambda item: item.start_ns):
         lane = next((index for index, end_ns in enumerate(lane_ends) if end_ns <= span.start_ns), len(lane_ends))
         lane_ends[lane : lane + 1] = [span.end_ns]
         events.append(

@@ -73,8 +73,8 @@ def describe_run(
         steps=arguments.steps,
         warmup=arguments.warmup,
         seed=arguments.seed,
-        step_seconds=tuple(each.step_seconds for each in measured.steps),
-        communication_seconds=tuple(each.communication_seconds for each in measured.steps),
+        step_seconds=tuple(step.step_seconds for step in measured.steps),
+        communication_seconds=tuple(step.communication_seconds for step in measured.steps),
         final_loss=measured.final_loss,
         profiler=arguments.profiler,
         key=arguments.key,
@@ -88,7 +88,7 @@ def describe_run(
         host_times=(*_host_times(measured.steps, False), *_host_times(measured.synchronized, True)),
         messages=summarize(measured.messages) if variant.is_blocking else (),
         collectives=len(measured.messages) // counted if counted else None,
-        communicated_bytes=sum(each.bytes for each in measured.messages) // counted if counted else None,
+        communicated_bytes=sum(message.bytes for message in measured.messages) // counted if counted else None,
         peak_memory_bytes=measured.peak_memory_bytes,
     )
 
@@ -115,8 +115,8 @@ def _nanoseconds(seconds: float) -> int:
 def parameters(module: torch.nn.Module) -> tuple[Parameter, ...]:
     """The parameters in the module's order, each once."""
     return tuple(
-        Parameter(name, each.numel(), str(each.dtype).removeprefix("torch."), each.requires_grad)
-        for name, each in module.named_parameters()
+        Parameter(name, item.numel(), str(item.dtype).removeprefix("torch."), item.requires_grad)
+        for name, item in module.named_parameters()
     )
 
 

@@ -150,7 +150,7 @@ def _take_synchronized(
     log = MessageLog(partial(settle, device if trainer.variant.is_blocking else torch.device("cpu")))
     with annotate.only(log):
         chosen = (batches[index % len(batches)] for index in range(steps))
-        results = [trainer.train_step(each[:, :-1], each[:, 1:], synchronized=True) for each in chosen]
+        results = [trainer.train_step(batch[:, :-1], batch[:, 1:], synchronized=True) for batch in chosen]
     return results, log
 
 

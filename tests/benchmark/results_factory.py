@@ -82,7 +82,7 @@ class Sweep:
         environments = dict.fromkeys(environment for environment, *_ in self.runs)
         runs = tuple(run for _, run, *_ in self.runs)
         steps = tuple(step for *_, steps, _ in self.runs for step in steps)
-        return Results(tuple(environments), runs, steps, tuple(each for *_, sent in self.runs for each in sent))
+        return Results(tuple(environments), runs, steps, tuple(item for *_, sent in self.runs for item in sent))
 
     def write(self, path: Path) -> Path:
         """A database of it."""
@@ -105,7 +105,7 @@ class Sweep:
     def _step(self, run: Run, index: int, mode: bool, step_ms: float, comm_ms: float) -> StepTime:
         """Steps differ by a per mille about the run's time, and the median is that time."""
         ripple = 1 + 0.001 * (index - (self.steps - 1) / 2)
-        step, comm = (round(each * ripple * MS) for each in (step_ms, comm_ms))
+        step, comm = (round(item * ripple * MS) for item in (step_ms, comm_ms))
         rest = step - comm
         phases = (rest // 4, rest // 2, rest // 8) if mode else (None, None, None)
         return StepTime(run.id, mode, index, step, phases[0], phases[1], comm, phases[2])

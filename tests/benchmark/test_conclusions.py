@@ -16,18 +16,18 @@ REFERENCE = ROOT.parent / "shared" / "data" / "cs336_xl_2gpu_reference.csv"
 
 
 def verdicts(timings: list[Timing]) -> dict[str, str]:
-    return {each.name: each.holds for each in judge(timings)}
+    return {item.name: item.holds for item in judge(timings)}
 
 
 def timings_of(sweep: Sweep) -> list[Timing]:
-    return [each.timing for each in summarize_settings(sweep.results())]
+    return [summarize_setting.timing for summarize_setting in summarize_settings(sweep.results())]
 
 
 class TestStudy:
     def test_it_comes_with_the_package_whole(self) -> None:
         timings = load_study("cs336").timings
-        assert len(timings) == len({each.setting for each in timings}) == 42
-        assert [each.setting.label for each in timings if each.step_ns is None] == ["naive"]
+        assert len(timings) == len({timing.setting for timing in timings}) == 42
+        assert [timing.setting.label for timing in timings if timing.step_ns is None] == ["naive"]
         naive = timings[0]
         assert (naive.setting.label, naive.setting.workload) == ("naive", (2, 128))
         assert (naive.step_ns.value, naive.communication_ns.value) == pytest.approx((783.3e6, 418.2e6))
@@ -41,14 +41,14 @@ class TestStudy:
                 )
                 for row in csv.DictReader(file)
             }  # fmt: skip
-        for each in load_study("cs336").timings:
-            size = each.setting.bucket_size_mb
-            key = each.setting.variant, "" if size is None else f"{size:g}", *map(str, each.setting.workload)
+        for timing in load_study("cs336").timings:
+            size = timing.setting.bucket_size_mb
+            key = timing.setting.variant, "" if size is None else f"{size:g}", *map(str, timing.setting.workload)
             step, communication, status = published.pop(key)
-            assert each.status == status
-            assert (each.step_ns and each.step_ns.value / NS_PER_S) == (float(step) if step else None)
+            assert timing.status == status
+            assert (timing.step_ns and timing.step_ns.value / NS_PER_S) == (float(step) if step else None)
             expected = float(communication) if communication else None
-            assert (each.communication_ns and each.communication_ns.value / NS_PER_S) == expected
+            assert (timing.communication_ns and timing.communication_ns.value / NS_PER_S) == expected
         assert not published
 
     def test_what_its_own_figures_bear_out(self) -> None:
@@ -58,7 +58,7 @@ class TestStudy:
         assert {holds for name, holds in found.items() if name not in open_ones} == {"yes"}
 
     def test_its_numbers(self) -> None:
-        found = {each.name: each.evidence for each in judge(load_study("cs336").timings)}
+        found = {item.name: item.evidence for item in judge(load_study("cs336").timings)}
         assert found["half_of_naive"].value == pytest.approx(0.5339, abs=1e-4)
         assert found["overlap_beats_naive"].value == pytest.approx(1 - 0.7328 / 0.8051)  # the median setting
         unsaved = sorted(
@@ -109,21 +109,21 @@ class TestHere:
 
     def test_one_run_of_each_leaves_it_open(self) -> None:
         found = judge(timings_of(study_like(noise=0, repeats=1)))
-        assert {each.holds for each in found} == {"cannot tell"}
-        assert all(each.evidence and not each.evidence.is_by_repeats for each in found)
+        assert {value.holds for value in found} == {"cannot tell"}
+        assert all(value.evidence and not value.evidence.is_by_repeats for value in found)
 
     def test_what_was_not_measured_is_open(self) -> None:
         sweep = Sweep(noise=0.001)
         sweep.add("naive", 100, 80)
-        found = {each.name: each for each in judge(timings_of(sweep))}
+        found = {item.name: item for item in judge(timings_of(sweep))}
         assert found.pop("half_of_naive").holds == "yes"
-        assert {(each.evidence, each.holds) for each in found.values()} == {(None, "cannot tell")}
+        assert {(value.evidence, value.holds) for value in found.values()} == {(None, "cannot tell")}
 
     def test_variants_are_compared_on_the_same_work_only(self) -> None:
         sweep = Sweep(noise=0.001)
         sweep.add("naive", 100, 80, work=(2, 64))
         sweep.add("overlap", 10, 1, work=(4, 64))
-        assert {each.evidence for each in judge(timings_of(sweep)) if each.name == "overlap_beats_naive"} == {None}
+        assert {item.evidence for item in judge(timings_of(sweep)) if item.name == "overlap_beats_naive"} == {None}
 
     def test_drift_between_repeats_does_not_blur_a_comparison(self) -> None:
         sweep = Sweep(noise=0.001)
@@ -135,9 +135,9 @@ class TestHere:
             factor = slow[run.repeat]
             steps[:] = [
                 replace(
-                    each, step_ns=round(each.step_ns * factor), communication_ns=round(each.communication_ns * factor)
+                    step, step_ns=round(step.step_ns * factor), communication_ns=round(step.communication_ns * factor)
                 )
-                for each in steps
+                for step in steps
             ]
         timings = timings_of(sweep)
         assert timings[0].step_ns.half_width > 0.2 * timings[0].step_ns.value
@@ -145,4 +145,4 @@ class TestHere:
 
 
 def test_every_conclusion_has_a_name_of_its_own() -> None:
-    assert len({each.name for each in CONCLUSIONS}) == len(CONCLUSIONS)
+    assert len({item.name for item in CONCLUSIONS}) == len(CONCLUSIONS)

@@ -20,7 +20,7 @@ def place_of(sweep: Sweep) -> PlaceResults:
 
 
 def supported(sweep: Sweep) -> dict[tuple[str, str, str], Fact]:
-    return {(each.name, each.before, each.after): each for each in place_of(sweep).facts if each.is_supported}
+    return {(fact.name, fact.before, fact.after): fact for fact in place_of(sweep).facts if fact.is_supported}
 
 
 def test_a_fact_is_the_figure_it_names() -> None:
@@ -120,4 +120,4 @@ def test_no_model_without_messages() -> None:
     place = place_of(sweep)
     assert place.model is None
     assert "fewer than two sizes" in place.link
-    assert not [each for each in find_all(place.summaries, None) if each.name.startswith("model")]
+    assert not [item for item in find_all(place.summaries, None) if item.name.startswith("model")]

@@ -33,8 +33,8 @@ def test_variants_are_interleaved_and_repeats_are_rounds() -> None:
         (0, 2, "bucketed one bucket"),
         (0, 2, "torch"),
     ]
-    assert [each[2] for each in names[8:12]] == ["bucketed 1 MB", "bucketed one bucket", "torch", "naive"]
-    rounds = [key for key, _ in groupby(names, key=lambda each: each[:2])]
+    assert [name[2] for name in names[8:12]] == ["bucketed 1 MB", "bucketed one bucket", "torch", "naive"]
+    rounds = [key for key, _ in groupby(names, key=lambda name: name[:2])]
     assert rounds == [(repeat, batch) for repeat in range(3) for batch in (2, 4)]  # no variant waits for another round
     assert len(set(jobs)) == len(jobs) == 3 * 2 * 4
 
@@ -99,8 +99,8 @@ def test_ids_are_stable_and_differ_with_whatever_is_run() -> None:
     job = Job(SETTING, 0)
     assert run_id(job, CONDITIONS, "e1") == "d331dddfcb73b3af"  # of databases that exist
     ids = {
-        run_id(each, conditions, environment)
-        for each in (job, Job(SETTING, 1), Job(replace(SETTING, bucket_size_mb=float("inf")), 0))
+        run_id(item, conditions, environment)
+        for item in (job, Job(SETTING, 1), Job(replace(SETTING, bucket_size_mb=float("inf")), 0))
         for conditions in (CONDITIONS, replace(CONDITIONS, steps=5), replace(CONDITIONS, device="cpu"))
         for environment in ("e1", "e2")
     }

@@ -71,7 +71,7 @@ class TestRows:
     def test_numbers_are_in_the_units_of_their_columns(self) -> None:
         results = exact().results()
         rows = csv_rows(summarize_settings(results), environments_of(results))
-        row = next(each for each in rows if each["bucket_size_mb"] == 10.0)
+        row = next(row for row in rows if row["bucket_size_mb"] == 10.0)
         numbers = {key: row[key] for key in ("avg_step_time_ms", "avg_comm_time_ms", "comm_overhead_pct")}
         assert numbers == pytest.approx({"avg_step_time_ms": 80, "avg_comm_time_ms": 20, "comm_overhead_pct": 25})
         assert (row["speedup_vs_naive"], row["comm_speedup_vs_naive"]) == pytest.approx((1.25, 2))
@@ -81,7 +81,7 @@ class TestRows:
 
     def test_out_of_memory_is_a_row_with_its_reason(self) -> None:
         view = settings_view(place_of(exact()))
-        row = next(each for each in view.rows if each["variant"] == "flat")
+        row = next(row for row in view.rows if row["variant"] == "flat")
         assert (row["status"], row["step_ms"], row["runs"]) == ("out_of_memory", None, 0)
         assert "flat, batch 2 x 64: it needs 9 GB" in view.notes
 
@@ -112,7 +112,7 @@ class TestRows:
         assert [row["trace_exposed_ms"] for row in rows if row["variant"] in ("naive", "torch")] == [None, 5]
 
     def test_the_model_predicts_beside_what_was_measured(self) -> None:
-        row = next(each for each in bucket_rows(place_of(exact())) if each["bucket_mb"] == 10.0)
+        row = next(bucket_row for bucket_row in bucket_rows(place_of(exact())) if bucket_row["bucket_mb"] == 10.0)
         assert row["predicted_ms"] == pytest.approx((GRADIENT_BYTES / 4 / 0.8 + 4 * 200_000) / 1e6, rel=1e-6)
         assert (row["comm_ms"], row["step_ms"]) == pytest.approx((20, 80))
 
@@ -121,10 +121,10 @@ class TestStudy:
     def test_published_rows_have_ours_beside_them_where_there_are_some(self) -> None:
         view = comparison_view(place_of(study_like()), load_study("cs336"))
         assert len(view.rows) == 42
-        row = next(each for each in view.rows if (each["variant"], each["context"]) == ("overlap", 128))
+        row = next(row for row in view.rows if (row["variant"], row["context"]) == ("overlap", 128))
         assert (row["study_step_ms"], row["study_speedup"]) == pytest.approx((724.5, 0.7833 / 0.7245))
         assert row["step_ms"] == pytest.approx(230, rel=0.01)
-        absent = next(each for each in view.rows if each["context"] == 512)
+        absent = next(row for row in view.rows if row["context"] == 512)
         assert (absent["study_step_ms"] is None, absent["step_ms"], absent["status"]) == (False, None, None)
 
     def test_each_conclusion_is_judged_for_both(self) -> None:
@@ -218,7 +218,7 @@ class TestFigures:
         rest, communication = draw_variants(place).data
         assert [a + b for a, b in zip(rest.x, communication.x, strict=True)] == pytest.approx([60, 100, 90, 80, 85])
         assert chart_rows(place)[0] == "batch 2 x 32 tokens"
-        texts = [each.text for each in draw_variants(place).layout.annotations]
+        texts = [item.text for item in draw_variants(place).layout.annotations]
         assert "out of memory" in texts
         assert "<b>40 %</b> communication" in texts
         assert "device: cpu" in draw_variants(place).layout.title.subtitle.text
@@ -227,12 +227,12 @@ class TestFigures:
         place = place_of(exact())
         assert batch_sizes(place) == [2]
         figure = draw_bucket_sweep(place, 2)
-        curves = {each.name: each for each in figure.data if each.name}
+        curves = {item.name: item for item in figure.data if item.name}
         assert list(curves) == ["bucketed, context 32", "bucketed, context 64"]
         assert list(curves["bucketed, context 64"].customdata) == [1, 10, 100]
         assert list(curves["bucketed, context 64"].y) == pytest.approx([90, 80, 85])
         assert figure.layout.xaxis.type == "log"
-        labels = [each.text for each in figure.layout.annotations]
+        labels = [item.text for item in figure.layout.annotations]
         assert labels == ["naive, context 64", "the model's best: 2.41 MB"]
 
     def test_labels_do_not_cover_each_other(self) -> None:
@@ -240,7 +240,7 @@ class TestFigures:
         for variant in ("flat", "overlap", "torch"):
             sweep.add(variant, 100.1, 30)
         figure = draw_bucket_sweep(place_of(sweep), 2)
-        heights = [each.y for each in figure.layout.annotations if each.xref == "paper"]
+        heights = [item.y for item in figure.layout.annotations if item.xref == "paper"]
         low, high = figure.layout.yaxis.range
         pixels = [(b - a) / (high - low) * 460 for a, b in pairwise(heights)]
         assert len(pixels) == 3
@@ -282,7 +282,7 @@ class TestFiles:
         path.write_text("old")
         write_results_csv(summarize_settings(results), environments_of(results), path)
         assert path.read_text().splitlines()[0] == HEADER
-        assert [each.name for each in tmp_path.iterdir()] == ["results.csv"]
+        assert [path.name for path in tmp_path.iterdir()] == ["results.csv"]
 
 
 @pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed")

@@ -103,8 +103,8 @@ def test_json(database: Path) -> None:
     assert naive["step_ns"]["value"] == pytest.approx(240e6, rel=0.02)
     assert len(naive["step_ns"]["medians"]) == 3
     assert place["link"]["bytes_per_ns"] == pytest.approx(0.8)
-    assert {each["holds"] for each in place["conclusions"]} == {"yes"}
-    assert all((each["text"] is None) != each["is_supported"] for each in place["facts"])
+    assert {item["holds"] for item in place["conclusions"]} == {"yes"}
+    assert all((item["text"] is None) != item["is_supported"] for item in place["facts"])
     assert len(document["study"]["settings"]) == 42
 
 

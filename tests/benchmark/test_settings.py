@@ -10,7 +10,9 @@ from tests.benchmark.results_factory import MS, OTHER_ENVIRONMENT, Sweep, study_
 
 
 def by_label(sweep: Sweep):
-    return {each.setting.label: each for each in summarize_settings(sweep.results())}
+    return {
+        summarize_setting.setting.label: summarize_setting for summarize_setting in summarize_settings(sweep.results())
+    }
 
 
 def test_a_setting_is_the_median_over_its_runs_of_the_medians_of_their_steps() -> None:
@@ -44,7 +46,7 @@ def test_what_ran_out_of_memory_is_a_row() -> None:
     assert [found[key].timing.status for key in ("naive", "flat", "overlap")] == ["ok", OUT_OF_MEMORY, FAILED]
     assert (found["flat"].timing.step_ns, found["flat"].runs, found["flat"].failed_runs) == (None, 0, 3)
     assert found["flat"].reason == "it needs 9 GB"
-    assert len({each.place for each in found.values()}) == 1, "a run that died early tells no device"
+    assert len({value.place for value in found.values()}) == 1, "a run that died early tells no device"
 
 
 def test_a_run_that_failed_once_does_not_hide_the_others() -> None:
@@ -63,7 +65,7 @@ def test_speedups_are_over_naive_of_the_same_work() -> None:
         sweep.add("overlap", base / 2, 20, work=work)
     sweep.add("torch", 70, 20, work=(8, 64))
     found = summarize_settings(sweep.results())
-    speedups = {(each.setting.variant, each.setting.local_batch_size): each.speedup for each in found}
+    speedups = {(value.setting.variant, value.setting.local_batch_size): value.speedup for value in found}
     assert speedups["overlap", 2].value == pytest.approx(2)
     assert speedups["overlap", 4].value == pytest.approx(2)
     assert (speedups["naive", 2].value, speedups["naive", 2].paired_half_width) == (1, None)
@@ -77,8 +79,11 @@ def test_environments_models_and_worlds_are_places_of_their_own() -> None:
     sweep.add("flat", 50, 20, model_size="small")
     sweep.environment = OTHER_ENVIRONMENT
     sweep.add("overlap", 20, 5)
-    found = {each.setting.variant: each for each in summarize_settings(sweep.results())}
-    assert len({each.place for each in found.values()}) == 3
+    found = {
+        summarize_setting.setting.variant: summarize_setting
+        for summarize_setting in summarize_settings(sweep.results())
+    }
+    assert len({value.place for value in found.values()}) == 3
     assert (found["flat"].speedup, found["overlap"].speedup) == (None, None)
 
 
@@ -89,16 +94,16 @@ def test_a_loud_machine_does_not_widen_the_spread_of_a_quiet_one() -> None:
             sweep.add(variant, 100, 50)
     quiet.runs += loud.runs
     halves: dict[str, float] = {}
-    for each in summarize_settings(quiet.results()):
-        halves[each.place.environment] = each.timing.step_ns.half_width
+    for summarize_setting in summarize_settings(quiet.results()):
+        halves[summarize_setting.place.environment] = summarize_setting.timing.step_ns.half_width
     assert halves["e1"] < MS < 10 * MS < halves["e2"]
 
 
 def test_settings_come_by_work_as_the_story_goes_and_buckets_by_size() -> None:
     sweep = study_like()
     sweep.runs.reverse()
-    found = [each.setting for each in summarize_settings(sweep.results())][:7]
-    assert [each.label for each in found] == [
+    found = [summarize_setting.setting for summarize_setting in summarize_settings(sweep.results())][:7]
+    assert [value.label for value in found] == [
         "naive", "flat", "overlap", "bucketed 1 MB", "bucketed 10 MB", "bucketed 100 MB", "torch",
     ]  # fmt: skip
     assert found[0] == Setting("naive", None, 2, 64)

@@ -43,7 +43,7 @@ def test_a_median_is_told_worse_than_a_mean() -> None:
 
 def test_what_slows_a_whole_repeat_is_spread_but_no_doubt_in_comparisons() -> None:
     slow = (1.0, 1.3, 0.9, 1.1)
-    samples = {key: [[base * each] for each in slow] for key, base in (("a", 100.0), ("b", 80.0), ("c", 60.0))}
+    samples = {key: [[base * item] for item in slow] for key, base in (("a", 100.0), ("b", 80.0), ("c", 60.0))}
     found = estimates(samples)
     assert found["a"].half_width > 10
     assert found["a"].paired_half_width == pytest.approx(0, abs=1e-9)

@@ -101,7 +101,7 @@ def test_opening_again_and_reading_leave_the_file_as_it_is(tmp_path: Path) -> No
     load_results(path)
     open_database(path).close()
     assert hashlib.sha256(path.read_bytes()).hexdigest() == before
-    assert [each.name for each in tmp_path.iterdir()] == ["results.db"]
+    assert [path.name for path in tmp_path.iterdir()] == ["results.db"]
 
 
 def test_another_file_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -75,8 +75,8 @@ def test_other_code_is_measured_under_the_same_id(bench: Bench) -> None:
     before = load_results(bench.plan.database).runs
     assert bench.sweep(machine=replace(MACHINE, code="c2")).known == 0
     after = load_results(bench.plan.database).runs
-    assert [each.id for each in after] == [each.id for each in before]
-    assert {each.code for each in after} == {"c2"}
+    assert [item.id for item in after] == [item.id for item in before]
+    assert {item.code for item in after} == {"c2"}
 
 
 def test_another_machine_and_other_conditions_are_runs_of_their_own(bench: Bench) -> None:
@@ -112,7 +112,7 @@ def test_each_setting_is_captured_once_without_timing_it_again(bench: Bench) -> 
     run, *others = load_results(bench.plan.database).runs
     assert (run.repeat, run.trace_comm_ns, run.trace_tail_ns) == (0, 30, 5)
     assert run.trace == "results/tiny_2ranks_1x16/x.sqlite"
-    assert all(each.trace is None for each in others)
+    assert all(other.trace is None for other in others)
     assert len(load_results(bench.plan.database).steps) == 2
     bench.sweep(profile=True)
     assert bench.captured == []

@@ -42,7 +42,7 @@ def bench(database: Path, *argv: str, **more: Any) -> subprocess.CompletedProces
 
 
 def children(process: int) -> list[int]:
-    return [int(each) for each in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    return [int(part) for part in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
 def wait_for_end(processes: list[int]) -> None:
@@ -83,7 +83,7 @@ def test_a_killed_sweep_goes_on_where_it_stopped(swept: tuple[Path, Run, str]) -
     database, run, said = swept
     runs = load_results(database).runs
     assert runs[0] == run
-    assert [(each.variant, each.status) for each in runs] == [("naive", OK), ("torch", OK)]
+    assert [(item.variant, item.status) for item in runs] == [("naive", OK), ("torch", OK)]
     assert "[1/1] torch" in said
     assert "1 runs measured, 1 there before" in said
 
@@ -106,28 +106,28 @@ def test_everything_is_measured(swept: tuple[Path, Run, str]) -> None:
 
 
 def check_steps(results: Results, run: Run) -> None:
-    steps = [each for each in results.steps if each.run == run.id]
-    assert [(each.is_synchronized, each.step) for each in steps] == [
+    steps = [step for step in results.steps if step.run == run.id]
+    assert [(step.is_synchronized, step.step) for step in steps] == [
         (is_synchronized, step) for is_synchronized in (False, True) for step in range(3)
     ]
-    for each in steps:
-        phases = (each.forward_ns, each.backward_ns, each.optimizer_ns, each.communication_ns)
+    for item in steps:
+        phases = (item.forward_ns, item.backward_ns, item.optimizer_ns, item.communication_ns)
         assert all(phase is not None and phase > 0 for phase in phases)
-        assert sum(filter(None, phases[:3])) < each.step_ns
-        own = sum(filter(None, phases)) - (each.communication_ns if run.variant == "torch" else 0)
-        assert own < each.step_ns  # torch's communication is a part of its backward
+        assert sum(filter(None, phases[:3])) < item.step_ns
+        own = sum(filter(None, phases)) - (item.communication_ns if run.variant == "torch" else 0)
+        assert own < item.step_ns  # torch's communication is a part of its backward
 
 
 def test_messages_are_timed_where_each_is_waited_for(swept: tuple[Path, Run, str]) -> None:
     results = load_results(swept[0])
     naive, _ = results.runs
-    assert {each.run for each in results.messages} == {naive.id}
-    assert sum(each.calls for each in results.messages) == 3 * (naive.collectives or 0)
-    assert sum(each.calls * each.bytes for each in results.messages) == 3 * (naive.communicated_bytes or 0)
-    assert all(0 < each.shortest_ns <= each.median_ns for each in results.messages)
-    synchronized = [each for each in results.steps if each.run == naive.id and each.is_synchronized]
-    shortest = sum(each.calls * each.shortest_ns for each in results.messages)
-    assert shortest < sum(each.communication_ns for each in synchronized)
+    assert {message.run for message in results.messages} == {naive.id}
+    assert sum(message.calls for message in results.messages) == 3 * (naive.collectives or 0)
+    assert sum(message.calls * message.bytes for message in results.messages) == 3 * (naive.communicated_bytes or 0)
+    assert all(0 < message.shortest_ns <= message.median_ns for message in results.messages)
+    synchronized = [step for step in results.steps if step.run == naive.id and step.is_synchronized]
+    shortest = sum(message.calls * message.shortest_ns for message in results.messages)
+    assert shortest < sum(item.communication_ns for item in synchronized)
 
 
 def test_a_capture_is_added_to_a_run_that_is_there(swept: tuple[Path, Run, str]) -> None:

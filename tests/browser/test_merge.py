@@ -53,8 +53,8 @@ def test_nothing_is_lost_and_nothing_stretched(script: Any) -> None:
         assert drawn["boxes"] == long
         assert len(long) + sum(cell["count"] for cell in drawn["cells"]) == len(seen)
         for kind in {category for _, _, category in rows}:
-            covered = sum(max(0, min(end, high) - max(start, low)) for start, end, each in rows if each == kind)
-            drawn_long = sum(min(end, high) - max(start, low) for start, end, each in long if each == kind)
+            covered = sum(max(0, min(end, high) - max(start, low)) for start, end, item in rows if item == kind)
+            drawn_long = sum(min(end, high) - max(start, low) for start, end, item in long if item == kind)
             short = sum(
                 cell["share"] * (cell["to"] - cell["from"]) for cell in drawn["cells"] if cell["category"] == kind
             )

@@ -52,7 +52,7 @@ def busy_run() -> Source:
     start = 1000 * np.arange(KERNELS) + chance.integers(0, 300, KERNELS)
     length = chance.integers(100, 700, KERNELS)
     kinds = np.where(np.arange(KERNELS) % 10, Category.COMPUTE, Category.COMMUNICATION)
-    drawn = draw_trace(ranges={f"step|index={each}": "." * each + "#" for each in range(10)})
+    drawn = draw_trace(ranges={f"step|index={index}": "." * index + "#" for index in range(10)})
     rows = [
         {"start_ns": at, "end_ns": at + ns, "process": PID, "device": 0, "lane": 7 + 2 * kind, "name_id": kind,
          "kind": Kind.KERNEL, "category": kind, "correlation": row, "bytes": UNKNOWN}

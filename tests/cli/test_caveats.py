@@ -21,7 +21,7 @@ MEASURING += ["check --max-tail-ms 100"]
 
 
 def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, [str(each) for each in arguments], catch_exceptions=False)
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], catch_exceptions=False)
 
 
 def write_run(folder: Path, name: str, ranks_per_gpu: int) -> list[Path]:
@@ -44,7 +44,7 @@ def test_every_table_and_document_says_that_the_gpu_was_shared(command: str, sha
     assert f"note: {SHARED_GPU}" in table.stdout
     document = json.loads(run(*command.split(), "--format", "json", *shared).stdout)
     documents = document if isinstance(document, list) else [document]
-    assert all(any(SHARED_GPU in warning for warning in each["warnings"]) for each in documents)
+    assert all(any(SHARED_GPU in warning for warning in document["warnings"]) for document in documents)
     assert SHARED_GPU in run(*command.split(), "--format", "markdown", *shared).output
 
 
@@ -69,8 +69,8 @@ def test_run_json_says_so_itself(shared: list[Path]) -> None:
 
 def test_a_trace_that_lost_its_run_json_still_says_so(tmp_path: Path) -> None:
     capture = rank_capture(0)
-    for each in capture.ranges:
-        each.name += "|ranks_per_gpu=2" if each.name.startswith("process|") else ""
+    for range_ in capture.ranges:
+        range_.name += "|ranks_per_gpu=2" if range_.name.startswith("process|") else ""
     assert f"note: {SHARED_GPU}" in run("overlap", write_capture(tmp_path / "x.sqlite", capture)).stdout
 
 
@@ -83,9 +83,9 @@ def test_compared_runs_are_told_apart(tmp_path: Path) -> None:
 def communicated(path: Path, backend: str) -> dict[str, object]:
     """What ``overlap`` says of a rank whose all-reduces left ranges on the host and no kernels."""
     capture = rank_capture(0)
-    capture.kernels = [each for each in capture.kernels if not each.name.startswith("nccl")]
-    for each in capture.ranges:
-        each.name = each.name.replace("backend=nccl", f"backend={backend}")
+    capture.kernels = [kernel for kernel in capture.kernels if not kernel.name.startswith("nccl")]
+    for range_ in capture.ranges:
+        range_.name = range_.name.replace("backend=nccl", f"backend={backend}")
     document = json.loads(run("overlap", "--format", "json", write_capture(path, capture)).stdout)
     rank: dict[str, object] = document["ranks"][0]
     return rank

@@ -28,9 +28,9 @@ def run(*arguments: str | Path) -> Result:
 def capture(path: Path, step_ms: tuple[int, ...] = STEADY) -> Path:
     """Overlap 74.3 %, exposed 9 ms and a tail of 9 ms a step, which lasts as long as asked."""
     truth = known_truth(len(step_ms))
-    for each in truth.ranges:
-        if each.name.startswith("step_"):
-            each.end = each.start + step_ms[int(each.name.removeprefix("step_"))] * MS
+    for range_ in truth.ranges:
+        if range_.name.startswith("step_"):
+            range_.end = range_.start + step_ms[int(range_.name.removeprefix("step_"))] * MS
     return write_capture(path, truth)
 
 
@@ -74,7 +74,7 @@ def test_not_met_is_exit_code_3_in_every_format(trace: Path, limits: list[str], 
 
 def test_missing_data_is_exit_code_3(tmp_path: Path) -> None:
     truth = known_truth()
-    truth.kernels = [each for each in truth.kernels if "nccl" not in each.name]
+    truth.kernels = [kernel for kernel in truth.kernels if "nccl" not in kernel.name]
     path = write_capture(tmp_path / "x.sqlite", truth)
     result = run(path, "--min-overlap", "0", "--max-exposed-ms", "1000", "--max-tail-ms", "1000", "--format", "csv")
     assert result.exit_code == 3
@@ -114,7 +114,7 @@ def test_one_run_that_fails_is_enough(trace: Path, tmp_path: Path) -> None:
     result = run(trace, slow, "--baseline", trace, "--format", "json")
     assert result.exit_code == 3
     document = json.loads(result.stdout)
-    assert [(each["label"], each["passed"]) for each in document["runs"]] == [("known", True), ("slow", False)]
+    assert [(entry["label"], entry["passed"]) for entry in document["runs"]] == [("known", True), ("slow", False)]
     assert (document["schema"], document["passed"], document["baseline"]) == (1, False, str(trace))
     failed = document["runs"][1]["verdicts"][0]
     assert (failed["requirement"], failed["unit"], failed["measured"]) == ("step time against baseline", "ns", 60 * MS)
@@ -140,9 +140,9 @@ def test_json_carries_nanoseconds_and_the_rank(trace: Path) -> None:
 
 def test_markdown_stands_alone(tmp_path: Path) -> None:
     truth = known_truth()
-    truth.kernels = [each for each in truth.kernels if "nccl" not in each.name]
-    for each in truth.kernels:
-        each.name = each.name.replace("gemm_forward", "all_reduce<float>*")
+    truth.kernels = [kernel for kernel in truth.kernels if "nccl" not in kernel.name]
+    for item in truth.kernels:
+        item.name = item.name.replace("gemm_forward", "all_reduce<float>*")
     title, blank, *rest = run(
         write_capture(tmp_path / "x.sqlite", truth), "--min-overlap", "80%", "--format", "markdown"
     ).stdout.splitlines()
@@ -171,7 +171,7 @@ def test_markdown_stands_alone(tmp_path: Path) -> None:
 def test_nonsense_is_wrong_usage_in_one_line(trace: Path, arguments: list[str], words: str) -> None:
     result = run(trace, *arguments)
     assert (result.exit_code, result.stdout) == (2, "")
-    (line,) = [each for each in result.stderr.splitlines() if each.startswith("Error: ")]
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
     assert words in line
 
 

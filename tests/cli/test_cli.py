@@ -29,7 +29,7 @@ CONTRACT = {
 
 
 def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, [str(each) for each in arguments])
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_a_pattern_that_is_none_is_wrong_usage(trace: Path) -> None:
 def test_compare_takes_naive_as_the_measure(trace: Path, tmp_path: Path) -> None:
     naive = write_capture(tmp_path / "naive.sqlite", known_truth())
     document = json.loads(run("compare", "--format", "json", naive, trace).stdout)
-    assert [(each["label"], each["speedup"]) for each in document["variants"]] == [("naive", 1.0), ("known", 1.0)]
+    assert [(entry["label"], entry["speedup"]) for entry in document["variants"]] == [("naive", 1.0), ("known", 1.0)]
     assert document["variants"][0]["exposed_ns"] == 9_000_000
 
 
@@ -151,4 +151,4 @@ def test_an_interrupted_command_leaves_the_trace_as_it_was(delay: float, trace: 
         time.sleep(delay)
         process.send_signal(signal.SIGINT)
     assert hashlib.sha256(trace.read_bytes()).digest() == before
-    assert [each.name for each in trace.parent.iterdir()] == [trace.name]
+    assert [path.name for path in trace.parent.iterdir()] == [trace.name]

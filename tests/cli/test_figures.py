@@ -25,7 +25,7 @@ def no_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, [str(each) for each in arguments])
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 def test_a_timeline_of_two_traces(trace: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tests.nsys_factory import write_capture
 
 
 def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, [str(each) for each in arguments])
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def ranks(tmp_path: Path) -> list[Path]:
 
 def test_collectives_of_two_files_are_one_run(ranks: list[Path]) -> None:
     document = json.loads(run("collectives", "--format", "json", *ranks).stdout)
-    assert {each["rank"] for each in document["collectives"]} == {0, 1}
+    assert {entry["rank"] for entry in document["collectives"]} == {0, 1}
     assert document["headline"].startswith("100 % of exposed time is tail (20 % of it waiting for a peer)"), (
         "5 of 10 + 15 ms"
     )

@@ -69,10 +69,10 @@ class Experts(nn.Module):
 
     def forward(self, x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
         hidden = self.stem(x)
-        parts = [(each, which == each) for each in (0, 1) if (which == each).any()]
+        parts = [(item, which == item) for item in (0, 1) if (which == item).any()]
         out = hidden.new_zeros(len(x), 3)
-        for each, mask in parts:
-            out = out.index_put((mask,), self.experts[each](hidden[mask]))
+        for entry, mask in parts:
+            out = out.index_put((mask,), self.experts[entry](hidden[mask]))
         return out
 
 
@@ -99,7 +99,7 @@ class Mixed(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         result = super()._apply(fn, recurse)
         for layer in self.layers[::2]:
-            nn.Module._apply(layer, lambda each: each.float())
+            nn.Module._apply(layer, lambda item: item.float())
         return result
 
     def forward(self, x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
@@ -283,7 +283,7 @@ def build(case: Case, seed: int) -> nn.Module:
 
 def train(case: Case, variant: Any, optimizer: str, rank: int = 0, world: int = 1) -> Tensors:
     """Train on this rank's share; returns parameters and buffers."""
-    stepper = OPTIMIZERS[optimizer]([each for each in variant.module.parameters() if each.requires_grad])
+    stepper = OPTIMIZERS[optimizer]([parameter for parameter in variant.module.parameters() if parameter.requires_grad])
     data = torch.Generator().manual_seed(7)
     share = BATCH // world
     for step in range(STEPS):
@@ -294,7 +294,7 @@ def train(case: Case, variant: Any, optimizer: str, rank: int = 0, world: int = 
         _backwards(case, variant, x[mine], which[mine])
         variant.finish_gradient_synchronization()
         stepper.step()
-    return {name: each.detach().clone() for name, each in variant.module.state_dict().items()}
+    return {name: item.detach().clone() for name, item in variant.module.state_dict().items()}
 
 
 def _backwards(case: Case, variant: Any, x: torch.Tensor, which: torch.Tensor) -> None:

@@ -40,7 +40,7 @@ def record(*, on: bool = True) -> tuple[Recorder, annotate.OpenRange]:
 def test_names_follow_the_grammar() -> None:
     recorder, in_flight = record()
     in_flight.end()
-    assert [each.text for each in recorder.ranges] == [
+    assert [range_.text for range_ in recorder.ranges] == [
         "forward",
         "step|index=0|warmup=1",
         "backward",
@@ -51,7 +51,7 @@ def test_names_follow_the_grammar() -> None:
         "all_reduce|bucket=3|bytes=1048576|params=2",
     ]
     assert parse_range(recorder.ranges[-1].text).fields == {"bucket": 3, "bytes": 1048576, "params": 2}
-    assert [each.is_start_end for each in recorder.ranges] == [False] * 7 + [True]
+    assert [range_.is_start_end for range_ in recorder.ranges] == [False] * 7 + [True]
 
 
 def test_times_are_utc_nanoseconds_and_nest() -> None:
@@ -59,7 +59,7 @@ def test_times_are_utc_nanoseconds_and_nest() -> None:
     recorder, _ = record()
     after = time.time_ns()
     process = recorder.ranges[-1]
-    assert all(process.start_ns <= each.start_ns <= each.end_ns <= process.end_ns for each in recorder.ranges)
+    assert all(process.start_ns <= range_.start_ns <= range_.end_ns <= process.end_ns for range_ in recorder.ranges)
     assert before <= process.start_ns <= process.end_ns <= after
 
 
@@ -71,7 +71,7 @@ def test_an_open_range_ends_once_on_any_thread() -> None:
     ending.join()
     in_flight.end()
     in_flight.end("a future, as Future.add_done_callback passes it")
-    found = [each for each in recorder.ranges if each.is_start_end]
+    found = [range_ for range_ in recorder.ranges if range_.is_start_end]
     assert len(found) == 1
     assert found[0].thread == launched_by
 
@@ -80,7 +80,7 @@ def test_many_threads_ending_one_range_end_it_once() -> None:
     recorder = Recorder()
     with annotate.listening(recorder):
         spans = [annotate.start_synchronize() for _ in range(200)]
-    threads = [threading.Thread(target=lambda: [each.end() for each in spans]) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: [item.end() for item in spans]) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -102,7 +102,7 @@ def test_a_range_opened_before_the_switch_still_closes() -> None:
         annotate.enable()
         with annotate.backward():
             pass
-    assert [each.text for each in recorder.ranges] == ["forward", "backward"]
+    assert [range_.text for range_ in recorder.ranges] == ["forward", "backward"]
 
 
 def test_a_recorder_hears_nothing_after_it_was_removed() -> None:
@@ -179,4 +179,4 @@ def test_ranks_that_share_a_gpu_say_so_in_their_range() -> None:
             pass
         with annotate.process(**said):  # type: ignore[arg-type]
             pass
-    assert [parse_range(each.text).fields for each in recorder.ranges] == [said | {"ranks_per_gpu": 2}, said]
+    assert [parse_range(range_.text).fields for range_ in recorder.ranges] == [said | {"ranks_per_gpu": 2}, said]

@@ -19,7 +19,7 @@ cap_strategy = st.none() | st.integers(1, 400) | st.floats(0.5, 400)
 
 
 def parameters(*bytes_: int) -> list[ParameterSize]:
-    return [ParameterSize(each // 4, each, "float32") for each in bytes_]
+    return [ParameterSize(item // 4, item, "float32") for item in bytes_]
 
 
 def total(sizes: list[ParameterSize], bucket: tuple[int, ...]) -> int:
@@ -67,7 +67,7 @@ def test_a_bucket_ends_only_where_the_next_parameter_does_not_fit(
 
 @given(sizes_strategy)
 def test_without_a_cap_there_is_one_bucket_a_kind(sizes: list[ParameterSize]) -> None:
-    assert len(assign_buckets(sizes, None)) == len({each.kind for each in sizes})
+    assert len(assign_buckets(sizes, None)) == len({size.kind for size in sizes})
 
 
 @given(sizes_strategy)

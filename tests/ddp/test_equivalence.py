@@ -36,7 +36,7 @@ def one_process(case: str, optimizer: str) -> cases.Tensors:
 
 def comparable() -> list[tuple[str, str, str]]:
     """Runs of our variants that torch's DDP can do too."""
-    return [each for each in cases.possible() if each[1] != "torch" and cases.CASES[each[0]].torch_options is not None]
+    return [item for item in cases.possible() if item[1] != "torch" and cases.CASES[item[0]].torch_options is not None]
 
 
 def tolerance(case: str) -> float:

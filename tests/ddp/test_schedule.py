@@ -87,12 +87,14 @@ def gradients(rank: int) -> dict[str, Any]:
     variant = OverlapDDP(model)
     with variant.no_sync():
         variant(torch.randn(4, WIDTH)).sum().backward()
-    before = [each.grad.data_ptr() for each in variant.trained_parameters()]
+    before = [trained_parameter.grad.data_ptr() for trained_parameter in variant.trained_parameters()]
     record_step(variant)
-    alone = before == [each.grad.data_ptr() for each in variant.trained_parameters()]
+    alone = before == [trained_parameter.grad.data_ptr() for trained_parameter in variant.trained_parameters()]
     bucketed = BucketedDDP(make_model(), None)
     record_step(bucketed)
-    storages = {each.grad.untyped_storage().data_ptr() for each in bucketed.trained_parameters()}
+    storages = {
+        trained_parameter.grad.untyped_storage().data_ptr() for trained_parameter in bucketed.trained_parameters()
+    }
     return {"alone": alone, "storages": len(storages), "seconds": bucketed.communication_seconds}
 
 
@@ -120,7 +122,7 @@ def irregular(rank: int) -> dict[str, Any]:
                 with nullcontext() if how == "sync" else variant.no_sync():
                     variant(torch.full((3,), 10.0 ** (2 * index) * (rank + 1))).sum().backward()
             variant.finish_gradient_synchronization()
-        counts.append((weight.grad.tolist(), sum("all_reduce" in each.text for each in recorder.ranges)))
+        counts.append((weight.grad.tolist(), sum("all_reduce" in range_.text for range_ in recorder.ranges)))
     return {"gradients and all-reduces": counts}
 
 
@@ -139,7 +141,7 @@ def errors(rank: int) -> dict[str, str]:
 
 
 def everything(rank: int) -> dict[str, Any]:
-    return {each.__name__: each(rank) for each in (schedules, no_sync, gradients, completion, irregular, errors)}
+    return {item.__name__: item(rank) for item in (schedules, no_sync, gradients, completion, irregular, errors)}
 
 
 class Step(NamedTuple):
@@ -152,10 +154,10 @@ class Step(NamedTuple):
 
 
 def take_apart(recorded: list[Recorded]) -> Step:
-    all_reduces = sorted((each for each in recorded if each.text.startswith("all_reduce")), key=lambda each: each[1])
-    (backward,) = (each for each in recorded if each.text == "backward")
-    (synchronize,) = (each for each in recorded if each.text == "synchronize")
-    return Step(all_reduces, [parse_range(each.text) for each in all_reduces], backward, synchronize)
+    all_reduces = sorted((item for item in recorded if item.text.startswith("all_reduce")), key=lambda item: item[1])
+    (backward,) = (item for item in recorded if item.text == "backward")
+    (synchronize,) = (item for item in recorded if item.text == "synchronize")
+    return Step(all_reduces, [parse_range(all_reduce.text) for all_reduce in all_reduces], backward, synchronize)
 
 
 @pytest.fixture(scope="module")
@@ -180,24 +182,26 @@ def test_number_of_collectives(step: tuple[str, Step]) -> None:
 
 def test_every_trained_byte_travels_once_and_frozen_ones_never(step: tuple[str, Step]) -> None:
     _, taken = step
-    assert sum(each.number("bytes") or 0 for each in taken.names) == TRAINED * (WIDTH + 1) * WIDTH * 4
-    assert sum(each.number("params") or 0 for each in taken.names) == 2 * TRAINED
+    assert sum(name.number("bytes") or 0 for name in taken.names) == TRAINED * (WIDTH + 1) * WIDTH * 4
+    assert sum(name.number("params") or 0 for name in taken.names) == 2 * TRAINED
 
 
 def test_buckets_are_launched_in_order(step: tuple[str, Step]) -> None:
     _, taken = step
-    assert [each.number("bucket") for each in taken.names] == list(range(len(taken.names)))
+    assert [name.number("bucket") for name in taken.names] == list(range(len(taken.names)))
 
 
 def test_communication_lies_where_the_schedule_says(step: tuple[str, Step]) -> None:
     key, taken = step
-    in_backward = [taken.backward.start_ns <= each.start_ns <= taken.backward.end_ns for each in taken.all_reduces]
+    in_backward = [
+        taken.backward.start_ns <= all_reduce.start_ns <= taken.backward.end_ns for all_reduce in taken.all_reduces
+    ]
     assert all(in_backward) if key in ("overlap", "bucketed", "torch") else not any(in_backward)
 
 
 def test_all_reduces_complete_within_the_step(step: tuple[str, Step]) -> None:
     _, taken = step
-    assert all(each.end_ns <= taken.synchronize.end_ns for each in taken.all_reduces)
+    assert all(all_reduce.end_ns <= taken.synchronize.end_ns for all_reduce in taken.all_reduces)
 
 
 def test_naive_waits_for_each(results: list[dict[str, Any]]) -> None:
@@ -213,7 +217,7 @@ def test_torch_synchronizes_within_backward_after_its_last_launch(results: list[
 
 @pytest.mark.parametrize("key", list(VARIANTS))
 def test_no_sync_communicates_nothing_and_ends_even_by_an_exception(results: list[dict[str, Any]], key: str) -> None:
-    counts = [sum(each.text.startswith("all_reduce") for each in recorded) for recorded in results[0]["no_sync"][key]]
+    counts = [sum(item.text.startswith("all_reduce") for item in recorded) for recorded in results[0]["no_sync"][key]]
     assert counts[0] == 0
     assert counts[1] > 0
     assert counts[2] > 0

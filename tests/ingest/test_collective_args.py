@@ -79,5 +79,5 @@ def test_nccls_payload_gives_size_and_communicator(tmp_path: Path, among_strings
 
 def test_without_a_payload_the_size_is_not_known(tmp_path: Path) -> None:
     found = measure_trace(load_trace(write_capture(tmp_path / "x.sqlite", known_truth(1)))).collectives
-    assert [(each.op, each.bytes, each.group) for each in found] == [("all_reduce", None, None)] * 2
-    assert [each.causes.tail for each in found] == [0, 9_000_000]
+    assert [(value.op, value.bytes, value.group) for value in found] == [("all_reduce", None, None)] * 2
+    assert [value.causes.tail for value in found] == [0, 9_000_000]

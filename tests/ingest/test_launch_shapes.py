@@ -21,7 +21,7 @@ CAPTURE = Capture(
 
 def shapes_of(trace: Trace) -> list[str | None]:
     assert trace.shape_id is not None
-    return [None if each == UNKNOWN else trace.names[each] for each in trace.shape_id.tolist()]
+    return [None if item == UNKNOWN else trace.names[item] for item in trace.shape_id.tolist()]
 
 
 def test_shapes_of_an_export(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_a_report_is_exported_once(report: Path, tmp_path: Path, monkeypatch: py
     assert len(log.read_text().splitlines()) == 1
     assert "--include-json true" in log.read_text()
     assert report.read_bytes() == before
-    assert sorted(each.name for each in report.parent.iterdir()) == ["x.nsys-rep", "x.sqlite"]
+    assert sorted(path.name for path in report.parent.iterdir()) == ["x.nsys-rep", "x.sqlite"]
 
 
 def test_an_export_older_than_its_report_is_made_anew(
@@ -69,7 +69,7 @@ def test_a_newer_report_names_both_versions(report: Path, tmp_path: Path, monkey
         TraceError, match=r"x\.nsys-rep: made by nsys 2026\.1\.2, and the nsys found here is 2023\.4\.4"
     ):
         load_trace(report)
-    assert [each.name for each in report.parent.iterdir()] == ["x.nsys-rep"], "nothing half-made is left"
+    assert [path.name for path in report.parent.iterdir()] == ["x.nsys-rep"], "nothing half-made is left"
 
 
 def test_without_nsys_the_way_out_is_told(report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

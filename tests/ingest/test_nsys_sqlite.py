@@ -122,7 +122,7 @@ def test_the_file_stays_as_it_was(tmp_path: Path) -> None:
     path.chmod(0o444)
     overlap_of(path)
     assert hashlib.sha256(path.read_bytes()).digest() == before
-    assert [each.name for each in tmp_path.iterdir()] == ["x.sqlite"], "no side file"
+    assert [path.name for path in tmp_path.iterdir()] == ["x.sqlite"], "no side file"
 
 
 def test_odd_file_names_are_read(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def cpu_run(steps: int = 2, shift: int = 0) -> Trace:
     return draw_trace(
         ranges={
             "process|rank=0|world=1|variant=overlap|backend=gloo|device=cpu": "#" * (20 * steps),
-            **{f"step|index={each}": "." * (20 * each) + "#" * 20 for each in range(steps)},
+            **{f"step|index={index}": "." * (20 * index) + "#" * 20 for index in range(steps)},
             "forward": ".####..............." * steps,
             "backward": "......######........" * steps,
             "synchronize": "............####...." * steps,

@@ -133,19 +133,25 @@ def test_a_dry_run_prints_every_command_in_order_and_runs_none(bare: Checkout) -
     assert commands[0] == ["env", "WHEELS=my wheels", "scripts/env.sh", "train"]
     assert commands[1][:2] == ["python3", "scripts/gpu_preflight.py"]
     for setup, ranks in (("nccl", 2), ("gloo", 2), ("single", 1)):
-        captures = [each for each in commands if f"TRACES_DIR=gpu_capture/{setup}" in each]
-        assert [" ".join(each[each.index("scripts/profile_variant.sh") + 1 :]) for each in captures] == VARIANTS
-        assert all(f"NGPU={ranks}" in each and "DEVICE=cuda" in each for each in captures)
-        assert all(("RANKS_PER_GPU=2" in each) == (ranks == 2) for each in captures)
-        tables = [each for each in commands if each[0].endswith("ddp-prof") and f"gpu_capture/{setup}" in each]
-        assert {each[1] for each in tables} == {"overlap", "compare", "collectives", "skew"}
-        cost = [each[1] for each in commands if each[:2] == ["env", each[1]] and f"/cost/{setup}/" in each[1]]
+        captures = [command for command in commands if f"TRACES_DIR=gpu_capture/{setup}" in command]
+        assert [
+            " ".join(capture[capture.index("scripts/profile_variant.sh") + 1 :]) for capture in captures
+        ] == VARIANTS
+        assert all(f"NGPU={ranks}" in capture and "DEVICE=cuda" in capture for capture in captures)
+        assert all(("RANKS_PER_GPU=2" in capture) == (ranks == 2) for capture in captures)
+        tables = [
+            command for command in commands if command[0].endswith("ddp-prof") and f"gpu_capture/{setup}" in command
+        ]
+        assert {table[1] for table in tables} == {"overlap", "compare", "collectives", "skew"}
+        cost = [
+            command[1] for command in commands if command[:2] == ["env", command[1]] and f"/cost/{setup}/" in command[1]
+        ]
         rounds = [f"{kind}.{number}" for number in (1, 2, 3) for kind in ("without", "with")]
-        assert [each.rpartition("/")[2] for each in cost] == rounds
-    races = [each for each in commands if "scripts/benchmark.py" in each]
-    assert [each[each.index("--backend") + 1] for each in races] == ["nccl", "gloo"]
+        assert [item.rpartition("/")[2] for item in cost] == rounds
+    races = [command for command in commands if "scripts/benchmark.py" in command]
+    assert [race[race.index("--backend") + 1] for race in races] == ["nccl", "gloo"]
     assert commands[-1][1:] == ["scripts/pack_captures.py", "gpu_capture", "--max-mb", "9"]
-    for script in {word for each in commands for word in each if word.startswith("scripts/")}:
+    for script in {word for command in commands for word in command if word.startswith("scripts/")}:
         assert (bare.root / script).is_file()
     assert bare.calls == []
     assert not (bare.root / "gpu_capture").exists()

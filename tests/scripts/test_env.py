@@ -171,7 +171,7 @@ def test_constraints_pin_everything_that_is_asked_for() -> None:
     tomllib = pytest.importorskip("tomllib")  # Python 3.11
     pins = _pins()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked = [*project["dependencies"], *(each for group in project["optional-dependencies"].values() for each in group)]
+    asked = [*project["dependencies"], *(item for group in project["optional-dependencies"].values() for item in group)]
     for requirement in map(Requirement, asked):
         (specifier,) = pins[requirement.name].specifier
         assert specifier.operator == "=="

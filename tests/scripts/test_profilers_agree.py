@@ -41,7 +41,7 @@ def steps_of(result: TraceOverlap) -> list[StepOverlap]:
 
 
 def test_what_happened_is_the_same(both: Pair) -> None:
-    assert [each.source for each in both] == ["nsys-sqlite", "kineto"]
+    assert [sample.source for sample in both] == ["nsys-sqlite", "kineto"]
     for first, second in zip(both[0].ranks, both[1].ranks, strict=True):
         assert (first.rank, first.collectives) == (second.rank, second.collectives)
         assert [step.step for step in first.steps] == [step.step for step in second.steps] == list(range(STEPS))
@@ -51,6 +51,6 @@ def test_what_happened_is_the_same(both: Pair) -> None:
 
 @pytest.mark.parametrize("time", ["host_ns", "comm_ns", "overlapped_ns", "exposed_ns", "compute_only_ns", "tail_ns"])
 def test_times_agree(time: str, both: Pair) -> None:
-    first, second = ([getattr(step, time) for step in steps_of(each)] for each in both)
+    first, second = ([getattr(step, time) for step in steps_of(sample)] for sample in both)
     apart = np.median(np.abs(np.array(first) - np.array(second)))
     assert apart <= TOLERANCE * np.median([step.host_ns for step in steps_of(both[0])])

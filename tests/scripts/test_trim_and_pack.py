@@ -70,7 +70,7 @@ def test_what_a_kept_call_launched_stays_also_where_it_ran_late(tmp_path: Path) 
     )
     trim_capture(write_capture(tmp_path / "big.sqlite", capture), tmp_path / "small.sqlite", 1)
     trace = load_trace(tmp_path / "small.sqlite")
-    assert [trace.names[each] for each in trace.activities.name_id] == ["of_step_1"]
+    assert [trace.names[name_id] for name_id in trace.activities.name_id] == ["of_step_1"]
 
 
 def kineto(tmp_path: Path) -> Path:
@@ -113,7 +113,7 @@ def test_kineto_is_trimmed_alike(tmp_path: Path) -> None:
     big, small = kineto(tmp_path), tmp_path / "small.rank0.json.gz"
     trim_capture(big, small, 2)
     trace = load_trace(small)
-    assert [trace.names[each] for each in trace.activities.name_id] == ["k1", "k2"]
+    assert [trace.names[name_id] for name_id in trace.activities.name_id] == ["k1", "k2"]
     assert trace.ranks == dict.fromkeys(trace.processes, 0)
     assert list(steps_of(measured(small))) == [(0, 1), (0, 2)]
 
@@ -196,7 +196,7 @@ def captured(tmp_path: Path) -> Path:
 
 def names_in(target: Path) -> set[str]:
     with tarfile.open(target) as archive:
-        return {each.name.removeprefix("gpu_capture/") for each in archive if each.isfile()}
+        return {item.name.removeprefix("gpu_capture/") for item in archive if item.isfile()}
 
 
 TABLES = {"tables/nccl/overlap.txt", "cost/nccl/with.1/bucketed_10mb.run.json", "LEFT_OUT.txt"}
@@ -234,7 +234,7 @@ def test_the_cost_is_that_of_neighbouring_runs(tmp_path: Path) -> None:
             write_manifest(run, folder / "bucketed_10mb.run.json")
     (tmp_path / "without.2/bucketed_10mb.run.json").unlink()
     rounds = read_rounds(tmp_path)
-    assert [round(each.ratio, 3) for each in rounds] == [1.1, 1.05]
+    assert [round(round_.ratio, 3) for round_ in rounds] == [1.1, 1.05]
     said = describe(rounds)
     assert "cost +7.5% (rounds: +5.0% to +10.0%)" in said
     assert "shared GPU: time-sliced" in said

@@ -136,8 +136,8 @@ except Stopped as stopped:
         process.kill()
         process.wait()
     assert code_ == (-9 if stop == signal.SIGKILL else 128 + stop)
-    pids = [int(each.read_text()) for each in tmp_path.glob("pid*")]
+    pids = [int(path.read_text()) for path in tmp_path.glob("pid*")]
     deadline = time.monotonic() + 5
-    while any(is_running(each) for each in pids) and time.monotonic() < deadline:
+    while any(is_running(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert not any(is_running(each) for each in pids)
+    assert not any(is_running(pid) for pid in pids)

@@ -30,7 +30,7 @@ def limit(path: Path, text: object) -> None:
 
 
 def limits(ranks: int = 2) -> list[tuple[int, int]]:
-    return [(each.bytes // GIB, each.ranks) for each in find_limits(ranks)]
+    return [(limit.bytes // GIB, limit.ranks) for limit in find_limits(ranks)]
 
 
 def test_without_limits_there_is_the_machine(groups: Path) -> None:

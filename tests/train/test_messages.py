@@ -20,8 +20,8 @@ def test_only_all_reduces_are_noted_and_nobody_else_hears_of_them() -> None:
             span.end()
         with annotate.backward():
             pass
-    assert [each.bytes for each in log.messages] == [4096]
-    assert [each.text for each in profiler.ranges] == ["backward"]
+    assert [message.bytes for message in log.messages] == [4096]
+    assert [range_.text for range_ in profiler.ranges] == ["backward"]
 
 
 def test_ranges_that_are_off_are_off_again_afterwards() -> None:

@@ -23,7 +23,7 @@ def test_number_of_parameters(name: str) -> None:
     size = MODEL_SIZES[name]
     with torch.device("meta"):
         model = TransformerLM(size)
-    count = sum(each.numel() for each in model.parameters())
+    count = sum(parameter.numel() for parameter in model.parameters())
     assert count == size.parameters == PARAMETERS.get(name, count)
     assert len(list(model.parameters())) == 9 * size.layers + 3
     assert size.d_model % (2 * size.heads) == 0

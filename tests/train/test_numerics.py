@@ -32,14 +32,14 @@ def gradients(trained: TransformerLM, precision: str = "fp32") -> dict[str, torc
     with autocast(CPU, precision):
         loss = functional.cross_entropy(trained(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
     loss.backward()
-    return {name: each.grad for name, each in trained.named_parameters() if each.grad is not None}
+    return {name: item.grad for name, item in trained.named_parameters() if item.grad is not None}
 
 
 def test_checkpointing_changes_no_gradient_and_fires_each_hook_once() -> None:
     fired: list[str] = []
     trained = model(checkpoint=True)
-    for name, each in trained.named_parameters():
-        each.register_post_accumulate_grad_hook(lambda _, name=name: fired.append(name))
+    for name, item in trained.named_parameters():
+        item.register_post_accumulate_grad_hook(lambda _, name=name: fired.append(name))
     found, wanted = gradients(trained), gradients(model())
     assert found.keys() == wanted.keys() == set(fired)
     assert len(fired) == len(wanted)
@@ -55,7 +55,7 @@ def test_checkpointing_keeps_less() -> None:
             sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
             return tensor
 
-        own = {each.untyped_storage().data_ptr() for each in trained.parameters()}
+        own = {parameter.untyped_storage().data_ptr() for parameter in trained.parameters()}
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             trained(torch.zeros(2, 16, dtype=torch.int64))
         return sum(size for pointer, size in sizes.items() if pointer not in own)
@@ -65,7 +65,7 @@ def test_checkpointing_keeps_less() -> None:
 
 def test_bf16_rounds_the_products_and_keeps_float32_gradients() -> None:
     found, wanted = gradients(model(), "bf16"), gradients(model())
-    assert {each.dtype for each in found.values()} == {torch.float32}
+    assert {value.dtype for value in found.values()} == {torch.float32}
     name = "blocks.0.feed_forward.w2.weight"
     assert not torch.equal(found[name], wanted[name])
     torch.testing.assert_close(found[name], wanted[name], rtol=0.1, atol=0.02 * float(wanted[name].abs().max()))
@@ -95,7 +95,7 @@ def test_what_is_compiled(word: str, compiled: list[bool]) -> None:
     trained = model()
     set_numerics(trained, parse_arguments(["--variant", "flat", "--compile", word]))
     modules = [trained, *trained.blocks.children()]
-    assert [each._compiled_call_impl is not None for each in modules] == compiled
+    assert [module._compiled_call_impl is not None for module in modules] == compiled
 
 
 @pytest.mark.parametrize("word", ["blocks", "model"])
@@ -105,8 +105,8 @@ def test_compiled_gradients_are_the_same(word: str, monkeypatch: pytest.MonkeyPa
     trained = model()
     set_numerics(trained, parse_arguments(["--variant", "flat", "--compile", word]))
     fired: list[str] = []
-    for name, each in trained.named_parameters():
-        each.register_post_accumulate_grad_hook(lambda _, name=name: fired.append(name))
+    for name, item in trained.named_parameters():
+        item.register_post_accumulate_grad_hook(lambda _, name=name: fired.append(name))
     found, wanted = gradients(trained), gradients(model())
     assert sorted(fired) == sorted(wanted)
     for name, gradient in wanted.items():

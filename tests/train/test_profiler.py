@@ -17,7 +17,7 @@ QUARTER = 7_900_000_000_000_000  # ns: Kineto's base moves on every three months
 
 
 def complete(events: list[dict[str, object]]) -> list[dict[str, object]]:
-    return [each for each in events if each["ph"] == "X"]
+    return [event for event in events if event["ph"] == "X"]
 
 
 @given(st.integers(0, QUARTER), st.integers(0, 10**12))
@@ -42,7 +42,7 @@ def test_ranges_in_a_lane_do_not_overlap(spans: list[tuple[int, int]]) -> None:
     for event in complete(events):
         assert float(str(event["ts"])) >= ends.get(event["tid"], 0.0) - 1e-9
         ends[event["tid"]] = float(str(event["ts"])) + float(str(event["dur"]))
-    named = {each["tid"] for each in events if each["ph"] == "M"}
+    named = {event["tid"] for event in events if event["ph"] == "M"}
     assert named == set(ends) == {IN_FLIGHT_LANE + lane for lane in range(len(ends))}
     assert len(complete(events)) == len(spans)
 

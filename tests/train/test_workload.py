@@ -54,7 +54,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     assert done.returncode == 0, done.stderr
     manifest = load_manifest(folder / "b.run.json")
     assert manifest is not None
-    assert sorted(each.name for each in folder.iterdir()) == ["b.rank0.json.gz", "b.rank1.json.gz", "b.run.json"]
+    assert sorted(path.name for path in folder.iterdir()) == ["b.rank0.json.gz", "b.rank1.json.gz", "b.run.json"]
     kineto = [json.loads(gzip.decompress((folder / f"b.rank{rank}.json.gz").read_bytes())) for rank in (0, 1)]
     return Finished(done.stdout, manifest, kineto)
 
@@ -77,28 +77,28 @@ def test_the_manifest_says_what_ran(finished: Finished) -> None:
 def test_the_manifest_lists_parameters_and_buckets(finished: Finished) -> None:
     parameters, buckets = finished.manifest.parameters, finished.manifest.options["buckets"]
     assert [parameters[0].name, parameters[-1].name] == ["embedding.weight", "head.weight"]
-    assert sorted(each for bucket in buckets for each in bucket) == list(range(len(parameters)))
+    assert sorted(item for bucket in buckets for item in bucket) == list(range(len(parameters)))
     assert buckets[0] == [len(parameters) - 1]  # the head alone is larger than 1 MB
-    assert all(each.dtype == "float32" and each.requires_grad for each in parameters)
+    assert all(parameter.dtype == "float32" and parameter.requires_grad for parameter in parameters)
 
 
 def test_host_times_are_of_measured_and_of_synchronized_steps(finished: Finished) -> None:
     manifest = finished.manifest
-    kinds = [(each.is_synchronized, each.step) for each in manifest.host_times]
+    kinds = [(host_time.is_synchronized, host_time.step) for host_time in manifest.host_times]
     assert kinds == [*((False, step) for step in range(STEPS)), *((True, step) for step in range(SYNCHRONIZED))]
     unsynchronized = manifest.host_times[:STEPS]
-    assert [each.step_ns / 1e9 for each in unsynchronized] == pytest.approx(manifest.step_seconds)
-    assert [each.communication_ns / 1e9 for each in unsynchronized] == pytest.approx(manifest.communication_seconds)
-    for each in manifest.host_times:
-        phases = (each.forward_ns, each.backward_ns, each.communication_ns, each.optimizer_ns)
+    assert [item.step_ns / 1e9 for item in unsynchronized] == pytest.approx(manifest.step_seconds)
+    assert [item.communication_ns / 1e9 for item in unsynchronized] == pytest.approx(manifest.communication_seconds)
+    for entry in manifest.host_times:
+        phases = (entry.forward_ns, entry.backward_ns, entry.communication_ns, entry.optimizer_ns)
         assert all(phase > 0 for phase in phases)
-        assert sum(phases) <= each.step_ns
+        assert sum(phases) <= entry.step_ns
 
 
 def test_messages_are_counted_but_timed_only_where_each_is_waited_for(finished: Finished) -> None:
     manifest = finished.manifest
     assert manifest.collectives == len(manifest.options["buckets"])
-    assert manifest.communicated_bytes == 4 * sum(each.numel for each in manifest.parameters)
+    assert manifest.communicated_bytes == 4 * sum(parameter.numel for parameter in manifest.parameters)
     assert manifest.messages == ()
     assert manifest.peak_memory_bytes is not None
     assert manifest.peak_memory_bytes > 100 * 2**20
@@ -112,26 +112,26 @@ def test_the_output_is_a_few_lines(finished: Finished) -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_kineto_holds_our_ranges_and_no_warmup(finished: Finished, rank: int) -> None:
-    events = [each for each in finished.kineto[rank]["traceEvents"] if each.get("cat") == "user_annotation"]
-    ranges = [parse_range(each["name"]) for each in events]
-    (process,) = (each for each in ranges if each.name == "process")
+    events = [item for item in finished.kineto[rank]["traceEvents"] if item.get("cat") == "user_annotation"]
+    ranges = [parse_range(event["name"]) for event in events]
+    (process,) = (range_ for range_ in ranges if range_.name == "process")
     assert process.fields == {"rank": rank, "world": 2, "variant": "bucketed", "backend": "gloo", "device": "cpu"}
-    assert sorted(each.fields["index"] for each in ranges if each.name == "step") == list(range(STEPS))
-    assert not any("warmup" in each.fields for each in ranges)
+    assert sorted(range_.fields["index"] for range_ in ranges if range_.name == "step") == list(range(STEPS))
+    assert not any("warmup" in range_.fields for range_ in ranges)
     for phase in ("forward", "backward", "synchronize", "optimizer"):
-        assert sum(each.name == phase for each in ranges) == STEPS
+        assert sum(range_.name == phase for range_ in ranges) == STEPS
     buckets = finished.manifest.options["buckets"]
-    assert sum(each.name == "all_reduce" for each in ranges) == STEPS * len(buckets)
+    assert sum(range_.name == "all_reduce" for range_ in ranges) == STEPS * len(buckets)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_kineto_ranges_are_on_the_profilers_clock(finished: Finished, rank: int) -> None:
     """Each of gloo's own events begins within one of our ranges. (A busy machine may delay the record of its end.)"""
-    events = [each for each in finished.kineto[rank]["traceEvents"] if each.get("cat") == "user_annotation"]
-    ours = [each for each in events if each["name"].startswith("all_reduce|")]
-    gloos = [each for each in events if each["name"] == "gloo:all_reduce"]
+    events = [item for item in finished.kineto[rank]["traceEvents"] if item.get("cat") == "user_annotation"]
+    ours = [event for event in events if event["name"].startswith("all_reduce|")]
+    gloos = [event for event in events if event["name"] == "gloo:all_reduce"]
     assert len(gloos) == len(ours)
-    begins_within = [any(_begins_within(each, our) for our in ours) for each in gloos]
+    begins_within = [any(_begins_within(gloo, our) for our in ours) for gloo in gloos]
     assert all(begins_within)
 
 
@@ -147,7 +147,7 @@ def test_torchrun_starts_it_too(tmp_path: Path) -> None:
     manifest = load_manifest(tmp_path / "run.json")
     assert manifest is not None
     assert manifest.world_size == 2
-    assert all(each > 0 for each in manifest.communication_seconds)
+    assert all(communication_second > 0 for communication_second in manifest.communication_seconds)
 
 
 def test_alone_it_is_a_world_of_one(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_ctrl_c_leaves_no_rank_and_no_manifest(tmp_path: Path) -> None:
     try:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("warm-up step")
-        ranks = [int(each) for each in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+        ranks = [int(part) for part in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=20)
     finally:
@@ -199,7 +199,7 @@ def test_ctrl_c_leaves_no_rank_and_no_manifest(tmp_path: Path) -> None:
     assert (process.returncode, errors) == (130, "")
     assert len(ranks) == 2
     deadline = time.monotonic() + 5
-    while any(Path(f"/proc/{each}").exists() for each in ranks) and time.monotonic() < deadline:
+    while any(Path(f"/proc/{rank}").exists() for rank in ranks) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not any(Path(f"/proc/{each}").exists() for each in ranks)
+    assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
     assert not manifest.exists()

@@ -75,7 +75,7 @@ class Alignment:
 
     def of(self, clock: Path) -> ClockOffset:
         """The offset of a file."""
-        return next(each for each in self.clocks if each.clock == clock)
+        return next(item for item in self.clocks if item.clock == clock)
 
 
 def align_clocks(ranks: Sequence[RankCollectives], matches: Matches) -> Alignment:
@@ -83,10 +83,10 @@ def align_clocks(ranks: Sequence[RankCollectives], matches: Matches) -> Alignmen
     files = list(dict.fromkeys(rank.clock for rank in ranks))
     missing = find_missing_ranks(ranks)
     if len(files) < 2:
-        return Alignment(ONE_CLOCK, 0, 0, missing, tuple(ClockOffset(each, 0, 0, 0.0, 0) for each in files))
+        return Alignment(ONE_CLOCK, 0, 0, missing, tuple(ClockOffset(file, 0, 0, 0.0, 0) for file in files))
     epochs = {rank.clock: rank.epoch_ns for rank in ranks}
-    has_epochs = all(each is not None for each in epochs.values())
-    base = {each: (epochs[each] or 0) - (epochs[files[0]] or 0) if has_epochs else 0 for each in files}
+    has_epochs = all(epoch is not None for epoch in epochs.values())
+    base = {file: (epochs[file] or 0) - (epochs[files[0]] or 0) if has_epochs else 0 for file in files}
     ends = _ends_by_file(ranks, matches, files)
     offsets, residuals = [ClockOffset(files[0], 0, 0, 0.0, 0)], []
     aligned_by_ends = True

@@ -67,11 +67,11 @@ def match_collectives(ranks: Sequence[RankCollectives]) -> Matches:
 def _keys(rank: RankCollectives) -> list[Hashable | None]:
     """What identifies each collective of a rank on all ranks; the number in the step must be told by the same count."""
     timings = rank.timings
-    groups = [rank.groups[each] if each != UNKNOWN else "" for each in timings.group.tolist()]
+    groups = [rank.groups[group] if group != UNKNOWN else "" for group in timings.group.tolist()]
     numbers = rank.step_numbers.tolist()
     steps = [
-        None if each == UNKNOWN else (numbers[each] if numbers[each] != UNKNOWN else each)
-        for each in timings.step.tolist()
+        None if step == UNKNOWN else (numbers[step] if numbers[step] != UNKNOWN else step)
+        for step in timings.step.tolist()
     ]
     total = Counter(zip(groups, steps, strict=True))
     count: Counter[tuple[str, int | None]] = Counter()

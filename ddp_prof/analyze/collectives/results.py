@@ -41,7 +41,7 @@ class Causes:
     @property
     def total_ns(self) -> int:
         """All that is exposed."""
-        return sum(getattr(self, each) for each in CAUSES)
+        return sum(getattr(self, cause) for cause in CAUSES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +147,9 @@ def measure_collectives(ranks: Sequence[RankCollectives], warnings: Sequence[str
     transfers = transfer_times(ranks, matches)
     return RunCollectives(
         collectives=tuple(
-            each
+            item
             for rank, transfer_ns in zip(ranks, transfers, strict=True)
-            for each in _of_rank(rank, transfer_ns, len(ranks))
+            for item in _of_rank(rank, transfer_ns, len(ranks))
         ),
         alignment=alignment,
         matched=len(matches),
@@ -190,8 +190,8 @@ def _of_rank(rank: RankCollectives, transfer_ns: Ints, ranks: int) -> list[Colle
     wait_ns = wait_times(rank, transfer_ns)
     exposure = explain_exposure(rank, wait_ns)
     backward_end = np.append(rank.backward_end_ns, UNKNOWN)[timings.step].tolist()
-    column = {each.name: getattr(timings, each.name).tolist() for each in fields(timings)}
-    part = {each.name: getattr(exposure, each.name).tolist() for each in fields(Exposure)}
+    column = {column.name: getattr(timings, column.name).tolist() for column in fields(timings)}
+    part = {column.name: getattr(exposure, column.name).tolist() for column in fields(Exposure)}
     numbers = [*rank.step_numbers.tolist(), UNKNOWN]
     found = []
     for row, index in enumerate(_positions(timings.step).tolist()):
@@ -269,9 +269,9 @@ def diagnose_ranks(ranks: Sequence[RankCollectives], matches: Matches, alignment
 def _ranges(numbers: Sequence[int]) -> str:
     """``1-3, 5`` for 1, 2, 3, 5."""
     runs: list[list[int]] = []
-    for each in numbers:
-        if runs and each == runs[-1][-1] + 1:
-            runs[-1][1:] = [each]
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
         else:
-            runs.append([each])
+            runs.append([number])
     return ", ".join("-".join(map(str, run)) for run in runs)

@@ -51,26 +51,26 @@ class RootCause:
 
 def find_root_cause(collectives: Sequence[Collective], manifest: Manifest | None = None) -> RootCause | None:
     """The main finding, ``None`` where nothing is exposed."""
-    by_cause = {cause: sum(getattr(each.causes, cause) for each in collectives) for cause in CAUSES}
+    by_cause = {cause: sum(getattr(collective.causes, cause) for collective in collectives) for cause in CAUSES}
     cause = max(by_cause, key=by_cause.__getitem__)
     if not by_cause[cause]:
         return None
     by_bucket: Counter[tuple[int | None, int]] = Counter()
-    for each in collectives:
-        by_bucket[_identity(each)] += getattr(each.causes, cause)
+    for item in collectives:
+        by_bucket[_identity(item)] += getattr(item.causes, cause)
     (culprit, bucket_ns), *_ = by_bucket.most_common(1)
-    own = [each for each in collectives if _identity(each) == culprit]
-    step_sizes = Counter(each.step_identity for each in collectives)
-    leads = [each.before_backward_end_ns for each in own if each.before_backward_end_ns is not None]
-    last = [each.index == step_sizes[each.step_identity] - 1 for each in own]
+    own = [collective for collective in collectives if _identity(collective) == culprit]
+    step_sizes = Counter(collective.step_identity for collective in collectives)
+    leads = [summary.before_backward_end_ns for summary in own if summary.before_backward_end_ns is not None]
+    last = [summary.index == step_sizes[summary.step_identity] - 1 for summary in own]
     return RootCause(
         exposed_ns=sum(by_cause.values()),
         cause=cause,
         cause_ns=by_cause[cause],
-        wait_ns=sum(_wait_within(each, cause) for each in collectives),
+        wait_ns=sum(_wait_within(collective, cause) for collective in collectives),
         collectives_a_step=round(median(step_sizes.values())),
         bucket=culprit[0],
-        index=Counter(each.index for each in own).most_common(1)[0][0],
+        index=Counter(summary.index for summary in own).most_common(1)[0][0],
         is_last=sum(last) > len(last) / 2,
         bucket_ns=bucket_ns,
         bytes=own[0].bytes,
@@ -98,5 +98,5 @@ def _parameters(manifest: Manifest | None, bucket: int | None) -> tuple[str, ...
     buckets = None if manifest is None else manifest.options.get("buckets")
     if manifest is None or bucket is None or not isinstance(buckets, list) or not 0 <= bucket < len(buckets):
         return ()
-    trained = [each.name for each in manifest.parameters if each.requires_grad]
-    return tuple(trained[each] for each in sorted(buckets[bucket]) if each < len(trained))
+    trained = [parameter.name for parameter in manifest.parameters if parameter.requires_grad]
+    return tuple(trained[item] for item in sorted(buckets[bucket]) if item < len(trained))

@@ -74,6 +74,6 @@ def merge_traces(parts: Sequence[Run]) -> Run:
     ranks = [rank for part in parts for rank in part.ranks]
     return replace(
         parts[0],
-        ranks=tuple(sorted(ranks, key=lambda each: (each.rank is None, each.rank or 0))),
+        ranks=tuple(sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0))),
         warnings=tuple(dict.fromkeys(warning for part in parts for warning in part.warnings)),
     )

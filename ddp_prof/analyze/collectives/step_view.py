@@ -88,7 +88,7 @@ def view_step(ranks: Sequence[RankCollectives], step: int) -> tuple[RankStepView
         if len(rows):
             drawn.append((rank, rows, wait_times(rank, transfer_ns), alignment.of(rank.clock)))
     origin = min((int(clock.common_ns(_first(rank, rows))) for rank, rows, _, clock in drawn), default=0)
-    return tuple(_rank_view(*each, origin) for each in drawn)
+    return tuple(_rank_view(*view, origin) for view in drawn)
 
 
 def _numbers(rank: RankCollectives) -> Ints:
@@ -109,7 +109,7 @@ def _rank_view(rank: RankCollectives, rows: Ints, wait_ns: Ints, clock: ClockOff
     timings = rank.timings
 
     def since(time_ns: Ints) -> list[int]:
-        return [int(each) - origin for each in clock.common_ns(time_ns)]
+        return [int(item) - origin for item in clock.common_ns(time_ns)]
 
     def since_if_known(time_ns: Ints) -> list[int | None]:
         shifted = since(time_ns)

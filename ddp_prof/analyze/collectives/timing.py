@@ -111,7 +111,7 @@ def _rank_collectives(trace: Trace, rank: RankEvents) -> RankCollectives:
     in_backward = (rank.events.phase == BACKWARD_PHASE) & (rank.events.category == Category.COMPUTE)
     backward = with_launches(trace, select(rank.events, in_backward))
     noted = _noted(trace.arguments, events)
-    groups = [int(each) for each in np.unique(noted.group_id) if each != UNKNOWN]
+    groups = [int(value) for value in np.unique(noted.group_id) if value != UNKNOWN]
     return RankCollectives(
         process=rank.process,
         device=rank.device,
@@ -120,7 +120,7 @@ def _rank_collectives(trace: Trace, rank: RankEvents) -> RankCollectives:
         epoch_ns=trace.epoch_ns,
         world_size=trace.world_size,
         timings=_timings(trace, rank, events, backward, noted, groups),
-        groups=tuple(trace.names[each] for each in groups),
+        groups=tuple(trace.names[group] for group in groups),
         step_numbers=rank.steps.number,
         backward_end_ns=_last_by_step(backward.end_ns, backward.step, len(rank.steps)),
         compute=rank.union_of(Category.COMPUTE),
@@ -193,9 +193,12 @@ def _blocking(events: LaunchedEvents, backward: LaunchedEvents, steps: int) -> M
 def _noted(arguments: CollectiveMetadata, events: Events) -> CollectiveMetadata:
     """The arguments of each event, ``UNKNOWN`` all over where none were noted."""
     by_activity = {activity: row for row, activity in enumerate(arguments.activity.tolist())}
-    rows = np.array([by_activity.get(each, UNKNOWN) for each in events.activity.tolist()], np.int64)
+    rows = np.array([by_activity.get(activity, UNKNOWN) for activity in events.activity.tolist()], np.int64)
     return CollectiveMetadata(
-        **{each.name: np.append(getattr(arguments, each.name), UNKNOWN)[rows] for each in fields(CollectiveMetadata)}
+        **{
+            column.name: np.append(getattr(arguments, column.name), UNKNOWN)[rows]
+            for column in fields(CollectiveMetadata)
+        }
     )
 
 
@@ -204,11 +207,11 @@ def _own_fields(trace: Trace, process: int, events: LaunchedEvents) -> tuple[Int
     spans = select(trace.spans, find_collective_ranges(trace, process))
     holder = innermost(spans.start_ns, spans.end_ns, events.launch_ns)
     name_id = np.append(spans.name_id, UNKNOWN)[holder]
-    parsed = {each: parse_range(trace.names[each]) for each in np.unique(spans.name_id).tolist()}
+    parsed = {value: parse_range(trace.names[value]) for value in np.unique(spans.name_id).tolist()}
 
     def number(key: str) -> Ints:
-        known = {each: value for each, text in parsed.items() if (value := text.number(key)) is not None}
-        return np.array([known.get(each, UNKNOWN) for each in name_id.tolist()], np.int64)
+        known = {item: value for item, text in parsed.items() if (value := text.number(key)) is not None}
+        return np.array([known.get(item, UNKNOWN) for item in name_id.tolist()], np.int64)
 
     return number("bucket"), number("bytes")
 
@@ -221,8 +224,8 @@ def _operations(trace: Trace, events: Events, noted: CollectiveMetadata, bucket:
         return UNKNOWN if operation is None else OPERATIONS.index(operation)
 
     def codes(name_ids: Ints) -> Ints:
-        known = {each: code(each) for each in np.unique(name_ids).tolist()}
-        return np.array([known[each] for each in name_ids.tolist()], np.int64)
+        known = {value: code(value) for value in np.unique(name_ids).tolist()}
+        return np.array([known[name_id] for name_id in name_ids.tolist()], np.int64)
 
     kernel_names = np.append(trace.activities.name_id, UNKNOWN)[events.activity]
     by_kernel = codes(kernel_names)

@@ -215,8 +215,8 @@ def _is_ours(trace: Trace, process: int) -> bool:
 def _is_nccls(trace: Trace, process: int) -> bool:
     """Whether the process said that NCCL communicates: that takes kernels, and a rank without any did nothing."""
     ids = np.unique(trace.spans.name_id[trace.spans.process == process]).tolist()
-    said = (parse_range(trace.names[each]) for each in ids if trace.names[each].startswith(f"{PROCESS}|"))
-    return any(each.text("backend") == "nccl" for each in said)
+    said = (parse_range(trace.names[name_id]) for name_id in ids if trace.names[name_id].startswith(f"{PROCESS}|"))
+    return any(range_.text("backend") == "nccl" for range_ in said)
 
 
 def _host_communication(trace: Trace, process: int, steps: Steps, phases: Phases) -> Events:
@@ -237,7 +237,7 @@ def with_launches(trace: Trace, events: Events) -> LaunchedEvents:
     call = _looked_up(trace.launching_calls, events.activity)
     on_host = events.activity == UNKNOWN
     return LaunchedEvents(
-        **{each.name: getattr(events, each.name) for each in fields(Events)},
+        **{column.name: getattr(events, column.name) for column in fields(Events)},
         launch_ns=np.where(on_host, events.start_ns, _looked_up(trace.calls.start_ns, call)),
         launcher=_looked_up(trace.calls.lane, call),
     )

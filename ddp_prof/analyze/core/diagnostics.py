@@ -44,7 +44,7 @@ def find_caveats(trace: Trace) -> tuple[str, ...]:
     """What of the run is not representative, by its ``run.json``; of a shared GPU the trace's own ranges tell, too."""
     caveats = caveats_of(trace.manifest) if trace.manifest else ()
     processes = (parse_range(name) for name in trace.names if name.startswith(f"{PROCESS}|"))
-    if SHARED_GPU not in caveats and any((each.number(RANKS_PER_GPU) or 1) > 1 for each in processes):
+    if SHARED_GPU not in caveats and any((process.number(RANKS_PER_GPU) or 1) > 1 for process in processes):
         return (SHARED_GPU, *caveats)
     return caveats
 

@@ -62,7 +62,7 @@ class TraceInventory:
 def take_inventory(trace: Trace, *, step_pattern: str | None = None) -> TraceInventory:
     """Count what a trace holds."""
     ranks = find_rank_events(trace, step_pattern=step_pattern)
-    processes = [_process_inventory(trace, each, step_pattern) for each in trace.processes]
+    processes = [_process_inventory(trace, process, step_pattern) for process in trace.processes]
     return TraceInventory(
         trace=trace.path,
         label=label_of(trace.path, trace.manifest),
@@ -100,12 +100,12 @@ def _advice(processes: list[ProcessInventory], *, has_work: bool) -> list[str]:
     advice = []
     if not has_work:
         advice.append("overlap: no GPU activities and no ddp_prof ranges: record with --trace=cuda,nvtx")
-    if not any(each.steps for each in processes):
+    if not any(process.steps for process in processes):
         advice.append("steps: no range that looks like a step: name yours with --step-range, or add 'step N' ranges")
-    if has_work and not any(each.backward_ranges for each in processes):
+    if has_work and not any(process.backward_ranges for process in processes):
         advice.append(
             "backward: no range names it, it is inferred from autograd's threads; name yours with --backward-range"
         )
-    if all(each.rank is None for each in processes):
+    if all(process.rank is None for process in processes):
         advice.append("ranks: the trace does not tell which process is which rank")
     return advice

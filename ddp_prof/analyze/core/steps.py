@@ -88,11 +88,11 @@ def find_steps(trace: Trace, process: int, pattern: str | None = None) -> Steps:
     ours = {index: parse_range(name) for index, name in enumerate(trace.names) if name.startswith(f"{STEP}|")}
     if (rows := _rows_named(spans, mine, ours)).size:
         names = spans.name_id[rows]
-        number = np.array([_or_unknown(ours[int(each)].number("index")) for each in names], np.int64)
-        warmup = np.array([bool(ours[int(each)].number("warmup")) for each in names], np.bool_)
+        number = np.array([_or_unknown(ours[int(name)].number("index")) for name in names], np.int64)
+        warmup = np.array([bool(ours[int(name)].number("warmup")) for name in names], np.bool_)
         return Steps(number, spans.start_ns[rows], spans.end_ns[rows], warmup)
-    for each in STEP_PATTERNS:
-        steps = _matching_steps(trace, mine, each, re.IGNORECASE)
+    for pattern_ in STEP_PATTERNS:
+        steps = _matching_steps(trace, mine, pattern_, re.IGNORECASE)
         if len(steps):
             return steps
     return steps
@@ -131,8 +131,8 @@ def innermost(start_ns: Ints, end_ns: Ints, time_ns: Ints) -> Ints:
         return np.full(len(time_ns), UNKNOWN, np.int64)
     owner = np.full(len(edges) + 1, UNKNOWN, np.int64)
     first, last = np.searchsorted(edges, start_ns) + 1, np.searchsorted(edges, end_ns) + 1
-    for each in np.lexsort((-end_ns, start_ns)):  # outer ranges first: inner ones overwrite their part
-        owner[first[each] : last[each]] = each
+    for row in np.lexsort((-end_ns, start_ns)):  # outer ranges first: inner ones overwrite their part
+        owner[first[row] : last[row]] = row
     holder: Ints = owner[np.searchsorted(edges, time_ns, side="right")]
     return holder
 
@@ -142,7 +142,7 @@ def _matching_steps(trace: Trace, mine: Mask, pattern: str, flags: re.RegexFlag)
     found = {index: hit for index, name in enumerate(trace.names) if (hit := match(name))}
     rows = _rows_named(trace.spans, mine, found)
     numbers = {index: _number(hit) for index, hit in found.items()}
-    number = np.array([numbers[int(each)] for each in trace.spans.name_id[rows]], np.int64)
+    number = np.array([numbers[int(name_id)] for name_id in trace.spans.name_id[rows]], np.int64)
     return Steps(number, trace.spans.start_ns[rows], trace.spans.end_ns[rows], np.zeros(len(rows), np.bool_))
 
 

@@ -45,8 +45,8 @@ class VariantSummary:
 
 def compare_variants(results: Sequence[TraceOverlap]) -> tuple[VariantSummary, ...]:
     """Summarize each run, in the order given."""
-    naive = next((_median(each, lambda step: step.host_ns) for each in results if each.label == BASELINE), None)
-    return tuple(_summary(each, naive) for each in results)
+    naive = next((_median(result, lambda step: step.host_ns) for result in results if result.label == BASELINE), None)
+    return tuple(_summary(result, naive) for result in results)
 
 
 def _summary(result: TraceOverlap, naive_ns: float | None) -> VariantSummary:

@@ -202,9 +202,9 @@ def measure_attribution(ranks: Sequence[RankEvents]) -> Attribution:
     given = [(rank.events.step != UNKNOWN) & rank.has_steps for rank in ranks]
     return Attribution(
         events=sum(map(len, duration)),
-        given_events=sum(int(each.sum()) for each in given),
-        time_ns=sum(int(each.sum()) for each in duration),
-        given_time_ns=sum(int(each[rows].sum()) for each, rows in zip(duration, given, strict=True)),
+        given_events=sum(int(flags.sum()) for flags in given),
+        time_ns=sum(int(lengths.sum()) for lengths in duration),
+        given_time_ns=sum(int(lengths[rows].sum()) for lengths, rows in zip(duration, given, strict=True)),
         method=_weakest(rank.backward for rank in ranks),
     )
 
@@ -217,25 +217,25 @@ def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
     """
     if not results:
         raise ValueError("no results to merge")
-    parts = [each.attribution for each in results]
+    parts = [result.attribution for result in results]
     return replace(
         results[0],
         attribution=Attribution(
-            events=sum(each.events for each in parts),
-            given_events=sum(each.given_events for each in parts),
-            time_ns=sum(each.time_ns for each in parts),
-            given_time_ns=sum(each.given_time_ns for each in parts),
-            method=_weakest(each.method for each in parts),
+            events=sum(part.events for part in parts),
+            given_events=sum(part.given_events for part in parts),
+            time_ns=sum(part.time_ns for part in parts),
+            given_time_ns=sum(part.given_time_ns for part in parts),
+            method=_weakest(part.method for part in parts),
         ),
-        ranks=tuple(rank for each in results for rank in each.ranks),
-        warnings=tuple(dict.fromkeys(warning for each in results for warning in each.warnings)),
-        world_size=max((each.world_size or 0 for each in results), default=0) or None,
+        ranks=tuple(rank for result in results for rank in result.ranks),
+        warnings=tuple(dict.fromkeys(warning for result in results for warning in result.warnings)),
+        world_size=max((result.world_size or 0 for result in results), default=0) or None,
     )
 
 
 def _weakest(methods: Iterable[str]) -> str:
     found = set(methods)
-    return next((each for each in ("inferred", "ranges") if each in found), "none")
+    return next((name for name in ("inferred", "ranges") if name in found), "none")
 
 
 def _measure_steps(rank: RankEvents, backward: Intervals) -> tuple[StepOverlap, ...]:
@@ -262,15 +262,15 @@ def _measure_steps(rank: RankEvents, backward: Intervals) -> tuple[StepOverlap, 
     hides_work = _has_graphs(rank)
     return tuple(
         StepOverlap(
-            step=_known(int(rank.steps.number[each])),
-            host_ns=int(host_ns[each]) if rank.has_steps else None,
-            compute_only_ns=None if hides_work else int(parts.compute_only_ns[each]),
-            idle_ns=None if hides_work else int(parts.idle_ns[each]),
-            backward_overlapped_ns=int(hidden_ns[each]) if has_backward[each] else None,
-            tail_ns=int(tail_ns[each]) if has_backward[each] else None,
-            **{name: int(column[each]) for name, column in columns.items()},
+            step=_known(int(rank.steps.number[index])),
+            host_ns=int(host_ns[index]) if rank.has_steps else None,
+            compute_only_ns=None if hides_work else int(parts.compute_only_ns[index]),
+            idle_ns=None if hides_work else int(parts.idle_ns[index]),
+            backward_overlapped_ns=int(hidden_ns[index]) if has_backward[index] else None,
+            tail_ns=int(tail_ns[index]) if has_backward[index] else None,
+            **{name: int(column[index]) for name, column in columns.items()},
         )
-        for each in range(steps)
+        for index in range(steps)
     )
 
 

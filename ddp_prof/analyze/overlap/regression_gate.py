@@ -89,7 +89,7 @@ class GateReport:
     @property
     def passed(self) -> bool:
         """Whether something was required and all of it is met."""
-        return bool(self.verdicts) and all(each.status == "passed" for each in self.verdicts)
+        return bool(self.verdicts) and all(verdict.status == "passed" for verdict in self.verdicts)
 
 
 def check_run(run: TraceOverlap, requirements: Requirements) -> GateReport:
@@ -132,7 +132,7 @@ def _judge_worst(
     unknown = [(figure, rank) for figure, rank in figures if isinstance(figure, str)]
     if known:
         worst = min if unit == "ratio" else max
-        measured, rank = worst(known, key=lambda each: each[0])
+        measured, rank = worst(known, key=lambda value: value[0])
         met = measured >= limit if unit == "ratio" else measured <= limit
         if not (met and unknown):
             return GateResult(requirement, unit, measured, limit, "passed" if met else "failed", rank=rank)

@@ -93,7 +93,7 @@ def sample_kernels(trace: Trace, rank: RankEvents) -> KernelSamples:
     texts = (*trace.names, "")  # UNKNOWN, which is -1, finds the last one
     used, kernel = np.unique(name_id * len(texts) + shape_id % len(texts), return_inverse=True)
     return KernelSamples(
-        names=tuple(f"{texts[each // len(texts)]} {texts[each % len(texts)]}".rstrip() for each in used.tolist()),
+        names=tuple(f"{texts[value // len(texts)]} {texts[value % len(texts)]}".rstrip() for value in used.tolist()),
         kernel=kernel.astype(np.int64),
         position=_positions(chosen, kernel.astype(np.int64)),
         duration_ns=chosen.end_ns - chosen.start_ns,
@@ -120,13 +120,13 @@ def measure_contention(samples: Sequence[KernelSamples], reference: Sequence[Ker
         samples: The ranks of the run.
         reference: Ranks of other runs of the same model, whose kernels count only where they ran alone.
     """
-    if not any(len(each.kernel) for each in samples):
+    if not any(len(sample.kernel) for sample in samples):
         return _refused("no GPU kernels in steps: contention cannot be told from compute")
     both = (*samples, *reference)
     key = _keys(both)
-    duration = np.concatenate([each.duration_ns for each in both])
-    beside = np.concatenate([each.beside_ns for each in both])
-    own = np.arange(len(key)) < sum(len(each.kernel) for each in samples)
+    duration = np.concatenate([sample.duration_ns for sample in both])
+    beside = np.concatenate([sample.beside_ns for sample in both])
+    own = np.arange(len(key)) < sum(len(sample.kernel) for sample in samples)
     is_beside: Mask = own & (2 * beside > duration)
     if not is_beside.any():
         return _refused("no kernel ran beside communication")
@@ -140,7 +140,7 @@ def measure_contention(samples: Sequence[KernelSamples], reference: Sequence[Ker
     taken = np.bincount(key[compared], weights=duration[compared])[kernels]
     expected = (np.bincount(key[compared]) * alone_ns[: key[compared].max() + 1])[kernels]
     low, high = _bootstrap(taken, expected)
-    steps = sum(each.steps for each in samples)
+    steps = sum(sample.steps for sample in samples)
     return Contention(
         kernels=len(kernels),
         runs=int(compared.sum()),
@@ -155,12 +155,16 @@ def measure_contention(samples: Sequence[KernelSamples], reference: Sequence[Ker
 
 def _keys(samples: Sequence[KernelSamples]) -> Ints:
     """One number for each kernel that is the same (name and position), over all samples."""
-    names = {name: None for each in samples for name in each.names}
+    names = {name: None for sample in samples for name in sample.names}
     index = {name: number for number, name in enumerate(names)}
     kernel = np.concatenate(
-        [np.array([index[name] for name in each.names], np.int64)[each.kernel] for each in samples if each.names]
+        [
+            np.array([index[name] for name in sample.names], np.int64)[sample.kernel]
+            for sample in samples
+            if sample.names
+        ]
     )
-    position = np.concatenate([each.position for each in samples])
+    position = np.concatenate([sample.position for sample in samples])
     _, key = np.unique(kernel * (int(position.max(initial=0)) + 1) + position, return_inverse=True)
     return key.astype(np.int64)
 

@@ -107,11 +107,13 @@ def measure_waterfall(runs: Sequence[tuple[Run, Sequence[KernelSamples]]]) -> Wa
             that do the same work.
     """
     contentions = [
-        measure_contention(own, [each for other, kernels in runs if run.does_the_work_of(other) for each in kernels])
+        measure_contention(
+            own, [kernel for other, kernels in runs if run.does_the_work_of(other) for kernel in kernels]
+        )
         for run, own in runs
     ]
     priced = [(run, contention) for (run, _), contention in zip(runs, contentions, strict=True)]
-    ordered = sorted(priced, key=lambda each: _place(each[0]))
+    ordered = sorted(priced, key=lambda item: _place(item[0]))
     budgets = [_budget(run, contention) for run, contention in ordered]
     known = [budget for budget in budgets if budget is not None]
     return Waterfall(

@@ -36,11 +36,11 @@ def _measured(place: PlaceResults, palette: Palette) -> dict[str, Any]:
     messages = place.messages
     return {
         "type": "scatter", "mode": "markers", "name": "all-reduces timed by the host, median of each size",
-        "x": [each.bytes for each in messages], "y": [each.bytes / each.time_ns for each in messages],
+        "x": [message.bytes for message in messages], "y": [message.bytes / message.time_ns for message in messages],
         "hovertext": [
-            f"<b>{theme.size(each.bytes)}</b><br>{theme.milliseconds(round(each.time_ns))}, {each.calls} calls in "
-            f"{each.runs} runs"
-            for each in messages
+            f"<b>{theme.size(message.bytes)}</b><br>{theme.milliseconds(round(message.time_ns))}, "
+            f"{message.calls} calls in {message.runs} runs"
+            for message in messages
         ],
         "hovertemplate": "%{hovertext}<extra></extra>",
         "marker": {"color": palette.colors["backward"], "size": 11},

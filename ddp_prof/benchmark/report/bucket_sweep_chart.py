@@ -34,18 +34,22 @@ def draw_bucket_sweep(place: PlaceResults, batch_size: int, palette: Palette = t
     """The settings of one batch size; where the model of bucketing tells its best size, that is marked."""
     import plotly.graph_objects as go
 
-    measured = [each for each in place.summaries if each.timing.step_ns and each.setting.local_batch_size == batch_size]
-    contexts = sorted({each.setting.seq_len for each in measured})
+    measured = [
+        summary
+        for summary in place.summaries
+        if summary.timing.step_ns and summary.setting.local_batch_size == batch_size
+    ]
+    contexts = sorted({summary.setting.seq_len for summary in measured})
     colors = {context: palette.colors[_COLORS[index % len(_COLORS)]] for index, context in enumerate(contexts)}
     low, high = _range(measured)
-    sizes = bucket_sizes([each.timing for each in measured])
+    sizes = bucket_sizes([summary.timing for summary in measured])
     least, most = _size_range(sizes, _best_mb(place))
-    references = [each for each in measured if each.setting.variant in _DASHES]
+    references = [summary for summary in measured if summary.setting.variant in _DASHES]
     traces = [
         _curve(measured, context, colors[context], _ASIDE ** (index - (len(contexts) - 1) / 2))
         for index, context in enumerate(contexts)
     ]
-    traces += [_reference(each, colors[each.setting.seq_len], (least, most)) for each in references]
+    traces += [_reference(reference, colors[reference.setting.seq_len], (least, most)) for reference in references]
     traces += _best(place, (low, high), palette)
     figure_layout = layout(place, palette, _headline(measured, batch_size), _HEIGHT, b=_BOTTOM, l=80, r=190)
     figure_layout |= {
@@ -62,16 +66,16 @@ def draw_bucket_sweep(place: PlaceResults, batch_size: int, palette: Palette = t
 def batch_sizes(place: PlaceResults) -> list[int]:
     """The batch sizes for which several bucket sizes were measured."""
     found: dict[int, set[float | None]] = {}
-    for each in _buckets(place.summaries):
-        found.setdefault(each.setting.local_batch_size, set()).add(each.setting.bucket_size_mb)
+    for bucket in _buckets(place.summaries):
+        found.setdefault(bucket.setting.local_batch_size, set()).add(bucket.setting.bucket_size_mb)
     return sorted(batch for batch, sizes in found.items() if len(sizes) > 1)
 
 
 def _buckets(summaries: Sequence[SettingSummary]) -> list[SettingSummary]:
     return [
-        each
-        for each in summaries
-        if each.timing.step_ns and each.setting.variant == BUCKETED and each.setting.bucket_size_mb is not None
+        summary
+        for summary in summaries
+        if summary.timing.step_ns and summary.setting.variant == BUCKETED and summary.setting.bucket_size_mb is not None
     ]
 
 
@@ -81,9 +85,9 @@ def _best_mb(place: PlaceResults) -> float | None:
 
 def _range(measured: Sequence[SettingSummary]) -> tuple[float, float]:
     """All values in ms, those of buckets with their spreads, and room above and below."""
-    values = [value_ms(each.timing.step_ns) or 0.0 for each in measured]
+    values = [value_ms(summary.timing.step_ns) or 0.0 for summary in measured]
     buckets = [
-        (value_ms(each.timing.step_ns) or 0.0, half_ms(each.timing.step_ns) or 0.0) for each in _buckets(measured)
+        (value_ms(bucket.timing.step_ns) or 0.0, half_ms(bucket.timing.step_ns) or 0.0) for bucket in _buckets(measured)
     ]
     low = min([*values, *(value - half for value, half in buckets)], default=0.0)
     high = max([*values, *(value + half for value, half in buckets)], default=1.0)
@@ -97,14 +101,14 @@ def _size_range(sizes: Sequence[float], best_mb: float | None) -> tuple[float, f
 
 
 def _curve(measured: Sequence[SettingSummary], context: int, color: str, aside: float) -> dict[str, Any]:
-    own = [each for each in _buckets(measured) if each.setting.seq_len == context]
-    sizes = [each.setting.bucket_size_mb or 0.0 for each in own]
+    own = [bucket for bucket in _buckets(measured) if bucket.setting.seq_len == context]
+    sizes = [summary.setting.bucket_size_mb or 0.0 for summary in own]
     return {
         "type": "scatter", "mode": "lines+markers", "name": f"bucketed, context {context}",
-        "x": [size * aside for size in sizes], "y": [value_ms(each.timing.step_ns) for each in own],
+        "x": [size * aside for size in sizes], "y": [value_ms(summary.timing.step_ns) for summary in own],
         "customdata": sizes,
         "error_y": {
-            "type": "data", "array": [half_ms(each.timing.step_ns) or 0.0 for each in own],
+            "type": "data", "array": [half_ms(summary.timing.step_ns) or 0.0 for summary in own],
             "color": color, "thickness": 1.2, "width": 5,
         },
         "line": {"color": color, "width": 2.5}, "marker": {"color": color, "size": 9},
@@ -131,14 +135,14 @@ def _labels(
     """The names of the reference lines at the right, pushed apart where they would cover each other."""
     low, high = limits
     least = _LABEL_PX * (high - low) / (_HEIGHT - TOP - _BOTTOM)
-    ordered = sorted(references, key=lambda each: value_ms(each.timing.step_ns) or 0.0)
-    heights = _apart([value_ms(each.timing.step_ns) or 0.0 for each in ordered], least)
+    ordered = sorted(references, key=lambda reference: value_ms(reference.timing.step_ns) or 0.0)
+    heights = _apart([value_ms(summary.timing.step_ns) or 0.0 for summary in ordered], least)
     return [
         {
             "xref": "paper", "x": 1, "xanchor": "left", "xshift": 8, "yref": "y", "y": height, "showarrow": False,
-            "text": shown_name(_name(each)), "font": {"color": colors[each.setting.seq_len]},
+            "text": shown_name(_name(summary)), "font": {"color": colors[summary.setting.seq_len]},
         }
-        for each, height in zip(ordered, heights, strict=True)
+        for summary, height in zip(ordered, heights, strict=True)
     ]  # fmt: skip
 
 

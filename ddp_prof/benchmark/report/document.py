@@ -24,7 +24,7 @@ def results_document(database: Path, places: Sequence[PlaceResults], study: Stud
     return {
         "schema": SCHEMA,
         "database": str(database),
-        "places": [_place_document(each) for each in places],
+        "places": [_place_document(place) for place in places],
         "study": study and _study_document(study),
         "warnings": [PLACES.format(len(places))] if len(places) > 1 else [],
     }
@@ -35,14 +35,14 @@ def _place_document(place: PlaceResults) -> dict[str, Any]:
     return {
         **asdict(place.place),
         "environment": asdict(place.environment) if place.environment else {"id": place.place.environment},
-        "settings": [_setting_document(each) for each in place.summaries],
+        "settings": [_setting_document(summary) for summary in place.summaries],
         "link": None if isinstance(link, str) else asdict(link),
         "best_bucket_bytes": model and model.best_bytes,
         "facts": [
-            {**asdict(each), "heading": HEADINGS[each.topic], "text": sentence(each) if each.is_supported else None}
-            for each in place.facts
+            {**asdict(fact), "heading": HEADINGS[fact.topic], "text": sentence(fact) if fact.is_supported else None}
+            for fact in place.facts
         ],
-        "conclusions": [{**asdict(each), "text": CONCLUSIONS[each.name]} for each in place.judgements],
+        "conclusions": [{**asdict(judgement), "text": CONCLUSIONS[judgement.name]} for judgement in place.judgements],
         "warnings": place_notes(place),
     }
 
@@ -70,9 +70,9 @@ def _study_document(study: Study) -> dict[str, Any]:
         "name": study.name,
         "about": study.about,
         "settings": [
-            {**asdict(each.setting), "status": each.status, "step_ns": each.step_ns and each.step_ns.value,
-             "communication_ns": each.communication_ns and each.communication_ns.value}
-            for each in study.timings
+            {**asdict(timing.setting), "status": timing.status, "step_ns": timing.step_ns and timing.step_ns.value,
+             "communication_ns": timing.communication_ns and timing.communication_ns.value}
+            for timing in study.timings
         ],
-        "conclusions": [{**asdict(each), "text": CONCLUSIONS[each.name]} for each in judge(study.timings)],
+        "conclusions": [{**asdict(item), "text": CONCLUSIONS[item.name]} for item in judge(study.timings)],
     }  # fmt: skip

@@ -21,7 +21,7 @@ def subtitle(place: PlaceResults, palette: Palette) -> str:
     text = shown_name(place_title(place.place, place.environment))
     if place.place.device is None:
         return text
-    caveats = [caveat for each in place.summaries for caveat in each.caveats]
+    caveats = [caveat for summary in place.summaries for caveat in summary.caveats]
     notice = theme.place_notice([place.place.device], caveats, palette)
     return text.replace(f"device: {place.place.device}", notice, 1)
 

@@ -52,7 +52,7 @@ def write_results(places: Sequence[PlaceResults], study: Study | None, folder: P
         What could not be made, a line each.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    figures = [_figures(each, prefix) for each, prefix in zip(places, _prefixes(places), strict=True)]
+    figures = [_figures(place, prefix) for place, prefix in zip(places, _prefixes(places), strict=True)]
     for name, figure in (pair for own in figures for pair in own.items()):
         write_figure_page(figure, folder / f"{name}.html", title=_title(name), shared_plotly=True)
     problems = try_pictures([(figure, folder / f"{name}.png") for own in figures for name, figure in own.items()])
@@ -82,8 +82,8 @@ def results_markdown(
     parts = ["# Results\n"]
     if len(places) > 1:
         parts.append(f"{PLACES.format(len(places)).capitalize()}.\n")
-    for index, each in enumerate(places):
-        parts += _chapter(each, study, pictures[index] if pictures else ())
+    for index, place in enumerate(places):
+        parts += _chapter(place, study, pictures[index] if pictures else ())
     return "\n".join(parts)
 
 
@@ -138,8 +138,8 @@ def _prefixes(places: Sequence[PlaceResults]) -> list[str]:
     if len(places) == 1:
         return [""]
     names = []
-    for index, each in enumerate(places, 1):
-        own = each.place
+    for index, place in enumerate(places, 1):
+        own = place.place
         words = f"{index}-{own.model_size}-{own.world_size}-ranks-{own.device or 'none'}"
         names.append(re.sub(r"[^A-Za-z0-9.-]+", "-", words) + "-")
     return names

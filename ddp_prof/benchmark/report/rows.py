@@ -21,8 +21,8 @@ NS_PER_S = 1e9
 
 def setting_rows(summaries: Sequence[SettingSummary]) -> list[Row]:
     """A row a setting, for a table; ``±`` is half of the 95 % interval. Traces have columns where one was made."""
-    has_traces = any(each.trace for each in summaries)
-    return [_setting_row(each, has_traces=has_traces) for each in summaries]
+    has_traces = any(summary.trace for summary in summaries)
+    return [_setting_row(summary, has_traces=has_traces) for summary in summaries]
 
 
 def _setting_row(summary: SettingSummary, *, has_traces: bool) -> Row:
@@ -61,7 +61,7 @@ def csv_rows(summaries: Sequence[SettingSummary], environments: Mapping[str, Env
     synchronizing first, as the study measured: on a GPU that takes in what backward had yet to finish. The times are
     medians over runs of medians over steps, for all that they are called averages.
     """
-    return [_csv_row(each, environments.get(each.place.environment)) for each in summaries]
+    return [_csv_row(summary, environments.get(summary.place.environment)) for summary in summaries]
 
 
 def _csv_row(summary: SettingSummary, environment: Environment | None) -> Row:
@@ -123,22 +123,22 @@ def _csv_row(summary: SettingSummary, environment: Environment | None) -> Row:
 
 def comparison_rows(study: Sequence[Timing], summaries: Sequence[SettingSummary]) -> list[Row]:
     """A row a setting of the published study, beside it ours of the same variant, bucket size, batch and context."""
-    ours = {each.setting: each for each in summaries}
-    naive = {each.setting.workload: each for each in study if each.setting.variant == BASELINE}
+    ours = {summary.setting: summary for summary in summaries}
+    naive = {timing.setting.workload: timing for timing in study if timing.setting.variant == BASELINE}
     rows: list[Row] = []
-    for each in study:
-        setting, own = each.setting, ours.get(each.setting)
+    for item in study:
+        setting, own = item.setting, ours.get(item.setting)
         base, timing = naive.get(setting.workload), own.timing if own else None
         rows.append(
             {
                 "variant": setting.label,
                 "batch": setting.local_batch_size,
                 "context": setting.seq_len,
-                "study_status": each.status,
-                "study_step_ms": value_ms(each.step_ns),
-                "study_comm_ms": value_ms(each.communication_ns),
-                "study_comm_%": share_percent(each),
-                "study_speedup": _speedup(base, each),
+                "study_status": item.status,
+                "study_step_ms": value_ms(item.step_ns),
+                "study_comm_ms": value_ms(item.communication_ns),
+                "study_comm_%": share_percent(item),
+                "study_speedup": _speedup(base, item),
                 "status": status_text(own) if own else None,
                 "step_ms": value_ms(timing.step_ns) if timing else None,
                 "step_±_ms": half_ms(timing.step_ns) if timing else None,

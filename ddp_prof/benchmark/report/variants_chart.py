@@ -24,16 +24,16 @@ def draw_variants(place: PlaceResults, palette: Palette = theme.LIGHT) -> go.Fig
     import plotly.graph_objects as go
 
     rows = chart_rows(place)
-    drawn = [(row, each) for row, each in enumerate(rows) if not isinstance(each, str) and each.timing.step_ns]
+    drawn = [(row, item) for row, item in enumerate(rows) if not isinstance(item, str) and item.timing.step_ns]
     figure_layout = layout(place, palette, _headline(place), TOP + _BOTTOM + _ROW * max(1, len(rows)), b=_BOTTOM, r=150)
     figure_layout |= {
         "barmode": "stack",
         "xaxis": axis(palette, "step, ms, with the spread of its median", rangemode="tozero"),
         "yaxis": {
-            "tickmode": "array", "tickvals": list(range(len(rows))), "ticktext": [_tick(each) for each in rows],
+            "tickmode": "array", "tickvals": list(range(len(rows))), "ticktext": [_tick(row) for row in rows],
             "range": [len(rows) - 0.5, -0.5], "showgrid": False, "zeroline": False, "fixedrange": True,
         },
-        "annotations": [_label(row, each, palette) for row, each in enumerate(rows) if not isinstance(each, str)],
+        "annotations": [_label(row, item, palette) for row, item in enumerate(rows) if not isinstance(item, str)],
     }  # fmt: skip
     return go.Figure([_rest(drawn, palette), _communication(drawn, palette)], figure_layout)
 
@@ -42,11 +42,11 @@ def chart_rows(place: PlaceResults) -> list[str | SettingSummary]:
     """The rows from top to bottom: the title of each block, and its settings."""
     rows: list[str | SettingSummary] = []
     workload = None
-    for each in place.summaries:
-        if each.setting.workload != workload:
-            workload = each.setting.workload
+    for summary in place.summaries:
+        if summary.setting.workload != workload:
+            workload = summary.setting.workload
             rows.append(f"batch {workload[0]} x {workload[1]} tokens")
-        rows.append(each)
+        rows.append(summary)
     return rows
 
 
@@ -59,7 +59,7 @@ def _communication_ms(summary: SettingSummary) -> float:
 
 
 def _rest(drawn: list[tuple[int, SettingSummary]], palette: Palette) -> dict[str, Any]:
-    lengths = [(value_ms(each.timing.step_ns) or 0.0) - _communication_ms(each) for _, each in drawn]
+    lengths = [(value_ms(item.timing.step_ns) or 0.0) - _communication_ms(item) for _, item in drawn]
     return {
         "type": "bar", "orientation": "h", "name": "rest of the step", "width": 0.7, "hoverinfo": "skip",
         "x": lengths, "y": [row for row, _ in drawn], "marker": {"color": palette.colors[theme.COMPUTE_ONLY]},
@@ -70,13 +70,13 @@ def _communication(drawn: list[tuple[int, SettingSummary]], palette: Palette) ->
     return {
         "type": "bar", "orientation": "h", "width": 0.7,
         "name": "communication, as a host timer sees it (without synchronizing)",
-        "x": [_communication_ms(each) for _, each in drawn], "y": [row for row, _ in drawn],
+        "x": [_communication_ms(item) for _, item in drawn], "y": [row for row, _ in drawn],
         "marker": {"color": palette.colors[theme.COMMUNICATION]},
         "error_x": {
-            "type": "data", "array": [half_ms(each.timing.step_ns) or 0.0 for _, each in drawn],
+            "type": "data", "array": [half_ms(item.timing.step_ns) or 0.0 for _, item in drawn],
             "color": palette.notice, "thickness": 1.5, "width": 4,
         },
-        "hovertext": [_hover(each) for _, each in drawn], "hovertemplate": "%{hovertext}<extra></extra>",
+        "hovertext": [_hover(item) for _, item in drawn], "hovertemplate": "%{hovertext}<extra></extra>",
     }  # fmt: skip
 
 
@@ -100,10 +100,10 @@ def _label(row: int, summary: SettingSummary, palette: Palette) -> dict[str, Any
 
 
 def _headline(place: PlaceResults) -> str:
-    shares = [(share, each) for each in place.summaries if (share := share_percent(each.timing)) is not None]
+    shares = [(share, summary) for summary in place.summaries if (share := share_percent(summary.timing)) is not None]
     if not shares:
         return "No setting was measured"
-    least, most = (pick(shares, key=lambda each: each[0]) for pick in (min, max))
+    least, most = (pick(shares, key=lambda share: share[0]) for pick in (min, max))
     return (
         f"Communication takes {most[0]:.0f} % ({most[1].setting.label}) to {least[0]:.0f} % "
         f"({least[1].setting.label}) of the step, as a host timer sees it"

@@ -58,11 +58,11 @@ NO_REPEATS = (
 def results_view(places: Sequence[PlaceResults], study: Study | None) -> list[TableView]:
     """The tables to read, a place after the other."""
     views = []
-    for each in places:
-        views.append(settings_view(each))
+    for place in places:
+        views.append(settings_view(place))
         if study:
-            views += [comparison_view(each, study), conclusions_view(each, study)]
-        views.append(analysis_view(each))
+            views += [comparison_view(place, study), conclusions_view(place, study)]
+        views.append(analysis_view(place))
     if len(places) > 1:
         views.append(TableView("", [], [PLACES.format(len(places))], {}))
     return views
@@ -116,7 +116,7 @@ def analysis_view(place: PlaceResults) -> TableView:
 
 def nothing_supported(place: PlaceResults) -> str:
     """Why nothing is said."""
-    steps = [(each.setting.label, each.timing.step_ns) for each in place.summaries if each.timing.step_ns]
+    steps = [(summary.setting.label, summary.timing.step_ns) for summary in place.summaries if summary.timing.step_ns]
     if not steps:
         return NOTHING_MEASURED
     if len({label for label, _ in steps}) == 1:
@@ -126,16 +126,16 @@ def nothing_supported(place: PlaceResults) -> str:
 
 def place_notes(place: PlaceResults) -> list[str]:
     """How to read the figures, what restricts them, and what an all-reduce costs."""
-    caveats = dict.fromkeys(caveat for each in place.summaries for caveat in each.caveats)
+    caveats = dict.fromkeys(caveat for summary in place.summaries for caveat in summary.caveats)
     return [HOW_TO_READ, *_spread_notes(place.summaries), *caveats, *_reasons(place.summaries), link_note(place)]
 
 
 def _reasons(summaries: Sequence[SettingSummary]) -> list[str]:
     """Each reason why runs are missing, with the first setting that it stopped."""
     stopped: dict[str, list[SettingSummary]] = {}
-    for each in summaries:
-        if each.reason:
-            stopped.setdefault(each.reason, []).append(each)
+    for summary in summaries:
+        if summary.reason:
+            stopped.setdefault(summary.reason, []).append(summary)
     notes = []
     for reason, (first, *others) in stopped.items():
         setting = first.setting
@@ -145,10 +145,10 @@ def _reasons(summaries: Sequence[SettingSummary]) -> list[str]:
 
 
 def _spread_notes(summaries: Sequence[SettingSummary]) -> list[str]:
-    steps = [each.timing.step_ns for each in summaries if each.timing.step_ns]
+    steps = [summary.timing.step_ns for summary in summaries if summary.timing.step_ns]
     if not steps:
         return []
-    return [SPREAD if any(each.is_between_runs for each in steps) else SPREAD_WITHIN]
+    return [SPREAD if any(step.is_between_runs for step in steps) else SPREAD_WITHIN]
 
 
 def link_note(place: PlaceResults) -> str:
@@ -171,18 +171,20 @@ def bucket_rows(place: PlaceResults) -> list[Row]:
         return []
     return [
         {
-            "bucket_mb": each.setting.bucket_size_mb,
-            "batch": each.setting.local_batch_size,
-            "context": each.setting.seq_len,
-            "collectives": each.first.collectives,
-            "predicted_ms": ms(model.overhead_ns(_bucket_bytes(each, model))),
-            "comm_ms": value_ms(each.timing.communication_ns),
-            "trace_tail_ms": ms(each.trace.tail_ns) if each.trace else None,
-            "step_ms": value_ms(each.timing.step_ns),
-            "step_±_ms": half_ms(each.timing.step_ns),
+            "bucket_mb": summary.setting.bucket_size_mb,
+            "batch": summary.setting.local_batch_size,
+            "context": summary.setting.seq_len,
+            "collectives": summary.first.collectives,
+            "predicted_ms": ms(model.overhead_ns(_bucket_bytes(summary, model))),
+            "comm_ms": value_ms(summary.timing.communication_ns),
+            "trace_tail_ms": ms(summary.trace.tail_ns) if summary.trace else None,
+            "step_ms": value_ms(summary.timing.step_ns),
+            "step_±_ms": half_ms(summary.timing.step_ns),
         }
-        for each in place.summaries
-        if each.setting.variant == BUCKETED and each.setting.bucket_size_mb is not None and each.timing.status == OK
+        for summary in place.summaries
+        if summary.setting.variant == BUCKETED
+        and summary.setting.bucket_size_mb is not None
+        and summary.timing.status == OK
     ]
 
 
@@ -201,8 +203,12 @@ def _bucket_bytes(summary: SettingSummary, model: BucketModel) -> float:
 def csv_view(places: Sequence[PlaceResults], study: Study | None) -> TableView:
     """One table for programs: the rows of ``results.csv``, or the study's with ours beside them."""
     if study is None:
-        return TableView("", [row for each in places for row in csv_rows(each.summaries, _environments(each))], [], {})
-    rows = [row for each in places for row in _with_place(each.place, comparison_rows(study.timings, each.summaries))]
+        return TableView(
+            "", [row for place in places for row in csv_rows(place.summaries, _environments(place))], [], {}
+        )
+    rows = [
+        row for place in places for row in _with_place(place.place, comparison_rows(study.timings, place.summaries))
+    ]
     return TableView("", rows, [OTHER_MACHINE], {})
 
 

@@ -59,7 +59,7 @@ def place_title(place: Place, environment: Environment | None) -> str:
 def analysis(facts: Sequence[Fact]) -> dict[str, list[str]]:
     """The sentences that the numbers support, by heading."""
     return {
-        HEADINGS[topic]: [sentence(each) for each in facts if each.topic == topic and each.is_supported]
+        HEADINGS[topic]: [sentence(fact) for fact in facts if fact.topic == topic and fact.is_supported]
         for topic in TOPICS
     }
 

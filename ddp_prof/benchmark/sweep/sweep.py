@@ -170,8 +170,8 @@ def _load(path: Path) -> dict[str, Finished]:
     return {
         run.id: Finished(
             run,
-            tuple(each for each in results.steps if each.run == run.id),
-            tuple(each for each in results.messages if each.run == run.id),
+            tuple(step for step in results.steps if step.run == run.id),
+            tuple(message for message in results.messages if message.run == run.id),
         )
         for run in results.runs
     }
@@ -182,9 +182,9 @@ def _describe(result: Finished) -> str:
         return f"failed: {result.run.reason}"
     if result.run.status == OUT_OF_MEMORY:
         return str(result.run.reason)  # says so
-    steps = [each for each in result.steps if not each.is_synchronized]
-    step_ms = statistics.median(each.step_ns for each in steps) / 1e6
-    communication_ms = statistics.median(each.communication_ns for each in steps) / 1e6
+    steps = [step for step in result.steps if not step.is_synchronized]
+    step_ms = statistics.median(step.step_ns for step in steps) / 1e6
+    communication_ms = statistics.median(step.communication_ns for step in steps) / 1e6
     return f"step {step_ms:.0f} ms, waiting for gradients {communication_ms:.0f} ms"
 
 

@@ -67,7 +67,7 @@ def _rows(ranks: Sequence[RankStepView]) -> list[_Row]:
 
 
 def _exposed_ns(line: CollectiveView) -> int:
-    return sum(each.end_ns - each.start_ns for each in line.exposed)
+    return sum(stretch.end_ns - stretch.start_ns for stretch in line.exposed)
 
 
 def _label(line: CollectiveView) -> str:
@@ -81,7 +81,7 @@ def _bars(rows: Sequence[_Row], palette: Palette) -> list[dict[str, Any]]:
     for row in rows:
         if row.line is None:
             stretches.setdefault((theme.COMPUTE, False), []).extend(
-                (row.y, *each, "compute") for each in row.rank.compute
+                (row.y, *item, "compute") for item in row.rank.compute
             )
             continue
         name = row.label

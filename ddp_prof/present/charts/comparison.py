@@ -69,7 +69,7 @@ def _split_bars(results: Sequence[TraceOverlap], palette: Palette) -> list[dict[
             "marker": {"color": palette.colors[part], "line": {"width": 0.8, "color": palette.paper}},
         }
         for part in theme.STRIP
-        if any(lengths := [each.get(part, 0.0) for each in parts])
+        if any(lengths := [item.get(part, 0.0) for item in parts])
     ]  # fmt: skip
 
 
@@ -101,7 +101,7 @@ def _step_dots(results: Sequence[TraceOverlap], palette: Palette) -> list[dict[s
 
 def _spread(count: int) -> list[float]:
     """Heights within the row that repeat only after many points: multiples of the golden ratio, modulo 1."""
-    return [0.44 * ((each * 0.618034) % 1 - 0.5) for each in range(count)]
+    return [0.44 * ((index * 0.618034) % 1 - 0.5) for index in range(count)]
 
 
 def _totals(results: Sequence[TraceOverlap], palette: Palette) -> dict[str, Any]:

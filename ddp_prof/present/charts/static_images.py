@@ -55,7 +55,7 @@ def write_pictures(pictures: Iterable[tuple[go.Figure, Path]]) -> None:
     # MathJax would be fetched from the network.
     options = {"path": str(browser), "mathjax": False}
     try:
-        failed = kaleido.write_fig_from_object_sync([_order(*each) for each in pictures], kopts=options)
+        failed = kaleido.write_fig_from_object_sync([_order(*picture) for picture in pictures], kopts=options)
     except (RuntimeError, OSError, TimeoutError) as error:
         raise _failure(browser, error) from error
     if failed:

@@ -118,7 +118,11 @@ def recoloring() -> dict[str, str]:
     named = {getattr(LIGHT, name): getattr(DARK, name) for name in ("paper", "text", "quiet", "line", "notice")}
     return {
         **named,
-        **{LIGHT.colors[each]: DARK.colors[each] for each in CATEGORIES if LIGHT.colors[each] != DARK.colors[each]},
+        **{
+            LIGHT.colors[category]: DARK.colors[category]
+            for category in CATEGORIES
+            if LIGHT.colors[category] != DARK.colors[category]
+        },
     }
 
 

@@ -100,7 +100,7 @@ def write_page(
     from plotly.offline import get_plotlyjs
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    own = [each for each in (_DRAW, script) if each]
+    own = [item for item in (_DRAW, script) if item]
     scripts = list(own)
     if shared_plotly:
         library = f'<script src="{PLOTLY_FILE}"></script>'
@@ -117,7 +117,7 @@ def write_page(
         f'<link rel="icon" href="data:,"><title>{html.escape(title)}</title><style>{_CSS}{css}</style></head>\n'
         f"<body>\n{body}\n"
         f'<script type="application/json" id="recoloring">{recoloring}</script>\n'
-        f"{library}\n{''.join(f'<script>{each}</script>' for each in own)}\n{tail}\n</body></html>\n",
+        f"{library}\n{''.join(f'<script>{summary}</script>' for summary in own)}\n{tail}\n</body></html>\n",
         encoding="utf-8",
     )
 

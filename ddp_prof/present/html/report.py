@@ -105,7 +105,7 @@ def _file_names(names: Iterable[str]) -> list[str]:
     for name in names:
         plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:80] or "trace"
         numbered = (plain, *(f"{plain}-{number}" for number in range(2, 10_000)))
-        free = next(each for each in numbered if not {each, f"{each}{WHY}"} & taken)
+        free = next(name for name in numbered if not {name, f"{name}{WHY}"} & taken)
         taken |= {free, f"{free}{WHY}"}
         result.append(free)
     return result

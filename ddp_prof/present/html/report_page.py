@@ -101,7 +101,7 @@ def report_body(sections: Sequence[RunSection], charts: Mapping[str, go.Figure],
         f'<div class="wide">{_table(compare_rows(compare_variants(results)))}</div>',
         f'<p class="quiet">{html.escape(HOW_TO_READ)}; speed-up: over naive</p>',
         _heading("why"),
-        f'<div class="wide">{findings_html((each.name, each.result.label, each.findings) for each in sections)}</div>',
+        f'<div class="wide">{findings_html((item.name, item.result.label, item.findings) for item in sections)}</div>',
         waterfall,
         _heading("unknown"),
         _unknown(sections),
@@ -180,11 +180,11 @@ def _card(section: RunSection, *, picture: bool) -> str:
 def _provenance(sections: Sequence[RunSection]) -> str:
     """What all runs have in common once, then what is each one's own."""
     facts = [_facts(section) for section in sections]
-    common = set.intersection(*(set(each.items()) for each in facts)) if facts else set()
+    common = set.intersection(*(set(fact.items()) for fact in facts)) if facts else set()
     own = (
         f"<details><summary>{html.escape(section.result.label)}</summary>"
-        f"{_definitions(pair for pair in each.items() if pair not in common)}</details>"
-        for section, each in zip(sections, facts, strict=True)
+        f"{_definitions(pair for pair in fact.items() if pair not in common)}</details>"
+        for section, fact in zip(sections, facts, strict=True)
     )
     return _definitions(pair for pair in (facts[0].items() if facts else ()) if pair in common) + "\n".join(own)
 
@@ -198,7 +198,7 @@ def _facts(section: RunSection) -> dict[str, str]:
         "command": " ".join(run.command),
         "created": run.created,
         "commit": run.git_commit or "not known",
-        "model": f"{run.model_size}, {sum(each.numel for each in run.parameters):,} parameters",
+        "model": f"{run.model_size}, {sum(parameter.numel for parameter in run.parameters):,} parameters",
         "batch": f"{run.batch_size} x {run.seq_len} tokens",
         "ranks": f"{run.world_size}, {run.backend}, device: {run.device}",
         "steps": f"{run.steps} after {run.warmup} of warm-up, seed {run.seed}",

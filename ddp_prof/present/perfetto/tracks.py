@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.core.intervals import Intervals
     from ddp_prof.trace import Ints, Mask, Trace
 
-CATEGORIES = (*(each.name.lower() for each in Category), "range")
+CATEGORIES = (*(category.name.lower() for category in Category), "range")
 """What a slice is: what an activity was for, or a range of the host."""
 
 _RANGE = CATEGORIES.index("range")
@@ -80,7 +80,7 @@ class ProcessTracks:
 def tracks_of(trace: Trace, rank_events: Sequence[RankEvents]) -> Iterator[ProcessTracks]:
     """The processes of a trace, ranks first and in their order."""
     ranks = list(dict.fromkeys(events.process for events in rank_events))
-    for process in (*ranks, *(each for each in trace.processes if each not in ranks)):
+    for process in (*ranks, *(process for process in trace.processes if process not in ranks)):
         own = [events for events in rank_events if events.process == process]
         yield ProcessTracks(_process_title(process, own), _Builder(trace, process, own).tracks(), _counters(own))
 
@@ -99,8 +99,8 @@ def nest(start_ns: Ints, end_ns: Ints) -> Ints:
     if np.all(start_ns[order][1:] >= np.maximum.accumulate(end_ns[order])[:-1]):
         return lane
     open_ends: list[list[int]] = []
-    for each, start, end in zip(order.tolist(), start_ns[order].tolist(), end_ns[order].tolist(), strict=True):
-        lane[each] = _place(open_ends, start, end)
+    for row, start, end in zip(order.tolist(), start_ns[order].tolist(), end_ns[order].tolist(), strict=True):
+        lane[row] = _place(open_ends, start, end)
     return lane
 
 
@@ -159,7 +159,7 @@ class _Builder:
         """Ranges by thread; those that may cross others apart from those that nest."""
         spans = self.trace.spans
         mine = (spans.process == self.process) & ~self.reduces
-        for thread in sorted(np.unique(spans.lane[mine]).tolist(), key=lambda each: (each != self.process, each)):
+        for thread in sorted(np.unique(spans.lane[mine]).tolist(), key=lambda value: (value != self.process, value)):
             for is_start_end, suffix in ((0, ""), (1, ", start/end ranges")):
                 rows = np.flatnonzero(mine & (spans.lane == thread) & (spans.is_start_end == is_start_end))
                 yield self._thread_title(thread) + suffix, self._of_spans(rows, _RANGE), self.trace.names
@@ -232,9 +232,9 @@ class _Builder:
         """A number that the names of our ranges carry."""
         known, which = np.unique(name_id, return_inverse=True)
         numbers = [
-            None if each == UNKNOWN else parse_range(self.trace.names[each]).number(key) for each in known.tolist()
+            None if value == UNKNOWN else parse_range(self.trace.names[value]).number(key) for value in known.tolist()
         ]
-        return np.array([UNKNOWN if each is None else each for each in numbers], np.int64)[which]
+        return np.array([UNKNOWN if number is None else number for number in numbers], np.int64)[which]
 
 
 def _pick(values: Ints, rows: Ints) -> Ints:

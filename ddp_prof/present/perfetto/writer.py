@@ -139,8 +139,8 @@ def _metadata(kind: str, pid: int, tid: int, **values: str | int) -> str:
 def _counter_events(counter: Counter, pid: int, zero_ns: int) -> list[str]:
     """Two steps between 0 and 1: their integrals are the rank's overlapped and exposed time."""
     sets = (counter.overlapped, counter.exposed)
-    times = np.unique(np.concatenate([edges for each in sets for edges in (each.start_ns, each.end_ns)]))
-    overlapped, exposed = (each.covered_ns(times, times + 1).tolist() for each in sets)
+    times = np.unique(np.concatenate([edges for intervals in sets for edges in (intervals.start_ns, intervals.end_ns)]))
+    overlapped, exposed = (intervals.covered_ns(times, times + 1).tolist() for intervals in sets)
     head = f'{{"ph":"C","name":{json.dumps(counter.title)},"pid":{pid},"ts":'
     return [
         f'{head}{time},"args":{{"overlapped":{hidden},"exposed":{bare}}}}}'
@@ -151,7 +151,7 @@ def _counter_events(counter: Counter, pid: int, zero_ns: int) -> list[str]:
 def _lane_events(lane: Track, pid: int, tid: int, zero_ns: int) -> Iterator[list[str]]:
     """A complete event ("X") a slice; viewers take the first of those that start together for the outer one."""
     head = f'{{"ph":"X","pid":{pid},"tid":{tid},"ts":'
-    names = {each: json.dumps(_name(lane, each)) for each in np.unique(lane.slices.name_id).tolist()}
+    names = {value: json.dumps(_name(lane, value)) for value in np.unique(lane.slices.name_id).tolist()}
     for first in range(0, len(lane.slices), _ROWS):
         slices = select(lane.slices, np.arange(first, min(first + _ROWS, len(lane.slices))))
         yield [

@@ -32,7 +32,7 @@ def collectives_view(run: Run, result: RunCollectives, by: str = BY[0]) -> Table
     notes = [alignment_note(result.alignment), *result.warnings]
     if by == BY[0]:
         origins = _origins(result.collectives)
-        rows = [_collective_row(each, origins[each.step_identity]) for each in result.collectives]
+        rows = [_collective_row(collective, origins[collective.step_identity]) for collective in result.collectives]
         notes.append("ready, launch, start, end: within the step, from the first of these times")
     else:
         rows = list(_summed_rows(result.collectives, by))
@@ -124,70 +124,80 @@ def _tail_advice(headline: RootCause) -> str:
 def _origins(collectives: Sequence[Collective]) -> dict[Hashable, int]:
     """The first time of each step of each rank."""
     origins: dict[Hashable, int] = {}
-    for each in collectives:
-        first = min(time for time in (each.ready_ns, each.launch_ns, each.start_ns) if time is not None)
-        origins[each.step_identity] = min(first, origins.get(each.step_identity, first))
+    for collective in collectives:
+        first = min(
+            time for time in (collective.ready_ns, collective.launch_ns, collective.start_ns) if time is not None
+        )
+        origins[collective.step_identity] = min(first, origins.get(collective.step_identity, first))
     return origins
 
 
-def _collective_row(each: Collective, origin_ns: int) -> Row:
+def _collective_row(collective: Collective, origin_ns: int) -> Row:
     def since(time_ns: int | None) -> float | None:
         return None if time_ns is None else (time_ns - origin_ns) / 1e6
 
     return {
-        "rank": _rank(each),
-        "step": each.step,
-        "index": each.index,
-        "bucket": each.bucket,
-        "op": each.op,
-        "bytes": each.bytes,
-        "ready_ms": since(each.ready_ns),
-        "launch_ms": since(each.launch_ns),
-        "start_ms": since(each.start_ns),
-        "end_ms": since(each.end_ns),
-        "queueing_ms": _ms(each.queueing_ns),
-        "duration_ms": _ms(each.duration_ns),
-        "wait_ms": _ms(each.wait_ns),
-        "transfer_ms": _ms(each.transfer_ns),
-        "algbw_GB/s": _gigabytes(each.algbw_bytes_per_s),
-        "busbw_GB/s": _gigabytes(each.busbw_bytes_per_s),
-        "overlapped_ms": _ms(each.overlapped_ns),
-        "exposed_ms": _ms(each.exposed_ns),
-        "exposed_wait_ms": _ms(each.exposed_wait_ns),
-        **{f"{cause}_ms": _ms(getattr(each.causes, cause)) for cause in CAUSES},
-        "ready_by": each.ready_source,
+        "rank": _rank(collective),
+        "step": collective.step,
+        "index": collective.index,
+        "bucket": collective.bucket,
+        "op": collective.op,
+        "bytes": collective.bytes,
+        "ready_ms": since(collective.ready_ns),
+        "launch_ms": since(collective.launch_ns),
+        "start_ms": since(collective.start_ns),
+        "end_ms": since(collective.end_ns),
+        "queueing_ms": _ms(collective.queueing_ns),
+        "duration_ms": _ms(collective.duration_ns),
+        "wait_ms": _ms(collective.wait_ns),
+        "transfer_ms": _ms(collective.transfer_ns),
+        "algbw_GB/s": _gigabytes(collective.algbw_bytes_per_s),
+        "busbw_GB/s": _gigabytes(collective.busbw_bytes_per_s),
+        "overlapped_ms": _ms(collective.overlapped_ns),
+        "exposed_ms": _ms(collective.exposed_ns),
+        "exposed_wait_ms": _ms(collective.exposed_wait_ns),
+        **{f"{cause}_ms": _ms(getattr(collective.causes, cause)) for cause in CAUSES},
+        "ready_by": collective.ready_source,
     }
 
 
 def _summed_rows(collectives: Sequence[Collective], by: str) -> Iterable[Row]:
     groups: dict[tuple[tuple[str, str | int | None], ...], list[Collective]] = {}
-    for each in collectives:
-        groups.setdefault(tuple((_step_key if by == "step" else _bucket_key)(each).items()), []).append(each)
+    for collective in collectives:
+        groups.setdefault(tuple((_step_key if by == "step" else _bucket_key)(collective).items()), []).append(
+            collective
+        )
     for key, members in groups.items():
         yield {
             **dict(key),
             "collectives": len(members),
-            "duration_ms": _ms(sum(each.duration_ns for each in members)),
-            "wait_ms": _ms(_sum_known(each.wait_ns for each in members)),
-            "overlapped_ms": _ms(sum(each.overlapped_ns for each in members)),
-            "exposed_ms": _ms(sum(each.exposed_ns for each in members)),
-            "exposed_wait_ms": _ms(_sum_known(each.exposed_wait_ns for each in members)),
-            **{f"{cause}_ms": _ms(sum(getattr(each.causes, cause) for each in members)) for cause in CAUSES},
+            "duration_ms": _ms(sum(member.duration_ns for member in members)),
+            "wait_ms": _ms(_sum_known(member.wait_ns for member in members)),
+            "overlapped_ms": _ms(sum(member.overlapped_ns for member in members)),
+            "exposed_ms": _ms(sum(member.exposed_ns for member in members)),
+            "exposed_wait_ms": _ms(_sum_known(member.exposed_wait_ns for member in members)),
+            **{f"{cause}_ms": _ms(sum(getattr(member.causes, cause) for member in members)) for cause in CAUSES},
         }
 
 
-def _step_key(each: Collective) -> dict[str, str | int | None]:
-    return {"rank": _rank(each), "step": each.step}
+def _step_key(collective: Collective) -> dict[str, str | int | None]:
+    return {"rank": _rank(collective), "step": collective.step}
 
 
-def _bucket_key(each: Collective) -> dict[str, str | int | None]:
+def _bucket_key(collective: Collective) -> dict[str, str | int | None]:
     """Without buckets the position in the step tells collectives apart."""
-    index = each.index if each.bucket is None else None
-    return {"rank": _rank(each), "bucket": each.bucket, "index": index, "op": each.op, "bytes": each.bytes}
+    index = collective.index if collective.bucket is None else None
+    return {
+        "rank": _rank(collective),
+        "bucket": collective.bucket,
+        "index": index,
+        "op": collective.op,
+        "bytes": collective.bytes,
+    }
 
 
-def _rank(each: Collective) -> str | int:
-    return f"process {each.process}" if each.rank is None else each.rank
+def _rank(collective: Collective) -> str | int:
+    return f"process {collective.process}" if collective.rank is None else collective.rank
 
 
 def _sum_known(values: Iterable[int | None]) -> int | None:
@@ -204,14 +214,14 @@ def _document(run: Run, result: RunCollectives, headline: str) -> dict[str, Any]
         "device": run.device,
         "collectives": [
             {
-                **asdict(each),
-                "queueing_ns": each.queueing_ns,
-                "duration_ns": each.duration_ns,
-                "exposed_transfer_ns": each.exposed_transfer_ns,
-                "algbw_bytes_per_s": each.algbw_bytes_per_s,
-                "busbw_bytes_per_s": each.busbw_bytes_per_s,
+                **asdict(collective),
+                "queueing_ns": collective.queueing_ns,
+                "duration_ns": collective.duration_ns,
+                "exposed_transfer_ns": collective.exposed_transfer_ns,
+                "algbw_bytes_per_s": collective.algbw_bytes_per_s,
+                "busbw_bytes_per_s": collective.busbw_bytes_per_s,
             }
-            for each in result.collectives
+            for collective in result.collectives
         ],
         "alignment": alignment_document(result.alignment),
         "matched": result.matched,
@@ -228,7 +238,7 @@ def alignment_document(alignment: Alignment) -> dict[str, Any]:
         "residual_p50_ns": alignment.residual_p50_ns,
         "residual_p95_ns": alignment.residual_p95_ns,
         "missing_ranks": list(alignment.missing_ranks),
-        "clocks": [{**asdict(each), "clock": str(each.clock)} for each in alignment.clocks],
+        "clocks": [{**asdict(clock), "clock": str(clock.clock)} for clock in alignment.clocks],
     }
 
 

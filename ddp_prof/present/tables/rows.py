@@ -58,19 +58,19 @@ def info_view(inventory: TraceInventory) -> TableView:
     """What a trace holds, a row a process."""
     rows: list[Row] = [
         {
-            "rank": each.rank,
-            "process": each.process,
-            "devices": ", ".join(map(str, each.devices)) or "cpu",
-            "kernels": each.kernels,
-            "comm_kernels": each.collectives,
-            "copies": each.copies,
-            "CUDA_calls": each.calls,
-            "ranges": each.ranges,
-            "steps": each.steps,
-            "warm-up_steps": each.warmup_steps,
-            "backward_ranges": each.backward_ranges,
+            "rank": process.rank,
+            "process": process.process,
+            "devices": ", ".join(map(str, process.devices)) or "cpu",
+            "kernels": process.kernels,
+            "comm_kernels": process.collectives,
+            "copies": process.copies,
+            "CUDA_calls": process.calls,
+            "ranges": process.ranges,
+            "steps": process.steps,
+            "warm-up_steps": process.warmup_steps,
+            "backward_ranges": process.backward_ranges,
         }
-        for each in inventory.processes
+        for process in inventory.processes
     ]
     producer = f" {inventory.producer}" if inventory.producer else ""
     title = (
@@ -85,7 +85,7 @@ def _run_notes(run: Manifest | None) -> list[str]:
     if run is None:
         return []
     bucket = "" if run.bucket_size_mb is None else f", buckets of at most {run.bucket_size_mb:g} MB"
-    parameters = sum(each.numel for each in run.parameters)
+    parameters = sum(parameter.numel for parameter in run.parameters)
     note = (
         f"run: {run.variant}{bucket}, {run.world_size} ranks, {run.backend}, {run.model_size} model "
         f"({parameters:,} parameters), batch {run.batch_size} x {run.seq_len} tokens, "
@@ -142,22 +142,22 @@ def compare_rows(summaries: Iterable[VariantSummary]) -> list[Row]:
     """A row a run."""
     return [
         {
-            "variant": each.label,
-            "device": each.device,
-            "ranks": each.ranks,
-            "steps": each.steps,
-            "step_ms": ms(each.step_ns),
-            "spread_ms": ms(each.step_spread_ns),
-            "collectives": each.collectives,
-            "comm_ms": ms(each.comm_ns),
-            "overlapped_ms": ms(each.overlapped_ns),
-            "exposed_ms": ms(each.exposed_ns),
-            "tail_ms": ms(each.tail_ns),
-            "overlap_%": percent(each.overlap_ratio),
-            "in_backward_%": percent(each.backward_overlap_ratio),
-            "speedup": each.speedup,
+            "variant": summary.label,
+            "device": summary.device,
+            "ranks": summary.ranks,
+            "steps": summary.steps,
+            "step_ms": ms(summary.step_ns),
+            "spread_ms": ms(summary.step_spread_ns),
+            "collectives": summary.collectives,
+            "comm_ms": ms(summary.comm_ns),
+            "overlapped_ms": ms(summary.overlapped_ns),
+            "exposed_ms": ms(summary.exposed_ns),
+            "tail_ms": ms(summary.tail_ns),
+            "overlap_%": percent(summary.overlap_ratio),
+            "in_backward_%": percent(summary.backward_overlap_ratio),
+            "speedup": summary.speedup,
         }
-        for each in summaries
+        for summary in summaries
     ]
 
 
@@ -191,7 +191,7 @@ def warnings_by_run(results: Sequence[TraceOverlap]) -> dict[str, list[str]]:
 
 def compare_document(summaries: Iterable[VariantSummary]) -> dict[str, Any]:
     """The JSON document of ``ddp-prof compare``, times in nanoseconds."""
-    return {"schema": SCHEMA, "variants": [asdict(each) for each in summaries]}
+    return {"schema": SCHEMA, "variants": [asdict(summary) for summary in summaries]}
 
 
 def _rank_row(rank: RankOverlap) -> Row:
@@ -242,7 +242,7 @@ def _rank_document(rank: RankOverlap) -> dict[str, Any]:
 
 def _document(result: RankOverlap | StepOverlap) -> dict[str, Any]:
     """The fields as they are; ``asdict`` would copy each of them."""
-    return {each.name: getattr(result, each.name) for each in fields(result)}
+    return {column.name: getattr(result, column.name) for column in fields(result)}
 
 
 def rank_name(rank: RankOverlap) -> str:

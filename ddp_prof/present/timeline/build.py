@@ -149,8 +149,8 @@ def _view_without_steps(rank_events: Sequence[RankEvents], max_boxes: int | None
     events = [events.events for events in rank_events if len(events.events)]
     if not events:
         return View(0, 0, 1)
-    start = np.sort(np.concatenate([each.start_ns for each in events]))
-    end = max(int(each.end_ns.max()) for each in events)
+    start = np.sort(np.concatenate([event.start_ns for event in events]))
+    end = max(int(event.end_ns.max()) for event in events)
     cut_off = max_boxes is not None and len(start) > max_boxes // 4
     return View(int(start[0]), int(start[0]), int(start[(max_boxes or 0) // 4]) if cut_off else end)
 

@@ -123,7 +123,7 @@ def _rows_of(lane: int, boxes: Boxes) -> Iterator[PackedRow]:
     ends = [*first.tolist(), len(boxes)][1:]
     for level, start, end in zip(levels.tolist(), first.tolist(), ends, strict=True):
         yield PackedRow(
-            lane, level, Boxes(**{each.name: getattr(boxes, each.name)[start:end] for each in fields(Boxes)})
+            lane, level, Boxes(**{column.name: getattr(boxes, column.name)[start:end] for column in fields(Boxes)})
         )
 
 

@@ -115,8 +115,8 @@ def _part(row: Row, code: int, least_ns: int, shown_ns: int) -> _Part:
     boxes = select(row.lane.boxes, row.lane.boxes.category == code)
     duration_ns = boxes.end_ns - boxes.start_ns
     texts = [""] * len(boxes)
-    for each in np.flatnonzero(duration_ns >= least_ns).tolist():
-        texts[each] = _text(row.lane, theme.CATEGORIES[code], boxes, each, shown_ns)
+    for item in np.flatnonzero(duration_ns >= least_ns).tolist():
+        texts[item] = _text(row.lane, theme.CATEGORIES[code], boxes, item, shown_ns)
     return _Part(
         boxes=boxes,
         y=row.top + (boxes.level + 0.5) * row.level,
@@ -125,10 +125,10 @@ def _part(row: Row, code: int, least_ns: int, shown_ns: int) -> _Part:
     )
 
 
-def _text(lane: Lane, category: str, boxes: Boxes, each: int, shown_ns: int) -> str:
+def _text(lane: Lane, category: str, boxes: Boxes, row: int, shown_ns: int) -> str:
     """What is written in a box; one with a fair share of all the time shown has room for more words."""
-    duration_ns, name_id = int(boxes.end_ns[each] - boxes.start_ns[each]), int(boxes.name_id[each])
+    duration_ns, name_id = int(boxes.end_ns[row] - boxes.start_ns[row]), int(boxes.name_id[row])
     if category == theme.STEP and duration_ns >= shown_ns // 4:
         return lane.names[name_id]
-    label = box_label(lane, category, name_id, int(boxes.bucket[each]), int(boxes.step[each]))
+    label = box_label(lane, category, name_id, int(boxes.bucket[row]), int(boxes.step[row]))
     return f"{label}<br>{milliseconds(duration_ns)}" if lane.kind == STRIP else label

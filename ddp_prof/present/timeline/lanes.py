@@ -37,12 +37,12 @@ def stack(start_ns: Ints, end_ns: Ints) -> Ints:
         return level
     busy: list[tuple[int, int]] = []  # (end, row)
     free: list[int] = []
-    for each in order.tolist():
-        while busy and busy[0][0] <= start_ns[each]:
+    for item in order.tolist():
+        while busy and busy[0][0] <= start_ns[item]:
             heapq.heappush(free, heapq.heappop(busy)[1])
         row = heapq.heappop(free) if free else len(busy)
-        level[each] = row
-        heapq.heappush(busy, (int(end_ns[each]), row))
+        level[item] = row
+        heapq.heappush(busy, (int(end_ns[item]), row))
     return level
 
 

@@ -23,7 +23,7 @@ _NOT_TEXT = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 def plain_name(name: str, longest: int = MAX_NAME) -> str:
     """A name in which each character shows, and that ends in time."""
-    plain = "".join(" " if unicodedata.category(each) in _NOT_TEXT else each for each in name[: 4 * longest])
+    plain = "".join(" " if unicodedata.category(item) in _NOT_TEXT else item for item in name[: 4 * longest])
     plain = " ".join(plain.split())
     return plain if len(plain) <= longest else plain[: longest - 1] + "…"
 

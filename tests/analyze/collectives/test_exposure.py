@@ -27,9 +27,9 @@ def causes_of(stream: str, compute: str, launches: dict[str, str], **more) -> li
     trace = draw_trace(ranges=ranges, launches=launches, streams={7: compute, 9: stream})
     found = measure_trace(trace).collectives
     (step,) = measure_overlap(trace).ranks[0].steps
-    assert sum(each.exposed_ns for each in found) == step.exposed_ns
-    assert sum(each.overlapped_ns for each in found) == step.overlapped_ns
-    return [{cause: ns for cause in CAUSES if (ns := getattr(each.causes, cause))} for each in found]
+    assert sum(value.exposed_ns for value in found) == step.exposed_ns
+    assert sum(value.overlapped_ns for value in found) == step.overlapped_ns
+    return [{cause: ns for cause in CAUSES if (ns := getattr(value.causes, cause))} for value in found]
 
 
 def test_tail() -> None:
@@ -92,7 +92,7 @@ def test_an_instant_belongs_to_the_collective_that_ends_last() -> None:
         streams={7: ".aa", 8: "...MMMMMMMMM", 9: ".....NNNNNN", 10: "........OOOOOOOOO"},
     )
     first, second, third = measure_trace(trace).collectives
-    assert [each.exposed_ns for each in (first, second, third)] == [5, 0, 9]
+    assert [item.exposed_ns for item in (first, second, third)] == [5, 0, 9]
 
 
 @st.composite
@@ -167,7 +167,7 @@ def cause_at(rank: RankCollectives, row: int, wait: int, instant: int) -> str:
     same_stream = timings.lane == timings.lane[row]
     stream = union(timings.start_ns[same_stream], timings.end_ns[same_stream])
     in_queue = range(max(launch, ready), start) if timings.lane[row] != UNKNOWN else ()
-    queued = sum(holds(stream, each) for each in in_queue)
+    queued = sum(holds(stream, item) for item in in_queue)
     backward_end = int(rank.backward_end_ns[timings.step[row]])
     if timings.blocking[row]:
         return "synchronous"
@@ -184,30 +184,30 @@ def cause_at(rank: RankCollectives, row: int, wait: int, instant: int) -> str:
 def test_on_real_captures_causes_add_up_to_the_exposed_time_of_each_step(shared_traces: Path) -> None:
     from ddp_prof.ingest.load import load_trace
 
-    for path in sorted(each for each in shared_traces.iterdir() if each.name.endswith((".sqlite", ".gz"))):
+    for path in sorted(path for path in shared_traces.iterdir() if path.name.endswith((".sqlite", ".gz"))):
         trace = load_trace(path)
         found = measure_trace(trace).collectives
-        assert all(each.causes.total_ns == each.exposed_ns for each in found), path
+        assert all(value.causes.total_ns == value.exposed_ns for value in found), path
         for rank in measure_overlap(trace).ranks:
             for step in rank.steps:
                 own = [
-                    each
-                    for each in found
-                    if (each.process, each.device, each.step) == (rank.process, rank.device, step.step)
+                    value
+                    for value in found
+                    if (value.process, value.device, value.step) == (rank.process, rank.device, step.step)
                 ]
                 if step.step is not None:
-                    assert sum(each.exposed_ns for each in own) == step.exposed_ns, path
+                    assert sum(summary.exposed_ns for summary in own) == step.exposed_ns, path
 
 
 def test_of_the_eight_collectives_of_a_real_ddp_step_the_last_is_exposed(shared_traces: Path) -> None:
     from ddp_prof.ingest.load import load_trace
 
     found = measure_trace(load_trace(shared_traces / "nsys2022_4_ddp_unet_a100_rank0of4.sqlite")).collectives
-    by_position = [[each for each in found if each.index == index] for index in range(8)]
-    assert [len(each) for each in by_position] == [59] * 8
-    last = sum(each.exposed_ns for each in by_position[-1])
-    assert last == sum(each.causes.tail for each in found) == pytest.approx(12.62e6, rel=1e-3)
-    assert last > sum(each.exposed_ns for each in found) / 2
+    by_position = [[value for value in found if value.index == index] for index in range(8)]
+    assert [len(item) for item in by_position] == [59] * 8
+    last = sum(item.exposed_ns for item in by_position[-1])
+    assert last == sum(value.causes.tail for value in found) == pytest.approx(12.62e6, rel=1e-3)
+    assert last > sum(value.exposed_ns for value in found) / 2
 
 
 def test_our_own_variants_are_exposed_for_the_reasons_they_are_made_for(committed_traces: list[Path]) -> None:

@@ -36,16 +36,20 @@ def test_ranks_share_a_clock_and_show_who_waits(tmp_path) -> None:
     assert step is not None
     (early,), (late,) = (rank.collectives for rank in view_step(run.ranks, step))
     assert abs(late.start_ns - early.start_ns - LATE_MS * MS) < 0.05 * MS
-    assert [(each.cause, each.is_wait) for each in early.exposed] == [("tail", True), ("tail", False)]
+    assert [(stretch.cause, stretch.is_wait) for stretch in early.exposed] == [("tail", True), ("tail", False)]
     assert abs(early.exposed[0].end_ns - early.exposed[0].start_ns - LATE_MS * MS) < 0.05 * MS
-    total = sum(each.end_ns - each.start_ns for each in early.exposed)
-    (measured,) = (each for each in measure_collectives(run.ranks).collectives if (each.rank, each.step) == (0, step))
+    total = sum(stretch.end_ns - stretch.start_ns for stretch in early.exposed)
+    (measured,) = (
+        collective
+        for collective in measure_collectives(run.ranks).collectives
+        if (collective.rank, collective.step) == (0, step)
+    )
     assert total == measured.exposed_ns
 
 
 def test_the_figure_has_a_row_a_collective_and_a_colour_a_cause() -> None:
     figure = draw_step_collectives(RUN, 4, view_step(RUN.ranks, 4), f"50 % is tail: {HOSTILE_TITLE}")
-    names = [each.name for each in figure.data if each.type == "bar"]
+    names = [item.name for item in figure.data if item.type == "bar"]
     assert names == [
         "compute",
         "overlapped, or under a collective that ends later",

@@ -56,10 +56,10 @@ def rank_capture(rank: int, world: int = WORLD) -> Capture:
             ("adam", end, end + 2, 7, 7),
         ):
             thread = process if name == "adam" else 131
-            at = [round((each + CLOCK_MS * rank) * MS) for each in (start, stop, begin + launch)]
+            at = [round((item + CLOCK_MS * rank) * MS) for item in (start, stop, begin + launch)]
             capture.kernels.append(Kernel(name, *at, thread, process, stream))
     for name, start, stop, thread in ranges:
-        at = [round((each + CLOCK_MS * rank) * MS) for each in (start, stop)]
+        at = [round((item + CLOCK_MS * rank) * MS) for item in (start, stop)]
         capture.ranges.append(Range(name, *at, thread, process, "ddp_prof", is_start_end=name.startswith("all_reduce")))
     return capture
 
@@ -78,13 +78,15 @@ def test_two_files_with_clocks_apart_and_a_late_rank(files: list[Path]) -> None:
     run = run_of(*map(load_trace, files))
     result = measure_collectives(run.ranks)
     assert (result.matched, result.unmatched) == (STEPS, 0)
-    assert {each.exposed_wait_ns for each in result.collectives if each.rank == 1} <= set(range(30_000))
-    for each in result.collectives:
-        assert each.transfer_ns == pytest.approx(TRANSFER_MS * MS, rel=0.002), "not the other rank's wait"
-        assert each.wait_ns == pytest.approx(LATE_MS * MS if each.rank == 0 else 0, rel=0.01, abs=0.02 * MS)
-        assert each.exposed_wait_ns == each.wait_ns, "nothing is computed meanwhile"
-        assert each.causes.tail == each.exposed_ns, "both ranks are done with backward"
-        assert each.busbw_bytes_per_s == pytest.approx(1_000_000 / (TRANSFER_MS / 1000), rel=0.002)
+    assert {collective.exposed_wait_ns for collective in result.collectives if collective.rank == 1} <= set(
+        range(30_000)
+    )
+    for item in result.collectives:
+        assert item.transfer_ns == pytest.approx(TRANSFER_MS * MS, rel=0.002), "not the other rank's wait"
+        assert item.wait_ns == pytest.approx(LATE_MS * MS if item.rank == 0 else 0, rel=0.01, abs=0.02 * MS)
+        assert item.exposed_wait_ns == item.wait_ns, "nothing is computed meanwhile"
+        assert item.causes.tail == item.exposed_ns, "both ranks are done with backward"
+        assert item.busbw_bytes_per_s == pytest.approx(1_000_000 / (TRANSFER_MS / 1000), rel=0.002)
     alignment = result.alignment
     assert alignment.method == "session start, ends of matched collectives"
     assert alignment.residual_p95_ns is not None
@@ -121,8 +123,10 @@ def test_a_rank_that_is_missing_is_named_and_nothing_is_made_up(files: list[Path
     run = run_of(load_trace(files[0]))
     result = measure_collectives(run.ranks)
     assert result.alignment.missing_ranks == (1,)
-    assert {(each.transfer_ns, each.wait_ns, each.exposed_wait_ns) for each in result.collectives} == {(None,) * 3}
-    assert {each.causes.waiting for each in result.collectives} == {0}
+    assert {
+        (collective.transfer_ns, collective.wait_ns, collective.exposed_wait_ns) for collective in result.collectives
+    } == {(None,) * 3}
+    assert {collective.causes.waiting for collective in result.collectives} == {0}
     assert any("rank 1 is not among the traces" in warning for warning in result.warnings)
     skew = measure_skew(run.ranks)
     assert "at least two ranks" in (skew.reason or "")

@@ -35,7 +35,7 @@ def test_a_bucket_is_ready_with_its_last_gradient() -> None:
 
 def test_a_kernel_belongs_to_the_range_that_was_opened_last_before_its_launch() -> None:
     first, second = measure_trace(OURS).collectives
-    assert [(each.rank, each.step, each.index, each.bucket, each.bytes) for each in (first, second)] == [
+    assert [(item.rank, item.step, item.index, item.bucket, item.bytes) for item in (first, second)] == [
         (0, 4, 0, 0, 4000),
         (0, 4, 1, 1, 8000),
     ]

@@ -72,7 +72,7 @@ def test_covered_counts_the_common_instants_of_each_interval(
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40), st.integers(0, 3)), max_size=15))
 def test_groups_are_united_on_their_own(rows: list[tuple[int, int, int]]) -> None:
-    start, end, group = union_by_group(*(column(row[each] for row in rows) for each in range(3)))
+    start, end, group = union_by_group(*(column(row[index] for row in rows) for index in range(3)))
     for wanted in range(4):
         mine = group == wanted
         assert instants_of(Intervals(start[mine], end[mine])) == members([row[:2] for row in rows if row[2] == wanted])

@@ -206,8 +206,8 @@ steps = st.builds(
     tail=st.none() | st.integers(0, 100),
     idle=st.sampled_from([0, 0, 0, None]),
 )
-ranks = st.lists(steps, max_size=6).map(lambda each: a_rank(*each))
-run_results = st.lists(ranks, max_size=3).map(lambda each: a_run(*each))
+ranks = st.lists(steps, max_size=6).map(lambda item: a_rank(*item))
+run_results = st.lists(ranks, max_size=3).map(lambda item: a_run(*item))
 shares, lengths = st.floats(0, 1), st.integers(0, 200)
 
 

@@ -131,8 +131,8 @@ def test_parts_sum_exactly_for_any_schedule(schedules: list[str], collectives: s
         for index, schedule in enumerate(schedules)
     ]
     waterfall = waterfall_of(*runs)
-    for each in (*waterfall.budgets, *waterfall.changes):
-        assert sum(getattr(each, f"{part}_ns") for part in PARTS) == each.step_ns
+    for budget in (*waterfall.budgets, *waterfall.changes):
+        assert sum(getattr(budget, f"{part}_ns") for part in PARTS) == budget.step_ns
     if waterfall.budgets:
         total = sum(change.step_ns for change in waterfall.changes)
         assert Fraction(total) == waterfall.budgets[-1].step_ns - waterfall.budgets[0].step_ns

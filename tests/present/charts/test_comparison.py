@@ -14,7 +14,7 @@ SILENT = result_of(draw_trace(streams={7: "aa"}), "one GPU")
 
 
 def bars(figure, category: str):
-    return next(each for each in figure.data if each.name == theme.LEGEND[category])
+    return next(item for item in figure.data if item.name == theme.LEGEND[category])
 
 
 def test_means_of_the_parts_sum_to_the_mean_step() -> None:
@@ -37,10 +37,10 @@ def test_a_row_a_run_in_the_order_given() -> None:
 
 def test_each_step_is_a_dot_and_each_run_has_its_share() -> None:
     figure = draw_comparison([BARE, HALF])
-    dots = [each for each in figure.data if each.name.startswith("overlap of one")]
-    assert [list(each.x) for each in dots] == [[0, 0], [50, 50]]
-    assert [each.text for each in figure.layout.annotations] == ["<b>0 %</b>", "<b>50 %</b>"]
-    totals = next(each for each in figure.data if each.name == "overlap of all communication")
+    dots = [item for item in figure.data if item.name.startswith("overlap of one")]
+    assert [list(dot.x) for dot in dots] == [[0, 0], [50, 50]]
+    assert [item.text for item in figure.layout.annotations] == ["<b>0 %</b>", "<b>50 %</b>"]
+    totals = next(item for item in figure.data if item.name == "overlap of all communication")
     assert list(totals.x) == [0, 50]
 
 
@@ -54,7 +54,7 @@ def test_what_cannot_be_known_is_left_out() -> None:
     assert mean_parts(SILENT) == {}
     assert overlap_ratio(SILENT) is None
     figure = draw_comparison([SILENT])
-    assert [each.text for each in figure.layout.annotations] == ["<b>n/a</b>"]
+    assert [item.text for item in figure.layout.annotations] == ["<b>n/a</b>"]
     assert figure.layout.title.text == "<b>No communication was recorded</b>"
 
 

@@ -15,7 +15,7 @@ SILENT = result_of(draw_trace(streams={7: "aa"}), "one GPU")
 def with_shares(*overlapped_ns: int):
     """One step of as many ranks, of whose 4 ns of communication so much is overlapped."""
     (rank,) = HALF.ranks
-    steps = [replace(rank.steps[0], overlapped_ns=each, exposed_ns=4 - each) for each in overlapped_ns]
+    steps = [replace(rank.steps[0], overlapped_ns=item, exposed_ns=4 - item) for item in overlapped_ns]
     return replace(HALF, ranks=tuple(replace(rank, steps=(step,)) for step in steps))
 
 

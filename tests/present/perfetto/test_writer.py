@@ -252,7 +252,7 @@ def test_slices_of_a_lane_always_nest(drawn: list[tuple[int, int]]) -> None:
     for lane in set(tracks.tolist()):
         rows = np.flatnonzero(tracks == lane)
         rows = rows[np.lexsort((-end[rows], start[rows]))]
-        events = [{"ts": int(start[each]), "dur": int(end[each] - start[each])} for each in rows]
+        events = [{"ts": int(start[row]), "dur": int(end[row] - start[row])} for row in rows]
         assert list(kept(events)) == events
 
 

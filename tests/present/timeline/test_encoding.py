@@ -27,7 +27,7 @@ def unpack(widths: dict[str, int], packed: bytes, count: int) -> dict[str, list[
         planes = [packed[offset + plane * count : offset + (plane + 1) * count] for plane in range(width)]
         offset += width * count
         naturals = [sum(plane[at] << 8 * place for place, plane in enumerate(planes)) for at in range(count)]
-        columns[name] = [-(each + 1) // 2 if each % 2 else each // 2 for each in naturals]
+        columns[name] = [-(natural + 1) // 2 if natural % 2 else natural // 2 for natural in naturals]
     assert offset == len(packed)
     return columns
 
@@ -51,9 +51,9 @@ def read_back(lanes: list[Lane]) -> list[dict[str, int | str]]:
 
 @given(st.integers(0, 9).flatmap(lambda rows: st.lists(st.lists(NUMBERS, min_size=rows, max_size=rows), max_size=4)))
 def test_columns_come_back(drawn: list[list[int]]) -> None:
-    columns = {str(at): column(each) for at, each in enumerate(drawn)}
+    columns = {str(at): column(view) for at, view in enumerate(drawn)}
     widths, packed = pack_columns(columns)
-    expected = {name: each.tolist() for name, each in columns.items()}
+    expected = {name: item.tolist() for name, item in columns.items()}
     assert unpack(widths, packed, len(drawn[0]) if drawn else 0) == expected
 
 
@@ -79,7 +79,7 @@ def test_boxes_come_back(drawn: list[list[dict[str, int]]]) -> None:
     found = [tuple(box[key] for key in ("lane", "level", "start", "end", "category", "step", "bytes"))
              for box in read_back(lanes)]  # fmt: skip
     assert sorted(found) == expected
-    assert [each[:4] for each in found] == [each[:4] for each in expected]  # in order
+    assert [value[:4] for value in found] == [item[:4] for item in expected]  # in order
 
 
 def test_titles_tell_boxes_apart() -> None:
@@ -105,11 +105,11 @@ def test_an_overview_holds_the_time_of_each_category() -> None:
         category: np.frombuffer(base64.b64decode(text), np.uint8).astype(int)
         for category, text in overview(packed.rows[0].boxes, 0, 40 * COLUMNS).items()
     }
-    assert all(len(each) == COLUMNS for each in shares.values())
+    assert all(len(share) == COLUMNS for share in shares.values())
     # Forty nanoseconds are the first column, and the strip leaves nothing out.
     lengths = {code: int((strip.boxes.end_ns - strip.boxes.start_ns)[strip.boxes.category == code].sum())
                for code in shares}  # fmt: skip
-    assert {code: each[0] for code, each in shares.items()} == {
+    assert {code: item[0] for code, item in shares.items()} == {
         code: int(np.ceil(255 * length / 40)) for code, length in lengths.items()
     }
-    assert all(each[1:].max() == 0 for each in shares.values())
+    assert all(share[1:].max() == 0 for share in shares.values())

@@ -289,9 +289,9 @@ class TestFigure:
         assert list(steps.text) == [f"step {at}" for at in range(9)]
 
     def test_a_cpu_says_so(self) -> None:
-        texts = [each.text for each in draw_timeline(build_timeline([source(cpu_trace())])).layout.annotations]
+        texts = [item.text for item in draw_timeline(build_timeline([source(cpu_trace())])).layout.annotations]
         assert any("device: cpu" in text and "gloo" in text for text in texts)
-        texts = [each.text for each in draw_timeline(build_timeline([source(draw_trace(**GPU))])).layout.annotations]
+        texts = [item.text for item in draw_timeline(build_timeline([source(draw_trace(**GPU))])).layout.annotations]
         assert any("device: cuda" in text for text in texts)
 
     def test_the_headline_says_how_much_is_hidden(self) -> None:
@@ -318,6 +318,6 @@ class TestHostileNames:
         trace = replace(trace, names=tuple(f"{HOSTILE[at % len(HOSTILE)]} {name}" if " " in name else name
                                            for at, name in enumerate(trace.names)))  # fmt: skip
         figure = draw_timeline(build_timeline([source(trace, HOSTILE[0])]))
-        texts = [each.text for each in figure.layout.annotations] + [figure.layout.title.text]
+        texts = [item.text for item in figure.layout.annotations] + [figure.layout.title.text]
         assert not any("<script" in text or "<a " in text for text in texts)
         assert any("&lt;script&gt;" in text for text in texts)
