@@ -19,4 +19,5 @@ export NSYS
 "$bin/ruff" check ddp_prof tests scripts
 "$bin/ruff" format --check ddp_prof tests scripts
 "$bin/mypy"
+"$bin/lint-imports" --no-cache --no-logo
 "$bin/pytest" -q "$@"
