@@ -15,5 +15,5 @@ def frame_of(results: Iterable[Any]) -> pd.DataFrame:
     """A row a result and a column a field; what is nested becomes ``outer_inner``; unknown is ``NA``."""
     import pandas as pd
 
-    frame = pd.json_normalize([asdict(result) for result in results], sep="_")
-    return frame.convert_dtypes()
+    frame: pd.DataFrame = pd.json_normalize([asdict(result) for result in results], sep="_").convert_dtypes()
+    return frame
