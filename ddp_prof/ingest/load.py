@@ -1,4 +1,4 @@
-"""Palette at the first bytes of a file and pick its reader."""
+"""Look at the first bytes of a file and pick its reader."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import pytest
 
 from ddp_prof.analyze.core.attribution import RankEvents, find_rank_events
 from ddp_prof.analyze.core.intervals import union
-from ddp_prof.analyze.overlap.step_breakdown import measure_breakdown
+from ddp_prof.analyze.core.step_breakdown import measure_breakdown
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.charts import theme
 from ddp_prof.present.timeline.build import build_timeline
