@@ -34,4 +34,5 @@ def frame_of_rows(rows: list[dict[str, Any]]) -> pd.DataFrame:
     """As :func:`frame_of`, from dictionaries; columns have pandas' own types, in which whole numbers may be unknown."""
     import pandas as pd
 
-    return pd.json_normalize(rows, sep="_").convert_dtypes()
+    frame: pd.DataFrame = pd.json_normalize(rows, sep="_").convert_dtypes()
+    return frame
