@@ -10,16 +10,17 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "ddp_prof"
-BOTTOM = {"errors", "range_names", "trace", "manifest"}
+BOTTOM = {"errors", "range_names", "variants", "trace", "manifest"}
 
 MAY_IMPORT = {
     "errors": set(),
     "range_names": {"errors"},
     "trace": {"errors", "manifest"},
-    "manifest": {"errors"},
+    "variants": set(),
+    "manifest": {"errors", "variants"},
     "ingest": BOTTOM,
     "analyze": BOTTOM,
-    "ddp": {"range_names", "errors"},
+    "ddp": {"range_names", "errors", "variants"},
     "train": {"ddp", *BOTTOM},
     "present": {"analyze", *BOTTOM},
     "benchmark": {"analyze", "present", "train", *BOTTOM},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 
-from ddp_prof.train.arguments import VARIANT_KEYS
+from ddp_prof.variants import BUCKETED, VARIANT_NAMES, VARIANTS, variant_label
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +13,7 @@ class Setting:
     """What is run.
 
     Attributes:
-        bucket_size_mb: Of ``bucketed``, in MB of 2**20 bytes; infinity is one bucket. ``None`` for the other variants.
+        bucket_size_mb: Of ``bucketed``, in MB of 2**20 bytes; ``None`` is no cap. ``None`` for the other variants.
         local_batch_size: Sequences a step of one rank.
     """
 
@@ -33,10 +33,7 @@ class Setting:
     @property
     def name(self) -> str:
         """The variant, with its bucket size where it has one."""
-        if self.bucket_size_mb is None:
-            return self.variant
-        cap = "one bucket" if self.bucket_size_mb == float("inf") else f"{self.bucket_size_mb:g} MB"
-        return f"{self.variant} {cap}"
+        return variant_label(self.variant, self.bucket_size_mb)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +56,7 @@ class Grid:
     """All values of each dimension."""
 
     variants: tuple[str, ...]
-    bucket_sizes_mb: tuple[float, ...]
+    bucket_sizes_mb: tuple[float | None, ...]
     model_sizes: tuple[str, ...]
     world_sizes: tuple[int, ...]
     local_batch_sizes: tuple[int, ...]
@@ -70,7 +67,7 @@ class Grid:
         return [
             (variant, size)
             for variant in self.variants
-            for size in (self.bucket_sizes_mb if variant == "bucketed" else (None,))
+            for size in (self.bucket_sizes_mb if variant == BUCKETED else (None,))
         ]
 
 
@@ -87,11 +84,11 @@ class Defaults:
 def choose_defaults(gpus: int) -> Defaults:
     """The published study's grid where there are two GPUs; else one that two CPU cores finish in some minutes."""
     if gpus >= 2:
-        study = Grid(VARIANT_KEYS, (1.0, 10.0, 100.0, 1000.0), ("xl",), (2,), (2, 4), (128, 256, 512))
+        study = Grid(VARIANT_NAMES, (1.0, 10.0, 100.0, 1000.0), ("xl",), (2,), (2, 4), (128, 256, 512))
         return Defaults(study, steps=10, warmup=5, repeats=3)
     # 37 MB of gradients: from 100 MB on there is one bucket.
     return Defaults(
-        Grid(VARIANT_KEYS, (1.0, 10.0, 100.0), ("mini",), (2,), (2,), (32, 64, 128)), steps=4, warmup=2, repeats=3
+        Grid(VARIANT_NAMES, (1.0, 10.0, 100.0), ("mini",), (2,), (2,), (32, 64, 128)), steps=4, warmup=2, repeats=3
     )
 
 
@@ -120,10 +117,9 @@ def order_jobs(grid: Grid, repeats: int) -> list[Job]:
 
 def train_arguments(setting: Setting, conditions: Conditions) -> list[str]:
     """The command line of ``ddp_prof.train`` for a setting, without outputs."""
-    cap = setting.bucket_size_mb
     return [
         *("--variant", setting.variant),
-        *(() if cap is None else ("--bucket-size-mb", format_cap(cap))),
+        *bucket_size_arguments(setting),
         *("--model-size", setting.model_size),
         *("--world-size", str(setting.world_size)),
         *("--batch-size", str(setting.world_size * setting.local_batch_size)),
@@ -137,9 +133,11 @@ def train_arguments(setting: Setting, conditions: Conditions) -> list[str]:
     ]
 
 
-def format_cap(bucket_size_mb: float) -> str:
-    """A bucket size as ``ddp_prof.train`` takes it."""
-    return "none" if bucket_size_mb == float("inf") else f"{bucket_size_mb:g}"
+def bucket_size_arguments(setting: Setting) -> list[str]:
+    """The bucket size as ``ddp_prof.train`` takes it; nothing for a variant without one."""
+    if setting.bucket_size_mb is not None:
+        return ["--bucket-size-mb", f"{setting.bucket_size_mb:g}"]
+    return ["--bucket-size-mb", "none"] if VARIANTS[setting.variant].can_be_uncapped else []
 
 
 def _rotate(candidates: list[tuple[str, float | None]], places: int) -> list[tuple[str, float | None]]:

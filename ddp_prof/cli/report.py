@@ -70,11 +70,11 @@ def command(traces: tuple[Path, ...], selection: Selection, folder: Path) -> Non
 
     A folder stands for the traces in it. Pictures need Chromium; without it the pages are written all the same.
     """
-    from ddp_prof.manifest import in_story_order
+    from ddp_prof.manifest import in_variant_order
     from ddp_prof.present.html.report import write_report
 
     sources = load_sources(traces, selection, with_shapes=True)
-    runs = in_story_order(gather_runs(sources), lambda run: run.manifest)
+    runs = in_variant_order(gather_runs(sources), lambda run: run.manifest)
     for problem in write_report(runs, folder, compare_runs(runs), backward_pattern=selection.backward_pattern):
         click.echo(f"note: {problem}", err=True)
     click.echo(folder / "index.html")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddp_prof.train.sizes import MODEL_SIZES
+from ddp_prof.variants import VARIANT_NAMES, VARIANTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-VARIANT_KEYS = ("naive", "flat", "overlap", "bucketed", "torch")
-"""The keys of ``ddp_prof.ddp.VARIANTS``, which would import torch."""
+NO_CAP = math.inf
+"""The word ``none`` on a command line, told from no word; past the parser, ``None`` is no cap."""
 OUT_OF_MEMORY_EXIT = 4
 """Exit code of a run that ended for want of memory; 3 is ``ddp-prof``'s, of a gate that is not met."""
 
@@ -68,7 +70,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _add_variant(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--variant", choices=VARIANT_KEYS, required=True, help="how gradients are synchronized")
+    group.add_argument("--variant", choices=VARIANT_NAMES, required=True, help="how gradients are synchronized")
     group.add_argument(
         "--bucket-size-mb",
         type=bucket_size,
@@ -195,17 +197,24 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     """Read the command line; exits with 2 on a mistake."""
     parser = make_parser()
     arguments = parser.parse_args(argv, Arguments())
-    if arguments.bucket_size_mb is not None and arguments.variant not in ("bucketed", "torch"):
-        parser.error(f"--bucket-size-mb: variant {arguments.variant} has no buckets to cap")
-    if arguments.bucket_size_mb == float("inf") and arguments.variant == "torch":
-        parser.error("--bucket-size-mb: torch needs a number")
-    if arguments.bucket_size_mb is None and arguments.variant == "bucketed":
-        arguments.bucket_size_mb = 25.0
+    arguments.bucket_size_mb = _bucket_size(parser, arguments)
     if arguments.compile and not arguments.warmup:
         parser.error("--compile: the first step compiles, so it takes a --warmup of at least 1")
     if arguments.kineto is not None and not arguments.kineto.name.endswith((".json", ".json.gz")):
         parser.error("--kineto: the name must end in .json or .json.gz")
     return arguments
+
+
+def _bucket_size(parser: argparse.ArgumentParser, arguments: Arguments) -> float | None:
+    """What was asked for, else the variant's default; ``None`` is no cap, or the variant has no option for it."""
+    asked, variant = arguments.bucket_size_mb, VARIANTS[arguments.variant]
+    if asked is None:
+        return variant.default_bucket_size_mb
+    if not variant.takes_bucket_size:
+        parser.error(f"--bucket-size-mb: variant {arguments.variant} has no buckets to cap")
+    if asked == NO_CAP and not variant.can_be_uncapped:
+        parser.error(f"--bucket-size-mb: {arguments.variant} needs a number")
+    return None if asked == NO_CAP else asked
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -231,9 +240,9 @@ def _not_negative(text: str) -> float:
 
 
 def bucket_size(text: str) -> float:
-    """MB; ``none`` becomes infinity, which caps nothing."""
+    """Reads MB, or ``none`` as :data:`NO_CAP`."""
     if text.lower() == "none":
-        return float("inf")
+        return NO_CAP
     value = float(text)
     if not value > 0:
         raise argparse.ArgumentTypeError(f"must be positive, not {text}")

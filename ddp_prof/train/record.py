@@ -59,11 +59,10 @@ def describe_run(
     ranks_per_gpu: int = 1,
 ) -> Manifest:
     """The manifest of a finished run, as rank 0 saw it."""
-    cap = arguments.bucket_size_mb
     counted = len(measured.synchronized)
     return Manifest(
         variant=arguments.variant,
-        bucket_size_mb=None if cap == float("inf") else cap,
+        bucket_size_mb=arguments.bucket_size_mb,
         world_size=dist.get_world_size(),
         backend=backend,
         device=device.type,

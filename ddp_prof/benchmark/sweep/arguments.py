@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddp_prof.benchmark.grid import Conditions, Grid
-from ddp_prof.train.arguments import VARIANT_KEYS, at_least, bucket_size
+from ddp_prof.train.arguments import NO_CAP, at_least, bucket_size
 from ddp_prof.train.sizes import MODEL_SIZES
+from ddp_prof.variants import VARIANT_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ class Arguments(argparse.Namespace):
     world_size: list[list[int]] | None
     batch_sizes: list[list[int]] | None
     seq_lens: list[list[int]] | None
-    bucket_sizes_mb: list[list[float]] | None
+    bucket_sizes_mb: list[list[float | None]] | None
     num_steps: int | None
     warmup: int | None
     repeats: int | None
@@ -59,7 +60,7 @@ def _add_grid(group: argparse._ArgumentGroup) -> None:
     def add(flag: str, kind: Callable[[str], Any], text: str, metavar: str = "N") -> None:
         group.add_argument(flag, nargs="+", type=_several(kind), metavar=metavar, help=text)
 
-    add("--variants", _one_of(VARIANT_KEYS), f"of {', '.join(VARIANT_KEYS)} (default: all)", "VARIANT")
+    add("--variants", _one_of(VARIANT_NAMES), f"of {', '.join(VARIANT_NAMES)} (default: all)", "VARIANT")
     add(
         "--model-size",
         _one_of(MODEL_SIZES),
@@ -70,7 +71,7 @@ def _add_grid(group: argparse._ArgumentGroup) -> None:
     add("--batch-sizes", at_least(1), "sequences a step of one rank (default: 2 4 on two GPUs, else 2)")
     add("--seq-lens", at_least(1), "tokens of a sequence (default: 128 256 512 on two GPUs, else 32 64 128)")
     text = "caps of the buckets of bucketed; none is one bucket (default: 1 10 100 1000 on two GPUs, else 1 10 100)"
-    add("--bucket-sizes-mb", bucket_size, text, "MB")
+    add("--bucket-sizes-mb", _bucket_size, text, "MB")
 
 
 def _add_runs(group: argparse._ArgumentGroup) -> None:
@@ -148,6 +149,11 @@ def _several(kind: Callable[[str], Value]) -> Callable[[str], list[Value]]:
             raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
 
     return values
+
+
+def _bucket_size(text: str) -> float | None:
+    size = bucket_size(text)
+    return None if size == NO_CAP else size
 
 
 def _one_of(choices: Sequence[str] | dict[str, Any]) -> Callable[[str], str]:

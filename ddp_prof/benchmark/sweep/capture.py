@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddp_prof.benchmark.grid import format_cap, train_arguments
+from ddp_prof.benchmark.grid import bucket_size_arguments, train_arguments
 from ddp_prof.errors import WorkloadError
 from ddp_prof.train.launch import PR_SET_PDEATHSIG, launch
 
@@ -80,10 +80,9 @@ def _median(steps: Sequence[Mapping[str, Any]], name: str) -> int | None:
 
 
 def _capture_by_script(setting: Setting, conditions: Conditions, folder: Path, *, force: bool) -> list[Path]:
-    cap = setting.bucket_size_mb
     command = [
         *("bash", str(SCRIPT), setting.variant),
-        *(() if cap is None else ("--bucket-size-mb", format_cap(cap))),
+        *bucket_size_arguments(setting),
         *("--", "--seed", str(conditions.seed), "--backend", conditions.backend),
     ]
     environment = {
@@ -132,7 +131,7 @@ def _run_tethered(command: Sequence[str], environment: Mapping[str, str]) -> str
 
 
 def _capture_by_torch(setting: Setting, conditions: Conditions, folder: Path) -> list[Path]:
-    name = setting.variant if setting.bucket_size_mb is None else f"{setting.variant}_{setting.bucket_size_mb:g}mb"
+    name = "_".join([setting.variant, *(f"{size}mb" for size in bucket_size_arguments(setting)[1:])])
     outputs = ["--kineto", str(folder / f"{name}.json.gz"), "--run-json", str(folder / f"{name}.run.json")]
     with tempfile.TemporaryDirectory(prefix="ddp_prof.") as directory:
         command = ["-m", "ddp_prof.train", *train_arguments(setting, conditions), *outputs]

@@ -46,13 +46,12 @@ def finished(job: Job, conditions: Conditions, machine: Machine, outcome: Manife
 def _run(job: Job, conditions: Conditions, machine: Machine, outcome: Manifest | WorkloadError) -> Run:
     setting, size = job.setting, MODEL_SIZES[job.setting.model_size]
     manifest = None if isinstance(outcome, Exception) else outcome
-    cap = setting.bucket_size_mb
     return Run(
         id=run_id(job, conditions, machine.environment.id),
         environment=machine.environment.id,
         repeat=job.repeat,
         variant=setting.variant,
-        bucket_size_mb=None if cap == float("inf") else cap,
+        bucket_size_mb=setting.bucket_size_mb,
         model_size=setting.model_size,
         d_model=size.d_model,
         num_layers=size.layers,
