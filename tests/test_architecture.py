@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "ddp_prof"
-BOTTOM = {"errors", "range_names", "variants", "trace", "manifest"}
+BOTTOM = {"errors", "range_names", "variants", "run_config", "unknown", "trace", "manifest"}
 
 MAY_IMPORT = {
     "errors": set(),
     "range_names": {"errors"},
     "trace": {"errors", "manifest"},
     "variants": set(),
+    "run_config": {"variants"},
+    "unknown": set(),
     "manifest": {"errors", "variants"},
     "ingest": BOTTOM,
     "analyze": BOTTOM,

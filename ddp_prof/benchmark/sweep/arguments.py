@@ -6,15 +6,13 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ddp_prof.benchmark.grid import Conditions, Grid
+from ddp_prof.benchmark.sweep.grid import Grid
 from ddp_prof.train.arguments import NO_CAP, at_least, bucket_size
 from ddp_prof.train.sizes import MODEL_SIZES
 from ddp_prof.variants import VARIANT_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from ddp_prof.benchmark.grid import Defaults
 
 Value = TypeVar("Value")
 
@@ -105,9 +103,8 @@ def _add_outcome(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def choose_grid(arguments: Arguments, defaults: Defaults) -> Grid:
-    """What was asked for, and defaults for the rest."""
-    grid = defaults.grid
+def choose_grid(arguments: Arguments, grid: Grid) -> Grid:
+    """What was asked for, and the values of a default grid for the rest."""
     return Grid(
         variants=_flat(arguments.variants, grid.variants),
         bucket_sizes_mb=_flat(arguments.bucket_sizes_mb, grid.bucket_sizes_mb),
@@ -115,14 +112,9 @@ def choose_grid(arguments: Arguments, defaults: Defaults) -> Grid:
         world_sizes=_flat(arguments.world_size, grid.world_sizes),
         local_batch_sizes=_flat(arguments.batch_sizes, grid.local_batch_sizes),
         seq_lens=_flat(arguments.seq_lens, grid.seq_lens),
-    )
-
-
-def choose_conditions(arguments: Arguments, defaults: Defaults) -> Conditions:
-    """As :func:`choose_grid`."""
-    return Conditions(
-        steps=arguments.num_steps or defaults.steps,
-        warmup=defaults.warmup if arguments.warmup is None else arguments.warmup,
+        steps=arguments.num_steps or grid.steps,
+        warmup=grid.warmup if arguments.warmup is None else arguments.warmup,
+        repeats=arguments.repeats or grid.repeats,
         seed=arguments.seed,
         device=arguments.device,
         backend=arguments.backend,
