@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddp_prof.errors import TraceError
+from ddp_prof.variants import VARIANTS, variant_label, variant_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 SUFFIX = ".run.json"
-STORY = ("naive", "flat", "overlap", "bucketed", "torch")
-"""The order in which variants are told of, each of which mends what the one before leaves open."""
-
 RANKS_PER_GPU = "ranks_per_gpu"
 """Key of ``Manifest.options``, and field of the ``process`` range: how many ranks have one GPU."""
 SHARED_GPU = "shared GPU: time-sliced, bandwidth and overlap not representative"
@@ -71,8 +69,8 @@ class Manifest:
     """One run of the workload.
 
     Attributes:
-        variant: Key of ``ddp_prof.ddp.VARIANTS``.
-        bucket_size_mb: Cap of a bucket in MB of 2**20 bytes; ``None`` where the variant has none.
+        variant: Key of :data:`ddp_prof.variants.VARIANTS`.
+        bucket_size_mb: Cap of a bucket in MB of 2**20 bytes; ``None`` where the variant has none, or no cap.
         step_seconds: Host seconds of each measured step on rank 0, profiler's cost included.
         communication_seconds: Host seconds of each measured step that rank 0 spent waiting for communication.
         profiler: What recorded the run, with its version; ``None`` for an unprofiled run.
@@ -130,7 +128,7 @@ def label_of(trace: Path, manifest: Manifest | None) -> str:
     """What a run is called in tables and figures: ``bucketed 10 MB``; without a manifest its file's name."""
     if manifest is None:
         return manifest_path(trace).name.removesuffix(SUFFIX)
-    return manifest.variant if manifest.bucket_size_mb is None else f"{manifest.variant} {manifest.bucket_size_mb:g} MB"
+    return variant_label(manifest.variant, manifest.bucket_size_mb)
 
 
 def caveats_of(manifest: Manifest) -> tuple[str, ...]:
@@ -145,16 +143,13 @@ def caveats_of(manifest: Manifest) -> tuple[str, ...]:
     return tuple(caveats)
 
 
-def in_story_order(items: Sequence[Item], manifest_of: Callable[[Item], Manifest | None]) -> list[Item]:
-    """Runs in the order in which their story is told: the variants, and buckets by size.
-
-    As given where not all of them say which variant they are.
-    """
+def in_variant_order(items: Sequence[Item], manifest_of: Callable[[Item], Manifest | None]) -> list[Item]:
+    """Runs in the order of their variants, buckets by size; as given where not all are of a known variant."""
     manifests = [manifest_of(item) for item in items]
-    if not all(manifest and manifest.variant in STORY for manifest in manifests):
+    if not all(manifest and manifest.variant in VARIANTS for manifest in manifests):
         return list(items)
-    chapters = [(STORY.index(manifest.variant), manifest.bucket_size_mb or 0.0) for manifest in manifests if manifest]
-    return [items[index] for index in sorted(range(len(items)), key=chapters.__getitem__)]
+    keys = [variant_order(manifest.variant, manifest.bucket_size_mb) for manifest in manifests if manifest]
+    return [items[index] for index in sorted(range(len(items)), key=keys.__getitem__)]
 
 
 def write_manifest(manifest: Manifest, path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddp_prof.errors import TraceError
-from ddp_prof.manifest import in_story_order, load_manifest, manifest_path
+from ddp_prof.manifest import in_variant_order, load_manifest, manifest_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,7 +54,7 @@ def load_trace(path: Path, *, extra_patterns: Sequence[str] = (), with_shapes: b
 def find_traces(path: Path) -> list[Path]:
     """The traces that a path stands for: the file itself, or those in a folder.
 
-    By name; where all of them are runs of ours, as their story goes.
+    By name; where all of them are runs of known variants, in the variants' order.
 
     A report whose export lies beside it is not named twice, JSON of other kinds is passed over.
 
@@ -73,7 +73,7 @@ def find_traces(path: Path) -> list[Path]:
     ]
     if not traces:
         raise TraceError(path, "a folder without traces", f"it should hold files named *{', *'.join(_SUFFIXES)}")
-    return in_story_order(traces, lambda trace: load_manifest(manifest_path(trace)))
+    return in_variant_order(traces, lambda trace: load_manifest(manifest_path(trace)))
 
 
 def _head(path: Path) -> bytes:

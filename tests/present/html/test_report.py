@@ -9,7 +9,7 @@ import pytest
 
 from ddp_prof.analyze.collectives.step_view import view_step
 from ddp_prof.analyze.variants.waterfall import measure_waterfall
-from ddp_prof.manifest import SHARED_GPU, Manifest, in_story_order
+from ddp_prof.manifest import SHARED_GPU, Manifest, in_variant_order
 from ddp_prof.present.charts.collectives import draw_step_collectives
 from ddp_prof.present.charts.comparison import draw_comparison
 from ddp_prof.present.charts.steps import draw_step_times
@@ -86,20 +86,20 @@ def read(page: Path) -> _Reader:
 
 
 class TestOrder:
-    def test_variants_come_as_the_story_goes_and_buckets_by_size(self) -> None:
+    def test_variants_come_in_their_order_and_buckets_by_size(self) -> None:
         told = ["naive", "flat", "overlap", "bucketed 1", "bucketed 10", "bucketed 100", "torch"]
         runs = []
         for name in sorted(told):
             variant, _, size = name.partition(" ")
             runs.append(made(run_of(cpu_run(), name), variant=variant, bucket_size_mb=float(size) if size else None))
-        assert [run.name for run in in_story_order(runs, lambda run: run.manifest)] == told
+        assert [run.name for run in in_variant_order(runs, lambda run: run.manifest)] == told
 
     @pytest.mark.parametrize("variant", [None, "one of yours"])
     def test_where_a_run_does_not_say_its_variant_all_stay_as_given(self, variant: str | None) -> None:
         odd = run_of(cpu_run(), "x")
         runs = [made(run_of(cpu_run(), "torch"), variant="torch"), made(odd, variant=variant) if variant else odd]
         runs.append(made(run_of(cpu_run(), "naive"), variant="naive"))
-        assert in_story_order(runs, lambda run: run.manifest) == runs
+        assert in_variant_order(runs, lambda run: run.manifest) == runs
 
 
 @pytest.mark.browser
