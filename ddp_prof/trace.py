@@ -199,6 +199,9 @@ class Trace:
         threads: Name of a thread by (process, lane), where known.
         ranks: Rank of a process, where the trace says it.
         arguments: What is known of the collectives beside their kernels.
+        launching_calls: Row in ``calls`` of the call that launched each activity, ``UNKNOWN`` where the trace holds
+            none. Joined when the trace is built, and kept by ``replace``: who replaces the rows of activities or calls
+            must hand over ``None``, which joins again.
         shape_id: For each activity the index into ``names`` of its launch shape, ``UNKNOWN`` where it has none;
             ``None`` where shapes were not asked for.
         world_size: Ranks in the job; ``None`` where unknown.
@@ -218,22 +221,24 @@ class Trace:
     ranks: Mapping[int, int]
     overhead: Overhead
     arguments: CollectiveMetadata = field(default_factory=lambda: empty(CollectiveMetadata))
+    launching_calls: Ints = None  # type: ignore[assignment]  # never None once the trace is built
     shape_id: Ints | None = None
     world_size: int | None = None
     epoch_ns: int | None = None
     manifest: Manifest | None = None
     warnings: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.launching_calls is None:
+            object.__setattr__(self, "launching_calls", find_launching_calls(self.activities, self.calls))
+        if len(self.launching_calls) != len(self.activities):
+            raise ValueError("launching_calls were joined for other activities")
+
     @cached_property
     def processes(self) -> tuple[int, ...]:
         """All processes that left an activity or a span, in ascending order."""
         tables = (self.activities, self.spans)
         return tuple(sorted({value for table in tables for value in distinct(table.process)}))
-
-    @cached_property
-    def launching_calls(self) -> Ints:
-        """Row in ``calls`` of the call that launched each activity, ``UNKNOWN`` where the trace holds none."""
-        return find_launching_calls(self.activities, self.calls)
 
     @cached_property
     def duration_ns(self) -> int:

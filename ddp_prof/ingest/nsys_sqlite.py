@@ -7,18 +7,17 @@ are packed as ``<hardware:8><machine:8><process:24><thread:24>``.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ddp_prof.errors import TraceError
-from ddp_prof.ingest.collective_args import NcclRange, add_nccl_arguments
-from ddp_prof.ingest.copy_engine import mark_copy_engine_collectives
+from ddp_prof.ingest.collective_args import NcclRange, add_nccl_metadata
+from ddp_prof.ingest.enrich import SIZES, add_launch_shapes, enrich, mark_copy_engine_collectives, name_ranks
 from ddp_prof.ingest.kernel_categories import KernelClassifier
-from ddp_prof.ingest.launch_shapes import SIZES, add_launch_shapes
-from ddp_prof.ingest.ranks import ranks_of, world_size_of
 from ddp_prof.ingest.sqlite_columns import SqliteFile, integer_array
-from ddp_prof.ingest.string_table import NameTable, NsysStrings
+from ddp_prof.ingest.string_table import NameTable, NsysStringIds
 from ddp_prof.manifest import load_manifest, manifest_path
 from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind, Overhead, Spans, Trace, empty
 
@@ -64,7 +63,7 @@ def load_nsys_sqlite(
         activity_columns = pool.submit(_activity_columns, file)
         range_rows = pool.submit(_range_rows, file)
         calls = pool.submit(_calls, file)
-        strings = NsysStrings(file.rows("SELECT id, value FROM StringIds") if file.has("StringIds") else [])
+        strings = NsysStringIds(file.rows("SELECT id, value FROM StringIds") if file.has("StringIds") else [])
         names = NameTable()
         spans = _spans(range_rows.result(), strings, names, _domains(file, strings))
         activities = _activities(activity_columns.result(), strings, names, KernelClassifier(extra_patterns))
@@ -77,16 +76,17 @@ def load_nsys_sqlite(
         spans=spans,
         calls=calls.result(),
         threads=_threads(file, strings),
-        ranks=ranks_of(spans, names),
+        ranks={},
         overhead=_overhead(file),
-        world_size=world_size_of(names),
         epoch_ns=_session_start(file),
         manifest=load_manifest(manifest_path(run or path)),
     )
-    trace = mark_copy_engine_collectives(trace)
-    payloads = _nccl_payloads(file, strings) if any(name.startswith("nccl") for name in trace.names) else []
-    trace = add_nccl_arguments(trace, payloads) if payloads else trace
-    return add_launch_shapes(trace, _sizes(file)) if with_shapes else trace
+    steps = [name_ranks, mark_copy_engine_collectives]
+    if any(name.startswith("nccl") for name in trace.names) and (payloads := _nccl_payloads(file, strings)):
+        steps.append(partial(add_nccl_metadata, ranges=payloads))
+    if with_shapes:
+        steps.append(partial(add_launch_shapes, sizes=_sizes(file)))
+    return enrich(trace, steps)
 
 
 def _require_export(file: SqliteFile) -> None:
@@ -119,7 +119,7 @@ def _activity_columns(file: SqliteFile) -> dict[str, Ints]:
 
 
 def _activities(
-    columns: dict[str, Ints], strings: NsysStrings, names: NameTable, classifier: KernelClassifier
+    columns: dict[str, Ints], strings: NsysStringIds, names: NameTable, classifier: KernelClassifier
 ) -> Activities:
     kind, pid = columns["kind"], columns["globalPid"]
     name_id = strings.intern(columns["name"], names)
@@ -166,7 +166,7 @@ def _range_rows(file: SqliteFile) -> Any:
     return file.query(query)
 
 
-def _spans(rows: Any, strings: NsysStrings, names: NameTable, domains: dict[tuple[int, int], str]) -> Spans:
+def _spans(rows: Any, strings: NsysStringIds, names: NameTable, domains: dict[tuple[int, int], str]) -> Spans:
     if rows is None or not rows.num_rows:
         return empty(Spans)
     column = {name: integer_array(rows.column(name)) for name in ("start", "end", "eventType", "globalTid", "textId")}
@@ -188,7 +188,7 @@ def _spans(rows: Any, strings: NsysStrings, names: NameTable, domains: dict[tupl
     )
 
 
-def _nccl_payloads(file: SqliteFile, strings: NsysStrings) -> list[NcclRange]:
+def _nccl_payloads(file: SqliteFile, strings: NsysStringIds) -> list[NcclRange]:
     """NCCL's ranges with their arguments; none where the export was made without ``--include-json``.
 
     The JSON is in the row, or among the strings.
@@ -210,7 +210,7 @@ def _nccl_payloads(file: SqliteFile, strings: NsysStrings) -> list[NcclRange]:
     return [value for value in found if value.name.startswith("nccl")]
 
 
-def _domains(file: SqliteFile, strings: NsysStrings) -> dict[tuple[int, int], str]:
+def _domains(file: SqliteFile, strings: NsysStringIds) -> dict[tuple[int, int], str]:
     """Domain names by (process, domain id): the ids count per process."""
     if not file.has(NVTX, "domainId"):
         return {}
@@ -227,7 +227,7 @@ def _domain_ids(process: Ints, domain: Ints, domains: dict[tuple[int, int], str]
     return result
 
 
-def _threads(file: SqliteFile, strings: NsysStrings) -> dict[tuple[int, int], str]:
+def _threads(file: SqliteFile, strings: NsysStringIds) -> dict[tuple[int, int], str]:
     if not file.has("ThreadNames", "nameId", "globalTid"):
         return {}
     rows = file.rows("SELECT globalTid, nameId FROM ThreadNames WHERE globalTid IS NOT NULL")

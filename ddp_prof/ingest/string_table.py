@@ -1,4 +1,4 @@
-"""The string table of a trace, and the way from the ids of a file to its indices."""
+"""Two tables of strings: that of a trace, which grows while it is read, and ``StringIds`` of an nsys export."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class NameTable:
-    """Each string once, numbered in the order of arrival.
+    """The names of a trace: each string once, numbered in the order of arrival; becomes ``Trace.names``.
 
     Args:
         names: Strings to begin with, each once.
@@ -34,8 +34,8 @@ class NameTable:
         return tuple(self._index)
 
 
-class NsysStrings:
-    """The ``StringIds`` table of an export.
+class NsysStringIds:
+    """The table ``StringIds`` of an export: strings by the ids that its other tables refer to.
 
     Args:
         rows: (id, value) of each string.
