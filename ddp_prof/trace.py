@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 UNKNOWN = -1
 """In a column: no value (no correlation, no name, size not known)."""
 
+SOURCE_NAMES = {"nsys-sqlite": "nsys", "nsys-report": "nsys", "kineto": "torch.profiler"}
+"""The program that recorded a trace, as it is shown to users, by :attr:`Trace.source`."""
+
 
 class Kind(IntEnum):
     """What an activity was."""
@@ -193,7 +196,7 @@ class Trace:
 
     Attributes:
         path: The file it was read from.
-        source: ``nsys-sqlite``, ``nsys-report`` or ``kineto``.
+        source: Format of the file: a key of :data:`SOURCE_NAMES`.
         producer: The profiler's version, ``None`` where the file does not say.
         names: The string table that every ``name_id`` points into.
         threads: Name of a thread by (process, lane), where known.
