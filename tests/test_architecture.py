@@ -35,7 +35,7 @@ SOLE_USERS = {
     "sqlite3": {"ingest", "benchmark"},
     "adbc_driver_sqlite": {"ingest"},
     "pyarrow": {"ingest"},
-    "msgspec": {"ingest"},
+    "msgspec": {"ingest", "manifest"},
     "click": {"cli"},
     "rich": {"cli", "present", "benchmark"},
 }
