@@ -48,6 +48,7 @@ class Category(IntEnum):
     COMMUNICATION = 1
     MEMORY = 2
     OTHER = 3
+    UNKNOWN = 4  # a kernel whose name the trace does not tell
 
 
 @dataclass(frozen=True)
@@ -191,6 +192,28 @@ class Overhead(Table):
 
 
 @dataclass(frozen=True)
+class UnresolvedNames:
+    """How many kernels of a trace have no name, so that nobody knows whether they compute or communicate.
+
+    Attributes:
+        kernels: Their number.
+        of_kernels: The number of all kernels.
+        time_ns: The sum of their durations.
+        of_time_ns: The sum of all kernels' durations.
+    """
+
+    kernels: int
+    of_kernels: int
+    time_ns: int
+    of_time_ns: int
+
+    @property
+    def share(self) -> float:
+        """From 0 to 1: the share in number or in time, whichever is larger."""
+        return max(self.kernels / max(1, self.of_kernels), self.time_ns / max(1, self.of_time_ns))
+
+
+@dataclass(frozen=True)
 class Trace:
     """Everything read from one capture.
 
@@ -242,6 +265,16 @@ class Trace:
         """All processes that left an activity or a span, in ascending order."""
         tables = (self.activities, self.spans)
         return tuple(sorted({value for table in tables for value in distinct(table.process)}))
+
+    @cached_property
+    def unresolved_names(self) -> UnresolvedNames:
+        """How many kernels have no name."""
+        kernels = self.activities.kind == Kind.KERNEL
+        unnamed = kernels & (self.activities.category == Category.UNKNOWN)
+        duration_ns = self.activities.end_ns - self.activities.start_ns
+        return UnresolvedNames(
+            int(unnamed.sum()), int(kernels.sum()), int(duration_ns[unnamed].sum()), int(duration_ns[kernels].sum())
+        )
 
     @cached_property
     def duration_ns(self) -> int:

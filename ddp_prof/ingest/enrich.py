@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ddp_prof.errors import TraceError
 from ddp_prof.ingest.string_table import NameTable
 from ddp_prof.range_names import PROCESS, parse_range
 from ddp_prof.trace import UNKNOWN, Category, Kind, select
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 SIZES = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
 """What makes a launch shape, as Nsight Systems calls its columns."""
 
+UNNAMED_KERNEL, UNNAMED_RANGE = "unnamed kernel", "unnamed range"
+"""What kernels and ranges are called whose names the file does not hold."""
+
 _COLLECTIVE = re.compile(
     r"^nccl(?:AllReduce|AllGather|ReduceScatter|Broadcast|Bcast|Reduce|AlltoAll|AllToAll|Gather|Scatter|Send|Recv)v?$"
 )
@@ -36,6 +40,30 @@ def enrich(trace: Trace, steps: Iterable[Callable[[Trace], Trace]]) -> Trace:
     for step in steps:
         trace = step(trace)
     return trace
+
+
+def report_unresolved_names(trace: Trace) -> Trace:
+    """Say how many kernels and ranges have no name.
+
+    Raises:
+        TraceError: No kernel has one: nothing could be told of compute and communication.
+    """
+    unresolved, warnings = trace.unresolved_names, []
+    if unresolved.kernels:
+        if unresolved.kernels == unresolved.of_kernels:
+            reason = f"none of its {unresolved.kernels:,} kernels has a name: its strings are missing or damaged"
+            raise TraceError(trace.path, reason, "export or record it again")
+        time = unresolved.time_ns / max(1, unresolved.of_time_ns)
+        warnings.append(
+            f"{unresolved.kernels:,} of {unresolved.of_kernels:,} kernels ({time:.1%} of their time) have no name in "
+            "this trace: they count neither as compute nor as communication"
+        )
+    if UNNAMED_RANGE in trace.names:
+        unnamed = int((trace.spans.name_id == trace.names.index(UNNAMED_RANGE)).sum())
+        warnings.append(
+            f"{unnamed:,} of {len(trace.spans):,} ranges have no name in this trace: no step or phase is known by them"
+        )
+    return replace(trace, warnings=(*trace.warnings, *warnings)) if warnings else trace
 
 
 def name_ranks(trace: Trace) -> Trace:

@@ -18,7 +18,15 @@ import numpy as np
 
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.collective_args import CollectiveRow, collective_metadata, message_bytes
-from ddp_prof.ingest.enrich import SIZES, add_launch_shapes, enrich, name_ranks
+from ddp_prof.ingest.enrich import (
+    SIZES,
+    UNNAMED_KERNEL,
+    UNNAMED_RANGE,
+    add_launch_shapes,
+    enrich,
+    name_ranks,
+    report_unresolved_names,
+)
 from ddp_prof.ingest.kernel_categories import KernelClassifier
 from ddp_prof.ingest.string_table import NameTable
 from ddp_prof.manifest import load_manifest, manifest_path
@@ -132,7 +140,7 @@ def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = (), with_sha
         manifest=load_manifest(manifest_path(path)),
     )
     shapes = [partial(add_launch_shapes, sizes=_sizes(by_category[_KERNEL]))] if with_shapes else []
-    return enrich(trace, [name_ranks, *shapes])
+    return enrich(trace, [report_unresolved_names, name_ranks, *shapes])
 
 
 def _bytes(path: Path) -> bytes:
@@ -179,11 +187,12 @@ def _nanoseconds(microseconds: Sequence[float | Decimal]) -> Ints:
 def _activities(
     events: Sequence[_Event], names: NameTable, kind: Kind, classifier: KernelClassifier | None = None
 ) -> Activities:
-    name_id = _interned(events, names)
     if classifier:
-        by_name = np.array([classifier.category(name) for name in names.as_tuple()] + [UNKNOWN], np.int64)
-        category = by_name[name_id]
+        name_id = _interned(events, names)
+        category = classifier.categories(names.as_tuple())[name_id]
+        name_id = names.name_the_unknown(name_id, UNNAMED_KERNEL)
     else:
+        name_id = _interned(events, names, unnamed=kind.name.lower())
         category = np.full(len(events), Category.MEMORY, np.int64)
     times = _times(events)
     arguments = [event.args or _EventArgs() for event in events]
@@ -223,7 +232,7 @@ def _spans(events: Sequence[_Event], names: NameTable) -> Spans:
         end_ns=times.end_ns,
         process=np.full(rows, PROCESS, np.int64),
         lane=_integers(event.tid for event in events),
-        name_id=_interned(events, names),
+        name_id=_interned(events, names, unnamed=UNNAMED_RANGE),
         domain_id=np.full(rows, UNKNOWN, np.int64),
         is_start_end=np.zeros(rows, np.int64),
     )
@@ -255,8 +264,10 @@ def _collective_metadata(kernels: Sequence[_Event], names: NameTable) -> Collect
     return collective_metadata(rows, names)
 
 
-def _interned(events: Sequence[_Event], names: NameTable) -> Ints:
-    return np.array([names.intern(str(event.name)) for event in events], np.int64)
+def _interned(events: Sequence[_Event], names: NameTable, unnamed: str = "") -> Ints:
+    """Indices of the events' names; what has none is called ``unnamed``, and is ``UNKNOWN`` where that is empty."""
+    found = (event.name if isinstance(event.name, str) and event.name else unnamed for event in events)
+    return np.array([names.intern(name) if name else UNKNOWN for name in found], np.int64)
 
 
 def _integers(values: Any) -> Ints:

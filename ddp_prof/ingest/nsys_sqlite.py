@@ -14,7 +14,16 @@ import numpy as np
 
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.collective_args import NcclRange, add_nccl_metadata
-from ddp_prof.ingest.enrich import SIZES, add_launch_shapes, enrich, mark_copy_engine_collectives, name_ranks
+from ddp_prof.ingest.enrich import (
+    SIZES,
+    UNNAMED_KERNEL,
+    UNNAMED_RANGE,
+    add_launch_shapes,
+    enrich,
+    mark_copy_engine_collectives,
+    name_ranks,
+    report_unresolved_names,
+)
 from ddp_prof.ingest.kernel_categories import KernelClassifier
 from ddp_prof.ingest.sqlite_columns import SqliteFile, integer_array
 from ddp_prof.ingest.string_table import NameTable, NsysStringIds
@@ -22,7 +31,7 @@ from ddp_prof.manifest import load_manifest, manifest_path
 from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind, Overhead, Spans, Trace, empty
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from ddp_prof.trace import Ints
@@ -65,8 +74,10 @@ def load_nsys_sqlite(
         calls = pool.submit(_calls, file)
         strings = NsysStringIds(file.rows("SELECT id, value FROM StringIds") if file.has("StringIds") else [])
         names = NameTable()
+        classifier = KernelClassifier(extra_patterns)
         spans = _spans(range_rows.result(), strings, names, _domains(file, strings))
-        activities = _activities(activity_columns.result(), strings, names, KernelClassifier(extra_patterns))
+        columns = activity_columns.result()
+        activities = _activities(columns, _kernel_names(file, columns, strings, names), names, classifier)
     trace = Trace(
         path=path,
         source="nsys-sqlite",
@@ -81,7 +92,7 @@ def load_nsys_sqlite(
         epoch_ns=_session_start(file),
         manifest=load_manifest(manifest_path(run or path)),
     )
-    steps = [name_ranks, mark_copy_engine_collectives]
+    steps: list[Callable[[Trace], Trace]] = [report_unresolved_names, name_ranks, mark_copy_engine_collectives]
     if any(name.startswith("nccl") for name in trace.names) and (payloads := _nccl_payloads(file, strings)):
         steps.append(partial(add_nccl_metadata, ranges=payloads))
     if with_shapes:
@@ -118,16 +129,25 @@ def _activity_columns(file: SqliteFile) -> dict[str, Ints]:
     return found | {"name": found.pop(name)}
 
 
-def _activities(
-    columns: dict[str, Ints], strings: NsysStringIds, names: NameTable, classifier: KernelClassifier
-) -> Activities:
-    kind, pid = columns["kind"], columns["globalPid"]
+def _kernel_names(file: SqliteFile, columns: dict[str, Ints], strings: NsysStringIds, names: NameTable) -> Ints:
+    """Names of the activities that are kernels, the first rows; ``UNKNOWN`` for kernels without any and for others."""
     name_id = strings.intern(columns["name"], names)
-    by_name = [classifier.category(name) for name in names.as_tuple()]
-    category = np.array([*by_name, Category.COMPUTE], np.int64)[name_id]
+    name_id[columns["kind"] != Kind.KERNEL] = UNKNOWN
+    for other in ("shortName", "mangledName"):
+        unnamed = np.flatnonzero((columns["kind"] == Kind.KERNEL) & (name_id == UNKNOWN))
+        if len(unnamed) and file.has(KERNELS, other):
+            (shorter,) = file.integers((other,), file.selection(KERNELS, (other,))).values()
+            name_id[unnamed] = strings.intern(shorter[unnamed], names)
+    return name_id
+
+
+def _activities(columns: dict[str, Ints], name_id: Ints, names: NameTable, classifier: KernelClassifier) -> Activities:
+    kind, pid = columns["kind"], columns["globalPid"]
+    category = classifier.categories(names.as_tuple())[name_id]
     for other, name in _UNNAMED.items():
         rows = kind == other
-        name_id[rows] = names.intern(name)
+        if rows.any():
+            name_id[rows] = names.intern(name)
         category[rows] = Category.OTHER if other is Kind.GRAPH else Category.MEMORY
     return Activities(
         start_ns=columns["start"],
@@ -135,7 +155,7 @@ def _activities(
         process=np.where(pid == UNKNOWN, UNKNOWN, _process(pid)),
         device=columns["deviceId"],
         lane=columns["streamId"],
-        name_id=name_id,
+        name_id=names.name_the_unknown(name_id, UNNAMED_KERNEL),
         kind=kind,
         category=category,
         correlation=columns["correlationId"],
@@ -175,14 +195,14 @@ def _spans(rows: Any, strings: NsysStringIds, names: NameTable, domains: dict[tu
     last = int(max(start.max(), end.max()))
     end = np.where(end < start, last, end)
     inline = strings.intern_texts(rows.column("text"), names)
-    registered = strings.intern(column["textId"], names)
+    name_id = np.where(inline == UNKNOWN, strings.intern(column["textId"], names), inline)
     process = _process(tid)
     return Spans(
         start_ns=start,
         end_ns=end,
         process=process,
         lane=_thread(tid),
-        name_id=np.where(inline == UNKNOWN, registered, inline),
+        name_id=names.name_the_unknown(name_id, UNNAMED_RANGE),
         domain_id=_domain_ids(process, integer_array(rows.column("domainId")), domains, names),
         is_start_end=(column["eventType"] == _START_END).astype(np.int64),
     )

@@ -237,7 +237,7 @@ def _device_lanes(trace: Trace, rank: RankEvents, view: View, buckets: BucketFie
         "bytes": np.where(activities.bytes == UNKNOWN, buckets.bytes[span], activities.bytes),
     }  # fmt: skip
     lanes = []
-    for category, kind in zip(Category, (COMPUTE, COMMUNICATION, COPIES, GRAPHS), strict=True):
+    for category, kind in zip(Category, (COMPUTE, COMMUNICATION, COPIES, GRAPHS), strict=False):
         of_kind = activities.category == category
         # Copies share a lane: many streams copy, each a little.
         streams = [UNKNOWN] if kind == COPIES else np.unique(activities.lane[of_kind]).tolist()
