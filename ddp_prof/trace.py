@@ -135,6 +135,8 @@ class Spans(Table):
         domain_id: Index into :attr:`Trace.names` of the NVTX domain's name; ``UNKNOWN`` for the default domain.
         is_start_end: 1 for a start/end range, which may overlap others of its thread and end on another one;
             0 for a push/pop range, which nests.
+        is_open: 1 for a range that was still open when recording stopped: its end is the last event of the capture,
+            and nobody knows how long it would have lasted.
     """
 
     start_ns: Ints
@@ -144,6 +146,7 @@ class Spans(Table):
     name_id: Ints
     domain_id: Ints
     is_start_end: Ints
+    is_open: Ints
 
 
 @dataclass(frozen=True)

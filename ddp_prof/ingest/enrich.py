@@ -66,6 +66,16 @@ def report_unresolved_names(trace: Trace) -> Trace:
     return replace(trace, warnings=(*trace.warnings, *warnings)) if warnings else trace
 
 
+def close_open_ranges(trace: Trace) -> Trace:
+    """Let ranges that were open when recording stopped end with the last event of the capture."""
+    spans, is_open = trace.spans, trace.spans.is_open == 1
+    if not is_open.any():
+        return trace
+    columns = (spans.start_ns, spans.end_ns, trace.activities.end_ns, trace.calls.start_ns)
+    last = max(int(column.max()) for column in columns if len(column))
+    return replace(trace, spans=replace(spans, end_ns=np.where(is_open, last, spans.end_ns)))
+
+
 def name_ranks(trace: Trace) -> Trace:
     """Add rank by process and world size from the ``process|rank=...|world=...`` ranges, where the file has not told.
 

@@ -235,6 +235,7 @@ def _spans(events: Sequence[_Event], names: NameTable) -> Spans:
         name_id=_interned(events, names, unnamed=UNNAMED_RANGE),
         domain_id=np.full(rows, UNKNOWN, np.int64),
         is_start_end=np.zeros(rows, np.int64),
+        is_open=np.zeros(rows, np.int64),
     )
 
 

@@ -19,6 +19,7 @@ from ddp_prof.ingest.enrich import (
     UNNAMED_KERNEL,
     UNNAMED_RANGE,
     add_launch_shapes,
+    close_open_ranges,
     enrich,
     mark_copy_engine_collectives,
     name_ranks,
@@ -92,7 +93,12 @@ def load_nsys_sqlite(
         epoch_ns=_session_start(file),
         manifest=load_manifest(manifest_path(run or path)),
     )
-    steps: list[Callable[[Trace], Trace]] = [report_unresolved_names, name_ranks, mark_copy_engine_collectives]
+    steps: list[Callable[[Trace], Trace]] = [
+        report_unresolved_names,
+        close_open_ranges,
+        name_ranks,
+        mark_copy_engine_collectives,
+    ]
     if any(name.startswith("nccl") for name in trace.names) and (payloads := _nccl_payloads(file, strings)):
         steps.append(partial(add_nccl_metadata, ranges=payloads))
     if with_shapes:
@@ -191,20 +197,19 @@ def _spans(rows: Any, strings: NsysStringIds, names: NameTable, domains: dict[tu
         return empty(Spans)
     column = {name: integer_array(rows.column(name)) for name in ("start", "end", "eventType", "globalTid", "textId")}
     start, end, tid = column["start"], column["end"], column["globalTid"]
-    # A range still open when recording stopped has no end (older exports: 0 or -1); it lasts as long as we know.
-    last = int(max(start.max(), end.max()))
-    end = np.where(end < start, last, end)
     inline = strings.intern_texts(rows.column("text"), names)
     name_id = np.where(inline == UNKNOWN, strings.intern(column["textId"], names), inline)
     process = _process(tid)
     return Spans(
         start_ns=start,
-        end_ns=end,
+        end_ns=np.maximum(start, end),
         process=process,
         lane=_thread(tid),
         name_id=names.name_the_unknown(name_id, UNNAMED_RANGE),
         domain_id=_domain_ids(process, integer_array(rows.column("domainId")), domains, names),
         is_start_end=(column["eventType"] == _START_END).astype(np.int64),
+        # Releases write NULL, 0 or -1 for an end that never came; a range made before recording may start below 0.
+        is_open=((end < start) | ((start < 0) & ((end == 0) | (end == UNKNOWN)))).astype(np.int64),
     )
 
 
