@@ -292,14 +292,14 @@ def find_launching_calls(activities: Activities, calls: Calls) -> Ints:
     """Row in ``calls`` of the call that launched each activity, ``UNKNOWN`` where the trace holds none.
 
     Joined on process *and* correlation: the ids of two processes collide. Where several calls of a process carry one
-    id (a runtime call and the driver call in it), the earliest row counts.
+    id (a runtime call and the driver call in it), the one that starts first counts.
     """
     result = np.full(len(activities), UNKNOWN, np.int64)
     for process in distinct(activities.process):
         asked, offered = _rows(activities.process == process), _rows(calls.process == process)
         keys, wanted = calls.correlation[offered], activities.correlation[asked]
         if len(keys):
-            found = _positions(keys, wanted)
+            found = _positions(keys, calls.start_ns[offered], wanted)
             found[wanted == UNKNOWN] = UNKNOWN
             result[asked] = found if isinstance(offered, slice) else np.append(offered, UNKNOWN)[found]
     return result
@@ -310,12 +310,15 @@ def _rows(chosen: Mask) -> Ints | slice:
     return slice(None) if chosen.all() else np.flatnonzero(chosen)
 
 
-def _positions(keys: Ints, wanted: Ints) -> Ints:
-    """First position in ``keys`` of each wanted value, ``UNKNOWN`` where it is absent."""
+def _positions(keys: Ints, start_ns: Ints, wanted: Ints) -> Ints:
+    """Position in ``keys`` of each wanted value, the earliest of several; ``UNKNOWN`` where it is absent."""
     if np.all(keys[1:] >= keys[:-1]):
         order, ordered = None, keys
     else:
         order = np.argsort(keys, kind="stable")
+        ordered = keys[order]
+    if np.any(ordered[1:] == ordered[:-1]):
+        order = np.lexsort((start_ns, keys))
         ordered = keys[order]
     at = np.minimum(np.searchsorted(ordered, wanted), len(keys) - 1)
     position = at if order is None else order[at]

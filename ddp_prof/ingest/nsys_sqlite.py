@@ -240,7 +240,7 @@ def _domains(file: SqliteFile, strings: NsysStringIds) -> dict[tuple[int, int], 
     if not file.has(NVTX, "domainId"):
         return {}
     text_id = "textId" if file.has(NVTX, "textId") else "NULL"
-    query = f"SELECT globalTid, domainId, text, {text_id} FROM {NVTX} WHERE eventType = {_DOMAIN_CREATE}"
+    query = f"SELECT globalTid, domainId, text, {text_id} FROM {NVTX} WHERE eventType = {_DOMAIN_CREATE} ORDER BY start"
     rows = file.rows(query)
     return {((tid or 0) >> 24 & 0xFFFFFF, domain): text or strings.text(text_id) for tid, domain, text, text_id in rows}
 
@@ -255,7 +255,10 @@ def _domain_ids(process: Ints, domain: Ints, domains: dict[tuple[int, int], str]
 def _threads(file: SqliteFile, strings: NsysStringIds) -> dict[tuple[int, int], str]:
     if not file.has("ThreadNames", "nameId", "globalTid"):
         return {}
-    rows = file.rows("SELECT globalTid, nameId FROM ThreadNames WHERE globalTid IS NOT NULL")
+    priority = "priority" if file.has("ThreadNames", "priority") else "0"  # a thread renamed has several names
+    rows = file.rows(
+        f"SELECT globalTid, nameId FROM ThreadNames WHERE globalTid IS NOT NULL ORDER BY {priority}, nameId"
+    )
     return {(tid >> 24 & 0xFFFFFF, tid & 0xFFFFFF): strings.text(name) for tid, name in rows}
 
 
@@ -276,5 +279,5 @@ def _producer(file: SqliteFile) -> str | None:
 
 def _session_start(file: SqliteFile) -> int | None:
     table = "TARGET_INFO_SESSION_START_TIME"
-    found = file.rows(f"SELECT utcEpochNs FROM {table}") if file.has(table, "utcEpochNs") else []
+    found = file.rows(f"SELECT min(utcEpochNs) FROM {table}") if file.has(table, "utcEpochNs") else []
     return int(found[0][0]) if found and found[0][0] is not None else None
