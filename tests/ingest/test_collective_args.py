@@ -52,8 +52,9 @@ def test_size_of_a_message(elements: tuple[int | None, ...], kind: str, size: in
     assert message_bytes(elements, kind) == size
 
 
-@pytest.mark.parametrize("among_strings", [False, True])
-def test_nccls_payload_gives_size_and_communicator(tmp_path: Path, among_strings: bool) -> None:
+@pytest.mark.parametrize("product", ["2022.2", "2024.6", "2026.2", "2026.4"])
+@pytest.mark.parametrize("column", ["jsonText", "jsonTextId", "both, the text in the row", "both, the text elsewhere"])
+def test_nccls_payload_gives_size_and_communicator(tmp_path: Path, product: str, column: str) -> None:
     """The collective is launched by the end of the group, after its own range."""
     capture = Capture(
         kernels=[Kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", 50, 70, 27, 131, stream=9)],
@@ -62,12 +63,14 @@ def test_nccls_payload_gives_size_and_communicator(tmp_path: Path, among_strings
             Range("ncclGroupEnd", 25, 30, 131, domain="NCCL", registered=True),
         ],
     )
-    path = write_capture(tmp_path / "x.sqlite", capture)
+    path = write_capture(tmp_path / "x.sqlite", capture, product)
     payload = json.dumps({"NCCL": [{"NCCL communicator ID": 77, "Message size [bytes]": 4096}]})
     with closing(sqlite3.connect(path)) as database:
-        if among_strings:
+        if column == "jsonTextId":
             database.execute("ALTER TABLE NVTX_EVENTS DROP COLUMN jsonText")
+        if column != "jsonText":
             database.execute("ALTER TABLE NVTX_EVENTS ADD COLUMN jsonTextId INTEGER")
+        if column in {"jsonTextId", "both, the text elsewhere"}:
             database.execute("INSERT INTO StringIds (id, value) VALUES (9999, ?)", (payload,))
             database.execute("UPDATE NVTX_EVENTS SET jsonTextId = 9999 WHERE start = 10")
         else:
