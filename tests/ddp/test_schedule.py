@@ -12,7 +12,7 @@ from torch import nn
 
 from ddp_prof.ddp import VARIANTS, BucketedDDP, FlatDDP, NaiveDDP, OverlapDDP, TorchDDP, annotate
 from ddp_prof.ddp.annotate import Recorded, Recorder
-from ddp_prof.ddp.collective import launch_all_reduce
+from ddp_prof.ddp.engine.collective import launch_all_reduce
 from ddp_prof.errors import CommunicationError
 from ddp_prof.range_names import Range, parse_range
 from tests.ddp.gloo_ranks import run_ranks

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from ddp_prof.ddp.collective import InFlight, launch_all_reduce
-from ddp_prof.ddp.gradients import GradientBucket
+from ddp_prof.ddp.engine.collective import InFlight, launch_all_reduce
+from ddp_prof.ddp.engine.gradients import GradientBucket
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddp_prof.ddp.buckets import Assignment
+    from ddp_prof.ddp.engine.buckets import Assignment
 
 
 class Reducer:
