@@ -6,7 +6,8 @@
 
 forward      computes the loss.
 backward     computes all gradients; no hook, no communication.
-synchronize  last parameter first: divide the gradient where it lies, all-reduce it, wait; then the next.
+synchronize  last parameter first: copy the gradient, divided, into a buffer, all-reduce that, wait; then the next.
+             The gradient stays a view of the buffer: nothing is copied back.
 optimizer    steps on the averaged gradients.
 
 Nothing overlaps, and each parameter pays the latency of a collective of its own.
