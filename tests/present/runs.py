@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ddp_prof.analyze.collectives.root_cause import explain_run
 from ddp_prof.analyze.overlap.overlap import TraceOverlap, measure_overlap
+from ddp_prof.analyze.root_cause import explain_run
 from ddp_prof.present.html.report import ReportRun
 from ddp_prof.trace import Trace
 from tests.drawing import draw_trace

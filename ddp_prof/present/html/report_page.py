@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     import plotly.graph_objects as go
 
-    from ddp_prof.analyze.collectives.root_cause import RunExplanation
     from ddp_prof.analyze.overlap.overlap import TraceOverlap
+    from ddp_prof.analyze.root_cause import RunExplanation
     from ddp_prof.manifest import Manifest
     from ddp_prof.present.tables.rows import Row
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from ddp_prof.analyze.collectives.root_cause import RunExplanation
+    from ddp_prof.analyze.root_cause import RunExplanation
 
 SUFFIX = "-why"
 """Ends the name of a run's page of figures: ``overlap-why.html``."""

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof.analyze.collectives.exposure import CAUSES, LAUNCHED_LATE, QUEUED, STARVED, SYNCHRONOUS, TAIL, WAITING
-from ddp_prof.analyze.collectives.root_cause import find_root_cause
+from ddp_prof.analyze.root_cause import find_root_cause
 from ddp_prof.present.charts.theme import milliseconds, percent, size
 from ddp_prof.present.tables.rows import SCHEMA, Row, TableView
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from ddp_prof.analyze.collectives.clock_alignment import Alignment
     from ddp_prof.analyze.collectives.results import Collective, RunCollectives
-    from ddp_prof.analyze.collectives.root_cause import RootCause
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+    from ddp_prof.analyze.root_cause import RootCause
 
 BY = ("collective", "step", "bucket")
 """What a row can stand for."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ddp_prof.analyze.collectives.results import measure_collectives
-from ddp_prof.analyze.collectives.root_cause import RootCause
+from ddp_prof.analyze.root_cause import RootCause
 from ddp_prof.present.tables.collectives import collectives_view, root_cause_text
 from tests.analyze.collectives.test_timing import OURS
 from tests.measuring import analysis_of
