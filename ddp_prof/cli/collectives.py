@@ -12,6 +12,7 @@ from ddp_prof.errors import TraceError
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.run_analysis import Run
+    from ddp_prof.present.headlines import Headline
 
 
 @click.command("collectives")
@@ -45,19 +46,25 @@ def command(
     launched late, queued, waiting, starved, synchronous. The ranks of one run may lie in several files.
     """
     from ddp_prof.analyze.collectives.results import measure_collectives
+    from ddp_prof.analyze.collectives.root_cause import find_root_cause
+    from ddp_prof.present.headlines import root_cause_headline
     from ddp_prof.present.tables.collectives import collectives_view
     from ddp_prof.present.tables.render import show
 
     runs = selection.runs(traces, one_run=one_run)
     if (page or png) and len(runs) > 1:
         raise click.UsageError("--html and --png show one run: give the traces of a single one")
-    views = [collectives_view(run, measure_collectives(run.ranks, run.warnings), by) for run in runs]
-    show(form, views)
+    results = [measure_collectives(run.ranks, run.warnings) for run in runs]
+    headlines = [
+        root_cause_headline(find_root_cause(result.collectives, run.manifest), has_collectives=bool(result.collectives))
+        for run, result in zip(runs, results, strict=True)
+    ]
+    show(form, [collectives_view(*found, by) for found in zip(runs, results, headlines, strict=True)])
     if page or png:
-        _draw(runs[0], step, str(views[0].document["headline"]), page, png)
+        _draw(runs[0], step, headlines[0], page, png)
 
 
-def _draw(run: Run, step: int | None, headline: str, page: Path | None, png: Path | None) -> None:
+def _draw(run: Run, step: int | None, headline: Headline, page: Path | None, png: Path | None) -> None:
     from ddp_prof.analyze.collectives.step_view import typical_step, view_step
     from ddp_prof.present.charts.collectives import draw_step_collectives
     from ddp_prof.present.charts.static_images import write_pictures
@@ -69,6 +76,6 @@ def _draw(run: Run, step: int | None, headline: str, page: Path | None, png: Pat
         raise TraceError(run.trace, "no communication in the step asked for", "choose another one with --step")
     figure = draw_step_collectives(run, shown, ranks, headline)
     if page:
-        write_figure_page(figure, page, title=headline)
+        write_figure_page(figure, page, title=headline.claim)
     if png:
         write_pictures([(figure, png)])

@@ -39,12 +39,16 @@ def command(
     Speed-ups are over the run called 'naive', where there is one. The waterfall leads from naive to flat, overlap and
     bucketed: what each removed from the step and what it added, exactly.
     """
+    from ddp_prof.analyze.overlap.comparison import compare_variants
+    from ddp_prof.present.json_documents import waterfall_document
+    from ddp_prof.present.table_view import TableView
+    from ddp_prof.present.tables.comparison import compare_view
+    from ddp_prof.present.tables.overlap import notes_of_runs
     from ddp_prof.present.tables.render import show
-    from ddp_prof.present.tables.rows import TableView, compare_view, notes_of_runs
-    from ddp_prof.present.tables.waterfall import waterfall_document, waterfall_notes, waterfall_rows
+    from ddp_prof.present.tables.waterfall import waterfall_notes, waterfall_rows
 
     results, changes = _measure(traces, selection)
-    view = compare_view(results)
+    view = compare_view(results, compare_variants(results))
     document = {**view.document, "waterfall": waterfall_document(changes)}
     if waterfall:
         notes = [*waterfall_notes(changes), *notes_of_runs(results)]

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def command(traces: tuple[Path, ...], selection: Selection, form: str) -> None:
     """What a trace holds, and what is missing for which question."""
     from ddp_prof.analyze.core.inventory import take_inventory
+    from ddp_prof.present.tables.info import info_view
     from ddp_prof.present.tables.render import show
-    from ddp_prof.present.tables.rows import info_view
 
     inventories = [take_inventory(trace, step_pattern=selection.step_pattern) for trace in selection.load(traces)]
     show(form, [info_view(inventory) for inventory in inventories])

@@ -22,7 +22,7 @@ def command(traces: tuple[Path, ...], selection: Selection, steps: bool, form: s
 
     TRACE is a SQLite export of Nsight Systems or a trace of torch.profiler (.json, .json.gz).
     """
+    from ddp_prof.present.tables.overlap import overlap_view
     from ddp_prof.present.tables.render import show
-    from ddp_prof.present.tables.rows import overlap_view
 
     show(form, [overlap_view(result, by_step=steps) for result in selection.measure(traces)])

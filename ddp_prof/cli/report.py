@@ -22,6 +22,8 @@ def gather_runs(sources: Sequence[Source]) -> list[Run]:
     """The runs that traces belong to, measured; the ranks of one run may lie in several files."""
     from ddp_prof.analyze.collectives.findings import explain_run
     from ddp_prof.analyze.collectives.run_analysis import merge_traces, reduce_trace
+    from ddp_prof.analyze.collectives.step_view import typical_step, view_step
+    from ddp_prof.analyze.overlap.comparison import compare_variants
     from ddp_prof.analyze.overlap.overlap import measure_ranks, merge_ranks
     from ddp_prof.manifest import SUFFIX, manifest_path
     from ddp_prof.present.html.report import Run
@@ -29,15 +31,15 @@ def gather_runs(sources: Sequence[Source]) -> list[Run]:
     runs: dict[Path, list[Source]] = {}
     for source in sources:
         runs.setdefault(manifest_path(source.trace.path), []).append(source)
-    return [
-        Run(
-            path.name.removesuffix(SUFFIX),
-            merge_ranks([measure_ranks(source.trace, source.ranks) for source in own]),
-            tuple(own),
-            explain_run(merge_traces([reduce_trace(source.trace, source.ranks) for source in own])),
-        )
-        for path, own in runs.items()
-    ]
+    results = [merge_ranks([measure_ranks(source.trace, source.ranks) for source in own]) for own in runs.values()]
+    found = []
+    for (path, own), result, summary in zip(runs.items(), results, compare_variants(results), strict=True):
+        findings = explain_run(merge_traces([reduce_trace(source.trace, source.ranks) for source in own]))
+        step = typical_step(findings.run.ranks)
+        views = {} if step is None else {step: view_step(findings.run.ranks, step)}
+        name = path.name.removesuffix(SUFFIX)
+        found.append(Run(name, result, tuple(own), findings, summary, views, step))
+    return found
 
 
 def compare_runs(runs: Sequence[Run]) -> Waterfall:

@@ -24,8 +24,9 @@ def command(
     Give the traces of all ranks of a run; files of their own are brought to one clock. Ranks may be missing.
     """
     from ddp_prof.analyze.collectives.straggler import measure_skew
+    from ddp_prof.present.headlines import skew_headline
     from ddp_prof.present.tables.render import show
-    from ddp_prof.present.tables.straggler import skew_headline, skew_view
+    from ddp_prof.present.tables.straggler import skew_view
 
     runs = selection.runs(traces, one_run=one_run)
     skews = [measure_skew(run.ranks, run.warnings) for run in runs]
@@ -39,6 +40,6 @@ def command(
 
         figure = draw_skew(runs[0], skews[0])
         if page:
-            write_figure_page(figure, page, title=skew_headline(skews[0]))
+            write_figure_page(figure, page, title=skew_headline(skews[0]).claim)
         if png:
             write_pictures([(figure, png)])

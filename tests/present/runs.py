@@ -6,7 +6,9 @@ from dataclasses import replace
 
 from ddp_prof.analyze.collectives.findings import explain_run
 from ddp_prof.analyze.collectives.run_analysis import reduce_trace
+from ddp_prof.analyze.collectives.step_view import typical_step, view_step
 from ddp_prof.analyze.core.attribution import find_rank_events
+from ddp_prof.analyze.overlap.comparison import compare_variants
 from ddp_prof.analyze.overlap.overlap import TraceOverlap, measure_overlap
 from ddp_prof.present.html.report import Run
 from ddp_prof.present.timeline.model import Source
@@ -40,4 +42,8 @@ def run_of(trace: Trace, name: str = "overlap", label: str | None = None) -> Run
     label = label or name
     ranks = find_rank_events(trace)
     findings = explain_run(replace(reduce_trace(trace, ranks), label=label))
-    return Run(name, result_of(trace, label), (Source(label, trace, ranks),), findings)
+    result = result_of(trace, label)
+    (summary,) = compare_variants([result])
+    step = typical_step(findings.run.ranks)
+    steps = {} if step is None else {step: view_step(findings.run.ranks, step)}
+    return Run(name, result, (Source(label, trace, ranks),), findings, summary, steps, step)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddp_prof.analyze.overlap.comparison import BASELINE
 from ddp_prof.benchmark.store import OK
-from ddp_prof.present.tables.rows import ms, percent
+from ddp_prof.present.columns import ms, percent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ddp_prof.benchmark.settings import SettingSummary, Timing
     from ddp_prof.benchmark.spread import Estimate
     from ddp_prof.benchmark.store import Environment
-    from ddp_prof.present.tables.rows import Row
+    from ddp_prof.present.columns import Row
 
 NS_PER_S = 1e9
 

@@ -22,10 +22,12 @@ from ddp_prof.present.timeline.figure import draw_timeline
 from ddp_prof.present.timeline.page import write_timeline_page
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from ddp_prof.analyze.collectives.findings import Findings
+    from ddp_prof.analyze.collectives.step_view import RankStepView
+    from ddp_prof.analyze.overlap.comparison import VariantSummary
     from ddp_prof.analyze.overlap.overlap import TraceOverlap
     from ddp_prof.analyze.variants.waterfall import Waterfall
     from ddp_prof.manifest import Manifest
@@ -45,12 +47,18 @@ class Run:
         result: Its figures.
         sources: Its traces, of which one may hold all ranks.
         findings: Why its communication is exposed.
+        summary: Its row in the comparison of all runs.
+        steps: What each rank communicated, by the number of the step.
+        typical_step: One of them; ``None`` where there are none.
     """
 
     name: str
     result: TraceOverlap
     sources: tuple[Source, ...]
     findings: Findings
+    summary: VariantSummary
+    steps: Mapping[int, Sequence[RankStepView]]
+    typical_step: int | None
 
     @property
     def manifest(self) -> Manifest | None:
@@ -81,10 +89,14 @@ def write_report(
     for name, run in zip(names, runs, strict=True):
         whole, part = _timelines(run, backward_pattern)
         write_timeline_page(whole, folder / f"{name}.html", shared_plotly=True)
-        write_why_page(run.findings, folder / f"{name}{WHY}.html")
+        step = run.typical_step
+        write_why_page(run.findings, step, () if step is None else run.steps[step], folder / f"{name}{WHY}.html")
         pictures.append((draw_timeline(part), folder / f"{name}.png"))
     problems = try_pictures(pictures)
-    sections = [RunSection(name, run.result, run.manifest, run.findings) for name, run in zip(names, runs, strict=True)]
+    sections = [
+        RunSection(name, run.result, run.summary, run.manifest, run.findings)
+        for name, run in zip(names, runs, strict=True)
+    ]
     body = report_body(sections, charts, pictures=not problems)
     write_page(folder / f"{INDEX}.html", title="Communication behind compute", body=body, css=CSS, shared_plotly=True)
     return problems

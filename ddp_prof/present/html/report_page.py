@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof import __version__
-from ddp_prof.analyze.overlap.comparison import compare_variants
 from ddp_prof.manifest import SHARED_GPU
 from ddp_prof.present.charts.comparison import overlap_ratio
 from ddp_prof.present.charts.theme import percent
+from ddp_prof.present.columns import columns_of
 from ddp_prof.present.html.page import figure_html
 from ddp_prof.present.html.report_why import findings_html
-from ddp_prof.present.tables.render import cell_text, heading, is_numeric
-from ddp_prof.present.tables.rows import HOW_TO_READ, compare_rows, warnings_by_run
+from ddp_prof.present.tables.comparison import HOW_TO_READ, compare_rows
+from ddp_prof.present.tables.overlap import warnings_by_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from ddp_prof.analyze.collectives.findings import Findings
+    from ddp_prof.analyze.overlap.comparison import VariantSummary
     from ddp_prof.analyze.overlap.overlap import TraceOverlap
     from ddp_prof.manifest import Manifest
-    from ddp_prof.present.tables.rows import Row
+    from ddp_prof.present.columns import Row
 
 CSS = """
 main { max-width: 1400px; margin: 0 auto; padding: 24px; }
@@ -70,11 +71,13 @@ class RunSection:
     Attributes:
         name: Of its timeline: ``name.html`` and, where there are pictures, ``name.png`` lie beside the page.
         result: Its figures.
+        summary: Its row among all runs.
         manifest: How it was made; ``None`` where its traces do not say it.
     """
 
     name: str
     result: TraceOverlap
+    summary: VariantSummary
     manifest: Manifest | None
     findings: Findings
 
@@ -98,7 +101,7 @@ def report_body(sections: Sequence[RunSection], charts: Mapping[str, go.Figure],
         _navigation(),
         first,
         _heading("table"),
-        f'<div class="wide">{_table(compare_rows(compare_variants(results)))}</div>',
+        f'<div class="wide">{_table(compare_rows(section.summary for section in sections))}</div>',
         f'<p class="quiet">{html.escape(HOW_TO_READ)}; speed-up: over naive</p>',
         _heading("why"),
         f'<div class="wide">{findings_html((item.name, item.result.label, item.findings) for item in sections)}</div>',
@@ -144,11 +147,10 @@ def _chart(name: str, figure: go.Figure, *, picture: bool) -> str:
 def _table(rows: Sequence[Row]) -> str:
     if not rows:
         return ""
-    css = {key: ' class="number"' if is_numeric(rows, key) else "" for key in rows[0]}
-    head = "".join(f"<th{css[key]}>{html.escape(heading(key))}</th>" for key in rows[0])
+    columns = [(column, ' class="number"' if column.is_right(rows) else "") for column in columns_of(rows)]
+    head = "".join(f"<th{css}>{html.escape(column.heading)}</th>" for column, css in columns)
     lines = (
-        "".join(f"<td{css[key]}>{html.escape(cell_text(key, value))}</td>" for key, value in row.items())
-        for row in rows
+        "".join(f"<td{css}>{html.escape(column.text(row[column.key]))}</td>" for column, css in columns) for row in rows
     )
     return (
         f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(f'<tr>{line}</tr>' for line in lines)}</tbody></table>"

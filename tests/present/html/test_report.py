@@ -16,6 +16,7 @@ from ddp_prof.present.charts.static_images import find_browser
 from ddp_prof.present.charts.steps import draw_step_times
 from ddp_prof.present.charts.straggler import draw_skew
 from ddp_prof.present.charts.waterfall import draw_waterfall
+from ddp_prof.present.headlines import Headline
 from ddp_prof.present.html.report import Run, write_report
 from tests.present.runs import HOSTILE_TITLE, cpu_run, run_of
 
@@ -176,7 +177,7 @@ class TestPages:
             draw_comparison([run.result]),
             draw_step_times([run.result]),
             draw_waterfall(measure_waterfall([(found, ())])),
-            draw_step_collectives(found, 0, view_step(found.ranks, 0), ""),
+            draw_step_collectives(found, 0, view_step(found.ranks, 0), Headline("tail")),
             draw_skew(found, run.findings.skew),
         )
         assert all(SHARED_GPU in figure.layout.title.subtitle.text for figure in figures)
