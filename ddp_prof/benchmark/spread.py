@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from ddp_prof.analyze.overlap.regression_gate import LEAST_STEPS, NOTCH
+from ddp_prof.analyze.statistics import LEAST_STEPS, NOTCH
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
