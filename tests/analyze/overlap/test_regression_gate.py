@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_prof.analyze.overlap.overlap import Attribution, RankOverlap, StepOverlap, TraceOverlap, measure_overlap
-from ddp_prof.analyze.overlap.regression_gate import GateReport, GateResult, Requirements, check_run
+from ddp_prof.analyze.overlap.regression_gate import GateReport, GateResult, Requirements, check_run, find_differences
 from ddp_prof.analyze.statistics import NOTCH
 from ddp_prof.manifest import Manifest, load_manifest
 from tests.drawing import draw_trace
