@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import tempfile
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -30,18 +30,25 @@ def open_sqlite(path: Path) -> Iterator[SqliteFile]:
     """Open a database so that neither it nor the folder it lies in is changed.
 
     'immutable' takes no lock and leaves no side file, but ignores a journal or log beside the file, whose content
-    belongs to the database. Where there is one, a copy of both is read.
+    belongs to the database. Where there is one, both are copied, put together, and the copy is read.
     """
     real = path.resolve()
     journals = [real.with_name(real.name + suffix) for suffix in ("-wal", "-journal")]
     journals = [journal for journal in journals if journal.is_file() and journal.stat().st_size]
     if not journals:
-        yield SqliteFile(path, f"file:{quote(str(real))}?mode=ro&immutable=1")
+        yield SqliteFile(path, _immutable(real))
         return
     with tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
         for file in (real, *journals):
             shutil.copyfile(file, Path(folder) / file.name)
-        yield SqliteFile(path, f"file:{quote(str(Path(folder) / real.name))}")
+        copy = Path(folder) / real.name
+        with suppress(sqlite3.Error), closing(sqlite3.connect(copy)) as database:  # what is damaged is told below
+            database.execute("PRAGMA journal_mode=DELETE")
+        yield SqliteFile(path, _immutable(copy))
+
+
+def _immutable(path: Path) -> str:
+    return f"file:{quote(str(path))}?mode=ro&immutable=1"
 
 
 class SqliteFile:

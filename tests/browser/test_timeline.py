@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddp_prof.analyze.core.intervals import union
 from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
+from ddp_prof.analyze.intervals import union
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.charts import theme
 from ddp_prof.present.timeline.build import build_timeline

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddp_prof.analyze.core.attribution import Events
-    from ddp_prof.analyze.core.intervals import Intervals
     from ddp_prof.analyze.core.rank_events import RankEvents
     from ddp_prof.analyze.core.step_breakdown import StepTimes
+    from ddp_prof.analyze.intervals import Intervals
     from ddp_prof.trace import Ints, Mask, Trace
 
 READY_SOURCES = ("kernel", "hook")

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddp_prof.analyze.core.attribution import SYNCHRONIZE_PHASE
-from ddp_prof.analyze.core.intervals import union_by_group
+from ddp_prof.analyze.intervals import union_by_group
 from ddp_prof.trace import Category, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddp_prof.analyze.core.attribution import Events
-    from ddp_prof.analyze.core.intervals import Intervals
     from ddp_prof.analyze.core.steps import Phases, Steps
+    from ddp_prof.analyze.intervals import Intervals
     from ddp_prof.trace import Ints
 
 

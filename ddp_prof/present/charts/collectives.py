@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddp_prof.analyze.collectives.exposure import CAUSES, LAUNCHED_LATE, QUEUED, STARVED, SYNCHRONOUS, TAIL, WAITING
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.collectives.step_view import CollectiveView, RankStepView
     from ddp_prof.present.charts.theme import Palette
+    from ddp_prof.present.headlines import Headline
 
 CAUSE_COLORS: Mapping[str, str] = {
     TAIL: "#e71832",
@@ -41,7 +41,11 @@ class _Row(NamedTuple):
 
 
 def draw_step_collectives(
-    run: RunAnalysis, step: int | None, ranks: Sequence[RankStepView], headline: str, palette: Palette = theme.LIGHT
+    run: RunAnalysis,
+    step: int | None,
+    ranks: Sequence[RankStepView],
+    headline: Headline,
+    palette: Palette = theme.LIGHT,
 ) -> go.Figure:
     """A panel a rank: compute on top, below it a row a collective in the order of launch."""
     import plotly.graph_objects as go
@@ -165,7 +169,7 @@ def _layout(
     step: int | None,
     ranks: Sequence[RankStepView],
     rows: Sequence[_Row],
-    headline: str,
+    headline: Headline,
     palette: Palette,
 ) -> dict[str, Any]:
     axis = {"gridcolor": palette.line, "zeroline": False, "tickfont": {"color": palette.quiet}}
@@ -174,12 +178,12 @@ def _layout(
     there, shown = sum(len(rank.collectives) for rank in ranks), sum(row.line is not None for row in rows)
     if shown < there:
         where += f" (the {shown} of {there} collectives that are exposed longest)"
-    title, *rest = re.split(r"[:,] ", headline, maxsplit=1)
+    parts = [f"{shown_name(run.label)}, {where}", *filter(None, [as_text(headline.detail)])]
     return {
         **chart_frame(
             palette,
-            title=as_text(title),
-            subtitle=f"{notice}  ·  {'  ·  '.join([f'{shown_name(run.label)}, {where}', *map(as_text, rest)])}",
+            title=as_text(headline.claim),
+            subtitle="  ·  ".join([notice, *parts]),
             height=_TOP + _BOTTOM + _ROW * max(4, len(rows)), t=_TOP, b=_BOTTOM, l=_LEFT, r=40,
         ),
         "barmode": "overlay",
