@@ -244,7 +244,7 @@ def _sizes(kernels: Sequence[_Event]) -> list[Ints]:
     @cache
     def decoded(text: bytes) -> tuple[int, ...]:
         found: Any = msgspec.json.decode(text) if text else None
-        is_shape = isinstance(found, list) and len(found) == 3 and all(isinstance(value, int) for value in found)
+        is_shape = isinstance(found, list) and len(found) == 3 and all(map(_is_count, found))
         return tuple(found) if is_shape else (UNKNOWN,) * 3
 
     noted = [event.args or _EventArgs() for event in kernels]

@@ -6,6 +6,7 @@ are packed as ``<hardware:8><machine:8><process:24><thread:24>``.
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -326,8 +327,9 @@ def _producer(file: SqliteFile) -> str | None:
     for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
         if file.has(table, "name", "value"):
             found = file.rows(f"SELECT value FROM {table} WHERE name = 'EXPORT_PRODUCT_VERSION'")
-            if found:
-                return str(found[0][0])
+            version = found[0][0] if found else None
+            if isinstance(version, str) and re.fullmatch(r"[\w.@-]{1,64}", version):
+                return version
     return None
 
 

@@ -89,7 +89,7 @@ class SqliteFile:
             with closing(sqlite3.connect(self.uri, uri=True)) as database:
                 database.text_factory = lambda text: text.decode(errors="replace")
                 return database.execute(query).fetchall()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter where SQLite quotes what is no text
             raise TraceError(self.path, f"not a readable SQLite database ({error})", _WAY_OUT) from error
 
     def selection(self, table: str, columns: Sequence[str], **constants: int) -> str:

@@ -300,6 +300,7 @@ HOSTILE: dict[str, tuple[Make, int, str]] = {
     "devices beyond all bounds": (arguments(device=2**80, stream=-(2**80)), 0, ""),
     "sizes beyond all bounds": (
         arguments(**{"Collective name": "allreduce", "In msg nelems": 2**70, "dtype": "Float", "Seq": -1}), 0, ""),
+    "grids beyond all bounds": (arguments(grid=[2**80, 1, 1], block=[-1, True, None]), 0, ""),
     "a collective whose name is a list": (arguments(**{"Collective name": ["x"], "Group size": "two"}), 0, ""),
     "words for ids": (kernel(pid="GPU 0", tid="stream 7"), 0, ""),
     "thread ids beyond all bounds": (
@@ -379,6 +380,18 @@ def test_a_database_that_another_process_has_locked_is_read(tmp_path: Path) -> N
 def test_rows_that_are_only_in_the_log_count(tmp_path: Path) -> None:
     assert len(load_trace(with_log(tmp_path)).activities) < 15
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.sqlite", "x.sqlite-wal"]
+
+
+def test_shapes_beyond_all_bounds_are_not_known(tmp_path: Path) -> None:
+    path = arguments(grid=[2**80, 1, 1], block=[1, 1, 1])(tmp_path)
+    shapes = load_trace(path, with_shapes=True).shape_id
+    assert shapes is not None
+    assert shapes.tolist() == [-1] * 3
+
+
+@pytest.mark.parametrize("version", ["hex(zeroblob(500000))", "char(27) || '[2J'", "NULL", "x'ff'"])
+def test_what_is_no_version_is_not_taken_for_one(version: str, tmp_path: Path) -> None:
+    assert load_trace(export(f"UPDATE META_DATA_EXPORT SET value = {version}")(tmp_path)).producer is None
 
 
 def test_a_kernel_without_a_start_is_left_out_and_said(tmp_path: Path) -> None:
