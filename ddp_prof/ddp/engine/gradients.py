@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ddp_prof.ddp.engine.streams import StreamFence
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -33,6 +35,7 @@ class GradientBucket:
         self.parameters = tuple(parameters)
         self.missing = len(self.parameters)
         self.refused: list[torch.nn.Parameter] = []
+        self._fence = StreamFence()
         self._buffer = _flat_buffer(self.parameters)
         self._views = _views(self._buffer, self.parameters)
         self._taken = [False] * len(self.parameters)
@@ -60,6 +63,7 @@ class GradientBucket:
             self.refused.append(parameter)
             gradient = None
         _scale_into(self._views[slot], gradient, scale)
+        self._fence.note(parameter.device)
         return gradient is not None
 
     def take_missing(self, scale: float) -> list[int]:
@@ -68,7 +72,8 @@ class GradientBucket:
         return [slot for slot in missing if not self.take(slot, scale)]
 
     def tensor(self) -> torch.Tensor:
-        """What is reduced: one dense tensor."""
+        """What is reduced: one dense tensor, for use on the current stream."""
+        self._fence.wait(self._buffer.device)
         return self._buffer
 
     def give_back(self, slot: int, is_used: bool, late: torch.Tensor | None) -> None:
