@@ -57,6 +57,13 @@ def test_a_bucket_has_a_size(size: float) -> None:
         BucketedDDP(torch.nn.Linear(2, 2), size)
 
 
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("size", ["3", True, [1]])
+def test_a_bucket_size_is_a_number(size: Any) -> None:
+    with pytest.raises(TypeError, match="bucket_size_mb must be a number of MB or None, got"):
+        BucketedDDP(torch.nn.Linear(2, 2), size)
+
+
 def test_without_a_process_group_the_error_says_what_to_do() -> None:
     with pytest.raises(CommunicationError, match="init_process_group"):
         NaiveDDP(torch.nn.Linear(2, 2))
