@@ -113,6 +113,13 @@ class DataParallel(torch.nn.Module, ABC):
         """What communicates: each parameter that requires a gradient, once, in the module's order."""
         return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
 
+    def optimizer_parameters(self) -> list[torch.nn.Parameter]:
+        """What an optimizer is to step on."""
+        return self.trained_parameters()
+
+    def on_step(self) -> None:
+        """An optimizer has stepped on :meth:`optimizer_parameters`. Called by a hook."""
+
     def _state(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in self._not_copied}
 

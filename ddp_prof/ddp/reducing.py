@@ -56,9 +56,11 @@ class ReducingVariant(DataParallel):
 
     def _set_up(self) -> None:
         super()._set_up()
-        parameters = self._trained
-        self._reducer = Reducer(parameters, self.assignment, self.process_group, self._find_unused)
-        self._remover = add_hooks(self, parameters, parameters)
+        self._reducer = self._make_reducer()
+        self._remover = add_hooks(self, self._trained, self.optimizer_parameters())
+
+    def _make_reducer(self) -> Reducer:
+        return Reducer(self._trained, self.assignment, self.process_group, self._find_unused)
 
     @abstractmethod
     def _assign(self, sizes: Sequence[ParameterSize]) -> Assignment:

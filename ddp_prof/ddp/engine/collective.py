@@ -34,6 +34,10 @@ class InFlight:
     def __init__(self, work: dist.Work, span: OpenRange, group: dist.ProcessGroup | None, what: str) -> None:
         self._work, self._span, self._group, self._what = work, span, group, what
 
+    def is_completed(self) -> bool:
+        """Whether :meth:`wait` would return at once, and the device has done what it was asked for."""
+        return self._work.is_completed()
+
     def wait(self) -> None:
         """Return when the result may be used: gloo blocks the host, NCCL makes the current stream wait.
 
