@@ -126,8 +126,8 @@ def _show(form: str, database: Path, places: Sequence[PlaceResults], study: Stud
     from ddp_prof.benchmark.report.document import results_document
     from ddp_prof.benchmark.report.report import results_markdown
     from ddp_prof.benchmark.report.views import csv_view, results_view
+    from ddp_prof.present.table_view import TableView
     from ddp_prof.present.tables.render import show
-    from ddp_prof.present.tables.rows import TableView
 
     if form == "markdown":
         click.echo(results_markdown(places, study), nl=False)

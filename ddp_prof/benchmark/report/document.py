@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ddp_prof.benchmark.conclusions import judge
 from ddp_prof.benchmark.report.views import PLACES, place_notes
 from ddp_prof.benchmark.report.words import CONCLUSIONS, HEADINGS, sentence
-from ddp_prof.present.tables.rows import SCHEMA
+from ddp_prof.present.json_documents import SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

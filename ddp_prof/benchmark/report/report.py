@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ddp_prof.benchmark.settings import SettingSummary
     from ddp_prof.benchmark.store import Environment
     from ddp_prof.benchmark.study import Study
-    from ddp_prof.present.tables.rows import TableView
+    from ddp_prof.present.table_view import TableView
 
 REPORT = "results.md"
 TITLES = {"variants": "Step time and communication by variant", "bandwidth": "Bandwidth by message size"}

@@ -10,7 +10,8 @@ from ddp_prof.benchmark.report.rows import comparison_rows, csv_rows, half_ms, s
 from ddp_prof.benchmark.report.words import CONCLUSIONS, analysis, evidence_text, place_title
 from ddp_prof.benchmark.store import OK
 from ddp_prof.present.charts.theme import milliseconds, percent, size
-from ddp_prof.present.tables.rows import Row, TableView, ms
+from ddp_prof.present.columns import Row, ms
+from ddp_prof.present.table_view import TableView
 from ddp_prof.variants import BUCKETED
 
 if TYPE_CHECKING:
