@@ -235,26 +235,23 @@ def timeline_sources(runs: Iterable[Run]) -> list[Source]:
     """Each file as a panel of a timeline; of several with one title the rank is part of it."""
     from collections import Counter
 
+    parts = [part for run in runs for part in run.events()]
+    titles = [label_of(trace.path, trace.manifest) for trace, _ in parts]
+    times = Counter(titles)
+    return [
+        timeline_source(_title(title, part) if times[title] > 1 else title, part)
+        for title, part in zip(titles, parts, strict=True)
+    ]
+
+
+def timeline_source(title: str, part: TraceEvents) -> Source:
+    """A file as a panel of a timeline."""
     from ddp_prof.analyze.core.diagnostics import find_caveats
     from ddp_prof.analyze.overlap.overlap import measure_rank
     from ddp_prof.present.timeline.model import Source
 
-    parts = [part for run in runs for part in run.events()]
-    sources = [
-        Source(
-            label_of(trace.path, trace.manifest),
-            trace,
-            ranks,
-            [measure_rank(rank) for rank in ranks],
-            find_caveats(trace),
-        )
-        for trace, ranks in parts
-    ]
-    times = Counter(source.title for source in sources)
-    return [
-        source._replace(title=_title(source.title, part)) if times[source.title] > 1 else source
-        for source, part in zip(sources, parts, strict=True)
-    ]
+    trace, ranks = part
+    return Source(title, trace, ranks, [measure_rank(rank) for rank in ranks], find_caveats(trace))
 
 
 def _title(title: str, part: TraceEvents) -> str:

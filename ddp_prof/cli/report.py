@@ -33,12 +33,12 @@ def command(traces: tuple[Path, ...], options: LoadOptions, folder: Path) -> Non
     A folder stands for the traces in it. Pictures need Chromium; without it the pages are written all the same.
     """
     from ddp_prof.analyze.collectives.root_cause import explain_run
-    from ddp_prof.manifest import in_story_order
+    from ddp_prof.manifest import in_variant_order
     from ddp_prof.present.html.report import ReportRun, write_report
     from ddp_prof.runs import compare_steps, load_runs, timeline_sources
 
     runs = load_runs(traces, replace(options, with_shapes=True, keep_events=True))
-    runs = in_story_order(runs, lambda run: run.manifest)
+    runs = in_variant_order(runs, lambda run: run.manifest)
     sources = iter(timeline_sources(runs))
     shown = [
         ReportRun(run.name, run.overlap(), tuple(islice(sources, len(run.files))), explain_run(run.analysis()))

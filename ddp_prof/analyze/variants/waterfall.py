@@ -24,6 +24,7 @@ import numpy as np
 from ddp_prof.analyze.frames import Framed, frame_of
 from ddp_prof.analyze.variants.contention import measure_contention
 from ddp_prof.trace import UNKNOWN
+from ddp_prof.variants import variant_position
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.variants.contention import Contention, KernelSamples
 
 PARTS = ("compute", "contention", "transfer", "tail", "wait", "calls", "rest")
-ORDER = ("naive", "flat", "overlap", "bucketed", "torch")
-"""How variants build upon each other; what else there is comes after them as given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +109,7 @@ def measure_waterfall(runs: Sequence[tuple[RunAnalysis, Sequence[KernelSamples]]
         for run, own in runs
     ]
     priced = [(run, contention) for (run, _), contention in zip(runs, contentions, strict=True)]
-    ordered = sorted(priced, key=lambda item: _place(item[0]))
+    ordered = sorted(priced, key=lambda item: _position(item[0]))
     budgets = [_budget(run, contention) for run, contention in ordered]
     known = [budget for budget in budgets if budget is not None]
     return Waterfall(
@@ -121,9 +120,8 @@ def measure_waterfall(runs: Sequence[tuple[RunAnalysis, Sequence[KernelSamples]]
     )
 
 
-def _place(run: RunAnalysis) -> int:
-    variant = run.label if run.manifest is None else run.manifest.variant
-    return ORDER.index(variant) if variant in ORDER else len(ORDER)
+def _position(run: RunAnalysis) -> int:
+    return variant_position(run.label if run.manifest is None else run.manifest.variant)
 
 
 def _budget(run: RunAnalysis, contention: Contention) -> Budget | None:

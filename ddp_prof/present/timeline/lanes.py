@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from ddp_prof.trace import Ints, Mask
 
 _CODE = {category: code for code, category in enumerate(theme.CATEGORIES)}
-_KINDS = dict(zip(Category, (COMPUTE, COMMUNICATION, COPIES, GRAPHS), strict=True))
+_KINDS = {
+    Category.COMPUTE: COMPUTE,
+    Category.COMMUNICATION: COMMUNICATION,
+    Category.MEMORY: COPIES,
+    Category.OTHER: GRAPHS,
+}
 _PHASE_CODE = np.array([*(_CODE[phase] for phase in PHASES), _CODE[theme.COMPUTE]], np.int64)
 
 
