@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Profiles one variant with Nsight Systems: traces/NAME.nsys-rep, its export NAME.sqlite, and NAME.run.json, written last.
+# Profiles one variant with Nsight Systems: TRACES_DIR/NAME.nsys-rep, its export NAME.sqlite, and NAME.run.json, written
+# last.
 #
 #   scripts/profile_variant.sh VARIANT [--bucket-size-mb MB] [-- further arguments of python -m ddp_prof.train]
 #   scripts/profile_variant.sh bucketed --bucket-size-mb 25
@@ -25,7 +26,7 @@
 #   RANKS_PER_GPU let so many ranks take turns on each GPU           (default: unset, a GPU a rank)
 #   TORCHRUN      arguments with which torchrun starts the ranks (--nnodes 2 --node-rank 1 ...); NGPU ranks on this node
 #   NODE_RANK     with TORCHRUN: number of this node, part of the files' name  (default: unset, the only node)
-#   TRACES_DIR    where the files go                                 (default: traces in the checkout)
+#   TRACES_DIR    where the files go                                 (default: traces/local in the checkout)
 #   PROFILER      nsys, kineto (torch.profiler), none (NAME.run.json alone: what the run takes unprofiled), or auto
 #                 (default: auto: nsys where it can be had)
 #   NSYS          the nsys to use                                    (default: what scripts/install_nsys.sh finds)
@@ -48,7 +49,7 @@
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-traces="${TRACES_DIR:-$root/traces}"
+traces="${TRACES_DIR:-$root/traces/local}"
 venv="${VENV:-$root/.venv}"
 python="$venv/bin/python"
 ranks="${NGPU:-${WORLD_SIZE:-2}}"
