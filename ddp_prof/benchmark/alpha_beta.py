@@ -1,4 +1,4 @@
-"""What an all-reduce costs by its size, and what follows for the size of buckets.
+"""The cost of an all-reduce by its size, and the bucket size that follows from it.
 
 A message of s bytes takes ``t(s) = o + s / w``: an overhead a call, and a bandwidth. In the model of the course CS336
 (spring 2025, assignment 2, problem *ddp_bucketed_benchmarking*) the gradients, s bytes, fall into n buckets whose
@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.benchmark.settings import Place
+from ddp_prof.benchmark.settings import Testbed
 from ddp_prof.benchmark.store import OK
+from ddp_prof.unknown import Unknown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,7 +34,7 @@ ROUNDS = 50
 
 
 @dataclass(frozen=True, slots=True)
-class MessageTimes:
+class MessageCost:
     """All-reduces of one size: median over runs of each run's median."""
 
     bytes: int
@@ -81,35 +82,35 @@ class BucketModel:
         return size / self.link.bytes_per_ns + self.gradient_bytes * self.link.overhead_ns / size
 
 
-def message_times(results: Results) -> dict[Place, tuple[MessageTimes, ...]]:
-    """The messages timed in each place, by ascending size."""
+def message_costs(results: Results) -> dict[Testbed, tuple[MessageCost, ...]]:
+    """The messages timed in each testbed, by ascending size."""
     runs = {run.id: run for run in results.runs if run.status == OK}
-    found: dict[Place, dict[int, list[tuple[float, int]]]] = {}
+    found: dict[Testbed, dict[int, list[tuple[float, int]]]] = {}
     for message in results.messages:
         if (run := runs.get(message.run)) and message.bytes > 0 and message.median_ns > 0:
-            place = Place(run.environment, run.model_size, run.world_size, run.device)
-            found.setdefault(place, {}).setdefault(message.bytes, []).append((message.median_ns, message.calls))
-    return {place: _by_size(sizes) for place, sizes in found.items()}
+            testbed = Testbed(run.environment, run.model_size, run.world_size, run.device)
+            found.setdefault(testbed, {}).setdefault(message.bytes, []).append((message.median_ns, message.calls))
+    return {testbed: _by_size(sizes) for testbed, sizes in found.items()}
 
 
-def _by_size(sizes: Mapping[int, Sequence[tuple[float, int]]]) -> tuple[MessageTimes, ...]:
+def _by_size(sizes: Mapping[int, Sequence[tuple[float, int]]]) -> tuple[MessageCost, ...]:
     return tuple(
-        MessageTimes(size, float(np.median([time for time, _ in times])), len(times), sum(calls for _, calls in times))
+        MessageCost(size, float(np.median([time for time, _ in times])), len(times), sum(calls for _, calls in times))
         for size, times in sorted(sizes.items())
     )
 
 
-def fit_link(messages: Sequence[MessageTimes]) -> LinkModel | str:
-    """Fit the model to messages of one place, each size counting once.
+def fit_link(messages: Sequence[MessageCost]) -> LinkModel | Unknown:
+    """Fit the model to messages of one testbed, each size counting once.
 
     Least squares of *relative* errors, since times span orders of magnitude, with Huber's weights, so that a size that
     was disturbed does not bend the line (iteratively reweighted; P. W. Holland and R. E. Welsch, 1977).
 
     Returns:
-        The model, or why there is none.
+        The model, or the reason why there is none.
     """
     if len(messages) < 2:
-        return "messages of fewer than two sizes were timed"
+        return Unknown("messages of fewer than two sizes were timed")
     sizes = np.array([message.bytes for message in messages], float)
     times = np.array([message.time_ns for message in messages])
     # A line through (0, 0) of relative units: 1 = (o + s / w) / t.
@@ -118,7 +119,7 @@ def fit_link(messages: Sequence[MessageTimes]) -> LinkModel | str:
     if overhead < 0:
         overhead, (slope,) = 0.0, _robust_line(columns[:, 1:])
     if slope <= 0:
-        return "larger messages did not take longer"
+        return Unknown("larger messages did not take longer")
     residuals = columns @ np.array([overhead, slope]) - 1
     return LinkModel(float(overhead), float(1 / slope), len(messages), float(np.median(np.abs(residuals))))
 

@@ -42,7 +42,7 @@ class Environment:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class StoredRun:
     """One run of one setting, in processes of its own.
 
     Attributes:
@@ -53,7 +53,7 @@ class Run:
         parameters: Of the model.
         gradient_bytes: Of all gradients of a rank.
         local_batch_size: Sequences a step of one rank.
-        steps: Measured steps of each kind, see :attr:`StepTime.is_synchronized`.
+        steps: Measured steps of each kind, see :attr:`StoredStep.is_synchronized`.
         status: One of :data:`STATUSES`; ``reason`` says why where it is not ``ok``, and there are no measurements.
         caveat: What restricts the meaning of the figures, as for ranks that share a GPU.
         collectives: A step's, of one rank.
@@ -101,13 +101,13 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class StepTime:
+class StoredStep:
     """What one step took on rank 0, by the host's clock.
 
     Attributes:
-        run: :attr:`Run.id`.
+        run: :attr:`StoredRun.id`.
         is_synchronized: Whether the host waited for the device at each change of phase. Without (0) the step is as
-            fast as it is, but communication is only what the host waited for. With it (1) phases are told apart, and
+            fast as it is, but communication is only what the host waited for. With it (1) phases are separated, and
             nothing of one hides under another but what the variant launched earlier.
         communication_ns: From the end of backward until the variant has synchronized all gradients.
     """
@@ -123,11 +123,11 @@ class StepTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class StoredMessages:
     """All-reduces of one size in a run, timed one by one by the host: only of variants that block in each.
 
     Attributes:
-        run: :attr:`Run.id`.
+        run: :attr:`StoredRun.id`.
         bytes: Size of the message.
         calls: How many were timed.
         median_ns: Of their times on rank 0.
@@ -146,16 +146,16 @@ class Results:
     """All that a database holds."""
 
     environments: tuple[Environment, ...]
-    runs: tuple[Run, ...]
-    steps: tuple[StepTime, ...]
-    messages: tuple[Message, ...]
+    runs: tuple[StoredRun, ...]
+    steps: tuple[StoredStep, ...]
+    messages: tuple[StoredMessages, ...]
 
 
 TABLES: dict[str, tuple[type, tuple[str, ...]]] = {
     "environments": (Environment, ("id",)),
-    "runs": (Run, ("id",)),
-    "measurements": (StepTime, ("run", "is_synchronized", "step")),
-    "messages": (Message, ("run", "bytes")),
+    "runs": (StoredRun, ("id",)),
+    "measurements": (StoredStep, ("run", "is_synchronized", "step")),
+    "messages": (StoredMessages, ("run", "bytes")),
 }
 """Name of each table, what a row of it is, its primary key."""
 POSITIVE = {"gradient_bytes", "step_ns"}
@@ -197,9 +197,9 @@ def open_database(path: Path) -> Database:
 def write_run(
     database: Database,
     environment: Environment,
-    run: Run,
-    steps: Sequence[StepTime] = (),
-    messages: Sequence[Message] = (),
+    run: StoredRun,
+    steps: Sequence[StoredStep] = (),
+    messages: Sequence[StoredMessages] = (),
 ) -> None:
     """Write a run with all that was measured in it, whole or not at all; an earlier one of the same id goes.
 

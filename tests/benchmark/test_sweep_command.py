@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, Results, Run, load_results
+from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, Results, StoredRun, load_results
 from ddp_prof.benchmark.sweep.capture import read_figures
 from tests.train.test_launch import is_running
 
@@ -54,7 +54,7 @@ def wait_for_end(processes: list[int]) -> None:
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run, str]:
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, StoredRun, str]:
     """A sweep of two runs, killed in the second and started again: database, what was there, what was said."""
     database = tmp_path_factory.mktemp("sweep") / "new" / "results.db"
     argv = ["--model-size", "tiny", "--variants", "naive,torch"]
@@ -79,7 +79,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run, str]:
     return database, run, done.stdout + done.stderr
 
 
-def test_a_killed_sweep_goes_on_where_it_stopped(swept: tuple[Path, Run, str]) -> None:
+def test_a_killed_sweep_goes_on_where_it_stopped(swept: tuple[Path, StoredRun, str]) -> None:
     database, run, said = swept
     runs = load_results(database).runs
     assert runs[0] == run
@@ -88,7 +88,7 @@ def test_a_killed_sweep_goes_on_where_it_stopped(swept: tuple[Path, Run, str]) -
     assert "1 runs measured, 1 there before" in said
 
 
-def test_everything_is_measured(swept: tuple[Path, Run, str]) -> None:
+def test_everything_is_measured(swept: tuple[Path, StoredRun, str]) -> None:
     results = load_results(swept[0])
     (environment,) = results.environments
     naive, torch = results.runs
@@ -105,7 +105,7 @@ def test_everything_is_measured(swept: tuple[Path, Run, str]) -> None:
         check_steps(results, run)
 
 
-def check_steps(results: Results, run: Run) -> None:
+def check_steps(results: Results, run: StoredRun) -> None:
     steps = [step for step in results.steps if step.run == run.id]
     assert [(step.is_synchronized, step.step) for step in steps] == [
         (is_synchronized, step) for is_synchronized in (False, True) for step in range(3)
@@ -118,7 +118,7 @@ def check_steps(results: Results, run: Run) -> None:
         assert own < item.step_ns  # torch's communication is a part of its backward
 
 
-def test_messages_are_timed_where_each_is_waited_for(swept: tuple[Path, Run, str]) -> None:
+def test_messages_are_timed_where_each_is_waited_for(swept: tuple[Path, StoredRun, str]) -> None:
     results = load_results(swept[0])
     naive, _ = results.runs
     assert {message.run for message in results.messages} == {naive.id}
@@ -130,7 +130,7 @@ def test_messages_are_timed_where_each_is_waited_for(swept: tuple[Path, Run, str
     assert shortest < sum(item.communication_ns for item in synchronized)
 
 
-def test_a_capture_is_added_to_a_run_that_is_there(swept: tuple[Path, Run, str]) -> None:
+def test_a_capture_is_added_to_a_run_that_is_there(swept: tuple[Path, StoredRun, str]) -> None:
     database, run, _ = swept
     argv = ["--model-size", "tiny", "--variants", "naive"]
     environment = {**os.environ, "PROFILER": "kineto"}

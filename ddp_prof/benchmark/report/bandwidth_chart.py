@@ -6,34 +6,34 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddp_prof.benchmark.alpha_beta import LinkModel
 from ddp_prof.benchmark.report.figure import axis, layout
 from ddp_prof.present.charts import theme
+from ddp_prof.unknown import Unknown
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from ddp_prof.benchmark.places import PlaceResults
+    from ddp_prof.benchmark.testbeds import TestbedResults
     from ddp_prof.present.charts.theme import Palette
 
 _HEIGHT = 560
 _POINTS = 200
 
 
-def draw_bandwidth(place: PlaceResults, palette: Palette = theme.LIGHT) -> go.Figure:
+def draw_bandwidth(results: TestbedResults, palette: Palette = theme.LIGHT) -> go.Figure:
     """Bytes over time: a dot a message size, the fitted model as a line."""
     import plotly.graph_objects as go
 
-    figure_layout = layout(place, palette, _headline(place), _HEIGHT, l=90, r=60)
+    figure_layout = layout(results, palette, _headline(results), _HEIGHT, l=90, r=60)
     figure_layout |= {
         "xaxis": axis(palette, "size of the message, bytes, logarithmic", type="log", tickformat="~s"),
         "yaxis": axis(palette, "bytes over time (algbw), GB/s, logarithmic", type="log", dtick="D2"),
     }
-    return go.Figure([_measured(place, palette), *_fitted(place, palette)], figure_layout)
+    return go.Figure([_measured(results, palette), *_fitted(results, palette)], figure_layout)
 
 
-def _measured(place: PlaceResults, palette: Palette) -> dict[str, Any]:
-    messages = place.messages
+def _measured(results: TestbedResults, palette: Palette) -> dict[str, Any]:
+    messages = results.messages
     return {
         "type": "scatter", "mode": "markers", "name": "all-reduces timed by the host, median of each size",
         "x": [message.bytes for message in messages], "y": [message.bytes / message.time_ns for message in messages],
@@ -47,11 +47,11 @@ def _measured(place: PlaceResults, palette: Palette) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _fitted(place: PlaceResults, palette: Palette) -> list[dict[str, Any]]:
-    link = place.link
-    if not isinstance(link, LinkModel):
+def _fitted(results: TestbedResults, palette: Palette) -> list[dict[str, Any]]:
+    if isinstance(results.model, Unknown):
         return []
-    sizes = np.geomspace(place.messages[0].bytes, place.messages[-1].bytes, _POINTS)
+    link = results.model.link
+    sizes = np.geomspace(results.messages[0].bytes, results.messages[-1].bytes, _POINTS)
     return [
         {
             "type": "scatter", "mode": "lines", "hoverinfo": "skip",
@@ -62,9 +62,9 @@ def _fitted(place: PlaceResults, palette: Palette) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _headline(place: PlaceResults) -> str:
-    link = place.link
-    if isinstance(link, str):
+def _headline(results: TestbedResults) -> str:
+    if isinstance(results.model, Unknown):
         return "What an all-reduce costs by its size"
+    link = results.model.link
     overhead = theme.milliseconds(round(link.overhead_ns))
     return f"An all-reduce takes {overhead} a call, and then its bytes at {link.bytes_per_ns:.3g} GB/s"

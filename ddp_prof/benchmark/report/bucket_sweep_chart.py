@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from ddp_prof.benchmark.claims import BYTES_PER_MB
 from ddp_prof.benchmark.effects import bucket_sizes
-from ddp_prof.benchmark.facts import BYTES_PER_MB
 from ddp_prof.benchmark.report.figure import TOP, axis, layout
 from ddp_prof.benchmark.report.rows import half_ms, value_ms
 from ddp_prof.present.charts import theme
 from ddp_prof.present.timeline.text import shown_name
+from ddp_prof.unknown import Unknown
 from ddp_prof.variants import BUCKETED
 
 if TYPE_CHECKING:
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
     import plotly.graph_objects as go
 
-    from ddp_prof.benchmark.places import PlaceResults
     from ddp_prof.benchmark.settings import SettingSummary
+    from ddp_prof.benchmark.testbeds import TestbedResults
     from ddp_prof.present.charts.theme import Palette
 
 _HEIGHT, _BOTTOM = 640, 70
@@ -31,43 +32,43 @@ _COLORS = ("backward", theme.OVERLAPPED, theme.EXPOSED_MEMORY, "optimizer", them
 """Of the context lengths, in order: colours that are told apart by all eyes."""
 
 
-def draw_bucket_sweep(place: PlaceResults, batch_size: int, palette: Palette = theme.LIGHT) -> go.Figure:
+def draw_bucket_sweep(results: TestbedResults, batch_size: int, palette: Palette = theme.LIGHT) -> go.Figure:
     """The settings of one batch size; where the model of bucketing tells its best size, that is marked."""
     import plotly.graph_objects as go
 
     measured = [
         summary
-        for summary in place.summaries
+        for summary in results.summaries
         if summary.timing.step_ns and summary.setting.local_batch_size == batch_size
     ]
     contexts = sorted({summary.setting.seq_len for summary in measured})
     colors = {context: palette.colors[_COLORS[index % len(_COLORS)]] for index, context in enumerate(contexts)}
     low, high = _range(measured)
     sizes = bucket_sizes([summary.timing for summary in measured])
-    least, most = _size_range(sizes, _best_mb(place))
+    least, most = _size_range(sizes, _best_mb(results))
     references = [summary for summary in measured if summary.setting.variant in _DASHES]
     traces = [
         _curve(measured, context, colors[context], _ASIDE ** (index - (len(contexts) - 1) / 2))
         for index, context in enumerate(contexts)
     ]
     traces += [_reference(reference, colors[reference.setting.seq_len], (least, most)) for reference in references]
-    traces += _best(place, (low, high), palette)
-    figure_layout = layout(place, palette, _headline(measured, batch_size), _HEIGHT, b=_BOTTOM, l=80, r=190)
+    traces += _best(results, (low, high), palette)
+    figure_layout = layout(results, palette, _headline(measured, batch_size), _HEIGHT, b=_BOTTOM, l=80, r=190)
     figure_layout |= {
         "xaxis": axis(
             palette, "bucket size, MB, logarithmic", type="log", range=[math.log10(least), math.log10(most)],
             tickmode="array", tickvals=sizes, ticktext=[f"{size:g}" for size in sizes],
         ),
         "yaxis": axis(palette, "step, ms, with the spread of its median", range=[low, high]),
-        "annotations": [*_labels(references, colors, (low, high)), *_best_label(place, palette)],
+        "annotations": [*_labels(references, colors, (low, high)), *_best_label(results, palette)],
     }  # fmt: skip
     return go.Figure(traces, figure_layout)
 
 
-def batch_sizes(place: PlaceResults) -> list[int]:
+def batch_sizes(results: TestbedResults) -> list[int]:
     """The batch sizes for which several bucket sizes were measured."""
     found: dict[int, set[float | None]] = {}
-    for bucket in _buckets(place.summaries):
+    for bucket in _buckets(results.summaries):
         found.setdefault(bucket.setting.local_batch_size, set()).add(bucket.setting.bucket_size_mb)
     return sorted(batch for batch, sizes in found.items() if len(sizes) > 1)
 
@@ -80,8 +81,8 @@ def _buckets(summaries: Sequence[SettingSummary]) -> list[SettingSummary]:
     ]
 
 
-def _best_mb(place: PlaceResults) -> float | None:
-    return place.model.best_bytes / BYTES_PER_MB if place.model and place.model.best_bytes else None
+def _best_mb(results: TestbedResults) -> float | None:
+    return None if isinstance(results.model, Unknown) else results.model.best_bytes / BYTES_PER_MB or None
 
 
 def _range(measured: Sequence[SettingSummary]) -> tuple[float, float]:
@@ -165,8 +166,8 @@ def _top(group: Sequence[float], least: float) -> float:
     return sum(group) / len(group) + least * (len(group) - 1) / 2
 
 
-def _best(place: PlaceResults, limits: tuple[float, float], palette: Palette) -> list[dict[str, Any]]:
-    best_mb = _best_mb(place)
+def _best(results: TestbedResults, limits: tuple[float, float], palette: Palette) -> list[dict[str, Any]]:
+    best_mb = _best_mb(results)
     if best_mb is None:
         return []
     return [
@@ -177,8 +178,8 @@ def _best(place: PlaceResults, limits: tuple[float, float], palette: Palette) ->
     ]  # fmt: skip
 
 
-def _best_label(place: PlaceResults, palette: Palette) -> list[dict[str, Any]]:
-    best_mb = _best_mb(place)
+def _best_label(results: TestbedResults, palette: Palette) -> list[dict[str, Any]]:
+    best_mb = _best_mb(results)
     if best_mb is None:
         return []
     return [
