@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ddp_prof.analyze.core.intervals import Intervals, union
+from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind, Overhead, Spans, Table, Trace, empty
 
 PID = 4242
@@ -110,6 +110,7 @@ def draw_trace(
                     "name_id": name_id(name),
                     "domain_id": UNKNOWN,
                     "is_start_end": 0,
+                    "is_open": 0,
                 }
             )
     return Trace(

@@ -2,55 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options import Selection, selection_options, traces_argument
-from ddp_prof.cli.timeline import load_sources
+from ddp_prof.cli.options import load_options, traces_argument
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ddp_prof.analyze.variants.waterfall import Waterfall
-    from ddp_prof.present.html.report import Run
-    from ddp_prof.present.timeline.model import Source
-
-
-def gather_runs(sources: Sequence[Source]) -> list[Run]:
-    """The runs that traces belong to, measured; the ranks of one run may lie in several files."""
-    from ddp_prof.analyze.collectives.findings import explain_run
-    from ddp_prof.analyze.collectives.run_analysis import merge_traces, reduce_trace
-    from ddp_prof.analyze.overlap.overlap import measure_ranks, merge_ranks
-    from ddp_prof.manifest import SUFFIX, manifest_path
-    from ddp_prof.present.html.report import Run
-
-    runs: dict[Path, list[Source]] = {}
-    for source in sources:
-        runs.setdefault(manifest_path(source.trace.path), []).append(source)
-    return [
-        Run(
-            path.name.removesuffix(SUFFIX),
-            merge_ranks([measure_ranks(source.trace, source.ranks) for source in own]),
-            tuple(own),
-            explain_run(merge_traces([reduce_trace(source.trace, source.ranks) for source in own])),
-        )
-        for path, own in runs.items()
-    ]
-
-
-def compare_runs(runs: Sequence[Run]) -> Waterfall:
-    """What each run changed of the one before."""
-    from ddp_prof.analyze.variants.contention import sample_kernels
-    from ddp_prof.analyze.variants.waterfall import measure_waterfall
-
-    return measure_waterfall(
-        [
-            (run.findings.run, [sample_kernels(source.trace, rank) for source in run.sources for rank in source.ranks])
-            for run in runs
-        ]
-    )
+    from ddp_prof.runs import LoadOptions
 
 
 @click.command("report")
@@ -64,17 +26,24 @@ def compare_runs(runs: Sequence[Run]) -> Waterfall:
     type=click.Path(file_okay=False, path_type=Path),
     help="The folder to write.",
 )
-@selection_options
-def command(traces: tuple[Path, ...], selection: Selection, folder: Path) -> None:
+@load_options
+def command(traces: tuple[Path, ...], options: LoadOptions, folder: Path) -> None:
     """One page to read on a set of runs: comparison, why communication is exposed, timelines, what is not known.
 
     A folder stands for the traces in it. Pictures need Chromium; without it the pages are written all the same.
     """
+    from ddp_prof.analyze.root_cause import explain_run
     from ddp_prof.manifest import in_variant_order
-    from ddp_prof.present.html.report import write_report
+    from ddp_prof.present.html.report import ReportRun, write_report
+    from ddp_prof.runs import compare_steps, load_runs, timeline_sources
 
-    sources = load_sources(traces, selection, with_shapes=True)
-    runs = in_variant_order(gather_runs(sources), lambda run: run.manifest)
-    for problem in write_report(runs, folder, compare_runs(runs), backward_pattern=selection.backward_pattern):
+    runs = load_runs(traces, replace(options, with_shapes=True, keep_events=True))
+    runs = in_variant_order(runs, lambda run: run.manifest)
+    sources = iter(timeline_sources(runs))
+    shown = [
+        ReportRun(run.name, run.overlap(), tuple(islice(sources, len(run.files))), explain_run(run.analysis()))
+        for run in runs
+    ]
+    for problem in write_report(shown, folder, compare_steps(runs)):
         click.echo(f"note: {problem}", err=True)
     click.echo(folder / "index.html")

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ddp_prof.ddp import VARIANTS, annotate
-from ddp_prof.ddp.collective import communication_errors
+from ddp_prof.ddp.engine.collective import communication_errors
 from ddp_prof.errors import OutOfMemoryError, WorkloadError
 from ddp_prof.manifest import write_manifest
 from ddp_prof.train.data import scatter_batches

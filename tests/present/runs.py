@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ddp_prof.analyze.collectives.findings import explain_run
-from ddp_prof.analyze.collectives.run_analysis import reduce_trace
-from ddp_prof.analyze.core.attribution import find_rank_events
 from ddp_prof.analyze.overlap.overlap import TraceOverlap, measure_overlap
-from ddp_prof.present.html.report import Run
-from ddp_prof.present.timeline.model import Source
+from ddp_prof.analyze.root_cause import explain_run
+from ddp_prof.present.html.report import ReportRun
 from ddp_prof.trace import Trace
 from tests.drawing import draw_trace
+from tests.measuring import analysis_of, source_of
 
 HOSTILE_TITLE = '<img src=x onerror=alert(1)> & "run" \N{FIRE}'
 
@@ -36,8 +34,7 @@ def result_of(trace: Trace, label: str = "overlap") -> TraceOverlap:
     return replace(measure_overlap(trace), label=label)
 
 
-def run_of(trace: Trace, name: str = "overlap", label: str | None = None) -> Run:
+def run_of(trace: Trace, name: str = "overlap", label: str | None = None) -> ReportRun:
     label = label or name
-    ranks = find_rank_events(trace)
-    findings = explain_run(replace(reduce_trace(trace, ranks), label=label))
-    return Run(name, result_of(trace, label), (Source(label, trace, ranks),), findings)
+    explanation = explain_run(analysis_of(trace, label=label))
+    return ReportRun(name, result_of(trace, label), (source_of(label, trace),), explanation)

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from ddp_prof.analyze.collectives.findings import Findings
     from ddp_prof.analyze.overlap.overlap import TraceOverlap
+    from ddp_prof.analyze.root_cause import RunExplanation
     from ddp_prof.analyze.variants.waterfall import Waterfall
     from ddp_prof.manifest import Manifest
     from ddp_prof.present.timeline.model import Source, Timeline
@@ -37,20 +37,20 @@ CHARTS = {"comparison": draw_comparison, "overlap-by-step": draw_overlap_by_step
 
 
 @dataclass(frozen=True)
-class Run:
+class ReportRun:
     """One run.
 
     Attributes:
         name: What its files are called.
         result: Its figures.
         sources: Its traces, of which one may hold all ranks.
-        findings: Why its communication is exposed.
+        explanation: Why its communication is exposed.
     """
 
     name: str
     result: TraceOverlap
     sources: tuple[Source, ...]
-    findings: Findings
+    explanation: RunExplanation
 
     @property
     def manifest(self) -> Manifest | None:
@@ -58,16 +58,13 @@ class Run:
         return next((source.trace.manifest for source in self.sources if source.trace.manifest), None)
 
 
-def write_report(
-    runs: Sequence[Run], folder: Path, waterfall: Waterfall | None = None, *, backward_pattern: str | None = None
-) -> list[str]:
+def write_report(runs: Sequence[ReportRun], folder: Path, waterfall: Waterfall | None = None) -> list[str]:
     """Write ``index.html``, a page and a picture of each run's timeline, and a page on why it is exposed.
 
     Args:
         runs: The runs in the order in which they are told of.
         folder: Made where it is missing; files of the same names are replaced.
         waterfall: What the runs changed of each other.
-        backward_pattern: The regular expression with which backward was found, if one was given.
 
     Returns:
         What could not be made, a line each.
@@ -79,22 +76,24 @@ def write_report(
         charts[WATERFALL] = draw_waterfall(waterfall)
     pictures = [(chart, folder / f"{name}.png") for name, chart in charts.items()]
     for name, run in zip(names, runs, strict=True):
-        whole, part = _timelines(run, backward_pattern)
+        whole, part = _timelines(run)
         write_timeline_page(whole, folder / f"{name}.html", shared_plotly=True)
-        write_why_page(run.findings, folder / f"{name}{WHY}.html")
+        write_why_page(run.explanation, folder / f"{name}{WHY}.html")
         pictures.append((draw_timeline(part), folder / f"{name}.png"))
     problems = try_pictures(pictures)
-    sections = [RunSection(name, run.result, run.manifest, run.findings) for name, run in zip(names, runs, strict=True)]
+    sections = [
+        RunSection(name, run.result, run.manifest, run.explanation) for name, run in zip(names, runs, strict=True)
+    ]
     body = report_body(sections, charts, pictures=not problems)
     write_page(folder / f"{INDEX}.html", title="Communication behind compute", body=body, css=CSS, shared_plotly=True)
     return problems
 
 
-def _timelines(run: Run, backward_pattern: str | None) -> tuple[Timeline, Timeline]:
+def _timelines(run: ReportRun) -> tuple[Timeline, Timeline]:
     """The timeline of the whole run, to move around in, and that of a few steps, to look at."""
     steps = steady_steps([rank for source in run.sources for rank in source.ranks])
-    whole = build_timeline(run.sources, backward_pattern=backward_pattern)
-    part = build_timeline(run.sources, steps=steps, max_boxes=MAX_BOXES, backward_pattern=backward_pattern)
+    whole = build_timeline(run.sources)
+    part = build_timeline(run.sources, steps=steps, max_boxes=MAX_BOXES)
     return whole, part
 
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     import plotly.graph_objects as go
 
-    from ddp_prof.analyze.collectives.findings import Findings
     from ddp_prof.analyze.overlap.overlap import TraceOverlap
+    from ddp_prof.analyze.root_cause import RunExplanation
     from ddp_prof.manifest import Manifest
     from ddp_prof.present.tables.rows import Row
 
@@ -76,7 +76,7 @@ class RunSection:
     name: str
     result: TraceOverlap
     manifest: Manifest | None
-    findings: Findings
+    explanation: RunExplanation
 
 
 def report_body(sections: Sequence[RunSection], charts: Mapping[str, go.Figure], *, pictures: bool) -> str:
@@ -101,7 +101,7 @@ def report_body(sections: Sequence[RunSection], charts: Mapping[str, go.Figure],
         f'<div class="wide">{_table(compare_rows(compare_variants(results)))}</div>',
         f'<p class="quiet">{html.escape(HOW_TO_READ)}; speed-up: over naive</p>',
         _heading("why"),
-        f'<div class="wide">{findings_html((item.name, item.result.label, item.findings) for item in sections)}</div>',
+        f'<div class="wide">{findings_html((run.name, run.result.label, run.explanation) for run in sections)}</div>',
         waterfall,
         _heading("unknown"),
         _unknown(sections),

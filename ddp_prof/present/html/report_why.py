@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from ddp_prof.analyze.collectives.findings import Findings
+    from ddp_prof.analyze.root_cause import RunExplanation
 
 SUFFIX = "-why"
 """Ends the name of a run's page of figures: ``overlap-why.html``."""
 
 
-def finding_text(findings: Findings) -> str:
+def finding_text(explanation: RunExplanation) -> str:
     """The main cause of exposed time, in words."""
-    return root_cause_text(findings.headline, findings.collectives.collectives)
+    return root_cause_text(explanation.root_cause, explanation.collectives.collectives)
 
 
-def findings_html(named: Iterable[tuple[str, str, Findings]]) -> str:
+def findings_html(named: Iterable[tuple[str, str, RunExplanation]]) -> str:
     """A row a run.
 
     Args:
@@ -42,12 +42,12 @@ def findings_html(named: Iterable[tuple[str, str, Findings]]) -> str:
     return f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>"
 
 
-def write_why_page(findings: Findings, path: Path) -> None:
+def write_why_page(explanation: RunExplanation, path: Path) -> None:
     """The collectives of a typical step, and who was late in which; plotly.js lies beside the page."""
-    run, finding = findings.run, finding_text(findings)
+    run, finding = explanation.run, finding_text(explanation)
     step = typical_step(run.ranks)
-    lines = () if step is None else view_step(run.ranks, step)
+    lines = () if step is None else view_step(run, step)
     body = figure_html(draw_step_collectives(run, step, lines, finding), "collectives")
-    if findings.skew.reason is None:
-        body += figure_html(draw_skew(run, findings.skew), "skew")
+    if explanation.skew.reason is None:
+        body += figure_html(draw_skew(run, explanation.skew), "skew")
     write_page(path, title=f"{run.label}: {finding}", body=body, shared_plotly=True)

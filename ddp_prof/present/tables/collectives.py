@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof.analyze.collectives.exposure import CAUSES, LAUNCHED_LATE, QUEUED, STARVED, SYNCHRONOUS, TAIL, WAITING
-from ddp_prof.analyze.collectives.root_cause import find_root_cause
+from ddp_prof.analyze.root_cause import find_root_cause
 from ddp_prof.present.charts.theme import milliseconds, percent, size
 from ddp_prof.present.tables.rows import SCHEMA, Row, TableView
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from ddp_prof.analyze.collectives.clock_alignment import Alignment
     from ddp_prof.analyze.collectives.results import Collective, RunCollectives
-    from ddp_prof.analyze.collectives.root_cause import RootCause
-    from ddp_prof.analyze.collectives.run_analysis import Run
+    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+    from ddp_prof.analyze.root_cause import RootCause
 
 BY = ("collective", "step", "bucket")
 """What a row can stand for."""
@@ -25,7 +25,7 @@ _SHOWN_PARAMETERS = 2
 _WORTH_A_WORD = 0.05
 
 
-def collectives_view(run: Run, result: RunCollectives, by: str = BY[0]) -> TableView:
+def collectives_view(run: RunAnalysis, result: RunCollectives, by: str = BY[0]) -> TableView:
     """The collectives of a run."""
     headline = root_cause_text(find_root_cause(result.collectives, run.manifest), result.collectives)
     title = f"{run.trace} · device: {run.device} · {len(result.collectives):,} collectives\n{headline}"
@@ -205,7 +205,7 @@ def _sum_known(values: Iterable[int | None]) -> int | None:
     return sum(known) if known else None
 
 
-def _document(run: Run, result: RunCollectives, headline: str) -> dict[str, Any]:
+def _document(run: RunAnalysis, result: RunCollectives, headline: str) -> dict[str, Any]:
     """The JSON document of ``ddp-prof collectives``: keys may be added, never renamed."""
     return {
         "schema": SCHEMA,

@@ -10,9 +10,9 @@ from ddp_prof.analyze.overlap.comparison import compare_variants
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ddp_prof.analyze.core.inventory import TraceInventory
     from ddp_prof.analyze.overlap.comparison import VariantSummary
     from ddp_prof.analyze.overlap.overlap import RankOverlap, StepOverlap, TraceOverlap
+    from ddp_prof.analyze.quality.inventory import TraceInventory
     from ddp_prof.manifest import Manifest
 
 Row = dict[str, "str | int | float | None"]

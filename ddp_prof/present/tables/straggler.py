@@ -10,11 +10,11 @@ from ddp_prof.present.tables.collectives import alignment_document, alignment_no
 from ddp_prof.present.tables.rows import SCHEMA, Row, TableView
 
 if TYPE_CHECKING:
-    from ddp_prof.analyze.collectives.run_analysis import Run
+    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew
 
 
-def skew_view(run: Run, skew: RunSkew) -> TableView:
+def skew_view(run: RunAnalysis, skew: RunSkew) -> TableView:
     """A row a rank."""
     title = f"{run.trace} · device: {run.device} · {len(skew.steps)} steps\n{skew_headline(skew)}"
     rows = [{"run": run.label, **_row(rank, len(skew.steps))} for rank in skew.ranks]
@@ -72,7 +72,7 @@ def _row(rank: RankSkew, steps: int) -> Row:
     }
 
 
-def _document(run: Run, skew: RunSkew) -> dict[str, Any]:
+def _document(run: RunAnalysis, skew: RunSkew) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "trace": str(run.trace),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.analyze.core.intervals import Intervals
+from ddp_prof.analyze.intervals import Intervals
 from ddp_prof.trace import select
 
 if TYPE_CHECKING:

@@ -8,11 +8,10 @@ from dataclasses import replace
 import pytest
 
 from ddp_prof.analyze.collectives.results import measure_collectives
-from ddp_prof.analyze.collectives.root_cause import RootCause
-from ddp_prof.analyze.collectives.run_analysis import merge_traces, reduce_trace
-from ddp_prof.analyze.core.attribution import find_rank_events
+from ddp_prof.analyze.root_cause import RootCause
 from ddp_prof.present.tables.collectives import collectives_view, root_cause_text
 from tests.analyze.collectives.test_timing import OURS
+from tests.measuring import analysis_of
 from tests.present.runs import cpu_run
 
 CONTRACT = {
@@ -29,8 +28,8 @@ TAIL = RootCause(
 
 
 def sheet_of(trace, by: str = "collective"):
-    run = merge_traces([reduce_trace(trace, find_rank_events(trace))])
-    return collectives_view(run, measure_collectives(run.ranks, run.warnings), by)
+    run = analysis_of(trace)
+    return collectives_view(run, measure_collectives(run), by)
 
 
 def test_the_document_keeps_the_contract() -> None:

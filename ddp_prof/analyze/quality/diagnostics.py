@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.analyze.core.intervals import union
+from ddp_prof.analyze.intervals import union
 from ddp_prof.manifest import RANKS_PER_GPU, SHARED_GPU, caveats_of
 from ddp_prof.range_names import PROCESS, parse_range
 from ddp_prof.trace import UNKNOWN, Category, Kind, distinct
@@ -15,7 +15,7 @@ from ddp_prof.trace import UNKNOWN, Category, Kind, distinct
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ddp_prof.analyze.core.attribution import RankEvents
+    from ddp_prof.analyze.core.rank_events import RankEvents
     from ddp_prof.trace import Trace
 
 OVERHEAD_LIMIT = 0.01
