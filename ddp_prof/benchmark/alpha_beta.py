@@ -23,9 +23,9 @@ from ddp_prof.benchmark.store import OK
 from ddp_prof.unknown import Unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from ddp_prof.benchmark.store import Results
+    from ddp_prof.benchmark.store import Results, StoredRun
 
 HUBER = 1.345
 """Residuals beyond so many standard deviations lose weight: 95 % efficient on normal ones (P. J. Huber, 1964)."""
@@ -83,14 +83,29 @@ class BucketModel:
 
 
 def message_costs(results: Results) -> dict[Testbed, tuple[MessageCost, ...]]:
-    """The messages timed in each testbed, by ascending size."""
+    """The cost of messages on each testbed, by ascending size.
+
+    Where all-reduces were measured alone with the testbed's ranks and backend, these; else the messages of its runs.
+    """
     runs = {run.id: run for run in results.runs if run.status == OK}
     found: dict[Testbed, dict[int, list[tuple[float, int]]]] = {}
     for message in results.messages:
         if (run := runs.get(message.run)) and message.bytes > 0 and message.median_ns > 0:
             testbed = Testbed(run.environment, run.model_size, run.world_size, run.device)
             found.setdefault(testbed, {}).setdefault(message.bytes, []).append((message.median_ns, message.calls))
-    return {testbed: _by_size(sizes) for testbed, sizes in found.items()}
+    return {testbed: _by_size(sizes) for testbed, sizes in found.items()} | _measured_alone(results, runs.values())
+
+
+def _measured_alone(results: Results, runs: Iterable[StoredRun]) -> dict[Testbed, tuple[MessageCost, ...]]:
+    alone: dict[tuple[str, int, str | None, str | None], list[MessageCost]] = {}
+    for row in sorted(results.all_reduces, key=lambda row: row.bytes):
+        key = row.environment, row.world_size, row.device, row.backend
+        alone.setdefault(key, []).append(MessageCost(row.bytes, float(row.median_ns), 1, row.calls))
+    return {
+        Testbed(run.environment, run.model_size, run.world_size, run.device): tuple(costs)
+        for run in runs
+        if (costs := alone.get((run.environment, run.world_size, run.device, run.backend)))
+    }
 
 
 def _by_size(sizes: Mapping[int, Sequence[tuple[float, int]]]) -> tuple[MessageCost, ...]:

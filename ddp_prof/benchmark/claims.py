@@ -18,7 +18,7 @@ from ddp_prof.benchmark import effects
 from ddp_prof.benchmark.alpha_beta import BucketModel
 from ddp_prof.benchmark.effects import FLAT, NAIVE, OVERLAP, TORCH, Variant
 from ddp_prof.benchmark.statistics import Estimate, combine, relative_saving
-from ddp_prof.variants import BUCKETED, variant_label
+from ddp_prof.variants import BUCKETED, BYTES_PER_MB, variant_label
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +32,6 @@ HARDLY = 0.05
 """A difference below this share of a step counts as none."""
 FEW = 0.10
 """A saving below this share of communication is attributed to the calls, not to the bytes."""
-BYTES_PER_MB = 2**20
 ONE_BLOCK = ""
 """The block of figures that are compared without pairing."""
 

@@ -282,6 +282,13 @@ def combine(estimates: Sequence[Estimate], *, choices: int = 1) -> Effect | None
     return Effect(median, float(values[rank]), float(values[-1 - rank]), count, is_by_repeats=False)
 
 
+def median_interval(values: Sequence[float]) -> tuple[float, float] | tuple[None, None]:
+    """The 95 % interval of a median, between two order statistics; ``None`` for fewer than six values."""
+    rank = _order_statistic(len(values), CONFIDENCE)
+    ordered = sorted(values)
+    return (None, None) if rank is None else (float(ordered[rank]), float(ordered[-1 - rank]))
+
+
 def _widening(choices: int, freedom: int) -> float:
     """How much wider an interval must be to hold for each of so many choices at once."""
     if choices == 1:

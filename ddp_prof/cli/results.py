@@ -14,9 +14,9 @@ from ddp_prof.errors import TraceError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ddp_prof.benchmark.report.testbeds import TestbedResults
     from ddp_prof.benchmark.settings import SettingSummary
     from ddp_prof.benchmark.study import Study
-    from ddp_prof.benchmark.testbeds import TestbedResults
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
@@ -77,10 +77,10 @@ def command(
     DATABASE is what scripts/run_comparison.sh writes, by default traces/results.db. Settings that ran out of memory or
     failed are rows, too. Pictures need Chromium; the HTML pages are written without it.
     """
+    from ddp_prof.benchmark.report.testbeds import gather_testbeds
     from ddp_prof.benchmark.settings import environments_of, summarize_settings
     from ddp_prof.benchmark.store import load_results
     from ddp_prof.benchmark.study import load_study
-    from ddp_prof.benchmark.testbeds import gather_testbeds
 
     table = database.with_suffix(".csv")
     if folder and table == database:

@@ -6,9 +6,9 @@ import pytest
 
 from ddp_prof.benchmark.claims import Observation, find_observations
 from ddp_prof.benchmark.effects import relative_saving
+from ddp_prof.benchmark.report.testbeds import TestbedResults, gather_testbeds
 from ddp_prof.benchmark.settings import summarize_settings
 from ddp_prof.benchmark.statistics import combine, estimate_all
-from ddp_prof.benchmark.testbeds import TestbedResults, gather_testbeds
 from ddp_prof.unknown import Unknown
 from tests.benchmark.results_factory import MS, Sweep, study_like
 

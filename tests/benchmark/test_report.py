@@ -11,6 +11,7 @@ from ddp_prof.benchmark.report.bandwidth_chart import draw_bandwidth
 from ddp_prof.benchmark.report.bucket_sweep_chart import batch_sizes, draw_bucket_sweep
 from ddp_prof.benchmark.report.documents import results_markdown, write_results, write_results_csv
 from ddp_prof.benchmark.report.rows import csv_rows
+from ddp_prof.benchmark.report.testbeds import TestbedResults, gather_testbeds
 from ddp_prof.benchmark.report.variants_chart import chart_rows, draw_variants
 from ddp_prof.benchmark.report.views import (
     SPREAD,
@@ -23,7 +24,6 @@ from ddp_prof.benchmark.report.views import (
 )
 from ddp_prof.benchmark.settings import environments_of, summarize_settings
 from ddp_prof.benchmark.study import load_study
-from ddp_prof.benchmark.testbeds import TestbedResults, gather_testbeds
 from ddp_prof.manifest import SHARED_GPU
 from ddp_prof.present.charts import theme
 from tests.benchmark.results_factory import GRADIENT_BYTES, MS, OTHER_ENVIRONMENT, SIZES, Sweep, line, study_like

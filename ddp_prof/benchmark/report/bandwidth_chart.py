@@ -13,7 +13,7 @@ from ddp_prof.unknown import Unknown
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from ddp_prof.benchmark.testbeds import TestbedResults
+    from ddp_prof.benchmark.report.testbeds import TestbedResults
     from ddp_prof.present.charts.theme import Palette
 
 _HEIGHT = 560

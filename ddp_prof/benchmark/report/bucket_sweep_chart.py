@@ -5,22 +5,21 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from ddp_prof.benchmark.claims import BYTES_PER_MB
 from ddp_prof.benchmark.effects import bucket_sizes
 from ddp_prof.benchmark.report.figure import TOP, axis, layout
 from ddp_prof.benchmark.report.rows import half_ms, value_ms
 from ddp_prof.present.charts import theme
 from ddp_prof.present.timeline.text import shown_name
 from ddp_prof.unknown import Unknown
-from ddp_prof.variants import BUCKETED
+from ddp_prof.variants import BUCKETED, BYTES_PER_MB
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import plotly.graph_objects as go
 
+    from ddp_prof.benchmark.report.testbeds import TestbedResults
     from ddp_prof.benchmark.settings import SettingSummary
-    from ddp_prof.benchmark.testbeds import TestbedResults
     from ddp_prof.present.charts.theme import Palette
 
 _HEIGHT, _BOTTOM = 640, 70

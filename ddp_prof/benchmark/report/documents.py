@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
     import plotly.graph_objects as go
 
+    from ddp_prof.benchmark.report.testbeds import TestbedResults
     from ddp_prof.benchmark.settings import SettingSummary
     from ddp_prof.benchmark.store import Environment
     from ddp_prof.benchmark.study import Study
-    from ddp_prof.benchmark.testbeds import TestbedResults
     from ddp_prof.present.tables.rows import TableView
 
 REPORT = "results.md"

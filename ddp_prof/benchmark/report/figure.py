@@ -10,7 +10,7 @@ from ddp_prof.present.charts.frame import LEGEND, chart_frame
 from ddp_prof.present.timeline.text import shown_name
 
 if TYPE_CHECKING:
-    from ddp_prof.benchmark.testbeds import TestbedResults
+    from ddp_prof.benchmark.report.testbeds import TestbedResults
     from ddp_prof.present.charts.theme import Palette
 
 TOP = 110

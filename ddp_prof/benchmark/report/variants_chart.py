@@ -12,8 +12,8 @@ from ddp_prof.present.timeline.text import shown_name
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+    from ddp_prof.benchmark.report.testbeds import TestbedResults
     from ddp_prof.benchmark.settings import SettingSummary
-    from ddp_prof.benchmark.testbeds import TestbedResults
     from ddp_prof.present.charts.theme import Palette
 
 _ROW, _BOTTOM = 26, 60

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddp_prof.benchmark.claims import BYTES_PER_MB, check_claims
+from ddp_prof.benchmark.claims import check_claims
 from ddp_prof.benchmark.report.rows import comparison_rows, csv_rows, half_ms, setting_rows, value_ms
 from ddp_prof.benchmark.report.words import CLAIMS, analysis, effect_text, testbed_title
 from ddp_prof.benchmark.store import OK
 from ddp_prof.present.charts.theme import milliseconds, percent, size
 from ddp_prof.present.tables.rows import Row, TableView, ms
 from ddp_prof.unknown import Unknown
-from ddp_prof.variants import BUCKETED
+from ddp_prof.variants import BUCKETED, BYTES_PER_MB
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddp_prof.benchmark.alpha_beta import BucketModel
     from ddp_prof.benchmark.claims import ClaimResult
+    from ddp_prof.benchmark.report.testbeds import TestbedResults
     from ddp_prof.benchmark.settings import SettingSummary, Testbed
     from ddp_prof.benchmark.store import Environment
     from ddp_prof.benchmark.study import Study
-    from ddp_prof.benchmark.testbeds import TestbedResults
 
 HOW_TO_READ = (
     "step and comm: medians over runs of the median over steps, by rank 0's host timer; comm: from the end of backward "

@@ -56,7 +56,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _add_grid(group: argparse._ArgumentGroup) -> None:
     def add(flag: str, kind: Callable[[str], Any], text: str, metavar: str = "N") -> None:
-        group.add_argument(flag, nargs="+", type=_several(kind), metavar=metavar, help=text)
+        group.add_argument(flag, nargs="+", type=several(kind), metavar=metavar, help=text)
 
     add("--variants", _one_of(VARIANT_NAMES), f"of {', '.join(VARIANT_NAMES)} (default: all)", "VARIANT")
     add(
@@ -128,7 +128,7 @@ def _flat(groups: list[list[Value]] | None, default: tuple[Value, ...]) -> tuple
     return tuple(dict.fromkeys(value for group in groups for value in group))
 
 
-def _several(kind: Callable[[str], Value]) -> Callable[[str], list[Value]]:
+def several(kind: Callable[[str], Value]) -> Callable[[str], list[Value]]:
     """Reads ``1`` and ``1,10,100``."""
 
     def values(text: str) -> list[Value]:
