@@ -25,7 +25,7 @@ from ddp_prof.unknown import Unknown
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ddp_prof.benchmark.store import Results, StoredRun
+    from ddp_prof.benchmark.store import Results, StoredAllReduce, StoredRun
 
 HUBER = 1.345
 """Residuals beyond so many standard deviations lose weight: 95 % efficient on normal ones (P. J. Huber, 1964)."""
@@ -35,10 +35,18 @@ ROUNDS = 50
 
 @dataclass(frozen=True, slots=True)
 class MessageCost:
-    """All-reduces of one size: median over runs of each run's median."""
+    """All-reduces of one size.
+
+    Attributes:
+        time_ns: Median over runs of each run's median.
+        low_ns: The least of the runs' medians; where they were measured alone, the lower end of the 95 % interval.
+        high_ns: The greatest, or the upper end.
+    """
 
     bytes: int
     time_ns: float
+    low_ns: float
+    high_ns: float
     runs: int
     calls: int
 
@@ -100,7 +108,7 @@ def _measured_alone(results: Results, runs: Iterable[StoredRun]) -> dict[Testbed
     alone: dict[tuple[str, int, str | None, str | None], list[MessageCost]] = {}
     for row in sorted(results.all_reduces, key=lambda row: row.bytes):
         key = row.environment, row.world_size, row.device, row.backend
-        alone.setdefault(key, []).append(MessageCost(row.bytes, float(row.median_ns), 1, row.calls))
+        alone.setdefault(key, []).append(cost_alone(row))
     return {
         Testbed(run.environment, run.model_size, run.world_size, run.device): tuple(costs)
         for run in runs
@@ -109,10 +117,18 @@ def _measured_alone(results: Results, runs: Iterable[StoredRun]) -> dict[Testbed
 
 
 def _by_size(sizes: Mapping[int, Sequence[tuple[float, int]]]) -> tuple[MessageCost, ...]:
-    return tuple(
-        MessageCost(size, float(np.median([time for time, _ in times])), len(times), sum(calls for _, calls in times))
-        for size, times in sorted(sizes.items())
-    )
+    found = []
+    for size, times in sorted(sizes.items()):
+        medians = [time for time, _ in times]
+        calls = sum(calls for _, calls in times)
+        found.append(MessageCost(size, float(np.median(medians)), min(medians), max(medians), len(times), calls))
+    return tuple(found)
+
+
+def cost_alone(row: StoredAllReduce) -> MessageCost:
+    """The cost of an all-reduce that was measured alone."""
+    low_ns, high_ns = row.low_ns or row.median_ns, row.high_ns or row.median_ns
+    return MessageCost(row.bytes, float(row.median_ns), float(low_ns), float(high_ns), 1, row.calls)
 
 
 def fit_link(messages: Sequence[MessageCost]) -> LinkModel | Unknown:

@@ -232,17 +232,52 @@ class TestFigures:
         assert list(curves["bucketed, context 64"].y) == pytest.approx([90, 80, 85])
         assert figure.layout.xaxis.type == "log"
         labels = [item.text for item in figure.layout.annotations]
-        assert labels == ["naive, context 64", "the model's best: 2.41 MB"]
+        assert labels == ["fastest other: naive"], "the steps contradict the model's best size, so it is not marked"
+
+    def test_a_size_above_all_gradients_is_one_bucket(self) -> None:
+        axis = draw_bucket_sweep(testbed_of(exact()), 2).layout.xaxis
+        assert list(axis.ticktext) == [
+            f"{size:g}<br>(one bucket)" if size * 2**20 >= GRADIENT_BYTES else f"{size:g}" for size in (1, 10, 100)
+        ]
+        assert axis.title.text == "bucket size (MB, log scale)"
+
+    def test_one_reference_a_context_the_fastest_without_buckets(self) -> None:
+        sweep = exact()
+        for variant, step_ms in (("flat", 99), ("overlap", 95), ("torch", 97)):
+            sweep.add(variant, step_ms, 30)
+        figure = draw_bucket_sweep(testbed_of(sweep), 2)
+        assert [item.text for item in figure.layout.annotations if item.xref == "paper"] == ["fastest other: overlap"]
+
+    @pytest.mark.parametrize(
+        ("steps", "noise", "note", "is_marked"),
+        [
+            ((120, 100, 140), 0.0001, "The cost model fits", True),
+            ((120, 130, 100), 0.0001, "The cost model does not fit", False),
+            ((100, 101, 100), 0.2, "The cost model ", True),
+        ],
+    )
+    def test_the_model_is_marked_unless_the_steps_contradict_it(
+        self, steps: tuple[int, ...], noise: float, note: str, is_marked: bool
+    ) -> None:
+        sweep = Sweep(noise=noise)
+        sweep.add("naive", 150, 40, messages=[(size, line(size)) for size in SIZES])
+        for size, step_ms in zip((1.0, 3.0, 100.0), steps, strict=True):
+            sweep.add("bucketed", step_ms, 20, bucket=size)
+        figure = draw_bucket_sweep(testbed_of(sweep), 2)
+        assert note in figure.layout.title.subtitle.text
+        assert any("best by the model" in item.text for item in figure.layout.annotations) == is_marked
 
     def test_labels_do_not_cover_each_other(self) -> None:
         sweep = exact()
-        for variant in ("flat", "overlap", "torch"):
-            sweep.add(variant, 100.1, 30)
+        for context in (128, 256, 512):
+            for bucket in (1.0, 10.0):
+                sweep.add("bucketed", 100, 30, bucket=bucket, work=(2, context))
+            sweep.add("flat", 100.1, 30, work=(2, context))
         figure = draw_bucket_sweep(testbed_of(sweep), 2)
         heights = [item.y for item in figure.layout.annotations if item.xref == "paper"]
         low, high = figure.layout.yaxis.range
         pixels = [(b - a) / (high - low) * 460 for a, b in pairwise(heights)]
-        assert len(pixels) == 3
+        assert len(pixels) == 3, "four contexts"
         assert min(pixels) > 12
 
     def test_bandwidth_has_the_measured_sizes_and_the_fitted_line(self) -> None:
@@ -251,6 +286,23 @@ class TestFigures:
         assert list(dots.y) == pytest.approx([size / line(size) for size in SIZES], rel=1e-4)
         assert fitted.y[0] == pytest.approx(dots.y[0], rel=1e-3)
         assert fitted.y[-1] == pytest.approx(dots.y[-1], rel=1e-3)
+
+    def test_ticks_of_bandwidth_have_units_and_no_lone_digits(self) -> None:
+        layout = draw_bandwidth(testbed_of(exact())).layout
+        assert all(text.split()[1] in ("KB", "MB", "GB") for text in layout.xaxis.ticktext)
+        assert min(layout.xaxis.tickvals) <= min(SIZES)
+        assert max(layout.xaxis.tickvals) >= max(SIZES)
+        assert layout.yaxis.dtick == 1, "a label for each power of ten"
+
+    def test_bars_of_bandwidth_are_the_range_over_runs(self) -> None:
+        sweep = Sweep(repeats=3)
+        sweep.add("naive", 100, 50, messages=[(1000, 5000.0), (100_000, 50_000.0)])
+        results = testbed_of(sweep)
+        (small, _) = results.messages
+        dots = draw_bandwidth(results).data[0]
+        assert small.low_ns <= small.time_ns <= small.high_ns
+        assert dots.y[0] + dots.error_y.array[0] == pytest.approx(1000 / small.low_ns)
+        assert dots.y[0] - dots.error_y.arrayminus[0] == pytest.approx(1000 / small.high_ns)
 
 
 class TestFiles:

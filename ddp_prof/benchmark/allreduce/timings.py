@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddp_prof.analyze.core.operations import ALL_REDUCE, bus_factor
-from ddp_prof.benchmark.alpha_beta import BucketModel, MessageCost, fit_link
+from ddp_prof.benchmark.alpha_beta import BucketModel, cost_alone, fit_link
 from ddp_prof.benchmark.statistics import median_interval
 from ddp_prof.benchmark.store import StoredAllReduce
 from ddp_prof.present.charts.theme import milliseconds, percent, size
@@ -61,7 +61,7 @@ def summarize_times(
 
 def fit_rows(rows: Sequence[StoredAllReduce]) -> LinkModel | Unknown:
     """The cost model of rows with one number of ranks."""
-    return fit_link([MessageCost(row.bytes, float(row.median_ns), 1, row.calls) for row in rows])
+    return fit_link([cost_alone(row) for row in rows])
 
 
 def timings_view(rows: Sequence[StoredAllReduce], title: str, gradient_bytes: int, model_size: str) -> TableView:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ddp_prof.benchmark.report.testbeds import TestbedResults
     from ddp_prof.present.charts.theme import Palette
 
-TOP = 110
+TOP, LINE = 110, 20
 
 
 def subtitle(results: TestbedResults, palette: Palette) -> str:
@@ -26,14 +26,17 @@ def subtitle(results: TestbedResults, palette: Palette) -> str:
     return text.replace(f"device: {results.testbed.device}", notice, 1)
 
 
-def layout(results: TestbedResults, palette: Palette, title: str, height: int, **margins: int) -> dict[str, Any]:
-    """The layout of a figure of a testbed, without axes."""
+def layout(
+    results: TestbedResults, palette: Palette, title: str, height: int, *, note: str = "", **margins: int
+) -> dict[str, Any]:
+    """The layout of a figure of a testbed, without axes; a note becomes a second line below the title."""
+    line = f"<br>{shown_name(note)}" if note else ""
     return {
         **chart_frame(
             palette,
             title=shown_name(title),
-            subtitle=subtitle(results, palette),
-            height=height, **{"t": TOP, "b": 70, "l": 170, "r": 90, **margins},
+            subtitle=subtitle(results, palette) + line,
+            height=height, **{"t": TOP + (LINE if note else 0), "b": 70, "l": 170, "r": 90, **margins},
         ),
         "dragmode": False, "hovermode": "closest",
         "hoverlabel": {"align": "left", "font": {"family": theme.FONT, "size": 13}},

@@ -20,7 +20,7 @@ _ROW, _BOTTOM = 26, 60
 
 
 def draw_variants(results: TestbedResults, palette: Palette = theme.LIGHT) -> go.Figure:
-    """A bar a setting: what the host's timer calls communication at the end of the rest of the step."""
+    """A bar a setting: communication by the host timer after the rest of the step."""
     import plotly.graph_objects as go
 
     rows = chart_rows(results)
@@ -30,7 +30,7 @@ def draw_variants(results: TestbedResults, palette: Palette = theme.LIGHT) -> go
     )
     figure_layout |= {
         "barmode": "stack",
-        "xaxis": axis(palette, "step, ms, with the spread of its median", rangemode="tozero"),
+        "xaxis": axis(palette, "step time (ms); bars: 95 % interval", rangemode="tozero"),
         "yaxis": {
             "tickmode": "array", "tickvals": list(range(len(rows))), "ticktext": [_tick(row) for row in rows],
             "range": [len(rows) - 0.5, -0.5], "showgrid": False, "zeroline": False, "fixedrange": True,
@@ -71,7 +71,7 @@ def _rest(drawn: list[tuple[int, SettingSummary]], palette: Palette) -> dict[str
 def _communication(drawn: list[tuple[int, SettingSummary]], palette: Palette) -> dict[str, Any]:
     return {
         "type": "bar", "orientation": "h", "width": 0.7,
-        "name": "communication, as a host timer sees it (without synchronizing)",
+        "name": "communication by the host timer (without synchronizing)",
         "x": [_communication_ms(item) for _, item in drawn], "y": [row for row, _ in drawn],
         "marker": {"color": palette.colors[theme.COMMUNICATION]},
         "error_x": {
@@ -108,5 +108,5 @@ def _headline(results: TestbedResults) -> str:
     least, most = (pick(shares, key=lambda share: share[0]) for pick in (min, max))
     return (
         f"Communication takes {most[0]:.0f} % ({most[1].setting.label}) to {least[0]:.0f} % "
-        f"({least[1].setting.label}) of the step, as a host timer sees it"
+        f"({least[1].setting.label}) of the step, by the host timer"
     )
