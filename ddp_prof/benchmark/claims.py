@@ -142,6 +142,11 @@ def _model(
         )
 
 
+def contradicts_model(observations: Sequence[Observation]) -> bool:
+    """Whether the measured steps contradict the bucket size that the model chooses, beyond the spread."""
+    return any(found.name == "model_disagrees" and found.is_supported for found in observations)
+
+
 def _host_timer(summaries: Sequence[SettingSummary]) -> Iterator[Observation]:
     variants = dict.fromkeys((summary.setting.variant, summary.setting.bucket_size_mb) for summary in summaries)
     for variant in variants:

@@ -68,6 +68,8 @@ def _measure(world: int, arguments: Arguments, environment: Environment) -> list
         if not output.is_file():
             raise WorkloadError("the ranks ended without an error, but left no times")
         answer = json.loads(output.read_text(encoding="utf-8"))
+    if answer["ranks_per_gpu"] > 1:
+        raise WorkloadError(f"{world} ranks share a GPU, so their times are not representative: use --device cpu")
     return summarize_times(
         {int(size): times for size, times in answer["times_ns"].items()},
         environment=environment.id,

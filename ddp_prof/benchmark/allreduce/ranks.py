@@ -20,7 +20,7 @@ from ddp_prof.benchmark.allreduce.arguments import FLOAT32_BYTES
 from ddp_prof.errors import DdpProfError, WorkloadError
 from ddp_prof.train.arguments import Arguments
 from ddp_prof.train.launch import die_with_launcher, leave_failure
-from ddp_prof.train.process_group import choose_device, find_place, process_group
+from ddp_prof.train.process_group import choose_device, count_ranks_per_gpu, find_place, process_group
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,14 +31,14 @@ def main() -> int:
     die_with_launcher()
     asked = json.loads(sys.argv[1])
     place = find_place(os.environ)
+    arguments = Arguments(variant="naive", device=asked["device"], backend=asked["backend"])
     try:
-        device, backend = choose_device(
-            Arguments(variant="naive", device=asked["device"], backend=asked["backend"]), place
-        )
+        device, backend = choose_device(arguments, place)
         with process_group(place, device, backend, asked["timeout"]):
             times = measure(asked["bytes"], asked["calls"], asked["warmup"], device)
         if place.rank == 0:
-            answer = {"device": device.type, "backend": backend, "times_ns": times}
+            sharing = count_ranks_per_gpu(arguments, place, device)
+            answer = {"device": device.type, "backend": backend, "ranks_per_gpu": sharing, "times_ns": times}
             Path(asked["output"]).write_text(json.dumps(answer), encoding="utf-8")
     except (DdpProfError, RuntimeError) as error:
         leave_failure(place.rank, error if isinstance(error, DdpProfError) else WorkloadError(str(error).strip()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from ddp_prof.benchmark.claims import contradicts_model
 from ddp_prof.benchmark.effects import bucket_sizes
 from ddp_prof.benchmark.report.figure import LINE, TOP, axis, layout
 from ddp_prof.benchmark.report.rows import half_ms, value_ms
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
     import plotly.graph_objects as go
 
-    from ddp_prof.benchmark.claims import Observation
     from ddp_prof.benchmark.report.testbeds import TestbedResults
     from ddp_prof.benchmark.settings import SettingSummary
     from ddp_prof.present.charts.theme import Palette
@@ -53,7 +53,7 @@ def draw_bucket_sweep(results: TestbedResults, batch_size: int, palette: Palette
     ]
     traces += [_reference(reference, colors[reference.setting.seq_len], (least, most)) for reference in references]
     traces += _best(best_mb, limits, palette)
-    title, note = f"Step time by bucket size, batch {batch_size} a rank", _model_note(results)
+    title, note = f"Step time by bucket size, batch {batch_size} per rank", _model_note(results)
     figure_layout = layout(results, palette, title, _HEIGHT, note=note, b=_BOTTOM, l=80, r=190)
     figure_layout |= {
         "xaxis": axis(
@@ -95,31 +95,23 @@ def _size_text(size_mb: float, summary: SettingSummary) -> str:
     return f"{size_mb:g}<br>(one bucket)" if is_one_bucket else f"{size_mb:g}"
 
 
-def _model_result(results: TestbedResults) -> dict[str, Observation]:
-    """What was observed of the model's choice, by name."""
-    names = ("model_agrees", "model_disagrees")
-    return {observation.name: observation for observation in results.observations if observation.name in names}
-
-
 def _best_mb(results: TestbedResults) -> float | None:
     """The best size by the model; ``None`` where there is none, or where the measurements contradict it."""
-    disagrees = _model_result(results).get("model_disagrees")
-    if isinstance(results.model, Unknown) or (disagrees and disagrees.is_supported):
+    if isinstance(results.model, Unknown) or contradicts_model(results.observations):
         return None
     return results.model.best_bytes / BYTES_PER_MB or None
 
 
 def _model_note(results: TestbedResults) -> str:
     """Whether the measurements agree with the model of bucketing."""
-    found = _model_result(results)
-    if isinstance(results.model, Unknown) or "model_agrees" not in found:
+    choice = next((found for found in results.observations if found.name == "model_agrees"), None)
+    if choice is None:
         return ""
-    numbers = found["model_agrees"].numbers
-    chosen, fastest = (f"{numbers[key]:g} MB" for key in ("chosen_mb", "fastest_mb"))
+    chosen, fastest = (f"{choice.numbers[key]:g} MB" for key in ("chosen_mb", "fastest_mb"))
     if chosen == fastest:
-        extent = "" if found["model_agrees"].is_supported else ", though not beyond the spread"
+        extent = "" if choice.is_supported else ", though not beyond the spread"
         return f"The cost model fits: of the sizes measured it prefers {chosen}, which is the fastest{extent}"
-    if found["model_disagrees"].is_supported:
+    if contradicts_model(results.observations):
         return f"The cost model does not fit: of the sizes measured it prefers {chosen}, but {fastest} is faster"
     return (
         f"The cost model is not confirmed: of the sizes measured it prefers {chosen}; {fastest} is the fastest, within "

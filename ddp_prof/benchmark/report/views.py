@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddp_prof.benchmark.claims import check_claims
+from ddp_prof.benchmark.claims import check_claims, contradicts_model
 from ddp_prof.benchmark.report.rows import comparison_rows, csv_rows, half_ms, setting_rows, value_ms
 from ddp_prof.benchmark.report.words import CLAIMS, analysis, effect_text, testbed_title
 from ddp_prof.benchmark.store import OK
@@ -164,6 +164,7 @@ def link_note(results: TestbedResults) -> str:
         f"GB/s (fitted to {link.sizes} message sizes, median error {percent(link.relative_error)}); the model of "
         f"bucketing, b* = sqrt(s o w), gives a best bucket size of {size(round(model.best_bytes))}, which leaves "
         f"{milliseconds(round(model.overhead_ns(model.best_bytes)))} of communication after backward"
+        f"{'; the measured steps contradict it' if contradicts_model(results.observations) else ''}"
     )
 
 

@@ -159,7 +159,7 @@ def _timer_and_trace(found: Observation) -> str:
 
 _SENTENCES: Mapping[str, Callable[[Observation], str]] = {
     "step": lambda found: _changes(found, "step"),
-    "communication": lambda found: _changes(found, "communication, by the host timer,"),
+    "communication": lambda found: _changes(found, "communication (host timer)"),
     "same_step": _same_step,
     "hidden_is_not_saved": _hidden_is_not_saved,
     "context_hides_more": _context_hides_more,

@@ -25,7 +25,7 @@ FLOAT32_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class RunRows:
-    """A run with all that was measured in it."""
+    """A run with its measurements, as rows of the database."""
 
     run: StoredRun
     steps: tuple[StoredStep, ...] = ()
@@ -33,7 +33,7 @@ class RunRows:
 
 
 def measure(config: RunConfig) -> Manifest | WorkloadError:
-    """Make a run; returns what it says of itself, or why it could not run.
+    """Make a run; returns its ``run.json``, or why it could not run.
 
     Raises:
         Stopped: A signal asked this process to end; the ranks are gone.

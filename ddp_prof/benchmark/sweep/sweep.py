@@ -1,4 +1,4 @@
-"""The loop over all runs: leaves out what is there, writes each run the moment it has ended."""
+"""The loop over all runs: skips those that the database has, writes each one as soon as it has ended."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class _Sweep:
         found = self._known[self._id(job)]
         progress.begin(what)
         if found.run.status != OK:
-            progress.end(what, "left out, as the run is missing", is_bad=False)
+            progress.end(what, "skipped, since the run did not finish", is_bad=False)
             return
         folder = _capture_folder(self._plan.database, job.config)
         try:
