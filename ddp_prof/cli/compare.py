@@ -35,16 +35,20 @@ def command(
     Speed-ups are over the run called 'naive', where there is one. The waterfall leads from naive to flat, overlap and
     bucketed: what each removed from the step and what it added, exactly.
     """
+    from ddp_prof.analyze.overlap.comparison import compare_variants
+    from ddp_prof.present.json_documents import waterfall_document
+    from ddp_prof.present.table_view import TableView
+    from ddp_prof.present.tables.comparison import compare_view
+    from ddp_prof.present.tables.overlap import notes_of_runs
     from ddp_prof.present.tables.render import show
-    from ddp_prof.present.tables.rows import TableView, compare_view, notes_of_runs
-    from ddp_prof.present.tables.waterfall import waterfall_document, waterfall_notes, waterfall_rows
+    from ddp_prof.present.tables.waterfall import waterfall_notes, waterfall_rows
     from ddp_prof.runs import compare_steps, load_runs
 
     runs = load_runs(traces, replace(options, with_shapes=True))
     for run in runs:
         run.prepare("overlap", "collectives", "kernels")
     results, changes = [run.overlap() for run in runs], compare_steps(runs)
-    view = compare_view(results)
+    view = compare_view(results, compare_variants(results))
     document = {**view.document, "waterfall": waterfall_document(changes)}
     if waterfall:
         notes = [*waterfall_notes(changes), *notes_of_runs(results)]

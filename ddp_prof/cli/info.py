@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 @load_options
 def command(traces: tuple[Path, ...], options: LoadOptions, form: str) -> None:
     """What a trace holds, and what is missing for which question."""
+    from ddp_prof.present.tables.info import info_view
     from ddp_prof.present.tables.render import show
-    from ddp_prof.present.tables.rows import info_view
     from ddp_prof.runs import load_runs
 
     show(form, [info_view(file) for run in load_runs(traces, options) for file in run.inventory()])

@@ -24,8 +24,8 @@ def command(traces: tuple[Path, ...], options: LoadOptions, steps: bool, form: s
 
     TRACE is a SQLite export of Nsight Systems or a trace of torch.profiler (.json, .json.gz).
     """
+    from ddp_prof.present.tables.overlap import overlap_view
     from ddp_prof.present.tables.render import show
-    from ddp_prof.present.tables.rows import overlap_view
     from ddp_prof.runs import load_runs
 
     show(form, [overlap_view(run.overlap(), by_step=steps) for run in load_runs(traces, options)])

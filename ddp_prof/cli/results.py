@@ -125,8 +125,8 @@ def _select(
 def _show(form: str, database: Path, testbeds: Sequence[TestbedResults], study: Study | None) -> None:
     from ddp_prof.benchmark.report.documents import results_document, results_markdown
     from ddp_prof.benchmark.report.views import csv_view, results_view
+    from ddp_prof.present.table_view import TableView
     from ddp_prof.present.tables.render import show
-    from ddp_prof.present.tables.rows import TableView
 
     if form == "markdown":
         click.echo(results_markdown(testbeds, study), nl=False)

@@ -25,8 +25,9 @@ def command(traces: tuple[Path, ...], options: LoadOptions, page: Path | None, p
 
     Give the traces of all ranks of a run; files of their own are brought to one clock. Ranks may be missing.
     """
+    from ddp_prof.present.headlines import skew_headline
     from ddp_prof.present.tables.render import show
-    from ddp_prof.present.tables.straggler import skew_headline, skew_view
+    from ddp_prof.present.tables.straggler import skew_view
     from ddp_prof.runs import load_runs
 
     runs = load_runs(traces, options)
@@ -41,6 +42,6 @@ def command(traces: tuple[Path, ...], options: LoadOptions, page: Path | None, p
 
         figure = draw_skew(runs[0].analysis(), skews[0])
         if page:
-            write_figure_page(figure, page, title=skew_headline(skews[0]))
+            write_figure_page(figure, page, title=skew_headline(skews[0]).claim)
         if png:
             write_pictures([(figure, png)])

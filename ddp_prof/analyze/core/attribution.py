@@ -115,6 +115,13 @@ def _on_host(start_ns: Ints, end_ns: Ints, category: Category, phase: Ints, step
     )
 
 
+def last_by_step(time_ns: Ints, step: Ints, steps: int) -> Ints:
+    """The latest time of each step, ``UNKNOWN`` where it has none; times of a trace are not negative."""
+    last = np.full(steps, UNKNOWN, np.int64)
+    np.maximum.at(last, step[step != UNKNOWN], time_ns[step != UNKNOWN])
+    return last
+
+
 def looked_up(column: Ints, rows: Ints) -> Ints:
     """The column's values at the rows, ``UNKNOWN`` where the row is."""
     if not len(column):

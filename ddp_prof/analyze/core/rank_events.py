@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.analyze.core.attribution import Events, device_events, host_communication, host_events, looked_up
+from ddp_prof.analyze.core.attribution import (
+    BACKWARD_PHASE,
+    Events,
+    device_events,
+    host_communication,
+    host_events,
+    last_by_step,
+    looked_up,
+)
 from ddp_prof.analyze.core.collective_ranges import CollectiveRanges, find_collective_ranges
 from ddp_prof.analyze.core.step_breakdown import StepBreakdown, StepTimes, measure_breakdown, measure_step_times
 from ddp_prof.analyze.core.steps import NO_PATTERNS, Phases, RangePatterns, Steps, find_phases, find_steps
@@ -69,6 +77,32 @@ class RankEvents:
     def step_times(self) -> StepTimes:
         """What filled the host's time of each step; nothing for a capture without steps."""
         return measure_step_times(self.steps, self.phases, self.union_of) if self.has_steps else empty(StepTimes)
+
+    @cached_property
+    def is_backward(self) -> Mask:
+        """Which events are compute of backward."""
+        rows: Mask = (self.events.phase == BACKWARD_PHASE) & (self.events.category == Category.COMPUTE)
+        return rows
+
+    @cached_property
+    def backward_end_ns(self) -> Ints:
+        """End of the last compute of backward of each step; ``UNKNOWN`` where none is known.
+
+        Nor is it in a capture without steps, which may hold many backward passes.
+        """
+        rows = self.is_backward & self.has_steps
+        return last_by_step(self.events.end_ns[rows], self.events.step[rows], len(self.steps))
+
+    @cached_property
+    def compute_stream(self) -> int:
+        """The stream on which most compute time is spent, ``UNKNOWN`` on a CPU."""
+        kernels = self.of(Category.COMPUTE)
+        kernels = select(kernels, kernels.lane != UNKNOWN)
+        if not len(kernels):
+            return UNKNOWN
+        lanes, which = np.unique(kernels.lane, return_inverse=True)
+        busy_ns = np.bincount(which, weights=kernels.end_ns - kernels.start_ns)
+        return int(lanes[busy_ns.argmax()])
 
     @cached_property
     def step_keys(self) -> Ints:

@@ -7,7 +7,7 @@ the step, measured against all of C::
     N           ...########...
     overlapped  ...###....#...   |N and C|
     exposed     ......####....   |N minus C|
-    tail                          from the last compute of backward to the last end of N, where that is later
+    tail        ..........####   |(N minus C) after the last compute of the step's backward|
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, Events
 from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
 from ddp_prof.analyze.core.step_breakdown import sum_by_group
 from ddp_prof.analyze.frames import Framed, frame_of_rows
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+    from ddp_prof.analyze.core.attribution import Events
     from ddp_prof.trace import Ints, Mask, Trace
 
 
@@ -41,9 +41,10 @@ class StepOverlap:
 
     Attributes:
         step: The step's own number, ``None`` where it carries none.
+        step_key: A number that no other step of the rank has, see ``Steps.keys``; ``None`` for a capture without steps.
         host_ns: Length of the host's range; ``None`` where the trace tells no steps and this is all of it.
         compute_only_ns, idle_ns: ``None`` where CUDA graphs were recorded whole, which hide what ran in them.
-        tail_ns: Communication after the last compute of backward; ``None`` where no compute is known to be backward.
+        tail_ns: Exposed communication after the last compute of the step's backward; ``None`` where none is known.
         backward_overlapped_ns: Communication under compute of backward; ``None`` likewise.
     """
 
@@ -62,6 +63,7 @@ class StepOverlap:
     exposed_memory_ns: int
     idle_ns: int | None
     other_comm_ns: int
+    step_key: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +192,7 @@ def measure_rank(rank: RankEvents) -> RankOverlap:
     """Measure one rank."""
     compute, communication = rank.union_of(Category.COMPUTE), rank.union_of(Category.COMMUNICATION)
     overlapped = _common_ns(communication, compute)
-    is_backward = _is_backward(rank)
+    is_backward = rank.is_backward
     backward = union(rank.events.start_ns[is_backward], rank.events.end_ns[is_backward])
     blind = not len(rank.events)
     return RankOverlap(
@@ -256,7 +258,7 @@ def _measure_steps(rank: RankEvents, backward: Intervals) -> tuple[StepOverlap, 
     parts = rank.breakdown
     launched = events.step != UNKNOWN
     communicating = launched & (events.category == Category.COMMUNICATION)
-    in_backward = launched & _is_backward(rank)
+    in_backward = launched & rank.is_backward
     columns = {
         "start_ns": parts.start_ns,
         "kernels": np.bincount(events.step[launched & (events.kernel == 1)], minlength=steps),
@@ -269,7 +271,7 @@ def _measure_steps(rank: RankEvents, backward: Intervals) -> tuple[StepOverlap, 
         "other_comm_ns": parts.other_comm_ns,
     }
     host_ns = rank.steps.end_ns - rank.steps.start_ns
-    tail_ns = np.maximum(0, _last_end(events, communicating, steps) - _last_end(events, in_backward, steps))
+    tail_ns = _tails(events, communicating, rank.union_of(Category.COMPUTE), rank.backward_end_ns)
     hidden_ns = _covered_by_step(events, communicating, backward, steps)
     has_backward = np.bincount(events.step[in_backward], minlength=steps) > 0
     hides_work = _has_graphs(rank)
@@ -280,7 +282,8 @@ def _measure_steps(rank: RankEvents, backward: Intervals) -> tuple[StepOverlap, 
             compute_only_ns=None if hides_work else int(parts.compute_only_ns[index]),
             idle_ns=None if hides_work else int(parts.idle_ns[index]),
             backward_overlapped_ns=int(hidden_ns[index]) if has_backward[index] else None,
-            tail_ns=int(tail_ns[index]) if has_backward[index] else None,
+            step_key=_known(int(rank.step_keys[index])),
+            tail_ns=int(tail_ns[index]) if rank.backward_end_ns[index] != UNKNOWN else None,
             **{name: int(column[index]) for name, column in columns.items()},
         )
         for index in range(steps)
@@ -289,12 +292,6 @@ def _measure_steps(rank: RankEvents, backward: Intervals) -> tuple[StepOverlap, 
 
 def _has_graphs(rank: RankEvents) -> bool:
     return bool(np.any(rank.events.category == Category.OTHER))
-
-
-def _is_backward(rank: RankEvents) -> Mask:
-    """Which events are compute of backward."""
-    rows: Mask = (rank.events.phase == BACKWARD_PHASE) & (rank.events.category == Category.COMPUTE)
-    return rows
 
 
 def _common_ns(few: Intervals, many: Intervals) -> int:
@@ -308,11 +305,13 @@ def _covered_by_step(events: Events, rows: Mask, cover: Intervals, steps: int) -
     return sum_by_group(cover.covered_ns(start, end), step, steps)
 
 
-def _last_end(events: Events, rows: Mask, steps: int) -> Ints:
-    """Last end of each step's events, 0 where it has none (times of a trace are not negative)."""
-    last = np.zeros(steps, np.int64)
-    np.maximum.at(last, events.step[rows], events.end_ns[rows])
-    return last
+def _tails(events: Events, communicating: Mask, compute: Intervals, backward_end_ns: Ints) -> Ints:
+    """Exposed communication of each step after the end of its backward's compute."""
+    start, end, step = union_by_group(
+        events.start_ns[communicating], events.end_ns[communicating], events.step[communicating]
+    )
+    start = np.minimum(np.maximum(start, backward_end_ns[step]), end)
+    return sum_by_group(end - start - compute.covered_ns(start, end), step, len(backward_end_ns))
 
 
 def _reason(rank: RankEvents, comm_ns: int) -> str | None:

@@ -12,7 +12,9 @@ from ddp_prof.benchmark.alpha_beta import BucketModel, cost_alone, fit_link
 from ddp_prof.benchmark.statistics import median_interval
 from ddp_prof.benchmark.store import StoredAllReduce
 from ddp_prof.present.charts.theme import milliseconds, percent, size
-from ddp_prof.present.tables.rows import SCHEMA, Row, TableView, ms
+from ddp_prof.present.columns import Row, ms
+from ddp_prof.present.json_documents import SCHEMA
+from ddp_prof.present.table_view import TableView
 from ddp_prof.unknown import Unknown
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from ddp_prof.benchmark.report.views import (
 from ddp_prof.benchmark.report.words import CLAIMS, HEADINGS, analysis, sentence
 from ddp_prof.present.charts.static_images import try_pictures
 from ddp_prof.present.html.page import write_figure_page
+from ddp_prof.present.json_documents import SCHEMA
 from ddp_prof.present.tables.render import markdown, write_csv
-from ddp_prof.present.tables.rows import SCHEMA
 from ddp_prof.unknown import Unknown
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ddp_prof.benchmark.settings import SettingSummary
     from ddp_prof.benchmark.store import Environment
     from ddp_prof.benchmark.study import Study
-    from ddp_prof.present.tables.rows import TableView
+    from ddp_prof.present.table_view import TableView
 
 REPORT = "results.md"
 TITLES = {"variants": "Step time and communication by variant", "bandwidth": "Bandwidth by message size"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddp_prof.benchmark.store import OK
-from ddp_prof.present.tables.rows import ms, percent
+from ddp_prof.present.columns import ms, percent
 from ddp_prof.variants import BASELINE
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ddp_prof.benchmark.settings import SettingSummary, Timing
     from ddp_prof.benchmark.statistics import Estimate
     from ddp_prof.benchmark.store import Environment
-    from ddp_prof.present.tables.rows import Row
+    from ddp_prof.present.columns import Row
 
 NS_PER_S = 1e9
 

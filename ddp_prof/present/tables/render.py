@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from typing import TYPE_CHECKING, TextIO
+
+from ddp_prof.present.columns import columns_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddp_prof.present.tables.rows import Row, TableView
-
-MISSING = "n/a"
-
-_DECIMALS = {"%": 1, "collectives": 0}
-"""Decimals by the last word of a column's key; two elsewhere."""
+    from ddp_prof.present.columns import Row
+    from ddp_prof.present.table_view import TableView
 
 
 def show(form: str, views: Sequence[TableView]) -> None:
@@ -55,9 +54,19 @@ def markdown(rows: Sequence[Row]) -> str:
     """The rows as a Markdown table; empty without rows."""
     if not rows:
         return ""
-    cells = [[cell_text(key, value).replace("|", "\\|") for key, value in row.items()] for row in rows]
-    ruler = ["---:" if is_numeric(rows, key) else "---" for key in rows[0]]
-    return "".join(f"| {' | '.join(line)} |\n" for line in ([heading(key) for key in rows[0]], ruler, *cells))
+    columns = columns_of(rows)
+    lines = (
+        [column.heading for column in columns],
+        ["---:" if column.is_right(rows) else "---" for column in columns],
+        *([markdown_text(column.text(row[column.key])) for column in columns] for row in rows),
+    )
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def markdown_text(text: str) -> str:
+    """Text in which nothing is Markdown, in a paragraph or in a cell of a table."""
+    # An underscore within a word is none either way; '>' is markup only where a line begins.
+    return re.sub(r"([\\`*\[\]<|]|(?<!\w)_|_(?!\w))", r"\\\1", " ".join(text.splitlines()))
 
 
 def _print_table(view: TableView) -> None:
@@ -72,33 +81,15 @@ def _print_table(view: TableView) -> None:
     if view.title:
         console.print(Text(view.title, style="bold"))
     if view.rows:
+        columns = columns_of(view.rows)
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-        for key in view.rows[0]:
-            numeric = is_numeric(view.rows, key)
-            table.add_column(heading(key).replace(" ", "\n"), justify="right" if numeric else "left")
-        for row in view.rows:
-            table.add_row(
-                *(Text(cell_text(key, value), style="dim" if value is None else "") for key, value in row.items())
+        for column in columns:
+            table.add_column(
+                column.heading.replace(" ", "\n"), justify="right" if column.is_right(view.rows) else "left"
             )
+        for row in view.rows:
+            cells = [(column.text(row[column.key]), row[column.key] is None) for column in columns]
+            table.add_row(*(Text(text, style="dim" if is_missing else "") for text, is_missing in cells))
         console.print(table)
     for note in view.notes:
         console.print(Text(f"note: {note}", style="dim"))
-
-
-def heading(key: str) -> str:
-    """The words of a column's key."""
-    return key.replace("_", " ")
-
-
-def cell_text(key: str, value: str | int | float | None) -> str:
-    """A value as a person reads it."""
-    if value is None:
-        return MISSING
-    if isinstance(value, float):
-        return f"{value:.{_DECIMALS.get(key.rpartition('_')[2], 2)}f}"
-    return str(value)
-
-
-def is_numeric(rows: Sequence[Row], key: str) -> bool:
-    """Whether a column holds numbers, known or not."""
-    return not any(isinstance(row[key], str) for row in rows)
