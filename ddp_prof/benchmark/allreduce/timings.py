@@ -98,7 +98,7 @@ def _row(row: StoredAllReduce, link: LinkModel | Unknown) -> Row:
 def _bandwidths(row: StoredAllReduce) -> dict[str, float]:
     """Bytes a second; the interval is that of the latency."""
     factor = bus_factor(ALL_REDUCE, row.world_size) or 0.0
-    found = {"algbw_bytes_per_s": row.bytes / row.median_ns * 1e9}
+    found = {"algbw_median_bytes_per_s": row.bytes / row.median_ns * 1e9}
     if row.low_ns and row.high_ns:
         found["algbw_low_bytes_per_s"] = row.bytes / row.high_ns * 1e9
         found["algbw_high_bytes_per_s"] = row.bytes / row.low_ns * 1e9
