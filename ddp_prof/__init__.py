@@ -1,3 +1,42 @@
-"""Measure how much of a data-parallel training step's communication hides behind computation."""
+"""Measure how much of a data-parallel training step's communication hides behind computation.
+
+::
+
+    import ddp_prof as dp
+
+    (run,) = dp.load_runs(["traces/overlap.sqlite"])
+    run.overlap().to_frame()
+
+Names are imported when they are first used, so that importing the package stays light.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ddp_prof.errors import DdpProfError, TraceError
+    from ddp_prof.runs import LoadOptions, Run, compare_steps, load_runs
 
 __version__ = "0.1.0"
+__all__ = ["DdpProfError", "LoadOptions", "Run", "TraceError", "__version__", "compare_steps", "load_runs"]
+
+_HOMES = {
+    "DdpProfError": "ddp_prof.errors",
+    "LoadOptions": "ddp_prof.runs",
+    "Run": "ddp_prof.runs",
+    "TraceError": "ddp_prof.errors",
+    "compare_steps": "ddp_prof.runs",
+    "load_runs": "ddp_prof.runs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -6,11 +6,13 @@ Nothing about a run is ever read from a file name: the variant, the sizes and th
 from __future__ import annotations
 
 import json
+import math
 import re
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddp_prof.errors import TraceError
+from ddp_prof.variants import VARIANTS, variant_label, variant_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,13 +20,13 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 SUFFIX = ".run.json"
-STORY = ("naive", "flat", "overlap", "bucketed", "torch")
-"""The order in which variants are told of, each of which mends what the one before leaves open."""
-
 RANKS_PER_GPU = "ranks_per_gpu"
 """Key of ``Manifest.options``, and field of the ``process`` range: how many ranks have one GPU."""
 SHARED_GPU = "shared GPU: time-sliced, bandwidth and overlap not representative"
 """Said of a run in which several ranks had one GPU."""
+
+_MOST = 2**53
+_LONGEST = 1000
 
 Item = TypeVar("Item")
 
@@ -71,10 +73,11 @@ class Manifest:
     """One run of the workload.
 
     Attributes:
-        variant: Key of ``ddp_prof.ddp.VARIANTS``.
-        bucket_size_mb: Cap of a bucket in MB of 2**20 bytes; ``None`` where the variant has none.
+        variant: Key of :data:`ddp_prof.variants.VARIANTS`.
+        bucket_size_mb: Cap of a bucket in MB of 2**20 bytes; ``None`` where the variant has none, or no cap.
         step_seconds: Host seconds of each measured step on rank 0, profiler's cost included.
         communication_seconds: Host seconds of each measured step that rank 0 spent waiting for communication.
+        final_loss: ``None`` where it was not finite: training diverged.
         profiler: What recorded the run, with its version; ``None`` for an unprofiled run.
         key: Digest of machine, settings and code; a finished run is skipped only where it is unchanged.
         parameters: The model's parameters in order, which with the ranges' ``bucket`` and ``params`` gives
@@ -99,7 +102,7 @@ class Manifest:
     seed: int
     step_seconds: tuple[float, ...]
     communication_seconds: tuple[float, ...]
-    final_loss: float
+    final_loss: float | None
     profiler: str | None
     key: str | None
     versions: dict[str, str]
@@ -130,7 +133,7 @@ def label_of(trace: Path, manifest: Manifest | None) -> str:
     """What a run is called in tables and figures: ``bucketed 10 MB``; without a manifest its file's name."""
     if manifest is None:
         return manifest_path(trace).name.removesuffix(SUFFIX)
-    return manifest.variant if manifest.bucket_size_mb is None else f"{manifest.variant} {manifest.bucket_size_mb:g} MB"
+    return variant_label(manifest.variant, manifest.bucket_size_mb)
 
 
 def caveats_of(manifest: Manifest) -> tuple[str, ...]:
@@ -145,23 +148,22 @@ def caveats_of(manifest: Manifest) -> tuple[str, ...]:
     return tuple(caveats)
 
 
-def in_story_order(items: Sequence[Item], manifest_of: Callable[[Item], Manifest | None]) -> list[Item]:
-    """Runs in the order in which their story is told: the variants, and buckets by size.
-
-    As given where not all of them say which variant they are.
-    """
+def in_variant_order(items: Sequence[Item], manifest_of: Callable[[Item], Manifest | None]) -> list[Item]:
+    """Runs in the order of their variants, buckets by size; as given where not all are of a known variant."""
     manifests = [manifest_of(item) for item in items]
-    if not all(manifest and manifest.variant in STORY for manifest in manifests):
+    if not all(manifest and manifest.variant in VARIANTS for manifest in manifests):
         return list(items)
-    chapters = [(STORY.index(manifest.variant), manifest.bucket_size_mb or 0.0) for manifest in manifests if manifest]
-    return [items[index] for index in sorted(range(len(items)), key=chapters.__getitem__)]
+    keys = [variant_order(manifest.variant, manifest.bucket_size_mb) for manifest in manifests if manifest]
+    return [items[index] for index in sorted(range(len(items)), key=keys.__getitem__)]
 
 
 def write_manifest(manifest: Manifest, path: Path) -> None:
     """Write ``path`` in one go: it is there whole or not at all."""
     partial = path.with_name(path.name + ".partial")
     record = {**asdict(manifest), "caveats": caveats_of(manifest)}
-    partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    if manifest.final_loss is not None and not math.isfinite(manifest.final_loss):
+        record["final_loss"] = None
+    partial.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     partial.replace(path)
 
 
@@ -169,19 +171,46 @@ def load_manifest(path: Path) -> Manifest | None:
     """Read a manifest; ``None`` where there is none.
 
     Raises:
-        TraceError: The file is there but no manifest of this toolkit.
+        TraceError: The file is there but no manifest of this toolkit, or holds what cannot be true.
     """
     if not path.is_file():
         return None
+    import msgspec
+
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        known = {item.name for item in fields(Manifest)}
-        values = {key: value for key, value in record.items() if key in known}
-        values["parameters"] = tuple(Parameter(**entry) for entry in record["parameters"])
-        for name in ("step_seconds", "communication_seconds", "command"):
-            values[name] = tuple(record[name])
-        values["host_times"] = tuple(HostTimes(**entry) for entry in record.get("host_times", ()))
-        values["messages"] = tuple(MessageTimes(**entry) for entry in record.get("messages", ()))
-        return Manifest(**values)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise TraceError(path, f"not a run.json of ddp_prof ({error})", "delete it or capture the run again") from error
+        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        problem = _problem(manifest)
+    except RecursionError:
+        problem = "nested too deep"
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        problem = str(error)
+    if problem:
+        raise TraceError(path, f"not a run.json of ddp_prof ({problem})", "delete it or capture the run again")
+    return manifest
+
+
+def _problem(manifest: Manifest) -> str | None:
+    """What cannot be true in a manifest whose types are right."""
+    for name in ("world_size", "steps", "warmup", "batch_size", "seq_len", "bucket_size_mb"):
+        number = getattr(manifest, name)
+        if number is not None and not (name == "world_size") <= number < _MOST:
+            return f"{name} is {number:g}"
+    for name in ("variant", "backend", "device", "model_size", "profiler", "created"):
+        if len(getattr(manifest, name) or "") > _LONGEST:
+            return f"{name} is longer than {_LONGEST} characters"
+    return _problem_of_buckets(manifest)
+
+
+def _problem_of_buckets(manifest: Manifest) -> str | None:
+    """Buckets are lists of positions among the trained parameters, each of which is in one bucket at most."""
+    buckets = manifest.options.get("buckets") or []
+    free = set(range(sum(parameter.requires_grad for parameter in manifest.parameters)))
+    if not isinstance(buckets, list):
+        return "buckets are no list"
+    for index, bucket in enumerate(buckets):
+        if not isinstance(bucket, list) or not all(isinstance(position, int) for position in bucket):
+            return f"bucket {index} is no list of positions"
+        if not free.issuperset(bucket):
+            return f"bucket {index} holds a parameter that does not exist or is in another bucket"
+        free.difference_update(bucket)
+    return None

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 UNKNOWN = -1
 """In a column: no value (no correlation, no name, size not known)."""
 
+SOURCE_NAMES = {"nsys-sqlite": "nsys", "nsys-report": "nsys", "kineto": "torch.profiler"}
+"""The program that recorded a trace, as it is shown to users, by :attr:`Trace.source`."""
+
 
 class Kind(IntEnum):
     """What an activity was."""
@@ -45,6 +48,7 @@ class Category(IntEnum):
     COMMUNICATION = 1
     MEMORY = 2
     OTHER = 3
+    UNKNOWN = 4  # a kernel whose name the trace does not tell
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,8 @@ class Spans(Table):
         domain_id: Index into :attr:`Trace.names` of the NVTX domain's name; ``UNKNOWN`` for the default domain.
         is_start_end: 1 for a start/end range, which may overlap others of its thread and end on another one;
             0 for a push/pop range, which nests.
+        is_open: 1 for a range that was still open when recording stopped: its end is the last event of the capture,
+            and nobody knows how long it would have lasted.
     """
 
     start_ns: Ints
@@ -140,6 +146,7 @@ class Spans(Table):
     name_id: Ints
     domain_id: Ints
     is_start_end: Ints
+    is_open: Ints
 
 
 @dataclass(frozen=True)
@@ -188,17 +195,42 @@ class Overhead(Table):
 
 
 @dataclass(frozen=True)
+class UnresolvedNames:
+    """How many kernels of a trace have no name, so that nobody knows whether they compute or communicate.
+
+    Attributes:
+        kernels: Their number.
+        of_kernels: The number of all kernels.
+        time_ns: The sum of their durations.
+        of_time_ns: The sum of all kernels' durations.
+    """
+
+    kernels: int
+    of_kernels: int
+    time_ns: int
+    of_time_ns: int
+
+    @property
+    def share(self) -> float:
+        """From 0 to 1: the share in number or in time, whichever is larger."""
+        return max(self.kernels / max(1, self.of_kernels), self.time_ns / max(1, self.of_time_ns))
+
+
+@dataclass(frozen=True)
 class Trace:
     """Everything read from one capture.
 
     Attributes:
         path: The file it was read from.
-        source: ``nsys-sqlite``, ``nsys-report`` or ``kineto``.
+        source: Format of the file: a key of :data:`SOURCE_NAMES`.
         producer: The profiler's version, ``None`` where the file does not say.
         names: The string table that every ``name_id`` points into.
         threads: Name of a thread by (process, lane), where known.
         ranks: Rank of a process, where the trace says it.
         arguments: What is known of the collectives beside their kernels.
+        launching_calls: Row in ``calls`` of the call that launched each activity, ``UNKNOWN`` where the trace holds
+            none. Joined when the trace is built, and kept by ``replace``: who replaces the rows of activities or calls
+            must hand over ``None``, which joins again.
         shape_id: For each activity the index into ``names`` of its launch shape, ``UNKNOWN`` where it has none;
             ``None`` where shapes were not asked for.
         world_size: Ranks in the job; ``None`` where unknown.
@@ -218,11 +250,18 @@ class Trace:
     ranks: Mapping[int, int]
     overhead: Overhead
     arguments: CollectiveMetadata = field(default_factory=lambda: empty(CollectiveMetadata))
+    launching_calls: Ints = None  # type: ignore[assignment]  # never None once the trace is built
     shape_id: Ints | None = None
     world_size: int | None = None
     epoch_ns: int | None = None
     manifest: Manifest | None = None
     warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.launching_calls is None:
+            object.__setattr__(self, "launching_calls", find_launching_calls(self.activities, self.calls))
+        if len(self.launching_calls) != len(self.activities):
+            raise ValueError("launching_calls were joined for other activities")
 
     @cached_property
     def processes(self) -> tuple[int, ...]:
@@ -231,9 +270,14 @@ class Trace:
         return tuple(sorted({value for table in tables for value in distinct(table.process)}))
 
     @cached_property
-    def launching_calls(self) -> Ints:
-        """Row in ``calls`` of the call that launched each activity, ``UNKNOWN`` where the trace holds none."""
-        return find_launching_calls(self.activities, self.calls)
+    def unresolved_names(self) -> UnresolvedNames:
+        """How many kernels have no name."""
+        kernels = self.activities.kind == Kind.KERNEL
+        unnamed = kernels & (self.activities.category == Category.UNKNOWN)
+        duration_ns = self.activities.end_ns - self.activities.start_ns
+        return UnresolvedNames(
+            int(unnamed.sum()), int(kernels.sum()), int(duration_ns[unnamed].sum()), int(duration_ns[kernels].sum())
+        )
 
     @cached_property
     def duration_ns(self) -> int:
@@ -248,14 +292,14 @@ def find_launching_calls(activities: Activities, calls: Calls) -> Ints:
     """Row in ``calls`` of the call that launched each activity, ``UNKNOWN`` where the trace holds none.
 
     Joined on process *and* correlation: the ids of two processes collide. Where several calls of a process carry one
-    id (a runtime call and the driver call in it), the earliest row counts.
+    id (a runtime call and the driver call in it), the one that starts first counts.
     """
     result = np.full(len(activities), UNKNOWN, np.int64)
     for process in distinct(activities.process):
         asked, offered = _rows(activities.process == process), _rows(calls.process == process)
         keys, wanted = calls.correlation[offered], activities.correlation[asked]
         if len(keys):
-            found = _positions(keys, wanted)
+            found = _positions(keys, calls.start_ns[offered], wanted)
             found[wanted == UNKNOWN] = UNKNOWN
             result[asked] = found if isinstance(offered, slice) else np.append(offered, UNKNOWN)[found]
     return result
@@ -266,12 +310,15 @@ def _rows(chosen: Mask) -> Ints | slice:
     return slice(None) if chosen.all() else np.flatnonzero(chosen)
 
 
-def _positions(keys: Ints, wanted: Ints) -> Ints:
-    """First position in ``keys`` of each wanted value, ``UNKNOWN`` where it is absent."""
+def _positions(keys: Ints, start_ns: Ints, wanted: Ints) -> Ints:
+    """Position in ``keys`` of each wanted value, the earliest of several; ``UNKNOWN`` where it is absent."""
     if np.all(keys[1:] >= keys[:-1]):
         order, ordered = None, keys
     else:
         order = np.argsort(keys, kind="stable")
+        ordered = keys[order]
+    if np.any(ordered[1:] == ordered[:-1]):
+        order = np.lexsort((start_ns, keys))
         ordered = keys[order]
     at = np.minimum(np.searchsorted(ordered, wanted), len(keys) - 1)
     position = at if order is None else order[at]

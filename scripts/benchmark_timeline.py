@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repeat_capture import repeat_capture
 
-from ddp_prof.analyze.core.attribution import find_rank_events
+from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.charts.static_images import find_browser
 from ddp_prof.present.timeline.build import build_timeline
-from ddp_prof.present.timeline.model import Source
 from ddp_prof.present.timeline.page import write_timeline_page
+from ddp_prof.runs import TraceEvents, timeline_source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -67,7 +67,7 @@ def build(capture: Path, page: Path) -> Iterator[Figure]:
     begun = time.perf_counter()
     trace = load_trace(capture)
     loaded = time.perf_counter()
-    model = build_timeline([Source(capture.stem, trace, find_rank_events(trace))])
+    model = build_timeline([timeline_source(capture.stem, TraceEvents(trace, find_rank_events(trace)))])
     write_timeline_page(model, page)
     built = time.perf_counter()
     yield Figure("events: activities and ranges", len(trace.activities) + len(trace.spans), "")

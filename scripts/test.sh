@@ -1,22 +1,35 @@
 #!/usr/bin/env bash
-# Sets up what is missing (environment, nsys, Chromium) and runs every check; real nsys captures are among them.
+# Sets up what is missing (environment, nsys, Chromium) and runs every check; real nsys captures are among them, and
+# nothing is skipped for want of a program.
 #
-#   scripts/test.sh [arguments of pytest]
+#   scripts/test.sh [arguments of pytest]         the whole gate
+#   scripts/test.sh fast [arguments of pytest]    under a minute: without torch, nsys, Chromium and what takes long
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 bin="${VENV:-$root/.venv}/bin"
 cd "$root"
 
+check_sources() {
+  "$bin/ruff" check ddp_prof tests scripts
+  "$bin/ruff" format --check ddp_prof tests scripts
+  "$bin/mypy"
+  "$bin/lint-imports" --no-cache --no-logo
+}
+
+if [ "${1:-}" = fast ]; then
+  shift
+  CHROMIUM=0 scripts/env.sh read dev
+  check_sources
+  exec "$bin/pytest" -q -m "not torch and not nsys and not browser and not slow" "$@"
+fi
+
 scripts/env.sh train dev
 NSYS="$(scripts/install_nsys.sh)"
-export NSYS
+export NSYS DDP_PROF_GATE=whole
 
 "$bin/python" --version
 "$bin/pip" list 2>/dev/null | grep -E '^(torch|nvtx|numpy|plotly|pytest|ruff|mypy) '
 "$NSYS" --version
-
-"$bin/ruff" check ddp_prof tests scripts
-"$bin/ruff" format --check ddp_prof tests scripts
-"$bin/mypy"
+check_sources
 "$bin/pytest" -q "$@"

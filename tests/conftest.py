@@ -2,19 +2,56 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from ddp_prof.present.charts.static_images import find_browser
 
 # Started in the background, or by nohup, the tests would hand on signals that no script can trap.
 for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
-ROOT = Path(__file__).parent.parent
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
+# What the tests of a folder need, said once; single files and tests say it by pytest.mark.
+MARKERS_OF_FOLDERS = {"browser": ["browser"], "ddp": ["torch"], "train": ["torch"], "scripts": ["slow"]}
+IS_WHOLE_GATE = os.environ.get("DDP_PROF_GATE") == "whole"  # scripts/test.sh: nothing may be left out
 SHARED_TRACES = ROOT.parent / "shared" / "traces"
+
+
+def _is_missing(marker: str) -> bool:
+    return (marker == "torch" and find_spec("torch") is None) or (marker == "browser" and find_browser() is None)
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Without torch its folders are not even imported: what they test cannot be."""
+    if IS_WHOLE_GATE or collection_path.parent != TESTS:
+        return None
+    return any(map(_is_missing, set(MARKERS_OF_FOLDERS.get(collection_path.name, [])) & {"torch"})) or None
+
+
+def pytest_report_header() -> list[str]:
+    missing = [marker for marker in ("torch", "browser") if _is_missing(marker)]
+    return [f"missing, so the tests that need it are left out: {', '.join(missing)}"] if missing else []
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for marker in MARKERS_OF_FOLDERS.get(item.path.relative_to(TESTS).parts[0], []):
+            item.add_marker(marker)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test is left out where its program is missing, but in the whole gate; a test of nsys never is."""
+    missing = [marker.name for marker in item.iter_markers() if _is_missing(marker.name)]
+    if missing:
+        (pytest.fail if IS_WHOLE_GATE else pytest.skip)(f"needs {', '.join(missing)}")
 
 
 @pytest.fixture(scope="session")

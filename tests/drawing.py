@@ -110,6 +110,7 @@ def draw_trace(
                     "name_id": name_id(name),
                     "domain_id": UNKNOWN,
                     "is_start_end": 0,
+                    "is_open": 0,
                 }
             )
     return Trace(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import re
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,6 +105,49 @@ def test_undecodable_bytes_are_one_clear_error(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe{}")
     with pytest.raises(TraceError, match="not a run"):
         load_manifest(path)
+
+
+def record(**changes: Any) -> str:
+    return json.dumps({**asdict(MANIFEST), **changes})
+
+
+LIES = {
+    "a word for a number": (record(world_size="two"), "world_size"),
+    "a number for a word": (record(variant=3), "variant"),
+    "a truth value for a number": (record(steps=True), "steps"),
+    "no ranks": (record(world_size=0), "world_size is 0"),
+    "fewer than no steps": (record(steps=-1), "steps is -1"),
+    "a cap below zero": (record(bucket_size_mb=-25.0), "bucket_size_mb is -25"),
+    "a number beyond all bounds": (record(batch_size=10**30), "batch_size"),
+    "no number": (record(bucket_size_mb=float("nan")), "JSON"),
+    "infinity": (record(bucket_size_mb=float("inf")), "JSON"),
+    "a float beyond all bounds": (record(final_loss=1).replace('"final_loss": 1', '"final_loss": 1e999'), "final_loss"),
+    "a name without end": (record(variant="x" * 100_000), "variant is longer than"),
+    "seconds that are words": (record(step_seconds=["fast"]), "step_seconds"),
+    "parameters that are numbers": (record(parameters=[1]), "parameters"),
+    "a bucket of a parameter that there is not": (record(options={"buckets": [[0], [1]]}), "bucket 1"),
+    "a bucket of words": (record(options={"buckets": [["head"]]}), "bucket 0"),
+    "buckets that are no list": (record(options={"buckets": 7}), "buckets"),
+    "one parameter in two buckets": (record(options={"buckets": [[0], [0]]}), "bucket 1"),
+    "too deep": (record(options={"x": 1}).replace('"x": 1', '"x": ' + "[" * 10_000 + "]" * 10_000), "nested too deep"),
+}
+
+
+@pytest.mark.parametrize(("content", "told"), LIES.values(), ids=LIES)
+def test_a_manifest_that_lies_is_refused(content: str, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.run.json"
+    path.write_text(content)
+    with pytest.raises(TraceError) as error:
+        load_manifest(path)
+    assert re.fullmatch(rf".*a\.run\.json: not a run\.json of ddp_prof \(.*{told}.*\): delete it .*", str(error.value))
+    assert len(str(error.value)) < 500
+
+
+def test_a_loss_that_is_not_finite_is_not_known(tmp_path: Path) -> None:
+    """Training diverged: the capture is still a capture."""
+    path = tmp_path / "a.run.json"
+    write_manifest(replace(MANIFEST, final_loss=float("nan")), path)
+    assert load_manifest(path) == replace(MANIFEST, final_loss=None)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddp_prof.benchmark import effects as measures
-from ddp_prof.benchmark.effects import BUCKETED, FLAT, NAIVE, OVERLAP
+from ddp_prof.benchmark.effects import FLAT, NAIVE, OVERLAP
+from ddp_prof.variants import BUCKETED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from ddp_prof.analyze.overlap.comparison import BASELINE
 from ddp_prof.benchmark.evidence import Evidence, gather
 from ddp_prof.benchmark.spread import Estimate
+from ddp_prof.variants import BUCKETED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,8 +25,7 @@ Variant: TypeAlias = "tuple[str, float | None]"
 Workload = tuple[int, int]
 Quantity: TypeAlias = "Callable[[Timing], Estimate | None]"
 
-BUCKETED = "bucketed"
-NAIVE: Variant = (BASELINE, None)
+NAIVE: Variant = ("naive", None)
 FLAT: Variant = ("flat", None)
 OVERLAP: Variant = ("overlap", None)
 

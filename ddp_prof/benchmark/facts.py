@@ -13,9 +13,10 @@ import numpy as np
 
 from ddp_prof.benchmark import effects as measures
 from ddp_prof.benchmark.conclusions import HARDLY
-from ddp_prof.benchmark.effects import BUCKETED, FLAT, NAIVE, OVERLAP, Variant
+from ddp_prof.benchmark.effects import FLAT, NAIVE, OVERLAP, Variant
 from ddp_prof.benchmark.evidence import gather
 from ddp_prof.benchmark.spread import Estimate
+from ddp_prof.variants import BUCKETED, variant_label
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -181,7 +182,7 @@ def _change(
     """What one variant takes off the other's step or communication."""
     quantity: Quantity = measures.step_of if name == "step" else measures.communication_of
     found = measures.pairs(timings, before, after, quantity)
-    return _compare(topic, name, found, _label(before), _label(after), choices=choices)
+    return _compare(topic, name, found, variant_label(*before), variant_label(*after), choices=choices)
 
 
 def _compare(
@@ -203,8 +204,3 @@ def _compare(
     }
     differs = evidence.is_beyond("above", 0) != "cannot tell"
     yield Fact(topic, name, evidence, differs, before, after, means | (more or {}))
-
-
-def _label(variant: Variant) -> str:
-    name, size_mb = variant
-    return name if size_mb is None else f"{name} {size_mb:g} MB"

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddp_prof.analyze.overlap.comparison import BASELINE
 from ddp_prof.benchmark.effects import quotient
 from ddp_prof.benchmark.spread import Estimate, estimate_all
 from ddp_prof.benchmark.store import OK
-from ddp_prof.manifest import STORY
+from ddp_prof.variants import BASELINE, variant_label, variant_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -57,7 +56,7 @@ class Setting:
     @property
     def label(self) -> str:
         """What tables and figures call the variant: ``bucketed 10 MB``."""
-        return self.variant if self.bucket_size_mb is None else f"{self.variant} {self.bucket_size_mb:g} MB"
+        return variant_label(self.variant, self.bucket_size_mb)
 
     @property
     def workload(self) -> tuple[int, int]:
@@ -134,7 +133,7 @@ Key = tuple[Place, Setting]
 
 
 def summarize_settings(results: Results) -> tuple[SettingSummary, ...]:
-    """Each setting of each place: places as first met, settings by workload and as the variants' story goes."""
+    """Each setting of each place: places as first met, settings by workload, variant and bucket size."""
     runs = _runs_by_setting(results)
     steps = _steps_by_run(results.steps)
     figures = _Figures(runs, steps)
@@ -145,9 +144,8 @@ def summarize_settings(results: Results) -> tuple[SettingSummary, ...]:
 
 
 def setting_order(setting: Setting) -> tuple[int, int, int, str, float]:
-    """Sorts settings: by workload, then the variants in the order of their story, and buckets by size."""
-    chapter = STORY.index(setting.variant) if setting.variant in STORY else len(STORY)
-    return *setting.workload, chapter, setting.variant, setting.bucket_size_mb or 0.0
+    """Sorts settings by workload, then by variant, buckets by size."""
+    return *setting.workload, *variant_order(setting.variant, setting.bucket_size_mb)
 
 
 def places_of(summaries: Iterable[SettingSummary]) -> dict[Place, list[SettingSummary]]:

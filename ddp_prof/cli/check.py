@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options import Selection, format_option, selection_options, traces_argument
+from ddp_prof.cli.options import format_option, load_options, traces_argument
 from ddp_prof.errors import NotMetError
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.overlap.overlap import TraceOverlap
+    from ddp_prof.runs import LoadOptions
 
 NS_PER_MS = 1_000_000
 
@@ -67,10 +68,10 @@ def _ns(_context: click.Context, _parameter: click.Parameter, ms: float | None) 
 )
 @click.option("--all-ranks", is_flag=True, help="The traces of every rank of the job must be there.")
 @format_option
-@selection_options
+@load_options
 def command(
     traces: tuple[Path, ...],
-    selection: Selection,
+    options: LoadOptions,
     min_overlap: float | None,
     max_exposed_ms: int | None,
     max_tail_ms: int | None,
@@ -93,9 +94,10 @@ def command(
     from ddp_prof.analyze.overlap.regression_gate import DEFAULT_REGRESSION, Requirements, check_run
     from ddp_prof.present.tables.gate import check_summary, check_view, verdict_line
     from ddp_prof.present.tables.render import show
+    from ddp_prof.runs import load_runs
 
-    runs = selection.measure(traces)
-    baseline = _only_run(selection.measure(baselines)) if baselines else None
+    runs = [run.overlap() for run in load_runs(traces, options)]
+    baseline = _only_run([run.overlap() for run in load_runs(baselines, options)]) if baselines else None
     requirements = Requirements(
         min_overlap,
         max_exposed_ms,

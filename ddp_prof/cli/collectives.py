@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options import Selection, format_option, one_run_option, selection_options, traces_argument
+from ddp_prof.cli.options import format_option, load_options, one_run_option, traces_argument
 from ddp_prof.errors import TraceError
 
 if TYPE_CHECKING:
-    from ddp_prof.analyze.collectives.run_analysis import Run
     from ddp_prof.present.headlines import Headline
+    from ddp_prof.runs import LoadOptions, Run
 
 
 @click.command("collectives")
@@ -29,15 +29,14 @@ if TYPE_CHECKING:
 @click.option("--step", type=int, help="The step that --html and --png show. Default: a typical one.")
 @one_run_option
 @format_option
-@selection_options
+@load_options
 def command(
     traces: tuple[Path, ...],
-    selection: Selection,
+    options: LoadOptions,
     by: str,
     page: Path | None,
     png: Path | None,
     step: int | None,
-    one_run: bool,
     form: str,
 ) -> None:
     """The life of each collective, and why it is exposed.
@@ -45,21 +44,21 @@ def command(
     Ready, launch, start, end; what of it is overlapped or exposed; and one cause for each exposed nanosecond: tail,
     launched late, queued, waiting, starved, synchronous. The ranks of one run may lie in several files.
     """
-    from ddp_prof.analyze.collectives.results import measure_collectives
-    from ddp_prof.analyze.collectives.root_cause import find_root_cause
     from ddp_prof.present.headlines import root_cause_headline
     from ddp_prof.present.tables.collectives import collectives_view
     from ddp_prof.present.tables.render import show
+    from ddp_prof.runs import load_runs
 
-    runs = selection.runs(traces, one_run=one_run)
+    runs = load_runs(traces, options)
     if (page or png) and len(runs) > 1:
         raise click.UsageError("--html and --png show one run: give the traces of a single one")
-    results = [measure_collectives(run.ranks, run.warnings) for run in runs]
+    results = [run.collectives() for run in runs]
     headlines = [
-        root_cause_headline(find_root_cause(result.collectives, run.manifest), has_collectives=bool(result.collectives))
+        root_cause_headline(run.root_cause(), has_collectives=bool(result.collectives))
         for run, result in zip(runs, results, strict=True)
     ]
-    show(form, [collectives_view(*found, by) for found in zip(runs, results, headlines, strict=True)])
+    found = zip(runs, results, headlines, strict=True)
+    show(form, [collectives_view(run.analysis(), result, headline, by) for run, result, headline in found])
     if page or png:
         _draw(runs[0], step, headlines[0], page, png)
 
@@ -70,11 +69,12 @@ def _draw(run: Run, step: int | None, headline: Headline, page: Path | None, png
     from ddp_prof.present.charts.static_images import write_pictures
     from ddp_prof.present.html.page import write_figure_page
 
-    shown = typical_step(run.ranks) if step is None else step
-    ranks = () if shown is None else view_step(run.ranks, shown)
+    analysis = run.analysis()
+    shown = typical_step(analysis.ranks) if step is None else step
+    ranks = () if shown is None else view_step(analysis, shown)
     if not ranks:
-        raise TraceError(run.trace, "no communication in the step asked for", "choose another one with --step")
-    figure = draw_step_collectives(run, shown, ranks, headline)
+        raise TraceError(analysis.trace, "no communication in the step asked for", "choose another one with --step")
+    figure = draw_step_collectives(analysis, shown, ranks, headline)
     if page:
         write_figure_page(figure, page, title=headline.claim)
     if png:

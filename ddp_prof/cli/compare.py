@@ -8,15 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options import Selection, format_option, selection_options, traces_argument
+from ddp_prof.cli.options import format_option, load_options, traces_argument
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ddp_prof.analyze.collectives.run_analysis import Run
-    from ddp_prof.analyze.overlap.overlap import TraceOverlap
-    from ddp_prof.analyze.variants.contention import KernelSamples
     from ddp_prof.analyze.variants.waterfall import Waterfall
+    from ddp_prof.runs import LoadOptions
 
 
 @click.command("compare")
@@ -25,10 +21,10 @@ if TYPE_CHECKING:
 @click.option("--html", "page", type=click.Path(path_type=Path), help="Write a page with the waterfall, too.")
 @click.option("--png", type=click.Path(path_type=Path), help="Write a picture of it, too; needs Chromium.")
 @format_option
-@selection_options
+@load_options
 def command(
     traces: tuple[Path, ...],
-    selection: Selection,
+    options: LoadOptions,
     waterfall: bool,
     page: Path | None,
     png: Path | None,
@@ -46,8 +42,12 @@ def command(
     from ddp_prof.present.tables.overlap import notes_of_runs
     from ddp_prof.present.tables.render import show
     from ddp_prof.present.tables.waterfall import waterfall_notes, waterfall_rows
+    from ddp_prof.runs import compare_steps, load_runs
 
-    results, changes = _measure(traces, selection)
+    runs = load_runs(traces, replace(options, with_shapes=True))
+    for run in runs:
+        run.prepare("overlap", "collectives", "kernels")
+    results, changes = [run.overlap() for run in runs], compare_steps(runs)
     view = compare_view(results, compare_variants(results))
     document = {**view.document, "waterfall": waterfall_document(changes)}
     if waterfall:
@@ -57,28 +57,6 @@ def command(
         show(form, [replace(view, document=document)])
     if page or png:
         _draw(changes, page, png)
-
-
-def _measure(traces: Sequence[Path], selection: Selection) -> tuple[list[TraceOverlap], Waterfall]:
-    """Overlap and waterfall, from one reading of each trace."""
-    from ddp_prof.analyze.collectives.run_analysis import merge_traces, reduce_trace
-    from ddp_prof.analyze.core.attribution import find_rank_events
-    from ddp_prof.analyze.overlap.overlap import measure_ranks, merge_ranks
-    from ddp_prof.analyze.variants.contention import sample_kernels
-    from ddp_prof.analyze.variants.waterfall import measure_waterfall
-    from ddp_prof.manifest import manifest_path
-
-    parts: dict[Path, list[tuple[TraceOverlap, Run, list[KernelSamples]]]] = {}
-    for trace in selection.load(traces, with_shapes=True):
-        ranks = find_rank_events(
-            trace, step_pattern=selection.step_pattern, backward_pattern=selection.backward_pattern
-        )
-        part = measure_ranks(trace, ranks), reduce_trace(trace, ranks), [sample_kernels(trace, rank) for rank in ranks]
-        parts.setdefault(manifest_path(trace.path), []).append(part)
-    results = [merge_ranks([item for item, _, _ in run]) for run in parts.values()]
-    runs = [merge_traces([item for _, item, _ in run]) for run in parts.values()]
-    samples = [[kernels for _, _, item in run for kernels in item] for run in parts.values()]
-    return results, measure_waterfall(list(zip(runs, samples, strict=True)))
 
 
 def _draw(changes: Waterfall, page: Path | None, png: Path | None) -> None:

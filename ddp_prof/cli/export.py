@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options import Selection, selection_options, traces_argument
-from ddp_prof.cli.timeline import load_sources
+from ddp_prof.cli.options import load_options, traces_argument
+
+if TYPE_CHECKING:
+    from ddp_prof.runs import LoadOptions
 
 
 @click.command("export")
@@ -18,15 +21,16 @@ from ddp_prof.cli.timeline import load_sources
     type=click.Path(dir_okay=False, path_type=Path),
     help="The file to write; gzipped where it ends in .gz. Default: TRACE's name .perfetto.json.gz.",
 )
-@selection_options
-def command(traces: tuple[Path, ...], selection: Selection, output: Path | None) -> None:
+@load_options
+def command(traces: tuple[Path, ...], options: LoadOptions, output: Path | None) -> None:
     """A file for Perfetto (ui.perfetto.dev) and chrome://tracing, with overlap and exposed communication as counters.
 
     Several traces become processes of one file, their first steps lined up. Both viewers read the file on this machine.
     """
     from ddp_prof.present.perfetto.writer import write_perfetto
+    from ddp_prof.runs import load_runs, timeline_sources
 
-    sources = load_sources(traces, selection)
+    sources = timeline_sources(load_runs(traces, options))
     target = output or Path(f"{sources[0].title.replace('/', '-')}.perfetto.json.gz")
     if any(target.exists() and target.samefile(source.trace.path) for source in sources):
         raise click.BadParameter(f"{target} is the trace itself, choose another name", param_hint="--output")

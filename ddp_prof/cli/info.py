@@ -6,21 +6,22 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options import Selection, format_option, selection_options, traces_argument
+from ddp_prof.cli.options import format_option, load_options, traces_argument
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from ddp_prof.runs import LoadOptions
 
 
 @click.command("info")
 @traces_argument
 @format_option
-@selection_options
-def command(traces: tuple[Path, ...], selection: Selection, form: str) -> None:
+@load_options
+def command(traces: tuple[Path, ...], options: LoadOptions, form: str) -> None:
     """What a trace holds, and what is missing for which question."""
-    from ddp_prof.analyze.core.inventory import take_inventory
     from ddp_prof.present.tables.info import info_view
     from ddp_prof.present.tables.render import show
+    from ddp_prof.runs import load_runs
 
-    inventories = [take_inventory(trace, step_pattern=selection.step_pattern) for trace in selection.load(traces)]
-    show(form, [info_view(inventory) for inventory in inventories])
+    show(form, [info_view(file) for run in load_runs(traces, options) for file in run.inventory()])

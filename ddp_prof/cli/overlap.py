@@ -6,23 +6,26 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options import Selection, format_option, selection_options, traces_argument
+from ddp_prof.cli.options import format_option, load_options, traces_argument
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from ddp_prof.runs import LoadOptions
 
 
 @click.command("overlap")
 @traces_argument
 @click.option("--steps", is_flag=True, help="A row a step instead of a row a rank.")
 @format_option
-@selection_options
-def command(traces: tuple[Path, ...], selection: Selection, steps: bool, form: str) -> None:
+@load_options
+def command(traces: tuple[Path, ...], options: LoadOptions, steps: bool, form: str) -> None:
     """How much communication hides behind compute, per rank and step.
 
     TRACE is a SQLite export of Nsight Systems or a trace of torch.profiler (.json, .json.gz).
     """
     from ddp_prof.present.tables.overlap import overlap_view
     from ddp_prof.present.tables.render import show
+    from ddp_prof.runs import load_runs
 
-    show(form, [overlap_view(result, by_step=steps) for result in selection.measure(traces)])
+    show(form, [overlap_view(run.overlap(), by_step=steps) for run in load_runs(traces, options)])

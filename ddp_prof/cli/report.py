@@ -2,57 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options import Selection, selection_options, traces_argument
-from ddp_prof.cli.timeline import load_sources
+from ddp_prof.cli.options import load_options, traces_argument
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ddp_prof.analyze.variants.waterfall import Waterfall
-    from ddp_prof.present.html.report import Run
-    from ddp_prof.present.timeline.model import Source
-
-
-def gather_runs(sources: Sequence[Source]) -> list[Run]:
-    """The runs that traces belong to, measured; the ranks of one run may lie in several files."""
-    from ddp_prof.analyze.collectives.findings import explain_run
-    from ddp_prof.analyze.collectives.run_analysis import merge_traces, reduce_trace
-    from ddp_prof.analyze.collectives.step_view import typical_step, view_step
-    from ddp_prof.analyze.overlap.comparison import compare_variants
-    from ddp_prof.analyze.overlap.overlap import measure_ranks, merge_ranks
-    from ddp_prof.manifest import SUFFIX, manifest_path
-    from ddp_prof.present.html.report import Run
-
-    runs: dict[Path, list[Source]] = {}
-    for source in sources:
-        runs.setdefault(manifest_path(source.trace.path), []).append(source)
-    results = [merge_ranks([measure_ranks(source.trace, source.ranks) for source in own]) for own in runs.values()]
-    found = []
-    for (path, own), result, summary in zip(runs.items(), results, compare_variants(results), strict=True):
-        findings = explain_run(merge_traces([reduce_trace(source.trace, source.ranks) for source in own]))
-        step = typical_step(findings.run.ranks)
-        views = {} if step is None else {step: view_step(findings.run.ranks, step)}
-        name = path.name.removesuffix(SUFFIX)
-        found.append(Run(name, result, tuple(own), findings, summary, views, step))
-    return found
-
-
-def compare_runs(runs: Sequence[Run]) -> Waterfall:
-    """What each run changed of the one before."""
-    from ddp_prof.analyze.variants.contention import sample_kernels
-    from ddp_prof.analyze.variants.waterfall import measure_waterfall
-
-    return measure_waterfall(
-        [
-            (run.findings.run, [sample_kernels(source.trace, rank) for source in run.sources for rank in source.ranks])
-            for run in runs
-        ]
-    )
+    from ddp_prof.runs import LoadOptions
 
 
 @click.command("report")
@@ -66,17 +27,35 @@ def compare_runs(runs: Sequence[Run]) -> Waterfall:
     type=click.Path(file_okay=False, path_type=Path),
     help="The folder to write.",
 )
-@selection_options
-def command(traces: tuple[Path, ...], selection: Selection, folder: Path) -> None:
+@load_options
+def command(traces: tuple[Path, ...], options: LoadOptions, folder: Path) -> None:
     """One page to read on a set of runs: comparison, why communication is exposed, timelines, what is not known.
 
     A folder stands for the traces in it. Pictures need Chromium; without it the pages are written all the same.
     """
-    from ddp_prof.manifest import in_story_order
-    from ddp_prof.present.html.report import write_report
+    from ddp_prof.analyze.collectives.root_cause import explain_run
+    from ddp_prof.analyze.collectives.step_view import typical_step, view_step
+    from ddp_prof.analyze.overlap.comparison import compare_variants
+    from ddp_prof.manifest import in_variant_order
+    from ddp_prof.present.html.report import ReportRun, write_report
+    from ddp_prof.runs import compare_steps, load_runs, timeline_sources
 
-    sources = load_sources(traces, selection, with_shapes=True)
-    runs = in_story_order(gather_runs(sources), lambda run: run.manifest)
-    for problem in write_report(runs, folder, compare_runs(runs), backward_pattern=selection.backward_pattern):
+    runs = load_runs(traces, replace(options, with_shapes=True, keep_events=True))
+    runs = in_variant_order(runs, lambda run: run.manifest)
+    sources = iter(timeline_sources(runs))
+    summaries = compare_variants([run.overlap() for run in runs])
+    shown = [
+        ReportRun(
+            name=run.name,
+            result=run.overlap(),
+            sources=tuple(islice(sources, len(run.files))),
+            explanation=explain_run(run.analysis()),
+            summary=summary,
+            typical_step=typical_step(run.analysis().ranks),
+            view_step=partial(view_step, run.analysis()),
+        )
+        for run, summary in zip(runs, summaries, strict=True)
+    ]
+    for problem in write_report(shown, folder, compare_steps(runs)):
         click.echo(f"note: {problem}", err=True)
     click.echo(folder / "index.html")

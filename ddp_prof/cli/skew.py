@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options import Selection, format_option, one_run_option, selection_options, traces_argument
+from ddp_prof.cli.options import format_option, load_options, one_run_option, traces_argument
+
+if TYPE_CHECKING:
+    from ddp_prof.runs import LoadOptions
 
 
 @click.command("skew")
@@ -15,30 +19,28 @@ from ddp_prof.cli.options import Selection, format_option, one_run_option, selec
 @click.option("--png", type=click.Path(path_type=Path), help="Write the picture, too; needs Chromium.")
 @one_run_option
 @format_option
-@selection_options
-def command(
-    traces: tuple[Path, ...], selection: Selection, page: Path | None, png: Path | None, one_run: bool, form: str
-) -> None:
+@load_options
+def command(traces: tuple[Path, ...], options: LoadOptions, page: Path | None, png: Path | None, form: str) -> None:
     """Which rank arrives last at the collectives, how often, by how much, and what it costs.
 
     Give the traces of all ranks of a run; files of their own are brought to one clock. Ranks may be missing.
     """
-    from ddp_prof.analyze.collectives.straggler import measure_skew
     from ddp_prof.present.headlines import skew_headline
     from ddp_prof.present.tables.render import show
     from ddp_prof.present.tables.straggler import skew_view
+    from ddp_prof.runs import load_runs
 
-    runs = selection.runs(traces, one_run=one_run)
-    skews = [measure_skew(run.ranks, run.warnings) for run in runs]
-    show(form, [skew_view(run, skew) for run, skew in zip(runs, skews, strict=True)])
+    runs = load_runs(traces, options)
+    if (page or png) and len(runs) > 1:
+        raise click.UsageError("--html and --png draw one run: give the traces of a single one")
+    skews = [run.skew() for run in runs]
+    show(form, [skew_view(run.analysis(), skew) for run, skew in zip(runs, skews, strict=True)])
     if page or png:
-        if len(runs) > 1:
-            raise click.UsageError("--html and --png draw one run: give the traces of a single one")
         from ddp_prof.present.charts.static_images import write_pictures
         from ddp_prof.present.charts.straggler import draw_skew
         from ddp_prof.present.html.page import write_figure_page
 
-        figure = draw_skew(runs[0], skews[0])
+        figure = draw_skew(runs[0].analysis(), skews[0])
         if page:
             write_figure_page(figure, page, title=skew_headline(skews[0]).claim)
         if png:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options import Selection, selection_options, traces_argument
+from ddp_prof.cli.options import load_options, traces_argument
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ddp_prof.present.timeline.model import Source
+    from ddp_prof.runs import LoadOptions
 
 _MOST_STEPS = 1_000_000
 
@@ -34,37 +31,16 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str | 
     return numbers
 
 
-def load_sources(traces: Sequence[Path], selection: Selection, *, with_shapes: bool = False) -> list[Source]:
-    """Each trace with what its ranks did; of several with one title, the rank is part of it."""
-    from ddp_prof.analyze.core.attribution import find_rank_events
-    from ddp_prof.manifest import label_of
-    from ddp_prof.present.timeline.model import Source
-
-    sources = []
-    for trace in selection.load(traces, with_shapes=with_shapes):
-        rank_events = find_rank_events(
-            trace, step_pattern=selection.step_pattern, backward_pattern=selection.backward_pattern
-        )
-        sources.append(Source(label_of(trace.path, trace.manifest), trace, rank_events))
-    times = Counter(source.title for source in sources)
-    return [source._replace(title=_title(source)) if times[source.title] > 1 else source for source in sources]
-
-
-def _title(source: Source) -> str:
-    rank = next((events.rank for events in source.ranks if events.rank is not None), None)
-    return f"{source.title} ({source.trace.path.name})" if rank is None else f"{source.title}, rank {rank}"
-
-
 @click.command("timeline")
 @traces_argument
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The page to write. Default: TRACE's name .html.")
 @click.option("--png", type=click.Path(path_type=Path), help="Write a picture, too; needs Chromium.")
 @click.option("--svg", type=click.Path(path_type=Path), help="Write a drawing, too; needs Chromium.")
 @click.option("--steps", metavar="N[-M]", callback=_numbers, help="Steps to show. Default: all.")
-@selection_options
+@load_options
 def command(
     traces: tuple[Path, ...],
-    selection: Selection,
+    options: LoadOptions,
     output: Path | None,
     png: Path | None,
     svg: Path | None,
@@ -78,14 +54,15 @@ def command(
     from ddp_prof.present.timeline.build import MAX_BOXES, build_timeline, steady_steps
     from ddp_prof.present.timeline.figure import draw_timeline
     from ddp_prof.present.timeline.page import write_timeline_page
+    from ddp_prof.runs import load_runs, timeline_sources
 
-    sources = load_sources(traces, selection)
-    model = build_timeline(sources, steps=steps, backward_pattern=selection.backward_pattern)
+    sources = timeline_sources(load_runs(traces, options))
+    model = build_timeline(sources, steps=steps)
     page = output or Path(f"{sources[0].title.replace('/', '-')}.html")
     write_timeline_page(model, page)
     click.echo(page)
     if pictures := [path for path in (png, svg) if path]:
         shown = steps or steady_steps([events for source in sources for events in source.ranks])
-        part = build_timeline(sources, steps=shown, max_boxes=MAX_BOXES, backward_pattern=selection.backward_pattern)
+        part = build_timeline(sources, steps=shown, max_boxes=MAX_BOXES)
         write_pictures([(draw_timeline(part), path) for path in pictures])
         click.echo("\n".join(map(str, pictures)))

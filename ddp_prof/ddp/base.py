@@ -23,14 +23,14 @@ import torch
 import torch.distributed as dist
 
 from ddp_prof.ddp import annotate
-from ddp_prof.ddp.buckets import ParameterSize
-from ddp_prof.ddp.reducer import Reducer
+from ddp_prof.ddp.engine.buckets import ParameterSize
+from ddp_prof.ddp.engine.reducer import Reducer
 from ddp_prof.errors import CommunicationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ddp_prof.ddp.buckets import Assignment
+    from ddp_prof.ddp.engine.buckets import Assignment
 
 
 class DataParallel(torch.nn.Module, ABC):

@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddp_prof.ddp.base import ReducingVariant
-from ddp_prof.ddp.buckets import MB, assign_buckets
+from ddp_prof.ddp.engine.buckets import MB, assign_buckets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
-    from ddp_prof.ddp.buckets import Assignment, ParameterSize
+    from ddp_prof.ddp.engine.buckets import Assignment, ParameterSize
 
 
 class BucketedDDP(ReducingVariant):

@@ -18,12 +18,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from ddp_prof.ddp.base import ReducingVariant
-from ddp_prof.ddp.buckets import assign_buckets
+from ddp_prof.ddp.engine.buckets import assign_buckets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddp_prof.ddp.buckets import Assignment, ParameterSize
+    from ddp_prof.ddp.engine.buckets import Assignment, ParameterSize
 
 
 class FlatDDP(ReducingVariant):

@@ -6,7 +6,8 @@
 
 forward      computes the loss.
 backward     computes all gradients; no hook, no communication.
-synchronize  last parameter first: divide the gradient where it lies, all-reduce it, wait; then the next.
+synchronize  last parameter first: copy the gradient, divided, into a buffer, all-reduce that, wait; then the next.
+             The gradient stays a view of the buffer: nothing is copied back.
 optimizer    steps on the averaged gradients.
 
 Nothing overlaps, and each parameter pays the latency of a collective of its own.
@@ -17,12 +18,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from ddp_prof.ddp.base import ReducingVariant
-from ddp_prof.ddp.buckets import assign_each
+from ddp_prof.ddp.engine.buckets import assign_each
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddp_prof.ddp.buckets import Assignment, ParameterSize
+    from ddp_prof.ddp.engine.buckets import Assignment, ParameterSize
 
 
 class NaiveDDP(ReducingVariant):

@@ -5,9 +5,10 @@
     all-reduce                [p9] [p8] [p7] ... [p1][p0]|
 
 forward      computes the loss.
-backward     the hook of each parameter: divide the gradient where it lies, launch its all-reduce, return at once.
+backward     the hook of each parameter: copy the gradient, divided, into a buffer, launch its all-reduce, return.
              The launches keep the order last parameter first; a gradient that comes early waits for its turn.
 synchronize  launch what no hook brought (unused parameters: zeros), then wait for all that is in flight.
+             The gradients stay views of the buffers: nothing is copied back.
 optimizer    steps on the averaged gradients.
 
 What is exposed is the tail after backward; each parameter still pays the latency of a collective of its own.
@@ -18,12 +19,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddp_prof.ddp.base import ReducingVariant
-from ddp_prof.ddp.buckets import assign_each
+from ddp_prof.ddp.engine.buckets import assign_each
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddp_prof.ddp.buckets import Assignment, ParameterSize
+    from ddp_prof.ddp.engine.buckets import Assignment, ParameterSize
 
 
 class OverlapDDP(ReducingVariant):

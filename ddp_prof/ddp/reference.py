@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_prof.ddp import annotate
 from ddp_prof.ddp.base import DataParallel
-from ddp_prof.ddp.collective import communication_error, communication_errors
+from ddp_prof.ddp.engine.collective import communication_error, communication_errors
 
 if TYPE_CHECKING:
     from ddp_prof.ddp.annotate import OpenRange

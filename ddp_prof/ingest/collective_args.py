@@ -1,7 +1,7 @@
-"""The arguments of collectives, as far as profilers note them.
+"""The metadata of collectives (operation, bytes, communicator), as far as profilers note it.
 
-Kineto writes them on a kernel's event (PyTorch 2.2 and later). NCCL (2.16 and later) hands them to NVTX; Nsight Systems
-exports them as ``jsonText`` where it is asked to (``--include-json=true``).
+Kineto writes it on a kernel's event (PyTorch 2.2 and later). NCCL (2.16 and later) hands it to NVTX; Nsight Systems
+exports it as ``jsonText`` where it is asked to (``--include-json=true``).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ddp_prof.ingest.string_table import NameTable
 from ddp_prof.trace import UNKNOWN, Category, CollectiveMetadata
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ _WHOLE_MESSAGE = re.compile(r"nccl(?:AllReduce|Broadcast|Bcast|Reduce)$")
 """NCCL's calls whose size is the whole message; of the others it notes one rank's share."""
 
 
-class CollectiveArguments(NamedTuple):
+class CollectiveRow(NamedTuple):
     """One row of :class:`~ddp_prof.trace.CollectiveMetadata`, names still as text."""
 
     activity: int
@@ -51,16 +52,16 @@ class NcclRange(NamedTuple):
     payload: str
 
 
-def arguments_table(rows: Sequence[CollectiveArguments], names: Any) -> CollectiveMetadata:
+def collective_metadata(rows: Sequence[CollectiveRow], names: NameTable) -> CollectiveMetadata:
     """The rows as columns.
 
     Args:
         rows: One a collective.
-        names: Something with ``intern``, such as a ``NameTable``.
+        names: Takes in the names of operations and communicators.
     """
 
     def interned(text: str | None) -> int:
-        return UNKNOWN if text is None else int(names.intern(text))
+        return UNKNOWN if text is None else names.intern(text)
 
     columns = (
         [row.activity for row in rows],
@@ -86,7 +87,7 @@ def message_bytes(elements: Iterable[object], element_type: object) -> int:
     return max(counts) * size if counts and size else UNKNOWN
 
 
-def add_nccl_arguments(trace: Trace, ranges: Sequence[NcclRange]) -> Trace:
+def add_nccl_metadata(trace: Trace, ranges: Sequence[NcclRange]) -> Trace:
     """Give each collective the payload of the last NCCL range that its own thread had opened before the launch.
 
     The launch itself may lie in the ``ncclGroupEnd`` that follows; of several collectives that one kernel carries out
@@ -108,12 +109,11 @@ def add_nccl_arguments(trace: Trace, ranges: Sequence[NcclRange]) -> Trace:
             for activity, index in zip(asked[own].tolist(), before.tolist(), strict=True)
             if index >= 0
         ]
-    names = _Names(trace.names)
-    table = arguments_table(rows, names)
-    return replace(trace, arguments=table, names=tuple(names.texts))
+    names = NameTable(trace.names)
+    return replace(trace, arguments=collective_metadata(rows, names), names=names.as_tuple())
 
 
-def _from_payload(activity: int, nccl_range: NcclRange) -> CollectiveArguments:
+def _from_payload(activity: int, nccl_range: NcclRange) -> CollectiveRow:
     try:
         fields = dict(_fields(json.loads(nccl_range.payload)))
     except ValueError:
@@ -121,7 +121,7 @@ def _from_payload(activity: int, nccl_range: NcclRange) -> CollectiveArguments:
     size = fields.get("message size [bytes]")
     group = fields.get("nccl communicator id")
     is_whole = isinstance(size, int) and _WHOLE_MESSAGE.match(nccl_range.name)
-    return CollectiveArguments(
+    return CollectiveRow(
         activity,
         op=nccl_range.name,
         bytes=size if is_whole and isinstance(size, int) else UNKNOWN,
@@ -140,17 +140,3 @@ def _fields(document: Any) -> Iterable[tuple[str, Any]]:
     elif isinstance(document, list):
         for entry in document:
             yield from _fields(entry)
-
-
-class _Names:
-    """The string table of a trace, growing."""
-
-    def __init__(self, texts: Iterable[str]) -> None:
-        self._index = {text: index for index, text in enumerate(texts)}
-
-    @property
-    def texts(self) -> Iterable[str]:
-        return self._index
-
-    def intern(self, text: str) -> int:
-        return self._index.setdefault(text, len(self._index))

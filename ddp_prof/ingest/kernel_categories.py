@@ -1,7 +1,8 @@
 """What an activity was for: the device's table says first, the kernel's name last.
 
 A copy or a memory set is MEMORY and a graph launch OTHER whatever it is called. Only a kernel is classified by its
-name, by the first row of :data:`COMMUNICATION_KERNELS` that is found in it. Stream and thread names never count.
+name, by the first row of :data:`COMMUNICATION_KERNELS` that is found in it; a kernel without a name is UNKNOWN.
+Stream and thread names never count.
 """
 
 from __future__ import annotations
@@ -9,10 +10,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from ddp_prof.trace import Category
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+
+    from ddp_prof.trace import Ints
 
 
 class KernelFamily(NamedTuple):
@@ -60,6 +65,10 @@ class KernelClassifier:
     def __init__(self, extra_patterns: Iterable[str] = ()) -> None:
         patterns = [*(family.pattern for family in COMMUNICATION_KERNELS), *extra_patterns]
         self._communication = re.compile("|".join(f"(?:{pattern})" for pattern in patterns), re.IGNORECASE)
+
+    def categories(self, names: Sequence[str]) -> Ints:
+        """The category of a kernel by the index of its name; UNKNOWN at the last position, which is index -1."""
+        return np.array([*(self.category(name) for name in names), Category.UNKNOWN], np.int64)
 
     def category(self, name: str) -> Category:
         """COMMUNICATION where the name is known to communicate, else COMPUTE."""

@@ -10,17 +10,24 @@ import gzip
 import zlib
 from collections import defaultdict
 from decimal import Decimal
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from ddp_prof.errors import TraceError
-from ddp_prof.ingest.collective_args import CollectiveArguments, arguments_table, message_bytes
+from ddp_prof.ingest.collective_args import CollectiveRow, collective_metadata, message_bytes
+from ddp_prof.ingest.enrich import (
+    SIZES,
+    UNNAMED_KERNEL,
+    UNNAMED_RANGE,
+    add_launch_shapes,
+    enrich,
+    name_ranks,
+    report_unresolved_names,
+)
 from ddp_prof.ingest.kernel_categories import KernelClassifier
-from ddp_prof.ingest.launch_shapes import SIZES, add_launch_shapes
-from ddp_prof.ingest.ranks import ranks_of, world_size_of
 from ddp_prof.ingest.string_table import NameTable
 from ddp_prof.manifest import load_manifest, manifest_path
 from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind, Overhead, Spans, Trace, concatenate
@@ -39,7 +46,7 @@ _RANGE = "user_annotation"
 _SAFE_US = 2.0**43  # below it a float64 of microseconds still tells nanoseconds apart
 
 
-class _Arguments(msgspec.Struct, gc=False):
+class _EventArgs(msgspec.Struct, gc=False):
     name: Any = None
     device: Any = None
     stream: Any = None
@@ -64,7 +71,7 @@ class _Event(msgspec.Struct, gc=False):
     tid: Any = 0
     ts: int | float = 0
     dur: int | float = 0
-    args: _Arguments | None = None
+    args: _EventArgs | None = None
 
 
 class _ExactEvent(_Event, gc=False):
@@ -125,14 +132,15 @@ def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = (), with_sha
         calls=_calls(_several(by_category, _CALLS)),
         threads=_threads(document.traceEvents),
         overhead=Overhead(*_times(by_category["overhead"])),
-        ranks={PROCESS: rank} if isinstance(rank, int) else ranks_of(spans, names),
-        arguments=_arguments(by_category[_KERNEL], names),
-        world_size=world if isinstance(world, int) else world_size_of(names),
+        ranks={PROCESS: rank} if isinstance(rank, int) else {},
+        arguments=_collective_metadata(by_category[_KERNEL], names),
+        world_size=world if isinstance(world, int) else None,
         names=names.as_tuple(),
         epoch_ns=document.baseTimeNanoseconds,
         manifest=load_manifest(manifest_path(path)),
     )
-    return add_launch_shapes(trace, _sizes(by_category[_KERNEL])) if with_shapes else trace
+    shapes = [partial(add_launch_shapes, sizes=_sizes(by_category[_KERNEL]))] if with_shapes else []
+    return enrich(trace, [report_unresolved_names, name_ranks, *shapes])
 
 
 def _bytes(path: Path) -> bytes:
@@ -179,14 +187,15 @@ def _nanoseconds(microseconds: Sequence[float | Decimal]) -> Ints:
 def _activities(
     events: Sequence[_Event], names: NameTable, kind: Kind, classifier: KernelClassifier | None = None
 ) -> Activities:
-    name_id = _interned(events, names)
     if classifier:
-        by_name = np.array([classifier.category(name) for name in names.as_tuple()] + [UNKNOWN], np.int64)
-        category = by_name[name_id]
+        name_id = _interned(events, names)
+        category = classifier.categories(names.as_tuple())[name_id]
+        name_id = names.name_the_unknown(name_id, UNNAMED_KERNEL)
     else:
+        name_id = _interned(events, names, unnamed=kind.name.lower())
         category = np.full(len(events), Category.MEMORY, np.int64)
     times = _times(events)
-    arguments = [event.args or _Arguments() for event in events]
+    arguments = [event.args or _EventArgs() for event in events]
     return Activities(
         start_ns=times.start_ns,
         end_ns=times.end_ns,
@@ -210,7 +219,7 @@ def _sizes(kernels: Sequence[_Event]) -> list[Ints]:
         is_shape = isinstance(found, list) and len(found) == 3 and all(isinstance(value, int) for value in found)
         return tuple(found) if is_shape else (UNKNOWN,) * 3
 
-    noted = [event.args or _Arguments() for event in kernels]
+    noted = [event.args or _EventArgs() for event in kernels]
     rows = [decoded(bytes(arguments.grid)) + decoded(bytes(arguments.block)) for arguments in noted]
     return list(np.array(rows, np.int64).reshape(len(rows), len(SIZES)).T)
 
@@ -223,9 +232,10 @@ def _spans(events: Sequence[_Event], names: NameTable) -> Spans:
         end_ns=times.end_ns,
         process=np.full(rows, PROCESS, np.int64),
         lane=_integers(event.tid for event in events),
-        name_id=_interned(events, names),
+        name_id=_interned(events, names, unnamed=UNNAMED_RANGE),
         domain_id=np.full(rows, UNKNOWN, np.int64),
         is_start_end=np.zeros(rows, np.int64),
+        is_open=np.zeros(rows, np.int64),
     )
 
 
@@ -234,14 +244,14 @@ def _calls(events: Sequence[_Event]) -> Calls:
         start_ns=_times(events).start_ns,
         process=np.full(len(events), PROCESS, np.int64),
         lane=_integers(event.tid for event in events),
-        correlation=_integers((event.args or _Arguments()).correlation for event in events),
+        correlation=_integers((event.args or _EventArgs()).correlation for event in events),
     )
 
 
-def _arguments(kernels: Sequence[_Event], names: NameTable) -> CollectiveMetadata:
+def _collective_metadata(kernels: Sequence[_Event], names: NameTable) -> CollectiveMetadata:
     """Those of the collectives among the kernels, which are the first of the activities."""
     rows = [
-        CollectiveArguments(
+        CollectiveRow(
             activity,
             op=str(noted.collective),
             bytes=message_bytes((noted.elements_in, noted.elements_out), noted.element_type),
@@ -252,11 +262,13 @@ def _arguments(kernels: Sequence[_Event], names: NameTable) -> CollectiveMetadat
         for activity, event in enumerate(kernels)
         if (noted := event.args) is not None and noted.collective is not None
     ]
-    return arguments_table(rows, names)
+    return collective_metadata(rows, names)
 
 
-def _interned(events: Sequence[_Event], names: NameTable) -> Ints:
-    return np.array([names.intern(str(event.name)) for event in events], np.int64)
+def _interned(events: Sequence[_Event], names: NameTable, unnamed: str = "") -> Ints:
+    """Indices of the events' names; what has none is called ``unnamed``, and is ``UNKNOWN`` where that is empty."""
+    found = (event.name if isinstance(event.name, str) and event.name else unnamed for event in events)
+    return np.array([names.intern(name) if name else UNKNOWN for name in found], np.int64)
 
 
 def _integers(values: Any) -> Ints:

@@ -1,23 +1,83 @@
-"""Palette at the first bytes of a file and pick its reader."""
+"""The formats that can be read, and the choice of a reader by a file's first bytes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import stat
+import zlib
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddp_prof.errors import TraceError
-from ddp_prof.manifest import in_story_order, load_manifest, manifest_path
+from ddp_prof.manifest import in_variant_order, load_manifest, manifest_path
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from ddp_prof.trace import Trace
 
-_SQLITE = b"SQLite format 3\0"
-_REPORT = b"Profiler Report"
+_HEAD_BYTES = 1 << 20
 _GZIP = b"\x1f\x8b"
-_REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
-_SUFFIXES = (".sqlite", ".json", ".json.gz", *_REPORT_SUFFIXES)
+_KINETO_KEYS = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"')
+
+
+class Reader(NamedTuple):
+    """One format.
+
+    Attributes:
+        source: What :attr:`~ddp_prof.trace.Trace.source` says, a key of ``SOURCE_NAMES``.
+        suffixes: How its files are named.
+        is_common_suffix: Files of other kinds are named so, too; in a folder they are passed over.
+        recognises: Whether the first bytes of a file are of this format.
+        load: The function that reads it, as ``module:function``; imported when it is needed.
+    """
+
+    source: str
+    suffixes: tuple[str, ...]
+    is_common_suffix: bool
+    recognises: Callable[[bytes], bool]
+    load: str
+
+
+def _is_kineto(head: bytes) -> bool:
+    """An object with one of Kineto's keys, or the bare list of events that Chrome's format allows."""
+    text = (_unzipped(head) if head.startswith(_GZIP) else head).lstrip()
+    return (
+        any(key in text for key in _KINETO_KEYS) if text.startswith(b"{") else text.startswith(b"[") and b'"ph"' in text
+    )
+
+
+def _unzipped(head: bytes) -> bytes:
+    try:
+        return zlib.decompressobj(31).decompress(head, _HEAD_BYTES)
+    except zlib.error:
+        return b""
+
+
+READERS = (
+    Reader(
+        "nsys-sqlite",
+        (".sqlite",),
+        is_common_suffix=False,
+        recognises=lambda head: head.startswith(b"SQLite format 3\0"),
+        load="ddp_prof.ingest.nsys_sqlite:load_nsys_sqlite",
+    ),
+    Reader(
+        "nsys-report",
+        (".nsys-rep", ".qdrep"),
+        is_common_suffix=False,
+        recognises=lambda head: b"Profiler Report" in head[:4096],
+        load="ddp_prof.ingest.nsys_report:load_nsys_report",
+    ),
+    Reader(
+        "kineto",
+        (".json", ".json.gz"),
+        is_common_suffix=True,
+        recognises=_is_kineto,
+        load="ddp_prof.ingest.kineto_json:load_kineto_json",
+    ),
+)
+"""All formats. A new one is a row here, its shown name in ``trace.SOURCE_NAMES``, and a module that reads it."""
 
 
 def load_trace(path: Path, *, extra_patterns: Sequence[str] = (), with_shapes: bool = False) -> Trace:
@@ -32,18 +92,12 @@ def load_trace(path: Path, *, extra_patterns: Sequence[str] = (), with_shapes: b
         TraceError: The file cannot be read as a trace.
     """
     head = _head(path)
-    if head.startswith(_SQLITE):
-        from ddp_prof.ingest.nsys_sqlite import load_nsys_sqlite
-
-        return load_nsys_sqlite(path, extra_patterns=extra_patterns, with_shapes=with_shapes)
-    if head.startswith(_GZIP) or head.lstrip()[:1] in (b"{", b"["):
-        from ddp_prof.ingest.kineto_json import load_kineto_json
-
-        return load_kineto_json(path, extra_patterns=extra_patterns, with_shapes=with_shapes)
-    if _REPORT in head:
-        from ddp_prof.ingest.nsys_report import load_nsys_report
-
-        return load_nsys_report(path, extra_patterns=extra_patterns, with_shapes=with_shapes)
+    if not head:
+        raise TraceError(path, "an empty file", "capture or export it again")
+    for reader in READERS:
+        if reader.recognises(head):
+            load: Callable[..., Trace] = resolve_name(reader.load)
+            return load(path, extra_patterns=extra_patterns, with_shapes=with_shapes)
     raise TraceError(
         path,
         "neither a report or export of Nsight Systems nor a PyTorch profiler trace",
@@ -54,7 +108,7 @@ def load_trace(path: Path, *, extra_patterns: Sequence[str] = (), with_shapes: b
 def find_traces(path: Path) -> list[Path]:
     """The traces that a path stands for: the file itself, or those in a folder.
 
-    By name; where all of them are runs of ours, as their story goes.
+    By name; where all of them are runs of known variants, in the variants' order.
 
     A report whose export lies beside it is not named twice, JSON of other kinds is passed over.
 
@@ -63,26 +117,30 @@ def find_traces(path: Path) -> list[Path]:
     """
     if not path.is_dir():
         return [path]
-    files = sorted(item for item in path.iterdir() if item.is_file() and item.name.endswith(_SUFFIXES))
+    suffixes = [suffix for reader in READERS for suffix in reader.suffixes]
+    files = sorted(file for file in path.iterdir() if file.name.endswith(tuple(suffixes)) and file.is_file())
     exports = {file.stem for file in files if file.suffix == ".sqlite"}
-    traces = [
-        file
-        for file in files
-        if not (file.suffix in _REPORT_SUFFIXES and file.stem in exports)
-        and not (file.suffix == ".json" and b'"traceEvents"' not in file.read_bytes())
-    ]
+    traces = [file for file in files if _is_trace(file, exports)]
     if not traces:
-        raise TraceError(path, "a folder without traces", f"it should hold files named *{', *'.join(_SUFFIXES)}")
-    return in_story_order(traces, lambda trace: load_manifest(manifest_path(trace)))
+        raise TraceError(path, "a folder without traces", f"it should hold files named *{', *'.join(suffixes)}")
+    return in_variant_order(traces, lambda trace: load_manifest(manifest_path(trace)))
+
+
+def _is_trace(file: Path, exports: set[str]) -> bool:
+    """Whether a file of a folder is listed: by its name, and by its content where the name says too little."""
+    reader = next(reader for reader in READERS if file.name.endswith(reader.suffixes))
+    if reader.source == "nsys-report":
+        return file.stem not in exports
+    return not reader.is_common_suffix or reader.recognises(_head(file))
 
 
 def _head(path: Path) -> bytes:
+    """The first bytes of a regular file. Anything else is refused: to open a pipe would wait for its writer."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise TraceError(path, "not a regular file", "give the trace itself, saved as a file")
         with path.open("rb") as file:
-            head = file.read(4096)
+            return file.read(_HEAD_BYTES)
     except OSError as error:
-        way_out = "check the path" if not path.exists() else "give a file that can be read"
+        way_out = "check the path" if isinstance(error, FileNotFoundError) else "give a file that can be read"
         raise TraceError(path, error.strerror or str(error), way_out) from error
-    if not head:
-        raise TraceError(path, "an empty file", "capture or export it again")
-    return head

@@ -7,23 +7,32 @@ are packed as ``<hardware:8><machine:8><process:24><thread:24>``.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ddp_prof.errors import TraceError
-from ddp_prof.ingest.collective_args import NcclRange, add_nccl_arguments
-from ddp_prof.ingest.copy_engine import mark_copy_engine_collectives
+from ddp_prof.ingest.collective_args import NcclRange, add_nccl_metadata
+from ddp_prof.ingest.enrich import (
+    SIZES,
+    UNNAMED_KERNEL,
+    UNNAMED_RANGE,
+    add_launch_shapes,
+    close_open_ranges,
+    enrich,
+    mark_copy_engine_collectives,
+    name_ranks,
+    report_unresolved_names,
+)
 from ddp_prof.ingest.kernel_categories import KernelClassifier
-from ddp_prof.ingest.launch_shapes import SIZES, add_launch_shapes
-from ddp_prof.ingest.ranks import ranks_of, world_size_of
 from ddp_prof.ingest.sqlite_columns import SqliteFile, integer_array
-from ddp_prof.ingest.string_table import NameTable, NsysStrings
+from ddp_prof.ingest.string_table import NameTable, NsysStringIds
 from ddp_prof.manifest import load_manifest, manifest_path
 from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind, Overhead, Spans, Trace, empty
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from ddp_prof.trace import Ints
@@ -64,10 +73,12 @@ def load_nsys_sqlite(
         activity_columns = pool.submit(_activity_columns, file)
         range_rows = pool.submit(_range_rows, file)
         calls = pool.submit(_calls, file)
-        strings = NsysStrings(file.rows("SELECT id, value FROM StringIds") if file.has("StringIds") else [])
+        strings = NsysStringIds(file.rows("SELECT id, value FROM StringIds") if file.has("StringIds") else [])
         names = NameTable()
+        classifier = KernelClassifier(extra_patterns)
         spans = _spans(range_rows.result(), strings, names, _domains(file, strings))
-        activities = _activities(activity_columns.result(), strings, names, KernelClassifier(extra_patterns))
+        columns = activity_columns.result()
+        activities = _activities(columns, _kernel_names(file, columns, strings, names), names, classifier)
     trace = Trace(
         path=path,
         source="nsys-sqlite",
@@ -77,16 +88,22 @@ def load_nsys_sqlite(
         spans=spans,
         calls=calls.result(),
         threads=_threads(file, strings),
-        ranks=ranks_of(spans, names),
+        ranks={},
         overhead=_overhead(file),
-        world_size=world_size_of(names),
         epoch_ns=_session_start(file),
         manifest=load_manifest(manifest_path(run or path)),
     )
-    trace = mark_copy_engine_collectives(trace)
-    payloads = _nccl_payloads(file, strings) if any(name.startswith("nccl") for name in trace.names) else []
-    trace = add_nccl_arguments(trace, payloads) if payloads else trace
-    return add_launch_shapes(trace, _sizes(file)) if with_shapes else trace
+    steps: list[Callable[[Trace], Trace]] = [
+        report_unresolved_names,
+        close_open_ranges,
+        name_ranks,
+        mark_copy_engine_collectives,
+    ]
+    if any(name.startswith("nccl") for name in trace.names) and (payloads := _nccl_payloads(file, strings)):
+        steps.append(partial(add_nccl_metadata, ranges=payloads))
+    if with_shapes:
+        steps.append(partial(add_launch_shapes, sizes=_sizes(file)))
+    return enrich(trace, steps)
 
 
 def _require_export(file: SqliteFile) -> None:
@@ -118,16 +135,25 @@ def _activity_columns(file: SqliteFile) -> dict[str, Ints]:
     return found | {"name": found.pop(name)}
 
 
-def _activities(
-    columns: dict[str, Ints], strings: NsysStrings, names: NameTable, classifier: KernelClassifier
-) -> Activities:
-    kind, pid = columns["kind"], columns["globalPid"]
+def _kernel_names(file: SqliteFile, columns: dict[str, Ints], strings: NsysStringIds, names: NameTable) -> Ints:
+    """Names of the activities that are kernels, the first rows; ``UNKNOWN`` for kernels without any and for others."""
     name_id = strings.intern(columns["name"], names)
-    by_name = [classifier.category(name) for name in names.as_tuple()]
-    category = np.array([*by_name, Category.COMPUTE], np.int64)[name_id]
+    name_id[columns["kind"] != Kind.KERNEL] = UNKNOWN
+    for other in ("shortName", "mangledName"):
+        unnamed = np.flatnonzero((columns["kind"] == Kind.KERNEL) & (name_id == UNKNOWN))
+        if len(unnamed) and file.has(KERNELS, other):
+            (shorter,) = file.integers((other,), file.selection(KERNELS, (other,))).values()
+            name_id[unnamed] = strings.intern(shorter[unnamed], names)
+    return name_id
+
+
+def _activities(columns: dict[str, Ints], name_id: Ints, names: NameTable, classifier: KernelClassifier) -> Activities:
+    kind, pid = columns["kind"], columns["globalPid"]
+    category = classifier.categories(names.as_tuple())[name_id]
     for other, name in _UNNAMED.items():
         rows = kind == other
-        name_id[rows] = names.intern(name)
+        if rows.any():
+            name_id[rows] = names.intern(name)
         category[rows] = Category.OTHER if other is Kind.GRAPH else Category.MEMORY
     return Activities(
         start_ns=columns["start"],
@@ -135,7 +161,7 @@ def _activities(
         process=np.where(pid == UNKNOWN, UNKNOWN, _process(pid)),
         device=columns["deviceId"],
         lane=columns["streamId"],
-        name_id=name_id,
+        name_id=names.name_the_unknown(name_id, UNNAMED_KERNEL),
         kind=kind,
         category=category,
         correlation=columns["correlationId"],
@@ -166,29 +192,28 @@ def _range_rows(file: SqliteFile) -> Any:
     return file.query(query)
 
 
-def _spans(rows: Any, strings: NsysStrings, names: NameTable, domains: dict[tuple[int, int], str]) -> Spans:
+def _spans(rows: Any, strings: NsysStringIds, names: NameTable, domains: dict[tuple[int, int], str]) -> Spans:
     if rows is None or not rows.num_rows:
         return empty(Spans)
     column = {name: integer_array(rows.column(name)) for name in ("start", "end", "eventType", "globalTid", "textId")}
     start, end, tid = column["start"], column["end"], column["globalTid"]
-    # A range still open when recording stopped has no end (older exports: 0 or -1); it lasts as long as we know.
-    last = int(max(start.max(), end.max()))
-    end = np.where(end < start, last, end)
     inline = strings.intern_texts(rows.column("text"), names)
-    registered = strings.intern(column["textId"], names)
+    name_id = np.where(inline == UNKNOWN, strings.intern(column["textId"], names), inline)
     process = _process(tid)
     return Spans(
         start_ns=start,
-        end_ns=end,
+        end_ns=np.maximum(start, end),
         process=process,
         lane=_thread(tid),
-        name_id=np.where(inline == UNKNOWN, registered, inline),
+        name_id=names.name_the_unknown(name_id, UNNAMED_RANGE),
         domain_id=_domain_ids(process, integer_array(rows.column("domainId")), domains, names),
         is_start_end=(column["eventType"] == _START_END).astype(np.int64),
+        # Releases write NULL, 0 or -1 for an end that never came; a range made before recording may start below 0.
+        is_open=((end < start) | ((start < 0) & ((end == 0) | (end == UNKNOWN)))).astype(np.int64),
     )
 
 
-def _nccl_payloads(file: SqliteFile, strings: NsysStrings) -> list[NcclRange]:
+def _nccl_payloads(file: SqliteFile, strings: NsysStringIds) -> list[NcclRange]:
     """NCCL's ranges with their arguments; none where the export was made without ``--include-json``.
 
     The JSON is in the row, or among the strings.
@@ -210,12 +235,12 @@ def _nccl_payloads(file: SqliteFile, strings: NsysStrings) -> list[NcclRange]:
     return [value for value in found if value.name.startswith("nccl")]
 
 
-def _domains(file: SqliteFile, strings: NsysStrings) -> dict[tuple[int, int], str]:
+def _domains(file: SqliteFile, strings: NsysStringIds) -> dict[tuple[int, int], str]:
     """Domain names by (process, domain id): the ids count per process."""
     if not file.has(NVTX, "domainId"):
         return {}
     text_id = "textId" if file.has(NVTX, "textId") else "NULL"
-    query = f"SELECT globalTid, domainId, text, {text_id} FROM {NVTX} WHERE eventType = {_DOMAIN_CREATE}"
+    query = f"SELECT globalTid, domainId, text, {text_id} FROM {NVTX} WHERE eventType = {_DOMAIN_CREATE} ORDER BY start"
     rows = file.rows(query)
     return {((tid or 0) >> 24 & 0xFFFFFF, domain): text or strings.text(text_id) for tid, domain, text, text_id in rows}
 
@@ -227,10 +252,13 @@ def _domain_ids(process: Ints, domain: Ints, domains: dict[tuple[int, int], str]
     return result
 
 
-def _threads(file: SqliteFile, strings: NsysStrings) -> dict[tuple[int, int], str]:
+def _threads(file: SqliteFile, strings: NsysStringIds) -> dict[tuple[int, int], str]:
     if not file.has("ThreadNames", "nameId", "globalTid"):
         return {}
-    rows = file.rows("SELECT globalTid, nameId FROM ThreadNames WHERE globalTid IS NOT NULL")
+    priority = "priority" if file.has("ThreadNames", "priority") else "0"  # a thread renamed has several names
+    rows = file.rows(
+        f"SELECT globalTid, nameId FROM ThreadNames WHERE globalTid IS NOT NULL ORDER BY {priority}, nameId"
+    )
     return {(tid >> 24 & 0xFFFFFF, tid & 0xFFFFFF): strings.text(name) for tid, name in rows}
 
 
@@ -251,5 +279,5 @@ def _producer(file: SqliteFile) -> str | None:
 
 def _session_start(file: SqliteFile) -> int | None:
     table = "TARGET_INFO_SESSION_START_TIME"
-    found = file.rows(f"SELECT utcEpochNs FROM {table}") if file.has(table, "utcEpochNs") else []
+    found = file.rows(f"SELECT min(utcEpochNs) FROM {table}") if file.has(table, "utcEpochNs") else []
     return int(found[0][0]) if found and found[0][0] is not None else None

@@ -1,4 +1,4 @@
-"""The string table of a trace, and the way from the ids of a file to its indices."""
+"""Two tables of strings: that of a trace, which grows while it is read, and ``StringIds`` of an nsys export."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ddp_prof.ingest.sqlite_columns import integer_array
 from ddp_prof.trace import UNKNOWN
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from ddp_prof.trace import Ints
 
 
 class NameTable:
-    """Each string once, numbered in the order of arrival.
+    """The names of a trace: each string once, numbered in the order of arrival; becomes ``Trace.names``.
 
     Args:
         names: Strings to begin with, each once.
@@ -29,29 +29,37 @@ class NameTable:
         """The number of a string, a new one where it is new."""
         return self._index.setdefault(name, len(self._index))
 
+    def name_the_unknown(self, name_id: Ints, name: str) -> Ints:
+        """The same indices, with that of ``name`` in the place of ``UNKNOWN``."""
+        is_unknown = name_id == UNKNOWN
+        return np.where(is_unknown, self.intern(name), name_id) if is_unknown.any() else name_id
+
     def as_tuple(self) -> tuple[str, ...]:
         """All strings by number."""
         return tuple(self._index)
 
 
-class NsysStrings:
-    """The ``StringIds`` table of an export.
+class NsysStringIds:
+    """The table ``StringIds`` of an export: strings by the ids that its other tables refer to.
 
     Args:
         rows: (id, value) of each string.
     """
 
-    def __init__(self, rows: Sequence[tuple[int, str]]) -> None:
-        self._values = dict(rows)
+    def __init__(self, rows: Iterable[tuple[object, object]]) -> None:
+        self._values = {key: value for key, value in rows if isinstance(value, str) and value}
 
     def text(self, string_id: int | None) -> str:
         """The string, empty where the id is absent or unknown."""
         return self._values.get(string_id, "") if string_id is not None else ""
 
     def intern(self, string_ids: Ints, names: NameTable) -> Ints:
-        """Indices into ``names`` for a column of string ids; ``UNKNOWN`` stays, strings not used stay out."""
+        """Indices into ``names`` for a column of string ids; ``UNKNOWN`` for ids that the table does not hold.
+
+        Strings that are not used stay out of ``names``.
+        """
         used = np.unique(string_ids)
-        index = [UNKNOWN if value == UNKNOWN else names.intern(self.text(value)) for value in used.tolist()]
+        index = [names.intern(text) if (text := self.text(value)) else UNKNOWN for value in used.tolist()]
         indices: Ints = np.array(index, np.int64)[np.searchsorted(used, string_ids)]
         return indices
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from ddp_prof.analyze.collectives.clock_alignment import Alignment
     from ddp_prof.analyze.collectives.results import Collective, RunCollectives
-    from ddp_prof.analyze.collectives.run_analysis import Run
+    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.collectives.straggler import RunSkew
     from ddp_prof.analyze.core.inventory import TraceInventory
     from ddp_prof.analyze.overlap.comparison import VariantSummary
@@ -74,7 +74,7 @@ def info_document(inventory: TraceInventory) -> Document:
     return {"schema": SCHEMA, **asdict(inventory), "trace": str(inventory.trace)}
 
 
-def collectives_document(run: Run, result: RunCollectives, headline: str) -> Document:
+def collectives_document(run: RunAnalysis, result: RunCollectives, headline: str) -> Document:
     """Of ``ddp-prof collectives``."""
     return {
         "schema": SCHEMA,
@@ -111,7 +111,7 @@ def _alignment_document(alignment: Alignment) -> Document:
     }
 
 
-def skew_document(run: Run, skew: RunSkew, headline: str) -> Document:
+def skew_document(run: RunAnalysis, skew: RunSkew, headline: str) -> Document:
     """Of ``ddp-prof skew``."""
     return {
         "schema": SCHEMA,

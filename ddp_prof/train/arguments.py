@@ -3,49 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import math
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddp_prof.run_config import RunConfig
 from ddp_prof.train.sizes import MODEL_SIZES
+from ddp_prof.variants import VARIANT_NAMES, VARIANTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-VARIANT_KEYS = ("naive", "flat", "overlap", "bucketed", "torch")
-"""The keys of ``ddp_prof.ddp.VARIANTS``, which would import torch."""
+NO_CAP = math.inf
+"""The word ``none`` on a command line, told from no word; past the parser, ``None`` is no cap."""
 OUT_OF_MEMORY_EXIT = 4
 """Exit code of a run that ended for want of memory; 3 is ``ddp-prof``'s, of a gate that is not met."""
 
 
-class Arguments(argparse.Namespace):
-    """What was asked for; see :func:`make_parser`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments(RunConfig):
+    """A run, and what becomes of its results; see :func:`make_parser`."""
 
-    variant: str
-    bucket_size_mb: float | None
-    find_unused_parameters: bool
-    model_size: str
-    batch_size: int
-    seq_len: int
-    steps: int
-    warmup: int
-    synchronized_steps: int
-    seed: int
-    lr: float
-    world_size: int | None
-    device: str
-    backend: str
-    ranks_per_gpu: int | None
-    timeout: float
-    precision: str
-    tf32: bool
-    compile: str | None
-    activation_checkpointing: bool
-    inject_delay_ms: float
-    inject_delay_rank: int
-    run_json: Path | None
-    key: str | None
-    profiler: str | None
-    kineto: Path | None
+    run_json: Path | None = None
+    key: str | None = None
+    profiler: str | None = None
+    kineto: Path | None = None
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -64,11 +47,12 @@ def make_parser() -> argparse.ArgumentParser:
     _add_ranks(parser.add_argument_group("ranks"))
     _add_experiment(parser.add_argument_group("experiments"))
     _add_output(parser.add_argument_group("output"))
+    parser.set_defaults(**{field.name: field.default for field in fields(Arguments) if field.default is not MISSING})
     return parser
 
 
 def _add_variant(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--variant", choices=VARIANT_KEYS, required=True, help="how gradients are synchronized")
+    group.add_argument("--variant", choices=VARIANT_NAMES, required=True, help="how gradients are synchronized")
     group.add_argument(
         "--bucket-size-mb",
         type=bucket_size,
@@ -83,36 +67,31 @@ def _add_variant(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_work(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--model-size", choices=MODEL_SIZES, default="mini", help="default: %(default)s")
+    group.add_argument("--model-size", choices=MODEL_SIZES, help="default: %(default)s")
     group.add_argument(
         "--batch-size",
         type=_positive,
-        default=4,
         help="sequences a step of all ranks together; scattered evenly, so a multiple of the number of ranks "
         "(default: %(default)s)",
     )
-    group.add_argument("--seq-len", type=_positive, default=128, help="tokens of a sequence (default: %(default)s)")
-    group.add_argument("--steps", type=_positive, default=10, help="measured steps (default: %(default)s)")
-    group.add_argument(
-        "--warmup", type=at_least(0), default=5, help="steps before, marked as warm-up (default: %(default)s)"
-    )
+    group.add_argument("--seq-len", type=_positive, help="tokens of a sequence (default: %(default)s)")
+    group.add_argument("--steps", type=_positive, help="measured steps (default: %(default)s)")
+    group.add_argument("--warmup", type=at_least(0), help="steps before, marked as warm-up (default: %(default)s)")
     group.add_argument(
         "--synchronized-steps",
         type=at_least(0),
-        default=0,
         metavar="N",
         help="then so many in which the host waits for the device after each phase, timed for the run.json and in no "
         "capture (default: %(default)s)",
     )
-    group.add_argument("--seed", type=int, default=0, help="of the weights and the tokens (default: %(default)s)")
-    group.add_argument("--lr", type=float, default=1e-3, help="learning rate of AdamW (default: %(default)s)")
+    group.add_argument("--seed", type=int, help="of the weights and the tokens (default: %(default)s)")
+    group.add_argument("--lr", type=float, help="learning rate of AdamW (default: %(default)s)")
 
 
 def _add_numerics(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--precision",
         choices=("fp32", "bf16"),
-        default="fp32",
         help="bf16: autocast; weights, gradients and what is sent stay float32 (default: %(default)s)",
     )
     group.add_argument("--tf32", action="store_true", help="let matrix products of a GPU round their inputs to TF32")
@@ -138,13 +117,11 @@ def _add_ranks(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--device",
         choices=("auto", "cpu", "cuda"),
-        default="auto",
         help="auto: cuda where each rank has a GPU of its own, else cpu",
     )
     group.add_argument(
         "--backend",
         choices=("auto", "gloo", "nccl"),
-        default="auto",
         help="auto: nccl where each rank has a GPU of its own, else gloo",
     )
     group.add_argument(
@@ -156,7 +133,6 @@ def _add_ranks(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--timeout",
         type=float,
-        default=120.0,
         metavar="SECONDS",
         help="how long a rank waits for another before it gives up (default: %(default)g)",
     )
@@ -166,14 +142,12 @@ def _add_experiment(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--inject-delay-ms",
         type=_not_negative,
-        default=0.0,
         metavar="MS",
         help="make one rank a straggler: it sleeps so long at the start of each backward (default: 0, none)",
     )
     group.add_argument(
         "--inject-delay-rank",
         type=at_least(0),
-        default=1,
         metavar="R",
         help="the rank that --inject-delay-ms delays (default: %(default)s)",
     )
@@ -194,18 +168,26 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
 def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     """Read the command line; exits with 2 on a mistake."""
     parser = make_parser()
-    arguments = parser.parse_args(argv, Arguments())
-    if arguments.bucket_size_mb is not None and arguments.variant not in ("bucketed", "torch"):
-        parser.error(f"--bucket-size-mb: variant {arguments.variant} has no buckets to cap")
-    if arguments.bucket_size_mb == float("inf") and arguments.variant == "torch":
-        parser.error("--bucket-size-mb: torch needs a number")
-    if arguments.bucket_size_mb is None and arguments.variant == "bucketed":
-        arguments.bucket_size_mb = 25.0
+    asked = parser.parse_args(argv)
+    arguments = Arguments(**{**vars(asked), "bucket_size_mb": _bucket_size(parser, asked)})
     if arguments.compile and not arguments.warmup:
         parser.error("--compile: the first step compiles, so it takes a --warmup of at least 1")
     if arguments.kineto is not None and not arguments.kineto.name.endswith((".json", ".json.gz")):
         parser.error("--kineto: the name must end in .json or .json.gz")
     return arguments
+
+
+def _bucket_size(parser: argparse.ArgumentParser, asked: argparse.Namespace) -> float | None:
+    """What was asked for, else the variant's default; ``None`` is no cap, or the variant has no option for it."""
+    size: float | None = asked.bucket_size_mb
+    variant = VARIANTS[asked.variant]
+    if size is None:
+        return variant.default_bucket_size_mb
+    if not variant.takes_bucket_size:
+        parser.error(f"--bucket-size-mb: variant {asked.variant} has no buckets to cap")
+    if size == NO_CAP and not variant.can_be_uncapped:
+        parser.error(f"--bucket-size-mb: {asked.variant} needs a number")
+    return None if size == NO_CAP else size
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -231,9 +213,9 @@ def _not_negative(text: str) -> float:
 
 
 def bucket_size(text: str) -> float:
-    """MB; ``none`` becomes infinity, which caps nothing."""
+    """Reads MB, or ``none`` as :data:`NO_CAP`."""
     if text.lower() == "none":
-        return float("inf")
+        return NO_CAP
     value = float(text)
     if not value > 0:
         raise argparse.ArgumentTypeError(f"must be positive, not {text}")

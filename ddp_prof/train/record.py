@@ -59,20 +59,12 @@ def describe_run(
     ranks_per_gpu: int = 1,
 ) -> Manifest:
     """The manifest of a finished run, as rank 0 saw it."""
-    cap = arguments.bucket_size_mb
     counted = len(measured.synchronized)
     return Manifest(
-        variant=arguments.variant,
-        bucket_size_mb=None if cap == float("inf") else cap,
+        **arguments.manifest_fields(),
         world_size=dist.get_world_size(),
         backend=backend,
         device=device.type,
-        model_size=arguments.model_size,
-        batch_size=arguments.batch_size,
-        seq_len=arguments.seq_len,
-        steps=arguments.steps,
-        warmup=arguments.warmup,
-        seed=arguments.seed,
         step_seconds=tuple(step.step_seconds for step in measured.steps),
         communication_seconds=tuple(step.communication_seconds for step in measured.steps),
         final_loss=measured.final_loss,
@@ -165,17 +157,8 @@ def _cpu_model() -> str:
 
 def _options(arguments: Arguments, variant: DataParallel) -> dict[str, Any]:
     """Settings that not every variant has; ``buckets`` are positions among the trained parameters, in launch order."""
-    options: dict[str, Any] = {"lr": arguments.lr, "find_unused_parameters": arguments.find_unused_parameters}
-    if arguments.inject_delay_ms:
-        options |= {
-            "inject_delay_ms": arguments.inject_delay_ms,
-            "inject_delay_rank": arguments.inject_delay_rank,
-        }
-    for name in ("precision", "tf32", "compile", "activation_checkpointing"):
-        options[name] = getattr(arguments, name)
-    if isinstance(variant, ReducingVariant):
-        options["buckets"] = variant.assignment
-    return options
+    buckets = {"buckets": variant.assignment} if isinstance(variant, ReducingVariant) else {}
+    return arguments.manifest_options() | buckets
 
 
 def _sharing(ranks_per_gpu: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ddp_prof.ddp import VARIANTS, annotate
-from ddp_prof.ddp.collective import communication_errors
+from ddp_prof.ddp.engine.collective import communication_errors
 from ddp_prof.errors import OutOfMemoryError, WorkloadError
 from ddp_prof.manifest import write_manifest
 from ddp_prof.train.data import scatter_batches
@@ -100,12 +100,11 @@ def make_trainer(arguments: Arguments, device: torch.device, rank: int) -> Train
 
 def make_variant(arguments: Arguments, model: torch.nn.Module) -> DataParallel:
     """The variant with its own options."""
-    cap = arguments.bucket_size_mb
     options: dict[str, float | None] = {}
     if arguments.variant == "bucketed":
-        options = {"bucket_size_mb": None if cap == float("inf") else cap}
+        options = {"bucket_size_mb": arguments.bucket_size_mb}
     elif arguments.variant == "torch":
-        options = {"bucket_cap_mb": cap}
+        options = {"bucket_cap_mb": arguments.bucket_size_mb}
     make: Callable[..., DataParallel] = VARIANTS[arguments.variant]
     return make(model, find_unused_parameters=arguments.find_unused_parameters, **options)
 

@@ -9,15 +9,24 @@ from itertools import groupby
 
 import pytest
 
-from ddp_prof.benchmark.grid import Conditions, Grid, Job, Setting, choose_defaults, order_jobs, train_arguments
-from ddp_prof.benchmark.sweep.arguments import Arguments, choose_conditions, choose_grid, make_parser
-from ddp_prof.benchmark.sweep.identity import run_id
+from ddp_prof.benchmark.sweep.arguments import Arguments, choose_grid, make_parser
+from ddp_prof.benchmark.sweep.grid import Grid, Job, default_grid
 from ddp_prof.benchmark.sweep.progress import format_time
-from ddp_prof.train.arguments import VARIANT_KEYS, parse_arguments
+from ddp_prof.run_config import RunConfig
+from ddp_prof.variants import VARIANT_NAMES
 
-GRID = Grid(("naive", "bucketed", "torch"), (1, float("inf")), ("tiny",), (2,), (2, 4), (16,))
-CONDITIONS = Conditions(steps=4, warmup=2)
-SETTING = Setting("bucketed", 2.5, "tiny", 2, 3, 16)
+GRID = Grid(
+    variants=("naive", "bucketed", "torch"),
+    bucket_sizes_mb=(1, None),
+    model_sizes=("tiny",),
+    local_batch_sizes=(2, 4),
+    seq_lens=(16,),
+    steps=4,
+    warmup=2,
+)
+CONFIG = RunConfig(
+    variant="bucketed", bucket_size_mb=2.5, model_size="tiny", world_size=2, batch_size=6, seq_len=16, steps=4, warmup=2
+)
 
 
 def parse(*argv: str) -> Arguments:
@@ -25,37 +34,36 @@ def parse(*argv: str) -> Arguments:
 
 
 def test_variants_are_interleaved_and_repeats_are_rounds() -> None:
-    jobs = order_jobs(GRID, repeats=3)
-    names = [(job.repeat, job.setting.local_batch_size, job.setting.name) for job in jobs]
+    jobs = GRID.jobs()
+    names = [(job.repeat, job.config.local_batch_size, job.config.label) for job in jobs]
     assert names[:4] == [
         (0, 2, "naive"),
         (0, 2, "bucketed 1 MB"),
-        (0, 2, "bucketed one bucket"),
+        (0, 2, "bucketed no cap"),
         (0, 2, "torch"),
     ]
-    assert [name[2] for name in names[8:12]] == ["bucketed 1 MB", "bucketed one bucket", "torch", "naive"]
+    assert [name[2] for name in names[8:12]] == ["bucketed 1 MB", "bucketed no cap", "torch", "naive"]
     rounds = [key for key, _ in groupby(names, key=lambda name: name[:2])]
     assert rounds == [(repeat, batch) for repeat in range(3) for batch in (2, 4)]  # no variant waits for another round
     assert len(set(jobs)) == len(jobs) == 3 * 2 * 4
 
 
 def test_two_gpus_run_the_published_study() -> None:
-    defaults = choose_defaults(2)
-    grid = choose_grid(parse(), defaults)
-    assert (grid.model_sizes, grid.world_sizes, grid.variants) == (("xl",), (2,), VARIANT_KEYS)
+    grid = choose_grid(parse(), default_grid(2))
+    assert (grid.model_sizes, grid.world_sizes, grid.variants) == (("xl",), (2,), VARIANT_NAMES)
     assert (grid.local_batch_sizes, grid.seq_lens) == ((2, 4), (128, 256, 512))
     assert grid.bucket_sizes_mb == (1, 10, 100, 1000)
-    assert choose_conditions(parse(), defaults) == Conditions(steps=10, warmup=5)
-    assert choose_defaults(8) == defaults
+    assert (grid.steps, grid.warmup) == (10, 5)
+    assert default_grid(8) == default_grid(2) == grid
 
 
 @pytest.mark.parametrize("gpus", [0, 1])
 def test_elsewhere_a_small_grid_is_run_three_times(gpus: int) -> None:
-    defaults = choose_defaults(gpus)
-    assert defaults.grid.model_sizes == ("mini",)
-    assert defaults.grid.variants == VARIANT_KEYS
-    assert defaults.repeats >= 3
-    assert len(order_jobs(defaults.grid, defaults.repeats)) <= 70  # some seconds each: minutes
+    grid = default_grid(gpus)
+    assert grid.model_sizes == ("mini",)
+    assert grid.variants == VARIANT_NAMES
+    assert grid.repeats >= 3
+    assert len(grid.jobs()) <= 70  # some seconds each: minutes
 
 
 def test_what_is_asked_for_takes_the_place_of_defaults() -> None:
@@ -63,9 +71,16 @@ def test_what_is_asked_for_takes_the_place_of_defaults() -> None:
         *("--variants", "flat,naive", "flat", "--model-size", "tiny", "--world-size", "1", "4", "--num-steps", "7"),
         *("--seq-lens", "8,", "16", "--bucket-sizes-mb", "0.5", "none", "--warmup", "0", "--batch-sizes", "3"),
     )
-    grid = choose_grid(asked, choose_defaults(0))
-    assert grid == Grid(("flat", "naive"), (0.5, float("inf")), ("tiny",), (1, 4), (3,), (8, 16))
-    assert choose_conditions(asked, choose_defaults(0)) == Conditions(steps=7, warmup=0)
+    assert choose_grid(asked, default_grid(0)) == Grid(
+        variants=("flat", "naive"),
+        bucket_sizes_mb=(0.5, None),
+        model_sizes=("tiny",),
+        world_sizes=(1, 4),
+        local_batch_sizes=(3,),
+        seq_lens=(8, 16),
+        steps=7,
+        warmup=0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -86,31 +101,32 @@ def test_mistakes_exit_with_2(argv: list[str], message: str, capsys: pytest.Capt
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("cap", [None, 2.5, float("inf")])
-def test_the_workload_understands_its_command_line(cap: float | None) -> None:
-    setting = replace(SETTING, variant="naive" if cap is None else "bucketed", bucket_size_mb=cap)
-    arguments = parse_arguments(train_arguments(setting, CONDITIONS))
-    assert arguments.bucket_size_mb == cap
-    assert (arguments.batch_size, arguments.world_size, arguments.seq_len) == (6, 2, 16)  # 3 a rank
-    assert (arguments.steps, arguments.synchronized_steps, arguments.warmup) == (4, 4, 2)
+def test_a_job_takes_as_many_synchronized_steps_as_measured_ones() -> None:
+    config = GRID.jobs()[0].config
+    assert (config.steps, config.synchronized_steps, config.warmup) == (4, 4, 2)
+    assert (config.world_size, config.batch_size, config.local_batch_size) == (2, 4, 2)
 
 
 def test_ids_are_stable_and_differ_with_whatever_is_run() -> None:
-    job = Job(SETTING, 0)
-    assert run_id(job, CONDITIONS, "e1") == "d331dddfcb73b3af"  # of databases that exist
+    assert Job(CONFIG, 0).run_id("e1") == "d331dddfcb73b3af"  # of databases that exist
+    configs = [
+        replace(config, **change)
+        for config in (CONFIG, replace(CONFIG, bucket_size_mb=None))
+        for change in ({}, {"steps": 5}, {"device": "cpu"}, {"seq_len": 8})
+    ]
     ids = {
-        run_id(item, conditions, environment)
-        for item in (job, Job(SETTING, 1), Job(replace(SETTING, bucket_size_mb=float("inf")), 0))
-        for conditions in (CONDITIONS, replace(CONDITIONS, steps=5), replace(CONDITIONS, device="cpu"))
+        Job(config, repeat).run_id(environment)
+        for config in configs
+        for repeat in (0, 1)
         for environment in ("e1", "e2")
     }
-    assert len(ids) == 3 * 3 * 2
+    assert len(ids) == len(configs) * 2 * 2
 
 
 def test_a_default_and_the_same_value_asked_for_are_the_same_run() -> None:
-    defaults = choose_defaults(0)
-    by_default, asked = (choose_grid(parse(*argv), defaults) for argv in ((), ("--bucket-sizes-mb", "1", "10", "100")))
-    ids = [[run_id(job, CONDITIONS, "e1") for job in order_jobs(grid, 1)] for grid in (by_default, asked)]
+    asked = ("--bucket-sizes-mb", "1", "10", "100")
+    grids = [choose_grid(parse(*argv), default_grid(0)) for argv in ((), asked)]
+    ids = [[job.run_id("e1") for job in grid.jobs()] for grid in grids]
     assert ids[0] == ids[1]
 
 

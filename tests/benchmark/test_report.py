@@ -26,7 +26,6 @@ from ddp_prof.benchmark.settings import environments_of, summarize_settings
 from ddp_prof.benchmark.study import load_study
 from ddp_prof.manifest import SHARED_GPU
 from ddp_prof.present.charts import theme
-from ddp_prof.present.charts.static_images import find_browser
 from tests.benchmark.results_factory import GRADIENT_BYTES, MS, OTHER_ENVIRONMENT, SIZES, Sweep, line, study_like
 from tests.present.runs import HOSTILE_TITLE
 
@@ -285,7 +284,7 @@ class TestFiles:
         assert [path.name for path in tmp_path.iterdir()] == ["results.csv"]
 
 
-@pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed")
+@pytest.mark.browser
 def test_pictures_are_shown_in_the_text(tmp_path: Path) -> None:
     assert write_results([place_of(exact())], None, tmp_path) == []
     text = (tmp_path / "results.md").read_text()

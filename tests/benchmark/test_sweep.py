@@ -12,19 +12,29 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.benchmark.grid import Conditions, Grid, Setting, order_jobs
 from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, Environment, load_results
 from ddp_prof.benchmark.sweep import sweep as module
 from ddp_prof.benchmark.sweep.capture import CaptureFigures
+from ddp_prof.benchmark.sweep.grid import Grid
 from ddp_prof.benchmark.sweep.probe import Machine, digest_code
 from ddp_prof.benchmark.sweep.sweep import Plan, sweep
 from ddp_prof.errors import OutOfMemoryError, WorkloadError
 from ddp_prof.manifest import HostTimes, Manifest
+from ddp_prof.run_config import RunConfig
 from tests.test_manifest import MANIFEST
 
 ENVIRONMENT = Environment("e1", "some CPU", 2, 2**34, "Linux", "", "3.11", "2.13", None, None, "0.1")
 MACHINE = Machine(ENVIRONMENT, gpus=0, git_commit=None, code="c1")
-JOBS = order_jobs(Grid(("naive", "flat"), (), ("tiny",), (2,), (1,), (16,)), repeats=2)
+GRID = Grid(
+    variants=("naive", "flat"),
+    bucket_sizes_mb=(),
+    model_sizes=("tiny",),
+    local_batch_sizes=(1,),
+    seq_lens=(16,),
+    steps=1,
+    warmup=1,
+    repeats=2,
+)
 GOOD = replace(MANIFEST, host_times=(HostTimes(False, 0, 100, 20, 40, 30, 10),))
 
 
@@ -35,15 +45,15 @@ class Bench:
         self.gives: dict[str, Manifest | WorkloadError] = {}
         self.ran: list[str] = []
         self.captured: list[str] = []
-        self.plan = Plan(JOBS, Conditions(1, 1), MACHINE, database)
+        self.plan = Plan(GRID.jobs(), MACHINE, database)
 
-    def measure(self, setting: Setting, _conditions: Conditions) -> Manifest | WorkloadError:
-        self.ran.append(setting.variant)
-        return self.gives.get(setting.variant, GOOD)
+    def measure(self, config: RunConfig) -> Manifest | WorkloadError:
+        self.ran.append(config.variant)
+        return self.gives.get(config.variant, GOOD)
 
-    def capture(self, setting: Setting, _conditions: Conditions, folder: Path, *, force: bool) -> CaptureFigures:
-        self.captured.append(f"{setting.variant}{' again' if force else ''}")
-        if setting.variant == "flat":
+    def capture(self, config: RunConfig, folder: Path, *, force: bool) -> CaptureFigures:
+        self.captured.append(f"{config.variant}{' again' if force else ''}")
+        if config.variant == "flat":
             raise WorkloadError("no profiler")
         return CaptureFigures(folder / "x.sqlite", 30, 10, 20, 5)
 
@@ -82,7 +92,7 @@ def test_other_code_is_measured_under_the_same_id(bench: Bench) -> None:
 def test_another_machine_and_other_conditions_are_runs_of_their_own(bench: Bench) -> None:
     bench.sweep()
     bench.sweep(machine=replace(MACHINE, environment=replace(ENVIRONMENT, id="e2")))
-    bench.sweep(conditions=Conditions(1, 2))
+    bench.sweep(jobs=replace(GRID, warmup=2).jobs())
     assert len(load_results(bench.plan.database).runs) == 12
 
 
@@ -151,14 +161,15 @@ def test_two_sweeps_at_once_are_refused(bench: Bench) -> None:
 
 
 def test_the_digest_of_the_code_is_of_what_the_ranks_run(tmp_path: Path) -> None:
-    for name in ("ddp/base.py", "train/step.py", "benchmark/sweep/sweep.py", "range_names.py"):
+    measured = ("ddp/base.py", "train/step.py", "range_names.py", "run_config.py", "variants.py")
+    for name in ("benchmark/sweep/sweep.py", *measured):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1")
     digests = []
-    for name in ("benchmark/sweep/sweep.py", "ddp/base.py", "train/step.py", "range_names.py"):
+    for name in measured:
         (tmp_path / name).write_text("2")
         digests.append(digest_code(tmp_path))
-    assert len(set(digests)) == 4
+    assert len(set(digests)) == len(measured)
     (tmp_path / "benchmark/sweep/sweep.py").write_text("3")
     assert digest_code(tmp_path) == digests[-1]
 

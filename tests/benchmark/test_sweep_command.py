@@ -18,6 +18,8 @@ from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, Results, Run, lo
 from ddp_prof.benchmark.sweep.capture import read_figures
 from tests.train.test_launch import is_running
 
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
 BENCH = [sys.executable, "-m", "ddp_prof.benchmark.sweep"]
 TINY = [
     "--batch-sizes",

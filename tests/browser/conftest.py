@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import sync_playwright
 
 from ddp_prof.present.charts.static_images import find_browser
 
@@ -67,11 +68,8 @@ class Visit:
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api")
-    if (executable := find_browser()) is None:
-        pytest.skip("no Chromium is installed")
-    with playwright.sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=str(executable), args=ARGUMENTS)
+    with sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=str(find_browser()), args=ARGUMENTS)
         yield browser
         browser.close()
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import plotly.graph_objects as go
 import pytest
 
 from ddp_prof.present.charts import theme
@@ -29,7 +30,6 @@ def test_a_report_opens_from_disk(visit: Visit, tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_figure_is_repainted_with_the_readers_look(visit: Visit, tmp_path: Path) -> None:
-    go = pytest.importorskip("plotly.graph_objects")
     palette = theme.LIGHT
     trace = go.Bar(
         x=[1],

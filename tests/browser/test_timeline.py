@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddp_prof.analyze.core.attribution import RankEvents, find_rank_events
 from ddp_prof.analyze.core.intervals import union
-from ddp_prof.analyze.overlap.step_breakdown import measure_breakdown
+from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
+from ddp_prof.analyze.core.step_breakdown import measure_breakdown
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.charts import theme
 from ddp_prof.present.timeline.build import build_timeline
@@ -22,6 +22,7 @@ from ddp_prof.present.timeline.page import write_timeline_page
 from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind, select
 from tests.browser.conftest import Visit, new_visit
 from tests.drawing import PID, column, draw_trace, table
+from tests.measuring import source_of
 from tests.present.runs import HOSTILE_TITLE, cpu_run, run_of
 
 HOSTILE_KERNELS = {
@@ -43,7 +44,7 @@ def gpu_run() -> Source:
     kernels = iter(HOSTILE_KERNELS)
     names = tuple(next(kernels) if name.startswith("compute ") else name for name in trace.names)
     trace = replace(trace, names=names)
-    return Source(HOSTILE_TITLE, trace, find_rank_events(trace))
+    return source_of(HOSTILE_TITLE, trace)
 
 
 def busy_run() -> Source:
@@ -64,7 +65,7 @@ def busy_run() -> Source:
                     name_id=drawn.spans.name_id + 2)  # fmt: skip
     trace = replace(drawn, names=("gemm", "ncclDevKernel", *drawn.names), spans=spans,
                     activities=table(Activities, rows), calls=table(Calls, calls))  # fmt: skip
-    return Source("busy", trace, find_rank_events(trace))
+    return source_of("busy", trace)
 
 
 def write(model: Timeline, folder: Path) -> Path:
@@ -258,7 +259,7 @@ class TestMoving:
                     "all_reduce|bucket=0": "." * 35 + "##"},
             ranks={4242: 0},
         )  # fmt: skip
-        sources = [*run_of(cpu_run(2)).sources, Source("late", late, find_rank_events(late))]
+        sources = [*run_of(cpu_run(2)).sources, source_of("late", late)]
         visit.open_timeline(write(build_timeline(sources), tmp_path))
         visit.ask("page.showStep(1)")
         assert visit.ask("page.view.offsets") == [20, 30]

@@ -69,10 +69,10 @@ class Experts(nn.Module):
 
     def forward(self, x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
         hidden = self.stem(x)
-        parts = [(item, which == item) for item in (0, 1) if (which == item).any()]
+        parts = [(expert, which == expert) for expert in (0, 1) if (which == expert).any()]
         out = hidden.new_zeros(len(x), 3)
-        for entry, mask in parts:
-            out = out.index_put((mask,), self.experts[entry](hidden[mask]))
+        for expert, mask in parts:
+            out = out.index_put((mask,), self.experts[expert](hidden[mask]))
         return out
 
 
@@ -99,7 +99,7 @@ class Mixed(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         result = super()._apply(fn, recurse)
         for layer in self.layers[::2]:
-            nn.Module._apply(layer, lambda item: item.float())
+            nn.Module._apply(layer, lambda tensor: tensor.float())
         return result
 
     def forward(self, x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
@@ -119,6 +119,32 @@ class Strided(nn.Module):
     def forward(self, x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
         image = x.reshape(len(x), 2, 3, 1).expand(-1, -1, -1, 3)
         return self.conv(image.contiguous(memory_format=torch.channels_last)).flatten(1) * self.gain
+
+
+class SharedStorage(nn.Module):
+    """Parameters that are added: autograd gives their gradients one storage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(WIDTH, WIDTH)
+        self.left, self.right, self.scalar = (nn.Parameter(torch.randn(shape)) for shape in (WIDTH, WIDTH, ()))
+
+    def forward(self, x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+        hidden = self.stem(x)
+        return hidden.square() * (self.left[None] + self.right[None]) + self.scalar
+
+
+class ChannelsLast(nn.Module):
+    """Two convolutions whose weights lie in memory with their channels last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 3, 3))
+        self.net.to(memory_format=torch.channels_last)
+
+    def forward(self, x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+        image = x.reshape(len(x), 2, 3, 1).expand(-1, -1, -1, 3)
+        return self.net(image.contiguous(memory_format=torch.channels_last)).flatten(1)
 
 
 class Checkpointed(nn.Module):
@@ -164,7 +190,7 @@ class Case:
         sync_all: No ``no_sync``: every backward synchronizes, with one finish at the end.
         set_to_none: How gradients are cleared.
         find_unused: Passed to the variants.
-        adamw: Whether AdamW must agree, which feels the difference between zeros and no gradient.
+        optimizers: Which must agree; AdamW feels the difference between zeros and no gradient, fused ones read memory.
         torch_options: For TorchDDP; ``None`` where it cannot run the case.
     """
 
@@ -174,7 +200,7 @@ class Case:
     sync_all: bool = False
     set_to_none: bool = True
     find_unused: bool = False
-    adamw: bool = True
+    optimizers: tuple[str, ...] = ("sgd", "adamw")
     torch_options: dict[str, Any] | None = field(default_factory=dict)
 
 
@@ -193,6 +219,7 @@ def first_micro_only(step: int, sample: int) -> int:
     return int(sample % (BATCH // 2) < BATCH // 4)
 
 
+EVERY_OPTIMIZER = ("sgd", "adamw", "adamw-foreach", "adamw-fused")
 UNUSED_TORCH = {"find_unused_parameters": True}
 
 CASES = {
@@ -202,11 +229,14 @@ CASES = {
     "order": Case(Order, by_half),
     "unused-on-one-rank": Case(Experts, by_half, torch_options=UNUSED_TORCH),
     "unused-on-one-rank-found": Case(Experts, by_half, find_unused=True),
-    "unused-everywhere": Case(Experts, seldom, adamw=False, torch_options=UNUSED_TORCH),
+    "unused-everywhere": Case(Experts, seldom, optimizers=("sgd",), torch_options=UNUSED_TORCH),
     "unused-everywhere-found": Case(Experts, seldom, find_unused=True),
     "unused-everywhere-zeroed": Case(Experts, seldom, set_to_none=False, find_unused=True),
     "mixed-dtypes": Case(Mixed),
-    "strided": Case(Strided),
+    "strided": Case(Strided, optimizers=EVERY_OPTIMIZER),
+    "channels-last": Case(ChannelsLast, optimizers=EVERY_OPTIMIZER),
+    "channels-last-zeroed": Case(ChannelsLast, set_to_none=False, optimizers=EVERY_OPTIMIZER),
+    "shared-storage": Case(SharedStorage, optimizers=EVERY_OPTIMIZER),
     "buffers": Case(Buffered),
     "zeroed": Case(Plain, set_to_none=False),
     "accumulation": Case(Plain, micro=2),
@@ -226,6 +256,8 @@ CASES = {
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.02),
+    "adamw-foreach": lambda parameters: torch.optim.AdamW(parameters, lr=0.02, foreach=True),
+    "adamw-fused": lambda parameters: torch.optim.AdamW(parameters, lr=0.02, fused=True),
 }
 
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -263,8 +295,8 @@ def possible() -> list[tuple[str, str, str]]:
         (case, setting, optimizer)
         for case, what in CASES.items()
         for setting in SETTINGS
-        for optimizer in OPTIMIZERS
-        if (setting != "torch" or what.torch_options is not None) and (optimizer != "adamw" or what.adamw)
+        for optimizer in what.optimizers
+        if setting != "torch" or what.torch_options is not None
     ]
 
 
@@ -294,7 +326,7 @@ def train(case: Case, variant: Any, optimizer: str, rank: int = 0, world: int = 
         _backwards(case, variant, x[mine], which[mine])
         variant.finish_gradient_synchronization()
         stepper.step()
-    return {name: item.detach().clone() for name, item in variant.module.state_dict().items()}
+    return {name: tensor.detach().clone() for name, tensor in variant.module.state_dict().items()}
 
 
 def _backwards(case: Case, variant: Any, x: torch.Tensor, which: torch.Tensor) -> None:

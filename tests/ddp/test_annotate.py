@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from ddp_prof.ddp import annotate, collective
+from ddp_prof.ddp import annotate
 from ddp_prof.ddp.annotate import Recorder
+from ddp_prof.ddp.engine import collective
 from ddp_prof.range_names import parse_range
 
 
@@ -134,7 +135,8 @@ def test_nvtx_need_not_be_installed() -> None:
     code = """
 import sys
 sys.modules["nvtx"] = None
-from ddp_prof.ddp import annotate, collective
+from ddp_prof.ddp import annotate
+from ddp_prof.ddp.engine import collective
 with annotate.forward():
     annotate.start_all_reduce(0, 1, 1).end()
 print(annotate.is_enabled())

@@ -12,7 +12,7 @@ from torch import nn
 
 from ddp_prof.ddp import VARIANTS, BucketedDDP, FlatDDP, NaiveDDP, OverlapDDP, TorchDDP, annotate
 from ddp_prof.ddp.annotate import Recorded, Recorder
-from ddp_prof.ddp.collective import launch_all_reduce
+from ddp_prof.ddp.engine.collective import launch_all_reduce
 from ddp_prof.errors import CommunicationError
 from ddp_prof.range_names import Range, parse_range
 from tests.ddp.gloo_ranks import run_ranks
@@ -82,20 +82,19 @@ def no_sync(rank: int) -> dict[str, Any]:
 
 
 def gradients(rank: int) -> dict[str, Any]:
-    """Where gradients lie before and after they were reduced."""
-    model = make_model()
-    variant = OverlapDDP(model)
-    with variant.no_sync():
-        variant(torch.randn(4, WIDTH)).sum().backward()
-    before = [trained_parameter.grad.data_ptr() for trained_parameter in variant.trained_parameters()]
-    record_step(variant)
-    alone = before == [trained_parameter.grad.data_ptr() for trained_parameter in variant.trained_parameters()]
+    """Where gradients lie after they were reduced."""
+    variant = OverlapDDP(make_model())
+    places = []
+    for _ in range(2):
+        variant.zero_grad()
+        record_step(variant)
+        places.append([trained_parameter.grad.data_ptr() for trained_parameter in variant.trained_parameters()])
     bucketed = BucketedDDP(make_model(), None)
     record_step(bucketed)
     storages = {
         trained_parameter.grad.untyped_storage().data_ptr() for trained_parameter in bucketed.trained_parameters()
     }
-    return {"alone": alone, "storages": len(storages), "seconds": bucketed.communication_seconds}
+    return {"places": places, "storages": len(storages), "seconds": bucketed.communication_seconds}
 
 
 def completion(rank: int) -> dict[str, int]:
@@ -126,17 +125,21 @@ def irregular(rank: int) -> dict[str, Any]:
     return {"gradients and all-reduces": counts}
 
 
-def errors(rank: int) -> dict[str, str]:
-    """Messages of what cannot be done."""
-    messages = {}
+def errors(rank: int) -> dict[str, Any]:
+    """Messages of two steps with sparse gradients, and the gradient of the dense step after them."""
+    messages: dict[str, Any] = {}
     for key in ("naive", "bucketed"):
-        variant = MAKE[key](nn.Embedding(5, 3, sparse=True))
-        variant(torch.tensor([1])).sum()
-        try:
-            variant(torch.tensor([1])).sum().backward()
-            variant.finish_gradient_synchronization()
-        except CommunicationError as error:
-            messages[key] = str(error)
+        embedding = nn.Embedding(5, 3, sparse=True)
+        variant = MAKE[key](embedding)
+        for is_sparse in (True, True, False):
+            embedding.sparse = is_sparse
+            variant.zero_grad()
+            variant(torch.tensor([rank])).sum().backward()
+            try:
+                variant.finish_gradient_synchronization()
+            except CommunicationError as error:
+                messages[f"{key} {is_sparse}"] = str(error)
+        messages[f"{key} gradient"] = embedding.weight.grad[:, 0].tolist()
     return messages
 
 
@@ -223,8 +226,9 @@ def test_no_sync_communicates_nothing_and_ends_even_by_an_exception(results: lis
     assert counts[2] > 0
 
 
-def test_a_gradient_alone_is_reduced_where_it_lies(results: list[dict[str, Any]]) -> None:
-    assert results[0]["gradients"]["alone"]
+def test_a_gradient_alone_lies_in_the_same_buffer_in_every_step(results: list[dict[str, Any]]) -> None:
+    first, second = results[0]["gradients"]["places"]
+    assert first == second
 
 
 def test_gradients_of_a_bucket_are_views_of_its_buffer(results: list[dict[str, Any]]) -> None:
@@ -255,5 +259,11 @@ def test_communication_seconds_are_measured(results: list[dict[str, Any]]) -> No
 
 @pytest.mark.parametrize("key", ["naive", "bucketed"])
 def test_sparse_gradients_are_refused_by_one_clear_error(results: list[dict[str, Any]], key: str) -> None:
-    assert "sparse gradient" in results[0]["errors"][key]
-    assert "sparse=False" in results[0]["errors"][key]
+    assert "sparse gradient" in results[0]["errors"][f"{key} True"]
+    assert "sparse=False" in results[0]["errors"][f"{key} True"]
+
+
+@pytest.mark.parametrize("key", ["naive", "bucketed"])
+def test_after_a_sparse_gradient_the_next_step_is_as_usual(results: list[dict[str, Any]], key: str) -> None:
+    assert f"{key} False" not in results[0]["errors"]
+    assert results[0]["errors"][f"{key} gradient"] == [0.5, 0.5, 0, 0, 0]

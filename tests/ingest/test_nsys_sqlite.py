@@ -170,3 +170,25 @@ def test_real_captures_agree_with_an_independent_program(shared_traces: Path) ->
             assert {field: getattr(got, field) for field in fields} == {field: step[field] for field in fields}
         if not want["totals"]:
             assert all(rank.overlap_ratio is None and rank.reason for rank in result.ranks), name
+
+
+@pytest.mark.parametrize("product", GENERATIONS)
+def test_a_range_left_open_is_marked(product: str, tmp_path: Path) -> None:
+    """Releases write NULL, 0 or -1 for the end that never came."""
+    capture = Capture(ranges=[Range("step 0", 10, 40, 1), Range("step 1", 50, None, 1), Range("later", 80, 90, 1)])
+    spans = load_trace(write_capture(tmp_path / "x.sqlite", capture, product)).spans
+    assert list(zip(spans.start_ns, spans.end_ns, spans.is_open, strict=True)) == [
+        (10, 40, 0),
+        (50, 90, 1),
+        (80, 90, 0),
+    ]
+
+
+@pytest.mark.parametrize("product", GENERATIONS)
+def test_an_open_range_lasts_until_the_last_event_of_the_capture(product: str, tmp_path: Path) -> None:
+    capture = Capture(
+        kernels=[Kernel("gemm", 60, 700, launch=55, thread=1)],
+        ranges=[Range("step 0", 0, 40, 1), Range("step 1", 50, None, 1)],
+    )
+    spans = load_trace(write_capture(tmp_path / "x.sqlite", capture, product)).spans
+    assert spans.end_ns.tolist() == [40, 700]

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
-from ddp_prof.analyze.collectives.findings import explain_run
-from ddp_prof.analyze.collectives.run_analysis import reduce_trace
+from ddp_prof.analyze.collectives.root_cause import explain_run
 from ddp_prof.analyze.collectives.step_view import typical_step, view_step
-from ddp_prof.analyze.core.attribution import find_rank_events
 from ddp_prof.analyze.overlap.comparison import compare_variants
 from ddp_prof.analyze.overlap.overlap import TraceOverlap, measure_overlap
-from ddp_prof.present.html.report import Run
-from ddp_prof.present.timeline.model import Source
+from ddp_prof.present.html.report import ReportRun
 from ddp_prof.trace import Trace
 from tests.drawing import draw_trace
+from tests.measuring import analysis_of, source_of
 
 HOSTILE_TITLE = '<img src=x onerror=alert(1)> & "run" \N{FIRE}'
 
@@ -38,12 +37,16 @@ def result_of(trace: Trace, label: str = "overlap") -> TraceOverlap:
     return replace(measure_overlap(trace), label=label)
 
 
-def run_of(trace: Trace, name: str = "overlap", label: str | None = None) -> Run:
+def run_of(trace: Trace, name: str = "overlap", label: str | None = None) -> ReportRun:
     label = label or name
-    ranks = find_rank_events(trace)
-    findings = explain_run(replace(reduce_trace(trace, ranks), label=label))
-    result = result_of(trace, label)
+    explanation, result = explain_run(analysis_of(trace, label=label)), result_of(trace, label)
     (summary,) = compare_variants([result])
-    step = typical_step(findings.run.ranks)
-    steps = {} if step is None else {step: view_step(findings.run.ranks, step)}
-    return Run(name, result, (Source(label, trace, ranks),), findings, summary, steps, step)
+    return ReportRun(
+        name=name,
+        result=result,
+        sources=(source_of(label, trace),),
+        explanation=explanation,
+        summary=summary,
+        typical_step=typical_step(explanation.run.ranks),
+        view_step=partial(view_step, explanation.run),
+    )

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = [pytest.mark.nsys, pytest.mark.torch]
+
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {"MODEL_SIZE": "tiny", "SEQ_LEN": "16", "STEPS": "3", "WARMUP": "1"}
 

@@ -17,6 +17,8 @@ from ddp_prof.analyze.overlap.overlap import StepOverlap, TraceOverlap, measure_
 from ddp_prof.ingest.load import find_traces, load_trace
 from tests.scripts.test_capture import capture
 
+pytestmark = [pytest.mark.nsys, pytest.mark.torch]
+
 STEPS = 8
 TOLERANCE = 0.05
 Pair = tuple[TraceOverlap, TraceOverlap]

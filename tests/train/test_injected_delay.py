@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.analyze.collectives.run_analysis import merge_traces, reduce_trace
 from ddp_prof.analyze.collectives.straggler import measure_skew
-from ddp_prof.analyze.core.attribution import find_rank_events
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.manifest import load_manifest
+from tests.measuring import analysis_of
 from tests.train.test_workload import run
 
 DELAY_MS = 150
@@ -26,7 +25,7 @@ def test_skew_names_the_delayed_rank_and_its_delay(tmp_path: Path) -> None:
     assert manifest is not None
     assert (manifest.options["inject_delay_ms"], manifest.options["inject_delay_rank"]) == (DELAY_MS, 1)
     traces = [load_trace(tmp_path / f"x.rank{rank}.json.gz") for rank in (0, 1)]
-    skew = measure_skew(merge_traces([reduce_trace(trace, find_rank_events(trace)) for trace in traces]).ranks)
+    skew = measure_skew(analysis_of(*traces).ranks)
     assert skew.straggler == 1
     assert skew.ranks[1].rank == 1
     assert skew.ranks[1].lag_ns == pytest.approx(DELAY_MS * 1e6, rel=0.2)

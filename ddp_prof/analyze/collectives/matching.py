@@ -68,11 +68,7 @@ def _keys(rank: RankCollectives) -> list[Hashable | None]:
     """What identifies each collective of a rank on all ranks; the number in the step must be told by the same count."""
     timings = rank.timings
     groups = [rank.groups[group] if group != UNKNOWN else "" for group in timings.group.tolist()]
-    numbers = rank.step_numbers.tolist()
-    steps = [
-        None if step == UNKNOWN else (numbers[step] if numbers[step] != UNKNOWN else step)
-        for step in timings.step.tolist()
-    ]
+    steps = [None if key == UNKNOWN else key for key in rank.keys.tolist()]
     total = Counter(zip(groups, steps, strict=True))
     count: Counter[tuple[str, int | None]] = Counter()
     keys: list[Hashable | None] = []

@@ -7,13 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.clock_alignment import align_clocks
-from ddp_prof.analyze.collectives.exposure import CAUSES, Exposure, explain_exposure
-from ddp_prof.analyze.collectives.matching import match_collectives
-from ddp_prof.analyze.collectives.timing import READY_SOURCES, find_timings
-from ddp_prof.analyze.core.attribution import find_rank_events
-from ddp_prof.analyze.core.frames import frame_of
+from ddp_prof.analyze.collectives.exposure import CAUSES, Exposure
+from ddp_prof.analyze.collectives.timing import READY_SOURCES
 from ddp_prof.analyze.core.operations import OPERATIONS, bus_factor
+from ddp_prof.analyze.frames import Framed, frame_of
 from ddp_prof.trace import UNKNOWN
 
 if TYPE_CHECKING:
@@ -22,9 +19,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from ddp_prof.analyze.collectives.clock_alignment import Alignment
-    from ddp_prof.analyze.collectives.matching import Matches
-    from ddp_prof.analyze.collectives.timing import RankCollectives
-    from ddp_prof.trace import Ints, Trace
+    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+    from ddp_prof.trace import Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +46,7 @@ class Collective:
 
     Attributes:
         step: The step's own number.
+        step_key: A number that no other step of the rank has; see ``Steps.keys``.
         index: Position in the step, by launch.
         ready_source: ``kernel`` (the last gradient's) or ``hook``.
         overlapped_ns, exposed_ns: Of the instants that belong to it; the collectives of a step sum to the step's.
@@ -81,11 +78,12 @@ class Collective:
     exposed_wait_ns: int | None
     before_backward_end_ns: int | None
     """How long before the end of backward's compute it started; negative after it."""
+    step_key: int | None
 
     @property
     def step_identity(self) -> tuple[int | None, int, int | None, int | None]:
         """What the collectives of one step of one rank have in common; every Kineto file calls its process 0."""
-        return self.rank, self.process, self.device, self.step
+        return self.rank, self.process, self.device, self.step_key
 
     @property
     def duration_ns(self) -> int:
@@ -116,7 +114,7 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True)
-class RunCollectives:
+class RunCollectives(Framed):
     """The collectives of all ranks of a run.
 
     Attributes:
@@ -135,66 +133,27 @@ class RunCollectives:
         return frame_of(self.collectives)
 
 
-def measure_collectives(ranks: Sequence[RankCollectives], warnings: Sequence[str] = ()) -> RunCollectives:
-    """Explain the collectives of a run.
-
-    Args:
-        ranks: The ranks of one run, from any number of files, as ``timing.find_timings`` gives them.
-        warnings: What is doubtful about the traces.
-    """
-    matches = match_collectives(ranks)
-    alignment = align_clocks(ranks, matches)
-    transfers = transfer_times(ranks, matches)
+def measure_collectives(run: RunAnalysis) -> RunCollectives:
+    """Explain the collectives of a run."""
     return RunCollectives(
-        collectives=tuple(
-            item
-            for rank, transfer_ns in zip(ranks, transfers, strict=True)
-            for item in _of_rank(rank, transfer_ns, len(ranks))
-        ),
-        alignment=alignment,
-        matched=len(matches),
-        unmatched=matches.unmatched,
-        warnings=(*warnings, *diagnose_ranks(ranks, matches, alignment)),
+        collectives=tuple(collective for index in range(len(run.ranks)) for collective in _of_rank(run, index)),
+        alignment=run.alignment,
+        matched=len(run.matches),
+        unmatched=run.matches.unmatched,
+        warnings=run.warnings,
     )
 
 
-def measure_trace(
-    trace: Trace, *, step_pattern: str | None = None, backward_pattern: str | None = None
-) -> RunCollectives:
-    """Explain the collectives of a run that lies in one trace; arguments as of ``measure_overlap``."""
-    ranks = find_rank_events(trace, step_pattern=step_pattern, backward_pattern=backward_pattern)
-    return measure_collectives(find_timings(trace, ranks), trace.warnings)
-
-
-def transfer_times(ranks: Sequence[RankCollectives], matches: Matches) -> list[Ints]:
-    """For each rank's collectives the shortest duration over the ranks, which needs no common clock."""
-    duration = matches.column(ranks, "end_ns") - matches.column(ranks, "start_ns")
-    present = matches.rows != UNKNOWN
-    shortest = np.where(present, duration, np.iinfo(np.int64).max).min(axis=1, initial=np.iinfo(np.int64).max)
-    transfers = []
-    for column, rank in enumerate(ranks):
-        transfer = np.full(len(rank.timings), UNKNOWN, np.int64)
-        transfer[matches.rows[present[:, column], column]] = shortest[present[:, column]]
-        transfers.append(transfer)
-    return transfers
-
-
-def wait_times(rank: RankCollectives, transfer_ns: Ints) -> Ints:
-    """What of each duration is not transfer; ``UNKNOWN`` where transfer is."""
-    duration = rank.timings.end_ns - rank.timings.start_ns
-    return np.where(transfer_ns == UNKNOWN, UNKNOWN, duration - transfer_ns)
-
-
-def _of_rank(rank: RankCollectives, transfer_ns: Ints, ranks: int) -> list[Collective]:
-    timings = rank.timings
-    wait_ns = wait_times(rank, transfer_ns)
-    exposure = explain_exposure(rank, wait_ns)
+def _of_rank(run: RunAnalysis, index: int) -> list[Collective]:
+    rank, ranks = run.ranks[index], len(run.ranks)
+    timings, wait_ns, transfer_ns = rank.timings, run.waits_ns[index], run.transfers_ns[index]
+    exposure = run.exposures[index]
     backward_end = np.append(rank.backward_end_ns, UNKNOWN)[timings.step].tolist()
     column = {column.name: getattr(timings, column.name).tolist() for column in fields(timings)}
     part = {column.name: getattr(exposure, column.name).tolist() for column in fields(Exposure)}
-    numbers = [*rank.step_numbers.tolist(), UNKNOWN]
+    numbers, keys = [*rank.step_numbers.tolist(), UNKNOWN], rank.keys.tolist()
     found = []
-    for row, index in enumerate(_positions(timings.step).tolist()):
+    for row, position in enumerate(_positions(timings.step).tolist()):
         has_match = wait_ns[row] != UNKNOWN
         found.append(
             Collective(
@@ -202,7 +161,7 @@ def _of_rank(rank: RankCollectives, transfer_ns: Ints, ranks: int) -> list[Colle
                 process=rank.process,
                 device=rank.device,
                 step=_known(numbers[column["step"][row]]),
-                index=index,
+                index=position,
                 op=_named(OPERATIONS, column["operation"][row]),
                 bucket=_known(column["bucket"][row]),
                 bytes=_known(column["bytes"][row]),
@@ -222,6 +181,7 @@ def _of_rank(rank: RankCollectives, transfer_ns: Ints, ranks: int) -> list[Colle
                 before_backward_end_ns=(
                     None if backward_end[row] == UNKNOWN else backward_end[row] - column["start_ns"][row]
                 ),
+                step_key=_known(keys[row]),
             )
         )
     return found
@@ -239,39 +199,3 @@ def _known(value: int) -> int | None:
 
 def _named(names: Sequence[str], index: int) -> str | None:
     return None if index == UNKNOWN else names[index]
-
-
-def diagnose_ranks(ranks: Sequence[RankCollectives], matches: Matches, alignment: Alignment) -> list[str]:
-    """What ranks, matches and clocks do not let one say."""
-    doubts = []
-    if (missing := alignment.missing_ranks) and any(len(rank.timings) for rank in ranks):
-        which = f"rank {missing[0]} is" if len(missing) == 1 else f"ranks {_ranges(missing)} are"
-        effect = (
-            "waiting cannot be told from transfer"
-            if len(ranks) < 2
-            else "transfer may be shorter and waiting longer than told"
-        )
-        doubts.append(f"{which} not among the traces: {effect}")
-    if matches.unmatched:
-        doubts.append(
-            f"{matches.unmatched:,} collectives have no match on the other ranks: "
-            "their waiting cannot be told from transfer"
-        )
-    if any(len(rank.timings) and not len(rank.times) for rank in ranks):
-        doubts.append(
-            "the trace tells no steps: only the last tail is known, earlier ones count as starved; see --step-range"
-        )
-    elif any(np.any(rank.backward_end_ns == UNKNOWN) for rank in ranks if len(rank.timings)):
-        doubts.append("steps without any compute known to be backward: their tail counts as starved")
-    return doubts
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """``1-3, 5`` for 1, 2, 3, 5."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1][1:] = [number]
-        else:
-            runs.append([number])
-    return ", ".join("-".join(map(str, run)) for run in runs)

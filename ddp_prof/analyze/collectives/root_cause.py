@@ -8,11 +8,15 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ddp_prof.analyze.collectives.exposure import CAUSES, SYNCHRONOUS, TAIL, WAITING
+from ddp_prof.analyze.collectives.results import measure_collectives
+from ddp_prof.analyze.collectives.straggler import measure_skew
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddp_prof.analyze.collectives.results import Collective
+    from ddp_prof.analyze.collectives.results import Collective, RunCollectives
+    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+    from ddp_prof.analyze.collectives.straggler import RunSkew
     from ddp_prof.manifest import Manifest
 
 
@@ -100,3 +104,24 @@ def _parameters(manifest: Manifest | None, bucket: int | None) -> tuple[str, ...
         return ()
     trained = [parameter.name for parameter in manifest.parameters if parameter.requires_grad]
     return tuple(trained[item] for item in sorted(buckets[bucket]) if item < len(trained))
+
+
+@dataclass(frozen=True)
+class RunExplanation:
+    """Why the communication of a run is exposed.
+
+    Attributes:
+        root_cause: The main reason; ``None`` where nothing is exposed.
+    """
+
+    run: RunAnalysis
+    collectives: RunCollectives
+    skew: RunSkew
+    root_cause: RootCause | None
+
+
+def explain_run(run: RunAnalysis) -> RunExplanation:
+    """Measure the collectives and the skew of a run."""
+    collectives = measure_collectives(run)
+    root_cause = find_root_cause(collectives.collectives, run.manifest)
+    return RunExplanation(run, collectives, measure_skew(run), root_cause)

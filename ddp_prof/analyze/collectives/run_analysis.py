@@ -1,31 +1,42 @@
-"""The ranks of one run, gathered from any number of traces, each reduced to its collectives before the next is read."""
+"""A run's ranks compared: which collectives are one and the same, on one clock, and what of each was exposed.
+
+Everything is computed when it is first asked for, and once.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from ddp_prof.analyze.collectives.clock_alignment import Alignment, align_clocks
+from ddp_prof.analyze.collectives.exposure import Exposure, explain_exposure
+from ddp_prof.analyze.collectives.matching import Matches, match_collectives
 from ddp_prof.analyze.collectives.timing import RankCollectives, find_timings
 from ddp_prof.analyze.core.diagnostics import diagnose
 from ddp_prof.manifest import label_of
+from ddp_prof.trace import UNKNOWN
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from ddp_prof.analyze.core.attribution import RankEvents
+    from ddp_prof.analyze.core.rank_events import RankEvents
     from ddp_prof.manifest import Manifest
-    from ddp_prof.trace import Trace
+    from ddp_prof.trace import Ints, Trace
 
 
 @dataclass(frozen=True)
-class Run:
-    """The collectives of a run's ranks.
+class RunAnalysis:
+    """The collectives of a run's ranks, and what follows from comparing them.
 
     Attributes:
         trace: The file, of several the first.
         device: ``cuda`` or ``cpu``, as of ``TraceOverlap``.
         ranks: By rank, then process and device.
+        trace_warnings: What the traces do not let one say.
     """
 
     trace: Path
@@ -33,37 +44,73 @@ class Run:
     device: str
     manifest: Manifest | None
     ranks: tuple[RankCollectives, ...]
-    warnings: tuple[str, ...]
+    trace_warnings: tuple[str, ...] = ()
 
-    def does_the_work_of(self, other: Run) -> bool:
+    @cached_property
+    def matches(self) -> Matches:
+        """The collectives that several ranks took part in."""
+        return match_collectives(self.ranks)
+
+    @cached_property
+    def alignment(self) -> Alignment:
+        """How the ranks' clocks were brought together."""
+        return align_clocks(self.ranks, self.matches)
+
+    @cached_property
+    def transfers_ns(self) -> tuple[Ints, ...]:
+        """For each rank's collectives the shortest duration over the ranks, which needs no common clock.
+
+        ``UNKNOWN`` for a collective without a match.
+        """
+        duration = self.matches.column(self.ranks, "end_ns") - self.matches.column(self.ranks, "start_ns")
+        present = self.matches.rows != UNKNOWN
+        longest = np.iinfo(np.int64).max
+        shortest = np.where(present, duration, longest).min(axis=1, initial=longest)
+        transfers = []
+        for column, rank in enumerate(self.ranks):
+            transfer = np.full(len(rank.timings), UNKNOWN, np.int64)
+            transfer[self.matches.rows[present[:, column], column]] = shortest[present[:, column]]
+            transfers.append(transfer)
+        return tuple(transfers)
+
+    @cached_property
+    def waits_ns(self) -> tuple[Ints, ...]:
+        """What of each rank's durations is not transfer; ``UNKNOWN`` where transfer is."""
+        return tuple(
+            np.where(transfer == UNKNOWN, UNKNOWN, rank.timings.end_ns - rank.timings.start_ns - transfer)
+            for rank, transfer in zip(self.ranks, self.transfers_ns, strict=True)
+        )
+
+    @cached_property
+    def exposures(self) -> tuple[Exposure, ...]:
+        """What of each rank's collectives was exposed, and why."""
+        return tuple(explain_exposure(rank, wait) for rank, wait in zip(self.ranks, self.waits_ns, strict=True))
+
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """What the traces, and comparing them, do not let one say."""
+        return (*self.trace_warnings, *_diagnose(self))
+
+    def does_the_work_of(self, other: RunAnalysis) -> bool:
         """Whether another run, by its run.json, has ranks that compute the same: same model, same share of a batch."""
         if self is other or self.manifest is None or other.manifest is None:
             return False
         return _work(self.manifest) == _work(other.manifest)
 
 
-def _work(manifest: Manifest) -> tuple[str, float, int, str]:
-    return (
-        manifest.model_size,
-        manifest.batch_size / manifest.world_size,
-        manifest.seq_len,
-        manifest.device,
-    )
-
-
-def reduce_trace(trace: Trace, ranks: Sequence[RankEvents]) -> Run:
+def analyze_trace(trace: Trace, ranks: Sequence[RankEvents]) -> RunAnalysis:
     """What a single trace tells of a run."""
-    return Run(
+    return RunAnalysis(
         trace=trace.path,
         label=label_of(trace.path, trace.manifest),
         device="cuda" if len(trace.activities) else "cpu",
         manifest=trace.manifest,
-        ranks=find_timings(trace, ranks),
-        warnings=diagnose(trace, ranks),
+        ranks=tuple(find_timings(rank) for rank in ranks),
+        trace_warnings=diagnose(trace, ranks),
     )
 
 
-def merge_traces(parts: Sequence[Run]) -> Run:
+def merge_analyses(parts: Sequence[RunAnalysis]) -> RunAnalysis:
     """The traces of one run as one.
 
     Raises:
@@ -75,5 +122,45 @@ def merge_traces(parts: Sequence[Run]) -> Run:
     return replace(
         parts[0],
         ranks=tuple(sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0))),
-        warnings=tuple(dict.fromkeys(warning for part in parts for warning in part.warnings)),
+        trace_warnings=tuple(dict.fromkeys(warning for part in parts for warning in part.trace_warnings)),
     )
+
+
+def _work(manifest: Manifest) -> tuple[str, float, int, str]:
+    return (
+        manifest.model_size,
+        manifest.batch_size / manifest.world_size,
+        manifest.seq_len,
+        manifest.device,
+    )
+
+
+def _diagnose(run: RunAnalysis) -> Iterator[str]:
+    ranks = run.ranks
+    if (missing := run.alignment.missing_ranks) and any(len(rank.timings) for rank in ranks):
+        which = f"rank {missing[0]} is" if len(missing) == 1 else f"ranks {_ranges(missing)} are"
+        effect = (
+            "waiting cannot be told from transfer"
+            if len(ranks) < 2
+            else "transfer may be shorter and waiting longer than told"
+        )
+        yield f"{which} not among the traces: {effect}"
+    if unmatched := run.matches.unmatched:
+        yield (
+            f"{unmatched:,} collectives have no match on the other ranks: their waiting cannot be told from transfer"
+        )
+    if any(len(rank.timings) and not len(rank.times) for rank in ranks):
+        yield "the trace tells no steps: only the last tail is known, earlier ones count as starved; see --step-range"
+    elif any(np.any(rank.backward_end_ns == UNKNOWN) for rank in ranks if len(rank.timings)):
+        yield "steps without any compute known to be backward: their tail counts as starved"
+
+
+def _ranges(numbers: tuple[int, ...]) -> str:
+    """``1-3, 5`` for 1, 2, 3, 5."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ", ".join("-".join(map(str, run)) for run in runs)

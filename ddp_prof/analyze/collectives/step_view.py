@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.clock_alignment import align_clocks
 from ddp_prof.analyze.collectives.exposure import SYNCHRONOUS, divide_by_cause, wait_end_ns
-from ddp_prof.analyze.collectives.matching import match_collectives
-from ddp_prof.analyze.collectives.results import transfer_times, wait_times
 from ddp_prof.analyze.core.intervals import union
 from ddp_prof.trace import UNKNOWN
 
@@ -19,6 +16,7 @@ if TYPE_CHECKING:
 
     from ddp_prof.analyze.collectives.clock_alignment import ClockOffset
     from ddp_prof.analyze.collectives.exposure import Part
+    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.collectives.timing import RankCollectives
     from ddp_prof.trace import Ints
 
@@ -63,9 +61,9 @@ class RankStepView:
 
 
 def typical_step(ranks: Sequence[RankCollectives]) -> int | None:
-    """The number (or position) of the step whose communication takes the median time on the first rank with any."""
+    """The key of the step whose communication takes the median time on the first rank with any."""
     for rank in ranks:
-        numbers = _numbers(rank)
+        numbers = rank.keys
         steps = np.unique(numbers[rank.timings.step != UNKNOWN])
         if len(steps):
             total = [int((rank.timings.end_ns - rank.timings.start_ns)[numbers == step].sum()) for step in steps]
@@ -73,28 +71,20 @@ def typical_step(ranks: Sequence[RankCollectives]) -> int | None:
     return None
 
 
-def view_step(ranks: Sequence[RankCollectives], step: int) -> tuple[RankStepView, ...]:
+def view_step(run: RunAnalysis, step: int) -> tuple[RankStepView, ...]:
     """What each rank communicated in a step, all on one clock; ranks without communication in it are left out.
 
     Args:
-        ranks: The ranks of a run.
-        step: The step's number, or its position where steps carry none.
+        run: The run.
+        step: The step's key, see ``Steps.keys``.
     """
-    matches = match_collectives(ranks)
-    alignment = align_clocks(ranks, matches)
     drawn = []
-    for rank, transfer_ns in zip(ranks, transfer_times(ranks, matches), strict=True):
-        rows = np.flatnonzero(_numbers(rank) == step)
+    for rank, wait_ns in zip(run.ranks, run.waits_ns, strict=True):
+        rows = np.flatnonzero(rank.keys == step)
         if len(rows):
-            drawn.append((rank, rows, wait_times(rank, transfer_ns), alignment.of(rank.clock)))
+            drawn.append((rank, rows, wait_ns, run.alignment.of(rank.clock)))
     origin = min((int(clock.common_ns(_first(rank, rows))) for rank, rows, _, clock in drawn), default=0)
-    return tuple(_rank_view(*view, origin) for view in drawn)
-
-
-def _numbers(rank: RankCollectives) -> Ints:
-    """The step of each collective: its number, else its position; ``UNKNOWN`` outside of any."""
-    number = np.append(rank.step_numbers, UNKNOWN)[rank.timings.step]
-    return np.where(number == UNKNOWN, rank.timings.step, number)
+    return tuple(_rank_view(*part, origin) for part in drawn)
 
 
 def _first(rank: RankCollectives, rows: Ints) -> Ints:

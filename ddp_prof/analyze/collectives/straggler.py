@@ -15,16 +15,11 @@ exposed wait of any rank in it; it is put down to the rank with the largest lag.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp, lgamma, log
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.clock_alignment import align_clocks
-from ddp_prof.analyze.collectives.exposure import explain_exposure
-from ddp_prof.analyze.collectives.matching import match_collectives
-from ddp_prof.analyze.collectives.results import diagnose_ranks, transfer_times, wait_times
-from ddp_prof.analyze.core.frames import frame_of
+from ddp_prof.analyze.frames import Framed, frame_of
 from ddp_prof.trace import UNKNOWN
 
 if TYPE_CHECKING:
@@ -35,6 +30,7 @@ if TYPE_CHECKING:
 
     from ddp_prof.analyze.collectives.clock_alignment import Alignment
     from ddp_prof.analyze.collectives.matching import Matches
+    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.collectives.timing import RankCollectives
     from ddp_prof.trace import Ints
 
@@ -76,7 +72,7 @@ class StepSkew:
     """One step.
 
     Attributes:
-        step: Its own number; its position where it carries none.
+        step: Its key: its own number, its position where it carries none or numbers come again.
         lags_ns: The lag of each rank, in the order of :attr:`RunSkew.ranks`.
         last: Index of the rank that arrived last; ``None`` where no lag is above the residual.
         cost_ns: Longest exposed wait of any rank.
@@ -89,7 +85,7 @@ class StepSkew:
 
 
 @dataclass(frozen=True, slots=True)
-class RunSkew:
+class RunSkew(Framed):
     """The skew of a run.
 
     Attributes:
@@ -109,13 +105,12 @@ class RunSkew:
         return frame_of(self.ranks)
 
 
-def measure_skew(ranks: Sequence[RankCollectives], warnings: Sequence[str] = ()) -> RunSkew:
+def measure_skew(run: RunAnalysis) -> RunSkew:
     """Compare the arrivals of the ranks of one run."""
-    matches = match_collectives(ranks)
-    alignment = align_clocks(ranks, matches)
+    ranks, matches, alignment = run.ranks, run.matches, run.alignment
     step = _step_of_each(ranks, matches)
     numbers = np.unique(step)
-    exposed_wait = _exposed_waits(ranks, matches, numbers)
+    exposed_wait = _exposed_waits(run, numbers)
     lags = _lags(ranks, matches, alignment)
     least = alignment.residual_p95_ns or 0
     last = _last(lags, least)
@@ -151,22 +146,17 @@ def measure_skew(ranks: Sequence[RankCollectives], warnings: Sequence[str] = ())
         straggler=_straggler(times_last, len(numbers)),
         alignment=alignment,
         reason=_reason(ranks, matches),
-        warnings=(*warnings, *diagnose_ranks(ranks, matches, alignment)),
+        warnings=run.warnings,
     )
 
 
 def _step_of_each(ranks: Sequence[RankCollectives], matches: Matches) -> Ints:
-    """The step of each matched collective: its number, else its position; of the ranks that differ the first."""
+    """The key of each matched collective's step; of the ranks that differ the first."""
     step = np.full(len(matches), UNKNOWN, np.int64)
     for index in reversed(range(len(ranks))):
-        own = _numbered(ranks[index], np.append(ranks[index].timings.step, UNKNOWN)[matches.rows[:, index]])
+        own = np.append(ranks[index].keys, UNKNOWN)[matches.rows[:, index]]
         step = np.where(matches.rows[:, index] == UNKNOWN, step, own)
     return step
-
-
-def _numbered(rank: RankCollectives, step: Ints) -> Ints:
-    number = np.append(rank.step_numbers, UNKNOWN)[step]
-    return np.where(number == UNKNOWN, step, number)
 
 
 def _lags(ranks: Sequence[RankCollectives], matches: Matches, alignment: Alignment) -> Floats:
@@ -202,14 +192,12 @@ def _largest(lags: Floats) -> Floats:
     return result
 
 
-def _exposed_waits(ranks: Sequence[RankCollectives], matches: Matches, numbers: Ints) -> Ints:
+def _exposed_waits(run: RunAnalysis, keys: Ints) -> Ints:
     """What each rank of each step waited for others without anything to compute."""
-    exposed = np.zeros((len(numbers), len(ranks)), np.int64)
-    for index, (rank, transfer) in enumerate(zip(ranks, transfer_times(ranks, matches), strict=True)):
-        wait = wait_times(rank, transfer)
+    exposed = np.zeros((len(keys), len(run.ranks)), np.int64)
+    for index, (rank, wait, exposure) in enumerate(zip(run.ranks, run.waits_ns, run.exposures, strict=True)):
         known = wait != UNKNOWN
-        row = np.searchsorted(numbers, _numbered(rank, rank.timings.step)[known])
-        np.add.at(exposed[:, index], row, explain_exposure(rank, wait).exposed_wait_ns[known])
+        np.add.at(exposed[:, index], np.searchsorted(keys, rank.keys[known]), exposure.exposed_wait_ns[known])
     return exposed
 
 
@@ -223,13 +211,9 @@ def _straggler(times_last: Ints, steps: int) -> int | None:
 
 def _at_least(times: int, trials: int, chance: float) -> float:
     """The upper tail of the binomial distribution: ``times`` or more hits in so many trials."""
-    return sum(
-        exp(
-            lgamma(trials + 1) - lgamma(hits + 1) - lgamma(trials - hits + 1)
-            + hits * log(chance) + (trials - hits) * log(1 - chance)
-        )
-        for hits in range(times, trials + 1)
-    )  # fmt: skip
+    from scipy.special import bdtrc
+
+    return float(bdtrc(times - 1, trials, chance))
 
 
 def _reason(ranks: Sequence[RankCollectives], matches: Matches) -> str | None:

@@ -16,19 +16,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE, find_collective_ranges, with_launches
+from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE
 from ddp_prof.analyze.core.operations import ALL_REDUCE, OPERATIONS, operation_of
-from ddp_prof.analyze.core.step_times import StepTimes, find_step_times
-from ddp_prof.analyze.core.steps import innermost
-from ddp_prof.range_names import parse_range
+from ddp_prof.analyze.core.step_breakdown import StepTimes, measure_step_times
 from ddp_prof.trace import UNKNOWN, Category, CollectiveMetadata, Table, select
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from ddp_prof.analyze.core.attribution import Events, LaunchedEvents, RankEvents
+    from ddp_prof.analyze.core.attribution import Events
     from ddp_prof.analyze.core.intervals import Intervals
+    from ddp_prof.analyze.core.rank_events import RankEvents
     from ddp_prof.trace import Ints, Mask, Trace
 
 READY_SOURCES = ("kernel", "hook")
@@ -76,6 +75,7 @@ class RankCollectives:
         world_size: Ranks in the job, ``None`` where unknown.
         groups: Names of communicators.
         step_numbers: The steps' own numbers, ``UNKNOWN`` where they carry none.
+        step_keys: A number for each step that no other one has; see ``Steps.keys``.
         backward_end_ns: End of the last compute of backward in each step, ``UNKNOWN`` where none is known.
         compute: All compute of the rank.
         times: What filled its steps.
@@ -90,6 +90,7 @@ class RankCollectives:
     timings: CollectiveTimings
     groups: tuple[str, ...]
     step_numbers: Ints
+    step_keys: Ints
     backward_end_ns: Ints
     compute: Intervals
     times: StepTimes
@@ -99,19 +100,22 @@ class RankCollectives:
         """What a person calls it."""
         return f"process {self.process}" if self.rank is None else f"rank {self.rank}"
 
+    @property
+    def keys(self) -> Ints:
+        """The key of each collective's step, ``UNKNOWN`` outside of any; a capture without steps counts as step 0."""
+        keys = np.where(self.step_keys == UNKNOWN, np.arange(len(self.step_keys)), self.step_keys)
+        of_collective: Ints = np.append(keys, UNKNOWN)[self.timings.step]
+        return of_collective
 
-def find_timings(trace: Trace, ranks: Sequence[RankEvents]) -> tuple[RankCollectives, ...]:
-    """The collectives of each rank in a trace."""
-    return tuple(_rank_collectives(trace, rank) for rank in ranks)
 
-
-def _rank_collectives(trace: Trace, rank: RankEvents) -> RankCollectives:
-    events = with_launches(trace, rank.of(Category.COMMUNICATION))
+def find_timings(rank: RankEvents) -> RankCollectives:
+    """The collectives of a rank."""
+    trace = rank.trace
+    events = rank.of(Category.COMMUNICATION)
     events = select(events, np.lexsort((events.start_ns, events.launch_ns, events.step)))
-    in_backward = (rank.events.phase == BACKWARD_PHASE) & (rank.events.category == Category.COMPUTE)
-    backward = with_launches(trace, select(rank.events, in_backward))
+    backward = select(rank.events, (rank.events.phase == BACKWARD_PHASE) & (rank.events.category == Category.COMPUTE))
     noted = _noted(trace.arguments, events)
-    groups = [int(value) for value in np.unique(noted.group_id) if value != UNKNOWN]
+    groups = [int(group) for group in np.unique(noted.group_id) if group != UNKNOWN]
     return RankCollectives(
         process=rank.process,
         device=rank.device,
@@ -119,25 +123,23 @@ def _rank_collectives(trace: Trace, rank: RankEvents) -> RankCollectives:
         clock=trace.path,
         epoch_ns=trace.epoch_ns,
         world_size=trace.world_size,
-        timings=_timings(trace, rank, events, backward, noted, groups),
+        timings=_timings(rank, events, backward, noted, groups),
         groups=tuple(trace.names[group] for group in groups),
         step_numbers=rank.steps.number,
+        step_keys=rank.step_keys,
         backward_end_ns=_last_by_step(backward.end_ns, backward.step, len(rank.steps)),
         compute=rank.union_of(Category.COMPUTE),
-        times=find_step_times(trace, rank),
+        times=measure_step_times(rank),
     )
 
 
 def _timings(
-    trace: Trace,
-    rank: RankEvents,
-    events: LaunchedEvents,
-    backward: LaunchedEvents,
-    noted: CollectiveMetadata,
-    groups: Sequence[int],
+    rank: RankEvents, events: Events, backward: Events, noted: CollectiveMetadata, groups: Sequence[int]
 ) -> CollectiveTimings:
     ready, source = _ready(events, backward)
-    bucket, own_bytes = _own_fields(trace, rank.process, events)
+    ranges = rank.collective_ranges
+    row = ranges.launched_in(events.launch_ns)
+    bucket, own_bytes = ranges.of_rows("bucket", row), ranges.of_rows("bytes", row)
     group = np.searchsorted(np.array(groups, np.int64), noted.group_id)
     return CollectiveTimings(
         step=events.step,
@@ -148,7 +150,7 @@ def _timings(
         start_ns=events.start_ns,
         end_ns=events.end_ns,
         blocking=_blocking(events, backward, len(rank.steps)).astype(np.int64),
-        operation=_operations(trace, events, noted, bucket),
+        operation=_operations(rank.trace, events, noted, bucket),
         bucket=bucket,
         bytes=np.where(own_bytes != UNKNOWN, own_bytes, noted.bytes),
         group=np.where(noted.group_id == UNKNOWN, UNKNOWN, group),
@@ -164,7 +166,7 @@ def _last_by_step(time_ns: Ints, step: Ints, steps: int) -> Ints:
     return last
 
 
-def _ready(events: LaunchedEvents, backward: LaunchedEvents) -> tuple[Ints, Ints]:
+def _ready(events: Events, backward: Events) -> tuple[Ints, Ints]:
     """When the gradients of each collective were ready, and by which of :data:`READY_SOURCES` that is known."""
     ready = np.full(len(events), UNKNOWN, np.int64)
     source = ready.copy()
@@ -182,7 +184,7 @@ def _ready(events: LaunchedEvents, backward: LaunchedEvents) -> tuple[Ints, Ints
     return ready, source
 
 
-def _blocking(events: LaunchedEvents, backward: LaunchedEvents, steps: int) -> Mask:
+def _blocking(events: Events, backward: Events, steps: int) -> Mask:
     """Launched while the host synchronizes; in traces that do not tell that, after all of backward was launched."""
     last = np.append(_last_by_step(backward.launch_ns, backward.step, steps), UNKNOWN)[events.step]
     after = (last != UNKNOWN) & (events.launch_ns > last) & (events.phase != BACKWARD_PHASE)
@@ -200,20 +202,6 @@ def _noted(arguments: CollectiveMetadata, events: Events) -> CollectiveMetadata:
             for column in fields(CollectiveMetadata)
         }
     )
-
-
-def _own_fields(trace: Trace, process: int, events: LaunchedEvents) -> tuple[Ints, Ints]:
-    """Bucket and bytes by our ranges: a collective belongs to the one opened last before, or at, its launch."""
-    spans = select(trace.spans, find_collective_ranges(trace, process))
-    holder = innermost(spans.start_ns, spans.end_ns, events.launch_ns)
-    name_id = np.append(spans.name_id, UNKNOWN)[holder]
-    parsed = {value: parse_range(trace.names[value]) for value in np.unique(spans.name_id).tolist()}
-
-    def number(key: str) -> Ints:
-        known = {item: value for item, text in parsed.items() if (value := text.number(key)) is not None}
-        return np.array([known.get(item, UNKNOWN) for item in name_id.tolist()], np.int64)
-
-    return number("bucket"), number("bytes")
 
 
 def _operations(trace: Trace, events: Events, noted: CollectiveMetadata, bucket: Ints) -> Ints:

@@ -15,7 +15,7 @@ from ddp_prof.trace import UNKNOWN, Category, Kind, distinct
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ddp_prof.analyze.core.attribution import RankEvents
+    from ddp_prof.analyze.core.rank_events import RankEvents
     from ddp_prof.trace import Trace
 
 OVERHEAD_LIMIT = 0.01

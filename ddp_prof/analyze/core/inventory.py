@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.analyze.core.attribution import find_rank_events
 from ddp_prof.analyze.core.diagnostics import diagnose
-from ddp_prof.analyze.core.steps import find_phases, find_steps
+from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.core.steps import NO_PATTERNS, RangePatterns, find_phases, find_steps
 from ddp_prof.manifest import label_of
 from ddp_prof.range_names import BACKWARD, PHASES
 from ddp_prof.trace import Category, Kind
@@ -59,10 +59,10 @@ class TraceInventory:
     warnings: tuple[str, ...]
 
 
-def take_inventory(trace: Trace, *, step_pattern: str | None = None) -> TraceInventory:
+def take_inventory(trace: Trace, patterns: RangePatterns = NO_PATTERNS) -> TraceInventory:
     """Count what a trace holds."""
-    ranks = find_rank_events(trace, step_pattern=step_pattern)
-    processes = [_process_inventory(trace, process, step_pattern) for process in trace.processes]
+    ranks = find_rank_events(trace, patterns)
+    processes = [_process_inventory(trace, process, patterns) for process in trace.processes]
     return TraceInventory(
         trace=trace.path,
         label=label_of(trace.path, trace.manifest),
@@ -77,10 +77,10 @@ def take_inventory(trace: Trace, *, step_pattern: str | None = None) -> TraceInv
     )
 
 
-def _process_inventory(trace: Trace, process: int, step_pattern: str | None) -> ProcessInventory:
+def _process_inventory(trace: Trace, process: int, patterns: RangePatterns) -> ProcessInventory:
     mine = trace.activities.process == process
     kind = trace.activities.kind[mine]
-    steps = find_steps(trace, process, step_pattern)
+    steps = find_steps(trace, process, patterns.step)
     return ProcessInventory(
         process=process,
         rank=trace.ranks.get(process),
@@ -92,7 +92,7 @@ def _process_inventory(trace: Trace, process: int, step_pattern: str | None) -> 
         ranges=int((trace.spans.process == process).sum()),
         steps=len(steps),
         warmup_steps=int(steps.warmup.sum()),
-        backward_ranges=int((find_phases(trace, process).kind == PHASES.index(BACKWARD)).sum()),
+        backward_ranges=int((find_phases(trace, process, patterns.backward).kind == PHASES.index(BACKWARD)).sum()),
     )
 
 

@@ -32,6 +32,22 @@ PHASE_PATTERNS: Mapping[str, str] = {
 """How ranges of phases are named, by us and by others; any case."""
 
 
+@dataclass(frozen=True, slots=True)
+class RangePatterns:
+    """How the user's own ranges are named: regular expressions, ``None`` for the usual names.
+
+    Attributes:
+        step: Of step ranges; its first group, if it has one, is the step's number.
+        backward: Of ranges that hold the backward pass.
+    """
+
+    step: str | None = None
+    backward: str | None = None
+
+
+NO_PATTERNS = RangePatterns()
+
+
 @dataclass(frozen=True)
 class Steps(Table):
     """The steps of one process in the order of their start.
@@ -47,6 +63,27 @@ class Steps(Table):
     start_ns: Ints
     end_ns: Ints
     warmup: Mask
+
+    @property
+    def keys(self) -> Ints:
+        """A number for each step that no other one has: its own, its position where it carries none.
+
+        Where numbers come again, as when each epoch counts anew, they tell no step apart, and all are positions.
+        """
+        position = np.arange(len(self), dtype=np.int64)
+        known = self.number[self.number != UNKNOWN]
+        if len(np.unique(known)) < len(known):
+            return position
+        return np.where(self.number == UNKNOWN, position, self.number)
+
+    def index_at(self, time_ns: Ints) -> Ints:
+        """Index of the step that holds each instant, ``UNKNOWN`` outside of any."""
+        return innermost(self.start_ns, self.end_ns, time_ns)
+
+    @classmethod
+    def whole(cls, start_ns: int, end_ns: int) -> Steps:
+        """A capture without steps as a single one without a number."""
+        return cls(np.array([UNKNOWN]), np.array([start_ns]), np.array([end_ns]), np.zeros(1, np.bool_))
 
 
 @dataclass(frozen=True)
@@ -91,8 +128,8 @@ def find_steps(trace: Trace, process: int, pattern: str | None = None) -> Steps:
         number = np.array([_or_unknown(ours[int(name)].number("index")) for name in names], np.int64)
         warmup = np.array([bool(ours[int(name)].number("warmup")) for name in names], np.bool_)
         return Steps(number, spans.start_ns[rows], spans.end_ns[rows], warmup)
-    for pattern_ in STEP_PATTERNS:
-        steps = _matching_steps(trace, mine, pattern_, re.IGNORECASE)
+    for usual in STEP_PATTERNS:
+        steps = _matching_steps(trace, mine, usual, re.IGNORECASE)
         if len(steps):
             return steps
     return steps

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ddp_prof.variants import BASELINE
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ddp_prof.analyze.overlap.overlap import StepOverlap, TraceOverlap
-
-BASELINE = "naive"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,21 +12,25 @@ the step, measured against all of C::
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, Events, RankEvents, find_rank_events
+from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, Events
 from ddp_prof.analyze.core.diagnostics import diagnose
 from ddp_prof.analyze.core.intervals import Intervals, union, union_by_group
-from ddp_prof.analyze.overlap.step_breakdown import measure_breakdown, sum_by_group
+from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
+from ddp_prof.analyze.core.step_breakdown import sum_by_group
+from ddp_prof.analyze.frames import Framed, frame_of_rows
 from ddp_prof.manifest import label_of
 from ddp_prof.trace import UNKNOWN, Category
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
+
+    import pandas as pd
 
     from ddp_prof.trace import Ints, Mask, Trace
 
@@ -124,7 +128,7 @@ class Attribution:
 
 
 @dataclass(frozen=True, slots=True)
-class TraceOverlap:
+class TraceOverlap(Framed):
     """The overlap of every rank in one trace, or in the traces of one run.
 
     Attributes:
@@ -144,22 +148,31 @@ class TraceOverlap:
     warnings: tuple[str, ...]
     world_size: int | None = None
 
+    def to_frame(self, *, by_step: bool = False) -> pd.DataFrame:
+        """A row a rank, or a row a step of each rank; times in nanoseconds, ratios from 0 to 1."""
+        if by_step:
+            identity = ("process", "device", "rank")
+            return frame_of_rows(
+                [
+                    {**{name: getattr(rank, name) for name in identity}, **asdict(step)}
+                    for rank in self.ranks
+                    for step in rank.steps
+                ]
+            )
+        names = [field.name for field in fields(RankOverlap) if field.name != "steps"]
+        names += ["overlap_ratio", "backward_overlap_ratio"]
+        rows = [{name: getattr(rank, name) for name in names} for rank in self.ranks]
+        return frame_of_rows([{"run": self.label, **row} for row in rows])
 
-def measure_overlap(
-    trace: Trace, *, step_pattern: str | None = None, backward_pattern: str | None = None
-) -> TraceOverlap:
+
+def measure_overlap(trace: Trace, ranks: Sequence[RankEvents] | None = None) -> TraceOverlap:
     """Measure the overlap of every rank and step in a trace.
 
     Args:
         trace: The trace.
-        step_pattern: Regular expression for the user's step ranges; see ``phases.find_steps``.
-        backward_pattern: Regular expression for the user's backward ranges.
+        ranks: What its ranks did, as :func:`find_rank_events` finds it; by default with the usual names of ranges.
     """
-    return measure_ranks(trace, find_rank_events(trace, step_pattern=step_pattern, backward_pattern=backward_pattern))
-
-
-def measure_ranks(trace: Trace, ranks: Sequence[RankEvents]) -> TraceOverlap:
-    """Measure the overlap of ranks whose work is known already."""
+    ranks = find_rank_events(trace) if ranks is None else ranks
     return TraceOverlap(
         trace=trace.path,
         label=label_of(trace.path, trace.manifest),
@@ -240,7 +253,7 @@ def _weakest(methods: Iterable[str]) -> str:
 
 def _measure_steps(rank: RankEvents, backward: Intervals) -> tuple[StepOverlap, ...]:
     events, steps = rank.events, len(rank.steps)
-    parts = measure_breakdown(rank)
+    parts = rank.breakdown
     launched = events.step != UNKNOWN
     communicating = launched & (events.category == Category.COMMUNICATION)
     in_backward = launched & _is_backward(rank)

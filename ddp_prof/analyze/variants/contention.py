@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddp_prof.analyze.core.attribution import with_launches
 from ddp_prof.trace import UNKNOWN, Category, select
 
 if TYPE_CHECKING:
@@ -25,8 +24,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ddp_prof.analyze.core.attribution import Events, RankEvents
-    from ddp_prof.trace import Ints, Mask, Trace
+    from ddp_prof.analyze.core.attribution import Events
+    from ddp_prof.analyze.core.rank_events import RankEvents
+    from ddp_prof.trace import Ints, Mask
 
     Floats = NDArray[np.float64]
 
@@ -82,11 +82,11 @@ class Contention:
     reason: str | None
 
 
-def sample_kernels(trace: Trace, rank: RankEvents) -> KernelSamples:
+def sample_kernels(rank: RankEvents) -> KernelSamples:
     """The kernels of compute in a rank's steps, in the order of launch."""
-    events = rank.events
+    trace, events = rank.trace, rank.events
     rows = (events.kernel == 1) & (events.category == Category.COMPUTE) & (events.step != UNKNOWN) & rank.has_steps
-    chosen = with_launches(trace, select(events, rows))
+    chosen = select(events, rows)
     chosen = select(chosen, np.lexsort((chosen.launch_ns, chosen.step)))
     name_id = trace.activities.name_id[chosen.activity]
     shape_id = np.full(len(chosen), UNKNOWN) if trace.shape_id is None else trace.shape_id[chosen.activity]

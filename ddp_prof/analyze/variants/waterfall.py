@@ -21,24 +21,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.exposure import explain_exposure
-from ddp_prof.analyze.collectives.matching import match_collectives
-from ddp_prof.analyze.collectives.results import transfer_times, wait_times
-from ddp_prof.analyze.core.frames import frame_of
+from ddp_prof.analyze.frames import Framed, frame_of
 from ddp_prof.analyze.variants.contention import measure_contention
 from ddp_prof.trace import UNKNOWN
+from ddp_prof.variants import variant_position
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import pandas as pd
 
-    from ddp_prof.analyze.collectives.run_analysis import Run
+    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.variants.contention import Contention, KernelSamples
 
 PARTS = ("compute", "contention", "transfer", "tail", "wait", "calls", "rest")
-ORDER = ("naive", "flat", "overlap", "bucketed", "torch")
-"""How variants build upon each other; what else there is comes after them as given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +77,7 @@ class Change(Parts):
 
 
 @dataclass(frozen=True, slots=True)
-class Waterfall:
+class Waterfall(Framed):
     """Runs in the order in which variants build upon each other, and the changes between them.
 
     Attributes:
@@ -99,7 +95,7 @@ class Waterfall:
         return frame_of(self.changes)
 
 
-def measure_waterfall(runs: Sequence[tuple[Run, Sequence[KernelSamples]]]) -> Waterfall:
+def measure_waterfall(runs: Sequence[tuple[RunAnalysis, Sequence[KernelSamples]]]) -> Waterfall:
     """Order the runs and take the differences of their budgets.
 
     Args:
@@ -113,30 +109,27 @@ def measure_waterfall(runs: Sequence[tuple[Run, Sequence[KernelSamples]]]) -> Wa
         for run, own in runs
     ]
     priced = [(run, contention) for (run, _), contention in zip(runs, contentions, strict=True)]
-    ordered = sorted(priced, key=lambda item: _place(item[0]))
+    ordered = sorted(priced, key=lambda item: _position(item[0]))
     budgets = [_budget(run, contention) for run, contention in ordered]
     known = [budget for budget in budgets if budget is not None]
     return Waterfall(
         budgets=tuple(known),
         changes=tuple(_change(before, after) for before, after in pairwise(known)),
         left_out=tuple(run.label for (run, _), budget in zip(ordered, budgets, strict=True) if budget is None),
-        warnings=tuple(dict.fromkeys(warning for run, _ in runs for warning in run.warnings)),
+        warnings=tuple(dict.fromkeys(warning for run, _ in runs for warning in run.trace_warnings)),
     )
 
 
-def _place(run: Run) -> int:
-    variant = run.label if run.manifest is None else run.manifest.variant
-    return ORDER.index(variant) if variant in ORDER else len(ORDER)
+def _position(run: RunAnalysis) -> int:
+    return variant_position(run.label if run.manifest is None else run.manifest.variant)
 
 
-def _budget(run: Run, contention: Contention) -> Budget | None:
+def _budget(run: RunAnalysis, contention: Contention) -> Budget | None:
     steps = sum(len(rank.times) for rank in run.ranks)
     if not steps:
         return None
-    matches = match_collectives(run.ranks)
     exposed = tail = wait = 0
-    for rank, transfer_ns in zip(run.ranks, transfer_times(run.ranks, matches), strict=True):
-        exposure = explain_exposure(rank, wait_times(rank, transfer_ns))
+    for rank, exposure in zip(run.ranks, run.exposures, strict=True):
         in_step = (rank.timings.step != UNKNOWN) & bool(len(rank.times))
         exposed += int(exposure.exposed_ns[in_step].sum())
         tail += int((exposure.tail_ns - exposure.tail_wait_ns)[in_step].sum())
@@ -166,7 +159,7 @@ def _budget(run: Run, contention: Contention) -> Budget | None:
         **parts,
         rest_ns=step_ns - sum(parts.values()),
         contention=contention,
-        knows_wait=len(matches) > 0,
+        knows_wait=len(run.matches) > 0,
     )
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from ddp_prof.benchmark.effects import BUCKETED, bucket_sizes
+from ddp_prof.benchmark.effects import bucket_sizes
 from ddp_prof.benchmark.facts import BYTES_PER_MB
 from ddp_prof.benchmark.report.figure import TOP, axis, layout
 from ddp_prof.benchmark.report.rows import half_ms, value_ms
 from ddp_prof.present.charts import theme
 from ddp_prof.present.timeline.text import shown_name
+from ddp_prof.variants import BUCKETED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddp_prof.analyze.overlap.comparison import BASELINE
 from ddp_prof.benchmark.store import OK
 from ddp_prof.present.columns import ms, percent
+from ddp_prof.variants import BASELINE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddp_prof.benchmark.conclusions import judge
-from ddp_prof.benchmark.effects import BUCKETED
 from ddp_prof.benchmark.facts import BYTES_PER_MB
 from ddp_prof.benchmark.report.rows import comparison_rows, csv_rows, half_ms, setting_rows, value_ms
 from ddp_prof.benchmark.report.words import CONCLUSIONS, analysis, evidence_text, place_title
@@ -13,6 +12,7 @@ from ddp_prof.benchmark.store import OK
 from ddp_prof.present.charts.theme import milliseconds, percent, size
 from ddp_prof.present.columns import Row, ms
 from ddp_prof.present.table_view import TableView
+from ddp_prof.variants import BUCKETED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

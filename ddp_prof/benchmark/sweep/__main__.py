@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from ddp_prof.benchmark.grid import choose_defaults, order_jobs
-from ddp_prof.benchmark.sweep.arguments import Arguments, choose_conditions, choose_grid, make_parser
+from ddp_prof.benchmark.sweep.arguments import Arguments, choose_grid, make_parser
+from ddp_prof.benchmark.sweep.grid import default_grid
 from ddp_prof.errors import DdpProfError
 from ddp_prof.train.launch import Stopped, die_with_launcher, stoppable
 
@@ -31,15 +31,8 @@ def _sweep(arguments: Arguments) -> int:
     from ddp_prof.benchmark.sweep.sweep import Plan, sweep
 
     machine = probe_machine()
-    defaults = choose_defaults(machine.gpus)
-    plan = Plan(
-        order_jobs(choose_grid(arguments, defaults), arguments.repeats or defaults.repeats),
-        choose_conditions(arguments, defaults),
-        machine,
-        arguments.database,
-        arguments.force,
-        arguments.profile,
-    )
+    grid = choose_grid(arguments, default_grid(machine.gpus))
+    plan = Plan(grid.jobs(), machine, arguments.database, arguments.force, arguments.profile)
     outcome = sweep(plan)
     sys.stdout.write(f"{outcome}: {arguments.database}\n")
     return 0 if outcome.is_good else 1

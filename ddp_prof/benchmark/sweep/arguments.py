@@ -6,14 +6,13 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ddp_prof.benchmark.grid import Conditions, Grid
-from ddp_prof.train.arguments import VARIANT_KEYS, at_least, bucket_size
+from ddp_prof.benchmark.sweep.grid import Grid
+from ddp_prof.train.arguments import NO_CAP, at_least, bucket_size
 from ddp_prof.train.sizes import MODEL_SIZES
+from ddp_prof.variants import VARIANT_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from ddp_prof.benchmark.grid import Defaults
 
 Value = TypeVar("Value")
 
@@ -26,7 +25,7 @@ class Arguments(argparse.Namespace):
     world_size: list[list[int]] | None
     batch_sizes: list[list[int]] | None
     seq_lens: list[list[int]] | None
-    bucket_sizes_mb: list[list[float]] | None
+    bucket_sizes_mb: list[list[float | None]] | None
     num_steps: int | None
     warmup: int | None
     repeats: int | None
@@ -59,7 +58,7 @@ def _add_grid(group: argparse._ArgumentGroup) -> None:
     def add(flag: str, kind: Callable[[str], Any], text: str, metavar: str = "N") -> None:
         group.add_argument(flag, nargs="+", type=_several(kind), metavar=metavar, help=text)
 
-    add("--variants", _one_of(VARIANT_KEYS), f"of {', '.join(VARIANT_KEYS)} (default: all)", "VARIANT")
+    add("--variants", _one_of(VARIANT_NAMES), f"of {', '.join(VARIANT_NAMES)} (default: all)", "VARIANT")
     add(
         "--model-size",
         _one_of(MODEL_SIZES),
@@ -70,7 +69,7 @@ def _add_grid(group: argparse._ArgumentGroup) -> None:
     add("--batch-sizes", at_least(1), "sequences a step of one rank (default: 2 4 on two GPUs, else 2)")
     add("--seq-lens", at_least(1), "tokens of a sequence (default: 128 256 512 on two GPUs, else 32 64 128)")
     text = "caps of the buckets of bucketed; none is one bucket (default: 1 10 100 1000 on two GPUs, else 1 10 100)"
-    add("--bucket-sizes-mb", bucket_size, text, "MB")
+    add("--bucket-sizes-mb", _bucket_size, text, "MB")
 
 
 def _add_runs(group: argparse._ArgumentGroup) -> None:
@@ -104,9 +103,8 @@ def _add_outcome(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def choose_grid(arguments: Arguments, defaults: Defaults) -> Grid:
-    """What was asked for, and defaults for the rest."""
-    grid = defaults.grid
+def choose_grid(arguments: Arguments, grid: Grid) -> Grid:
+    """What was asked for, and the values of a default grid for the rest."""
     return Grid(
         variants=_flat(arguments.variants, grid.variants),
         bucket_sizes_mb=_flat(arguments.bucket_sizes_mb, grid.bucket_sizes_mb),
@@ -114,14 +112,9 @@ def choose_grid(arguments: Arguments, defaults: Defaults) -> Grid:
         world_sizes=_flat(arguments.world_size, grid.world_sizes),
         local_batch_sizes=_flat(arguments.batch_sizes, grid.local_batch_sizes),
         seq_lens=_flat(arguments.seq_lens, grid.seq_lens),
-    )
-
-
-def choose_conditions(arguments: Arguments, defaults: Defaults) -> Conditions:
-    """As :func:`choose_grid`."""
-    return Conditions(
-        steps=arguments.num_steps or defaults.steps,
-        warmup=defaults.warmup if arguments.warmup is None else arguments.warmup,
+        steps=arguments.num_steps or grid.steps,
+        warmup=grid.warmup if arguments.warmup is None else arguments.warmup,
+        repeats=arguments.repeats or grid.repeats,
         seed=arguments.seed,
         device=arguments.device,
         backend=arguments.backend,
@@ -148,6 +141,11 @@ def _several(kind: Callable[[str], Value]) -> Callable[[str], list[Value]]:
             raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
 
     return values
+
+
+def _bucket_size(text: str) -> float | None:
+    size = bucket_size(text)
+    return None if size == NO_CAP else size
 
 
 def _one_of(choices: Sequence[str] | dict[str, Any]) -> Callable[[str], str]:

@@ -1,4 +1,4 @@
-"""A setting captured under a profiler, and the figures that ``ddp-prof`` reads from that."""
+"""A run captured under a profiler, and the figures that ``ddp-prof`` reads from that."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddp_prof.benchmark.grid import format_cap, train_arguments
 from ddp_prof.errors import WorkloadError
 from ddp_prof.train.launch import PR_SET_PDEATHSIG, launch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ddp_prof.benchmark.grid import Conditions, Setting
+    from ddp_prof.run_config import RunConfig
 
 CHECKOUT = Path(__file__).parents[3]
 SCRIPT = CHECKOUT / "scripts" / "profile_variant.sh"
@@ -41,8 +40,10 @@ class CaptureFigures:
     tail_ns: int | None
 
 
-def capture(setting: Setting, conditions: Conditions, folder: Path, *, force: bool) -> CaptureFigures:
-    """Capture a setting into a folder and read the capture; one that is there, of the same code, is only read.
+def capture(config: RunConfig, folder: Path, *, force: bool) -> CaptureFigures:
+    """Capture a run into a folder and read the capture; one that is there, of the same code, is only read.
+
+    Synchronized steps are left out: no capture shows them.
 
     Raises:
         WorkloadError: It cannot be captured, or not be read.
@@ -50,9 +51,9 @@ def capture(setting: Setting, conditions: Conditions, folder: Path, *, force: bo
     """
     folder.mkdir(parents=True, exist_ok=True)
     if SCRIPT.is_file():
-        files = _capture_by_script(setting, conditions, folder, force=force)
+        files = _capture_by_script(replace(config, synchronized_steps=0), folder, force=force)
     else:
-        files = _capture_by_torch(setting, conditions, folder)
+        files = _capture_by_torch(replace(config, synchronized_steps=0), folder)
     if not files:
         raise WorkloadError(f"the capture left no trace in {folder}: is PROFILER=none?")
     return read_figures(files)
@@ -79,27 +80,15 @@ def _median(steps: Sequence[Mapping[str, Any]], name: str) -> int | None:
     return round(statistics.median(values)) if values else None
 
 
-def _capture_by_script(setting: Setting, conditions: Conditions, folder: Path, *, force: bool) -> list[Path]:
-    cap = setting.bucket_size_mb
-    command = [
-        *("bash", str(SCRIPT), setting.variant),
-        *(() if cap is None else ("--bucket-size-mb", format_cap(cap))),
-        *("--", "--seed", str(conditions.seed), "--backend", conditions.backend),
-    ]
+def _capture_by_script(config: RunConfig, folder: Path, *, force: bool) -> list[Path]:
     environment = {
         **os.environ,
-        "MODEL_SIZE": setting.model_size,
-        "BATCH_SIZE": str(setting.world_size * setting.local_batch_size),
-        "SEQ_LEN": str(setting.seq_len),
-        "STEPS": str(conditions.steps),
-        "WARMUP": str(conditions.warmup),
-        "NGPU": str(setting.world_size),
-        "DEVICE": conditions.device,
+        **config.script_environment(),
         "TRACES_DIR": str(folder.absolute()),
         "VENV": sys.prefix,
         "FORCE": str(int(force)),
     }
-    said = _run_tethered(command, environment)
+    said = _run_tethered(["bash", str(SCRIPT), *config.script_argv()], environment)
     name = said.partition(":")[0]  # "bucketed_10mb: captured by nsys 2022.4.2.1 in 6 s"
     return sorted([*folder.glob(f"{name}.sqlite"), *folder.glob(f"{name}.rank*.json.gz")])
 
@@ -131,12 +120,12 @@ def _run_tethered(command: Sequence[str], environment: Mapping[str, str]) -> str
     return said.strip()
 
 
-def _capture_by_torch(setting: Setting, conditions: Conditions, folder: Path) -> list[Path]:
-    name = setting.variant if setting.bucket_size_mb is None else f"{setting.variant}_{setting.bucket_size_mb:g}mb"
+def _capture_by_torch(config: RunConfig, folder: Path) -> list[Path]:
+    name = config.file_name
     outputs = ["--kineto", str(folder / f"{name}.json.gz"), "--run-json", str(folder / f"{name}.run.json")]
     with tempfile.TemporaryDirectory(prefix="ddp_prof.") as directory:
-        command = ["-m", "ddp_prof.train", *train_arguments(setting, conditions), *outputs]
-        launch(setting.world_size, command, log=Path(directory, "log"))
+        command = ["-m", "ddp_prof.train", *config.argv(), *outputs]
+        launch(config.world_size or 1, command, log=Path(directory, "log"))
     return sorted(folder.glob(f"{name}.rank*.json.gz"))
 
 

@@ -1,33 +1,95 @@
-"""One run of the workload, in processes and a process group of its own."""
+"""One run of the workload, in processes and a process group of its own, and its rows of the results database."""
 
 from __future__ import annotations
 
 import tempfile
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddp_prof.benchmark.grid import train_arguments
-from ddp_prof.errors import WorkloadError
-from ddp_prof.manifest import load_manifest
+from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, Message, Run, StepTime
+from ddp_prof.errors import OutOfMemoryError, WorkloadError
+from ddp_prof.manifest import caveats_of, load_manifest
 from ddp_prof.train.launch import launch
+from ddp_prof.train.sizes import MODEL_SIZES
 
 if TYPE_CHECKING:
-    from ddp_prof.benchmark.grid import Conditions, Setting
+    from ddp_prof.benchmark.sweep.grid import Job
+    from ddp_prof.benchmark.sweep.probe import Machine
     from ddp_prof.manifest import Manifest
+    from ddp_prof.run_config import RunConfig
+
+FLOAT32_BYTES = 4
 
 
-def measure(setting: Setting, conditions: Conditions) -> Manifest | WorkloadError:
-    """Run a setting; returns what it says of itself, or why it could not run.
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A run with all that was measured in it."""
+
+    run: Run
+    steps: tuple[StepTime, ...] = ()
+    messages: tuple[Message, ...] = ()
+
+
+def measure(config: RunConfig) -> Manifest | WorkloadError:
+    """Make a run; returns what it says of itself, or why it could not run.
 
     Raises:
         Stopped: A signal asked this process to end; the ranks are gone.
     """
     with tempfile.TemporaryDirectory(prefix="ddp_prof.") as directory:
         run_json = Path(directory, "run.json")
-        command = ["-m", "ddp_prof.train", *train_arguments(setting, conditions), "--run-json", str(run_json)]
+        command = ["-m", "ddp_prof.train", *config.argv(), "--run-json", str(run_json)]
         try:
-            launch(setting.world_size, command, log=Path(directory, "log"))
+            launch(config.world_size or 1, command, log=Path(directory, "log"))
         except WorkloadError as error:
             return error
         manifest = load_manifest(run_json)
     return manifest or WorkloadError("the ranks ended well, but left no run.json")
+
+
+def finished(job: Job, machine: Machine, outcome: Manifest | WorkloadError) -> Finished:
+    """The rows of a run that ended, well or not."""
+    run = _run(job, machine, outcome)
+    if isinstance(outcome, Exception):
+        return Finished(run)
+    return Finished(
+        run,
+        tuple(StepTime(run=run.id, **asdict(times)) for times in outcome.host_times),
+        tuple(Message(run=run.id, **asdict(times)) for times in outcome.messages),
+    )
+
+
+def _run(job: Job, machine: Machine, outcome: Manifest | WorkloadError) -> Run:
+    config, size = job.config, MODEL_SIZES[job.config.model_size]
+    manifest = None if isinstance(outcome, Exception) else outcome
+    return Run(
+        **config.row_fields(),
+        id=job.run_id(machine.environment.id),
+        environment=machine.environment.id,
+        repeat=job.repeat,
+        d_model=size.d_model,
+        num_layers=size.layers,
+        parameters=size.parameters,
+        gradient_bytes=FLOAT32_BYTES * size.parameters,
+        backend=manifest.backend if manifest else None,
+        device=manifest.device if manifest else None,
+        status=_status(outcome),
+        reason=None if manifest else str(outcome),
+        caveat="; ".join(caveats_of(manifest)) or None if manifest else None,
+        collectives=manifest.collectives if manifest else None,
+        communicated_bytes=manifest.communicated_bytes if manifest else None,
+        peak_memory_bytes=manifest.peak_memory_bytes if manifest else None,
+        tokens=config.batch_size * config.seq_len,
+        created=manifest.created if manifest else datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        git_commit=machine.git_commit,
+        command=" ".join(("python -m ddp_prof.train", *config.argv())),
+        code=machine.code,
+    )
+
+
+def _status(outcome: Manifest | WorkloadError) -> str:
+    if not isinstance(outcome, Exception):
+        return OK
+    return OUT_OF_MEMORY if isinstance(outcome, OutOfMemoryError) else FAILED

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from ddp_prof.benchmark.store import Environment
-from ddp_prof.benchmark.sweep.identity import digest
+from ddp_prof.benchmark.sweep.grid import digest
 from ddp_prof.errors import WorkloadError
 
 PACKAGE = Path(__file__).parents[2]
+GROUND = ("range_names", "run_config", "variants")
+"""Modules beside the rooms of ddp and train that decide what a run does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ def probe_machine() -> Machine:
 
 def digest_code(package: Path) -> str:
     """Digest of what the ranks run; the sweep's own files are not among it."""
-    files = [*package.glob("ddp/*.py"), *package.glob("train/*.py"), package / "range_names.py"]
+    files = [*package.glob("ddp/*.py"), *package.glob("train/*.py"), *(package / f"{name}.py" for name in GROUND)]
     contents = sha256()
     for file in sorted(files):
         contents.update(str(file.relative_to(package)).encode() + b"\0" + file.read_bytes() + b"\0")

@@ -11,20 +11,19 @@ from typing import TYPE_CHECKING
 
 from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, load_results, open_database, write_run
 from ddp_prof.benchmark.sweep.capture import CaptureFigures, capture
-from ddp_prof.benchmark.sweep.identity import run_id
-from ddp_prof.benchmark.sweep.measure import measure
+from ddp_prof.benchmark.sweep.measure import Finished, finished, measure
 from ddp_prof.benchmark.sweep.progress import show_progress
-from ddp_prof.benchmark.sweep.rows import Finished, finished
 from ddp_prof.errors import WorkloadError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from ddp_prof.benchmark.grid import Conditions, Job, Setting
     from ddp_prof.benchmark.store import Run
+    from ddp_prof.benchmark.sweep.grid import Job
     from ddp_prof.benchmark.sweep.probe import Machine
     from ddp_prof.benchmark.sweep.progress import Progress
+    from ddp_prof.run_config import RunConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,6 @@ class Plan:
     """
 
     jobs: Sequence[Job]
-    conditions: Conditions
     machine: Machine
     database: Path
     force: bool = False
@@ -130,27 +128,27 @@ class _Sweep:
         return self._known.get(self._id(job))
 
     def _id(self, job: Job) -> str:
-        return run_id(job, self._plan.conditions, self._plan.machine.environment.id)
+        return job.run_id(self._plan.machine.environment.id)
 
     def _measure(self, job: Job, progress: Progress) -> None:
-        what = f"{job.setting}, repeat {job.repeat + 1}"
+        what = f"{job.config}, repeat {job.repeat + 1}"
         progress.begin(what)
-        outcome = measure(job.setting, self._plan.conditions)
-        result = finished(job, self._plan.conditions, self._plan.machine, outcome)
+        outcome = measure(job.config)
+        result = finished(job, self._plan.machine, outcome)
         self._keep(result)
         self._outcome.runs[result.run.status] += 1
         progress.end(what, _describe(result), is_bad=result.run.status != OK)
 
     def _capture(self, job: Job, progress: Progress) -> None:
-        what = f"{job.setting}, capture"
+        what = f"{job.config}, capture"
         found = self._known[self._id(job)]
         progress.begin(what)
         if found.run.status != OK:
             progress.end(what, "left out, as the run is missing", is_bad=False)
             return
-        folder = _capture_folder(self._plan.database, job.setting)
+        folder = _capture_folder(self._plan.database, job.config)
         try:
-            figures = capture(job.setting, self._plan.conditions, folder, force=self._plan.force)
+            figures = capture(job.config, folder, force=self._plan.force)
         except WorkloadError as error:
             self._outcome.failed_captures += 1
             progress.end(what, f"failed: {error}", is_bad=True)
@@ -188,9 +186,9 @@ def _describe(result: Finished) -> str:
     return f"step {step_ms:.0f} ms, waiting for gradients {communication_ms:.0f} ms"
 
 
-def _capture_folder(database: Path, setting: Setting) -> Path:
+def _capture_folder(database: Path, config: RunConfig) -> Path:
     """Beside the database, one for all variants of the same sizes: ``results/mini_2ranks_2x64``."""
-    sizes = f"{setting.model_size}_{setting.world_size}ranks_{setting.local_batch_size}x{setting.seq_len}"
+    sizes = f"{config.model_size}_{config.world_size}ranks_{config.local_batch_size}x{config.seq_len}"
     return database.with_suffix("") / sizes
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     import plotly.graph_objects as go
 
-    from ddp_prof.analyze.collectives.run_analysis import Run
+    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.collectives.step_view import CollectiveView, RankStepView
     from ddp_prof.present.charts.theme import Palette
     from ddp_prof.present.headlines import Headline
@@ -41,7 +41,11 @@ class _Row(NamedTuple):
 
 
 def draw_step_collectives(
-    run: Run, step: int | None, ranks: Sequence[RankStepView], headline: Headline, palette: Palette = theme.LIGHT
+    run: RunAnalysis,
+    step: int | None,
+    ranks: Sequence[RankStepView],
+    headline: Headline,
+    palette: Palette = theme.LIGHT,
 ) -> go.Figure:
     """A panel a rank: compute on top, below it a row a collective in the order of launch."""
     import plotly.graph_objects as go
@@ -161,7 +165,7 @@ def _markers(rows: Sequence[_Row], palette: Palette) -> list[dict[str, Any]]:
 
 
 def _layout(
-    run: Run,
+    run: RunAnalysis,
     step: int | None,
     ranks: Sequence[RankStepView],
     rows: Sequence[_Row],

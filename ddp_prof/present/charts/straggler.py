@@ -12,14 +12,14 @@ from ddp_prof.present.headlines import rank_name, skew_headline
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from ddp_prof.analyze.collectives.run_analysis import Run
+    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.collectives.straggler import RunSkew
     from ddp_prof.present.charts.theme import Palette
 
 _TOP, _ROW, _COST, _BOTTOM, _LEFT = 120, 34, 130, 60, 110
 
 
-def draw_skew(run: Run, skew: RunSkew, palette: Palette = theme.LIGHT) -> go.Figure:
+def draw_skew(run: RunAnalysis, skew: RunSkew, palette: Palette = theme.LIGHT) -> go.Figure:
     """A row a rank and a column a step; the redder, the later the rank arrived."""
     import plotly.graph_objects as go
 
@@ -57,7 +57,7 @@ def _columns(skew: RunSkew) -> list[str]:
     return [str(step.step) for step in skew.steps]
 
 
-def _layout(run: Run, skew: RunSkew, palette: Palette) -> dict[str, Any]:
+def _layout(run: RunAnalysis, skew: RunSkew, palette: Palette) -> dict[str, Any]:
     heat = _ROW * max(2, len(skew.ranks))
     inner = heat + _COST
     axis = {"gridcolor": palette.line, "zeroline": False, "tickfont": {"color": palette.quiet}}

@@ -17,7 +17,7 @@ from ddp_prof.present.tables.overlap import warnings_by_run
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ddp_prof.analyze.collectives.findings import Findings
+    from ddp_prof.analyze.collectives.root_cause import RunExplanation
     from ddp_prof.analyze.overlap.comparison import VariantSummary
     from ddp_prof.analyze.overlap.overlap import TraceOverlap
     from ddp_prof.manifest import Manifest
@@ -37,19 +37,21 @@ class RunSection:
         result: Its figures.
         summary: Its row among all runs.
         manifest: How it was made; ``None`` where its traces do not say it.
-        findings: Why its communication is exposed.
+        explanation: Why its communication is exposed.
     """
 
     name: str
     result: TraceOverlap
     summary: VariantSummary
     manifest: Manifest | None
-    findings: Findings
+    explanation: RunExplanation
 
     @property
     def cause(self) -> Headline:
         """The main cause of exposed time, in words."""
-        return root_cause_headline(self.findings.headline, has_collectives=bool(self.findings.collectives.collectives))
+        return root_cause_headline(
+            self.explanation.root_cause, has_collectives=bool(self.explanation.collectives.collectives)
+        )
 
 
 def index_values(sections: Sequence[RunSection], charts: Sequence[str], *, pictures: bool) -> dict[str, Any]:
@@ -86,7 +88,7 @@ def _run_values(section: RunSection, facts: Mapping[str, str], shared: set[tuple
         "picture": f"{section.name}.png",
         "why": f"{section.name}{WHY}.html",
         "finding": section.cause.text,
-        "skew": skew_headline(section.findings.skew).text,
+        "skew": skew_headline(section.explanation.skew).text,
         "facts": [pair for pair in facts.items() if pair not in shared],
     }
 

@@ -22,10 +22,10 @@ from ddp_prof.present.timeline.figure import draw_timeline
 from ddp_prof.present.timeline.page import write_timeline_page
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from ddp_prof.analyze.collectives.findings import Findings
+    from ddp_prof.analyze.collectives.root_cause import RunExplanation
     from ddp_prof.analyze.collectives.step_view import RankStepView
     from ddp_prof.analyze.overlap.comparison import VariantSummary
     from ddp_prof.analyze.overlap.overlap import TraceOverlap
@@ -40,26 +40,26 @@ CHARTS = {"comparison": draw_comparison, "overlap-by-step": draw_overlap_by_step
 
 
 @dataclass(frozen=True)
-class Run:
+class ReportRun:
     """One run.
 
     Attributes:
         name: What its files are called.
         result: Its figures.
         sources: Its traces, of which one may hold all ranks.
-        findings: Why its communication is exposed.
+        explanation: Why its communication is exposed.
         summary: Its row in the comparison of all runs.
-        steps: What each rank communicated, by the number of the step.
-        typical_step: One of them; ``None`` where there are none.
+        typical_step: The step to show first; ``None`` where there is none.
+        view_step: What each rank communicated in a step, by its number.
     """
 
     name: str
     result: TraceOverlap
     sources: tuple[Source, ...]
-    findings: Findings
+    explanation: RunExplanation
     summary: VariantSummary
-    steps: Mapping[int, Sequence[RankStepView]]
     typical_step: int | None
+    view_step: Callable[[int], Sequence[RankStepView]]
 
     @property
     def manifest(self) -> Manifest | None:
@@ -67,16 +67,13 @@ class Run:
         return next((source.trace.manifest for source in self.sources if source.trace.manifest), None)
 
 
-def write_report(
-    runs: Sequence[Run], folder: Path, waterfall: Waterfall | None = None, *, backward_pattern: str | None = None
-) -> list[str]:
+def write_report(runs: Sequence[ReportRun], folder: Path, waterfall: Waterfall | None = None) -> list[str]:
     """Write ``index.html``, a page and a picture of each run's timeline, and a page on why it is exposed.
 
     Args:
         runs: The runs in the order in which they are told of.
         folder: Made where it is missing; files of the same names are replaced.
         waterfall: What the runs changed of each other.
-        backward_pattern: The regular expression with which backward was found, if one was given.
 
     Returns:
         What could not be made, a line each.
@@ -84,7 +81,7 @@ def write_report(
     folder.mkdir(parents=True, exist_ok=True)
     names = _file_names(run.name for run in runs)
     sections = [
-        RunSection(name, run.result, run.summary, run.manifest, run.findings)
+        RunSection(name, run.result, run.summary, run.manifest, run.explanation)
         for name, run in zip(names, runs, strict=True)
     ]
     charts = {name: draw([run.result for run in runs]) for name, draw in CHARTS.items()}
@@ -92,7 +89,7 @@ def write_report(
         charts[WATERFALL] = draw_waterfall(waterfall)
     pictures = [(chart, folder / f"{name}.png") for name, chart in charts.items()]
     for section, run in zip(sections, runs, strict=True):
-        whole, part = _timelines(run, backward_pattern)
+        whole, part = _timelines(run)
         write_timeline_page(whole, folder / f"{section.name}.html", shared_plotly=True)
         _write_why_page(section, run, folder)
         pictures.append((draw_timeline(part), folder / f"{section.name}.png"))
@@ -109,10 +106,10 @@ def write_report(
     return problems
 
 
-def _write_why_page(section: RunSection, run: Run, folder: Path) -> None:
+def _write_why_page(section: RunSection, run: ReportRun, folder: Path) -> None:
     """The collectives of a step, and who was late in which."""
-    found, step = run.findings, run.typical_step
-    ranks = () if step is None else run.steps[step]
+    found, step = run.explanation, run.typical_step
+    ranks = () if step is None else run.view_step(step)
     figures = {"collectives": draw_step_collectives(found.run, step, ranks, section.cause)}
     if found.skew.reason is None:
         figures["skew"] = draw_skew(found.run, found.skew)
@@ -120,11 +117,11 @@ def _write_why_page(section: RunSection, run: Run, folder: Path) -> None:
     write_page(folder / f"{section.name}{WHY}.html", "why.html", {}, title=title, figures=figures, shared_plotly=True)
 
 
-def _timelines(run: Run, backward_pattern: str | None) -> tuple[Timeline, Timeline]:
+def _timelines(run: ReportRun) -> tuple[Timeline, Timeline]:
     """The timeline of the whole run, to move around in, and that of a few steps, to look at."""
     steps = steady_steps([rank for source in run.sources for rank in source.ranks])
-    whole = build_timeline(run.sources, backward_pattern=backward_pattern)
-    part = build_timeline(run.sources, steps=steps, max_boxes=MAX_BOXES, backward_pattern=backward_pattern)
+    whole = build_timeline(run.sources)
+    part = build_timeline(run.sources, steps=steps, max_boxes=MAX_BOXES)
     return whole, part
 
 

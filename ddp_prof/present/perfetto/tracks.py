@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.analyze.core.steps import innermost
-from ddp_prof.range_names import ALL_REDUCE, PHASES, parse_range
-from ddp_prof.trace import UNKNOWN, Category, Table, select
+from ddp_prof.analyze.core.collective_ranges import CollectiveRanges
+from ddp_prof.range_names import ALL_REDUCE, PHASES
+from ddp_prof.trace import UNKNOWN, Category, Table, empty, select
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ddp_prof.analyze.core.attribution import RankEvents
     from ddp_prof.analyze.core.intervals import Intervals
-    from ddp_prof.trace import Ints, Mask, Trace
+    from ddp_prof.analyze.core.rank_events import RankEvents
+    from ddp_prof.trace import Ints, Trace
 
 CATEGORIES = (*(category.name.lower() for category in Category), "range")
 """What a slice is: what an activity was for, or a range of the host."""
@@ -77,12 +77,14 @@ class ProcessTracks:
     counters: tuple[Counter, ...]
 
 
-def tracks_of(trace: Trace, rank_events: Sequence[RankEvents]) -> Iterator[ProcessTracks]:
+def tracks_of(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[ProcessTracks]:
     """The processes of a trace, ranks first and in their order."""
-    ranks = list(dict.fromkeys(events.process for events in rank_events))
-    for process in (*ranks, *(process for process in trace.processes if process not in ranks)):
-        own = [events for events in rank_events if events.process == process]
-        yield ProcessTracks(_process_title(process, own), _Builder(trace, process, own).tracks(), _counters(own))
+    of_ranks = list(dict.fromkeys(rank.process for rank in ranks))
+    for process in (*of_ranks, *(process for process in trace.processes if process not in of_ranks)):
+        own = [rank for rank in ranks if rank.process == process]
+        collectives = own[0].collective_ranges if own else empty(CollectiveRanges)
+        builder = _Builder(trace, process, own, collectives)
+        yield ProcessTracks(_process_title(process, own), builder.tracks(), _counters(own))
 
 
 def nest(start_ns: Ints, end_ns: Ints) -> Ints:
@@ -137,11 +139,9 @@ def _counters(rank_events: Sequence[RankEvents]) -> tuple[Counter, ...]:
 class _Builder:
     """Lays out the tracks of one process."""
 
-    def __init__(self, trace: Trace, process: int, rank_events: Sequence[RankEvents]) -> None:
-        self.trace, self.process, self.ranks = trace, process, rank_events
+    def __init__(self, trace: Trace, process: int, ranks: Sequence[RankEvents], collectives: CollectiveRanges) -> None:
+        self.trace, self.process, self.ranks, self.collectives = trace, process, ranks, collectives
         self.activities = np.flatnonzero(trace.activities.process == process)
-        reduces = [index for index, name in enumerate(trace.names) if name.startswith(f"{ALL_REDUCE}|")]
-        self.reduces: Mask = np.isin(trace.spans.name_id, reduces) & (trace.spans.process == process)
 
     def tracks(self) -> tuple[Track, ...]:
         return tuple(
@@ -158,7 +158,8 @@ class _Builder:
     def _ranges(self) -> Iterator[tuple[str, Slices, Sequence[str]]]:
         """Ranges by thread; those that may cross others apart from those that nest."""
         spans = self.trace.spans
-        mine = (spans.process == self.process) & ~self.reduces
+        mine = spans.process == self.process
+        mine[self.collectives.span] = False
         for thread in sorted(np.unique(spans.lane[mine]).tolist(), key=lambda value: (value != self.process, value)):
             for is_start_end, suffix in ((0, ""), (1, ", start/end ranges")):
                 rows = np.flatnonzero(mine & (spans.lane == thread) & (spans.is_start_end == is_start_end))
@@ -168,7 +169,16 @@ class _Builder:
         """What the host saw of collectives; their only trace where no device communicated."""
         on_device = np.any(self.trace.activities.category[self.activities] == Category.COMMUNICATION)
         category = _RANGE if on_device else int(Category.COMMUNICATION)
-        slices = self._of_spans(np.flatnonzero(self.reduces), category)
+        ranges = self.collectives
+        slices = _slices(
+            ranges.start_ns,
+            ranges.end_ns,
+            ranges.name_id,
+            np.full(len(ranges), category, np.int64),
+            bytes=ranges.bytes,
+            bucket=ranges.bucket,
+            step=self._step_at(ranges.start_ns),
+        )
         yield f"{ALL_REDUCE}, launch to completion", slices, self.trace.names
 
     def _work_of_host(self) -> Iterator[tuple[str, Slices, Sequence[str]]]:
@@ -177,7 +187,7 @@ class _Builder:
             if rank.device is None:
                 events = rank.of(Category.COMPUTE)
                 category = np.full(len(events), Category.COMPUTE, np.int64)
-                step = _pick(rank.step_numbers, events.step)
+                step = _pick(rank.step_keys, events.step)
                 yield "compute", _slices(events.start_ns, events.end_ns, events.phase, category, step=step), PHASES
 
     def _streams(self) -> Iterator[tuple[str, Slices, Sequence[str]]]:
@@ -185,14 +195,16 @@ class _Builder:
         activities = select(self.trace.activities, self.activities)
         launch = self.trace.launching_calls[self.activities]
         launch_ns = _pick(self.trace.calls.start_ns, launch)
-        span = np.where(activities.category == Category.COMMUNICATION, self._reduce_open_at(launch_ns), UNKNOWN)
+        row = self.collectives.launched_in(launch_ns)
+        row = np.where(activities.category == Category.COMMUNICATION, row, UNKNOWN)
+        own_bytes = self.collectives.of_rows("bytes", row)
         slices = _slices(
             activities.start_ns,
             activities.end_ns,
             activities.name_id,
             activities.category,
-            bytes=np.where(activities.bytes == UNKNOWN, self._field("bytes", span), activities.bytes),
-            bucket=self._field("bucket", span),
+            bytes=np.where(activities.bytes == UNKNOWN, own_bytes, activities.bytes),
+            bucket=self.collectives.of_rows("bucket", row),
             step=self._step_at(launch_ns),
             correlation=activities.correlation,
         )
@@ -207,8 +219,6 @@ class _Builder:
             spans.end_ns,
             spans.name_id,
             np.full(len(rows), category, np.int64),
-            bytes=self._field("bytes", spans.name_id),
-            bucket=self._field("bucket", spans.name_id),
             step=self._step_at(spans.start_ns),
         )
 
@@ -220,21 +230,8 @@ class _Builder:
         """Number of the measured step whose host range holds each instant."""
         if not self.ranks or not self.ranks[0].has_steps:
             return np.full(len(time_ns), UNKNOWN, np.int64)
-        events = self.ranks[0]
-        return _pick(events.step_numbers, innermost(events.steps.start_ns, events.steps.end_ns, time_ns))
-
-    def _reduce_open_at(self, time_ns: Ints) -> Ints:
-        """Name of the all-reduce range that was the last to open before each instant and is open still."""
-        spans = select(self.trace.spans, self.reduces)
-        return _pick(spans.name_id, innermost(spans.start_ns, spans.end_ns, time_ns))
-
-    def _field(self, key: str, name_id: Ints) -> Ints:
-        """A number that the names of our ranges carry."""
-        known, which = np.unique(name_id, return_inverse=True)
-        numbers = [
-            None if value == UNKNOWN else parse_range(self.trace.names[value]).number(key) for value in known.tolist()
-        ]
-        return np.array([UNKNOWN if number is None else number for number in numbers], np.int64)[which]
+        rank = self.ranks[0]
+        return _pick(rank.step_keys, rank.steps.index_at(time_ns))
 
 
 def _pick(values: Ints, rows: Ints) -> Ints:

@@ -16,7 +16,6 @@ from typing import IO, TYPE_CHECKING
 import numpy as np
 
 from ddp_prof import __version__
-from ddp_prof.analyze.core.diagnostics import find_caveats
 from ddp_prof.present.perfetto.tracks import CATEGORIES, tracks_of
 from ddp_prof.trace import UNKNOWN, select
 
@@ -98,7 +97,7 @@ def _about(sources: Sequence[Source], zeros: Sequence[int]) -> dict[str, object]
     return {
         "made by": f"ddp-prof {__version__}",
         "device": ", ".join(sorted({"cuda" if len(source.trace.activities) else "cpu" for source in sources})),
-        "caveats": list(dict.fromkeys(caveat for source in sources for caveat in find_caveats(source.trace))),
+        "caveats": list(dict.fromkeys(caveat for source in sources for caveat in source.caveats)),
         "time 0": {
             f"{source.title} ({source.trace.path.name})": f"{zero} ns"
             for source, zero in zip(sources, zeros, strict=True)

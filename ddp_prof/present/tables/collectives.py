@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
     from ddp_prof.analyze.collectives.clock_alignment import Alignment
     from ddp_prof.analyze.collectives.results import Collective, RunCollectives
-    from ddp_prof.analyze.collectives.run_analysis import Run
+    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.present.headlines import Headline
 
 BY = ("collective", "step", "bucket")
 """What a row can stand for."""
 
 
-def collectives_view(run: Run, result: RunCollectives, headline: Headline, by: str = BY[0]) -> TableView:
+def collectives_view(run: RunAnalysis, result: RunCollectives, headline: Headline, by: str = BY[0]) -> TableView:
     """The collectives of a run, under what was found of them."""
     title = f"{run.trace} · device: {run.device} · {len(result.collectives):,} collectives\n{headline.text}"
     notes = [alignment_note(result.alignment), *result.warnings]

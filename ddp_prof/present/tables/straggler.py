@@ -11,11 +11,11 @@ from ddp_prof.present.table_view import TableView
 from ddp_prof.present.tables.collectives import alignment_note
 
 if TYPE_CHECKING:
-    from ddp_prof.analyze.collectives.run_analysis import Run
+    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew
 
 
-def skew_view(run: Run, skew: RunSkew) -> TableView:
+def skew_view(run: RunAnalysis, skew: RunSkew) -> TableView:
     """A row a rank."""
     headline = skew_headline(skew).text
     title = f"{run.trace} · device: {run.device} · {len(skew.steps)} steps\n{headline}"

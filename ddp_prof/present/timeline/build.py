@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ddp_prof.analyze.core.diagnostics import find_caveats
-from ddp_prof.analyze.overlap.overlap import measure_rank
-from ddp_prof.analyze.overlap.step_breakdown import measure_breakdown
 from ddp_prof.errors import TraceError
-from ddp_prof.present.timeline.lanes import View, bucket_fields, lanes_of, step_numbers
+from ddp_prof.present.timeline.lanes import View, lanes_of
 from ddp_prof.present.timeline.model import Panel, RankLanes, StepMark, Timeline
 from ddp_prof.range_names import PROCESS, parse_range
 from ddp_prof.trace import select
@@ -19,10 +15,10 @@ from ddp_prof.trace import select
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from ddp_prof.analyze.core.attribution import RankEvents
-    from ddp_prof.analyze.overlap.step_breakdown import StepBreakdown
+    from ddp_prof.analyze.core.rank_events import RankEvents
+    from ddp_prof.analyze.core.step_breakdown import StepBreakdown
     from ddp_prof.present.timeline.model import Source
-    from ddp_prof.trace import Ints, Trace
+    from ddp_prof.trace import Ints
 
 MAX_BOXES = 20_000
 """About how many boxes a browser draws as a picture within a second or two."""
@@ -35,7 +31,6 @@ def build_timeline(
     *,
     steps: Collection[int] | None = None,
     max_boxes: int | None = None,
-    backward_pattern: str | None = None,
 ) -> Timeline:
     """Lay out traces above each other, their first steps lined up.
 
@@ -43,7 +38,6 @@ def build_timeline(
         sources: The traces, top to bottom.
         steps: Numbers of the steps to show; by default all, or the first that make about ``max_boxes`` boxes.
         max_boxes: See ``steps``; a picture holds about :data:`MAX_BOXES`, a page any number.
-        backward_pattern: The regular expression with which backward was found, if one was given.
 
     Raises:
         TraceError: A trace has none of the steps asked for.
@@ -55,12 +49,12 @@ def build_timeline(
     before = max((view.zero_ns - view.start_ns for view in views), default=0)
     after = max((view.end_ns - view.zero_ns for view in views), default=0)
     views = [View(view.zero_ns, view.zero_ns - before, view.zero_ns + after) for view in views]
-    return Timeline(tuple(map(_panel, sources, chosen, views, repeat(backward_pattern))))
+    return Timeline(tuple(map(_panel, sources, chosen, views)))
 
 
 def steady_steps(rank_events: Sequence[RankEvents], count: int = 2) -> list[int] | None:
     """Numbers of a few steps from the middle of the capture, ``None`` where it has no steps."""
-    numbers = next((step_numbers(events).tolist() for events in rank_events if events.has_steps), None)
+    numbers = next((events.step_keys.tolist() for events in rank_events if events.has_steps), None)
     if numbers is None:
         return None
     first = max(0, (len(numbers) - count + 1) // 2)
@@ -75,20 +69,14 @@ class _Rank(NamedTuple):
     rows: Ints
 
 
-def _panel(source: Source, ranks: Sequence[_Rank], view: View, backward_pattern: str | None) -> Panel:
-    title, trace, _ = source
-    buckets = bucket_fields(trace)
+def _panel(source: Source, ranks: Sequence[_Rank], view: View) -> Panel:
     return Panel(
-        title=title,
-        device="cuda" if len(trace.activities) else "cpu",
-        facts=_facts(trace, ranks, view),
+        title=source.title,
+        device="cuda" if len(source.trace.activities) else "cpu",
+        facts=_facts(source, ranks, view),
         ranks=tuple(
-            RankLanes(
-                _rank_title(events),
-                measure_rank(events),
-                lanes_of(trace, events, parts, view, buckets, backward_pattern),
-            )
-            for events, parts, _ in ranks
+            RankLanes(_rank_title(rank.events), overlap, lanes_of(rank.events, view))
+            for rank, overlap in zip(ranks, source.overlaps, strict=True)
         ),
         steps=_step_marks(ranks, view),
         start_ns=view.start_ns - view.zero_ns,
@@ -103,10 +91,8 @@ def _choose(source: Source, steps: Collection[int] | None, max_boxes: int | None
         TraceError: None of the steps asked for is there.
     """
     fitting = _fitting_steps(source.ranks, max_boxes)
-    chosen = [
-        _Rank(events, measure_breakdown(events), _chosen_steps(events, steps, fitting)) for events in source.ranks
-    ]
-    numbers = [number for events in source.ranks if events.has_steps for number in step_numbers(events).tolist()]
+    chosen = [_Rank(events, events.breakdown, _chosen_steps(events, steps, fitting)) for events in source.ranks]
+    numbers = [number for events in source.ranks if events.has_steps for number in events.step_keys.tolist()]
     if steps is not None and numbers and not any(len(rank.rows) for rank in chosen):
         reason = f"none of the steps asked for is among its measured steps {min(numbers)} to {max(numbers)}"
         raise TraceError(source.trace.path, reason, "choose others")
@@ -126,7 +112,7 @@ def _chosen_steps(events: RankEvents, steps: Collection[int] | None, fitting: in
         return _NONE
     if steps is None:
         return np.arange(min(fitting, len(events.steps)), dtype=np.int64)
-    return np.flatnonzero(np.isin(step_numbers(events), list(steps)))
+    return np.flatnonzero(np.isin(events.step_keys, list(steps)))
 
 
 def _view(ranks: Sequence[_Rank], max_boxes: int | None) -> View:
@@ -159,7 +145,7 @@ def _step_marks(ranks: Sequence[_Rank], view: View) -> tuple[StepMark, ...]:
     marks: dict[int, StepMark] = {}
     for events, parts, rows in ranks:
         for row in rows.tolist():
-            number = int(step_numbers(events)[row])
+            number = int(events.step_keys[row])
             start = int(events.steps.start_ns[row]) - view.zero_ns
             end = max(int(events.steps.end_ns[row]), int(parts.end_ns[row])) - view.zero_ns
             known = marks.get(number, StepMark(number, start, end))
@@ -167,19 +153,20 @@ def _step_marks(ranks: Sequence[_Rank], view: View) -> tuple[StepMark, ...]:
     return tuple(marks[number] for number in sorted(marks))
 
 
-def _facts(trace: Trace, ranks: Sequence[_Rank], view: View) -> tuple[str, ...]:
+def _facts(source: Source, ranks: Sequence[_Rank], view: View) -> tuple[str, ...]:
     """What a reader of the figure should know of the run beside its name."""
+    trace = source.trace
     said = next((parse_range(name) for name in trace.names if name.startswith(f"{PROCESS}|")), None)
     manifest = trace.manifest
     world = manifest.world_size if manifest else said and said.number("world")
     backend = manifest.backend if manifest else said and said.text("backend")
     count = f"{len(ranks)} of {world}" if world and world != len(ranks) else f"{len(ranks)}"
-    facts = [*find_caveats(trace), f"{count} {'rank' if count == '1' else 'ranks'}"]
+    facts = [*source.caveats, f"{count} {'rank' if count == '1' else 'ranks'}"]
     if backend:
         facts.append(backend)
     if manifest:
         facts.append(f"model {manifest.model_size}, batch {manifest.batch_size} x {manifest.seq_len}")
-    numbers = [step_numbers(events)[rows] for events, _, rows in ranks if len(rows)]
+    numbers = [events.step_keys[rows] for events, _, rows in ranks if len(rows)]
     if not numbers:
         seconds = (view.end_ns - view.start_ns) / 1e9
         return (*facts, "no steps are marked in this trace", f"{seconds:.3f} of {trace.duration_ns / 1e9:.3f} s shown")

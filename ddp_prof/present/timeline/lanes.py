@@ -8,19 +8,23 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ddp_prof.analyze.core.intervals import union
-from ddp_prof.analyze.core.steps import find_phases, innermost
 from ddp_prof.present.charts import theme
 from ddp_prof.present.timeline.model import COMMUNICATION, COMPUTE, COPIES, GRAPHS, HOST, STRIP, Boxes, Lane
-from ddp_prof.range_names import ALL_REDUCE, PHASES, parse_range
+from ddp_prof.range_names import PHASES
 from ddp_prof.trace import UNKNOWN, Category, concatenate, empty, select
 
 if TYPE_CHECKING:
-    from ddp_prof.analyze.core.attribution import RankEvents
     from ddp_prof.analyze.core.intervals import Intervals
-    from ddp_prof.analyze.overlap.step_breakdown import StepBreakdown
-    from ddp_prof.trace import Ints, Mask, Trace
+    from ddp_prof.analyze.core.rank_events import RankEvents
+    from ddp_prof.trace import Ints, Mask
 
 _CODE = {category: code for code, category in enumerate(theme.CATEGORIES)}
+_KINDS = {
+    Category.COMPUTE: COMPUTE,
+    Category.COMMUNICATION: COMMUNICATION,
+    Category.MEMORY: COPIES,
+    Category.OTHER: GRAPHS,
+}
 _PHASE_CODE = np.array([*(_CODE[phase] for phase in PHASES), _CODE[theme.COMPUTE]], np.int64)
 
 
@@ -78,57 +82,16 @@ class View(NamedTuple):
         return seen
 
 
-def step_numbers(rank: RankEvents) -> Ints:
-    """The steps' own numbers, their positions where they carry none; ``UNKNOWN`` for a capture without steps.
-
-    Where numbers come again, as when each epoch counts anew, they tell no step apart, and all are positions.
-    """
-    if not rank.has_steps:
-        return rank.steps.number
-    position = np.arange(len(rank.steps), dtype=np.int64)
-    known = rank.steps.number[rank.steps.number != UNKNOWN]
-    if len(np.unique(known)) < len(known):
-        return position
-    return np.where(rank.steps.number == UNKNOWN, position, rank.steps.number)
-
-
-class BucketFields(NamedTuple):
-    """Fields of the all-reduce ranges by index into the trace's names; ``UNKNOWN`` for all other names."""
-
-    bucket: Ints
-    bytes: Ints
-    names: Ints
-
-
-def bucket_fields(trace: Trace) -> BucketFields:
-    """Read the names of the all-reduce ranges."""
-    names = [index for index, name in enumerate(trace.names) if name.startswith(f"{ALL_REDUCE}|")]
-    # One element more than there are names, for the name that is UNKNOWN.
-    bucket, size = (np.full(len(trace.names) + 1, UNKNOWN, np.int64) for _ in range(2))
-    for index in names:
-        fields = parse_range(trace.names[index])
-        bucket[index] = UNKNOWN if (value := fields.number("bucket")) is None else value
-        size[index] = UNKNOWN if (value := fields.number("bytes")) is None else value
-    return BucketFields(bucket, size, np.array(names, np.int64))
-
-
-def lanes_of(
-    trace: Trace,
-    rank: RankEvents,
-    parts: StepBreakdown,
-    view: View,
-    buckets: BucketFields,
-    backward_pattern: str | None,
-) -> tuple[Lane, ...]:
+def lanes_of(rank: RankEvents, view: View) -> tuple[Lane, ...]:
     """The lanes of a rank, top to bottom; without those that would be empty."""
-    lanes = [_host_lane(trace, rank, parts, view, backward_pattern)]
+    lanes = [_host_lane(rank, view)]
     if rank.device is None:
-        lanes += [_host_compute_lane(rank, view), _host_communication_lane(trace, rank, view, buckets)]
+        lanes += [_host_compute_lane(rank, view), _host_communication_lane(rank, view)]
     else:
-        lanes += _device_lanes(trace, rank, view, buckets)
-        if not np.any(_on_device(trace, rank) & (trace.activities.category == Category.COMMUNICATION)):
-            lanes.append(_host_communication_lane(trace, rank, view, buckets))
-    lanes.append(_strip_lane(rank, parts, view))
+        lanes += _device_lanes(rank, view)
+        if not np.any(_on_device(rank) & (rank.trace.activities.category == Category.COMMUNICATION)):
+            lanes.append(_host_communication_lane(rank, view))
+    lanes.append(_strip_lane(rank, view))
     return tuple(lane for lane in lanes if len(lane.boxes))
 
 
@@ -150,10 +113,10 @@ def _codes(category: str, rows: int) -> Ints:
     return np.full(rows, _CODE[category], np.int64)
 
 
-def _host_lane(trace: Trace, rank: RankEvents, parts: StepBreakdown, view: View, backward_pattern: str | None) -> Lane:
+def _host_lane(rank: RankEvents, view: View) -> Lane:
     """Steps on the upper row, their phases below."""
     seen = view.holds(rank.steps.start_ns, rank.steps.end_ns) & rank.has_steps
-    numbers = step_numbers(rank)[seen]
+    numbers = rank.step_keys[seen]
     steps = _boxes(
         view,
         rank.steps.start_ns[seen],
@@ -162,8 +125,7 @@ def _host_lane(trace: Trace, rank: RankEvents, parts: StepBreakdown, view: View,
         name_id=np.arange(len(numbers), dtype=np.int64),
         step=numbers,
     )
-    phases = find_phases(trace, rank.process, backward_pattern)
-    phases = select(phases, view.holds(phases.start_ns, phases.end_ns))
+    phases = select(rank.phases, view.holds(rank.phases.start_ns, rank.phases.end_ns))
     ranges = _boxes(
         view,
         phases.start_ns,
@@ -172,7 +134,7 @@ def _host_lane(trace: Trace, rank: RankEvents, parts: StepBreakdown, view: View,
         step=_step_at(rank, phases.start_ns),
         level=stack(phases.start_ns, phases.end_ns) + steps.level.max(initial=-1) + 1,
     )
-    parts = select(parts, seen)
+    parts = select(rank.breakdown, seen)
     names = map(_step_title, numbers.tolist(), parts.comm_ns.tolist(), parts.overlapped_ns.tolist())
     return Lane("host", HOST, concatenate(steps, ranges), tuple(names))
 
@@ -186,58 +148,52 @@ def _step_title(number: int, comm_ns: int, overlapped_ns: int) -> str:
 
 def _step_at(rank: RankEvents, time_ns: Ints) -> Ints:
     """Number of the step whose host range holds each instant."""
-    numbers: Ints = np.append(step_numbers(rank), UNKNOWN)[innermost(rank.steps.start_ns, rank.steps.end_ns, time_ns)]
+    numbers: Ints = np.append(rank.step_keys, UNKNOWN)[rank.steps.index_at(time_ns)]
     return numbers
 
 
 def _host_compute_lane(rank: RankEvents, view: View) -> Lane:
     events = rank.of(Category.COMPUTE)
     events = select(events, view.holds(events.start_ns, events.end_ns))
-    numbers = np.append(step_numbers(rank), UNKNOWN)[events.step]
+    numbers = np.append(rank.step_keys, UNKNOWN)[events.step]
     return Lane(
         "compute", COMPUTE, _boxes(view, events.start_ns, events.end_ns, _PHASE_CODE[events.phase], step=numbers)
     )
 
 
-def _host_communication_lane(trace: Trace, rank: RankEvents, view: View, buckets: BucketFields) -> Lane:
-    """All-reduce ranges, from launch to completion."""
-    spans = select(trace.spans, (trace.spans.process == rank.process) & np.isin(trace.spans.name_id, buckets.names))
-    spans = select(spans, view.holds(spans.start_ns, spans.end_ns))
+def _host_communication_lane(rank: RankEvents, view: View) -> Lane:
+    """Our ranges round collectives, from launch to completion."""
+    ranges = rank.collective_ranges
+    ranges = select(ranges, view.holds(ranges.start_ns, ranges.end_ns))
     boxes = _boxes(
         view,
-        spans.start_ns,
-        spans.end_ns,
-        _codes(theme.COMMUNICATION, len(spans)),
-        name_id=spans.name_id,
-        step=_step_at(rank, spans.start_ns),
-        bucket=buckets.bucket[spans.name_id],
-        bytes=buckets.bytes[spans.name_id],
+        ranges.start_ns,
+        ranges.end_ns,
+        _codes(theme.COMMUNICATION, len(ranges)),
+        name_id=ranges.name_id,
+        step=_step_at(rank, ranges.start_ns),
+        bucket=ranges.bucket,
+        bytes=ranges.bytes,
     )
-    return Lane("communication", COMMUNICATION, boxes, trace.names, from_launch=True)
+    return Lane("communication", COMMUNICATION, boxes, rank.trace.names, from_launch=True)
 
 
-def _device_lanes(trace: Trace, rank: RankEvents, view: View, buckets: BucketFields) -> list[Lane]:
+def _device_lanes(rank: RankEvents, view: View) -> list[Lane]:
     """A lane for each stream and what it does there."""
-    mine = view.holds(trace.activities.start_ns, trace.activities.end_ns) & _on_device(trace, rank)
+    trace = rank.trace
+    mine = view.holds(trace.activities.start_ns, trace.activities.end_ns) & _on_device(rank)
     activities = select(trace.activities, mine)
-    event = _event_of(trace, rank)[mine]
-    phase = np.append(rank.events.phase, UNKNOWN)[event]
-    step = np.append(rank.events.step, UNKNOWN)[event]
-    span = _launching_span(trace, rank.process, buckets)[mine]
+    event = _event_of(rank)[mine]
+    ranges, launched_in = rank.collective_ranges, _launching_range(rank, mine)
     columns = {
-        "category": np.select(
-            [activities.category == Category.COMPUTE, activities.category == Category.COMMUNICATION,
-             activities.category == Category.MEMORY],
-            [_PHASE_CODE[phase], _CODE[theme.COMMUNICATION], _CODE[theme.MEMORY]],
-            _CODE[theme.GRAPH],
-        ),
+        "category": _category_codes(activities.category, np.append(rank.events.phase, UNKNOWN)[event]),
         "name_id": activities.name_id,
-        "step": np.append(step_numbers(rank), UNKNOWN)[step],
-        "bucket": buckets.bucket[span],
-        "bytes": np.where(activities.bytes == UNKNOWN, buckets.bytes[span], activities.bytes),
-    }  # fmt: skip
+        "step": np.append(rank.step_keys, UNKNOWN)[np.append(rank.events.step, UNKNOWN)[event]],
+        "bucket": ranges.of_rows("bucket", launched_in),
+        "bytes": np.where(activities.bytes == UNKNOWN, ranges.of_rows("bytes", launched_in), activities.bytes),
+    }
     lanes = []
-    for category, kind in zip(Category, (COMPUTE, COMMUNICATION, COPIES, GRAPHS), strict=True):
+    for category, kind in _KINDS.items():
         of_kind = activities.category == category
         # Copies share a lane: many streams copy, each a little.
         streams = [UNKNOWN] if kind == COPIES else np.unique(activities.lane[of_kind]).tolist()
@@ -249,48 +205,53 @@ def _device_lanes(trace: Trace, rank: RankEvents, view: View, buckets: BucketFie
     return lanes
 
 
-def _on_device(trace: Trace, rank: RankEvents) -> Mask:
+def _category_codes(category: Ints, phase: Ints) -> Ints:
+    """What each activity is drawn as; compute by the phase that launched it."""
+    codes: Ints = np.select(
+        [category == Category.COMPUTE, category == Category.COMMUNICATION, category == Category.MEMORY],
+        [_PHASE_CODE[phase], _CODE[theme.COMMUNICATION], _CODE[theme.MEMORY]],
+        _CODE[theme.GRAPH],
+    )
+    return codes
+
+
+def _on_device(rank: RankEvents) -> Mask:
     """The activities of a rank."""
-    rows: Mask = (trace.activities.process == rank.process) & (trace.activities.device == rank.device)
+    activities = rank.trace.activities
+    rows: Mask = (activities.process == rank.process) & (activities.device == rank.device)
     return rows
 
 
-def _event_of(trace: Trace, rank: RankEvents) -> Ints:
+def _event_of(rank: RankEvents) -> Ints:
     """Row of the event that each activity is, ``UNKNOWN`` for what is not measured, such as warm-up."""
-    event = np.full(len(trace.activities), UNKNOWN, np.int64)
+    event = np.full(len(rank.trace.activities), UNKNOWN, np.int64)
     measured = rank.events.activity != UNKNOWN
     event[rank.events.activity[measured]] = np.flatnonzero(measured)
     return event
 
 
-def _launching_span(trace: Trace, process: int, buckets: BucketFields) -> Ints:
-    """For each activity the name of the all-reduce range that was the last to open before its launch call.
-
-    ``UNKNOWN`` for what does not communicate, and where no such range was open.
-    """
-    names = np.full(len(trace.activities), UNKNOWN, np.int64)
-    communicates = np.flatnonzero(trace.activities.category == Category.COMMUNICATION)
-    spans = np.flatnonzero((trace.spans.process == process) & np.isin(trace.spans.name_id, buckets.names))
-    launch_ns = np.append(trace.calls.start_ns, UNKNOWN)[trace.launching_calls[communicates]]
-    span = innermost(trace.spans.start_ns[spans], trace.spans.end_ns[spans], launch_ns)
-    names[communicates] = np.append(trace.spans.name_id[spans], UNKNOWN)[span]
-    return names
+def _launching_range(rank: RankEvents, mine: Mask) -> Ints:
+    """For each of the activities the row of our range that its launch lies in, if it is a collective."""
+    trace = rank.trace
+    launch_ns = np.append(trace.calls.start_ns, UNKNOWN)[trace.launching_calls[mine]]
+    row = rank.collective_ranges.launched_in(launch_ns)
+    return np.where(trace.activities.category[mine] == Category.COMMUNICATION, row, UNKNOWN)
 
 
-def _strip_lane(rank: RankEvents, parts: StepBreakdown, view: View) -> Lane:
+def _strip_lane(rank: RankEvents, view: View) -> Lane:
     if not len(rank.events):  # nothing is known of what it did, not even that it was idle
         return Lane(STRIP, STRIP, empty(Boxes))
+    parts = rank.breakdown
     # Windows of a device may cross, where a step's work was launched before the last step's was done.
     level = stack(parts.start_ns, parts.end_ns)
     seen = view.holds(parts.start_ns, parts.end_ns) & (parts.window_ns > 0)
-    tables = [
-        _strip_row(rank, parts, np.flatnonzero(seen & (level == row)), row, view) for row in np.unique(level[seen])
-    ]
+    tables = [_strip_row(rank, np.flatnonzero(seen & (level == row)), row, view) for row in np.unique(level[seen])]
     return Lane(STRIP, STRIP, concatenate(*tables) if tables else empty(Boxes))
 
 
-def _strip_row(rank: RankEvents, parts: StepBreakdown, rows: Ints, level: int, view: View) -> Boxes:
+def _strip_row(rank: RankEvents, rows: Ints, level: int, view: View) -> Boxes:
     """The windows of some steps, which do not cross, divided all at once."""
+    parts = rank.breakdown
     communication = rank.of(Category.COMMUNICATION)
     launched = select(communication, np.isin(communication.step, rows))
     # A step's communication lies in its window, so that of all these steps divides each window like its own.
@@ -304,7 +265,7 @@ def _strip_row(rank: RankEvents, parts: StepBreakdown, rows: Ints, level: int, v
     divided[theme.GRAPH] = divided[theme.IDLE] & graphs
     divided[theme.IDLE] = divided[theme.IDLE] - graphs
     rows = rows[np.argsort(parts.start_ns[rows], kind="stable")]
-    numbers = step_numbers(rank)[rows]
+    numbers = rank.step_keys[rows]
     tables = []
     for category, part in divided.items():
         start, end = cut(part, parts.start_ns[rows])

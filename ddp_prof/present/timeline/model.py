@@ -21,7 +21,7 @@ from ddp_prof.trace import Table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddp_prof.analyze.core.attribution import RankEvents
+    from ddp_prof.analyze.core.rank_events import RankEvents
     from ddp_prof.analyze.overlap.overlap import RankOverlap
     from ddp_prof.trace import Ints, Trace
 
@@ -34,11 +34,13 @@ STRIP = "where time goes"
 
 
 class Source(NamedTuple):
-    """What is drawn as one panel: a trace and what its ranks did."""
+    """What is drawn as one panel: a trace, what its ranks did, their figures, and what is not representative of it."""
 
     title: str
     trace: Trace
     ranks: Sequence[RankEvents]
+    overlaps: Sequence[RankOverlap]
+    caveats: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddp_prof.analyze.collectives.exposure import CAUSES, explain_exposure
-from ddp_prof.analyze.collectives.results import measure_trace
 from ddp_prof.analyze.collectives.timing import CollectiveTimings, RankCollectives
 from ddp_prof.analyze.core.intervals import Intervals, union
-from ddp_prof.analyze.core.step_times import StepTimes
+from ddp_prof.analyze.core.step_breakdown import StepTimes
 from ddp_prof.analyze.overlap.overlap import measure_overlap
 from ddp_prof.trace import UNKNOWN, empty
 from tests.drawing import column, draw_trace, instants
+from tests.measuring import collectives_of
 
 STEP = {"step 0": "#" * 24}
 
@@ -25,7 +25,7 @@ def causes_of(stream: str, compute: str, launches: dict[str, str], **more) -> li
     """What is exposed of each collective, by cause."""
     ranges = {**STEP, "backward": "#" * 18, **more}
     trace = draw_trace(ranges=ranges, launches=launches, streams={7: compute, 9: stream})
-    found = measure_trace(trace).collectives
+    found = collectives_of(trace)
     (step,) = measure_overlap(trace).ranks[0].steps
     assert sum(value.exposed_ns for value in found) == step.exposed_ns
     assert sum(value.overlapped_ns for value in found) == step.overlapped_ns
@@ -91,7 +91,7 @@ def test_an_instant_belongs_to_the_collective_that_ends_last() -> None:
         launches={"pt_autograd_0": "aMNO"},
         streams={7: ".aa", 8: "...MMMMMMMMM", 9: ".....NNNNNN", 10: "........OOOOOOOOO"},
     )
-    first, second, third = measure_trace(trace).collectives
+    first, second, third = collectives_of(trace)
     assert [item.exposed_ns for item in (first, second, third)] == [5, 0, 9]
 
 
@@ -122,7 +122,7 @@ def schedules(draw) -> tuple[RankCollectives, np.ndarray]:
     ends = column(draw(st.lists(st.sampled_from([UNKNOWN, 5, 15, 25, 35]), min_size=2, max_size=2)))
     compute = instants(draw(st.text("#.", min_size=45, max_size=45)))
     return RankCollectives(
-        1, 0, 0, Path("x"), None, None, timings, (), column([0, 1]), ends, compute, empty(StepTimes)
+        1, 0, 0, Path("x"), None, None, timings, (), column([0, 1]), column([0, 1]), ends, compute, empty(StepTimes)
     ), wait
 
 
@@ -186,7 +186,7 @@ def test_on_real_captures_causes_add_up_to_the_exposed_time_of_each_step(shared_
 
     for path in sorted(path for path in shared_traces.iterdir() if path.name.endswith((".sqlite", ".gz"))):
         trace = load_trace(path)
-        found = measure_trace(trace).collectives
+        found = collectives_of(trace)
         assert all(value.causes.total_ns == value.exposed_ns for value in found), path
         for rank in measure_overlap(trace).ranks:
             for step in rank.steps:
@@ -202,7 +202,7 @@ def test_on_real_captures_causes_add_up_to_the_exposed_time_of_each_step(shared_
 def test_of_the_eight_collectives_of_a_real_ddp_step_the_last_is_exposed(shared_traces: Path) -> None:
     from ddp_prof.ingest.load import load_trace
 
-    found = measure_trace(load_trace(shared_traces / "nsys2022_4_ddp_unet_a100_rank0of4.sqlite")).collectives
+    found = collectives_of(load_trace(shared_traces / "nsys2022_4_ddp_unet_a100_rank0of4.sqlite"))
     by_position = [[value for value in found if value.index == index] for index in range(8)]
     assert [len(item) for item in by_position] == [59] * 8
     last = sum(item.exposed_ns for item in by_position[-1])
@@ -217,7 +217,7 @@ def test_our_own_variants_are_exposed_for_the_reasons_they_are_made_for(committe
     headlines = {}
     for path in committed_traces:
         trace = load_trace(path)
-        headlines[path.stem] = find_root_cause(measure_trace(trace).collectives, trace.manifest)
+        headlines[path.stem] = find_root_cause(collectives_of(trace), trace.manifest)
     for blocking in ("naive", "flat"):
         assert headlines[blocking].cause == "synchronous"
         assert headlines[blocking].cause_ns == headlines[blocking].exposed_ns

@@ -5,22 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ddp_prof.analyze.collectives.results import measure_collectives
-from ddp_prof.analyze.collectives.run_analysis import reduce_trace
 from ddp_prof.analyze.collectives.step_view import Exposed, typical_step, view_step
-from ddp_prof.analyze.core.attribution import find_rank_events
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.charts.collectives import MOST_ROWS, draw_step_collectives
 from ddp_prof.present.headlines import Headline
 from tests.analyze.collectives.test_straggler import LATE_MS, MS, rank_capture, run_of
 from tests.analyze.collectives.test_timing import OURS
+from tests.measuring import analysis_of
 from tests.nsys_factory import write_capture
 from tests.present.runs import HOSTILE_TITLE
 
-RUN = reduce_trace(OURS, find_rank_events(OURS))
+RUN = analysis_of(OURS)
 
 
 def test_a_step_is_told_from_its_first_launch() -> None:
-    (rank,) = view_step(RUN.ranks, 4)
+    (rank,) = view_step(RUN, 4)
     first, second = rank.collectives
     assert (first.launch_ns, first.ready_ns, first.start_ns, first.end_ns) == (0, 5, 5, 9)
     assert (second.launch_ns, second.ready_ns, second.start_ns, second.end_ns) == (4, 14, 14, 18)
@@ -35,21 +34,21 @@ def test_ranks_share_a_clock_and_show_who_waits(tmp_path) -> None:
     run = run_of(*map(load_trace, files))
     step = typical_step(run.ranks)
     assert step is not None
-    (early,), (late,) = (rank.collectives for rank in view_step(run.ranks, step))
+    (early,), (late,) = (rank.collectives for rank in view_step(run, step))
     assert abs(late.start_ns - early.start_ns - LATE_MS * MS) < 0.05 * MS
     assert [(stretch.cause, stretch.is_wait) for stretch in early.exposed] == [("tail", True), ("tail", False)]
     assert abs(early.exposed[0].end_ns - early.exposed[0].start_ns - LATE_MS * MS) < 0.05 * MS
     total = sum(stretch.end_ns - stretch.start_ns for stretch in early.exposed)
     (measured,) = (
         collective
-        for collective in measure_collectives(run.ranks).collectives
+        for collective in measure_collectives(run).collectives
         if (collective.rank, collective.step) == (0, step)
     )
     assert total == measured.exposed_ns
 
 
 def test_the_figure_has_a_row_a_collective_and_a_colour_a_cause() -> None:
-    figure = draw_step_collectives(RUN, 4, view_step(RUN.ranks, 4), Headline("50 % is tail", HOSTILE_TITLE))
+    figure = draw_step_collectives(RUN, 4, view_step(RUN, 4), Headline("50 % is tail", HOSTILE_TITLE))
     names = [item.name for item in figure.data if item.type == "bar"]
     assert names == [
         "compute",
@@ -66,7 +65,7 @@ def test_the_figure_has_a_row_a_collective_and_a_colour_a_cause() -> None:
 
 
 def test_of_many_collectives_those_exposed_longest_are_shown() -> None:
-    (rank,) = view_step(RUN.ranks, 4)
+    (rank,) = view_step(RUN, 4)
     lines = [replace(rank.collectives[0], index=index, bucket=index, exposed=()) for index in range(100)]
     bare = replace(rank.collectives[1], index=100, bucket=100)
     figure = draw_step_collectives(RUN, 4, [replace(rank, collectives=(*lines, bare))], Headline("tail"))
@@ -76,5 +75,5 @@ def test_of_many_collectives_those_exposed_longest_are_shown() -> None:
 
 
 def test_a_step_without_communication_has_no_lives() -> None:
-    assert view_step(RUN.ranks, 99) == ()
+    assert view_step(RUN, 99) == ()
     assert typical_step(()) is None

@@ -12,14 +12,14 @@ from ddp_prof.analyze.collectives.clock_alignment import align_clocks
 from ddp_prof.analyze.collectives.matching import match_collectives
 from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.analyze.collectives.root_cause import find_root_cause
-from ddp_prof.analyze.collectives.run_analysis import Run, merge_traces, reduce_trace
+from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.straggler import _straggler, measure_skew
-from ddp_prof.analyze.core.attribution import find_rank_events
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.charts.straggler import draw_skew
 from ddp_prof.present.tables.straggler import skew_view
 from ddp_prof.trace import Trace
 from tests.drawing import PID, draw_trace
+from tests.measuring import analysis_of
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
 
 MS = 1_000_000
@@ -64,8 +64,8 @@ def rank_capture(rank: int, world: int = WORLD) -> Capture:
     return capture
 
 
-def run_of(*traces: Trace) -> Run:
-    return merge_traces([reduce_trace(trace, find_rank_events(trace)) for trace in traces])
+def run_of(*traces: Trace) -> RunAnalysis:
+    return analysis_of(*traces)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def test_two_files_with_clocks_apart_and_a_late_rank(files: list[Path]) -> None:
     run = run_of(*map(load_trace, files))
-    result = measure_collectives(run.ranks)
+    result = measure_collectives(run)
     assert (result.matched, result.unmatched) == (STEPS, 0)
     assert {collective.exposed_wait_ns for collective in result.collectives if collective.rank == 1} <= set(
         range(30_000)
@@ -96,7 +96,7 @@ def test_two_files_with_clocks_apart_and_a_late_rank(files: list[Path]) -> None:
 
 def test_the_late_rank_is_named(files: list[Path]) -> None:
     run = run_of(*map(load_trace, files))
-    skew = measure_skew(run.ranks)
+    skew = measure_skew(run)
     assert skew.straggler == 1
     first, second = skew.ranks
     assert (first.last_steps, second.last_steps, second.last_collectives) == (0, STEPS, STEPS)
@@ -121,14 +121,14 @@ def test_a_rank_is_a_straggler_only_beyond_chance() -> None:
 
 def test_a_rank_that_is_missing_is_named_and_nothing_is_made_up(files: list[Path]) -> None:
     run = run_of(load_trace(files[0]))
-    result = measure_collectives(run.ranks)
+    result = measure_collectives(run)
     assert result.alignment.missing_ranks == (1,)
     assert {
         (collective.transfer_ns, collective.wait_ns, collective.exposed_wait_ns) for collective in result.collectives
     } == {(None,) * 3}
     assert {collective.causes.waiting for collective in result.collectives} == {0}
     assert any("rank 1 is not among the traces" in warning for warning in result.warnings)
-    skew = measure_skew(run.ranks)
+    skew = measure_skew(run)
     assert "at least two ranks" in (skew.reason or "")
     assert skew_view(run, skew).rows[0]["lag_ms"] is None
 
@@ -136,7 +136,7 @@ def test_a_rank_that_is_missing_is_named_and_nothing_is_made_up(files: list[Path
 def test_of_three_ranks_the_two_that_are_there_are_compared(tmp_path: Path) -> None:
     present = [write_capture(tmp_path / f"x.rank{rank}.sqlite", rank_capture(rank, world=3)) for rank in (1, 2)]
     run = run_of(*map(load_trace, present))
-    skew = measure_skew(run.ranks)
+    skew = measure_skew(run)
     assert skew.alignment.missing_ranks == (0,)
     assert (skew.ranks[skew.straggler or 0].rank, skew.straggler) == (1, 0)
     assert any("rank 0 is not among the traces" in warning for warning in skew.warnings)
@@ -162,29 +162,29 @@ def cpu_rank(rank: int, first: str, second: str, path: str = "x.sqlite", shift: 
 
 def test_ranks_of_one_process_number_are_kept_apart() -> None:
     """As in Kineto's files, which all call their process 0."""
-    ranks = run_of(cpu_rank(0, ".##............", "", path="a"), cpu_rank(1, ".##............", "", path="b")).ranks
-    headline = find_root_cause(measure_collectives(ranks).collectives)
+    run = run_of(cpu_rank(0, ".##............", "", path="a"), cpu_rank(1, ".##............", "", path="b"))
+    headline = find_root_cause(measure_collectives(run).collectives)
     assert headline is not None
     assert (headline.collectives_a_step, headline.is_last) == (1, True)
 
 
 def test_collectives_are_matched_by_their_order_in_the_step() -> None:
-    ranks = run_of(
+    run = run_of(
         cpu_rank(0, ".##............##", "....###..........."),
         cpu_rank(1, ".##............##", "....###..........##"),
-    ).ranks
-    matches = match_collectives(ranks)
+    )
+    matches = match_collectives(run.ranks)
     assert matches.rows.tolist() == [[0, 0], [1, 1]], "in step 1 the ranks count differently"
     assert matches.unmatched == 3
 
 
 def test_a_lag_below_the_residual_of_the_clocks_is_no_lag() -> None:
     """Ends differ by 4 between files, so a start that differs by 2 means nothing."""
-    ranks = run_of(
+    run = run_of(
         cpu_rank(0, ".#####.........#####", "", path="a"),
         cpu_rank(1, "...#######.......####", "", path="b"),
-    ).ranks
-    skew = measure_skew(ranks)
+    )
+    skew = measure_skew(run)
     assert skew.alignment.residual_p95_ns == 2
     assert [step.last for step in skew.steps] == [None, None]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_prof.analyze.collectives.results import measure_trace
 from ddp_prof.analyze.core.operations import bus_factor, operation_of
 from ddp_prof.ingest.kernel_categories import COMMUNICATION_KERNELS
 from tests.drawing import PID, draw_trace
+from tests.measuring import collectives_of, results_of
 
 OURS = draw_trace(
     ranges={
@@ -26,7 +26,7 @@ OURS = draw_trace(
 
 
 def test_a_bucket_is_ready_with_its_last_gradient() -> None:
-    first, second = measure_trace(OURS).collectives
+    first, second = collectives_of(OURS)
     assert (first.ready_ns, first.launch_ns, first.start_ns, first.end_ns) == (8, 3, 8, 12)
     assert (second.ready_ns, second.launch_ns, second.start_ns, second.end_ns) == (17, 7, 17, 21)
     assert {first.ready_source, second.ready_source} == {"kernel"}
@@ -34,7 +34,7 @@ def test_a_bucket_is_ready_with_its_last_gradient() -> None:
 
 
 def test_a_kernel_belongs_to_the_range_that_was_opened_last_before_its_launch() -> None:
-    first, second = measure_trace(OURS).collectives
+    first, second = collectives_of(OURS)
     assert [(item.rank, item.step, item.index, item.bucket, item.bytes) for item in (first, second)] == [
         (0, 4, 0, 0, 4000),
         (0, 4, 1, 1, 8000),
@@ -55,7 +55,7 @@ def test_on_a_cpu_the_hook_tells_and_work_starts_at_launch() -> None:
         ranks={PID: 0},
         world_size=2,
     )
-    result = measure_trace(trace)
+    result = results_of(trace)
     (only,) = result.collectives
     assert (only.ready_ns, only.launch_ns, only.start_ns, only.end_ns, only.ready_source) == (3, 3, 3, 9, "hook")
     assert (only.overlapped_ns, only.exposed_ns, only.causes.tail) == (3, 3, 3)
@@ -65,14 +65,14 @@ def test_on_a_cpu_the_hook_tells_and_work_starts_at_launch() -> None:
 
 def test_what_a_foreign_trace_does_not_tell_is_none() -> None:
     trace = draw_trace(streams={7: ".aa......", 9: "..NNN...."})
-    (only,) = measure_trace(trace).collectives
+    (only,) = collectives_of(trace)
     assert (only.op, only.bucket, only.bytes, only.ready_ns, only.launch_ns, only.step) == (None,) * 6
     assert (only.transfer_ns, only.wait_ns, only.busbw_bytes_per_s, only.exposed_ns) == (None, None, None, 2)
-    assert any("tells no steps" in warning for warning in measure_trace(trace).warnings)
+    assert any("tells no steps" in warning for warning in results_of(trace).warnings)
 
 
 def test_a_frame_has_a_row_a_collective() -> None:
-    frame = measure_trace(OURS).to_frame()
+    frame = results_of(OURS).to_frame()
     assert frame.shape[0] == 2
     assert frame["causes_tail"].sum() + frame["causes_starved"].sum() == frame["exposed_ns"].sum()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.analyze.core.attribution import find_rank_events
+from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.variants.contention import Contention, KernelSamples, measure_contention, sample_kernels
 from ddp_prof.ingest.load import load_trace
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
@@ -43,7 +43,7 @@ def samples(
 ) -> list[KernelSamples]:
     made = capture(overlapping, other_shape_first)
     trace = load_trace(write_capture(folder / f"{overlapping}{with_shapes}.sqlite", made), with_shapes=with_shapes)
-    return [sample_kernels(trace, rank) for rank in find_rank_events(trace)]
+    return [sample_kernels(rank) for rank in find_rank_events(trace)]
 
 
 def test_too_few_kernels_are_refused_though_they_are_matched_by_position(tmp_path: Path) -> None:
@@ -82,6 +82,6 @@ def test_without_kernels_nothing_is_said() -> None:
 
 def test_a_real_capture_gives_a_figure_or_a_reason(shared_traces: Path) -> None:
     trace = load_trace(shared_traces / "nsys2022_4_ddp_unet_a100_rank0of4.sqlite")
-    found = measure_contention([sample_kernels(trace, rank) for rank in find_rank_events(trace)])
+    found = measure_contention([sample_kernels(rank) for rank in find_rank_events(trace)])
     assert isinstance(found, Contention)
     assert (found.slowdown is None) == (found.reason is not None)

@@ -9,26 +9,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp_prof.analyze.collectives.run_analysis import Run, merge_traces, reduce_trace
-from ddp_prof.analyze.core.attribution import find_rank_events
+from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.variants.waterfall import PARTS, Waterfall, measure_waterfall
 from ddp_prof.present.charts.waterfall import draw_waterfall, waterfall_steps
 from ddp_prof.present.tables.waterfall import waterfall_notes, waterfall_rows
 from tests.drawing import PID, draw_trace
+from tests.measuring import analysis_of
 
 
-def run_of(label: str, *ranks: dict[str, str]) -> Run:
+def run_of(label: str, *ranks: dict[str, str]) -> RunAnalysis:
     """A run whose ranks lie in files of their own, drawn by their ranges in one step."""
-    parts = []
+    traces = []
     for rank, ranges in enumerate(ranks):
         length = max(map(len, ranges.values()))
         whole = {f"process|rank={rank}|world={len(ranks)}": "#" * length, "step|index=0": "#" * length}
         trace = draw_trace(ranges=whole | ranges, ranks={PID: rank}, world_size=len(ranks), path=f"{label}{rank}")
-        parts.append(reduce_trace(trace, find_rank_events(trace)))
-    return replace(merge_traces(parts), label=label)
+        traces.append(trace)
+    return analysis_of(*traces, label=label)
 
 
-def waterfall_of(*runs: Run) -> Waterfall:
+def waterfall_of(*runs: RunAnalysis) -> Waterfall:
     return measure_waterfall([(run, ()) for run in runs])
 
 
@@ -108,7 +108,7 @@ def test_what_is_not_known_is_said() -> None:
 
 def test_a_run_without_steps_is_left_out() -> None:
     trace = draw_trace(streams={7: "aa"})
-    waterfall = waterfall_of(replace(reduce_trace(trace, find_rank_events(trace)), label="x"), NAIVE)
+    waterfall = waterfall_of(replace(analysis_of(trace), label="x"), NAIVE)
     assert (waterfall.left_out, waterfall.changes) == (("x",), ())
     assert draw_waterfall(waterfall_of()).layout.title.text == "<b>No run tells its steps</b>"
 

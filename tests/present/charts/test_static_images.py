@@ -16,7 +16,7 @@ def figure():
     return draw_timeline(build_timeline(run_of(cpu_run()).sources))
 
 
-@pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed")
+@pytest.mark.browser
 def test_pictures_have_the_size_of_the_figure_and_show_its_text(tmp_path: Path) -> None:
     drawn, png, svg = figure(), tmp_path / "new" / "a.png", tmp_path / "a.svg"
     write_pictures([(drawn, png), (drawn, svg)])

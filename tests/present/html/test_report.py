@@ -9,15 +9,14 @@ import pytest
 
 from ddp_prof.analyze.collectives.step_view import view_step
 from ddp_prof.analyze.variants.waterfall import measure_waterfall
-from ddp_prof.manifest import SHARED_GPU, Manifest, in_story_order
+from ddp_prof.manifest import SHARED_GPU, Manifest, in_variant_order
 from ddp_prof.present.charts.collectives import draw_step_collectives
 from ddp_prof.present.charts.comparison import draw_comparison
-from ddp_prof.present.charts.static_images import find_browser
 from ddp_prof.present.charts.steps import draw_step_times
 from ddp_prof.present.charts.straggler import draw_skew
 from ddp_prof.present.charts.waterfall import draw_waterfall
 from ddp_prof.present.headlines import Headline
-from ddp_prof.present.html.report import Run, write_report
+from ddp_prof.present.html.report import ReportRun, write_report
 from tests.present.runs import HOSTILE_TITLE, cpu_run, run_of
 
 
@@ -38,12 +37,12 @@ def manifest(**changes: object) -> Manifest:
     return Manifest(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def made(run: Run, **changes: object) -> Run:
+def made(run: ReportRun, **changes: object) -> ReportRun:
     (source,) = run.sources
     return replace(run, sources=(source._replace(trace=replace(source.trace, manifest=manifest(**changes))),))
 
 
-def warned(run: Run, *warnings: str) -> Run:
+def warned(run: ReportRun, *warnings: str) -> ReportRun:
     return replace(run, result=replace(run.result, warnings=warnings))
 
 
@@ -88,23 +87,23 @@ def read(page: Path) -> _Reader:
 
 
 class TestOrder:
-    def test_variants_come_as_the_story_goes_and_buckets_by_size(self) -> None:
+    def test_variants_come_in_their_order_and_buckets_by_size(self) -> None:
         told = ["naive", "flat", "overlap", "bucketed 1", "bucketed 10", "bucketed 100", "torch"]
         runs = []
         for name in sorted(told):
             variant, _, size = name.partition(" ")
             runs.append(made(run_of(cpu_run(), name), variant=variant, bucket_size_mb=float(size) if size else None))
-        assert [run.name for run in in_story_order(runs, lambda run: run.manifest)] == told
+        assert [run.name for run in in_variant_order(runs, lambda run: run.manifest)] == told
 
     @pytest.mark.parametrize("variant", [None, "one of yours"])
     def test_where_a_run_does_not_say_its_variant_all_stay_as_given(self, variant: str | None) -> None:
         odd = run_of(cpu_run(), "x")
         runs = [made(run_of(cpu_run(), "torch"), variant="torch"), made(odd, variant=variant) if variant else odd]
         runs.append(made(run_of(cpu_run(), "naive"), variant="naive"))
-        assert in_story_order(runs, lambda run: run.manifest) == runs
+        assert in_variant_order(runs, lambda run: run.manifest) == runs
 
 
-@pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed")
+@pytest.mark.browser
 def test_a_page_and_a_picture_of_each_run(tmp_path: Path) -> None:
     assert write_report([run_of(cpu_run(shift=4), "naive"), run_of(cpu_run(), "overlap")], tmp_path) == []
     pages = {f"{name}.html" for name in ("index", "naive", "naive-why", "overlap", "overlap-why")}
@@ -172,19 +171,19 @@ class TestPages:
         assert f"device: cpu · {SHARED_GPU}" in read(tmp_path / "index.html").sections[""]
         for page in ("overlap.html", "overlap-why.html"):
             assert SHARED_GPU in (tmp_path / page).read_text(encoding="utf-8")
-        found = run.findings.run
+        found = run.explanation.run
         figures = (
             draw_comparison([run.result]),
             draw_step_times([run.result]),
             draw_waterfall(measure_waterfall([(found, ())])),
-            draw_step_collectives(found, 0, view_step(found.ranks, 0), Headline("tail")),
-            draw_skew(found, run.findings.skew),
+            draw_step_collectives(found, 0, view_step(found, 0), Headline("tail")),
+            draw_skew(found, run.explanation.skew),
         )
         assert all(SHARED_GPU in figure.layout.title.subtitle.text for figure in figures)
 
     def test_it_says_why_communication_is_exposed(self, tmp_path: Path) -> None:
         runs = [run_of(cpu_run(shift=4), "naive"), run_of(cpu_run(shift=2), "overlap")]
-        waterfall = measure_waterfall([(run.findings.run, ()) for run in runs])
+        waterfall = measure_waterfall([(run.explanation.run, ()) for run in runs])
         write_report(runs, tmp_path, waterfall)
         page = read(tmp_path / "index.html")
         why = " ".join(page.sections["why"])
@@ -193,7 +192,7 @@ class TestPages:
         assert why.count("at least two ranks") == 2
         assert (tmp_path / "index.html").read_text().count('id="chart-waterfall"') == 1
         alone = tmp_path / "alone"
-        write_report(runs[:1], alone, measure_waterfall([(runs[0].findings.run, ())]))
+        write_report(runs[:1], alone, measure_waterfall([(runs[0].explanation.run, ())]))
         assert 'id="chart-waterfall"' not in (alone / "index.html").read_text(), "nothing to compare with"
 
     def test_what_is_not_known_is_told_once_with_its_runs(self, tmp_path: Path) -> None:

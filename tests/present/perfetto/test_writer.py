@@ -16,19 +16,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_prof.analyze.core.attribution import find_rank_events
+from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.overlap.overlap import measure_rank
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.perfetto.tracks import CATEGORIES, nest
 from ddp_prof.present.perfetto.writer import write_perfetto
 from ddp_prof.present.timeline.model import Source
 from ddp_prof.trace import Category, Trace
+from tests import measuring
 from tests.drawing import PID, column, draw_trace, runs
 from tests.present.runs import HOSTILE_TITLE, cpu_run
 
 
 def source_of(trace: Trace, title: str = "run") -> Source:
-    return Source(title, trace, find_rank_events(trace))
+    return measuring.source_of(title, trace)
 
 
 def nanoseconds(text: str) -> int:

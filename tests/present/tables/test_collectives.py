@@ -8,11 +8,10 @@ import pytest
 
 from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.analyze.collectives.root_cause import find_root_cause
-from ddp_prof.analyze.collectives.run_analysis import merge_traces, reduce_trace
-from ddp_prof.analyze.core.attribution import find_rank_events
 from ddp_prof.present.headlines import root_cause_headline
 from ddp_prof.present.tables.collectives import collectives_view
 from tests.analyze.collectives.test_timing import OURS
+from tests.measuring import analysis_of
 from tests.present.runs import cpu_run
 
 CONTRACT = {
@@ -25,8 +24,8 @@ CONTRACT = {
 
 
 def view_of(trace, by: str = "collective"):
-    run = merge_traces([reduce_trace(trace, find_rank_events(trace))])
-    result = measure_collectives(run.ranks, run.warnings)
+    run = analysis_of(trace)
+    result = measure_collectives(run)
     cause = find_root_cause(result.collectives, run.manifest)
     return collectives_view(run, result, root_cause_headline(cause, has_collectives=True), by)
 

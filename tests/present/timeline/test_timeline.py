@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_prof.analyze.core.attribution import find_rank_events
+from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.overlap.overlap import measure_rank
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.load import load_trace
@@ -20,6 +20,7 @@ from ddp_prof.present.timeline.model import STRIP, Lane, Source, Timeline
 from ddp_prof.present.timeline.text import headline, shown_name
 from ddp_prof.trace import UNKNOWN, Category, Trace
 from tests.drawing import draw_trace
+from tests.measuring import source_of
 
 LETTER = {
     theme.COMPUTE_ONLY: "c",
@@ -55,7 +56,7 @@ HOSTILE = [
 
 
 def source(trace: Trace, title: str = "overlap") -> Source:
-    return Source(title, trace, find_rank_events(trace))
+    return source_of(title, trace)
 
 
 def cpu_trace() -> Trace:

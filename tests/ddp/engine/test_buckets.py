@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_prof.ddp.buckets import ParameterSize, assign_buckets, assign_each
+from ddp_prof.ddp.engine.buckets import ParameterSize, assign_buckets, assign_each
 
 KINDS = ("float32", "bfloat16")
 sizes_strategy = st.lists(

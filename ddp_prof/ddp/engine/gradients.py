@@ -1,17 +1,18 @@
 """The gradients of one bucket and the buffer in which they travel.
 
-A bucket of one parameter reduces the gradient where it lies: nothing is copied. A bucket of several copies each
-gradient once, into its view of a flat buffer and divided on the way; the view then *is* the parameter's gradient, so
-that nothing is copied back, and a gradient that autograd already accumulated in the view is only divided.
+Each gradient is copied once, into its view of the bucket's flat buffer and divided on the way. It is never divided
+where it lies: autograd may give the gradients of two parameters one storage, as of ``a[None] + b[None]``. The view
+then *is* the parameter's gradient, so nothing is copied back, and a gradient that autograd accumulated in the view is
+only divided. A view has the strides of its parameter (torch's gradient layout contract): fused optimizers read
+parameter, gradient and state in the order of memory.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import torch
-
-from ddp_prof.errors import CommunicationError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,15 +25,16 @@ class GradientBucket:
         index: Position in the order of launch.
         parameters: Owners of the gradients, in the order of the buffer.
         missing: How many of them have not been taken in this step.
+        refused: Those whose gradient of this step is sparse.
     """
 
     def __init__(self, index: int, parameters: Sequence[torch.nn.Parameter]) -> None:
         self.index = index
         self.parameters = tuple(parameters)
         self.missing = len(self.parameters)
-        self._alone = len(self.parameters) == 1
-        self._buffer: torch.Tensor | None = None if self._alone else _flat_buffer(self.parameters)
-        self._views: list[torch.Tensor | None] = [None] if self._alone else _views(self._buffer, self.parameters)
+        self.refused: list[torch.nn.Parameter] = []
+        self._buffer = _flat_buffer(self.parameters)
+        self._views = _views(self._buffer, self.parameters)
         self._taken = [False] * len(self.parameters)
 
     def __len__(self) -> int:
@@ -46,10 +48,8 @@ class GradientBucket:
         """Take one gradient over, times ``scale``; zeros where there is none. Says whether there was one.
 
         The parameter is left without a gradient: what autograd may still produce for it in this step must not be
-        added to a buffer in flight.
-
-        Raises:
-            CommunicationError: The gradient is sparse.
+        added to a buffer in flight. A sparse gradient counts as none and is noted in :attr:`refused`: to raise here
+        would leave the other ranks waiting for this bucket.
         """
         parameter = self.parameters[slot]
         gradient = parameter.grad
@@ -57,14 +57,9 @@ class GradientBucket:
         self._taken[slot] = True
         self.missing -= 1
         if gradient is not None and gradient.layout is not torch.strided:
-            raise CommunicationError(
-                f"a parameter of shape {tuple(parameter.shape)} has a sparse gradient, which cannot be reduced here: "
-                "build its layer with sparse=False"
-            )
-        if self._alone:
-            self._views[slot] = _scaled_alone(parameter, gradient, scale)
-        else:
-            _scale_into(self._view(slot), gradient, scale)
+            self.refused.append(parameter)
+            gradient = None
+        _scale_into(self._views[slot], gradient, scale)
         return gradient is not None
 
     def take_missing(self, scale: float) -> list[int]:
@@ -74,7 +69,7 @@ class GradientBucket:
 
     def tensor(self) -> torch.Tensor:
         """What is reduced: one dense tensor."""
-        return self._view(0) if self._buffer is None else self._buffer
+        return self._buffer
 
     def give_back(self, slot: int, is_used: bool, late: torch.Tensor | None) -> None:
         """Make the reduced gradient the parameter's own again.
@@ -85,7 +80,7 @@ class GradientBucket:
             late: Reduced contributions that came after the gradient was taken; added.
         """
         parameter = self.parameters[slot]
-        gradient = self._view(slot)
+        gradient = self._views[slot]
         unsynchronized = parameter.grad  # of a backward under no_sync since the gradient was taken
         for addend in (late, unsynchronized):
             if addend is not None:
@@ -94,16 +89,10 @@ class GradientBucket:
             parameter.grad = gradient
 
     def reset(self) -> None:
-        """Be ready for the next step."""
+        """Forget which gradients were taken; the buffer stays, since its views are the parameters' gradients."""
         self.missing = len(self.parameters)
         self._taken = [False] * len(self.parameters)
-        if self._alone:
-            self._views = [None]  # the parameter alone keeps its gradient alive
-
-    def _view(self, slot: int) -> torch.Tensor:
-        view = self._views[slot]
-        assert view is not None, "a gradient is taken before it is used"
-        return view
+        self.refused.clear()
 
 
 def _flat_buffer(parameters: Sequence[torch.nn.Parameter]) -> torch.Tensor:
@@ -111,16 +100,20 @@ def _flat_buffer(parameters: Sequence[torch.nn.Parameter]) -> torch.Tensor:
     return torch.zeros(sum(parameter.numel() for parameter in parameters), dtype=first.dtype, device=first.device)
 
 
-def _views(buffer: torch.Tensor | None, parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor | None]:
-    assert buffer is not None
-    parts = torch.split(buffer, [parameter.numel() for parameter in parameters])
-    return [part.view(parameter.shape) for part, parameter in zip(parts, parameters, strict=True)]
+def _views(buffer: torch.Tensor, parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:
+    ends = itertools.accumulate(parameter.numel() for parameter in parameters)
+    return [
+        buffer.as_strided(parameter.shape, gradient_strides(parameter), end - parameter.numel())
+        for parameter, end in zip(parameters, ends, strict=True)
+    ]
 
 
-def _scaled_alone(parameter: torch.nn.Parameter, gradient: torch.Tensor | None, scale: float) -> torch.Tensor:
-    if gradient is None:
-        return torch.zeros_like(parameter, memory_format=torch.contiguous_format, requires_grad=False)
-    return gradient.detach().contiguous().mul_(scale)
+def gradient_strides(parameter: torch.Tensor) -> tuple[int, ...]:
+    """The parameter's strides where it is dense and does not overlap itself, else row-major ones."""
+    dense = torch.empty_like(parameter, device="meta", memory_format=torch.preserve_format)
+    if dense.stride() == parameter.stride():
+        return dense.stride()
+    return torch.empty(parameter.shape, device="meta").stride()
 
 
 def _scale_into(view: torch.Tensor, gradient: torch.Tensor | None, scale: float) -> None:

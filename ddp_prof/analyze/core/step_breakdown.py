@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ddp_prof.analyze.core.attribution import SYNCHRONIZE_PHASE
 from ddp_prof.analyze.core.intervals import Intervals, union_by_group
-from ddp_prof.trace import Category, Table
+from ddp_prof.trace import Category, Table, empty
 
 if TYPE_CHECKING:
-    from ddp_prof.analyze.core.attribution import RankEvents
+    from ddp_prof.analyze.core.rank_events import RankEvents
     from ddp_prof.trace import Ints
 
 
@@ -109,3 +110,29 @@ def _windows(rank: RankEvents) -> tuple[Ints, Ints]:
     np.maximum.at(end, events.step[rows], events.end_ns[rows])
     launched = end >= start
     return np.where(launched, start, 0), np.where(launched, end, 0)
+
+
+@dataclass(frozen=True)
+class StepTimes(Table):
+    """What filled the host's time, a row a measured step; none where the trace tells no steps.
+
+    Attributes:
+        host_ns: Length of the host's range.
+        compute_ns: Compute of the rank in it.
+        calls_ns: In ``synchronize``, what neither compute nor communication fills: the host's work round its calls.
+    """
+
+    host_ns: Ints
+    compute_ns: Ints
+    calls_ns: Ints
+
+
+def measure_step_times(rank: RankEvents) -> StepTimes:
+    """Look at the host's range of each step."""
+    if not rank.has_steps:
+        return empty(StepTimes)
+    start, end = rank.steps.start_ns, rank.steps.end_ns
+    compute = rank.union_of(Category.COMPUTE)
+    busy = compute | rank.union_of(Category.COMMUNICATION)
+    waiting = rank.phases.union_of(SYNCHRONIZE_PHASE)
+    return StepTimes(end - start, compute.covered_ns(start, end), (waiting - busy).covered_ns(start, end))

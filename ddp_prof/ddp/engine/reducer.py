@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from ddp_prof.ddp.collective import InFlight, launch_all_reduce
-from ddp_prof.ddp.gradients import GradientBucket
+from ddp_prof.ddp.engine.collective import InFlight, launch_all_reduce
+from ddp_prof.ddp.engine.gradients import GradientBucket
+from ddp_prof.errors import CommunicationError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddp_prof.ddp.buckets import Assignment
+    from ddp_prof.ddp.engine.buckets import Assignment
 
 
 class Reducer:
@@ -91,16 +92,25 @@ class Reducer:
         """Launch what is left, wait for everything, give the gradients back.
 
         Raises:
-            CommunicationError: A collective failed.
+            CommunicationError: A collective failed, or a gradient is sparse; in the latter case the next step can be taken.
         """
         while len(self._in_flight) < len(self.buckets):
             self.launch_next()
-        census = self._launch_census() if self._find_unused else None
+        bitmap = self._launch_used_bitmap() if self._find_unused else None
         for flight in self._in_flight:
             flight.wait()
-        unused, late = (self._unused, self._late) if census is None else self._read_census(*census)
-        self._give_back(unused if self._find_unused else set(), self._reduce_late(sorted(late)))
+        unused, late = (self._unused, self._late) if bitmap is None else self._read_used_bitmap(*bitmap)
+        # Frozen since the variant was made: no gradient, or weight decay and momentum would move it.
+        frozen = {index for index in self._unused if not self.parameter(index).requires_grad}
+        self._give_back(unused if self._find_unused else frozen, self._reduce_late(sorted(late)))
+        refused = [parameter for bucket in self.buckets for parameter in bucket.refused]
         self._reset()
+        _check_dense(refused)
+
+    def parameter(self, index: int) -> torch.nn.Parameter:
+        """The parameter at a position."""
+        bucket, slot = self._places[index]
+        return bucket.parameters[slot]
 
     def _launch_full(self) -> None:
         launched = len(self._in_flight)
@@ -108,7 +118,7 @@ class Reducer:
             self.launch_next()
             launched += 1
 
-    def _launch_census(self) -> tuple[torch.Tensor, InFlight]:
+    def _launch_used_bitmap(self) -> tuple[torch.Tensor, InFlight]:
         """Ask all ranks which parameters they used, and which came late: a sum of votes, one row each."""
         votes = torch.zeros(2, len(self._places), dtype=torch.int32)
         votes[0] = 1
@@ -118,7 +128,7 @@ class Reducer:
             votes = votes.to(self.buckets[0].parameters[0].device)
         return votes, launch_all_reduce(votes, self._group, len(self.buckets), 0)
 
-    def _read_census(self, votes: torch.Tensor, flight: InFlight) -> tuple[set[int], set[int]]:
+    def _read_used_bitmap(self, votes: torch.Tensor, flight: InFlight) -> tuple[set[int], set[int]]:
         flight.wait()
         used, late = votes.tolist()
         return (
@@ -132,8 +142,9 @@ class Reducer:
             bucket, slot = self._places[index]
             parameter = bucket.parameters[slot]
             own, parameter.grad = parameter.grad, None
-            tensor = torch.zeros_like(parameter, requires_grad=False) if own is None else own.detach()
-            tensor = tensor.contiguous().mul_(self._scale)
+            tensor = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+            if own is not None:
+                torch.mul(own.detach(), self._scale, out=tensor)
             launch_all_reduce(tensor, self._group, bucket.index, 1, late=1).wait()
             reduced[index] = tensor
         return reduced
@@ -148,3 +159,11 @@ class Reducer:
         self._in_flight.clear()
         self._late.clear()
         self._unused.clear()
+
+
+def _check_dense(refused: Sequence[torch.nn.Parameter]) -> None:
+    for parameter in refused:
+        raise CommunicationError(
+            f"a parameter of shape {tuple(parameter.shape)} has a sparse gradient, which cannot be reduced here: "
+            "build its layer with sparse=False"
+        )

@@ -1,0 +1,59 @@
+"""The collectives of one process as our own ranges tell them: when the host launched each, its bucket and its size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddp_prof.analyze.core.steps import innermost
+from ddp_prof.range_names import ALL_REDUCE, parse_range
+from ddp_prof.trace import UNKNOWN, Table
+
+if TYPE_CHECKING:
+    from ddp_prof.trace import Ints, Trace
+
+
+@dataclass(frozen=True)
+class CollectiveRanges(Table):
+    """A row a range, in the order of the trace; a range lasts from the launch to the completion that the host saw.
+
+    Attributes:
+        span: Row in the trace's spans.
+        name_id: Index into ``Trace.names``.
+        bucket: Number of the bucket; ``UNKNOWN`` where the name has none.
+        bytes: Size of the message; ``UNKNOWN`` likewise.
+    """
+
+    span: Ints
+    start_ns: Ints
+    end_ns: Ints
+    name_id: Ints
+    bucket: Ints
+    bytes: Ints
+
+    def launched_in(self, launch_ns: Ints) -> Ints:
+        """Row of the range that was opened last before, or at, each launch and is open still; ``UNKNOWN`` if none."""
+        return innermost(self.start_ns, self.end_ns, launch_ns)
+
+    def of_rows(self, column: str, rows: Ints) -> Ints:
+        """The column's values at rows of :meth:`launched_in`, ``UNKNOWN`` where the row is."""
+        values: Ints = np.append(getattr(self, column), UNKNOWN)[rows]
+        return values
+
+
+def find_collective_ranges(trace: Trace, process: int) -> CollectiveRanges:
+    """The ranges round the collectives of a process."""
+    names = {index: parse_range(name) for index, name in enumerate(trace.names) if name.startswith(f"{ALL_REDUCE}|")}
+    span = np.flatnonzero((trace.spans.process == process) & np.isin(trace.spans.name_id, list(names)))
+    name_id = trace.spans.name_id[span]
+
+    def number(key: str) -> Ints:
+        known = {index: parsed.number(key) for index, parsed in names.items()}
+        values = [known[index] for index in name_id.tolist()]
+        return np.array([UNKNOWN if value is None else value for value in values], np.int64)
+
+    return CollectiveRanges(
+        span, trace.spans.start_ns[span], trace.spans.end_ns[span], name_id, number("bucket"), number("bytes")
+    )

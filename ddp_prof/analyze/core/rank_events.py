@@ -1,0 +1,164 @@
+"""What one rank did: its events with their steps and phases, from which all figures are measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddp_prof.analyze.core.attribution import Events, device_events, host_communication, host_events, looked_up
+from ddp_prof.analyze.core.collective_ranges import CollectiveRanges, find_collective_ranges
+from ddp_prof.analyze.core.intervals import Intervals, union
+from ddp_prof.analyze.core.step_breakdown import StepBreakdown, measure_breakdown
+from ddp_prof.analyze.core.steps import NO_PATTERNS, Phases, RangePatterns, Steps, find_phases, find_steps
+from ddp_prof.range_names import PROCESS, parse_range
+from ddp_prof.trace import UNKNOWN, Category, concatenate, distinct, empty, select
+
+if TYPE_CHECKING:
+    from ddp_prof.trace import Ints, Mask, Trace
+
+
+@dataclass(frozen=True)
+class RankEvents:
+    """One rank: a process and, on GPUs, one of its devices.
+
+    Attributes:
+        trace: Where the events are from.
+        device: CUDA ordinal as the process counts, ``None`` on a CPU.
+        rank: Rank in the job, ``None`` where the trace does not tell.
+        events: What it did; what belongs to warm-up steps is left out.
+        steps: The measured steps; where the trace tells none, the whole capture as a single one without a number.
+        phases: The host's ranges of phases, those of warm-up steps included.
+        collective_ranges: Our ranges round collectives, likewise.
+        has_steps: Whether the trace tells steps.
+        warmup_steps: How many steps were left out.
+        backward: How events were attributed to backward: ``ranges``, ``inferred`` (by thread) or ``none``.
+    """
+
+    trace: Trace
+    process: int
+    device: int | None
+    rank: int | None
+    events: Events
+    steps: Steps
+    phases: Phases
+    collective_ranges: CollectiveRanges
+    has_steps: bool
+    warmup_steps: int
+    backward: str
+
+    def of(self, category: Category) -> Events:
+        """The events of one category."""
+        return select(self.events, self.events.category == category)
+
+    def union_of(self, category: Category) -> Intervals:
+        """The time covered by the events of one category."""
+        if category not in self._unions:
+            rows = self.events.category == category
+            self._unions[category] = union(self.events.start_ns[rows], self.events.end_ns[rows])
+        return self._unions[category]
+
+    @cached_property
+    def breakdown(self) -> StepBreakdown:
+        """Where the time of each step went."""
+        return measure_breakdown(self)
+
+    @cached_property
+    def step_keys(self) -> Ints:
+        """A number for each step that no other step of the rank has; ``UNKNOWN`` for a capture without steps."""
+        return self.steps.keys if self.has_steps else self.steps.number
+
+    @cached_property
+    def _unions(self) -> dict[Category, Intervals]:
+        return {}
+
+
+def find_rank_events(trace: Trace, patterns: RangePatterns = NO_PATTERNS) -> tuple[RankEvents, ...]:
+    """What each rank in a trace did, in the order of rank, process and device.
+
+    Args:
+        trace: The trace.
+        patterns: How the user's own ranges are named.
+    """
+    on_devices = set(distinct(trace.activities.process))
+    found: list[RankEvents] = []
+    for process in trace.processes:
+        builder = _Builder(trace, process, patterns)
+        if process in on_devices:
+            found += builder.device_ranks()
+        elif process in trace.ranks or not (on_devices or trace.ranks):
+            found.append(builder.host_rank())
+    return tuple(sorted(map(_without_warmup, found), key=_order))
+
+
+def _order(rank: RankEvents) -> tuple[bool, int, int, int]:
+    return rank.rank is None, rank.rank or 0, rank.process, rank.device or 0
+
+
+class _Builder:
+    """Makes the ranks of one process."""
+
+    def __init__(self, trace: Trace, process: int, patterns: RangePatterns) -> None:
+        self.trace, self.process = trace, process
+        self.steps = find_steps(trace, process, patterns.step)
+        self.phases = find_phases(trace, process, patterns.backward)
+        self.ranges = find_collective_ranges(trace, process)
+
+    def device_ranks(self) -> list[RankEvents]:
+        events, backward = device_events(self.trace, self.process, self.steps, self.phases)
+        device_of = self.trace.activities.device[events.activity]
+        result = []
+        for device in distinct(device_of):
+            own = select(events, device_of == device)
+            if not np.any(own.category == Category.COMMUNICATION) and not self._said().intersection({"nccl"}):
+                # gloo with CUDA tensors: the host communicates
+                own = concatenate(own, host_communication(self.ranges, self.steps, self.phases))
+            result.append(self._rank(device, own, backward))
+        return result
+
+    def host_rank(self) -> RankEvents:
+        """Others' ranges do not tell waiting from computing, so that without ours nothing is known."""
+        is_told = bool(len(self.ranges) or self._said())
+        events = host_events(self.ranges, self.steps, self.phases) if is_told else empty(Events)
+        return self._rank(None, events, "ranges")
+
+    def _said(self) -> set[str]:
+        """The backends that ranges of ours round the process name; a backend not named is empty text."""
+        ids = np.unique(self.trace.spans.name_id[self.trace.spans.process == self.process]).tolist()
+        names = (self.trace.names[name_id] for name_id in ids)
+        return {parse_range(name).text("backend") or "" for name in names if name.startswith(f"{PROCESS}|")}
+
+    def _rank(self, device: int | None, events: Events, backward: str) -> RankEvents:
+        steps, has_steps = self.steps, bool(len(self.steps))
+        if not has_steps and len(events):
+            steps = Steps.whole(int(events.start_ns.min()), int(events.end_ns.max()))
+            events = replace(events, step=np.zeros(len(events), np.int64))
+        return RankEvents(
+            trace=self.trace,
+            process=self.process,
+            device=device,
+            rank=self.trace.ranks.get(self.process),
+            events=events,
+            steps=steps,
+            phases=self.phases,
+            collective_ranges=self.ranges,
+            has_steps=has_steps,
+            warmup_steps=0,
+            backward=backward,
+        )
+
+
+def _without_warmup(rank: RankEvents) -> RankEvents:
+    measured: Mask = ~rank.steps.warmup
+    if measured.all():
+        return rank
+    renumbered = np.where(measured, np.cumsum(measured) - 1, UNKNOWN)
+    events = select(rank.events, np.append(measured, True)[rank.events.step])
+    return replace(
+        rank,
+        events=replace(events, step=looked_up(renumbered, events.step)),
+        steps=select(rank.steps, measured),
+        warmup_steps=int((~measured).sum()),
+    )

@@ -1,0 +1,160 @@
+"""What is derived from a trace once its tables were read: steps from trace to trace, applied in a fixed order.
+
+The order matters: the ranks come from the ranges alone, copies become communication before collectives get their
+metadata, and launch shapes only add a column. No step changes the rows of activities or calls, so that the join of
+activities and launching calls, made when the trace was built, holds for all of them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddp_prof.errors import TraceError
+from ddp_prof.ingest.string_table import NameTable
+from ddp_prof.range_names import PROCESS, parse_range
+from ddp_prof.trace import UNKNOWN, Category, Kind, select
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from ddp_prof.trace import Calls, Ints, Mask, Spans, Trace
+
+SIZES = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
+"""What makes a launch shape, as Nsight Systems calls its columns."""
+
+UNNAMED_KERNEL, UNNAMED_RANGE = "unnamed kernel", "unnamed range"
+"""What kernels and ranges are called whose names the file does not hold."""
+
+_COLLECTIVE = re.compile(
+    r"^nccl(?:AllReduce|AllGather|ReduceScatter|Broadcast|Bcast|Reduce|AlltoAll|AllToAll|Gather|Scatter|Send|Recv)v?$"
+)
+_GROUP_END = "ncclGroupEnd"
+
+
+def enrich(trace: Trace, steps: Iterable[Callable[[Trace], Trace]]) -> Trace:
+    """The trace after all steps, one after the other."""
+    for step in steps:
+        trace = step(trace)
+    return trace
+
+
+def report_unresolved_names(trace: Trace) -> Trace:
+    """Say how many kernels and ranges have no name.
+
+    Raises:
+        TraceError: No kernel has one: nothing could be told of compute and communication.
+    """
+    unresolved, warnings = trace.unresolved_names, []
+    if unresolved.kernels:
+        if unresolved.kernels == unresolved.of_kernels:
+            reason = f"none of its {unresolved.kernels:,} kernels has a name: its strings are missing or damaged"
+            raise TraceError(trace.path, reason, "export or record it again")
+        time = unresolved.time_ns / max(1, unresolved.of_time_ns)
+        warnings.append(
+            f"{unresolved.kernels:,} of {unresolved.of_kernels:,} kernels ({time:.1%} of their time) have no name in "
+            "this trace: they count neither as compute nor as communication"
+        )
+    if UNNAMED_RANGE in trace.names:
+        unnamed = int((trace.spans.name_id == trace.names.index(UNNAMED_RANGE)).sum())
+        warnings.append(
+            f"{unnamed:,} of {len(trace.spans):,} ranges have no name in this trace: no step or phase is known by them"
+        )
+    return replace(trace, warnings=(*trace.warnings, *warnings)) if warnings else trace
+
+
+def close_open_ranges(trace: Trace) -> Trace:
+    """Let ranges that were open when recording stopped end with the last event of the capture."""
+    spans, is_open = trace.spans, trace.spans.is_open == 1
+    if not is_open.any():
+        return trace
+    columns = (spans.start_ns, spans.end_ns, trace.activities.end_ns, trace.calls.start_ns)
+    last = max(int(column.max()) for column in columns if len(column))
+    return replace(trace, spans=replace(spans, end_ns=np.where(is_open, last, spans.end_ns)))
+
+
+def name_ranks(trace: Trace) -> Trace:
+    """Add rank by process and world size from the ``process|rank=...|world=...`` ranges, where the file has not told.
+
+    Processes without such a range stay without a rank; the world size stays unknown where ranges disagree.
+    """
+    ours = {index: parse_range(name) for index, name in enumerate(trace.names) if name.startswith(PROCESS)}
+    spans = trace.spans
+    ranks: dict[int, int] = {}
+    for index, range_ in ours.items():
+        if (rank := range_.number("rank")) is not None:
+            ranks |= dict.fromkeys(map(int, np.unique(spans.process[spans.name_id == index])), rank)
+    worlds = {world for range_ in ours.values() if (world := range_.number("world")) is not None}
+    world_size = worlds.pop() if len(worlds) == 1 else None
+    return replace(trace, ranks=trace.ranks or ranks, world_size=trace.world_size or world_size)
+
+
+def mark_copy_engine_collectives(trace: Trace) -> Trace:
+    """Make copies COMMUNICATION whose launch call lies in the range of an NCCL collective, on the same thread.
+
+    NCCL 2.28 and later lets the copy engines carry out collectives on symmetric windows. A collective within a group
+    is launched by the ``ncclGroupEnd`` that follows it, so that range counts, too.
+    """
+    ranges = _collective_ranges(trace.spans, trace.names)
+    copies = np.flatnonzero((trace.activities.kind == Kind.COPY) & (trace.launching_calls != UNKNOWN))
+    inside = _inside(select(trace.spans, ranges), select(trace.calls, trace.launching_calls[copies]))
+    if not inside.any():
+        return trace
+    category = trace.activities.category.copy()
+    category[copies[inside]] = Category.COMMUNICATION
+    return replace(trace, activities=replace(trace.activities, category=category))
+
+
+def _collective_ranges(spans: Spans, names: tuple[str, ...]) -> Ints:
+    """Rows of the ranges of collectives, and of group ends with a collective since the last group end."""
+    is_collective = np.array([bool(_COLLECTIVE.match(name)) for name in names] + [False])[spans.name_id]
+    is_group_end = np.array([name == _GROUP_END for name in names] + [False])[spans.name_id]
+    rows = np.flatnonzero(is_collective | is_group_end)
+    rows = rows[np.lexsort((spans.start_ns[rows], spans.lane[rows], spans.process[rows]))]
+    follows = np.zeros(len(rows), np.bool_)
+    follows[1:] = is_collective[rows[:-1]] & _same_thread(spans, rows)
+    return rows[is_collective[rows] | follows]
+
+
+def _same_thread(spans: Spans, rows: Ints) -> Mask:
+    """Whether each row but the first is of the same thread as the one before."""
+    same: Mask = (np.diff(spans.process[rows]) == 0) & (np.diff(spans.lane[rows]) == 0)
+    return same
+
+
+def _inside(ranges: Spans, calls: Calls) -> Mask:
+    """Whether each call starts within a range of its own thread."""
+    inside = np.zeros(len(calls), np.bool_)
+    for process, lane in np.unique(np.stack([ranges.process, ranges.lane]), axis=1).T:
+        mine = select(ranges, (ranges.process == process) & (ranges.lane == lane))
+        asked = np.flatnonzero((calls.process == process) & (calls.lane == lane))
+        at = calls.start_ns[asked]
+        begun = np.searchsorted(np.sort(mine.start_ns), at, side="right")
+        ended = np.searchsorted(np.sort(mine.end_ns), at, side="right")
+        inside[asked] = begun > ended
+    return inside
+
+
+def add_launch_shapes(trace: Trace, sizes: Sequence[Ints]) -> Trace:
+    """Name the launch shape of each kernel: ``grid 256x1x1 block 128x1x1``.
+
+    Only the comparison of kernels with themselves needs shapes, so they are read on request.
+
+    Args:
+        trace: Its kernels come first among the activities.
+        sizes: A column for each of :data:`SIZES`, a row a kernel; ``UNKNOWN`` where the profiler noted none.
+    """
+    names = NameTable(trace.names)
+    used, which = np.unique(np.stack(sizes, axis=1), axis=0, return_inverse=True)
+    index = [UNKNOWN if UNKNOWN in row else names.intern(_shape(row)) for row in used.tolist()]
+    shape_id = np.full(len(trace.activities), UNKNOWN, np.int64)
+    shape_id[: len(which)] = np.array(index, np.int64)[which.reshape(-1)]
+    return replace(trace, names=names.as_tuple(), shape_id=shape_id)
+
+
+def _shape(sizes: Sequence[int]) -> str:
+    grid, block = ("x".join(map(str, part)) for part in (sizes[:3], sizes[3:]))
+    return f"grid {grid} block {block}"

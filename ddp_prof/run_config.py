@@ -1,0 +1,133 @@
+"""One run of the workload, described once: its command line, its capture, its ``run.json``, its database row.
+
+Options of ``python -m ddp_prof.train`` are named as the fields here, and have the defaults given here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from ddp_prof.variants import VARIANTS, variant_label
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+SCRIPT_VARIABLES = {
+    "model_size": "MODEL_SIZE",
+    "batch_size": "BATCH_SIZE",
+    "seq_len": "SEQ_LEN",
+    "steps": "STEPS",
+    "warmup": "WARMUP",
+    "world_size": "NGPU",
+    "device": "DEVICE",
+}
+"""Fields that ``scripts/profile_variant.sh`` reads from its environment, and under which names."""
+MANIFEST_FIELDS = ("variant", "bucket_size_mb", "model_size", "batch_size", "seq_len", "steps", "warmup", "seed")
+"""Fields that a ``run.json`` has under the same names."""
+NUMERICS = ("precision", "tf32", "compile", "activation_checkpointing")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """What a run computes, on which ranks, and for how long.
+
+    Attributes:
+        variant: Key of :data:`ddp_prof.variants.VARIANTS`.
+        bucket_size_mb: Cap of a bucket in MB of 2**20 bytes; ``None``: no cap, or the variant takes none.
+        batch_size: Sequences a step of all ranks together.
+        seq_len: Tokens of a sequence.
+        steps: Measured steps.
+        warmup: Steps before them.
+        synchronized_steps: Steps after them in which the host waits for the device after each phase.
+        world_size: Ranks; ``None``: as many as the launcher started, else one.
+        timeout: Seconds that a rank waits for another.
+        compile: ``None``, ``blocks`` or ``model``.
+    """
+
+    variant: str
+    bucket_size_mb: float | None = None
+    find_unused_parameters: bool = False
+    model_size: str = "mini"
+    batch_size: int = 4
+    seq_len: int = 128
+    steps: int = 10
+    warmup: int = 5
+    synchronized_steps: int = 0
+    seed: int = 0
+    lr: float = 1e-3
+    world_size: int | None = None
+    device: str = "auto"
+    backend: str = "auto"
+    ranks_per_gpu: int | None = None
+    timeout: float = 120.0
+    precision: str = "fp32"
+    tf32: bool = False
+    compile: str | None = None
+    activation_checkpointing: bool = False
+    inject_delay_ms: float = 0.0
+    inject_delay_rank: int = 1
+
+    def __str__(self) -> str:
+        ranks = self.world_size or 1
+        return f"{self.label}, {self.model_size}, {ranks} ranks, {self.local_batch_size} x {self.seq_len} tokens each"
+
+    @property
+    def label(self) -> str:
+        """The variant with its bucket size, as tables show it: ``bucketed 10 MB``."""
+        return variant_label(self.variant, self.bucket_size_mb)
+
+    @property
+    def file_name(self) -> str:
+        """What the files of a capture are called, before their suffixes: ``bucketed_10mb``."""
+        if self.bucket_size_mb is not None:
+            return f"{self.variant}_{self.bucket_size_mb:g}mb"
+        return f"{self.variant}_unbounded" if VARIANTS[self.variant].can_be_uncapped else self.variant
+
+    @property
+    def local_batch_size(self) -> int:
+        """Sequences a step of one rank."""
+        return self.batch_size // (self.world_size or 1)
+
+    def argv(self, *, leave_out: Collection[str] = ()) -> list[str]:
+        """The command line of ``python -m ddp_prof.train``.
+
+        Args:
+            leave_out: Names of fields that are passed in some other way.
+        """
+        return [word for field in fields(RunConfig) if field.name not in leave_out for word in self._option(field.name)]
+
+    def script_argv(self) -> list[str]:
+        """The arguments of ``scripts/profile_variant.sh``, which go with :meth:`script_environment`."""
+        by_environment = {"variant", "bucket_size_mb", *SCRIPT_VARIABLES}
+        return [self.variant, *self._option("bucket_size_mb"), "--", *self.argv(leave_out=by_environment)]
+
+    def script_environment(self) -> dict[str, str]:
+        """The variables of ``scripts/profile_variant.sh`` that describe the run."""
+        known = {variable: getattr(self, name) for name, variable in SCRIPT_VARIABLES.items()}
+        return {variable: str(value) for variable, value in known.items() if value is not None}
+
+    def manifest_fields(self) -> dict[str, Any]:
+        """What the ``run.json`` says of the run as it was asked for."""
+        return {name: getattr(self, name) for name in MANIFEST_FIELDS}
+
+    def manifest_options(self) -> dict[str, Any]:
+        """What the ``run.json`` lists under ``options``."""
+        delay = ("inject_delay_ms", "inject_delay_rank") if self.inject_delay_ms else ()
+        return {name: getattr(self, name) for name in ("lr", "find_unused_parameters", *delay, *NUMERICS)}
+
+    def row_fields(self) -> dict[str, Any]:
+        """What a row of the results database says of the run as it was asked for."""
+        names = ("variant", "bucket_size_mb", "model_size", "local_batch_size", "seq_len", "warmup", "steps")
+        return {"world_size": self.world_size or 1, **{name: getattr(self, name) for name in names}}
+
+    def _option(self, name: str) -> list[str]:
+        """One option with its value; nothing where it is off or left to the workload."""
+        flag, value = f"--{name.replace('_', '-')}", getattr(self, name)
+        if name == "bucket_size_mb" and value is None and VARIANTS[self.variant].can_be_uncapped:
+            return [flag, "none"]
+        if value is None or value is False:
+            return []
+        if value is True:
+            return [flag]
+        return [flag, f"{value:g}" if isinstance(value, float) else str(value)]

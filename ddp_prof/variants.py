@@ -1,0 +1,65 @@
+"""The data-parallel variants: names, order, baseline, bucket sizes. The one place that knows them without torch.
+
+A new variant is a row of :data:`VARIANTS` and a class in ``ddp_prof.ddp``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+BASELINE = "naive"
+"""The variant that speed-ups refer to."""
+BUCKETED = "bucketed"
+"""The variant that is measured once for each bucket size."""
+
+
+@dataclass(frozen=True, slots=True)
+class VariantInfo:
+    """What is known of a variant without its class.
+
+    Attributes:
+        takes_bucket_size: Whether the variant has an option for the cap of a bucket.
+        default_bucket_size_mb: The cap where none is asked for; ``None``: the variant's own default, or no option.
+        can_be_uncapped: Whether all gradients may share one bucket, which ``bucket_size_mb = None`` then means.
+    """
+
+    takes_bucket_size: bool = False
+    default_bucket_size_mb: float | None = None
+    can_be_uncapped: bool = False
+
+
+VARIANTS: dict[str, VariantInfo] = {
+    "naive": VariantInfo(),
+    "flat": VariantInfo(),
+    "overlap": VariantInfo(),
+    BUCKETED: VariantInfo(takes_bucket_size=True, default_bucket_size_mb=25.0, can_be_uncapped=True),
+    "torch": VariantInfo(takes_bucket_size=True),
+}
+"""In the order in which tables and figures show them: each improves on the one before; the reference comes after."""
+VARIANT_NAMES = tuple(VARIANTS)
+UNKNOWN_VARIANT = VariantInfo()
+
+
+def variant_label(name: str, bucket_size_mb: float | None) -> str:
+    """What tables and figures call a variant: ``overlap``, ``bucketed 10 MB``, ``bucketed no cap``.
+
+    Args:
+        name: One of :data:`VARIANT_NAMES`, or a variant of a later version.
+        bucket_size_mb: Cap of a bucket in MB of 2**20 bytes; ``None`` where the variant has none.
+    """
+    if bucket_size_mb is not None:
+        return f"{name} {bucket_size_mb:g} MB"
+    return f"{name} no cap" if VARIANTS.get(name, UNKNOWN_VARIANT).can_be_uncapped else name
+
+
+def variant_position(name: str) -> int:
+    """Where a variant stands in the order; an unknown one comes after all others."""
+    return VARIANT_NAMES.index(name) if name in VARIANTS else len(VARIANTS)
+
+
+def variant_order(name: str, bucket_size_mb: float | None) -> tuple[int, str, float]:
+    """Sorts variants by their order, and one variant by its bucket size; no cap comes last."""
+    if bucket_size_mb is None:
+        bucket_size_mb = math.inf if VARIANTS.get(name, UNKNOWN_VARIANT).can_be_uncapped else 0.0
+    return variant_position(name), name, bucket_size_mb

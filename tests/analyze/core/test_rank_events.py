@@ -1,0 +1,72 @@
+"""Steps that are told apart, and backward found on threads beside the one that opens the steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ddp_prof.analyze.collectives.straggler import measure_skew
+from ddp_prof.analyze.core.inventory import take_inventory
+from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.core.steps import RangePatterns
+from ddp_prof.analyze.overlap.overlap import measure_overlap
+from tests.drawing import PID, draw_trace
+from tests.measuring import analysis_of, collectives_of
+
+EPOCHS = [
+    ("process|rank=0|world=2", "####################"),
+    ("step|index=0", "#########..........."),
+    ("backward", ".####..............."),
+    ("all_reduce|bucket=0|bytes=8", "...####............."),
+    ("step|index=0", "..........#########."),
+    ("backward", "...........####....."),
+    ("all_reduce|bucket=0|bytes=8", ".............#####.."),
+]
+"""Two epochs, each of which counts its steps anew."""
+
+
+def epochs(rank: int):
+    return draw_trace(ranges=EPOCHS, ranks={PID: rank}, world_size=2, path=f"x.rank{rank}.json")
+
+
+class TestStepNumbersThatRepeat:
+    def test_each_step_has_a_key_of_its_own(self) -> None:
+        (rank,) = find_rank_events(epochs(0))
+        assert rank.steps.number.tolist() == [0, 0]
+        assert rank.step_keys.tolist() == [0, 1]
+
+    def test_collectives_of_two_steps_are_not_one(self) -> None:
+        found = collectives_of(epochs(0))
+        assert [(collective.step, collective.step_key, collective.index) for collective in found] == [
+            (0, 0, 0),
+            (0, 1, 0),
+        ]
+
+    def test_skew_tells_both_steps(self) -> None:
+        skew = measure_skew(analysis_of(epochs(0), epochs(1)))
+        assert [step.step for step in skew.steps] == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["step 0", "batch 0"])
+def test_the_thread_that_opens_the_steps_is_not_taken_for_autograds(name: str) -> None:
+    """A second thread trains: it opens the step and launches the collective, so nothing tells a backward."""
+    trace = draw_trace(
+        ranges=[(name, "##############"), ("load", "#"), ("load", ".#")],
+        launches={"main": "..", "trainer": "a.N"},
+        streams={7: ".aa.....", 8: ".....NNN"},
+    )
+    trainer = next(lane for (_, lane), thread in trace.threads.items() if thread == "trainer")
+    opened_by = np.where(trace.spans.end_ns == 14, trainer, trace.spans.lane)
+    trace = replace(trace, spans=replace(trace.spans, lane=opened_by))
+    found = measure_overlap(trace, find_rank_events(trace, RangePatterns(step=rf"{name[:5].strip()} (\d+)")))
+    assert found.attribution.method == "none"
+
+
+def test_info_takes_the_name_of_the_backward_range() -> None:
+    trace = draw_trace(ranges={"step 0": "########", "bwd-pass": "..###"}, launches={"main": "a"}, streams={7: ".aa"})
+    (process,) = take_inventory(trace, RangePatterns(backward="bwd-pass")).processes
+    assert process.backward_ranges == 1
+    (process,) = take_inventory(trace).processes
+    assert process.backward_ranges == 0

@@ -1,0 +1,87 @@
+"""What is added to a trace once it was read: an ordered list of steps that share one launch join."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ddp_prof.trace
+from ddp_prof.ingest.load import load_trace
+from ddp_prof.trace import Activities, Calls, Category
+from tests.ingest.test_nsys_report import report, stand_in  # noqa: F401
+from tests.nsys_factory import Capture, Kernel, Range, write_capture
+
+MAIN, AUTOGRAD = 100, 131
+
+EVERYTHING = Capture(
+    kernels=[
+        Kernel("gemm", 1000, 2000, launch=100, thread=MAIN),
+        Kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", 1500, 2600, launch=610, thread=AUTOGRAD, stream=9),
+        Kernel("copy", 1500, 2600, launch=510, thread=AUTOGRAD, kind="memcpy", stream=9, bytes=4096),
+    ],
+    ranges=[
+        Range("process|rank=1|world=2", 0, 5000, MAIN, domain="ddp_prof"),
+        Range("ncclAllGather", 500, 530, AUTOGRAD, domain="NCCL", registered=True),
+        Range("ncclAllReduce", 600, 630, AUTOGRAD, domain="NCCL", registered=True),
+    ],
+)
+
+
+@pytest.fixture
+def joins(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by one element with each join of activities and calls."""
+    counted: list[int] = []
+    join = ddp_prof.trace.find_launching_calls
+
+    def counting(activities: Activities, calls: Calls) -> Any:
+        counted.append(len(activities))
+        return join(activities, calls)
+
+    monkeypatch.setattr(ddp_prof.trace, "find_launching_calls", counting)
+    return counted
+
+
+def everything(path: Path) -> Path:
+    """A capture that each of the steps adds something to."""
+    write_capture(path, EVERYTHING)
+    with closing(sqlite3.connect(path)) as database:
+        payload = json.dumps({"NCCL communicator ID": 77, "Message size [bytes]": 4096})
+        database.execute("UPDATE NVTX_EVENTS SET jsonText = ? WHERE start = 600", (payload,))
+        database.commit()
+    return path
+
+
+def test_launches_are_joined_once(joins: list[int], tmp_path: Path) -> None:
+    trace = load_trace(everything(tmp_path / "x.sqlite"), with_shapes=True)
+    assert trace.activities.category.tolist() == [Category.COMPUTE, Category.COMMUNICATION, Category.COMMUNICATION]
+    assert (trace.ranks, trace.world_size) == ({MAIN: 1}, 2)
+    assert trace.arguments.bytes.tolist() == [4096]
+    assert trace.shape_id is not None
+    assert trace.calls.start_ns[trace.launching_calls].tolist() == [100, 610, 510]
+    assert joins == [3]
+
+
+def test_launches_of_a_report_are_joined_once(
+    joins: list[int],
+    report: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stand_in(tmp_path, monkeypatch)
+    trace = load_trace(report)
+    assert trace.source == "nsys-report"
+    assert len(trace.launching_calls) == 60
+    assert joins == [60]
+
+
+def test_launches_of_kineto_are_joined_once(joins: list[int], tmp_path: Path) -> None:
+    event = {"ph": "X", "name": "gemm", "ts": 1, "dur": 2, "pid": 0, "tid": 7, "args": {"correlation": 3}}
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps({"traceEvents": [event | {"cat": "kernel"}, event | {"cat": "cuda_runtime"}]}))
+    assert load_trace(path, with_shapes=True).launching_calls.tolist() == [0]
+    assert joins == [1]

@@ -1,0 +1,102 @@
+"""One description of a run, and the forms that follow from it."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_prof.manifest import Manifest
+from ddp_prof.run_config import MANIFEST_FIELDS, SCRIPT_VARIABLES, RunConfig
+from ddp_prof.train.arguments import parse_arguments
+from ddp_prof.variants import VARIANTS
+
+CONFIG = RunConfig(variant="bucketed", bucket_size_mb=2.5, model_size="tiny", world_size=2, batch_size=6, seq_len=16)
+
+
+def configs() -> st.SearchStrategy[RunConfig]:
+    """Runs that the command line allows."""
+    counts = st.integers(1, 64)
+    return st.builds(
+        RunConfig,
+        variant=st.sampled_from([name for name, variant in VARIANTS.items() if variant.default_bucket_size_mb is None]),
+        find_unused_parameters=st.booleans(),
+        model_size=st.sampled_from(["tiny", "mini", "xl"]),
+        batch_size=counts,
+        seq_len=counts,
+        steps=counts,
+        warmup=counts,
+        synchronized_steps=st.integers(0, 9),
+        seed=st.integers(0, 2**31),
+        lr=st.sampled_from([1e-3, 3e-4, 0.5]),
+        world_size=st.none() | counts,
+        device=st.sampled_from(["auto", "cpu", "cuda"]),
+        backend=st.sampled_from(["auto", "gloo", "nccl"]),
+        ranks_per_gpu=st.none() | counts,
+        timeout=st.sampled_from([120.0, 0.5]),
+        precision=st.sampled_from(["fp32", "bf16"]),
+        tf32=st.booleans(),
+        compile=st.sampled_from([None, "blocks", "model"]),
+        activation_checkpointing=st.booleans(),
+        inject_delay_ms=st.sampled_from([0.0, 2.5]),
+        inject_delay_rank=st.integers(0, 3),
+    )
+
+
+@given(configs())
+def test_the_command_line_says_all_of_a_run(config: RunConfig) -> None:
+    read = parse_arguments(config.argv())
+    assert {field.name: getattr(read, field.name) for field in fields(RunConfig)} == {
+        field.name: getattr(config, field.name) for field in fields(RunConfig)
+    }
+
+
+@pytest.mark.parametrize(
+    ("variant", "size", "words", "file_name"),
+    [
+        ("naive", None, [], "naive"),
+        ("bucketed", 10.0, ["--bucket-size-mb", "10"], "bucketed_10mb"),
+        ("bucketed", 2.5, ["--bucket-size-mb", "2.5"], "bucketed_2.5mb"),
+        ("bucketed", None, ["--bucket-size-mb", "none"], "bucketed_unbounded"),
+        ("torch", None, [], "torch"),
+        ("torch", 10.0, ["--bucket-size-mb", "10"], "torch_10mb"),
+    ],
+)
+def test_bucket_sizes(variant: str, size: float | None, words: list[str], file_name: str) -> None:
+    config = RunConfig(variant=variant, bucket_size_mb=size)
+    assert config.argv()[2:4] == words or not words
+    assert "--bucket-size-mb" in config.argv() or not words
+    assert parse_arguments(config.argv()).bucket_size_mb == size
+    assert config.file_name == file_name
+
+
+def test_the_capture_script_is_told_the_same_run() -> None:
+    environment, argv = CONFIG.script_environment(), CONFIG.script_argv()
+    assert environment["BATCH_SIZE"] == "6"
+    assert environment["NGPU"] == "2"
+    assert argv[:4] == ["bucketed", "--bucket-size-mb", "2.5", "--"]
+    passed_on = parse_arguments(
+        ["--variant", argv[0], *argv[1:3], *argv[4:]]
+        + [f"--{name.replace('_', '-')}={environment[variable]}" for name, variable in SCRIPT_VARIABLES.items()]
+    )
+    assert passed_on.argv() == CONFIG.argv()
+
+
+def test_the_manifest_has_what_was_asked_for_under_its_own_names() -> None:
+    assert set(MANIFEST_FIELDS) <= {field.name for field in fields(Manifest)}
+    assert CONFIG.manifest_fields()["bucket_size_mb"] == 2.5
+    assert "inject_delay_ms" not in CONFIG.manifest_options()
+    assert CONFIG.manifest_options()["lr"] == 1e-3
+
+
+def test_a_row_has_the_batch_of_one_rank() -> None:
+    assert CONFIG.row_fields() == {
+        "variant": "bucketed", "bucket_size_mb": 2.5, "model_size": "tiny", "world_size": 2, "local_batch_size": 3,
+        "seq_len": 16, "warmup": 5, "steps": 10,
+    }  # fmt: skip
+
+
+def test_what_a_sweep_says_of_a_run() -> None:
+    assert str(CONFIG) == "bucketed 2.5 MB, tiny, 2 ranks, 3 x 16 tokens each"

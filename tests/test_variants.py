@@ -1,0 +1,49 @@
+"""The table of variants, which all rooms read."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddp_prof.variants import BASELINE, VARIANT_NAMES, variant_label, variant_order
+
+
+@pytest.mark.parametrize(
+    ("name", "bucket_size_mb", "label"),
+    [
+        ("naive", None, "naive"),
+        ("bucketed", 10.0, "bucketed 10 MB"),
+        ("bucketed", 0.5, "bucketed 0.5 MB"),
+        ("bucketed", None, "bucketed no cap"),
+        ("torch", None, "torch"),
+        ("torch", 25.0, "torch 25 MB"),
+        ("of_a_later_version", None, "of_a_later_version"),
+    ],
+)
+def test_label(name: str, bucket_size_mb: float | None, label: str) -> None:
+    assert variant_label(name, bucket_size_mb) == label
+
+
+def test_variants_sort_in_their_order_and_buckets_by_size() -> None:
+    ordered: list[tuple[str, float | None]] = [
+        ("naive", None),
+        ("flat", None),
+        ("overlap", None),
+        ("bucketed", 1.0),
+        ("bucketed", 10.0),
+        ("bucketed", None),
+        ("torch", None),
+        ("torch", 25.0),
+        ("later_a", None),
+        ("later_b", None),
+    ]
+    shuffled = ordered[::-1]
+    assert sorted(shuffled, key=lambda variant: variant_order(*variant)) == ordered
+
+
+def test_the_baseline_is_a_variant_and_comes_first() -> None:
+    assert VARIANT_NAMES[0] == BASELINE
+
+
+def test_the_package_has_a_class_for_each() -> None:
+    ddp = pytest.importorskip("ddp_prof.ddp")
+    assert tuple(ddp.VARIANTS) == VARIANT_NAMES
