@@ -59,20 +59,17 @@ SOLE_USERS = {
 
 # Cycles between files, of imports at run time and of those for type checking alone.
 KNOWN_CYCLES: set[frozenset[str]] = {
-    frozenset({"analyze.core.rank_events", "analyze.core.step_breakdown"}),
     frozenset({"benchmark.effects", "benchmark.settings"}),
 }
 KNOWN_RUNTIME_CYCLES: set[frozenset[str]] = set()
 # Folders whose files (and folders, each taken as one) import each other in a circle.
-KNOWN_CIRCULAR_FOLDERS: set[str] = {"analyze.core", "benchmark", "present"}
+KNOWN_CIRCULAR_FOLDERS: set[str] = {"benchmark", "present"}
 # Floors of a folder's import graph, imports for type checking included.
-KNOWN_HIGH_FOLDERS: dict[str, int] = {"analyze.collectives": 6, "ingest": 6, "train": 7}
+KNOWN_HIGH_FOLDERS: dict[str, int] = {"train": 7}
 # Files in a folder, without __init__.py.
 KNOWN_FULL_FOLDERS: dict[str, int] = {
     "benchmark": 12,
     "cli": 11,
-    "ddp": 11,
-    "ingest": 11,
     "present.timeline.assets": 11,
     "train": 15,
 }

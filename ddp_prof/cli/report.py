@@ -33,9 +33,9 @@ def command(traces: tuple[Path, ...], options: LoadOptions, folder: Path) -> Non
 
     A folder stands for the traces in it. Pictures need Chromium; without it the pages are written all the same.
     """
-    from ddp_prof.analyze.collectives.root_cause import explain_run
     from ddp_prof.analyze.collectives.step_view import typical_step, view_step
     from ddp_prof.analyze.overlap.comparison import compare_variants
+    from ddp_prof.analyze.root_cause import explain_run
     from ddp_prof.manifest import in_variant_order
     from ddp_prof.present.html.report import ReportRun, write_report
     from ddp_prof.runs import compare_steps, load_runs, timeline_sources

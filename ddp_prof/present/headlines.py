@@ -9,8 +9,8 @@ from ddp_prof.analyze.collectives.exposure import LAUNCHED_LATE, QUEUED, STARVED
 from ddp_prof.present.charts.theme import milliseconds, percent, size
 
 if TYPE_CHECKING:
-    from ddp_prof.analyze.collectives.root_cause import RootCause
     from ddp_prof.analyze.collectives.straggler import RunSkew
+    from ddp_prof.analyze.root_cause import RootCause
 
 _SHOWN_PARAMETERS = 2
 _WORTH_A_WORD = 0.05

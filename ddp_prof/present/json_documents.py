@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.results import Collective, RunCollectives
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.collectives.straggler import RunSkew
-    from ddp_prof.analyze.core.inventory import TraceInventory
     from ddp_prof.analyze.overlap.comparison import VariantSummary
     from ddp_prof.analyze.overlap.overlap import RankOverlap, StepOverlap, TraceOverlap
     from ddp_prof.analyze.overlap.regression_gate import GateReport, GateResult
+    from ddp_prof.analyze.quality.inventory import TraceInventory
     from ddp_prof.analyze.variants.waterfall import Waterfall
 
 Document = dict[str, Any]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from ddp_prof.analyze.collectives.root_cause import explain_run
 from ddp_prof.analyze.collectives.step_view import typical_step, view_step
 from ddp_prof.analyze.overlap.comparison import compare_variants
 from ddp_prof.analyze.overlap.overlap import TraceOverlap, measure_overlap
+from ddp_prof.analyze.root_cause import explain_run
 from ddp_prof.present.html.report import ReportRun
 from ddp_prof.trace import Trace
 from tests.drawing import draw_trace

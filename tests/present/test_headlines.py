@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddp_prof.analyze.collectives.root_cause import RootCause
+from ddp_prof.analyze.root_cause import RootCause
 from ddp_prof.present.headlines import Headline, root_cause_headline
 
 TAIL = RootCause(

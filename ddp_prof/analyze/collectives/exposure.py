@@ -64,7 +64,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ddp_prof.analyze.core.intervals import union
+from ddp_prof.analyze.intervals import union
 from ddp_prof.trace import UNKNOWN, Table
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ddp_prof.analyze.collectives.exposure import SYNCHRONOUS, divide_by_cause, wait_end_ns
-from ddp_prof.analyze.core.intervals import union
+from ddp_prof.analyze.intervals import union
 from ddp_prof.trace import UNKNOWN
 
 if TYPE_CHECKING:

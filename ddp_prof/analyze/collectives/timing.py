@@ -18,7 +18,6 @@ import numpy as np
 
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE
 from ddp_prof.analyze.core.operations import ALL_REDUCE, OPERATIONS, operation_of
-from ddp_prof.analyze.core.step_breakdown import StepTimes, measure_step_times
 from ddp_prof.trace import UNKNOWN, Category, CollectiveMetadata, Table, select
 
 if TYPE_CHECKING:
@@ -26,8 +25,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddp_prof.analyze.core.attribution import Events
-    from ddp_prof.analyze.core.intervals import Intervals
     from ddp_prof.analyze.core.rank_events import RankEvents
+    from ddp_prof.analyze.core.step_breakdown import StepTimes
+    from ddp_prof.analyze.intervals import Intervals
     from ddp_prof.trace import Ints, Mask, Trace
 
 READY_SOURCES = ("kernel", "hook")
@@ -129,7 +129,7 @@ def find_timings(rank: RankEvents) -> RankCollectives:
         step_keys=rank.step_keys,
         backward_end_ns=_last_by_step(backward.end_ns, backward.step, len(rank.steps)),
         compute=rank.union_of(Category.COMPUTE),
-        times=measure_step_times(rank),
+        times=rank.step_times,
     )
 
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from ddp_prof.analyze.core.attribution import Events, device_events, host_communication, host_events, looked_up
 from ddp_prof.analyze.core.collective_ranges import CollectiveRanges, find_collective_ranges
-from ddp_prof.analyze.core.intervals import Intervals, union
-from ddp_prof.analyze.core.step_breakdown import StepBreakdown, measure_breakdown
+from ddp_prof.analyze.core.step_breakdown import StepBreakdown, StepTimes, measure_breakdown, measure_step_times
 from ddp_prof.analyze.core.steps import NO_PATTERNS, Phases, RangePatterns, Steps, find_phases, find_steps
+from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.range_names import PROCESS, parse_range
 from ddp_prof.trace import UNKNOWN, Category, concatenate, distinct, empty, select
 
@@ -63,7 +63,12 @@ class RankEvents:
     @cached_property
     def breakdown(self) -> StepBreakdown:
         """Where the time of each step went."""
-        return measure_breakdown(self)
+        return measure_breakdown(self.events, self.steps, self.union_of, on_host=self.device is None)
+
+    @cached_property
+    def step_times(self) -> StepTimes:
+        """What filled the host's time of each step; nothing for a capture without steps."""
+        return measure_step_times(self.steps, self.phases, self.union_of) if self.has_steps else empty(StepTimes)
 
     @cached_property
     def step_keys(self) -> Ints:

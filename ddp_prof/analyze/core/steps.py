@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.analyze.core.intervals import Intervals, union
+from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES, STEP, SYNCHRONIZE, parse_range
 from ddp_prof.trace import UNKNOWN, Table
 

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, Events
-from ddp_prof.analyze.core.diagnostics import diagnose
-from ddp_prof.analyze.core.intervals import Intervals, union, union_by_group
 from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
 from ddp_prof.analyze.core.step_breakdown import sum_by_group
 from ddp_prof.analyze.frames import Framed, frame_of_rows
+from ddp_prof.analyze.intervals import Intervals, union, union_by_group
+from ddp_prof.analyze.quality.diagnostics import diagnose
 from ddp_prof.manifest import label_of
 from ddp_prof.trace import UNKNOWN, Category
 

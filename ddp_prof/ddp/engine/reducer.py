@@ -92,7 +92,7 @@ class Reducer:
         """Launch what is left, wait for everything, give the gradients back.
 
         Raises:
-            CommunicationError: A collective failed, or a gradient is sparse; in the latter case the next step can be taken.
+            CommunicationError: A collective failed, or a gradient is sparse; then the next step can be taken.
         """
         while len(self._in_flight) < len(self.buckets):
             self.launch_next()

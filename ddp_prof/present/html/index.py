@@ -17,9 +17,9 @@ from ddp_prof.present.tables.overlap import warnings_by_run
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ddp_prof.analyze.collectives.root_cause import RunExplanation
     from ddp_prof.analyze.overlap.comparison import VariantSummary
     from ddp_prof.analyze.overlap.overlap import TraceOverlap
+    from ddp_prof.analyze.root_cause import RunExplanation
     from ddp_prof.manifest import Manifest
     from ddp_prof.present.headlines import Headline
 

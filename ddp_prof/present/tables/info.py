@@ -8,7 +8,7 @@ from ddp_prof.present.json_documents import info_document
 from ddp_prof.present.table_view import TableView
 
 if TYPE_CHECKING:
-    from ddp_prof.analyze.core.inventory import ProcessInventory, TraceInventory
+    from ddp_prof.analyze.quality.inventory import ProcessInventory, TraceInventory
     from ddp_prof.manifest import Manifest
     from ddp_prof.present.columns import Row
 

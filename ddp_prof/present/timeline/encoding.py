@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ddp_prof.analyze.core.intervals import Intervals
+from ddp_prof.analyze.intervals import Intervals
 from ddp_prof.present.charts import theme
 from ddp_prof.present.timeline.model import Boxes
 from ddp_prof.present.timeline.text import box_label, box_title

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from ddp_prof.analyze.collectives.exposure import CAUSES, explain_exposure
 from ddp_prof.analyze.collectives.timing import CollectiveTimings, RankCollectives
-from ddp_prof.analyze.core.intervals import Intervals, union
 from ddp_prof.analyze.core.step_breakdown import StepTimes
+from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.overlap.overlap import measure_overlap
 from ddp_prof.trace import UNKNOWN, empty
 from tests.drawing import column, draw_trace, instants
@@ -211,7 +211,7 @@ def test_of_the_eight_collectives_of_a_real_ddp_step_the_last_is_exposed(shared_
 
 
 def test_our_own_variants_are_exposed_for_the_reasons_they_are_made_for(committed_traces: list[Path]) -> None:
-    from ddp_prof.analyze.collectives.root_cause import find_root_cause
+    from ddp_prof.analyze.root_cause import find_root_cause
     from ddp_prof.ingest.load import load_trace
 
     headlines = {}

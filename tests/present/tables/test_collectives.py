@@ -7,7 +7,7 @@ import json
 import pytest
 
 from ddp_prof.analyze.collectives.results import measure_collectives
-from ddp_prof.analyze.collectives.root_cause import find_root_cause
+from ddp_prof.analyze.root_cause import find_root_cause
 from ddp_prof.present.headlines import root_cause_headline
 from ddp_prof.present.tables.collectives import collectives_view
 from tests.analyze.collectives.test_timing import OURS

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.analyze.core.diagnostics import diagnose
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.core.steps import NO_PATTERNS, RangePatterns, find_phases, find_steps
+from ddp_prof.analyze.quality.diagnostics import diagnose
 from ddp_prof.manifest import label_of
 from ddp_prof.range_names import BACKWARD, PHASES
 from ddp_prof.trace import Category, Kind

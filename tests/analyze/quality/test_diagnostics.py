@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ddp_prof.analyze.core.diagnostics import diagnose
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.overlap.overlap import measure_overlap
+from ddp_prof.analyze.quality.diagnostics import diagnose
 from ddp_prof.trace import Calls, Category, Kind, Overhead, Trace, empty
 from tests.drawing import column, draw_trace
 

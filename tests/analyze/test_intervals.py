@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_prof.analyze.core.intervals import Intervals, union, union_by_group
+from ddp_prof.analyze.intervals import Intervals, union, union_by_group
 from tests.drawing import column, instants, picture_of
 
 pairs = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=12)

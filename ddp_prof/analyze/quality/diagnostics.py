@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.analyze.core.intervals import union
+from ddp_prof.analyze.intervals import union
 from ddp_prof.manifest import RANKS_PER_GPU, SHARED_GPU, caveats_of
 from ddp_prof.range_names import PROCESS, parse_range
 from ddp_prof.trace import UNKNOWN, Category, Kind, distinct
