@@ -74,9 +74,7 @@ KNOWN_FULL_FOLDERS: dict[str, int] = {
     "train": 15,
 }
 # Functions of the analysis that a file of the presentation calls.
-KNOWN_CALLS = {
-    "present.timeline.lanes": {"union"},
-}
+KNOWN_CALLS = {"present.timeline.lanes": {"union"}}  # the algebra of intervals, which measures nothing
 
 Edges = dict[str, set[str]]
 

@@ -57,8 +57,8 @@ def command(
         root_cause_headline(run.root_cause(), has_collectives=bool(result.collectives))
         for run, result in zip(runs, results, strict=True)
     ]
-    found = zip(runs, results, headlines, strict=True)
-    show(form, [collectives_view(run.analysis(), result, headline, by) for run, result, headline in found])
+    analyses = [run.analysis() for run in runs]
+    show(form, [collectives_view(*found, by) for found in zip(analyses, results, headlines, strict=True)])
     if page or png:
         _draw(runs[0], step, headlines[0], page, png)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 from ddp_prof.analyze.collectives.step_view import typical_step, view_step
 from ddp_prof.analyze.overlap.comparison import compare_variants
@@ -39,14 +38,9 @@ def result_of(trace: Trace, label: str = "overlap") -> TraceOverlap:
 
 def run_of(trace: Trace, name: str = "overlap", label: str | None = None) -> ReportRun:
     label = label or name
-    explanation, result = explain_run(analysis_of(trace, label=label)), result_of(trace, label)
+    explanation = explain_run(analysis_of(trace, label=label))
+    result = result_of(trace, label)
     (summary,) = compare_variants([result])
-    return ReportRun(
-        name=name,
-        result=result,
-        sources=(source_of(label, trace),),
-        explanation=explanation,
-        summary=summary,
-        typical_step=typical_step(explanation.run.ranks),
-        view_step=partial(view_step, explanation.run),
-    )
+    step = typical_step(explanation.run.ranks)
+    steps = {} if step is None else {step: view_step(explanation.run, step)}
+    return ReportRun(name, result, (source_of(label, trace),), explanation, summary, steps, step)

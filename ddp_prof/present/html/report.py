@@ -22,7 +22,7 @@ from ddp_prof.present.timeline.figure import draw_timeline
 from ddp_prof.present.timeline.page import write_timeline_page
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from ddp_prof.analyze.collectives.step_view import RankStepView
@@ -49,8 +49,8 @@ class ReportRun:
         sources: Its traces, of which one may hold all ranks.
         explanation: Why its communication is exposed.
         summary: Its row in the comparison of all runs.
-        typical_step: The step to show first; ``None`` where there is none.
-        view_step: What each rank communicated in a step, by its number.
+        steps: What each rank communicated, by the number of the step.
+        typical_step: One of them; ``None`` where there are none.
     """
 
     name: str
@@ -58,8 +58,8 @@ class ReportRun:
     sources: tuple[Source, ...]
     explanation: RunExplanation
     summary: VariantSummary
+    steps: Mapping[int, Sequence[RankStepView]]
     typical_step: int | None
-    view_step: Callable[[int], Sequence[RankStepView]]
 
     @property
     def manifest(self) -> Manifest | None:
@@ -109,7 +109,7 @@ def write_report(runs: Sequence[ReportRun], folder: Path, waterfall: Waterfall |
 def _write_why_page(section: RunSection, run: ReportRun, folder: Path) -> None:
     """The collectives of a step, and who was late in which."""
     found, step = run.explanation, run.typical_step
-    ranks = () if step is None else run.view_step(step)
+    ranks = () if step is None else run.steps[step]
     figures = {"collectives": draw_step_collectives(found.run, step, ranks, section.cause)}
     if found.skew.reason is None:
         figures["skew"] = draw_skew(found.run, found.skew)
