@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options import format_option, load_options, traces_argument
+from ddp_prof.cli.options import load_options, traces_argument
+from ddp_prof.cli.table_options import table_options
 from ddp_prof.errors import NotMetError
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.overlap.overlap import TraceOverlap
+    from ddp_prof.present.tables.fit import TableOptions
     from ddp_prof.runs import LoadOptions
 
 NS_PER_MS = 1_000_000
@@ -67,7 +69,7 @@ def _ns(_context: click.Context, _parameter: click.Parameter, ms: float | None) 
     help="By how much step time and exposed time may exceed the baseline's.  [default: 5%]",
 )
 @click.option("--all-ranks", is_flag=True, help="The traces of every rank of the job must be there.")
-@format_option
+@table_options
 @load_options
 def command(
     traces: tuple[Path, ...],
@@ -78,7 +80,7 @@ def command(
     baselines: tuple[Path, ...],
     max_regression: float | None,
     all_ranks: bool,
-    form: str,
+    output: TableOptions,
 ) -> None:
     """Hold runs against requirements: exit code 0 where all are met, 3 where one is not.
 
@@ -108,10 +110,10 @@ def command(
     )
     checks = [check_run(run, requirements) for run in runs]
     view = check_view(checks, baseline)
-    if form == "markdown":
+    if output.form == "markdown":
         click.echo(check_summary(view), nl=False)
     else:
-        show(form, [view])
+        show(output, [view])
     if not all(check.passed for check in checks):
         raise NotMetError(verdict_line(checks))
 
