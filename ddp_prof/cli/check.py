@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options import format_option, load_options, traces_argument
+from ddp_prof.cli.options import load_options, traces_argument
+from ddp_prof.cli.table_options import table_options
 from ddp_prof.errors import NotMetError
 
 if TYPE_CHECKING:
+    from ddp_prof.present.tables.fit import TableOptions
     from ddp_prof.runs import LoadOptions, Run
 
 NS_PER_MS = 1_000_000
@@ -75,7 +77,7 @@ def _ns(_context: click.Context, _parameter: click.Parameter, ms: float | None) 
 )
 @click.option("--max", "worst", is_flag=True, help="Limit the worst step: --percentile 100.")
 @click.option("--all-ranks", is_flag=True, help="The traces of every rank of the job must be there.")
-@format_option
+@table_options
 @load_options
 def command(
     traces: tuple[Path, ...],
@@ -88,7 +90,7 @@ def command(
     percentile: float,
     worst: bool,
     all_ranks: bool,
-    form: str,
+    output: TableOptions,
 ) -> None:
     """Hold runs against requirements: exit code 0 where all are met, 3 where one is not.
 
@@ -127,10 +129,10 @@ def command(
         differences = find_differences(run.manifest, compared.manifest) if compared else ()
         checks.append(check_run(run.overlap(), replace(requirements, incomparable=differences)))
     view = check_view(checks, baseline)
-    if form == "markdown":
+    if output.form == "markdown":
         click.echo(check_summary(view), nl=False)
     else:
-        show(form, [view])
+        show(output, [view])
     if not all(check.passed for check in checks):
         raise NotMetError(verdict_line(checks))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ddp_prof.cli.options import format_option
+from ddp_prof.cli.table_options import table_options
 from ddp_prof.errors import TraceError
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ddp_prof.benchmark.report.testbeds import TestbedResults
     from ddp_prof.benchmark.settings import SettingSummary
     from ddp_prof.benchmark.study import Study
+    from ddp_prof.present.tables.fit import TableOptions
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
@@ -68,9 +69,9 @@ def _filter_options(function: Function) -> Function:
     help="Write the figures and results.md into this folder, and results.csv beside the database.",
 )
 @_filter_options
-@format_option
+@table_options
 def command(
-    database: Path, against: str | None, folder: Path | None, form: str, **filters: tuple[str | int, ...]
+    database: Path, against: str | None, folder: Path | None, output: TableOptions, **filters: tuple[str | int, ...]
 ) -> None:
     """Results of the benchmark suite: a row for each setting with its spread, and the differences that it supports.
 
@@ -90,7 +91,7 @@ def command(
     selected = _select(database, summaries, filters)
     testbeds = gather_testbeds(results, selected)
     study = load_study(against) if against else None
-    _show(form, database, testbeds, study)
+    _show(output, database, testbeds, study)
     if folder:
         from ddp_prof.benchmark.report.documents import REPORT, write_results, write_results_csv
 
@@ -122,17 +123,17 @@ def _select(
     return left
 
 
-def _show(form: str, database: Path, testbeds: Sequence[TestbedResults], study: Study | None) -> None:
+def _show(output: TableOptions, database: Path, testbeds: Sequence[TestbedResults], study: Study | None) -> None:
     from ddp_prof.benchmark.report.documents import results_document, results_markdown
     from ddp_prof.benchmark.report.views import csv_view, results_view
     from ddp_prof.present.table_view import TableView
     from ddp_prof.present.tables.render import show
 
-    if form == "markdown":
+    if output.form == "markdown":
         click.echo(results_markdown(testbeds, study), nl=False)
-    elif form == "json":
-        show(form, [TableView("", [], [], results_document(database, testbeds, study))])
-    elif form == "csv":
-        show(form, [csv_view(testbeds, study)])
+    elif output.form == "json":
+        show(output, [TableView("", [], [], results_document(database, testbeds, study))])
+    elif output.form == "csv":
+        show(output, [csv_view(testbeds, study)])
     else:
-        show(form, results_view(testbeds, study))
+        show(output, results_view(testbeds, study))
