@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options import load_options, one_run_option, traces_argument
+from ddp_prof.cli.options import load_options, traces_argument
 from ddp_prof.cli.table_options import table_options
 from ddp_prof.errors import TraceError
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 @click.option("--html", "page", type=click.Path(path_type=Path), help="Write a page that shows one step, too.")
 @click.option("--png", type=click.Path(path_type=Path), help="Write a picture of it, too; needs Chromium.")
 @click.option("--step", type=int, help="The step that --html and --png show. Default: a typical one.")
-@one_run_option
 @table_options
 @load_options
 def command(

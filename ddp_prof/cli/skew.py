@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options import load_options, one_run_option, traces_argument
+from ddp_prof.cli.options import load_options, traces_argument
 from ddp_prof.cli.table_options import table_options
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 @traces_argument
 @click.option("--html", "page", type=click.Path(path_type=Path), help="Write a page with the picture, too.")
 @click.option("--png", type=click.Path(path_type=Path), help="Write the picture, too; needs Chromium.")
-@one_run_option
 @table_options
 @load_options
 def command(

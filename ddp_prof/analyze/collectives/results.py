@@ -79,11 +79,12 @@ class Collective:
     before_backward_end_ns: int | None
     """How long before the end of backward's compute it started; negative after it."""
     step_key: int | None
+    qualifier: str = ""
 
     @property
-    def step_identity(self) -> tuple[int | None, int, int | None, int | None]:
+    def step_identity(self) -> tuple[int | None, int, int | None, int | None, str]:
         """What the collectives of one step of one rank have in common; every Kineto file calls its process 0."""
-        return self.rank, self.process, self.device, self.step_key
+        return self.rank, self.process, self.device, self.step_key, self.qualifier
 
     def when_ns(self, when: str) -> int:
         """Exposed time at one of ``exposure.WHENS``."""
@@ -199,6 +200,7 @@ def _of_rank(run: RunAnalysis, index: int) -> list[Collective]:
                     None if backward_end[row] == UNKNOWN else backward_end[row] - column["start_ns"][row]
                 ),
                 step_key=_known(keys[row]),
+                qualifier=rank.qualifier,
             )
         )
     return found

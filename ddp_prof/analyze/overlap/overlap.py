@@ -96,6 +96,8 @@ class RankOverlap:
     reason: str | None
     steps: tuple[StepOverlap, ...]
     file: str = ""
+    qualifier: str = ""
+    """The file, where ranks of several files have one process number and no rank number, as in containers."""
 
     @property
     def overlap_ratio(self) -> float | None:
@@ -256,9 +258,20 @@ def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
             given_time_ns=sum(part.given_time_ns for part in parts),
             method=_weakest(part.method for part in parts),
         ),
-        ranks=tuple(rank for result in results for rank in result.ranks),
+        ranks=_told_apart([rank for result in results for rank in result.ranks]),
         warnings=tuple(dict.fromkeys(warning for result in results for warning in result.warnings)),
         world_size=max((result.world_size or 0 for result in results), default=0) or None,
+    )
+
+
+def _told_apart(ranks: Sequence[RankOverlap]) -> tuple[RankOverlap, ...]:
+    files: dict[int, set[str]] = {}
+    for rank in ranks:
+        if rank.rank is None:
+            files.setdefault(rank.process, set()).add(rank.file)
+    return tuple(
+        replace(rank, qualifier=rank.file) if rank.rank is None and len(files[rank.process]) > 1 else rank
+        for rank in ranks
     )
 
 

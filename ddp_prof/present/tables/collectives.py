@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ddp_prof.analyze.collectives.exposure import WHENS, WHYS
 from ddp_prof.present.charts.theme import milliseconds
 from ddp_prof.present.columns import Row, ms
+from ddp_prof.present.headlines import rank_name
 from ddp_prof.present.json_documents import collectives_document
 from ddp_prof.present.table_view import TableView
 
@@ -128,7 +129,7 @@ def _bucket_key(collective: Collective) -> dict[str, str | int | None]:
 
 
 def _rank(collective: Collective) -> str | int:
-    return f"process {collective.process}" if collective.rank is None else collective.rank
+    return rank_name(collective) if collective.rank is None else collective.rank
 
 
 def _sum_known(values: Iterable[int | None]) -> int | None:
