@@ -39,6 +39,9 @@ PROBE = {"MODEL_SIZE": "tiny", "SEQ_LEN": "16", "BATCH_SIZE": "2", "STEPS": "1",
 PROBE |= {"NGPU": "2", "RANKS_PER_GPU": "2", "BACKEND": "gloo", "FORCE": "1"}
 """Two ranks: one alone does not tell whether a recorder keeps several. With gloo any GPU will do for both."""
 PROBE_LIMIT_S = 120
+"""Of the recorded run alone: not of what sets it up, makes the report or exports it."""
+HANG_LIMIT_S = 600
+"""Of all of it."""
 WHOLE_RUN = "CAPTURE_RANGE=none"
 """What scripts/profile_variant.sh advises where ranks or kernels did not arrive."""
 TORCH_LIMIT_S = 300
@@ -171,8 +174,9 @@ def try_recorder(recorder: Recorder, log: Path) -> str:
     """Record a small run; returns the reason where no kernels came of it, else nothing."""
     with tempfile.TemporaryDirectory(prefix="ddp_prof.probe.") as folder:
         environment = {**os.environ, **PROBE, **recorder.settings, "TRACES_DIR": folder, "VERBOSE": "1"}
+        environment["LIMIT_S"] = str(PROBE_LIMIT_S)
         command = ["bash", str(ROOT / "scripts/profile_variant.sh"), "naive"]
-        said, kernels = run_for(command, environment, PROBE_LIMIT_S), count_kernels(Path(folder))
+        said, kernels = run_for(command, environment, HANG_LIMIT_S), count_kernels(Path(folder))
     _write(log, f"{recorder.name}: {kernels} kernels", said)
     if kernels:
         return ""
@@ -224,7 +228,7 @@ def find_recorder(log: Path, chosen: Path) -> Iterator[Finding]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Palette, print, and say by the exit status whether captures can begin."""
+    """Look, print, and say by the exit status whether captures can begin."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", type=Path, required=True, help="the one with torch")
     parser.add_argument("--log", type=Path, required=True, help="what each recorder said")

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options import format_option, load_options, one_run_option, traces_argument
+from ddp_prof.cli.options import load_options, one_run_option, traces_argument
+from ddp_prof.cli.table_options import table_options
 from ddp_prof.errors import TraceError
 
 if TYPE_CHECKING:
     from ddp_prof.present.headlines import Headline
+    from ddp_prof.present.tables.fit import TableOptions
     from ddp_prof.runs import LoadOptions, Run
 
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 @click.option("--png", type=click.Path(path_type=Path), help="Write a picture of it, too; needs Chromium.")
 @click.option("--step", type=int, help="The step that --html and --png show. Default: a typical one.")
 @one_run_option
-@format_option
+@table_options
 @load_options
 def command(
     traces: tuple[Path, ...],
@@ -37,7 +39,7 @@ def command(
     page: Path | None,
     png: Path | None,
     step: int | None,
-    form: str,
+    output: TableOptions,
 ) -> None:
     """The life of each collective, and why it is exposed.
 
@@ -59,7 +61,7 @@ def command(
         for run, result in zip(runs, results, strict=True)
     ]
     analyses = [run.analysis() for run in runs]
-    show(form, [collectives_view(*found, by) for found in zip(analyses, results, headlines, strict=True)])
+    show(output, [collectives_view(*found, by) for found in zip(analyses, results, headlines, strict=True)])
     if page or png:
         _draw(runs[0], step, headlines[0], page, png)
 

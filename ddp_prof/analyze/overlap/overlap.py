@@ -21,6 +21,7 @@ from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
 from ddp_prof.analyze.core.step_breakdown import sum_by_group
 from ddp_prof.analyze.frames import Framed, frame_of_rows
 from ddp_prof.analyze.intervals import Intervals, union, union_by_group
+from ddp_prof.analyze.outliers import Outliers, find_outliers
 from ddp_prof.analyze.quality.diagnostics import diagnose
 from ddp_prof.manifest import label_of
 from ddp_prof.trace import UNKNOWN, Category
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
     from ddp_prof.trace import Ints, Mask, Trace
 
 
+MOST_UNNAMED = 0.01
+"""Share of kernels, in number or time, up to which those without a name do not spoil the figures."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepOverlap:
     """One step of one rank; see :class:`.step_breakdown.StepBreakdown` for the parts of the window.
@@ -43,7 +48,8 @@ class StepOverlap:
         step: The step's own number, ``None`` where it carries none.
         step_key: A number that no other step of the rank has, see ``Steps.keys``; ``None`` for a capture without steps.
         host_ns: Length of the host's range; ``None`` where the trace tells no steps and this is all of it.
-        compute_only_ns, idle_ns: ``None`` where CUDA graphs were recorded whole, which hide what ran in them.
+        compute_only_ns, idle_ns: ``None`` where CUDA graphs were recorded whole, which hide what ran in them, or where
+            kernels have no name.
         tail_ns: Exposed communication after the last compute of the step's backward; ``None`` where none is known.
         backward_overlapped_ns: Communication under compute of backward; ``None`` likewise.
     """
@@ -73,6 +79,7 @@ class RankOverlap:
     Attributes:
         process: Operating-system process id; 0 for a Kineto file, which holds a single process.
         device: CUDA ordinal, ``None`` on a CPU.
+        file: Name of the trace.
         reason: Why ``overlap_ratio`` is ``None``.
     """
 
@@ -88,6 +95,7 @@ class RankOverlap:
     backward_overlapped_ns: int | None
     reason: str | None
     steps: tuple[StepOverlap, ...]
+    file: str = ""
 
     @property
     def overlap_ratio(self) -> float | None:
@@ -150,6 +158,11 @@ class TraceOverlap(Framed):
     warnings: tuple[str, ...]
     world_size: int | None = None
 
+    @property
+    def outliers(self) -> Outliers | None:
+        """The steps that alone hold a large part of the exposed time; ``None`` where none does."""
+        return find_outliers(self)
+
     def to_frame(self, *, by_step: bool = False) -> pd.DataFrame:
         """A row a rank, or a row a step of each rank; times in nanoseconds, ratios from 0 to 1."""
         if by_step:
@@ -194,7 +207,7 @@ def measure_rank(rank: RankEvents) -> RankOverlap:
     overlapped = _common_ns(communication, compute)
     is_backward = rank.is_backward
     backward = union(rank.events.start_ns[is_backward], rank.events.end_ns[is_backward])
-    blind = not len(rank.events)
+    blind = not len(rank.events) or _has_too_many_unnamed(rank)
     return RankOverlap(
         process=rank.process,
         device=rank.device,
@@ -205,9 +218,10 @@ def measure_rank(rank: RankEvents) -> RankOverlap:
         comm_ns=None if blind else communication.length_ns,
         overlapped_ns=None if blind else overlapped,
         exposed_ns=None if blind else communication.length_ns - overlapped,
-        backward_overlapped_ns=_common_ns(communication, backward) if len(backward) else None,
+        backward_overlapped_ns=_common_ns(communication, backward) if len(backward) and not blind else None,
         reason=_reason(rank, communication.length_ns),
         steps=() if blind else _measure_steps(rank, backward),
+        file=rank.trace.path.name,
     )
 
 
@@ -274,7 +288,7 @@ def _measure_steps(rank: RankEvents, backward: Intervals) -> tuple[StepOverlap, 
     tail_ns = _tails(events, communicating, rank.union_of(Category.COMPUTE), rank.backward_end_ns)
     hidden_ns = _covered_by_step(events, communicating, backward, steps)
     has_backward = np.bincount(events.step[in_backward], minlength=steps) > 0
-    hides_work = _has_graphs(rank)
+    hides_work = _hides_work(rank)
     return tuple(
         StepOverlap(
             step=_known(int(rank.steps.number[index])),
@@ -290,8 +304,9 @@ def _measure_steps(rank: RankEvents, backward: Intervals) -> tuple[StepOverlap, 
     )
 
 
-def _has_graphs(rank: RankEvents) -> bool:
-    return bool(np.any(rank.events.category == Category.OTHER))
+def _hides_work(rank: RankEvents) -> bool:
+    """Whether there is time of which it is not known what ran in it: CUDA graphs recorded whole, unnamed kernels."""
+    return bool(np.any(np.isin(rank.events.category, (Category.OTHER, Category.UNKNOWN))))
 
 
 def _common_ns(few: Intervals, many: Intervals) -> int:
@@ -314,10 +329,17 @@ def _tails(events: Events, communicating: Mask, compute: Intervals, backward_end
     return sum_by_group(end - start - compute.covered_ns(start, end), step, len(backward_end_ns))
 
 
+def _has_too_many_unnamed(rank: RankEvents) -> bool:
+    return rank.trace.unresolved_names.share > MOST_UNNAMED
+
+
 def _reason(rank: RankEvents, comm_ns: int) -> str | None:
+    if _has_too_many_unnamed(rank):
+        share = rank.trace.unresolved_names.share
+        return f"{share:.0%} of the kernels have no name, so it is not known which of them communicate"
     if not len(rank.events):
         return "no GPU activities, and no ddp_prof ranges that tell what the CPU did"
-    if comm_ns == 0 and _has_graphs(rank):
+    if comm_ns == 0 and np.any(rank.events.category == Category.OTHER):
         return "no communication outside of CUDA graphs, and these were recorded whole"
     if comm_ns == 0:
         return "no communication in this trace"
