@@ -42,8 +42,9 @@ def command(
 ) -> None:
     """The life of each collective, and why it is exposed.
 
-    Ready, launch, start, end; what of it is overlapped or exposed; and one cause for each exposed nanosecond: tail,
-    launched late, queued, waiting, starved, synchronous. The ranks of one run may lie in several files.
+    Ready, launch, start, end; what of it is overlapped or exposed; and for each exposed nanosecond when
+    (forward, backward, tail, optimizer, outside) and why (blocking call, launched late, queued, peer wait, transfer).
+    The ranks of one run may lie in several files.
     """
     from ddp_prof.present.headlines import root_cause_headline
     from ddp_prof.present.tables.collectives import collectives_view

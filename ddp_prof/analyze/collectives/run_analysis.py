@@ -162,9 +162,9 @@ def _diagnose(run: RunAnalysis) -> Iterator[str]:
             f"{unmatched:,} collectives have no match on the other ranks: their waiting cannot be told from transfer"
         )
     if any(len(rank.timings) and not len(rank.times) for rank in ranks):
-        yield "the trace tells no steps: only the last tail is known, earlier ones count as starved; see --step-range"
+        yield "the trace tells no steps: no tail is known; see --step-range"
     elif any(np.any(rank.backward_end_ns == UNKNOWN) for rank in ranks if len(rank.timings)):
-        yield "steps without any compute known to be backward: their tail counts as starved"
+        yield "some steps have no compute known to be backward: their tail is not known"
 
 
 def _ranges(numbers: tuple[int, ...]) -> str:
