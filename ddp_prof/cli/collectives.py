@@ -14,7 +14,7 @@ from ddp_prof.errors import TraceError
 if TYPE_CHECKING:
     from ddp_prof.present.headlines import Headline
     from ddp_prof.present.tables.fit import TableOptions
-    from ddp_prof.runs import LoadOptions, Run
+    from ddp_prof.runs.run import LoadOptions, Run
 
 
 @click.command("collectives")
@@ -49,7 +49,7 @@ def command(
     from ddp_prof.present.headlines import root_cause_headline
     from ddp_prof.present.tables.collectives import collectives_view
     from ddp_prof.present.tables.render import show
-    from ddp_prof.runs import load_runs
+    from ddp_prof.runs.load import load_runs
 
     runs = load_runs(traces, options)
     if (page or png) and len(runs) > 1:

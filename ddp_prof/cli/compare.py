@@ -14,7 +14,7 @@ from ddp_prof.cli.table_options import table_options
 if TYPE_CHECKING:
     from ddp_prof.analyze.variants.waterfall import Waterfall
     from ddp_prof.present.tables.fit import TableOptions
-    from ddp_prof.runs import LoadOptions
+    from ddp_prof.runs.run import LoadOptions
 
 
 @click.command("compare")
@@ -44,7 +44,8 @@ def command(
     from ddp_prof.present.tables.overlap import notes_of_runs
     from ddp_prof.present.tables.render import show
     from ddp_prof.present.tables.waterfall import waterfall_notes, waterfall_rows
-    from ddp_prof.runs import compare_steps, load_runs
+    from ddp_prof.runs.load import load_runs
+    from ddp_prof.runs.run import compare_steps
 
     runs = load_runs(traces, replace(options, with_shapes=True))
     for run in runs:

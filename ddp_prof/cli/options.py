@@ -38,7 +38,7 @@ def load_options(function: Function) -> Function:
         separate: bool,
         **kwargs: Any,
     ) -> Any:
-        from ddp_prof.runs import LoadOptions
+        from ddp_prof.runs.run import LoadOptions
 
         if one_run and separate:
             raise click.UsageError("--one-run and --separate exclude each other")

@@ -12,7 +12,7 @@ from ddp_prof.cli.table_options import table_options
 
 if TYPE_CHECKING:
     from ddp_prof.present.tables.fit import TableOptions
-    from ddp_prof.runs import LoadOptions
+    from ddp_prof.runs.run import LoadOptions
 
 
 @click.command("skew")
@@ -31,7 +31,7 @@ def command(
     from ddp_prof.present.headlines import skew_headline
     from ddp_prof.present.tables.render import show
     from ddp_prof.present.tables.straggler import skew_view
-    from ddp_prof.runs import load_runs
+    from ddp_prof.runs.load import load_runs
 
     runs = load_runs(traces, options)
     if (page or png) and len(runs) > 1:
