@@ -10,6 +10,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +67,7 @@ def describe_run(
         backend=backend,
         device=device.type,
         step_seconds=tuple(step.step_seconds for step in measured.steps),
-        communication_seconds=tuple(step.communication_seconds for step in measured.steps),
+        communication_seconds=tuple(known for step in measured.steps if not isnan(known := step.communication_seconds)),
         final_loss=measured.final_loss,
         profiler=arguments.profiler,
         key=arguments.key,
@@ -93,7 +94,7 @@ def _host_times(results: Sequence[StepResult], is_synchronized: bool) -> list[Ho
             step_ns=_nanoseconds(result.step_seconds),
             forward_ns=_nanoseconds(result.phase_seconds[FORWARD]),
             backward_ns=_nanoseconds(result.phase_seconds[BACKWARD]),
-            communication_ns=_nanoseconds(result.communication_seconds),
+            communication_ns=None if isnan(known := result.communication_seconds) else _nanoseconds(known),
             optimizer_ns=_nanoseconds(result.phase_seconds[OPTIMIZER]),
         )
         for step, result in enumerate(results)

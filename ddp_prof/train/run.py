@@ -79,9 +79,10 @@ def run(arguments: Arguments, place: RankInfo, device: torch.device, backend: st
         if arguments.run_json is not None:
             write_manifest(manifest, arguments.run_json)
         step_ms = 1000 * statistics.median(manifest.step_seconds)
-        wait_ms = 1000 * statistics.median(manifest.communication_seconds)
+        waits = manifest.communication_seconds
+        wait = f"{1000 * statistics.median(waits):.1f} ms" if waits else "n/a"
         _say(
-            f"{arguments.variant}: step {step_ms:.1f} ms, waiting for gradients {wait_ms:.1f} ms "
+            f"{arguments.variant}: step {step_ms:.1f} ms, waiting for gradients {wait} "
             f"(medians of {arguments.steps} on rank 0), final loss {measured.final_loss:.4f}"
         )
 
@@ -100,11 +101,11 @@ def make_trainer(arguments: Arguments, device: torch.device, rank: int) -> Train
 
 def make_variant(arguments: Arguments, model: torch.nn.Module) -> DataParallel:
     """The variant with its own options."""
-    options: dict[str, float | None] = {}
-    if arguments.variant == "bucketed":
+    options: dict[str, float | bool | None] = {}
+    if arguments.variant in ("bucketed", "sharded"):
         options = {"bucket_size_mb": arguments.bucket_size_mb}
     elif arguments.variant == "torch":
-        options = {"bucket_cap_mb": arguments.bucket_size_mb}
+        options = {"bucket_cap_mb": arguments.bucket_size_mb, "mark_buckets": not arguments.no_communication_hook}
     make: Callable[..., DataParallel] = VARIANTS[arguments.variant]
     return make(model, find_unused_parameters=arguments.find_unused_parameters, **options)
 
