@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ddp_prof.ddp.engine.buckets import MB, assign_buckets
+from ddp_prof.ddp.engine.buckets import MB, assign_buckets, check_bucket_size
 from ddp_prof.ddp.reducing import ReducingVariant
 
 if TYPE_CHECKING:
@@ -50,17 +50,3 @@ class BucketedDDP(ReducingVariant):
 
     def _assign(self, sizes: Sequence[ParameterSize]) -> Assignment:
         return assign_buckets(sizes, cap_bytes=self._cap_bytes)
-
-
-def check_bucket_size(size: float) -> float:
-    """``size`` itself where it is a positive number of MB.
-
-    Raises:
-        TypeError: It is no number; ``True`` is none.
-        ValueError: It is not positive.
-    """
-    if isinstance(size, bool) or not isinstance(size, (int, float)):
-        raise TypeError(f"bucket_size_mb must be a number of MB or None, got {size!r}")
-    if not size > 0:
-        raise ValueError(f"bucket_size_mb must be positive or None, got {size}")
-    return size

@@ -50,3 +50,17 @@ def assign_buckets(sizes: Sequence[ParameterSize], cap_bytes: float | None) -> A
         used[size.kind] += size.bytes
     closed.extend(map(tuple, filling.values()))
     return sorted(closed, key=lambda bucket: -bucket[-1])
+
+
+def check_bucket_size(size: float) -> float:
+    """``size`` itself where it is a positive number of MB.
+
+    Raises:
+        TypeError: It is no number; ``True`` is none.
+        ValueError: It is not positive.
+    """
+    if isinstance(size, bool) or not isinstance(size, (int, float)):
+        raise TypeError(f"bucket_size_mb must be a number of MB or None, got {size!r}")
+    if not size > 0:
+        raise ValueError(f"bucket_size_mb must be positive or None, got {size}")
+    return size

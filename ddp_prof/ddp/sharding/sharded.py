@@ -22,8 +22,7 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ddp_prof.ddp.bucketed import check_bucket_size
-from ddp_prof.ddp.engine.buckets import MB, assign_buckets
+from ddp_prof.ddp.engine.buckets import MB, assign_buckets, check_bucket_size
 from ddp_prof.ddp.reducing import ReducingVariant
 from ddp_prof.ddp.sharding.shards import ShardReducer
 from ddp_prof.errors import CommunicationError
