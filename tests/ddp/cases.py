@@ -285,6 +285,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "bucketed-tiny": ("bucketed", {"bucket_size_mb": 0.0001}),
     "bucketed-small": ("bucketed", {"bucket_size_mb": 0.001}),
     "bucketed-unbounded": ("bucketed", {"bucket_size_mb": None}),
+    "bucketed-rebuilt": ("bucketed", {"bucket_size_mb": [0.0001, 0.001], "rebuild_buckets": True}),
     "torch": ("torch", {}),
     "sharded-tiny": ("sharded", {"bucket_size_mb": 0.0001}),
     "sharded-unbounded": ("sharded", {"bucket_size_mb": None}),
