@@ -1,4 +1,4 @@
-"""Torch: PyTorch's own DistributedDataParallel behind the same face, to compare with.
+"""Torch: PyTorch's own DistributedDataParallel with the interface of the other variants, to compare with.
 
     host      |  forward  |            backward             |optimizer|
     compute   |###########|##################               |#########|

@@ -8,7 +8,7 @@ import platform
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from math import isnan
 from pathlib import Path
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from ddp_prof.ddp import DataParallel
     from ddp_prof.train.arguments import Arguments
+    from ddp_prof.train.memory import StateBytes
     from ddp_prof.train.messages import Message
     from ddp_prof.train.step import StepResult
 
@@ -42,6 +43,7 @@ class Measured:
         messages: The all-reduces of the synchronized steps.
         final_loss: Of the last measured step, over all ranks.
         peak_memory_bytes: Of the rank that needed most.
+        state_bytes: What rank 0 keeps between two steps.
     """
 
     steps: Sequence[StepResult]
@@ -49,6 +51,7 @@ class Measured:
     messages: Sequence[Message]
     final_loss: float
     peak_memory_bytes: int
+    state_bytes: StateBytes
 
 
 def describe_run(
@@ -77,7 +80,7 @@ def describe_run(
         command=("python", "-m", "ddp_prof.train", *sys.argv[1:]),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         parameters=parameters(variant.module),
-        options=_options(arguments, variant) | _sharing(ranks_per_gpu),
+        options=_options(arguments, variant) | _sharing(ranks_per_gpu) | {"state_bytes": asdict(measured.state_bytes)},
         host_times=(*_host_times(measured.steps, False), *_host_times(measured.synchronized, True)),
         messages=summarize(measured.messages) if variant.is_blocking else (),
         collectives=len(measured.messages) // counted if counted else None,

@@ -1,4 +1,4 @@
-"""Fsdp: PyTorch's own ``fully_shard`` (FSDP2, ZeRO stage 3) behind the same face, to compare with.
+"""Fsdp: PyTorch's own ``fully_shard`` (FSDP2, ZeRO stage 3) as a variant, to compare with.
 
     host            |        forward        |             backward              |synchronize|optimizer|
     compute         |   [u0]###[u1]###[u2]##|[u2]####[u1]####[u0]####           |           |###|
