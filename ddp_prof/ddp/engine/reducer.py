@@ -1,4 +1,4 @@
-"""The launch engine that all our variants share: takes gradients, launches buckets in order, gives results back.
+"""The reducer of our variants: takes gradients, launches buckets in order, gives the reduced gradients back.
 
 Every rank must issue the same collectives in the same order, whatever its own backward does. Two rules see to it:
 
