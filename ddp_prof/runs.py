@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from ddp_prof.analyze.collectives.results import RunCollectives
-    from ddp_prof.analyze.collectives.root_cause import RootCause
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.collectives.straggler import RunSkew
-    from ddp_prof.analyze.core.inventory import TraceInventory
     from ddp_prof.analyze.core.rank_events import RankEvents
     from ddp_prof.analyze.core.steps import RangePatterns
     from ddp_prof.analyze.overlap.overlap import TraceOverlap
+    from ddp_prof.analyze.quality.inventory import TraceInventory
+    from ddp_prof.analyze.root_cause import RootCause
     from ddp_prof.analyze.variants.contention import KernelSamples
     from ddp_prof.analyze.variants.waterfall import Waterfall
     from ddp_prof.manifest import Manifest
@@ -172,7 +172,7 @@ class Run:
 
     def root_cause(self) -> RootCause | None:
         """The main reason why communication is exposed; ``None`` where none is."""
-        from ddp_prof.analyze.collectives.root_cause import find_root_cause
+        from ddp_prof.analyze.root_cause import find_root_cause
 
         return find_root_cause(self.collectives().collectives, self.manifest)
 
@@ -246,8 +246,8 @@ def timeline_sources(runs: Iterable[Run]) -> list[Source]:
 
 def timeline_source(title: str, part: TraceEvents) -> Source:
     """A file as a panel of a timeline."""
-    from ddp_prof.analyze.core.diagnostics import find_caveats
     from ddp_prof.analyze.overlap.overlap import measure_rank
+    from ddp_prof.analyze.quality.diagnostics import find_caveats
     from ddp_prof.present.timeline.model import Source
 
     trace, ranks = part
@@ -286,7 +286,7 @@ def _measure_kernels(part: TraceEvents, _options: LoadOptions) -> list[KernelSam
 
 
 def _measure_inventory(part: TraceEvents, options: LoadOptions) -> TraceInventory:
-    from ddp_prof.analyze.core.inventory import take_inventory
+    from ddp_prof.analyze.quality.inventory import take_inventory
 
     return take_inventory(part.trace, options.patterns)
 

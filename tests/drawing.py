@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ddp_prof.analyze.core.intervals import Intervals, union
+from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind, Overhead, Spans, Table, Trace, empty
 
 PID = 4242

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options import format_option, load_options, one_run_option, traces_argument
+from ddp_prof.cli.options import load_options, one_run_option, traces_argument
+from ddp_prof.cli.table_options import table_options
 from ddp_prof.errors import TraceError
 
 if TYPE_CHECKING:
+    from ddp_prof.present.headlines import Headline
+    from ddp_prof.present.tables.fit import TableOptions
     from ddp_prof.runs import LoadOptions, Run
 
 
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 @click.option("--png", type=click.Path(path_type=Path), help="Write a picture of it, too; needs Chromium.")
 @click.option("--step", type=int, help="The step that --html and --png show. Default: a typical one.")
 @one_run_option
-@format_option
+@table_options
 @load_options
 def command(
     traces: tuple[Path, ...],
@@ -36,13 +39,14 @@ def command(
     page: Path | None,
     png: Path | None,
     step: int | None,
-    form: str,
+    output: TableOptions,
 ) -> None:
     """The life of each collective, and why it is exposed.
 
     Ready, launch, start, end; what of it is overlapped or exposed; and one cause for each exposed nanosecond: tail,
     launched late, queued, waiting, starved, synchronous. The ranks of one run may lie in several files.
     """
+    from ddp_prof.present.headlines import root_cause_headline
     from ddp_prof.present.tables.collectives import collectives_view
     from ddp_prof.present.tables.render import show
     from ddp_prof.runs import load_runs
@@ -50,13 +54,18 @@ def command(
     runs = load_runs(traces, options)
     if (page or png) and len(runs) > 1:
         raise click.UsageError("--html and --png show one run: give the traces of a single one")
-    views = [collectives_view(run.analysis(), run.collectives(), by) for run in runs]
-    show(form, views)
+    results = [run.collectives() for run in runs]
+    headlines = [
+        root_cause_headline(run.root_cause(), has_collectives=bool(result.collectives))
+        for run, result in zip(runs, results, strict=True)
+    ]
+    analyses = [run.analysis() for run in runs]
+    show(output, [collectives_view(*found, by) for found in zip(analyses, results, headlines, strict=True)])
     if page or png:
-        _draw(runs[0], step, str(views[0].document["headline"]), page, png)
+        _draw(runs[0], step, headlines[0], page, png)
 
 
-def _draw(run: Run, step: int | None, headline: str, page: Path | None, png: Path | None) -> None:
+def _draw(run: Run, step: int | None, headline: Headline, page: Path | None, png: Path | None) -> None:
     from ddp_prof.analyze.collectives.step_view import typical_step, view_step
     from ddp_prof.present.charts.collectives import draw_step_collectives
     from ddp_prof.present.charts.static_images import write_pictures
@@ -69,6 +78,6 @@ def _draw(run: Run, step: int | None, headline: str, page: Path | None, png: Pat
         raise TraceError(analysis.trace, "no communication in the step asked for", "choose another one with --step")
     figure = draw_step_collectives(analysis, shown, ranks, headline)
     if page:
-        write_figure_page(figure, page, title=headline)
+        write_figure_page(figure, page, title=headline.claim)
     if png:
         write_pictures([(figure, png)])

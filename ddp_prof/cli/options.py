@@ -72,12 +72,3 @@ def load_options(function: Function) -> Function:
 
 
 one_run_option = click.option("--one-run", is_flag=True, help="The traces are ranks of one run, whatever their names.")
-
-format_option = click.option(
-    "--format",
-    "form",
-    type=click.Choice(["table", "json", "csv", "markdown"]),
-    default="table",
-    show_default=True,
-    help="How to print.",
-)

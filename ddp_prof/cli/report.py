@@ -12,7 +12,10 @@ import click
 from ddp_prof.cli.options import load_options, traces_argument
 
 if TYPE_CHECKING:
-    from ddp_prof.runs import LoadOptions
+    from collections.abc import Sequence
+
+    from ddp_prof.present.html.report import ReportRun
+    from ddp_prof.runs import LoadOptions, Run
 
 
 @click.command("report")
@@ -32,18 +35,32 @@ def command(traces: tuple[Path, ...], options: LoadOptions, folder: Path) -> Non
 
     A folder stands for the traces in it. Pictures need Chromium; without it the pages are written all the same.
     """
-    from ddp_prof.analyze.collectives.root_cause import explain_run
     from ddp_prof.manifest import in_variant_order
-    from ddp_prof.present.html.report import ReportRun, write_report
-    from ddp_prof.runs import compare_steps, load_runs, timeline_sources
+    from ddp_prof.present.html.report import write_report
+    from ddp_prof.runs import compare_steps, load_runs
 
     runs = load_runs(traces, replace(options, with_shapes=True, keep_events=True))
     runs = in_variant_order(runs, lambda run: run.manifest)
-    sources = iter(timeline_sources(runs))
-    shown = [
-        ReportRun(run.name, run.overlap(), tuple(islice(sources, len(run.files))), explain_run(run.analysis()))
-        for run in runs
-    ]
-    for problem in write_report(shown, folder, compare_steps(runs)):
+    for problem in write_report(_report_runs(runs), folder, compare_steps(runs)):
         click.echo(f"note: {problem}", err=True)
     click.echo(folder / "index.html")
+
+
+def _report_runs(runs: Sequence[Run]) -> list[ReportRun]:
+    """All that the pages tell of each run."""
+    from ddp_prof.analyze.collectives.step_view import typical_step, view_step
+    from ddp_prof.analyze.overlap.comparison import compare_variants
+    from ddp_prof.analyze.root_cause import explain_run
+    from ddp_prof.present.html.report import ReportRun
+    from ddp_prof.runs import timeline_sources
+
+    sources = iter(timeline_sources(runs))
+    results = [run.overlap() for run in runs]
+    found = []
+    for run, result, summary in zip(runs, results, compare_variants(results), strict=True):
+        explanation = explain_run(run.analysis())
+        step = typical_step(explanation.run.ranks)
+        views = {} if step is None else {step: view_step(explanation.run, step)}
+        own = tuple(islice(sources, len(run.files)))
+        found.append(ReportRun(run.name, result, own, explanation, summary, views, step))
+    return found

@@ -17,16 +17,15 @@ can hide, is longer: the cap of a bucket sets the balance.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ddp_prof.ddp.base import ReducingVariant
 from ddp_prof.ddp.engine.buckets import MB, assign_buckets
+from ddp_prof.ddp.reducing import ReducingVariant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
-    import torch.distributed as dist
 
     from ddp_prof.ddp.engine.buckets import Assignment, ParameterSize
 
@@ -38,22 +37,30 @@ class BucketedDDP(ReducingVariant):
         module: What is trained.
         bucket_size_mb: A bucket holds at most so many MB (2**20 bytes); a larger parameter is alone in its own.
             ``None``: one bucket for all, of each data type and device.
-        process_group: As in :class:`ReducingVariant`.
-        find_unused_parameters: As in :class:`ReducingVariant`.
+        options: As in :class:`ReducingVariant`.
+
+    Raises:
+        TypeError: ``bucket_size_mb`` is no number.
+        ValueError: It is not positive.
     """
 
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        bucket_size_mb: float | None,
-        *,
-        process_group: dist.ProcessGroup | None = None,
-        find_unused_parameters: bool = False,
-    ) -> None:
-        if bucket_size_mb is not None and not bucket_size_mb > 0:
-            raise ValueError(f"bucket_size_mb must be positive or None, got {bucket_size_mb}")
-        self._cap_bytes = None if bucket_size_mb is None else bucket_size_mb * MB
-        super().__init__(module, process_group=process_group, find_unused_parameters=find_unused_parameters)
+    def __init__(self, module: torch.nn.Module, bucket_size_mb: float | None, **options: Any) -> None:
+        self._cap_bytes = None if bucket_size_mb is None else check_bucket_size(bucket_size_mb) * MB
+        super().__init__(module, **options)
 
     def _assign(self, sizes: Sequence[ParameterSize]) -> Assignment:
         return assign_buckets(sizes, cap_bytes=self._cap_bytes)
+
+
+def check_bucket_size(size: float) -> float:
+    """``size`` itself where it is a positive number of MB.
+
+    Raises:
+        TypeError: It is no number; ``True`` is none.
+        ValueError: It is not positive.
+    """
+    if isinstance(size, bool) or not isinstance(size, (int, float)):
+        raise TypeError(f"bucket_size_mb must be a number of MB or None, got {size!r}")
+    if not size > 0:
+        raise ValueError(f"bucket_size_mb must be positive or None, got {size}")
+    return size

@@ -71,6 +71,8 @@ class NsysStringIds:
         if pyarrow.types.is_integer(column.type) or not len(column):  # a column that holds nothing but NULL
             return np.full(len(column), UNKNOWN, np.int64)
         encoded = column.dictionary_encode().chunks  # all chunks share one dictionary
-        texts = encoded[0].dictionary.to_pylist()
+        texts = [
+            text.decode(errors="replace") for text in encoded[0].dictionary.cast(pyarrow.large_binary()).to_pylist()
+        ]
         index = np.array([*map(names.intern, texts), UNKNOWN], np.int64)  # UNKNOWN, which is -1, finds the last one
         return index[integer_array(pyarrow.chunked_array([chunk.indices for chunk in encoded]))]

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import ddp_prof
-from ddp_prof.ddp.base import ReducingVariant
+from ddp_prof.ddp.reducing import ReducingVariant
 from ddp_prof.manifest import RANKS_PER_GPU, HostTimes, Manifest, Parameter
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER
 from ddp_prof.train.messages import summarize

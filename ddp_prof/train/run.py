@@ -93,7 +93,7 @@ def make_trainer(arguments: Arguments, device: torch.device, rank: int) -> Train
         model = TransformerLM(MODEL_SIZES[arguments.model_size], checkpoint_blocks=arguments.activation_checkpointing)
     set_numerics(model, arguments)
     variant = make_variant(arguments, model)
-    optimizer = torch.optim.AdamW(variant.parameters(), lr=arguments.lr, fused=device.type == "cuda")
+    optimizer = torch.optim.AdamW(variant.optimizer_parameters(), lr=arguments.lr, fused=device.type == "cuda")
     delay_s = arguments.inject_delay_ms / 1000 if rank == arguments.inject_delay_rank else 0.0
     return Trainer(variant, optimizer, delay_s, arguments.precision)
 

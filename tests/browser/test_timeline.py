@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddp_prof.analyze.core.intervals import union
 from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
-from ddp_prof.analyze.core.step_breakdown import measure_breakdown
+from ddp_prof.analyze.intervals import union
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.charts import theme
 from ddp_prof.present.timeline.build import build_timeline
@@ -101,7 +100,7 @@ def measured_sums(events: RankEvents, start_ns: int, end_ns: int) -> dict[str, i
     clip = union(column([start_ns]), column([end_ns]))
     compute, memory = events.union_of(Category.COMPUTE), events.union_of(Category.MEMORY)
     total: Counter[str] = Counter(dict.fromkeys((*theme.STRIP, theme.GRAPH), 0))
-    parts = measure_breakdown(events)
+    parts = events.breakdown
     for row in range(len(parts)):
         window = union(parts.start_ns[[row]], parts.end_ns[[row]]) & clip
         launched = select(events.of(Category.COMMUNICATION), events.of(Category.COMMUNICATION).step == row)

@@ -151,7 +151,7 @@ def test_markdown_stands_alone(tmp_path: Path) -> None:
     assert len({line.count("|") for line in table}) == 1
     assert "| unknown | process 100 | no communication in this trace |" in table[-1]
     assert all(line.startswith("- ") for line in notes)
-    assert any(r"all_reduce\<float\>\*" in line for line in notes), "doubts, as text"
+    assert any(r"all_reduce\<float>\*" in line for line in notes), "doubts, as text"
 
 
 @pytest.mark.parametrize(

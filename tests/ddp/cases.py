@@ -268,6 +268,8 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "bucketed-small": ("bucketed", {"bucket_size_mb": 0.001}),
     "bucketed-unbounded": ("bucketed", {"bucket_size_mb": None}),
     "torch": ("torch", {}),
+    "sharded-tiny": ("sharded", {"bucket_size_mb": 0.0001}),
+    "sharded-unbounded": ("sharded", {"bucket_size_mb": None}),
 }
 """Name of a setting -> key of the variant and its options."""
 
@@ -280,6 +282,9 @@ class OneProcess:
 
     def __call__(self, *args: Any) -> Any:
         return self.module(*args)
+
+    def optimizer_parameters(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
 
     def finish_gradient_synchronization(self) -> None:
         pass
@@ -296,8 +301,13 @@ def possible() -> list[tuple[str, str, str]]:
         for case, what in CASES.items()
         for setting in SETTINGS
         for optimizer in what.optimizers
-        if setting != "torch" or what.torch_options is not None
+        if can_run(what, SETTINGS[setting][0])
     ]
+
+
+def can_run(case: Case, variant: str) -> bool:
+    """Whether a variant can run a case as one process does."""
+    return not (variant == "torch" and case.torch_options is None) and not (variant == "sharded" and case.find_unused)
 
 
 def make_variant(case: Case, setting: str, module: nn.Module) -> Any:
@@ -315,7 +325,7 @@ def build(case: Case, seed: int) -> nn.Module:
 
 def train(case: Case, variant: Any, optimizer: str, rank: int = 0, world: int = 1) -> Tensors:
     """Train on this rank's share; returns parameters and buffers."""
-    stepper = OPTIMIZERS[optimizer]([parameter for parameter in variant.module.parameters() if parameter.requires_grad])
+    stepper = OPTIMIZERS[optimizer](variant.optimizer_parameters())
     data = torch.Generator().manual_seed(7)
     share = BATCH // world
     for step in range(STEPS):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ddp_prof.analyze.collectives.root_cause import explain_run
+from ddp_prof.analyze.collectives.step_view import typical_step, view_step
+from ddp_prof.analyze.overlap.comparison import compare_variants
 from ddp_prof.analyze.overlap.overlap import TraceOverlap, measure_overlap
+from ddp_prof.analyze.root_cause import explain_run
 from ddp_prof.present.html.report import ReportRun
 from ddp_prof.trace import Trace
 from tests.drawing import draw_trace
@@ -37,4 +39,8 @@ def result_of(trace: Trace, label: str = "overlap") -> TraceOverlap:
 def run_of(trace: Trace, name: str = "overlap", label: str | None = None) -> ReportRun:
     label = label or name
     explanation = explain_run(analysis_of(trace, label=label))
-    return ReportRun(name, result_of(trace, label), (source_of(label, trace),), explanation)
+    result = result_of(trace, label)
+    (summary,) = compare_variants([result])
+    step = typical_step(explanation.run.ranks)
+    steps = {} if step is None else {step: view_step(explanation.run, step)}
+    return ReportRun(name, result, (source_of(label, trace),), explanation, summary, steps, step)

@@ -15,7 +15,7 @@ from ddp_prof.analyze.collectives.clock_alignment import Alignment, align_clocks
 from ddp_prof.analyze.collectives.exposure import Exposure, explain_exposure
 from ddp_prof.analyze.collectives.matching import Matches, match_collectives
 from ddp_prof.analyze.collectives.timing import RankCollectives, find_timings
-from ddp_prof.analyze.core.diagnostics import diagnose
+from ddp_prof.analyze.quality.diagnostics import diagnose
 from ddp_prof.manifest import label_of
 from ddp_prof.trace import UNKNOWN
 

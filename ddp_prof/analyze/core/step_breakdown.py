@@ -19,11 +19,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddp_prof.analyze.core.attribution import SYNCHRONIZE_PHASE
-from ddp_prof.analyze.core.intervals import Intervals, union_by_group
-from ddp_prof.trace import Category, Table, empty
+from ddp_prof.analyze.intervals import union_by_group
+from ddp_prof.trace import Category, Table
 
 if TYPE_CHECKING:
-    from ddp_prof.analyze.core.rank_events import RankEvents
+    from collections.abc import Callable
+
+    from ddp_prof.analyze.core.attribution import Events
+    from ddp_prof.analyze.core.phases import Phases
+    from ddp_prof.analyze.core.steps import Steps
+    from ddp_prof.analyze.intervals import Intervals
     from ddp_prof.trace import Ints
 
 
@@ -56,24 +61,32 @@ class StepBreakdown(Table):
         return self.end_ns - self.start_ns
 
 
-def measure_breakdown(rank: RankEvents) -> StepBreakdown:
-    """Divide the window of each of a rank's steps. A step that launched nothing has an empty window."""
-    steps = len(rank.steps)
-    compute, memory = rank.union_of(Category.COMPUTE), rank.union_of(Category.MEMORY)
-    communication = rank.union_of(Category.COMMUNICATION)
+def measure_breakdown(
+    events: Events, steps: Steps, union_of: Callable[[Category], Intervals], *, on_host: bool
+) -> StepBreakdown:
+    """Divide the window of each of a rank's steps. A step that launched nothing has an empty window.
+
+    Args:
+        events: All of the rank's.
+        steps: Its steps, which ``events.step`` points into.
+        union_of: The time covered by the events of a category.
+        on_host: Whether the host computes, whose range of a step then belongs to the window, too.
+    """
+    count = len(steps)
+    compute, memory = union_of(Category.COMPUTE), union_of(Category.MEMORY)
+    communication = union_of(Category.COMMUNICATION)
     # Of a difference only the length is needed, and |A - B| = |A| - |A and B|, which spares making it.
     hidden_memory = memory & compute
     accompanied = (communication & compute) | (communication & memory)
 
-    start, end = _windows(rank)
-    events = rank.events
+    start, end = _windows(events, steps, on_host=on_host)
     rows = (events.category == Category.COMMUNICATION) & (events.step >= 0)
     comm_start, comm_end, comm_step = union_by_group(events.start_ns[rows], events.end_ns[rows], events.step[rows])
 
     def in_communication(of: Intervals) -> Ints:
-        return sum_by_group(of.covered_ns(comm_start, comm_end), comm_step, steps)
+        return sum_by_group(of.covered_ns(comm_start, comm_end), comm_step, count)
 
-    comm_ns = sum_by_group(comm_end - comm_start, comm_step, steps)
+    comm_ns = sum_by_group(comm_end - comm_start, comm_step, count)
     overlapped = in_communication(compute)
     compute_only = compute.covered_ns(start, end) - overlapped
     memory_alone = memory.covered_ns(start, end) - hidden_memory.covered_ns(start, end)
@@ -99,13 +112,13 @@ def sum_by_group(values: Ints, group: Ints, groups: int) -> Ints:
     return total
 
 
-def _windows(rank: RankEvents) -> tuple[Ints, Ints]:
+def _windows(events: Events, steps: Steps, *, on_host: bool) -> tuple[Ints, Ints]:
     """From the first start to the last end of what each step launched; on a CPU the host's range counts too."""
-    start = np.full(len(rank.steps), np.iinfo(np.int64).max)
-    end = np.full(len(rank.steps), np.iinfo(np.int64).min)
-    if rank.device is None:
-        start, end = rank.steps.start_ns.copy(), rank.steps.end_ns.copy()
-    events, rows = rank.events, rank.events.step >= 0
+    start = np.full(len(steps), np.iinfo(np.int64).max)
+    end = np.full(len(steps), np.iinfo(np.int64).min)
+    if on_host:
+        start, end = steps.start_ns.copy(), steps.end_ns.copy()
+    rows = events.step >= 0
     np.minimum.at(start, events.step[rows], events.start_ns[rows])
     np.maximum.at(end, events.step[rows], events.end_ns[rows])
     launched = end >= start
@@ -127,12 +140,10 @@ class StepTimes(Table):
     calls_ns: Ints
 
 
-def measure_step_times(rank: RankEvents) -> StepTimes:
-    """Look at the host's range of each step."""
-    if not rank.has_steps:
-        return empty(StepTimes)
-    start, end = rank.steps.start_ns, rank.steps.end_ns
-    compute = rank.union_of(Category.COMPUTE)
-    busy = compute | rank.union_of(Category.COMMUNICATION)
-    waiting = rank.phases.union_of(SYNCHRONIZE_PHASE)
+def measure_step_times(steps: Steps, phases: Phases, union_of: Callable[[Category], Intervals]) -> StepTimes:
+    """Look at the host's range of each step; arguments as of :func:`measure_breakdown`."""
+    start, end = steps.start_ns, steps.end_ns
+    compute = union_of(Category.COMPUTE)
+    busy = compute | union_of(Category.COMMUNICATION)
+    waiting = phases.union_of(SYNCHRONIZE_PHASE)
     return StepTimes(end - start, compute.covered_ns(start, end), (waiting - busy).covered_ns(start, end))

@@ -48,8 +48,9 @@ class Reducer:
         group: dist.ProcessGroup | None,
         find_unused: bool,
     ) -> None:
+        self._group = group
         self.buckets = [
-            GradientBucket(index, [parameters[member] for member in members])
+            self._make_bucket(index, [parameters[member] for member in members])
             for index, members in enumerate(assignment)
         ]
         self._places = {
@@ -58,7 +59,6 @@ class Reducer:
             for slot, member in enumerate(members)
         }
         self._assignment = assignment
-        self._group = group
         self._find_unused = find_unused
         # Divide before the sum: a sum of low-precision gradients could overflow. torch's DDP does the same.
         self._scale = 1.0 / dist.get_world_size(group)
@@ -84,7 +84,7 @@ class Reducer:
         if bucket.missing:
             members = self._assignment[bucket.index]
             self._unused.update(members[slot] for slot in bucket.take_missing(self._scale))
-        flight = launch_all_reduce(bucket.tensor(), self._group, bucket.index, len(bucket))
+        flight = self._launch(bucket)
         self._in_flight.append(flight)
         return flight
 
@@ -92,7 +92,7 @@ class Reducer:
         """Launch what is left, wait for everything, give the gradients back.
 
         Raises:
-            CommunicationError: A collective failed, or a gradient is sparse; in the latter case the next step can be taken.
+            CommunicationError: A collective failed, or a gradient is sparse; then the next step can be taken.
         """
         while len(self._in_flight) < len(self.buckets):
             self.launch_next()
@@ -111,6 +111,12 @@ class Reducer:
         """The parameter at a position."""
         bucket, slot = self._places[index]
         return bucket.parameters[slot]
+
+    def _make_bucket(self, index: int, parameters: Sequence[torch.nn.Parameter]) -> GradientBucket:
+        return GradientBucket(index, parameters)
+
+    def _launch(self, bucket: GradientBucket) -> InFlight:
+        return launch_all_reduce(bucket.tensor(), self._group, bucket.index, len(bucket))
 
     def _launch_full(self) -> None:
         launched = len(self._in_flight)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddp_prof.analyze.collectives.exposure import CAUSES, LAUNCHED_LATE, QUEUED, STARVED, SYNCHRONOUS, TAIL, WAITING
+from ddp_prof.analyze.collectives.exposure import BLOCKING_CALL, LAUNCHED_LATE, PEER_WAIT, QUEUED, TRANSFER, WHYS
 from ddp_prof.present.charts import theme
 from ddp_prof.present.charts.frame import LEGEND, chart_frame
 from ddp_prof.present.timeline.text import as_text, shown_name
@@ -18,14 +17,14 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.collectives.step_view import CollectiveView, RankStepView
     from ddp_prof.present.charts.theme import Palette
+    from ddp_prof.present.headlines import Headline
 
-CAUSE_COLORS: Mapping[str, str] = {
-    TAIL: "#e71832",
-    WAITING: "#fe9f28",
+WHY_COLORS: Mapping[str, str] = {
+    TRANSFER: "#e71832",
+    PEER_WAIT: "#fe9f28",
     QUEUED: "#876ae8",
     LAUNCHED_LATE: "#737012",
-    STARVED: "#87c2ff",
-    SYNCHRONOUS: "#a84300",
+    BLOCKING_CALL: "#a84300",
 }
 MOST_ROWS = 60
 """Collectives that a figure shows; of more, those that are exposed longest."""
@@ -41,7 +40,11 @@ class _Row(NamedTuple):
 
 
 def draw_step_collectives(
-    run: RunAnalysis, step: int | None, ranks: Sequence[RankStepView], headline: str, palette: Palette = theme.LIGHT
+    run: RunAnalysis,
+    step: int | None,
+    ranks: Sequence[RankStepView],
+    headline: Headline,
+    palette: Palette = theme.LIGHT,
 ) -> go.Figure:
     """A panel a rank: compute on top, below it a row a collective in the order of launch."""
     import plotly.graph_objects as go
@@ -87,16 +90,16 @@ def _bars(rows: Sequence[_Row], palette: Palette) -> list[dict[str, Any]]:
         name = row.label
         stretches.setdefault((theme.OVERLAPPED, False), []).append((row.y, row.line.start_ns, row.line.end_ns, name))
         for bare in row.line.exposed:
-            kind = (bare.cause, bare.is_wait and bare.cause != WAITING)
-            stretches.setdefault(kind, []).append((row.y, bare.start_ns, bare.end_ns, name))
-    order = [(kind, wait) for kind in (theme.COMPUTE, theme.OVERLAPPED, *CAUSES) for wait in (False, True)]
+            kind = (bare.why, bare.is_wait and bare.why != PEER_WAIT)
+            stretches.setdefault(kind, []).append((row.y, bare.start_ns, bare.end_ns, f"{name}, {bare.when}"))
+    order = [(kind, wait) for kind in (theme.COMPUTE, theme.OVERLAPPED, *WHYS) for wait in (False, True)]
     return [_bar(*kind, stretches[kind], palette) for kind in order if kind in stretches]
 
 
 def _bar(kind: str, is_wait: bool, stretches: Sequence[tuple[int, int, int, str]], palette: Palette) -> dict[str, Any]:
     """Bars of one colour; hatched where a peer had not arrived."""
-    color = CAUSE_COLORS.get(kind) or palette.colors[kind]
-    title = f"exposed: {kind.replace('_', ' ')}" if kind in CAUSE_COLORS else _TITLES[kind]
+    color = WHY_COLORS.get(kind) or palette.colors[kind]
+    title = f"exposed: {kind.replace('_', ' ')}" if kind in WHY_COLORS else _TITLES[kind]
     title += ", waiting for a peer" if is_wait else ""
     pattern = {
         "shape": "/" if is_wait else "",
@@ -165,7 +168,7 @@ def _layout(
     step: int | None,
     ranks: Sequence[RankStepView],
     rows: Sequence[_Row],
-    headline: str,
+    headline: Headline,
     palette: Palette,
 ) -> dict[str, Any]:
     axis = {"gridcolor": palette.line, "zeroline": False, "tickfont": {"color": palette.quiet}}
@@ -174,12 +177,12 @@ def _layout(
     there, shown = sum(len(rank.collectives) for rank in ranks), sum(row.line is not None for row in rows)
     if shown < there:
         where += f" (the {shown} of {there} collectives that are exposed longest)"
-    title, *rest = re.split(r"[:,] ", headline, maxsplit=1)
+    parts = [f"{shown_name(run.label)}, {where}", *filter(None, [as_text(headline.detail)])]
     return {
         **chart_frame(
             palette,
-            title=as_text(title),
-            subtitle=f"{notice}  ·  {'  ·  '.join([f'{shown_name(run.label)}, {where}', *map(as_text, rest)])}",
+            title=as_text(headline.claim),
+            subtitle="  ·  ".join([notice, *parts]),
             height=_TOP + _BOTTOM + _ROW * max(4, len(rows)), t=_TOP, b=_BOTTOM, l=_LEFT, r=40,
         ),
         "barmode": "overlay",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_prof.present.charts import theme
 from ddp_prof.present.charts.frame import chart_frame
-from ddp_prof.present.tables.straggler import rank_name, skew_headline
+from ddp_prof.present.headlines import rank_name, skew_headline
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -65,7 +65,7 @@ def _layout(run: RunAnalysis, skew: RunSkew, palette: Palette) -> dict[str, Any]
     return {
         **chart_frame(
             palette,
-            title=html.escape(skew_headline(skew).partition(";")[0].rstrip(".")),
+            title=html.escape(skew_headline(skew).claim),
             subtitle=f"{notice}  ·  {html.escape(run.label)}  ·  above the lag of each rank, below the exposed wait",
             height=_TOP + inner + _BOTTOM, t=_TOP, b=_BOTTOM, l=_LEFT, r=90,
         ),

@@ -9,29 +9,32 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddp_prof.present.charts.collectives import draw_step_collectives
 from ddp_prof.present.charts.comparison import draw_comparison
 from ddp_prof.present.charts.static_images import try_pictures
 from ddp_prof.present.charts.steps import draw_overlap_by_step, draw_step_times
+from ddp_prof.present.charts.straggler import draw_skew
 from ddp_prof.present.charts.waterfall import draw_waterfall
-from ddp_prof.present.html.page import write_page
-from ddp_prof.present.html.report_page import CSS, WATERFALL, RunSection, report_body
-from ddp_prof.present.html.report_why import SUFFIX as WHY
-from ddp_prof.present.html.report_why import write_why_page
+from ddp_prof.present.html.index import INDEX, WHY, RunSection, index_values
+from ddp_prof.present.html.page import asset, write_page
 from ddp_prof.present.timeline.build import MAX_BOXES, build_timeline, steady_steps
 from ddp_prof.present.timeline.figure import draw_timeline
 from ddp_prof.present.timeline.page import write_timeline_page
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from ddp_prof.analyze.collectives.root_cause import RunExplanation
+    from ddp_prof.analyze.collectives.step_view import RankStepView
+    from ddp_prof.analyze.overlap.comparison import VariantSummary
     from ddp_prof.analyze.overlap.overlap import TraceOverlap
+    from ddp_prof.analyze.root_cause import RunExplanation
     from ddp_prof.analyze.variants.waterfall import Waterfall
     from ddp_prof.manifest import Manifest
     from ddp_prof.present.timeline.model import Source, Timeline
 
-INDEX = "index"
+WATERFALL = "waterfall"
+"""Name of the chart that tells what the runs changed of each other."""
 CHARTS = {"comparison": draw_comparison, "overlap-by-step": draw_overlap_by_step, "step-times": draw_step_times}
 """The charts by name, in the order of the page."""
 
@@ -45,12 +48,18 @@ class ReportRun:
         result: Its figures.
         sources: Its traces, of which one may hold all ranks.
         explanation: Why its communication is exposed.
+        summary: Its row in the comparison of all runs.
+        steps: What each rank communicated, by the number of the step.
+        typical_step: One of them; ``None`` where there are none.
     """
 
     name: str
     result: TraceOverlap
     sources: tuple[Source, ...]
     explanation: RunExplanation
+    summary: VariantSummary
+    steps: Mapping[int, Sequence[RankStepView]]
+    typical_step: int | None
 
     @property
     def manifest(self) -> Manifest | None:
@@ -71,22 +80,41 @@ def write_report(runs: Sequence[ReportRun], folder: Path, waterfall: Waterfall |
     """
     folder.mkdir(parents=True, exist_ok=True)
     names = _file_names(run.name for run in runs)
+    sections = [
+        RunSection(name, run.result, run.summary, run.manifest, run.explanation)
+        for name, run in zip(names, runs, strict=True)
+    ]
     charts = {name: draw([run.result for run in runs]) for name, draw in CHARTS.items()}
     if waterfall is not None and waterfall.changes:
         charts[WATERFALL] = draw_waterfall(waterfall)
     pictures = [(chart, folder / f"{name}.png") for name, chart in charts.items()]
-    for name, run in zip(names, runs, strict=True):
+    for section, run in zip(sections, runs, strict=True):
         whole, part = _timelines(run)
-        write_timeline_page(whole, folder / f"{name}.html", shared_plotly=True)
-        write_why_page(run.explanation, folder / f"{name}{WHY}.html")
-        pictures.append((draw_timeline(part), folder / f"{name}.png"))
+        write_timeline_page(whole, folder / f"{section.name}.html", shared_plotly=True)
+        _write_why_page(section, run, folder)
+        pictures.append((draw_timeline(part), folder / f"{section.name}.png"))
     problems = try_pictures(pictures)
-    sections = [
-        RunSection(name, run.result, run.manifest, run.explanation) for name, run in zip(names, runs, strict=True)
-    ]
-    body = report_body(sections, charts, pictures=not problems)
-    write_page(folder / f"{INDEX}.html", title="Communication behind compute", body=body, css=CSS, shared_plotly=True)
+    write_page(
+        folder / f"{INDEX}.html",
+        "index.html",
+        index_values(sections, list(CHARTS), pictures=not problems),
+        title="Communication behind compute",
+        figures=charts,
+        css=asset("index.css"),
+        shared_plotly=True,
+    )
     return problems
+
+
+def _write_why_page(section: RunSection, run: ReportRun, folder: Path) -> None:
+    """The collectives of a step, and who was late in which."""
+    found, step = run.explanation, run.typical_step
+    ranks = () if step is None else run.steps[step]
+    figures = {"collectives": draw_step_collectives(found.run, step, ranks, section.cause)}
+    if found.skew.reason is None:
+        figures["skew"] = draw_skew(found.run, found.skew)
+    title = f"{run.result.label}: {section.cause.claim}"
+    write_page(folder / f"{section.name}{WHY}.html", "why.html", {}, title=title, figures=figures, shared_plotly=True)
 
 
 def _timelines(run: ReportRun) -> tuple[Timeline, Timeline]:

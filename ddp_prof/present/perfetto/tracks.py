@@ -17,8 +17,8 @@ from ddp_prof.trace import UNKNOWN, Category, Table, empty, select
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ddp_prof.analyze.core.intervals import Intervals
     from ddp_prof.analyze.core.rank_events import RankEvents
+    from ddp_prof.analyze.intervals import Intervals
     from ddp_prof.trace import Ints, Trace
 
 CATEGORIES = (*(category.name.lower() for category in Category), "range")

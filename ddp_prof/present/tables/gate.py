@@ -1,19 +1,22 @@
-"""The verdicts of ``ddp-prof check``: a table, a JSON document, a Markdown summary for a pull request."""
+"""The results of ``ddp-prof check``: a row a requirement, and a Markdown summary for a pull request."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ddp_prof.present.tables.render import markdown
-from ddp_prof.present.tables.rows import SCHEMA, Row, TableView, notes_of_runs, rank_name
+from ddp_prof.present.headlines import rank_name
+from ddp_prof.present.json_documents import gate_document
+from ddp_prof.present.table_view import TableView
+from ddp_prof.present.tables.overlap import notes_of_runs
+from ddp_prof.present.tables.render import markdown, markdown_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddp_prof.analyze.overlap.overlap import TraceOverlap
     from ddp_prof.analyze.overlap.regression_gate import GateReport, GateResult
+    from ddp_prof.present.columns import Row
 
 HOW_TO_READ = "the worst rank decides: overlap is of all its communication, times are medians over its steps"
 HOW_TO_READ_BASELINE = (
@@ -27,23 +30,16 @@ UNITS = {"ratio": (100, "%"), "ns": (1e-6, "ms"), "ranks": (1, "ranks")}
 
 def check_view(checks: Sequence[GateReport], baseline: TraceOverlap | None) -> TableView:
     """A row a requirement of each run."""
-    verdicts = [(check, verdict) for check in checks for verdict in check.verdicts]
-    return TableView(
-        verdict_line(checks),
-        [_row(check, verdict, compared=baseline is not None) for check, verdict in verdicts],
-        _notes(checks, baseline),
-        _document(checks, baseline),
-    )
+    compared = baseline is not None
+    rows = [_row(check, verdict, compared=compared) for check in checks for verdict in check.verdicts]
+    notes = _notes(checks, baseline)
+    return TableView(verdict_line(checks), rows, notes, gate_document(checks, baseline, notes))
 
 
 def check_summary(view: TableView) -> str:
     """The view as Markdown that can stand alone: what came out, the table, the notes."""
-    notes = "".join(f"- {_escaped(note)}\n" for note in view.notes)
-    return f"### ddp-prof check: {view.title}\n\n{markdown(view.rows)}\n{notes}"
-
-
-def _escaped(text: str) -> str:
-    return re.sub(r"([\\`*\[\]<>])", r"\\\1", text)
+    notes = "".join(f"- {markdown_text(note)}\n" for note in view.notes)
+    return f"### ddp-prof check: {markdown_text(view.title)}\n\n{markdown(view.rows)}\n{notes}"
 
 
 def verdict_line(checks: Sequence[GateReport]) -> str:
@@ -86,39 +82,3 @@ def _notes(checks: Sequence[GateReport], baseline: TraceOverlap | None) -> list[
         return [HOW_TO_READ, *partial, *notes_of_runs(runs)]
     runs.append(replace(baseline, label=f"baseline {baseline.label}"))
     return [HOW_TO_READ, *partial, f"baseline: {baseline.trace}", HOW_TO_READ_BASELINE, *notes_of_runs(runs)]
-
-
-def _document(checks: Sequence[GateReport], baseline: TraceOverlap | None) -> dict[str, Any]:
-    return {
-        "schema": SCHEMA,
-        "passed": all(check.passed for check in checks),
-        "baseline": None if baseline is None else str(baseline.trace),
-        "runs": [
-            {
-                "trace": str(check.run.trace),
-                "label": check.run.label,
-                "device": check.run.device,
-                "passed": check.passed,
-                "verdicts": [_verdict_document(verdict) for verdict in check.verdicts],
-            }
-            for check in checks
-        ],
-        "warnings": _notes(checks, baseline),
-    }
-
-
-def _verdict_document(verdict: GateResult) -> dict[str, Any]:
-    rank = verdict.rank
-    return {
-        "requirement": verdict.requirement,
-        "unit": verdict.unit,
-        "measured": verdict.measured,
-        "limit": verdict.limit,
-        "baseline": verdict.baseline,
-        "spread": verdict.spread,
-        "status": verdict.status,
-        "reason": verdict.reason or None,
-        "rank": rank and rank.rank,
-        "process": rank and rank.process,
-        "rank_device": rank and rank.device,
-    }

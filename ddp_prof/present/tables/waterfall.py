@@ -1,9 +1,8 @@
-"""The waterfall as rows, notes, and a part of the document of ``ddp-prof compare``."""
+"""The waterfall as rows and notes."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ddp_prof.analyze.variants.waterfall import PARTS
 from ddp_prof.present.charts.theme import percent
@@ -11,7 +10,7 @@ from ddp_prof.present.charts.theme import percent
 if TYPE_CHECKING:
     from ddp_prof.analyze.variants.contention import Contention
     from ddp_prof.analyze.variants.waterfall import Budget, Change, Waterfall
-    from ddp_prof.present.tables.rows import Row
+    from ddp_prof.present.columns import Row
 
 
 def waterfall_rows(waterfall: Waterfall) -> list[Row]:
@@ -37,11 +36,6 @@ def waterfall_notes(waterfall: Waterfall) -> list[str]:
     for budget in waterfall.budgets:
         reasons.setdefault(_contention_note(budget.contention), []).append(budget.label)
     return notes + [f"contention, {', '.join(labels)}: {reason}" for reason, labels in reasons.items()]
-
-
-def waterfall_document(waterfall: Waterfall) -> dict[str, Any]:
-    """Times in nanoseconds."""
-    return asdict(waterfall)
 
 
 def _contention_note(found: Contention) -> str:

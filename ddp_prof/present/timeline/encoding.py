@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ddp_prof.analyze.intervals import Intervals
 from ddp_prof.present.charts import theme
 from ddp_prof.present.timeline.model import Boxes
 from ddp_prof.present.timeline.text import box_label, box_title
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 LONGEST_TITLE = 1000
 """Names are searched in so many characters; templates of kernels have thousands."""
+
+OVERVIEW_COLUMNS = 1000
 
 _COMPRESSION = 4  # 6 is a fifth smaller and takes twice as long
 _MOST_FLAGS = 1_000_000
@@ -166,3 +169,23 @@ def _title(lane: Lane, boxes: Boxes, row: int) -> tuple[str, str]:
     name_id, bucket, step = int(boxes.name_id[row]), int(boxes.bucket[row]), int(boxes.step[row])
     title = box_title(lane, category, name_id, bucket, LONGEST_TITLE)
     return title, box_label(lane, category, name_id, bucket, step)
+
+
+def overview(boxes: Boxes, start_ns: int, end_ns: int) -> dict[int, str]:
+    """A timeline at low resolution, to show until its boxes are read.
+
+    For each category, how much of each column its boxes cover, from 0 to 255, as base64.
+
+    Args:
+        boxes: In order; they do not overlap.
+        start_ns: Start of the first column.
+        end_ns: End of the last column.
+    """
+    edges = np.linspace(start_ns, end_ns, OVERVIEW_COLUMNS + 1).astype(np.int64)
+    result = {}
+    for category in np.unique(boxes.category).tolist():
+        mine = select(boxes, boxes.category == category)
+        covered = Intervals(mine.start_ns, mine.end_ns).covered_ns(edges[:-1], edges[1:])
+        shares = np.ceil(255 * covered / np.maximum(1, np.diff(edges)))  # whatever is there is seen
+        result[category] = base64.b64encode(shares.astype(np.uint8).tobytes()).decode()
+    return result

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ddp_prof.analyze.core.intervals import union
+from ddp_prof.analyze.intervals import union
 from ddp_prof.present.charts import theme
 from ddp_prof.present.timeline.model import COMMUNICATION, COMPUTE, COPIES, GRAPHS, HOST, STRIP, Boxes, Lane
 from ddp_prof.range_names import PHASES
 from ddp_prof.trace import UNKNOWN, Category, concatenate, empty, select
 
 if TYPE_CHECKING:
-    from ddp_prof.analyze.core.intervals import Intervals
     from ddp_prof.analyze.core.rank_events import RankEvents
+    from ddp_prof.analyze.intervals import Intervals
     from ddp_prof.trace import Ints, Mask
 
 _CODE = {category: code for code, category in enumerate(theme.CATEGORIES)}

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import html
-import json
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ddp_prof.present.charts import theme
-from ddp_prof.present.html.page import write_page
-from ddp_prof.present.timeline.encoding import pack_boxes
+from ddp_prof.present.html.page import json_in_page, markup, write_page
+from ddp_prof.present.timeline.encoding import overview, pack_boxes
 from ddp_prof.present.timeline.figure import shown_in_legend
 from ddp_prof.present.timeline.layout import MARGIN, PAGE, figure_layout, lay_out
-from ddp_prof.present.timeline.overview import overview
+from ddp_prof.present.timeline.model import STRIP
 from ddp_prof.present.timeline.text import explanation, headline, plain_name
 
 if TYPE_CHECKING:
@@ -37,21 +35,22 @@ def write_timeline_page(model: Timeline, path: Path, *, shared_plotly: bool = Fa
     layout = lay_out(model, PAGE)
     placed = [row for blocks in layout.blocks for block in blocks for row in block.rows]
     packed = pack_boxes([row.lane for row in placed])
-    data = _json(_page_data(model, layout, packed))
+    values = {
+        "headline": headline(model),
+        "explanation": explanation(model),
+        "data": json_in_page(_page_data(model, layout, packed)),
+        "payload": markup(packed.payload),
+    }
     write_page(
         path,
+        "timeline.html",
+        values,
         title=headline(model),
-        body="\n".join([_header(model), _asset("timeline.html"), _data("timeline-data", "json", data)]),
         css=_asset("timeline.css") + _colors(),
         # All in one scope of its own.
         script="\n".join(["(() => {", '"use strict";', *(_asset(f"{name}.js") for name in _SCRIPTS), "})();"]),
-        tail=_data("timeline-boxes", "octet-stream", packed.payload),
         shared_plotly=shared_plotly,
     )
-
-
-def _data(identity: str, kind: str, text: str) -> str:
-    return f'<script type="application/{kind}" id="{identity}">{text}</script>'
 
 
 def _colors() -> str:
@@ -60,19 +59,6 @@ def _colors() -> str:
 
 def _asset(name: str) -> str:
     return (_ASSETS / name).read_text(encoding="utf-8")
-
-
-def _header(model: Timeline) -> str:
-    words = "".join(
-        html.escape(text) if category is None else f'<b class="{category}">{html.escape(text)}</b>'
-        for text, category in explanation(model)
-    )
-    return f"<header><h1>{html.escape(headline(model))}</h1><p>{words}</p></header>"
-
-
-def _json(data: Any) -> str:
-    """JSON in which nothing can be taken for the end of its element."""
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def _page_data(model: Timeline, layout: Layout, packed: PackedBoxes) -> dict[str, Any]:
@@ -118,6 +104,7 @@ def _row_data(model: Timeline, layout: Layout, packed: PackedBoxes) -> Iterator[
             "rank": rank,
             "lane": row.lane.title,
             "kind": row.lane.kind,
+            "is_strip": row.lane.kind == STRIP,
             "from_launch": row.lane.from_launch,
             "top": round(top, 2),
             "bottom": round(top + row.box_height, 2),

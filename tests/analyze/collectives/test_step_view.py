@@ -8,6 +8,7 @@ from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.analyze.collectives.step_view import Exposed, typical_step, view_step
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.charts.collectives import MOST_ROWS, draw_step_collectives
+from ddp_prof.present.headlines import Headline
 from tests.analyze.collectives.test_straggler import LATE_MS, MS, rank_capture, run_of
 from tests.analyze.collectives.test_timing import OURS
 from tests.measuring import analysis_of
@@ -47,7 +48,7 @@ def test_ranks_share_a_clock_and_show_who_waits(tmp_path) -> None:
 
 
 def test_the_figure_has_a_row_a_collective_and_a_colour_a_cause() -> None:
-    figure = draw_step_collectives(RUN, 4, view_step(RUN, 4), f"50 % is tail: {HOSTILE_TITLE}")
+    figure = draw_step_collectives(RUN, 4, view_step(RUN, 4), Headline("50 % is tail", HOSTILE_TITLE))
     names = [item.name for item in figure.data if item.type == "bar"]
     assert names == [
         "compute",
@@ -67,7 +68,7 @@ def test_of_many_collectives_those_exposed_longest_are_shown() -> None:
     (rank,) = view_step(RUN, 4)
     lines = [replace(rank.collectives[0], index=index, bucket=index, exposed=()) for index in range(100)]
     bare = replace(rank.collectives[1], index=100, bucket=100)
-    figure = draw_step_collectives(RUN, 4, [replace(rank, collectives=(*lines, bare))], "")
+    figure = draw_step_collectives(RUN, 4, [replace(rank, collectives=(*lines, bare))], Headline("tail"))
     assert len(figure.layout.yaxis.tickvals) == MOST_ROWS + 1
     assert figure.layout.yaxis.ticktext[-1].startswith("bucket 100")
     assert "the 60 of 101 collectives that are exposed longest" in figure.layout.title.subtitle.text

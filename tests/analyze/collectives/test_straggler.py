@@ -11,9 +11,9 @@ import pytest
 from ddp_prof.analyze.collectives.clock_alignment import align_clocks
 from ddp_prof.analyze.collectives.matching import match_collectives
 from ddp_prof.analyze.collectives.results import measure_collectives
-from ddp_prof.analyze.collectives.root_cause import find_root_cause
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.straggler import _straggler, measure_skew
+from ddp_prof.analyze.root_cause import find_root_cause
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.charts.straggler import draw_skew
 from ddp_prof.present.tables.straggler import skew_view

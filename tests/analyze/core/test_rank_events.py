@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from ddp_prof.analyze.collectives.straggler import measure_skew
-from ddp_prof.analyze.core.inventory import take_inventory
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.core.steps import RangePatterns
 from ddp_prof.analyze.overlap.overlap import measure_overlap
+from ddp_prof.analyze.quality.inventory import take_inventory
 from tests.drawing import PID, draw_trace
 from tests.measuring import analysis_of, collectives_of
 

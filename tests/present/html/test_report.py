@@ -12,9 +12,11 @@ from ddp_prof.analyze.variants.waterfall import measure_waterfall
 from ddp_prof.manifest import SHARED_GPU, Manifest, in_variant_order
 from ddp_prof.present.charts.collectives import draw_step_collectives
 from ddp_prof.present.charts.comparison import draw_comparison
+from ddp_prof.present.charts.static_images import find_browser
 from ddp_prof.present.charts.steps import draw_step_times
 from ddp_prof.present.charts.straggler import draw_skew
 from ddp_prof.present.charts.waterfall import draw_waterfall
+from ddp_prof.present.headlines import Headline
 from ddp_prof.present.html.report import ReportRun, write_report
 from tests.present.runs import HOSTILE_TITLE, cpu_run, run_of
 
@@ -86,7 +88,7 @@ def read(page: Path) -> _Reader:
 
 
 class TestOrder:
-    def test_variants_come_in_their_order_and_buckets_by_size(self) -> None:
+    def test_variants_come_as_the_story_goes_and_buckets_by_size(self) -> None:
         told = ["naive", "flat", "overlap", "bucketed 1", "bucketed 10", "bucketed 100", "torch"]
         runs = []
         for name in sorted(told):
@@ -102,7 +104,7 @@ class TestOrder:
         assert in_variant_order(runs, lambda run: run.manifest) == runs
 
 
-@pytest.mark.browser
+@pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed")
 def test_a_page_and_a_picture_of_each_run(tmp_path: Path) -> None:
     assert write_report([run_of(cpu_run(shift=4), "naive"), run_of(cpu_run(), "overlap")], tmp_path) == []
     pages = {f"{name}.html" for name in ("index", "naive", "naive-why", "overlap", "overlap-why")}
@@ -175,7 +177,7 @@ class TestPages:
             draw_comparison([run.result]),
             draw_step_times([run.result]),
             draw_waterfall(measure_waterfall([(found, ())])),
-            draw_step_collectives(found, 0, view_step(found, 0), ""),
+            draw_step_collectives(found, 0, view_step(found, 0), Headline("tail")),
             draw_skew(found, run.explanation.skew),
         )
         assert all(SHARED_GPU in figure.layout.title.subtitle.text for figure in figures)

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from ddp_prof.present.charts import theme
 from ddp_prof.present.timeline.build import build_timeline
-from ddp_prof.present.timeline.encoding import LONGEST_TITLE, pack_boxes, pack_columns
+from ddp_prof.present.timeline.encoding import LONGEST_TITLE, OVERVIEW_COLUMNS, overview, pack_boxes, pack_columns
 from ddp_prof.present.timeline.model import COMPUTE, STRIP, Boxes, Lane
-from ddp_prof.present.timeline.overview import COLUMNS, overview
 from ddp_prof.trace import UNKNOWN
 from tests.drawing import column, table
 from tests.present.runs import cpu_run, run_of
@@ -103,9 +102,9 @@ def test_an_overview_holds_the_time_of_each_category() -> None:
     packed = pack_boxes([strip])
     shares = {
         category: np.frombuffer(base64.b64decode(text), np.uint8).astype(int)
-        for category, text in overview(packed.rows[0].boxes, 0, 40 * COLUMNS).items()
+        for category, text in overview(packed.rows[0].boxes, 0, 40 * OVERVIEW_COLUMNS).items()
     }
-    assert all(len(share) == COLUMNS for share in shares.values())
+    assert all(len(share) == OVERVIEW_COLUMNS for share in shares.values())
     # Forty nanoseconds are the first column, and the strip leaves nothing out.
     lengths = {code: int((strip.boxes.end_ns - strip.boxes.start_ns)[strip.boxes.category == code].sum())
                for code in shares}  # fmt: skip

@@ -149,7 +149,7 @@ class Painter {
     if (room < LEAST_TEXT - PADDING || height < FONT_PX || this.hidden.has(track.category)) return;
     const text = fitting(this.timeline.texts(track.source[at]), room);
     if (!text) return;
-    const below = row.kind === STRIP && height >= 2 * FONT_PX ? milliseconds(track.end[at] - track.start[at]) : "";
+    const below = row.is_strip && height >= 2 * FONT_PX ? milliseconds(track.end[at] - track.start[at]) : "";
     this.text.x.push(this.#x(row, (from + to) / 2));
     this.text.y.push((row.top + row.bottom) / 2);
     this.text.text.push(below && widthOf(below) <= room ? `${asText(text)}<br>${below}` : asText(text));

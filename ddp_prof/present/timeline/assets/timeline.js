@@ -4,7 +4,7 @@
  * @typedef {Object} Row a level of a lane
  * @property {number} top in pixels from the top of the lanes
  * @property {number} bottom
- * @property {string} kind of its lane
+ * @property {boolean} is_strip whether it shows where time goes
  * @property {string} lane its title
  * @property {number} rank index into the page's ranks
  * @property {boolean} from_launch
@@ -42,7 +42,6 @@ class View {
 
 const SHORTEST_SPAN = 100; // ns; below, digits of the axis would run out
 const STEP_MARGIN = 0.02;
-const STRIP = "where time goes";
 const CONFIG = { displaylogo: false, responsive: true, displayModeBar: false, showTips: false };
 
 class Timeline {
@@ -227,8 +226,8 @@ class Timeline {
     const ranks = this.data.ranks.map((rank) => ({
       ...rank, sums: Object.fromEntries(this.data.strip.map(({ name }) => [name, 0])),
     }));
-    for (const { rank, kind, panel, tracks } of this.rows) {
-      if (kind !== STRIP) continue;
+    for (const { rank, is_strip, panel, tracks } of this.rows) {
+      if (!is_strip) continue;
       const offset = this.view.offsets[panel];
       for (const track of tracks) {
         ranks[rank].sums[names.get(track.category)] += track.covered(from + offset, to + offset);

@@ -1,0 +1,160 @@
+"""Sets of instants as half-open intervals, and their algebra, in integers of nanoseconds from end to end.
+
+a        ######....####
+b        ...########...
+a & b    ...###....#...
+a - b    ###........###
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddp_prof.trace import UNKNOWN
+
+if TYPE_CHECKING:
+    from ddp_prof.trace import Ints, Mask
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """A set of instants: disjoint intervals ``[start, end)`` in ascending order that do not even touch.
+
+    Make one with :func:`union`; ``&``, ``|`` and ``-`` combine sets.
+    """
+
+    start_ns: Ints
+    end_ns: Ints
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @property
+    def length_ns(self) -> int:
+        """Total length."""
+        return int((self.end_ns - self.start_ns).sum())
+
+    def __and__(self, other: Intervals) -> Intervals:
+        """Each interval of the smaller set, cut by those of the larger one that it meets."""
+        few, many = sorted((self, other), key=len)
+        first = np.searchsorted(many.end_ns, few.start_ns, side="right")
+        met = np.searchsorted(many.start_ns, few.end_ns, side="left") - first
+        row = np.repeat(np.arange(len(few)), met)
+        nth = np.arange(len(row)) - np.repeat(np.cumsum(met) - met, met)
+        cut = first[row] + nth
+        return Intervals(
+            np.maximum(few.start_ns[row], many.start_ns[cut]), np.minimum(few.end_ns[row], many.end_ns[cut])
+        )
+
+    def __or__(self, other: Intervals) -> Intervals:
+        start = np.concatenate([self.start_ns, other.start_ns])
+        return union(start, np.concatenate([self.end_ns, other.end_ns]))
+
+    def __sub__(self, other: Intervals) -> Intervals:
+        common = self & other  # often far smaller than the other set
+        edges = np.sort(np.concatenate([self.start_ns, self.end_ns, common.start_ns, common.end_ns]), kind="stable")
+        return _runs(edges, self._holds(edges) & ~common._holds(edges))
+
+    def covered_ns(self, start_ns: Ints, end_ns: Ints) -> Ints:
+        """For each interval ``[start, end)`` asked for, how much of it lies in this set.
+
+        Args:
+            start_ns: Starts, any shape and order.
+            end_ns: Ends of the same shape, none before its start.
+        """
+        return self._length_before(end_ns) - self._length_before(start_ns)
+
+    @cached_property
+    def _length_to_end(self) -> Ints:
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.end_ns - self.start_ns)])
+
+    def _length_before(self, time_ns: Ints) -> Ints:
+        """How much of the set lies before each time: what is past, less what of the last interval is to come."""
+        if not len(self):
+            return np.zeros_like(time_ns)
+        begun = np.searchsorted(self.start_ns, time_ns, side="right")
+        to_come = np.maximum(0, self.end_ns[begun - 1] - time_ns)
+        before: Ints = self._length_to_end[begun] - np.where(begun > 0, to_come, 0)
+        return before
+
+    def _holds(self, time_ns: Ints) -> Mask:
+        """Whether each time lies in the set."""
+        begun = np.searchsorted(self.start_ns, time_ns, side="right")
+        ended = np.searchsorted(self.end_ns, time_ns, side="right")
+        inside: Mask = begun > ended
+        return inside
+
+
+def union(start_ns: Ints, end_ns: Ints) -> Intervals:
+    """The union of any intervals, in any order, overlapping or empty; one that ends before it starts is empty."""
+    start, end, _ = _unite(start_ns, end_ns)
+    return Intervals(start, end)
+
+
+def union_by_group(start_ns: Ints, end_ns: Ints, group: Ints) -> tuple[Ints, Ints, Ints]:
+    """The union of the intervals of each group on its own.
+
+    Args:
+        start_ns: Starts, in any order.
+        end_ns: Ends.
+        group: Group of each interval, not negative.
+
+    Returns:
+        Starts, ends and groups of the united intervals, by group and then by start.
+    """
+    if not len(start_ns):
+        return start_ns, end_ns, group
+    # Laid end to end on one axis, groups cannot meet, so one pass unites all of them.
+    origin = int(start_ns.min())
+    span = max(0, int(end_ns.max()) - origin) + 1
+    shift = group * span - origin
+    start, end, row = _unite(start_ns + shift, end_ns + shift)
+    group = group[row]
+    shift = group * span - origin
+    return start - shift, end - shift, group
+
+
+def _unite(start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
+    """Starts and ends of the union, and for each of its intervals a row that lies in it."""
+    rows = np.flatnonzero(end > start)
+    if not len(rows):
+        nothing = np.empty(0, np.int64)
+        return nothing, nothing, nothing
+    starts = start[rows]
+    if np.any(starts[1:] < starts[:-1]):
+        rows = rows[np.argsort(starts, kind="stable")]
+        starts = start[rows]
+    reach = np.maximum.accumulate(end[rows])
+    first = np.flatnonzero(np.concatenate([[True], starts[1:] > reach[:-1]]))
+    last = np.append(first[1:], len(rows)) - 1
+    return starts[first], reach[last], rows[first]
+
+
+def _runs(edges: Ints, inside: Mask) -> Intervals:
+    """The set that holds ``[edge, next edge)`` wherever ``inside`` is true; equal edges have equal ``inside``."""
+    change = np.diff(inside.astype(np.int8), prepend=0)
+    return Intervals(edges[change == 1], edges[change == -1])
+
+
+def innermost(start_ns: Ints, end_ns: Ints, time_ns: Ints) -> Ints:
+    """Index of the range that holds each instant, ``UNKNOWN`` where none does.
+
+    Of several, the one that starts last, and of those that start together the shortest::
+
+        ranges    0000000000..
+                  ...111......
+        innermost 000111000000..  and UNKNOWN after the end
+    """
+    edges = np.unique(np.concatenate([start_ns, end_ns]))
+    if not len(edges):
+        return np.full(len(time_ns), UNKNOWN, np.int64)
+    owner = np.full(len(edges) + 1, UNKNOWN, np.int64)
+    first, last = np.searchsorted(edges, start_ns) + 1, np.searchsorted(edges, end_ns) + 1
+    for row in np.lexsort((-end_ns, start_ns)):  # outer ranges first: inner ones overwrite their part
+        owner[first[row] : last[row]] = row
+    holder: Ints = owner[np.searchsorted(edges, time_ns, side="right")]
+    return holder

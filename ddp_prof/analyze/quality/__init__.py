@@ -1,0 +1,1 @@
+"""What a trace holds, and what it does not let one say."""

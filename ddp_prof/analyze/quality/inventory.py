@@ -1,0 +1,112 @@
+"""What a trace holds, for which process, and what is missing for which question."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddp_prof.analyze.core.phases import find_phases
+from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.core.steps import NO_PATTERNS, RangePatterns, find_steps
+from ddp_prof.analyze.quality.diagnostics import diagnose
+from ddp_prof.manifest import label_of
+from ddp_prof.range_names import BACKWARD, PHASES
+from ddp_prof.trace import Category, Kind
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ddp_prof.manifest import Manifest
+    from ddp_prof.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessInventory:
+    """What one process left in a trace: numbers of rows, steps (warm-up included), ranges that name backward."""
+
+    process: int
+    rank: int | None
+    devices: tuple[int, ...]
+    kernels: int
+    collectives: int
+    copies: int
+    calls: int
+    ranges: int
+    steps: int
+    warmup_steps: int
+    backward_ranges: int
+
+
+@dataclass(frozen=True, slots=True)
+class TraceInventory:
+    """What a trace holds.
+
+    Attributes:
+        duration_ns: From the first event to the last.
+        advice: What is missing, for which question, and how to record it.
+    """
+
+    trace: Path
+    label: str
+    source: str
+    producer: str | None
+    device: str
+    duration_ns: int
+    manifest: Manifest | None
+    processes: tuple[ProcessInventory, ...]
+    advice: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def take_inventory(trace: Trace, patterns: RangePatterns = NO_PATTERNS) -> TraceInventory:
+    """Count what a trace holds."""
+    ranks = find_rank_events(trace, patterns)
+    processes = [_process_inventory(trace, process, patterns) for process in trace.processes]
+    return TraceInventory(
+        trace=trace.path,
+        label=label_of(trace.path, trace.manifest),
+        source=trace.source,
+        producer=trace.producer,
+        device="cuda" if len(trace.activities) else "cpu",
+        duration_ns=trace.duration_ns,
+        manifest=trace.manifest,
+        processes=tuple(processes),
+        advice=tuple(_advice(processes, has_work=any(len(rank.events) for rank in ranks))),
+        warnings=diagnose(trace, ranks),
+    )
+
+
+def _process_inventory(trace: Trace, process: int, patterns: RangePatterns) -> ProcessInventory:
+    mine = trace.activities.process == process
+    kind = trace.activities.kind[mine]
+    steps, _ = find_steps(trace, process, patterns.step)
+    return ProcessInventory(
+        process=process,
+        rank=trace.ranks.get(process),
+        devices=tuple(np.unique(trace.activities.device[mine]).tolist()),
+        kernels=int((kind == Kind.KERNEL).sum()),
+        collectives=int((trace.activities.category[mine] == Category.COMMUNICATION).sum()),
+        copies=int(np.isin(kind, (Kind.COPY, Kind.MEMORY_SET)).sum()),
+        calls=int((trace.calls.process == process).sum()),
+        ranges=int((trace.spans.process == process).sum()),
+        steps=len(steps),
+        warmup_steps=int(steps.warmup.sum()),
+        backward_ranges=int((find_phases(trace, process, patterns.backward).kind == PHASES.index(BACKWARD)).sum()),
+    )
+
+
+def _advice(processes: list[ProcessInventory], *, has_work: bool) -> list[str]:
+    advice = []
+    if not has_work:
+        advice.append("overlap: no GPU activities and no ddp_prof ranges: record with --trace=cuda,nvtx")
+    if not any(process.steps for process in processes):
+        advice.append("steps: no range that looks like a step: name yours with --step-range, or add 'step N' ranges")
+    if has_work and not any(process.backward_ranges for process in processes):
+        advice.append(
+            "backward: no range names it, it is inferred from autograd's threads; name yours with --backward-range"
+        )
+    if all(process.rank is None for process in processes):
+        advice.append("ranks: the trace does not tell which process is which rank")
+    return advice

@@ -1,0 +1,162 @@
+"""The one finding about a run's exposed communication that says most, taken from its typical step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from ddp_prof.analyze.collectives.results import measure_collectives
+from ddp_prof.analyze.collectives.straggler import measure_skew
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddp_prof.analyze.collectives.results import Collective, RunCollectives
+    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+    from ddp_prof.analyze.collectives.straggler import RunSkew
+    from ddp_prof.manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class RootCause:
+    """When and why most of the exposed time of the typical step is exposed. All figures are that step's, of all ranks.
+
+    Attributes:
+        step: The typical step's own number: that with the median exposed time; ``None`` without steps.
+        steps: How many steps communicate.
+        exposed_ns: Its exposed time; 0 where compute hides everything in it, and then nothing else counts.
+        total_exposed_ns: Exposed time of all steps.
+        when: One of ``exposure.WHENS``.
+        why: One of ``exposure.WHYS``.
+        pair_ns: The part of ``exposed_ns`` that is exposed then and for that reason.
+        wait_ns: The part of the exposed time in which a peer had not arrived.
+        knows_wait: Whether peers tell waiting from transfer.
+        collectives_a_step: Of one rank.
+        operation: Of the collective with the largest part of ``pair_ns``, as the other figures.
+        blocking: One of ``timing.BLOCKING``.
+        bucket: ``None`` where buckets are not known.
+        index: Position in the step.
+        is_last: Whether it is the step's last collective.
+        collective_ns: Its part.
+        bytes: Its size.
+        parameters: Names of its parameters, in the model's order; empty where not known.
+        lead_ns: By how much it starts before backward's compute ends; negative after it; ``None`` if not known.
+    """
+
+    step: int | None
+    steps: int
+    exposed_ns: int
+    total_exposed_ns: int
+    when: str
+    why: str
+    pair_ns: int
+    wait_ns: int
+    knows_wait: bool
+    collectives_a_step: int
+    operation: str | None
+    blocking: str | None
+    bucket: int | None
+    index: int
+    is_last: bool
+    collective_ns: int
+    bytes: int | None
+    parameters: tuple[str, ...]
+    lead_ns: int | None
+
+
+@dataclass(frozen=True)
+class RunExplanation:
+    """Why the communication of a run is exposed.
+
+    Attributes:
+        root_cause: The main reason; ``None`` where nothing is exposed.
+    """
+
+    run: RunAnalysis
+    collectives: RunCollectives
+    skew: RunSkew
+    root_cause: RootCause | None
+
+
+def explain_run(run: RunAnalysis) -> RunExplanation:
+    """Measure the collectives and the skew of a run."""
+    collectives = measure_collectives(run)
+    root_cause = find_root_cause(collectives.collectives, run.manifest)
+    return RunExplanation(run, collectives, measure_skew(run), root_cause)
+
+
+def find_root_cause(collectives: Sequence[Collective], manifest: Manifest | None = None) -> RootCause | None:
+    """The main finding, ``None`` where nothing is exposed."""
+    by_step: dict[int | None, list[Collective]] = {}
+    for collective in collectives:
+        by_step.setdefault(collective.step_key, []).append(collective)
+    exposed = {key: sum(collective.exposed_ns for collective in own) for key, own in by_step.items()}
+    total = sum(exposed.values())
+    if not total:
+        return None
+    keys: list[int | None] = [key for key in exposed if key is not None] or [None]
+    typical = sorted(keys, key=lambda key: exposed[key])[len(keys) // 2]
+    pairs: Counter[tuple[str, str]] = Counter()
+    for collective in by_step[typical]:
+        for part in collective.exposed_by:
+            pairs[part.when, part.why] += part.ns
+    when, why = max(pairs, key=pairs.__getitem__, default=("unknown", "transfer"))
+    return _describe(by_step[typical], (when, why), pairs[when, why], total, len(keys), manifest)
+
+
+def _describe(
+    step: Sequence[Collective],
+    pair: tuple[str, str],
+    pair_ns: int,
+    total_ns: int,
+    steps: int,
+    manifest: Manifest | None,
+) -> RootCause:
+    parts: Counter[tuple[int | None, int]] = Counter()
+    for collective in step:
+        parts[_identity(collective)] += _part_ns(collective, pair)
+    (culprit, culprit_ns), *_ = parts.most_common(1)
+    own = [collective for collective in step if _identity(collective) == culprit]
+    sizes = Counter(collective.step_identity for collective in step)
+    leads = [lead for collective in own if (lead := collective.before_backward_end_ns) is not None]
+    return RootCause(
+        step=own[0].step,
+        steps=steps,
+        exposed_ns=sum(collective.exposed_ns for collective in step),
+        total_exposed_ns=total_ns,
+        when=pair[0],
+        why=pair[1],
+        pair_ns=pair_ns,
+        wait_ns=sum(collective.exposed_wait_ns or 0 for collective in step),
+        knows_wait=any(collective.exposed_wait_ns is not None for collective in step),
+        collectives_a_step=round(median(sizes.values())),
+        operation=own[0].op,
+        blocking=own[0].blocking,
+        bucket=culprit[0],
+        index=own[0].index,
+        is_last=all(collective.index == sizes[collective.step_identity] - 1 for collective in own),
+        collective_ns=culprit_ns,
+        bytes=own[0].bytes,
+        parameters=_parameters(manifest, culprit[0]),
+        lead_ns=round(median(leads)) if leads else None,
+    )
+
+
+def _part_ns(collective: Collective, pair: tuple[str, str]) -> int:
+    return sum(part.ns for part in collective.exposed_by if (part.when, part.why) == pair)
+
+
+def _identity(collective: Collective) -> tuple[int | None, int]:
+    """What makes collectives of several ranks the same: the bucket, else the position in the step."""
+    return (collective.bucket, -1) if collective.bucket is not None else (None, collective.index)
+
+
+def _parameters(manifest: Manifest | None, bucket: int | None) -> tuple[str, ...]:
+    """Names of the parameters in a bucket; a run.json lists buckets by positions among the trained parameters."""
+    buckets = None if manifest is None else manifest.options.get("buckets")
+    if manifest is None or bucket is None or not isinstance(buckets, list) or not 0 <= bucket < len(buckets):
+        return ()
+    trained = [parameter.name for parameter in manifest.parameters if parameter.requires_grad]
+    return tuple(trained[position] for position in sorted(buckets[bucket]) if position < len(trained))

@@ -1,0 +1,247 @@
+"""The columns of all tables: what each is called and means, its unit, how its values are written, how much it matters.
+
+A row is a dictionary by the columns' keys, and the keys are what a CSV file has at its head. Everything else that is
+known of a column is here, once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Value = str | int | float | None
+Row = dict[str, Value]
+
+MISSING = "n/a"
+
+ALWAYS, USUALLY, WITH_ROOM, WITH_MUCH_ROOM = range(4)
+"""How long a column stays where a terminal is narrow: always; or the higher, the sooner it goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        key: Of the rows; the heading of a CSV file.
+        title: The words above the column.
+        unit: Of the values, written after the title.
+        decimals: Of values that are no whole numbers.
+        align: ``right``; ``left`` for words, among them those that are numbers in another table.
+        meaning: What it says, in a sentence without its end.
+        stays: One of ``ALWAYS`` to ``WITH_MUCH_ROOM``.
+    """
+
+    key: str
+    title: str
+    unit: str = ""
+    decimals: int = 2
+    align: Literal["left", "right"] = "right"
+    meaning: str = ""
+    stays: int = USUALLY
+
+    @property
+    def heading(self) -> str:
+        """Title and unit."""
+        return f"{self.title} {self.unit}" if self.unit else self.title
+
+    def text(self, value: Value) -> str:
+        """A value as a person reads it."""
+        if value is None:
+            return MISSING
+        return f"{value:.{self.decimals}f}" if isinstance(value, float) else str(value)
+
+    def is_right(self, rows: Sequence[Row]) -> bool:
+        """Whether the values stand at the right, as numbers do; so does a column in which nothing is known."""
+        return self.align == "right" or not any(isinstance(row[self.key], str) for row in rows)
+
+
+def ms(ns: float | None) -> float | None:
+    """Milliseconds of nanoseconds."""
+    return None if ns is None else ns / 1e6
+
+
+def percent(ratio: float | None) -> float | None:
+    """Percent of a share."""
+    return None if ratio is None else ratio * 100
+
+
+def columns_of(rows: Sequence[Row]) -> tuple[Column, ...]:
+    """The columns of rows with the same keys.
+
+    Raises:
+        KeyError: A key is not in the catalogue.
+    """
+    return tuple(CATALOGUE[key] for key in rows[0]) if rows else ()
+
+
+def _name(key: str, meaning: str, stays: int = USUALLY) -> Column:
+    """Words, or what is a number in one table and a word in another."""
+    return Column(key, key.replace("_", " "), align="left", meaning=meaning, stays=stays)
+
+
+def _count(key: str, meaning: str, stays: int = WITH_ROOM) -> Column:
+    """A number of things; a median of whole numbers shows no decimals."""
+    return Column(key, key.replace("_", " "), decimals=0, meaning=meaning, stays=stays)
+
+
+def _measured(key: str, unit: str, meaning: str, stays: int = USUALLY, decimals: int = 2) -> Column:
+    """A figure whose key ends with its unit."""
+    return Column(key, key.removesuffix(f"_{unit}").replace("_", " "), unit, decimals, meaning=meaning, stays=stays)
+
+
+def _time(key: str, meaning: str, stays: int = USUALLY) -> Column:
+    return _measured(key, "ms", meaning, stays)
+
+
+def _share(key: str, meaning: str, stays: int = USUALLY) -> Column:
+    return _measured(key, "%", meaning, stays, decimals=1)
+
+
+def _ratio(key: str, meaning: str, stays: int = USUALLY) -> Column:
+    return Column(key, key.replace("_", " "), meaning=meaning, stays=stays)
+
+
+_IDENTITY = (
+    _name("run", "the run: its variant, or the name of its file", WITH_ROOM),
+    _name("variant", "the variant of data parallelism", ALWAYS),
+    _name("rank", "the rank, or its process where the rank is not known", ALWAYS),
+    _count("process", "number of the operating system's process", WITH_MUCH_ROOM),
+    _name("device", "where it ran: a GPU's number, cuda or cpu", WITH_ROOM),
+    _name("devices", "numbers of the GPUs, or cpu", WITH_ROOM),
+    _name("step", "number of the step", ALWAYS),
+    _count("index", "position of the collective in its step", ALWAYS),
+    _count("bucket", "number of the bucket that it carries", ALWAYS),
+    _name("op", "what the collective does", WITH_MUCH_ROOM),
+    _count("bytes", "bytes of the message", WITH_ROOM),
+)
+_COUNTS = (
+    _count("ranks", "ranks of the run"),
+    _count("steps", "measured steps, warm-up left out"),
+    _count("kernels", "kernels that ran on the device"),
+    _count("collectives", "collectives; in a comparison the median of a step"),
+    _count("comm_kernels", "kernels that communicate"),
+    _count("copies", "memory copies and memory sets"),
+    _count("CUDA_calls", "calls of the CUDA API"),
+    _count("ranges", "NVTX ranges"),
+    _count("warm-up_steps", "steps of warm-up, which are left out"),
+    _count("backward_ranges", "ranges that name the backward pass"),
+)
+_TIMES = (
+    _time("step_ms", "the host's time of a step", ALWAYS),
+    _time("spread_ms", "interquartile range of the step times", WITH_ROOM),
+    _time("window_ms", "from the first to the last thing that the step did on the device", WITH_ROOM),
+    _time("compute_ms", "union of all compute", USUALLY),
+    _time("compute_only_ms", "compute beside which nothing is communicated", WITH_ROOM),
+    _time("comm_ms", "union of all communication"),
+    _time("overlapped_ms", "communication beside which there is compute", WITH_ROOM),
+    _time("exposed_ms", "communication beside which there is no compute", ALWAYS),
+    _time("exposed_memory_ms", "memory copies beside which there is neither compute nor communication", WITH_MUCH_ROOM),
+    _time("idle_ms", "time in which the device did nothing", WITH_ROOM),
+    _time("tail_ms", "exposed communication after the last compute of backward"),
+    _share("overlap_%", "share of communication that is overlapped", ALWAYS),
+    _share("in_backward_%", "share of communication that compute of backward overlaps", WITH_ROOM),
+    _ratio("speedup", "step time of the baseline over that of this run"),
+)
+_COLLECTIVES = (
+    _time("ready_ms", "when the last gradient of the bucket was ready", WITH_ROOM),
+    _time("launch_ms", "when the host launched it", WITH_ROOM),
+    _time("start_ms", "when it started on the device"),
+    _time("end_ms", "when it ended", WITH_ROOM),
+    _time("queueing_ms", "from launch to start", WITH_MUCH_ROOM),
+    _time("duration_ms", "from start to end"),
+    _time("wait_ms", "time in which a peer had not arrived", WITH_ROOM),
+    _time("transfer_ms", "the rest of its duration", WITH_ROOM),
+    _measured("algbw_GB/s", "GB/s", "bytes over transfer time", WITH_MUCH_ROOM),
+    _measured("busbw_GB/s", "GB/s", "algbw times 2 (n - 1) / n for an all-reduce of n ranks", WITH_MUCH_ROOM),
+    _time("exposed_wait_ms", "exposed time in which a peer had not arrived", WITH_ROOM),
+    _time("when_forward_ms", "exposed during forward", WITH_ROOM),
+    _time("when_backward_ms", "exposed during backward", WITH_ROOM),
+    _time("when_tail_ms", "exposed after the last compute of backward", WITH_ROOM),
+    _time("when_optimizer_ms", "exposed during the optimizer", WITH_ROOM),
+    _time("when_outside_ms", "exposed between phases, or outside of steps", WITH_ROOM),
+    _time("when_unknown_ms", "exposed where the trace names no phases", WITH_ROOM),
+    _time("why_blocking_call_ms", "exposed in a call that the program waits for", WITH_ROOM),
+    _time("why_launched_late_ms", "exposed since the host launched it late", WITH_ROOM),
+    _time("why_queued_ms", "exposed since it queued behind another collective", WITH_ROOM),
+    _time("why_peer_wait_ms", "exposed since a peer had not arrived", WITH_ROOM),
+    _time("why_transfer_ms", "exposed while bytes moved, or for a reason that is not told", WITH_ROOM),
+    _name("ready_by", "where readiness is known from", WITH_MUCH_ROOM),
+)
+_SKEW = (
+    _count("last_collectives", "collectives at which the rank arrived last", WITH_ROOM),
+    _count("last_steps", "steps in which the rank arrived last", ALWAYS),
+    _share("last_%", "share of the steps in which the rank arrived last", WITH_ROOM),
+    _time("lag_ms", "how much later than the others it arrives: median over steps", ALWAYS),
+    _time("worst_lag_ms", "the largest lag of any step"),
+    _time("costs_others_ms", "exposed wait of others in the steps in which it is last, a step"),
+)
+_WATERFALL = (
+    _name("from -> to", "the run, or the change from one run to the next", ALWAYS),
+    _time("contention_ms", "what communication beside it adds to compute"),
+    _time("calls_ms", "the host's work round blocking collectives"),
+    _time("rest_ms", "data, the host between phases, idle device"),
+    _time("sum_ms", "sum of the parts", WITH_ROOM),
+)
+_GATE = (
+    _name("requirement", "what was required", ALWAYS),
+    _ratio("measured", "what was measured", ALWAYS),
+    _ratio("limit", "what was allowed", ALWAYS),
+    _ratio("baseline", "what was measured of the baseline"),
+    _ratio("spread", "how far the difference may be off", WITH_ROOM),
+    _name("unit", "of the figures", ALWAYS),
+    _name("verdict", "passed, failed or not known", ALWAYS),
+    _name("decided_by", "the rank that decided", WITH_ROOM),
+    _name("why", "why nothing is known", USUALLY),
+)
+_STUDY = (
+    _count("batch", "sequences of a rank's batch", ALWAYS),
+    _count("context", "tokens of a sequence", ALWAYS),
+    _name("status", "whether the runs came to their end", WITH_ROOM),
+    _count("runs", "runs of the setting", WITH_ROOM),
+    _time("step_±_ms", "half of the 95 % interval of the step time"),
+    _time("comm_±_ms", "half of the 95 % interval of the communication time", WITH_ROOM),
+    _share("comm_%", "communication in per cent of the step time, by the host's timer"),
+    _time("synchronized_comm_ms", "communication after a synchronization of the device", WITH_MUCH_ROOM),
+    _time("trace_exposed_ms", "exposed communication, from the trace", WITH_ROOM),
+    _time("trace_tail_ms", "tail, from the trace", WITH_ROOM),
+    _ratio("speedup_±", "half of the 95 % interval of the speed-up"),
+    _name("study_status", "of the published study: ok, or out of memory", WITH_ROOM),
+    _time("study_step_ms", "of the published study"),
+    _time("study_comm_ms", "of the published study", WITH_ROOM),
+    _share("study_comm_%", "of the published study", WITH_ROOM),
+    _ratio("study_speedup", "of the published study"),
+    _name("claim", "a claim of the published study", ALWAYS),
+    _name("study", "whether the study's own figures support it", ALWAYS),
+    _name("study_figure", "the study's figures", WITH_ROOM),
+    _name("here", "whether the figures of this testbed support it", ALWAYS),
+    _name("here_figure", "the figures of this testbed"),
+    _name("topic", "what the observation is about", ALWAYS),
+    _name("observation", "a sentence that the numbers support", ALWAYS),
+    _measured("bucket_mb", "mb", "largest bucket, in MB of 2**20 bytes", ALWAYS),
+    _time("predicted_ms", "communication left after backward, by the model"),
+)
+_ALL_REDUCE = (
+    _name("size", "size of the message", ALWAYS),
+    _count("calls", "timed calls", WITH_MUCH_ROOM),
+    _time("latency_ms", "time of a call: median over calls of the shortest over the ranks", ALWAYS),
+    _time("low_ms", "lower end of the 95 % interval of the latency"),
+    _time("high_ms", "upper end of the 95 % interval of the latency"),
+    _time("fitted_ms", "latency by the fitted cost model", WITH_ROOM),
+    # Small messages reach some hundred KB/s: two decimals would show zeros.
+    _measured("algbw_median_GB/s", "GB/s", "bytes over the latency", decimals=4),
+    _measured("algbw_low_GB/s", "GB/s", "bytes over the upper end of the latency", WITH_MUCH_ROOM, decimals=4),
+    _measured("algbw_high_GB/s", "GB/s", "bytes over the lower end of the latency", WITH_MUCH_ROOM, decimals=4),
+    _measured("busbw_median_GB/s", "GB/s", "algbw times 2 (n - 1) / n for n ranks", decimals=4),
+    _measured("busbw_low_GB/s", "GB/s", "busbw at the upper end of the latency", WITH_MUCH_ROOM, decimals=4),
+    _measured("busbw_high_GB/s", "GB/s", "busbw at the lower end of the latency", WITH_MUCH_ROOM, decimals=4),
+)
+
+CATALOGUE = {
+    column.key: column
+    for column in (*_IDENTITY, *_COUNTS, *_TIMES, *_COLLECTIVES, *_SKEW, *_WATERFALL, *_GATE, *_STUDY, *_ALL_REDUCE)
+}
+"""Every column by its key."""

@@ -1,0 +1,199 @@
+"""What is found of a run, in words: a claim that can stand alone, and what belongs to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from ddp_prof.analyze.collectives.exposure import (
+    BLOCKING_CALL,
+    LAUNCHED_LATE,
+    OUTSIDE,
+    PEER_WAIT,
+    QUEUED,
+    TAIL,
+    TRANSFER,
+    UNKNOWN_WHEN,
+)
+from ddp_prof.present.charts.theme import milliseconds, percent, size
+from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER
+
+if TYPE_CHECKING:
+    from ddp_prof.analyze.collectives.straggler import RunSkew
+    from ddp_prof.analyze.root_cause import RootCause
+
+_SHOWN_PARAMETERS = 2
+_WORTH_A_WORD = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """A finding in words.
+
+    Attributes:
+        claim: A sentence without its end; the title of a figure.
+        detail: What goes on from it, to its end.
+        joint: What stands between the two in a text.
+    """
+
+    claim: str
+    detail: str = ""
+    joint: str = ": "
+
+    @property
+    def text(self) -> str:
+        """Both in one or more sentences."""
+        return f"{self.claim}{self.joint}{self.detail}" if self.detail else f"{self.claim}."
+
+
+def root_cause_headline(cause: RootCause | None, *, has_collectives: bool) -> Headline:
+    """The main cause of exposed time.
+
+    Args:
+        cause: ``None`` where nothing is exposed.
+        has_collectives: Whether anything was communicated.
+    """
+    if cause is None:
+        return Headline("Compute hides all communication" if has_collectives else "No communication was recorded")
+    if not cause.exposed_ns:
+        detail = f"other steps expose {milliseconds(cause.total_exposed_ns)} in all."
+        return Headline("Compute hides all communication of the typical step", detail, "; ")
+    share = percent(cause.pair_ns / cause.exposed_ns)
+    whole = "the typical step's exposed time" if cause.steps > 1 else "exposed time"
+    return Headline(f"{share} of {whole} is {_kind(cause)}{_meanwhile(cause)}", f"{_culprit(cause)}.{_advice(cause)}")
+
+
+_WHEN = {
+    FORWARD: "during forward, ",
+    BACKWARD: "during backward, ",
+    OPTIMIZER: "during the optimizer, ",
+    TAIL: "tail, ",
+    OUTSIDE: "between phases, ",
+    UNKNOWN_WHEN: "",
+}
+_WHY = {
+    BLOCKING_CALL: "in calls that the program waits for",
+    LAUNCHED_LATE: "launched late by the host",
+    QUEUED: "queued behind another collective",
+    PEER_WAIT: "waiting for a peer",
+    TRANSFER: "in transfer",
+}
+_OF_GRADIENTS = (None, "all_reduce", "reduce_scatter")
+"""Operations that buckets and hooks are about; ``None`` where the trace does not tell the operation."""
+
+
+def _kind(cause: RootCause) -> str:
+    when = _WHEN[cause.when]
+    if cause.why == BLOCKING_CALL and cause.blocking == "compute_stream":
+        return f"{when}in collectives on the stream of compute"
+    if cause.why == TRANSFER and not cause.knows_wait:
+        return f"{when}in transfer or waiting for a peer"
+    return when + _WHY[cause.why]
+
+
+def _meanwhile(cause: RootCause) -> str:
+    share = cause.wait_ns / cause.exposed_ns
+    is_worth_a_word = share >= _WORTH_A_WORD and cause.why != PEER_WAIT
+    return f" (a peer was missing in {percent(share)} of all)" if is_worth_a_word else ""
+
+
+def _culprit(cause: RootCause) -> str:
+    if cause.why == BLOCKING_CALL and cause.blocking == "after_backward":
+        count = cause.collectives_a_step
+        subject = "the one collective of a step starts" if count == 1 else f"the {count} collectives of a step start"
+        return f"{subject} after backward"
+    if cause.when == TAIL:
+        return f"{_which(cause)}{_described(cause)} {_lead(cause)}"
+    return f"{percent(cause.collective_ns / cause.pair_ns)} of that with {_which(cause)}{_described(cause)}"
+
+
+def _advice(cause: RootCause) -> str:
+    """What would help, only where it follows."""
+    if 2 * cause.wait_ns > cause.exposed_ns or cause.why == PEER_WAIT:
+        return " 'ddp-prof skew' tells who arrives late."
+    if cause.why == BLOCKING_CALL and cause.blocking == "compute_stream":
+        return " Kernels that follow on that stream wait for it."
+    if cause.why == BLOCKING_CALL and cause.operation in _OF_GRADIENTS:
+        return " Launched by gradient hooks, some of it could hide behind backward."
+    if cause.why == LAUNCHED_LATE:
+        return " The host is behind the device: fewer, larger kernels and collectives would help."
+    if cause.when == TAIL and cause.operation in _OF_GRADIENTS:
+        return f" {_tail_advice(cause)}"
+    if cause.why == QUEUED:
+        return " It waits for earlier collectives on its stream: fewer bytes or a faster link would help."
+    if cause.when == UNKNOWN_WHEN:
+        return " The trace names no phases there: see --step-range and --backward-range."
+    if cause.why == TRANSFER and cause.when != OUTSIDE:
+        return " Compute stood still meanwhile; the trace does not tell whether it waited for this or for the host."
+    return ""
+
+
+def _which(cause: RootCause) -> str:
+    kind = "bucket" if cause.bucket is not None else "collective"
+    if cause.collectives_a_step == 1:
+        return f"the only {kind}"
+    if cause.is_last:
+        return f"the last {kind}"
+    return f"{kind} {cause.index if cause.bucket is None else cause.bucket} of {cause.collectives_a_step}"
+
+
+def _described(cause: RootCause) -> str:
+    parts = [] if cause.bytes is None else [size(cause.bytes)]
+    if cause.parameters:
+        shown = ", ".join(cause.parameters[:_SHOWN_PARAMETERS])
+        more = len(cause.parameters) - _SHOWN_PARAMETERS
+        parts.append(f"{shown} and {more} more" if more > 0 else shown)
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _lead(cause: RootCause) -> str:
+    if cause.lead_ns is None:
+        return "starts late"
+    if not cause.lead_ns:
+        return "starts when backward ends"
+    side = "before" if cause.lead_ns >= 0 else "after"
+    return f"starts {milliseconds(abs(cause.lead_ns))} {side} backward ends"
+
+
+def _tail_advice(cause: RootCause) -> str:
+    if len(cause.parameters) == 1:
+        return "It holds a single parameter: only fewer bytes or a faster link would hide more of it."
+    if cause.is_last and cause.collectives_a_step > 1:
+        return "A smaller last bucket would shorten it."
+    return "Smaller buckets would start earlier and hide more of it."
+
+
+def skew_headline(skew: RunSkew) -> Headline:
+    """Who arrives last, how often, by how much, and what that costs."""
+    if skew.reason:
+        return Headline(f"Nothing can be said about skew: {skew.reason}")
+    steps = len(skew.steps)
+    if skew.straggler is None:
+        most = max(skew.ranks, key=lambda rank: rank.last_steps)
+        if not most.last_steps:
+            return Headline("No rank is late by more than the clocks' residual")
+        detail = f"{rank_name(most)} is most often, in {most.last_steps} of {steps} steps."
+        return Headline("No rank is last more often than chance would have it", detail, "; ")
+    late = skew.ranks[skew.straggler]
+    claim = (
+        f"{rank_name(late).capitalize()} arrives last in {late.last_steps} of {steps} steps, "
+        f"by {milliseconds(late.lag_ns or 0)} (median)"
+    )
+    detail = (
+        "others wait for it without anything to compute for "
+        f"{milliseconds(round(late.cost_ns / late.last_steps))} of such a step."
+    )
+    return Headline(claim, detail, "; ")
+
+
+class _Ranked(Protocol):
+    @property
+    def rank(self) -> int | None: ...
+
+    @property
+    def process(self) -> int: ...
+
+
+def rank_name(ranked: _Ranked) -> str:
+    """What a rank is called; by its process where its number is not known."""
+    return f"process {ranked.process}" if ranked.rank is None else f"rank {ranked.rank}"

@@ -1,0 +1,138 @@
+"""What the first page of a report says: figures, tables and lists of a set of runs, as values of its template."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ddp_prof import __version__
+from ddp_prof.manifest import SHARED_GPU
+from ddp_prof.present.charts.comparison import overlap_ratio
+from ddp_prof.present.charts.theme import percent
+from ddp_prof.present.columns import columns_of
+from ddp_prof.present.headlines import root_cause_headline, skew_headline
+from ddp_prof.present.tables.comparison import HOW_TO_READ, compare_rows
+from ddp_prof.present.tables.overlap import warnings_by_run
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ddp_prof.analyze.overlap.comparison import VariantSummary
+    from ddp_prof.analyze.overlap.overlap import TraceOverlap
+    from ddp_prof.analyze.root_cause import RunExplanation
+    from ddp_prof.manifest import Manifest
+    from ddp_prof.present.headlines import Headline
+
+INDEX = "index"
+WHY = "-why"
+"""Ends the name of a run's page on why its communication is exposed: ``overlap-why.html``."""
+
+
+@dataclass(frozen=True)
+class RunSection:
+    """What the page tells of one run.
+
+    Attributes:
+        name: Of its timeline: ``name.html`` and, where there are pictures, ``name.png`` lie beside the page.
+        result: Its figures.
+        summary: Its row among all runs.
+        manifest: How it was made; ``None`` where its traces do not say it.
+        explanation: Why its communication is exposed.
+    """
+
+    name: str
+    result: TraceOverlap
+    summary: VariantSummary
+    manifest: Manifest | None
+    explanation: RunExplanation
+
+    @property
+    def cause(self) -> Headline:
+        """The main cause of exposed time, in words."""
+        return root_cause_headline(
+            self.explanation.root_cause, has_collectives=bool(self.explanation.collectives.collectives)
+        )
+
+
+def index_values(sections: Sequence[RunSection], charts: Sequence[str], *, pictures: bool) -> dict[str, Any]:
+    """The values of ``templates/index.html``.
+
+    Args:
+        sections: The runs, in the order in which they are told of.
+        charts: Names of its figures but the waterfall, the most telling one first.
+        pictures: Whether ``.png`` files of timelines and charts lie beside the page.
+    """
+    rows = compare_rows(section.summary for section in sections)
+    facts = [_facts(section) for section in sections]
+    shared = set.intersection(*(set(fact.items()) for fact in facts)) if facts else set()
+    return {
+        **_where([section.result for section in sections]),
+        "version": __version__,
+        "charts": charts,
+        "pictures": pictures,
+        "comparison": rows,
+        "comparison_columns": columns_of(rows),
+        "how_to_read": HOW_TO_READ,
+        "unknown": _unknown(sections),
+        "shared_facts": [pair for pair in (facts[0].items() if facts else ()) if pair in shared],
+        "runs": [_run_values(section, fact, shared) for section, fact in zip(sections, facts, strict=True)],
+    }
+
+
+def _run_values(section: RunSection, facts: Mapping[str, str], shared: set[tuple[str, str]]) -> dict[str, Any]:
+    return {
+        "label": section.result.label,
+        "device": section.result.device,
+        "share": percent(overlap_ratio(section.result)),
+        "timeline": f"{section.name}.html",
+        "picture": f"{section.name}.png",
+        "why": f"{section.name}{WHY}.html",
+        "finding": section.cause.text,
+        "skew": skew_headline(section.explanation.skew).text,
+        "facts": [pair for pair in facts.items() if pair not in shared],
+    }
+
+
+def _where(results: Sequence[TraceOverlap]) -> dict[str, Any]:
+    """On what the runs were made, and whether that must not be overlooked."""
+    devices = sorted({result.device for result in results})
+    is_shared = any(SHARED_GPU in result.warnings for result in results)
+    parts = [f"device: {', '.join(devices)}", *([SHARED_GPU] if is_shared else [])]
+    return {"where": " · ".join(parts), "is_notice": is_shared or "cpu" in devices}
+
+
+def _unknown(sections: Sequence[RunSection]) -> list[tuple[str, str]]:
+    """Each warning with the runs that it is about."""
+    warnings = warnings_by_run([section.result for section in sections])
+    if unmade := [section.result.label for section in sections if section.manifest is None]:
+        warnings["how the run was made: no run.json lies beside its trace"] = unmade
+    everyone = len(sections) if len(sections) > 1 else None
+    return [("all runs" if len(labels) == everyone else ", ".join(labels), text) for text, labels in warnings.items()]
+
+
+def _facts(section: RunSection) -> dict[str, str]:
+    result, run = section.result, section.manifest
+    facts = {"trace": result.trace.name, "read from": " ".join(filter(None, (result.source, result.producer)))}
+    if run is None:
+        return facts
+    return facts | {
+        "command": " ".join(run.command),
+        "created": run.created,
+        "commit": run.git_commit or "not known",
+        "model": f"{run.model_size}, {sum(parameter.numel for parameter in run.parameters):,} parameters",
+        "batch": f"{run.batch_size} x {run.seq_len} tokens",
+        "ranks": f"{run.world_size}, {run.backend}, device: {run.device}",
+        "steps": f"{run.steps} after {run.warmup} of warm-up, seed {run.seed}",
+        "recorded by": run.profiler or "no profiler",
+        "versions": _pairs(run.versions),
+        "machine": _pairs(run.machine),
+    }
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    """Names and values that are not empty; bytes as a person counts them."""
+    return ", ".join(
+        f"{key.removesuffix('_bytes')} {value / 2**30:.1f} GiB" if key.endswith("_bytes") else f"{key} {value}"
+        for key, value in values.items()
+        if value != ""
+    )

@@ -1,0 +1,164 @@
+"""Every document of ``--format json``: a contract, in which keys may be added and are never renamed.
+
+Times are nanoseconds. What is not known is ``null``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ddp_prof.analyze.collectives.clock_alignment import Alignment
+    from ddp_prof.analyze.collectives.results import Collective, RunCollectives
+    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+    from ddp_prof.analyze.collectives.straggler import RunSkew
+    from ddp_prof.analyze.overlap.comparison import VariantSummary
+    from ddp_prof.analyze.overlap.overlap import RankOverlap, StepOverlap, TraceOverlap
+    from ddp_prof.analyze.overlap.regression_gate import GateReport, GateResult
+    from ddp_prof.analyze.quality.inventory import TraceInventory
+    from ddp_prof.analyze.variants.waterfall import Waterfall
+
+Document = dict[str, Any]
+
+SCHEMA = 1
+
+
+def overlap_document(result: TraceOverlap) -> Document:
+    """Of ``ddp-prof overlap``."""
+    return {
+        "schema": SCHEMA,
+        "trace": str(result.trace),
+        "label": result.label,
+        "source": result.source,
+        "producer": result.producer,
+        "device": result.device,
+        "attribution": {
+            "activities": result.attribution.activities,
+            "device_time": result.attribution.device_time,
+            "method": result.attribution.method,
+        },
+        "ranks": [_rank_document(rank) for rank in result.ranks],
+        "warnings": list(result.warnings),
+    }
+
+
+def _rank_document(rank: RankOverlap) -> Document:
+    return {
+        **_fields_of(rank),
+        "overlap_ratio": rank.overlap_ratio,
+        "backward_overlap_ratio": rank.backward_overlap_ratio,
+        "steps": [_fields_of(step) for step in rank.steps],
+    }
+
+
+def _fields_of(result: RankOverlap | StepOverlap) -> Document:
+    """The fields as they are; ``asdict`` would copy each of them."""
+    return {column.name: getattr(result, column.name) for column in fields(result)}
+
+
+def compare_document(summaries: Iterable[VariantSummary], warnings: Sequence[str]) -> Document:
+    """Of ``ddp-prof compare``, without the waterfall."""
+    return {"schema": SCHEMA, "variants": [asdict(summary) for summary in summaries], "warnings": list(warnings)}
+
+
+def waterfall_document(waterfall: Waterfall) -> Document:
+    """The waterfall, a part of the document of ``ddp-prof compare``."""
+    return asdict(waterfall)
+
+
+def info_document(inventory: TraceInventory) -> Document:
+    """Of ``ddp-prof info``."""
+    return {"schema": SCHEMA, **asdict(inventory), "trace": str(inventory.trace)}
+
+
+def collectives_document(run: RunAnalysis, result: RunCollectives, headline: str) -> Document:
+    """Of ``ddp-prof collectives``."""
+    return {
+        "schema": SCHEMA,
+        "trace": str(run.trace),
+        "label": run.label,
+        "device": run.device,
+        "collectives": [_collective_document(collective) for collective in result.collectives],
+        "alignment": _alignment_document(result.alignment),
+        "matched": result.matched,
+        "unmatched": result.unmatched,
+        "headline": headline,
+        "warnings": list(result.warnings),
+    }
+
+
+def _collective_document(collective: Collective) -> Document:
+    return {
+        **asdict(collective),
+        "queueing_ns": collective.queueing_ns,
+        "duration_ns": collective.duration_ns,
+        "exposed_transfer_ns": collective.exposed_transfer_ns,
+        "algbw_bytes_per_s": collective.algbw_bytes_per_s,
+        "busbw_bytes_per_s": collective.busbw_bytes_per_s,
+    }
+
+
+def _alignment_document(alignment: Alignment) -> Document:
+    return {
+        "method": alignment.method,
+        "residual_p50_ns": alignment.residual_p50_ns,
+        "residual_p95_ns": alignment.residual_p95_ns,
+        "missing_ranks": list(alignment.missing_ranks),
+        "clocks": [{**asdict(clock), "clock": str(clock.clock)} for clock in alignment.clocks],
+    }
+
+
+def skew_document(run: RunAnalysis, skew: RunSkew, headline: str) -> Document:
+    """Of ``ddp-prof skew``."""
+    return {
+        "schema": SCHEMA,
+        "trace": str(run.trace),
+        "label": run.label,
+        "device": run.device,
+        "ranks": [asdict(rank) for rank in skew.ranks],
+        "steps": [asdict(step) for step in skew.steps],
+        "straggler": skew.straggler,
+        "alignment": _alignment_document(skew.alignment),
+        "headline": headline,
+        "warnings": list(skew.warnings),
+    }
+
+
+def gate_document(checks: Sequence[GateReport], baseline: TraceOverlap | None, warnings: Sequence[str]) -> Document:
+    """Of ``ddp-prof check``."""
+    return {
+        "schema": SCHEMA,
+        "passed": all(check.passed for check in checks),
+        "baseline": None if baseline is None else str(baseline.trace),
+        "runs": [
+            {
+                "trace": str(check.run.trace),
+                "label": check.run.label,
+                "device": check.run.device,
+                "passed": check.passed,
+                "verdicts": [_gate_result_document(verdict) for verdict in check.verdicts],
+            }
+            for check in checks
+        ],
+        "warnings": list(warnings),
+    }
+
+
+def _gate_result_document(verdict: GateResult) -> Document:
+    rank = verdict.rank
+    return {
+        "requirement": verdict.requirement,
+        "unit": verdict.unit,
+        "measured": verdict.measured,
+        "limit": verdict.limit,
+        "baseline": verdict.baseline,
+        "spread": verdict.spread,
+        "status": verdict.status,
+        "reason": verdict.reason or None,
+        "rank": rank and rank.rank,
+        "process": rank and rank.process,
+        "rank_device": rank and rank.device,
+    }

@@ -1,0 +1,29 @@
+"""A table with all that is shown round it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddp_prof.present.columns import Row
+    from ddp_prof.present.json_documents import Document
+
+
+@dataclass(frozen=True)
+class TableView:
+    """A table with what belongs to it.
+
+    Attributes:
+        title: Lines above the table.
+        rows: Rows with the same keys, each of which is the key of a :class:`.columns.Column`.
+        notes: Lines below the table.
+        document: The JSON document, which carries the notes itself.
+    """
+
+    title: str
+    rows: Sequence[Row]
+    notes: Sequence[str]
+    document: Document

@@ -1,0 +1,49 @@
+"""Runs side by side, a row a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddp_prof.present.columns import Row, ms, percent
+from ddp_prof.present.json_documents import compare_document
+from ddp_prof.present.table_view import TableView
+from ddp_prof.present.tables.overlap import notes_of_runs, recorder_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ddp_prof.analyze.overlap.comparison import VariantSummary
+    from ddp_prof.analyze.overlap.overlap import TraceOverlap
+
+HOW_TO_READ = "a step's medians over all ranks; spread: interquartile range; overlap: of all communication"
+
+
+def compare_view(results: Sequence[TraceOverlap], summaries: Sequence[VariantSummary]) -> TableView:
+    """The summaries of some runs, with what is noted of their results."""
+    warnings = notes_of_runs(results)
+    recorders = ", ".join(dict.fromkeys(map(recorder_name, results)))
+    notes = [HOW_TO_READ, f"recorded by {recorders}", *warnings]
+    return TableView("", compare_rows(summaries), notes, compare_document(summaries, warnings))
+
+
+def compare_rows(summaries: Iterable[VariantSummary]) -> list[Row]:
+    """A row a run."""
+    return [
+        {
+            "variant": summary.label,
+            "device": summary.device,
+            "ranks": summary.ranks,
+            "steps": summary.steps,
+            "step_ms": ms(summary.step_ns),
+            "spread_ms": ms(summary.step_spread_ns),
+            "collectives": summary.collectives,
+            "comm_ms": ms(summary.comm_ns),
+            "overlapped_ms": ms(summary.overlapped_ns),
+            "exposed_ms": ms(summary.exposed_ns),
+            "tail_ms": ms(summary.tail_ns),
+            "overlap_%": percent(summary.overlap_ratio),
+            "in_backward_%": percent(summary.backward_overlap_ratio),
+            "speedup": summary.speedup,
+        }
+        for summary in summaries
+    ]

@@ -1,0 +1,100 @@
+"""The overlap of one run as rows: one a rank, or one a step of each rank."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddp_prof.present.columns import Row, ms, percent
+from ddp_prof.present.headlines import rank_name
+from ddp_prof.present.json_documents import overlap_document
+from ddp_prof.present.table_view import TableView
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddp_prof.analyze.overlap.overlap import RankOverlap, StepOverlap, TraceOverlap
+
+
+def overlap_view(result: TraceOverlap, *, by_step: bool) -> TableView:
+    """A row a rank, or a row a step of each rank."""
+    if by_step:
+        rows = [_step_row(rank, step) for rank in result.ranks for step in rank.steps]
+    else:
+        rows = [_rank_row(rank) for rank in result.ranks]
+    labelled: list[Row] = [{"run": result.label, **row} for row in rows]
+    return TableView(_title(result), labelled, overlap_notes(result), overlap_document(result))
+
+
+def _title(result: TraceOverlap) -> str:
+    """What was measured, and how much of it could be placed in a step."""
+    parts = [str(result.trace), recorder_name(result), f"device: {result.device}"]
+    attribution = result.attribution
+    if attribution.device_time:
+        kind = "device time" if result.device == "cuda" else "time"
+        parts.append(f"in a step: {attribution.device_time:.1%} of {kind}, {attribution.activities:.1%} of events")
+    return " · ".join(parts)
+
+
+def recorder_name(result: TraceOverlap) -> str:
+    """What recorded the trace, with the version of its export where the trace tells it."""
+    if result.source == "kineto":
+        return "torch.profiler"
+    return f"nsys {result.producer}" if result.producer else "nsys"
+
+
+def overlap_notes(result: TraceOverlap) -> list[str]:
+    """What could not be known or was assumed, a line each."""
+    reasons = [f"{rank_name(rank)}: no overlap figure: {rank.reason}" for rank in result.ranks if rank.reason]
+    return [*reasons, *result.warnings]
+
+
+def notes_of_runs(results: Sequence[TraceOverlap]) -> list[str]:
+    """Each warning once, with the runs that it is about where these are not all."""
+    warnings = warnings_by_run(results).items()
+    return [text if len(labels) == len(results) else f"{', '.join(labels)}: {text}" for text, labels in warnings]
+
+
+def warnings_by_run(results: Sequence[TraceOverlap]) -> dict[str, list[str]]:
+    """Each thing that could not be known or was assumed, and the labels of the runs that it is about."""
+    about: dict[str, list[str]] = {}
+    for result in results:
+        for warning in overlap_notes(result):
+            about.setdefault(warning, []).append(result.label)
+    return about
+
+
+def _rank_row(rank: RankOverlap) -> Row:
+    return {
+        "rank": rank.rank,
+        "process": rank.process,
+        "device": "cpu" if rank.device is None else rank.device,
+        "steps": sum(step.host_ns is not None for step in rank.steps),
+        "kernels": rank.kernels,
+        "collectives": rank.collectives,
+        "compute_ms": ms(rank.compute_ns),
+        "comm_ms": ms(rank.comm_ns),
+        "overlapped_ms": ms(rank.overlapped_ns),
+        "exposed_ms": ms(rank.exposed_ns),
+        "overlap_%": percent(rank.overlap_ratio),
+        "in_backward_%": percent(rank.backward_overlap_ratio),
+    }
+
+
+def _step_row(rank: RankOverlap, step: StepOverlap) -> Row:
+    return {
+        "rank": rank.rank,
+        "process": rank.process,
+        "device": "cpu" if rank.device is None else rank.device,
+        "step": step.step,
+        "kernels": step.kernels,
+        "collectives": step.collectives,
+        "window_ms": ms(step.window_ns),
+        "compute_only_ms": ms(step.compute_only_ns),
+        "overlapped_ms": ms(step.overlapped_ns),
+        "exposed_ms": ms(step.exposed_ns),
+        "exposed_memory_ms": ms(step.exposed_memory_ns),
+        "idle_ms": ms(step.idle_ns),
+        "comm_ms": ms(step.comm_ns),
+        "overlap_%": percent(step.overlapped_ns / step.comm_ns if step.comm_ns else None),
+        "tail_ms": ms(step.tail_ns),
+    }

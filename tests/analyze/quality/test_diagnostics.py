@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.overlap.overlap import measure_overlap
+from ddp_prof.analyze.quality.diagnostics import diagnose
+from ddp_prof.trace import Calls, Category, Kind, Overhead, Trace, empty
+from tests.drawing import column, draw_trace
+
+
+def doubts(trace: Trace) -> str:
+    return "\n".join(diagnose(trace, find_rank_events(trace)))
+
+
+SOUND = draw_trace(
+    ranges={"step 0": "##########", "backward": "..####...."},
+    launches={"main": "aN........"},
+    streams={7: ".aaaa.....", 9: "..NNN....."},
+)
+
+
+def test_a_sound_trace_raises_none() -> None:
+    assert doubts(SOUND) == ""
+
+
+def test_collectives_on_the_compute_stream() -> None:
+    trace = draw_trace(launches={"main": "aNb......."}, streams={7: ".aaaaNNNbb"}, ranges={"backward": "#"})
+    assert "1 of the collectives ran on the compute stream (7)" in doubts(trace)
+
+
+def test_no_calls() -> None:
+    assert "--trace=cuda,nvtx" in doubts(replace(SOUND, calls=empty(Calls)))
+
+
+def test_a_trimmed_capture() -> None:
+    trace = draw_trace(launches={"main": "a"}, streams={7: "aaabbb"})
+    assert "1 of 2 activities have no launching call" in doubts(trace)
+
+
+def test_overhead_of_the_profiler_above_one_percent() -> None:
+    assert "at work in 20.0%" in doubts(replace(SOUND, overhead=Overhead(column([2, 3]), column([4, 4]))))
+
+
+def test_a_name_that_smells_of_communication() -> None:
+    names = tuple(name.replace("compute a", "my_all_reduce_kernel") for name in SOUND.names)
+    assert "'my_all_reduce_kernel' was taken for compute" in doubts(replace(SOUND, names=names))
+
+
+def test_graphs_recorded_whole_are_no_idle_gpu() -> None:
+    activities = replace(
+        SOUND.activities,
+        kind=column([Kind.GRAPH, Kind.KERNEL]),
+        category=column([Category.OTHER, Category.COMPUTE]),
+    )
+    trace = replace(SOUND, activities=activities)
+    assert "--cuda-graph-trace=node" in doubts(trace)
+    (rank,) = measure_overlap(trace).ranks
+    assert (rank.overlap_ratio, rank.steps[0].idle_ns, rank.steps[0].compute_only_ns) == (None, None, None)
+    assert "CUDA graphs" in (rank.reason or "")
