@@ -92,8 +92,8 @@ def _bars(rows: Sequence[_Row], palette: Palette) -> list[dict[str, Any]]:
             )
             continue
         name = row.label
-        for kind, start, end in _under_way(row.line, row.rank.compute):
-            stretches.setdefault((kind, False), []).append((row.y, start, end, name))
+        for under_way, start, end in _under_way(row.line, row.rank.compute):
+            stretches.setdefault((under_way, False), []).append((row.y, start, end, name))
         for bare in row.line.exposed:
             kind = (bare.cause, bare.is_wait and bare.cause != WAITING)
             stretches.setdefault(kind, []).append((row.y, bare.start_ns, bare.end_ns, name))
