@@ -43,7 +43,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class HostTimes:
-    """What a step took on rank 0 by the host's clock; see :class:`ddp_prof.benchmark.store.StepTime`.
+    """Time of a step on rank 0 by the host's clock.
 
     Attributes:
         communication_ns: Of torch's DDP, which waits within backward, the end of backward: counted in both. ``None``
@@ -61,7 +61,7 @@ class HostTimes:
 
 @dataclass(frozen=True, slots=True)
 class MessageTimes:
-    """All-reduces of one size that rank 0 waited for one by one; see :class:`ddp_prof.benchmark.store.Message`."""
+    """All-reduces of one size, for each of which rank 0 waited."""
 
     bytes: int
     calls: int

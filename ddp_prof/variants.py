@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+BYTES_PER_MB = 2**20
+"""Bytes of one MB of a bucket size."""
 BASELINE = "naive"
 """The variant that speed-ups refer to."""
 BUCKETED = "bucketed"

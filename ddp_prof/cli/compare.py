@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options import format_option, load_options, traces_argument
+from ddp_prof.cli.options import load_options, traces_argument
+from ddp_prof.cli.table_options import table_options
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.variants.waterfall import Waterfall
-    from ddp_prof.runs import LoadOptions
+    from ddp_prof.present.tables.fit import TableOptions
+    from ddp_prof.runs.run import LoadOptions
 
 
 @click.command("compare")
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 @click.option("--waterfall", is_flag=True, help="A row a change from one variant to the next, by parts of the step.")
 @click.option("--html", "page", type=click.Path(path_type=Path), help="Write a page with the waterfall, too.")
 @click.option("--png", type=click.Path(path_type=Path), help="Write a picture of it, too; needs Chromium.")
-@format_option
+@table_options
 @load_options
 def command(
     traces: tuple[Path, ...],
@@ -28,7 +30,7 @@ def command(
     waterfall: bool,
     page: Path | None,
     png: Path | None,
-    form: str,
+    output: TableOptions,
 ) -> None:
     """Variants side by side: step time, communication, what hides and what does not.
 
@@ -41,8 +43,9 @@ def command(
     from ddp_prof.present.tables.comparison import compare_view
     from ddp_prof.present.tables.overlap import notes_of_runs
     from ddp_prof.present.tables.render import show
-    from ddp_prof.present.tables.waterfall import waterfall_notes, waterfall_rows
-    from ddp_prof.runs import compare_steps, load_runs
+    from ddp_prof.present.tables.waterfall import readable_rows, waterfall_notes, waterfall_rows
+    from ddp_prof.runs.load import load_runs
+    from ddp_prof.runs.run import compare_steps
 
     runs = load_runs(traces, replace(options, with_shapes=True))
     for run in runs:
@@ -52,9 +55,9 @@ def command(
     document = {**view.document, "waterfall": waterfall_document(changes)}
     if waterfall:
         notes = [*waterfall_notes(changes), *notes_of_runs(results)]
-        show(form, [TableView("", waterfall_rows(changes), notes, document)])
+        show(output, [TableView("", waterfall_rows(changes), notes, document, readable_rows(changes))])
     else:
-        show(form, [replace(view, document=document)])
+        show(output, [replace(view, document=document)])
     if page or png:
         _draw(changes, page, png)
 

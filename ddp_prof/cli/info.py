@@ -6,22 +6,24 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options import format_option, load_options, traces_argument
+from ddp_prof.cli.options import load_options, traces_argument
+from ddp_prof.cli.table_options import table_options
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ddp_prof.runs import LoadOptions
+    from ddp_prof.present.tables.fit import TableOptions
+    from ddp_prof.runs.run import LoadOptions
 
 
 @click.command("info")
 @traces_argument
-@format_option
+@table_options
 @load_options
-def command(traces: tuple[Path, ...], options: LoadOptions, form: str) -> None:
+def command(traces: tuple[Path, ...], options: LoadOptions, output: TableOptions) -> None:
     """What a trace holds, and what is missing for which question."""
     from ddp_prof.present.tables.info import info_view
     from ddp_prof.present.tables.render import show
-    from ddp_prof.runs import load_runs
+    from ddp_prof.runs.load import load_runs
 
-    show(form, [info_view(file) for run in load_runs(traces, options) for file in run.inventory()])
+    show(output, [info_view(file) for run in load_runs(traces, options) for file in run.inventory()])

@@ -7,20 +7,23 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options import format_option, load_options, one_run_option, traces_argument
+from ddp_prof.cli.options import load_options, traces_argument
+from ddp_prof.cli.table_options import table_options
 
 if TYPE_CHECKING:
-    from ddp_prof.runs import LoadOptions
+    from ddp_prof.present.tables.fit import TableOptions
+    from ddp_prof.runs.run import LoadOptions
 
 
 @click.command("skew")
 @traces_argument
 @click.option("--html", "page", type=click.Path(path_type=Path), help="Write a page with the picture, too.")
 @click.option("--png", type=click.Path(path_type=Path), help="Write the picture, too; needs Chromium.")
-@one_run_option
-@format_option
+@table_options
 @load_options
-def command(traces: tuple[Path, ...], options: LoadOptions, page: Path | None, png: Path | None, form: str) -> None:
+def command(
+    traces: tuple[Path, ...], options: LoadOptions, page: Path | None, png: Path | None, output: TableOptions
+) -> None:
     """Which rank arrives last at the collectives, how often, by how much, and what it costs.
 
     Give the traces of all ranks of a run; files of their own are brought to one clock. Ranks may be missing.
@@ -28,13 +31,13 @@ def command(traces: tuple[Path, ...], options: LoadOptions, page: Path | None, p
     from ddp_prof.present.headlines import skew_headline
     from ddp_prof.present.tables.render import show
     from ddp_prof.present.tables.straggler import skew_view
-    from ddp_prof.runs import load_runs
+    from ddp_prof.runs.load import load_runs
 
     runs = load_runs(traces, options)
     if (page or png) and len(runs) > 1:
         raise click.UsageError("--html and --png draw one run: give the traces of a single one")
     skews = [run.skew() for run in runs]
-    show(form, [skew_view(run.analysis(), skew) for run, skew in zip(runs, skews, strict=True)])
+    show(output, [skew_view(run.analysis(), skew) for run, skew in zip(runs, skews, strict=True)])
     if page or png:
         from ddp_prof.present.charts.static_images import write_pictures
         from ddp_prof.present.charts.straggler import draw_skew

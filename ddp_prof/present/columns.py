@@ -214,19 +214,34 @@ _STUDY = (
     _time("study_comm_ms", "of the published study", WITH_ROOM),
     _share("study_comm_%", "of the published study", WITH_ROOM),
     _ratio("study_speedup", "of the published study"),
-    _name("conclusion", "a conclusion of the published study", ALWAYS),
-    _name("study", "whether the study's own figures bear it out", ALWAYS),
+    _name("claim", "a claim of the published study", ALWAYS),
+    _name("study", "whether the study's own figures support it", ALWAYS),
     _name("study_figure", "the study's figures", WITH_ROOM),
-    _name("here", "whether the figures of this place bear it out", ALWAYS),
-    _name("here_figure", "the figures of this place"),
-    _name("on", "what the sentence is about", ALWAYS),
-    _name("these_numbers_say", "a sentence that the numbers support", ALWAYS),
+    _name("here", "whether the figures of this testbed support it", ALWAYS),
+    _name("here_figure", "the figures of this testbed"),
+    _name("topic", "what the observation is about", ALWAYS),
+    _name("observation", "a sentence that the numbers support", ALWAYS),
     _measured("bucket_mb", "mb", "largest bucket, in MB of 2**20 bytes", ALWAYS),
     _time("predicted_ms", "communication left after backward, by the model"),
+)
+_ALL_REDUCE = (
+    _name("size", "size of the message", ALWAYS),
+    _count("calls", "timed calls", WITH_MUCH_ROOM),
+    _time("latency_ms", "time of a call: median over calls of the shortest over the ranks", ALWAYS),
+    _time("low_ms", "lower end of the 95 % interval of the latency"),
+    _time("high_ms", "upper end of the 95 % interval of the latency"),
+    _time("fitted_ms", "latency by the fitted cost model", WITH_ROOM),
+    # Small messages reach some hundred KB/s: two decimals would show zeros.
+    _measured("algbw_median_GB/s", "GB/s", "bytes over the latency", decimals=4),
+    _measured("algbw_low_GB/s", "GB/s", "bytes over the upper end of the latency", WITH_MUCH_ROOM, decimals=4),
+    _measured("algbw_high_GB/s", "GB/s", "bytes over the lower end of the latency", WITH_MUCH_ROOM, decimals=4),
+    _measured("busbw_median_GB/s", "GB/s", "algbw times 2 (n - 1) / n for n ranks", decimals=4),
+    _measured("busbw_low_GB/s", "GB/s", "busbw at the upper end of the latency", WITH_MUCH_ROOM, decimals=4),
+    _measured("busbw_high_GB/s", "GB/s", "busbw at the lower end of the latency", WITH_MUCH_ROOM, decimals=4),
 )
 
 CATALOGUE = {
     column.key: column
-    for column in (*_IDENTITY, *_COUNTS, *_TIMES, *_COLLECTIVES, *_SKEW, *_WATERFALL, *_GATE, *_STUDY)
+    for column in (*_IDENTITY, *_COUNTS, *_TIMES, *_COLLECTIVES, *_SKEW, *_WATERFALL, *_GATE, *_STUDY, *_ALL_REDUCE)
 }
 """Every column by its key."""

@@ -19,7 +19,11 @@ from ddp_prof.present.charts.theme import milliseconds, percent, size
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ddp_prof.analyze.collectives.straggler import RunSkew
+    from ddp_prof.analyze.outliers import Outliers
+    from ddp_prof.analyze.overlap.comparison import VariantSummary
     from ddp_prof.analyze.root_cause import RootCause
 
 _SHOWN_PARAMETERS = 2
@@ -186,14 +190,72 @@ def skew_headline(skew: RunSkew) -> Headline:
     return Headline(claim, detail, "; ")
 
 
+def tell_story(summaries: Sequence[VariantSummary]) -> list[str]:
+    """How the share of communication hidden and the time saved go together; empty without a baseline."""
+    base = next((summary for summary in summaries if summary.speedup == 1), None)
+    others = [summary for summary in summaries if summary is not base and summary.speedup]
+    known = [summary for summary in others if summary.overlap_ratio is not None]
+    if base is None or not known:
+        return []
+    hides, fastest = max(known, key=lambda run: run.overlap_ratio or 0), max(others, key=lambda run: run.speedup or 0)
+    story = (
+        f"{hides.label} hides most, {percent(hides.overlap_ratio)} of its communication; its step is "
+        f"{_change(hides)} than that of {base.label}."
+    )
+    if fastest is not hides and (fastest.speedup or 0) > 1:
+        story += (
+            f" {fastest.label} is fastest: its step is {_change(fastest)}, and it hides "
+            f"{percent(fastest.overlap_ratio)}.{_communicates(fastest, base)}"
+        )
+    told = [story + " Time is saved in two ways: by hiding communication, and by having less of it."]
+    if any(summary.device == "cpu" for summary in summaries):
+        told.append(
+            "These runs used CPUs, whose ranks share cores: communication takes time from the compute that hides it, "
+            "so that hiding it saves less than its share suggests."
+        )
+    return told
+
+
+def _change(summary: VariantSummary) -> str:
+    speedup = summary.speedup or 1.0
+    return f"{percent(abs(1 - 1 / speedup))} {'shorter' if speedup >= 1 else 'longer'}"
+
+
+def _communicates(summary: VariantSummary, base: VariantSummary) -> str:
+    """Less communication, where that is so, as the other way of saving time."""
+    if summary.comm_ns is None or base.comm_ns is None or summary.comm_ns >= base.comm_ns:
+        return ""
+    return (
+        f" It communicates for {milliseconds(round(summary.comm_ns))} of a step, "
+        f"{base.label} for {milliseconds(round(base.comm_ns))}."
+    )
+
+
 class _Ranked(Protocol):
     @property
     def rank(self) -> int | None: ...
-
     @property
     def process(self) -> int: ...
+    @property
+    def qualifier(self) -> str: ...
 
 
 def rank_name(ranked: _Ranked) -> str:
-    """What a rank is called; by its process where its number is not known."""
-    return f"process {ranked.process}" if ranked.rank is None else f"rank {ranked.rank}"
+    """What a rank is called; by its process, and if need be its file, where its number is not known."""
+    if ranked.rank is not None:
+        return f"rank {ranked.rank}"
+    return f"process {ranked.process}" + (f" of {ranked.qualifier}" if ranked.qualifier else "")
+
+
+def outliers_text(outliers: Outliers) -> str:
+    """Which steps stand out, and what the run's figures are without them."""
+    keys = [str(key) for key, _ in outliers.steps]
+    one = len(keys) == 1
+    held = milliseconds(sum(ns for _, ns in outliers.steps))
+    whole = milliseconds(outliers.exposed_ns)
+    text = f"step {keys[0]} alone holds" if one else f"steps {', '.join(keys)} alone hold"
+    text += f" {held} of {whole} exposed"
+    if outliers.overlap_ratio is not None and outliers.overlap_ratio_without is not None:
+        without = percent(outliers.overlap_ratio_without)
+        text += f": overlap {percent(outliers.overlap_ratio)}, without {'it' if one else 'them'} {without}"
+    return text

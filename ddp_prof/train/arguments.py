@@ -107,7 +107,7 @@ def _add_numerics(group: argparse._ArgumentGroup) -> None:
         const="blocks",
         choices=("blocks", "model"),
         help="torch.compile each block, or the model as one, whose gradients then all come at the end of backward "
-        "(default with no word: blocks). Never with CUDA graphs: their replay calls no gradient hook",
+        "(default with no word: blocks). Makes no CUDA graphs; a graph of the whole step would call no gradient hook",
     )
     group.add_argument(
         "--activation-checkpointing",

@@ -19,7 +19,8 @@ from ddp_prof.trace import UNKNOWN, Category, Kind, Table, concatenate, select
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.core.collective_ranges import CollectiveRanges
-    from ddp_prof.analyze.core.steps import Phases, Steps
+    from ddp_prof.analyze.core.phases import Phases
+    from ddp_prof.analyze.core.steps import Steps
     from ddp_prof.trace import Ints, Trace
 
 BACKWARD_PHASE = PHASES.index(BACKWARD)

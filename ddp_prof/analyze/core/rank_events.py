@@ -18,9 +18,11 @@ from ddp_prof.analyze.core.attribution import (
     looked_up,
 )
 from ddp_prof.analyze.core.collective_ranges import CollectiveRanges, find_collective_ranges
+from ddp_prof.analyze.core.phases import Phases, find_phases
 from ddp_prof.analyze.core.step_breakdown import StepBreakdown, StepTimes, measure_breakdown, measure_step_times
-from ddp_prof.analyze.core.steps import NO_PATTERNS, Phases, RangePatterns, Steps, find_phases, find_steps
+from ddp_prof.analyze.core.steps import NO_PATTERNS, RangePatterns, Steps, find_steps, name_ranges
 from ddp_prof.analyze.intervals import Intervals, union
+from ddp_prof.errors import TraceError
 from ddp_prof.range_names import PROCESS, parse_range
 from ddp_prof.trace import UNKNOWN, Category, concatenate, distinct, empty, select
 
@@ -43,6 +45,7 @@ class RankEvents:
         has_steps: Whether the trace tells steps.
         warmup_steps: How many steps were left out.
         backward: How events were attributed to backward: ``ranges``, ``inferred`` (by thread) or ``none``.
+        step_notes: Which ranges that could be steps were left out, a line each.
     """
 
     trace: Trace
@@ -56,6 +59,7 @@ class RankEvents:
     has_steps: bool
     warmup_steps: int
     backward: str
+    step_notes: tuple[str, ...]
 
     def of(self, category: Category) -> Events:
         """The events of one category."""
@@ -120,6 +124,9 @@ def find_rank_events(trace: Trace, patterns: RangePatterns = NO_PATTERNS) -> tup
     Args:
         trace: The trace.
         patterns: How the user's own ranges are named.
+
+    Raises:
+        TraceError: No range is named as the user says that steps are.
     """
     on_devices = set(distinct(trace.activities.process))
     found: list[RankEvents] = []
@@ -129,6 +136,9 @@ def find_rank_events(trace: Trace, patterns: RangePatterns = NO_PATTERNS) -> tup
             found += builder.device_ranks()
         elif process in trace.ranks or not (on_devices or trace.ranks):
             found.append(builder.host_rank())
+    if patterns.step is not None and not any(rank.has_steps or rank.step_notes for rank in found):
+        reason = f"no range matches --step-range '{patterns.step}'"
+        raise TraceError(trace.path, reason, f"the ranges there are: {name_ranges(trace)}")
     return tuple(sorted(map(_without_warmup, found), key=_order))
 
 
@@ -141,7 +151,7 @@ class _Builder:
 
     def __init__(self, trace: Trace, process: int, patterns: RangePatterns) -> None:
         self.trace, self.process = trace, process
-        self.steps = find_steps(trace, process, patterns.step)
+        self.steps, self.step_notes = find_steps(trace, process, patterns.step)
         self.phases = find_phases(trace, process, patterns.backward)
         self.ranges = find_collective_ranges(trace, process)
 
@@ -186,6 +196,7 @@ class _Builder:
             has_steps=has_steps,
             warmup_steps=0,
             backward=backward,
+            step_notes=self.step_notes,
         )
 
 

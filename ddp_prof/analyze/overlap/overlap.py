@@ -21,18 +21,24 @@ from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
 from ddp_prof.analyze.core.step_breakdown import sum_by_group
 from ddp_prof.analyze.frames import Framed, frame_of_rows
 from ddp_prof.analyze.intervals import Intervals, union, union_by_group
+from ddp_prof.analyze.outliers import Outliers, find_outliers
+from ddp_prof.analyze.overlap.coverage import Attribution, measure_attribution, merge_attributions
 from ddp_prof.analyze.quality.diagnostics import diagnose
 from ddp_prof.manifest import label_of
 from ddp_prof.trace import UNKNOWN, Category
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     import pandas as pd
 
     from ddp_prof.analyze.core.attribution import Events
     from ddp_prof.trace import Ints, Mask, Trace
+
+
+MOST_UNNAMED = 0.01
+"""Share of kernels, in number or time, up to which those without a name do not spoil the figures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +49,8 @@ class StepOverlap:
         step: The step's own number, ``None`` where it carries none.
         step_key: A number that no other step of the rank has, see ``Steps.keys``; ``None`` for a capture without steps.
         host_ns: Length of the host's range; ``None`` where the trace tells no steps and this is all of it.
-        compute_only_ns, idle_ns: ``None`` where CUDA graphs were recorded whole, which hide what ran in them.
+        compute_only_ns, idle_ns: ``None`` where CUDA graphs were recorded whole, which hide what ran in them, or where
+            kernels have no name.
         tail_ns: Exposed communication after the last compute of the step's backward; ``None`` where none is known.
         backward_overlapped_ns: Communication under compute of backward; ``None`` likewise.
     """
@@ -73,6 +80,7 @@ class RankOverlap:
     Attributes:
         process: Operating-system process id; 0 for a Kineto file, which holds a single process.
         device: CUDA ordinal, ``None`` on a CPU.
+        file: Name of the trace.
         reason: Why ``overlap_ratio`` is ``None``.
     """
 
@@ -88,6 +96,9 @@ class RankOverlap:
     backward_overlapped_ns: int | None
     reason: str | None
     steps: tuple[StepOverlap, ...]
+    file: str = ""
+    qualifier: str = ""
+    """The file, where ranks of several files have one process number and no rank number, as in containers."""
 
     @property
     def overlap_ratio(self) -> float | None:
@@ -98,35 +109,6 @@ class RankOverlap:
     def backward_overlap_ratio(self) -> float | None:
         """Share of communication that compute of backward hides, 0 to 1."""
         return _ratio(self.backward_overlapped_ns, self.comm_ns)
-
-
-@dataclass(frozen=True, slots=True)
-class Attribution:
-    """How much of the work could be given to a step.
-
-    Attributes:
-        events: Events of all ranks.
-        given_events: Those that belong to a step.
-        time_ns: Summed duration of the events.
-        given_time_ns: Summed duration of those that belong to a step.
-        method: Where backward was known from: ``ranges``, ``inferred`` (from autograd's threads) or ``none``.
-    """
-
-    events: int
-    given_events: int
-    time_ns: int
-    given_time_ns: int
-    method: str
-
-    @property
-    def activities(self) -> float | None:
-        """Share of the events, 0 to 1."""
-        return _ratio(self.given_events, self.events)
-
-    @property
-    def device_time(self) -> float | None:
-        """Share of their time, 0 to 1."""
-        return _ratio(self.given_time_ns, self.time_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +131,16 @@ class TraceOverlap(Framed):
     ranks: tuple[RankOverlap, ...]
     warnings: tuple[str, ...]
     world_size: int | None = None
+
+    @property
+    def outliers(self) -> Outliers | None:
+        """The steps that alone hold a large part of the exposed time; ``None`` where none does."""
+        return find_outliers(
+            (step.step_key, step.comm_ns, step.exposed_ns)
+            for rank in self.ranks
+            for step in rank.steps
+            if step.step_key is not None
+        )
 
     def to_frame(self, *, by_step: bool = False) -> pd.DataFrame:
         """A row a rank, or a row a step of each rank; times in nanoseconds, ratios from 0 to 1."""
@@ -194,7 +186,7 @@ def measure_rank(rank: RankEvents) -> RankOverlap:
     overlapped = _common_ns(communication, compute)
     is_backward = rank.is_backward
     backward = union(rank.events.start_ns[is_backward], rank.events.end_ns[is_backward])
-    blind = not len(rank.events)
+    blind = not len(rank.events) or _has_too_many_unnamed(rank)
     return RankOverlap(
         process=rank.process,
         device=rank.device,
@@ -205,22 +197,10 @@ def measure_rank(rank: RankEvents) -> RankOverlap:
         comm_ns=None if blind else communication.length_ns,
         overlapped_ns=None if blind else overlapped,
         exposed_ns=None if blind else communication.length_ns - overlapped,
-        backward_overlapped_ns=_common_ns(communication, backward) if len(backward) else None,
+        backward_overlapped_ns=_common_ns(communication, backward) if len(backward) and not blind else None,
         reason=_reason(rank, communication.length_ns),
         steps=() if blind else _measure_steps(rank, backward),
-    )
-
-
-def measure_attribution(ranks: Sequence[RankEvents]) -> Attribution:
-    """How much of the work of all ranks belongs to a step, and how backward was told."""
-    duration = [rank.events.end_ns - rank.events.start_ns for rank in ranks]
-    given = [(rank.events.step != UNKNOWN) & rank.has_steps for rank in ranks]
-    return Attribution(
-        events=sum(map(len, duration)),
-        given_events=sum(int(flags.sum()) for flags in given),
-        time_ns=sum(int(lengths.sum()) for lengths in duration),
-        given_time_ns=sum(int(lengths[rows].sum()) for lengths, rows in zip(duration, given, strict=True)),
-        method=_weakest(rank.backward for rank in ranks),
+        file=rank.trace.path.name,
     )
 
 
@@ -232,25 +212,24 @@ def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
     """
     if not results:
         raise ValueError("no results to merge")
-    parts = [result.attribution for result in results]
     return replace(
         results[0],
-        attribution=Attribution(
-            events=sum(part.events for part in parts),
-            given_events=sum(part.given_events for part in parts),
-            time_ns=sum(part.time_ns for part in parts),
-            given_time_ns=sum(part.given_time_ns for part in parts),
-            method=_weakest(part.method for part in parts),
-        ),
-        ranks=tuple(rank for result in results for rank in result.ranks),
+        attribution=merge_attributions([result.attribution for result in results]),
+        ranks=_told_apart([rank for result in results for rank in result.ranks]),
         warnings=tuple(dict.fromkeys(warning for result in results for warning in result.warnings)),
         world_size=max((result.world_size or 0 for result in results), default=0) or None,
     )
 
 
-def _weakest(methods: Iterable[str]) -> str:
-    found = set(methods)
-    return next((name for name in ("inferred", "ranges") if name in found), "none")
+def _told_apart(ranks: Sequence[RankOverlap]) -> tuple[RankOverlap, ...]:
+    files: dict[int, set[str]] = {}
+    for rank in ranks:
+        if rank.rank is None:
+            files.setdefault(rank.process, set()).add(rank.file)
+    return tuple(
+        replace(rank, qualifier=rank.file) if rank.rank is None and len(files[rank.process]) > 1 else rank
+        for rank in ranks
+    )
 
 
 def _measure_steps(rank: RankEvents, backward: Intervals) -> tuple[StepOverlap, ...]:
@@ -274,7 +253,7 @@ def _measure_steps(rank: RankEvents, backward: Intervals) -> tuple[StepOverlap, 
     tail_ns = _tails(events, communicating, rank.union_of(Category.COMPUTE), rank.backward_end_ns)
     hidden_ns = _covered_by_step(events, communicating, backward, steps)
     has_backward = np.bincount(events.step[in_backward], minlength=steps) > 0
-    hides_work = _has_graphs(rank)
+    hides_work = _hides_work(rank)
     return tuple(
         StepOverlap(
             step=_known(int(rank.steps.number[index])),
@@ -290,8 +269,9 @@ def _measure_steps(rank: RankEvents, backward: Intervals) -> tuple[StepOverlap, 
     )
 
 
-def _has_graphs(rank: RankEvents) -> bool:
-    return bool(np.any(rank.events.category == Category.OTHER))
+def _hides_work(rank: RankEvents) -> bool:
+    """Whether there is time of which it is not known what ran in it: CUDA graphs recorded whole, unnamed kernels."""
+    return bool(np.any(np.isin(rank.events.category, (Category.OTHER, Category.UNKNOWN))))
 
 
 def _common_ns(few: Intervals, many: Intervals) -> int:
@@ -314,10 +294,17 @@ def _tails(events: Events, communicating: Mask, compute: Intervals, backward_end
     return sum_by_group(end - start - compute.covered_ns(start, end), step, len(backward_end_ns))
 
 
+def _has_too_many_unnamed(rank: RankEvents) -> bool:
+    return rank.trace.unresolved_names.share > MOST_UNNAMED
+
+
 def _reason(rank: RankEvents, comm_ns: int) -> str | None:
+    if _has_too_many_unnamed(rank):
+        share = rank.trace.unresolved_names.share
+        return f"{share:.0%} of the kernels have no name, so it is not known which of them communicate"
     if not len(rank.events):
         return "no GPU activities, and no ddp_prof ranges that tell what the CPU did"
-    if comm_ns == 0 and _has_graphs(rank):
+    if comm_ns == 0 and np.any(rank.events.category == Category.OTHER):
         return "no communication outside of CUDA graphs, and these were recorded whole"
     if comm_ns == 0:
         return "no communication in this trace"

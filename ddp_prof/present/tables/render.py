@@ -9,38 +9,54 @@ import sys
 from typing import TYPE_CHECKING, TextIO
 
 from ddp_prof.present.columns import columns_of
+from ddp_prof.present.tables.fit import Fitted, TableOptions, fit_columns, only, terminal_width
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddp_prof.present.columns import Row
+    from rich.table import Table
+
+    from ddp_prof.present.columns import Column, Row
+    from ddp_prof.present.json_documents import Document
     from ddp_prof.present.table_view import TableView
 
+ENDLESS = 10_000
+"""Width of what is not printed on a terminal: a line that wraps elsewhere can be read, a column that was cut cannot."""
 
-def show(form: str, views: Sequence[TableView]) -> None:
+
+def show(options: TableOptions | str, views: Sequence[TableView]) -> None:
     """Print to stdout; notes go to stderr where they would spoil the format.
 
     Args:
-        form: ``table``, ``markdown``, ``csv`` or ``json``; the last gives one document, of several views a list.
+        options: How, or only the form: ``table``, ``markdown``, ``csv`` or ``json``; the last gives one document, of
+            several views a list. On a terminal a table has the columns that matter and fit.
         views: At least one; for CSV and Markdown they become one table.
+
+    Raises:
+        DdpProfError: A column is asked for that a table does not have.
     """
-    if form == "table":
+    if isinstance(options, str):
+        options = TableOptions(options)
+    if options.form == "table":
         for view in views:
-            _print_table(view)
+            _print_table(view, options)
         return
-    if form == "json":
-        documents = [view.document for view in views]
-        # Lines are for people; without them the encoder is the one in C.
-        indent = 1 if sys.stdout.isatty() else None
-        text = json.dumps(documents[0] if len(documents) == 1 else documents, indent=indent, allow_nan=False)
-        sys.stdout.write(f"{text}\n")
+    if options.form == "json":
+        _print_json([view.document for view in views])
         return
-    rows = [row for view in views for row in view.rows]
-    if form == "csv":
-        write_csv(rows, sys.stdout)
+    if options.form == "csv":
+        write_csv(only([row for view in views for row in view.rows], options.columns), sys.stdout)
     else:
-        sys.stdout.write(markdown(rows))
+        rows = [row for view in views for row in view.rows_to_read]
+        sys.stdout.write(markdown(only(rows, options.columns)))
     sys.stderr.writelines(f"note: {note}\n" for view in views for note in view.notes)
+
+
+def _print_json(documents: Sequence[Document]) -> None:
+    # Lines are for people; without them the encoder is the one in C.
+    indent = 1 if sys.stdout.isatty() else None
+    text = json.dumps(documents[0] if len(documents) == 1 else documents, indent=indent, allow_nan=False)
+    sys.stdout.write(f"{text}\n")
 
 
 def write_csv(rows: Sequence[Row], file: TextIO) -> None:
@@ -69,27 +85,34 @@ def markdown_text(text: str) -> str:
     return re.sub(r"([\\`*\[\]<|]|(?<!\w)_|_(?!\w))", r"\\\1", " ".join(text.splitlines()))
 
 
-def _print_table(view: TableView) -> None:
-    from rich import box
+def _print_table(view: TableView, options: TableOptions) -> None:
     from rich.console import Console
+    from rich.text import Text
+
+    width = None if options.wide else terminal_width()
+    console = Console(width=width or ENDLESS, highlight=False, emoji=False)
+    rows = only(view.rows_to_read, options.columns)
+    is_whole = width is None or options.columns or not rows
+    fitted = Fitted(columns_of(rows)) if is_whole else fit_columns(rows, width or ENDLESS)
+    if view.title:
+        console.print(Text(view.title, style="bold"))
+    if rows:
+        console.print(_table(rows, fitted.shown))
+    for note in filter(None, [*view.notes, fitted.note]):
+        console.print(Text(f"note: {note}", style="dim"))
+
+
+def _table(rows: Sequence[Row], columns: Sequence[Column]) -> Table:
+    """Names are data: Text keeps what looks like markup as it is. Words wrap where room is short, numbers do not."""
+    from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    # Names are data: Text keeps what looks like markup as it is. The width is the table's own, whatever the terminal's:
-    # a row that wraps can be read, a column that was cut cannot.
-    console = Console(width=10_000, highlight=False, emoji=False)
-    if view.title:
-        console.print(Text(view.title, style="bold"))
-    if view.rows:
-        columns = columns_of(view.rows)
-        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-        for column in columns:
-            table.add_column(
-                column.heading.replace(" ", "\n"), justify="right" if column.is_right(view.rows) else "left"
-            )
-        for row in view.rows:
-            cells = [(column.text(row[column.key]), row[column.key] is None) for column in columns]
-            table.add_row(*(Text(text, style="dim" if is_missing else "") for text, is_missing in cells))
-        console.print(table)
-    for note in view.notes:
-        console.print(Text(f"note: {note}", style="dim"))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for column in columns:
+        heading, is_right = column.heading.replace(" ", "\n"), column.is_right(rows)
+        table.add_column(heading, justify="right" if is_right else "left", no_wrap=is_right, overflow="fold")
+    for row in rows:
+        cells = [(column.text(row[column.key]), row[column.key] is None) for column in columns]
+        table.add_row(*(Text(text, style="dim" if is_missing else "") for text, is_missing in cells))
+    return table

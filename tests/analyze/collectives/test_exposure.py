@@ -140,12 +140,12 @@ def test_of_the_eight_collectives_of_a_real_ddp_step_the_last_is_exposed(shared_
     assert last > sum(value.exposed_ns for value in found) / 2
 
 
-def test_our_own_variants_are_exposed_for_the_reasons_they_are_made_for(committed_traces: list[Path]) -> None:
+def test_our_own_variants_are_exposed_for_the_reasons_they_are_made_for(own_traces: list[Path]) -> None:
     from ddp_prof.analyze.root_cause import find_root_cause
     from ddp_prof.ingest.load import load_trace
 
     found = {}
-    for path in committed_traces:
+    for path in own_traces:
         trace = load_trace(path)
         found[path.stem] = find_root_cause(collectives_of(trace), trace.manifest)
     for name in ("naive", "flat"):

@@ -1,0 +1,87 @@
+"""What each command prints fits the terminal; what is piped stays whole."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from ddp_prof.cli import main
+from ddp_prof.present.tables import render
+from tests.conftest import ROOT
+
+TRACES = sorted(path.name for path in (ROOT / "traces").glob("*.sqlite"))
+OF_ONE = (
+    "overlap", "overlap --steps", "collectives", "collectives --by step", "collectives --by bucket", "skew", "info",
+    "check --min-overlap 95% --max-tail-ms 1",
+)  # fmt: skip
+OF_ALL = ("compare", "compare --waterfall", "check --min-overlap 50% --baseline traces/naive.sqlite")
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def printed(arguments: list[str], width: int | None, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(render, "terminal_width", lambda: width)
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code in (0, 3), result.output
+    return result.stdout
+
+
+@pytest.mark.parametrize("trace", TRACES)
+@pytest.mark.parametrize("command", OF_ONE)
+def test_no_line_is_longer(command: str, trace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for width in (80, 120):
+        said = printed([*command.split(), f"traces/{trace}"], width, monkeypatch)
+        assert max(map(len, said.splitlines())) <= width
+        assert "…" not in said, "nothing is cut"
+
+
+@pytest.mark.parametrize("command", [*OF_ALL, "results", "results --against cs336"])
+def test_no_line_of_several_runs_is_longer(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    traces = [f"traces/{name}" for name in TRACES] if command in OF_ALL else []
+    for width in (80, 120):
+        said = printed([*command.split(), *traces], width, monkeypatch)
+        assert max(map(len, said.splitlines())) <= width
+        assert "…" not in said, "nothing is cut"
+
+
+def test_all_columns_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    piped = printed(["overlap", "traces/overlap.sqlite"], None, monkeypatch)
+    assert "process" in piped
+    assert "process" not in printed(["overlap", "traces/overlap.sqlite"], 80, monkeypatch).partition("note:")[0]
+    assert printed(["overlap", "--wide", "traces/overlap.sqlite"], 80, monkeypatch) == piped
+
+
+def test_columns_are_chosen_by_their_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ["overlap", "traces/overlap.sqlite", "--columns", "overlap %, rank", "--format", "csv"]
+    assert printed(asked, None, monkeypatch).splitlines()[0] == "overlap_%,rank"
+    refused = CliRunner().invoke(main, ["overlap", "traces/overlap.sqlite", "--columns", "nothing"])
+    assert (refused.exit_code, refused.output.startswith("Error: no column 'nothing'")) == (1, True)
+
+
+def test_a_real_terminal_is_asked_for_its_width() -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", "from ddp_prof.cli import main; main()", "overlap", "traces/overlap.sqlite"]
+    environment = {**os.environ, "COLUMNS": "80", "PYTHONPATH": str(ROOT), "TERM": "dumb"}
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, cwd=ROOT, env=environment):
+        os.close(theirs)
+        said = b""
+        while part := _read(ours):
+            said += part
+    lines = said.decode().replace("\r", "").splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "67.5" in "".join(lines), "the share of rank 0"
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:  # the other side has ended
+        return b""
