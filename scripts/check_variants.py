@@ -1,6 +1,6 @@
 """Checks on real ranks that every variant trains as one process does: the cases of tests/ddp on any device.
 
-    python scripts/check_variants.py --device cuda --backend nccl --ranks-per-gpu 2 --settings overlap,torch
+    python scripts/check_variants.py --device cuda --backend nccl --ranks-per-gpu 2 --variants overlap,torch
 
 A case is five steps of a small model on the whole batch in one process, and on a share of it in each rank: unused and
 tied parameters, gradients that share storage, channels_last, accumulation, checkpoints, on GPUs branches on streams of
@@ -140,7 +140,7 @@ def run_rank(arguments: argparse.Namespace) -> int:
             findings = [
                 check(setting, case, optimizer, device, place.rank, place.world)
                 for case, setting, optimizer in cases.possible()
-                if setting in (arguments.settings or cases.SETTINGS)
+                if not arguments.variants or cases.SETTINGS[setting][0] in arguments.variants
             ]
         if place.rank == 0:
             shared = [SHARED_GPU] if sharing > 1 else []
@@ -162,7 +162,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--backend", choices=("auto", "gloo", "nccl"), default="auto", help="default: what fits")
     parser.add_argument("--ranks-per-gpu", type=int, metavar="N", help="let so many ranks take turns on each GPU")
     parser.add_argument(
-        "--settings", type=lambda text: text.split(","), metavar="NAME,...", help="of tests/ddp/cases.py (default: all)"
+        "--variants", type=lambda text: text.split(","), metavar="NAME,...", help="which (default: all)"
     )
     return parser.parse_args(argv)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import json
 import os
 import sqlite3
 import subprocess
@@ -185,6 +186,33 @@ def try_recorder(recorder: Recorder, log: Path) -> str:
     return last.removeprefix("profile_variant: naive: ") if ours else f"no kernels in its capture ({last[:200]})"
 
 
+class Tried:
+    """What was tried already, and why it does not record: a preflight that was cut off goes on with the next.
+
+    Attributes:
+        path: A JSON object; while a recorder is being tried it says that it did not end.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._reasons: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+    def reason(self, recorder: Recorder) -> str:
+        """Why it did not record; empty where it was not tried, or records."""
+        return self._reasons.get(recorder.name, "")
+
+    def note(self, recorder: Recorder, log: Path) -> str:
+        """Try it, and keep and return the reason."""
+        self._keep(recorder, "it was cut off before it was done")
+        reason = try_recorder(recorder, log)
+        self._keep(recorder, reason)
+        return reason
+
+    def _keep(self, recorder: Recorder, reason: str) -> None:
+        self._reasons[recorder.name] = reason
+        self.path.write_text(json.dumps(self._reasons), encoding="utf-8")
+
+
 def run_for(command: Sequence[str], environment: Mapping[str, str], limit_s: float) -> str:
     """Run a script to its end or, politely ended, for so many seconds; returns what it said."""
     with subprocess.Popen(
@@ -214,14 +242,15 @@ def count_kernels(folder: Path) -> int:
 
 def find_recorder(log: Path, chosen: Path) -> Iterator[Finding]:
     """Try what may record until something does; its settings are written down."""
+    tried = Tried(chosen.with_name(f"{chosen.name}.tried"))
     for recorder in find_recorders(os.environ, log):
-        for item in (recorder, _of_whole_run(recorder)):
-            reason = try_recorder(item, log)
+        for way in (recorder, _of_whole_run(recorder)):
+            reason = tried.reason(way) or tried.note(way, log)
             if not reason:
-                chosen.write_text("".join(f"{key}={value}\n" for key, value in item.settings.items()), encoding="utf-8")
-                yield Finding("recorder", f"{item.name} records CUDA")
+                chosen.write_text("".join(f"{key}={value}\n" for key, value in way.settings.items()), encoding="utf-8")
+                yield Finding("recorder", f"{way.name} records CUDA")
                 return
-            yield Finding("recorder", item.name, reason, is_needed=False)
+            yield Finding("recorder", way.name, reason, is_needed=False)
             if WHOLE_RUN not in reason:
                 break
     yield Finding("recorder", "none records CUDA here", f"see {log} for what each of them said")
@@ -234,7 +263,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--log", type=Path, required=True, help="what each recorder said")
     parser.add_argument("--recorder", type=Path, required=True, help="settings of the one that records")
     arguments = parser.parse_args(argv)
-    arguments.log.write_text("", encoding="utf-8")
+    arguments.log.touch()
     findings = [find_gpus(), *find_torch(arguments.python)]
     print("\n".join(map(str, findings)), flush=True)
     if any(finding.way_out and finding.is_needed for finding in findings):

@@ -43,7 +43,7 @@ def command(
     from ddp_prof.present.tables.comparison import compare_view
     from ddp_prof.present.tables.overlap import notes_of_runs
     from ddp_prof.present.tables.render import show
-    from ddp_prof.present.tables.waterfall import waterfall_notes, waterfall_rows
+    from ddp_prof.present.tables.waterfall import readable_rows, waterfall_notes, waterfall_rows
     from ddp_prof.runs.load import load_runs
     from ddp_prof.runs.run import compare_steps
 
@@ -55,7 +55,7 @@ def command(
     document = {**view.document, "waterfall": waterfall_document(changes)}
     if waterfall:
         notes = [*waterfall_notes(changes), *notes_of_runs(results)]
-        show(output, [TableView("", waterfall_rows(changes), notes, document)])
+        show(output, [TableView("", waterfall_rows(changes), notes, document, readable_rows(changes))])
     else:
         show(output, [replace(view, document=document)])
     if page or png:

@@ -90,6 +90,7 @@ def collectives_document(run: RunAnalysis, result: RunCollectives, headline: str
         "matched": result.matched,
         "unmatched": result.unmatched,
         "headline": headline,
+        "outliers": asdict(result.outliers) if result.outliers else None,
         "warnings": list(result.warnings),
     }
 

@@ -34,7 +34,8 @@ def load_runs(paths: Iterable[Path | str], options: LoadOptions | None = None) -
         return [Run(tuple(files), options)] if options.one_run else [Run((file,), options) for file in files]
     found: dict[Path, list[Path]] = {}
     for file in files:
-        found.setdefault(manifest_path(file), []).append(file)
+        manifest = manifest_path(file)
+        found.setdefault(manifest if manifest.is_file() else file, []).append(file)
     return _join_ranks([Run(tuple(own), options) for own in found.values()])
 
 

@@ -43,12 +43,13 @@ def test_one_collective_a_row(tmp_path: Path) -> None:
     assert "the last collective starts 11.0 ms before backward ends." in table
 
 
-def test_files_of_other_names_are_one_run_if_said_so(ranks: list[Path], tmp_path: Path) -> None:
+def test_files_of_other_names_are_one_run_if_the_user_or_the_traces_say_so(ranks: list[Path], tmp_path: Path) -> None:
     moved = [path.rename(tmp_path / f"node{index}.sqlite") for index, path in enumerate(ranks)]
-    assert len(json.loads(run("skew", "--format", "json", *moved).stdout)) == 2
-    document = json.loads(run("skew", "--one-run", "--format", "json", *moved).stdout)
-    assert document["straggler"] == 1
-    assert document["headline"].startswith("Rank 1 arrives last in 20 of 20 steps")
+    assert len(json.loads(run("skew", "--separate", "--format", "json", *moved).stdout)) == 2
+    for options in ((), ("--one-run",)):
+        document = json.loads(run("skew", *options, "--format", "json", *moved).stdout)
+        assert document["straggler"] == 1
+        assert document["headline"].startswith("Rank 1 arrives last in 20 of 20 steps")
 
 
 def test_skew_draws_one_run_only(ranks: list[Path], tmp_path: Path) -> None:

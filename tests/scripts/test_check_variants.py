@@ -35,7 +35,7 @@ def check(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_variant_equals_one_process() -> None:
-    done = check(str(SCRIPT), "--settings", "naive")
+    done = check(str(SCRIPT), "--variants", "naive")
     assert done.returncode == 0, done.stderr
     where, line = done.stdout.splitlines()
     assert where == "2 ranks, gloo, device: cpu"
@@ -47,7 +47,7 @@ def test_a_variant_equals_one_process() -> None:
 def test_one_that_does_not_is_named_with_its_cases(tmp_path: Path) -> None:
     script = tmp_path / "sabotaged.py"
     script.write_text(SABOTAGED)
-    done = check(str(script), "--settings", "naive")
+    done = check(str(script), "--variants", "naive")
     assert done.returncode == 1
     assert "naive: 0 of " in done.stdout
     assert "  differs by " in done.stdout
@@ -59,6 +59,6 @@ def test_without_a_gpu_it_says_so() -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    done = check(str(SCRIPT), "--device", "cuda", "--settings", "naive")
+    done = check(str(SCRIPT), "--device", "cuda", "--variants", "naive")
     assert done.returncode == 1
     assert "torch finds no GPU here" in done.stderr

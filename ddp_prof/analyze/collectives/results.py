@@ -11,6 +11,7 @@ from ddp_prof.analyze.collectives.exposure import WHENS, WHYS, Exposure
 from ddp_prof.analyze.collectives.timing import BLOCKING, READY_SOURCES
 from ddp_prof.analyze.core.operations import OPERATIONS, bus_factor
 from ddp_prof.analyze.frames import Framed, frame_of_rows
+from ddp_prof.analyze.outliers import Outliers, find_outliers
 from ddp_prof.trace import UNKNOWN
 
 if TYPE_CHECKING:
@@ -136,6 +137,15 @@ class RunCollectives(Framed):
     matched: int
     unmatched: int
     warnings: tuple[str, ...]
+
+    @property
+    def outliers(self) -> Outliers | None:
+        """The steps that alone hold a large part of the exposed time; ``None`` where none does."""
+        return find_outliers(
+            (collective.step_key, collective.overlapped_ns + collective.exposed_ns, collective.exposed_ns)
+            for collective in self.collectives
+            if collective.step_key is not None
+        )
 
     def to_frame(self) -> pd.DataFrame:
         """A row a collective; exposed time by when and by why in columns of their own, all in nanoseconds."""
