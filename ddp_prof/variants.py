@@ -38,6 +38,7 @@ VARIANTS: dict[str, VariantInfo] = {
     BUCKETED: VariantInfo(takes_bucket_size=True, default_bucket_size_mb=25.0, can_be_uncapped=True),
     "torch": VariantInfo(takes_bucket_size=True),
     "sharded": VariantInfo(takes_bucket_size=True, default_bucket_size_mb=25.0, can_be_uncapped=True),
+    "fsdp": VariantInfo(),
 }
 """In the order in which tables and figures show them: each improves on the one before; the reference comes after."""
 VARIANT_NAMES = tuple(VARIANTS)

@@ -118,10 +118,8 @@ def _drawn_place(document: Any, random: Random) -> tuple[Any, Any]:
 
 def write_kineto(data: bytes, target: Path, random: Random) -> None:
     """A document of Kineto's, damaged as bytes or as values, some of them gzipped before or after."""
-    as_values = random.random() < 0.6
-    damaged = (
-        json.dumps(change_document(json.loads(data), random)).encode() if as_values else change_bytes(data, random)
-    )
+    by_value = random.random() < 0.6
+    damaged = json.dumps(change_document(json.loads(data), random)).encode() if by_value else change_bytes(data, random)
     if random.random() < 0.2:
         damaged = gzip.compress(damaged, 1)
         damaged = change_bytes(damaged, random) if random.random() < 0.5 else damaged

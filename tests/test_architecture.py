@@ -73,7 +73,7 @@ KNOWN_FULL_FOLDERS: dict[str, int] = {
     "train": 15,
 }
 # Lines of a file.
-KNOWN_LONG_FILES: dict[str, int] = {"analyze.overlap.overlap": 354}
+KNOWN_LONG_FILES: dict[str, int] = {}
 # Functions of the analysis that a file of the presentation calls.
 KNOWN_CALLS = {"present.timeline.lanes": {"union"}}  # the algebra of intervals, which measures nothing
 

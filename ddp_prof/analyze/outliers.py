@@ -7,10 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
-
-    from ddp_prof.analyze.collectives.results import Collective
-    from ddp_prof.analyze.overlap.overlap import TraceOverlap
+    from collections.abc import Hashable, Iterable, Mapping
 
 LARGE_SHARE = 1 / 5
 """Share of all exposed time beyond which a single step or collective is looked at."""
@@ -51,15 +48,18 @@ def outliers_among(exposed_ns: Mapping[Key, int]) -> list[Key]:
     return sorted(found, key=lambda key: -exposed_ns[key])
 
 
-def find_outliers(result: TraceOverlap) -> Outliers | None:
-    """The steps of a run that stand out; ``None`` where none does."""
+def find_outliers(steps: Iterable[tuple[int, int, int]]) -> Outliers | None:
+    """The steps of a run that stand out; ``None`` where none does.
+
+    Args:
+        steps: Of each step of each rank its key, its communication and how much of that is exposed, in nanoseconds.
+    """
     exposed: dict[int, int] = {}
     communicated: dict[int, int] = {}
-    for rank in result.ranks:
-        for step in rank.steps:
-            if step.step_key is not None and step.comm_ns:
-                exposed[step.step_key] = exposed.get(step.step_key, 0) + step.exposed_ns
-                communicated[step.step_key] = communicated.get(step.step_key, 0) + step.comm_ns
+    for key, comm_ns, exposed_ns in steps:
+        if comm_ns:
+            exposed[key] = exposed.get(key, 0) + exposed_ns
+            communicated[key] = communicated.get(key, 0) + comm_ns
     keys = outliers_among(exposed)
     if not keys:
         return None
@@ -76,11 +76,3 @@ def find_outliers(result: TraceOverlap) -> Outliers | None:
 def _overlapped(exposed: Mapping[int, int], communicated: Mapping[int, int], keys: list[int]) -> float | None:
     comm_ns = sum(communicated[key] for key in keys)
     return 1 - sum(exposed[key] for key in keys) / comm_ns if comm_ns else None
-
-
-def largest_collective(collectives: tuple[Collective, ...], step_key: int) -> Collective | None:
-    """The collective of a step that holds most of its exposed time, if that is more than half."""
-    own = [collective for collective in collectives if collective.step_key == step_key]
-    total = sum(collective.exposed_ns for collective in own)
-    largest = max(own, key=lambda collective: collective.exposed_ns, default=None)
-    return largest if largest is not None and 2 * largest.exposed_ns > total else None

@@ -119,7 +119,7 @@ class StoredStep:
     step_ns: int
     forward_ns: int | None
     backward_ns: int | None
-    communication_ns: int
+    communication_ns: int | None
     optimizer_ns: int | None
 
 

@@ -15,7 +15,7 @@ from ddp_prof.errors import NotMetError
 
 if TYPE_CHECKING:
     from ddp_prof.present.tables.fit import TableOptions
-    from ddp_prof.runs import LoadOptions, Run
+    from ddp_prof.runs.run import LoadOptions, Run
 
 NS_PER_MS = 1_000_000
 
@@ -111,7 +111,7 @@ def command(
     )
     from ddp_prof.present.tables.gate import check_summary, check_view, verdict_line
     from ddp_prof.present.tables.render import show
-    from ddp_prof.runs import load_runs
+    from ddp_prof.runs.load import load_runs
 
     compared = _only_run(load_runs(baselines, options)) if baselines else None
     baseline = compared.overlap() if compared else None

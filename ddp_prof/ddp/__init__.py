@@ -6,6 +6,7 @@ from ddp_prof.ddp.flat import FlatDDP
 from ddp_prof.ddp.naive import NaiveDDP
 from ddp_prof.ddp.overlap import OverlapDDP
 from ddp_prof.ddp.reference import TorchDDP
+from ddp_prof.ddp.sharding.fully_sharded import FullyShardedDDP
 from ddp_prof.ddp.sharding.optimizer import ShardedOptimizer
 from ddp_prof.ddp.sharding.sharded import ShardedDDP
 
@@ -16,6 +17,7 @@ VARIANTS: dict[str, type[DataParallel]] = {
     "bucketed": BucketedDDP,
     "torch": TorchDDP,
     "sharded": ShardedDDP,
+    "fsdp": FullyShardedDDP,
 }
 """Variant by key; order and properties are in ``ddp_prof.variants``."""
 
@@ -24,6 +26,7 @@ __all__ = [
     "BucketedDDP",
     "DataParallel",
     "FlatDDP",
+    "FullyShardedDDP",
     "NaiveDDP",
     "OverlapDDP",
     "ShardedDDP",

@@ -47,7 +47,7 @@ class ReducingVariant(DataParallel):
     ) -> None:
         super().__init__(module, process_group)
         broadcast_state(module, process_group)
-        self.assignment = self._assign([_size(parameter) for parameter in self.trained_parameters()])
+        self.assignment = self._assign(self._sizes())
         self._find_unused = find_unused_parameters
         self._broadcast_buffers = self._are_buffers_due = broadcast_buffers
         self._trained = self.trained_parameters()
@@ -61,6 +61,9 @@ class ReducingVariant(DataParallel):
 
     def _make_reducer(self) -> Reducer:
         return Reducer(self._trained, self.assignment, self.process_group, self._find_unused)
+
+    def _sizes(self) -> list[ParameterSize]:
+        return [_size(parameter) for parameter in self.trained_parameters()]
 
     @abstractmethod
     def _assign(self, sizes: Sequence[ParameterSize]) -> Assignment:

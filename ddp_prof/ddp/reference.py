@@ -1,4 +1,4 @@
-"""Torch: PyTorch's own DistributedDataParallel behind the same face, to compare with.
+"""Torch: PyTorch's own DistributedDataParallel with the interface of the other variants, to compare with.
 
     host      |  forward  |            backward             |optimizer|
     compute   |###########|##################               |#########|
@@ -108,7 +108,7 @@ class TorchDDP(DataParallel):
     def _reduce_bucket(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """All-reduce one bucket as DDP itself would, with a range from launch to completion."""
         tensor = bucket.buffer()
-        op = average_op(self.process_group)
+        op = average_op(tensor, self.process_group)
         if op == dist.ReduceOp.SUM:
             tensor.div_(dist.get_world_size(self.process_group))
         span = annotate.start_all_reduce(bucket.index(), tensor.nbytes, len(bucket.parameters()))

@@ -116,6 +116,8 @@ def mark_copy_engine_collectives(trace: Trace) -> Trace:
     NCCL 2.28 and later lets the copy engines carry out collectives on symmetric windows. A collective within a group
     is launched by the ``ncclGroupEnd`` that follows it, so that range counts, too.
     """
+    if not any(map(_COLLECTIVE.match, trace.names)):
+        return trace
     ranges = _collective_ranges(trace.spans, trace.names)
     copies = np.flatnonzero((trace.activities.kind == Kind.COPY) & (trace.launching_calls != UNKNOWN))
     inside = _inside(select(trace.spans, ranges), select(trace.calls, trace.launching_calls[copies]))

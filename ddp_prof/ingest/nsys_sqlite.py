@@ -28,7 +28,7 @@ from ddp_prof.ingest.enrich import (
     report_unresolved_names,
 )
 from ddp_prof.ingest.kernel_categories import KernelClassifier
-from ddp_prof.ingest.sqlite_columns import SqliteFile, open_sqlite
+from ddp_prof.ingest.sqlite_columns import SqliteFile, constant, open_sqlite
 from ddp_prof.ingest.string_table import NameTable, NsysStringIds
 from ddp_prof.manifest import load_manifest, manifest_path
 from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind, Overhead, Spans, Trace, empty, select
@@ -84,7 +84,10 @@ def _load(file: SqliteFile, manifest: Manifest | None, classifier: KernelClassif
         has_strings = file.has("StringIds", "id", "value")
         strings = NsysStringIds(file.rows("SELECT id, value FROM StringIds") if has_strings else [])
         names = NameTable()
-        spans = _spans(file, range_rows.result(), strings, names, _domains(file, strings))
+        rows = range_rows.result()
+        spans = _spans(file, rows, strings, names, _domains(file, strings))
+        has_payloads = rows is not None and bool(np.any(file.integer_column(rows, "hasPayload") == 1))
+        del rows
         columns = activity_columns.result()
         activities = _activities(columns, _kernel_names(file, columns, strings, names), names, classifier)
     starts = {"activities": activities.start_ns, "ranges": spans.start_ns, "calls": calls.result().start_ns}
@@ -111,8 +114,8 @@ def _load(file: SqliteFile, manifest: Manifest | None, classifier: KernelClassif
         name_ranks,
         mark_copy_engine_collectives,
     ]
-    if any(name.startswith("nccl") for name in trace.names) and (payloads := _nccl_payloads(file, strings)):
-        steps.append(partial(add_nccl_metadata, ranges=payloads))
+    if has_payloads:
+        steps.append(partial(add_nccl_metadata, ranges=_nccl_payloads(file, strings)))
     if with_shapes:
         steps.append(partial(add_launch_shapes, sizes=_sizes(file)))
     return enrich(trace, steps)
@@ -140,7 +143,9 @@ def _about_missing_starts(file: SqliteFile, has_start: Mapping[str, Mask]) -> It
 
 
 def _process(global_id: Ints) -> Ints:
-    return (global_id >> 24) & 0xFFFFFF
+    """Process ids; a single one, as is usual, takes no memory."""
+    low, high = (int(edge) >> 24 for edge in (global_id.min(), global_id.max())) if len(global_id) else (0, 0)
+    return constant(low & 0xFFFFFF, len(global_id)) if low == high else (global_id >> 24) & 0xFFFFFF
 
 
 def _thread(global_id: Ints) -> Ints:
@@ -151,12 +156,22 @@ def _activity_columns(file: SqliteFile) -> dict[str, Ints]:
     """The rows of all activities, kernels first."""
     name = "demangledName" if file.has(KERNELS, "demangledName") else "shortName"
     tables = {KERNELS: Kind.KERNEL, COPIES: Kind.COPY, MEMORY_SETS: Kind.MEMORY_SET, GRAPHS: Kind.GRAPH}
-    columns = (*_ACTIVITY_COLUMNS, name)
-    for table in tables:
+    parts = []
+    for table, kind in tables.items():
         file.require(table, "start", "end")
-    selections = [file.selection(table, columns, kind=kind) for table, kind in tables.items()]
-    found = file.integers((*columns, "kind"), *selections)
-    return found | {"name": found.pop(name)}
+        columns = file.integers(table, (*_ACTIVITY_COLUMNS, name))
+        rows = len(columns["start"])
+        if rows or table == KERNELS:
+            parts.append(columns | {"name": columns.pop(name), "kind": constant(kind, rows)})
+    return {column: _joined([part.pop(column) for part in parts]) for column in list(parts[0])}
+
+
+def _joined(parts: Sequence[Ints]) -> Ints:
+    """The parts of a column one after the other; a single one, or one value throughout, is not copied."""
+    values = {int(part[0]) for part in parts if len(part)}
+    if len(parts) > 1 and len(values) == 1 and not any(part.strides[0] for part in parts):
+        return constant(values.pop(), sum(map(len, parts)))
+    return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
 
 def _kernel_names(file: SqliteFile, columns: dict[str, Ints], strings: NsysStringIds, names: NameTable) -> Ints:
@@ -166,8 +181,7 @@ def _kernel_names(file: SqliteFile, columns: dict[str, Ints], strings: NsysStrin
     for other in ("shortName", "mangledName"):
         unnamed = np.flatnonzero((columns["kind"] == Kind.KERNEL) & (name_id == UNKNOWN))
         if len(unnamed) and file.has(KERNELS, other):
-            (shorter,) = file.integers((other,), file.selection(KERNELS, (other,))).values()
-            name_id[unnamed] = strings.intern(shorter[unnamed], names)
+            name_id[unnamed] = strings.intern(file.integers(KERNELS, (other,))[other][unnamed], names)
     return name_id
 
 
@@ -182,7 +196,7 @@ def _activities(columns: dict[str, Ints], name_id: Ints, names: NameTable, class
     return Activities(
         start_ns=columns["start"],
         end_ns=np.maximum(columns["start"], columns["end"]),
-        process=np.where(pid == UNKNOWN, UNKNOWN, _process(pid)),
+        process=np.where(pid == UNKNOWN, UNKNOWN, _process(pid)) if UNKNOWN in pid else _process(pid),
         device=columns["deviceId"],
         lane=columns["streamId"],
         name_id=names.name_the_unknown(name_id, UNNAMED_KERNEL),
@@ -194,16 +208,17 @@ def _activities(columns: dict[str, Ints], name_id: Ints, names: NameTable, class
 
 
 def _sizes(file: SqliteFile) -> list[Ints]:
-    start, *sizes = file.integers(("start", *SIZES), file.selection(KERNELS, ("start", *SIZES))).values()
+    start, *sizes = file.integers(KERNELS, ("start", *SIZES)).values()
     return [size[start != UNKNOWN] for size in sizes]
 
 
 def _calls(file: SqliteFile) -> Calls:
-    file.require(CALLS, "start")
     """The calls by correlation id, as they are looked up; equal ones in the order of the file."""
-    columns = file.integers(_CALL_COLUMNS, file.selection(CALLS, _CALL_COLUMNS))
-    order = np.argsort(columns["correlationId"], kind="stable")
-    start, tid, correlation = (columns[name][order] for name in _CALL_COLUMNS)
+    file.require(CALLS, "start")
+    start, tid, correlation = file.integers(CALLS, _CALL_COLUMNS).values()
+    if np.any(correlation[1:] < correlation[:-1]):
+        order = np.argsort(correlation, kind="stable")
+        start, tid, correlation = start[order], tid[order], correlation[order]
     return Calls(start_ns=start, process=_process(tid), lane=_thread(tid), correlation=correlation)
 
 
@@ -212,10 +227,10 @@ def _range_rows(file: SqliteFile) -> Any:
     if not file.has(NVTX):
         return None
     file.require(NVTX, *_RANGE_COLUMNS)
-    text_id, text, domain = _optional(file, NVTX, "textId", "text", "domainId")
+    text_id, text, domain, json, json_id = _optional(file, NVTX, "textId", "text", "domainId", "jsonText", "jsonTextId")
     columns = f"{', '.join(_RANGE_COLUMNS)}, {text_id} AS textId, {text} AS text, {domain} AS domainId"
-    query = f"SELECT {columns} FROM {NVTX} WHERE eventType IN ({_PUSH_POP}, {_START_END})"
-    return file.query(query)
+    columns += f", {json} IS NOT NULL OR {json_id} IS NOT NULL AS hasPayload"
+    return file.query(f"SELECT {columns} FROM {NVTX} WHERE eventType IN ({_PUSH_POP}, {_START_END})")
 
 
 def _spans(
@@ -319,8 +334,9 @@ def _ids(global_id: int) -> tuple[int, int]:
 
 def _overhead(file: SqliteFile) -> Overhead:
     columns = ("start", "end")
-    found = file.integers(columns, *(file.selection(table, columns) for table in OVERHEADS))
-    return Overhead(found["start"], np.maximum(found["start"], found["end"]))
+    tables = [file.integers(table, columns) for table in OVERHEADS]
+    start, end = (np.concatenate([table[column] for table in tables]) for column in columns)
+    return Overhead(start, np.maximum(start, end))
 
 
 def _producer(file: SqliteFile) -> str | None:

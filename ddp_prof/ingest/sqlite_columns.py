@@ -69,9 +69,11 @@ class SqliteFile:
 
     def _schema(self) -> dict[str, tuple[str, ...]]:
         """Column names by table, of the tables that hold rows: an exporter may also create all tables empty."""
-        tables = [str(name) for (name,) in self.rows("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        filled = [name for name in tables if self.rows(f"SELECT 1 FROM {_quoted(name)} LIMIT 1")]
-        return {name: tuple(row[1] for row in self.rows(f"PRAGMA table_info({_quoted(name)})")) for name in filled}
+        with self._connected() as database:
+            tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            filled = [name for name in tables if database.execute(f"SELECT 1 FROM {_quoted(name)} LIMIT 1").fetchone()]
+            columns = {name: database.execute(f"PRAGMA table_info({_quoted(name)})").fetchall() for name in filled}
+        return {name: tuple(row[1] for row in rows) for name, rows in columns.items()}
 
     def has(self, table: str, *columns: str) -> bool:
         """Whether the table holds rows and has all these columns."""
@@ -85,40 +87,29 @@ class SqliteFile:
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """All rows of a query that returns few; what is no UTF-8 in texts is replaced."""
+        with self._connected() as database:
+            return database.execute(query).fetchall()
+
+    @contextmanager
+    def _connected(self) -> Iterator[sqlite3.Connection]:
         try:
             with closing(sqlite3.connect(self.uri, uri=True)) as database:
                 database.text_factory = lambda text: text.decode(errors="replace")
-                return database.execute(query).fetchall()
+                yield database
         except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter where SQLite quotes what is no text
             raise TraceError(self.path, f"not a readable SQLite database ({error})", _WAY_OUT) from error
 
-    def selection(self, table: str, columns: Sequence[str], **constants: int) -> str:
-        """A query for some columns of a table, and constants beside them; columns that it lacks are ``UNKNOWN``.
+    def integers(self, table: str, columns: Sequence[str]) -> dict[str, Ints]:
+        """Columns of a table as int64, NULL as ``UNKNOWN``, and so are columns that it lacks.
 
-        Empty where the table is absent: exporters leave out what was not recorded.
+        Without rows where the table is absent: exporters leave out what was not recorded.
         """
-        if table not in self.columns:
-            return ""
-        parts = [_quoted(item) if self.has(table, item) else f"{UNKNOWN} AS {_quoted(item)}" for item in columns]
-        parts += [f"{value} AS {_quoted(name)}" for name, value in constants.items()]
-        return f"SELECT {', '.join(parts)} FROM {_quoted(table)}"
-
-    def integers(self, names: Sequence[str], *selections: str) -> dict[str, Ints]:
-        """The columns of all selections, one after the other, as int64 and NULL as ``UNKNOWN``.
-
-        Args:
-            names: What the columns of each selection are called, in their order.
-            selections: Made by :meth:`selection`; SQLite puts their rows together.
-        """
-        queries = [item for item in selections if item]
-        if not queries:
-            return {name: np.empty(0, np.int64) for name in names}
-        found = self.query(" UNION ALL ".join(queries))
-        columns = {}
-        for name in names:
-            columns[name] = self.integer_column(found, name)
-            found = found.drop_columns([name])  # where it was copied, the original can go
-        return columns
+        present = [column for column in columns if self.has(table, column)]
+        if not present:
+            return {column: np.empty(0, np.int64) for column in columns}
+        found = self.query(f"SELECT {', '.join(map(_quoted, present))} FROM {_quoted(table)}")
+        absent = constant(UNKNOWN, found.num_rows)
+        return {column: self.integer_column(found, column) if column in present else absent for column in columns}
 
     def integer_column(self, found: Any, name: str) -> Ints:
         """A column of a query's result as int64, NULL as ``UNKNOWN``."""
@@ -146,6 +137,11 @@ class SqliteFile:
         except (Error, pyarrow.ArrowException) as error:
             reason = str(error).strip().splitlines()[0]
             raise TraceError(self.path, f"cannot be read ({reason})", _WAY_OUT) from error
+
+
+def constant(value: int, rows: int) -> Ints:
+    """A column of one value, which takes no memory; not to be written to."""
+    return np.broadcast_to(np.int64(value), rows)
 
 
 def integer_array(column: Any) -> Ints:

@@ -20,6 +20,7 @@ from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.straggler import RunSkew
+    from ddp_prof.analyze.outliers import Outliers
     from ddp_prof.analyze.root_cause import RootCause
 
 _SHOWN_PARAMETERS = 2
@@ -189,11 +190,28 @@ def skew_headline(skew: RunSkew) -> Headline:
 class _Ranked(Protocol):
     @property
     def rank(self) -> int | None: ...
-
     @property
     def process(self) -> int: ...
+    @property
+    def qualifier(self) -> str: ...
 
 
 def rank_name(ranked: _Ranked) -> str:
-    """What a rank is called; by its process where its number is not known."""
-    return f"process {ranked.process}" if ranked.rank is None else f"rank {ranked.rank}"
+    """What a rank is called; by its process, and if need be its file, where its number is not known."""
+    if ranked.rank is not None:
+        return f"rank {ranked.rank}"
+    return f"process {ranked.process}" + (f" of {ranked.qualifier}" if ranked.qualifier else "")
+
+
+def outliers_text(outliers: Outliers) -> str:
+    """Which steps stand out, and what the run's figures are without them."""
+    keys = [str(key) for key, _ in outliers.steps]
+    one = len(keys) == 1
+    held = milliseconds(sum(ns for _, ns in outliers.steps))
+    whole = milliseconds(outliers.exposed_ns)
+    text = f"step {keys[0]} alone holds" if one else f"steps {', '.join(keys)} alone hold"
+    text += f" {held} of {whole} exposed"
+    if outliers.overlap_ratio is not None and outliers.overlap_ratio_without is not None:
+        without = percent(outliers.overlap_ratio_without)
+        text += f": overlap {percent(outliers.overlap_ratio)}, without {'it' if one else 'them'} {without}"
+    return text

@@ -63,7 +63,7 @@ def test_elsewhere_a_small_grid_is_run_three_times(gpus: int) -> None:
     assert grid.model_sizes == ("mini",)
     assert grid.variants == VARIANT_NAMES
     assert grid.repeats >= 3
-    assert len(grid.jobs()) <= 70  # some seconds each: minutes
+    assert len(grid.jobs()) <= 90  # some seconds each: minutes
 
 
 def test_what_is_asked_for_takes_the_place_of_defaults() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from ddp_prof.ddp import VARIANTS, BucketedDDP, FlatDDP, NaiveDDP, OverlapDDP, ShardedDDP, TorchDDP, annotate
+from ddp_prof.ddp import BucketedDDP, FlatDDP, NaiveDDP, OverlapDDP, ShardedDDP, TorchDDP, annotate
 from ddp_prof.ddp.annotate import Recorded, Recorder
 from ddp_prof.ddp.engine.collective import launch_all_reduce
 from ddp_prof.errors import CommunicationError
@@ -188,7 +188,7 @@ def results() -> list[dict[str, Any]]:
     return run_ranks(everything)
 
 
-@pytest.fixture(params=[(rank, key) for rank in (0, 1) for key in VARIANTS], ids=str)
+@pytest.fixture(params=[(rank, key) for rank in (0, 1) for key in MAKE], ids=str)
 def step(request: pytest.FixtureRequest, results: list[dict[str, Any]]) -> tuple[str, Step]:
     rank, key = request.param
     return key, take_apart(results[rank]["schedules"][key])
@@ -238,7 +238,7 @@ def test_torch_synchronizes_within_backward_after_its_last_launch(results: list[
     assert taken.synchronize.end_ns >= taken.backward.end_ns
 
 
-@pytest.mark.parametrize("key", list(VARIANTS))
+@pytest.mark.parametrize("key", list(MAKE))
 def test_no_sync_communicates_nothing_and_ends_even_by_an_exception(results: list[dict[str, Any]], key: str) -> None:
     counts = [sum("|bytes=" in taken.text for taken in recorded) for recorded in results[0]["no_sync"][key]]
     assert counts[0] == 0

@@ -11,6 +11,7 @@ from ddp_prof.analyze.collectives.exposure import WHENS, WHYS, Exposure
 from ddp_prof.analyze.collectives.timing import BLOCKING, READY_SOURCES
 from ddp_prof.analyze.core.operations import OPERATIONS, bus_factor
 from ddp_prof.analyze.frames import Framed, frame_of_rows
+from ddp_prof.analyze.outliers import Outliers, find_outliers
 from ddp_prof.trace import UNKNOWN
 
 if TYPE_CHECKING:
@@ -79,11 +80,12 @@ class Collective:
     before_backward_end_ns: int | None
     """How long before the end of backward's compute it started; negative after it."""
     step_key: int | None
+    qualifier: str = ""
 
     @property
-    def step_identity(self) -> tuple[int | None, int, int | None, int | None]:
+    def step_identity(self) -> tuple[int | None, int, int | None, int | None, str]:
         """What the collectives of one step of one rank have in common; every Kineto file calls its process 0."""
-        return self.rank, self.process, self.device, self.step_key
+        return self.rank, self.process, self.device, self.step_key, self.qualifier
 
     def when_ns(self, when: str) -> int:
         """Exposed time at one of ``exposure.WHENS``."""
@@ -135,6 +137,15 @@ class RunCollectives(Framed):
     matched: int
     unmatched: int
     warnings: tuple[str, ...]
+
+    @property
+    def outliers(self) -> Outliers | None:
+        """The steps that alone hold a large part of the exposed time; ``None`` where none does."""
+        return find_outliers(
+            (collective.step_key, collective.overlapped_ns + collective.exposed_ns, collective.exposed_ns)
+            for collective in self.collectives
+            if collective.step_key is not None
+        )
 
     def to_frame(self) -> pd.DataFrame:
         """A row a collective; exposed time by when and by why in columns of their own, all in nanoseconds."""
@@ -199,6 +210,7 @@ def _of_rank(run: RunAnalysis, index: int) -> list[Collective]:
                     None if backward_end[row] == UNKNOWN else backward_end[row] - column["start_ns"][row]
                 ),
                 step_key=_known(keys[row]),
+                qualifier=rank.qualifier,
             )
         )
     return found

@@ -89,6 +89,7 @@ class RankCollectives:
         device_phases: The phase of the rank at each instant.
         compute: All compute of the rank.
         times: What filled its steps.
+        qualifier: The file, where ranks of several files have one process number and no rank number.
     """
 
     process: int
@@ -105,11 +106,14 @@ class RankCollectives:
     device_phases: DevicePhases
     compute: Intervals
     times: StepTimes
+    qualifier: str = ""
 
     @property
     def name(self) -> str:
         """What a person calls it."""
-        return f"process {self.process}" if self.rank is None else f"rank {self.rank}"
+        if self.rank is not None:
+            return f"rank {self.rank}"
+        return f"process {self.process}" + (f" of {self.qualifier}" if self.qualifier else "")
 
     @property
     def keys(self) -> Ints:

@@ -22,12 +22,13 @@ from ddp_prof.analyze.core.step_breakdown import sum_by_group
 from ddp_prof.analyze.frames import Framed, frame_of_rows
 from ddp_prof.analyze.intervals import Intervals, union, union_by_group
 from ddp_prof.analyze.outliers import Outliers, find_outliers
+from ddp_prof.analyze.overlap.coverage import Attribution, measure_attribution, merge_attributions
 from ddp_prof.analyze.quality.diagnostics import diagnose
 from ddp_prof.manifest import label_of
 from ddp_prof.trace import UNKNOWN, Category
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     import pandas as pd
@@ -96,6 +97,8 @@ class RankOverlap:
     reason: str | None
     steps: tuple[StepOverlap, ...]
     file: str = ""
+    qualifier: str = ""
+    """The file, where ranks of several files have one process number and no rank number, as in containers."""
 
     @property
     def overlap_ratio(self) -> float | None:
@@ -106,35 +109,6 @@ class RankOverlap:
     def backward_overlap_ratio(self) -> float | None:
         """Share of communication that compute of backward hides, 0 to 1."""
         return _ratio(self.backward_overlapped_ns, self.comm_ns)
-
-
-@dataclass(frozen=True, slots=True)
-class Attribution:
-    """How much of the work could be given to a step.
-
-    Attributes:
-        events: Events of all ranks.
-        given_events: Those that belong to a step.
-        time_ns: Summed duration of the events.
-        given_time_ns: Summed duration of those that belong to a step.
-        method: Where backward was known from: ``ranges``, ``inferred`` (from autograd's threads) or ``none``.
-    """
-
-    events: int
-    given_events: int
-    time_ns: int
-    given_time_ns: int
-    method: str
-
-    @property
-    def activities(self) -> float | None:
-        """Share of the events, 0 to 1."""
-        return _ratio(self.given_events, self.events)
-
-    @property
-    def device_time(self) -> float | None:
-        """Share of their time, 0 to 1."""
-        return _ratio(self.given_time_ns, self.time_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +135,12 @@ class TraceOverlap(Framed):
     @property
     def outliers(self) -> Outliers | None:
         """The steps that alone hold a large part of the exposed time; ``None`` where none does."""
-        return find_outliers(self)
+        return find_outliers(
+            (step.step_key, step.comm_ns, step.exposed_ns)
+            for rank in self.ranks
+            for step in rank.steps
+            if step.step_key is not None
+        )
 
     def to_frame(self, *, by_step: bool = False) -> pd.DataFrame:
         """A row a rank, or a row a step of each rank; times in nanoseconds, ratios from 0 to 1."""
@@ -225,19 +204,6 @@ def measure_rank(rank: RankEvents) -> RankOverlap:
     )
 
 
-def measure_attribution(ranks: Sequence[RankEvents]) -> Attribution:
-    """How much of the work of all ranks belongs to a step, and how backward was told."""
-    duration = [rank.events.end_ns - rank.events.start_ns for rank in ranks]
-    given = [(rank.events.step != UNKNOWN) & rank.has_steps for rank in ranks]
-    return Attribution(
-        events=sum(map(len, duration)),
-        given_events=sum(int(flags.sum()) for flags in given),
-        time_ns=sum(int(lengths.sum()) for lengths in duration),
-        given_time_ns=sum(int(lengths[rows].sum()) for lengths, rows in zip(duration, given, strict=True)),
-        method=_weakest(rank.backward for rank in ranks),
-    )
-
-
 def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
     """The results of several files that hold the ranks of one run, as one result.
 
@@ -246,25 +212,24 @@ def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
     """
     if not results:
         raise ValueError("no results to merge")
-    parts = [result.attribution for result in results]
     return replace(
         results[0],
-        attribution=Attribution(
-            events=sum(part.events for part in parts),
-            given_events=sum(part.given_events for part in parts),
-            time_ns=sum(part.time_ns for part in parts),
-            given_time_ns=sum(part.given_time_ns for part in parts),
-            method=_weakest(part.method for part in parts),
-        ),
-        ranks=tuple(rank for result in results for rank in result.ranks),
+        attribution=merge_attributions([result.attribution for result in results]),
+        ranks=_told_apart([rank for result in results for rank in result.ranks]),
         warnings=tuple(dict.fromkeys(warning for result in results for warning in result.warnings)),
         world_size=max((result.world_size or 0 for result in results), default=0) or None,
     )
 
 
-def _weakest(methods: Iterable[str]) -> str:
-    found = set(methods)
-    return next((name for name in ("inferred", "ranges") if name in found), "none")
+def _told_apart(ranks: Sequence[RankOverlap]) -> tuple[RankOverlap, ...]:
+    files: dict[int, set[str]] = {}
+    for rank in ranks:
+        if rank.rank is None:
+            files.setdefault(rank.process, set()).add(rank.file)
+    return tuple(
+        replace(rank, qualifier=rank.file) if rank.rank is None and len(files[rank.process]) > 1 else rank
+        for rank in ranks
+    )
 
 
 def _measure_steps(rank: RankEvents, backward: Intervals) -> tuple[StepOverlap, ...]:

@@ -182,8 +182,9 @@ def _describe(result: RunRows) -> str:
         return str(result.run.reason)  # says so
     steps = [step for step in result.steps if not step.is_synchronized]
     step_ms = statistics.median(step.step_ns for step in steps) / 1e6
-    communication_ms = statistics.median(step.communication_ns for step in steps) / 1e6
-    return f"step {step_ms:.0f} ms, waiting for gradients {communication_ms:.0f} ms"
+    waits = [step.communication_ns for step in steps if step.communication_ns is not None]
+    wait = f"{statistics.median(waits) / 1e6:.0f} ms" if waits else "n/a"
+    return f"step {step_ms:.0f} ms, waiting for gradients {wait}"
 
 
 def _capture_folder(database: Path, config: RunConfig) -> Path:

@@ -100,7 +100,7 @@ def launch(
     span = annotate.start_collective(name, bucket, tensor.nbytes, params, **more)
     try:
         work: dist.Work = start()
-        if annotate.is_enabled() and (not tensor.is_cuda or dist.get_backend(group) == dist.Backend.GLOO):
+        if annotate.is_enabled() and is_on_host(tensor, group):
             work.get_future().add_done_callback(span.end)
     except RuntimeError as error:
         span.end()
@@ -108,9 +108,14 @@ def launch(
     return InFlight(work, span, group, what)
 
 
-def average_op(group: dist.ProcessGroup | None) -> dist.ReduceOp.RedOpType:
+def average_op(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> dist.ReduceOp.RedOpType:
     """``AVG`` where the backend divides within the collective, which is NCCL; else ``SUM``: divide before."""
-    return dist.ReduceOp.AVG if dist.get_backend(group) == dist.Backend.NCCL else dist.ReduceOp.SUM
+    return dist.ReduceOp.SUM if is_on_host(tensor, group) else dist.ReduceOp.AVG
+
+
+def is_on_host(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> bool:
+    """Whether the collectives of this tensor run on the host, which are gloo's."""
+    return not tensor.is_cuda or dist.get_backend(group) == dist.Backend.GLOO
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The launch engine that all our variants share: takes gradients, launches buckets in order, gives results back.
+"""The reducer of our variants: takes gradients, launches buckets in order, gives the reduced gradients back.
 
 Every rank must issue the same collectives in the same order, whatever its own backward does. Two rules see to it:
 
@@ -65,6 +65,9 @@ class Reducer:
         self._lock = threading.Lock()  # autograd has a thread a device
         self._in_flight: list[InFlight] = []
         self._late: set[int] = set()
+        self.order: list[int] = []
+        """Positions of the parameters whose gradients came by hooks, in the order of the last finished step."""
+        self._order: list[int] = []
         self._unused: set[int] = set()
 
     def ready(self, index: int) -> None:
@@ -75,6 +78,7 @@ class Reducer:
                 self._late.add(index)
                 return
             bucket.take(slot, self._scale)
+            self._order.append(index)
             if not bucket.missing:
                 self._launch_full()
 
@@ -162,6 +166,7 @@ class Reducer:
     def _reset(self) -> None:
         for bucket in self.buckets:
             bucket.reset()
+        self.order, self._order = self._order, []
         self._in_flight.clear()
         self._late.clear()
         self._unused.clear()

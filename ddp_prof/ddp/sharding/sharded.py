@@ -22,8 +22,7 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ddp_prof.ddp.bucketed import check_bucket_size
-from ddp_prof.ddp.engine.buckets import MB, assign_buckets
+from ddp_prof.ddp.engine.buckets import assign_buckets, cap_in_bytes
 from ddp_prof.ddp.reducing import ReducingVariant
 from ddp_prof.ddp.sharding.shards import ShardReducer
 from ddp_prof.errors import CommunicationError
@@ -55,13 +54,15 @@ class ShardedDDP(ReducingVariant):
 
     _not_copied: ClassVar[frozenset[str]] = ReducingVariant._not_copied | {"_gathers", "_layer_hooks"}
 
-    def __init__(self, module: torch.nn.Module, bucket_size_mb: float | None = 25.0, **options: Any) -> None:
+    def __init__(
+        self, module: torch.nn.Module, bucket_size_mb: float | Sequence[float] | None = 25.0, **options: Any
+    ) -> None:
         if options.get("find_unused_parameters"):
             raise CommunicationError(
                 "sharded cannot leave unused parameters out, its optimizer steps on flat parts of buckets: "
                 "use another variant or find_unused_parameters=False"
             )
-        self._cap_bytes = None if bucket_size_mb is None else check_bucket_size(bucket_size_mb) * MB
+        self._cap_bytes = cap_in_bytes(bucket_size_mb)
         super().__init__(module, **options)
 
     def _set_up(self) -> None:

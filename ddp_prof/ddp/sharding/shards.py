@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from ddp_prof import range_names
-from ddp_prof.ddp.engine.collective import InFlight, launch
+from ddp_prof.ddp.engine.collective import InFlight, is_on_host, launch
 from ddp_prof.ddp.engine.gradients import GradientBucket, flat_buffer, flat_views
 from ddp_prof.ddp.engine.reducer import Reducer
 
@@ -61,7 +61,7 @@ class ShardBucket(GradientBucket):
         full = self.tensor()
         if self.shard.grad is not None:  # gradients add up until they are set to None
             self._reduced = torch.zeros_like(self._reduced)
-        self._received = torch.empty_like(full) if dist.get_backend(self._group) == dist.Backend.GLOO else None
+        self._received = torch.empty_like(full) if is_on_host(full, self._group) else None
 
         def start() -> Any:
             if self._received is not None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ddp_prof.analyze.collectives.exposure import WHENS, WHYS
 from ddp_prof.present.charts.theme import milliseconds
 from ddp_prof.present.columns import Row, ms
+from ddp_prof.present.headlines import outliers_text, rank_name
 from ddp_prof.present.json_documents import collectives_document
 from ddp_prof.present.table_view import TableView
 
@@ -25,7 +26,8 @@ BY = ("collective", "step", "bucket")
 def collectives_view(run: RunAnalysis, result: RunCollectives, headline: Headline, by: str = BY[0]) -> TableView:
     """The collectives of a run, under what was found of them."""
     title = f"{run.trace} · device: {run.device} · {len(result.collectives):,} collectives\n{headline.text}"
-    notes = [alignment_note(result.alignment), *result.warnings]
+    outliers = [outliers_text(result.outliers)] if result.outliers else []
+    notes = [alignment_note(result.alignment), *outliers, *result.warnings]
     if by == BY[0]:
         origins = _origins(result.collectives)
         rows = [_collective_row(collective, origins[collective.step_identity]) for collective in result.collectives]
@@ -128,7 +130,7 @@ def _bucket_key(collective: Collective) -> dict[str, str | int | None]:
 
 
 def _rank(collective: Collective) -> str | int:
-    return f"process {collective.process}" if collective.rank is None else collective.rank
+    return rank_name(collective) if collective.rank is None else collective.rank
 
 
 def _sum_known(values: Iterable[int | None]) -> int | None:
