@@ -14,8 +14,12 @@ from ddp_prof.cli.options import load_options, traces_argument
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ddp_prof.analyze.overlap.overlap import TraceOverlap
     from ddp_prof.present.html.report import ReportRun
     from ddp_prof.runs.run import LoadOptions, Run
+
+MOST_STEPS = 20
+"""Steps of a run to choose from on its page on why communication is exposed."""
 
 
 @click.command("report")
@@ -61,7 +65,20 @@ def _report_runs(runs: Sequence[Run]) -> list[ReportRun]:
     for run, result, summary in zip(runs, results, compare_variants(results), strict=True):
         explanation = explain_run(run.analysis())
         step = typical_step(explanation.run.ranks)
-        views = {} if step is None else {step: view_step(explanation.run, step)}
+        views = {number: view_step(explanation.run, number) for number in _steps_to_view(result, step)}
         own = tuple(islice(sources, len(run.files)))
         found.append(ReportRun(run.name, result, own, explanation, summary, views, step))
     return found
+
+
+def _steps_to_view(result: TraceOverlap, typical: int | None) -> list[int]:
+    """Steps that communicate, at most some around the typical one."""
+    if typical is None:
+        return []
+    steps = {
+        at if step.step is None else step.step
+        for rank in result.ranks
+        for at, step in enumerate(rank.steps)
+        if step.comm_ns and step.host_ns is not None
+    }
+    return sorted(sorted(steps | {typical}, key=lambda step: abs(step - typical))[:MOST_STEPS])

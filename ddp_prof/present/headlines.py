@@ -19,8 +19,11 @@ from ddp_prof.present.charts.theme import milliseconds, percent, size
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ddp_prof.analyze.collectives.straggler import RunSkew
     from ddp_prof.analyze.outliers import Outliers
+    from ddp_prof.analyze.overlap.comparison import VariantSummary
     from ddp_prof.analyze.root_cause import RootCause
 
 _SHOWN_PARAMETERS = 2
@@ -185,6 +188,47 @@ def skew_headline(skew: RunSkew) -> Headline:
         f"{milliseconds(round(late.cost_ns / late.last_steps))} of such a step."
     )
     return Headline(claim, detail, "; ")
+
+
+def tell_story(summaries: Sequence[VariantSummary]) -> list[str]:
+    """How the share of communication hidden and the time saved go together; empty without a baseline."""
+    base = next((summary for summary in summaries if summary.speedup == 1), None)
+    others = [summary for summary in summaries if summary is not base and summary.speedup]
+    known = [summary for summary in others if summary.overlap_ratio is not None]
+    if base is None or not known:
+        return []
+    hides, fastest = max(known, key=lambda run: run.overlap_ratio or 0), max(others, key=lambda run: run.speedup or 0)
+    story = (
+        f"{hides.label} hides most, {percent(hides.overlap_ratio)} of its communication; its step is "
+        f"{_change(hides)} than that of {base.label}."
+    )
+    if fastest is not hides and (fastest.speedup or 0) > 1:
+        story += (
+            f" {fastest.label} is fastest: its step is {_change(fastest)}, and it hides "
+            f"{percent(fastest.overlap_ratio)}.{_communicates(fastest, base)}"
+        )
+    told = [story + " Time is saved in two ways: by hiding communication, and by having less of it."]
+    if any(summary.device == "cpu" for summary in summaries):
+        told.append(
+            "These runs used CPUs, whose ranks share cores: communication takes time from the compute that hides it, "
+            "so that hiding it saves less than its share suggests."
+        )
+    return told
+
+
+def _change(summary: VariantSummary) -> str:
+    speedup = summary.speedup or 1.0
+    return f"{percent(abs(1 - 1 / speedup))} {'shorter' if speedup >= 1 else 'longer'}"
+
+
+def _communicates(summary: VariantSummary, base: VariantSummary) -> str:
+    """Less communication, where that is so, as the other way of saving time."""
+    if summary.comm_ns is None or base.comm_ns is None or summary.comm_ns >= base.comm_ns:
+        return ""
+    return (
+        f" It communicates for {milliseconds(round(summary.comm_ns))} of a step, "
+        f"{base.label} for {milliseconds(round(base.comm_ns))}."
+    )
 
 
 class _Ranked(Protocol):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddp_prof.analyze.collectives.exposure import BLOCKING_CALL, LAUNCHED_LATE, PEER_WAIT, QUEUED, TRANSFER, WHYS
 from ddp_prof.present.charts import theme
-from ddp_prof.present.charts.frame import LEGEND, chart_frame
+from ddp_prof.present.charts.frame import LEGEND, UNSEEN, chart_frame
 from ddp_prof.present.timeline.text import as_text, shown_name
 
 if TYPE_CHECKING:
@@ -20,12 +20,15 @@ if TYPE_CHECKING:
     from ddp_prof.present.headlines import Headline
 
 WHY_COLORS: Mapping[str, str] = {
-    TRANSFER: "#e71832",
+    TRANSFER: theme.LIGHT.colors[theme.EXPOSED],
     PEER_WAIT: "#fe9f28",
     QUEUED: "#876ae8",
     LAUNCHED_LATE: "#737012",
     BLOCKING_CALL: "#a84300",
 }
+ELSEWHERE = "elsewhere"
+ELSEWHERE_COLOR = "#fada91"
+"""Of what is exposed, but counted with another collective that is under way at the same time."""
 MOST_ROWS = 60
 """Collectives that a figure shows; of more, those that are exposed longest."""
 
@@ -88,17 +91,31 @@ def _bars(rows: Sequence[_Row], palette: Palette) -> list[dict[str, Any]]:
             )
             continue
         name = row.label
-        stretches.setdefault((theme.OVERLAPPED, False), []).append((row.y, row.line.start_ns, row.line.end_ns, name))
+        for under_way, start, end in _under_way(row.line, row.rank.compute):
+            stretches.setdefault((under_way, False), []).append((row.y, start, end, name))
         for bare in row.line.exposed:
             kind = (bare.why, bare.is_wait and bare.why != PEER_WAIT)
             stretches.setdefault(kind, []).append((row.y, bare.start_ns, bare.end_ns, f"{name}, {bare.when}"))
-    order = [(kind, wait) for kind in (theme.COMPUTE, theme.OVERLAPPED, *WHYS) for wait in (False, True)]
+    order = [(kind, wait) for kind in (theme.COMPUTE, theme.OVERLAPPED, ELSEWHERE, *WHYS) for wait in (False, True)]
     return [_bar(*kind, stretches[kind], palette) for kind in order if kind in stretches]
+
+
+def _under_way(line: CollectiveView, compute: Sequence[tuple[int, int]]) -> list[tuple[str, int, int]]:
+    """What a collective lasts, without its own exposed time: what compute hides, and what is counted elsewhere."""
+    own = [(stretch.start_ns, stretch.end_ns, "") for stretch in line.exposed]
+    found, cursor = [], line.start_ns
+    for start, end, kind in sorted([*own, *((start, end, theme.OVERLAPPED) for start, end in compute)]):
+        low, high = max(cursor, start), min(end, line.end_ns)
+        if low < high:
+            found += [(ELSEWHERE, cursor, low), (kind, low, high)]
+            cursor = high
+    found.append((ELSEWHERE, cursor, line.end_ns))
+    return [(kind, start, end) for kind, start, end in found if kind and start < end]
 
 
 def _bar(kind: str, is_wait: bool, stretches: Sequence[tuple[int, int, int, str]], palette: Palette) -> dict[str, Any]:
     """Bars of one colour; hatched where a peer had not arrived."""
-    color = WHY_COLORS.get(kind) or palette.colors[kind]
+    color = _COLORS.get(kind) or palette.colors[kind]
     title = f"exposed: {kind.replace('_', ' ')}" if kind in WHY_COLORS else _TITLES[kind]
     title += ", waiting for a peer" if is_wait else ""
     pattern = {
@@ -109,7 +126,8 @@ def _bar(kind: str, is_wait: bool, stretches: Sequence[tuple[int, int, int, str]
         "size": 6,
     }
     return {
-        "type": "bar", "orientation": "h", "name": title, "width": 0.66, "marker": {"color": color, "pattern": pattern},
+        "type": "bar", "orientation": "h", "name": title, "width": 0.66,
+        "marker": {"color": color, "pattern": pattern, "line": UNSEEN},
         "y": [y for y, *_ in stretches], "base": [start / 1e6 for _, start, _, _ in stretches],
         "x": [(end - start) / 1e6 for _, start, end, _ in stretches],
         "hovertext": [
@@ -119,7 +137,12 @@ def _bar(kind: str, is_wait: bool, stretches: Sequence[tuple[int, int, int, str]
     }  # fmt: skip
 
 
-_TITLES = {theme.COMPUTE: "compute", theme.OVERLAPPED: "overlapped, or under a collective that ends later"}
+_COLORS = {**WHY_COLORS, ELSEWHERE: ELSEWHERE_COLOR}
+_TITLES = {
+    theme.COMPUTE: "compute",
+    theme.OVERLAPPED: "overlapped",
+    ELSEWHERE: "exposed, counted with another collective",
+}
 
 
 def _markers(rows: Sequence[_Row], palette: Palette) -> list[dict[str, Any]]:

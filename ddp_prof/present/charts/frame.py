@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 LEGEND = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
 """A legend in a line above the chart."""
 
+UNSEEN = {"width": 0.02, "color": "rgba(0,0,0,0)"}
+"""An outline of boxes: without any, Plotly widens each to a pixel, and thousands of short ones hide the long ones."""
+
 
 def chart_frame(
     palette: Palette, *, title: str, subtitle: str, height: int, size: int = 20, pad: int = 20, **margins: int

@@ -63,8 +63,6 @@ _COLORS: Mapping[str, str] = {
     COMPUTE: "#afa1ab",
     MEMORY: "#737012",
     GRAPH: "#8d7f6f",
-    OVERLAPPED: "#008775",
-    EXPOSED: "#e71832",
     COMPUTE_ONLY: "#afa1ab",
     EXPOSED_MEMORY: "#fe9f28",
 }
@@ -100,8 +98,16 @@ LIGHT = Palette(
     quiet="#5f6875",
     line="#d6dae0",
     notice="#a84300",
-    # Communication is nearly the colour of text, so that it stands out from the compute above it.
-    colors={**_COLORS, STEP: "#d5dbe4", COMMUNICATION: "#2b1e5c", IDLE: "#e8ebef"},
+    # Communication is nearly the colour of text, so that it stands out from the compute above it. What is overlapped
+    # is lighter than what is exposed, so that they differ in grey, too; both can be read as text.
+    colors={
+        **_COLORS,
+        OVERLAPPED: "#0b8484",
+        EXPOSED: "#a3142f",
+        STEP: "#d5dbe4",
+        COMMUNICATION: "#2b1e5c",
+        IDLE: "#e8ebef",
+    },
 )
 DARK = Palette(
     paper="#14181d",
@@ -109,7 +115,14 @@ DARK = Palette(
     quiet="#9aa4b1",
     line="#39414c",
     notice="#ffb26b",
-    colors={**_COLORS, STEP: "#2d343e", COMMUNICATION: "#ece6ff", IDLE: "#262c34"},
+    colors={
+        **_COLORS,
+        OVERLAPPED: "#18e0e4",
+        EXPOSED: "#ff3a51",
+        STEP: "#2d343e",
+        COMMUNICATION: "#ece6ff",
+        IDLE: "#262c34",
+    },
 )
 
 

@@ -21,7 +21,7 @@ _LEAST_SHOWN = 0.005
 
 
 def draw_waterfall(waterfall: Waterfall, palette: Palette = theme.LIGHT) -> go.Figure:
-    """Runs from left to right; green took away, red added."""
+    """Runs from left to right; what was taken away in the colour of overlap, what was added in that of exposed time."""
     import plotly.graph_objects as go
 
     figure = go.Figure(_bars(waterfall, palette))
@@ -82,7 +82,7 @@ def _layout(waterfall: Waterfall, palette: Palette) -> dict[str, Any]:
         **chart_frame(
             palette,
             title=_headline(waterfall),
-            subtitle=f"{notice}  ·  mean step, and what each variant took away (green) or added (red)",
+            subtitle=f"{notice}  ·  mean step, and what each variant took away (downwards) or added (upwards)",
             height=_HEIGHT, t=_TOP, b=_BOTTOM, l=70, r=40,
         ),
         "dragmode": False,

@@ -10,7 +10,7 @@ from ddp_prof.manifest import SHARED_GPU
 from ddp_prof.present.charts.comparison import overlap_ratio
 from ddp_prof.present.charts.theme import percent
 from ddp_prof.present.columns import columns_of
-from ddp_prof.present.headlines import root_cause_headline, skew_headline
+from ddp_prof.present.headlines import root_cause_headline, skew_headline, tell_story
 from ddp_prof.present.tables.comparison import HOW_TO_READ, compare_rows
 from ddp_prof.present.tables.overlap import warnings_by_run
 
@@ -67,6 +67,7 @@ def index_values(sections: Sequence[RunSection], charts: Sequence[str], *, pictu
     shared = set.intersection(*(set(fact.items()) for fact in facts)) if facts else set()
     return {
         **_where([section.result for section in sections]),
+        "story": tell_story([section.summary for section in sections]),
         "version": __version__,
         "charts": charts,
         "pictures": pictures,

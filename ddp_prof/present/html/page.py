@@ -10,11 +10,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
+from dataclasses import dataclass
 from functools import cache
+from html import unescape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof.present.charts import theme
+from ddp_prof.present.timeline.text import plain_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,9 +30,33 @@ if TYPE_CHECKING:
 
     from ddp_prof.present.charts.theme import Palette
 
+LONGEST_TITLE = 79
 PLOTLY_FILE = "plotly.min.js"
 
-_TEMPLATES = files("ddp_prof.present.html") / "templates"
+_ASSETS = files("ddp_prof.present.html") / "assets"
+
+
+@dataclass(frozen=True)
+class Link:
+    """A way to another page.
+
+    Attributes:
+        relation: ``prev`` or ``next`` where it has that place.
+        keeps_step: Whether the page's script adds the step that is seen.
+    """
+
+    title: str
+    href: str
+    relation: str = ""
+    keeps_step: bool = False
+
+
+@dataclass(frozen=True)
+class Navigation:
+    """The ways to other pages: back to the page of all runs, and to others."""
+
+    index: str
+    links: tuple[Link, ...]
 
 
 def write_figure_page(figure: go.Figure, path: Path, *, title: str, shared_plotly: bool = False) -> None:
@@ -40,7 +68,9 @@ def write_figure_page(figure: go.Figure, path: Path, *, title: str, shared_plotl
         title: Plain text.
         shared_plotly: Whether plotly.js lies beside the page, once for all pages; else it is part of it.
     """
-    write_page(path, "figure.html", {}, title=title, figures={"figure": figure}, shared_plotly=shared_plotly)
+    write_page(
+        path, "figure.html", {"heading": title}, title=title, figures={"figure": figure}, shared_plotly=shared_plotly
+    )
 
 
 def write_page(
@@ -49,6 +79,7 @@ def write_page(
     values: Mapping[str, Any],
     *,
     title: str,
+    navigation: Navigation | None = None,
     figures: Mapping[str, go.Figure] | None = None,
     css: str = "",
     script: str = "",
@@ -60,7 +91,8 @@ def write_page(
         path: The page.
         template: Name of a file in ``templates``.
         values: What the template shows; text is escaped there.
-        title: Plain text.
+        title: Plain text; cut where it is long.
+        navigation: The way to other pages.
         figures: What the template draws, by name, in the light palette.
         css: Added to the style of all pages.
         script: Runs after that of all pages, and may use what it defines.
@@ -78,14 +110,15 @@ def write_page(
         .get_template(template)
         .stream(
             values,
-            title=title,
+            title=plain_name(title, LONGEST_TITLE),
+            navigation=navigation,
             policy=_policy([*scripts, plotly], shared_plotly=shared_plotly),
             css=markup(_page_css() + css),
             plotly=markup(plotly),
             plotly_file=PLOTLY_FILE,
             scripts=[markup(part) for part in scripts],
             recoloring=json_in_page(theme.recoloring()),
-            figures={name: _figure_json(figure) for name, figure in (figures or {}).items()},
+            figures={name: _drawn(figure) for name, figure in (figures or {}).items()},
         )
     )
     with path.open("w", encoding="utf-8", newline="\n") as file:
@@ -94,7 +127,7 @@ def write_page(
 
 def asset(name: str) -> str:
     """A style or a script of all pages."""
-    return (_TEMPLATES / name).read_text(encoding="utf-8")
+    return (_ASSETS / name).read_text(encoding="utf-8")
 
 
 def markup(ours: str) -> Markup:
@@ -110,9 +143,24 @@ def json_in_page(data: Any) -> Markup:
     return markup(text.replace("<", "\\u003c").replace(">", "\\u003e"))
 
 
-def _figure_json(figure: go.Figure) -> Markup:
+@dataclass(frozen=True)
+class Drawn:
+    """A figure as its page has it.
+
+    Attributes:
+        json: For plotly.js.
+        label: What it shows, in words.
+    """
+
+    json: Markup
+    label: str
+
+
+def _drawn(figure: go.Figure) -> Drawn:
+    title = figure.layout.title
+    words = [part.text for part in (title, title.subtitle) if part.text]
     # Plotly's JSON writes <, > and / as escapes, so that nothing in it can end the element.
-    return markup(figure.to_json())
+    return Drawn(markup(figure.to_json()), " ".join(unescape(re.sub(r"<[^>]*>", " ", " · ".join(words))).split()))
 
 
 @cache
@@ -130,7 +178,7 @@ def _environment() -> jinja2.Environment:
 
 def _page_css() -> str:
     values = {name: markup(_variables(palette)) for name, palette in (("light", theme.LIGHT), ("dark", theme.DARK))}
-    return _environment().get_template("page.css").render(values, font=markup(theme.FONT))
+    return _environment().from_string(asset("page.css")).render(values, font=markup(theme.FONT))
 
 
 def _variables(palette: Palette) -> str:

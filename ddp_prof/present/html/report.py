@@ -16,7 +16,7 @@ from ddp_prof.present.charts.steps import draw_overlap_by_step, draw_step_times
 from ddp_prof.present.charts.straggler import draw_skew
 from ddp_prof.present.charts.waterfall import draw_waterfall
 from ddp_prof.present.html.index import INDEX, WHY, RunSection, index_values
-from ddp_prof.present.html.page import asset, write_page
+from ddp_prof.present.html.page import Link, Navigation, asset, write_page
 from ddp_prof.present.timeline.build import MAX_BOXES, build_timeline, steady_steps
 from ddp_prof.present.timeline.figure import draw_timeline
 from ddp_prof.present.timeline.page import write_timeline_page
@@ -88,10 +88,11 @@ def write_report(runs: Sequence[ReportRun], folder: Path, waterfall: Waterfall |
     if waterfall is not None and waterfall.changes:
         charts[WATERFALL] = draw_waterfall(waterfall)
     pictures = [(chart, folder / f"{name}.png") for name, chart in charts.items()]
-    for section, run in zip(sections, runs, strict=True):
+    for at, (section, run) in enumerate(zip(sections, runs, strict=True)):
         whole, part = _timelines(run)
-        write_timeline_page(whole, folder / f"{section.name}.html", shared_plotly=True)
-        _write_why_page(section, run, folder)
+        path = folder / f"{section.name}.html"
+        write_timeline_page(whole, path, navigation=_navigation(sections, at, "", WHY), shared_plotly=True)
+        _write_why_page(section, run, folder, _navigation(sections, at, WHY, ""))
         pictures.append((draw_timeline(part), folder / f"{section.name}.png"))
     problems = try_pictures(pictures)
     write_page(
@@ -106,15 +107,44 @@ def write_report(runs: Sequence[ReportRun], folder: Path, waterfall: Waterfall |
     return problems
 
 
-def _write_why_page(section: RunSection, run: ReportRun, folder: Path) -> None:
-    """The collectives of a step, and who was late in which."""
-    found, step = run.explanation, run.typical_step
-    ranks = () if step is None else run.steps[step]
-    figures = {"collectives": draw_step_collectives(found.run, step, ranks, section.cause)}
+def _navigation(sections: Sequence[RunSection], at: int, here: str, other: str) -> Navigation:
+    """From a page of a run to its other one, and to those of its neighbours.
+
+    Args:
+        sections: All runs.
+        at: The run's position.
+        here: How the name of this kind of page ends.
+        other: How that of the run's other one ends.
+    """
+    links = [Link("timeline" if here else "why it is exposed", f"{sections[at].name}{other}.html", keeps_step=True)]
+    if at:
+        links.append(Link(sections[at - 1].result.label, f"{sections[at - 1].name}{here}.html", "prev"))
+    if at + 1 < len(sections):
+        links.append(Link(sections[at + 1].result.label, f"{sections[at + 1].name}{here}.html", "next"))
+    return Navigation(f"{INDEX}.html", tuple(links))
+
+
+def _write_why_page(section: RunSection, run: ReportRun, folder: Path, navigation: Navigation) -> None:
+    """The collectives of each step, of which one is seen, and who was late in which."""
+    found, cause, step = run.explanation, section.cause, run.typical_step
+    typical = () if step is None else run.steps[step]
+    figures = {"collectives": draw_step_collectives(found.run, step, typical, cause)}
+    figures |= {
+        f"step-{number}": draw_step_collectives(found.run, number, ranks, cause) for number, ranks in run.steps.items()
+    }
     if found.skew.reason is None:
         figures["skew"] = draw_skew(found.run, found.skew)
-    title = f"{run.result.label}: {section.cause.claim}"
-    write_page(folder / f"{section.name}{WHY}.html", "why.html", {}, title=title, figures=figures, shared_plotly=True)
+    heading = f"{run.result.label}: {cause.claim}"
+    write_page(
+        folder / f"{section.name}{WHY}.html",
+        "why.html",
+        {"heading": heading, "detail": cause.detail, "steps": list(run.steps), "typical": step},
+        title=heading,
+        navigation=navigation,
+        figures=figures,
+        script=asset("why.js"),
+        shared_plotly=True,
+    )
 
 
 def _timelines(run: ReportRun) -> tuple[Timeline, Timeline]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ddp_prof.present.charts import theme
+from ddp_prof.present.charts.frame import UNSEEN
 from ddp_prof.present.charts.theme import milliseconds
 from ddp_prof.present.timeline.layout import EDGE, figure_layout, lay_out
 from ddp_prof.present.timeline.model import STRIP
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from ddp_prof.present.charts.theme import Palette
     from ddp_prof.present.timeline.layout import Layout, Row
     from ddp_prof.present.timeline.model import Boxes, Lane, Timeline
-
-# Without any outline Plotly widens each box to a pixel: thousands of short ones would then hide the long ones.
-_UNSEEN = {"width": 0.02, "color": "rgba(0,0,0,0)"}
 
 
 def draw_timeline(model: Timeline, palette: Palette = theme.LIGHT) -> go.Figure:
@@ -86,7 +84,7 @@ def _bars(model: Timeline, layout: Layout, palette: Palette) -> Iterator[dict[st
             "textangle": 0,
             "marker": {
                 "color": palette.colors[category],
-                "line": {"width": 1, "color": palette.paper} if category == theme.STEP else _UNSEEN,
+                "line": {"width": 1, "color": palette.paper} if category == theme.STEP else UNSEEN,
             },
         }
 

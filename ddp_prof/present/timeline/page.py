@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from ddp_prof.present.html.page import Navigation
     from ddp_prof.present.timeline.encoding import PackedBoxes
     from ddp_prof.present.timeline.layout import Layout
     from ddp_prof.present.timeline.model import Timeline
@@ -30,7 +31,9 @@ _ASSETS = files("ddp_prof.present.timeline") / "assets"
 _SCRIPTS = ("columns", "tracks", "merge", "paint", "search", "inspect", "timeline", "controls", "start")
 
 
-def write_timeline_page(model: Timeline, path: Path, *, shared_plotly: bool = False) -> None:
+def write_timeline_page(
+    model: Timeline, path: Path, *, navigation: Navigation | None = None, shared_plotly: bool = False
+) -> None:
     """Write the page of a timeline; see :func:`~ddp_prof.present.html.page.write_page`."""
     layout = lay_out(model, PAGE)
     placed = [row for blocks in layout.blocks for block in blocks for row in block.rows]
@@ -46,6 +49,7 @@ def write_timeline_page(model: Timeline, path: Path, *, shared_plotly: bool = Fa
         "timeline.html",
         values,
         title=headline(model),
+        navigation=navigation,
         css=_asset("timeline.css") + _colors(),
         # All in one scope of its own.
         script="\n".join(["(() => {", '"use strict";', *(_asset(f"{name}.js") for name in _SCRIPTS), "})();"]),

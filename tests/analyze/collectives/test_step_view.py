@@ -55,7 +55,6 @@ def test_the_figure_has_a_row_a_collective_and_a_colour_a_reason() -> None:
     names = [item.name for item in figure.data if item.type == "bar"]
     assert names == [
         "compute",
-        "overlapped, or under a collective that ends later",
         "exposed: transfer",
     ]
     assert [text.strip() for text in figure.layout.yaxis.ticktext] == [
@@ -79,3 +78,18 @@ def test_of_many_collectives_those_exposed_longest_are_shown() -> None:
 def test_a_step_without_communication_has_no_lives() -> None:
     assert view_step(RUN, 99) == ()
     assert typical_step(()) is None
+
+
+def test_exposed_time_that_is_counted_elsewhere_does_not_pass_for_overlapped() -> None:
+    """
+    compute     ####............
+    collective  ..##########....   2 overlapped, 3 its own tail, 5 counted with another collective
+    """
+    (rank,) = view_step(RUN, 4)
+    tail = (Exposed("tail", False, 9, 12),)
+    line = replace(rank.collectives[0], start_ns=2, end_ns=12, exposed=tail, ready_ns=None, launch_ns=None)
+    figure = draw_step_collectives(RUN, 4, [replace(rank, compute=((0, 4),), collectives=(line,))], Headline("tail"))
+    lengths = {bar.name: [round(1e6 * length) for length in bar.x] for bar in figure.data if bar.type == "bar"}
+    assert lengths == {
+        "compute": [4], "overlapped": [2], "exposed, counted with another collective": [5], "exposed: tail": [3]
+    }  # fmt: skip

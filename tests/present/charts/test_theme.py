@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ddp_prof.present.charts import theme
+from ddp_prof.present.charts.collectives import CAUSE_COLORS, ELSEWHERE_COLOR
 from ddp_prof.range_names import PHASES
 
 # Machado, Oliveira, Fernandes 2009, severity 1.0, for linear RGB.
@@ -24,9 +25,13 @@ DRAWN = [category for category in theme.CATEGORIES if category not in (theme.STE
 
 def oklab(color: str, sight: str) -> np.ndarray:
     """A colour as it is seen, in coordinates whose distances are those of perception."""
+    seen = np.clip(np.array(SIGHT[sight]) @ _linear(color), 0, 1)
+    return 100 * np.array(LAB) @ np.cbrt(np.array(LMS) @ seen)
+
+
+def _linear(color: str) -> np.ndarray:
     rgb = np.array([int(color[at : at + 2], 16) for at in (1, 3, 5)]) / 255
-    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    return 100 * np.array(LAB) @ np.cbrt(np.array(LMS) @ np.clip(np.array(SIGHT[sight]) @ linear, 0, 1))
+    return np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
 
 
 @pytest.mark.parametrize("sight", SIGHT)
@@ -36,6 +41,28 @@ def test_categories_are_told_apart(palette: theme.Palette, sight: str) -> None:
         side_by_side = {one, other} <= set(theme.STRIP) or {one, other} <= set(PHASES)
         distance = np.linalg.norm(oklab(palette.colors[one], sight) - oklab(palette.colors[other], sight))
         assert distance >= (LEAST_SIDE_BY_SIDE if side_by_side else LEAST), f"{one} and {other}: {distance:.1f}"
+
+
+def contrast(one: str, other: str) -> float:
+    """As WCAG 2 has it: 1 is none, 21 is black on white."""
+    low, high = sorted(float(_linear(color) @ [0.2126, 0.7152, 0.0722]) for color in (one, other))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("palette", [theme.LIGHT, theme.DARK], ids=["light", "dark"])
+def test_overlapped_and_exposed_differ_in_grey_and_can_be_read(palette: theme.Palette) -> None:
+    overlapped, exposed = palette.colors[theme.OVERLAPPED], palette.colors[theme.EXPOSED]
+    assert contrast(overlapped, exposed) >= 1.6
+    for text in (overlapped, exposed, palette.text, palette.quiet, palette.notice):
+        assert contrast(text, palette.paper) >= 4.5
+
+
+@pytest.mark.parametrize("sight", SIGHT)
+@pytest.mark.parametrize("palette", [theme.LIGHT, theme.DARK], ids=["light", "dark"])
+def test_what_is_counted_elsewhere_is_told_from_all_beside_it(palette: theme.Palette, sight: str) -> None:
+    beside = [palette.colors[theme.OVERLAPPED], palette.colors[theme.EXPOSED], palette.colors[theme.COMPUTE]]
+    for color in (*beside, *CAUSE_COLORS.values()):
+        assert np.linalg.norm(oklab(color, sight) - oklab(ELSEWHERE_COLOR, sight)) >= LEAST
 
 
 @pytest.mark.parametrize("palette", [theme.LIGHT, theme.DARK], ids=["light", "dark"])

@@ -11,7 +11,7 @@ const repaint = (trace) => ({ ...trace,
   ...Object.fromEntries(COLORED.filter((key) => trace[key]).map((key) => [key, recolor(trace[key])])) });
 function draw() {
   for (const element of document.querySelectorAll(".figure")) {
-    const { data, layout } = read(element.id + "-data");
+    const { data, layout } = read((element.dataset.shows ?? element.id) + "-data");
     Plotly.react(element, data.map(repaint), recolor(layout), config);
   }
 }
