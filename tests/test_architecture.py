@@ -60,7 +60,6 @@ SOLE_USERS = {
 
 # Cycles between files, of imports at run time and of those for type checking alone.
 KNOWN_CYCLES: set[frozenset[str]] = set()
-
 KNOWN_RUNTIME_CYCLES: set[frozenset[str]] = set()
 # Folders whose files (and folders, each taken as one) import each other in a circle.
 KNOWN_CIRCULAR_FOLDERS: set[str] = {"present"}
@@ -73,7 +72,7 @@ KNOWN_FULL_FOLDERS: dict[str, int] = {
     "train": 15,
 }
 # Lines of a file.
-KNOWN_LONG_FILES: dict[str, int] = {"ingest.nsys_sqlite": 357}
+KNOWN_LONG_FILES: dict[str, int] = {}
 # Functions of the analysis that a file of the presentation calls.
 KNOWN_CALLS = {"present.timeline.lanes": {"union"}}  # the algebra of intervals, which measures nothing
 
