@@ -7,10 +7,10 @@
 # (gloo); where each rank has a GPU they run there (NCCL).
 #
 # Settings (environment):
-#   VARIANTS          which ones, in this order               (default: naive flat overlap bucketed torch)
+#   VARIANTS          which ones, in this order               (default: all of ddp_prof/variants.py)
 #   BUCKET_SIZES_MB   bucketed is captured with each of these (default: 1 10 100)
-#   TRACES_DIR        where the captures go                   (default: traces in the checkout)
-#   FIGURES_DIR       where the timelines go                  (default: figures in the checkout)
+#   TRACES_DIR        where the captures go                   (default: traces/local in the checkout, which git ignores)
+#   FIGURES_DIR       where the timelines go                  (default: figures/local in the checkout, likewise)
 #   FORCE             1: capture again                        (default: 0)
 # and those of scripts/profile_variant.sh, of which the most useful are
 #   MODEL_SIZE (tiny mini small medium large xl 2.7B)  BATCH_SIZE  SEQ_LEN  STEPS  WARMUP  NGPU  DEVICE  BACKEND
@@ -21,8 +21,8 @@
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-traces="${TRACES_DIR:-$root/traces}"
-figures="${FIGURES_DIR:-$root/figures}"
+traces="${TRACES_DIR:-$root/traces/local}"
+figures="${FIGURES_DIR:-$root/figures/local}"
 ddp_prof="${VENV:-$root/.venv}/bin/ddp-prof"
 notes="$(mktemp)"
 
@@ -30,10 +30,12 @@ trap 'rm -f "$notes" "$notes.new"' EXIT
 trap 'echo && exit 130' INT
 trap 'exit 143' TERM HUP
 
+known_variants() { "${VENV:-$root/.venv}/bin/python" -c "from ddp_prof.variants import VARIANTS; print(*VARIANTS)"; }
+
 # One line for each capture: the variant and its options.
 list_captures() {
   local variant size
-  for variant in ${VARIANTS:-naive flat overlap bucketed torch}; do
+  for variant in ${VARIANTS:-$(known_variants)}; do
     if [ "$variant" = bucketed ]; then
       for size in ${BUCKET_SIZES_MB:-1 10 100}; do echo "bucketed --bucket-size-mb $size"; done
     else

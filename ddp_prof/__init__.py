@@ -17,18 +17,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ddp_prof.errors import DdpProfError, TraceError
-    from ddp_prof.runs import LoadOptions, Run, compare_steps, load_runs
+    from ddp_prof.runs.load import load_runs
+    from ddp_prof.runs.run import LoadOptions, Run, compare_steps
 
 __version__ = "0.1.0"
 __all__ = ["DdpProfError", "LoadOptions", "Run", "TraceError", "__version__", "compare_steps", "load_runs"]
 
 _HOMES = {
     "DdpProfError": "ddp_prof.errors",
-    "LoadOptions": "ddp_prof.runs",
-    "Run": "ddp_prof.runs",
+    "LoadOptions": "ddp_prof.runs.run",
+    "Run": "ddp_prof.runs.run",
     "TraceError": "ddp_prof.errors",
-    "compare_steps": "ddp_prof.runs",
-    "load_runs": "ddp_prof.runs",
+    "compare_steps": "ddp_prof.runs.run",
+    "load_runs": "ddp_prof.runs.load",
 }
 
 

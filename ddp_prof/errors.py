@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ddp_prof.printable import printable
+
+_LONGEST_REASON = 400
+
 
 class DdpProfError(Exception):
     """Base of all errors that a user can act on. The command line shows it in one line and exits with 1."""
@@ -25,7 +29,9 @@ class TraceError(DdpProfError):
         self.way_out = way_out
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.reason}: {self.way_out}"
+        reason, way_out = (" ".join(text.split()) for text in (self.reason, self.way_out))
+        shown = reason if len(reason) <= _LONGEST_REASON else reason[: _LONGEST_REASON - 3] + "..."
+        return printable(f"{self.path}: {shown}: {way_out}")
 
 
 class CommunicationError(DdpProfError):

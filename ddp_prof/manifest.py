@@ -43,10 +43,11 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class HostTimes:
-    """What a step took on rank 0 by the host's clock; see :class:`ddp_prof.benchmark.store.StepTime`.
+    """Time of a step on rank 0 by the host's clock.
 
     Attributes:
-        communication_ns: Of torch's DDP, which waits within backward, the end of backward: counted in both.
+        communication_ns: Of torch's DDP, which waits within backward, the end of backward: counted in both. ``None``
+            where it is not known: fsdp, and torch without its communication hook.
     """
 
     is_synchronized: bool
@@ -54,13 +55,13 @@ class HostTimes:
     step_ns: int
     forward_ns: int
     backward_ns: int
-    communication_ns: int
+    communication_ns: int | None
     optimizer_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class MessageTimes:
-    """All-reduces of one size that rank 0 waited for one by one; see :class:`ddp_prof.benchmark.store.Message`."""
+    """All-reduces of one size, for each of which rank 0 waited."""
 
     bytes: int
     calls: int
@@ -76,7 +77,8 @@ class Manifest:
         variant: Key of :data:`ddp_prof.variants.VARIANTS`.
         bucket_size_mb: Cap of a bucket in MB of 2**20 bytes; ``None`` where the variant has none, or no cap.
         step_seconds: Host seconds of each measured step on rank 0, profiler's cost included.
-        communication_seconds: Host seconds of each measured step that rank 0 spent waiting for communication.
+        communication_seconds: Of each measured step that rank 0 spent waiting for communication: the host's on a CPU,
+            the device's on a GPU; empty where this is not known.
         final_loss: ``None`` where it was not finite: training diverged.
         profiler: What recorded the run, with its version; ``None`` for an unprofiled run.
         key: Digest of machine, settings and code; a finished run is skipped only where it is unchanged.

@@ -7,6 +7,9 @@ A name is followed by fields, all separated by ``|``::
     step|index=0|warmup=1
     backward
     all_reduce|bucket=3|bytes=1048576|params=2
+    reduce_scatter|bucket=3|bytes=1048576|params=2
+    all_gather|bucket=3|bytes=1048576|params=2
+    broadcast|bucket=0|bytes=64|params=1
 
 Ranges made by others share the trace with ours, so parsing never fails: a foreign name is a name without fields.
 This module needs nothing but Python, so that any program can use it.
@@ -26,6 +29,12 @@ BACKWARD = "backward"
 SYNCHRONIZE = "synchronize"
 OPTIMIZER = "optimizer"
 ALL_REDUCE = "all_reduce"
+REDUCE_SCATTER = "reduce_scatter"
+ALL_GATHER = "all_gather"
+BROADCAST = "broadcast"
+
+COLLECTIVES = (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST)
+"""Ranges of one collective each; ``bytes`` is the whole: a reduce-scatter's input, an all-gather's output."""
 
 PHASES = (FORWARD, BACKWARD, SYNCHRONIZE, OPTIMIZER)
 """The parts of a step, in the order in which they run."""

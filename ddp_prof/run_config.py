@@ -48,6 +48,7 @@ class RunConfig:
     variant: str
     bucket_size_mb: float | None = None
     find_unused_parameters: bool = False
+    no_communication_hook: bool = False
     model_size: str = "mini"
     batch_size: int = 4
     seq_len: int = 128

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+BYTES_PER_MB = 2**20
+"""Bytes of one MB of a bucket size."""
 BASELINE = "naive"
 """The variant that speed-ups refer to."""
 BUCKETED = "bucketed"
@@ -35,6 +37,8 @@ VARIANTS: dict[str, VariantInfo] = {
     "overlap": VariantInfo(),
     BUCKETED: VariantInfo(takes_bucket_size=True, default_bucket_size_mb=25.0, can_be_uncapped=True),
     "torch": VariantInfo(takes_bucket_size=True),
+    "sharded": VariantInfo(takes_bucket_size=True, default_bucket_size_mb=25.0, can_be_uncapped=True),
+    "fsdp": VariantInfo(),
 }
 """In the order in which tables and figures show them: each improves on the one before; the reference comes after."""
 VARIANT_NAMES = tuple(VARIANTS)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import json
 import os
 import sqlite3
 import subprocess
@@ -39,6 +40,9 @@ PROBE = {"MODEL_SIZE": "tiny", "SEQ_LEN": "16", "BATCH_SIZE": "2", "STEPS": "1",
 PROBE |= {"NGPU": "2", "RANKS_PER_GPU": "2", "BACKEND": "gloo", "FORCE": "1"}
 """Two ranks: one alone does not tell whether a recorder keeps several. With gloo any GPU will do for both."""
 PROBE_LIMIT_S = 120
+"""Of the recorded run alone: not of what sets it up, makes the report or exports it."""
+HANG_LIMIT_S = 600
+"""Of all of it."""
 WHOLE_RUN = "CAPTURE_RANGE=none"
 """What scripts/profile_variant.sh advises where ranks or kernels did not arrive."""
 TORCH_LIMIT_S = 300
@@ -171,14 +175,42 @@ def try_recorder(recorder: Recorder, log: Path) -> str:
     """Record a small run; returns the reason where no kernels came of it, else nothing."""
     with tempfile.TemporaryDirectory(prefix="ddp_prof.probe.") as folder:
         environment = {**os.environ, **PROBE, **recorder.settings, "TRACES_DIR": folder, "VERBOSE": "1"}
+        environment["LIMIT_S"] = str(PROBE_LIMIT_S)
         command = ["bash", str(ROOT / "scripts/profile_variant.sh"), "naive"]
-        said, kernels = run_for(command, environment, PROBE_LIMIT_S), count_kernels(Path(folder))
+        said, kernels = run_for(command, environment, HANG_LIMIT_S), count_kernels(Path(folder))
     _write(log, f"{recorder.name}: {kernels} kernels", said)
     if kernels:
         return ""
     ours = [line for line in said.splitlines() if line.startswith("profile_variant: naive: ")]
     last = (ours or said.splitlines() or ["it said nothing"])[-1]
     return last.removeprefix("profile_variant: naive: ") if ours else f"no kernels in its capture ({last[:200]})"
+
+
+class Tried:
+    """What was tried already, and why it does not record: a preflight that was cut off goes on with the next.
+
+    Attributes:
+        path: A JSON object; while a recorder is being tried it says that it did not end.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._reasons: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+    def reason(self, recorder: Recorder) -> str:
+        """Why it did not record; empty where it was not tried, or records."""
+        return self._reasons.get(recorder.name, "")
+
+    def note(self, recorder: Recorder, log: Path) -> str:
+        """Try it, and keep and return the reason."""
+        self._keep(recorder, "it was cut off before it was done")
+        reason = try_recorder(recorder, log)
+        self._keep(recorder, reason)
+        return reason
+
+    def _keep(self, recorder: Recorder, reason: str) -> None:
+        self._reasons[recorder.name] = reason
+        self.path.write_text(json.dumps(self._reasons), encoding="utf-8")
 
 
 def run_for(command: Sequence[str], environment: Mapping[str, str], limit_s: float) -> str:
@@ -210,27 +242,28 @@ def count_kernels(folder: Path) -> int:
 
 def find_recorder(log: Path, chosen: Path) -> Iterator[Finding]:
     """Try what may record until something does; its settings are written down."""
+    tried = Tried(chosen.with_name(f"{chosen.name}.tried"))
     for recorder in find_recorders(os.environ, log):
-        for item in (recorder, _of_whole_run(recorder)):
-            reason = try_recorder(item, log)
+        for way in (recorder, _of_whole_run(recorder)):
+            reason = tried.reason(way) or tried.note(way, log)
             if not reason:
-                chosen.write_text("".join(f"{key}={value}\n" for key, value in item.settings.items()), encoding="utf-8")
-                yield Finding("recorder", f"{item.name} records CUDA")
+                chosen.write_text("".join(f"{key}={value}\n" for key, value in way.settings.items()), encoding="utf-8")
+                yield Finding("recorder", f"{way.name} records CUDA")
                 return
-            yield Finding("recorder", item.name, reason, is_needed=False)
+            yield Finding("recorder", way.name, reason, is_needed=False)
             if WHOLE_RUN not in reason:
                 break
     yield Finding("recorder", "none records CUDA here", f"see {log} for what each of them said")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Palette, print, and say by the exit status whether captures can begin."""
+    """Look, print, and say by the exit status whether captures can begin."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", type=Path, required=True, help="the one with torch")
     parser.add_argument("--log", type=Path, required=True, help="what each recorder said")
     parser.add_argument("--recorder", type=Path, required=True, help="settings of the one that records")
     arguments = parser.parse_args(argv)
-    arguments.log.write_text("", encoding="utf-8")
+    arguments.log.touch()
     findings = [find_gpus(), *find_torch(arguments.python)]
     print("\n".join(map(str, findings)), flush=True)
     if any(finding.way_out and finding.is_needed for finding in findings):

@@ -1,10 +1,11 @@
-"""Packs what scripts/capture_gpu.sh made into one file of at most so many MB, to carry away.
+"""Packs what scripts/capture_gpu.sh made into a few files of at most so many MB each, to carry away.
 
     python scripts/pack_captures.py gpu_capture --max-mb 16     # gpu_capture.tar.gz
+    python scripts/pack_captures.py gpu_capture --max-mb 16 --max-files 8     # and gpu_capture.2.tar.gz ..., as needed
 
-What does not fit is left out in this order, and the file says so itself (``LEFT_OUT.txt``): the profiler's own reports
-(their exports hold the same), then steps of the captures, as many as it takes, from the first on. The tables always are
-of all steps.
+What does not fit is left out in this order, and the first file says so itself (``LEFT_OUT.txt``): the profiler's own
+reports (their exports hold the same), then steps of the captures, as many as it takes, from the first on. The tables
+always are of all steps.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import shutil
 import sys
 import tarfile
 import tempfile
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,43 +29,88 @@ if TYPE_CHECKING:
 
 EXPORTS = (".sqlite", ".json.gz")
 REPORTS = (".nsys-rep", ".qdstrm")
+HEADER_BYTES = 1024
+"""A file's in an archive, generously."""
+SAFETY = 0.98
+"""Of a file's size, what its parts may have: they were compressed one by one."""
 ALL_STEPS = 0
 SMALLER = ((True, ALL_STEPS), (False, ALL_STEPS), (False, 3), (False, 2), (False, 1))
 """Whether reports are packed, and how many steps of each capture, in the order in which it is tried."""
 
 
-def pack(folder: Path, target: Path, max_bytes: int) -> str:
-    """Write ``target``; returns what had to be left out, in words.
+def pack(folder: Path, target: Path, max_bytes: int, max_files: int = 1, newer_than: Path | None = None) -> str:
+    """Write ``target`` and, where it takes more than one file, ``target`` with a number; returns what was left out.
+
+    Args:
+        folder: What is packed.
+        target: The first file, ``NAME.tar.gz``; the others are ``NAME.2.tar.gz``, ``NAME.3.tar.gz`` ...
+        max_bytes: Of one file.
+        max_files: How many there may be.
+        newer_than: Pack only what changed after this file did.
 
     Raises:
         TraceError: There is nothing to pack, or even with one step of each capture it is too large.
     """
-    if not any(_files(folder)):
+    files = [
+        path for path in _files(folder) if newer_than is None or path.stat().st_mtime >= newer_than.stat().st_mtime
+    ]
+    if not files:
         raise TraceError(folder, "there is nothing in it to pack", "make captures with scripts/capture_gpu.sh")
     size = 0
     for with_reports, steps in SMALLER:
         with tempfile.TemporaryDirectory(prefix="ddp_prof.pack.", dir=folder.parent) as scratch:
             copy = Path(scratch) / folder.name
-            gather(folder, copy, with_reports=with_reports, steps=steps)
+            gather(folder, files, copy, with_reports=with_reports, steps=steps)
             left_out = _in_words(with_reports, steps)
             (copy / "LEFT_OUT.txt").write_text(f"{left_out}\n", encoding="utf-8")
-            partial = Path(scratch) / target.name
-            with tarfile.open(partial, "w:gz") as archive:
-                archive.add(copy, folder.name)
-            size = partial.stat().st_size
-            if size <= max_bytes:
-                partial.replace(target)
+            archives = [_archive([*_files(copy)], copy, Path(scratch))]
+            if archives[0].stat().st_size > max_bytes and max_files > 1:
+                archives = [_archive(part, copy, Path(scratch)) for part in _parts(copy, max_bytes)]
+            size = sum(archive.stat().st_size for archive in archives)
+            if len(archives) <= max_files and all(archive.stat().st_size <= max_bytes for archive in archives):
+                for number, archive in enumerate(archives, 1):
+                    archive.replace(target if number == 1 else _numbered(target, number))
                 return left_out
     raise TraceError(
         folder,
-        f"{size / 1e6:.1f} MB with one step of each capture, of at most {max_bytes / 1e6:.0f}",
+        f"{size / 1e6:.1f} MB with one step of each capture, of at most {max_files * max_bytes / 1e6:.0f}",
         "raise --max-mb, or make captures of fewer variants or of a smaller model",
     )
 
 
-def gather(folder: Path, copy: Path, *, with_reports: bool, steps: int) -> None:
-    """Copy what is to be packed, with so many steps of each capture."""
+def _parts(folder: Path, max_bytes: int) -> list[list[Path]]:
+    """The files of a folder, in as few lists as it takes for each to be small enough once it is compressed."""
+    parts: list[list[Path]] = [[]]
+    sizes = [0]
     for path in _files(folder):
+        size = len(zlib.compress(path.read_bytes())) + HEADER_BYTES
+        fitting = next((number for number, taken in enumerate(sizes) if taken + size <= max_bytes * SAFETY), None)
+        if fitting is None and parts[-1]:
+            parts.append([])
+            sizes.append(0)
+        number = len(parts) - 1 if fitting is None else fitting
+        parts[number].append(path)
+        sizes[number] += size
+    return parts
+
+
+def _archive(files: Sequence[Path], folder: Path, scratch: Path) -> Path:
+    with tempfile.NamedTemporaryFile(dir=scratch, suffix=".tar.gz", delete=False) as file:
+        path = Path(file.name)
+    with tarfile.open(path, "w:gz") as archive:
+        for file_path in files:
+            archive.add(file_path, Path(folder.name) / file_path.relative_to(folder))
+    path.chmod(0o644)
+    return path
+
+
+def _numbered(target: Path, number: int) -> Path:
+    return target.with_name(f"{target.name.removesuffix('.tar.gz')}.{number}.tar.gz")
+
+
+def gather(folder: Path, files: Sequence[Path], copy: Path, *, with_reports: bool, steps: int) -> None:
+    """Copy what is to be packed, with so many steps of each capture."""
+    for path in files:
         target = copy / path.relative_to(folder)
         if path.name.endswith(REPORTS) and not with_reports:
             continue
@@ -93,16 +140,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--max-mb", type=at_least(1), default=16, help="default: %(default)s")
+    parser.add_argument("--max-mb", type=at_least(1), default=16, help="of one file (default: %(default)s)")
+    parser.add_argument("--max-files", type=at_least(1), default=1, help="default: %(default)s")
+    parser.add_argument("--target", type=Path, metavar="NAME.tar.gz", help="the first file (default: as the folder)")
+    parser.add_argument("--newer-than", type=Path, metavar="FILE", help="pack only what changed after this file did")
     arguments = parser.parse_args(argv)
     folder = arguments.folder.absolute()
-    target = folder.with_name(f"{folder.name}.tar.gz")
+    target = arguments.target or folder.with_name(f"{folder.name}.tar.gz")
     try:
-        left_out = pack(folder, target, arguments.max_mb * 1_000_000)
+        left_out = pack(folder, target, arguments.max_mb * 1_000_000, arguments.max_files, arguments.newer_than)
     except DdpProfError as error:
         print(f"pack_captures: error: {error}", file=sys.stderr)
         return 1
-    print(f"{target}: {target.stat().st_size / 1e6:.1f} MB, left out: {left_out}")
+    for path in [target, *sorted(target.parent.glob(f"{target.name.removesuffix('.tar.gz')}.[0-9].tar.gz"))]:
+        print(f"{path}: {path.stat().st_size / 1e6:.1f} MB, left out: {left_out}")
     return 0
 
 

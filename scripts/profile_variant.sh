@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Profiles one variant with Nsight Systems: traces/NAME.nsys-rep, its export NAME.sqlite, and NAME.run.json, written last.
+# Profiles one variant with Nsight Systems: TRACES_DIR/NAME.nsys-rep, its export NAME.sqlite, and NAME.run.json, written
+# last.
 #
 #   scripts/profile_variant.sh VARIANT [--bucket-size-mb MB] [-- further arguments of python -m ddp_prof.train]
 #   scripts/profile_variant.sh bucketed --bucket-size-mb 25
 #
-# VARIANT is naive, flat, overlap, bucketed or torch; NAME is the variant, with its bucket size where it has one
+# VARIANT is one of ddp_prof/variants.py: naive, flat, overlap, bucketed, torch ...; NAME is the variant, with its bucket size where it has one
 # (bucketed_25mb). A capture that is there, made on this machine from the same settings and code, is not made again.
 # Old files are replaced only by a complete new capture. Where nsys cannot be had, torch.profiler records instead
 # (NAME.rank0.json.gz, ...). This is the only home of nsys flags.
@@ -15,7 +16,7 @@
 #
 # Settings (environment):
 #   MODEL_SIZE    of ddp_prof.train                                  (default: medium on GPUs, else mini)
-#   BATCH_SIZE    sequences a step, of all ranks together            (default: 4)
+#   BATCH_SIZE    sequences a step, of all ranks together            (default: 2 a rank)
 #   SEQ_LEN       tokens a sequence                                  (default: 128)
 #   STEPS         captured steps                                     (default: 10)
 #   WARMUP        steps before, marked as such                       (default: 2)
@@ -25,7 +26,7 @@
 #   RANKS_PER_GPU let so many ranks take turns on each GPU           (default: unset, a GPU a rank)
 #   TORCHRUN      arguments with which torchrun starts the ranks (--nnodes 2 --node-rank 1 ...); NGPU ranks on this node
 #   NODE_RANK     with TORCHRUN: number of this node, part of the files' name  (default: unset, the only node)
-#   TRACES_DIR    where the files go                                 (default: traces in the checkout)
+#   TRACES_DIR    where the files go                                 (default: traces/local in the checkout)
 #   PROFILER      nsys, kineto (torch.profiler), none (NAME.run.json alone: what the run takes unprofiled), or auto
 #                 (default: auto: nsys where it can be had)
 #   NSYS          the nsys to use                                    (default: what scripts/install_nsys.sh finds)
@@ -35,16 +36,20 @@
 #   CAPTURE_RANGE on GPUs: cudaProfilerApi, or none for the whole run (default: cudaProfilerApi)
 #   VENV          the virtual environment                            (default: .venv in the checkout)
 #   ISOLATE       1: in a process namespace, where possible: else nsys notes the names, and of the same user also the
-#                 environments, of all processes of the machine      (default: 1)
+#                 environments, of all processes of the machine. Never where CUDA's multi-process service (MPS) runs,
+#                 which knows its clients by their process ids       (default: 1)
+#   LIMIT_S       end the recorded run after so many seconds; what comes before and after it is not counted (default: none)
 #   FORCE         1: capture again                                   (default: 0)
 #   VERBOSE       1: show what nsys and the workload say             (default: 0)
 #
 # A report keeps the environment of what it recorded, so that is given only what concerns it: variables that begin with
-# CUDA_, NCCL_, GLOO_, OMP_, MKL_, TORCH_, PYTORCH_, TORCHINDUCTOR_ or TRITON_, and LD_LIBRARY_PATH, CC and CXX.
+# CUDA_, NCCL_, GLOO_, OMP_, MKL_, TORCH_, PYTORCH_, TORCHINDUCTOR_ or TRITON_, or with FI_, OFI_NCCL_ or UCX_ (without
+# which NCCL would change its transport in silence), and NVIDIA_TF32_OVERRIDE, CUBLAS_WORKSPACE_CONFIG, LD_LIBRARY_PATH,
+# CC and CXX.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-traces="${TRACES_DIR:-$root/traces}"
+traces="${TRACES_DIR:-$root/traces/local}"
 venv="${VENV:-$root/.venv}"
 python="$venv/bin/python"
 ranks="${NGPU:-${WORLD_SIZE:-2}}"
@@ -65,19 +70,23 @@ usage() {
 # Process ids of all that this run started, nsys's own daemon included: its HOME is theirs alone.
 started() { grep -lsz "^HOME=$scratch$" /proc/[0-9]*/environ | cut -d/ -f3 || true; }
 
-stop() {
+end_started() {
   local process signal
+  for signal in TERM TERM TERM KILL; do
+    for process in $(started); do
+      kill "-$signal" "$process" 2>/dev/null || true
+      rm -f "/dev/shm/quadd-agent-instance-$process" "/dev/shm/sem.nsys_sem_$process"
+    done
+    [ -z "$(started)" ] || sleep 1
+  done
+}
+
+stop() {
   [ -n "$child" ] || return 0
   if [ "$is_isolated" = 1 ]; then # takes the whole namespace with it
     kill -KILL "$child" 2>/dev/null || true
   else
-    for signal in TERM TERM TERM KILL; do
-      for process in $(started); do
-        kill "-$signal" "$process" 2>/dev/null || true
-        rm -f "/dev/shm/quadd-agent-instance-$process" "/dev/shm/sem.nsys_sem_$process"
-      done
-      [ -z "$(started)" ] || sleep 1
-    done
+    end_started
   fi
   wait "$child" 2>/dev/null || true
 }
@@ -111,11 +120,8 @@ read_arguments() {
     esac
     shift
   done
-  case "$variant" in
-    naive | flat | overlap | torch | bucketed) ;;
-    "") usage "which variant?" ;;
-    *) usage "no such variant: $variant" ;;
-  esac
+  [ -n "$variant" ] || usage "which variant?"
+  [[ "$variant" =~ ^[a-z][a-z0-9_]*$ ]] || usage "no such variant: $variant"
   [ "$variant" != bucketed ] || bucket_size="${bucket_size:-25}"
   name="$variant${bucket_size:+_${bucket_size}mb}"
   [ "$bucket_size" != none ] || name="${variant}_unbounded"
@@ -124,13 +130,37 @@ read_arguments() {
   [ -z "${TORCHRUN:-}" ] || name+="${NODE_RANK:+.node$NODE_RANK}"
 }
 
+# The package knows which variants there are.
+check_variant() {
+  local known
+  known="$("$python" -c "from ddp_prof.variants import VARIANTS; print(*VARIANTS)" 2>/dev/null || true)"
+  [ -z "$known" ] || [[ " $known " == *" $variant "* ]] || usage "no such variant: $variant; there are ${known// /, }"
+}
+
 # Whether this is one part of a capture, of which another process or machine makes the others.
 is_part() { [ "$name" != "$base" ]; }
 
-# Without a driver nvidia-smi says so on stdout, which is no GPU's name.
+# Names of the GPUs that a process sees, a line each. Without a driver nvidia-smi says so on stdout, which is no GPU's
+# name, and it shows those, too, that CUDA_VISIBLE_DEVICES hides. Of the instances of a divided GPU (MIG) a process sees one.
 gpu_names() {
-  local names
-  if names="$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null)"; then echo "$names"; fi
+  local names name entry
+  names="$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null)" && [ -n "$names" ] || return 0
+  if [ -z "${CUDA_VISIBLE_DEVICES+is set}" ]; then
+    if nvidia-smi -L 2>/dev/null | grep '^ *MIG ' >/dev/null; then sed -n 1p <<<"$names"; else echo "$names"; fi
+    return
+  fi
+  for entry in ${CUDA_VISIBLE_DEVICES//,/ }; do
+    case "$entry" in
+      MIG-*) sed -n 1p <<<"$names" && return ;;
+      GPU-*) sed -n 1p <<<"$names" ;;
+      *[!0-9]*) return ;; # as for CUDA the first that is none ends the list
+      *)
+        name="$(sed -n "$((entry + 1))p" <<<"$names")"
+        [ -n "$name" ] || return 0
+        echo "$name"
+        ;;
+    esac
+  done
 }
 
 # Where each rank has a GPU or a share of one, and nobody asks for the CPU.
@@ -179,17 +209,25 @@ installed() {
 
 environment() {
   printf '%s\n' PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8
-  env | grep -E '^((CUDA|NCCL|GLOO|OMP|MKL|(PY)?TORCH|TORCHINDUCTOR|TRITON)_[A-Za-z0-9_]*|LD_LIBRARY_PATH|CC|CXX)=' |
+  local prefixes='CUDA|NCCL|GLOO|OMP|MKL|(PY)?TORCH|TORCHINDUCTOR|TRITON|FI|OFI_NCCL|UCX'
+  env | grep -E "^(($prefixes)_[A-Za-z0-9_]*|NVIDIA_TF32_OVERRIDE|CUBLAS_WORKSPACE_CONFIG|LD_LIBRARY_PATH|CC|CXX)=" |
     LC_ALL=C sort || true
   [ "$is_launched" = 0 ] ||
     env | grep -E '^(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_[A-Z_]*)=' || true
+}
+
+# Ranks of all nodes.
+all_ranks() {
+  local nodes=1
+  [[ ! "${TORCHRUN:-}" =~ --nnodes[=\ ]([0-9]+:)?([0-9]+) ]] || nodes="${BASH_REMATCH[2]}"
+  echo $((ranks * nodes))
 }
 
 workload_arguments() {
   local world=(--world-size "$ranks")
   [ "$is_launched" = 0 ] && [ -z "${TORCHRUN:-}" ] || world=() # the launcher tells
   arguments=(--variant "$variant" ${bucket_size:+--bucket-size-mb "$bucket_size"} "${world[@]}" --device "$device"
-    --model-size "$model_size" --batch-size "${BATCH_SIZE:-4}" --seq-len "${SEQ_LEN:-128}"
+    --model-size "$model_size" --batch-size "${BATCH_SIZE:-$((2 * $(all_ranks)))}" --seq-len "${SEQ_LEN:-128}"
     --steps "${STEPS:-10}" --warmup "${WARMUP:-2}" ${BACKEND:+--backend "$BACKEND"}
     ${RANKS_PER_GPU:+--ranks-per-gpu "$RANKS_PER_GPU"} "${more[@]}")
 }
@@ -206,8 +244,8 @@ digest() {
     environment
     printf '%s\n' "${arguments[@]}"
     cd "$root"
-    find ddp_prof/ddp ddp_prof/train ddp_prof/range_names.py ddp_prof/manifest.py scripts/profile_variant.sh -type f \
-      ! -name '*.pyc' ! -path '*/bench/*' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
+    find ddp_prof/ddp ddp_prof/train ddp_prof/*.py scripts/profile_variant.sh -type f ! -name '*.pyc' \
+      ! -name runs.py ! -name trace.py ! -name __init__.py -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
   } | sha256sum | cut -d' ' -f1
 }
 
@@ -258,12 +296,16 @@ check_torch_sees_gpus() {
     fail "there is a GPU, but the torch in $venv cannot use it: install a CUDA build of torch, or say DEVICE=cpu"
 }
 
+# The daemon of CUDA's multi-process service listens here; it would turn away processes of another namespace.
+uses_mps() { [ "$device" = cuda ] && [ -e "${CUDA_MPS_PIPE_DIRECTORY:-/tmp/nvidia-mps}/control" ]; }
+
 # Runs a command with the cleaned environment, in a process namespace where wanted and possible; ranks that a launcher
 # started must see each other: NCCL's shared memory is named after processes.
 run() {
-  local clean isolate=()
+  local clean isolate=() limit=()
   mapfile -t clean < <(environment)
-  if [ "${ISOLATE:-1}" = 1 ] && [ -n "$nsys" ] && [ "$is_launched" = 0 ]; then
+  [ -z "${LIMIT_S:-}" ] || limit=(timeout --kill-after=10 "$LIMIT_S")
+  if [ "${ISOLATE:-1}" = 1 ] && [ -n "$nsys" ] && [ "$is_launched" = 0 ] && ! uses_mps; then
     isolate=(unshare --pid --fork --mount-proc --kill-child)
     [ "$(id -u)" = 0 ] || isolate+=(--user --map-root-user)
     # Shared memory of its own too: nsys names a file there after its process id, which is the same in each namespace.
@@ -277,7 +319,7 @@ run() {
     fi
   fi
   # Under TMPDIR nsys opens sockets, whose paths must be short.
-  env -i "${clean[@]}" HOME="$scratch" TMPDIR="$scratch" "${isolate[@]}" "$@" >"$scratch/log" 2>&1 </dev/null 9>&- &
+  env -i "${clean[@]}" HOME="$scratch" TMPDIR="$scratch" "${limit[@]}" "${isolate[@]}" "$@" >"$scratch/log" 2>&1 </dev/null 9>&- &
   child=$!
   [ "${VERBOSE:-0}" != 1 ] || tail -f --pid="$child" "$scratch/log" >&2 9>&- &
   wait "$child"
@@ -310,6 +352,10 @@ record() {
     run "${command[@]}" || status=$?
   fi
   child=""
+  if [ -n "${LIMIT_S:-}" ] && { [ "$status" = 124 ] || [ "$status" = 137 ]; }; then
+    end_started
+    fail "$name: the run was not done after $LIMIT_S s: $(reason)"
+  fi
   # Rank 0 writes run.json, on its node; it tells better than the exit code, which nsys has its own of.
   [ -s "$partial/$base.run.json" ] || { is_part && [ "$status" = 0 ]; } ||
     fail "$name: the workload failed (exit code $status): $(reason) [all that was said: VERBOSE=1]"
@@ -450,6 +496,7 @@ main() {
     echo "$name: up to date"
     return
   fi
+  check_variant
   check_torch_sees_gpus
   partial="$traces/.$name.partial"
   rm -rf "$partial"

@@ -9,8 +9,8 @@
 # one that two CPU cores finish in some minutes.
 #
 # Settings (environment):
-#   RESULTS_DB    the results database; results.csv goes beside it           (default: traces/results.db in the checkout)
-#   FIGURES_DIR   where figures and the written analysis go                  (default: figures in the checkout)
+#   RESULTS_DB    the results database; results.csv goes beside it     (default: traces/local/results.db in the checkout)
+#   FIGURES_DIR   where figures and the written analysis go            (default: figures/local in the checkout)
 #   MASTER_PORT   where the ranks of a run meet, on MASTER_ADDR              (default: at a file)
 # and those of scripts/env.sh (VENV, PYTHON, CHROMIUM).
 #
@@ -18,8 +18,8 @@
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-database="${RESULTS_DB:-$root/traces/results.db}"
-figures="${FIGURES_DIR:-$root/figures}"
+database="${RESULTS_DB:-$root/traces/local/results.db}"
+figures="${FIGURES_DIR:-$root/figures/local}"
 venv="${VENV:-$root/.venv}"
 child=""
 

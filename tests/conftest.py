@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -64,16 +63,7 @@ def shared_traces() -> Path:
 
 @pytest.fixture(scope="session")
 def own_traces() -> list[Path]:
-    """The real captures that come with the repository."""
+    """The real captures that come with the repository; those of one's own runs go to traces/local."""
     found = sorted((ROOT / "traces").glob("*.sqlite"))
     assert found, "traces/ holds no capture"
     return found
-
-
-@pytest.fixture(scope="session")
-def committed_traces(own_traces: list[Path]) -> list[Path]:
-    """The real captures that come with the repository, as they came: not those of one's own run in their place."""
-    changed = subprocess.run(["git", "status", "--porcelain", "traces"], cwd=ROOT, capture_output=True, check=False)
-    if changed.returncode or changed.stdout:
-        pytest.skip("the captures here are of one's own run")
-    return own_traces

@@ -22,9 +22,10 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 FOLDERS = sorted({path.parent for path in SOURCES})
 MOST_FILES, MOST_LINES, MOST_FLOORS = 9, 350, 5
 
-GROUND = {"errors", "range_names", "variants", "unknown", "run_config", "manifest", "trace"}
+GROUND = {"printable", "errors", "range_names", "variants", "unknown", "run_config", "manifest", "trace"}
 MAY_IMPORT = {
-    "errors": set(),
+    "printable": set(),
+    "errors": {"printable"},
     "range_names": {"errors"},
     "variants": {"errors"},
     "unknown": {"errors"},
@@ -58,21 +59,21 @@ SOLE_USERS = {
 }
 
 # Cycles between files, of imports at run time and of those for type checking alone.
-KNOWN_CYCLES: set[frozenset[str]] = {
-    frozenset({"benchmark.effects", "benchmark.settings"}),
-}
+KNOWN_CYCLES: set[frozenset[str]] = {frozenset({"analyze.outliers", "analyze.overlap.overlap"})}
+
 KNOWN_RUNTIME_CYCLES: set[frozenset[str]] = set()
 # Folders whose files (and folders, each taken as one) import each other in a circle.
-KNOWN_CIRCULAR_FOLDERS: set[str] = {"benchmark", "present"}
+KNOWN_CIRCULAR_FOLDERS: set[str] = {"analyze", "present"}
 # Floors of a folder's import graph, imports for type checking included.
-KNOWN_HIGH_FOLDERS: dict[str, int] = {"train": 7}
+KNOWN_HIGH_FOLDERS: dict[str, int] = {"ddp": 6, "train": 7}
 # Files in a folder, without __init__.py.
 KNOWN_FULL_FOLDERS: dict[str, int] = {
-    "benchmark": 12,
-    "cli": 11,
-    "present.timeline.assets": 11,
+    "cli": 12,
+    "present.timeline.assets": 10,
     "train": 15,
 }
+# Lines of a file.
+KNOWN_LONG_FILES: dict[str, int] = {}
 # Functions of the analysis that a file of the presentation calls.
 KNOWN_CALLS = {"present.timeline.lanes": {"union"}}  # the algebra of intervals, which measures nothing
 
@@ -200,7 +201,7 @@ def assert_only_known(sizes: dict[str, int], most: int, known: dict[str, int]) -
 
 def test_files_are_short() -> None:
     lines = {module_of(path): len(path.read_text(encoding="utf-8").splitlines()) for path in SOURCES}
-    assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}
+    assert_only_known(lines, MOST_LINES, KNOWN_LONG_FILES)
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=module_of)

@@ -1,4 +1,4 @@
-"""The captures that come with the repository, or those of one's own run: exact identities on real input."""
+"""The captures that come with the repository: exact identities on real input."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def test_identities_hold_exactly(path: Path) -> None:
 def test_variants_overlap_as_they_are_meant_to() -> None:
     """Naive and flat wait for everything; one bucket of everything is launched when nothing is left to hide it."""
     ratio = {
-        compare_variant.label: compare_variant.overlap_ratio
-        for compare_variant in compare_variants([measure_overlap(load_trace(path)) for path in TRACES])
+        variant.label: variant.overlap_ratio
+        for variant in compare_variants([measure_overlap(load_trace(path)) for path in TRACES])
     }
     assert ratio["naive"] == ratio["flat"] == 0
     assert min(ratio[label] for label in ("overlap", "bucketed 1 MB", "bucketed 10 MB")) > 0.25

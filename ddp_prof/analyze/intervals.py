@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ddp_prof.trace import UNKNOWN
+
 if TYPE_CHECKING:
     from ddp_prof.trace import Ints, Mask
 
@@ -136,3 +138,23 @@ def _runs(edges: Ints, inside: Mask) -> Intervals:
     """The set that holds ``[edge, next edge)`` wherever ``inside`` is true; equal edges have equal ``inside``."""
     change = np.diff(inside.astype(np.int8), prepend=0)
     return Intervals(edges[change == 1], edges[change == -1])
+
+
+def innermost(start_ns: Ints, end_ns: Ints, time_ns: Ints) -> Ints:
+    """Index of the range that holds each instant, ``UNKNOWN`` where none does.
+
+    Of several, the one that starts last, and of those that start together the shortest::
+
+        ranges    0000000000..
+                  ...111......
+        innermost 000111000000..  and UNKNOWN after the end
+    """
+    edges = np.unique(np.concatenate([start_ns, end_ns]))
+    if not len(edges):
+        return np.full(len(time_ns), UNKNOWN, np.int64)
+    owner = np.full(len(edges) + 1, UNKNOWN, np.int64)
+    first, last = np.searchsorted(edges, start_ns) + 1, np.searchsorted(edges, end_ns) + 1
+    for row in np.lexsort((-end_ns, start_ns)):  # outer ranges first: inner ones overwrite their part
+        owner[first[row] : last[row]] = row
+    holder: Ints = owner[np.searchsorted(edges, time_ns, side="right")]
+    return holder

@@ -1,4 +1,4 @@
-"""The one finding about a run's exposed communication that says most: its main cause, and the bucket behind it."""
+"""The one finding about a run's exposed communication that says most, taken from its typical step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ddp_prof.analyze.collectives.exposure import CAUSES, SYNCHRONOUS, TAIL, WAITING
 from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.analyze.collectives.straggler import measure_skew
 
@@ -22,88 +21,49 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RootCause:
-    """The main cause of a run's exposed time. Everything is over all steps and ranks.
+    """When and why most of the exposed time of the typical step is exposed. All figures are that step's, of all ranks.
 
     Attributes:
-        exposed_ns: All exposed time.
-        cause: One of ``causes.CAUSES``.
-        cause_ns: The part of the exposed time that it causes.
-        wait_ns: The part of ``cause_ns`` in which a peer had not arrived.
-        collectives_a_step: Median.
-        bucket: The bucket that has the largest part of it; ``None`` where buckets are not known.
-        index: Position in the step of those collectives, most of the time.
-        is_last: Whether it is the step's last collective, most of the time.
-        bucket_ns: The bucket's part.
+        step: The typical step's own number: that with the median exposed time; ``None`` without steps.
+        steps: How many steps communicate.
+        exposed_ns: Its exposed time; 0 where compute hides everything in it, and then nothing else counts.
+        total_exposed_ns: Exposed time of all steps.
+        when: One of ``exposure.WHENS``.
+        why: One of ``exposure.WHYS``.
+        pair_ns: The part of ``exposed_ns`` that is exposed then and for that reason.
+        wait_ns: The part of the exposed time in which a peer had not arrived.
+        knows_wait: Whether peers tell waiting from transfer.
+        collectives_a_step: Of one rank.
+        operation: Of the collective with the largest part of ``pair_ns``, as the other figures.
+        blocking: One of ``timing.BLOCKING``.
+        bucket: ``None`` where buckets are not known.
+        index: Position in the step.
+        is_last: Whether it is the step's last collective.
+        collective_ns: Its part.
         bytes: Its size.
         parameters: Names of its parameters, in the model's order; empty where not known.
-        lead_ns: Median of the time by which it starts before backward's compute ends; negative after it.
+        lead_ns: By how much it starts before backward's compute ends; negative after it; ``None`` if not known.
     """
 
+    step: int | None
+    steps: int
     exposed_ns: int
-    cause: str
-    cause_ns: int
+    total_exposed_ns: int
+    when: str
+    why: str
+    pair_ns: int
     wait_ns: int
+    knows_wait: bool
     collectives_a_step: int
+    operation: str | None
+    blocking: str | None
     bucket: int | None
     index: int
     is_last: bool
-    bucket_ns: int
+    collective_ns: int
     bytes: int | None
     parameters: tuple[str, ...]
     lead_ns: int | None
-
-
-def find_root_cause(collectives: Sequence[Collective], manifest: Manifest | None = None) -> RootCause | None:
-    """The main finding, ``None`` where nothing is exposed."""
-    by_cause = {cause: sum(getattr(collective.causes, cause) for collective in collectives) for cause in CAUSES}
-    cause = max(by_cause, key=by_cause.__getitem__)
-    if not by_cause[cause]:
-        return None
-    by_bucket: Counter[tuple[int | None, int]] = Counter()
-    for item in collectives:
-        by_bucket[_identity(item)] += getattr(item.causes, cause)
-    (culprit, bucket_ns), *_ = by_bucket.most_common(1)
-    own = [collective for collective in collectives if _identity(collective) == culprit]
-    step_sizes = Counter(collective.step_identity for collective in collectives)
-    leads = [summary.before_backward_end_ns for summary in own if summary.before_backward_end_ns is not None]
-    last = [summary.index == step_sizes[summary.step_identity] - 1 for summary in own]
-    return RootCause(
-        exposed_ns=sum(by_cause.values()),
-        cause=cause,
-        cause_ns=by_cause[cause],
-        wait_ns=sum(_wait_within(collective, cause) for collective in collectives),
-        collectives_a_step=round(median(step_sizes.values())),
-        bucket=culprit[0],
-        index=Counter(summary.index for summary in own).most_common(1)[0][0],
-        is_last=sum(last) > len(last) / 2,
-        bucket_ns=bucket_ns,
-        bytes=own[0].bytes,
-        parameters=_parameters(manifest, culprit[0]),
-        lead_ns=round(median(leads)) if leads else None,
-    )
-
-
-def _wait_within(collective: Collective, cause: str) -> int:
-    """How long it waited for a peer in the instants of a cause: wait is ``waiting`` during backward, tail after it."""
-    if cause == WAITING:
-        return collective.causes.waiting
-    if cause not in (TAIL, SYNCHRONOUS) or not getattr(collective.causes, cause):
-        return 0
-    return (collective.exposed_wait_ns or 0) - collective.causes.waiting
-
-
-def _identity(collective: Collective) -> tuple[int | None, int]:
-    """What makes collectives of several steps the same: the bucket, else the position in the step."""
-    return (collective.bucket, -1) if collective.bucket is not None else (None, collective.index)
-
-
-def _parameters(manifest: Manifest | None, bucket: int | None) -> tuple[str, ...]:
-    """Names of the parameters in a bucket; a run.json lists buckets by positions among the trained parameters."""
-    buckets = None if manifest is None else manifest.options.get("buckets")
-    if manifest is None or bucket is None or not isinstance(buckets, list) or not 0 <= bucket < len(buckets):
-        return ()
-    trained = [parameter.name for parameter in manifest.parameters if parameter.requires_grad]
-    return tuple(trained[item] for item in sorted(buckets[bucket]) if item < len(trained))
 
 
 @dataclass(frozen=True)
@@ -125,3 +85,78 @@ def explain_run(run: RunAnalysis) -> RunExplanation:
     collectives = measure_collectives(run)
     root_cause = find_root_cause(collectives.collectives, run.manifest)
     return RunExplanation(run, collectives, measure_skew(run), root_cause)
+
+
+def find_root_cause(collectives: Sequence[Collective], manifest: Manifest | None = None) -> RootCause | None:
+    """The main finding, ``None`` where nothing is exposed."""
+    by_step: dict[int | None, list[Collective]] = {}
+    for collective in collectives:
+        by_step.setdefault(collective.step_key, []).append(collective)
+    exposed = {key: sum(collective.exposed_ns for collective in own) for key, own in by_step.items()}
+    total = sum(exposed.values())
+    if not total:
+        return None
+    keys: list[int | None] = [key for key in exposed if key is not None] or [None]
+    typical = sorted(keys, key=lambda key: exposed[key])[len(keys) // 2]
+    pairs: Counter[tuple[str, str]] = Counter()
+    for collective in by_step[typical]:
+        for part in collective.exposed_by:
+            pairs[part.when, part.why] += part.ns
+    when, why = max(pairs, key=pairs.__getitem__, default=("unknown", "transfer"))
+    return _describe(by_step[typical], (when, why), pairs[when, why], total, len(keys), manifest)
+
+
+def _describe(
+    step: Sequence[Collective],
+    pair: tuple[str, str],
+    pair_ns: int,
+    total_ns: int,
+    steps: int,
+    manifest: Manifest | None,
+) -> RootCause:
+    parts: Counter[tuple[int | None, int]] = Counter()
+    for collective in step:
+        parts[_identity(collective)] += _part_ns(collective, pair)
+    (culprit, culprit_ns), *_ = parts.most_common(1)
+    own = [collective for collective in step if _identity(collective) == culprit]
+    sizes = Counter(collective.step_identity for collective in step)
+    leads = [lead for collective in own if (lead := collective.before_backward_end_ns) is not None]
+    return RootCause(
+        step=own[0].step,
+        steps=steps,
+        exposed_ns=sum(collective.exposed_ns for collective in step),
+        total_exposed_ns=total_ns,
+        when=pair[0],
+        why=pair[1],
+        pair_ns=pair_ns,
+        wait_ns=sum(collective.exposed_wait_ns or 0 for collective in step),
+        knows_wait=any(collective.exposed_wait_ns is not None for collective in step),
+        collectives_a_step=round(median(sizes.values())),
+        operation=own[0].op,
+        blocking=own[0].blocking,
+        bucket=culprit[0],
+        index=own[0].index,
+        is_last=all(collective.index == sizes[collective.step_identity] - 1 for collective in own),
+        collective_ns=culprit_ns,
+        bytes=own[0].bytes,
+        parameters=_parameters(manifest, culprit[0]),
+        lead_ns=round(median(leads)) if leads else None,
+    )
+
+
+def _part_ns(collective: Collective, pair: tuple[str, str]) -> int:
+    return sum(part.ns for part in collective.exposed_by if (part.when, part.why) == pair)
+
+
+def _identity(collective: Collective) -> tuple[int | None, int]:
+    """What makes collectives of several ranks the same: the bucket, else the position in the step."""
+    return (collective.bucket, -1) if collective.bucket is not None else (None, collective.index)
+
+
+def _parameters(manifest: Manifest | None, bucket: int | None) -> tuple[str, ...]:
+    """Names of the parameters in a bucket; a run.json lists buckets by positions among the trained parameters."""
+    buckets = None if manifest is None else manifest.options.get("buckets")
+    if manifest is None or bucket is None or not isinstance(buckets, list) or not 0 <= bucket < len(buckets):
+        return ()
+    trained = [parameter.name for parameter in manifest.parameters if parameter.requires_grad]
+    return tuple(trained[position] for position in sorted(buckets[bucket]) if position < len(trained))

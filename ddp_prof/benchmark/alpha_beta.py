@@ -1,4 +1,4 @@
-"""What an all-reduce costs by its size, and what follows for the size of buckets.
+"""The cost of an all-reduce by its size, and the bucket size that follows from it.
 
 A message of s bytes takes ``t(s) = o + s / w``: an overhead a call, and a bandwidth. In the model of the course CS336
 (spring 2025, assignment 2, problem *ddp_bucketed_benchmarking*) the gradients, s bytes, fall into n buckets whose
@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.benchmark.settings import Place
+from ddp_prof.benchmark.settings import Testbed
 from ddp_prof.benchmark.store import OK
+from ddp_prof.unknown import Unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from ddp_prof.benchmark.store import Results
+    from ddp_prof.benchmark.store import Results, StoredAllReduce, StoredRun
 
 HUBER = 1.345
 """Residuals beyond so many standard deviations lose weight: 95 % efficient on normal ones (P. J. Huber, 1964)."""
@@ -33,11 +34,19 @@ ROUNDS = 50
 
 
 @dataclass(frozen=True, slots=True)
-class MessageTimes:
-    """All-reduces of one size: median over runs of each run's median."""
+class MessageCost:
+    """All-reduces of one size.
+
+    Attributes:
+        time_ns: Median over runs of each run's median.
+        low_ns: The least of the runs' medians; where they were measured alone, the lower end of the 95 % interval.
+        high_ns: The greatest, or the upper end.
+    """
 
     bytes: int
     time_ns: float
+    low_ns: float
+    high_ns: float
     runs: int
     calls: int
 
@@ -81,35 +90,58 @@ class BucketModel:
         return size / self.link.bytes_per_ns + self.gradient_bytes * self.link.overhead_ns / size
 
 
-def message_times(results: Results) -> dict[Place, tuple[MessageTimes, ...]]:
-    """The messages timed in each place, by ascending size."""
+def message_costs(results: Results) -> dict[Testbed, tuple[MessageCost, ...]]:
+    """The cost of messages on each testbed, by ascending size.
+
+    Where all-reduces were measured alone with the testbed's ranks and backend, these; else the messages of its runs.
+    """
     runs = {run.id: run for run in results.runs if run.status == OK}
-    found: dict[Place, dict[int, list[tuple[float, int]]]] = {}
+    found: dict[Testbed, dict[int, list[tuple[float, int]]]] = {}
     for message in results.messages:
         if (run := runs.get(message.run)) and message.bytes > 0 and message.median_ns > 0:
-            place = Place(run.environment, run.model_size, run.world_size, run.device)
-            found.setdefault(place, {}).setdefault(message.bytes, []).append((message.median_ns, message.calls))
-    return {place: _by_size(sizes) for place, sizes in found.items()}
+            testbed = Testbed(run.environment, run.model_size, run.world_size, run.device)
+            found.setdefault(testbed, {}).setdefault(message.bytes, []).append((message.median_ns, message.calls))
+    return {testbed: _by_size(sizes) for testbed, sizes in found.items()} | _measured_alone(results, runs.values())
 
 
-def _by_size(sizes: Mapping[int, Sequence[tuple[float, int]]]) -> tuple[MessageTimes, ...]:
-    return tuple(
-        MessageTimes(size, float(np.median([time for time, _ in times])), len(times), sum(calls for _, calls in times))
-        for size, times in sorted(sizes.items())
-    )
+def _measured_alone(results: Results, runs: Iterable[StoredRun]) -> dict[Testbed, tuple[MessageCost, ...]]:
+    alone: dict[tuple[str, int, str | None, str | None], list[MessageCost]] = {}
+    for row in sorted(results.all_reduces, key=lambda row: row.bytes):
+        key = row.environment, row.world_size, row.device, row.backend
+        alone.setdefault(key, []).append(cost_alone(row))
+    return {
+        Testbed(run.environment, run.model_size, run.world_size, run.device): tuple(costs)
+        for run in runs
+        if (costs := alone.get((run.environment, run.world_size, run.device, run.backend)))
+    }
 
 
-def fit_link(messages: Sequence[MessageTimes]) -> LinkModel | str:
-    """Fit the model to messages of one place, each size counting once.
+def _by_size(sizes: Mapping[int, Sequence[tuple[float, int]]]) -> tuple[MessageCost, ...]:
+    found = []
+    for size, times in sorted(sizes.items()):
+        medians = [time for time, _ in times]
+        calls = sum(calls for _, calls in times)
+        found.append(MessageCost(size, float(np.median(medians)), min(medians), max(medians), len(times), calls))
+    return tuple(found)
+
+
+def cost_alone(row: StoredAllReduce) -> MessageCost:
+    """The cost of an all-reduce that was measured alone."""
+    low_ns, high_ns = row.low_ns or row.median_ns, row.high_ns or row.median_ns
+    return MessageCost(row.bytes, float(row.median_ns), float(low_ns), float(high_ns), 1, row.calls)
+
+
+def fit_link(messages: Sequence[MessageCost]) -> LinkModel | Unknown:
+    """Fit the model to messages of one testbed, each size counting once.
 
     Least squares of *relative* errors, since times span orders of magnitude, with Huber's weights, so that a size that
     was disturbed does not bend the line (iteratively reweighted; P. W. Holland and R. E. Welsch, 1977).
 
     Returns:
-        The model, or why there is none.
+        The model, or the reason why there is none.
     """
     if len(messages) < 2:
-        return "messages of fewer than two sizes were timed"
+        return Unknown("messages of fewer than two sizes were timed")
     sizes = np.array([message.bytes for message in messages], float)
     times = np.array([message.time_ns for message in messages])
     # A line through (0, 0) of relative units: 1 = (o + s / w) / t.
@@ -118,7 +150,7 @@ def fit_link(messages: Sequence[MessageTimes]) -> LinkModel | str:
     if overhead < 0:
         overhead, (slope,) = 0.0, _robust_line(columns[:, 1:])
     if slope <= 0:
-        return "larger messages did not take longer"
+        return Unknown("larger messages did not take longer")
     residuals = columns @ np.array([overhead, slope]) - 1
     return LinkModel(float(overhead), float(1 / slope), len(messages), float(np.median(np.abs(residuals))))
 

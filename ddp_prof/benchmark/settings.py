@@ -1,8 +1,8 @@
-"""The settings of a results database: what the repeats of each, taken together, say.
+"""The settings of a results database, each with the figures of all its repeats.
 
-A setting's figure is the median over its runs of each run's median over steps; see :mod:`ddp_prof.benchmark.spread` for
-how far that may be off. Figures are compared only within one :class:`Place`: one machine with the same versions, one
-model, one number of ranks.
+A setting's figure is the median over its runs of each run's median over steps; its interval follows from
+:mod:`ddp_prof.benchmark.statistics`. Figures are compared only within one :class:`Testbed`: one machine with the same
+versions, one model, one number of ranks.
 """
 
 from __future__ import annotations
@@ -12,24 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddp_prof.benchmark.effects import quotient
-from ddp_prof.benchmark.spread import Estimate, estimate_all
+from ddp_prof.benchmark.statistics import Estimate, estimate_all, quotient
 from ddp_prof.benchmark.store import OK
 from ddp_prof.variants import BASELINE, variant_label, variant_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
 
-    from ddp_prof.benchmark.store import Environment, Results, Run, StepTime
+    from ddp_prof.benchmark.store import Environment, Results, StoredRun, StoredStep
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where and on what was measured: only figures of one place are compared.
+class Testbed:
+    """Where and on what was measured: only figures of one testbed are compared.
 
     Attributes:
         environment: ``Environment.id``.
-        device: ``None`` where no run of the place came so far as to tell it.
+        device: ``None`` where no run of the testbed got far enough to report it.
     """
 
     environment: str
@@ -40,7 +39,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What was run, apart from the place.
+    """What was run, apart from the testbed.
 
     Attributes:
         bucket_size_mb: Cap of a bucket in MB of 2**20 bytes; ``None`` where the variant has none, or no cap.
@@ -66,7 +65,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What a host timer measured of a setting, in nanoseconds: all that a published study tells.
+    """What a host timer measured of a setting, in nanoseconds: all that a published study reports.
 
     Attributes:
         communication_ns: From the end of backward until all gradients are there, without synchronizing first.
@@ -91,7 +90,7 @@ class TraceFigures:
 
 @dataclass(frozen=True, slots=True)
 class SettingSummary:
-    """All that was measured of a setting in a place; ``None`` is what was not.
+    """All that was measured of a setting on a testbed; ``None`` is what was not.
 
     Attributes:
         timing: Measured without synchronizing within the step; ``status`` is ``ok`` where one run was.
@@ -103,13 +102,13 @@ class SettingSummary:
             forward, backward and optimizer.
         trace: From captures of the setting.
         peak_memory_bytes: The most that any run took.
-        speedup: Step of the naive run of the same work in the same place over this one's; the other is that of
+        speedup: Step of the naive run of the same work in the same testbed over this one's; the other is that of
             communication.
     """
 
-    place: Place
+    testbed: Testbed
     timing: Timing
-    first: Run
+    first: StoredRun
     runs: int
     failed_runs: int
     reason: str | None
@@ -129,17 +128,17 @@ class SettingSummary:
         return self.timing.setting
 
 
-Key = tuple[Place, Setting]
+Key = tuple[Testbed, Setting]
 
 
 def summarize_settings(results: Results) -> tuple[SettingSummary, ...]:
-    """Each setting of each place: places as first met, settings by workload, variant and bucket size."""
+    """Each setting of each testbed: testbeds as first met, settings by workload, variant and bucket size."""
     runs = _runs_by_setting(results)
     steps = _steps_by_run(results.steps)
     figures = _Figures(runs, steps)
     summaries = [_summarize(key, own, figures) for key, own in runs.items()]
-    places = list(dict.fromkeys(place for place, _ in runs))
-    summaries.sort(key=lambda summary: (places.index(summary.place), *setting_order(summary.setting)))
+    testbeds = list(dict.fromkeys(testbed for testbed, _ in runs))
+    summaries.sort(key=lambda summary: (testbeds.index(summary.testbed), *setting_order(summary.setting)))
     return tuple(_with_speedups(summaries))
 
 
@@ -148,11 +147,11 @@ def setting_order(setting: Setting) -> tuple[int, int, int, str, float]:
     return *setting.workload, *variant_order(setting.variant, setting.bucket_size_mb)
 
 
-def places_of(summaries: Iterable[SettingSummary]) -> dict[Place, list[SettingSummary]]:
-    """The settings of each place."""
-    found: dict[Place, list[SettingSummary]] = {}
+def by_testbed(summaries: Iterable[SettingSummary]) -> dict[Testbed, list[SettingSummary]]:
+    """The settings of each testbed."""
+    found: dict[Testbed, list[SettingSummary]] = {}
     for summary in summaries:
-        found.setdefault(summary.place, []).append(summary)
+        found.setdefault(summary.testbed, []).append(summary)
     return found
 
 
@@ -161,17 +160,17 @@ def environments_of(results: Results) -> dict[str, Environment]:
     return {environment.id: environment for environment in results.environments}
 
 
-def _runs_by_setting(results: Results) -> dict[Key, list[Run]]:
-    found: dict[Key, list[Run]] = {}
+def _runs_by_setting(results: Results) -> dict[Key, list[StoredRun]]:
+    found: dict[Key, list[StoredRun]] = {}
     for run, device in zip(results.runs, _devices(results.runs), strict=True):
-        place = Place(run.environment, run.model_size, run.world_size, device)
+        testbed = Testbed(run.environment, run.model_size, run.world_size, device)
         setting = Setting(run.variant, run.bucket_size_mb, run.local_batch_size, run.seq_len)
-        found.setdefault((place, setting), []).append(run)
+        found.setdefault((testbed, setting), []).append(run)
     return found
 
 
-def _devices(runs: Sequence[Run]) -> list[str | None]:
-    """The device of each run; one that died before it could tell is taken to have been on that of its environment."""
+def _devices(runs: Sequence[StoredRun]) -> list[str | None]:
+    """The device of each run; a run that failed before it could report it gets the device of its environment."""
     known: dict[str, list[str]] = {}
     for run in runs:
         if run.device is not None:
@@ -179,21 +178,21 @@ def _devices(runs: Sequence[Run]) -> list[str | None]:
     return [run.device or next(iter(known.get(run.environment, ())), None) for run in runs]
 
 
-def _steps_by_run(steps: Iterable[StepTime]) -> dict[tuple[str, bool], list[StepTime]]:
-    found: dict[tuple[str, bool], list[StepTime]] = {}
+def _steps_by_run(steps: Iterable[StoredStep]) -> dict[tuple[str, bool], list[StoredStep]]:
+    found: dict[tuple[str, bool], list[StoredStep]] = {}
     for step in steps:
         found.setdefault((step.run, step.is_synchronized), []).append(step)
     return found
 
 
 class _Figures:
-    """The estimates of all settings, a figure after the other.
+    """The estimates of all settings, one figure after the other.
 
-    How a whole step scatters is the machine's doing, so that all settings of an environment are pooled. What is left
-    of communication after backward hangs on the variant, and so does its scatter.
+    The scatter of whole steps comes from the machine, so all settings of an environment are pooled. Communication after
+    backward depends on the variant, and so does its scatter: it is pooled by variant.
     """
 
-    def __init__(self, runs: dict[Key, list[Run]], steps: dict[tuple[str, bool], list[StepTime]]) -> None:
+    def __init__(self, runs: dict[Key, list[StoredRun]], steps: dict[tuple[str, bool], list[StoredStep]]) -> None:
         self._runs, self._steps = runs, steps
         self.step = self._estimate("step_ns", _of_machine)
         self.communication = self._estimate("communication_ns", _of_variant)
@@ -216,24 +215,24 @@ class _Figures:
             for key, estimate in estimate_all(samples, _work, pools_of).items()
         }
 
-    def _values(self, run: Run, field: str, is_synchronized: bool) -> list[float]:
+    def _values(self, run: StoredRun, field: str, is_synchronized: bool) -> list[float]:
         values = [getattr(step, field) for step in self._steps.get((run.id, is_synchronized), ())]
         return [value for value in values if value is not None]
 
 
-def _repeat(run: Run) -> str:
-    """What runs of one block have in common: also how long they were, as sweeps of two lengths may share a database."""
+def _repeat(run: StoredRun) -> str:
+    """What runs of one block share: the repeat, and their length, since sweeps of two lengths may share a database."""
     return f"repeat {run.repeat}: {run.steps} steps after {run.warmup}"
 
 
 def _machine(key: Key) -> Hashable:
-    place, _ = key
-    return place.environment, place.device
+    testbed, _ = key
+    return testbed.environment, testbed.device
 
 
 def _work(key: Key) -> Hashable:
-    place, setting = key
-    return place, setting.workload
+    testbed, setting = key
+    return testbed, setting.workload
 
 
 def _of_machine(key: Key) -> Sequence[Hashable]:
@@ -245,13 +244,13 @@ def _of_variant(key: Key) -> Sequence[Hashable]:
     return setting.variant, _machine(key)
 
 
-def _summarize(key: Key, runs: Sequence[Run], figures: _Figures) -> SettingSummary:
-    place, setting = key
+def _summarize(key: Key, runs: Sequence[StoredRun], figures: _Figures) -> SettingSummary:
+    testbed, setting = key
     measured = [run for run in runs if run.status == OK]
     failed = [run for run in runs if run.status != OK]
     peaks = [run.peak_memory_bytes for run in runs if run.peak_memory_bytes is not None]
     return SettingSummary(
-        place=place,
+        testbed=testbed,
         timing=Timing(
             setting, OK if measured else failed[0].status, figures.step.get(key), figures.communication.get(key)
         ),
@@ -269,7 +268,7 @@ def _summarize(key: Key, runs: Sequence[Run], figures: _Figures) -> SettingSumma
     )
 
 
-def _trace_figures(runs: Sequence[Run]) -> TraceFigures | None:
+def _trace_figures(runs: Sequence[StoredRun]) -> TraceFigures | None:
     captures = [run for run in runs if run.trace_comm_ns is not None]
     if not captures:
         return None
@@ -286,15 +285,15 @@ def _trace_figures(runs: Sequence[Run]) -> TraceFigures | None:
 
 
 def _with_speedups(summaries: Sequence[SettingSummary]) -> list[SettingSummary]:
-    """Each with its gain over the naive run of the same work in the same place, where there is one."""
+    """Each with its speed-up over the naive run of the same work on the same testbed, where there is one."""
     naive = {
-        (summary.place, summary.setting.workload): summary.timing
+        (summary.testbed, summary.setting.workload): summary.timing
         for summary in summaries
         if summary.setting.variant == BASELINE
     }
     found = []
     for item in summaries:
-        base, own = naive.get((item.place, item.setting.workload)), item.timing
+        base, own = naive.get((item.testbed, item.setting.workload)), item.timing
         if base:
             step = _speedup(base.step_ns, own.step_ns)
             communication = _speedup(base.communication_ns, own.communication_ns)

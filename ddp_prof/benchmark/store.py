@@ -1,7 +1,8 @@
 """The results database: what the benchmark suite measured; the suite writes it and ``ddp-prof results`` reads it.
 
-Four tables, a frozen class each: the environments in which was measured; the runs; what each step of a run took; how
-long messages of each size took. Times are nanoseconds, sizes bytes, and ``None`` (null) is what was not measured.
+Five tables, a frozen class each: environments; runs; the times of each step of a run; the times of a run's messages by
+size; the times of all-reduces measured alone. Times are nanoseconds, sizes bytes, and ``None`` (null) is what was not
+measured.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Environment:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class StoredRun:
     """One run of one setting, in processes of its own.
 
     Attributes:
@@ -53,7 +54,7 @@ class Run:
         parameters: Of the model.
         gradient_bytes: Of all gradients of a rank.
         local_batch_size: Sequences a step of one rank.
-        steps: Measured steps of each kind, see :attr:`StepTime.is_synchronized`.
+        steps: Measured steps of each kind, see :attr:`StoredStep.is_synchronized`.
         status: One of :data:`STATUSES`; ``reason`` says why where it is not ``ok``, and there are no measurements.
         caveat: What restricts the meaning of the figures, as for ranks that share a GPU.
         collectives: A step's, of one rank.
@@ -101,13 +102,13 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class StepTime:
+class StoredStep:
     """What one step took on rank 0, by the host's clock.
 
     Attributes:
-        run: :attr:`Run.id`.
+        run: :attr:`StoredRun.id`.
         is_synchronized: Whether the host waited for the device at each change of phase. Without (0) the step is as
-            fast as it is, but communication is only what the host waited for. With it (1) phases are told apart, and
+            fast as it is, but communication is only what the host waited for. With it (1) phases are separated, and
             nothing of one hides under another but what the variant launched earlier.
         communication_ns: From the end of backward until the variant has synchronized all gradients.
     """
@@ -118,16 +119,16 @@ class StepTime:
     step_ns: int
     forward_ns: int | None
     backward_ns: int | None
-    communication_ns: int
+    communication_ns: int | None
     optimizer_ns: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class StoredMessages:
     """All-reduces of one size in a run, timed one by one by the host: only of variants that block in each.
 
     Attributes:
-        run: :attr:`Run.id`.
+        run: :attr:`StoredRun.id`.
         bytes: Size of the message.
         calls: How many were timed.
         median_ns: Of their times on rank 0.
@@ -142,28 +143,57 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredAllReduce:
+    """All-reduces of one size measured alone, by :mod:`ddp_prof.benchmark.allreduce`.
+
+    Attributes:
+        environment: :attr:`Environment.id`.
+        calls: How many were timed.
+        median_ns: Median over calls of the shortest time over the ranks.
+        low_ns: Lower end of the median's 95 % interval; ``None`` for too few calls.
+        high_ns: Upper end of it.
+    """
+
+    environment: str
+    world_size: int
+    backend: str
+    device: str
+    bytes: int
+    calls: int
+    median_ns: int
+    low_ns: int | None
+    high_ns: int | None
+    created: str
+
+
+@dataclass(frozen=True, slots=True)
 class Results:
     """All that a database holds."""
 
     environments: tuple[Environment, ...]
-    runs: tuple[Run, ...]
-    steps: tuple[StepTime, ...]
-    messages: tuple[Message, ...]
+    runs: tuple[StoredRun, ...]
+    steps: tuple[StoredStep, ...]
+    messages: tuple[StoredMessages, ...]
+    all_reduces: tuple[StoredAllReduce, ...] = ()
 
 
 TABLES: dict[str, tuple[type, tuple[str, ...]]] = {
     "environments": (Environment, ("id",)),
-    "runs": (Run, ("id",)),
-    "measurements": (StepTime, ("run", "is_synchronized", "step")),
-    "messages": (Message, ("run", "bytes")),
+    "runs": (StoredRun, ("id",)),
+    "measurements": (StoredStep, ("run", "is_synchronized", "step")),
+    "messages": (StoredMessages, ("run", "bytes")),
+    "all_reduces": (StoredAllReduce, ("environment", "world_size", "backend", "device", "bytes")),
 }
 """Name of each table, what a row of it is, its primary key."""
+LATER = {"all_reduces"}
+"""Tables that databases of earlier versions do not have."""
 POSITIVE = {"gradient_bytes", "step_ns"}
 """Columns that are divided by."""
 FOREIGN_KEYS = {
     "runs": [("environment", "environments", "id")],
     "measurements": [("run", "runs", "id")],
     "messages": [("run", "runs", "id")],
+    "all_reduces": [("environment", "environments", "id")],
 }
 
 
@@ -197,9 +227,9 @@ def open_database(path: Path) -> Database:
 def write_run(
     database: Database,
     environment: Environment,
-    run: Run,
-    steps: Sequence[StepTime] = (),
-    messages: Sequence[Message] = (),
+    run: StoredRun,
+    steps: Sequence[StoredStep] = (),
+    messages: Sequence[StoredMessages] = (),
 ) -> None:
     """Write a run with all that was measured in it, whole or not at all; an earlier one of the same id goes.
 
@@ -215,11 +245,25 @@ def write_run(
             for name, rows in (
                 ("environments", [environment]), ("runs", [run]), ("measurements", steps), ("messages", messages)
             ):  # fmt: skip
-                key = TABLES[name][1]
-                database.table(name).upsert_all([asdict(row) for row in rows], pk=key if len(key) > 1 else key[0])
+                _upsert(database, name, rows)
     except sqlite3.OperationalError as error:
-        ((_, _, path),) = database.execute("pragma database_list").fetchall()
-        raise _error(Path(path), error) from error
+        raise _error(_path_of(database), error) from error
+
+
+def write_all_reduces(database: Database, environment: Environment, rows: Sequence[StoredAllReduce]) -> None:
+    """Write timings of the all-reduce alone; earlier ones of the same size, ranks and backend are replaced.
+
+    Raises:
+        TraceError: The file cannot be written.
+    """
+    import sqlite3
+
+    try:
+        with database.atomic():
+            _upsert(database, "environments", [environment])
+            _upsert(database, "all_reduces", rows)
+    except sqlite3.OperationalError as error:
+        raise _error(_path_of(database), error) from error
 
 
 def load_results(path: Path) -> Results:
@@ -238,7 +282,17 @@ def load_results(path: Path) -> Results:
             rows = {name: _load(connection, name, row) for name, (row, _) in TABLES.items()}
     except (OSError, sqlite3.Error) as error:
         raise _error(path, error) from error
-    return Results(rows["environments"], rows["runs"], rows["measurements"], rows["messages"])
+    return Results(rows["environments"], rows["runs"], rows["measurements"], rows["messages"], rows["all_reduces"])
+
+
+def _upsert(database: Database, name: str, rows: Sequence[Any]) -> None:
+    key = TABLES[name][1]
+    database.table(name).upsert_all([asdict(row) for row in rows], pk=key if len(key) > 1 else key[0])
+
+
+def _path_of(database: Database) -> Path:
+    ((_, _, path),) = database.execute("pragma database_list").fetchall()
+    return Path(path)
 
 
 def _add_columns(database: Database, name: str, row: type) -> None:
@@ -254,6 +308,8 @@ def _load(connection: sqlite3.Connection, name: str, row: type[Any]) -> tuple[An
     import sqlite3
 
     known = {column["name"] for column in connection.execute(f"pragma table_info({name})")}
+    if not known and name in LATER:
+        return ()
     if missing := [field.name for field in fields(row) if field.default is MISSING and field.name not in known]:
         raise sqlite3.DatabaseError(f"no {name}.{missing[0]}" if known else f"no table {name}")
     columns = {column: kind for column, kind in _columns(row).items() if column in known}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from ddp_prof.benchmark.settings import Setting, Timing, setting_order
-from ddp_prof.benchmark.spread import Estimate
+from ddp_prof.benchmark.statistics import Estimate
 
 STUDIES = {"cs336": "cs336_xl_2gpu.csv"}
 """File of each study, beside this one; its first lines say what it is of."""

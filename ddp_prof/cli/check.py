@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,8 @@ from ddp_prof.cli.table_options import table_options
 from ddp_prof.errors import NotMetError
 
 if TYPE_CHECKING:
-    from ddp_prof.analyze.overlap.overlap import TraceOverlap
     from ddp_prof.present.tables.fit import TableOptions
-    from ddp_prof.runs import LoadOptions
+    from ddp_prof.runs.run import LoadOptions, Run
 
 NS_PER_MS = 1_000_000
 
@@ -68,6 +68,14 @@ def _ns(_context: click.Context, _parameter: click.Parameter, ms: float | None) 
     callback=_regression,
     help="By how much step time and exposed time may exceed the baseline's.  [default: 5%]",
 )
+@click.option(
+    "--percentile",
+    type=click.FloatRange(0, 100),
+    default=50,
+    show_default=True,
+    help="Percentile of the steps that --max-exposed-ms and --max-tail-ms limit; 100 is the worst step.",
+)
+@click.option("--max", "worst", is_flag=True, help="Limit the worst step: --percentile 100.")
 @click.option("--all-ranks", is_flag=True, help="The traces of every rank of the job must be there.")
 @table_options
 @load_options
@@ -79,36 +87,47 @@ def command(
     max_tail_ms: int | None,
     baselines: tuple[Path, ...],
     max_regression: float | None,
+    percentile: float,
+    worst: bool,
     all_ranks: bool,
     output: TableOptions,
 ) -> None:
     """Hold runs against requirements: exit code 0 where all are met, 3 where one is not.
 
-    The worst of the ranks given decides, by the median over its steps. What a trace does not tell is not met. Slower
-    than the baseline is what is so beyond the spread of both runs. '--format markdown' prints a summary for a pull
-    request.
+    The worst of the ranks given decides, by the median over its steps unless --percentile says otherwise. What a trace
+    does not tell is not met. Slower than the baseline is what is so beyond the spread of both runs. '--format markdown'
+    prints a summary for a pull request.
     """
     if max_regression is not None and not baselines:
         raise click.UsageError("--max-regression needs a --baseline")
     if min_overlap is None and max_exposed_ms is None and max_tail_ms is None and not (baselines or all_ranks):
         raise click.UsageError("nothing is required: give --min-overlap, --max-exposed-ms, --max-tail-ms or --baseline")
 
-    from ddp_prof.analyze.overlap.regression_gate import DEFAULT_REGRESSION, Requirements, check_run
+    from ddp_prof.analyze.overlap.regression_gate import (
+        DEFAULT_REGRESSION,
+        Requirements,
+        check_run,
+        find_differences,
+    )
     from ddp_prof.present.tables.gate import check_summary, check_view, verdict_line
     from ddp_prof.present.tables.render import show
-    from ddp_prof.runs import load_runs
+    from ddp_prof.runs.load import load_runs
 
-    runs = [run.overlap() for run in load_runs(traces, options)]
-    baseline = _only_run([run.overlap() for run in load_runs(baselines, options)]) if baselines else None
+    compared = _only_run(load_runs(baselines, options)) if baselines else None
+    baseline = compared.overlap() if compared else None
     requirements = Requirements(
-        min_overlap,
-        max_exposed_ms,
-        max_tail_ms,
-        baseline,
-        DEFAULT_REGRESSION if max_regression is None else max_regression,
-        all_ranks,
+        min_overlap=min_overlap,
+        max_exposed_ns=max_exposed_ms,
+        max_tail_ns=max_tail_ms,
+        percentile=100 if worst else percentile,
+        baseline=baseline,
+        max_regression=DEFAULT_REGRESSION if max_regression is None else max_regression,
+        all_ranks=all_ranks,
     )
-    checks = [check_run(run, requirements) for run in runs]
+    checks = []
+    for run in load_runs(traces, options):
+        differences = find_differences(run.manifest, compared.manifest) if compared else ()
+        checks.append(check_run(run.overlap(), replace(requirements, incomparable=differences)))
     view = check_view(checks, baseline)
     if output.form == "markdown":
         click.echo(check_summary(view), nl=False)
@@ -118,7 +137,7 @@ def command(
         raise NotMetError(verdict_line(checks))
 
 
-def _only_run(runs: list[TraceOverlap]) -> TraceOverlap:
+def _only_run(runs: list[Run]) -> Run:
     if len(runs) > 1:
         names = ", ".join(run.label for run in runs)
         raise click.BadParameter(

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options import load_options, one_run_option, traces_argument
+from ddp_prof.cli.options import load_options, traces_argument
 from ddp_prof.cli.table_options import table_options
 from ddp_prof.errors import TraceError
 
 if TYPE_CHECKING:
     from ddp_prof.present.headlines import Headline
     from ddp_prof.present.tables.fit import TableOptions
-    from ddp_prof.runs import LoadOptions, Run
+    from ddp_prof.runs.run import LoadOptions, Run
 
 
 @click.command("collectives")
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 @click.option("--html", "page", type=click.Path(path_type=Path), help="Write a page that shows one step, too.")
 @click.option("--png", type=click.Path(path_type=Path), help="Write a picture of it, too; needs Chromium.")
 @click.option("--step", type=int, help="The step that --html and --png show. Default: a typical one.")
-@one_run_option
 @table_options
 @load_options
 def command(
@@ -43,13 +42,14 @@ def command(
 ) -> None:
     """The life of each collective, and why it is exposed.
 
-    Ready, launch, start, end; what of it is overlapped or exposed; and one cause for each exposed nanosecond: tail,
-    launched late, queued, waiting, starved, synchronous. The ranks of one run may lie in several files.
+    Ready, launch, start, end; what of it is overlapped or exposed; and for each exposed nanosecond when
+    (forward, backward, tail, optimizer, outside) and why (blocking call, launched late, queued, peer wait, transfer).
+    The ranks of one run may lie in several files.
     """
     from ddp_prof.present.headlines import root_cause_headline
     from ddp_prof.present.tables.collectives import collectives_view
     from ddp_prof.present.tables.render import show
-    from ddp_prof.runs import load_runs
+    from ddp_prof.runs.load import load_runs
 
     runs = load_runs(traces, options)
     if (page or png) and len(runs) > 1:

@@ -14,7 +14,7 @@ from ddp_prof.cli.table_options import table_options
 if TYPE_CHECKING:
     from ddp_prof.analyze.variants.waterfall import Waterfall
     from ddp_prof.present.tables.fit import TableOptions
-    from ddp_prof.runs import LoadOptions
+    from ddp_prof.runs.run import LoadOptions
 
 
 @click.command("compare")
@@ -43,8 +43,9 @@ def command(
     from ddp_prof.present.tables.comparison import compare_view
     from ddp_prof.present.tables.overlap import notes_of_runs
     from ddp_prof.present.tables.render import show
-    from ddp_prof.present.tables.waterfall import waterfall_notes, waterfall_rows
-    from ddp_prof.runs import compare_steps, load_runs
+    from ddp_prof.present.tables.waterfall import readable_rows, waterfall_notes, waterfall_rows
+    from ddp_prof.runs.load import load_runs
+    from ddp_prof.runs.run import compare_steps
 
     runs = load_runs(traces, replace(options, with_shapes=True))
     for run in runs:
@@ -54,7 +55,7 @@ def command(
     document = {**view.document, "waterfall": waterfall_document(changes)}
     if waterfall:
         notes = [*waterfall_notes(changes), *notes_of_runs(results)]
-        show(output, [TableView("", waterfall_rows(changes), notes, document)])
+        show(output, [TableView("", waterfall_rows(changes), notes, document, readable_rows(changes))])
     else:
         show(output, [replace(view, document=document)])
     if page or png:

@@ -10,7 +10,7 @@ import click
 from ddp_prof.cli.options import load_options, traces_argument
 
 if TYPE_CHECKING:
-    from ddp_prof.runs import LoadOptions
+    from ddp_prof.runs.run import LoadOptions
 
 
 @click.command("export")
@@ -28,7 +28,8 @@ def command(traces: tuple[Path, ...], options: LoadOptions, output: Path | None)
     Several traces become processes of one file, their first steps lined up. Both viewers read the file on this machine.
     """
     from ddp_prof.present.perfetto.writer import write_perfetto
-    from ddp_prof.runs import load_runs, timeline_sources
+    from ddp_prof.runs.load import load_runs
+    from ddp_prof.runs.run import timeline_sources
 
     sources = timeline_sources(load_runs(traces, options))
     target = output or Path(f"{sources[0].title.replace('/', '-')}.perfetto.json.gz")

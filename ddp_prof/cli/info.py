@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddp_prof.present.tables.fit import TableOptions
-    from ddp_prof.runs import LoadOptions
+    from ddp_prof.runs.run import LoadOptions
 
 
 @click.command("info")
@@ -24,6 +24,6 @@ def command(traces: tuple[Path, ...], options: LoadOptions, output: TableOptions
     """What a trace holds, and what is missing for which question."""
     from ddp_prof.present.tables.info import info_view
     from ddp_prof.present.tables.render import show
-    from ddp_prof.runs import load_runs
+    from ddp_prof.runs.load import load_runs
 
     show(output, [info_view(file) for run in load_runs(traces, options) for file in run.inventory()])

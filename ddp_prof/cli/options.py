@@ -27,24 +27,29 @@ traces_argument = click.argument("traces", metavar="TRACE...", nargs=-1, require
 
 
 def load_options(function: Function) -> Function:
-    """Adds ``--step-range``, ``--backward-range`` and ``--comm-pattern``, handed over as one ``options``."""
+    """Adds what says how files are read, handed over as one ``options``."""
 
     def with_options(
         *args: Any,
         step_range: str | None,
         backward_range: str | None,
         comm_pattern: tuple[str, ...],
-        one_run: bool = False,
+        one_run: bool,
+        separate: bool,
         **kwargs: Any,
     ) -> Any:
-        from ddp_prof.runs import LoadOptions
+        from ddp_prof.runs.run import LoadOptions
 
-        options = LoadOptions(step_range, backward_range, comm_pattern, one_run=one_run)
+        if one_run and separate:
+            raise click.UsageError("--one-run and --separate exclude each other")
+        options = LoadOptions(step_range, backward_range, comm_pattern, one_run=one_run, separate=separate)
         return function(*args, options=options, **kwargs)
 
     with_options.__doc__ = function.__doc__
     with_options.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
     options = (
+        click.option("--one-run", is_flag=True, help="The traces are ranks of one run, whatever their names."),
+        click.option("--separate", is_flag=True, help="Each trace is a run of its own, whatever their names."),
         click.option(
             "--comm-pattern",
             metavar="REGEX",
@@ -69,6 +74,3 @@ def load_options(function: Function) -> Function:
     for option in options:
         decorated = option(decorated)
     return decorated  # type: ignore[no-any-return]
-
-
-one_run_option = click.option("--one-run", is_flag=True, help="The traces are ranks of one run, whatever their names.")

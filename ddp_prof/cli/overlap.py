@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddp_prof.present.tables.fit import TableOptions
-    from ddp_prof.runs import LoadOptions
+    from ddp_prof.runs.run import LoadOptions
 
 
 @click.command("overlap")
@@ -28,6 +28,6 @@ def command(traces: tuple[Path, ...], options: LoadOptions, steps: bool, output:
     """
     from ddp_prof.present.tables.overlap import overlap_view
     from ddp_prof.present.tables.render import show
-    from ddp_prof.runs import load_runs
+    from ddp_prof.runs.load import load_runs
 
     show(output, [overlap_view(run.overlap(), by_step=steps) for run in load_runs(traces, options)])

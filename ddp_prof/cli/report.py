@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ddp_prof.analyze.overlap.overlap import TraceOverlap
     from ddp_prof.present.html.report import ReportRun
-    from ddp_prof.runs import LoadOptions, Run
+    from ddp_prof.runs.run import LoadOptions, Run
 
 MOST_STEPS = 20
 """Steps of a run to choose from on its page on why communication is exposed."""
@@ -41,7 +41,8 @@ def command(traces: tuple[Path, ...], options: LoadOptions, folder: Path) -> Non
     """
     from ddp_prof.manifest import in_variant_order
     from ddp_prof.present.html.report import write_report
-    from ddp_prof.runs import compare_steps, load_runs
+    from ddp_prof.runs.load import load_runs
+    from ddp_prof.runs.run import compare_steps
 
     runs = load_runs(traces, replace(options, with_shapes=True, keep_events=True))
     runs = in_variant_order(runs, lambda run: run.manifest)
@@ -56,7 +57,7 @@ def _report_runs(runs: Sequence[Run]) -> list[ReportRun]:
     from ddp_prof.analyze.overlap.comparison import compare_variants
     from ddp_prof.analyze.root_cause import explain_run
     from ddp_prof.present.html.report import ReportRun
-    from ddp_prof.runs import timeline_sources
+    from ddp_prof.runs.run import timeline_sources
 
     sources = iter(timeline_sources(runs))
     results = [run.overlap() for run in runs]

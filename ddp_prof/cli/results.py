@@ -14,7 +14,7 @@ from ddp_prof.errors import TraceError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ddp_prof.benchmark.places import PlaceResults
+    from ddp_prof.benchmark.report.testbeds import TestbedResults
     from ddp_prof.benchmark.settings import SettingSummary
     from ddp_prof.benchmark.study import Study
     from ddp_prof.present.tables.fit import TableOptions
@@ -24,7 +24,7 @@ Function = TypeVar("Function", bound="Callable[..., Any]")
 
 @dataclass(frozen=True)
 class Filter:
-    """An option that lets through settings with one of the values asked for."""
+    """An option that selects settings by one or several values."""
 
     option: str
     kind: type
@@ -39,10 +39,10 @@ class Filter:
 
 FILTERS = (
     Filter("--variant", str, "Variants to show.", lambda summary: summary.setting.variant),
-    Filter("--model-size", str, "Model sizes to show.", lambda summary: summary.place.model_size),
+    Filter("--model-size", str, "Model sizes to show.", lambda summary: summary.testbed.model_size),
     Filter("--batch-size", int, "Batch sizes of a rank to show.", lambda summary: summary.setting.local_batch_size),
     Filter("--seq-len", int, "Context lengths to show.", lambda summary: summary.setting.seq_len),
-    Filter("--world-size", int, "Numbers of ranks to show.", lambda summary: summary.place.world_size),
+    Filter("--world-size", int, "Numbers of ranks to show.", lambda summary: summary.testbed.world_size),
 )
 
 
@@ -59,7 +59,7 @@ def _filter_options(function: Function) -> Function:
 @click.option(
     "--against",
     type=click.Choice(["cs336"]),
-    help="Put a published study beside the results, and its conclusions to the test.",
+    help="Show a published study beside the results, and test its claims.",
 )
 @click.option(
     "-o",
@@ -73,29 +73,29 @@ def _filter_options(function: Function) -> Function:
 def command(
     database: Path, against: str | None, folder: Path | None, output: TableOptions, **filters: tuple[str | int, ...]
 ) -> None:
-    """What the benchmark suite measured: a row a setting, with its spread, and what that supports saying.
+    """Results of the benchmark suite: a row for each setting with its spread, and the differences that it supports.
 
-    DATABASE is what scripts/run_comparison.sh writes, traces/results.db where nothing is said. Settings that ran out
-    of memory or failed are rows, too. Pictures need Chromium; without it the pages are written all the same.
+    DATABASE is what scripts/run_comparison.sh writes, by default traces/results.db. Settings that ran out of memory or
+    failed are rows, too. Pictures need Chromium; the HTML pages are written without it.
     """
-    from ddp_prof.benchmark.places import gather_places
+    from ddp_prof.benchmark.report.testbeds import gather_testbeds
     from ddp_prof.benchmark.settings import environments_of, summarize_settings
     from ddp_prof.benchmark.store import load_results
     from ddp_prof.benchmark.study import load_study
 
     table = database.with_suffix(".csv")
     if folder and table == database:
-        raise click.BadParameter("its table would take its place: call it otherwise", param_hint="DATABASE")
+        raise click.BadParameter("its table would take its results: call it otherwise", param_hint="DATABASE")
     results = load_results(database)
     summaries = summarize_settings(results)
     selected = _select(database, summaries, filters)
-    places = gather_places(results, selected)
+    testbeds = gather_testbeds(results, selected)
     study = load_study(against) if against else None
-    _show(output, database, places, study)
+    _show(output, database, testbeds, study)
     if folder:
-        from ddp_prof.benchmark.report.report import REPORT, write_results, write_results_csv
+        from ddp_prof.benchmark.report.documents import REPORT, write_results, write_results_csv
 
-        for problem in write_results(places, study, folder):
+        for problem in write_results(testbeds, study, folder):
             click.echo(f"note: {problem}", err=True)
         # The table of the database is whole, whatever was asked to be shown; its folder may be somebody else's.
         write_results_csv(summaries, environments_of(results), table)
@@ -105,7 +105,7 @@ def command(
 def _select(
     database: Path, summaries: Sequence[SettingSummary], filters: dict[str, tuple[str | int, ...]]
 ) -> list[SettingSummary]:
-    """The settings that all filters let through.
+    """The settings that all filters select.
 
     Raises:
         TraceError: There are none.
@@ -123,18 +123,17 @@ def _select(
     return left
 
 
-def _show(output: TableOptions, database: Path, places: Sequence[PlaceResults], study: Study | None) -> None:
-    from ddp_prof.benchmark.report.document import results_document
-    from ddp_prof.benchmark.report.report import results_markdown
+def _show(output: TableOptions, database: Path, testbeds: Sequence[TestbedResults], study: Study | None) -> None:
+    from ddp_prof.benchmark.report.documents import results_document, results_markdown
     from ddp_prof.benchmark.report.views import csv_view, results_view
     from ddp_prof.present.table_view import TableView
     from ddp_prof.present.tables.render import show
 
     if output.form == "markdown":
-        click.echo(results_markdown(places, study), nl=False)
+        click.echo(results_markdown(testbeds, study), nl=False)
     elif output.form == "json":
-        show(output, [TableView("", [], [], results_document(database, places, study))])
+        show(output, [TableView("", [], [], results_document(database, testbeds, study))])
     elif output.form == "csv":
-        show(output, [csv_view(places, study)])
+        show(output, [csv_view(testbeds, study)])
     else:
-        show(output, results_view(places, study))
+        show(output, results_view(testbeds, study))

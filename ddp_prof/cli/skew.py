@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options import load_options, one_run_option, traces_argument
+from ddp_prof.cli.options import load_options, traces_argument
 from ddp_prof.cli.table_options import table_options
 
 if TYPE_CHECKING:
     from ddp_prof.present.tables.fit import TableOptions
-    from ddp_prof.runs import LoadOptions
+    from ddp_prof.runs.run import LoadOptions
 
 
 @click.command("skew")
 @traces_argument
 @click.option("--html", "page", type=click.Path(path_type=Path), help="Write a page with the picture, too.")
 @click.option("--png", type=click.Path(path_type=Path), help="Write the picture, too; needs Chromium.")
-@one_run_option
 @table_options
 @load_options
 def command(
@@ -32,7 +31,7 @@ def command(
     from ddp_prof.present.headlines import skew_headline
     from ddp_prof.present.tables.render import show
     from ddp_prof.present.tables.straggler import skew_view
-    from ddp_prof.runs import load_runs
+    from ddp_prof.runs.load import load_runs
 
     runs = load_runs(traces, options)
     if (page or png) and len(runs) > 1:

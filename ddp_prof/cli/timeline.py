@@ -10,7 +10,7 @@ import click
 from ddp_prof.cli.options import load_options, traces_argument
 
 if TYPE_CHECKING:
-    from ddp_prof.runs import LoadOptions
+    from ddp_prof.runs.run import LoadOptions
 
 _MOST_STEPS = 1_000_000
 
@@ -54,7 +54,8 @@ def command(
     from ddp_prof.present.timeline.build import MAX_BOXES, build_timeline, steady_steps
     from ddp_prof.present.timeline.figure import draw_timeline
     from ddp_prof.present.timeline.page import write_timeline_page
-    from ddp_prof.runs import load_runs, timeline_sources
+    from ddp_prof.runs.load import load_runs
+    from ddp_prof.runs.run import timeline_sources
 
     sources = timeline_sources(load_runs(traces, options))
     model = build_timeline(sources, steps=steps)

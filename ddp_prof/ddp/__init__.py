@@ -6,6 +6,9 @@ from ddp_prof.ddp.flat import FlatDDP
 from ddp_prof.ddp.naive import NaiveDDP
 from ddp_prof.ddp.overlap import OverlapDDP
 from ddp_prof.ddp.reference import TorchDDP
+from ddp_prof.ddp.sharding.fully_sharded import FullyShardedDDP
+from ddp_prof.ddp.sharding.optimizer import ShardedOptimizer
+from ddp_prof.ddp.sharding.sharded import ShardedDDP
 
 VARIANTS: dict[str, type[DataParallel]] = {
     "naive": NaiveDDP,
@@ -13,7 +16,20 @@ VARIANTS: dict[str, type[DataParallel]] = {
     "overlap": OverlapDDP,
     "bucketed": BucketedDDP,
     "torch": TorchDDP,
+    "sharded": ShardedDDP,
+    "fsdp": FullyShardedDDP,
 }
-"""Variant by key, in the order in which each improves on the one before; last the reference."""
+"""Variant by key; order and properties are in ``ddp_prof.variants``."""
 
-__all__ = ["VARIANTS", "BucketedDDP", "DataParallel", "FlatDDP", "NaiveDDP", "OverlapDDP", "TorchDDP"]
+__all__ = [
+    "VARIANTS",
+    "BucketedDDP",
+    "DataParallel",
+    "FlatDDP",
+    "FullyShardedDDP",
+    "NaiveDDP",
+    "OverlapDDP",
+    "ShardedDDP",
+    "ShardedOptimizer",
+    "TorchDDP",
+]

@@ -249,17 +249,29 @@ def start_synchronize() -> OpenRange:
 
 # ``bytes``: the field's name in the range, so that callers write what is read.
 def start_all_reduce(bucket: int, bytes: int, params: int, **more: int) -> OpenRange:  # noqa: A002
+    """Open the range of one all-reduce; see :func:`start_collective`."""
+    return start_collective(range_names.ALL_REDUCE, bucket, bytes, params, **more)
+
+
+def start_collective(name: str, bucket: int, bytes: int, params: int, **more: int) -> OpenRange:  # noqa: A002
     """Open the range of one collective; end it when the collective completes.
 
     Args:
+        name: One of ``range_names.COLLECTIVES``.
         bucket: Position in the order of launch.
-        bytes: Size of the tensor that is reduced.
-        params: Number of parameters whose gradients it holds.
+        bytes: Size of the whole tensor: of an all-reduce what is reduced, of a reduce-scatter its input, of an
+            all-gather its output.
+        params: Number of parameters that it holds.
         more: Further fields of the range.
+
+    Raises:
+        ValueError: There is no such collective.
     """
-    return OpenRange(_all_reduce_text(bucket, bytes, params, **more))
+    if name not in range_names.COLLECTIVES:
+        raise ValueError(f"{name!r} is no collective: choose from {', '.join(range_names.COLLECTIVES)}")
+    return OpenRange(_collective_text(name, bucket, bytes, params, **more))
 
 
 @lru_cache(maxsize=8192)  # the same few names every step
-def _all_reduce_text(bucket: int, size: int, params: int, **more: int) -> str:
-    return range_names.format_range(range_names.ALL_REDUCE, bucket=bucket, bytes=size, params=params, **more)
+def _collective_text(name: str, bucket: int, size: int, params: int, **more: int) -> str:
+    return range_names.format_range(name, bucket=bucket, bytes=size, params=params, **more)

@@ -1,4 +1,4 @@
-"""The face that all variants share: a module that computes as the one it wraps and synchronizes its gradients.
+"""What all variants share: a module that computes as the one it wraps and synchronizes its gradients.
 
     variant = OverlapDDP(model)
     loss = criterion(variant(inputs), targets)
@@ -8,52 +8,65 @@
 
 Gradients are averaged over the ranks. A step is always finished by ``finish_gradient_synchronization``; should backward
 raise, call it on every rank all the same and set the gradients to zero. A gradient may be a view of a buffer that the
-next step overwrites: keep a copy, not the tensor. Buffers (as of batch normalisation) are not synchronized in training.
+next step overwrites: keep a copy, not the tensor.
 """
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
-from functools import partial
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
 
 from ddp_prof.ddp import annotate
-from ddp_prof.ddp.engine.buckets import ParameterSize
-from ddp_prof.ddp.engine.reducer import Reducer
+from ddp_prof.ddp.engine.clock import CommunicationClock
+from ddp_prof.ddp.engine.same_model import check_same_model
 from ddp_prof.errors import CommunicationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ddp_prof.ddp.engine.buckets import Assignment
+    from collections.abc import Iterator
 
 
 class DataParallel(torch.nn.Module, ABC):
     """A data-parallel variant: ``module`` and the averaging of its gradients over ``process_group``.
 
+    A variant can be copied (the copy shares the process group) and, with the default group, pickled; both between
+    steps only.
+
     Attributes:
         module: The wrapped module. Its parameters and buffers become those of rank 0.
         process_group: ``None`` is the default group.
-        communication_seconds: Host seconds of the last ``finish_gradient_synchronization``. With gloo this is the wait
-            for communication; with NCCL the host hardly waits, the device does.
-        is_blocking: Whether the variant waits for each all-reduce before it does anything else.
+        is_unfinished: Whether backward brought gradients that are not synchronized yet.
+        is_blocking: Whether the variant waits for each collective before it does anything else.
     """
 
     is_blocking: ClassVar[bool] = False
+    _not_copied: ClassVar[frozenset[str]] = frozenset({"_clock", "is_unfinished"})
+    """Attributes that :meth:`_set_up` makes anew in a copy."""
 
     def __init__(self, module: torch.nn.Module, process_group: dist.ProcessGroup | None) -> None:
         super().__init__()
-        if not dist.is_initialized():
-            raise CommunicationError("there is no process group: call torch.distributed.init_process_group() first")
+        _check_initialized()
+        check_same_model(module, process_group)
         self.module = module
         self.process_group = process_group
-        self.communication_seconds = 0.0
         self._is_synchronizing = True
+
+    def _set_up(self) -> None:
+        """Make what is not copied: the clock; in subclasses hooks and buffers, too. Communicates nothing."""
+        self._clock = CommunicationClock()
+        self.is_unfinished = False
+
+    @property
+    def communication_seconds(self) -> float:
+        """How long the last step waited for gradients; not a number where this is not known.
+
+        The host's time on a CPU; on a GPU the device's, for which this waits.
+        """
+        return self._clock.seconds()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute what the module computes."""
@@ -67,10 +80,12 @@ class DataParallel(torch.nn.Module, ABC):
         """
         if not self._is_synchronizing:
             return
-        begin = time.perf_counter()
+        device = self.device
+        self._clock.start(device)
+        self.is_unfinished = False
         with annotate.synchronize():
             self._synchronize()
-        self.communication_seconds = time.perf_counter() - begin
+        self._clock.stop(device)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -85,62 +100,49 @@ class DataParallel(torch.nn.Module, ABC):
     def _synchronize(self) -> None:
         """Do what backward has left to do."""
 
+    @abstractmethod
+    def remove(self) -> None:
+        """Take the variant's hooks off the module, which then trains alone; the variant is of no use afterwards."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the first parameter is; the CPU for a module without any."""
+        return next((parameter.device for parameter in self.module.parameters()), torch.device("cpu"))
+
     def trained_parameters(self) -> list[torch.nn.Parameter]:
         """What communicates: each parameter that requires a gradient, once, in the module's order."""
         return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
 
-    def _broadcast_state(self) -> None:
-        """Make parameters and buffers those of rank 0."""
-        source = 0 if self.process_group is None else dist.get_global_rank(self.process_group, 0)
-        for tensor in (*self.module.parameters(), *self.module.buffers()):
-            dense = tensor.detach().contiguous()
-            dist.broadcast(dense, source, self.process_group)
-            if dense.data_ptr() != tensor.data_ptr():
-                tensor.detach().copy_(dense)
+    def optimizer_parameters(self) -> list[torch.nn.Parameter]:
+        """What an optimizer is to step on."""
+        return self.trained_parameters()
+
+    def on_step(self) -> None:
+        """An optimizer has stepped on :meth:`optimizer_parameters`. Called by a hook."""
+
+    def _state(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in self._not_copied}
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.process_group is not None:
+            raise CommunicationError(
+                "a variant with a process group of its own cannot be pickled: pickle its module and wrap it again"
+            )
+        return self._state()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch's omission
+        _check_initialized()
+        self._set_up()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DataParallel:
+        copy = type(self).__new__(type(self))
+        memo[id(self)] = copy
+        memo[id(self.process_group)] = self.process_group
+        copy.__setstate__(deepcopy(self._state(), memo))
+        return copy
 
 
-class ReducingVariant(DataParallel):
-    """A variant that reduces its gradients itself: after backward where :attr:`is_blocking`, else from gradient hooks.
-
-    Args:
-        module: What is trained.
-        process_group: ``None`` is the default group.
-        find_unused_parameters: Leave parameters that no rank used in a step without a gradient, as one process would,
-            at the price of one small all-reduce a step. Otherwise their gradient is zeros.
-    """
-
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        *,
-        process_group: dist.ProcessGroup | None = None,
-        find_unused_parameters: bool = False,
-    ) -> None:
-        super().__init__(module, process_group)
-        self._broadcast_state()
-        parameters = self.trained_parameters()
-        self.assignment = self._assign([_size(parameter) for parameter in parameters])
-        self._reducer = Reducer(parameters, self.assignment, process_group, find_unused_parameters)
-        if not self.is_blocking:
-            self._listen()
-
-    @abstractmethod
-    def _assign(self, sizes: Sequence[ParameterSize]) -> Assignment:
-        """Put parameters into buckets."""
-
-    def _synchronize(self) -> None:
-        self._reducer.finish()
-
-    def _listen(self) -> None:
-        """Hear of each gradient the moment backward has finished it."""
-        for index, parameter in enumerate(self.trained_parameters()):
-            hook = partial(self._on_gradient, index)
-            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]  # torch's omission
-
-    def _on_gradient(self, index: int, _parameter: torch.Tensor) -> None:
-        if self._is_synchronizing:
-            self._reducer.ready(index)
-
-
-def _size(parameter: torch.nn.Parameter) -> ParameterSize:
-    return ParameterSize(parameter.numel(), parameter.nbytes, (parameter.dtype, parameter.device))
+def _check_initialized() -> None:
+    if not dist.is_initialized():
+        raise CommunicationError("there is no process group: call torch.distributed.init_process_group() first")

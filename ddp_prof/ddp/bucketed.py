@@ -12,23 +12,38 @@ synchronize  launch buckets that stayed incomplete (unused parameters: zeros), t
 optimizer    steps on the averaged gradients.
 
 Few large messages use the wire better than many small ones, but the first leaves later and the last, which nothing
-can hide, is longer: the cap of a bucket sets the balance.
+can hide, is longer: the cap of a bucket sets the balance. Options change what is sent and when:
+
+bucket_size_mb   several caps: ``[1, 25]`` lets a small first bucket leave early, as torch's DDP does by default.
+rebuild_buckets  the first step shows in which order gradients come; then buckets are assigned anew in that order.
+
+    order of parameters()   [p9 p8 p7]  [p6 p5 p4]      p5 comes last: both buckets wait for it
+    order of readiness      [p9 p8 p6]  [p7 p4 p5]      only the second does
+
+compression      ``bf16``: half the bytes, see :mod:`ddp_prof.ddp.compression` for the error.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ddp_prof.ddp.base import ReducingVariant
-from ddp_prof.ddp.engine.buckets import MB, assign_buckets
+import torch.distributed as dist
+
+from ddp_prof.ddp.compression import Bf16Reducer
+from ddp_prof.ddp.engine.broadcast import source_rank
+from ddp_prof.ddp.engine.buckets import assign_buckets, assign_by_readiness, cap_in_bytes
+from ddp_prof.ddp.engine.reducer import Reducer
+from ddp_prof.ddp.reducing import ReducingVariant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
-    import torch.distributed as dist
 
     from ddp_prof.ddp.engine.buckets import Assignment, ParameterSize
+
+REDUCERS: dict[str | None, type[Reducer]] = {None: Reducer, "bf16": Bf16Reducer}
+"""What reduces buckets, by compression."""
 
 
 class BucketedDDP(ReducingVariant):
@@ -37,23 +52,51 @@ class BucketedDDP(ReducingVariant):
     Args:
         module: What is trained.
         bucket_size_mb: A bucket holds at most so many MB (2**20 bytes); a larger parameter is alone in its own.
-            ``None``: one bucket for all, of each data type and device.
-        process_group: As in :class:`ReducingVariant`.
-        find_unused_parameters: As in :class:`ReducingVariant`.
+            Several: caps of the first buckets, the last for all that follow. ``None``: one bucket for all, of each data
+            type and device.
+        rebuild_buckets: After the first step in which every parameter had a gradient on rank 0, assign buckets anew by
+            the order in which these came there.
+        compression: ``None``, or ``"bf16"``.
+        options: As in :class:`ReducingVariant`.
+
+    Raises:
+        TypeError: ``bucket_size_mb`` is no number.
+        ValueError: It is not positive, or there is no such compression.
     """
 
     def __init__(
         self,
         module: torch.nn.Module,
-        bucket_size_mb: float | None,
+        bucket_size_mb: float | Sequence[float] | None,
         *,
-        process_group: dist.ProcessGroup | None = None,
-        find_unused_parameters: bool = False,
+        rebuild_buckets: bool = False,
+        compression: str | None = None,
+        **options: Any,
     ) -> None:
-        if bucket_size_mb is not None and not bucket_size_mb > 0:
-            raise ValueError(f"bucket_size_mb must be positive or None, got {bucket_size_mb}")
-        self._cap_bytes = None if bucket_size_mb is None else bucket_size_mb * MB
-        super().__init__(module, process_group=process_group, find_unused_parameters=find_unused_parameters)
+        if compression not in REDUCERS:
+            raise ValueError(f"compression must be None or 'bf16', got {compression!r}")
+        self._cap_bytes = cap_in_bytes(bucket_size_mb)
+        self._compression = compression
+        self._is_rebuild_due = rebuild_buckets
+        super().__init__(module, **options)
 
     def _assign(self, sizes: Sequence[ParameterSize]) -> Assignment:
         return assign_buckets(sizes, cap_bytes=self._cap_bytes)
+
+    def _make_reducer(self) -> Reducer:
+        return REDUCERS[self._compression](self._trained, self.assignment, self.process_group, self._find_unused)
+
+    def _synchronize(self) -> None:
+        super()._synchronize()
+        if self._is_rebuild_due:
+            self._rebuild()
+
+    def _rebuild(self) -> None:
+        """Take rank 0's order, so that all ranks have the same buckets."""
+        order = [self._reducer.order]
+        dist.broadcast_object_list(order, source_rank(self.process_group), self.process_group)
+        if len(order[0]) < len(self._trained):
+            return
+        self.assignment = assign_by_readiness(self._sizes(), self._cap_bytes, order[0])
+        self._reducer = self._make_reducer()
+        self._is_rebuild_due = False

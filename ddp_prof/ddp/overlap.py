@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddp_prof.ddp.base import ReducingVariant
 from ddp_prof.ddp.engine.buckets import assign_each
+from ddp_prof.ddp.reducing import ReducingVariant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -116,7 +116,7 @@ def add_nccl_metadata(trace: Trace, ranges: Sequence[NcclRange]) -> Trace:
 def _from_payload(activity: int, nccl_range: NcclRange) -> CollectiveRow:
     try:
         fields = dict(_fields(json.loads(nccl_range.payload)))
-    except ValueError:
+    except (ValueError, RecursionError):
         fields = {}
     size = fields.get("message size [bytes]")
     group = fields.get("nccl communicator id")

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 SIZES = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
 """What makes a launch shape, as Nsight Systems calls its columns."""
 
+_LATEST_NS = 4 * 10**18
+_LONGEST_NS = 10 * 365 * 86_400 * 10**9
 UNNAMED_KERNEL, UNNAMED_RANGE = "unnamed kernel", "unnamed range"
 """What kernels and ranges are called whose names the file does not hold."""
 
@@ -39,6 +41,22 @@ def enrich(trace: Trace, steps: Iterable[Callable[[Trace], Trace]]) -> Trace:
     """The trace after all steps, one after the other."""
     for step in steps:
         trace = step(trace)
+    return trace
+
+
+def refuse_impossible_times(trace: Trace) -> Trace:
+    """Let no time pass that only a damaged file can hold: sums and differences of the others fit into 64 bits.
+
+    Raises:
+        TraceError: A time later than 2096 or earlier than 1843, or events further apart than ten years.
+    """
+    tables = (trace.activities, trace.spans, trace.overhead)
+    columns = [trace.calls.start_ns, *(table.start_ns for table in tables), *(table.end_ns for table in tables)]
+    first = min((int(column.min()) for column in columns if len(column)), default=0)
+    last = max((int(column.max()) for column in columns if len(column)), default=0)
+    if first < -_LATEST_NS or last > _LATEST_NS or last - first > _LONGEST_NS:
+        reason = f"it holds times that cannot be, from {first} to {last} ns"
+        raise TraceError(trace.path, reason, "it is damaged: export or record it again")
     return trace
 
 
@@ -98,6 +116,8 @@ def mark_copy_engine_collectives(trace: Trace) -> Trace:
     NCCL 2.28 and later lets the copy engines carry out collectives on symmetric windows. A collective within a group
     is launched by the ``ncclGroupEnd`` that follows it, so that range counts, too.
     """
+    if not any(map(_COLLECTIVE.match, trace.names)):
+        return trace
     ranges = _collective_ranges(trace.spans, trace.names)
     copies = np.flatnonzero((trace.activities.kind == Kind.COPY) & (trace.launching_calls != UNKNOWN))
     inside = _inside(select(trace.spans, ranges), select(trace.calls, trace.launching_calls[copies]))

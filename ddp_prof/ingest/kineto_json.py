@@ -11,7 +11,7 @@ import zlib
 from collections import defaultdict
 from decimal import Decimal
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import msgspec
 import numpy as np
@@ -25,6 +25,7 @@ from ddp_prof.ingest.enrich import (
     add_launch_shapes,
     enrich,
     name_ranks,
+    refuse_impossible_times,
     report_unresolved_names,
 )
 from ddp_prof.ingest.kernel_categories import KernelClassifier
@@ -43,6 +44,9 @@ PROCESS = 0
 _KERNEL, _COPY, _MEMORY_SET = "kernel", ("gpu_memcpy", "memcpy"), ("gpu_memset", "memset")
 _CALLS = ("cuda_runtime", "cuda_driver", "runtime")
 _RANGE = "user_annotation"
+_UNZIPPED_BYTES, _UNZIPPED_RATIO = 1 << 28, 100  # traces shrink by 10 to 25
+_MOST_US = 2.0**52
+_MOST = 2**62
 _SAFE_US = 2.0**43  # below it a float64 of microseconds still tells nanoseconds apart
 
 
@@ -118,7 +122,8 @@ def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = (), with_sha
     names = NameTable()
     classifier = KernelClassifier(extra_patterns)
     spans = _spans(by_category[_RANGE], names)
-    rank, world = ((document.distributedInfo or {}).get(key) for key in ("rank", "world_size"))
+    told = document.distributedInfo or {}
+    rank, world, base_ns = told.get("rank"), told.get("world_size"), document.baseTimeNanoseconds
     trace = Trace(
         path=path,
         source="kineto",
@@ -132,25 +137,35 @@ def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = (), with_sha
         calls=_calls(_several(by_category, _CALLS)),
         threads=_threads(document.traceEvents),
         overhead=Overhead(*_times(by_category["overhead"])),
-        ranks={PROCESS: rank} if isinstance(rank, int) else {},
+        ranks={PROCESS: rank} if _is_count(rank) else {},
         arguments=_collective_metadata(by_category[_KERNEL], names),
-        world_size=world if isinstance(world, int) else None,
+        world_size=world if world and _is_count(world) else None,
         names=names.as_tuple(),
-        epoch_ns=document.baseTimeNanoseconds,
+        epoch_ns=base_ns if 0 <= base_ns < _MOST else None,
         manifest=load_manifest(manifest_path(path)),
     )
     shapes = [partial(add_launch_shapes, sizes=_sizes(by_category[_KERNEL]))] if with_shapes else []
-    return enrich(trace, [report_unresolved_names, name_ranks, *shapes])
+    return enrich(trace, [refuse_impossible_times, report_unresolved_names, name_ranks, *shapes])
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and 0 <= value < 1 << 31
 
 
 def _bytes(path: Path) -> bytes:
-    data = path.read_bytes()
-    if not data.startswith(b"\x1f\x8b"):
-        return data
+    with path.open("rb") as file:
+        if file.read(2) != b"\x1f\x8b":
+            return path.read_bytes()
+    most = max(_UNZIPPED_BYTES, _UNZIPPED_RATIO * path.stat().st_size)
     try:
-        return gzip.decompress(data)
+        with gzip.open(path) as unzipped:
+            data = unzipped.read(most + 1)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise TraceError(path, f"damaged or cut off ({error})", "copy or record it again") from error
+    if len(data) > most:
+        reason = f"it unpacks to more than {most >> 20:,} MiB, which no trace of its size does"
+        raise TraceError(path, reason, "unpack it with gunzip, if you trust it, and give the .json")
+    return data
 
 
 def _decode(path: Path, data: bytes, *, exact: bool) -> _Document:
@@ -158,9 +173,10 @@ def _decode(path: Path, data: bytes, *, exact: bool) -> _Document:
     wanted: Any = document if data.lstrip()[:1] == b"{" else events  # Chrome's format allows the bare list, too
     try:
         found = msgspec.json.decode(data, type=wanted, strict=False)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        reason = "nested too deep" if isinstance(error, RecursionError) else str(error)
         raise TraceError(
-            path, f"not a PyTorch profiler trace ({error})", "record it again with torch.profiler"
+            path, f"not a PyTorch profiler trace ({reason})", "record it again with torch.profiler"
         ) from error
     return found if isinstance(found, _Document) else document(traceEvents=found)
 
@@ -175,13 +191,25 @@ def _times(events: Sequence[_Event]) -> _Times:
 
 
 def _nanoseconds(microseconds: Sequence[float | Decimal]) -> Ints:
-    """Exact integers of microseconds with three decimals: the fraction is rounded on its own, without the rest."""
+    """Exact integers of microseconds with three decimals: the fraction is rounded on its own, without the rest.
+
+    What is no number, or beyond what a trace can hold, becomes the largest one, which is refused later.
+    """
     if microseconds and isinstance(microseconds[0], Decimal):
-        return np.array([round(microsecond * 1000) for microsecond in microseconds], np.int64)
-    values = np.array(microseconds, np.float64)
+        return np.array([round(_bounded(microsecond) * 1000) for microsecond in microseconds], np.int64)
+    try:
+        values = np.array(microseconds, np.float64)
+    except OverflowError:  # integers of hundreds of digits
+        values = np.array([*map(_bounded, microseconds)], np.float64)
+    values = np.clip(np.nan_to_num(values, nan=_MOST_US), -_MOST_US, _MOST_US)
     whole = np.floor(values)
     nanoseconds: Ints = whole.astype(np.int64) * 1000 + np.rint((values - whole) * 1000).astype(np.int64)
     return nanoseconds
+
+
+def _bounded(microseconds: Decimal | float) -> Decimal | float:
+    is_number = not isinstance(microseconds, Decimal) or microseconds.is_finite()
+    return microseconds if is_number and -_MOST_US <= microseconds <= _MOST_US else _MOST_US
 
 
 def _activities(
@@ -216,7 +244,7 @@ def _sizes(kernels: Sequence[_Event]) -> list[Ints]:
     @cache
     def decoded(text: bytes) -> tuple[int, ...]:
         found: Any = msgspec.json.decode(text) if text else None
-        is_shape = isinstance(found, list) and len(found) == 3 and all(isinstance(value, int) for value in found)
+        is_shape = isinstance(found, list) and len(found) == 3 and all(map(_is_count, found))
         return tuple(found) if is_shape else (UNKNOWN,) * 3
 
     noted = [event.args or _EventArgs() for event in kernels]
@@ -272,8 +300,10 @@ def _interned(events: Sequence[_Event], names: NameTable, unnamed: str = "") -> 
 
 
 def _integers(values: Any) -> Ints:
-    """Whole numbers, ``UNKNOWN`` for anything else."""
-    return np.array([value if isinstance(value, int) else UNKNOWN for value in values], np.int64)
+    """Whole numbers of 63 bits, ``UNKNOWN`` for anything else."""
+    return np.array(
+        [value if isinstance(value, int) and -_MOST <= value < _MOST else UNKNOWN for value in values], np.int64
+    )
 
 
 def _threads(events: Sequence[_Event]) -> dict[tuple[int, int], str]:

@@ -41,17 +41,13 @@ class Reader(NamedTuple):
 
 def _is_kineto(head: bytes) -> bool:
     """An object with one of Kineto's keys, or the bare list of events that Chrome's format allows."""
-    text = (_unzipped(head) if head.startswith(_GZIP) else head).lstrip()
+    try:
+        text = (zlib.decompressobj(31).decompress(head, _HEAD_BYTES) if head.startswith(_GZIP) else head).lstrip()
+    except zlib.error:
+        return True  # damaged, as its reader will say
     return (
         any(key in text for key in _KINETO_KEYS) if text.startswith(b"{") else text.startswith(b"[") and b'"ph"' in text
     )
-
-
-def _unzipped(head: bytes) -> bytes:
-    try:
-        return zlib.decompressobj(31).decompress(head, _HEAD_BYTES)
-    except zlib.error:
-        return b""
 
 
 READERS = (

@@ -6,6 +6,7 @@ are packed as ``<hardware:8><machine:8><process:24><thread:24>``.
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,19 +24,21 @@ from ddp_prof.ingest.enrich import (
     enrich,
     mark_copy_engine_collectives,
     name_ranks,
+    refuse_impossible_times,
     report_unresolved_names,
 )
 from ddp_prof.ingest.kernel_categories import KernelClassifier
-from ddp_prof.ingest.sqlite_columns import SqliteFile, integer_array
+from ddp_prof.ingest.sqlite_columns import SqliteFile, constant, open_sqlite
 from ddp_prof.ingest.string_table import NameTable, NsysStringIds
 from ddp_prof.manifest import load_manifest, manifest_path
-from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind, Overhead, Spans, Trace, empty
+from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind, Overhead, Spans, Trace, empty, select
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from ddp_prof.trace import Ints
+    from ddp_prof.manifest import Manifest
+    from ddp_prof.trace import Ints, Mask
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"
@@ -47,6 +50,7 @@ OVERHEADS = ("PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD")
 
 _PUSH_POP, _START_END, _DOMAIN_CREATE = 59, 60, 75
 _ACTIVITY_COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "bytes")
+_RANGE_COLUMNS = ("start", "end", "eventType", "globalTid")
 _CALL_COLUMNS = ("start", "globalTid", "correlationId")
 _UNNAMED = {Kind.COPY: "memcpy", Kind.MEMORY_SET: "memset", Kind.GRAPH: "CUDA graph"}
 
@@ -65,7 +69,11 @@ def load_nsys_sqlite(
     Raises:
         TraceError: Not a database, damaged, or not an export of Nsight Systems.
     """
-    file = SqliteFile(path)
+    with open_sqlite(path) as file:
+        return _load(file, load_manifest(manifest_path(run or path)), KernelClassifier(extra_patterns), with_shapes)
+
+
+def _load(file: SqliteFile, manifest: Manifest | None, classifier: KernelClassifier, with_shapes: bool) -> Trace:
     _require_export(file)
     # The tables are read side by side: SQLite and Arrow work outside Python's lock. The activities, which take about as
     # long as the rest, have a thread to themselves; ranges come before calls, for there is more to do with them.
@@ -73,34 +81,41 @@ def load_nsys_sqlite(
         activity_columns = pool.submit(_activity_columns, file)
         range_rows = pool.submit(_range_rows, file)
         calls = pool.submit(_calls, file)
-        strings = NsysStringIds(file.rows("SELECT id, value FROM StringIds") if file.has("StringIds") else [])
+        has_strings = file.has("StringIds", "id", "value")
+        strings = NsysStringIds(file.rows("SELECT id, value FROM StringIds") if has_strings else [])
         names = NameTable()
-        classifier = KernelClassifier(extra_patterns)
-        spans = _spans(range_rows.result(), strings, names, _domains(file, strings))
+        rows = range_rows.result()
+        spans = _spans(file, rows, strings, names, _domains(file, strings))
+        has_payloads = rows is not None and bool(np.any(file.integer_column(rows, "hasPayload") == 1))
+        del rows
         columns = activity_columns.result()
         activities = _activities(columns, _kernel_names(file, columns, strings, names), names, classifier)
+    starts = {"activities": activities.start_ns, "ranges": spans.start_ns, "calls": calls.result().start_ns}
+    has_start = {table: start_ns != UNKNOWN for table, start_ns in starts.items()}
     trace = Trace(
-        path=path,
+        path=file.path,
         source="nsys-sqlite",
         producer=_producer(file),
         names=names.as_tuple(),
-        activities=activities,
-        spans=spans,
-        calls=calls.result(),
+        activities=select(activities, has_start["activities"]),
+        spans=select(spans, has_start["ranges"]),
+        calls=select(calls.result(), has_start["calls"]),
+        warnings=tuple(_about_missing_starts(file, has_start)),
         threads=_threads(file, strings),
         ranks={},
         overhead=_overhead(file),
         epoch_ns=_session_start(file),
-        manifest=load_manifest(manifest_path(run or path)),
+        manifest=manifest,
     )
     steps: list[Callable[[Trace], Trace]] = [
+        refuse_impossible_times,
         report_unresolved_names,
         close_open_ranges,
         name_ranks,
         mark_copy_engine_collectives,
     ]
-    if any(name.startswith("nccl") for name in trace.names) and (payloads := _nccl_payloads(file, strings)):
-        steps.append(partial(add_nccl_metadata, ranges=payloads))
+    if has_payloads:
+        steps.append(partial(add_nccl_metadata, ranges=_nccl_payloads(file, strings)))
     if with_shapes:
         steps.append(partial(add_launch_shapes, sizes=_sizes(file)))
     return enrich(trace, steps)
@@ -117,8 +132,20 @@ def _require_export(file: SqliteFile) -> None:
         )
 
 
+def _about_missing_starts(file: SqliteFile, has_start: Mapping[str, Mask]) -> Iterator[str]:
+    """What is said of rows that have no start."""
+    for table, rows in has_start.items():
+        missing = len(rows) - int(rows.sum())
+        if missing == len(rows) > 0:
+            raise TraceError(file.path, f"none of its {missing:,} {table} has a start", "export or record it again")
+        if missing:
+            yield f"{missing:,} of {len(rows):,} {table} have no start and are left out"
+
+
 def _process(global_id: Ints) -> Ints:
-    return (global_id >> 24) & 0xFFFFFF
+    """Process ids; a single one, as is usual, takes no memory."""
+    low, high = (int(edge) >> 24 for edge in (global_id.min(), global_id.max())) if len(global_id) else (0, 0)
+    return constant(low & 0xFFFFFF, len(global_id)) if low == high else (global_id >> 24) & 0xFFFFFF
 
 
 def _thread(global_id: Ints) -> Ints:
@@ -129,10 +156,22 @@ def _activity_columns(file: SqliteFile) -> dict[str, Ints]:
     """The rows of all activities, kernels first."""
     name = "demangledName" if file.has(KERNELS, "demangledName") else "shortName"
     tables = {KERNELS: Kind.KERNEL, COPIES: Kind.COPY, MEMORY_SETS: Kind.MEMORY_SET, GRAPHS: Kind.GRAPH}
-    columns = (*_ACTIVITY_COLUMNS, name)
-    selections = [file.selection(table, columns, kind=kind) for table, kind in tables.items()]
-    found = file.integers((*columns, "kind"), *selections)
-    return found | {"name": found.pop(name)}
+    parts = []
+    for table, kind in tables.items():
+        file.require(table, "start", "end")
+        columns = file.integers(table, (*_ACTIVITY_COLUMNS, name))
+        rows = len(columns["start"])
+        if rows or table == KERNELS:
+            parts.append(columns | {"name": columns.pop(name), "kind": constant(kind, rows)})
+    return {column: _joined([part.pop(column) for part in parts]) for column in list(parts[0])}
+
+
+def _joined(parts: Sequence[Ints]) -> Ints:
+    """The parts of a column one after the other; a single one, or one value throughout, is not copied."""
+    values = {int(part[0]) for part in parts if len(part)}
+    if len(parts) > 1 and len(values) == 1 and not any(part.strides[0] for part in parts):
+        return constant(values.pop(), sum(map(len, parts)))
+    return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
 
 def _kernel_names(file: SqliteFile, columns: dict[str, Ints], strings: NsysStringIds, names: NameTable) -> Ints:
@@ -142,8 +181,7 @@ def _kernel_names(file: SqliteFile, columns: dict[str, Ints], strings: NsysStrin
     for other in ("shortName", "mangledName"):
         unnamed = np.flatnonzero((columns["kind"] == Kind.KERNEL) & (name_id == UNKNOWN))
         if len(unnamed) and file.has(KERNELS, other):
-            (shorter,) = file.integers((other,), file.selection(KERNELS, (other,))).values()
-            name_id[unnamed] = strings.intern(shorter[unnamed], names)
+            name_id[unnamed] = strings.intern(file.integers(KERNELS, (other,))[other][unnamed], names)
     return name_id
 
 
@@ -158,7 +196,7 @@ def _activities(columns: dict[str, Ints], name_id: Ints, names: NameTable, class
     return Activities(
         start_ns=columns["start"],
         end_ns=np.maximum(columns["start"], columns["end"]),
-        process=np.where(pid == UNKNOWN, UNKNOWN, _process(pid)),
+        process=np.where(pid == UNKNOWN, UNKNOWN, _process(pid)) if UNKNOWN in pid else _process(pid),
         device=columns["deviceId"],
         lane=columns["streamId"],
         name_id=names.name_the_unknown(name_id, UNNAMED_KERNEL),
@@ -170,14 +208,17 @@ def _activities(columns: dict[str, Ints], name_id: Ints, names: NameTable, class
 
 
 def _sizes(file: SqliteFile) -> list[Ints]:
-    return list(file.integers(SIZES, file.selection(KERNELS, SIZES)).values())
+    start, *sizes = file.integers(KERNELS, ("start", *SIZES)).values()
+    return [size[start != UNKNOWN] for size in sizes]
 
 
 def _calls(file: SqliteFile) -> Calls:
     """The calls by correlation id, as they are looked up; equal ones in the order of the file."""
-    columns = file.integers(_CALL_COLUMNS, file.selection(CALLS, _CALL_COLUMNS))
-    order = np.argsort(columns["correlationId"], kind="stable")
-    start, tid, correlation = (columns[name][order] for name in _CALL_COLUMNS)
+    file.require(CALLS, "start")
+    start, tid, correlation = file.integers(CALLS, _CALL_COLUMNS).values()
+    if np.any(correlation[1:] < correlation[:-1]):
+        order = np.argsort(correlation, kind="stable")
+        start, tid, correlation = start[order], tid[order], correlation[order]
     return Calls(start_ns=start, process=_process(tid), lane=_thread(tid), correlation=correlation)
 
 
@@ -185,17 +226,20 @@ def _range_rows(file: SqliteFile) -> Any:
     """Ranges of both kinds, as an Arrow table whose inline texts are dictionary-encoded by the C library."""
     if not file.has(NVTX):
         return None
-    optional = {"textId": "NULL", "text": "NULL", "domainId": "NULL"}
-    columns = ["start", "end", "eventType", "globalTid"]
-    columns += [name if file.has(NVTX, name) else f"{other} AS {name}" for name, other in optional.items()]
-    query = f"SELECT {', '.join(columns)} FROM {NVTX} WHERE eventType IN ({_PUSH_POP}, {_START_END})"
-    return file.query(query)
+    file.require(NVTX, *_RANGE_COLUMNS)
+    text_id, text, domain, json, json_id = _optional(file, NVTX, "textId", "text", "domainId", "jsonText", "jsonTextId")
+    columns = f"{', '.join(_RANGE_COLUMNS)}, {text_id} AS textId, {text} AS text, {domain} AS domainId"
+    columns += f", {json} IS NOT NULL OR {json_id} IS NOT NULL AS hasPayload"
+    return file.query(f"SELECT {columns} FROM {NVTX} WHERE eventType IN ({_PUSH_POP}, {_START_END})")
 
 
-def _spans(rows: Any, strings: NsysStringIds, names: NameTable, domains: dict[tuple[int, int], str]) -> Spans:
+def _spans(
+    file: SqliteFile, rows: Any, strings: NsysStringIds, names: NameTable, domains: dict[tuple[int, int], str]
+) -> Spans:
     if rows is None or not rows.num_rows:
         return empty(Spans)
-    column = {name: integer_array(rows.column(name)) for name in ("start", "end", "eventType", "globalTid", "textId")}
+    wanted = ("start", "end", "eventType", "globalTid", "textId", "domainId")
+    column = {name: file.integer_column(rows, name) for name in wanted}
     start, end, tid = column["start"], column["end"], column["globalTid"]
     inline = strings.intern_texts(rows.column("text"), names)
     name_id = np.where(inline == UNKNOWN, strings.intern(column["textId"], names), inline)
@@ -206,7 +250,7 @@ def _spans(rows: Any, strings: NsysStringIds, names: NameTable, domains: dict[tu
         process=process,
         lane=_thread(tid),
         name_id=names.name_the_unknown(name_id, UNNAMED_RANGE),
-        domain_id=_domain_ids(process, integer_array(rows.column("domainId")), domains, names),
+        domain_id=_domain_ids(process, column["domainId"], domains, names),
         is_start_end=(column["eventType"] == _START_END).astype(np.int64),
         # Releases write NULL, 0 or -1 for an end that never came; a range made before recording may start below 0.
         is_open=((end < start) | ((start < 0) & ((end == 0) | (end == UNKNOWN)))).astype(np.int64),
@@ -218,19 +262,17 @@ def _nccl_payloads(file: SqliteFile, strings: NsysStringIds) -> list[NcclRange]:
 
     The JSON is in the row, or among the strings.
     """
-    name, text_id, payload, payload_id = (
-        column if file.has(NVTX, column) else "NULL" for column in ("text", "textId", "jsonText", "jsonTextId")
-    )
+    if not file.has(NVTX):
+        return []
+    name, name_id, payload, payload_id = _optional(file, NVTX, "text", "textId", "jsonText", "jsonTextId")
     query = (
-        f"SELECT start, globalTid, {name}, {text_id}, {payload}, {payload_id} FROM {NVTX} "
-        f"WHERE eventType = {_PUSH_POP} AND start IS NOT NULL AND globalTid IS NOT NULL "
+        f"SELECT start, globalTid, CAST({name} AS TEXT), {name_id}, CAST({payload} AS TEXT), {payload_id} FROM {NVTX} "
+        f"WHERE eventType = {_PUSH_POP} AND {_are_integers('start', 'globalTid')} "
         f"AND coalesce({payload}, {payload_id}) IS NOT NULL"
     )
     found = [
-        NcclRange(
-            start, tid >> 24 & 0xFFFFFF, tid & 0xFFFFFF, name or strings.text(name_id), json or strings.text(json_id)
-        )
-        for start, tid, name, name_id, json, json_id in (file.rows(query) if file.has(NVTX) else [])
+        NcclRange(start, *_ids(tid), text or strings.text(text_id), json or strings.text(json_id))
+        for start, tid, text, text_id, json, json_id in file.rows(query)
     ]
     return [value for value in found if value.name.startswith("nccl")]
 
@@ -239,45 +281,77 @@ def _domains(file: SqliteFile, strings: NsysStringIds) -> dict[tuple[int, int], 
     """Domain names by (process, domain id): the ids count per process."""
     if not file.has(NVTX, "domainId"):
         return {}
-    text_id = "textId" if file.has(NVTX, "textId") else "NULL"
-    query = f"SELECT globalTid, domainId, text, {text_id} FROM {NVTX} WHERE eventType = {_DOMAIN_CREATE} ORDER BY start"
-    rows = file.rows(query)
-    return {((tid or 0) >> 24 & 0xFFFFFF, domain): text or strings.text(text_id) for tid, domain, text, text_id in rows}
+    text, text_id = _optional(file, NVTX, "text", "textId")
+    rows = file.rows(
+        f"SELECT globalTid, domainId, CAST({text} AS TEXT), {text_id} FROM {NVTX} "
+        f"WHERE eventType = {_DOMAIN_CREATE} AND {_are_integers('globalTid', 'domainId')} ORDER BY start"
+    )
+    return {(_ids(tid)[0], domain): name or strings.text(name_id) for tid, domain, name, name_id in rows}
 
 
 def _domain_ids(process: Ints, domain: Ints, domains: dict[tuple[int, int], str], names: NameTable) -> Ints:
+    """Index of the domain's name for each range, ``UNKNOWN`` where its domain has none."""
     result = np.full(len(process), UNKNOWN, np.int64)
-    for (pid, number), name in domains.items():
-        result[(process == pid) & (domain == number)] = names.intern(name)
-    return result
+    if not domains:
+        return result
+    keys = np.array([_domain_key(np.int64(pid), np.int64(number)) for pid, number in domains], np.int64)
+    name_id = np.array([names.intern(name) for name in domains.values()], np.int64)
+    order = np.argsort(keys)
+    wanted = _domain_key(process, domain)
+    found = order[np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)]
+    return np.where(keys[found] == wanted, name_id[found], UNKNOWN)
+
+
+def _domain_key(process: Any, domain: Any) -> Any:
+    """One number for a domain of a process; ids of domains are counted and small."""
+    return (process << 32) ^ domain
 
 
 def _threads(file: SqliteFile, strings: NsysStringIds) -> dict[tuple[int, int], str]:
     if not file.has("ThreadNames", "nameId", "globalTid"):
         return {}
-    priority = "priority" if file.has("ThreadNames", "priority") else "0"  # a thread renamed has several names
+    (priority,) = _optional(file, "ThreadNames", "priority")  # a thread renamed has several names
     rows = file.rows(
-        f"SELECT globalTid, nameId FROM ThreadNames WHERE globalTid IS NOT NULL ORDER BY {priority}, nameId"
+        f"SELECT globalTid, nameId FROM ThreadNames WHERE {_are_integers('globalTid')} ORDER BY {priority}, nameId"
     )
-    return {(tid >> 24 & 0xFFFFFF, tid & 0xFFFFFF): strings.text(name) for tid, name in rows}
+    return {_ids(tid): strings.text(name) for tid, name in rows}
+
+
+def _optional(file: SqliteFile, table: str, *columns: str) -> tuple[str, ...]:
+    """The columns in a query, NULL for those that the table lacks."""
+    return tuple(column if file.has(table, column) else "NULL" for column in columns)
+
+
+def _are_integers(*columns: str) -> str:
+    """A condition that holds where SQLite, which lets any column hold anything, has integers."""
+    return " AND ".join(f"typeof({column}) = 'integer'" for column in columns)
+
+
+def _ids(global_id: int) -> tuple[int, int]:
+    """Process and thread of a packed id."""
+    return global_id >> 24 & 0xFFFFFF, global_id & 0xFFFFFF
 
 
 def _overhead(file: SqliteFile) -> Overhead:
     columns = ("start", "end")
-    found = file.integers(columns, *(file.selection(table, columns) for table in OVERHEADS))
-    return Overhead(found["start"], np.maximum(found["start"], found["end"]))
+    tables = [file.integers(table, columns) for table in OVERHEADS]
+    start, end = (np.concatenate([table[column] for table in tables]) for column in columns)
+    return Overhead(start, np.maximum(start, end))
 
 
 def _producer(file: SqliteFile) -> str | None:
     for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
         if file.has(table, "name", "value"):
             found = file.rows(f"SELECT value FROM {table} WHERE name = 'EXPORT_PRODUCT_VERSION'")
-            if found:
-                return str(found[0][0])
+            version = found[0][0] if found else None
+            if isinstance(version, str) and re.fullmatch(r"[\w.@-]{1,64}", version):
+                return version
     return None
 
 
 def _session_start(file: SqliteFile) -> int | None:
     table = "TARGET_INFO_SESSION_START_TIME"
-    found = file.rows(f"SELECT min(utcEpochNs) FROM {table}") if file.has(table, "utcEpochNs") else []
-    return int(found[0][0]) if found and found[0][0] is not None else None
+    if not file.has(table, "utcEpochNs"):
+        return None
+    ((earliest,),) = file.rows(f"SELECT min(utcEpochNs) FROM {table} WHERE {_are_integers('utcEpochNs')}")
+    return None if earliest is None else int(earliest)

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddp_prof.ingest.sqlite_columns import integer_array
-from ddp_prof.trace import UNKNOWN
+from ddp_prof.trace import UNKNOWN, distinct
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ddp_prof.trace import Ints
+
+
+_MOST_SLOTS = 1 << 24
 
 
 class NameTable:
@@ -58,10 +61,13 @@ class NsysStringIds:
 
         Strings that are not used stay out of ``names``.
         """
-        used = np.unique(string_ids)
-        index = [names.intern(text) if (text := self.text(value)) else UNKNOWN for value in used.tolist()]
-        indices: Ints = np.array(index, np.int64)[np.searchsorted(used, string_ids)]
-        return indices
+        used = distinct(string_ids)
+        index = np.array([names.intern(text) if (text := self.text(value)) else UNKNOWN for value in used], np.int64)
+        if not used or used[-1] - used[0] > _MOST_SLOTS:
+            return index[np.searchsorted(used, string_ids)]
+        slots = np.full(used[-1] - used[0] + 1, UNKNOWN, np.int64)
+        slots[np.array(used) - used[0]] = index
+        return slots[string_ids - used[0]]
 
     @staticmethod
     def intern_texts(column: Any, names: NameTable) -> Ints:
@@ -71,6 +77,8 @@ class NsysStringIds:
         if pyarrow.types.is_integer(column.type) or not len(column):  # a column that holds nothing but NULL
             return np.full(len(column), UNKNOWN, np.int64)
         encoded = column.dictionary_encode().chunks  # all chunks share one dictionary
-        texts = encoded[0].dictionary.to_pylist()
+        texts = [
+            text.decode(errors="replace") for text in encoded[0].dictionary.cast(pyarrow.large_binary()).to_pylist()
+        ]
         index = np.array([*map(names.intern, texts), UNKNOWN], np.int64)  # UNKNOWN, which is -1, finds the last one
         return index[integer_array(pyarrow.chunked_array([chunk.indices for chunk in encoded]))]

@@ -158,11 +158,17 @@ _COLLECTIVES = (
     _measured("algbw_GB/s", "GB/s", "bytes over transfer time", WITH_MUCH_ROOM),
     _measured("busbw_GB/s", "GB/s", "algbw times 2 (n - 1) / n for an all-reduce of n ranks", WITH_MUCH_ROOM),
     _time("exposed_wait_ms", "exposed time in which a peer had not arrived", WITH_ROOM),
-    _time("launched_late_ms", "exposed since the host launched it late"),
-    _time("queued_ms", "exposed since it queued behind another collective"),
-    _time("waiting_ms", "exposed during backward, since a peer had not arrived"),
-    _time("starved_ms", "exposed during backward, since compute stood still"),
-    _time("synchronous_ms", "exposed since the host waits for it"),
+    _time("when_forward_ms", "exposed during forward", WITH_ROOM),
+    _time("when_backward_ms", "exposed during backward", WITH_ROOM),
+    _time("when_tail_ms", "exposed after the last compute of backward", WITH_ROOM),
+    _time("when_optimizer_ms", "exposed during the optimizer", WITH_ROOM),
+    _time("when_outside_ms", "exposed between phases, or outside of steps", WITH_ROOM),
+    _time("when_unknown_ms", "exposed where the trace names no phases", WITH_ROOM),
+    _time("why_blocking_call_ms", "exposed in a call that the program waits for", WITH_ROOM),
+    _time("why_launched_late_ms", "exposed since the host launched it late", WITH_ROOM),
+    _time("why_queued_ms", "exposed since it queued behind another collective", WITH_ROOM),
+    _time("why_peer_wait_ms", "exposed since a peer had not arrived", WITH_ROOM),
+    _time("why_transfer_ms", "exposed while bytes moved, or for a reason that is not told", WITH_ROOM),
     _name("ready_by", "where readiness is known from", WITH_MUCH_ROOM),
 )
 _SKEW = (
@@ -208,19 +214,34 @@ _STUDY = (
     _time("study_comm_ms", "of the published study", WITH_ROOM),
     _share("study_comm_%", "of the published study", WITH_ROOM),
     _ratio("study_speedup", "of the published study"),
-    _name("conclusion", "a conclusion of the published study", ALWAYS),
-    _name("study", "whether the study's own figures bear it out", ALWAYS),
+    _name("claim", "a claim of the published study", ALWAYS),
+    _name("study", "whether the study's own figures support it", ALWAYS),
     _name("study_figure", "the study's figures", WITH_ROOM),
-    _name("here", "whether the figures of this place bear it out", ALWAYS),
-    _name("here_figure", "the figures of this place"),
-    _name("on", "what the sentence is about", ALWAYS),
-    _name("these_numbers_say", "a sentence that the numbers support", ALWAYS),
+    _name("here", "whether the figures of this testbed support it", ALWAYS),
+    _name("here_figure", "the figures of this testbed"),
+    _name("topic", "what the observation is about", ALWAYS),
+    _name("observation", "a sentence that the numbers support", ALWAYS),
     _measured("bucket_mb", "mb", "largest bucket, in MB of 2**20 bytes", ALWAYS),
     _time("predicted_ms", "communication left after backward, by the model"),
+)
+_ALL_REDUCE = (
+    _name("size", "size of the message", ALWAYS),
+    _count("calls", "timed calls", WITH_MUCH_ROOM),
+    _time("latency_ms", "time of a call: median over calls of the shortest over the ranks", ALWAYS),
+    _time("low_ms", "lower end of the 95 % interval of the latency"),
+    _time("high_ms", "upper end of the 95 % interval of the latency"),
+    _time("fitted_ms", "latency by the fitted cost model", WITH_ROOM),
+    # Small messages reach some hundred KB/s: two decimals would show zeros.
+    _measured("algbw_median_GB/s", "GB/s", "bytes over the latency", decimals=4),
+    _measured("algbw_low_GB/s", "GB/s", "bytes over the upper end of the latency", WITH_MUCH_ROOM, decimals=4),
+    _measured("algbw_high_GB/s", "GB/s", "bytes over the lower end of the latency", WITH_MUCH_ROOM, decimals=4),
+    _measured("busbw_median_GB/s", "GB/s", "algbw times 2 (n - 1) / n for n ranks", decimals=4),
+    _measured("busbw_low_GB/s", "GB/s", "busbw at the upper end of the latency", WITH_MUCH_ROOM, decimals=4),
+    _measured("busbw_high_GB/s", "GB/s", "busbw at the lower end of the latency", WITH_MUCH_ROOM, decimals=4),
 )
 
 CATALOGUE = {
     column.key: column
-    for column in (*_IDENTITY, *_COUNTS, *_TIMES, *_COLLECTIVES, *_SKEW, *_WATERFALL, *_GATE, *_STUDY)
+    for column in (*_IDENTITY, *_COUNTS, *_TIMES, *_COLLECTIVES, *_SKEW, *_WATERFALL, *_GATE, *_STUDY, *_ALL_REDUCE)
 }
 """Every column by its key."""

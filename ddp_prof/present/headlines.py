@@ -5,13 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from ddp_prof.analyze.collectives.exposure import LAUNCHED_LATE, QUEUED, STARVED, SYNCHRONOUS, TAIL, WAITING
+from ddp_prof.analyze.collectives.exposure import (
+    BLOCKING_CALL,
+    LAUNCHED_LATE,
+    OUTSIDE,
+    PEER_WAIT,
+    QUEUED,
+    TAIL,
+    TRANSFER,
+    UNKNOWN_WHEN,
+)
 from ddp_prof.present.charts.theme import milliseconds, percent, size
+from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddp_prof.analyze.collectives.straggler import RunSkew
+    from ddp_prof.analyze.outliers import Outliers
     from ddp_prof.analyze.overlap.comparison import VariantSummary
     from ddp_prof.analyze.root_cause import RootCause
 
@@ -48,35 +59,77 @@ def root_cause_headline(cause: RootCause | None, *, has_collectives: bool) -> He
     """
     if cause is None:
         return Headline("Compute hides all communication" if has_collectives else "No communication was recorded")
-    share = percent(cause.cause_ns / cause.exposed_ns)
-    if cause.cause == TAIL:
-        waiting = cause.wait_ns / cause.cause_ns
-        meanwhile = f" ({percent(waiting)} of it waiting for a peer)" if waiting >= _WORTH_A_WORD else ""
-        advice = _ADVICE[WAITING] if waiting > 1 / 2 else _tail_advice(cause)
-        detail = f"{_which(cause)}{_described(cause)} {_when(cause)}. {advice}"
-        return Headline(f"{share} of exposed time is tail{meanwhile}", detail)
-    if cause.cause == SYNCHRONOUS:
+    if not cause.exposed_ns:
+        detail = f"other steps expose {milliseconds(cause.total_exposed_ns)} in all."
+        return Headline("Compute hides all communication of the typical step", detail, "; ")
+    share = percent(cause.pair_ns / cause.exposed_ns)
+    whole = "the typical step's exposed time" if cause.steps > 1 else "exposed time"
+    return Headline(f"{share} of {whole} is {_kind(cause)}{_meanwhile(cause)}", f"{_culprit(cause)}.{_advice(cause)}")
+
+
+_WHEN = {
+    FORWARD: "during forward, ",
+    BACKWARD: "during backward, ",
+    OPTIMIZER: "during the optimizer, ",
+    TAIL: "tail, ",
+    OUTSIDE: "between phases, ",
+    UNKNOWN_WHEN: "",
+}
+_WHY = {
+    BLOCKING_CALL: "in calls that the program waits for",
+    LAUNCHED_LATE: "launched late by the host",
+    QUEUED: "queued behind another collective",
+    PEER_WAIT: "waiting for a peer",
+    TRANSFER: "in transfer",
+}
+_OF_GRADIENTS = (None, "all_reduce", "reduce_scatter")
+"""Operations that buckets and hooks are about; ``None`` where the trace does not tell the operation."""
+
+
+def _kind(cause: RootCause) -> str:
+    when = _WHEN[cause.when]
+    if cause.why == BLOCKING_CALL and cause.blocking == "compute_stream":
+        return f"{when}in collectives on the stream of compute"
+    if cause.why == TRANSFER and not cause.knows_wait:
+        return f"{when}in transfer or waiting for a peer"
+    return when + _WHY[cause.why]
+
+
+def _meanwhile(cause: RootCause) -> str:
+    share = cause.wait_ns / cause.exposed_ns
+    is_worth_a_word = share >= _WORTH_A_WORD and cause.why != PEER_WAIT
+    return f" (a peer was missing in {percent(share)} of all)" if is_worth_a_word else ""
+
+
+def _culprit(cause: RootCause) -> str:
+    if cause.why == BLOCKING_CALL and cause.blocking == "after_backward":
         count = cause.collectives_a_step
-        subject = "the one collective of a step starts" if count == 1 else f"all {count} collectives of a step start"
-        advice = "Launched by gradient hooks, some of it would hide behind backward."
-        return Headline(f"{share} of exposed time is synchronous", f"{subject} after backward. {advice}")
-    part = percent(cause.bucket_ns / cause.cause_ns)
-    detail = f"{part} of that with {_which(cause)}{_described(cause)}. {_ADVICE[cause.cause]}"
-    return Headline(f"{share} of exposed time is {_MEANING[cause.cause]}", detail, ", ")
+        subject = "the one collective of a step starts" if count == 1 else f"the {count} collectives of a step start"
+        return f"{subject} after backward"
+    if cause.when == TAIL:
+        return f"{_which(cause)}{_described(cause)} {_lead(cause)}"
+    return f"{percent(cause.collective_ns / cause.pair_ns)} of that with {_which(cause)}{_described(cause)}"
 
 
-_MEANING = {
-    WAITING: "waiting for a peer",
-    LAUNCHED_LATE: "due to late launches by the host",
-    QUEUED: "due to queueing behind another collective",
-    STARVED: "due to compute that stood still during backward",
-}
-_ADVICE = {
-    WAITING: "'ddp-prof skew' tells who arrives late.",
-    LAUNCHED_LATE: "The host is behind the device: fewer, larger kernels and collectives would help.",
-    QUEUED: "Communication needs more time than backward gives: fewer bytes or a faster link would help.",
-    STARVED: "What held compute up is on the host or a dependency, not in the collective.",
-}
+def _advice(cause: RootCause) -> str:
+    """What would help, only where it follows."""
+    if 2 * cause.wait_ns > cause.exposed_ns or cause.why == PEER_WAIT:
+        return " 'ddp-prof skew' tells who arrives late."
+    if cause.why == BLOCKING_CALL and cause.blocking == "compute_stream":
+        return " Kernels that follow on that stream wait for it."
+    if cause.why == BLOCKING_CALL and cause.operation in _OF_GRADIENTS:
+        return " Launched by gradient hooks, some of it could hide behind backward."
+    if cause.why == LAUNCHED_LATE:
+        return " The host is behind the device: fewer, larger kernels and collectives would help."
+    if cause.when == TAIL and cause.operation in _OF_GRADIENTS:
+        return f" {_tail_advice(cause)}"
+    if cause.why == QUEUED:
+        return " It waits for earlier collectives on its stream: fewer bytes or a faster link would help."
+    if cause.when == UNKNOWN_WHEN:
+        return " The trace names no phases there: see --step-range and --backward-range."
+    if cause.why == TRANSFER and cause.when != OUTSIDE:
+        return " Compute stood still meanwhile; the trace does not tell whether it waited for this or for the host."
+    return ""
 
 
 def _which(cause: RootCause) -> str:
@@ -97,7 +150,7 @@ def _described(cause: RootCause) -> str:
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def _when(cause: RootCause) -> str:
+def _lead(cause: RootCause) -> str:
     if cause.lead_ns is None:
         return "starts late"
     if not cause.lead_ns:
@@ -110,7 +163,7 @@ def _tail_advice(cause: RootCause) -> str:
     if len(cause.parameters) == 1:
         return "It holds a single parameter: only fewer bytes or a faster link would hide more of it."
     if cause.is_last and cause.collectives_a_step > 1:
-        return "A smaller last bucket would hide more of it."
+        return "A smaller last bucket would shorten it."
     return "Smaller buckets would start earlier and hide more of it."
 
 
@@ -181,11 +234,28 @@ def _communicates(summary: VariantSummary, base: VariantSummary) -> str:
 class _Ranked(Protocol):
     @property
     def rank(self) -> int | None: ...
-
     @property
     def process(self) -> int: ...
+    @property
+    def qualifier(self) -> str: ...
 
 
 def rank_name(ranked: _Ranked) -> str:
-    """What a rank is called; by its process where its number is not known."""
-    return f"process {ranked.process}" if ranked.rank is None else f"rank {ranked.rank}"
+    """What a rank is called; by its process, and if need be its file, where its number is not known."""
+    if ranked.rank is not None:
+        return f"rank {ranked.rank}"
+    return f"process {ranked.process}" + (f" of {ranked.qualifier}" if ranked.qualifier else "")
+
+
+def outliers_text(outliers: Outliers) -> str:
+    """Which steps stand out, and what the run's figures are without them."""
+    keys = [str(key) for key, _ in outliers.steps]
+    one = len(keys) == 1
+    held = milliseconds(sum(ns for _, ns in outliers.steps))
+    whole = milliseconds(outliers.exposed_ns)
+    text = f"step {keys[0]} alone holds" if one else f"steps {', '.join(keys)} alone hold"
+    text += f" {held} of {whole} exposed"
+    if outliers.overlap_ratio is not None and outliers.overlap_ratio_without is not None:
+        without = percent(outliers.overlap_ratio_without)
+        text += f": overlap {percent(outliers.overlap_ratio)}, without {'it' if one else 'them'} {without}"
+    return text

@@ -25,6 +25,9 @@ Document = dict[str, Any]
 
 SCHEMA = 1
 
+COLLECTIVES_SCHEMA = 2
+"""2: ``exposed_by`` (when and why) in place of ``causes``."""
+
 
 def overlap_document(result: TraceOverlap) -> Document:
     """Of ``ddp-prof overlap``."""
@@ -41,6 +44,7 @@ def overlap_document(result: TraceOverlap) -> Document:
             "method": result.attribution.method,
         },
         "ranks": [_rank_document(rank) for rank in result.ranks],
+        "outliers": asdict(result.outliers) if result.outliers else None,
         "warnings": list(result.warnings),
     }
 
@@ -77,7 +81,7 @@ def info_document(inventory: TraceInventory) -> Document:
 def collectives_document(run: RunAnalysis, result: RunCollectives, headline: str) -> Document:
     """Of ``ddp-prof collectives``."""
     return {
-        "schema": SCHEMA,
+        "schema": COLLECTIVES_SCHEMA,
         "trace": str(run.trace),
         "label": run.label,
         "device": run.device,
@@ -86,6 +90,7 @@ def collectives_document(run: RunAnalysis, result: RunCollectives, headline: str
         "matched": result.matched,
         "unmatched": result.unmatched,
         "headline": headline,
+        "outliers": asdict(result.outliers) if result.outliers else None,
         "warnings": list(result.warnings),
     }
 

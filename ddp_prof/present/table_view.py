@@ -27,3 +27,10 @@ class TableView:
     rows: Sequence[Row]
     notes: Sequence[str]
     document: Document
+    shown: Sequence[Row] = ()
+    """Rows to read, where they are worded otherwise than those for programs, which are ``rows``."""
+
+    @property
+    def rows_to_read(self) -> Sequence[Row]:
+        """The rows of a table or of Markdown."""
+        return self.shown or self.rows

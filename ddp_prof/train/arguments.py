@@ -57,7 +57,12 @@ def _add_variant(group: argparse._ArgumentGroup) -> None:
         "--bucket-size-mb",
         type=bucket_size,
         metavar="MB|none",
-        help="cap of a bucket in MB of 2**20 bytes; bucketed: default 25, none is one bucket; torch: default its own",
+        help="cap of a bucket in MB of 2**20 bytes; bucketed, sharded: default 25, none is one bucket; torch: its own",
+    )
+    group.add_argument(
+        "--no-communication-hook",
+        action="store_true",
+        help="torch: leave DDP as it is, so that it divides while it copies; its buckets then have no ranges",
     )
     group.add_argument(
         "--find-unused-parameters",
@@ -101,7 +106,7 @@ def _add_numerics(group: argparse._ArgumentGroup) -> None:
         const="blocks",
         choices=("blocks", "model"),
         help="torch.compile each block, or the model as one, whose gradients then all come at the end of backward "
-        "(default with no word: blocks). Never with CUDA graphs: their replay calls no gradient hook",
+        "(default with no word: blocks). Makes no CUDA graphs; a graph of the whole step would call no gradient hook",
     )
     group.add_argument(
         "--activation-checkpointing",
@@ -170,6 +175,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     parser = make_parser()
     asked = parser.parse_args(argv)
     arguments = Arguments(**{**vars(asked), "bucket_size_mb": _bucket_size(parser, asked)})
+    if arguments.no_communication_hook and arguments.variant != "torch":
+        parser.error(f"--no-communication-hook: variant {arguments.variant} has none")
     if arguments.compile and not arguments.warmup:
         parser.error("--compile: the first step compiles, so it takes a --warmup of at least 1")
     if arguments.kineto is not None and not arguments.kineto.name.endswith((".json", ".json.gz")):

@@ -1,4 +1,4 @@
-"""Starts the ranks of a run on this machine and sees that none is left behind.
+"""Starts the ranks of a run on this machine and ends all of them when one fails.
 
 The ranks find each other through a file, so no port can be busy. They are told where to leave the reason of a failure:
 of several reasons the launcher shows the one that caused the others, in one line.
@@ -75,7 +75,7 @@ def stoppable() -> Iterator[None]:
 
 
 def _run(world: int, directory: str, command: Sequence[str], output: IO[bytes] | None) -> dict[int, int]:
-    """Start the ranks, wait, leave none behind; returns the exit codes of those that failed by themselves."""
+    """Start the ranks, wait until all have ended; returns the exit codes of those that failed by themselves."""
     ranks: list[subprocess.Popen[bytes]] = []
     try:
         ranks.extend(_start(rank, world, directory, command, output) for rank in range(world))
@@ -119,7 +119,7 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> dict[int, int]:
 
 
 def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Leave no rank behind, whatever signal comes meanwhile."""
+    """End all ranks, also when further signals arrive."""
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
     for end in (subprocess.Popen.terminate, subprocess.Popen.kill):

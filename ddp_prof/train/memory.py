@@ -7,9 +7,17 @@ import resource
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ddp_prof.errors import OutOfMemoryError
 from ddp_prof.train.sizes import MODEL_SIZES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from ddp_prof.ddp import DataParallel
 
 BYTES_A_PARAMETER = 20
 """float32 weight, gradient and bucket, two moments of AdamW; activations come on top."""
@@ -24,6 +32,39 @@ class Limit:
     who: str
     bytes: int
     ranks: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateBytes:
+    """What this rank keeps between two steps, activations and a communication library's own buffers left out.
+
+    Attributes:
+        parameters: Weights, whole or in part.
+        gradients: With the buckets of which they are views.
+        optimizer: Moments and the like.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+
+
+def count_state(variant: DataParallel, optimizer: torch.optim.Optimizer) -> StateBytes:
+    """Count the memory of each storage once; call it after a step."""
+    stepped = variant.optimizer_parameters()
+    parameters = [*variant.module.parameters(), *stepped]
+    state = [value for kept in optimizer.state.values() for value in kept.values() if hasattr(value, "untyped_storage")]
+    return StateBytes(
+        _storage_bytes(parameters),
+        _storage_bytes([parameter.grad for parameter in parameters if parameter.grad is not None]),
+        _storage_bytes(state),
+    )
+
+
+def _storage_bytes(tensors: Sequence[torch.Tensor]) -> int:
+    local = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in local}
+    return sum(storages.values())
 
 
 def check_memory(model_size: str, ranks: int) -> None:

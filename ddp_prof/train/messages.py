@@ -1,4 +1,4 @@
-"""Counts the all-reduces of steps and times those that are waited for one by one, from the ranges that mark them."""
+"""Counts the collectives of steps and times those that are waited for one by one, from the ranges that mark them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class Message(NamedTuple):
-    """One all-reduce: its bytes, and nanoseconds of the host's clock from its launch to its end."""
+    """One collective: its bytes, and nanoseconds of the host's clock from its launch to its end."""
 
     bytes: int
     duration_ns: int
 
 
 class MessageLog:
-    """An ``annotate.Sink`` that notes each all-reduce and lets other ranges pass.
+    """An ``annotate.Sink`` that notes each collective and lets other ranges pass.
 
     Args:
         settle: Waits for the device. Called before a message and within its time, so that its time is its own; a
@@ -41,7 +41,7 @@ class MessageLog:
     def start(self, text: str) -> object:
         """See ``annotate.Sink``."""
         parsed = range_names.parse_range(text)
-        if parsed.name != range_names.ALL_REDUCE:
+        if parsed.name not in range_names.COLLECTIVES:
             return None
         self._settle()
         return parsed.number("bytes"), time.perf_counter_ns()

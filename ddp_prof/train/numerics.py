@@ -1,4 +1,4 @@
-"""Numerics and memory: options that change what is computed and kept, and with that what there is to hide behind."""
+"""Numerics and memory: options that change how much is computed and kept, and so how much communication can overlap."""
 
 from __future__ import annotations
 

@@ -8,8 +8,9 @@ import platform
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 import ddp_prof
-from ddp_prof.ddp.base import ReducingVariant
+from ddp_prof.ddp.reducing import ReducingVariant
 from ddp_prof.manifest import RANKS_PER_GPU, HostTimes, Manifest, Parameter
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER
 from ddp_prof.train.messages import summarize
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from ddp_prof.ddp import DataParallel
     from ddp_prof.train.arguments import Arguments
+    from ddp_prof.train.memory import StateBytes
     from ddp_prof.train.messages import Message
     from ddp_prof.train.step import StepResult
 
@@ -41,6 +43,7 @@ class Measured:
         messages: The all-reduces of the synchronized steps.
         final_loss: Of the last measured step, over all ranks.
         peak_memory_bytes: Of the rank that needed most.
+        state_bytes: What rank 0 keeps between two steps.
     """
 
     steps: Sequence[StepResult]
@@ -48,6 +51,7 @@ class Measured:
     messages: Sequence[Message]
     final_loss: float
     peak_memory_bytes: int
+    state_bytes: StateBytes
 
 
 def describe_run(
@@ -66,7 +70,7 @@ def describe_run(
         backend=backend,
         device=device.type,
         step_seconds=tuple(step.step_seconds for step in measured.steps),
-        communication_seconds=tuple(step.communication_seconds for step in measured.steps),
+        communication_seconds=tuple(known for step in measured.steps if not isnan(known := step.communication_seconds)),
         final_loss=measured.final_loss,
         profiler=arguments.profiler,
         key=arguments.key,
@@ -76,7 +80,7 @@ def describe_run(
         command=("python", "-m", "ddp_prof.train", *sys.argv[1:]),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         parameters=parameters(variant.module),
-        options=_options(arguments, variant) | _sharing(ranks_per_gpu),
+        options=_options(arguments, variant) | _sharing(ranks_per_gpu) | {"state_bytes": asdict(measured.state_bytes)},
         host_times=(*_host_times(measured.steps, False), *_host_times(measured.synchronized, True)),
         messages=summarize(measured.messages) if variant.is_blocking else (),
         collectives=len(measured.messages) // counted if counted else None,
@@ -93,7 +97,7 @@ def _host_times(results: Sequence[StepResult], is_synchronized: bool) -> list[Ho
             step_ns=_nanoseconds(result.step_seconds),
             forward_ns=_nanoseconds(result.phase_seconds[FORWARD]),
             backward_ns=_nanoseconds(result.phase_seconds[BACKWARD]),
-            communication_ns=_nanoseconds(result.communication_seconds),
+            communication_ns=None if isnan(known := result.communication_seconds) else _nanoseconds(known),
             optimizer_ns=_nanoseconds(result.phase_seconds[OPTIMIZER]),
         )
         for step, result in enumerate(results)

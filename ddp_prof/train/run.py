@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import sys
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from ddp_prof.ddp.engine.collective import communication_errors
 from ddp_prof.errors import OutOfMemoryError, WorkloadError
 from ddp_prof.manifest import write_manifest
 from ddp_prof.train.data import scatter_batches
-from ddp_prof.train.memory import check_memory, resident_bytes
+from ddp_prof.train.memory import check_memory, count_state, resident_bytes
 from ddp_prof.train.messages import MessageLog
 from ddp_prof.train.model import TransformerLM
 from ddp_prof.train.numerics import check_numerics, set_numerics
@@ -79,11 +80,14 @@ def run(arguments: Arguments, place: RankInfo, device: torch.device, backend: st
         if arguments.run_json is not None:
             write_manifest(manifest, arguments.run_json)
         step_ms = 1000 * statistics.median(manifest.step_seconds)
-        wait_ms = 1000 * statistics.median(manifest.communication_seconds)
+        waits = manifest.communication_seconds
+        wait = f"{1000 * statistics.median(waits):.1f} ms" if waits else "n/a"
         _say(
-            f"{arguments.variant}: step {step_ms:.1f} ms, waiting for gradients {wait_ms:.1f} ms "
+            f"{arguments.variant}: step {step_ms:.1f} ms, waiting for gradients {wait} "
             f"(medians of {arguments.steps} on rank 0), final loss {measured.final_loss:.4f}"
         )
+        kept = (f"{name} {size / 2**20:.1f} MB" for name, size in asdict(measured.state_bytes).items())
+        _say(f"{arguments.variant}: rank 0 keeps between steps: {', '.join(kept)}")
 
 
 def make_trainer(arguments: Arguments, device: torch.device, rank: int) -> Trainer:
@@ -93,18 +97,18 @@ def make_trainer(arguments: Arguments, device: torch.device, rank: int) -> Train
         model = TransformerLM(MODEL_SIZES[arguments.model_size], checkpoint_blocks=arguments.activation_checkpointing)
     set_numerics(model, arguments)
     variant = make_variant(arguments, model)
-    optimizer = torch.optim.AdamW(variant.parameters(), lr=arguments.lr, fused=device.type == "cuda")
+    optimizer = torch.optim.AdamW(variant.optimizer_parameters(), lr=arguments.lr, fused=device.type == "cuda")
     delay_s = arguments.inject_delay_ms / 1000 if rank == arguments.inject_delay_rank else 0.0
     return Trainer(variant, optimizer, delay_s, arguments.precision)
 
 
 def make_variant(arguments: Arguments, model: torch.nn.Module) -> DataParallel:
     """The variant with its own options."""
-    options: dict[str, float | None] = {}
-    if arguments.variant == "bucketed":
+    options: dict[str, float | bool | None] = {}
+    if arguments.variant in ("bucketed", "sharded"):
         options = {"bucket_size_mb": arguments.bucket_size_mb}
     elif arguments.variant == "torch":
-        options = {"bucket_cap_mb": arguments.bucket_size_mb}
+        options = {"bucket_cap_mb": arguments.bucket_size_mb, "mark_buckets": not arguments.no_communication_hook}
     make: Callable[..., DataParallel] = VARIANTS[arguments.variant]
     return make(model, find_unused_parameters=arguments.find_unused_parameters, **options)
 
@@ -139,7 +143,8 @@ def _train(
     synchronized, log = _take_synchronized(trainer, batches[arguments.warmup :], arguments.synchronized_steps, device)
     peak_bytes = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else resident_bytes()
     peak_bytes = round(_all_reduce(peak_bytes, device, dist.ReduceOp.MAX))
-    return Measured(results, synchronized, log.messages, final_loss, peak_bytes)
+    state = count_state(trainer.variant, trainer.optimizer)
+    return Measured(results, synchronized, log.messages, final_loss, peak_bytes, state)
 
 
 def _take_synchronized(

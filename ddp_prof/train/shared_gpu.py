@@ -28,13 +28,15 @@ HOST_A_RANK = {
     "NCCL_CUMEM_ENABLE": "0",
     "NCCL_MNNVL_ENABLE": "0",
     "NCCL_RAS_ENABLE": "0",
+    "NCCL_NET": "Socket",  # such "hosts" have no other network, whatever plugin the machine brings
+    "NCCL_NET_PLUGIN": "none",
 }
 ONE_MACHINE = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 REFUSALS = (
     "Duplicate GPU detected",  # 2.5 to 2.29
     "Multiple ranks detected using the same GPU",  # 2.30.3
-    "Multiple Ranks are using the same GPU/StepBreakdown",  # 2.30.7
+    "Multiple Ranks are using the same GPU/Partition",  # 2.30.7
     "invalid usage",  # what every version says where it does not tell more
 )
 

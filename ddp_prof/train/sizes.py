@@ -39,4 +39,7 @@ MODEL_SIZES = {
     "large": ModelSize(1280, 5120, 36, 20),
     "xl": ModelSize(1600, 6400, 48, 25),
     "2.7B": ModelSize(2560, 10240, 32, 32),
+    # The same course, spring 2026; its xl is what was the 2.7B
+    "xl-2026": ModelSize(2560, 10240, 32, 32),
+    "10B-2026": ModelSize(4608, 12288, 50, 36),
 }

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
     from ddp_prof.ddp import DataParallel
 
-AFTER_SYNCHRONIZE = "after synchronize"
-"""What the device still needs when the variant has synchronized."""
-
 
 class StepResult(NamedTuple):
     """What a step gave and cost on this rank.
@@ -32,7 +29,7 @@ class StepResult(NamedTuple):
     Attributes:
         loss: Mean over this rank's share of the batch.
         step_seconds: Host seconds from the step's start until the device has finished it.
-        communication_seconds: The variant's host seconds of waiting for gradients.
+        communication_seconds: Of waiting for gradients: the host's on a CPU, the device's on a GPU; NaN if not known.
         phase_seconds: Host seconds of forward, backward and optimizer, by the names of ``range_names``.
     """
 
@@ -51,14 +48,14 @@ class PhaseClock:
 
     def __init__(self, settle: Callable[[], None]) -> None:
         self.seconds: dict[str, float] = {}
-        self._settle = settle
+        self.settle = settle
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Time the block."""
         begin = time.perf_counter()
         yield
-        self._settle()
+        self.settle()
         self.seconds[name] = time.perf_counter() - begin
 
 
@@ -99,7 +96,7 @@ class Trainer:
         Raises:
             CommunicationError: A collective failed.
         """
-        clock = PhaseClock(partial(settle, inputs.device) if synchronized else _go_on)
+        clock = PhaseClock(partial(settle, inputs.device) if synchronized else _no_wait)
         begin = time.perf_counter()
         with annotate.step(self._done[warmup], warmup):
             loss = self._step(inputs, targets, clock)
@@ -107,9 +104,7 @@ class Trainer:
                 torch.cuda.synchronize(inputs.device)
         self._done[warmup] += 1
         seconds = time.perf_counter() - begin
-        # A synchronized variant of ours is done only when the device is; torch's waited within backward.
-        communication = self.variant.communication_seconds + clock.seconds.pop(AFTER_SYNCHRONIZE)
-        return StepResult(loss.item(), seconds, communication, clock.seconds)
+        return StepResult(loss.item(), seconds, self.variant.communication_seconds, clock.seconds)
 
     def _step(self, inputs: Tensor, targets: Tensor, clock: PhaseClock) -> Tensor:
         self.optimizer.zero_grad()
@@ -122,8 +117,7 @@ class Trainer:
                 time.sleep(self.delay_s)
             loss.backward()  # type: ignore[no-untyped-call]  # torch's omission
         self.variant.finish_gradient_synchronization()
-        with clock.phase(AFTER_SYNCHRONIZE):
-            pass
+        clock.settle()
         with clock.phase(range_names.OPTIMIZER), annotate.optimizer():
             self.optimizer.step()
         return loss.detach()
@@ -135,5 +129,5 @@ def settle(device: torch.device) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
-def _go_on() -> None:
-    """Wait for nothing."""
+def _no_wait() -> None:
+    """Do not wait: phases are timed as the host runs through them."""

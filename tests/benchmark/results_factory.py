@@ -11,10 +11,10 @@ from ddp_prof.benchmark.store import (
     OK,
     OUT_OF_MEMORY,
     Environment,
-    Message,
     Results,
-    Run,
-    StepTime,
+    StoredMessages,
+    StoredRun,
+    StoredStep,
     open_database,
     write_run,
 )
@@ -39,7 +39,7 @@ class Sweep:
     steps: int = 4
     seed: int = 0
     environment: Environment = ENVIRONMENT
-    runs: list[tuple[Environment, Run, list[StepTime], list[Message]]] = field(default_factory=list)
+    runs: list[tuple[Environment, StoredRun, list[StoredStep], list[StoredMessages]]] = field(default_factory=list)
 
     def add(
         self,
@@ -63,7 +63,7 @@ class Sweep:
                 for mode, comm in ((False, comm_ms), (True, comm_ms if synchronized_ms is None else synchronized_ms))
                 for index in range(self.steps)
             ]
-            sent = [Message(run.id, size, 10, round(ns), round(ns)) for size, ns in messages]
+            sent = [StoredMessages(run.id, size, 10, round(ns), round(ns)) for size, ns in messages]
             self.runs.append((self.environment, run, steps, sent))
 
     def fail(self, variant: str, status: str = OUT_OF_MEMORY, **options: object) -> None:
@@ -92,8 +92,8 @@ class Sweep:
         database.close()
         return path
 
-    def _run(self, name: str, variant: str, bucket: float | None, work: tuple[int, int], repeat: int) -> Run:
-        return Run(
+    def _run(self, name: str, variant: str, bucket: float | None, work: tuple[int, int], repeat: int) -> StoredRun:
+        return StoredRun(
             id=name, environment=self.environment.id, repeat=repeat, variant=variant, bucket_size_mb=bucket,
             model_size="mini", d_model=256, num_layers=4, parameters=GRADIENT_BYTES // 4,
             gradient_bytes=GRADIENT_BYTES, world_size=2, backend="gloo", device="cpu", local_batch_size=work[0],
@@ -102,13 +102,13 @@ class Sweep:
             created="2026-01-01T00:00:00+00:00", git_commit=None, command="python",
         )  # fmt: skip
 
-    def _step(self, run: Run, index: int, mode: bool, step_ms: float, comm_ms: float) -> StepTime:
+    def _step(self, run: StoredRun, index: int, mode: bool, step_ms: float, comm_ms: float) -> StoredStep:
         """Steps differ by a per mille about the run's time, and the median is that time."""
         ripple = 1 + 0.001 * (index - (self.steps - 1) / 2)
         step, comm = (round(item * ripple * MS) for item in (step_ms, comm_ms))
         rest = step - comm
         phases = (rest // 4, rest // 2, rest // 8) if mode else (None, None, None)
-        return StepTime(run.id, mode, index, step, phases[0], phases[1], comm, phases[2])
+        return StoredStep(run.id, mode, index, step, phases[0], phases[1], comm, phases[2])
 
 
 OVERHEAD_NS, BYTES_PER_NS = 200_000, 0.8

@@ -6,14 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_prof.benchmark.alpha_beta import BucketModel, LinkModel, MessageTimes, fit_link, message_times
+from ddp_prof.benchmark.alpha_beta import BucketModel, LinkModel, MessageCost, fit_link, message_costs
+from ddp_prof.unknown import Unknown
 from tests.benchmark.results_factory import BYTES_PER_NS, OTHER_ENVIRONMENT, OVERHEAD_NS, SIZES, Sweep, line
 
 positive = st.floats(1e-3, 1e3)
 
 
-def messages(times: dict[int, float]) -> list[MessageTimes]:
-    return [MessageTimes(size, time, 3, 30) for size, time in times.items()]
+def messages(times: dict[int, float]) -> list[MessageCost]:
+    return [MessageCost(size, time, time, time, 3, 30) for size, time in times.items()]
 
 
 def test_the_fit_finds_a_known_link() -> None:
@@ -41,7 +42,9 @@ def test_a_link_that_costs_nothing_a_call_has_no_negative_overhead() -> None:
     [({}, "fewer than two sizes"), ({8: 5.0}, "fewer than two sizes"), ({8: 5.0, 80: 0.5}, "did not take longer")],
 )
 def test_without_a_model_it_says_why(times: dict[int, float], why: str) -> None:
-    assert why in fit_link(messages(times))
+    found = fit_link(messages(times))
+    assert isinstance(found, Unknown)
+    assert why in found.reason
 
 
 @given(s=positive, o=positive, w=positive, factor=st.floats(1.01, 50))
@@ -75,8 +78,8 @@ def test_messages_of_a_size_are_medians_over_runs_and_places_are_kept_apart() ->
     sweep.runs[0][3][0] = type(sweep.runs[0][3][0])(sweep.runs[0][1].id, 1000, 10, 9000, 9000)
     sweep.environment = OTHER_ENVIRONMENT
     sweep.add("naive", 100, 50, messages=[(1000, 70000.0)])
-    found = message_times(sweep.results())
-    assert {place.environment: times for place, times in found.items()} == {
-        "e1": (MessageTimes(1000, 5000.0, 3, 30),),
-        "e2": (MessageTimes(1000, 70000.0, 3, 30),),
+    found = message_costs(sweep.results())
+    assert {testbed.environment: times for testbed, times in found.items()} == {
+        "e1": (MessageCost(1000, 5000.0, 5000, 9000, 3, 30),),
+        "e2": (MessageCost(1000, 70000.0, 70000, 70000, 3, 30),),
     }

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.benchmark.places import PlaceResults, gather_places
 from ddp_prof.benchmark.report.bandwidth_chart import draw_bandwidth
 from ddp_prof.benchmark.report.bucket_sweep_chart import batch_sizes, draw_bucket_sweep
-from ddp_prof.benchmark.report.report import results_markdown, write_results, write_results_csv
+from ddp_prof.benchmark.report.documents import results_markdown, write_results, write_results_csv
 from ddp_prof.benchmark.report.rows import csv_rows
+from ddp_prof.benchmark.report.testbeds import TestbedResults, gather_testbeds
 from ddp_prof.benchmark.report.variants_chart import chart_rows, draw_variants
 from ddp_prof.benchmark.report.views import (
     SPREAD,
     SPREAD_WITHIN,
     bucket_rows,
+    claims_view,
     comparison_view,
-    conclusions_view,
     results_view,
     settings_view,
 )
@@ -40,14 +40,14 @@ HEADER = (
 )
 
 
-def places_of(sweep: Sweep) -> list[PlaceResults]:
+def testbeds_of(sweep: Sweep) -> list[TestbedResults]:
     results = sweep.results()
-    return gather_places(results, summarize_settings(results))
+    return gather_testbeds(results, summarize_settings(results))
 
 
-def place_of(sweep: Sweep) -> PlaceResults:
-    (place,) = places_of(sweep)
-    return place
+def testbed_of(sweep: Sweep) -> TestbedResults:
+    (testbed,) = testbeds_of(sweep)
+    return testbed
 
 
 def exact() -> Sweep:
@@ -79,7 +79,7 @@ class TestRows:
         assert (row["cpu"], row["environment"], row["device"]) == ("Two Cores", "e1", "cpu")
 
     def test_out_of_memory_is_a_row_with_its_reason(self) -> None:
-        view = settings_view(place_of(exact()))
+        view = settings_view(testbed_of(exact()))
         row = next(row for row in view.rows if row["variant"] == "flat")
         assert (row["status"], row["step_ms"], row["runs"]) == ("out_of_memory", None, 0)
         assert "flat, batch 2 x 64: it needs 9 GB" in view.notes
@@ -88,37 +88,37 @@ class TestRows:
         sweep = exact()
         sweep.fail("torch")
         sweep.fail("torch", work=(4, 64))
-        notes = settings_view(place_of(sweep)).notes
+        notes = settings_view(testbed_of(sweep)).notes
         assert [note for note in notes if "9 GB" in note] == ["flat, batch 2 x 64, and 2 more: it needs 9 GB"]
 
     def test_notes_tell_the_spread_the_caveat_and_the_best_bucket(self) -> None:
-        notes = settings_view(place_of(exact())).notes
+        notes = settings_view(testbed_of(exact())).notes
         assert SPREAD in notes
         assert "ranks share a GPU" in notes
         best = theme.size(round(math.sqrt(GRADIENT_BYTES * 200_000 * 0.8)))
-        assert any(f"b* = sqrt(s o w), puts the best bucket at {best}" in note for note in notes)
+        assert any(f"b* = sqrt(s o w), gives a best bucket size of {best}" in note for note in notes)
 
     def test_one_run_of_each_is_said_to_tell_little(self) -> None:
         sweep = Sweep(repeats=1)
         sweep.add("naive", 100, 40)
-        assert SPREAD_WITHIN in settings_view(place_of(sweep)).notes
+        assert SPREAD_WITHIN in settings_view(testbed_of(sweep)).notes
 
     def test_traces_have_columns_where_there_are_some(self) -> None:
-        assert "trace_exposed_ms" not in settings_view(place_of(exact())).rows[0]
+        assert "trace_exposed_ms" not in settings_view(testbed_of(exact())).rows[0]
         sweep = exact()
         sweep.add("torch", 70, 15, trace_comm_ns=9 * MS, trace_overlapped_ns=4 * MS, trace_exposed_ns=5 * MS)
-        rows = settings_view(place_of(sweep)).rows
+        rows = settings_view(testbed_of(sweep)).rows
         assert [row["trace_exposed_ms"] for row in rows if row["variant"] in ("naive", "torch")] == [None, 5]
 
     def test_the_model_predicts_beside_what_was_measured(self) -> None:
-        row = next(bucket_row for bucket_row in bucket_rows(place_of(exact())) if bucket_row["bucket_mb"] == 10.0)
+        row = next(bucket_row for bucket_row in bucket_rows(testbed_of(exact())) if bucket_row["bucket_mb"] == 10.0)
         assert row["predicted_ms"] == pytest.approx((GRADIENT_BYTES / 4 / 0.8 + 4 * 200_000) / 1e6, rel=1e-6)
         assert (row["comm_ms"], row["step_ms"]) == pytest.approx((20, 80))
 
 
 class TestStudy:
     def test_published_rows_have_ours_beside_them_where_there_are_some(self) -> None:
-        view = comparison_view(place_of(study_like()), load_study("cs336"))
+        view = comparison_view(testbed_of(study_like()), load_study("cs336"))
         assert len(view.rows) == 42
         row = next(row for row in view.rows if (row["variant"], row["context"]) == ("overlap", 128))
         assert (row["study_step_ms"], row["study_speedup"]) == pytest.approx((724.5, 0.7833 / 0.7245))
@@ -127,21 +127,21 @@ class TestStudy:
         assert (absent["study_step_ms"] is None, absent["step_ms"], absent["status"]) == (False, None, None)
 
     def test_each_conclusion_is_judged_for_both(self) -> None:
-        view = conclusions_view(place_of(study_like()), load_study("cs336"))
+        view = claims_view(testbed_of(study_like()), load_study("cs336"))
         assert view.title == (
-            "Of 9 conclusions that the study's own figures bear out, 9 hold here, 0 do not, 0 cannot be told"
+            "Of 9 claims that the study's own figures support, 9 hold here, 0 do not, 0 cannot be decided"
         )
         first = view.rows[0]
         assert (first["study"], first["study_figure"]) == ("yes", "53 % (51 % to 55 %, 5 settings)")
         lone = Sweep(noise=0)
         lone.add("torch", 100, 40)
-        rows = conclusions_view(place_of(lone), load_study("cs336")).rows
+        rows = claims_view(testbed_of(lone), load_study("cs336")).rows
         assert {(row["here"], row["here_figure"]) for row in rows} == {("cannot tell", "not measured")}
 
 
 class TestWords:
     def test_a_sentence_goes_when_the_spread_grows(self) -> None:
-        quiet, loud = (results_markdown([place_of(study_like(noise))], None) for noise in (0.002, 0.5))
+        quiet, loud = (results_markdown([testbed_of(study_like(noise))], None) for noise in (0.002, 0.5))
         assert re.search(r"Overlap takes \d+ % \(.*\) off the step of naive\.", quiet)
         assert "off the step of naive" not in loud
 
@@ -152,13 +152,13 @@ class TestWords:
                       trace_exposed_ns=20 * MS, trace_tail_ns=15 * MS)  # fmt: skip
         for _, run, *_ in sweep.runs:
             object.__setattr__(run, "device", "cuda")
-        text = results_markdown([place_of(sweep)], None)
+        text = results_markdown([testbed_of(sweep)], None)
         for part in (
-            "The course's model puts the best bucket at",
+            "The model's best bucket size is",
             "overlap takes more off communication than off the step",
-            "A longer context gives backward more to hide under",
-            "a host timer without synchronizing sees",
-            "the trace has 20.0 ms exposed, and a tail of 15.0 ms",
+            "A longer context gives backward more compute to hide",
+            "a host timer shows",
+            "the trace 20.0 ms of exposed communication, of which the tail is 15.0 ms",
         ):
             assert part in text, part
 
@@ -166,7 +166,7 @@ class TestWords:
         sweep = Sweep(noise=0.001)
         for variant, step in (("naive", 100), ("flat", 100), ("overlap", 150)):
             sweep.add(variant, step, 40)
-        text = results_markdown([place_of(sweep)], None)
+        text = results_markdown([testbed_of(sweep)], None)
         assert "Overlap adds 50 % (" in text
         assert "Flat and naive take the same time, to within 5 %" in text
 
@@ -178,17 +178,17 @@ class TestWords:
             sweep.add("naive", 100, 40)
             sweep.add("flat", 99, 40)
         for sweep, why in (
-            (failed, "no run came to its end"),
-            (lone, "there is only one variant here"),
+            (failed, "no run finished"),
+            (lone, "there is only one variant"),
             (once, "no setting was run twice"),
             (loud, "none exceeds the measured spread"),
         ):
-            assert f"Nothing is said of differences, since {why}." in results_markdown([place_of(sweep)], None)
+            assert f"No difference is reported: {why}." in results_markdown([testbed_of(sweep)], None)
 
     def test_names_are_text(self) -> None:
         sweep = Sweep()
         sweep.add("naive", 100, 40, caveat=HOSTILE_TITLE)
-        text = results_markdown([place_of(sweep)], None)
+        text = results_markdown([testbed_of(sweep)], None)
         assert "<img" not in text.replace("\\<img", "")
 
 
@@ -196,61 +196,113 @@ def test_figures_say_that_ranks_shared_a_gpu() -> None:
     sweep = Sweep()
     sweep.add("naive", 100, 40, device="cuda", caveat=SHARED_GPU)
     sweep.add("flat", 100, 40, device="cuda")
-    assert SHARED_GPU in draw_variants(place_of(sweep)).layout.title.subtitle.text
+    assert SHARED_GPU in draw_variants(testbed_of(sweep)).layout.title.subtitle.text
 
 
 def test_two_environments_are_never_in_one_table_or_figure(tmp_path: Path) -> None:
     sweep = study_like()
     sweep.environment = OTHER_ENVIRONMENT
     sweep.add("naive", 9000, 10)
-    places = places_of(sweep)
-    views = [view for view in results_view(places, None) if "environment" in view.title]
+    testbeds = testbeds_of(sweep)
+    views = [view for view in results_view(testbeds, None) if "environment" in view.title]
     assert [("e1" in view.title, "e2" in view.title) for view in views] == [(True, False), (False, True)]
-    assert "2 places are kept apart" in results_view(places, None)[-1].notes[0]
-    assert max(max(trace.x) for trace in draw_variants(places[0]).data) < 400
-    assert "step of naive" not in results_markdown(places[1:], None)
+    assert "2 testbeds are shown separately" in results_view(testbeds, None)[-1].notes[0]
+    assert max(max(trace.x) for trace in draw_variants(testbeds[0]).data) < 400
+    assert "step of naive" not in results_markdown(testbeds[1:], None)
 
 
 class TestFigures:
     def test_bars_are_the_step_in_two_parts(self) -> None:
-        place = place_of(exact())
-        rest, communication = draw_variants(place).data
+        testbed = testbed_of(exact())
+        rest, communication = draw_variants(testbed).data
         assert [a + b for a, b in zip(rest.x, communication.x, strict=True)] == pytest.approx([60, 100, 90, 80, 85])
-        assert chart_rows(place)[0] == "batch 2 x 32 tokens"
-        texts = [item.text for item in draw_variants(place).layout.annotations]
+        assert chart_rows(testbed)[0] == "batch 2 x 32 tokens"
+        texts = [item.text for item in draw_variants(testbed).layout.annotations]
         assert "out of memory" in texts
         assert "<b>40 %</b> communication" in texts
-        assert "device: cpu" in draw_variants(place).layout.title.subtitle.text
+        assert "device: cpu" in draw_variants(testbed).layout.title.subtitle.text
 
     def test_a_curve_a_context_and_a_line_a_reference(self) -> None:
-        place = place_of(exact())
-        assert batch_sizes(place) == [2]
-        figure = draw_bucket_sweep(place, 2)
+        testbed = testbed_of(exact())
+        assert batch_sizes(testbed) == [2]
+        figure = draw_bucket_sweep(testbed, 2)
         curves = {item.name: item for item in figure.data if item.name}
         assert list(curves) == ["bucketed, context 32", "bucketed, context 64"]
         assert list(curves["bucketed, context 64"].customdata) == [1, 10, 100]
         assert list(curves["bucketed, context 64"].y) == pytest.approx([90, 80, 85])
         assert figure.layout.xaxis.type == "log"
         labels = [item.text for item in figure.layout.annotations]
-        assert labels == ["naive, context 64", "the model's best: 2.41 MB"]
+        assert labels == ["fastest other: naive"], "the steps contradict the model's best size, so it is not marked"
+
+    def test_a_size_above_all_gradients_is_one_bucket(self) -> None:
+        axis = draw_bucket_sweep(testbed_of(exact()), 2).layout.xaxis
+        assert list(axis.ticktext) == [
+            f"{size:g}<br>(one bucket)" if size * 2**20 >= GRADIENT_BYTES else f"{size:g}" for size in (1, 10, 100)
+        ]
+        assert axis.title.text == "bucket size (MB, log scale)"
+
+    def test_one_reference_a_context_the_fastest_without_buckets(self) -> None:
+        sweep = exact()
+        for variant, step_ms in (("flat", 99), ("overlap", 95), ("torch", 97)):
+            sweep.add(variant, step_ms, 30)
+        figure = draw_bucket_sweep(testbed_of(sweep), 2)
+        assert [item.text for item in figure.layout.annotations if item.xref == "paper"] == ["fastest other: overlap"]
+
+    @pytest.mark.parametrize(
+        ("steps", "noise", "note", "is_marked"),
+        [
+            ((120, 100, 140), 0.0001, "The cost model fits", True),
+            ((120, 130, 100), 0.0001, "The cost model does not fit", False),
+            ((100, 101, 100), 0.2, "The cost model ", True),
+        ],
+    )
+    def test_the_model_is_marked_unless_the_steps_contradict_it(
+        self, steps: tuple[int, ...], noise: float, note: str, is_marked: bool
+    ) -> None:
+        sweep = Sweep(noise=noise)
+        sweep.add("naive", 150, 40, messages=[(size, line(size)) for size in SIZES])
+        for size, step_ms in zip((1.0, 3.0, 100.0), steps, strict=True):
+            sweep.add("bucketed", step_ms, 20, bucket=size)
+        figure = draw_bucket_sweep(testbed_of(sweep), 2)
+        assert note in figure.layout.title.subtitle.text
+        assert any("best by the model" in item.text for item in figure.layout.annotations) == is_marked
 
     def test_labels_do_not_cover_each_other(self) -> None:
         sweep = exact()
-        for variant in ("flat", "overlap", "torch"):
-            sweep.add(variant, 100.1, 30)
-        figure = draw_bucket_sweep(place_of(sweep), 2)
+        for context in (128, 256, 512):
+            for bucket in (1.0, 10.0):
+                sweep.add("bucketed", 100, 30, bucket=bucket, work=(2, context))
+            sweep.add("flat", 100.1, 30, work=(2, context))
+        figure = draw_bucket_sweep(testbed_of(sweep), 2)
         heights = [item.y for item in figure.layout.annotations if item.xref == "paper"]
         low, high = figure.layout.yaxis.range
         pixels = [(b - a) / (high - low) * 460 for a, b in pairwise(heights)]
-        assert len(pixels) == 3
+        assert len(pixels) == 3, "four contexts"
         assert min(pixels) > 12
 
     def test_bandwidth_has_the_measured_sizes_and_the_fitted_line(self) -> None:
-        dots, fitted = draw_bandwidth(place_of(exact())).data
+        dots, fitted = draw_bandwidth(testbed_of(exact())).data
         assert list(dots.x) == list(SIZES)
         assert list(dots.y) == pytest.approx([size / line(size) for size in SIZES], rel=1e-4)
         assert fitted.y[0] == pytest.approx(dots.y[0], rel=1e-3)
         assert fitted.y[-1] == pytest.approx(dots.y[-1], rel=1e-3)
+
+    def test_ticks_of_bandwidth_have_units_and_no_lone_digits(self) -> None:
+        layout = draw_bandwidth(testbed_of(exact())).layout
+        assert all(text.split()[1] in ("KB", "MB", "GB") for text in layout.xaxis.ticktext)
+        assert min(layout.xaxis.tickvals) <= min(SIZES)
+        assert max(layout.xaxis.tickvals) >= max(SIZES)
+        assert layout.yaxis.dtick == 1, "a label for each power of ten"
+
+    def test_bars_of_bandwidth_are_the_range_over_runs(self) -> None:
+        sweep = Sweep(repeats=3)
+        sweep.add("naive", 100, 50, messages=[(1000, 5000.0), (100_000, 50_000.0)])
+        results = testbed_of(sweep)
+        (small, _) = results.messages
+        dots = draw_bandwidth(results).data[0]
+        assert small.low_ns <= small.time_ns <= small.high_ns
+        assert dots.y[0] + dots.error_y.array[0] == pytest.approx(1000 / small.low_ns)
+        assert dots.y[0] - dots.error_y.arrayminus[0] == pytest.approx(1000 / small.high_ns)
 
 
 class TestFiles:
@@ -259,19 +311,19 @@ class TestFiles:
         monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "no-browser"))
 
     def test_without_chromium_pages_and_text_are_written_all_the_same(self, tmp_path: Path) -> None:
-        (problem,) = write_results([place_of(exact())], load_study("cs336"), tmp_path / "new")
+        (problem,) = write_results([testbed_of(exact())], load_study("cs336"), tmp_path / "new")
         assert "apt-get install chromium" in problem
         assert {path.name for path in (tmp_path / "new").iterdir()} == {
             "results.md", "plotly.min.js", "variants.html", "buckets-batch-2.html", "bandwidth.html",
         }  # fmt: skip
         text = (tmp_path / "new" / "results.md").read_text()
         assert "![" not in text
-        assert "## Its conclusions" in text
+        assert "## Its claims" in text
 
     def test_places_have_files_of_their_own(self, tmp_path: Path) -> None:
         sweep = exact()
         sweep.add("naive", 100, 40, model_size="a/../b")
-        write_results(places_of(sweep), None, tmp_path / "new")
+        write_results(testbeds_of(sweep), None, tmp_path / "new")
         names = {path.name for path in (tmp_path / "new").glob("*variants.html")}
         assert names == {"1-mini-2-ranks-cpu-variants.html", "2-a-..-b-2-ranks-cpu-variants.html"}
 
@@ -286,7 +338,7 @@ class TestFiles:
 
 @pytest.mark.browser
 def test_pictures_are_shown_in_the_text(tmp_path: Path) -> None:
-    assert write_results([place_of(exact())], None, tmp_path) == []
+    assert write_results([testbed_of(exact())], None, tmp_path) == []
     text = (tmp_path / "results.md").read_text()
     shown = re.findall(r"!\[[^]]*\]\(([^)]*)\)", text)
     assert shown == ["variants.png", "buckets-batch-2.png", "bandwidth.png"]

@@ -95,22 +95,22 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
 def test_json(database: Path) -> None:
     document = json.loads(run(database, "--format", "json", "--against", "cs336").stdout)
     assert (document["schema"], document["database"]) == (1, str(database))
-    (place,) = document["places"]
-    assert (place["model_size"], place["world_size"], place["environment"]["cpu"]) == ("mini", 2, "Two Cores")
-    assert len(place["settings"]) == 22
-    naive = place["settings"][0]
+    (testbed,) = document["testbeds"]
+    assert (testbed["model_size"], testbed["world_size"], testbed["environment"]["cpu"]) == ("mini", 2, "Two Cores")
+    assert len(testbed["settings"]) == 22
+    naive = testbed["settings"][0]
     assert (naive["variant"], naive["local_batch_size"], naive["seq_len"], naive["status"]) == ("naive", 2, 64, "ok")
     assert naive["step_ns"]["value"] == pytest.approx(240e6, rel=0.02)
     assert len(naive["step_ns"]["medians"]) == 3
-    assert place["link"]["bytes_per_ns"] == pytest.approx(0.8)
-    assert {item["holds"] for item in place["conclusions"]} == {"yes"}
-    assert all((item["text"] is None) != item["is_supported"] for item in place["facts"])
+    assert testbed["link"]["bytes_per_ns"] == pytest.approx(0.8)
+    assert {item["holds"] for item in testbed["claims"]} == {"yes"}
+    assert all((item["text"] is None) != item["is_supported"] for item in testbed["observations"])
     assert len(document["study"]["settings"]) == 42
 
 
 def test_against_the_study(database: Path) -> None:
     text = run(database, "--against", "cs336").stdout
-    assert "Of 9 conclusions that the study's own figures bear out, 9 hold here" in text
+    assert "Of 9 claims that the study's own figures support, 9 hold here" in text
     rows = rows_of(database, "--against", "cs336")
     assert (len(rows), rows[0]["study_step_ms"], rows[0]["environment"]) == (42, "783.3", "e1")
     assert "study's conclusions" not in run(database).stdout
@@ -119,7 +119,7 @@ def test_against_the_study(database: Path) -> None:
 def test_markdown_stands_alone(database: Path) -> None:
     result = run(database, "--format", "markdown", "--against", "cs336")
     assert result.stdout.startswith("# Results\n\n## mini model")
-    assert "### What these numbers say" in result.stdout
+    assert "### What these numbers show" in result.stdout
     assert result.stderr == ""
 
 
@@ -130,7 +130,7 @@ def test_two_environments_are_told_apart(tmp_path: Path) -> None:
     path = sweep.write(tmp_path / "results.db")
     text = run(path).stdout
     assert text.index("Two Cores") < text.index("Other Cores")
-    assert "2 places are kept apart" in text
+    assert "2 testbeds are shown separately" in text
     assert {row["environment"] for row in rows_of(path)} == {"e1", "e2"}
     assert next(row for row in rows_of(path) if row["environment"] == "e2")["speedup_vs_naive"] == ""
 

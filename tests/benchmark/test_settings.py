@@ -46,7 +46,7 @@ def test_what_ran_out_of_memory_is_a_row() -> None:
     assert [found[key].timing.status for key in ("naive", "flat", "overlap")] == ["ok", OUT_OF_MEMORY, FAILED]
     assert (found["flat"].timing.step_ns, found["flat"].runs, found["flat"].failed_runs) == (None, 0, 3)
     assert found["flat"].reason == "it needs 9 GB"
-    assert len({value.place for value in found.values()}) == 1, "a run that died early tells no device"
+    assert len({value.testbed for value in found.values()}) == 1, "a run that died early tells no device"
 
 
 def test_a_run_that_failed_once_does_not_hide_the_others() -> None:
@@ -83,7 +83,7 @@ def test_environments_models_and_worlds_are_places_of_their_own() -> None:
         summarize_setting.setting.variant: summarize_setting
         for summarize_setting in summarize_settings(sweep.results())
     }
-    assert len({value.place for value in found.values()}) == 3
+    assert len({value.testbed for value in found.values()}) == 3
     assert (found["flat"].speedup, found["overlap"].speedup) == (None, None)
 
 
@@ -95,7 +95,7 @@ def test_a_loud_machine_does_not_widen_the_spread_of_a_quiet_one() -> None:
     quiet.runs += loud.runs
     halves: dict[str, float] = {}
     for summarize_setting in summarize_settings(quiet.results()):
-        halves[summarize_setting.place.environment] = summarize_setting.timing.step_ns.half_width
+        halves[summarize_setting.testbed.environment] = summarize_setting.timing.step_ns.half_width
     assert halves["e1"] < MS < 10 * MS < halves["e2"]
 
 

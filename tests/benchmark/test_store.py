@@ -14,9 +14,9 @@ from ddp_prof.benchmark.store import (
     OK,
     OUT_OF_MEMORY,
     Environment,
-    Message,
-    Run,
-    StepTime,
+    StoredMessages,
+    StoredRun,
+    StoredStep,
     load_results,
     open_database,
     write_run,
@@ -24,17 +24,17 @@ from ddp_prof.benchmark.store import (
 from ddp_prof.errors import TraceError
 
 ENVIRONMENT = Environment("e1", "some CPU", 2, 2**34, "Linux", "", "3.11", "2.13", None, None, "0.1")
-RUN = Run(
+RUN = StoredRun(
     id="r1", environment="e1", repeat=0, variant="bucketed", bucket_size_mb=2.5, model_size="mini", d_model=256,
     num_layers=4, parameters=10, gradient_bytes=40, world_size=2, backend="gloo", device="cpu", local_batch_size=2,
     seq_len=64, warmup=1, steps=2, status=OK, reason=None, caveat=None, collectives=3, communicated_bytes=40,
     peak_memory_bytes=1000, tokens=256, created="2026-01-01T00:00:00+00:00", git_commit=None, command="python",
 )  # fmt: skip
 STEPS = (
-    StepTime("r1", False, 0, 100, None, None, 20, None),
-    StepTime("r1", True, 0, 110, 30, 50, 20, 10),
+    StoredStep("r1", False, 0, 100, None, None, 20, None),
+    StoredStep("r1", True, 0, 110, 30, 50, 20, 10),
 )
-MESSAGES = (Message("r1", 40, 2, 15, 14),)
+MESSAGES = (StoredMessages("r1", 40, 2, 15, 14),)
 
 
 def test_what_is_written_comes_back(tmp_path: Path) -> None:

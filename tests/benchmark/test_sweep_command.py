@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, Results, Run, load_results
+from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, Results, StoredRun, load_results
 from ddp_prof.benchmark.sweep.capture import read_figures
 from tests.train.test_launch import is_running
 
@@ -56,7 +56,7 @@ def wait_for_end(processes: list[int]) -> None:
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run, str]:
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, StoredRun, str]:
     """A sweep of two runs, killed in the second and started again: database, what was there, what was said."""
     database = tmp_path_factory.mktemp("sweep") / "new" / "results.db"
     argv = ["--model-size", "tiny", "--variants", "naive,torch"]
@@ -81,7 +81,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run, str]:
     return database, run, done.stdout + done.stderr
 
 
-def test_a_killed_sweep_goes_on_where_it_stopped(swept: tuple[Path, Run, str]) -> None:
+def test_a_killed_sweep_goes_on_where_it_stopped(swept: tuple[Path, StoredRun, str]) -> None:
     database, run, said = swept
     runs = load_results(database).runs
     assert runs[0] == run
@@ -90,7 +90,7 @@ def test_a_killed_sweep_goes_on_where_it_stopped(swept: tuple[Path, Run, str]) -
     assert "1 runs measured, 1 there before" in said
 
 
-def test_everything_is_measured(swept: tuple[Path, Run, str]) -> None:
+def test_everything_is_measured(swept: tuple[Path, StoredRun, str]) -> None:
     results = load_results(swept[0])
     (environment,) = results.environments
     naive, torch = results.runs
@@ -107,7 +107,7 @@ def test_everything_is_measured(swept: tuple[Path, Run, str]) -> None:
         check_steps(results, run)
 
 
-def check_steps(results: Results, run: Run) -> None:
+def check_steps(results: Results, run: StoredRun) -> None:
     steps = [step for step in results.steps if step.run == run.id]
     assert [(step.is_synchronized, step.step) for step in steps] == [
         (is_synchronized, step) for is_synchronized in (False, True) for step in range(3)
@@ -120,7 +120,7 @@ def check_steps(results: Results, run: Run) -> None:
         assert own < item.step_ns  # torch's communication is a part of its backward
 
 
-def test_messages_are_timed_where_each_is_waited_for(swept: tuple[Path, Run, str]) -> None:
+def test_messages_are_timed_where_each_is_waited_for(swept: tuple[Path, StoredRun, str]) -> None:
     results = load_results(swept[0])
     naive, _ = results.runs
     assert {message.run for message in results.messages} == {naive.id}
@@ -132,7 +132,7 @@ def test_messages_are_timed_where_each_is_waited_for(swept: tuple[Path, Run, str
     assert shortest < sum(item.communication_ns for item in synchronized)
 
 
-def test_a_capture_is_added_to_a_run_that_is_there(swept: tuple[Path, Run, str]) -> None:
+def test_a_capture_is_added_to_a_run_that_is_there(swept: tuple[Path, StoredRun, str]) -> None:
     database, run, _ = swept
     argv = ["--model-size", "tiny", "--variants", "naive"]
     environment = {**os.environ, "PROFILER": "kineto"}
@@ -207,6 +207,6 @@ def test_a_stopped_sweep_leaves_nothing_running(tmp_path: Path, stop: signal.Sig
         process.kill()
         process.wait()
     assert process.returncode == 128 + stop
-    assert said == f"stopped; what had ended is in {tmp_path}/r.db, the same command goes on from there\n"
+    assert said == f"stopped: {tmp_path}/r.db has the finished runs; the same command continues\n"
     wait_for_end(ranks)
     assert load_results(tmp_path / "r.db").runs == ()

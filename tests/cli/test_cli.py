@@ -5,10 +5,8 @@ import hashlib
 import io
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -142,13 +140,43 @@ def test_a_folder_stands_for_the_traces_in_it(trace: Path) -> None:
     assert [document["label"] for document in documents] == ["known", "other"]
 
 
-@pytest.mark.parametrize("delay", [0.1, 0.25, 0.4])
-def test_an_interrupted_command_leaves_the_trace_as_it_was(delay: float, trace: Path) -> None:
+# Runs the command line and counts the calls of our functions; at one of them the user presses control-C.
+INTERRUPTED = """
+import os, signal, sys
+at, calls = int(sys.argv.pop(1)), 0
+
+def count(frame, event, argument):
+    global calls
+    if event == "call" and "ddp_prof" in frame.f_code.co_filename:
+        calls += 1
+        if calls == at:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.setprofile(count)
+from ddp_prof.cli import main
+try:
+    main()
+finally:
+    sys.setprofile(None)
+    print(calls, file=sys.stderr)
+"""
+
+
+def interrupted(at: int, trace: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", INTERRUPTED, str(at), "overlap", "--steps", str(trace)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.4, 0.7, 0.95])
+def test_an_interrupted_command_leaves_the_trace_as_it_was(share: float, trace: Path) -> None:
     before = hashlib.sha256(trace.read_bytes()).digest()
-    code = "from ddp_prof.cli import main; main()"
-    command = [sys.executable, "-c", code, "overlap", "--steps", str(trace)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        time.sleep(delay)
-        process.send_signal(signal.SIGINT)
+    whole = interrupted(-1, trace)
+    assert whole.returncode == 0
+    calls = int(whole.stderr.split()[-1])
+    assert calls > 100
+    done = interrupted(int(share * calls), trace)
+    assert done.returncode == 1
+    assert whole.stdout.startswith(done.stdout)
+    assert done.stderr.split()[0] == "Aborted!"
     assert hashlib.sha256(trace.read_bytes()).digest() == before
     assert [path.name for path in trace.parent.iterdir()] == [trace.name]

@@ -28,9 +28,8 @@ def ranks(tmp_path: Path) -> list[Path]:
 def test_collectives_of_two_files_are_one_run(ranks: list[Path]) -> None:
     document = json.loads(run("collectives", "--format", "json", *ranks).stdout)
     assert {entry["rank"] for entry in document["collectives"]} == {0, 1}
-    assert document["headline"].startswith("100 % of exposed time is tail (20 % of it waiting for a peer)"), (
-        "5 of 10 + 15 ms"
-    )
+    assert "80 % of the typical step's exposed time is tail, in transfer" in document["headline"], "20 of 10 + 15 ms"
+    assert "a peer was missing in 20 %" in document["headline"]
     assert document["alignment"]["missing_ranks"] == []
 
 
@@ -38,17 +37,19 @@ def test_one_collective_a_row(tmp_path: Path) -> None:
     path = write_capture(tmp_path / "known.sqlite", known_truth())
     rows = list(csv.DictReader(io.StringIO(run("collectives", "--format", "csv", path).stdout)))
     assert len(rows) == 8
-    assert [float(row["tail_ms"]) for row in rows[:2]] == [0, 9]
+    assert [float(row["when_tail_ms"]) for row in rows[:2]] == [0, 9]
     table = run("collectives", "--by", "step", path).stdout
-    assert "100 % of exposed time is tail: the last collective starts 11.0 ms before backward ends." in table
+    assert "100 % of the typical step's exposed time is tail" in table
+    assert "the last collective starts 11.0 ms before backward ends." in table
 
 
-def test_files_of_other_names_are_one_run_if_said_so(ranks: list[Path], tmp_path: Path) -> None:
+def test_files_of_other_names_are_one_run_if_the_user_or_the_traces_say_so(ranks: list[Path], tmp_path: Path) -> None:
     moved = [path.rename(tmp_path / f"node{index}.sqlite") for index, path in enumerate(ranks)]
-    assert len(json.loads(run("skew", "--format", "json", *moved).stdout)) == 2
-    document = json.loads(run("skew", "--one-run", "--format", "json", *moved).stdout)
-    assert document["straggler"] == 1
-    assert document["headline"].startswith("Rank 1 arrives last in 20 of 20 steps")
+    assert len(json.loads(run("skew", "--separate", "--format", "json", *moved).stdout)) == 2
+    for options in ((), ("--one-run",)):
+        document = json.loads(run("skew", *options, "--format", "json", *moved).stdout)
+        assert document["straggler"] == 1
+        assert document["headline"].startswith("Rank 1 arrives last in 20 of 20 steps")
 
 
 def test_skew_draws_one_run_only(ranks: list[Path], tmp_path: Path) -> None:
@@ -73,7 +74,7 @@ def test_compare_has_the_waterfall_in_its_document_and_as_a_table(tmp_path: Path
 def test_a_step_of_collectives_is_drawn(ranks: list[Path], tmp_path: Path) -> None:
     page = tmp_path / "timings.html"
     assert run("collectives", *ranks, "--html", page, "--step", "3").exit_code == 0
-    assert "<title>100 % of exposed time is tail" in page.read_text()
+    assert "<title>80 % of the typical step&#39;s exposed time is tail" in page.read_text()
     missing = run("collectives", *ranks, "--html", page, "--step", "99")
     assert missing.exit_code == 1
     assert "choose another one with --step" in missing.stderr

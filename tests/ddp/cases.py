@@ -59,6 +59,21 @@ class Tied(nn.Module):
         return self.last(torch.tanh(self.middle(torch.tanh(self.first(x)))))
 
 
+class Blocks(nn.Module):
+    """Equal blocks in a list, between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 3)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+        hidden = self.stem(x)
+        for block in self.blocks:
+            hidden = block(hidden) + hidden
+        return self.head(hidden)
+
+
 class Experts(nn.Module):
     """Each sample goes to one of two experts; an expert without samples is unused."""
 
@@ -192,6 +207,7 @@ class Case:
         find_unused: Passed to the variants.
         optimizers: Which must agree; AdamW feels the difference between zeros and no gradient, fused ones read memory.
         torch_options: For TorchDDP; ``None`` where it cannot run the case.
+        fsdp: Whether ``fully_shard`` can run the case.
     """
 
     build: Callable[[], nn.Module]
@@ -202,6 +218,7 @@ class Case:
     find_unused: bool = False
     optimizers: tuple[str, ...] = ("sgd", "adamw")
     torch_options: dict[str, Any] | None = field(default_factory=dict)
+    fsdp: bool = False
 
 
 def by_half(step: int, sample: int) -> int:
@@ -223,9 +240,9 @@ EVERY_OPTIMIZER = ("sgd", "adamw", "adamw-foreach", "adamw-fused")
 UNUSED_TORCH = {"find_unused_parameters": True}
 
 CASES = {
-    "plain": Case(Plain),
+    "plain": Case(Plain, fsdp=True),
     "frozen": Case(Frozen),
-    "tied": Case(Tied),
+    "tied": Case(Tied, fsdp=True),
     "order": Case(Order, by_half),
     "unused-on-one-rank": Case(Experts, by_half, torch_options=UNUSED_TORCH),
     "unused-on-one-rank-found": Case(Experts, by_half, find_unused=True),
@@ -237,15 +254,16 @@ CASES = {
     "channels-last": Case(ChannelsLast, optimizers=EVERY_OPTIMIZER),
     "channels-last-zeroed": Case(ChannelsLast, set_to_none=False, optimizers=EVERY_OPTIMIZER),
     "shared-storage": Case(SharedStorage, optimizers=EVERY_OPTIMIZER),
-    "buffers": Case(Buffered),
-    "zeroed": Case(Plain, set_to_none=False),
-    "accumulation": Case(Plain, micro=2),
+    "buffers": Case(Buffered, fsdp=True),
+    "blocks": Case(Blocks, fsdp=True),
+    "zeroed": Case(Plain, set_to_none=False, fsdp=True),
+    "accumulation": Case(Plain, micro=2, fsdp=True),
     "accumulation-zeroed": Case(Plain, micro=2, set_to_none=False),
     # torch's DDP loses what only the earlier micro-batch contributed
     "accumulation-unused": Case(Experts, first_micro_only, micro=2, torch_options=None),
     "accumulation-unused-found": Case(Experts, first_micro_only, micro=2, find_unused=True, torch_options=None),
     "accumulation-synchronized": Case(Plain, micro=2, sync_all=True, torch_options=None),
-    "checkpoint": Case(lambda: Checkpointed(reentrant=False)),
+    "checkpoint": Case(lambda: Checkpointed(reentrant=False), fsdp=True),
     "checkpoint-reentrant": Case(lambda: Checkpointed(reentrant=True), torch_options={"static_graph": True}),
     "checkpoint-reentrant-zeroed": Case(lambda: Checkpointed(reentrant=True), set_to_none=False, torch_options=None),
     "checkpoint-reentrant-one-rank": Case(
@@ -267,7 +285,11 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "bucketed-tiny": ("bucketed", {"bucket_size_mb": 0.0001}),
     "bucketed-small": ("bucketed", {"bucket_size_mb": 0.001}),
     "bucketed-unbounded": ("bucketed", {"bucket_size_mb": None}),
+    "bucketed-rebuilt": ("bucketed", {"bucket_size_mb": [0.0001, 0.001], "rebuild_buckets": True}),
     "torch": ("torch", {}),
+    "sharded-tiny": ("sharded", {"bucket_size_mb": 0.0001}),
+    "sharded-unbounded": ("sharded", {"bucket_size_mb": None}),
+    "fsdp": ("fsdp", {}),
 }
 """Name of a setting -> key of the variant and its options."""
 
@@ -280,6 +302,9 @@ class OneProcess:
 
     def __call__(self, *args: Any) -> Any:
         return self.module(*args)
+
+    def optimizer_parameters(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
 
     def finish_gradient_synchronization(self) -> None:
         pass
@@ -296,8 +321,15 @@ def possible() -> list[tuple[str, str, str]]:
         for case, what in CASES.items()
         for setting in SETTINGS
         for optimizer in what.optimizers
-        if setting != "torch" or what.torch_options is not None
+        if can_run(what, SETTINGS[setting][0])
     ]
+
+
+def can_run(case: Case, variant: str) -> bool:
+    """Whether a variant can run a case as one process does."""
+    if variant == "torch":
+        return case.torch_options is not None
+    return not (variant == "sharded" and case.find_unused) and not (variant == "fsdp" and not case.fsdp)
 
 
 def make_variant(case: Case, setting: str, module: nn.Module) -> Any:
@@ -315,7 +347,7 @@ def build(case: Case, seed: int) -> nn.Module:
 
 def train(case: Case, variant: Any, optimizer: str, rank: int = 0, world: int = 1) -> Tensors:
     """Train on this rank's share; returns parameters and buffers."""
-    stepper = OPTIMIZERS[optimizer]([parameter for parameter in variant.module.parameters() if parameter.requires_grad])
+    stepper = OPTIMIZERS[optimizer](variant.optimizer_parameters())
     data = torch.Generator().manual_seed(7)
     share = BATCH // world
     for step in range(STEPS):
@@ -326,7 +358,13 @@ def train(case: Case, variant: Any, optimizer: str, rank: int = 0, world: int = 
         _backwards(case, variant, x[mine], which[mine])
         variant.finish_gradient_synchronization()
         stepper.step()
-    return {name: tensor.detach().clone() for name, tensor in variant.module.state_dict().items()}
+    return {name: whole(tensor).detach().clone() for name, tensor in variant.module.state_dict().items()}
+
+
+def whole(tensor: Any) -> torch.Tensor:
+    """The tensor itself, or all parts of one that ``fully_shard`` divided."""
+    result: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return result
 
 
 def _backwards(case: Case, variant: Any, x: torch.Tensor, which: torch.Tensor) -> None:

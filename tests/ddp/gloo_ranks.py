@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.connection import Connection
 
-TIMEOUT_S = 60
+TIMEOUT_S = 240
 
 
 def run_ranks(function: Callable[[int], Any], world: int = 2) -> list[Any]:

@@ -182,3 +182,15 @@ def test_ranks_that_share_a_gpu_say_so_in_their_range() -> None:
         with annotate.process(**said):  # type: ignore[arg-type]
             pass
     assert [parse_range(range_.text).fields for range_ in recorder.ranges] == [said | {"ranks_per_gpu": 2}, said]
+
+
+@pytest.mark.parametrize(
+    ("is_cuda", "backend", "op"),
+    [(False, "gloo", "SUM"), (True, "gloo", "SUM"), (True, "nccl", "AVG"), (False, "cpu:gloo,cuda:nccl", "SUM")],
+)
+def test_nccl_averages_within_the_collective(
+    is_cuda: bool, backend: str, op: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collective.dist, "get_backend", lambda group: backend)
+    tensor: Any = SimpleNamespace(is_cuda=is_cuda)
+    assert collective.average_op(tensor, None) == getattr(collective.dist.ReduceOp, op)

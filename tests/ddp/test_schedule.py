@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from ddp_prof.ddp import VARIANTS, BucketedDDP, FlatDDP, NaiveDDP, OverlapDDP, TorchDDP, annotate
+from ddp_prof.ddp import BucketedDDP, FlatDDP, NaiveDDP, OverlapDDP, ShardedDDP, TorchDDP, annotate
 from ddp_prof.ddp.annotate import Recorded, Recorder
 from ddp_prof.ddp.engine.collective import launch_all_reduce
 from ddp_prof.errors import CommunicationError
@@ -26,6 +26,7 @@ MAKE = {
     "overlap": OverlapDDP,
     "bucketed": lambda module: BucketedDDP(module, 2 * LAYER_MB),
     "torch": lambda module: TorchDDP(module, bucket_cap_mb=2 * LAYER_MB),
+    "sharded": lambda module: ShardedDDP(module, 2 * LAYER_MB),
 }
 
 
@@ -143,8 +144,26 @@ def errors(rank: int) -> dict[str, Any]:
     return messages
 
 
+def gathers(rank: int) -> list[Recorded]:
+    """The optimizer's step of ``sharded`` and the forward after it, in which each layer is marked."""
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+    variant = ShardedDDP(model, LAYER_MB)
+    optimizer = torch.optim.AdamW(variant.optimizer_parameters())
+    record_step(variant)
+    recorder = Recorder()
+    with annotate.listening(recorder):
+        with annotate.optimizer():
+            optimizer.step()
+        for layer in model:
+            layer.register_forward_hook(lambda *_: annotate.start_all_reduce(99, 0, 0).end())
+        with annotate.forward():
+            variant(torch.randn(4, WIDTH))
+    return recorder.ranges
+
+
 def everything(rank: int) -> dict[str, Any]:
-    return {item.__name__: item(rank) for item in (schedules, no_sync, gradients, completion, irregular, errors)}
+    checks = (schedules, no_sync, gradients, completion, irregular, errors, gathers)
+    return {check.__name__: check(rank) for check in checks}
 
 
 class Step(NamedTuple):
@@ -157,9 +176,10 @@ class Step(NamedTuple):
 
 
 def take_apart(recorded: list[Recorded]) -> Step:
-    all_reduces = sorted((item for item in recorded if item.text.startswith("all_reduce")), key=lambda item: item[1])
-    (backward,) = (item for item in recorded if item.text == "backward")
-    (synchronize,) = (item for item in recorded if item.text == "synchronize")
+    reductions = (taken for taken in recorded if taken.text.startswith(("all_reduce", "reduce_scatter")))
+    all_reduces = sorted(reductions, key=lambda taken: taken.start_ns)
+    (backward,) = (taken for taken in recorded if taken.text == "backward")
+    (synchronize,) = (taken for taken in recorded if taken.text == "synchronize")
     return Step(all_reduces, [parse_range(all_reduce.text) for all_reduce in all_reduces], backward, synchronize)
 
 
@@ -168,7 +188,7 @@ def results() -> list[dict[str, Any]]:
     return run_ranks(everything)
 
 
-@pytest.fixture(params=[(rank, key) for rank in (0, 1) for key in VARIANTS], ids=str)
+@pytest.fixture(params=[(rank, key) for rank in (0, 1) for key in MAKE], ids=str)
 def step(request: pytest.FixtureRequest, results: list[dict[str, Any]]) -> tuple[str, Step]:
     rank, key = request.param
     return key, take_apart(results[rank]["schedules"][key])
@@ -178,7 +198,7 @@ TRAINED = LAYERS - 1
 
 
 def test_number_of_collectives(step: tuple[str, Step]) -> None:
-    expected = {"naive": 2 * TRAINED, "flat": 1, "overlap": 2 * TRAINED, "bucketed": 4, "torch": 4}
+    expected = {"naive": 2 * TRAINED, "flat": 1, "overlap": 2 * TRAINED, "bucketed": 4, "torch": 4, "sharded": 4}
     key, taken = step
     assert len(taken.all_reduces) == expected[key]
 
@@ -199,7 +219,7 @@ def test_communication_lies_where_the_schedule_says(step: tuple[str, Step]) -> N
     in_backward = [
         taken.backward.start_ns <= all_reduce.start_ns <= taken.backward.end_ns for all_reduce in taken.all_reduces
     ]
-    assert all(in_backward) if key in ("overlap", "bucketed", "torch") else not any(in_backward)
+    assert all(in_backward) if key in ("overlap", "bucketed", "torch", "sharded") else not any(in_backward)
 
 
 def test_all_reduces_complete_within_the_step(step: tuple[str, Step]) -> None:
@@ -218,9 +238,9 @@ def test_torch_synchronizes_within_backward_after_its_last_launch(results: list[
     assert taken.synchronize.end_ns >= taken.backward.end_ns
 
 
-@pytest.mark.parametrize("key", list(VARIANTS))
+@pytest.mark.parametrize("key", list(MAKE))
 def test_no_sync_communicates_nothing_and_ends_even_by_an_exception(results: list[dict[str, Any]], key: str) -> None:
-    counts = [sum(item.text.startswith("all_reduce") for item in recorded) for recorded in results[0]["no_sync"][key]]
+    counts = [sum("|bytes=" in taken.text for taken in recorded) for recorded in results[0]["no_sync"][key]]
     assert counts[0] == 0
     assert counts[1] > 0
     assert counts[2] > 0
@@ -267,3 +287,14 @@ def test_sparse_gradients_are_refused_by_one_clear_error(results: list[dict[str,
 def test_after_a_sparse_gradient_the_next_step_is_as_usual(results: list[dict[str, Any]], key: str) -> None:
     assert f"{key} False" not in results[0]["errors"]
     assert results[0]["errors"][f"{key} gradient"] == [0.5, 0.5, 0, 0, 0]
+
+
+def test_sharded_gathers_the_first_layers_first_from_the_end_of_the_step(results: list[dict[str, Any]]) -> None:
+    recorded = results[0]["gathers"]
+    launched = sorted((taken for taken in recorded if taken.text.startswith("all_gather")), key=lambda at: at.start_ns)
+    (optimizer,) = (taken for taken in recorded if taken.text == "optimizer")
+    layers = [taken.end_ns for taken in recorded if "bucket=99" in taken.text]
+    assert [parse_range(taken.text).number("bucket") for taken in launched] == list(reversed(range(LAYERS)))
+    assert all(optimizer.start_ns <= taken.start_ns <= optimizer.end_ns for taken in launched)
+    # Gloo takes collectives in turns over its threads: a layer waits for its own bucket, whatever came before.
+    assert all(taken.end_ns <= layer_ns for taken, layer_ns in zip(launched, layers, strict=True))

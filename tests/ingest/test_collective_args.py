@@ -83,4 +83,4 @@ def test_nccls_payload_gives_size_and_communicator(tmp_path: Path, product: str,
 def test_without_a_payload_the_size_is_not_known(tmp_path: Path) -> None:
     found = collectives_of(load_trace(write_capture(tmp_path / "x.sqlite", known_truth(1))))
     assert [(value.op, value.bytes, value.group) for value in found] == [("all_reduce", None, None)] * 2
-    assert [value.causes.tail for value in found] == [0, 9_000_000]
+    assert [value.when_ns("tail") for value in found] == [0, 9_000_000]

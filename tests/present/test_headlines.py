@@ -1,3 +1,5 @@
+"""What is said of a run's exposed time, and what to do about it."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -8,40 +10,69 @@ from ddp_prof.analyze.root_cause import RootCause
 from ddp_prof.present.headlines import Headline, root_cause_headline
 
 TAIL = RootCause(
-    exposed_ns=100, cause="tail", cause_ns=82, wait_ns=0, collectives_a_step=8, bucket=7, index=7, is_last=True,
-    bucket_ns=82, bytes=61 * 2**20, parameters=("embedding", "norm"), lead_ns=300_000,
+    step=3, steps=10, exposed_ns=100, total_exposed_ns=1000, when="tail", why="transfer", pair_ns=82, wait_ns=0,
+    knows_wait=True, collectives_a_step=8, operation="all_reduce", blocking=None, bucket=7, index=7, is_last=True,
+    collective_ns=82, bytes=61 * 2**20, parameters=("embedding", "norm"), lead_ns=300_000,
 )  # fmt: skip
 
 
-def test_the_headline_names_cause_bucket_size_parameters_and_time() -> None:
-    assert root_cause_headline(TAIL, has_collectives=True).text == (
-        "82 % of exposed time is tail: the last bucket (61 MB, embedding, norm) starts 0.30 ms before backward ends. "
-        "A smaller last bucket would hide more of it."
+def text_of(**change: object) -> str:
+    return root_cause_headline(replace(TAIL, **change), has_collectives=True).text
+
+
+def test_the_headline_names_pair_bucket_size_parameters_and_time() -> None:
+    assert text_of() == (
+        "82 % of the typical step's exposed time is tail, in transfer: the last bucket (61 MB, embedding, norm) "
+        "starts 0.30 ms before backward ends. A smaller last bucket would shorten it."
     )
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
+        ({"steps": 1}, "82 % of exposed time is tail"),
         ({"parameters": ("embedding",)}, "It holds a single parameter"),
         ({"lead_ns": -2_000}, "starts 2.0 µs after backward ends"),
         ({"lead_ns": 0}, "starts when backward ends"),
         ({"bucket": None, "bytes": None, "parameters": ()}, "the last collective starts"),
-        ({"wait_ns": 2}, "82 % of exposed time is tail: "),
-        ({"wait_ns": 41}, "tail (50 % of it waiting for a peer): the last bucket (61 MB, embedding, norm) starts"),
+        ({"wait_ns": 2}, "is tail, in transfer: "),
+        ({"wait_ns": 41}, "tail, in transfer (a peer was missing in 41 % of all): the last bucket"),
         ({"wait_ns": 41}, "A smaller last bucket"),
-        ({"wait_ns": 42}, "'ddp-prof skew' tells who arrives late."),
+        ({"wait_ns": 51}, "'ddp-prof skew' tells who arrives late."),
+        ({"knows_wait": False}, "tail, in transfer or waiting for a peer"),
         ({"collectives_a_step": 1}, "Smaller buckets would start earlier"),
         ({"is_last": False, "bucket": 3}, "bucket 3 of 8 (61 MB, embedding, norm) starts"),
         ({"is_last": False, "bucket": 3}, "Smaller buckets would start earlier"),
-        ({"cause": "launched_late"}, "82 % of exposed time is due to late launches by the host, "),
-        ({"cause": "synchronous"}, "all 8 collectives of a step start after backward"),
-        ({"cause": "waiting", "bucket_ns": 41}, "waiting for a peer, 50 % of that with the last bucket"),
-        ({"cause": "queued", "is_last": False, "bucket": 3}, "with bucket 3 of 8"),
+        ({"why": "launched_late"}, "tail, launched late by the host"),
+        ({"why": "blocking_call", "blocking": "after_backward"}, "the 8 collectives of a step start after backward"),
+        ({"why": "peer_wait", "when": "backward", "collective_ns": 41}, "waiting for a peer: 50 % of that with the"),
+        ({"why": "peer_wait", "wait_ns": 82}, "'ddp-prof skew' tells who arrives late."),
+        ({"why": "queued", "when": "backward", "is_last": False, "bucket": 3}, "of that with bucket 3 of 8"),
+        ({"when": "unknown"}, "see --step-range and --backward-range"),
     ],
 )
 def test_the_headline_says_what_to_do(change: dict[str, object], words: str) -> None:
-    assert words in root_cause_headline(replace(TAIL, **change), has_collectives=True).text
+    assert words in text_of(**change)
+
+
+def test_a_collective_on_the_stream_of_compute_is_not_said_to_follow_backward() -> None:
+    """As of a vLLM capture, which has no backward."""
+    text = text_of(when="unknown", why="blocking_call", blocking="compute_stream", lead_ns=None)
+    assert "on the stream of compute" in text
+    assert "backward" not in text
+
+
+def test_no_advice_about_buckets_for_what_carries_no_gradients() -> None:
+    """All-to-alls of experts and gathers of parameters are no buckets of gradients."""
+    assert "bucket" not in text_of(operation="all_to_all", when="forward", bucket=None, parameters=())
+    assert "hooks" not in text_of(operation="all_gather", why="blocking_call", blocking="after_backward")
+
+
+def test_where_the_typical_step_hides_all_nothing_is_advised() -> None:
+    """As where one step of 59 holds all exposed time."""
+    assert text_of(exposed_ns=0, pair_ns=0, total_exposed_ns=39_900_000) == (
+        "Compute hides all communication of the typical step; other steps expose 39.9 ms in all."
+    )
 
 
 def test_nothing_exposed_and_nothing_at_all_are_told_apart() -> None:
@@ -49,12 +80,12 @@ def test_nothing_exposed_and_nothing_at_all_are_told_apart() -> None:
     assert root_cause_headline(None, has_collectives=False).text == "No communication was recorded."
 
 
-@pytest.mark.parametrize("change", [{}, {"wait_ns": 41}, {"cause": "synchronous"}, {"cause": "queued"}])
+@pytest.mark.parametrize("change", [{}, {"wait_ns": 41}, {"why": "blocking_call"}, {"why": "queued"}])
 def test_the_claim_can_stand_alone(change: dict[str, object]) -> None:
     headline = root_cause_headline(replace(TAIL, **change), has_collectives=True)
-    assert headline.claim.startswith("82 % of exposed time is ")
+    assert headline.claim.startswith("82 % of the typical step's exposed time is ")
     assert headline.claim[-1] not in ".,:"
-    assert len(headline.claim) < 80
+    assert len(headline.claim) < 120
     assert headline.text == headline.claim + headline.joint + headline.detail
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
@@ -27,14 +28,19 @@ VARIANTS = ["naive", "flat", "overlap", *(f"bucketed --bucket-size-mb {size}" fo
 PYTHON = f"""
 case "$*" in
   *"print(torch.cuda.device_count())") echo "${{TORCH_GPUS:-1}}" ;;
+  *"import VARIANTS"*) echo "${{KNOWN-naive flat overlap bucketed torch}}" ;;
   "-c "*) echo "${{TORCH-2.11.0+cu130|13.0|1|2.28.9}}"; [ -n "${{TORCH-x}}" ] ;;
-  *benchmark.py*) echo "python $*" >>"$CALLS"; echo "ratio 1.0100" ;;
+  *benchmark.py* | *check_variants.py*)
+    echo "python $*" >>"$CALLS"
+    case "$*" in *"${{HANGS:-none}}"*) exec sleep 600 ;; esac
+    echo "ratio 1.0100" ;;
   *) PYTHONPATH={ROOT} exec {sys.executable} "$@" ;;
 esac
 """
 # Captures kernels where the recorder is one that can; says why not where it is another.
 PROFILE_VARIANT = f"""
 case "$TRACES_DIR" in *probe*) what=probe ;; *) what="$DEVICE $*" ;; esac
+[ "$what" != probe ] || [ -n "${{LIMIT_S:-}}" ] || exit 1
 echo "$PROFILER ${{NSYS:-}} $BACKEND$NGPU${{RANKS_PER_GPU:+ shared by $RANKS_PER_GPU}} $what" >>"$CALLS"
 [ "$BATCH_SIZE" = $((2 * NGPU)) ] || [ $what = probe ] || exit 1
 name="$1${{3:+_$3mb}}"
@@ -96,6 +102,15 @@ def machine(bare: Checkout, tmp_path: Path) -> Checkout:
     return bare
 
 
+def packed(machine: Checkout, number: int) -> set[str]:
+    """What is in the first file of a slice; nothing where the slice made nothing."""
+    path = machine.root / f"gpu_capture.slice{number}.tar.gz"
+    if not path.exists():
+        return set()
+    with tarfile.open(path) as archive:
+        return {name.removeprefix("gpu_capture/") for name in archive.getnames()}
+
+
 def _captures(machine: Checkout, setup: str) -> list[str]:
     """The arguments of the captures of a setup, without those of the cost."""
     return [call.partition(" cuda ")[2] for call in machine.calls if f" {setup} cuda " in call and "none " not in call]
@@ -131,7 +146,11 @@ def test_a_dry_run_prints_every_command_in_order_and_runs_none(bare: Checkout) -
     assert all(line.startswith("+ ") for line in done.stdout.splitlines())
     commands = [shlex.split(line[2:]) for line in done.stdout.splitlines()]
     assert commands[0] == ["env", "WHEELS=my wheels", "scripts/env.sh", "train"]
-    assert commands[1][:2] == ["python3", "scripts/gpu_preflight.py"]
+    assert "scripts/gpu_preflight.py" in commands[1]
+    checks = [command for command in commands if "scripts/check_variants.py" in command]
+    known = ["naive", "flat", "overlap", "bucketed", "torch"]
+    assert [check[check.index("--variants") + 1] for check in checks] == known * 2
+    assert [check[check.index("--backend") + 1] for check in checks] == ["gloo"] * 5 + ["nccl"] * 5
     for setup, ranks in (("nccl", 2), ("gloo", 2), ("single", 1)):
         captures = [command for command in commands if f"TRACES_DIR=gpu_capture/{setup}" in command]
         assert [
@@ -149,8 +168,19 @@ def test_a_dry_run_prints_every_command_in_order_and_runs_none(bare: Checkout) -
         rounds = [f"{kind}.{number}" for number in (1, 2, 3) for kind in ("without", "with")]
         assert [item.rpartition("/")[2] for item in cost] == rounds
     races = [command for command in commands if "scripts/benchmark.py" in command]
-    assert [race[race.index("--backend") + 1] for race in races] == ["nccl", "gloo"]
-    assert commands[-1][1:] == ["scripts/pack_captures.py", "gpu_capture", "--max-mb", "9"]
+    assert [race[race.index("--backend") + 1] for race in races] == ["gloo", "nccl"]
+    order = [
+        "gpu_preflight.py",
+        "check_variants.py",
+        "profile_variant.sh",
+        "ddp-prof",
+        "benchmark.py",
+        "profiling_cost.py",
+    ]
+    first = [next(at for at, command in enumerate(commands) if name in " ".join(command)) for name in order]
+    assert first == sorted(first)
+    assert commands[-1][1:3] == ["scripts/pack_captures.py", "gpu_capture"]
+    assert commands[-1][-4:] == ["--max-mb", "9", "--max-files", "8"]
     for script in {word for command in commands for word in command if word.startswith("scripts/")}:
         assert (bare.root / script).is_file()
     assert bare.calls == []
@@ -185,11 +215,11 @@ def test_all_of_it_on_a_machine_with_one_gpu(machine: Checkout) -> None:
     assert (out / "tables/gloo/against_ddp.txt").read_text() == "ratio 1.0100\n"
     assert not (out / "tables/single/against_ddp.txt").exists()
     assert "cost +0.0%" in (out / "tables/nccl/cost_of_recording.txt").read_text()
-    with tarfile.open(machine.root / "gpu_capture.tar.gz") as archive:
-        names = archive.getnames()
-    assert {"gpu_capture/nccl/naive.sqlite", "gpu_capture/preflight.log", "gpu_capture/tables/nccl/skew.json"} <= {
-        *names
-    }
+    names = packed(machine, 1)
+    assert {"nccl/naive.sqlite", "preflight.log", "tables/nccl/skew.json", "done/race/nccl"} <= names
+    assert "tables/gloo/equals_one_process.overlap.txt" in names
+    assert machine.run(SCRIPT, ROUNDS="1").returncode == 0, "all is done"
+    assert packed(machine, 2) <= {"LEFT_OUT.txt"}
 
 
 def test_each_nsys_is_tried_and_its_error_kept(machine: Checkout, tmp_path: Path) -> None:
@@ -248,9 +278,72 @@ def test_where_nothing_records_it_stops(machine: Checkout) -> None:
 def test_a_failed_capture_does_not_stop_the_others(machine: Checkout) -> None:
     done = machine.run(SCRIPT, BROKEN="overlapgloo", ROUNDS="0", DDP_STEPS="0")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "capture_gpu: 1 of the steps above failed"
+    assert done.stderr.splitlines()[-1].startswith("capture_gpu: 1 of the steps above or before failed: RETRY=1")
     assert _captures(machine, "gloo2 shared by 2") == VARIANTS
-    assert (machine.root / "gpu_capture.tar.gz").is_file()
+    assert "gloo/naive.sqlite" in packed(machine, 1)
+
+
+def test_what_failed_is_done_again_only_when_asked_for(machine: Checkout) -> None:
+    quick = {"ROUNDS": "0", "DDP_STEPS": "0", "CHECKS": "0", "SETUPS": "gloo"}
+    machine.run(SCRIPT, BROKEN="overlapgloo", **quick)
+    before = len(machine.calls)
+    assert machine.run(SCRIPT, **quick).returncode == 1
+    assert machine.calls[before:] == []
+    assert machine.run(SCRIPT, RETRY="1", **quick).returncode == 0
+    assert [call.partition(" cuda ")[2] for call in machine.calls[before:] if " cuda " in call] == ["overlap"]
+    assert sum("ddp-prof overlap --steps" in call for call in machine.calls[before:]) == 1, "the tables have it now"
+
+
+def test_a_slice_ends_in_time_and_the_next_goes_on(machine: Checkout) -> None:
+    """Slices are told how much of their time is over by bash's own clock."""
+    quick = {"ROUNDS": "0", "SETUPS": "gloo", "LEAST_S": "5"}
+    late = machine.run(SCRIPT, SECONDS="476", **quick)  # of 480: too late to begin anything
+    assert late.returncode == 75
+    assert late.stdout.splitlines()[-1] == "capture_gpu: the time of this slice is over: call it again to go on"
+    assert _captures(machine, "gloo2 shared by 2") == []
+    cut = machine.run(SCRIPT, SECONDS="465", HANGS="--variants overlap", **quick)
+    assert cut.returncode == 75
+    assert "capture_gpu: left to the next slice: " in cut.stderr
+    assert (machine.root / "gpu_capture/done/check/gloo/flat").read_text() == "ok\n"
+    assert (machine.root / "gpu_capture/done/check/gloo/overlap").read_text() == "cut\n"
+    assert _captures(machine, "gloo2 shared by 2") == []
+    rest = machine.run(SCRIPT, **quick)
+    assert rest.returncode == 0, rest.stderr
+    assert _captures(machine, "gloo2 shared by 2") == VARIANTS
+    checks = [call.rpartition(" ")[2] for call in machine.calls if "check_variants" in call]
+    assert checks == ["naive", "flat", "overlap", "overlap", "bucketed", "torch"]
+    assert "done/check/gloo/overlap" in packed(machine, 3)
+
+
+def test_what_hangs_fails_and_does_not_take_the_others_time(machine: Checkout) -> None:
+    quick = {"ROUNDS": "0", "SETUPS": "gloo", "MOST_S": "2", "DDP_STEPS": "0", "VARIANTS": "naive overlap"}
+    done = machine.run(SCRIPT, HANGS="--variants overlap", **quick)
+    assert done.returncode == 1
+    assert "capture_gpu: failed: .venv/bin/python scripts/check_variants.py" in done.stderr
+    assert _captures(machine, "gloo2 shared by 2") == ["naive", "overlap"]
+
+
+def test_variants_that_are_not_there_yet_are_left_out(machine: Checkout) -> None:
+    quick = {"ROUNDS": "0", "SETUPS": "single", "CHECKS": "0"}
+    machine.run(SCRIPT, KNOWN="naive torch sharded", **quick)
+    assert [call.rpartition(" ")[2] for call in machine.calls if " nccl1 cuda " in call] == [
+        "naive",
+        "torch",
+        "sharded",
+    ]
+
+
+def test_a_preflight_that_was_cut_off_goes_on_with_the_next_recorder(machine: Checkout, tmp_path: Path) -> None:
+    folder = machine.root / "gpu_capture"
+    folder.mkdir()
+    name = f"nsys {machine.programs}/nsys"
+    (folder / "recorder.tried").write_text(json.dumps({name: "it was cut off before it was done"}))
+    done = machine.run(SCRIPT, ROUNDS="0", SETUPS="single", CHECKS="0")
+    recorders = [line for line in done.stdout.splitlines() if line.startswith("recorder")]
+    assert recorders == [
+        f"recorder  missing  {name}: it was cut off before it was done",
+        "recorder  ok       torch.profiler records CUDA",
+    ]
 
 
 def test_a_setup_that_is_refused_is_left_out_of_the_tables(machine: Checkout) -> None:
@@ -258,7 +351,7 @@ def test_a_setup_that_is_refused_is_left_out_of_the_tables(machine: Checkout) ->
     assert done.returncode == 1
     assert "capture_gpu: nccl is left out, as none of its captures could be made (see above)" in done.stderr
     assert (machine.root / "gpu_capture/tables/gloo").is_dir()
-    assert not (machine.root / "gpu_capture/tables/nccl").exists()
+    assert not (machine.root / "gpu_capture/tables/nccl/overlap.txt").exists()
 
 
 @pytest.mark.parametrize(

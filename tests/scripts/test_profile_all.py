@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from conftest import Checkout
 
+ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "profile_all.sh"
 CAPTURE = """
 echo "capture $*" >>"$CALLS"
@@ -26,7 +28,7 @@ echo "$name: captured by nsys 2022.4.2.1 in 6 s"
 DDP_PROF = """
 echo "ddp-prof $*" >>"$CALLS"
 case "$1" in
-  report) echo "seven pages"; mkdir -p figures && touch figures/index.html; exit "${REPORT:-0}" ;;
+  report) echo "seven pages"; mkdir -p "${@: -1}" && touch "${@: -1}/index.html"; exit "${REPORT:-0}" ;;
   compare) echo "THE TABLE" ;;
 esac
 """
@@ -39,6 +41,7 @@ def machine(checkout: Checkout) -> Checkout:
     checkout.program("env.sh", 'echo "env $*" >>"$CALLS"', scripts)
     checkout.program("install_nsys.sh", 'echo "nsys" >>"$CALLS"; echo /opt/nsys; exit "${NO_NSYS:-0}"', scripts)
     checkout.program("profile_variant.sh", CAPTURE, scripts)
+    checkout.program("python", "echo naive flat overlap bucketed torch", checkout.root / ".venv/bin")
     checkout.program("ddp-prof", DDP_PROF, checkout.root / ".venv/bin")
     (checkout.root / "ddp_prof").mkdir()
     (checkout.root / "ddp_prof/present.py").write_text("# draws\n")
@@ -49,7 +52,7 @@ def test_all_variants_in_the_order_of_the_story(machine: Checkout) -> None:
     done = machine.run(SCRIPT)
     assert done.returncode == 0, done.stderr
     names = ["naive", "flat", "overlap", "bucketed_1mb", "bucketed_10mb", "bucketed_100mb", "torch"]
-    files = " ".join(f"traces/{name}.sqlite" for name in names)
+    files = " ".join(f"traces/local/{name}.sqlite" for name in names)
     assert machine.calls == [
         "env train",
         "nsys",
@@ -60,15 +63,35 @@ def test_all_variants_in_the_order_of_the_story(machine: Checkout) -> None:
         "capture bucketed --bucket-size-mb 10",
         "capture bucketed --bucket-size-mb 100",
         "capture torch",
-        f"ddp-prof report {files} -o figures",
+        f"ddp-prof report {files} -o figures/local",
         f"ddp-prof compare {files}",
     ]
     lines = done.stdout.splitlines()
     assert lines[0] == "[1/7] naive ... 6 s"
     assert lines[4] == "[5/7] bucketed, 10 MB ... 6 s"
     assert "THE TABLE" in lines
-    assert "  ddp-prof overlap traces/overlap.sqlite --steps" in lines
+    assert "  ddp-prof overlap traces/local/overlap.sqlite --steps" in lines
     assert done.stderr == "profile_variant: a note\n"  # seven times said, once shown
+
+
+def test_afterwards_git_status_is_clean(machine: Checkout) -> None:
+    """Captures and figures of one's own go to places that git ignores; those of the repository stay as they are."""
+    shutil.copy2(ROOT / ".gitignore", machine.root)
+    (machine.root / "traces").mkdir()
+    (machine.root / "traces/overlap.sqlite").write_text("the repository's")
+    for words in (["init", "-q"], ["add", "-A"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "all"]):
+        subprocess.run(["git", *words], cwd=machine.root, check=True)
+    assert machine.run(SCRIPT).returncode == 0
+    status = subprocess.run(["git", "status", "--short"], cwd=machine.root, capture_output=True, text=True, check=True)
+    assert status.stdout == ""
+    assert (machine.root / "traces/overlap.sqlite").read_text() == "the repository's"
+    assert (machine.root / "traces/local/overlap.sqlite").exists()
+
+
+def test_all_variants_that_there_are(machine: Checkout) -> None:
+    machine.program("python", "echo naive fsdp", machine.root / ".venv/bin")
+    machine.run(SCRIPT)
+    assert [call for call in machine.calls if call.startswith("capture")] == ["capture naive", "capture fsdp"]
 
 
 def test_what_is_there_is_not_drawn_again(machine: Checkout) -> None:
@@ -81,7 +104,7 @@ def test_what_is_there_is_not_drawn_again(machine: Checkout) -> None:
     assert sum("report" in call for call in machine.calls) == 2
 
 
-@pytest.mark.parametrize("name", ["traces/flat.sqlite", "ddp_prof/present.py"])
+@pytest.mark.parametrize("name", ["traces/local/flat.sqlite", "ddp_prof/present.py"])
 def test_figures_older_than_their_origin_are_drawn_again(machine: Checkout, name: str) -> None:
     machine.run(SCRIPT)
     os.utime(machine.root / name, (time.time() + 5, time.time() + 5))
@@ -95,8 +118,8 @@ def test_a_failure_does_not_stop_the_others(machine: Checkout) -> None:
     assert "[3/7] overlap ... failed" in done.stdout
     assert "profile_variant: overlap: the workload failed: too big" in done.stderr
     assert done.stderr.splitlines()[-1] == "profile_all: 1 of the steps above failed"
-    assert "traces/overlap.sqlite" not in machine.calls[-1]
-    assert "traces/torch.sqlite" in machine.calls[-1]
+    assert "traces/local/overlap.sqlite" not in machine.calls[-1]
+    assert "traces/local/torch.sqlite" in machine.calls[-1]
     assert "THE TABLE" in done.stdout
 
 
@@ -119,9 +142,9 @@ def test_knobs(machine: Checkout, tmp_path: Path) -> None:
 
 
 def test_without_nsys_all_ranks_are_compared(machine: Checkout) -> None:
-    (machine.root / "traces").mkdir()
-    (machine.root / "traces/flat.rank1.json.gz").touch()
+    (machine.root / "traces/local").mkdir(parents=True)
+    (machine.root / "traces/local/flat.rank1.json.gz").touch()
     done = machine.run(SCRIPT, NO_NSYS="1", SUFFIX="rank0.json.gz", VARIANTS="naive flat")
     assert done.returncode == 0, done.stderr
     files = ["naive.rank0.json.gz", "flat.rank0.json.gz", "flat.rank1.json.gz"]
-    assert machine.calls[-1] == "ddp-prof compare " + " ".join(f"traces/{name}" for name in files)
+    assert machine.calls[-1] == "ddp-prof compare " + " ".join(f"traces/local/{name}" for name in files)

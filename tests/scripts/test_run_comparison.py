@@ -37,11 +37,11 @@ def machine(checkout: Checkout) -> Checkout:
 def test_sweep_and_results(machine: Checkout) -> None:
     done = machine.run(SCRIPT, "--seq-lens", "128", "256")
     assert done.returncode == 0, done.stderr
-    database = f"{machine.root}/traces/results.db"
+    database = f"{machine.root}/traces/local/results.db"
     assert machine.calls == [
         "env train",
         f"python -m ddp_prof.benchmark.sweep --database {database} --seq-lens 128 256",
-        f"ddp-prof results {database} -o {machine.root}/figures",
+        f"ddp-prof results {database} -o {machine.root}/figures/local",
     ]
     assert done.stdout == "THE TABLE\n"
 

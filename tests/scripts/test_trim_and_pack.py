@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
 import subprocess
 import sys
@@ -206,6 +207,30 @@ def test_what_fits_is_packed_whole(captured: Path, tmp_path: Path) -> None:
     target = tmp_path / "x.tar.gz"
     assert pack(captured, target, 1_000_000) == "nothing"
     assert names_in(target) == TABLES | {"nccl/naive.rank0.sqlite", "nccl/naive.rank0.nsys-rep"}
+
+
+def test_rather_than_leave_out_more_files_are_made(captured: Path, tmp_path: Path) -> None:
+    for number in (1, 2):
+        (captured / f"nccl/flat.rank{number}.nsys-rep").write_bytes(random.Random(number).randbytes(300_000))
+    assert pack(captured, tmp_path / "x.tar.gz", 500_000, max_files=8) == "nothing"
+    files = sorted(path.name for path in tmp_path.glob("x*.tar.gz"))
+    assert files == ["x.2.tar.gz", "x.3.tar.gz", "x.tar.gz"]
+    assert all((tmp_path / name).stat().st_size <= 500_000 for name in files)
+    packed = [name for file in files for name in names_in(tmp_path / file)]
+    reports = {"nccl/naive.rank0.nsys-rep", "nccl/flat.rank1.nsys-rep", "nccl/flat.rank2.nsys-rep"}
+    assert sorted(packed) == sorted(TABLES | reports | {"nccl/naive.rank0.sqlite"}), "each once"
+    assert "the profiler's own reports" in pack(captured, tmp_path / "y.tar.gz", 500_000, max_files=2)
+
+
+def test_a_slice_packs_what_it_made(captured: Path, tmp_path: Path) -> None:
+    for path in captured.rglob("*"):
+        os.utime(path, (1, 1))
+    (captured / ".slice").touch()
+    with pytest.raises(TraceError, match="there is nothing in it to pack"):
+        pack(captured, tmp_path / "x.tar.gz", 10**9, newer_than=captured / ".slice")
+    (captured / "nccl/flat.run.json").write_text("{}")
+    pack(captured, tmp_path / "x.tar.gz", 10**9, newer_than=captured / ".slice")
+    assert names_in(tmp_path / "x.tar.gz") == {"nccl/flat.run.json", "LEFT_OUT.txt"}
 
 
 def test_steps_are_left_out_until_it_fits(captured: Path, tmp_path: Path) -> None:

@@ -6,10 +6,13 @@ import resource
 from pathlib import Path
 
 import pytest
+import torch
 
+from ddp_prof.ddp import VARIANTS
 from ddp_prof.errors import OutOfMemoryError
 from ddp_prof.train import memory
-from ddp_prof.train.memory import check_memory, find_limits, resident_bytes
+from ddp_prof.train.memory import StateBytes, check_memory, count_state, find_limits, resident_bytes
+from tests.ddp.gloo_ranks import run_ranks
 
 GIB = 2**30
 
@@ -77,3 +80,31 @@ def test_resident_bytes_count_what_was_touched() -> None:
     touched = bytearray(b"1") * (before + 2**26)  # more than ever was
     assert resident_bytes() >= before + 2**26
     assert touched
+
+
+FLOATS = 12 * 32
+
+
+def keep_state(rank: int) -> dict[str, StateBytes]:
+    """After a step of AdamW on 384 floats, and its counter."""
+    kept = {}
+    for key in ("naive", "bucketed", "sharded", "fsdp"):
+        options = {"bucket_size_mb": 1.0} if key == "bucketed" else {}
+        variant = VARIANTS[key](torch.nn.Linear(32, 12, bias=False), **options)
+        optimizer = torch.optim.AdamW(variant.optimizer_parameters())
+        variant(torch.randn(3, 32)).sum().backward()
+        variant.finish_gradient_synchronization()
+        optimizer.step()
+        kept[key] = count_state(variant, optimizer)
+    return kept
+
+
+def test_state_is_counted_whole_where_it_is_whole_and_in_part_where_it_is_divided() -> None:
+    whole, part, counter = 4 * FLOATS, 2 * FLOATS, 4
+    for kept in run_ranks(keep_state):
+        assert kept == {
+            "naive": StateBytes(whole, whole, 2 * whole + counter),
+            "bucketed": StateBytes(whole, whole, 2 * whole + counter),
+            "sharded": StateBytes(whole, part, 2 * part + counter),
+            "fsdp": StateBytes(part, part, 2 * part + counter),
+        }

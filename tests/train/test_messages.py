@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import pytest
 
 from ddp_prof.ddp import annotate
 from ddp_prof.ddp.annotate import Recorder
@@ -36,13 +36,19 @@ def test_ranges_that_are_off_are_off_again_afterwards() -> None:
     assert len(log.messages) == 1
 
 
-def test_what_the_device_did_before_is_not_part_of_a_message() -> None:
-    waits = [0.05, 0.01]  # for what was computed before, for the message
-    log = MessageLog(lambda: time.sleep(waits.pop(0)))
+def test_what_the_device_did_before_is_not_part_of_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits_ns = [50, 10]  # for what was computed before, for the message
+    now_ns = 0
+
+    def settle() -> None:
+        nonlocal now_ns
+        now_ns += waits_ns.pop(0)
+
+    monkeypatch.setattr("ddp_prof.train.messages.time.perf_counter_ns", lambda: now_ns)
+    log = MessageLog(settle)
     token = log.start("all_reduce|bucket=0|bytes=8|params=1")
     log.end(token)
-    assert not waits
-    assert 0.01 <= log.messages[0].duration_ns / 1e9 < 0.05
+    assert log.messages == [Message(8, 10)]
 
 
 def test_a_row_a_size() -> None:

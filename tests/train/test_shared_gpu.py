@@ -29,6 +29,7 @@ def test_before_2_30_each_rank_is_a_host_of_its_own() -> None:
     first, second = (nccl_environment(rank, OLD, {}) for rank in (0, 1))
     assert {name for name in first if first[name] != second[name]} == {"NCCL_HOSTID"}
     assert first["NCCL_P2P_DISABLE"] == first["NCCL_SHM_DISABLE"] == "1"
+    assert (first["NCCL_NET"], first["NCCL_NET_PLUGIN"]) == ("Socket", "none")
     assert first["NCCL_SOCKET_IFNAME"] == first["GLOO_SOCKET_IFNAME"] == "lo"
     assert "NCCL_MULTI_RANK_GPU_ENABLE" not in first
 
@@ -36,7 +37,7 @@ def test_before_2_30_each_rank_is_a_host_of_its_own() -> None:
 def test_from_2_30_nccl_is_asked_to_allow_it() -> None:
     environment = nccl_environment(1, NEW, {})
     assert environment["NCCL_MULTI_RANK_GPU_ENABLE"] == "1"
-    assert not {"NCCL_HOSTID", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"} & environment.keys()
+    assert not {"NCCL_HOSTID", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_NET"} & environment.keys()
 
 
 def test_what_the_user_set_stays() -> None:
@@ -55,7 +56,7 @@ def test_several_machines_do_not_talk_through_the_loopback() -> None:
     [
         "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000",
         "Multiple ranks detected using the same GPU on this node. Set NCCL_MULTI_RANK_GPU_ENABLE=1 to allow it",
-        "Multiple Ranks are using the same GPU/StepBreakdown. Set NCCL_MULTI_RANK_GPU_ENABLE=1",
+        "Multiple Ranks are using the same GPU/Partition. Set NCCL_MULTI_RANK_GPU_ENABLE=1",
         "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.",
     ],
 )

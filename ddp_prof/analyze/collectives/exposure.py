@@ -1,4 +1,4 @@
-"""Why communication is exposed: each nanosecond of a step's ``exposed_ns`` gets one collective and one cause.
+"""When and why communication is exposed: each nanosecond of a step's ``exposed_ns`` gets one collective and one pair.
 
 *The collective.* Where several are in flight, the one that ends last: the step waits for it, and had another ended
 sooner, the instant would be exposed all the same. So the collectives' parts sum to the step's figures::
@@ -8,11 +8,23 @@ sooner, the instant would be exposed all the same. So the collectives' parts sum
     C                 ########
     belongs to   aaaaacccccccc      B ends under A and C, so nothing waits for it
 
-*The cause.* The first that holds, from the top. ``E`` exposed instants in question, ``#`` compute, ``r`` ready,
-``L`` launch, ``C`` the collective:
+*When*, by what the device computes before and after the instant, in the step that launched the collective:
+
+=========  ==========================================================================================================
+tail       After the last compute of the step's backward; only where backward is known.
+forward    Between compute of forward, or before it where forward launched the collective: compute waits for it.
+backward   The same of backward.
+optimizer  The same of the optimizer.
+outside    Between two phases, before the first or after the last.
+unknown    The trace names no phases there.
+=========  ==========================================================================================================
+
+*Why*, the first that holds, from the top. ``E`` exposed instants in question, ``#`` compute, ``r`` ready, ``L`` launch,
+``C`` the collective:
 
 =============  ======================================================================================================
-synchronous    The collective was launched after backward: the variant blocks, nothing could ever hide it.
+blocking_call  The program waits for it: launched after backward, or on the stream of compute, where nothing that
+               comes later in the stream can run beside it.
 
                compute ####|      LCCCCC
                              ->    EEEEE
@@ -29,32 +41,18 @@ queued         Behind another collective on its stream: as much of its end as it
                stream  BBBBBCCCCC        ready and launched at the second B: queued for 4
                here     L    ~EEEE
 
-tail           After the last compute of backward: nothing left to hide under.
-
-               compute ######|
-               here        LCCCCC
-                              EEE
-
-waiting        During backward, while a peer had not arrived: the collective's own duration minus the shortest of all
-               ranks, at its start.
+peer_wait      A peer had not arrived: the collective's own duration minus the shortest of all ranks, at its start.
 
                compute ####....####
                here      LCCCCCCC     peer      LCCC
                            EEEE
 
-starved        During backward: the collective ran while compute waited, for the host or for a dependency.
-
-               compute ####....####
-               here      LCCCCCC
-                           EEEE
+transfer       All else: bytes are on the wire.
 =============  ======================================================================================================
 
-Whether bytes moved or a peer was missing is a second question, asked of every exposed instant: ``exposed_wait_ns``
-answers it, of the tail, too. A rank that waits after its own backward has nothing left to hide under, whoever is late.
-What ends late because it was launched late, or queued, is that for what follows the wait.
-
-Where backward is not known the tail cannot be told, and its part is ``waiting`` or ``starved``; where no peer is known,
-nothing is ``waiting``; where readiness is not known, nothing is ``launched_late`` and a queue counts from the launch.
+Whether a peer was missing is asked of every exposed instant, blocking calls included: ``exposed_wait_ns``. Where no
+peer is known nothing is ``peer_wait``; where readiness is not known nothing is ``launched_late`` and a queue counts
+from the launch.
 """
 
 from __future__ import annotations
@@ -64,22 +62,30 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ddp_prof.analyze.core.device_phases import BETWEEN_STEPS
 from ddp_prof.analyze.intervals import union
+from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES
 from ddp_prof.trace import UNKNOWN, Table
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.timing import CollectiveTimings, RankCollectives
     from ddp_prof.trace import Ints
 
-TAIL, LAUNCHED_LATE, QUEUED, WAITING, STARVED, SYNCHRONOUS = CAUSES = (
-    "tail",
+TAIL, OUTSIDE, UNKNOWN_WHEN = "tail", "outside", "unknown"
+WHENS = (FORWARD, BACKWARD, TAIL, OPTIMIZER, OUTSIDE, UNKNOWN_WHEN)
+"""When communication can be exposed, in the order of a step."""
+
+BLOCKING_CALL, LAUNCHED_LATE, QUEUED, PEER_WAIT, TRANSFER = WHYS = (
+    "blocking_call",
     "launched_late",
     "queued",
-    "waiting",
-    "starved",
-    "synchronous",
+    "peer_wait",
+    "transfer",
 )
-"""All causes, in the order in which they are listed; the order in which they are tried is the module's."""
+"""Why, in the order in which they are tried."""
+
+_LATEST = 2**62
+_WHEN_OF_PHASE = {PHASES.index(phase): WHENS.index(phase) for phase in (FORWARD, BACKWARD, OPTIMIZER)}
 
 
 @dataclass(frozen=True)
@@ -88,21 +94,17 @@ class Exposure(Table):
 
     Attributes:
         overlapped_ns: Of the instants that belong to the collective, those under compute.
-        exposed_ns: The others; the sum of the causes.
-        exposed_wait_ns: Of the exposed instants, those in which a peer had not arrived, whatever their cause.
-        tail_wait_ns: Of the tail, the same.
+        exposed_ns: The others; the sum of the pairs.
+        exposed_wait_ns: Of the exposed instants, those in which a peer had not arrived, whatever their pair.
+        tail_wait_ns: Of those of the tail, the same.
+        pairs_ns: Exposed time by :data:`WHENS` and :data:`WHYS`; shape (collectives, whens, whys).
     """
 
     overlapped_ns: Ints
     exposed_ns: Ints
     exposed_wait_ns: Ints
     tail_wait_ns: Ints
-    tail_ns: Ints
-    launched_late_ns: Ints
-    queued_ns: Ints
-    waiting_ns: Ints
-    starved_ns: Ints
-    synchronous_ns: Ints
+    pairs_ns: Ints
 
 
 class Part(NamedTuple):
@@ -112,55 +114,120 @@ class Part(NamedTuple):
     end_ns: Ints
 
 
+class Cell(NamedTuple):
+    """A part of some collectives that lies in one stretch of the device's phases.
+
+    Attributes:
+        row: Of the collective.
+        when: Index into :data:`WHENS`.
+    """
+
+    row: Ints
+    when: Ints
+    start_ns: Ints
+    end_ns: Ints
+
+
 def explain_exposure(rank: RankCollectives, wait_ns: Ints) -> Exposure:
-    """Divide the exposed time of one rank among its collectives and their causes.
+    """Divide the exposed time of one rank among its collectives, and say when and why it is exposed.
 
     Args:
         rank: The rank's collectives.
         wait_ns: How long each collective waited for peers, at its start; ``UNKNOWN`` where no peer is known.
     """
-    parts = divide_by_cause(rank, wait_ns)
-
-    def exposed(part: Part) -> Ints:
-        return part.end_ns - part.start_ns - rank.compute.covered_ns(part.start_ns, part.end_ns)
-
-    found = {cause: exposed(part) for cause, part in parts.items()}
-    everything = sum(found.values(), start=np.zeros(len(rank.timings), np.int64))
-    blocks = rank.timings.blocking == 1
-    first, last = owned_instants(rank.timings)
-    wait = exposed(Part(first, wait_end_ns(rank.timings, wait_ns)))
+    timings = rank.timings
+    pairs = np.zeros((len(timings), len(WHENS), len(WHYS)), np.int64)
+    for why, part in divide_by_why(timings, wait_ns).items():
+        cell = divide_by_when(rank, part)
+        np.add.at(pairs[:, :, WHYS.index(why)], (cell.row, cell.when), _exposed(rank, Part(cell.start_ns, cell.end_ns)))
+    first, last = owned_instants(timings)
+    waiting = Part(first, wait_end_ns(timings, wait_ns))
+    in_tail = Part(np.clip(backward_end_ns(rank), *waiting), waiting.end_ns)
     return Exposure(
         overlapped_ns=rank.compute.covered_ns(first, last),
-        exposed_ns=everything,
-        exposed_wait_ns=wait,
-        tail_wait_ns=np.where(blocks, 0, wait - found[WAITING]),
-        synchronous_ns=np.where(blocks, everything, 0),
-        **{f"{cause}_ns": np.where(blocks, 0, length) for cause, length in found.items()},
+        exposed_ns=pairs.sum(axis=(1, 2)),
+        exposed_wait_ns=_exposed(rank, waiting),
+        tail_wait_ns=_exposed(rank, in_tail),
+        pairs_ns=pairs,
     )
 
 
-def divide_by_cause(rank: RankCollectives, wait_ns: Ints) -> dict[str, Part]:
-    """The part of each collective in which exposed instants have a cause, in order of time; parts may be empty.
+def _exposed(rank: RankCollectives, part: Part) -> Ints:
+    return part.end_ns - part.start_ns - rank.compute.covered_ns(part.start_ns, part.end_ns)
 
-    Of a collective with ``blocking`` set the causes do not count: all of it is ``synchronous``.
-    """
-    timings = rank.timings
+
+def divide_by_why(timings: CollectiveTimings, wait_ns: Ints) -> dict[str, Part]:
+    """The part of each collective in which exposed instants have a reason; parts may be empty."""
     first, last = owned_instants(timings)
+    blocks = timings.blocking > 0
     wait_end = wait_end_ns(timings, wait_ns)
     late_ns, queued_ns = delays(timings)
     late_from = np.clip(timings.end_ns - late_ns, wait_end, last)
     queued_from = np.clip(timings.end_ns - late_ns - queued_ns, wait_end, late_from)
-    backward_end = np.append(rank.backward_end_ns, UNKNOWN)[timings.step]
-    backward_end = np.where(backward_end == UNKNOWN, np.iinfo(np.int64).max, backward_end)
-    tail_from = np.clip(backward_end, first, queued_from)
-    starved_from = np.minimum(wait_end, tail_from)
-    return {
-        WAITING: Part(first, starved_from),
-        STARVED: Part(starved_from, tail_from),
-        TAIL: Part(tail_from, queued_from),
+    parts = {
+        PEER_WAIT: Part(first, wait_end),
+        TRANSFER: Part(wait_end, queued_from),
         QUEUED: Part(queued_from, late_from),
         LAUNCHED_LATE: Part(late_from, last),
     }
+    unless_blocking = {why: Part(np.where(blocks, last, start), np.where(blocks, last, end))
+                       for why, (start, end) in parts.items()}  # fmt: skip
+    return {BLOCKING_CALL: Part(first, np.where(blocks, last, first)), **unless_blocking}
+
+
+def divide_by_when(rank: RankCollectives, part: Part) -> Cell:
+    """Cut a part of each collective at the borders of the device's phases; empty pieces are left out."""
+    row, stretch = _met_stretches(rank, part)
+    phases = rank.device_phases
+    ends = np.append(phases.start_ns[1:], _LATEST)
+    ends[np.append(phases.step[1:] != phases.step[:-1], True)] = _LATEST
+    start = np.maximum(part.start_ns[row], phases.start_ns[stretch])
+    end = np.minimum(part.end_ns[row], ends[stretch])
+    when = _when(phases.before[stretch], phases.after[stretch], rank.timings.phase[row])
+    tail_from = np.clip(backward_end_ns(rank)[row], start, np.maximum(start, end))
+    cells = Cell(
+        np.concatenate([row, row]),
+        np.concatenate([when, np.full(len(row), WHENS.index(TAIL))]),
+        np.concatenate([start, tail_from]),
+        np.concatenate([tail_from, end]),
+    )
+    some = cells.end_ns > cells.start_ns
+    return Cell(*(column[some] for column in cells))
+
+
+def _met_stretches(rank: RankCollectives, part: Part) -> tuple[Ints, Ints]:
+    """Pairs of a collective's row and a stretch of its step that its part meets."""
+    phases = rank.device_phases
+    rows = np.flatnonzero(part.end_ns > part.start_ns)
+    if not len(rows):
+        return rows, rows
+    step, start, end = rank.timings.step[rows], part.start_ns[rows], part.end_ns[rows]
+    step = np.where(step == UNKNOWN, phases.step[-1], step)
+    # Steps laid end to end on one axis: on it stretches are in order, so that one search serves all of them.
+    low, high = int(start.min()), int(end.max()) + 1
+    axis = phases.step * (high - low) + np.clip(phases.start_ns, low, high - 1) - low
+    first = np.searchsorted(axis, step * (high - low) + start - low, side="right") - 1
+    first = np.maximum(first, np.searchsorted(phases.step, step))
+    count = np.maximum(1, np.searchsorted(axis, step * (high - low) + end - low, side="left") - first)
+    nth = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
+    return np.repeat(rows, count), np.repeat(first, count) + nth
+
+
+def _when(before: Ints, after: Ints, launched_in: Ints) -> Ints:
+    """Index into :data:`WHENS` of instants between compute of two phases, but for the tail."""
+    found = np.full(len(before), WHENS.index(OUTSIDE), np.int64)
+    nothing = (before < 0) & (after < 0) & (before != BETWEEN_STEPS)
+    found[nothing] = WHENS.index(UNKNOWN_WHEN)
+    for phase, when in _WHEN_OF_PHASE.items():
+        waits_for_it = (after == phase) & ((before == phase) | (launched_in == phase))
+        found[waits_for_it] = when
+    return found
+
+
+def backward_end_ns(rank: RankCollectives) -> Ints:
+    """The end of backward's compute in each collective's step; later than any event where it is not known."""
+    end = np.append(rank.backward_end_ns, UNKNOWN)[rank.timings.step]
+    return np.where(end == UNKNOWN, _LATEST, end)
 
 
 def wait_end_ns(timings: CollectiveTimings, wait_ns: Ints) -> Ints:

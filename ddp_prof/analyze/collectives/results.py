@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.exposure import CAUSES, Exposure
-from ddp_prof.analyze.collectives.timing import READY_SOURCES
+from ddp_prof.analyze.collectives.exposure import WHENS, WHYS, Exposure
+from ddp_prof.analyze.collectives.timing import BLOCKING, READY_SOURCES
 from ddp_prof.analyze.core.operations import OPERATIONS, bus_factor
-from ddp_prof.analyze.frames import Framed, frame_of
+from ddp_prof.analyze.frames import Framed, frame_of_rows
+from ddp_prof.analyze.outliers import Outliers, find_outliers
 from ddp_prof.trace import UNKNOWN
 
 if TYPE_CHECKING:
@@ -24,20 +25,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Causes:
-    """Exposed nanoseconds by cause; see :mod:`~ddp_prof.analyze.collectives.exposure`."""
+class ExposedPart:
+    """Exposed nanoseconds of one kind; see :mod:`~ddp_prof.analyze.collectives.exposure`.
 
-    tail: int
-    launched_late: int
-    queued: int
-    waiting: int
-    starved: int
-    synchronous: int
+    Attributes:
+        when: One of ``exposure.WHENS``.
+        why: One of ``exposure.WHYS``.
+    """
 
-    @property
-    def total_ns(self) -> int:
-        """All that is exposed."""
-        return sum(getattr(self, cause) for cause in CAUSES)
+    when: str
+    why: str
+    ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +47,8 @@ class Collective:
         step_key: A number that no other step of the rank has; see ``Steps.keys``.
         index: Position in the step, by launch.
         ready_source: ``kernel`` (the last gradient's) or ``hook``.
+        blocking: Why the program waits for it, one of ``timing.BLOCKING``.
+        exposed_by: When and why it is exposed, without what is zero; sums to ``exposed_ns``.
         overlapped_ns, exposed_ns: Of the instants that belong to it; the collectives of a step sum to the step's.
         exposed_wait_ns: Exposed while a peer had not arrived.
         transfer_ns: Shortest duration over the ranks; ``wait_ns`` the rest of this one's.
@@ -72,18 +72,28 @@ class Collective:
     end_ns: int
     overlapped_ns: int
     exposed_ns: int
-    causes: Causes
+    blocking: str | None
+    exposed_by: tuple[ExposedPart, ...]
     transfer_ns: int | None
     wait_ns: int | None
     exposed_wait_ns: int | None
     before_backward_end_ns: int | None
     """How long before the end of backward's compute it started; negative after it."""
     step_key: int | None
+    qualifier: str = ""
 
     @property
-    def step_identity(self) -> tuple[int | None, int, int | None, int | None]:
+    def step_identity(self) -> tuple[int | None, int, int | None, int | None, str]:
         """What the collectives of one step of one rank have in common; every Kineto file calls its process 0."""
-        return self.rank, self.process, self.device, self.step_key
+        return self.rank, self.process, self.device, self.step_key, self.qualifier
+
+    def when_ns(self, when: str) -> int:
+        """Exposed time at one of ``exposure.WHENS``."""
+        return sum(part.ns for part in self.exposed_by if part.when == when)
+
+    def why_ns(self, why: str) -> int:
+        """Exposed time for one of ``exposure.WHYS``."""
+        return sum(part.ns for part in self.exposed_by if part.why == why)
 
     @property
     def duration_ns(self) -> int:
@@ -128,9 +138,25 @@ class RunCollectives(Framed):
     unmatched: int
     warnings: tuple[str, ...]
 
+    @property
+    def outliers(self) -> Outliers | None:
+        """The steps that alone hold a large part of the exposed time; ``None`` where none does."""
+        return find_outliers(
+            (collective.step_key, collective.overlapped_ns + collective.exposed_ns, collective.exposed_ns)
+            for collective in self.collectives
+            if collective.step_key is not None
+        )
+
     def to_frame(self) -> pd.DataFrame:
-        """A row a collective."""
-        return frame_of(self.collectives)
+        """A row a collective; exposed time by when and by why in columns of their own, all in nanoseconds."""
+        return frame_of_rows([_flat(collective) for collective in self.collectives])
+
+
+def _flat(collective: Collective) -> dict[str, Any]:
+    values = asdict(collective)
+    del values["exposed_by"]
+    values |= {f"when_{when}_ns": collective.when_ns(when) for when in WHENS}
+    return values | {f"why_{why}_ns": collective.why_ns(why) for why in WHYS}
 
 
 def measure_collectives(run: RunAnalysis) -> RunCollectives:
@@ -151,6 +177,7 @@ def _of_rank(run: RunAnalysis, index: int) -> list[Collective]:
     backward_end = np.append(rank.backward_end_ns, UNKNOWN)[timings.step].tolist()
     column = {column.name: getattr(timings, column.name).tolist() for column in fields(timings)}
     part = {column.name: getattr(exposure, column.name).tolist() for column in fields(Exposure)}
+    pairs = part["pairs_ns"]
     numbers, keys = [*rank.step_numbers.tolist(), UNKNOWN], rank.keys.tolist()
     found = []
     for row, position in enumerate(_positions(timings.step).tolist()):
@@ -174,7 +201,8 @@ def _of_rank(run: RunAnalysis, index: int) -> list[Collective]:
                 end_ns=column["end_ns"][row],
                 overlapped_ns=part["overlapped_ns"][row],
                 exposed_ns=part["exposed_ns"][row],
-                causes=Causes(*(part[f"{cause}_ns"][row] for cause in CAUSES)),
+                blocking=BLOCKING[column["blocking"][row]],
+                exposed_by=_exposed_parts(pairs[row]),
                 transfer_ns=_known(int(transfer_ns[row])),
                 wait_ns=int(wait_ns[row]) if has_match else None,
                 exposed_wait_ns=part["exposed_wait_ns"][row] if has_match else None,
@@ -182,9 +210,19 @@ def _of_rank(run: RunAnalysis, index: int) -> list[Collective]:
                     None if backward_end[row] == UNKNOWN else backward_end[row] - column["start_ns"][row]
                 ),
                 step_key=_known(keys[row]),
+                qualifier=rank.qualifier,
             )
         )
     return found
+
+
+def _exposed_parts(pairs_ns: Sequence[Sequence[int]]) -> tuple[ExposedPart, ...]:
+    return tuple(
+        ExposedPart(when, why, ns)
+        for when, of_when in zip(WHENS, pairs_ns, strict=True)
+        for why, ns in zip(WHYS, of_when, strict=True)
+        if ns
+    )
 
 
 def _positions(step: Ints) -> Ints:

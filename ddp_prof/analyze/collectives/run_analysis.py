@@ -121,8 +121,20 @@ def merge_analyses(parts: Sequence[RunAnalysis]) -> RunAnalysis:
     ranks = [rank for part in parts for rank in part.ranks]
     return replace(
         parts[0],
-        ranks=tuple(sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0))),
+        ranks=_told_apart(sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0))),
         trace_warnings=tuple(dict.fromkeys(warning for part in parts for warning in part.trace_warnings)),
+    )
+
+
+def _told_apart(ranks: Sequence[RankCollectives]) -> tuple[RankCollectives, ...]:
+    """In containers processes have equal numbers: without ranks their files tell them apart."""
+    files: dict[int, set[Path]] = {}
+    for rank in ranks:
+        if rank.rank is None:
+            files.setdefault(rank.process, set()).add(rank.clock)
+    return tuple(
+        replace(rank, qualifier=rank.clock.name) if rank.rank is None and len(files[rank.process]) > 1 else rank
+        for rank in ranks
     )
 
 
@@ -150,9 +162,9 @@ def _diagnose(run: RunAnalysis) -> Iterator[str]:
             f"{unmatched:,} collectives have no match on the other ranks: their waiting cannot be told from transfer"
         )
     if any(len(rank.timings) and not len(rank.times) for rank in ranks):
-        yield "the trace tells no steps: only the last tail is known, earlier ones count as starved; see --step-range"
+        yield "the trace tells no steps: no tail is known; see --step-range"
     elif any(np.any(rank.backward_end_ns == UNKNOWN) for rank in ranks if len(rank.timings)):
-        yield "steps without any compute known to be backward: their tail counts as starved"
+        yield "some steps have no compute known to be backward: their tail is not known"
 
 
 def _ranges(numbers: tuple[int, ...]) -> str:

@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.exposure import SYNCHRONOUS, divide_by_cause, wait_end_ns
+from ddp_prof.analyze.collectives.exposure import WHENS, divide_by_when, divide_by_why, wait_end_ns
 from ddp_prof.analyze.intervals import union
 from ddp_prof.trace import UNKNOWN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from ddp_prof.analyze.collectives.clock_alignment import ClockOffset
-    from ddp_prof.analyze.collectives.exposure import Part
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.collectives.timing import RankCollectives
     from ddp_prof.trace import Ints
 
 
 class Exposed(NamedTuple):
-    """An exposed stretch of a collective with its cause, and whether a peer had not arrived."""
+    """An exposed stretch of a collective: when and why, and whether a peer had not arrived."""
 
-    cause: str
+    when: str
+    why: str
     is_wait: bool
     start_ns: int
     end_ns: int
@@ -99,7 +99,7 @@ def _rank_view(rank: RankCollectives, rows: Ints, wait_ns: Ints, clock: ClockOff
     timings = rank.timings
 
     def since(time_ns: Ints) -> list[int]:
-        return [int(item) - origin for item in clock.common_ns(time_ns)]
+        return [int(time) - origin for time in clock.common_ns(time_ns)]
 
     def since_if_known(time_ns: Ints) -> list[int | None]:
         shifted = since(time_ns)
@@ -108,7 +108,7 @@ def _rank_view(rank: RankCollectives, rows: Ints, wait_ns: Ints, clock: ClockOff
     window = union(_first(rank, rows)[np.newaxis], timings.end_ns[rows].max()[np.newaxis])
     compute = rank.compute & window
     backward_end = rank.backward_end_ns[timings.step[rows[:1]]]
-    parts, wait_end = divide_by_cause(rank, wait_ns), wait_end_ns(timings, wait_ns)
+    exposed = _exposed(rank, rows, wait_ns, since)
     columns = (
         timings.bucket[rows].tolist(),
         timings.bytes[rows].tolist(),
@@ -116,7 +116,7 @@ def _rank_view(rank: RankCollectives, rows: Ints, wait_ns: Ints, clock: ClockOff
         since_if_known(timings.launch_ns[rows]),
         since(timings.start_ns[rows]),
         since(timings.end_ns[rows]),
-        [_exposed(rank, row, parts, wait_end, since) for row in rows.tolist()],
+        [tuple(exposed[row]) for row in rows.tolist()],
     )
     return RankStepView(
         name=rank.name,
@@ -139,15 +139,18 @@ def _rank_view(rank: RankCollectives, rows: Ints, wait_ns: Ints, clock: ClockOff
 
 
 def _exposed(
-    rank: RankCollectives, row: int, parts: Mapping[str, Part], wait_end: Ints, since: Callable[[Ints], list[int]]
-) -> tuple[Exposed, ...]:
-    """The exposed stretches of a collective, in the time that ``since`` makes of the rank's own."""
-    waiting = union(rank.timings.start_ns[[row]], wait_end[[row]])
-    found: list[Exposed] = []
-    for cause, part in parts.items():
-        bare = union(part.start_ns[[row]], part.end_ns[[row]]) - rank.compute
-        name = SYNCHRONOUS if rank.timings.blocking[row] else cause
-        for is_wait, stretches in ((True, bare & waiting), (False, bare - waiting)):
-            times = zip(since(stretches.start_ns), since(stretches.end_ns), strict=True)
-            found += [Exposed(name, is_wait, start, end) for start, end in times]
-    return tuple(found)
+    rank: RankCollectives, rows: Ints, wait_ns: Ints, since: Callable[[Ints], list[int]]
+) -> dict[int, list[Exposed]]:
+    """The exposed stretches of some collectives, in the time that ``since`` makes of the rank's own."""
+    found: dict[int, list[Exposed]] = {row: [] for row in rows.tolist()}
+    wait_end = wait_end_ns(rank.timings, wait_ns)
+    for why, part in divide_by_why(rank.timings, wait_ns).items():
+        cells = divide_by_when(rank, part)
+        for index in np.flatnonzero(np.isin(cells.row, rows)).tolist():
+            row = int(cells.row[index])
+            bare = union(cells.start_ns[[index]], cells.end_ns[[index]]) - rank.compute
+            waiting = union(rank.timings.start_ns[[row]], wait_end[[row]])
+            for is_wait, stretches in ((True, bare & waiting), (False, bare - waiting)):
+                times = zip(since(stretches.start_ns), since(stretches.end_ns), strict=True)
+                found[row] += [Exposed(WHENS[cells.when[index]], why, is_wait, start, end) for start, end in times]
+    return found

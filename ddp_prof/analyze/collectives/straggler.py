@@ -65,6 +65,7 @@ class RankSkew:
     worst_lag_ns: int | None
     exposed_wait_ns: int | None
     cost_ns: int
+    qualifier: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,7 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
                 worst_lag_ns=_whole(_largest(by_step[:, [index]])[0]),
                 exposed_wait_ns=int(exposed_wait[:, index].sum()) if len(matches) else None,
                 cost_ns=int(cost[last_of_step == index].sum()),
+                qualifier=rank.qualifier,
             )
             for index, rank in enumerate(ranks)
         ),

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE
+from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE, last_by_step
+from ddp_prof.analyze.core.device_phases import find_device_phases
 from ddp_prof.analyze.core.operations import ALL_REDUCE, OPERATIONS, operation_of
 from ddp_prof.trace import UNKNOWN, Category, CollectiveMetadata, Table, select
 
@@ -25,10 +26,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddp_prof.analyze.core.attribution import Events
+    from ddp_prof.analyze.core.device_phases import DevicePhases
     from ddp_prof.analyze.core.rank_events import RankEvents
     from ddp_prof.analyze.core.step_breakdown import StepTimes
     from ddp_prof.analyze.intervals import Intervals
-    from ddp_prof.trace import Ints, Mask, Trace
+    from ddp_prof.trace import Ints, Trace
+
+BLOCKING = (None, "after_backward", "compute_stream")
+"""Why the program waits for a collective, ``None`` where it does not: launched after backward, on compute's stream."""
 
 READY_SOURCES = ("kernel", "hook")
 """Where the time of readiness is from: the last gradient kernel's end, or the hook that launched the collective."""
@@ -42,7 +47,9 @@ class CollectiveTimings(Table):
         step: Index into the rank's steps.
         lane: CUDA stream; ``UNKNOWN`` on a CPU.
         ready_source: Index into :data:`READY_SOURCES`.
-        blocking: 1 where it was launched only after backward, so that by design it hides under nothing.
+        phase: Phase that launched it, an index into ``range_names.PHASES``; ``UNKNOWN`` outside of any.
+        blocking: Index into :data:`BLOCKING`: whether the program waits for it before it goes on, so that by design it
+            hides under nothing that comes later.
         operation: Index into ``operations.OPERATIONS``.
         bucket, bytes: From our range; bytes else from the arguments that the profiler noted.
         group: Index into :attr:`RankCollectives.groups`.
@@ -56,6 +63,7 @@ class CollectiveTimings(Table):
     launch_ns: Ints
     start_ns: Ints
     end_ns: Ints
+    phase: Ints
     blocking: Ints
     operation: Ints
     bucket: Ints
@@ -76,9 +84,12 @@ class RankCollectives:
         groups: Names of communicators.
         step_numbers: The steps' own numbers, ``UNKNOWN`` where they carry none.
         step_keys: A number for each step that no other one has; see ``Steps.keys``.
-        backward_end_ns: End of the last compute of backward in each step, ``UNKNOWN`` where none is known.
+        backward_end_ns: End of the last compute of backward in each step, ``UNKNOWN`` where none is known, as in a
+            capture without steps.
+        device_phases: The phase of the rank at each instant.
         compute: All compute of the rank.
         times: What filled its steps.
+        qualifier: The file, where ranks of several files have one process number and no rank number.
     """
 
     process: int
@@ -92,13 +103,17 @@ class RankCollectives:
     step_numbers: Ints
     step_keys: Ints
     backward_end_ns: Ints
+    device_phases: DevicePhases
     compute: Intervals
     times: StepTimes
+    qualifier: str = ""
 
     @property
     def name(self) -> str:
         """What a person calls it."""
-        return f"process {self.process}" if self.rank is None else f"rank {self.rank}"
+        if self.rank is not None:
+            return f"rank {self.rank}"
+        return f"process {self.process}" + (f" of {self.qualifier}" if self.qualifier else "")
 
     @property
     def keys(self) -> Ints:
@@ -127,7 +142,8 @@ def find_timings(rank: RankEvents) -> RankCollectives:
         groups=tuple(trace.names[group] for group in groups),
         step_numbers=rank.steps.number,
         step_keys=rank.step_keys,
-        backward_end_ns=_last_by_step(backward.end_ns, backward.step, len(rank.steps)),
+        backward_end_ns=rank.backward_end_ns,
+        device_phases=find_device_phases(rank.events, len(rank.steps)),
         compute=rank.union_of(Category.COMPUTE),
         times=rank.step_times,
     )
@@ -149,7 +165,8 @@ def _timings(
         launch_ns=events.launch_ns,
         start_ns=events.start_ns,
         end_ns=events.end_ns,
-        blocking=_blocking(events, backward, len(rank.steps)).astype(np.int64),
+        phase=events.phase,
+        blocking=_blocking(rank, events, backward),
         operation=_operations(rank.trace, events, noted, bucket),
         bucket=bucket,
         bytes=np.where(own_bytes != UNKNOWN, own_bytes, noted.bytes),
@@ -157,13 +174,6 @@ def _timings(
         group_size=noted.group_size,
         sequence=noted.sequence,
     )
-
-
-def _last_by_step(time_ns: Ints, step: Ints, steps: int) -> Ints:
-    """The latest time of each step, ``UNKNOWN`` where it has none; times of a trace are not negative."""
-    last = np.full(steps, UNKNOWN, np.int64)
-    np.maximum.at(last, step[step != UNKNOWN], time_ns[step != UNKNOWN])
-    return last
 
 
 def _ready(events: Events, backward: Events) -> tuple[Ints, Ints]:
@@ -184,12 +194,13 @@ def _ready(events: Events, backward: Events) -> tuple[Ints, Ints]:
     return ready, source
 
 
-def _blocking(events: Events, backward: Events, steps: int) -> Mask:
-    """Launched while the host synchronizes; in traces that do not tell that, after all of backward was launched."""
-    last = np.append(_last_by_step(backward.launch_ns, backward.step, steps), UNKNOWN)[events.step]
+def _blocking(rank: RankEvents, events: Events, backward: Events) -> Ints:
+    """Launched while the host synchronizes, or, where no range tells that, after all of backward was launched."""
+    last = np.append(last_by_step(backward.launch_ns, backward.step, len(rank.steps)), UNKNOWN)[events.step]
     after = (last != UNKNOWN) & (events.launch_ns > last) & (events.phase != BACKWARD_PHASE)
-    blocking: Mask = (events.phase == SYNCHRONIZE_PHASE) | after
-    return blocking
+    on_compute_stream = (events.lane != UNKNOWN) & (events.lane == rank.compute_stream)
+    codes = np.select([(events.phase == SYNCHRONIZE_PHASE) | after, on_compute_stream], [1, 2], 0)
+    return codes.astype(np.int64)
 
 
 def _noted(arguments: CollectiveMetadata, events: Events) -> CollectiveMetadata:

@@ -19,7 +19,8 @@ from ddp_prof.trace import UNKNOWN, Category, Kind, Table, concatenate, select
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.core.collective_ranges import CollectiveRanges
-    from ddp_prof.analyze.core.steps import Phases, Steps
+    from ddp_prof.analyze.core.phases import Phases
+    from ddp_prof.analyze.core.steps import Steps
     from ddp_prof.trace import Ints, Trace
 
 BACKWARD_PHASE = PHASES.index(BACKWARD)
@@ -113,6 +114,13 @@ def _on_host(start_ns: Ints, end_ns: Ints, category: Category, phase: Ints, step
         launch_ns=start_ns,
         launcher=unknown,
     )
+
+
+def last_by_step(time_ns: Ints, step: Ints, steps: int) -> Ints:
+    """The latest time of each step, ``UNKNOWN`` where it has none; times of a trace are not negative."""
+    last = np.full(steps, UNKNOWN, np.int64)
+    np.maximum.at(last, step[step != UNKNOWN], time_ns[step != UNKNOWN])
+    return last
 
 
 def looked_up(column: Ints, rows: Ints) -> Ints:

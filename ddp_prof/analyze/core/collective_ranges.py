@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.analyze.core.steps import innermost
+from ddp_prof.analyze.intervals import innermost
 from ddp_prof.range_names import ALL_REDUCE, parse_range
 from ddp_prof.trace import UNKNOWN, Table
 

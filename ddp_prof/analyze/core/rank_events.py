@@ -8,11 +8,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.analyze.core.attribution import Events, device_events, host_communication, host_events, looked_up
+from ddp_prof.analyze.core.attribution import (
+    BACKWARD_PHASE,
+    Events,
+    device_events,
+    host_communication,
+    host_events,
+    last_by_step,
+    looked_up,
+)
 from ddp_prof.analyze.core.collective_ranges import CollectiveRanges, find_collective_ranges
+from ddp_prof.analyze.core.phases import Phases, find_phases
 from ddp_prof.analyze.core.step_breakdown import StepBreakdown, StepTimes, measure_breakdown, measure_step_times
-from ddp_prof.analyze.core.steps import NO_PATTERNS, Phases, RangePatterns, Steps, find_phases, find_steps
+from ddp_prof.analyze.core.steps import NO_PATTERNS, RangePatterns, Steps, find_steps, name_ranges
 from ddp_prof.analyze.intervals import Intervals, union
+from ddp_prof.errors import TraceError
 from ddp_prof.range_names import PROCESS, parse_range
 from ddp_prof.trace import UNKNOWN, Category, concatenate, distinct, empty, select
 
@@ -35,6 +45,7 @@ class RankEvents:
         has_steps: Whether the trace tells steps.
         warmup_steps: How many steps were left out.
         backward: How events were attributed to backward: ``ranges``, ``inferred`` (by thread) or ``none``.
+        step_notes: Which ranges that could be steps were left out, a line each.
     """
 
     trace: Trace
@@ -48,6 +59,7 @@ class RankEvents:
     has_steps: bool
     warmup_steps: int
     backward: str
+    step_notes: tuple[str, ...]
 
     def of(self, category: Category) -> Events:
         """The events of one category."""
@@ -71,6 +83,32 @@ class RankEvents:
         return measure_step_times(self.steps, self.phases, self.union_of) if self.has_steps else empty(StepTimes)
 
     @cached_property
+    def is_backward(self) -> Mask:
+        """Which events are compute of backward."""
+        rows: Mask = (self.events.phase == BACKWARD_PHASE) & (self.events.category == Category.COMPUTE)
+        return rows
+
+    @cached_property
+    def backward_end_ns(self) -> Ints:
+        """End of the last compute of backward of each step; ``UNKNOWN`` where none is known.
+
+        Nor is it in a capture without steps, which may hold many backward passes.
+        """
+        rows = self.is_backward & self.has_steps
+        return last_by_step(self.events.end_ns[rows], self.events.step[rows], len(self.steps))
+
+    @cached_property
+    def compute_stream(self) -> int:
+        """The stream on which most compute time is spent, ``UNKNOWN`` on a CPU."""
+        kernels = self.of(Category.COMPUTE)
+        kernels = select(kernels, kernels.lane != UNKNOWN)
+        if not len(kernels):
+            return UNKNOWN
+        lanes, which = np.unique(kernels.lane, return_inverse=True)
+        busy_ns = np.bincount(which, weights=kernels.end_ns - kernels.start_ns)
+        return int(lanes[busy_ns.argmax()])
+
+    @cached_property
     def step_keys(self) -> Ints:
         """A number for each step that no other step of the rank has; ``UNKNOWN`` for a capture without steps."""
         return self.steps.keys if self.has_steps else self.steps.number
@@ -86,6 +124,9 @@ def find_rank_events(trace: Trace, patterns: RangePatterns = NO_PATTERNS) -> tup
     Args:
         trace: The trace.
         patterns: How the user's own ranges are named.
+
+    Raises:
+        TraceError: No range is named as the user says that steps are.
     """
     on_devices = set(distinct(trace.activities.process))
     found: list[RankEvents] = []
@@ -95,6 +136,9 @@ def find_rank_events(trace: Trace, patterns: RangePatterns = NO_PATTERNS) -> tup
             found += builder.device_ranks()
         elif process in trace.ranks or not (on_devices or trace.ranks):
             found.append(builder.host_rank())
+    if patterns.step is not None and not any(rank.has_steps or rank.step_notes for rank in found):
+        reason = f"no range matches --step-range '{patterns.step}'"
+        raise TraceError(trace.path, reason, f"the ranges there are: {name_ranges(trace)}")
     return tuple(sorted(map(_without_warmup, found), key=_order))
 
 
@@ -107,7 +151,7 @@ class _Builder:
 
     def __init__(self, trace: Trace, process: int, patterns: RangePatterns) -> None:
         self.trace, self.process = trace, process
-        self.steps = find_steps(trace, process, patterns.step)
+        self.steps, self.step_notes = find_steps(trace, process, patterns.step)
         self.phases = find_phases(trace, process, patterns.backward)
         self.ranges = find_collective_ranges(trace, process)
 
@@ -152,6 +196,7 @@ class _Builder:
             has_steps=has_steps,
             warmup_steps=0,
             backward=backward,
+            step_notes=self.step_notes,
         )
 
 

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddp_prof.analyze.core.attribution import Events
-    from ddp_prof.analyze.core.steps import Phases, Steps
+    from ddp_prof.analyze.core.phases import Phases
+    from ddp_prof.analyze.core.steps import Steps
     from ddp_prof.analyze.intervals import Intervals
     from ddp_prof.trace import Ints
 

@@ -1,19 +1,20 @@
-"""Steps and phases as the program's ranges tell them, and which of them holds an instant."""
+"""The steps of a process as the program's ranges tell them."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.analyze.intervals import Intervals, union
-from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES, STEP, SYNCHRONIZE, parse_range
+from ddp_prof.analyze.intervals import innermost
+from ddp_prof.range_names import STEP, parse_range
 from ddp_prof.trace import UNKNOWN, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection
 
     from ddp_prof.trace import Ints, Mask, Spans, Trace
 
@@ -22,14 +23,6 @@ STEP_PATTERNS = (
     r"^(?:training|train|global)?[ _-]?(?:step|iteration|iter)[ _#:=-]{0,2}(\d+)$",
 )
 """How others name their steps, tried in this order where there are no ranges of ours; any case."""
-
-PHASE_PATTERNS: Mapping[str, str] = {
-    FORWARD: r"^#* ?(?:forward|fwd)(?:[ _]?pass)? ?#*$",
-    BACKWARD: r"^#* ?(?:loss[._])?(?:backward|bwd)(?:[ _]?pass)? ?#*$",
-    SYNCHRONIZE: r"^synchronize$",
-    OPTIMIZER: r"^#* ?(?:optimizer|opt)(?:[ _.]?step)? ?#*$|^Optimizer\.step#",
-}
-"""How ranges of phases are named, by us and by others; any case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,32 +79,11 @@ class Steps(Table):
         return cls(np.array([UNKNOWN]), np.array([start_ns]), np.array([end_ns]), np.zeros(1, np.bool_))
 
 
-@dataclass(frozen=True)
-class Phases(Table):
-    """The ranges of phases of one process.
+def find_steps(trace: Trace, process: int, pattern: str | None = None) -> tuple[Steps, tuple[str, ...]]:
+    """The steps of a process, and what was left out, a line each.
 
-    Attributes:
-        start_ns: Start of the host's range.
-        end_ns: Its end.
-        kind: Index into ``range_names.PHASES``.
-    """
-
-    start_ns: Ints
-    end_ns: Ints
-    kind: Ints
-
-    def union_of(self, kind: int) -> Intervals:
-        """The time covered by the ranges of one kind."""
-        return union(self.start_ns[self.kind == kind], self.end_ns[self.kind == kind])
-
-    def kind_at(self, time_ns: Ints) -> Ints:
-        """The kind of the innermost phase that holds each instant, ``UNKNOWN`` outside of any."""
-        kinds: Ints = np.append(self.kind, UNKNOWN)[innermost(self.start_ns, self.end_ns, time_ns)]
-        return kinds
-
-
-def find_steps(trace: Trace, process: int, pattern: str | None = None) -> Steps:
-    """The steps of a process.
+    Steps do not overlap. Where ranges that match do: of those on several threads the thread with most of them counts;
+    of nested ones the inner ones; of others the one that starts first.
 
     Args:
         trace: The trace.
@@ -119,68 +91,87 @@ def find_steps(trace: Trace, process: int, pattern: str | None = None) -> Steps:
         pattern: Regular expression for the names of step ranges, its first group the number, if it has one;
             by default our own ranges, else the first of :data:`STEP_PATTERNS` that occurs.
     """
-    spans, mine = trace.spans, trace.spans.process == process
+    mine = trace.spans.process == process
     if pattern is not None:
         return _matching_steps(trace, mine, pattern, re.RegexFlag(0))
     ours = {index: parse_range(name) for index, name in enumerate(trace.names) if name.startswith(f"{STEP}|")}
-    if (rows := _rows_named(spans, mine, ours)).size:
-        names = spans.name_id[rows]
-        number = np.array([_or_unknown(ours[int(name)].number("index")) for name in names], np.int64)
-        warmup = np.array([bool(ours[int(name)].number("warmup")) for name in names], np.bool_)
-        return Steps(number, spans.start_ns[rows], spans.end_ns[rows], warmup)
+    rows, notes = _steps_among(trace.spans, rows_named(trace.spans, mine, ours))
+    if rows.size or notes:
+        names = [ours[int(name_id)] for name_id in trace.spans.name_id[rows]]
+        number = np.array([_or_unknown(name.number("index")) for name in names], np.int64)
+        warmup = np.array([bool(name.number("warmup")) for name in names], np.bool_)
+        return Steps(number, trace.spans.start_ns[rows], trace.spans.end_ns[rows], warmup), notes
     for usual in STEP_PATTERNS:
-        steps = _matching_steps(trace, mine, usual, re.IGNORECASE)
-        if len(steps):
-            return steps
-    return steps
+        steps, notes = _matching_steps(trace, mine, usual, re.IGNORECASE)
+        if len(steps) or notes:
+            break
+    return steps, notes
 
 
-def find_phases(trace: Trace, process: int, backward_pattern: str | None = None) -> Phases:
-    """The ranges of phases of a process.
-
-    Args:
-        trace: The trace.
-        process: Process id.
-        backward_pattern: Regular expression for the names of backward ranges, instead of the usual names.
-    """
-    patterns = {**PHASE_PATTERNS, **({BACKWARD: backward_pattern} if backward_pattern else {})}
-    mine = trace.spans.process == process
-    rows, kinds = [], []
-    for kind, phase in enumerate(PHASES):
-        matches = re.compile(patterns[phase], re.IGNORECASE).search
-        rows.append(_rows_named(trace.spans, mine, [index for index, name in enumerate(trace.names) if matches(name)]))
-        kinds.append(np.full(len(rows[-1]), kind, np.int64))
-    row = np.concatenate(rows)
-    return Phases(trace.spans.start_ns[row], trace.spans.end_ns[row], np.concatenate(kinds))
+def name_ranges(trace: Trace, most: int = 8) -> str:
+    """The names of the ranges that occur most often, numbers in them as ``N``, as part of a sentence."""
+    count = Counter[str]()
+    ids, times = np.unique(trace.spans.name_id, return_counts=True)
+    for name_id, often in zip(ids.tolist(), times.tolist(), strict=True):
+        count[re.sub(r"\d+", "N", trace.names[name_id])[:60]] += often
+    names = [f"'{name}'" for name, _ in count.most_common(most)]
+    more = len(count) - len(names)
+    return ", ".join(names) + (f" and {more} more" if more > 0 else "") if names else "none"
 
 
-def innermost(start_ns: Ints, end_ns: Ints, time_ns: Ints) -> Ints:
-    """Index of the range that holds each instant, ``UNKNOWN`` where none does.
-
-    Of several, the one that starts last, and of those that start together the shortest::
-
-        ranges    0000000000..
-                  ...111......
-        innermost 000111000000..  and UNKNOWN after the end
-    """
-    edges = np.unique(np.concatenate([start_ns, end_ns]))
-    if not len(edges):
-        return np.full(len(time_ns), UNKNOWN, np.int64)
-    owner = np.full(len(edges) + 1, UNKNOWN, np.int64)
-    first, last = np.searchsorted(edges, start_ns) + 1, np.searchsorted(edges, end_ns) + 1
-    for row in np.lexsort((-end_ns, start_ns)):  # outer ranges first: inner ones overwrite their part
-        owner[first[row] : last[row]] = row
-    holder: Ints = owner[np.searchsorted(edges, time_ns, side="right")]
-    return holder
-
-
-def _matching_steps(trace: Trace, mine: Mask, pattern: str, flags: re.RegexFlag) -> Steps:
+def _matching_steps(trace: Trace, mine: Mask, pattern: str, flags: re.RegexFlag) -> tuple[Steps, tuple[str, ...]]:
     match = re.compile(pattern, flags).search
     found = {index: hit for index, name in enumerate(trace.names) if (hit := match(name))}
-    rows = _rows_named(trace.spans, mine, found)
+    rows, notes = _steps_among(trace.spans, rows_named(trace.spans, mine, found))
     numbers = {index: _number(hit) for index, hit in found.items()}
     number = np.array([numbers[int(name_id)] for name_id in trace.spans.name_id[rows]], np.int64)
-    return Steps(number, trace.spans.start_ns[rows], trace.spans.end_ns[rows], np.zeros(len(rows), np.bool_))
+    steps = Steps(number, trace.spans.start_ns[rows], trace.spans.end_ns[rows], np.zeros(len(rows), np.bool_))
+    return steps, notes
+
+
+def _steps_among(spans: Spans, rows: Ints) -> tuple[Ints, tuple[str, ...]]:
+    """Of ranges that match those that are steps, by start."""
+    notes = []
+
+    def leave_out(kept: Ints, why: str) -> Ints:
+        if left_out := len(rows) - len(kept):
+            notes.append(f"{left_out} range{'s' if left_out > 1 else ''} that could be steps left out: {why}")
+        return kept
+
+    rows = leave_out(rows[spans.is_open[rows] == 0], "still open when the recording ended")
+    if not _overlap(spans, rows):
+        return rows, tuple(notes)
+    lanes, times = np.unique(spans.lane[rows], return_counts=True)
+    busiest = lanes[times.argmax()]
+    if len(lanes) > 1:
+        rows = leave_out(rows[spans.lane[rows] == busiest], f"they overlap those of thread {busiest}, which has most")
+    rows = leave_out(rows[~_holds_another(spans, rows)], "they hold others that could be")
+    rows = leave_out(_first_come(spans, rows), "they begin before the step before them ends")
+    return rows, tuple(notes)
+
+
+def _overlap(spans: Spans, rows: Ints) -> bool:
+    return bool(np.any(spans.start_ns[rows][1:] < np.maximum.accumulate(spans.end_ns[rows])[:-1]))
+
+
+def _holds_another(spans: Spans, rows: Ints) -> Mask:
+    """Whether a range holds the whole of another one; of equal ones the first does."""
+    order = np.lexsort((-spans.end_ns[rows], spans.start_ns[rows]))
+    end = spans.end_ns[rows][order]
+    # From the last start to the first: the earliest end of those that start later lies within, if it is not later.
+    later = np.minimum.accumulate(np.append(end[1:], np.iinfo(np.int64).max)[::-1])[::-1]
+    holds = np.zeros(len(rows), np.bool_)
+    holds[order] = later <= end
+    return holds
+
+
+def _first_come(spans: Spans, rows: Ints) -> Ints:
+    kept, end = [], -1
+    for row in rows.tolist():
+        if spans.start_ns[row] >= end:
+            kept.append(row)
+            end = int(spans.end_ns[row])
+    return np.array(kept, np.int64)
 
 
 def _number(hit: re.Match[str]) -> int:
@@ -188,7 +179,7 @@ def _number(hit: re.Match[str]) -> int:
     return int(text) if text is not None and text.isdecimal() else UNKNOWN
 
 
-def _rows_named(spans: Spans, mine: Mask, ids: Collection[int]) -> Ints:
+def rows_named(spans: Spans, mine: Mask, ids: Collection[int]) -> Ints:
     """The rows of ``mine`` with one of these names, by start."""
     rows = np.flatnonzero(mine & np.isin(spans.name_id, np.fromiter(ids, np.int64, len(ids))))
     return rows[np.argsort(spans.start_ns[rows], kind="stable")]

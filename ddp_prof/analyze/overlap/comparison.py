@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ddp_prof.analyze.statistics import StepMedian, median_of_steps
 from ddp_prof.variants import BASELINE
 
 if TYPE_CHECKING:
@@ -19,11 +20,20 @@ if TYPE_CHECKING:
 class VariantSummary:
     """One run. Times are medians over the steps of all ranks; ``None`` where the trace holds no steps.
 
+    Times of communication are medians over the steps that communicate: steps that only accumulate gradients are none.
+
     Attributes:
+        steps: Of one rank.
         step_ns: The host's time of a step.
         step_spread_ns: Interquartile range of it.
+        step_half_width_ns: Half of the median's interval; ``None`` with too few steps. ``exposed_half_width_ns``
+            likewise.
         collectives: Collectives a step.
+        overlapped_ns: ``comm_ns`` less ``exposed_ns``, so that the figures of a row sum.
+        tail_ns: At most ``exposed_ns``; ``None`` where no backward is known.
         overlap_ratio: Share of all communication of all ranks that compute hides, 0 to 1.
+        overlap_ratio_without_outliers: The same without the steps that alone hold a large part of the exposed time;
+            ``None`` where there are none.
         speedup: Step time of the ``naive`` run over this one's; ``None`` where there is no such run.
     """
 
@@ -31,43 +41,72 @@ class VariantSummary:
     device: str
     ranks: int
     steps: int
-    step_ns: float | None
-    step_spread_ns: float | None
+    step_ns: int | None
+    step_spread_ns: int | None
     collectives: float | None
-    comm_ns: float | None
-    overlapped_ns: float | None
-    exposed_ns: float | None
-    tail_ns: float | None
+    comm_ns: int | None
+    overlapped_ns: int | None
+    exposed_ns: int | None
+    tail_ns: int | None
     overlap_ratio: float | None
     backward_overlap_ratio: float | None
     speedup: float | None
+    step_half_width_ns: int | None = None
+    exposed_half_width_ns: int | None = None
+    overlap_ratio_without_outliers: float | None = None
 
 
 def compare_variants(results: Sequence[TraceOverlap]) -> tuple[VariantSummary, ...]:
     """Summarize each run, in the order given."""
-    naive = next((_median(result, lambda step: step.host_ns) for result in results if result.label == BASELINE), None)
+    naive = next((_median(result, _host_ns, _steps(result)) for result in results if result.label == BASELINE), None)
     return tuple(_summary(result, naive) for result in results)
 
 
-def _summary(result: TraceOverlap, naive_ns: float | None) -> VariantSummary:
-    step_ns = _median(result, lambda step: step.host_ns)
-    hosts = [step.host_ns for step in _steps(result) if step.host_ns is not None]
+def _summary(result: TraceOverlap, naive: StepMedian | None) -> VariantSummary:
+    steps = _steps(result)
+    communicating = [step for step in steps if step.comm_ns] or steps
+    hosts = [step.host_ns for step in steps if step.host_ns is not None]
+    step = _median(result, _host_ns, steps)
+    comm = _median(result, lambda step: step.comm_ns, communicating)
+    exposed = _median(result, lambda step: step.exposed_ns, communicating)
+    tail = _median(result, lambda step: step.tail_ns, communicating)
+    collectives = _median(result, lambda step: step.collectives, communicating)
+    outliers = result.outliers
     return VariantSummary(
         label=result.label,
         device=result.device,
         ranks=len(result.ranks),
-        steps=max((sum(step.host_ns is not None for step in rank.steps) for rank in result.ranks), default=0),
-        step_ns=step_ns,
-        step_spread_ns=float(np.subtract(*np.percentile(hosts, [75, 25]))) if hosts else None,
-        collectives=_median(result, lambda step: step.collectives),
-        comm_ns=_median(result, lambda step: step.comm_ns),
-        overlapped_ns=_median(result, lambda step: step.overlapped_ns),
-        exposed_ns=_median(result, lambda step: step.exposed_ns),
-        tail_ns=_median(result, lambda step: step.tail_ns),
+        steps=_steps_of_a_rank(result),
+        step_ns=_value(step),
+        step_spread_ns=round(float(np.subtract(*np.percentile(hosts, [75, 25])))) if hosts else None,
+        collectives=collectives.value if collectives else None,
+        comm_ns=_value(comm),
+        overlapped_ns=round(comm.value) - round(exposed.value) if comm and exposed else None,
+        exposed_ns=_value(exposed),
+        tail_ns=_value(tail),
         overlap_ratio=_share(result, "overlapped_ns"),
         backward_overlap_ratio=_share(result, "backward_overlapped_ns"),
-        speedup=naive_ns / step_ns if naive_ns and step_ns else None,
+        speedup=naive.value / step.value if naive and step and step.value else None,
+        step_half_width_ns=_half_width(step),
+        exposed_half_width_ns=_half_width(exposed),
+        overlap_ratio_without_outliers=outliers.overlap_ratio_without if outliers else None,
     )
+
+
+def _host_ns(step: StepOverlap) -> int | None:
+    return step.host_ns
+
+
+def _value(median: StepMedian | None) -> int | None:
+    return None if median is None else round(median.value)
+
+
+def _half_width(median: StepMedian | None) -> int | None:
+    return None if median is None or median.half_width is None else round(median.half_width)
+
+
+def _steps_of_a_rank(result: TraceOverlap) -> int:
+    return max((sum(step.host_ns is not None for step in rank.steps) for rank in result.ranks), default=0)
 
 
 def _steps(result: TraceOverlap) -> list[StepOverlap]:
@@ -75,9 +114,11 @@ def _steps(result: TraceOverlap) -> list[StepOverlap]:
     return [step for rank in result.ranks for step in rank.steps if step.host_ns is not None]
 
 
-def _median(result: TraceOverlap, of: Callable[[StepOverlap], int | None]) -> float | None:
-    values = [value for value in map(of, _steps(result)) if value is not None]
-    return float(np.median(values)) if values else None
+def _median(
+    result: TraceOverlap, of: Callable[[StepOverlap], int | None], steps: Sequence[StepOverlap]
+) -> StepMedian | None:
+    values = [value for value in map(of, steps) if value is not None]
+    return median_of_steps(values, len(values) // max(1, len(result.ranks)))
 
 
 def _share(result: TraceOverlap, part: str) -> float | None:

@@ -7,7 +7,7 @@ the step, measured against all of C::
     N           ...########...
     overlapped  ...###....#...   |N and C|
     exposed     ......####....   |N minus C|
-    tail                          from the last compute of backward to the last end of N, where that is later
+    tail        ..........####   |(N minus C) after the last compute of the step's backward|
 """
 
 from __future__ import annotations
@@ -17,22 +17,28 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, Events
 from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
 from ddp_prof.analyze.core.step_breakdown import sum_by_group
 from ddp_prof.analyze.frames import Framed, frame_of_rows
 from ddp_prof.analyze.intervals import Intervals, union, union_by_group
+from ddp_prof.analyze.outliers import Outliers, find_outliers
+from ddp_prof.analyze.overlap.coverage import Attribution, measure_attribution, merge_attributions
 from ddp_prof.analyze.quality.diagnostics import diagnose
 from ddp_prof.manifest import label_of
 from ddp_prof.trace import UNKNOWN, Category
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     import pandas as pd
 
+    from ddp_prof.analyze.core.attribution import Events
     from ddp_prof.trace import Ints, Mask, Trace
+
+
+MOST_UNNAMED = 0.01
+"""Share of kernels, in number or time, up to which those without a name do not spoil the figures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +47,11 @@ class StepOverlap:
 
     Attributes:
         step: The step's own number, ``None`` where it carries none.
+        step_key: A number that no other step of the rank has, see ``Steps.keys``; ``None`` for a capture without steps.
         host_ns: Length of the host's range; ``None`` where the trace tells no steps and this is all of it.
-        compute_only_ns, idle_ns: ``None`` where CUDA graphs were recorded whole, which hide what ran in them.
-        tail_ns: Communication after the last compute of backward; ``None`` where no compute is known to be backward.
+        compute_only_ns, idle_ns: ``None`` where CUDA graphs were recorded whole, which hide what ran in them, or where
+            kernels have no name.
+        tail_ns: Exposed communication after the last compute of the step's backward; ``None`` where none is known.
         backward_overlapped_ns: Communication under compute of backward; ``None`` likewise.
     """
 
@@ -62,6 +70,7 @@ class StepOverlap:
     exposed_memory_ns: int
     idle_ns: int | None
     other_comm_ns: int
+    step_key: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +80,7 @@ class RankOverlap:
     Attributes:
         process: Operating-system process id; 0 for a Kineto file, which holds a single process.
         device: CUDA ordinal, ``None`` on a CPU.
+        file: Name of the trace.
         reason: Why ``overlap_ratio`` is ``None``.
     """
 
@@ -86,6 +96,9 @@ class RankOverlap:
     backward_overlapped_ns: int | None
     reason: str | None
     steps: tuple[StepOverlap, ...]
+    file: str = ""
+    qualifier: str = ""
+    """The file, where ranks of several files have one process number and no rank number, as in containers."""
 
     @property
     def overlap_ratio(self) -> float | None:
@@ -96,35 +109,6 @@ class RankOverlap:
     def backward_overlap_ratio(self) -> float | None:
         """Share of communication that compute of backward hides, 0 to 1."""
         return _ratio(self.backward_overlapped_ns, self.comm_ns)
-
-
-@dataclass(frozen=True, slots=True)
-class Attribution:
-    """How much of the work could be given to a step.
-
-    Attributes:
-        events: Events of all ranks.
-        given_events: Those that belong to a step.
-        time_ns: Summed duration of the events.
-        given_time_ns: Summed duration of those that belong to a step.
-        method: Where backward was known from: ``ranges``, ``inferred`` (from autograd's threads) or ``none``.
-    """
-
-    events: int
-    given_events: int
-    time_ns: int
-    given_time_ns: int
-    method: str
-
-    @property
-    def activities(self) -> float | None:
-        """Share of the events, 0 to 1."""
-        return _ratio(self.given_events, self.events)
-
-    @property
-    def device_time(self) -> float | None:
-        """Share of their time, 0 to 1."""
-        return _ratio(self.given_time_ns, self.time_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +131,16 @@ class TraceOverlap(Framed):
     ranks: tuple[RankOverlap, ...]
     warnings: tuple[str, ...]
     world_size: int | None = None
+
+    @property
+    def outliers(self) -> Outliers | None:
+        """The steps that alone hold a large part of the exposed time; ``None`` where none does."""
+        return find_outliers(
+            (step.step_key, step.comm_ns, step.exposed_ns)
+            for rank in self.ranks
+            for step in rank.steps
+            if step.step_key is not None
+        )
 
     def to_frame(self, *, by_step: bool = False) -> pd.DataFrame:
         """A row a rank, or a row a step of each rank; times in nanoseconds, ratios from 0 to 1."""
@@ -190,9 +184,9 @@ def measure_rank(rank: RankEvents) -> RankOverlap:
     """Measure one rank."""
     compute, communication = rank.union_of(Category.COMPUTE), rank.union_of(Category.COMMUNICATION)
     overlapped = _common_ns(communication, compute)
-    is_backward = _is_backward(rank)
+    is_backward = rank.is_backward
     backward = union(rank.events.start_ns[is_backward], rank.events.end_ns[is_backward])
-    blind = not len(rank.events)
+    blind = not len(rank.events) or _has_too_many_unnamed(rank)
     return RankOverlap(
         process=rank.process,
         device=rank.device,
@@ -203,22 +197,10 @@ def measure_rank(rank: RankEvents) -> RankOverlap:
         comm_ns=None if blind else communication.length_ns,
         overlapped_ns=None if blind else overlapped,
         exposed_ns=None if blind else communication.length_ns - overlapped,
-        backward_overlapped_ns=_common_ns(communication, backward) if len(backward) else None,
+        backward_overlapped_ns=_common_ns(communication, backward) if len(backward) and not blind else None,
         reason=_reason(rank, communication.length_ns),
         steps=() if blind else _measure_steps(rank, backward),
-    )
-
-
-def measure_attribution(ranks: Sequence[RankEvents]) -> Attribution:
-    """How much of the work of all ranks belongs to a step, and how backward was told."""
-    duration = [rank.events.end_ns - rank.events.start_ns for rank in ranks]
-    given = [(rank.events.step != UNKNOWN) & rank.has_steps for rank in ranks]
-    return Attribution(
-        events=sum(map(len, duration)),
-        given_events=sum(int(flags.sum()) for flags in given),
-        time_ns=sum(int(lengths.sum()) for lengths in duration),
-        given_time_ns=sum(int(lengths[rows].sum()) for lengths, rows in zip(duration, given, strict=True)),
-        method=_weakest(rank.backward for rank in ranks),
+        file=rank.trace.path.name,
     )
 
 
@@ -230,25 +212,24 @@ def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
     """
     if not results:
         raise ValueError("no results to merge")
-    parts = [result.attribution for result in results]
     return replace(
         results[0],
-        attribution=Attribution(
-            events=sum(part.events for part in parts),
-            given_events=sum(part.given_events for part in parts),
-            time_ns=sum(part.time_ns for part in parts),
-            given_time_ns=sum(part.given_time_ns for part in parts),
-            method=_weakest(part.method for part in parts),
-        ),
-        ranks=tuple(rank for result in results for rank in result.ranks),
+        attribution=merge_attributions([result.attribution for result in results]),
+        ranks=_told_apart([rank for result in results for rank in result.ranks]),
         warnings=tuple(dict.fromkeys(warning for result in results for warning in result.warnings)),
         world_size=max((result.world_size or 0 for result in results), default=0) or None,
     )
 
 
-def _weakest(methods: Iterable[str]) -> str:
-    found = set(methods)
-    return next((name for name in ("inferred", "ranges") if name in found), "none")
+def _told_apart(ranks: Sequence[RankOverlap]) -> tuple[RankOverlap, ...]:
+    files: dict[int, set[str]] = {}
+    for rank in ranks:
+        if rank.rank is None:
+            files.setdefault(rank.process, set()).add(rank.file)
+    return tuple(
+        replace(rank, qualifier=rank.file) if rank.rank is None and len(files[rank.process]) > 1 else rank
+        for rank in ranks
+    )
 
 
 def _measure_steps(rank: RankEvents, backward: Intervals) -> tuple[StepOverlap, ...]:
@@ -256,7 +237,7 @@ def _measure_steps(rank: RankEvents, backward: Intervals) -> tuple[StepOverlap, 
     parts = rank.breakdown
     launched = events.step != UNKNOWN
     communicating = launched & (events.category == Category.COMMUNICATION)
-    in_backward = launched & _is_backward(rank)
+    in_backward = launched & rank.is_backward
     columns = {
         "start_ns": parts.start_ns,
         "kernels": np.bincount(events.step[launched & (events.kernel == 1)], minlength=steps),
@@ -269,10 +250,10 @@ def _measure_steps(rank: RankEvents, backward: Intervals) -> tuple[StepOverlap, 
         "other_comm_ns": parts.other_comm_ns,
     }
     host_ns = rank.steps.end_ns - rank.steps.start_ns
-    tail_ns = np.maximum(0, _last_end(events, communicating, steps) - _last_end(events, in_backward, steps))
+    tail_ns = _tails(events, communicating, rank.union_of(Category.COMPUTE), rank.backward_end_ns)
     hidden_ns = _covered_by_step(events, communicating, backward, steps)
     has_backward = np.bincount(events.step[in_backward], minlength=steps) > 0
-    hides_work = _has_graphs(rank)
+    hides_work = _hides_work(rank)
     return tuple(
         StepOverlap(
             step=_known(int(rank.steps.number[index])),
@@ -280,21 +261,17 @@ def _measure_steps(rank: RankEvents, backward: Intervals) -> tuple[StepOverlap, 
             compute_only_ns=None if hides_work else int(parts.compute_only_ns[index]),
             idle_ns=None if hides_work else int(parts.idle_ns[index]),
             backward_overlapped_ns=int(hidden_ns[index]) if has_backward[index] else None,
-            tail_ns=int(tail_ns[index]) if has_backward[index] else None,
+            step_key=_known(int(rank.step_keys[index])),
+            tail_ns=int(tail_ns[index]) if rank.backward_end_ns[index] != UNKNOWN else None,
             **{name: int(column[index]) for name, column in columns.items()},
         )
         for index in range(steps)
     )
 
 
-def _has_graphs(rank: RankEvents) -> bool:
-    return bool(np.any(rank.events.category == Category.OTHER))
-
-
-def _is_backward(rank: RankEvents) -> Mask:
-    """Which events are compute of backward."""
-    rows: Mask = (rank.events.phase == BACKWARD_PHASE) & (rank.events.category == Category.COMPUTE)
-    return rows
+def _hides_work(rank: RankEvents) -> bool:
+    """Whether there is time of which it is not known what ran in it: CUDA graphs recorded whole, unnamed kernels."""
+    return bool(np.any(np.isin(rank.events.category, (Category.OTHER, Category.UNKNOWN))))
 
 
 def _common_ns(few: Intervals, many: Intervals) -> int:
@@ -308,17 +285,26 @@ def _covered_by_step(events: Events, rows: Mask, cover: Intervals, steps: int) -
     return sum_by_group(cover.covered_ns(start, end), step, steps)
 
 
-def _last_end(events: Events, rows: Mask, steps: int) -> Ints:
-    """Last end of each step's events, 0 where it has none (times of a trace are not negative)."""
-    last = np.zeros(steps, np.int64)
-    np.maximum.at(last, events.step[rows], events.end_ns[rows])
-    return last
+def _tails(events: Events, communicating: Mask, compute: Intervals, backward_end_ns: Ints) -> Ints:
+    """Exposed communication of each step after the end of its backward's compute."""
+    start, end, step = union_by_group(
+        events.start_ns[communicating], events.end_ns[communicating], events.step[communicating]
+    )
+    start = np.minimum(np.maximum(start, backward_end_ns[step]), end)
+    return sum_by_group(end - start - compute.covered_ns(start, end), step, len(backward_end_ns))
+
+
+def _has_too_many_unnamed(rank: RankEvents) -> bool:
+    return rank.trace.unresolved_names.share > MOST_UNNAMED
 
 
 def _reason(rank: RankEvents, comm_ns: int) -> str | None:
+    if _has_too_many_unnamed(rank):
+        share = rank.trace.unresolved_names.share
+        return f"{share:.0%} of the kernels have no name, so it is not known which of them communicate"
     if not len(rank.events):
         return "no GPU activities, and no ddp_prof ranges that tell what the CPU did"
-    if comm_ns == 0 and _has_graphs(rank):
+    if comm_ns == 0 and np.any(rank.events.category == Category.OTHER):
         return "no communication outside of CUDA graphs, and these were recorded whole"
     if comm_ns == 0:
         return "no communication in this trace"

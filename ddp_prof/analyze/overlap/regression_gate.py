@@ -1,8 +1,7 @@
 """A run held against requirements: what is not known fails, and a regression is one only beyond both runs' spread.
 
-Two medians are taken for different where their notches do not overlap; a notch reaches 1.57 IQR / sqrt(n) to both sides
-(McGill, Tukey and Larsen, "Variations of Box Plots", The American Statistician 32, 1978; about 95 % confidence). The
-ranks of a step wait for one another, so n is the number of steps, not of measurements.
+A limit is put to a percentile of the steps of the worst rank: the median, unless another is asked for. Two medians are
+taken for different where their intervals do not meet; see :mod:`ddp_prof.analyze.statistics`.
 """
 
 from __future__ import annotations
@@ -12,20 +11,21 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from ddp_prof.analyze.statistics import LEAST_STEPS, StepMedian, median_of_steps
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ddp_prof.analyze.overlap.overlap import RankOverlap, StepOverlap, TraceOverlap
-
-LEAST_STEPS = 3
-"""Steps of each rank from which a median has a spread."""
+    from ddp_prof.manifest import Manifest
 
 LEAST_IN_STEPS = 0.95
 """Share of a rank's communication that must belong to its steps, for these to stand for it."""
 
-NOTCH = 1.57
-
 DEFAULT_REGRESSION = 0.05
+
+MEDIAN, WORST = 50, 100
+"""Percentiles of the steps."""
 
 NO_STEPS = "no steps in this trace: see --step-range"
 
@@ -38,11 +38,14 @@ class Requirements:
 
     Attributes:
         min_overlap: Least share of communication that compute hides, 0 to 1, on each rank.
-        max_exposed_ns: Most exposed communication a step, in the median over the steps of each rank.
-        max_tail_ns: Most communication after backward's last compute, likewise.
+        max_exposed_ns: Most exposed communication of a step, at the percentile of the steps of each rank.
+        max_tail_ns: Most exposed communication after backward's last compute, likewise.
+        percentile: From 0 to 100: of the steps, sorted by what is limited, where the limit is put; 50 is the median,
+            100 the worst step.
         baseline: Another run, than which steps may not be slower nor expose more.
         max_regression: By how much they may, as a share of the baseline.
         all_ranks: Whether the traces of every rank of the job must be there.
+        incomparable: In what the baseline is another job, a text each, so that times cannot be compared.
     """
 
     min_overlap: float | None = None
@@ -51,6 +54,8 @@ class Requirements:
     baseline: TraceOverlap | None = None
     max_regression: float = DEFAULT_REGRESSION
     all_ranks: bool = False
+    incomparable: tuple[str, ...] = ()
+    percentile: float = MEDIAN
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,20 +108,39 @@ def _verdicts(run: TraceOverlap, asked: Requirements) -> Iterator[GateResult]:
     if asked.min_overlap is not None:
         yield _judge_worst(run, "min overlap", "ratio", asked.min_overlap, _overlap)
     if asked.max_exposed_ns is not None:
-        yield _judge_worst(run, "max exposed", "ns", asked.max_exposed_ns, _median_exposed)
+        name = f"max exposed{_at_percentile(asked)}"
+        yield _judge_worst(run, name, "ns", asked.max_exposed_ns, lambda rank: _at(asked, _exposed_times(rank)))
     if asked.max_tail_ns is not None:
-        yield _judge_worst(run, "max tail", "ns", asked.max_tail_ns, _median_tail)
-    if asked.baseline is not None:
+        name = f"max tail{_at_percentile(asked)}"
+        yield _judge_worst(run, name, "ns", asked.max_tail_ns, lambda rank: _at(asked, _tails(rank)))
+    if asked.baseline is not None and asked.incomparable:
+        reason = f"not comparable with the baseline: {', '.join(asked.incomparable)}"
+        for name in ("step time against baseline", "exposed against baseline"):
+            yield GateResult(name, "ns", None, None, "unknown", reason)
+    elif asked.baseline is not None:
         yield _judge_regression(run, asked.baseline, "step time", asked.max_regression, _step_times)
         yield _judge_regression(run, asked.baseline, "exposed", asked.max_regression, _exposed_times)
 
 
+def _at_percentile(asked: Requirements) -> str:
+    """What was judged, where it is not the median step."""
+    if asked.percentile == MEDIAN:
+        return ""
+    return ", worst step" if asked.percentile == WORST else f", {asked.percentile:g}th percentile of steps"
+
+
 def _judge_presence(run: TraceOverlap) -> GateResult:
+    """Ranks are counted by their numbers: two files of one rank, or two devices of a process, are one rank."""
     if run.world_size is None:
-        reason = "the traces do not tell how many ranks the job has"
-        return GateResult("all ranks", "ranks", None, None, "unknown", reason)
-    found = len(run.ranks)
+        return _unknown_presence("the traces do not tell how many ranks the job has")
+    if any(rank.rank is None for rank in run.ranks):
+        return _unknown_presence("the traces do not tell which process is which rank")
+    found = len({rank.rank for rank in run.ranks})
     return GateResult("all ranks", "ranks", found, run.world_size, "passed" if found >= run.world_size else "failed")
+
+
+def _unknown_presence(reason: str) -> GateResult:
+    return GateResult("all ranks", "ranks", None, None, "unknown", reason)
 
 
 def _judge_worst(
@@ -154,34 +178,26 @@ def _judge_regression(
         return GateResult(name, "ns", None, None, "unknown", reason)
     after, before = _pool(run, measure), _pool(baseline, measure)
     if isinstance(before, str):
-        measured = None if isinstance(after, str) else after.median
+        measured = None if isinstance(after, str) else after.value
         return GateResult(name, "ns", measured, None, "unknown", f"baseline: {before}")
-    limit = before.median * (1 + max_regression)
+    limit = before.value * (1 + max_regression)
     if isinstance(after, str):
-        return GateResult(name, "ns", None, limit, "unknown", after, baseline=before.median)
-    spread = after.notch + before.notch
-    beyond_limit, beyond_spread = after.median > limit, after.median - before.median > spread
+        return GateResult(name, "ns", None, limit, "unknown", after, baseline=before.value)
+    spread = (after.half_width or 0) + (before.half_width or 0)
+    beyond_limit, beyond_spread = after.value > limit, after.value - before.value > spread
     return GateResult(
         name,
         "ns",
-        after.median,
+        after.value,
         limit,
         "failed" if beyond_limit and beyond_spread else "passed",
         "beyond the limit, but within both runs' spread" if beyond_limit and not beyond_spread else "",
-        baseline=before.median,
+        baseline=before.value,
         spread=spread,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Sample:
-    """The steps of all ranks: their median, and how far it may be off."""
-
-    median: float
-    notch: float
-
-
-def _pool(run: TraceOverlap, measure: Callable[[RankOverlap], Sequence[int] | str]) -> _Sample | str:
+def _pool(run: TraceOverlap, measure: Callable[[RankOverlap], Sequence[int] | str]) -> StepMedian | str:
     """The steps of all ranks together."""
     values: list[int] = []
     counts = []
@@ -191,10 +207,8 @@ def _pool(run: TraceOverlap, measure: Callable[[RankOverlap], Sequence[int] | st
             return of_rank
         values += of_rank
         counts.append(len(of_rank))
-    if min(counts, default=0) < LEAST_STEPS:
-        return f"fewer than {LEAST_STEPS} steps tell no spread"
-    low, median, high = np.percentile(values, [25, 50, 75]).tolist()
-    return _Sample(median, NOTCH * (high - low) / min(counts) ** 0.5)
+    found = median_of_steps(values, min(counts, default=0))
+    return f"fewer than {LEAST_STEPS} steps tell no spread" if found is None or found.half_width is None else found
 
 
 # What follows gives figures, or a text: why they are not known.
@@ -208,19 +222,16 @@ def _overlap(rank: RankOverlap) -> float | str:
     return rank.overlap_ratio
 
 
-def _median_exposed(rank: RankOverlap) -> float | str:
-    exposed = _exposed_times(rank)
-    return exposed if isinstance(exposed, str) else float(np.median(exposed))
+def _at(asked: Requirements, times: Sequence[int] | str) -> float | str:
+    return times if isinstance(times, str) else float(np.percentile(times, asked.percentile))
 
 
-def _median_tail(rank: RankOverlap) -> float | str:
+def _tails(rank: RankOverlap) -> Sequence[int] | str:
     steps = _communicating_steps(rank)
     if isinstance(steps, str):
         return steps
     tails = [step.tail_ns for step in steps if step.tail_ns is not None]
-    if len(tails) < len(steps):
-        return "steps whose backward is not known: see --backward-range"
-    return float(np.median(tails))
+    return tails if len(tails) == len(steps) else "steps whose backward is not known: see --backward-range"
 
 
 def _step_times(rank: RankOverlap) -> Sequence[int] | str:
@@ -244,3 +255,32 @@ def _communicating_steps(rank: RankOverlap) -> Sequence[StepOverlap] | str:
     if sum(step.comm_ns for step in told) < LEAST_IN_STEPS * (rank.comm_ns or 0):
         return "too much of the communication belongs to no step"
     return [step for step in told if step.comm_ns]
+
+
+def find_differences(run: Manifest | None, baseline: Manifest | None) -> tuple[str, ...]:
+    """In what two runs, by their run.json, are other jobs, so that a difference of times says nothing.
+
+    The variant and its settings may differ: that is what is compared. Where a run does not say how it was made,
+    nothing is found.
+    """
+    if run is None or baseline is None:
+        return ()
+    found = []
+    for name, text in _SAME.items():
+        own, other = getattr(run, name), getattr(baseline, name)
+        if own != other:
+            found.append(f"{text} {own} and {other}")
+    own_gpu, other_gpu = run.machine.get("gpus"), baseline.machine.get("gpus")
+    if own_gpu != other_gpu:
+        found.append(f"GPUs {own_gpu or 'none'} and {other_gpu or 'none'}")
+    return tuple(found)
+
+
+_SAME = {
+    "model_size": "model",
+    "batch_size": "batch size",
+    "seq_len": "sequence length",
+    "world_size": "ranks",
+    "device": "device",
+    "backend": "backend",
+}

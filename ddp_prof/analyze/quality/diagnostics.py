@@ -50,6 +50,7 @@ def find_caveats(trace: Trace) -> tuple[str, ...]:
 
 
 def _about_steps(ranks: Sequence[RankEvents]) -> Iterator[str]:
+    yield from dict.fromkeys(note for rank in ranks for note in rank.step_notes)
     if left_out := max((rank.warmup_steps for rank in ranks), default=0):
         yield f"{left_out} warm-up step{'s' if left_out > 1 else ''} left out"
     if any(rank.backward == "inferred" for rank in ranks):
@@ -103,7 +104,12 @@ def _about_streams(ranks: Sequence[RankEvents]) -> Iterator[str]:
 
 
 def _about_names(trace: Trace) -> Iterator[str]:
-    """Kernels that take time, were taken for compute, and are called as if they communicated."""
+    """Kernels without a name; kernels that take time, were taken for compute, and are named like collectives."""
+    if (unresolved := trace.unresolved_names).kernels:
+        yield (
+            f"{unresolved.kernels:,} of {unresolved.of_kernels:,} kernels have no name: "
+            "whether they compute or communicate is not known"
+        )
     activities = trace.activities
     kernels = activities.kind == Kind.KERNEL
     duration = np.where(kernels, activities.end_ns - activities.start_ns, 0)
@@ -112,6 +118,6 @@ def _about_names(trace: Trace) -> Iterator[str]:
     for name_id in np.flatnonzero(total > SUSPECT_LIMIT * duration.sum()).tolist():
         if _TELLING.search(trace.names[name_id]):
             yield (
-                f"'{trace.names[name_id][:80]}' was taken for compute, but its name smells of communication: if it "
-                "is, say so with --comm-pattern"
+                f"'{trace.names[name_id][:80]}' was taken for compute, but its name matches a collective: if it "
+                "is one, say so with --comm-pattern"
             )

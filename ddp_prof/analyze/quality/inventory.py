@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ddp_prof.analyze.core.phases import find_phases
 from ddp_prof.analyze.core.rank_events import find_rank_events
-from ddp_prof.analyze.core.steps import NO_PATTERNS, RangePatterns, find_phases, find_steps
+from ddp_prof.analyze.core.steps import NO_PATTERNS, RangePatterns, find_steps
 from ddp_prof.analyze.quality.diagnostics import diagnose
 from ddp_prof.manifest import label_of
 from ddp_prof.range_names import BACKWARD, PHASES
@@ -80,7 +81,7 @@ def take_inventory(trace: Trace, patterns: RangePatterns = NO_PATTERNS) -> Trace
 def _process_inventory(trace: Trace, process: int, patterns: RangePatterns) -> ProcessInventory:
     mine = trace.activities.process == process
     kind = trace.activities.kind[mine]
-    steps = find_steps(trace, process, patterns.step)
+    steps, _ = find_steps(trace, process, patterns.step)
     return ProcessInventory(
         process=process,
         rank=trace.ranks.get(process),

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 LEAST_KERNELS = 5
 """Different kernels (name and position) that have to be compared; below, the figure is refused."""
 
+SAME = 0.02
+"""Difference of a ratio from 1 up to which two kinds of steps are taken for alike."""
+
 _DRAWS = 1000
 _INTERVAL = (2.5, 97.5)
 
@@ -47,6 +50,7 @@ class KernelSamples:
         position: How many of those the step had launched before.
         duration_ns: How long it ran.
         beside_ns: How long of that communication ran, too.
+        step: Index of its step.
         steps: Number of measured steps.
     """
 
@@ -55,6 +59,7 @@ class KernelSamples:
     position: Ints
     duration_ns: Ints
     beside_ns: Ints
+    step: Ints
     steps: int
 
 
@@ -98,6 +103,7 @@ def sample_kernels(rank: RankEvents) -> KernelSamples:
         position=_positions(chosen, kernel.astype(np.int64)),
         duration_ns=chosen.end_ns - chosen.start_ns,
         beside_ns=rank.union_of(Category.COMMUNICATION).covered_ns(chosen.start_ns, chosen.end_ns),
+        step=chosen.step,
         steps=len(rank.steps),
     )
 
@@ -137,6 +143,8 @@ def measure_contention(samples: Sequence[KernelSamples], reference: Sequence[Ker
         return _refused(
             f"only {len(kernels)} kernels ran both beside communication and alone; {LEAST_KERNELS} are needed"
         )
+    if doubt := _other_difference(samples, key, duration, beside, is_beside):
+        return _refused(doubt)
     taken = np.bincount(key[compared], weights=duration[compared])[kernels]
     expected = (np.bincount(key[compared]) * alone_ns[: key[compared].max() + 1])[kernels]
     low, high = _bootstrap(taken, expected)
@@ -150,6 +158,35 @@ def measure_contention(samples: Sequence[KernelSamples], reference: Sequence[Ker
         slowdown_high=high,
         contention_ns=round(float(taken.sum() - expected.sum()) / steps),
         reason=None,
+    )
+
+
+def _other_difference(
+    samples: Sequence[KernelSamples], key: Ints, duration: Ints, beside: Ints, is_beside: Mask
+) -> str | None:
+    """Why a slowdown is not contention's: kernels alone are slower in the steps that communicate beside compute, too.
+
+    They are compared with the same kernels alone in other steps, of this run or of the reference. Where there are none
+    all steps are alike, and nothing speaks against the comparison.
+    """
+    shifts = np.cumsum([0, *(sample.steps for sample in samples)])
+    own_step = np.concatenate([sample.step + shift for sample, shift in zip(samples, shifts, strict=False)])
+    communicating = np.unique(own_step[is_beside[: len(own_step)]])
+    in_communicating = np.zeros(len(key), np.bool_)
+    in_communicating[: len(own_step)] = np.isin(own_step, communicating)
+    alone_ns, has_alone = _medians(key, duration, (beside == 0) & ~in_communicating)
+    control = in_communicating & (beside == 0) & has_alone[key]
+    kernels = np.unique(key[control])
+    if len(kernels) < LEAST_KERNELS:
+        return None
+    taken = np.bincount(key[control], weights=duration[control])[kernels]
+    expected = (np.bincount(key[control]) * alone_ns[: key[control].max() + 1])[kernels]
+    low, high = _bootstrap(taken, expected)
+    if low <= 1 + SAME and high >= 1 - SAME:
+        return None
+    return (
+        f"kernels without communication beside them take {taken.sum() / expected.sum():.2f} times as long, too, in the "
+        "steps that communicate: the steps differ otherwise, so contention cannot be told"
     )
 
 

@@ -5,12 +5,14 @@ The mean step of a run is divided into parts that sum to it exactly, in whole na
 - *compute*: what the rank computes, less the contention;
 - *contention*: what communication beside it adds to compute, where that is known;
 - *transfer*: exposed communication in which bytes move, but the tail;
-- *tail*: exposed communication after backward's compute, waiting left out;
+- *tail*: exposed communication after the last compute of backward, waiting left out;
 - *wait*: exposed communication in which a peer had not arrived;
 - *calls*: the host's work round blocking collectives, one by one;
 - *rest*: what is left: data, the host between phases, idle device.
 
-The difference of two runs then is the sum of the differences of their parts.
+The difference of two runs then is the sum of the differences of their parts. How far a mean may be off in 95 of 100
+cases follows from the scatter of the steps (Student's t; the ranks of a step wait for one another, so a step counts
+once). A change within that is none that can be told.
 """
 
 from __future__ import annotations
@@ -21,19 +23,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ddp_prof.analyze.collectives.exposure import TAIL, WHENS
+from ddp_prof.analyze.core.step_breakdown import sum_by_group
 from ddp_prof.analyze.frames import Framed, frame_of
+from ddp_prof.analyze.statistics import LEAST_STEPS, half_width_of_mean
 from ddp_prof.analyze.variants.contention import measure_contention
 from ddp_prof.trace import UNKNOWN
 from ddp_prof.variants import variant_position
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import pandas as pd
 
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.variants.contention import Contention, KernelSamples
+    from ddp_prof.trace import Ints
 
+SAMPLED = ("step", "compute", "transfer", "tail", "wait", "calls", "rest")
+"""What is measured of each step; contention is measured of a whole run."""
 PARTS = ("compute", "contention", "transfer", "tail", "wait", "calls", "rest")
 
 
@@ -59,6 +67,7 @@ class Budget(Parts):
         steps: Steps of all ranks that it is the mean of.
         contention: How the contention was found, or why not; its part is 0 then and belongs to compute.
         knows_wait: Whether ranks could be compared; else the wait is part of transfer and tail.
+        half_width_ns: Of each part, and of ``step``, half of the mean's 95 % interval; empty with too few steps.
     """
 
     label: str
@@ -66,14 +75,26 @@ class Budget(Parts):
     steps: int
     contention: Contention
     knows_wait: bool
+    half_width_ns: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change(Parts):
-    """What changed from one run to the next."""
+    """What changed from one run to the next.
+
+    Attributes:
+        half_width_ns: As of :class:`Budget`, of the change.
+    """
 
     before: str
     after: str
+    half_width_ns: Mapping[str, int]
+
+    def is_beyond_spread(self, part: str) -> bool | None:
+        """Whether a part, or ``step``, changed by more than both runs' spread; ``None`` where that is not known."""
+        half_width = self.half_width_ns.get(part)
+        change: int = getattr(self, f"{part}_ns")
+        return None if half_width is None else abs(change) > half_width
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,32 +146,18 @@ def _position(run: RunAnalysis) -> int:
 
 
 def _budget(run: RunAnalysis, contention: Contention) -> Budget | None:
-    steps = sum(len(rank.times) for rank in run.ranks)
+    samples = _samples(run)
+    steps = len(samples["step"])
     if not steps:
         return None
-    exposed = tail = wait = 0
-    for rank, exposure in zip(run.ranks, run.exposures, strict=True):
-        in_step = (rank.timings.step != UNKNOWN) & bool(len(rank.times))
-        exposed += int(exposure.exposed_ns[in_step].sum())
-        tail += int((exposure.tail_ns - exposure.tail_wait_ns)[in_step].sum())
-        wait += int(exposure.exposed_wait_ns[in_step].sum())
 
-    def mean(total: int) -> int:
-        return round(total / steps)
-
-    def mean_of(column: str) -> int:
-        return mean(sum(int(np.sum(getattr(rank.times, column))) for rank in run.ranks))
+    def mean(part: str) -> int:
+        return round(float(samples[part].sum()) / steps)
 
     price = contention.contention_ns or 0
-    parts = {
-        "compute_ns": mean_of("compute_ns") - price,
-        "contention_ns": price,
-        "transfer_ns": mean(exposed - tail - wait),
-        "tail_ns": mean(tail),
-        "wait_ns": mean(wait),
-        "calls_ns": mean_of("calls_ns"),
-    }
-    step_ns = mean_of("host_ns")
+    parts = {f"{part}_ns": mean(part) for part in ("transfer", "tail", "wait", "calls")}
+    parts |= {"compute_ns": mean("compute") - price, "contention_ns": price}
+    step_ns = mean("step")
     return Budget(
         label=run.label,
         device=run.device,
@@ -160,10 +167,54 @@ def _budget(run: RunAnalysis, contention: Contention) -> Budget | None:
         rest_ns=step_ns - sum(parts.values()),
         contention=contention,
         knows_wait=len(run.matches) > 0,
+        half_width_ns=_half_widths(samples, len([rank for rank in run.ranks if len(rank.times)]), contention),
     )
 
 
+def _samples(run: RunAnalysis) -> dict[str, Ints]:
+    """The parts of each step of each rank, but for the contention; rank after rank."""
+    columns: dict[str, list[Ints]] = {part: [np.empty(0, np.int64)] for part in SAMPLED}
+    for rank, exposure in zip(run.ranks, run.exposures, strict=True):
+        count = len(rank.times)
+        rows = (rank.timings.step != UNKNOWN) & bool(count)
+        step = rank.timings.step[rows]
+        exposed = sum_by_group(exposure.exposed_ns[rows], step, count)
+        wait = sum_by_group(exposure.exposed_wait_ns[rows], step, count)
+        tail = exposure.pairs_ns[:, WHENS.index(TAIL)].sum(axis=1) - exposure.tail_wait_ns
+        of_tail = sum_by_group(tail[rows], step, count)
+        host, compute, calls = rank.times.host_ns, rank.times.compute_ns, rank.times.calls_ns
+        transfer = exposed - wait - of_tail
+        rest = host - compute - exposed - calls
+        values = (host, compute, transfer, of_tail, wait, calls, rest)
+        for part, column in zip(SAMPLED, values, strict=True):
+            columns[part].append(column)
+    return {part: np.concatenate(parts) for part, parts in columns.items()}
+
+
+def _half_widths(samples: Mapping[str, Ints], ranks: int, contention: Contention) -> dict[str, int]:
+    steps = len(samples["step"]) // ranks
+    if steps < LEAST_STEPS:
+        return {}
+    found = {
+        part: half_width_of_mean(column[: steps * ranks].reshape(ranks, steps).mean(axis=0))
+        for part, column in samples.items()
+    }
+    if contention.slowdown and contention.slowdown > 1 and contention.contention_ns:
+        width = ((contention.slowdown_high or 0) - (contention.slowdown_low or 0)) / 2
+        found["contention"] = round(contention.contention_ns * width / (contention.slowdown - 1))
+        found["compute"] = round(float(np.hypot(found["compute"], found["contention"])))
+    else:
+        found["contention"] = 0
+    return found
+
+
 def _change(before: Budget, after: Budget) -> Change:
-    names = ("step_ns", *(f"{part}_ns" for part in PARTS))
-    differences = {name: getattr(after, name) - getattr(before, name) for name in names}
-    return Change(before=before.label, after=after.label, **differences)
+    names = ("step", *PARTS)
+    differences = {f"{name}_ns": getattr(after, f"{name}_ns") - getattr(before, f"{name}_ns") for name in names}
+    both = set(before.half_width_ns) & set(after.half_width_ns)
+    half_width = {
+        name: round(float(np.hypot(before.half_width_ns[name], after.half_width_ns[name])))
+        for name in names
+        if name in both
+    }
+    return Change(before=before.label, after=after.label, **differences, half_width_ns=half_width)

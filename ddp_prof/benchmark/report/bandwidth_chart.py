@@ -2,41 +2,58 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddp_prof.benchmark.alpha_beta import LinkModel
 from ddp_prof.benchmark.report.figure import axis, layout
 from ddp_prof.present.charts import theme
+from ddp_prof.unknown import Unknown
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from ddp_prof.benchmark.places import PlaceResults
+    from ddp_prof.benchmark.report.testbeds import TestbedResults
     from ddp_prof.present.charts.theme import Palette
 
 _HEIGHT = 560
 _POINTS = 200
+_MINOR = {"minor": {"ticks": "inside", "ticklen": 4, "showgrid": False}}
+_TICK_STEP = 8
+"""Ratio of neighbouring ticks of the message size: 1 KB, 8 KB, 64 KB, 512 KB, 4 MB."""
 
 
-def draw_bandwidth(place: PlaceResults, palette: Palette = theme.LIGHT) -> go.Figure:
+def draw_bandwidth(results: TestbedResults, palette: Palette = theme.LIGHT) -> go.Figure:
     """Bytes over time: a dot a message size, the fitted model as a line."""
     import plotly.graph_objects as go
 
-    figure_layout = layout(place, palette, _headline(place), _HEIGHT, l=90, r=60)
+    figure_layout = layout(results, palette, _headline(results), _HEIGHT, l=90, r=60)
     figure_layout |= {
-        "xaxis": axis(palette, "size of the message, bytes, logarithmic", type="log", tickformat="~s"),
-        "yaxis": axis(palette, "bytes over time (algbw), GB/s, logarithmic", type="log", dtick="D2"),
+        "xaxis": axis(palette, "message size (log scale)", type="log", **_size_ticks(results)),
+        "yaxis": axis(palette, "algbw = bytes / time (GB/s, log scale)", type="log", dtick=1, **_MINOR),
     }
-    return go.Figure([_measured(place, palette), *_fitted(place, palette)], figure_layout)
+    return go.Figure([_measured(results, palette), *_fitted(results, palette)], figure_layout)
 
 
-def _measured(place: PlaceResults, palette: Palette) -> dict[str, Any]:
-    messages = place.messages
+def _size_ticks(results: TestbedResults) -> dict[str, Any]:
+    """Labels with units, as all other sizes have them; the default's would be powers of ten of bytes."""
+    sizes = [message.bytes for message in results.messages]
+    first, last = (math.floor(math.log(size / 2**10, _TICK_STEP)) for size in (min(sizes), max(sizes)))
+    ticks = [2**10 * _TICK_STEP**power for power in range(first, last + 2)]
+    return {"tickmode": "array", "tickvals": ticks, "ticktext": [theme.size(round(tick)) for tick in ticks]}
+
+
+def _measured(results: TestbedResults, palette: Palette) -> dict[str, Any]:
+    messages = results.messages
     return {
-        "type": "scatter", "mode": "markers", "name": "all-reduces timed by the host, median of each size",
+        "type": "scatter", "mode": "markers", "name": "measured by the host: median of each size; bars: its spread",
         "x": [message.bytes for message in messages], "y": [message.bytes / message.time_ns for message in messages],
+        "error_y": {
+            "type": "data", "symmetric": False, "thickness": 1.2, "width": 5,
+            "array": [message.bytes / message.low_ns - message.bytes / message.time_ns for message in messages],
+            "arrayminus": [message.bytes / message.time_ns - message.bytes / message.high_ns for message in messages],
+        },
         "hovertext": [
             f"<b>{theme.size(message.bytes)}</b><br>{theme.milliseconds(round(message.time_ns))}, "
             f"{message.calls} calls in {message.runs} runs"
@@ -47,24 +64,24 @@ def _measured(place: PlaceResults, palette: Palette) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _fitted(place: PlaceResults, palette: Palette) -> list[dict[str, Any]]:
-    link = place.link
-    if not isinstance(link, LinkModel):
+def _fitted(results: TestbedResults, palette: Palette) -> list[dict[str, Any]]:
+    if isinstance(results.model, Unknown):
         return []
-    sizes = np.geomspace(place.messages[0].bytes, place.messages[-1].bytes, _POINTS)
+    link = results.model.link
+    sizes = np.geomspace(results.messages[0].bytes, results.messages[-1].bytes, _POINTS)
     return [
         {
             "type": "scatter", "mode": "lines", "hoverinfo": "skip",
-            "name": f"s / (o + s / w), fitted: off by {theme.percent(link.relative_error)} in the median",
+            "name": f"fitted s / (o + s / w); median error {theme.percent(link.relative_error)}",
             "x": sizes.tolist(), "y": [size / link.time_ns(size) for size in sizes.tolist()],
             "line": {"color": palette.colors[theme.OVERLAPPED], "width": 2},
         }
     ]  # fmt: skip
 
 
-def _headline(place: PlaceResults) -> str:
-    link = place.link
-    if isinstance(link, str):
+def _headline(results: TestbedResults) -> str:
+    if isinstance(results.model, Unknown):
         return "What an all-reduce costs by its size"
+    link = results.model.link
     overhead = theme.milliseconds(round(link.overhead_ns))
-    return f"An all-reduce takes {overhead} a call, and then its bytes at {link.bytes_per_ns:.3g} GB/s"
+    return f"An all-reduce takes {overhead} a call plus its bytes at {link.bytes_per_ns:.3g} GB/s"

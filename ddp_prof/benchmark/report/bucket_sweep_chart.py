@@ -1,73 +1,75 @@
-"""Step time by bucket size, a line a context length, with the variants that have no buckets as reference lines."""
+"""Step time by bucket size, a curve for each context length, beside the fastest variant without buckets."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Any
 
+from ddp_prof.benchmark.claims import contradicts_model
 from ddp_prof.benchmark.effects import bucket_sizes
-from ddp_prof.benchmark.facts import BYTES_PER_MB
-from ddp_prof.benchmark.report.figure import TOP, axis, layout
+from ddp_prof.benchmark.report.figure import LINE, TOP, axis, layout
 from ddp_prof.benchmark.report.rows import half_ms, value_ms
 from ddp_prof.present.charts import theme
 from ddp_prof.present.timeline.text import shown_name
-from ddp_prof.variants import BUCKETED
+from ddp_prof.unknown import Unknown
+from ddp_prof.variants import BUCKETED, BYTES_PER_MB
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import plotly.graph_objects as go
 
-    from ddp_prof.benchmark.places import PlaceResults
+    from ddp_prof.benchmark.report.testbeds import TestbedResults
     from ddp_prof.benchmark.settings import SettingSummary
     from ddp_prof.present.charts.theme import Palette
 
 _HEIGHT, _BOTTOM = 640, 70
 _LABEL_PX = 16
 _ASIDE = 1.025
-"""How far the contexts' curves stand aside of each other, so that their spreads do not cover each other."""
-_DASHES = {"naive": "dot", "flat": "dash", "overlap": "dashdot", "torch": "longdash"}
+"""Factor between the curves' x values, so that their error bars do not cover each other."""
 _COLORS = ("backward", theme.OVERLAPPED, theme.EXPOSED_MEMORY, "optimizer", theme.EXPOSED, theme.MEMORY)
-"""Of the context lengths, in order: colours that are told apart by all eyes."""
+"""Of the context lengths, in order; distinct with any colour vision."""
 
 
-def draw_bucket_sweep(place: PlaceResults, batch_size: int, palette: Palette = theme.LIGHT) -> go.Figure:
-    """The settings of one batch size; where the model of bucketing tells its best size, that is marked."""
+def draw_bucket_sweep(results: TestbedResults, batch_size: int, palette: Palette = theme.LIGHT) -> go.Figure:
+    """The settings of one batch size; the best size of the model of bucketing is marked where it fits."""
     import plotly.graph_objects as go
 
     measured = [
         summary
-        for summary in place.summaries
+        for summary in results.summaries
         if summary.timing.step_ns and summary.setting.local_batch_size == batch_size
     ]
-    contexts = sorted({summary.setting.seq_len for summary in measured})
+    contexts = sorted({bucket.setting.seq_len for bucket in _buckets(measured)})
     colors = {context: palette.colors[_COLORS[index % len(_COLORS)]] for index, context in enumerate(contexts)}
-    low, high = _range(measured)
+    references = [reference for context in contexts if (reference := _fastest_without_buckets(measured, context))]
+    limits = _range([*_buckets(measured), *references])
     sizes = bucket_sizes([summary.timing for summary in measured])
-    least, most = _size_range(sizes, _best_mb(place))
-    references = [summary for summary in measured if summary.setting.variant in _DASHES]
+    best_mb = _best_mb(results)
+    least, most = _size_range(sizes, best_mb)
     traces = [
         _curve(measured, context, colors[context], _ASIDE ** (index - (len(contexts) - 1) / 2))
         for index, context in enumerate(contexts)
     ]
     traces += [_reference(reference, colors[reference.setting.seq_len], (least, most)) for reference in references]
-    traces += _best(place, (low, high), palette)
-    figure_layout = layout(place, palette, _headline(measured, batch_size), _HEIGHT, b=_BOTTOM, l=80, r=190)
+    traces += _best(best_mb, limits, palette)
+    title, note = f"Step time by bucket size, batch {batch_size} per rank", _model_note(results)
+    figure_layout = layout(results, palette, title, _HEIGHT, note=note, b=_BOTTOM, l=80, r=190)
     figure_layout |= {
         "xaxis": axis(
-            palette, "bucket size, MB, logarithmic", type="log", range=[math.log10(least), math.log10(most)],
-            tickmode="array", tickvals=sizes, ticktext=[f"{size:g}" for size in sizes],
+            palette, "bucket size (MB, log scale)", type="log", range=[math.log10(least), math.log10(most)],
+            tickmode="array", tickvals=sizes, ticktext=[_size_text(size, measured[0]) for size in sizes],
         ),
-        "yaxis": axis(palette, "step, ms, with the spread of its median", range=[low, high]),
-        "annotations": [*_labels(references, colors, (low, high)), *_best_label(place, palette)],
+        "yaxis": axis(palette, "step time (ms); bars: 95 % interval", range=limits),
+        "annotations": [*_labels(references, colors, limits), *_best_label(best_mb, palette)],
     }  # fmt: skip
     return go.Figure(traces, figure_layout)
 
 
-def batch_sizes(place: PlaceResults) -> list[int]:
+def batch_sizes(results: TestbedResults) -> list[int]:
     """The batch sizes for which several bucket sizes were measured."""
     found: dict[int, set[float | None]] = {}
-    for bucket in _buckets(place.summaries):
+    for bucket in _buckets(results.summaries):
         found.setdefault(bucket.setting.local_batch_size, set()).add(bucket.setting.bucket_size_mb)
     return sorted(batch for batch, sizes in found.items() if len(sizes) > 1)
 
@@ -80,20 +82,50 @@ def _buckets(summaries: Sequence[SettingSummary]) -> list[SettingSummary]:
     ]
 
 
-def _best_mb(place: PlaceResults) -> float | None:
-    return place.model.best_bytes / BYTES_PER_MB if place.model and place.model.best_bytes else None
-
-
-def _range(measured: Sequence[SettingSummary]) -> tuple[float, float]:
-    """All values in ms, those of buckets with their spreads, and room above and below."""
-    values = [value_ms(summary.timing.step_ns) or 0.0 for summary in measured]
-    buckets = [
-        (value_ms(bucket.timing.step_ns) or 0.0, half_ms(bucket.timing.step_ns) or 0.0) for bucket in _buckets(measured)
+def _fastest_without_buckets(measured: Sequence[SettingSummary], context: int) -> SettingSummary | None:
+    """One reference for each curve; the other variants are in the chart of variants."""
+    others = [
+        summary for summary in measured if summary.setting.variant != BUCKETED and summary.setting.seq_len == context
     ]
-    low = min([*values, *(value - half for value, half in buckets)], default=0.0)
-    high = max([*values, *(value + half for value, half in buckets)], default=1.0)
+    return min(others, key=lambda summary: value_ms(summary.timing.step_ns) or math.inf, default=None)
+
+
+def _size_text(size_mb: float, summary: SettingSummary) -> str:
+    is_one_bucket = size_mb * BYTES_PER_MB >= summary.first.gradient_bytes
+    return f"{size_mb:g}<br>(one bucket)" if is_one_bucket else f"{size_mb:g}"
+
+
+def _best_mb(results: TestbedResults) -> float | None:
+    """The best size by the model; ``None`` where there is none, or where the measurements contradict it."""
+    if isinstance(results.model, Unknown) or contradicts_model(results.observations):
+        return None
+    return results.model.best_bytes / BYTES_PER_MB or None
+
+
+def _model_note(results: TestbedResults) -> str:
+    """Whether the measurements agree with the model of bucketing."""
+    choice = next((found for found in results.observations if found.name == "model_agrees"), None)
+    if choice is None:
+        return ""
+    chosen, fastest = (f"{choice.numbers[key]:g} MB" for key in ("chosen_mb", "fastest_mb"))
+    if chosen == fastest:
+        extent = "" if choice.is_supported else ", though not beyond the spread"
+        return f"The cost model fits: of the sizes measured it prefers {chosen}, which is the fastest{extent}"
+    if contradicts_model(results.observations):
+        return f"The cost model does not fit: of the sizes measured it prefers {chosen}, but {fastest} is faster"
+    return (
+        f"The cost model is not confirmed: of the sizes measured it prefers {chosen}; {fastest} is the fastest, within "
+        "the spread"
+    )
+
+
+def _range(shown: Sequence[SettingSummary]) -> list[float]:
+    """All values in ms with their intervals, and room above and below."""
+    values = [(value_ms(summary.timing.step_ns) or 0.0, half_ms(summary.timing.step_ns) or 0.0) for summary in shown]
+    low = min((value - half for value, half in values), default=0.0)
+    high = max((value + half for value, half in values), default=1.0)
     room = 0.05 * (high - low) or 1
-    return max(0.0, low - room), high + room
+    return [max(0.0, low - room), high + room]
 
 
 def _size_range(sizes: Sequence[float], best_mb: float | None) -> tuple[float, float]:
@@ -121,7 +153,7 @@ def _reference(summary: SettingSummary, color: str, sizes: tuple[float, float]) 
     step_ms = value_ms(summary.timing.step_ns)
     return {
         "type": "scatter", "mode": "lines", "showlegend": False, "x": list(sizes), "y": [step_ms, step_ms],
-        "line": {"color": color, "width": 1.3, "dash": _DASHES[summary.setting.variant]},
+        "line": {"color": color, "width": 1.3, "dash": "dash"},
         "hovertemplate": f"{shown_name(_name(summary))}: %{{y:.2f}} ms<extra></extra>",
     }  # fmt: skip
 
@@ -131,17 +163,18 @@ def _name(summary: SettingSummary) -> str:
 
 
 def _labels(
-    references: Sequence[SettingSummary], colors: dict[int, str], limits: tuple[float, float]
+    references: Sequence[SettingSummary], colors: dict[int, str], limits: Sequence[float]
 ) -> list[dict[str, Any]]:
     """The names of the reference lines at the right, pushed apart where they would cover each other."""
     low, high = limits
-    least = _LABEL_PX * (high - low) / (_HEIGHT - TOP - _BOTTOM)
+    least = _LABEL_PX * (high - low) / (_HEIGHT - TOP - LINE - _BOTTOM)
     ordered = sorted(references, key=lambda reference: value_ms(reference.timing.step_ns) or 0.0)
     heights = _apart([value_ms(summary.timing.step_ns) or 0.0 for summary in ordered], least)
     return [
         {
             "xref": "paper", "x": 1, "xanchor": "left", "xshift": 8, "yref": "y", "y": height, "showarrow": False,
-            "text": shown_name(_name(summary)), "font": {"color": colors[summary.setting.seq_len]},
+            "text": f"fastest other: {shown_name(summary.setting.label)}",
+            "font": {"color": colors[summary.setting.seq_len]},
         }
         for summary, height in zip(ordered, heights, strict=True)
     ]  # fmt: skip
@@ -165,8 +198,7 @@ def _top(group: Sequence[float], least: float) -> float:
     return sum(group) / len(group) + least * (len(group) - 1) / 2
 
 
-def _best(place: PlaceResults, limits: tuple[float, float], palette: Palette) -> list[dict[str, Any]]:
-    best_mb = _best_mb(place)
+def _best(best_mb: float | None, limits: Sequence[float], palette: Palette) -> list[dict[str, Any]]:
     if best_mb is None:
         return []
     return [
@@ -177,18 +209,13 @@ def _best(place: PlaceResults, limits: tuple[float, float], palette: Palette) ->
     ]  # fmt: skip
 
 
-def _best_label(place: PlaceResults, palette: Palette) -> list[dict[str, Any]]:
-    best_mb = _best_mb(place)
+def _best_label(best_mb: float | None, palette: Palette) -> list[dict[str, Any]]:
     if best_mb is None:
         return []
     return [
         {
             "xref": "x", "x": math.log10(best_mb), "yref": "paper", "y": 0, "yanchor": "bottom", "xanchor": "left",
-            "xshift": 4, "showarrow": False, "text": f"the model's best: {theme.size(round(best_mb * BYTES_PER_MB))}",
+            "xshift": 4, "showarrow": False, "text": f"best by the model: {theme.size(round(best_mb * BYTES_PER_MB))}",
             "font": {"color": palette.quiet},
         }
     ]  # fmt: skip
-
-
-def _headline(measured: Sequence[SettingSummary], batch_size: int) -> str:
-    return f"Step time by bucket size, batch {batch_size} a rank" if measured else "No setting was measured"

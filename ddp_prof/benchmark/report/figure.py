@@ -1,39 +1,42 @@
-"""What the figures of a results database share: the layout, and the line that says where was measured."""
+"""What the study's figures share: the layout, and the line that names the testbed."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ddp_prof.benchmark.report.words import place_title
+from ddp_prof.benchmark.report.words import testbed_title
 from ddp_prof.present.charts import theme
 from ddp_prof.present.charts.frame import LEGEND, chart_frame
 from ddp_prof.present.timeline.text import shown_name
 
 if TYPE_CHECKING:
-    from ddp_prof.benchmark.places import PlaceResults
+    from ddp_prof.benchmark.report.testbeds import TestbedResults
     from ddp_prof.present.charts.theme import Palette
 
-TOP = 110
+TOP, LINE = 110, 20
 
 
-def subtitle(place: PlaceResults, palette: Palette) -> str:
-    """Where and on what; a CPU, and a GPU that ranks shared, stand out."""
-    text = shown_name(place_title(place.place, place.environment))
-    if place.place.device is None:
+def subtitle(results: TestbedResults, palette: Palette) -> str:
+    """The testbed; a CPU, and a GPU that ranks shared, are emphasized."""
+    text = shown_name(testbed_title(results.testbed, results.environment))
+    if results.testbed.device is None:
         return text
-    caveats = [caveat for summary in place.summaries for caveat in summary.caveats]
-    notice = theme.place_notice([place.place.device], caveats, palette)
-    return text.replace(f"device: {place.place.device}", notice, 1)
+    caveats = [caveat for summary in results.summaries for caveat in summary.caveats]
+    notice = theme.place_notice([results.testbed.device], caveats, palette)
+    return text.replace(f"device: {results.testbed.device}", notice, 1)
 
 
-def layout(place: PlaceResults, palette: Palette, title: str, height: int, **margins: int) -> dict[str, Any]:
-    """The layout of a figure of a place, without axes."""
+def layout(
+    results: TestbedResults, palette: Palette, title: str, height: int, *, note: str = "", **margins: int
+) -> dict[str, Any]:
+    """The layout of a figure of a testbed, without axes; a note becomes a second line below the title."""
+    line = f"<br>{shown_name(note)}" if note else ""
     return {
         **chart_frame(
             palette,
             title=shown_name(title),
-            subtitle=subtitle(place, palette),
-            height=height, **{"t": TOP, "b": 70, "l": 170, "r": 90, **margins},
+            subtitle=subtitle(results, palette) + line,
+            height=height, **{"t": TOP + (LINE if note else 0), "b": 70, "l": 170, "r": 90, **margins},
         ),
         "dragmode": False, "hovermode": "closest",
         "hoverlabel": {"align": "left", "font": {"family": theme.FONT, "size": 13}},

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ddp_prof.benchmark.settings import SettingSummary, Timing
-    from ddp_prof.benchmark.spread import Estimate
+    from ddp_prof.benchmark.statistics import Estimate
     from ddp_prof.benchmark.store import Environment
     from ddp_prof.present.columns import Row
 
@@ -20,7 +20,7 @@ NS_PER_S = 1e9
 
 
 def setting_rows(summaries: Sequence[SettingSummary]) -> list[Row]:
-    """A row a setting, for a table; ``±`` is half of the 95 % interval. Traces have columns where one was made."""
+    """A row for each setting; ``±`` is half of the 95 % interval. Columns of traces are there where one was made."""
     has_traces = any(summary.trace for summary in summaries)
     return [_setting_row(summary, has_traces=has_traces) for summary in summaries]
 
@@ -55,13 +55,13 @@ def _setting_row(summary: SettingSummary, *, has_traces: bool) -> Row:
 
 
 def csv_rows(summaries: Sequence[SettingSummary], environments: Mapping[str, Environment]) -> list[Row]:
-    """A row a setting: the columns in which the course's study was asked for, then all else that is known.
+    """A row for each setting: the columns that the course's study asks for, then all others.
 
-    ``avg_comm_time_ms`` is what a host timer sees between the end of backward and the last gradient, *without*
-    synchronizing first, as the study measured: on a GPU that takes in what backward had yet to finish. The times are
-    medians over runs of medians over steps, for all that they are called averages.
+    ``avg_comm_time_ms`` is the host time between the end of backward and the last gradient, *without* synchronizing
+    first, as the study measured; on a GPU it includes device work of backward that is still pending. The times are
+    medians over runs of medians over steps, although the study's column names say average.
     """
-    return [_csv_row(summary, environments.get(summary.place.environment)) for summary in summaries]
+    return [_csv_row(summary, environments.get(summary.testbed.environment)) for summary in summaries]
 
 
 def _csv_row(summary: SettingSummary, environment: Environment | None) -> Row:
@@ -108,10 +108,10 @@ def _csv_row(summary: SettingSummary, environment: Environment | None) -> Row:
         "parameters": run.parameters,
         "peak_memory_bytes": summary.peak_memory_bytes,
         "tokens_per_s": run.tokens / step.value * NS_PER_S if step and step.value else None,
-        "device": summary.place.device,
+        "device": summary.testbed.device,
         "backend": run.backend,
         "caveat": "; ".join(summary.caveats) or None,
-        "environment": summary.place.environment,
+        "environment": summary.testbed.environment,
         "cpu": environment.cpu if environment else None,
         "cores": environment.cores if environment else None,
         "gpus": environment.gpus if environment else None,
@@ -122,7 +122,7 @@ def _csv_row(summary: SettingSummary, environment: Environment | None) -> Row:
 
 
 def comparison_rows(study: Sequence[Timing], summaries: Sequence[SettingSummary]) -> list[Row]:
-    """A row a setting of the published study, beside it ours of the same variant, bucket size, batch and context."""
+    """A row for each setting of the published study, with ours of the same variant, bucket size, batch and context."""
     ours = {summary.setting: summary for summary in summaries}
     naive = {timing.setting.workload: timing for timing in study if timing.setting.variant == BASELINE}
     rows: list[Row] = []
@@ -151,14 +151,14 @@ def comparison_rows(study: Sequence[Timing], summaries: Sequence[SettingSummary]
 
 
 def status_text(summary: SettingSummary) -> str:
-    """The status, and how many of the runs it is of where not all are alike."""
+    """The status; where runs ended differently, how many did."""
     if summary.timing.status == OK and summary.failed_runs:
         return f"{OK}, {summary.failed_runs} of {summary.runs + summary.failed_runs} runs not"
     return summary.timing.status
 
 
 def share_percent(timing: Timing) -> float | None:
-    """Communication of the step, in percent, as a host timer has it."""
+    """Communication's share of the step by the host timer, in percent."""
     step, communication = timing.step_ns, timing.communication_ns
     return percent(communication.value / step.value) if step and communication and step.value else None
 

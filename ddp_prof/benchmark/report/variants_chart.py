@@ -12,23 +12,25 @@ from ddp_prof.present.timeline.text import shown_name
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from ddp_prof.benchmark.places import PlaceResults
+    from ddp_prof.benchmark.report.testbeds import TestbedResults
     from ddp_prof.benchmark.settings import SettingSummary
     from ddp_prof.present.charts.theme import Palette
 
 _ROW, _BOTTOM = 26, 60
 
 
-def draw_variants(place: PlaceResults, palette: Palette = theme.LIGHT) -> go.Figure:
-    """A bar a setting: what the host's timer calls communication at the end of the rest of the step."""
+def draw_variants(results: TestbedResults, palette: Palette = theme.LIGHT) -> go.Figure:
+    """A bar a setting: communication by the host timer after the rest of the step."""
     import plotly.graph_objects as go
 
-    rows = chart_rows(place)
+    rows = chart_rows(results)
     drawn = [(row, item) for row, item in enumerate(rows) if not isinstance(item, str) and item.timing.step_ns]
-    figure_layout = layout(place, palette, _headline(place), TOP + _BOTTOM + _ROW * max(1, len(rows)), b=_BOTTOM, r=150)
+    figure_layout = layout(
+        results, palette, _headline(results), TOP + _BOTTOM + _ROW * max(1, len(rows)), b=_BOTTOM, r=150
+    )
     figure_layout |= {
         "barmode": "stack",
-        "xaxis": axis(palette, "step, ms, with the spread of its median", rangemode="tozero"),
+        "xaxis": axis(palette, "step time (ms); bars: 95 % interval", rangemode="tozero"),
         "yaxis": {
             "tickmode": "array", "tickvals": list(range(len(rows))), "ticktext": [_tick(row) for row in rows],
             "range": [len(rows) - 0.5, -0.5], "showgrid": False, "zeroline": False, "fixedrange": True,
@@ -38,11 +40,11 @@ def draw_variants(place: PlaceResults, palette: Palette = theme.LIGHT) -> go.Fig
     return go.Figure([_rest(drawn, palette), _communication(drawn, palette)], figure_layout)
 
 
-def chart_rows(place: PlaceResults) -> list[str | SettingSummary]:
+def chart_rows(results: TestbedResults) -> list[str | SettingSummary]:
     """The rows from top to bottom: the title of each block, and its settings."""
     rows: list[str | SettingSummary] = []
     workload = None
-    for summary in place.summaries:
+    for summary in results.summaries:
         if summary.setting.workload != workload:
             workload = summary.setting.workload
             rows.append(f"batch {workload[0]} x {workload[1]} tokens")
@@ -69,7 +71,7 @@ def _rest(drawn: list[tuple[int, SettingSummary]], palette: Palette) -> dict[str
 def _communication(drawn: list[tuple[int, SettingSummary]], palette: Palette) -> dict[str, Any]:
     return {
         "type": "bar", "orientation": "h", "width": 0.7,
-        "name": "communication, as a host timer sees it (without synchronizing)",
+        "name": "communication by the host timer (without synchronizing)",
         "x": [_communication_ms(item) for _, item in drawn], "y": [row for row, _ in drawn],
         "marker": {"color": palette.colors[theme.COMMUNICATION]},
         "error_x": {
@@ -91,20 +93,20 @@ def _hover(summary: SettingSummary) -> str:
 
 def _label(row: int, summary: SettingSummary, palette: Palette) -> dict[str, Any]:
     """Communication's share at the right margin; in place of a bar, why there is none."""
-    place = {"yref": "y", "y": row, "showarrow": False, "xanchor": "left"}
+    position = {"yref": "y", "y": row, "showarrow": False, "xanchor": "left"}
     share = share_percent(summary.timing)
     if share is None:
         text = status_text(summary).replace("_", " ")
-        return {**place, "xref": "paper", "x": 0, "text": text, "font": {"color": palette.notice}}
-    return {**place, "xref": "paper", "x": 1, "xshift": 12, "text": f"<b>{share:.0f} %</b> communication"}
+        return {**position, "xref": "paper", "x": 0, "text": text, "font": {"color": palette.notice}}
+    return {**position, "xref": "paper", "x": 1, "xshift": 12, "text": f"<b>{share:.0f} %</b> communication"}
 
 
-def _headline(place: PlaceResults) -> str:
-    shares = [(share, summary) for summary in place.summaries if (share := share_percent(summary.timing)) is not None]
+def _headline(results: TestbedResults) -> str:
+    shares = [(share, summary) for summary in results.summaries if (share := share_percent(summary.timing)) is not None]
     if not shares:
         return "No setting was measured"
     least, most = (pick(shares, key=lambda share: share[0]) for pick in (min, max))
     return (
         f"Communication takes {most[0]:.0f} % ({most[1].setting.label}) to {least[0]:.0f} % "
-        f"({least[1].setting.label}) of the step, as a host timer sees it"
+        f"({least[1].setting.label}) of the step, by the host timer"
     )

@@ -21,7 +21,7 @@ def main() -> int:
         sys.stderr.write(f"ddp_prof.benchmark.sweep: error: {error}\n")
         return 1
     except Stopped as stop:
-        sys.stderr.write(f"stopped; what had ended is in {arguments.database}, the same command goes on from there\n")
+        sys.stderr.write(f"stopped: {arguments.database} has the finished runs; the same command continues\n")
         return 128 + stop.number
 
 

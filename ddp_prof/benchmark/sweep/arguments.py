@@ -41,14 +41,13 @@ def make_parser() -> argparse.ArgumentParser:
     """The options, in groups."""
     parser = argparse.ArgumentParser(
         prog="python -m ddp_prof.benchmark.sweep",
-        description="Run each variant in each setting, several times, and write what each run measured into a results "
-        "database. A run that is there already, of the same code on the same machine, is not made again, so an "
-        "interrupted sweep goes on where it stopped. A run that was out of memory counts as there; one that failed is "
-        "tried again.",
+        description="Run each variant in each setting several times and write the times into a results database. A "
+        "run that the database already has, of the same code on the same machine, is not repeated, so an interrupted "
+        "sweep continues where it stopped. A run that ran out of memory is not repeated, a failed run is.",
         epilog="Exit codes: 0 done, runs that were out of memory included, 1 a run failed, 2 wrong usage. "
         "MASTER_PORT and MASTER_ADDR are honoured as by ddp_prof.train.",
     )
-    _add_grid(parser.add_argument_group("what is compared; several values are separated by blanks or commas"))
+    _add_grid(parser.add_argument_group("settings; separate several values by blanks or commas"))
     _add_runs(parser.add_argument_group("each run"))
     _add_outcome(parser.add_argument_group("outcome"))
     return parser
@@ -56,7 +55,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _add_grid(group: argparse._ArgumentGroup) -> None:
     def add(flag: str, kind: Callable[[str], Any], text: str, metavar: str = "N") -> None:
-        group.add_argument(flag, nargs="+", type=_several(kind), metavar=metavar, help=text)
+        group.add_argument(flag, nargs="+", type=several(kind), metavar=metavar, help=text)
 
     add("--variants", _one_of(VARIANT_NAMES), f"of {', '.join(VARIANT_NAMES)} (default: all)", "VARIANT")
     add(
@@ -68,7 +67,7 @@ def _add_grid(group: argparse._ArgumentGroup) -> None:
     add("--world-size", at_least(1), "ranks (default: 2)")
     add("--batch-sizes", at_least(1), "sequences a step of one rank (default: 2 4 on two GPUs, else 2)")
     add("--seq-lens", at_least(1), "tokens of a sequence (default: 128 256 512 on two GPUs, else 32 64 128)")
-    text = "caps of the buckets of bucketed; none is one bucket (default: 1 10 100 1000 on two GPUs, else 1 10 100)"
+    text = "bucket sizes of bucketed; none: no cap (default: 1 10 100 1000 on two GPUs, else 1 10 100)"
     add("--bucket-sizes-mb", _bucket_size, text, "MB")
 
 
@@ -94,12 +93,12 @@ def _add_outcome(group: argparse._ArgumentGroup) -> None:
         metavar="PATH",
         help="where results go (default: %(default)s)",
     )
-    group.add_argument("--force", action="store_true", help="make runs again that are there; they replace those")
+    group.add_argument("--force", action="store_true", help="repeat and replace runs that the database has")
     group.add_argument(
         "--profile",
         action="store_true",
-        help="capture each setting once more under a profiler, into a folder beside the database, for what a host's "
-        "clock cannot tell: overlapped and exposed communication",
+        help="also capture each setting once under a profiler, into a folder beside the database: overlapped and "
+        "exposed communication cannot be measured by the host's clock",
     )
 
 
@@ -128,7 +127,7 @@ def _flat(groups: list[list[Value]] | None, default: tuple[Value, ...]) -> tuple
     return tuple(dict.fromkeys(value for group in groups for value in group))
 
 
-def _several(kind: Callable[[str], Value]) -> Callable[[str], list[Value]]:
+def several(kind: Callable[[str], Value]) -> Callable[[str], list[Value]]:
     """Reads ``1`` and ``1,10,100``."""
 
     def values(text: str) -> list[Value]:
@@ -151,7 +150,7 @@ def _bucket_size(text: str) -> float | None:
 def _one_of(choices: Sequence[str] | dict[str, Any]) -> Callable[[str], str]:
     def choice(text: str) -> str:
         if text not in choices:
-            raise argparse.ArgumentTypeError(f"no such one: {text!r}; there are {', '.join(choices)}")
+            raise argparse.ArgumentTypeError(f"{text!r} is unknown: choose from {', '.join(choices)}")
         return text
 
     return choice

@@ -1,4 +1,4 @@
-"""A run captured under a profiler, and the figures that ``ddp-prof`` reads from that."""
+"""A run captured under a profiler, and the figures that ``ddp-prof`` computes from it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STOP_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class CaptureFigures:
-    """What a capture says of a step, in nanoseconds: the median over its steps and ranks; ``None`` is not known."""
+    """Times of a capture's step in nanoseconds: medians over its steps and ranks; ``None`` is not known."""
 
     file: Path
     comm_ns: int | None

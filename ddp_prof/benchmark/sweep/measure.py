@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, Message, Run, StepTime
+from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, StoredMessages, StoredRun, StoredStep
 from ddp_prof.errors import OutOfMemoryError, WorkloadError
 from ddp_prof.manifest import caveats_of, load_manifest
 from ddp_prof.train.launch import launch
@@ -24,16 +24,16 @@ FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    """A run with all that was measured in it."""
+class RunRows:
+    """A run with its measurements, as rows of the database."""
 
-    run: Run
-    steps: tuple[StepTime, ...] = ()
-    messages: tuple[Message, ...] = ()
+    run: StoredRun
+    steps: tuple[StoredStep, ...] = ()
+    messages: tuple[StoredMessages, ...] = ()
 
 
 def measure(config: RunConfig) -> Manifest | WorkloadError:
-    """Make a run; returns what it says of itself, or why it could not run.
+    """Make a run; returns its ``run.json``, or why it could not run.
 
     Raises:
         Stopped: A signal asked this process to end; the ranks are gone.
@@ -49,22 +49,22 @@ def measure(config: RunConfig) -> Manifest | WorkloadError:
     return manifest or WorkloadError("the ranks ended well, but left no run.json")
 
 
-def finished(job: Job, machine: Machine, outcome: Manifest | WorkloadError) -> Finished:
+def rows_of(job: Job, machine: Machine, outcome: Manifest | WorkloadError) -> RunRows:
     """The rows of a run that ended, well or not."""
     run = _run(job, machine, outcome)
     if isinstance(outcome, Exception):
-        return Finished(run)
-    return Finished(
+        return RunRows(run)
+    return RunRows(
         run,
-        tuple(StepTime(run=run.id, **asdict(times)) for times in outcome.host_times),
-        tuple(Message(run=run.id, **asdict(times)) for times in outcome.messages),
+        tuple(StoredStep(run=run.id, **asdict(times)) for times in outcome.host_times),
+        tuple(StoredMessages(run=run.id, **asdict(times)) for times in outcome.messages),
     )
 
 
-def _run(job: Job, machine: Machine, outcome: Manifest | WorkloadError) -> Run:
+def _run(job: Job, machine: Machine, outcome: Manifest | WorkloadError) -> StoredRun:
     config, size = job.config, MODEL_SIZES[job.config.model_size]
     manifest = None if isinstance(outcome, Exception) else outcome
-    return Run(
+    return StoredRun(
         **config.row_fields(),
         id=job.run_id(machine.environment.id),
         environment=machine.environment.id,

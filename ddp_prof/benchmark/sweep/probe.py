@@ -1,4 +1,4 @@
-"""What this machine is and has: asked of a process of its own, so that the sweep itself needs no torch."""
+"""The machine and its versions, found by a process of its own, so that the sweep itself needs no torch."""
 
 from __future__ import annotations
 

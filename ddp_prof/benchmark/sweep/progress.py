@@ -1,4 +1,4 @@
-"""How far the sweep is: a bar with the time left on a terminal, a line a run elsewhere."""
+"""Progress of the sweep: a bar with the remaining time on a terminal, a line for each run elsewhere."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 REFRESHES_A_SECOND = 1
-"""Few: what draws the bar takes time from the ranks."""
+"""Few, since drawing takes time from the ranks."""
 MEMORY_S = 3600.0
-"""The time left is judged by the runs of so many seconds."""
+"""The remaining time is estimated from the runs of the last so many seconds."""
 
 
 class Progress(Protocol):
-    """Is told of each run."""
+    """Shows the runs as they begin and end."""
 
     def begin(self, what: str) -> None:
         """A run begins."""
@@ -56,7 +56,7 @@ def show_progress(total: int) -> Iterator[Progress]:
 
 
 class Bar:
-    """On a terminal: a bar; what went wrong stays above it."""
+    """On a terminal: a bar; failures stay above it."""
 
     def __init__(self, bar: RichProgress, task: TaskID) -> None:
         self._bar, self._task = bar, task
@@ -73,7 +73,7 @@ class Bar:
 
 
 class Lines:
-    """Elsewhere: a line a run, when it has ended."""
+    """Elsewhere: a line for each run, when it has ended."""
 
     def __init__(self, console: Console, total: int) -> None:
         self._console, self._total = console, total

@@ -1,4 +1,4 @@
-"""The loop over all runs: leaves out what is there, writes each run the moment it has ended."""
+"""The loop over all runs: skips those that the database has, writes each one as soon as it has ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, load_results, open_database, write_run
 from ddp_prof.benchmark.sweep.capture import CaptureFigures, capture
-from ddp_prof.benchmark.sweep.measure import Finished, finished, measure
+from ddp_prof.benchmark.sweep.measure import RunRows, measure, rows_of
 from ddp_prof.benchmark.sweep.progress import show_progress
 from ddp_prof.errors import WorkloadError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from ddp_prof.benchmark.store import Run
+    from ddp_prof.benchmark.store import StoredRun
     from ddp_prof.benchmark.sweep.grid import Job
     from ddp_prof.benchmark.sweep.probe import Machine
     from ddp_prof.benchmark.sweep.progress import Progress
@@ -81,7 +81,7 @@ def sweep(plan: Plan) -> Outcome:
     """
     with closing(open_database(plan.database)) as database, _alone(plan.database.parent):
 
-        def write(result: Finished) -> None:
+        def write(result: RunRows) -> None:
             write_run(database, plan.machine.environment, result.run, result.steps, result.messages)
 
         return _Sweep(plan, _load(plan.database), write).run()
@@ -96,7 +96,7 @@ class _Sweep:
         write: Puts a run into the database.
     """
 
-    def __init__(self, plan: Plan, known: dict[str, Finished], write: Callable[[Finished], None]) -> None:
+    def __init__(self, plan: Plan, known: dict[str, RunRows], write: Callable[[RunRows], None]) -> None:
         self._plan, self._known, self._write = plan, known, write
         self._outcome = Outcome()
 
@@ -124,7 +124,7 @@ class _Sweep:
         is_captured = found is not None and found.run.trace is not None and self._is_there(job)
         return self._plan.profile and job.repeat == 0 and not is_captured
 
-    def _find(self, job: Job) -> Finished | None:
+    def _find(self, job: Job) -> RunRows | None:
         return self._known.get(self._id(job))
 
     def _id(self, job: Job) -> str:
@@ -134,7 +134,7 @@ class _Sweep:
         what = f"{job.config}, repeat {job.repeat + 1}"
         progress.begin(what)
         outcome = measure(job.config)
-        result = finished(job, self._plan.machine, outcome)
+        result = rows_of(job, self._plan.machine, outcome)
         self._keep(result)
         self._outcome.runs[result.run.status] += 1
         progress.end(what, _describe(result), is_bad=result.run.status != OK)
@@ -144,7 +144,7 @@ class _Sweep:
         found = self._known[self._id(job)]
         progress.begin(what)
         if found.run.status != OK:
-            progress.end(what, "left out, as the run is missing", is_bad=False)
+            progress.end(what, "skipped, since the run did not finish", is_bad=False)
             return
         folder = _capture_folder(self._plan.database, job.config)
         try:
@@ -157,16 +157,16 @@ class _Sweep:
         self._outcome.captures += 1
         progress.end(what, "done", is_bad=False)
 
-    def _keep(self, result: Finished) -> None:
+    def _keep(self, result: RunRows) -> None:
         self._write(result)
         self._known[result.run.id] = result
 
 
-def _load(path: Path) -> dict[str, Finished]:
+def _load(path: Path) -> dict[str, RunRows]:
     """All runs that are there, by their id."""
     results = load_results(path)
     return {
-        run.id: Finished(
+        run.id: RunRows(
             run,
             tuple(step for step in results.steps if step.run == run.id),
             tuple(message for message in results.messages if message.run == run.id),
@@ -175,15 +175,16 @@ def _load(path: Path) -> dict[str, Finished]:
     }
 
 
-def _describe(result: Finished) -> str:
+def _describe(result: RunRows) -> str:
     if result.run.status == FAILED:
         return f"failed: {result.run.reason}"
     if result.run.status == OUT_OF_MEMORY:
         return str(result.run.reason)  # says so
     steps = [step for step in result.steps if not step.is_synchronized]
     step_ms = statistics.median(step.step_ns for step in steps) / 1e6
-    communication_ms = statistics.median(step.communication_ns for step in steps) / 1e6
-    return f"step {step_ms:.0f} ms, waiting for gradients {communication_ms:.0f} ms"
+    waits = [step.communication_ns for step in steps if step.communication_ns is not None]
+    wait = f"{statistics.median(waits) / 1e6:.0f} ms" if waits else "n/a"
+    return f"step {step_ms:.0f} ms, waiting for gradients {wait}"
 
 
 def _capture_folder(database: Path, config: RunConfig) -> Path:
@@ -192,7 +193,7 @@ def _capture_folder(database: Path, config: RunConfig) -> Path:
     return database.with_suffix("") / sizes
 
 
-def _with_figures(run: Run, figures: CaptureFigures, database: Path) -> Run:
+def _with_figures(run: StoredRun, figures: CaptureFigures, database: Path) -> StoredRun:
     return replace(
         run,
         trace=os.path.relpath(figures.file.absolute(), database.parent.absolute()),

@@ -6,6 +6,7 @@ Parameters are taken in reverse order of ``parameters()``, which is about the or
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -31,22 +32,70 @@ def assign_each(sizes: Sequence[ParameterSize]) -> Assignment:
     return [(index,) for index in reversed(range(len(sizes)))]
 
 
-def assign_buckets(sizes: Sequence[ParameterSize], cap_bytes: float | None) -> Assignment:
+def assign_buckets(sizes: Sequence[ParameterSize], cap_bytes: float | Sequence[float] | None) -> Assignment:
     """Fill buckets greedily, last parameter first; ``None`` caps nothing: one bucket a kind.
+
+    Of several caps the first holds for the first bucket, and so on; the last holds for all that follow.
 
     One bucket a kind is open at a time. Buckets come in the order in which backward is expected to fill them, that is
     by the position of their last parameter, since the launch of one waits for all those before it.
     """
+    caps = [math.inf] if cap_bytes is None else [cap_bytes] if isinstance(cap_bytes, (int, float)) else [*cap_bytes]
+    opened = 0
     closed: Assignment = []
     filling: dict[Hashable, list[int]] = {}
-    used: dict[Hashable, int] = {}
+    left: dict[Hashable, float] = {}
     for index in reversed(range(len(sizes))):
         size = sizes[index]
-        if size.kind in filling and cap_bytes is not None and used[size.kind] + size.bytes > cap_bytes:
+        if size.kind in filling and size.bytes > left[size.kind]:
             closed.append(tuple(filling.pop(size.kind)))
         if size.kind not in filling:
-            filling[size.kind], used[size.kind] = [], 0
+            filling[size.kind], left[size.kind] = [], caps[min(opened, len(caps) - 1)]
+            opened += 1
         filling[size.kind].append(index)
-        used[size.kind] += size.bytes
+        left[size.kind] -= size.bytes
     closed.extend(map(tuple, filling.values()))
     return sorted(closed, key=lambda bucket: -bucket[-1])
+
+
+def assign_by_readiness(
+    sizes: Sequence[ParameterSize], cap_bytes: float | Sequence[float] | None, order: Sequence[int]
+) -> Assignment:
+    """Fill buckets greedily in the order in which gradients came, as torch's DDP does after its first step.
+
+    Args:
+        sizes: Of the parameters.
+        cap_bytes: As of :func:`assign_buckets`.
+        order: Positions of all parameters, the first that was ready first.
+    """
+    last_first = [*reversed(order)]
+    assigned = assign_buckets([sizes[index] for index in last_first], cap_bytes)
+    return [tuple(last_first[place] for place in bucket) for bucket in assigned]
+
+
+def cap_in_bytes(size_mb: float | Sequence[float] | None) -> float | list[float] | None:
+    """Caps given in MB as bytes.
+
+    Raises:
+        TypeError: A cap is no number.
+        ValueError: A cap is not positive, or there is none in the list.
+    """
+    if size_mb is None or isinstance(size_mb, (int, float, str)):
+        return None if size_mb is None else check_bucket_size(size_mb) * MB
+    if not size_mb:
+        raise ValueError("bucket_size_mb must name at least one cap")
+    return [check_bucket_size(size) * MB for size in size_mb]
+
+
+def check_bucket_size(size: float) -> float:
+    """``size`` itself where it is a positive number of MB.
+
+    Raises:
+        TypeError: It is no number; ``True`` is none.
+        ValueError: It is not positive.
+    """
+    if isinstance(size, bool) or not isinstance(size, (int, float)):
+        raise TypeError(f"bucket_size_mb must be a number of MB or None, got {size!r}")
+    if not size > 0:
+        raise ValueError(f"bucket_size_mb must be positive or None, got {size}")
+    return size

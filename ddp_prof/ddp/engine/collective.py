@@ -1,18 +1,19 @@
-"""One all-reduce in flight: its range from launch to completion, its wait, its failure."""
+"""One collective in flight: its range from launch to completion, its wait, its failure."""
 
 from __future__ import annotations
 
 import re
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from ddp_prof import range_names
 from ddp_prof.ddp import annotate
 from ddp_prof.errors import CommunicationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import torch
 
@@ -26,12 +27,16 @@ ADVICE = re.compile(r"\. This is typically caused by .*")
 
 
 class InFlight:
-    """A launched all-reduce."""
+    """A launched collective."""
 
     __slots__ = ("_group", "_span", "_what", "_work")
 
     def __init__(self, work: dist.Work, span: OpenRange, group: dist.ProcessGroup | None, what: str) -> None:
         self._work, self._span, self._group, self._what = work, span, group, what
+
+    def is_completed(self) -> bool:
+        """Whether :meth:`wait` would return at once, and the device has done what it was asked for."""
+        return self._work.is_completed()
 
     def wait(self) -> None:
         """Return when the result may be used: gloo blocks the host, NCCL makes the current stream wait.
@@ -56,25 +61,61 @@ def launch_all_reduce(
     op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
     **more: int,
 ) -> InFlight:
-    """Start an asynchronous all-reduce of ``tensor``, in place, and open its range.
+    """Start an asynchronous all-reduce of ``tensor``, in place; see :func:`launch`."""
+
+    def start() -> Any:
+        return dist.all_reduce(tensor, op, group, async_op=True)
+
+    return launch(start, range_names.ALL_REDUCE, tensor, group, bucket, params, **more)
+
+
+def launch(
+    start: Callable[[], Any],
+    name: str,
+    tensor: torch.Tensor,
+    group: dist.ProcessGroup | None,
+    bucket: int,
+    params: int,
+    **more: int,
+) -> InFlight:
+    """Start an asynchronous collective and open its range.
 
     With gloo the range ends on gloo's own thread, at the moment of completion; of a CUDA tensor, when it has asked for
     the copy back to the device. When NCCL's collective completes the host cannot tell cheaply: there the range ends
     where the host waits, and the kernel's row has the device's truth.
 
+    Args:
+        start: Makes the call to ``torch.distributed``; returns its ``Work``.
+        name: One of ``range_names.COLLECTIVES``.
+        tensor: The whole of what the collective is about: the input of a reduce-scatter, the output of an all-gather.
+        group: ``None`` is the default group.
+        bucket: Position in the order of launch.
+        params: Number of parameters that ``tensor`` holds.
+        more: Further fields of the range.
+
     Raises:
         CommunicationError: The collective could not be launched.
     """
-    what = f"all-reduce of bucket {bucket}"
-    span = annotate.start_all_reduce(bucket, tensor.nbytes, params, **more)
+    what = f"{name.replace('_', '-')} of bucket {bucket}"
+    span = annotate.start_collective(name, bucket, tensor.nbytes, params, **more)
     try:
-        work = dist.all_reduce(tensor, op, group, async_op=True)
-        if annotate.is_enabled() and (not tensor.is_cuda or dist.get_backend(group) == dist.Backend.GLOO):
+        work: dist.Work = start()
+        if annotate.is_enabled() and is_on_host(tensor, group):
             work.get_future().add_done_callback(span.end)
     except RuntimeError as error:
         span.end()
         raise communication_error(group, what, error) from error
     return InFlight(work, span, group, what)
+
+
+def average_op(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> dist.ReduceOp.RedOpType:
+    """``AVG`` where the backend divides within the collective, which is NCCL; else ``SUM``: divide before."""
+    return dist.ReduceOp.SUM if is_on_host(tensor, group) else dist.ReduceOp.AVG
+
+
+def is_on_host(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> bool:
+    """Whether the collectives of this tensor run on the host, which are gloo's."""
+    return not tensor.is_cuda or dist.get_backend(group) == dist.Backend.GLOO
 
 
 @contextmanager

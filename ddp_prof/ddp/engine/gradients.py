@@ -14,12 +14,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ddp_prof.ddp.engine.streams import StreamFence
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
 class GradientBucket:
     """Gradients that travel together.
+
+    Args:
+        index: Position in the order of launch.
+        parameters: Owners of the gradients.
+        multiple: The buffer's length is padded with zeros to a multiple of this.
 
     Attributes:
         index: Position in the order of launch.
@@ -28,13 +35,14 @@ class GradientBucket:
         refused: Those whose gradient of this step is sparse.
     """
 
-    def __init__(self, index: int, parameters: Sequence[torch.nn.Parameter]) -> None:
+    def __init__(self, index: int, parameters: Sequence[torch.nn.Parameter], multiple: int = 1) -> None:
         self.index = index
         self.parameters = tuple(parameters)
         self.missing = len(self.parameters)
         self.refused: list[torch.nn.Parameter] = []
-        self._buffer = _flat_buffer(self.parameters)
-        self._views = _views(self._buffer, self.parameters)
+        self._fence = StreamFence()
+        self._multiple = multiple
+        self._allocate()
         self._taken = [False] * len(self.parameters)
 
     def __len__(self) -> int:
@@ -60,6 +68,7 @@ class GradientBucket:
             self.refused.append(parameter)
             gradient = None
         _scale_into(self._views[slot], gradient, scale)
+        self._fence.note(parameter.device)
         return gradient is not None
 
     def take_missing(self, scale: float) -> list[int]:
@@ -68,7 +77,8 @@ class GradientBucket:
         return [slot for slot in missing if not self.take(slot, scale)]
 
     def tensor(self) -> torch.Tensor:
-        """What is reduced: one dense tensor."""
+        """What is reduced: one dense tensor, for use on the current stream."""
+        self._fence.wait(self._buffer.device)
         return self._buffer
 
     def give_back(self, slot: int, is_used: bool, late: torch.Tensor | None) -> None:
@@ -88,6 +98,10 @@ class GradientBucket:
         if is_used or late is not None or unsynchronized is not None:
             parameter.grad = gradient
 
+    def _allocate(self) -> None:
+        self._buffer = flat_buffer(self.parameters, self._multiple)
+        self._views = flat_views(self._buffer, self.parameters)
+
     def reset(self) -> None:
         """Forget which gradients were taken; the buffer stays, since its views are the parameters' gradients."""
         self.missing = len(self.parameters)
@@ -95,12 +109,15 @@ class GradientBucket:
         self.refused.clear()
 
 
-def _flat_buffer(parameters: Sequence[torch.nn.Parameter]) -> torch.Tensor:
+def flat_buffer(parameters: Sequence[torch.nn.Parameter], multiple: int = 1) -> torch.Tensor:
+    """Zeros for all parameters, which are of one data type and device; the length is a multiple of ``multiple``."""
     first = parameters[0]
-    return torch.zeros(sum(parameter.numel() for parameter in parameters), dtype=first.dtype, device=first.device)
+    numel = sum(parameter.numel() for parameter in parameters)
+    return torch.zeros(-(-numel // multiple) * multiple, dtype=first.dtype, device=first.device)
 
 
-def _views(buffer: torch.Tensor, parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:
+def flat_views(buffer: torch.Tensor, parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:
+    """One view of the buffer for each parameter, one behind the other, each with its parameter's shape and strides."""
     ends = itertools.accumulate(parameter.numel() for parameter in parameters)
     return [
         buffer.as_strided(parameter.shape, gradient_strides(parameter), end - parameter.numel())

@@ -1,4 +1,4 @@
-"""The launch engine that all our variants share: takes gradients, launches buckets in order, gives results back.
+"""The reducer of our variants: takes gradients, launches buckets in order, gives the reduced gradients back.
 
 Every rank must issue the same collectives in the same order, whatever its own backward does. Two rules see to it:
 
@@ -48,8 +48,9 @@ class Reducer:
         group: dist.ProcessGroup | None,
         find_unused: bool,
     ) -> None:
+        self._group = group
         self.buckets = [
-            GradientBucket(index, [parameters[member] for member in members])
+            self._make_bucket(index, [parameters[member] for member in members])
             for index, members in enumerate(assignment)
         ]
         self._places = {
@@ -58,13 +59,15 @@ class Reducer:
             for slot, member in enumerate(members)
         }
         self._assignment = assignment
-        self._group = group
         self._find_unused = find_unused
         # Divide before the sum: a sum of low-precision gradients could overflow. torch's DDP does the same.
         self._scale = 1.0 / dist.get_world_size(group)
         self._lock = threading.Lock()  # autograd has a thread a device
         self._in_flight: list[InFlight] = []
         self._late: set[int] = set()
+        self.order: list[int] = []
+        """Positions of the parameters whose gradients came by hooks, in the order of the last finished step."""
+        self._order: list[int] = []
         self._unused: set[int] = set()
 
     def ready(self, index: int) -> None:
@@ -75,6 +78,7 @@ class Reducer:
                 self._late.add(index)
                 return
             bucket.take(slot, self._scale)
+            self._order.append(index)
             if not bucket.missing:
                 self._launch_full()
 
@@ -84,7 +88,7 @@ class Reducer:
         if bucket.missing:
             members = self._assignment[bucket.index]
             self._unused.update(members[slot] for slot in bucket.take_missing(self._scale))
-        flight = launch_all_reduce(bucket.tensor(), self._group, bucket.index, len(bucket))
+        flight = self._launch(bucket)
         self._in_flight.append(flight)
         return flight
 
@@ -111,6 +115,12 @@ class Reducer:
         """The parameter at a position."""
         bucket, slot = self._places[index]
         return bucket.parameters[slot]
+
+    def _make_bucket(self, index: int, parameters: Sequence[torch.nn.Parameter]) -> GradientBucket:
+        return GradientBucket(index, parameters)
+
+    def _launch(self, bucket: GradientBucket) -> InFlight:
+        return launch_all_reduce(bucket.tensor(), self._group, bucket.index, len(bucket))
 
     def _launch_full(self) -> None:
         launched = len(self._in_flight)
@@ -156,6 +166,7 @@ class Reducer:
     def _reset(self) -> None:
         for bucket in self.buckets:
             bucket.reset()
+        self.order, self._order = self._order, []
         self._in_flight.clear()
         self._late.clear()
         self._unused.clear()

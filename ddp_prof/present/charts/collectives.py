@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddp_prof.analyze.collectives.exposure import CAUSES, LAUNCHED_LATE, QUEUED, STARVED, SYNCHRONOUS, TAIL, WAITING
+from ddp_prof.analyze.collectives.exposure import BLOCKING_CALL, LAUNCHED_LATE, PEER_WAIT, QUEUED, TRANSFER, WHYS
 from ddp_prof.present.charts import theme
 from ddp_prof.present.charts.frame import LEGEND, UNSEEN, chart_frame
 from ddp_prof.present.timeline.text import as_text, shown_name
@@ -19,13 +19,12 @@ if TYPE_CHECKING:
     from ddp_prof.present.charts.theme import Palette
     from ddp_prof.present.headlines import Headline
 
-CAUSE_COLORS: Mapping[str, str] = {
-    TAIL: theme.LIGHT.colors[theme.EXPOSED],
-    WAITING: "#fe9f28",
+WHY_COLORS: Mapping[str, str] = {
+    TRANSFER: theme.LIGHT.colors[theme.EXPOSED],
+    PEER_WAIT: "#fe9f28",
     QUEUED: "#876ae8",
     LAUNCHED_LATE: "#737012",
-    STARVED: "#87c2ff",
-    SYNCHRONOUS: "#a84300",
+    BLOCKING_CALL: "#a84300",
 }
 ELSEWHERE = "elsewhere"
 ELSEWHERE_COLOR = "#fada91"
@@ -95,9 +94,9 @@ def _bars(rows: Sequence[_Row], palette: Palette) -> list[dict[str, Any]]:
         for under_way, start, end in _under_way(row.line, row.rank.compute):
             stretches.setdefault((under_way, False), []).append((row.y, start, end, name))
         for bare in row.line.exposed:
-            kind = (bare.cause, bare.is_wait and bare.cause != WAITING)
-            stretches.setdefault(kind, []).append((row.y, bare.start_ns, bare.end_ns, name))
-    order = [(kind, wait) for kind in (theme.COMPUTE, theme.OVERLAPPED, ELSEWHERE, *CAUSES) for wait in (False, True)]
+            kind = (bare.why, bare.is_wait and bare.why != PEER_WAIT)
+            stretches.setdefault(kind, []).append((row.y, bare.start_ns, bare.end_ns, f"{name}, {bare.when}"))
+    order = [(kind, wait) for kind in (theme.COMPUTE, theme.OVERLAPPED, ELSEWHERE, *WHYS) for wait in (False, True)]
     return [_bar(*kind, stretches[kind], palette) for kind in order if kind in stretches]
 
 
@@ -117,7 +116,7 @@ def _under_way(line: CollectiveView, compute: Sequence[tuple[int, int]]) -> list
 def _bar(kind: str, is_wait: bool, stretches: Sequence[tuple[int, int, int, str]], palette: Palette) -> dict[str, Any]:
     """Bars of one colour; hatched where a peer had not arrived."""
     color = _COLORS.get(kind) or palette.colors[kind]
-    title = f"exposed: {kind.replace('_', ' ')}" if kind in CAUSE_COLORS else _TITLES[kind]
+    title = f"exposed: {kind.replace('_', ' ')}" if kind in WHY_COLORS else _TITLES[kind]
     title += ", waiting for a peer" if is_wait else ""
     pattern = {
         "shape": "/" if is_wait else "",
@@ -138,7 +137,7 @@ def _bar(kind: str, is_wait: bool, stretches: Sequence[tuple[int, int, int, str]
     }  # fmt: skip
 
 
-_COLORS = {**CAUSE_COLORS, ELSEWHERE: ELSEWHERE_COLOR}
+_COLORS = {**WHY_COLORS, ELSEWHERE: ELSEWHERE_COLOR}
 _TITLES = {
     theme.COMPUTE: "compute",
     theme.OVERLAPPED: "overlapped",

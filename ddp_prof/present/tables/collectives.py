@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddp_prof.analyze.collectives.exposure import CAUSES
+from ddp_prof.analyze.collectives.exposure import WHENS, WHYS
 from ddp_prof.present.charts.theme import milliseconds
 from ddp_prof.present.columns import Row, ms
+from ddp_prof.present.headlines import outliers_text, rank_name
 from ddp_prof.present.json_documents import collectives_document
 from ddp_prof.present.table_view import TableView
 
@@ -25,7 +26,8 @@ BY = ("collective", "step", "bucket")
 def collectives_view(run: RunAnalysis, result: RunCollectives, headline: Headline, by: str = BY[0]) -> TableView:
     """The collectives of a run, under what was found of them."""
     title = f"{run.trace} · device: {run.device} · {len(result.collectives):,} collectives\n{headline.text}"
-    notes = [alignment_note(result.alignment), *result.warnings]
+    outliers = [outliers_text(result.outliers)] if result.outliers else []
+    notes = [alignment_note(result.alignment), *outliers, *result.warnings]
     if by == BY[0]:
         origins = _origins(result.collectives)
         rows = [_collective_row(collective, origins[collective.step_identity]) for collective in result.collectives]
@@ -81,7 +83,7 @@ def _collective_row(collective: Collective, origin_ns: int) -> Row:
         "overlapped_ms": ms(collective.overlapped_ns),
         "exposed_ms": ms(collective.exposed_ns),
         "exposed_wait_ms": ms(collective.exposed_wait_ns),
-        **{f"{cause}_ms": ms(getattr(collective.causes, cause)) for cause in CAUSES},
+        **_exposed_columns([collective]),
         "ready_by": collective.ready_source,
     }
 
@@ -101,8 +103,14 @@ def _summed_rows(collectives: Sequence[Collective], by: str) -> Iterable[Row]:
             "overlapped_ms": ms(sum(member.overlapped_ns for member in members)),
             "exposed_ms": ms(sum(member.exposed_ns for member in members)),
             "exposed_wait_ms": ms(_sum_known(member.exposed_wait_ns for member in members)),
-            **{f"{cause}_ms": ms(sum(getattr(member.causes, cause) for member in members)) for cause in CAUSES},
+            **_exposed_columns(members),
         }
+
+
+def _exposed_columns(members: Sequence[Collective]) -> Row:
+    """Exposed time by when and by why; either half sums to the whole."""
+    whens: Row = {f"when_{when}_ms": ms(sum(member.when_ns(when) for member in members)) for when in WHENS}
+    return whens | {f"why_{why}_ms": ms(sum(member.why_ns(why) for member in members)) for why in WHYS}
 
 
 def _step_key(collective: Collective) -> dict[str, str | int | None]:
@@ -122,7 +130,7 @@ def _bucket_key(collective: Collective) -> dict[str, str | int | None]:
 
 
 def _rank(collective: Collective) -> str | int:
-    return f"process {collective.process}" if collective.rank is None else collective.rank
+    return rank_name(collective) if collective.rank is None else collective.rank
 
 
 def _sum_known(values: Iterable[int | None]) -> int | None:

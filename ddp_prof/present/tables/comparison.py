@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.overlap.comparison import VariantSummary
     from ddp_prof.analyze.overlap.overlap import TraceOverlap
 
-HOW_TO_READ = "a step's medians over all ranks; spread: interquartile range; overlap: of all communication"
+HOW_TO_READ = (
+    "medians over the steps of all ranks, of communication over those that communicate; overlapped: comm less exposed; "
+    "spread: interquartile range; overlap: of all communication"
+)
 
 
 def compare_view(results: Sequence[TraceOverlap], summaries: Sequence[VariantSummary]) -> TableView:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddp_prof.present.columns import Row, ms, percent
-from ddp_prof.present.headlines import rank_name
+from ddp_prof.present.headlines import outliers_text, rank_name
 from ddp_prof.present.json_documents import overlap_document
 from ddp_prof.present.table_view import TableView
+from ddp_prof.trace import SOURCE_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,12 +18,12 @@ if TYPE_CHECKING:
 
 def overlap_view(result: TraceOverlap, *, by_step: bool) -> TableView:
     """A row a rank, or a row a step of each rank."""
-    if by_step:
-        rows = [_step_row(rank, step) for rank in result.ranks for step in rank.steps]
-    else:
-        rows = [_rank_row(rank) for rank in result.ranks]
-    labelled: list[Row] = [{"run": result.label, **row} for row in rows]
-    return TableView(_title(result), labelled, overlap_notes(result), overlap_document(result))
+    rows: list[Row] = []
+    for rank in result.ranks:
+        run = f"{result.label} ({rank.qualifier})" if rank.qualifier else result.label
+        of_rank = [_step_row(rank, step) for step in rank.steps] if by_step else [_rank_row(rank)]
+        rows += [{"run": run, **row} for row in of_rank]
+    return TableView(_title(result), rows, overlap_notes(result), overlap_document(result))
 
 
 def _title(result: TraceOverlap) -> str:
@@ -37,15 +38,15 @@ def _title(result: TraceOverlap) -> str:
 
 def recorder_name(result: TraceOverlap) -> str:
     """What recorded the trace, with the version of its export where the trace tells it."""
-    if result.source == "kineto":
-        return "torch.profiler"
-    return f"nsys {result.producer}" if result.producer else "nsys"
+    name = SOURCE_NAMES.get(result.source, result.source)
+    return f"{name} {result.producer}" if result.producer and name == "nsys" else name
 
 
 def overlap_notes(result: TraceOverlap) -> list[str]:
     """What could not be known or was assumed, a line each."""
     reasons = [f"{rank_name(rank)}: no overlap figure: {rank.reason}" for rank in result.ranks if rank.reason]
-    return [*reasons, *result.warnings]
+    outliers = [outliers_text(result.outliers)] if result.outliers else []
+    return [*reasons, *outliers, *result.warnings]
 
 
 def notes_of_runs(results: Sequence[TraceOverlap]) -> list[str]:

@@ -44,11 +44,11 @@ def show(options: TableOptions | str, views: Sequence[TableView]) -> None:
     if options.form == "json":
         _print_json([view.document for view in views])
         return
-    rows = only([row for view in views for row in view.rows], options.columns)
     if options.form == "csv":
-        write_csv(rows, sys.stdout)
+        write_csv(only([row for view in views for row in view.rows], options.columns), sys.stdout)
     else:
-        sys.stdout.write(markdown(rows))
+        rows = [row for view in views for row in view.rows_to_read]
+        sys.stdout.write(markdown(only(rows, options.columns)))
     sys.stderr.writelines(f"note: {note}\n" for view in views for note in view.notes)
 
 
@@ -91,7 +91,7 @@ def _print_table(view: TableView, options: TableOptions) -> None:
 
     width = None if options.wide else terminal_width()
     console = Console(width=width or ENDLESS, highlight=False, emoji=False)
-    rows = only(view.rows, options.columns)
+    rows = only(view.rows_to_read, options.columns)
     is_whole = width is None or options.columns or not rows
     fitted = Fitted(columns_of(rows)) if is_whole else fit_columns(rows, width or ENDLESS)
     if view.title:

@@ -23,9 +23,24 @@ def waterfall_rows(waterfall: Waterfall) -> list[Row]:
     return rows
 
 
+def readable_rows(waterfall: Waterfall) -> list[Row]:
+    """The same rows, in which a change that its spread cannot tell from none is a spread and no change."""
+    rows = waterfall_rows(waterfall)
+    for row, change in zip(rows[1:], waterfall.changes, strict=True):
+        for part in (*PARTS, "step"):
+            if change.is_beyond_spread(part) is False:
+                key = "sum_ms" if part == "step" else f"{part}_ms"
+                width = change.half_width_ns[part]
+                row[key] = f"within ±{width / 1e6:.2f}" if width else row[key]
+    return rows
+
+
 def waterfall_notes(waterfall: Waterfall) -> list[str]:
     """How to read the table, and what it does not know."""
-    notes = ["mean step, ms: the first row is divided into its parts, each other one is the change, which they sum to"]
+    notes = [
+        "mean step, ms: the first row is divided into its parts, each other one is the change, which they sum to",
+        "within ±: the steps of both runs scatter too much to tell a change (95 % intervals); CSV and JSON sum",
+    ]
     notes += [f"{label}: left out, its trace tells no steps" for label in waterfall.left_out]
     notes += [
         f"{budget.label}: the ranks could not be compared, so waiting is part of transfer and tail"

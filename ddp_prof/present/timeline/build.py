@@ -93,7 +93,9 @@ def _choose(source: Source, steps: Collection[int] | None, max_boxes: int | None
     fitting = _fitting_steps(source.ranks, max_boxes)
     chosen = [_Rank(events, events.breakdown, _chosen_steps(events, steps, fitting)) for events in source.ranks]
     numbers = [number for events in source.ranks if events.has_steps for number in events.step_keys.tolist()]
-    if steps is not None and numbers and not any(len(rank.rows) for rank in chosen):
+    if steps is not None and not numbers:
+        raise TraceError(source.trace.path, "it marks no steps", "leave --steps out, or name steps with --step-range")
+    if steps is not None and not any(len(rank.rows) for rank in chosen):
         reason = f"none of the steps asked for is among its measured steps {min(numbers)} to {max(numbers)}"
         raise TraceError(source.trace.path, reason, "choose others")
     return chosen

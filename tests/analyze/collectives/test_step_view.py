@@ -23,8 +23,8 @@ def test_a_step_is_told_from_its_first_launch() -> None:
     first, second = rank.collectives
     assert (first.launch_ns, first.ready_ns, first.start_ns, first.end_ns) == (0, 5, 5, 9)
     assert (second.launch_ns, second.ready_ns, second.start_ns, second.end_ns) == (4, 14, 14, 18)
-    assert first.exposed == (Exposed("starved", False, 5, 9),)
-    assert second.exposed == (Exposed("tail", False, 14, 18),)
+    assert first.exposed == (Exposed("backward", "transfer", False, 5, 9),)
+    assert second.exposed == (Exposed("tail", "transfer", False, 14, 18),)
     assert rank.backward_end_ns == 14
     assert rank.compute == ((0, 5), (11, 14))
 
@@ -36,7 +36,10 @@ def test_ranks_share_a_clock_and_show_who_waits(tmp_path) -> None:
     assert step is not None
     (early,), (late,) = (rank.collectives for rank in view_step(run, step))
     assert abs(late.start_ns - early.start_ns - LATE_MS * MS) < 0.05 * MS
-    assert [(stretch.cause, stretch.is_wait) for stretch in early.exposed] == [("tail", True), ("tail", False)]
+    assert [(stretch.when, stretch.why, stretch.is_wait) for stretch in early.exposed] == [
+        ("tail", "peer_wait", True),
+        ("tail", "transfer", False),
+    ]
     assert abs(early.exposed[0].end_ns - early.exposed[0].start_ns - LATE_MS * MS) < 0.05 * MS
     total = sum(stretch.end_ns - stretch.start_ns for stretch in early.exposed)
     (measured,) = (
@@ -47,13 +50,12 @@ def test_ranks_share_a_clock_and_show_who_waits(tmp_path) -> None:
     assert total == measured.exposed_ns
 
 
-def test_the_figure_has_a_row_a_collective_and_a_colour_a_cause() -> None:
+def test_the_figure_has_a_row_a_collective_and_a_colour_a_reason() -> None:
     figure = draw_step_collectives(RUN, 4, view_step(RUN, 4), Headline("50 % is tail", HOSTILE_TITLE))
     names = [item.name for item in figure.data if item.type == "bar"]
     assert names == [
         "compute",
-        "exposed: tail",
-        "exposed: starved",
+        "exposed: transfer",
     ]
     assert [text.strip() for text in figure.layout.yaxis.ticktext] == [
         "<b>rank 0</b>  compute",

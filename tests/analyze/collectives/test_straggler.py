@@ -85,7 +85,9 @@ def test_two_files_with_clocks_apart_and_a_late_rank(files: list[Path]) -> None:
         assert item.transfer_ns == pytest.approx(TRANSFER_MS * MS, rel=0.002), "not the other rank's wait"
         assert item.wait_ns == pytest.approx(LATE_MS * MS if item.rank == 0 else 0, rel=0.01, abs=0.02 * MS)
         assert item.exposed_wait_ns == item.wait_ns, "nothing is computed meanwhile"
-        assert item.causes.tail == item.exposed_ns, "both ranks are done with backward"
+        assert item.when_ns("tail") == item.exposed_ns, "both ranks are done with backward"
+        assert item.why_ns("peer_wait") == item.wait_ns
+        assert item.why_ns("transfer") == item.exposed_ns - item.wait_ns
         assert item.busbw_bytes_per_s == pytest.approx(1_000_000 / (TRANSFER_MS / 1000), rel=0.002)
     alignment = result.alignment
     assert alignment.method == "session start, ends of matched collectives"
@@ -126,7 +128,7 @@ def test_a_rank_that_is_missing_is_named_and_nothing_is_made_up(files: list[Path
     assert {
         (collective.transfer_ns, collective.wait_ns, collective.exposed_wait_ns) for collective in result.collectives
     } == {(None,) * 3}
-    assert {collective.causes.waiting for collective in result.collectives} == {0}
+    assert {collective.why_ns("peer_wait") for collective in result.collectives} == {0}
     assert any("rank 1 is not among the traces" in warning for warning in result.warnings)
     skew = measure_skew(run)
     assert "at least two ranks" in (skew.reason or "")

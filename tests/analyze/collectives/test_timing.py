@@ -58,7 +58,7 @@ def test_on_a_cpu_the_hook_tells_and_work_starts_at_launch() -> None:
     result = results_of(trace)
     (only,) = result.collectives
     assert (only.ready_ns, only.launch_ns, only.start_ns, only.end_ns, only.ready_source) == (3, 3, 3, 9, "hook")
-    assert (only.overlapped_ns, only.exposed_ns, only.causes.tail) == (3, 3, 3)
+    assert (only.overlapped_ns, only.exposed_ns, only.when_ns("tail")) == (3, 3, 3)
     assert result.alignment.missing_ranks == (1,)
     assert any("rank 1 is not among the traces" in warning for warning in result.warnings)
 
@@ -74,7 +74,8 @@ def test_what_a_foreign_trace_does_not_tell_is_none() -> None:
 def test_a_frame_has_a_row_a_collective() -> None:
     frame = results_of(OURS).to_frame()
     assert frame.shape[0] == 2
-    assert frame["causes_tail"].sum() + frame["causes_starved"].sum() == frame["exposed_ns"].sum()
+    parts = frame[["when_tail_ns", "when_backward_ns", "why_transfer_ns", "exposed_ns"]].sum()
+    assert parts.tolist() == [4, 4, 8, 8]
 
 
 @pytest.mark.parametrize(

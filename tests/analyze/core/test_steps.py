@@ -1,13 +1,26 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_prof.analyze.core.steps import find_phases, find_steps, innermost
+from ddp_prof.analyze.core.phases import find_phases
+from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.core.steps import RangePatterns, Steps
+from ddp_prof.analyze.core.steps import find_steps as find_steps_and_notes
+from ddp_prof.analyze.intervals import innermost
+from ddp_prof.errors import TraceError
 from ddp_prof.range_names import PHASES
 from ddp_prof.trace import UNKNOWN
 from tests.drawing import PID, column, draw_trace, runs
+
+
+def find_steps(trace, process: int, pattern: str | None = None) -> Steps:
+    steps, notes = find_steps_and_notes(trace, process, pattern)
+    assert notes == ()
+    return steps
 
 
 def test_the_inner_range_wins() -> None:
@@ -85,3 +98,47 @@ def test_a_pattern_of_the_user_takes_its_first_group_as_the_number() -> None:
 def test_phases_are_found_by_their_usual_names(name: str, phase: str | None) -> None:
     kinds = find_phases(draw_trace(ranges={name: "##"}), PID).kind.tolist()
     assert kinds == ([] if phase is None else [PHASES.index(phase)])
+
+
+class TestRangesThatOverlap:
+    def test_of_nested_ones_the_inner_are_the_steps(self) -> None:
+        trace = draw_trace(ranges={"epoch step 1": "############", "step 5": ".####", "step 6": "......#####"})
+        steps, (note,) = find_steps_and_notes(trace, PID, r"step (\d+)")
+        assert steps.number.tolist() == [5, 6]
+        assert note == "1 range that could be steps left out: they hold others that could be"
+
+    def test_of_two_threads_the_one_with_more_counts(self) -> None:
+        trace = draw_trace(
+            ranges=[("step 0", "####"), ("step 1", "....####"), ("step 2", "........####"), ("step 0", ".###")]
+        )
+        loader = [PID + 7 if end - start == 3 else PID for start, end in zip(*spans_of(trace), strict=True)]
+        trace = replace(trace, spans=replace(trace.spans, lane=column(loader)))
+        steps, (note,) = find_steps_and_notes(trace, PID)
+        assert steps.number.tolist() == [0, 1, 2]
+        assert f"overlap those of thread {PID}" in note
+
+    def test_of_others_the_first_counts(self) -> None:
+        trace = draw_trace(ranges=[("step 0", "####"), ("step 1", "...####"), ("step 2", "........####")])
+        steps, (note,) = find_steps_and_notes(trace, PID)
+        assert steps.number.tolist() == [0, 2]
+        assert "begin before the step before them ends" in note
+
+
+def spans_of(trace):
+    return trace.spans.start_ns.tolist(), trace.spans.end_ns.tolist()
+
+
+def test_a_range_left_open_is_no_step() -> None:
+    trace = draw_trace(ranges={"step 0": "####", "step 1": "....####"})
+    trace = replace(trace, spans=replace(trace.spans, is_open=column([0, 1])))
+    steps, (note,) = find_steps_and_notes(trace, PID)
+    assert steps.number.tolist() == [0]
+    assert "still open when the recording ended" in note
+
+
+def test_a_step_range_that_matches_nothing_names_the_ranges_there_are() -> None:
+    trace = draw_trace(ranges={"iter_17": "####", "load": "#"}, launches={"main": "a"}, streams={7: ".a"})
+    with pytest.raises(
+        TraceError, match=r"no range matches --step-range 'batch': the ranges there are: 'iter_N', 'load'"
+    ):
+        find_rank_events(trace, RangePatterns(step="batch"))

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_prof.analyze.overlap.overlap import Attribution, RankOverlap, StepOverlap, TraceOverlap, measure_overlap
-from ddp_prof.analyze.overlap.regression_gate import NOTCH, GateReport, GateResult, Requirements, check_run
+from ddp_prof.analyze.overlap.regression_gate import GateReport, GateResult, Requirements, check_run, find_differences
+from ddp_prof.analyze.statistics import NOTCH
+from ddp_prof.manifest import Manifest, load_manifest
 from tests.drawing import draw_trace
 
 
@@ -238,3 +240,39 @@ def test_every_rank_can_be_required(world_size: int | None, status: str, measure
     run = replace(a_run(SOUND), world_size=world_size)
     verdict = only_verdict(check_run(run, Requirements(all_ranks=True)))
     assert (verdict.status, verdict.measured, verdict.limit) == (status, measured, world_size)
+
+
+def test_the_median_hides_bad_steps_that_a_percentile_shows() -> None:
+    run = run_of(*[10] * 6, *[900] * 5)
+    assert only_verdict(check_run(run, Requirements(max_exposed_ns=100))).status == "passed"
+    for percentile, name in ((90, "max exposed, 90th percentile of steps"), (100, "max exposed, worst step")):
+        verdict = only_verdict(check_run(run, Requirements(max_exposed_ns=100, percentile=percentile)))
+        assert (verdict.requirement, verdict.measured, verdict.status) == (name, 900, "failed")
+
+
+def test_one_rank_given_twice_or_by_two_devices_is_one_rank() -> None:
+    twice = replace(a_run(a_rank(a_step(1)), a_rank(a_step(1))), world_size=2)
+    verdict = only_verdict(check_run(twice, Requirements(all_ranks=True)))
+    assert (verdict.measured, verdict.limit, verdict.status) == (1, 2, "failed")
+
+
+def test_ranks_without_numbers_are_not_counted() -> None:
+    nameless = replace(a_run(*(replace(a_rank(a_step(1)), rank=None) for _ in range(2))), world_size=2)
+    verdict = only_verdict(check_run(nameless, Requirements(all_ranks=True)))
+    assert (verdict.status, verdict.reason) == ("unknown", "the traces do not tell which process is which rank")
+
+
+def test_a_baseline_of_another_job_is_no_baseline() -> None:
+    ours = a_manifest()
+    assert find_differences(ours, replace(ours, variant="naive", bucket_size_mb=None)) == ()
+    found = find_differences(ours, replace(ours, model_size="xl", world_size=4, machine={"gpus": "H100"}))
+    assert found == (f"model {ours.model_size} and xl", f"ranks {ours.world_size} and 4", "GPUs none and H100")
+    verdicts = check_run(run_of(1, 1, 1), Requirements(baseline=run_of(1, 1, 1), incomparable=found)).verdicts
+    assert {verdict.status for verdict in verdicts} == {"unknown"}
+    assert "not comparable with the baseline: model" in verdicts[0].reason
+
+
+def a_manifest() -> Manifest:
+    manifest = load_manifest(Path(__file__).parents[3] / "traces" / "overlap.run.json")
+    assert manifest is not None
+    return replace(manifest, machine={})

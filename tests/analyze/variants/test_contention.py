@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ddp_prof.analyze.core.rank_events import find_rank_events
@@ -85,3 +86,23 @@ def test_a_real_capture_gives_a_figure_or_a_reason(shared_traces: Path) -> None:
     found = measure_contention([sample_kernels(rank) for rank in find_rank_events(trace)])
     assert isinstance(found, Contention)
     assert (found.slowdown is None) == (found.reason is not None)
+
+
+def test_steps_that_are_slower_anyway_tell_no_contention() -> None:
+    """Kernels take 1.5 times as long in the steps that communicate, those without communication beside them, too."""
+    kernels, steps = 12, 6
+    kernel = np.tile(np.arange(kernels), steps)
+    step = np.repeat(np.arange(steps), kernels)
+    communicates = step % 2 == 0
+    beside = np.where(communicates & (kernel < 6), 1500, 0)
+
+    def measured(slower_for: np.ndarray) -> Contention:
+        duration = np.where(slower_for, 1500, 1000)
+        names = tuple(f"k{number}" for number in range(kernels))
+        sample = KernelSamples(names, kernel, np.zeros_like(kernel), duration, beside, step, steps)
+        return measure_contention([sample])
+
+    anyway = measured(communicates)
+    assert anyway.slowdown is None
+    assert "take 1.50 times as long, too, in the steps that communicate" in (anyway.reason or "")
+    assert measured(beside > 0).slowdown == pytest.approx(1.5)

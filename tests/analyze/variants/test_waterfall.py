@@ -66,7 +66,7 @@ def test_a_step_is_divided_into_parts() -> None:
     assert (naive.label, naive.step_ns, parts_of(naive)) == (
         "naive",
         23,
-        {"compute": 13, "transfer": 7, "calls": 3},
+        {"compute": 13, "tail": 7, "calls": 3},
     )
     assert (overlap.step_ns, parts_of(overlap)) == (19, {"compute": 14, "tail": 4, "rest": 1})
 
@@ -74,14 +74,14 @@ def test_a_step_is_divided_into_parts() -> None:
 def test_changes_sum_to_the_difference() -> None:
     (change,) = waterfall_of(NAIVE, OVERLAP).changes
     assert (change.before, change.after, change.step_ns) == ("naive", "overlap", -4)
-    assert parts_of(change) == {"compute": 1, "transfer": -7, "tail": 4, "calls": -3, "rest": 1}
+    assert parts_of(change) == {"compute": 1, "tail": -3, "calls": -3, "rest": 1}
 
 
 def test_waiting_has_a_part_of_its_own_where_ranks_are_known() -> None:
     early = {"backward": "####....", "synchronize": "....####", FIRST: "....####"}
     late = {"backward": "######..", "synchronize": "......##", FIRST: "......##"}
     (budget,) = waterfall_of(run_of("flat", early, late)).budgets
-    assert parts_of(budget) == {"compute": 5, "transfer": 2, "wait": 1}
+    assert parts_of(budget) == {"compute": 5, "tail": 2, "wait": 1}
     assert budget.knows_wait
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_prof.ddp.engine.buckets import ParameterSize, assign_buckets, assign_each
+from ddp_prof.ddp.engine.buckets import ParameterSize, assign_buckets, assign_by_readiness, assign_each, cap_in_bytes
 
 KINDS = ("float32", "bfloat16")
 sizes_strategy = st.lists(
@@ -93,3 +93,35 @@ def test_examples(sizes: list[ParameterSize], cap: float, expected: list[tuple[i
 def test_kinds_fill_side_by_side() -> None:
     sizes = [ParameterSize(1, 4, kind) for kind in "abab"]
     assert assign_buckets(sizes, 8) == [(3, 1), (2, 0)]
+
+
+def test_caps_hold_for_the_buckets_in_turn_and_the_last_for_all_that_follow() -> None:
+    assert assign_buckets(parameters(8, 8, 8, 8, 8, 8), [8, 16]) == [(5,), (4, 3), (2, 1), (0,)]
+
+
+@given(sizes_strategy, cap_strategy)
+def test_one_cap_in_a_list_is_that_cap(sizes: list[ParameterSize], cap: float | None) -> None:
+    if cap is not None:
+        assert assign_buckets(sizes, [cap]) == assign_buckets(sizes, cap)
+
+
+@given(sizes_strategy, cap_strategy)
+def test_readiness_in_reverse_order_is_the_usual_assignment(sizes: list[ParameterSize], cap: float | None) -> None:
+    usual = assign_by_readiness(sizes, cap, [*reversed(range(len(sizes)))])
+    assert usual == assign_buckets(sizes, cap)
+
+
+def test_what_is_ready_first_travels_first() -> None:
+    assert assign_by_readiness(parameters(4, 4, 4, 4), 8, [2, 0, 3, 1]) == [(2, 0), (3, 1)]
+
+
+def test_caps_are_given_in_mb() -> None:
+    assert cap_in_bytes(None) is None
+    assert cap_in_bytes(2) == 2 * 2**20
+    assert cap_in_bytes([1, 0.5]) == [2**20, 2**19]
+
+
+@pytest.mark.parametrize("caps", [[], [1, 0], [-1]])
+def test_a_list_of_caps_has_positive_ones(caps: list[float]) -> None:
+    with pytest.raises(ValueError, match="bucket_size_mb must"):
+        cap_in_bytes(caps)

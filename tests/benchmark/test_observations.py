@@ -4,32 +4,36 @@ import random
 
 import pytest
 
+from ddp_prof.benchmark.claims import Observation, find_observations
 from ddp_prof.benchmark.effects import relative_saving
-from ddp_prof.benchmark.evidence import gather
-from ddp_prof.benchmark.facts import Fact, find_all
-from ddp_prof.benchmark.places import PlaceResults, gather_places
+from ddp_prof.benchmark.report.testbeds import TestbedResults, gather_testbeds
 from ddp_prof.benchmark.settings import summarize_settings
-from ddp_prof.benchmark.spread import estimate_all
+from ddp_prof.benchmark.statistics import combine, estimate_all
+from ddp_prof.unknown import Unknown
 from tests.benchmark.results_factory import MS, Sweep, study_like
 
 
-def place_of(sweep: Sweep) -> PlaceResults:
+def testbed_of(sweep: Sweep) -> TestbedResults:
     results = sweep.results()
-    (place,) = gather_places(results, summarize_settings(results))
-    return place
+    (testbed,) = gather_testbeds(results, summarize_settings(results))
+    return testbed
 
 
-def supported(sweep: Sweep) -> dict[tuple[str, str, str], Fact]:
-    return {(fact.name, fact.before, fact.after): fact for fact in place_of(sweep).facts if fact.is_supported}
+def supported(sweep: Sweep) -> dict[tuple[str, str, str], Observation]:
+    return {
+        (observation.name, observation.before, observation.after): observation
+        for observation in testbed_of(sweep).observations
+        if observation.is_supported
+    }
 
 
 def test_a_fact_is_the_figure_it_names() -> None:
     found = supported(study_like())
-    step = found["step", "naive", "overlap"].evidence
+    step = found["step", "naive", "overlap"].effect
     expected = [1 - (base + 90) / (base + 140) for base in (100, 140, 190)]
     assert step.value == pytest.approx(sum(expected) / 3, abs=0.005)
     assert step.low < sum(expected) / 3 < step.high
-    assert found["communication", "naive", "overlap"].evidence.value == pytest.approx(0.64, abs=0.02)
+    assert found["communication", "naive", "overlap"].effect.value == pytest.approx(0.64, abs=0.02)
 
 
 def test_equal_within_a_limit_is_a_fact_of_its_own() -> None:
@@ -59,7 +63,7 @@ def test_the_model_is_said_to_be_right_only_where_its_choice_is_fastest() -> Non
         sweep.add(variant, step, 20, bucket=bucket, messages=[(1000, 201_250.0), (1_000_000, 1_450_000.0)])
     found = supported(sweep)
     assert found["model_agrees", "", ""].numbers["chosen_mb"] == 1.0
-    assert place_of(sweep).model.best_bytes == pytest.approx((40e6 * 200_000 * 0.8) ** 0.5)
+    assert testbed_of(sweep).model.best_bytes == pytest.approx((40e6 * 200_000 * 0.8) ** 0.5)
     slow_choice = study_like()
     numbers = supported(slow_choice)["model_disagrees", "", ""].numbers
     assert (numbers["chosen_mb"], numbers["fastest_mb"]) == (1.0, 10.0)
@@ -108,8 +112,8 @@ def test_equal_variants_are_rarely_taken_for_different() -> None:
             lambda _: "work",
             lambda _: ("all",),
         )
-        evidence = gather([relative_saving(found["a"], found["b"])])
-        wrong += evidence.is_beyond("above", 0) != "cannot tell"
+        effect = combine([relative_saving(found["a"], found["b"])])
+        wrong += effect.is_beyond("above", 0) != "cannot tell"
     assert wrong / 200 < 0.08
 
 
@@ -117,7 +121,7 @@ def test_no_model_without_messages() -> None:
     sweep = Sweep()
     for size in (1.0, 10.0):
         sweep.add("bucketed", 100 + size, 20, bucket=size)
-    place = place_of(sweep)
-    assert place.model is None
-    assert "fewer than two sizes" in place.link
-    assert not [item for item in find_all(place.summaries, None) if item.name.startswith("model")]
+    testbed = testbed_of(sweep)
+    assert isinstance(testbed.model, Unknown)
+    assert "fewer than two sizes" in testbed.model.reason
+    assert not [item for item in find_observations(testbed.summaries, testbed.model) if item.name.startswith("model")]

@@ -6,8 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from ddp_prof.benchmark.evidence import Evidence, gather
-from ddp_prof.benchmark.spread import Estimate, estimate_all, half_width, student_t
+from ddp_prof.benchmark.statistics import Effect, Estimate, combine, estimate_all, half_width, student_t
 
 # Any table of Student's t, two-sided 95 %.
 TABLE = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 10: 2.228, 30: 2.042, 120: 1.980}
@@ -89,28 +88,28 @@ def test_two_sweeps_agree_within_the_spread_they_print() -> None:
 
 class TestGather:
     def test_the_mean_of_settings_with_spreads_is_known_better_than_each(self) -> None:
-        found = gather([Estimate(value, paired_half_width=4.0) for value in (10.0, 20.0, 30.0, 40.0)])
-        assert found == Evidence(25.0, 23.0, 27.0, 4, is_by_repeats=True)
+        found = combine([Estimate(value, paired_half_width=4.0) for value in (10.0, 20.0, 30.0, 40.0)])
+        assert found == Effect(25.0, 23.0, 27.0, 4, is_by_repeats=True)
 
     def test_the_best_of_several_is_doubted_more(self) -> None:
-        one, best = (gather([Estimate(10.0, paired_half_width=4.0)], choices=choices) for choices in (1, 6))
+        one, best = (combine([Estimate(10.0, paired_half_width=4.0)], choices=choices) for choices in (1, 6))
         assert one.low == 6.0
         assert 10 - best.low == pytest.approx(4 * 2.638 / 1.960, rel=1e-3)
 
     def test_and_the_more_so_the_fewer_runs_tell_the_spread(self) -> None:
-        found = gather([Estimate(10.0, paired_half_width=4.0, paired_freedom=4)], choices=3)
+        found = combine([Estimate(10.0, paired_half_width=4.0, paired_freedom=4)], choices=3)
         assert 10 - found.low == pytest.approx(4 * 3.961 / 2.776, rel=1e-3), "t of 4 degrees, at 1 - 0.05 / 6 and 0.975"
 
     @pytest.mark.parametrize(
         ("count", "interval"), [(4, (None, None)), (5, (0.0, 4.0)), (6, (0.0, 5.0)), (10, (1.0, 8.0))]
     )
     def test_without_spreads_order_statistics_hold_the_median(self, count: int, interval: tuple) -> None:
-        found = gather([Estimate(float(value)) for value in reversed(range(count))])
+        found = combine([Estimate(float(value)) for value in reversed(range(count))])
         assert (found.low, found.high, found.is_by_repeats) == (*interval, False)
         assert found.value == (count - 1) / 2
 
     def test_of_nothing_is_nothing(self) -> None:
-        assert gather([]) is None
+        assert combine([]) is None
 
 
 @pytest.mark.parametrize(
@@ -119,5 +118,5 @@ class TestGather:
      (None, None, "cannot tell", "cannot tell"), (0.0, 1.0, "cannot tell", "cannot tell")],
 )  # fmt: skip
 def test_beyond_is_beyond_the_spread(low: float | None, high: float | None, above: str, below: str) -> None:
-    evidence = Evidence(0.5, low, high, 3, is_by_repeats=True)
-    assert (evidence.is_beyond("above", 0), evidence.is_beyond("below", 0)) == (above, below)
+    effect = Effect(0.5, low, high, 3, is_by_repeats=True)
+    assert (effect.is_beyond("above", 0), effect.is_beyond("below", 0)) == (above, below)

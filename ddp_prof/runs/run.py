@@ -15,15 +15,16 @@ what is measured of each is kept; the events themselves are kept only where ``Lo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ddp_prof.errors import TraceError
 from ddp_prof.manifest import SUFFIX, label_of, load_manifest, manifest_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     import plotly.graph_objects as go
 
@@ -52,6 +53,7 @@ class LoadOptions:
         comm_patterns: Regular expressions for kernels that communicate, beside those that are known.
         with_shapes: Read the kernels' launch shapes, too, by which contention tells them apart.
         one_run: All files are ranks of one run, whatever their names.
+        separate: Each file is a run of its own, whatever their names.
         keep_events: Keep the events of all files in memory; else a file is read again for each new question.
     """
 
@@ -60,6 +62,7 @@ class LoadOptions:
     comm_patterns: tuple[str, ...] = ()
     with_shapes: bool = False
     one_run: bool = False
+    separate: bool = False
     keep_events: bool = False
 
     @property
@@ -77,27 +80,6 @@ class TraceEvents(NamedTuple):
     ranks: tuple[RankEvents, ...]
 
 
-def load_runs(paths: Iterable[Path | str], options: LoadOptions | None = None) -> list[Run]:
-    """The runs that files belong to, in the order in which they come first.
-
-    Args:
-        paths: Files, or folders that stand for the traces in them.
-        options: How they are read.
-
-    Raises:
-        TraceError: A path is not there, or a folder holds no trace. What is wrong inside of a file is raised when the
-            run is first measured.
-    """
-    from ddp_prof.ingest.load import find_traces
-
-    options = options or LoadOptions()
-    found: dict[Path, list[Path]] = {}
-    for path in (Path(path) for path in paths):
-        for file in find_traces(path):
-            found.setdefault(Path() if options.one_run else manifest_path(file), []).append(file)
-    return [Run(tuple(files), options) for files in found.values()]
-
-
 @dataclass(eq=False)
 class Run:
     """One run, of one file or of one file a rank.
@@ -105,10 +87,12 @@ class Run:
     Attributes:
         files: Its traces.
         options: How they are read.
+        notes: Why these files are one run, where that was not said.
     """
 
     files: tuple[Path, ...]
     options: LoadOptions = field(default_factory=LoadOptions)
+    notes: tuple[str, ...] = ()
     _events: list[TraceEvents] = field(default_factory=list, repr=False)
     _measured: dict[str, list[Any]] = field(default_factory=dict, repr=False)
 
@@ -149,7 +133,9 @@ class Run:
         """How much communication compute hides, by rank and step."""
         from ddp_prof.analyze.overlap.overlap import merge_ranks
 
-        return merge_ranks(self._measure("overlap"))
+        merged = merge_ranks(self._measure("overlap"))
+        self._refuse_repeated_ranks((rank.file, rank.rank) for rank in merged.ranks)
+        return replace(merged, warnings=(*self.notes, *merged.warnings))
 
     def inventory(self) -> list[TraceInventory]:
         """What each file holds, and what is missing for which question."""
@@ -160,7 +146,10 @@ class Run:
         if "analysis" not in self._measured:
             from ddp_prof.analyze.collectives.run_analysis import merge_analyses
 
-            self._measured["analysis"] = [merge_analyses(self._measure("collectives"))]
+            merged = merge_analyses(self._measure("collectives"))
+            self._refuse_repeated_ranks((rank.clock.name, rank.rank) for rank in merged.ranks)
+            warnings = (*self.notes, *merged.trace_warnings)
+            self._measured["analysis"] = [replace(merged, trace_warnings=warnings)]
         analysis: RunAnalysis = self._measured["analysis"][0]
         return analysis
 
@@ -213,6 +202,17 @@ class Run:
             for measure in missing:
                 results[measure].append(_MEASURES[measure](part, self.options))
         self._measured |= results
+
+    def _refuse_repeated_ranks(self, ranks: Iterable[tuple[str, int | None]]) -> None:
+        """Two files of one rank would count it twice."""
+        found: dict[int, str] = {}
+        for file, rank in ranks:
+            if rank is not None and found.setdefault(rank, file) != file:
+                raise TraceError(
+                    self.files[0].with_name(file),
+                    f"rank {rank} of this run is in {found[rank]}, too",
+                    "give one file of each rank, or --separate",
+                )
 
     def _measure(self, measure: str) -> list[Any]:
         self.prepare(measure)

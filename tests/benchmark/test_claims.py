@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.benchmark.conclusions import CONCLUSIONS, judge
+from ddp_prof.benchmark.claims import CLAIMS, check_claims
 from ddp_prof.benchmark.settings import Timing, summarize_settings
 from ddp_prof.benchmark.study import NS_PER_S, load_study
 from tests.benchmark.results_factory import Sweep, study_like
@@ -16,7 +16,7 @@ REFERENCE = ROOT.parent / "shared" / "data" / "cs336_xl_2gpu_reference.csv"
 
 
 def verdicts(timings: list[Timing]) -> dict[str, str]:
-    return {item.name: item.holds for item in judge(timings)}
+    return {item.name: item.holds for item in check_claims(timings)}
 
 
 def timings_of(sweep: Sweep) -> list[Timing]:
@@ -58,7 +58,7 @@ class TestStudy:
         assert {holds for name, holds in found.items() if name not in open_ones} == {"yes"}
 
     def test_its_numbers(self) -> None:
-        found = {item.name: item.evidence for item in judge(load_study("cs336").timings)}
+        found = {item.name: item.effect for item in check_claims(load_study("cs336").timings)}
         assert found["half_of_naive"].value == pytest.approx(0.5339, abs=1e-4)
         assert found["overlap_beats_naive"].value == pytest.approx(1 - 0.7328 / 0.8051)  # the median setting
         unsaved = sorted(
@@ -108,22 +108,22 @@ class TestHere:
         assert {found[name] for name in steps} == {"cannot tell"}
 
     def test_one_run_of_each_leaves_it_open(self) -> None:
-        found = judge(timings_of(study_like(noise=0, repeats=1)))
+        found = check_claims(timings_of(study_like(noise=0, repeats=1)))
         assert {value.holds for value in found} == {"cannot tell"}
-        assert all(value.evidence and not value.evidence.is_by_repeats for value in found)
+        assert all(value.effect and not value.effect.is_by_repeats for value in found)
 
     def test_what_was_not_measured_is_open(self) -> None:
         sweep = Sweep(noise=0.001)
         sweep.add("naive", 100, 80)
-        found = {item.name: item for item in judge(timings_of(sweep))}
+        found = {item.name: item for item in check_claims(timings_of(sweep))}
         assert found.pop("half_of_naive").holds == "yes"
-        assert {(value.evidence, value.holds) for value in found.values()} == {(None, "cannot tell")}
+        assert {(value.effect, value.holds) for value in found.values()} == {(None, "cannot tell")}
 
     def test_variants_are_compared_on_the_same_work_only(self) -> None:
         sweep = Sweep(noise=0.001)
         sweep.add("naive", 100, 80, work=(2, 64))
         sweep.add("overlap", 10, 1, work=(4, 64))
-        assert {item.evidence for item in judge(timings_of(sweep)) if item.name == "overlap_beats_naive"} == {None}
+        assert {item.effect for item in check_claims(timings_of(sweep)) if item.name == "overlap_beats_naive"} == {None}
 
     def test_drift_between_repeats_does_not_blur_a_comparison(self) -> None:
         sweep = Sweep(noise=0.001)
@@ -145,4 +145,4 @@ class TestHere:
 
 
 def test_every_conclusion_has_a_name_of_its_own() -> None:
-    assert len({item.name for item in CONCLUSIONS}) == len(CONCLUSIONS)
+    assert len({item.name for item in CLAIMS}) == len(CLAIMS)

@@ -1,0 +1,70 @@
+"""The phases of a step as the program's ranges tell them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddp_prof.analyze.core.steps import rows_named
+from ddp_prof.analyze.intervals import Intervals, innermost, union
+from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES, SYNCHRONIZE
+from ddp_prof.trace import UNKNOWN, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddp_prof.trace import Ints, Trace
+
+PHASE_PATTERNS: Mapping[str, str] = {
+    FORWARD: r"^#* ?(?:forward|fwd)(?:[ _]?pass)? ?#*$",
+    BACKWARD: r"^#* ?(?:loss[._])?(?:backward|bwd)(?:[ _]?pass)? ?#*$",
+    SYNCHRONIZE: r"^synchronize$",
+    OPTIMIZER: r"^#* ?(?:optimizer|opt)(?:[ _.]?step)? ?#*$|^Optimizer\.step#",
+}
+"""How ranges of phases are named, by us and by others; any case."""
+
+
+@dataclass(frozen=True)
+class Phases(Table):
+    """The ranges of phases of one process.
+
+    Attributes:
+        start_ns: Start of the host's range.
+        end_ns: Its end.
+        kind: Index into ``range_names.PHASES``.
+    """
+
+    start_ns: Ints
+    end_ns: Ints
+    kind: Ints
+
+    def union_of(self, kind: int) -> Intervals:
+        """The time covered by the ranges of one kind."""
+        return union(self.start_ns[self.kind == kind], self.end_ns[self.kind == kind])
+
+    def kind_at(self, time_ns: Ints) -> Ints:
+        """The kind of the innermost phase that holds each instant, ``UNKNOWN`` outside of any."""
+        kinds: Ints = np.append(self.kind, UNKNOWN)[innermost(self.start_ns, self.end_ns, time_ns)]
+        return kinds
+
+
+def find_phases(trace: Trace, process: int, backward_pattern: str | None = None) -> Phases:
+    """The ranges of phases of a process.
+
+    Args:
+        trace: The trace.
+        process: Process id.
+        backward_pattern: Regular expression for the names of backward ranges, instead of the usual names.
+    """
+    patterns = {**PHASE_PATTERNS, **({BACKWARD: backward_pattern} if backward_pattern else {})}
+    mine = trace.spans.process == process
+    rows, kinds = [], []
+    for kind, phase in enumerate(PHASES):
+        matches = re.compile(patterns[phase], re.IGNORECASE).search
+        rows.append(rows_named(trace.spans, mine, [index for index, name in enumerate(trace.names) if matches(name)]))
+        kinds.append(np.full(len(rows[-1]), kind, np.int64))
+    row = np.concatenate(rows)
+    return Phases(trace.spans.start_ns[row], trace.spans.end_ns[row], np.concatenate(kinds))

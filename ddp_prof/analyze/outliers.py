@@ -1,0 +1,78 @@
+"""Steps that alone hold a large part of a run's exposed time: they are named, and figures given without them, too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Mapping
+
+LARGE_SHARE = 1 / 5
+"""Share of all exposed time beyond which a single step or collective is looked at."""
+
+TIMES_MEDIAN = 3
+"""So many times the median of the others it must be: of four equal steps each has a quarter, and none is an outlier."""
+
+Key = TypeVar("Key", bound="Hashable")
+
+
+@dataclass(frozen=True, slots=True)
+class Outliers:
+    """Steps that stand out, and the run's figures without them.
+
+    Attributes:
+        steps: Their keys, with the exposed time of each, of all ranks; the largest first.
+        exposed_ns: Of all steps, outliers included.
+        overlap_ratio: Share of all steps' communication that compute hides, outliers included.
+        exposed_without_ns: Exposed time of the other steps.
+        overlap_ratio_without: Their share; ``None`` where they do not communicate.
+    """
+
+    steps: tuple[tuple[int, int], ...]
+    exposed_ns: int
+    overlap_ratio: float | None
+    exposed_without_ns: int
+    overlap_ratio_without: float | None
+
+
+def outliers_among(exposed_ns: Mapping[Key, int]) -> list[Key]:
+    """The keys whose value is more than a fifth of the sum and three times the median of the other values."""
+    total = sum(exposed_ns.values())
+    found = []
+    for key, value in exposed_ns.items():
+        others = [other for name, other in exposed_ns.items() if name != key] if value > LARGE_SHARE * total else []
+        if others and value >= TIMES_MEDIAN * median(others):
+            found.append(key)
+    return sorted(found, key=lambda key: -exposed_ns[key])
+
+
+def find_outliers(steps: Iterable[tuple[int, int, int]]) -> Outliers | None:
+    """The steps of a run that stand out; ``None`` where none does.
+
+    Args:
+        steps: Of each step of each rank its key, its communication and how much of that is exposed, in nanoseconds.
+    """
+    exposed: dict[int, int] = {}
+    communicated: dict[int, int] = {}
+    for key, comm_ns, exposed_ns in steps:
+        if comm_ns:
+            exposed[key] = exposed.get(key, 0) + exposed_ns
+            communicated[key] = communicated.get(key, 0) + comm_ns
+    keys = outliers_among(exposed)
+    if not keys:
+        return None
+    rest = [key for key in exposed if key not in keys]
+    return Outliers(
+        steps=tuple((key, exposed[key]) for key in keys),
+        exposed_ns=sum(exposed.values()),
+        overlap_ratio=_overlapped(exposed, communicated, list(exposed)),
+        exposed_without_ns=sum(exposed[key] for key in rest),
+        overlap_ratio_without=_overlapped(exposed, communicated, rest),
+    )
+
+
+def _overlapped(exposed: Mapping[int, int], communicated: Mapping[int, int], keys: list[int]) -> float | None:
+    comm_ns = sum(communicated[key] for key in keys)
+    return 1 - sum(exposed[key] for key in keys) / comm_ns if comm_ns else None

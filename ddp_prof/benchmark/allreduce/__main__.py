@@ -1,0 +1,105 @@
+"""What ``python -m ddp_prof.benchmark.allreduce`` starts."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from contextlib import closing
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddp_prof.benchmark.allreduce.arguments import FLOAT32_BYTES, Arguments, make_parser, message_bytes
+from ddp_prof.errors import DdpProfError, WorkloadError
+from ddp_prof.train.launch import Stopped, launch, stoppable
+from ddp_prof.train.sizes import MODEL_SIZES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddp_prof.benchmark.store import Environment, StoredAllReduce
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    arguments = make_parser().parse_args(argv, Arguments())
+    try:
+        with stoppable():
+            _benchmark(arguments)
+    except DdpProfError as error:
+        sys.stderr.write(f"ddp_prof.benchmark.allreduce: error: {error}\n")
+        return 1
+    except Stopped as stop:
+        return 128 + stop.number
+    return 0
+
+
+def _benchmark(arguments: Arguments) -> None:
+    # Only now, so that --help and mistakes are answered at once.
+    from ddp_prof.benchmark.store import open_database, write_all_reduces
+    from ddp_prof.benchmark.sweep.probe import probe_machine
+
+    environment = probe_machine().environment
+    worlds = dict.fromkeys(world for group in arguments.world_sizes for world in group)
+    rows = {world: _measure(world, arguments, environment) for world in worlds}
+    if arguments.database is not None:
+        with closing(open_database(arguments.database)) as database:
+            write_all_reduces(database, environment, [row for own in rows.values() for row in own])
+    _show(rows, arguments, environment)
+
+
+def _measure(world: int, arguments: Arguments, environment: Environment) -> list[StoredAllReduce]:
+    """Start the ranks and summarize what they measure.
+
+    Raises:
+        WorkloadError: A rank failed.
+        OutOfMemoryError: The messages do not fit.
+    """
+    from ddp_prof.benchmark.allreduce.timings import summarize_times
+
+    with tempfile.TemporaryDirectory(prefix="ddp_prof.") as directory:
+        output = Path(directory, "times.json")
+        asked = {name: getattr(arguments, name) for name in ("backend", "device", "calls", "warmup", "timeout")}
+        asked["bytes"] = message_bytes([size for group in arguments.sizes_mb for size in group])
+        asked["output"] = str(output)
+        launch(world, ["-m", "ddp_prof.benchmark.allreduce.ranks", json.dumps(asked)], log=Path(directory, "log"))
+        if not output.is_file():
+            raise WorkloadError("the ranks ended without an error, but left no times")
+        answer = json.loads(output.read_text(encoding="utf-8"))
+    if answer["ranks_per_gpu"] > 1:
+        raise WorkloadError(f"{world} ranks share a GPU, so their times are not representative: use --device cpu")
+    return summarize_times(
+        {int(size): times for size, times in answer["times_ns"].items()},
+        environment=environment.id,
+        world_size=world,
+        backend=answer["backend"],
+        device=answer["device"],
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )
+
+
+def _show(rows: dict[int, list[StoredAllReduce]], arguments: Arguments, environment: Environment) -> None:
+    from ddp_prof.benchmark.allreduce.timings import as_document, timings_view
+    from ddp_prof.present.tables.render import show
+
+    machine = " · ".join(filter(None, (f"{environment.cpu}, {environment.cores} cores", environment.gpus)))
+    gradient_bytes = FLOAT32_BYTES * MODEL_SIZES[arguments.model_size].parameters
+    views = [
+        timings_view(
+            own,
+            f"all-reduce · {world} ranks · {own[0].backend} · device: {own[0].device} · {machine} · torch "
+            f"{environment.torch}",
+            gradient_bytes,
+            arguments.model_size,
+        )
+        for world, own in rows.items()
+    ]
+    if arguments.format == "json":
+        views = [replace(views[0], document=as_document(views))]
+    show(arguments.format, views)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

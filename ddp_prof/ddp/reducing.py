@@ -1,0 +1,111 @@
+"""Variants that reduce their gradients themselves, bucket by bucket: what naive, flat, overlap and bucketed share."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from ddp_prof.ddp.base import DataParallel
+from ddp_prof.ddp.engine.broadcast import broadcast_buffers, broadcast_state
+from ddp_prof.ddp.engine.buckets import ParameterSize
+from ddp_prof.ddp.engine.hooks import add_hooks
+from ddp_prof.ddp.engine.reducer import Reducer
+from ddp_prof.errors import CommunicationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch.distributed as dist
+
+    from ddp_prof.ddp.engine.buckets import Assignment
+
+
+class ReducingVariant(DataParallel):
+    """A variant that reduces its gradients itself: after backward where :attr:`is_blocking`, else from gradient hooks.
+
+    Args:
+        module: What is trained. Ranks must have the same one; this is checked.
+        process_group: ``None`` is the default group.
+        find_unused_parameters: Leave parameters that no rank used in a step without a gradient, as one process would,
+            at the price of one small all-reduce a step, for whose result the host waits: on a GPU in each step until
+            backward and communication are done. Otherwise their gradient is zeros.
+        broadcast_buffers: Make buffers (as the running statistics of batch normalisation) those of rank 0 before the
+            first forward and before each that follows one with synchronization, as torch's DDP does.
+    """
+
+    _not_copied: ClassVar[frozenset[str]] = DataParallel._not_copied | {"_reducer", "_remover"}
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        *,
+        process_group: dist.ProcessGroup | None = None,
+        find_unused_parameters: bool = False,
+        broadcast_buffers: bool = True,
+    ) -> None:
+        super().__init__(module, process_group)
+        broadcast_state(module, process_group)
+        self.assignment = self._assign(self._sizes())
+        self._find_unused = find_unused_parameters
+        self._broadcast_buffers = self._are_buffers_due = broadcast_buffers
+        self._trained = self.trained_parameters()
+        self._frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
+        self._set_up()
+
+    def _set_up(self) -> None:
+        super()._set_up()
+        self._reducer = self._make_reducer()
+        self._remover = add_hooks(self, self._trained, self.optimizer_parameters())
+
+    def _make_reducer(self) -> Reducer:
+        return Reducer(self._trained, self.assignment, self.process_group, self._find_unused)
+
+    def _sizes(self) -> list[ParameterSize]:
+        return [_size(parameter) for parameter in self.trained_parameters()]
+
+    @abstractmethod
+    def _assign(self, sizes: Sequence[ParameterSize]) -> Assignment:
+        """Put parameters into buckets."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute what the module computes.
+
+        Raises:
+            CommunicationError: A parameter that was frozen when the variant was made requires a gradient now.
+        """
+        if self._are_buffers_due:
+            broadcast_buffers(list(self.module.buffers()), self.process_group)
+        is_trained = self._is_synchronizing and torch.is_grad_enabled()
+        if is_trained:
+            self._check_frozen()
+        self._are_buffers_due = is_trained and self._broadcast_buffers
+        return super().forward(*args, **kwargs)
+
+    def on_gradient(self, index: int) -> None:
+        """Take the gradient of a parameter, which backward has just finished. Called by its hook."""
+        if not self._is_synchronizing:
+            return
+        self.is_unfinished = True
+        if not self.is_blocking:
+            self._reducer.ready(index)
+
+    def remove(self) -> None:
+        """Take the variant's hooks off the module, which then trains alone; the variant is of no use afterwards."""
+        self._remover()
+
+    def _synchronize(self) -> None:
+        self._reducer.finish()
+
+    def _check_frozen(self) -> None:
+        for name in self._frozen:
+            if self.module.get_parameter(name).requires_grad:
+                raise CommunicationError(
+                    f"parameter {name!r} was frozen when the variant was made and requires a gradient now: "
+                    "call remove() and wrap the module again"
+                )
+
+
+def _size(parameter: torch.nn.Parameter) -> ParameterSize:
+    return ParameterSize(parameter.numel(), parameter.nbytes, (parameter.dtype, parameter.device))

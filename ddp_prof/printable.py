@@ -1,0 +1,17 @@
+"""Text from files, such as names of kernels, ranges and tables, made fit for a terminal."""
+
+from __future__ import annotations
+
+import re
+
+_NOT_PRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
+"""Control characters of ASCII and Latin-1, line separators, marks that reverse the direction, lone surrogates."""
+
+
+def printable(text: str) -> str:
+    r"""The text on one line, with ``\x1b``, ``\n`` or ``\u202e`` written out in the place of what controls a terminal.
+
+    Everything of a trace that is printed to a terminal or into an error message passes through here. JSON and CSV need
+    it not: they have escapes of their own.
+    """
+    return _NOT_PRINTABLE.sub(lambda match: match.group().encode("unicode_escape").decode("ascii"), text)

@@ -1,0 +1,163 @@
+"""The all-reduce measured alone: what the ranks time, what follows from it, and how the study uses it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddp_prof.benchmark.allreduce.__main__ import main
+from ddp_prof.benchmark.allreduce.arguments import Arguments, make_parser, message_bytes
+from ddp_prof.benchmark.allreduce.timings import summarize_times, timings_view
+from ddp_prof.benchmark.alpha_beta import message_costs
+from ddp_prof.benchmark.statistics import median_interval
+from ddp_prof.benchmark.store import StoredAllReduce, load_results, open_database, write_all_reduces
+from tests.benchmark.results_factory import Sweep
+
+GB_PER_S = 2.0  # bytes a nanosecond
+OVERHEAD_NS = 100_000
+SIZES = (1_000, 100_000, 10_000_000)
+
+
+def rows(sizes: tuple[int, ...] = SIZES, world: int = 4) -> list[StoredAllReduce]:
+    """Exact times of a link with OVERHEAD_NS and GB_PER_S, each call a little off."""
+    times = {
+        size: [round((OVERHEAD_NS + size / GB_PER_S) * (1 + 0.01 * off)) for off in (-2, -1, 0, 0, 0, 1, 2)]
+        for size in sizes
+    }
+    return summarize_times(times, environment="e1", world_size=world, backend="gloo", device="cpu", created="2026")
+
+
+def test_bandwidths_follow_from_the_latency() -> None:
+    row = timings_view(rows(), "", 10**8, "mini").rows[2]
+    assert row["latency_ms"] == pytest.approx(5.1)
+    assert row["algbw_median_GB/s"] == pytest.approx(10_000_000 / 5.1e6)
+    assert row["busbw_median_GB/s"] == pytest.approx(1.5 * 10_000_000 / 5.1e6), "2 (n - 1) / n of four ranks"
+    assert row["low_ms"] < row["latency_ms"] < row["high_ms"]
+    assert row["algbw_low_GB/s"] == pytest.approx(10_000_000 / (row["high_ms"] * 1e6), rel=1e-6)
+
+
+def test_the_fitted_model_gives_the_best_bucket() -> None:
+    document = timings_view(rows(), "", 10**8, "mini").document
+    assert document["link"]["overhead_ns"] == pytest.approx(OVERHEAD_NS, rel=1e-3)
+    assert document["link"]["bytes_per_ns"] == pytest.approx(GB_PER_S, rel=1e-3)
+    assert document["best_bucket_bytes"] == pytest.approx((10**8 * OVERHEAD_NS * GB_PER_S) ** 0.5, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "note"),
+    [
+        ((1_000, 10_000_000), None),
+        ((1_000_000, 10_000_000), "the overhead of a call is extrapolated"),
+        ((1_000, 100_000), "the bandwidth is extrapolated"),
+        ((1_000,), "no cost model: messages of fewer than two sizes were timed"),
+    ],
+)
+def test_sizes_that_do_not_span_the_range_of_the_fit_are_said(sizes: tuple[int, ...], note: str | None) -> None:
+    notes = timings_view(rows(sizes), "", 10**8, "mini").notes
+    found = [line for line in notes if "extrapolated" in line or "no cost model" in line]
+    assert [line.startswith(str(note)) for line in found] == ([True] if note else [])
+
+
+@pytest.mark.parametrize(
+    ("count", "interval"), [(5, (None, None)), (6, (0.0, 5.0)), (10, (1.0, 8.0)), (20, (5.0, 14.0))]
+)
+def test_the_interval_of_a_median_is_that_of_the_tables(
+    count: int, interval: tuple[float, float] | tuple[None, None]
+) -> None:
+    """W. J. Conover, or any table of the sign test at 95 %."""
+    assert median_interval([float(value) for value in reversed(range(count))]) == interval
+
+
+def test_sizes_are_whole_elements_and_each_once() -> None:
+    assert message_bytes([1.0, 0.000001, 0.001, 1.0]) == [4, 1048, 2**20]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--sizes-mb", "0"], "must be positive"),
+        (["--sizes-mb", "1,big"], "big"),
+        (["--world-sizes", "1"], "must be at least 2"),
+        (["--backend", "mpi"], "invalid choice"),
+    ],
+)
+def test_mistakes_exit_with_2(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        make_parser().parse_args(argv, Arguments())
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_help_needs_no_torch() -> None:
+    code = """
+import sys
+from ddp_prof.benchmark.allreduce.__main__ import main
+try:
+    main(["--help"])
+except SystemExit:
+    print("torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+class TestDatabase:
+    def test_rows_come_back_and_are_replaced(self, tmp_path: Path) -> None:
+        sweep = Sweep()
+        sweep.add("naive", 100, 40)
+        path = sweep.write(tmp_path / "results.db")
+        for _ in range(2):
+            with open_database(path).conn:
+                write_all_reduces(open_database(path), sweep.environment, rows())
+        assert load_results(path).all_reduces == tuple(rows())
+
+    def test_the_model_is_fitted_to_them_where_ranks_and_backend_are_the_same(self, tmp_path: Path) -> None:
+        sweep = Sweep()
+        sweep.add("naive", 100, 40, messages=[(1000, 5000.0), (2000, 6000.0)])
+        path = sweep.write(tmp_path / "results.db")
+        write_all_reduces(open_database(path), sweep.environment, rows(world=4))
+        (of_runs,) = message_costs(load_results(path)).values()
+        assert [cost.bytes for cost in of_runs] == [1000, 2000], "four ranks say nothing of two"
+        write_all_reduces(open_database(path), sweep.environment, rows(world=2))
+        (alone,) = message_costs(load_results(path)).values()
+        assert [(cost.bytes, cost.time_ns) for cost in alone] == [(row.bytes, row.median_ns) for row in rows()]
+
+    def test_databases_from_before_have_none(self, tmp_path: Path) -> None:
+        sweep = Sweep()
+        sweep.add("naive", 100, 40)
+        path = sweep.write(tmp_path / "results.db")
+        open_database(path).execute("drop table all_reduces")
+        assert load_results(path).all_reduces == ()
+
+
+@pytest.mark.torch
+def test_ranks_are_started_timed_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    database = tmp_path / "results.db"
+    sizes = ["--sizes-mb", "0.001,0.1", "--world-sizes", "2", "3", "--calls", "6", "--warmup", "1"]
+    assert main([*sizes, "--backend", "gloo", "--device", "cpu", "--format", "json", "--database", str(database)]) == 0
+    worlds = json.loads(capsys.readouterr().out)["all_reduces"]
+    assert [world["world_size"] for world in worlds] == [2, 3]
+    for world in worlds:
+        assert [message["bytes"] for message in world["messages"]] == [1048, 104856]
+        for message in world["messages"]:
+            assert 0 < message["low_ns"] <= message["median_ns"] <= message["high_ns"]
+            factor = 2 * (world["world_size"] - 1) / world["world_size"]
+            assert message["busbw_median_bytes_per_s"] == pytest.approx(factor * message["algbw_median_bytes_per_s"])
+    stored = load_results(database).all_reduces
+    assert [(row.world_size, row.bytes, row.backend) for row in stored] == [
+        (ranks, size, "gloo") for ranks in (2, 3) for size in (1048, 104856)
+    ]
+
+
+@pytest.mark.torch
+def test_what_cannot_be_measured_is_one_line() -> None:
+    command = [sys.executable, "-m", "ddp_prof.benchmark.allreduce", "--backend", "nccl", "--device", "cpu"]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.startswith("ddp_prof.benchmark.allreduce: error: ")

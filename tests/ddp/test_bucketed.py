@@ -1,0 +1,100 @@
+"""Options of bucketed: buckets in the order in which gradients come, and gradients in fewer bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ddp_prof.ddp import BucketedDDP, annotate
+from ddp_prof.ddp.annotate import Recorder
+from ddp_prof.range_names import parse_range
+from tests.ddp.gloo_ranks import run_ranks
+
+WIDTH = 8
+LAYER_MB = WIDTH * WIDTH * 4 / 2**20
+
+
+class Swapped(nn.Module):
+    """Layers that run in another order than they are registered; on rank 1 in a third one."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+        self.order = (2, 0, 3, 1) if rank == 0 else (0, 1, 2, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for index in self.order:
+            x = self.layers[index](x)
+        return x
+
+
+def step(variant: BucketedDDP, x: torch.Tensor) -> list[int]:
+    """Bytes of the all-reduces of a step."""
+    recorder = Recorder()
+    variant.zero_grad()
+    with annotate.listening(recorder):
+        variant(x).square().mean().backward()
+        variant.finish_gradient_synchronization()
+    names = [parse_range(taken.text) for taken in recorder.ranges if taken.text.startswith("all_reduce")]
+    return [name.number("bytes") or 0 for name in names]
+
+
+def rebuilt(rank: int) -> list[Any]:
+    variant = BucketedDDP(Swapped(rank), 2 * LAYER_MB, rebuild_buckets=True)
+    assignments = [variant.assignment]
+    for _ in range(2):
+        step(variant, torch.randn(3, WIDTH))
+        assignments.append(variant.assignment)
+    return assignments
+
+
+def compressed(rank: int) -> dict[str, Any]:
+    """Gradients with and without compression, the mean of the ranks' absolute ones, bytes sent."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, 16), nn.Tanh(), nn.Linear(16, 16))
+    x = torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(rank))
+    model(x).square().mean().backward()
+    magnitude = torch.cat([parameter.grad.abs().flatten() for parameter in model.parameters()])
+    dist.all_reduce(magnitude)
+    found: dict[str, Any] = {"magnitude": magnitude / dist.get_world_size()}
+    for compression in (None, "bf16"):
+        variant = BucketedDDP(model, 1, compression=compression)
+        found[f"bytes {compression}"] = step(variant, x)
+        found[f"{compression}"] = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).clone()
+        variant.remove()
+    return found
+
+
+def everything(rank: int) -> dict[str, Any]:
+    return {"rebuilt": rebuilt(rank), "compressed": compressed(rank)}
+
+
+@pytest.fixture(scope="module")
+def results() -> list[dict[str, Any]]:
+    return run_ranks(everything)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_buckets_are_rebuilt_once_by_the_order_of_rank_0(results: list[dict[str, Any]], rank: int) -> None:
+    assert results[rank]["rebuilt"] == [[(3, 2), (1, 0)], [(1, 3), (0, 2)], [(1, 3), (0, 2)]]
+
+
+def test_bf16_halves_the_bytes(results: list[dict[str, Any]]) -> None:
+    found = results[0]["compressed"]
+    assert [2 * size for size in found["bytes bf16"]] == found["bytes None"]
+
+
+def test_the_error_of_bf16_is_as_stated(results: list[dict[str, Any]]) -> None:
+    found = results[0]["compressed"]
+    error = (found["bf16"] - found["None"]).abs()
+    assert (error <= 2 * 2**-8 * found["magnitude"] + 1e-12).all()
+    assert error.max() > 0
+
+
+def test_there_is_no_other_compression() -> None:
+    with pytest.raises(ValueError, match="compression must be None or 'bf16'"):
+        BucketedDDP(nn.Linear(2, 2), 1, compression="zip")

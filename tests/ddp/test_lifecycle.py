@@ -1,0 +1,202 @@
+"""A variant besides its steps: copied, pickled, dropped, used in the wrong order, its model changed."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import weakref
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ddp_prof.ddp import VARIANTS, DataParallel, NaiveDDP, OverlapDDP
+from ddp_prof.errors import CommunicationError
+from tests.ddp.gloo_ranks import run_ranks
+
+OURS = [key for key in VARIANTS if key in ("naive", "flat", "overlap", "bucketed")]
+
+
+def make(key: str, module: nn.Module, **options: Any) -> DataParallel:
+    more = {"bucket_size_mb": 0.0001} if key == "bucketed" else {}
+    return VARIANTS[key](module, **more, **options)
+
+
+def backward(variant: Any, rank: int) -> None:
+    """The gradient of ``weight`` is ``rank + 1`` everywhere."""
+    variant(torch.full((1, 2), float(rank + 1))).sum().backward()
+
+
+def step(variant: Any, rank: int) -> list[float]:
+    variant.zero_grad()
+    backward(variant, rank)
+    variant.finish_gradient_synchronization()
+    return variant.module.weight.grad.flatten().tolist()
+
+
+def copies(rank: int) -> dict[str, list[list[float]]]:
+    """Gradients of a copy, of a pickled one, and of the variant that both were made of."""
+    gradients = {}
+    for key in ("naive", "flat", "overlap", "bucketed", "torch"):
+        variant = make(key, nn.Linear(2, 1, bias=False))
+        step(variant, rank)
+        twin = copy.deepcopy(variant)
+        again = pickle.loads(pickle.dumps(variant))
+        assert twin.module.weight is not variant.module.weight
+        gradients[key] = [step(candidate, rank) for candidate in (twin, again, variant)]
+    return gradients
+
+
+def groups(rank: int) -> list[Any]:
+    """A copy keeps a group of its own; to pickle it is refused."""
+    group = dist.new_group([0, 1])
+    variant = OverlapDDP(nn.Linear(2, 1, bias=False), process_group=group)
+    twin = copy.deepcopy(variant)
+    try:
+        pickle.dumps(variant)
+    except CommunicationError as error:
+        return [twin.process_group is group, step(twin, rank), str(error)]
+    return []
+
+
+def dropped(rank: int) -> dict[str, Any]:
+    """Gradients of a module whose variant was dropped, or removed."""
+    gradients = {}
+    for key in ("overlap", "bucketed", "torch"):
+        module = nn.Linear(2, 1, bias=False)
+        variant = make(key, module)
+        step(variant, rank)
+        seen = weakref.ref(variant)
+        if key == "bucketed":
+            variant.remove()
+        del variant
+        gc.collect()
+        module.zero_grad()
+        backward(module, rank)
+        gradients[key] = [key == "bucketed" or seen() is None, module.weight.grad.flatten().tolist()]
+    return gradients
+
+
+def forgotten(rank: int) -> dict[str, list[str]]:
+    """What a step says that was not finished; then it is finished and said nothing of."""
+    messages: dict[str, list[str]] = {}
+    for key in ("naive", "flat", "overlap", "bucketed"):
+        variant = make(key, nn.Linear(2, 1, bias=False))
+        optimizer = torch.optim.SGD(variant.parameters(), lr=1)
+        messages[key] = []
+        backward(variant, rank)
+        try:
+            optimizer.step()
+        except CommunicationError as error:
+            messages[key].append(str(error))
+        variant.finish_gradient_synchronization()
+        optimizer.step()
+        with variant.no_sync():
+            backward(variant, rank)
+        optimizer.step()  # accumulated by this rank alone, on purpose
+    return messages
+
+
+def frozen_later(rank: int) -> dict[str, list[Any]]:
+    """A parameter that is frozen after two steps of AdamW: has it moved since; and one that is unfrozen."""
+    results: dict[str, list[Any]] = {}
+    for key in ("naive", "flat", "overlap", "bucketed"):
+        module = nn.Linear(2, 1)
+        variant = make(key, module)
+        optimizer = torch.optim.AdamW(variant.parameters(), lr=0.1)
+        for index in range(4):
+            if index == 2:
+                module.weight.requires_grad_(False)
+                before = [module.weight.clone(), module.bias.clone()]
+            optimizer.zero_grad()
+            backward(variant, rank)
+            variant.finish_gradient_synchronization()
+            optimizer.step()
+        moved = [not torch.equal(old, new) for old, new in zip(before, (module.weight, module.bias), strict=True)]
+        partly = make(key, module)
+        module.weight.requires_grad_(True)
+        with pytest.raises(CommunicationError) as caught:
+            backward(partly, rank)
+        results[key] = [moved, str(caught.value)]
+    return results
+
+
+def normalized(rank: int) -> dict[str, list[float]]:
+    """Running statistics of batch normalisation on different samples, after two forwards."""
+    means = {}
+    for key in ("naive", "overlap", "torch", "unsynchronized"):
+        options = {"broadcast_buffers": False} if key == "unsynchronized" else {}
+        variant = make("overlap" if key == "unsynchronized" else key, nn.BatchNorm1d(1), **options)
+        for index in range(2):
+            variant(torch.tensor([[1.0], [3.0]]) * (rank + 1 + index)).sum().backward()
+            variant.finish_gradient_synchronization()
+        variant.eval()
+        with torch.no_grad():
+            variant(torch.ones(1, 1))
+        means[key] = variant.module.running_mean.tolist()
+    return means
+
+
+def everything(rank: int) -> dict[str, Any]:
+    return {check.__name__: check(rank) for check in (copies, groups, dropped, forgotten, frozen_later, normalized)}
+
+
+@pytest.fixture(scope="module")
+def results() -> list[dict[str, Any]]:
+    return run_ranks(everything)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("key", [*OURS, "torch"])
+def test_copies_synchronize_gradients_of_their_own(results: list[dict[str, Any]], key: str, rank: int) -> None:
+    assert results[rank]["copies"][key] == [[1.5, 1.5]] * 3
+
+
+def test_a_group_is_shared_by_a_copy_and_cannot_be_pickled(results: list[dict[str, Any]]) -> None:
+    shares, gradient, message = results[0]["groups"]
+    assert shares
+    assert gradient == [1.5, 1.5]
+    assert "pickle its module" in message
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("key", ["overlap", "bucketed", "torch"])
+def test_a_module_whose_variant_is_gone_trains_alone(results: list[dict[str, Any]], key: str, rank: int) -> None:
+    assert results[rank]["dropped"][key] == [True, [rank + 1.0] * 2]
+
+
+@pytest.mark.parametrize("key", OURS)
+def test_an_optimizer_is_refused_gradients_that_are_not_synchronized(results: list[dict[str, Any]], key: str) -> None:
+    (message,) = results[0]["forgotten"][key]
+    assert "call finish_gradient_synchronization()" in message
+
+
+@pytest.mark.parametrize("key", OURS)
+def test_a_parameter_frozen_later_rests_and_one_unfrozen_later_is_refused(
+    results: list[dict[str, Any]], key: str
+) -> None:
+    moved, message = results[0]["frozen_later"][key]
+    assert moved == [False, True]
+    assert message.startswith("parameter 'weight' was frozen when the variant was made")
+
+
+def test_buffers_are_those_of_rank_0_before_each_forward_as_with_torch(results: list[dict[str, Any]]) -> None:
+    by_rank = [ranked["normalized"] for ranked in results]
+    for key in ("naive", "overlap"):
+        assert [means[key] for means in by_rank] == [means["torch"] for means in by_rank]
+    assert by_rank[0]["unsynchronized"] == by_rank[0]["torch"]
+    assert by_rank[1]["unsynchronized"] != by_rank[1]["torch"]
+
+
+def test_a_variant_is_dropped_with_its_last_reference() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        variant = NaiveDDP(nn.Linear(2, 1))
+        seen = weakref.ref(variant)
+        del variant
+        assert seen() is None
+    finally:
+        dist.destroy_process_group()

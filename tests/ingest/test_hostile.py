@@ -1,0 +1,409 @@
+"""Broken, hostile and odd input: what each gives, as a table.
+
+Every row is an input, the exit code and a part of the one line that is printed. The command runs as its users run it;
+the input stays as it was and nothing is left beside it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from ddp_prof.cli import main
+from ddp_prof.ingest.load import load_trace
+from tests.ingest.test_nsys_sqlite import known_truth
+from tests.nsys_factory import Capture, Kernel, Range, write_capture
+from tests.test_manifest import LIES
+
+KERNELS, CALLS, NVTX = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
+ESCAPE = "\x1b]0;owned\x07\x1b[2J"
+Make = Callable[[Path], Path]
+
+
+def content(data: bytes, name: str = "x") -> Make:
+    def make(folder: Path) -> Path:
+        (folder / name).write_bytes(data)
+        return folder / name
+
+    return make
+
+
+def export(*statements: str, product: str = "2024.6", change: Callable[[bytes], bytes] | None = None) -> Make:
+    """An export after some SQL, then its bytes changed."""
+
+    def make(folder: Path) -> Path:
+        path = write_capture(folder / "x.sqlite", known_truth(2), product)
+        with closing(sqlite3.connect(path)) as database:
+            for statement in statements:
+                database.execute(statement)
+            database.commit()
+        if change:
+            path.write_bytes(change(path.read_bytes()))
+        return path
+
+    return make
+
+
+def retyped(table: str, column: str, value: str) -> tuple[str, ...]:
+    """A column without a declared type, every value of it replaced."""
+    return (
+        f"CREATE TABLE other AS SELECT * FROM {table}",
+        f"DROP TABLE {table}",
+        f"ALTER TABLE other RENAME TO {table}",
+        f"ALTER TABLE {table} DROP COLUMN {column}",
+        f"ALTER TABLE {table} ADD COLUMN {column}",
+        f"UPDATE {table} SET {column} = {value}",
+    )
+
+
+def without(table: str, column: str) -> Make:
+    return export(f"ALTER TABLE {table} DROP COLUMN {column}")
+
+
+KERNEL = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 1, "dur": 2, "pid": 0, "tid": 7}
+NCCL = KERNEL | {"name": "ncclDevKernel_AllReduce_Sum_f32", "tid": 9}
+
+
+def kineto(*events: Any, suffix: str = ".json", **top: Any) -> Make:
+    data = json.dumps({**top, "traceEvents": [KERNEL, NCCL, *events]}).encode()
+    return content(gzip.compress(data) if suffix.endswith(".gz") else data, "x" + suffix)
+
+
+def kernel(**changes: Any) -> Make:
+    return kineto(KERNEL | changes)
+
+
+def raw_kernel(field: str, text: str) -> Make:
+    """A kernel with a field whose text no JSON writer would write."""
+    event = json.dumps(KERNEL | {field: "@"}).replace('"@"', text)
+    return content(f'{{"traceEvents": [{json.dumps(NCCL)}, {event}]}}'.encode(), "x.json")
+
+
+def arguments(**args: Any) -> Make:
+    return kineto(NCCL | {"args": args})
+
+
+WHOLE_GZIP = gzip.compress(json.dumps({"traceEvents": [KERNEL] * 2000}).encode())
+
+
+def bomb(_folder: Path) -> Path:
+    """One GiB of spaces in an event, in 1 MB."""
+    path = _folder / "x.json.gz"
+    with gzip.open(path, "wb", compresslevel=9) as file:
+        file.write(b'{"traceEvents": [')
+        for _ in range(1024):
+            file.write(b" " * (1 << 20))
+        file.write(b"]}")
+    return path
+
+
+def symbolic_link(target: str) -> Make:
+    def make(folder: Path) -> Path:
+        write_capture(folder / "good.sqlite", known_truth(1))
+        (folder / "x.sqlite").symlink_to(target)
+        return folder / "x.sqlite"
+
+    return make
+
+
+def pipe(folder: Path) -> Path:
+    os.mkfifo(folder / "x.sqlite")
+    return folder / "x.sqlite"
+
+
+def beside_a_report(data: bytes) -> Make:
+    def make(folder: Path) -> Path:
+        (folder / "x.nsys-rep").write_bytes(b"NVIDIA Tegra Profiler Report 2023@4@4@54-234433681190v0.\n")
+        (folder / "x.sqlite").write_bytes(data)
+        return folder / "x.nsys-rep"
+
+    return make
+
+
+def with_manifest(text: str) -> Make:
+    def make(folder: Path) -> Path:
+        (folder / "x.run.json").write_text(text)
+        return write_capture(folder / "x.sqlite", known_truth(1))
+
+    return make
+
+
+def with_log(folder: Path) -> Path:
+    """A database in WAL mode whose last rows are in the log beside it, as a crashed writer leaves it."""
+    source = write_capture(folder / "source", known_truth(1))
+    with closing(sqlite3.connect(source)) as database:
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute("PRAGMA wal_autocheckpoint=0")
+        database.execute(f"DELETE FROM {KERNELS} WHERE start > 60000000")
+        database.commit()
+        for suffix in ("", "-wal"):
+            (folder / f"x.sqlite{suffix}").write_bytes((folder / f"source{suffix}").read_bytes())
+    source.unlink()
+    return folder / "x.sqlite"
+
+
+def big_utf16(folder: Path) -> Path:
+    return content(json.dumps({"traceEvents": [KERNEL]}).encode("utf-16"), "x.json")(folder)
+
+
+HOSTILE: dict[str, tuple[Make, int, str]] = {
+    # what is no file
+    "nothing there": (lambda folder: folder / "none.sqlite", 1, "No such file or directory: check the path"),
+    "a folder without traces": (lambda folder: folder, 1, "a folder without traces"),
+    "a pipe that nobody writes to": (pipe, 1, "not a regular file"),
+    "a device": (lambda _: Path("/dev/zero"), 1, "not a regular file"),
+    "a link to nothing": (symbolic_link("none"), 1, "No such file"),
+    "a link to itself": (symbolic_link("x.sqlite"), 1, "symbolic links"),
+    "a link to a folder": (symbolic_link("."), 0, ""),
+    "a link to a capture": (symbolic_link("good.sqlite"), 0, ""),
+    "a name with an escape sequence": (lambda folder: folder / ESCAPE, 1, r"\x1b]0;owned\x07\x1b[2J: No such file"),
+    # what is no trace
+    "empty": (content(b""), 1, "an empty file"),
+    "zeros": (content(bytes(5000)), 1, "neither a report or export"),
+    "text": (content(b"hello\n" * 99), 1, "neither a report or export"),
+    "a picture": (content(b"\x89PNG\r\n\x1a\n" + bytes(99)), 1, "neither a report or export"),
+    "a program": (content(b"\x7fELF" + bytes(99)), 1, "neither a report or export"),
+    "other JSON": (content(b'{"schema": 1}'), 1, "neither a report or export"),
+    "a list of numbers": (content(b"[1, 2, 3]"), 1, "neither a report or export"),
+    "a brace": (content(b"{"), 1, "neither a report or export"),
+    "JSON as UTF-16": (big_utf16, 1, "neither a report or export"),
+    "another archive": (content(b"PK\x03\x04" + bytes(99)), 1, "neither a report or export"),
+    # SQLite, broken
+    "only the header": (content(b"SQLite format 3\0"), 1, "not a readable SQLite database"),
+    "a header and zeros": (content(b"SQLite format 3\0" + bytes(4080)), 1, "not a readable SQLite database"),
+    "cut in half": (export(change=lambda data: data[: len(data) // 2]), 1, "malformed"),
+    "cut after the first page": (export(change=lambda data: data[:4096]), 1, "malformed"),
+    "a page of garbage": (export(change=lambda data: data[:4096] + b"\xff" * 4096 + data[8192:]), 1, "malformed"),
+    "a schema of garbage": (export(change=lambda data: data[:100] + b"\xff" * 3996 + data[4096:]), 1, "malformed"),
+    "a page size of nonsense": (export(change=lambda data: data[:16] + b"\x00\x03" + data[18:]), 1, "not a database"),
+    "no tables": (export(*(f"DROP TABLE {table}" for table in (KERNELS, CALLS, NVTX, "StringIds")),
+                         "DROP TABLE META_DATA_EXPORT"), 1, "no Nsight Systems export"),
+    "a foreign table of a hostile name": (
+        lambda folder: export_of(folder, f'CREATE TABLE "{ESCAPE}" AS SELECT 1 AS x'), 1, r"\x1b]0;owned"),
+    "a table named like SQL": (export('CREATE TABLE "x""; DROP TABLE StringIds; --" AS SELECT 1 AS x'), 0, ""),
+    "views instead of tables": (export(
+        f"ALTER TABLE {KERNELS} RENAME TO k",
+        f"CREATE VIEW {KERNELS} AS WITH RECURSIVE n(start) AS (SELECT 1 UNION ALL SELECT start FROM n) SELECT * FROM n",
+    ), 0, ""),
+    "a log beside it": (with_log, 0, ""),
+    # SQLite, wrong columns
+    "kernels without start": (without(KERNELS, "start"), 1, f"{KERNELS} has no column start"),
+    "kernels without end": (without(KERNELS, "end"), 1, f"{KERNELS} has no column end"),
+    "calls without start": (without(CALLS, "start"), 1, f"{CALLS} has no column start"),
+    "ranges without start": (without(NVTX, "start"), 1, f"{NVTX} has no column start"),
+    "ranges without kind": (without(NVTX, "eventType"), 1, f"{NVTX} has no column eventType"),
+    "ranges without thread": (without(NVTX, "globalTid"), 1, f"{NVTX} has no column globalTid"),
+    "strings without values": (without("StringIds", "value"), 1, "has a name"),
+    "kernels without correlation": (without(KERNELS, "correlationId"), 0, ""),
+    "kernels without process": (without(KERNELS, "globalPid"), 0, ""),
+    "metadata without values": (without("META_DATA_EXPORT", "value"), 0, ""),
+    # SQLite, wrong values
+    "words for times": (export(*retyped(KERNELS, "start", "'soon'")), 1, "column start holds what is no integer"),
+    "fractions for times": (export(*retyped(KERNELS, "start", "1.5")), 1, "column start holds what is no integer"),
+    "blobs for times": (export(*retyped(KERNELS, "end", "x'ff'")), 1, "column end holds what is no integer"),
+    "one word among the times": (
+        export(*retyped(KERNELS, "start", "CASE rowid WHEN 3 THEN 'soon' ELSE rowid END")), 1, "no integer"),
+    "words for devices": (export(*retyped(KERNELS, "deviceId", "'one'")), 1, "deviceId holds what is no integer"),
+    "words for the times of ranges": (export(*retyped(NVTX, "start", "'soon'")), 1, "start holds what is no integer"),
+    "words for threads": (export(*retyped(NVTX, "globalTid", "'main'")), 1, "globalTid holds what is no integer"),
+    "words for the threads of calls": (export(*retyped(CALLS, "globalTid", "'x'")), 1, "globalTid holds what is no"),
+    "numbers for names of ranges": (export(*retyped(NVTX, "text", "7")), 0, ""),
+    "blobs for names of ranges": (export(*retyped(NVTX, "text", "x'ff00'")), 0, ""),
+    "numbers for strings": (export(*retyped("StringIds", "value", "7")), 1, "has a name"),
+    "blobs for strings": (export(*retyped("StringIds", "value", "x'ff'")), 1, "has a name"),
+    "words for ids of strings": (export(*retyped("StringIds", "id", "'x' || rowid")), 1, "has a name"),
+    "words for domains": (export(*retyped(NVTX, "domainId", "'x'")), 1, "domainId holds what is no integer"),
+    "words for ids of names of threads": (export(*retyped("ThreadNames", "nameId", "'x'")), 0, ""),
+    "words for threads that have names": (export(*retyped("ThreadNames", "globalTid", "'x'")), 0, ""),
+    "a word for the session's start": (
+        export(*retyped("TARGET_INFO_SESSION_START_TIME", "utcEpochNs", "'now'")), 0, ""),
+    "no starts": (export(f"UPDATE {KERNELS} SET start = NULL"), 1, "none of its 30 activities has a start"),
+    "one kernel without a start": (export(f"UPDATE {KERNELS} SET start = NULL WHERE rowid = 3"), 0, ""),
+    "no ends": (export(f"UPDATE {KERNELS} SET end = NULL"), 0, ""),
+    "ends before starts": (export(f"UPDATE {KERNELS} SET end = start - 5"), 0, ""),
+    "times below zero": (export(f"UPDATE {KERNELS} SET start = start - 1e9, end = end - 1e9"), 0, ""),
+    "the largest of times": (
+        export(f"UPDATE {KERNELS} SET end = 9223372036854775807 WHERE rowid = 1"), 1, "times that cannot be"),
+    "the smallest of times": (
+        export(f"UPDATE {KERNELS} SET start = -9223372036854775808 WHERE rowid = 1"), 1, "times that cannot be"),
+    "a range of 300 years": (
+        export(f"UPDATE {NVTX} SET end = 9223372036854775807 WHERE rowid = 1"), 1, "times that cannot be"),
+    "a kernel of 20 years": (
+        export(f"UPDATE {KERNELS} SET end = start + 631152000000000000 WHERE rowid = 1"), 1, "times that cannot be"),
+    "a call at the end of time": (
+        export(f"UPDATE {CALLS} SET start = 9223372036854775807 WHERE rowid = 1"), 1, "times that cannot be"),
+    "numbers of devices beyond all bounds": (export(f"UPDATE {KERNELS} SET deviceId = 1 << 62 WHERE rowid = 1"), 0, ""),
+    "correlations below zero": (export(f"UPDATE {KERNELS} SET correlationId = -correlationId"), 0, ""),
+    "the same correlation everywhere": (export(f"UPDATE {CALLS} SET correlationId = 1"), 0, ""),
+    "names that are no UTF-8": (export("UPDATE StringIds SET value = CAST(x'6e63636cff' AS TEXT)"), 0, ""),
+    "ranges that are no UTF-8": (export(f"UPDATE {NVTX} SET text = CAST(x'ff41' AS TEXT)"), 0, ""),
+    "domains that are no UTF-8": (
+        export(f"INSERT INTO {NVTX} (start, eventType, text, globalTid, domainId) "
+               "VALUES (1, 75, CAST(x'ff' AS TEXT), 'x', 1), (1, 75, x'ff', 3, 'y')"), 0, ""),
+    "names with escape sequences": (
+        export(f"UPDATE StringIds SET value = 'nccl{ESCAPE}' || id", f"UPDATE {NVTX} SET text = '{ESCAPE}'"), 0, ""),
+    "names with markup": (export("UPDATE StringIds SET value = '[bold]<script>nccl' || id"), 0, ""),
+    "names of ten million letters": (
+        export("UPDATE StringIds SET value = 'nccl' || hex(zeroblob(5000000)) WHERE rowid = 1"), 0, ""),
+    "a version of a million letters": (export(
+        "UPDATE META_DATA_EXPORT SET value = hex(zeroblob(500000))"), 0, ""),
+    "payloads of depth 10,000": (export(
+        "UPDATE StringIds SET value = 'nccl' || value",
+        f"UPDATE {NVTX} SET jsonText = '{'[' * 10_000}{']' * 10_000}'"), 0, ""),
+    "payloads that are no JSON": (export(
+        "UPDATE StringIds SET value = 'nccl' || value", f"UPDATE {NVTX} SET jsonText = '{{'"), 0, ""),
+    "payloads that are blobs": (export(
+        "UPDATE StringIds SET value = 'nccl' || value", *retyped(NVTX, "jsonText", "x'ff'")), 0, ""),
+    # Kineto, broken
+    "JSON cut off": (content(json.dumps({"traceEvents": [KERNEL] * 9}).encode()[:-30], "x.json"), 1, "truncated"),
+    "gzip cut off": (content(WHOLE_GZIP[:-40], "x.json.gz"), 1, "damaged or cut off"),
+    "gzip with a wrong sum": (content(WHOLE_GZIP[:-8] + bytes(8), "x.json.gz"), 1, "damaged or cut off"),
+    "gzip with flipped bytes": (
+        content(WHOLE_GZIP[:200] + b"\xff\x00\xff" + WHOLE_GZIP[203:], "x.json.gz"), 1, "x.json.gz"),
+    "gzip of nothing": (content(gzip.compress(b""), "x.json.gz"), 1, "neither a report or export"),
+    "gzip of gzip": (content(gzip.compress(WHOLE_GZIP), "x.json.gz"), 1, "neither a report or export"),
+    "a gzip bomb": (bomb, 1, "unpacks to more than"),
+    "rubbish after gzip": (content(WHOLE_GZIP + b"rubbish", "x.json.gz"), 1, "damaged or cut off"),
+    "not UTF-8": (content(b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "\xff"}]}'), 1, "'utf-8' codec"),
+    "a byte order mark": (content(b"\xef\xbb\xbf" + b'{"traceEvents": []}'), 1, "neither a report or export"),
+    "depth 10,000 in an event": (
+        raw_kernel("args", '{"x": ' + "[" * 10_000 + "]" * 10_000 + "}"), 1, "nested too deep"),
+    "depth 10,000 beside the events": (
+        content(b'{"x": ' + b"[" * 10_000 + b"]" * 10_000 + b', "traceEvents": []}'), 1, "nested too deep"),
+    "events that are no list": (content(b'{"traceEvents": {"ph": "X"}}'), 1, "Expected `array`"),
+    "events that are numbers": (content(b'{"traceEvents": [1, 2]}'), 1, "Expected `object`"),
+    "no events key": (content(b'{"schemaVersion": 1}'), 1, "missing required field `traceEvents`"),
+    # Kineto, wrong values
+    "a word for a time": (kernel(ts="soon"), 1, "traceEvents"),
+    "no number for a time": (kernel(ts="nan"), 1, "times that cannot be"),
+    "no number for a time among exact ones": (
+        kineto(KERNEL | {"ts": 1790857026000000.1}, KERNEL | {"ts": "nan"}), 1, "times that cannot be"),
+    "infinity for a time": (kernel(ts="inf"), 1, "times that cannot be"),
+    "NaN": (raw_kernel("ts", "NaN"), 1, "malformed"),
+    "an exponent beyond all bounds": (raw_kernel("ts", "1e999"), 1, "out of range"),
+    "an exponent": (raw_kernel("ts", "1e300"), 1, "times that cannot be"),
+    "a number of 400 digits": (raw_kernel("ts", "9" * 400), 1, "times that cannot be"),
+    "a duration of 30 digits": (raw_kernel("dur", "9" * 30), 1, "times that cannot be"),
+    "null for a time": (kernel(ts=None), 1, "traceEvents"),
+    "a duration below zero": (kernel(dur=-5), 0, ""),
+    "correlations beyond all bounds": (arguments(correlation=2**80), 0, ""),
+    "devices beyond all bounds": (arguments(device=2**80, stream=-(2**80)), 0, ""),
+    "sizes beyond all bounds": (
+        arguments(**{"Collective name": "allreduce", "In msg nelems": 2**70, "dtype": "Float", "Seq": -1}), 0, ""),
+    "grids beyond all bounds": (arguments(grid=[2**80, 1, 1], block=[-1, True, None]), 0, ""),
+    "a collective whose name is a list": (arguments(**{"Collective name": ["x"], "Group size": "two"}), 0, ""),
+    "words for ids": (kernel(pid="GPU 0", tid="stream 7"), 0, ""),
+    "thread ids beyond all bounds": (
+        kineto({"ph": "M", "name": "thread_name", "tid": 2**90, "args": {"name": 1}}), 0, ""),
+    "a rank that is a word": (kineto(distributedInfo={"rank": "zero", "world_size": [2]}), 0, ""),
+    "a rank beyond all bounds": (kineto(distributedInfo={"rank": -(2**80), "world_size": 0}), 0, ""),
+    "a base beyond all bounds": (kineto(baseTimeNanoseconds=2**80), 0, ""),
+    "a base that is a word": (kineto(baseTimeNanoseconds="x"), 1, "baseTimeNanoseconds"),
+    "two files in one gzip": (content(WHOLE_GZIP[:0] + gzip.compress(b'{"traceEvents": [') + gzip.compress(
+        json.dumps(NCCL).encode() + b"]}"), "x.json.gz"), 0, ""),
+    # reports
+    "a report that nsys cannot read": (
+        content(b"NVIDIA Tegra Profiler Report 2023@4@4@54-234433681190v0.\n"), 1, "nsys"),
+    "a report beside a broken export": (beside_a_report(b"SQLite format 3\0" + bytes(4080)), 1, "x.sqlite"),
+    # what lies beside a trace
+    **{f"a manifest that lies: {name}": (with_manifest(text), 1, "not a run.json of ddp_prof") for name, (text, _)
+       in LIES.items()},
+    "a manifest that is empty": (with_manifest(""), 1, "not a run.json of ddp_prof"),
+}  # fmt: skip
+
+
+def export_of(folder: Path, statement: str) -> Path:
+    """A database that holds one foreign table."""
+    with closing(sqlite3.connect(folder / "x.sqlite")) as database:
+        database.execute(statement)
+        database.commit()
+    return folder / "x.sqlite"
+
+
+def run(path: Path, command: str = "overlap") -> Result:
+    return CliRunner().invoke(main, [command, str(path), "--format", "json"])
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Digest by name of every regular file."""
+    files = (path for path in folder.iterdir() if path.is_file())
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_input(name: str, tmp_path: Path) -> None:
+    make, code, told = HOSTILE[name]
+    path = make(tmp_path)
+    before = contents(tmp_path)
+    for command in ("overlap", "info"):
+        result = run(path, command)
+        assert result.exit_code == code, result.stderr or repr(result.exception)
+        if code:
+            assert told in result.stderr
+            assert len(result.stderr.splitlines()) == 1
+            assert "\x1b" not in result.stderr
+            assert len(result.stderr) < 1000
+        else:
+            json.loads(result.stdout)
+    assert contents(tmp_path) == before
+
+
+def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs as root may read everything, so the refusal is the system's stand-in."""
+    path = write_capture(tmp_path / "x.sqlite", known_truth(1))
+
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    result = run(path)
+    assert (result.exit_code, "x.sqlite: Permission denied: give a file that can be read" in result.stderr) == (1, True)
+
+
+def test_a_database_that_another_process_has_locked_is_read(tmp_path: Path) -> None:
+    path = write_capture(tmp_path / "x.sqlite", known_truth(1))
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("BEGIN EXCLUSIVE")
+        assert run(path).exit_code == 0
+
+
+def test_rows_that_are_only_in_the_log_count(tmp_path: Path) -> None:
+    assert len(load_trace(with_log(tmp_path)).activities) < 15
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.sqlite", "x.sqlite-wal"]
+
+
+def test_shapes_beyond_all_bounds_are_not_known(tmp_path: Path) -> None:
+    path = arguments(grid=[2**80, 1, 1], block=[1, 1, 1])(tmp_path)
+    shapes = load_trace(path, with_shapes=True).shape_id
+    assert shapes is not None
+    assert shapes.tolist() == [-1] * 3
+
+
+@pytest.mark.parametrize("version", ["hex(zeroblob(500000))", "char(27) || '[2J'", "NULL", "x'ff'"])
+def test_what_is_no_version_is_not_taken_for_one(version: str, tmp_path: Path) -> None:
+    assert load_trace(export(f"UPDATE META_DATA_EXPORT SET value = {version}")(tmp_path)).producer is None
+
+
+def test_a_kernel_without_a_start_is_left_out_and_said(tmp_path: Path) -> None:
+    trace = load_trace(export(f"UPDATE {KERNELS} SET start = NULL WHERE rowid = 3")(tmp_path))
+    assert len(trace.activities) == 29
+    assert "1 of 30 activities have no start and are left out" in trace.warnings
+
+
+def test_many_nested_ranges_take_no_time_that_grows_with_their_square(tmp_path: Path) -> None:
+    """200,000 ranges in each other would take minutes, were every pair of them looked at."""
+    depth = 200_000
+    ranges = [Range("layer", at, 2 * depth - at, 1) for at in range(depth)]
+    capture = Capture(kernels=[Kernel("gemm", depth, depth + 5, launch=depth, thread=1)], ranges=ranges)
+    trace = load_trace(write_capture(tmp_path / "x.sqlite", capture))
+    assert len(trace.spans) == depth

@@ -1,0 +1,43 @@
+"""Names of files that differ in a rank number only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddp_prof.runs.rank_files import groups_alike_but_for_a_rank
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["job.rank0.sqlite", "job.rank1.sqlite"],
+        ["rank3_trace.json.gz", "rank7_trace.json.gz"],
+        ["a_r0of8.nsys-rep", "a_r3of8.nsys-rep"],
+        ["report.0.sqlite", "report.1.sqlite", "report.2.sqlite"],
+        ["slurm_procid0.sqlite", "slurm_procid1.sqlite"],
+        ["trace_0.json.gz", "trace_1.json.gz"],
+    ],
+)
+def test_ranks_are_found_by_their_numbers(names: list[str]) -> None:
+    files = [Path("folder", name) for name in names]
+    assert groups_alike_but_for_a_rank(files[::-1]) == [files]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["run_1.sqlite", "run_2.sqlite"],  # numbers that do not count from 0 may be of runs
+        ["report.3.sqlite", "report.5.sqlite"],
+        ["bucketed_1mb.sqlite", "bucketed_10mb.sqlite"],
+        ["before.rank0.sqlite", "after.rank1.sqlite"],
+        ["rank0.sqlite"],
+    ],
+)
+def test_other_numbers_are_no_ranks(names: list[str]) -> None:
+    assert groups_alike_but_for_a_rank([Path(name) for name in names]) == []
+
+
+def test_a_folder_is_part_of_the_name() -> None:
+    assert groups_alike_but_for_a_rank([Path("a/rank0.sqlite"), Path("b/rank1.sqlite")]) == []

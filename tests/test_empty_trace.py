@@ -1,0 +1,105 @@
+"""Captures in which nothing happened, or only a part: every command answers, or says in one line why it cannot."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ddp_prof.cli import COMMANDS, main
+from tests.nsys_factory import Capture, Kernel, Range, write_capture
+
+MS = 1_000_000
+OURS = "ddp_prof"
+PROCESS = Range("process|rank=0|world=1|variant=naive|backend=nccl|device=cuda", 0, 90 * MS, 1, domain=OURS)
+STEPS = [Range(f"step|index={index}", index * 40 * MS, (index + 1) * 40 * MS, 1, domain=OURS) for index in (0, 1)]
+GEMM = Kernel("ampere_sgemm_128x64_nn", 2 * MS, 8 * MS, launch=MS, thread=1)
+ALL_REDUCE = Kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(void)", 9 * MS, 12 * MS, launch=8 * MS, thread=1, stream=9)
+KINETO = {"schemaVersion": 1, "traceEvents": []}
+
+CAPTURES = {
+    "nothing": Capture(),
+    "one range": Capture(ranges=[Range("warm-up", 0, MS, 1)]),
+    "a process without steps": Capture(ranges=[PROCESS]),
+    "steps without kernels": Capture(ranges=[PROCESS, *STEPS]),
+    "one kernel": Capture(kernels=[GEMM]),
+    "one collective": Capture(kernels=[ALL_REDUCE]),
+    "kernels before the first step": Capture(
+        kernels=[GEMM, ALL_REDUCE],
+        ranges=[Range("step|index=0", 60 * MS, 80 * MS, 1, domain=OURS)],
+    ),
+    "a step of no length": Capture(kernels=[GEMM], ranges=[Range("step|index=0", MS, MS, 1, domain=OURS)]),
+    "a kernel of no length": Capture(kernels=[Kernel("ncclKernel", MS, MS, launch=MS, thread=1)], ranges=STEPS),
+}
+READING = [
+    ["info"],
+    ["overlap"],
+    ["overlap", "--steps"],
+    ["collectives"],
+    ["collectives", "--by", "step"],
+    ["collectives", "--by", "bucket"],
+    ["skew"],
+    ["compare"],
+    ["compare", "--waterfall"],
+    ["check", "--min-overlap", "0.5"],
+    ["check", "--max-tail-ms", "1", "--max-exposed-ms", "1"],
+]
+WRITING = [
+    ["timeline", "-o", "page.html"],
+    ["report", "-o", "pages"],
+    ["export", "-o", "trace.pftrace"],
+    ["collectives", "--html", "page.html"],
+    ["skew", "--html", "page.html"],
+    ["compare", "--html", "page.html"],
+]
+
+
+@pytest.fixture(params=[*CAPTURES, "kineto"])
+def trace(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    if request.param == "kineto":
+        path = tmp_path / "empty.json"
+        path.write_text(json.dumps(KINETO))
+        return path
+    return write_capture(tmp_path / "empty.sqlite", CAPTURES[request.param])
+
+
+def answer(*arguments: str | Path) -> str:
+    """What a command prints; where it cannot answer, its one line on stderr, which names the file."""
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert result.exit_code in {0, 1, 3}
+    assert "Traceback" not in result.stderr
+    if result.exit_code == 1:
+        (line,) = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
+        assert "empty." in line, "it names the file"
+    return result.output
+
+
+def test_every_command_is_tried() -> None:
+    assert {command[0] for command in (*READING, *WRITING)} == set(COMMANDS) - {"results"}
+
+
+@pytest.mark.parametrize("form", ["table", pytest.param("json", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("command", READING, ids=" ".join)
+def test_commands_that_print(command: list[str], form: str, trace: Path) -> None:
+    said = answer(*command, "--format", form, trace)
+    assert not re.search(r"\b(nan|inf|NaN|Infinity)\b", said), "what is unknown is said to be unknown"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", WRITING, ids=" ".join)
+def test_commands_that_write(command: list[str], trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer(*command, trace)
+
+
+@pytest.mark.slow
+def test_two_at_once(trace: Path, tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    other = write_capture(tmp_path / "more" / "empty.sqlite", Capture())
+    for command in READING[:-2]:
+        answer(*command, trace, other)
+    answer("check", "--max-regression", "0.1", "--baseline", other, trace)
