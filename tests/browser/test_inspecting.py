@@ -143,9 +143,8 @@ def test_the_address_carries_step_and_window(visit: Visit, page: Path) -> None:
     visit.ask("page.showStep(1)")
     visit.ask("page.show(2, 150)")
     shown = window(visit)
-    visit.page.wait_for_function("location.hash.includes('step=1')")
-    visit.page.wait_for_function(f"location.hash.includes('to={round(shown[1])}')")
-    address = visit.page.url
+    address = f"{page.as_uri()}#step=1&from={round(shown[0])}&to={round(shown[1])}"
+    visit.page.wait_for_url(address)
     visit.page.goto("about:blank")
     visit.page.goto(address)
     visit.wait_for_timeline()

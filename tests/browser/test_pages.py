@@ -38,7 +38,7 @@ def test_pages_lead_to_each_other(visit: Visit, tmp_path: Path, monkeypatch: pyt
     assert visit.page.locator('nav a[rel="next"]').count() == 0
     visit.page.select_option("#steps", "1")
     assert visit.page.url.endswith("#step=1")
-    visit.page.wait_for_function("document.querySelector('#collectives').textContent.includes('step 1')")
+    visit.page.locator("#collectives").get_by_text("step 1").wait_for()
     visit.page.get_by_role("link", name="timeline").click()
     visit.wait_for_timeline()
     assert visit.ask("page.step") == 1
