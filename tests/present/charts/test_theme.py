@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ddp_prof.present.charts import theme
-from ddp_prof.present.charts.collectives import WHY_COLORS, ELSEWHERE_COLOR
+from ddp_prof.present.charts.collectives import ELSEWHERE_COLOR, WHY_COLORS
 from ddp_prof.range_names import PHASES
 
 # Machado, Oliveira, Fernandes 2009, severity 1.0, for linear RGB.
