@@ -68,7 +68,6 @@ KNOWN_HIGH_FOLDERS: dict[str, int] = {"train": 7}
 # Files in a folder, without __init__.py.
 KNOWN_FULL_FOLDERS: dict[str, int] = {
     "cli": 12,
-    "present.timeline.assets": 10,
     "train": 15,
 }
 # Lines of a file.
