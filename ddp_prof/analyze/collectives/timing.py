@@ -133,7 +133,7 @@ def find_timings(rank: RankEvents) -> RankCollectives:
     events = rank.of(Category.COMMUNICATION)
     events = select(events, np.lexsort((events.start_ns, events.launch_ns, events.step)))
     backward = select(rank.events, (rank.events.phase == BACKWARD_PHASE) & (rank.events.category == Category.COMPUTE))
-    noted = _noted(trace.arguments, events)
+    noted = _noted(trace.collective_metadata, events)
     groups = [int(group) for group in np.unique(noted.group_id) if group != UNKNOWN]
     return RankCollectives(
         process=rank.process,
