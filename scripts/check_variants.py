@@ -142,6 +142,10 @@ def run_rank(arguments: argparse.Namespace) -> int:
                 for case, setting, optimizer in cases.possible()
                 if not arguments.variants or cases.SETTINGS[setting][0] in arguments.variants
             ]
+        if not findings:
+            raise WorkloadError(
+                f"tests/ddp/cases.py has no case of {', '.join(arguments.variants)}: add one to SETTINGS"
+            )
         if place.rank == 0:
             shared = [SHARED_GPU] if sharing > 1 else []
             print("\n".join([f"{place.world} ranks, {backend}, device: {device.type}", *shared, *describe(findings)]))

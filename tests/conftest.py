@@ -18,8 +18,16 @@ for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
-# What the tests of a folder need, said once; single files and tests say it by pytest.mark.
-MARKERS_OF_FOLDERS = {"browser": ["browser"], "ddp": ["torch"], "train": ["torch"], "scripts": ["slow"]}
+# What the tests of a folder or file need, said once; single tests say it by pytest.mark.
+MARKERS_OF = {
+    "browser": "browser",
+    "ddp": "torch",
+    "train": "torch",
+    "scripts": "slow",
+    "cli/test_terminal.py": "slow",
+    "ingest/test_hostile.py": "slow",
+    "ingest/test_row_order.py": "slow",
+}
 IS_WHOLE_GATE = os.environ.get("DDP_PROF_GATE") == "whole"  # scripts/test.sh: nothing may be left out
 SHARED_TRACES = ROOT.parent / "shared" / "traces"
 
@@ -30,9 +38,8 @@ def _is_missing(marker: str) -> bool:
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Without torch its folders are not even imported: what they test cannot be."""
-    if IS_WHOLE_GATE or collection_path.parent != TESTS:
-        return None
-    return any(map(_is_missing, set(MARKERS_OF_FOLDERS.get(collection_path.name, [])) & {"torch"})) or None
+    marker = MARKERS_OF.get(collection_path.relative_to(TESTS).as_posix())
+    return (marker == "torch" and _is_missing(marker) and not IS_WHOLE_GATE) or None
 
 
 def pytest_report_header() -> list[str]:
@@ -42,8 +49,10 @@ def pytest_report_header() -> list[str]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        for marker in MARKERS_OF_FOLDERS.get(item.path.relative_to(TESTS).parts[0], []):
-            item.add_marker(marker)
+        path = item.path.relative_to(TESTS)
+        for place in (path, *path.parents):
+            if marker := MARKERS_OF.get(place.as_posix()):
+                item.add_marker(marker)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

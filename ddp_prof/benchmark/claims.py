@@ -292,7 +292,7 @@ CLAIMS = (
 
 def check_claims(timings: Sequence[Timing]) -> tuple[ClaimResult, ...]:
     """Put a set of timings, of one testbed, to each claim."""
-    return tuple(_check(item, timings) for item in CLAIMS)
+    return tuple(_check(claim, timings) for claim in CLAIMS)
 
 
 def _check(claim: Claim, timings: Sequence[Timing]) -> ClaimResult:

@@ -75,8 +75,8 @@ def pairs(
 
 def hidden_but_not_saved(timings: Sequence[Timing]) -> Effect | None:
     """By how much overlapping shortens communication more than the step, as a share of naive's step."""
-    step, new_step = (_figures(timings, item, step_of) for item in (NAIVE, OVERLAP))
-    communication, new_communication = (_figures(timings, item, communication_of) for item in (NAIVE, OVERLAP))
+    step, new_step = (_figures(timings, variant, step_of) for variant in (NAIVE, OVERLAP))
+    communication, new_communication = (_figures(timings, variant, communication_of) for variant in (NAIVE, OVERLAP))
     found = []
     for work in set(step) & set(new_step) & set(communication) & set(new_communication):
         hidden = communication[work].value - new_communication[work].value

@@ -292,14 +292,14 @@ def _with_speedups(summaries: Sequence[SettingSummary]) -> list[SettingSummary]:
         if summary.setting.variant == BASELINE
     }
     found = []
-    for item in summaries:
-        base, own = naive.get((item.testbed, item.setting.workload)), item.timing
+    for summary in summaries:
+        base, own = naive.get((summary.testbed, summary.setting.workload)), summary.timing
         if base:
             step = _speedup(base.step_ns, own.step_ns)
             communication = _speedup(base.communication_ns, own.communication_ns)
-            found.append(replace(item, speedup=step, communication_speedup=communication))
+            found.append(replace(summary, speedup=step, communication_speedup=communication))
         else:
-            found.append(item)
+            found.append(summary)
     return found
 
 

@@ -232,7 +232,7 @@ def quotient(above: Estimate, below: Estimate) -> Estimate:
     ratio = float(np.median([above.medians[block] / below.medians[block] for block in common]))
     half_width = math.hypot(above.paired_half_width, ratio * below.paired_half_width) / below.value
     fewer = min(len(above.medians), len(below.medians)) / len(common)
-    freedom = min((item.paired_freedom for item in (above, below) if item.paired_freedom is not None), default=None)
+    freedom = min((part.paired_freedom for part in (above, below) if part.paired_freedom is not None), default=None)
     return derived(ratio, half_width * math.sqrt(fewer), freedom)
 
 

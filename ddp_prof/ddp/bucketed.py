@@ -20,7 +20,8 @@ rebuild_buckets  the first step shows in which order gradients come; then bucket
     order of parameters()   [p9 p8 p7]  [p6 p5 p4]      p5 comes last: both buckets wait for it
     order of readiness      [p9 p8 p6]  [p7 p4 p5]      only the second does
 
-compression      ``bf16``: half the bytes, see :mod:`ddp_prof.ddp.compression` for the error.
+step_in_backward each bucket is stepped on as it arrives, see :mod:`ddp_prof.ddp.options.step_in_backward`.
+compression      ``bf16``: half the bytes, see :mod:`ddp_prof.ddp.options.compression` for the error.
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from ddp_prof.ddp.compression import Bf16Reducer
 from ddp_prof.ddp.engine.broadcast import source_rank
 from ddp_prof.ddp.engine.buckets import assign_buckets, assign_by_readiness, cap_in_bytes
 from ddp_prof.ddp.engine.reducer import Reducer
+from ddp_prof.ddp.options.compression import Bf16Reducer
+from ddp_prof.ddp.options.step_in_backward import SteppingReducer
 from ddp_prof.ddp.reducing import ReducingVariant
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -57,11 +59,13 @@ class BucketedDDP(ReducingVariant):
         rebuild_buckets: After the first step in which every parameter had a gradient on rank 0, assign buckets anew by
             the order in which these came there.
         compression: ``None``, or ``"bf16"``.
+        step_in_backward: Makes an optimizer of a bucket's parameters; each steps when its bucket has arrived, and after
+            ``finish_gradient_synchronization`` all have. A copy of the variant has new optimizers.
         options: As in :class:`ReducingVariant`.
 
     Raises:
         TypeError: ``bucket_size_mb`` is no number.
-        ValueError: It is not positive, or there is no such compression.
+        ValueError: It is not positive, there is no such compression, or options exclude each other.
     """
 
     def __init__(
@@ -71,10 +75,14 @@ class BucketedDDP(ReducingVariant):
         *,
         rebuild_buckets: bool = False,
         compression: str | None = None,
+        step_in_backward: Callable[[Sequence[torch.nn.Parameter]], torch.optim.Optimizer] | None = None,
         **options: Any,
     ) -> None:
         if compression not in REDUCERS:
             raise ValueError(f"compression must be None or 'bf16', got {compression!r}")
+        if step_in_backward and (compression or rebuild_buckets or options.get("find_unused_parameters")):
+            raise ValueError("step_in_backward goes with no other option: leave the others out")
+        self._make_optimizer = step_in_backward
         self._cap_bytes = cap_in_bytes(bucket_size_mb)
         self._compression = compression
         self._is_rebuild_due = rebuild_buckets
@@ -84,7 +92,14 @@ class BucketedDDP(ReducingVariant):
         return assign_buckets(sizes, cap_bytes=self._cap_bytes)
 
     def _make_reducer(self) -> Reducer:
-        return REDUCERS[self._compression](self._trained, self.assignment, self.process_group, self._find_unused)
+        arguments = self._trained, self.assignment, self.process_group, self._find_unused
+        if self._make_optimizer is not None:
+            return SteppingReducer(*arguments, make_optimizer=self._make_optimizer)
+        return REDUCERS[self._compression](*arguments)
+
+    def optimizer_parameters(self) -> list[torch.nn.Parameter]:
+        """What an optimizer is to step on: nothing is left where buckets have optimizers of their own."""
+        return [] if self._make_optimizer is not None else super().optimizer_parameters()
 
     def _synchronize(self) -> None:
         super()._synchronize()

@@ -28,7 +28,7 @@ from ddp_prof.ingest.enrich import (
     report_unresolved_names,
 )
 from ddp_prof.ingest.kernel_categories import KernelClassifier
-from ddp_prof.ingest.sqlite_columns import SqliteFile, constant, open_sqlite
+from ddp_prof.ingest.sqlite_columns import SqliteFile, are_integers, constant, open_sqlite
 from ddp_prof.ingest.string_table import NameTable, NsysStringIds
 from ddp_prof.manifest import load_manifest, manifest_path
 from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind, Overhead, Spans, Trace, empty, select
@@ -227,7 +227,7 @@ def _range_rows(file: SqliteFile) -> Any:
     if not file.has(NVTX):
         return None
     file.require(NVTX, *_RANGE_COLUMNS)
-    text_id, text, domain, json, json_id = _optional(file, NVTX, "textId", "text", "domainId", "jsonText", "jsonTextId")
+    text_id, text, domain, json, json_id = file.or_null(NVTX, "textId", "text", "domainId", "jsonText", "jsonTextId")
     columns = f"{', '.join(_RANGE_COLUMNS)}, {text_id} AS textId, {text} AS text, {domain} AS domainId"
     columns += f", {json} IS NOT NULL OR {json_id} IS NOT NULL AS hasPayload"
     return file.query(f"SELECT {columns} FROM {NVTX} WHERE eventType IN ({_PUSH_POP}, {_START_END})")
@@ -264,10 +264,10 @@ def _nccl_payloads(file: SqliteFile, strings: NsysStringIds) -> list[NcclRange]:
     """
     if not file.has(NVTX):
         return []
-    name, name_id, payload, payload_id = _optional(file, NVTX, "text", "textId", "jsonText", "jsonTextId")
+    name, name_id, payload, payload_id = file.or_null(NVTX, "text", "textId", "jsonText", "jsonTextId")
     query = (
         f"SELECT start, globalTid, CAST({name} AS TEXT), {name_id}, CAST({payload} AS TEXT), {payload_id} FROM {NVTX} "
-        f"WHERE eventType = {_PUSH_POP} AND {_are_integers('start', 'globalTid')} "
+        f"WHERE eventType = {_PUSH_POP} AND {are_integers('start', 'globalTid')} "
         f"AND coalesce({payload}, {payload_id}) IS NOT NULL"
     )
     found = [
@@ -281,10 +281,10 @@ def _domains(file: SqliteFile, strings: NsysStringIds) -> dict[tuple[int, int], 
     """Domain names by (process, domain id): the ids count per process."""
     if not file.has(NVTX, "domainId"):
         return {}
-    text, text_id = _optional(file, NVTX, "text", "textId")
+    text, text_id = file.or_null(NVTX, "text", "textId")
     rows = file.rows(
         f"SELECT globalTid, domainId, CAST({text} AS TEXT), {text_id} FROM {NVTX} "
-        f"WHERE eventType = {_DOMAIN_CREATE} AND {_are_integers('globalTid', 'domainId')} ORDER BY start"
+        f"WHERE eventType = {_DOMAIN_CREATE} AND {are_integers('globalTid', 'domainId')} ORDER BY start"
     )
     return {(_ids(tid)[0], domain): name or strings.text(name_id) for tid, domain, name, name_id in rows}
 
@@ -310,21 +310,11 @@ def _domain_key(process: Any, domain: Any) -> Any:
 def _threads(file: SqliteFile, strings: NsysStringIds) -> dict[tuple[int, int], str]:
     if not file.has("ThreadNames", "nameId", "globalTid"):
         return {}
-    (priority,) = _optional(file, "ThreadNames", "priority")  # a thread renamed has several names
+    (priority,) = file.or_null("ThreadNames", "priority")  # a thread renamed has several names
     rows = file.rows(
-        f"SELECT globalTid, nameId FROM ThreadNames WHERE {_are_integers('globalTid')} ORDER BY {priority}, nameId"
+        f"SELECT globalTid, nameId FROM ThreadNames WHERE {are_integers('globalTid')} ORDER BY {priority}, nameId"
     )
     return {_ids(tid): strings.text(name) for tid, name in rows}
-
-
-def _optional(file: SqliteFile, table: str, *columns: str) -> tuple[str, ...]:
-    """The columns in a query, NULL for those that the table lacks."""
-    return tuple(column if file.has(table, column) else "NULL" for column in columns)
-
-
-def _are_integers(*columns: str) -> str:
-    """A condition that holds where SQLite, which lets any column hold anything, has integers."""
-    return " AND ".join(f"typeof({column}) = 'integer'" for column in columns)
 
 
 def _ids(global_id: int) -> tuple[int, int]:
@@ -353,5 +343,5 @@ def _session_start(file: SqliteFile) -> int | None:
     table = "TARGET_INFO_SESSION_START_TIME"
     if not file.has(table, "utcEpochNs"):
         return None
-    ((earliest,),) = file.rows(f"SELECT min(utcEpochNs) FROM {table} WHERE {_are_integers('utcEpochNs')}")
+    ((earliest,),) = file.rows(f"SELECT min(utcEpochNs) FROM {table} WHERE {are_integers('utcEpochNs')}")
     return None if earliest is None else int(earliest)

@@ -79,6 +79,10 @@ class SqliteFile:
         """Whether the table holds rows and has all these columns."""
         return table in self.columns and set(columns) <= set(self.columns[table])
 
+    def or_null(self, table: str, *columns: str) -> tuple[str, ...]:
+        """The columns in a query, NULL for those that the table lacks."""
+        return tuple(column if self.has(table, column) else "NULL" for column in columns)
+
     def require(self, table: str, *columns: str) -> None:
         """Refuse a table with rows that lacks one of these columns."""
         for column in columns:
@@ -137,6 +141,11 @@ class SqliteFile:
         except (Error, pyarrow.ArrowException) as error:
             reason = str(error).strip().splitlines()[0]
             raise TraceError(self.path, f"cannot be read ({reason})", _WAY_OUT) from error
+
+
+def are_integers(*columns: str) -> str:
+    """A condition that holds where SQLite, which lets any column hold anything, has integers."""
+    return " AND ".join(f"typeof({column}) = 'integer'" for column in columns)
 
 
 def constant(value: int, rows: int) -> Ints:

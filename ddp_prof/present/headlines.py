@@ -199,12 +199,12 @@ def tell_story(summaries: Sequence[VariantSummary]) -> list[str]:
         return []
     hides, fastest = max(known, key=lambda run: run.overlap_ratio or 0), max(others, key=lambda run: run.speedup or 0)
     story = (
-        f"{hides.label} hides most, {percent(hides.overlap_ratio)} of its communication; its step is "
+        f"{hides.label} hides most, {percent(hides.overlap_ratio)} of its communication; its median step is "
         f"{_change(hides)} than that of {base.label}."
     )
     if fastest is not hides and (fastest.speedup or 0) > 1:
         story += (
-            f" {fastest.label} is fastest: its step is {_change(fastest)}, and it hides "
+            f" {fastest.label} is fastest: its median step is {_change(fastest)}, and it hides "
             f"{percent(fastest.overlap_ratio)}.{_communicates(fastest, base)}"
         )
     told = [story + " Time is saved in two ways: by hiding communication, and by having less of it."]

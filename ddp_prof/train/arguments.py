@@ -29,6 +29,7 @@ class Arguments(RunConfig):
     key: str | None = None
     profiler: str | None = None
     kineto: Path | None = None
+    accounting: bool = False
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -160,6 +161,11 @@ def _add_experiment(group: argparse._ArgumentGroup) -> None:
 
 def _add_output(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--run-json", type=Path, metavar="PATH", help="describe the run here, last and on success only")
+    group.add_argument(
+        "--accounting",
+        action="store_true",
+        help="first print what a step of one rank computes, keeps and sends: FLOPs, parameters, activations, gradients",
+    )
     group.add_argument("--key", metavar="HEX", help="goes into the run.json as it is")
     group.add_argument("--profiler", metavar="TEXT", help="what records this run; goes into the run.json as it is")
     group.add_argument(

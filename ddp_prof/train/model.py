@@ -102,6 +102,29 @@ class SwiGLU(nn.Module):
         return result
 
 
+def activation_bytes(model: nn.Module, tokens: Tensor) -> int:
+    """What autograd keeps of a forward for backward, each storage once, parameters left out.
+
+    Args:
+        model: A model; on the ``meta`` device nothing is computed.
+        tokens: Its input ``[batch, seq]``, on the same device.
+    """
+    own = {id(parameter) for parameter in model.parameters()}
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if id(tensor) not in own and (tensor._base is None or id(tensor._base) not in own):
+            kept[storage._cdata] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        logits: Tensor = model(tokens)
+        loss = functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+    assert loss.requires_grad
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
 def rotary_angles(length: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Cosine and sine ``[length, width / 2]`` of each position's turn of each pair of dimensions."""
     exponents = torch.arange(0, width, 2, device=device, dtype=torch.float32) / width

@@ -19,7 +19,7 @@ from ddp_prof.manifest import write_manifest
 from ddp_prof.train.data import scatter_batches
 from ddp_prof.train.memory import check_memory, count_state, resident_bytes
 from ddp_prof.train.messages import MessageLog
-from ddp_prof.train.model import TransformerLM
+from ddp_prof.train.model import TransformerLM, activation_bytes
 from ddp_prof.train.numerics import check_numerics, set_numerics
 from ddp_prof.train.process_group import RankInfo, choose_device, count_ranks_per_gpu, process_group
 from ddp_prof.train.profiler import choose_window
@@ -70,6 +70,8 @@ def run(arguments: Arguments, place: RankInfo, device: torch.device, backend: st
         OutOfMemoryError: It does not fit.
         CommunicationError: Another rank ended.
     """
+    if arguments.accounting and place.rank == 0:
+        _say(describe_step(arguments, place.world))
     sharing = count_ranks_per_gpu(arguments, place, device)
     group = process_group(place, device, backend, arguments.timeout, ranks_per_gpu=sharing)
     with group, _clear_errors(arguments, place):
@@ -88,6 +90,24 @@ def run(arguments: Arguments, place: RankInfo, device: torch.device, backend: st
         )
         kept = (f"{name} {size / 2**20:.1f} MB" for name, size in asdict(measured.state_bytes).items())
         _say(f"{arguments.variant}: rank 0 keeps between steps: {', '.join(kept)}")
+
+
+def describe_step(arguments: Arguments, world: int) -> str:
+    """What a step of one rank computes, keeps and sends, by arithmetic and one forward without data; float32."""
+    size = MODEL_SIZES[arguments.model_size]
+    local = arguments.batch_size // world
+    with torch.device("meta"):
+        model = TransformerLM(size, checkpoint_blocks=arguments.activation_checkpointing)
+        kept = activation_bytes(model, torch.zeros(local, arguments.seq_len, dtype=torch.long))
+    gradients = size.gradient_bytes()
+    return (
+        f"accounting of a step of one rank ({local} x {arguments.seq_len} tokens, float32): "
+        f"{size.step_flops(local * arguments.seq_len, arguments.seq_len):.4g} FLOPs, "
+        f"{size.parameters:,} parameters ({4 * size.parameters / 2**20:.1f} MB), "
+        f"activations {kept / 2**20:.1f} MB (attention not fused), "
+        f"gradients {gradients / 2**20:.1f} MB, sent by a ring all-reduce "
+        f"{2 * (world - 1) / world * gradients / 2**20:.1f} MB"
+    )
 
 
 def make_trainer(arguments: Arguments, device: torch.device, rank: int) -> Trainer:

@@ -29,6 +29,24 @@ class ModelSize:
         block = 4 * self.d_model**2 + 3 * self.d_model * self.d_ff + 2 * self.d_model
         return self.layers * block + self.d_model + 2 * VOCABULARY * self.d_model
 
+    def step_flops(self, tokens: int, seq_len: int) -> int:
+        """Multiplications and additions of matrix products in forward and backward of a step.
+
+        2 for each weight of a matrix and token, the embedding being a look-up; 4 seq_len d_model for each token in each
+        attention (scores and weighted values, the masked half counted); backward costs twice forward (Kaplan et al.
+        2020, section 2.1). Activation checkpointing adds one more forward of the blocks.
+
+        Args:
+            tokens: Of one rank in a step.
+            seq_len: Tokens of a sequence.
+        """
+        weights = self.layers * (4 * self.d_model**2 + 3 * self.d_model * self.d_ff) + VOCABULARY * self.d_model
+        return 3 * tokens * (2 * weights + 4 * self.layers * seq_len * self.d_model)
+
+    def gradient_bytes(self) -> int:
+        """What every variant has to reduce in a step, in float32."""
+        return 4 * self.parameters
+
 
 MODEL_SIZES = {
     "tiny": ModelSize(32, 64, 2, 2),  # for tests

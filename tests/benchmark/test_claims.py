@@ -144,5 +144,5 @@ class TestHere:
         assert verdicts(timings)["overlap_beats_naive"] == "yes"
 
 
-def test_every_conclusion_has_a_name_of_its_own() -> None:
+def test_every_claim_has_a_name_of_its_own() -> None:
     assert len({item.name for item in CLAIMS}) == len(CLAIMS)

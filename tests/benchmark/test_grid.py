@@ -48,6 +48,13 @@ def test_variants_are_interleaved_and_repeats_are_rounds() -> None:
     assert len(set(jobs)) == len(jobs) == 3 * 2 * 4
 
 
+def test_variants_other_than_bucketed_run_with_their_default_bucket_size() -> None:
+    found = {
+        job.config.variant: job.config.bucket_size_mb for job in replace(GRID, variants=("naive", "sharded")).jobs()
+    }
+    assert found == {"naive": None, "sharded": 25.0}
+
+
 def test_two_gpus_run_the_published_study() -> None:
     grid = choose_grid(parse(), default_grid(2))
     assert (grid.model_sizes, grid.world_sizes, grid.variants) == (("xl",), (2,), VARIANT_NAMES)

@@ -27,7 +27,7 @@ def supported(sweep: Sweep) -> dict[tuple[str, str, str], Observation]:
     }
 
 
-def test_a_fact_is_the_figure_it_names() -> None:
+def test_an_observation_is_the_effect_it_names() -> None:
     found = supported(study_like())
     step = found["step", "naive", "overlap"].effect
     expected = [1 - (base + 90) / (base + 140) for base in (100, 140, 190)]
@@ -36,7 +36,7 @@ def test_a_fact_is_the_figure_it_names() -> None:
     assert found["communication", "naive", "overlap"].effect.value == pytest.approx(0.64, abs=0.02)
 
 
-def test_equal_within_a_limit_is_a_fact_of_its_own() -> None:
+def test_equal_within_a_limit_is_an_observation_of_its_own() -> None:
     sweep = Sweep(noise=0.003)
     for variant in ("naive", "flat", "overlap"):
         sweep.add(variant, 100, 50)

@@ -126,7 +126,7 @@ class TestStudy:
         absent = next(row for row in view.rows if row["context"] == 512)
         assert (absent["study_step_ms"] is None, absent["step_ms"], absent["status"]) == (False, None, None)
 
-    def test_each_conclusion_is_judged_for_both(self) -> None:
+    def test_each_claim_is_checked_for_both(self) -> None:
         view = claims_view(testbed_of(study_like()), load_study("cs336"))
         assert view.title == (
             "Of 9 claims that the study's own figures support, 9 hold here, 0 do not, 0 cannot be decided"
@@ -145,7 +145,7 @@ class TestWords:
         assert re.search(r"Overlap takes \d+ % \(.*\) off the step of naive\.", quiet)
         assert "off the step of naive" not in loud
 
-    def test_each_kind_of_fact_has_its_sentence(self) -> None:
+    def test_each_kind_of_observation_has_its_sentence(self) -> None:
         sweep = study_like()
         for variant in ("naive", "overlap"):
             sweep.add(variant, 300, 100, work=(8, 64), synchronized_ms=60, trace_comm_ns=1, trace_overlapped_ns=1,
@@ -320,7 +320,7 @@ class TestFiles:
         assert "![" not in text
         assert "## Its claims" in text
 
-    def test_places_have_files_of_their_own(self, tmp_path: Path) -> None:
+    def test_testbeds_have_files_of_their_own(self, tmp_path: Path) -> None:
         sweep = exact()
         sweep.add("naive", 100, 40, model_size="a/../b")
         write_results(testbeds_of(sweep), None, tmp_path / "new")

@@ -73,7 +73,7 @@ def test_speedups_are_over_naive_of_the_same_work() -> None:
     assert found[1].communication_speedup.value == pytest.approx(2.5)
 
 
-def test_environments_models_and_worlds_are_places_of_their_own() -> None:
+def test_environments_models_and_worlds_are_testbeds_of_their_own() -> None:
     sweep = Sweep(noise=0)
     sweep.add("naive", 100, 50)
     sweep.add("flat", 50, 20, model_size="small")

@@ -25,7 +25,9 @@ MERGE = """
 def script(chromium: Any) -> Any:
     page = chromium.new_page()
     for name in ("tracks.js", "merge.js"):
-        page.add_script_tag(content=(files("ddp_prof.present.timeline") / "assets" / name).read_text(encoding="utf-8"))
+        page.add_script_tag(
+            content=(files("ddp_prof.present.timeline") / "assets" / "data" / name).read_text(encoding="utf-8")
+        )
     yield page
     page.close()
 

@@ -29,6 +29,28 @@ def test_a_report_opens_from_disk(visit: Visit, tmp_path: Path, monkeypatch: pyt
     assert {url.rpartition("/")[0] for url in visit.requests} == {tmp_path.as_uri()}
 
 
+def test_pages_lead_to_each_other(visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))
+    write_report([run_of(cpu_run(shift=4), "naive"), run_of(cpu_run(), "overlap")], tmp_path)
+    visit.open(tmp_path / "naive-why.html")
+    visit.page.locator('nav a[rel="next"]').click()
+    visit.page.wait_for_url("**/overlap-why.html*")
+    assert visit.page.locator('nav a[rel="next"]').count() == 0
+    visit.page.select_option("#steps", "1")
+    assert visit.page.url.endswith("#step=1")
+    visit.page.locator("#collectives").get_by_text("step 1").wait_for()
+    visit.page.get_by_role("link", name="timeline").click()
+    visit.wait_for_timeline()
+    assert visit.ask("page.step") == 1
+    visit.page.get_by_role("link", name="← all runs").click()
+    visit.page.wait_for_url("**/index.html")
+    for name in ("index", "naive", "overlap-why"):
+        visit.page.goto((tmp_path / f"{name}.html").as_uri())
+        assert visit.count("h1") == 1
+        assert len(visit.page.title()) < 80
+    assert visit.complaints == []
+
+
 def test_a_figure_is_repainted_with_the_readers_look(visit: Visit, tmp_path: Path) -> None:
     palette = theme.LIGHT
     trace = go.Bar(

@@ -63,7 +63,8 @@ def busy_run() -> Source:
     spans = replace(drawn.spans, start_ns=drawn.spans.start_ns * scale, end_ns=drawn.spans.end_ns * scale,
                     name_id=drawn.spans.name_id + 2)  # fmt: skip
     trace = replace(drawn, names=("gemm", "ncclDevKernel", *drawn.names), spans=spans,
-                    activities=table(Activities, rows), calls=table(Calls, calls))  # fmt: skip
+                    activities=table(Activities, rows), calls=table(Calls, calls),
+                    launching_calls=None)  # fmt: skip
     return source_of("busy", trace)
 
 
@@ -159,7 +160,7 @@ class TestDrawing:
         visit.open_timeline(write(build_timeline(run_of(cpu_run()).sources), tmp_path))
         assert visit.ask("page.element.layout.paper_bgcolor") == palette.paper
         fills = visit.ask("page.element.data.map(({ fillcolor }) => fillcolor).filter(Boolean)")
-        assert {fill[:7] for fill in fills} <= {*palette.colors.values(), palette.paper, palette.notice}
+        assert {fill[:7] for fill in fills} <= {*palette.colors.values(), palette.paper, palette.notice, palette.text}
 
     def test_a_category_switched_off_takes_its_labels_with_it(self, visit: Visit, tmp_path: Path) -> None:
         visit.open_timeline(write(build_timeline(run_of(cpu_run(), "naive").sources), tmp_path))
@@ -194,7 +195,7 @@ class TestSums:
     def test_sums_of_a_real_capture(self, visit: Visit, tmp_path: Path, shared_traces: Path, name: str) -> None:
         trace = load_trace(shared_traces / f"{name}.sqlite")
         rank_events = find_rank_events(trace)
-        model = build_timeline([Source(name, trace, rank_events)])
+        model = build_timeline([source_of(name, trace)])
         visit.open_timeline(write(model, tmp_path))
         zero = min(int(events.steps.start_ns[0]) for events in rank_events)
         length = model.end_ns - model.start_ns

@@ -167,6 +167,7 @@ def interrupted(at: int, trace: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.1, 0.4, 0.7, 0.95])
 def test_an_interrupted_command_leaves_the_trace_as_it_was(share: float, trace: Path) -> None:
     before = hashlib.sha256(trace.read_bytes()).digest()

@@ -69,8 +69,31 @@ def compressed(rank: int) -> dict[str, Any]:
     return found
 
 
+def stepped(rank: int) -> dict[str, Any]:
+    """Five steps of AdamW in backward on this rank's half, and in one process on all samples; refused options."""
+    weights = {}
+    x = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(3))
+    for name in ("in backward", "one process"):
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
+        if name == "in backward":
+            variant = BucketedDDP(model, LAYER_MB, step_in_backward=lambda own: torch.optim.AdamW(own, lr=0.05))
+            for _ in range(5):
+                variant(x[rank * 4 : rank * 4 + 4]).square().mean().backward()
+                variant.finish_gradient_synchronization()
+            gradients = [parameter.grad for parameter in model.parameters()]
+        else:
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+            for _ in range(5):
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+        weights[name] = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    return {**weights, "gradients": gradients, "left": variant.optimizer_parameters()}
+
+
 def everything(rank: int) -> dict[str, Any]:
-    return {"rebuilt": rebuilt(rank), "compressed": compressed(rank)}
+    return {"rebuilt": rebuilt(rank), "compressed": compressed(rank), "stepped": stepped(rank)}
 
 
 @pytest.fixture(scope="module")
@@ -98,3 +121,16 @@ def test_the_error_of_bf16_is_as_stated(results: list[dict[str, Any]]) -> None:
 def test_there_is_no_other_compression() -> None:
     with pytest.raises(ValueError, match="compression must be None or 'bf16'"):
         BucketedDDP(nn.Linear(2, 2), 1, compression="zip")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_steps_in_backward_equal_one_process(results: list[dict[str, Any]], rank: int) -> None:
+    found = results[rank]["stepped"]
+    torch.testing.assert_close(found["in backward"], found["one process"], rtol=1e-4, atol=1e-5)
+    assert found["gradients"] == [None] * 8
+    assert found["left"] == []
+
+
+def test_steps_in_backward_go_with_no_other_option() -> None:
+    with pytest.raises(ValueError, match="step_in_backward goes with no other option"):
+        BucketedDDP(nn.Linear(2, 2), 1, compression="bf16", step_in_backward=torch.optim.SGD)

@@ -82,13 +82,13 @@ def test_equal_correlation_ids_of_two_processes_are_not_mixed_up(tmp_path: Path)
 
 
 @pytest.mark.parametrize("product", GENERATIONS)
-def test_a_range_still_open_at_the_end_lasts_as_long_as_the_capture(product: str, tmp_path: Path) -> None:
+def test_a_step_still_open_at_the_end_is_no_step(product: str, tmp_path: Path) -> None:
     capture = Capture(
-        kernels=[Kernel("gemm", 60, 70, launch=50, thread=1)],
-        ranges=[Range("step 0", 10, None, 1), Range("later", 80, 90, 1)],
+        kernels=[Kernel("gemm", 20, 30, launch=15, thread=1), Kernel("gemm", 60, 70, launch=55, thread=1)],
+        ranges=[Range("step 0", 10, 40, 1), Range("step 1", 50, None, 1), Range("later", 80, 90, 1)],
     )
     (rank,) = overlap_of(write_capture(tmp_path / "x.sqlite", capture, product)).ranks
-    assert (rank.steps[0].kernels, rank.steps[0].host_ns) == (1, 80)
+    assert [(step.step, step.kernels, step.host_ns) for step in rank.steps] == [(0, 1, 30)]
 
 
 def test_domains_count_per_process(tmp_path: Path) -> None:

@@ -42,5 +42,6 @@ def run_of(trace: Trace, name: str = "overlap", label: str | None = None) -> Rep
     result = result_of(trace, label)
     (summary,) = compare_variants([result])
     step = typical_step(explanation.run.ranks)
-    steps = {} if step is None else {step: view_step(explanation.run, step)}
+    shown = {found.step for rank in result.ranks for found in rank.steps if found.step is not None}
+    steps = {number: ranks for number in sorted(shown) if (ranks := view_step(explanation.run, number))}
     return ReportRun(name, result, (source_of(label, trace),), explanation, summary, steps, step)

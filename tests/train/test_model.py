@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from ddp_prof.train.data import make_tokens
-from ddp_prof.train.model import TransformerLM, rotary_angles, rotate
+from ddp_prof.train.model import TransformerLM, activation_bytes, rotary_angles, rotate
 from ddp_prof.train.sizes import MODEL_SIZES, VOCABULARY
 
 PARAMETERS = {
@@ -63,3 +66,38 @@ def test_tokens_are_the_same_for_a_seed() -> None:
     assert tokens.shape == (3, 4, 6)
     assert torch.equal(tokens, make_tokens(3, 4, 5, seed=1))
     assert not torch.equal(tokens, make_tokens(3, 4, 5, seed=2))
+
+
+@pytest.mark.parametrize(("batch", "seq_len"), [(1, 16), (3, 32)])
+def test_flops_are_those_that_torch_counts(batch: int, seq_len: int) -> None:
+    model = TransformerLM(MODEL_SIZES["tiny"])
+    tokens = torch.zeros(batch, seq_len, dtype=torch.long)
+    counter = FlopCounterMode(display=False)
+    with counter, sdpa_kernel(SDPBackend.MATH):
+        functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+    assert MODEL_SIZES["tiny"].step_flops(batch * seq_len, seq_len) == counter.get_total_flops()
+
+
+def test_activations_are_what_autograd_keeps() -> None:
+    class Squares(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Embedding(10, 4)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.table(tokens).square()
+
+    tokens = torch.zeros(2, 3, dtype=torch.long)
+    indices, rows, softmax, weight = 6 * 8, 6 * 4 * 4, 6 * 4 * 4, 4
+    assert activation_bytes(Squares(), tokens) == indices + rows + softmax + weight
+
+
+def test_checkpointing_keeps_less_and_meta_tensors_are_counted_alike() -> None:
+    kept = {}
+    for device in ("cpu", "meta"):
+        for checkpoint in (False, True):
+            with torch.device(device), sdpa_kernel(SDPBackend.MATH):
+                model = TransformerLM(MODEL_SIZES["tiny"], checkpoint_blocks=checkpoint)
+                kept[device, checkpoint] = activation_bytes(model, torch.zeros(2, 16, dtype=torch.long))
+    assert kept["cpu", True] < kept["cpu", False]
+    assert kept["meta", False] == kept["cpu", False]

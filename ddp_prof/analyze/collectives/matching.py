@@ -9,7 +9,7 @@ Sends and receives are no collectives and have no match.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 
     from ddp_prof.analyze.collectives.timing import RankCollectives
     from ddp_prof.trace import Ints
+
+LEAST_COMMON_STEPS = 3
+"""Steps that two ranks must have in common to tell by how many steps one is ahead."""
+
+CLEARLY = 3
+"""So many times less must ends scatter with steps moved than as they are."""
 
 _NO_COLLECTIVE = OPERATIONS.index(POINT_TO_POINT)
 
@@ -92,3 +98,50 @@ def _agree(ranks: Sequence[RankCollectives], rows: Sequence[int]) -> bool:
     operations = {int(timings.operation[row]) for timings, row in parts}
     sizes = {int(timings.bytes[row]) for timings, row in parts} - {UNKNOWN}
     return len(operations) == 1 and len(sizes) <= 1
+
+
+def shift_unnumbered_steps(ranks: Sequence[RankCollectives]) -> tuple[tuple[RankCollectives, ...], int]:
+    """Let steps without numbers begin at the same one on all ranks, and say on how many ranks they did not.
+
+    Recordings of two files may begin a step apart. Then the n-th step of one rank is the one before or after it on the
+    other, which the differences of their collectives' ends tell: of the right shift they are nearly constant, as clocks
+    differ by a constant, and of a wrong one they scatter as steps do.
+    """
+    unnumbered = [rank for rank in ranks if len(rank.times) and np.all(rank.step_numbers == UNKNOWN)]
+    if len(unnumbered) < 2:
+        return tuple(ranks), 0
+    first = unnumbered[0]
+    shifts = {id(rank): _shift(first, rank) for rank in unnumbered[1:] if rank.clock != first.clock}
+    if not any(shifts.values()):
+        return tuple(ranks), 0
+    # One is added to all, so that no key is negative.
+    moved = {id(rank): replace(rank, step_keys=rank.keys_of_steps + 1 + shifts.get(id(rank), 0)) for rank in unnumbered}
+    return tuple(moved.get(id(rank), rank) for rank in ranks), sum(shift != 0 for shift in shifts.values())
+
+
+def _shift(first: RankCollectives, other: RankCollectives) -> int:
+    """By how many steps the other rank's are to be moved, 0 where nothing speaks clearly for another number."""
+    scatter = {shift: _scatter_of_ends(first, other, shift) for shift in (0, -1, 1)}
+    best = min(scatter, key=scatter.__getitem__)
+    return best if CLEARLY * scatter[best] < scatter[0] else 0
+
+
+def _scatter_of_ends(first: RankCollectives, other: RankCollectives, shift: int) -> float:
+    """Median distance of the ends' differences from their median, infinite where fewer than three steps are common."""
+    ends, moved = _ends(first, 0), _ends(other, shift)
+    common = [key for key in ends if key in moved]
+    if len({step for step, _ in common}) < LEAST_COMMON_STEPS:
+        return float("inf")
+    difference = np.array([ends[key] - moved[key] for key in common])
+    return float(np.median(np.abs(difference - np.median(difference))))
+
+
+def _ends(rank: RankCollectives, shift: int) -> dict[tuple[int, int], int]:
+    """End of each collective by its step, moved by so many, and its position in it."""
+    count: Counter[int] = Counter()
+    ends = {}
+    for step, end in zip(rank.timings.step.tolist(), rank.timings.end_ns.tolist(), strict=True):
+        if step != UNKNOWN:
+            ends[step + shift, count[step]] = end
+            count[step] += 1
+    return ends

@@ -13,7 +13,7 @@ import numpy as np
 
 from ddp_prof.analyze.collectives.clock_alignment import Alignment, align_clocks
 from ddp_prof.analyze.collectives.exposure import Exposure, explain_exposure
-from ddp_prof.analyze.collectives.matching import Matches, match_collectives
+from ddp_prof.analyze.collectives.matching import Matches, match_collectives, shift_unnumbered_steps
 from ddp_prof.analyze.collectives.timing import RankCollectives, find_timings
 from ddp_prof.analyze.quality.diagnostics import diagnose
 from ddp_prof.manifest import label_of
@@ -118,11 +118,15 @@ def merge_analyses(parts: Sequence[RunAnalysis]) -> RunAnalysis:
     """
     if not parts:
         raise ValueError("no traces to merge")
-    ranks = [rank for part in parts for rank in part.ranks]
+    ranks, shifted = shift_unnumbered_steps([rank for part in parts for rank in part.ranks])
+    note = f"steps without numbers: {shifted} of {len(ranks)} ranks began to record another number of steps earlier"
     return replace(
         parts[0],
         ranks=_told_apart(sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0))),
-        trace_warnings=tuple(dict.fromkeys(warning for part in parts for warning in part.trace_warnings)),
+        trace_warnings=(
+            *((note,) if shifted else ()),
+            *dict.fromkeys(warning for part in parts for warning in part.trace_warnings),
+        ),
     )
 
 

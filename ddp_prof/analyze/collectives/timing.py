@@ -116,10 +116,14 @@ class RankCollectives:
         return f"process {self.process}" + (f" of {self.qualifier}" if self.qualifier else "")
 
     @property
+    def keys_of_steps(self) -> Ints:
+        """The key of each step; a capture without steps counts as step 0."""
+        return np.where(self.step_keys == UNKNOWN, np.arange(len(self.step_keys)), self.step_keys)
+
+    @property
     def keys(self) -> Ints:
-        """The key of each collective's step, ``UNKNOWN`` outside of any; a capture without steps counts as step 0."""
-        keys = np.where(self.step_keys == UNKNOWN, np.arange(len(self.step_keys)), self.step_keys)
-        of_collective: Ints = np.append(keys, UNKNOWN)[self.timings.step]
+        """The key of each collective's step, ``UNKNOWN`` outside of any."""
+        of_collective: Ints = np.append(self.keys_of_steps, UNKNOWN)[self.timings.step]
         return of_collective
 
 

@@ -34,6 +34,8 @@ class VariantSummary:
         overlap_ratio: Share of all communication of all ranks that compute hides, 0 to 1.
         overlap_ratio_without_outliers: The same without the steps that alone hold a large part of the exposed time;
             ``None`` where there are none.
+        window_ns: The device's window of a step that communicates; ``compute_only_ns`` and ``exposed_memory_ns`` are
+            parts of it, and ``idle_ns`` is what they and communication leave of it.
         speedup: Step time of the ``naive`` run over this one's; ``None`` where there is no such run.
     """
 
@@ -54,6 +56,10 @@ class VariantSummary:
     step_half_width_ns: int | None = None
     exposed_half_width_ns: int | None = None
     overlap_ratio_without_outliers: float | None = None
+    window_ns: int | None = None
+    compute_only_ns: int | None = None
+    exposed_memory_ns: int | None = None
+    idle_ns: int | None = None
 
 
 def compare_variants(results: Sequence[TraceOverlap]) -> tuple[VariantSummary, ...]:
@@ -91,7 +97,20 @@ def _summary(result: TraceOverlap, naive: StepMedian | None) -> VariantSummary:
         step_half_width_ns=_half_width(step),
         exposed_half_width_ns=_half_width(exposed),
         overlap_ratio_without_outliers=outliers.overlap_ratio_without if outliers else None,
+        **_parts(result, communicating, comm),
     )
+
+
+def _parts(result: TraceOverlap, steps: Sequence[StepOverlap], comm: StepMedian | None) -> dict[str, int | None]:
+    """Medians of the parts of the window; what is left of the median window is idle."""
+    window = _value(_median(result, lambda step: step.window_ns, steps))
+    compute_only = _value(_median(result, lambda step: step.compute_only_ns, steps))
+    memory = _value(_median(result, lambda step: step.exposed_memory_ns, steps))
+    if window is None or compute_only is None or memory is None or comm is None:
+        idle = None
+    else:
+        idle = max(0, window - compute_only - memory - round(comm.value))
+    return {"window_ns": window, "compute_only_ns": compute_only, "exposed_memory_ns": memory, "idle_ns": idle}
 
 
 def _host_ns(step: StepOverlap) -> int | None:

@@ -82,7 +82,7 @@ def results_markdown(
     Args:
         testbeds: The testbeds.
         study: A published study to put beside each.
-        pictures: The names of each place's pictures beside the text.
+        pictures: The names of each testbed's pictures beside the text.
     """
     parts = ["# Results\n"]
     if len(testbeds) > 1:

@@ -126,19 +126,19 @@ def comparison_rows(study: Sequence[Timing], summaries: Sequence[SettingSummary]
     ours = {summary.setting: summary for summary in summaries}
     naive = {timing.setting.workload: timing for timing in study if timing.setting.variant == BASELINE}
     rows: list[Row] = []
-    for item in study:
-        setting, own = item.setting, ours.get(item.setting)
+    for published in study:
+        setting, own = published.setting, ours.get(published.setting)
         base, timing = naive.get(setting.workload), own.timing if own else None
         rows.append(
             {
                 "variant": setting.label,
                 "batch": setting.local_batch_size,
                 "context": setting.seq_len,
-                "study_status": item.status,
-                "study_step_ms": value_ms(item.step_ns),
-                "study_comm_ms": value_ms(item.communication_ns),
-                "study_comm_%": share_percent(item),
-                "study_speedup": _speedup(base, item),
+                "study_status": published.status,
+                "study_step_ms": value_ms(published.step_ns),
+                "study_comm_ms": value_ms(published.communication_ns),
+                "study_comm_%": share_percent(published),
+                "study_speedup": _speedup(base, published),
                 "status": status_text(own) if own else None,
                 "step_ms": value_ms(timing.step_ns) if timing else None,
                 "step_±_ms": half_ms(timing.step_ns) if timing else None,

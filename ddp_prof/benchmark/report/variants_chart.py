@@ -24,7 +24,8 @@ def draw_variants(results: TestbedResults, palette: Palette = theme.LIGHT) -> go
     import plotly.graph_objects as go
 
     rows = chart_rows(results)
-    drawn = [(row, item) for row, item in enumerate(rows) if not isinstance(item, str) and item.timing.step_ns]
+    settings = [(row, summary) for row, summary in enumerate(rows) if not isinstance(summary, str)]
+    drawn = [(row, summary) for row, summary in settings if summary.timing.step_ns]
     figure_layout = layout(
         results, palette, _headline(results), TOP + _BOTTOM + _ROW * max(1, len(rows)), b=_BOTTOM, r=150
     )
@@ -35,7 +36,7 @@ def draw_variants(results: TestbedResults, palette: Palette = theme.LIGHT) -> go
             "tickmode": "array", "tickvals": list(range(len(rows))), "ticktext": [_tick(row) for row in rows],
             "range": [len(rows) - 0.5, -0.5], "showgrid": False, "zeroline": False, "fixedrange": True,
         },
-        "annotations": [_label(row, item, palette) for row, item in enumerate(rows) if not isinstance(item, str)],
+        "annotations": [_label(row, summary, palette) for row, summary in settings],
     }  # fmt: skip
     return go.Figure([_rest(drawn, palette), _communication(drawn, palette)], figure_layout)
 
@@ -61,7 +62,7 @@ def _communication_ms(summary: SettingSummary) -> float:
 
 
 def _rest(drawn: list[tuple[int, SettingSummary]], palette: Palette) -> dict[str, Any]:
-    lengths = [(value_ms(item.timing.step_ns) or 0.0) - _communication_ms(item) for _, item in drawn]
+    lengths = [(value_ms(summary.timing.step_ns) or 0.0) - _communication_ms(summary) for _, summary in drawn]
     return {
         "type": "bar", "orientation": "h", "name": "rest of the step", "width": 0.7, "hoverinfo": "skip",
         "x": lengths, "y": [row for row, _ in drawn], "marker": {"color": palette.colors[theme.COMPUTE_ONLY]},
@@ -72,13 +73,13 @@ def _communication(drawn: list[tuple[int, SettingSummary]], palette: Palette) ->
     return {
         "type": "bar", "orientation": "h", "width": 0.7,
         "name": "communication by the host timer (without synchronizing)",
-        "x": [_communication_ms(item) for _, item in drawn], "y": [row for row, _ in drawn],
+        "x": [_communication_ms(summary) for _, summary in drawn], "y": [row for row, _ in drawn],
         "marker": {"color": palette.colors[theme.COMMUNICATION]},
         "error_x": {
-            "type": "data", "array": [half_ms(item.timing.step_ns) or 0.0 for _, item in drawn],
+            "type": "data", "array": [half_ms(summary.timing.step_ns) or 0.0 for _, summary in drawn],
             "color": palette.notice, "thickness": 1.5, "width": 4,
         },
-        "hovertext": [_hover(item) for _, item in drawn], "hovertemplate": "%{hovertext}<extra></extra>",
+        "hovertext": [_hover(summary) for _, summary in drawn], "hovertemplate": "%{hovertext}<extra></extra>",
     }  # fmt: skip
 
 

@@ -79,11 +79,11 @@ class Grid:
         ]
 
     def _candidates(self) -> list[tuple[str, float | None]]:
-        """The variants, ``bucketed`` once for each bucket size."""
+        """The variants, ``bucketed`` once for each bucket size, others with their default."""
         return [
             (variant, size)
             for variant in self.variants
-            for size in (self.bucket_sizes_mb if variant == BUCKETED else (None,))
+            for size in (self.bucket_sizes_mb if variant == BUCKETED else (VARIANTS[variant].default_bucket_size_mb,))
         ]
 
     def _config(self, variant: tuple[str, float | None], size: tuple[str, int, int, int]) -> RunConfig:

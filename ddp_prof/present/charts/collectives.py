@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddp_prof.analyze.collectives.exposure import BLOCKING_CALL, LAUNCHED_LATE, PEER_WAIT, QUEUED, TRANSFER, WHYS
@@ -32,7 +33,10 @@ ELSEWHERE_COLOR = "#fada91"
 MOST_ROWS = 60
 """Collectives that a figure shows; of more, those that are exposed longest."""
 
-_TOP, _ROW, _BOTTOM, _LEFT = 150, 20, 60, 190
+LINE = 150
+"""Characters of a line below the title."""
+
+_TOP, _ROW, _BOTTOM, _LEFT = 170, 20, 60, 190
 
 
 class _Row(NamedTuple):
@@ -200,12 +204,12 @@ def _layout(
     there, shown = sum(len(rank.collectives) for rank in ranks), sum(row.line is not None for row in rows)
     if shown < there:
         where += f" (the {shown} of {there} collectives that are exposed longest)"
-    parts = [f"{shown_name(run.label)}, {where}", *filter(None, [as_text(headline.detail)])]
+    detail = "".join(f"<br>{as_text(line)}" for line in wrap(headline.detail, LINE))
     return {
         **chart_frame(
             palette,
             title=as_text(headline.claim),
-            subtitle="  ·  ".join([notice, *parts]),
+            subtitle=f"{notice}  ·  {shown_name(run.label)}, {where}{detail}",
             height=_TOP + _BOTTOM + _ROW * max(4, len(rows)), t=_TOP, b=_BOTTOM, l=_LEFT, r=40,
         ),
         "barmode": "overlay",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ddp_prof.present.charts import theme
 from ddp_prof.present.charts.frame import LEGEND, chart_frame
 from ddp_prof.present.charts.theme import percent
@@ -16,30 +14,27 @@ if TYPE_CHECKING:
 
     import plotly.graph_objects as go
 
-    from ddp_prof.analyze.overlap.overlap import StepOverlap, TraceOverlap
+    from ddp_prof.analyze.overlap.comparison import VariantSummary
+    from ddp_prof.analyze.overlap.overlap import TraceOverlap
     from ddp_prof.present.charts.theme import Palette
 
 _TOP, _ROW, _BOTTOM, _LEFT = 150, 46, 64, 170
 
 
-def draw_comparison(results: Sequence[TraceOverlap], palette: Palette = theme.LIGHT) -> go.Figure:
-    """A row a run, in the order given: at the left the mean step by parts, at the right the overlap of each step.
-
-    The mean, since the means of the parts sum to the mean of the whole, which medians do not.
-    """
+def draw_comparison(
+    results: Sequence[TraceOverlap], summaries: Sequence[VariantSummary], palette: Palette = theme.LIGHT
+) -> go.Figure:
+    """A row a run, in the order given: at the left the median step by parts, at the right the overlap of each step."""
     import plotly.graph_objects as go
 
-    figure = go.Figure([*_split_bars(results, palette), *_step_dots(results, palette), _totals(results, palette)])
-    figure.update_layout(_layout(results, palette))
+    figure = go.Figure([*_split_bars(summaries, palette), *_step_dots(results, palette), _totals(results, palette)])
+    figure.update_layout(_layout(results, summaries, palette))
     return figure
 
 
-def mean_parts(result: TraceOverlap) -> dict[str, float]:
-    """Mean length in milliseconds of each part of a step's window, over the steps of all ranks; empty without steps."""
-    steps = _steps(result)
-    if not steps:
-        return {}
-    return {part: float(np.mean([getattr(step, f"{part}_ns") for step in steps])) / 1e6 for part in theme.STRIP}
+def parts_ms(summary: VariantSummary) -> dict[str, float]:
+    """Median length in milliseconds of each part of a step's window, as in the table; empty without steps."""
+    return {part: (getattr(summary, f"{part}_ns") or 0) / 1e6 for part in theme.STRIP if summary.steps}
 
 
 def overlap_ratio(result: TraceOverlap) -> float | None:
@@ -48,22 +43,17 @@ def overlap_ratio(result: TraceOverlap) -> float | None:
     return sum(rank.overlapped_ns or 0 for rank in result.ranks) / comm_ns if comm_ns else None
 
 
-def _steps(result: TraceOverlap) -> list[StepOverlap]:
-    """The steps of all ranks; a capture without steps counts as none, not as one long step."""
-    return [step for rank in result.ranks for step in rank.steps if step.host_ns is not None]
-
-
-def _split_bars(results: Sequence[TraceOverlap], palette: Palette) -> list[dict[str, Any]]:
-    parts = [mean_parts(result) for result in results]
+def _split_bars(summaries: Sequence[VariantSummary], palette: Palette) -> list[dict[str, Any]]:
+    parts = [parts_ms(summary) for summary in summaries]
     return [
         {
             "type": "bar", "orientation": "h", "name": theme.LEGEND[part], "width": 0.62,
-            "x": lengths, "y": list(range(len(results))),
+            "x": lengths, "y": list(range(len(summaries))),
             "text": [f"{length:.3g}" if length else "" for length in lengths],
             "textposition": "inside", "insidetextanchor": "middle", "textangle": 0,
             "hovertext": [
-                f"<b>{shown_name(result.label)}: {theme.LEGEND[part]}</b><br>{length:.3f} ms a step"
-                for result, length in zip(results, lengths, strict=True)
+                f"<b>{shown_name(summary.label)}: {theme.LEGEND[part]}</b><br>{length:.3f} ms a step"
+                for summary, length in zip(summaries, lengths, strict=True)
             ],
             "hovertemplate": "%{hovertext}<extra></extra>",
             "marker": {"color": palette.colors[part], "line": {"width": 0.8, "color": palette.paper}},
@@ -114,10 +104,10 @@ def _totals(results: Sequence[TraceOverlap], palette: Palette) -> dict[str, Any]
     }  # fmt: skip
 
 
-def _layout(results: Sequence[TraceOverlap], palette: Palette) -> dict[str, Any]:
+def _layout(results: Sequence[TraceOverlap], summaries: Sequence[VariantSummary], palette: Palette) -> dict[str, Any]:
     axis = {"gridcolor": palette.line, "zeroline": False, "tickfont": {"color": palette.quiet}, "fixedrange": True}
     title = {"color": palette.quiet, "size": theme.FONT_SIZE}
-    longest = max((sum(mean_parts(result).values()) for result in results), default=0)
+    longest = max((sum(parts_ms(summary).values()) for summary in summaries), default=0)
     return {
         **chart_frame(
             palette,
@@ -133,7 +123,7 @@ def _layout(results: Sequence[TraceOverlap], palette: Palette) -> dict[str, Any]
         "legend": {**LEGEND, "traceorder": "normal"},
         "xaxis": {
             **axis, "domain": [0, 0.58], "range": [0, longest * 1.02 or 1],
-            "title": {"text": "mean step by parts, ms, over steps and ranks", "font": title, "standoff": 8},
+            "title": {"text": "median step by parts, ms, over steps and ranks", "font": title, "standoff": 8},
         },
         "xaxis2": {
             **axis, "domain": [0.66, 1], "range": [-4, 104], "anchor": "y", "ticksuffix": " %",

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 WATERFALL = "waterfall"
 """Name of the chart that tells what the runs changed of each other."""
-CHARTS = {"comparison": draw_comparison, "overlap-by-step": draw_overlap_by_step, "step-times": draw_step_times}
-"""The charts by name, in the order of the page."""
+CHARTS = ("comparison", "overlap-by-step", "step-times")
+"""Names of the charts of all runs, in the order of the page."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,9 @@ def write_report(runs: Sequence[ReportRun], folder: Path, waterfall: Waterfall |
         RunSection(name, run.result, run.summary, run.manifest, run.explanation)
         for name, run in zip(names, runs, strict=True)
     ]
-    charts = {name: draw([run.result for run in runs]) for name, draw in CHARTS.items()}
+    results, summaries = [run.result for run in runs], [run.summary for run in runs]
+    figures = (draw_comparison(results, summaries), draw_overlap_by_step(results), draw_step_times(results))
+    charts = dict(zip(CHARTS, figures, strict=True))
     if waterfall is not None and waterfall.changes:
         charts[WATERFALL] = draw_waterfall(waterfall)
     pictures = [(chart, folder / f"{name}.png") for name, chart in charts.items()]

@@ -12,7 +12,7 @@ from ddp_prof.present.html.page import json_in_page, markup, write_page
 from ddp_prof.present.timeline.encoding import overview, pack_boxes
 from ddp_prof.present.timeline.figure import shown_in_legend
 from ddp_prof.present.timeline.layout import MARGIN, PAGE, figure_layout, lay_out
-from ddp_prof.present.timeline.model import STRIP
+from ddp_prof.present.timeline.model import HOST, STRIP
 from ddp_prof.present.timeline.text import explanation, headline, plain_name
 
 if TYPE_CHECKING:
@@ -28,7 +28,10 @@ BOXES_READ_AT_ONCE = 100_000
 """A page with more shows an overview first."""
 
 _ASSETS = files("ddp_prof.present.timeline") / "assets"
-_SCRIPTS = ("columns", "tracks", "merge", "paint", "search", "inspect", "timeline", "controls", "start")
+_SCRIPTS = (
+    *(f"data/{name}" for name in ("columns", "tracks", "merge", "search")),
+    *(f"view/{name}" for name in ("ticks", "paint", "inspect", "details", "timeline", "controls", "address", "start")),
+)
 
 
 def write_timeline_page(
@@ -50,7 +53,7 @@ def write_timeline_page(
         values,
         title=headline(model),
         navigation=navigation,
-        css=_asset("timeline.css") + _colors(),
+        css=_asset("view/timeline.css") + _colors(),
         # All in one scope of its own.
         script="\n".join(["(() => {", '"use strict";', *(_asset(f"{name}.js") for name in _SCRIPTS), "})();"]),
         shared_plotly=shared_plotly,
@@ -58,7 +61,11 @@ def write_timeline_page(
 
 
 def _colors() -> str:
-    return "".join(f".{name} {{ color: {theme.LIGHT.colors[name]}; }}\n" for name in (theme.OVERLAPPED, theme.EXPOSED))
+    light, dark = (
+        " ".join(f".{name} {{ color: {palette.colors[name]}; }}" for name in (theme.OVERLAPPED, theme.EXPOSED))
+        for palette in (theme.LIGHT, theme.DARK)
+    )
+    return f"{light}\n@media (prefers-color-scheme: dark) {{ {dark} }}\n"
 
 
 def _asset(name: str) -> str:
@@ -108,6 +115,7 @@ def _row_data(model: Timeline, layout: Layout, packed: PackedBoxes) -> Iterator[
             "rank": rank,
             "lane": row.lane.title,
             "kind": row.lane.kind,
+            "is_host": row.lane.kind == HOST,
             "is_strip": row.lane.kind == STRIP,
             "from_launch": row.lane.from_launch,
             "top": round(top, 2),

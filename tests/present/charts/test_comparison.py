@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_prof.present.charts import theme
-from ddp_prof.present.charts.comparison import draw_comparison, mean_parts, overlap_ratio
+from ddp_prof.analyze.overlap.comparison import compare_variants
+from ddp_prof.present.charts import comparison, theme
+from ddp_prof.present.charts.comparison import overlap_ratio, parts_ms
+from ddp_prof.present.tables.comparison import compare_rows
 from tests.drawing import draw_trace
 from tests.present.runs import HOSTILE_TITLE, cpu_run, result_of
 
@@ -17,10 +19,17 @@ def bars(figure, category: str):
     return next(item for item in figure.data if item.name == theme.LEGEND[category])
 
 
-def test_means_of_the_parts_sum_to_the_mean_step() -> None:
-    for result in (HIDDEN, HALF, BARE):
-        windows = [step.window_ns for rank in result.ranks for step in rank.steps]
-        assert sum(mean_parts(result).values()) * 1e6 == pytest.approx(sum(windows) / len(windows))
+def draw_comparison(results):
+    return comparison.draw_comparison(results, compare_variants(results))
+
+
+def test_the_parts_are_those_of_the_table_and_sum_to_the_window() -> None:
+    for summary in compare_variants([HIDDEN, HALF, BARE]):
+        parts = parts_ms(summary)
+        (row,) = compare_rows([summary])
+        assert (parts["exposed"], parts["overlapped"]) == (row["exposed_ms"], row["overlapped_ms"])
+        assert row["comm_ms"] == pytest.approx(parts["exposed"] + parts["overlapped"])
+        assert sum(parts.values()) * 1e6 == pytest.approx(summary.window_ns)
 
 
 def test_a_row_a_run_in_the_order_given() -> None:
@@ -51,7 +60,7 @@ def test_the_headline_names_the_extremes_and_a_cpu() -> None:
 
 
 def test_what_cannot_be_known_is_left_out() -> None:
-    assert mean_parts(SILENT) == {}
+    assert parts_ms(compare_variants([SILENT])[0]) == {}
     assert overlap_ratio(SILENT) is None
     figure = draw_comparison([SILENT])
     assert [item.text for item in figure.layout.annotations] == ["<b>n/a</b>"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ddp_prof.present.charts import theme
-from ddp_prof.present.charts.collectives import CAUSE_COLORS, ELSEWHERE_COLOR
+from ddp_prof.present.charts.collectives import ELSEWHERE_COLOR, WHY_COLORS
 from ddp_prof.range_names import PHASES
 
 # Machado, Oliveira, Fernandes 2009, severity 1.0, for linear RGB.
@@ -61,7 +61,7 @@ def test_overlapped_and_exposed_differ_in_grey_and_can_be_read(palette: theme.Pa
 @pytest.mark.parametrize("palette", [theme.LIGHT, theme.DARK], ids=["light", "dark"])
 def test_what_is_counted_elsewhere_is_told_from_all_beside_it(palette: theme.Palette, sight: str) -> None:
     beside = [palette.colors[theme.OVERLAPPED], palette.colors[theme.EXPOSED], palette.colors[theme.COMPUTE]]
-    for color in (*beside, *CAUSE_COLORS.values()):
+    for color in (*beside, *WHY_COLORS.values()):
         assert np.linalg.norm(oklab(color, sight) - oklab(ELSEWHERE_COLOR, sight)) >= LEAST
 
 

@@ -174,7 +174,7 @@ class TestPages:
             assert SHARED_GPU in (tmp_path / page).read_text(encoding="utf-8")
         found = run.explanation.run
         figures = (
-            draw_comparison([run.result]),
+            draw_comparison([run.result], [run.summary]),
             draw_step_times([run.result]),
             draw_waterfall(measure_waterfall([(found, ())])),
             draw_step_collectives(found, 0, view_step(found, 0), Headline("tail")),

@@ -75,6 +75,7 @@ class Painter {
     this.pale = byCategory();
     this.edges = rectangles();
     this.marks = rectangles();
+    this.selection = rectangles();
     this.text = { x: [], y: [], text: [], color: [] };
     this.hidden = timeline.hidden;
     this.ink = new Map(timeline.categories.map(({ code, color }) => [code, inkOn(color)]));
@@ -134,14 +135,26 @@ class Painter {
   }
 
   /** A frame round what was found, or a tick above it where there is no room for a frame. */
-  #mark(row, from, to) {
+  #mark(row, from, to, marks = this.marks) {
     const line = 2 * this.pixel, x = (time) => this.#x(row, time);
     const { top, bottom } = row;
-    if (to - from < 3 * line) return this.marks.add(bottom, x(from), x(to), top + TICK, top);
-    this.marks.add(bottom, x(from), x(from + line), bottom, top);
-    this.marks.add(bottom, x(from + line), x(to - line), top + 2, top);
-    this.marks.add(bottom, x(from + line), x(to - line), bottom, bottom - 2);
-    this.marks.add(bottom, x(to - line), x(to), bottom, top);
+    if (to - from < 3 * line) return marks.add(bottom, x(from), x(to), top + TICK, top);
+    marks.add(bottom, x(from), x(from + line), bottom, top);
+    marks.add(bottom, x(from + line), x(to - line), top + 2, top);
+    marks.add(bottom, x(from + line), x(to - line), bottom, bottom - 2);
+    marks.add(bottom, x(to - line), x(to), bottom, top);
+  }
+
+  /** A frame round the box that is selected, or a line under the range. */
+  addSelection(selected) {
+    const { row, track, at, from, to } = selected;
+    if (!row) {
+      const height = this.timeline.bottom;
+      return this.selection.add(height, from / 1e6, to / 1e6, height, height - 3);
+    }
+    const [low, high] = this.view.on(row), start = Math.max(low, track.start[at]), end = Math.min(high, track.end[at]);
+    if (start < high && end > low) this.#mark(row, start, Math.max(end, start + 2 * this.pixel), this.selection);
+    return undefined;
   }
 
   #label(row, track, at, from, to) {
@@ -164,6 +177,7 @@ class Painter {
       ...categories.map((each) => filled(this.solid.get(each.code), each.color, each, each.in_legend)),
       filled(this.edges, paper),
       filled(this.marks, recolor(this.timeline.data.notice)),
+      filled(this.selection, font.color),
       written(this.text, font.family),
     ];
   }

@@ -41,6 +41,7 @@ class View {
 }
 
 const SHORTEST_SPAN = 100; // ns; below, digits of the axis would run out
+const PIXELS_A_TICK = 120;
 const STEP_MARGIN = 0.02;
 const CONFIG = { displaylogo: false, responsive: true, displayModeBar: false, showTips: false };
 
@@ -54,6 +55,8 @@ class Timeline {
     /** What the last drawing shows, by row. */
     this.drawn = [];
     this.search = new Search(this);
+    /** What is selected: a box, or a range of the axis. @type {?Object} */
+    this.selected = null;
     this.listeners = [];
     this.#reset();
   }
@@ -148,6 +151,45 @@ class Timeline {
 
   // Drawing.
 
+  /** @param {?Object} what a box, a range of the axis, or nothing */
+  select(what) {
+    this.selected = what;
+    return this.schedule();
+  }
+
+  /** From when to when the selection lasts, on the axis. @returns {?number[]} */
+  get selection() {
+    if (!this.selected) return null;
+    const { row, track, at, from, to } = this.selected;
+    if (!row) return [from, to];
+    const offset = this.view.offsets[row.panel];
+    return [track.start[at] - offset, track.end[at] - offset];
+  }
+
+  /** Shows the selection with a little on either side. */
+  showSelection() {
+    if (!this.selection) return null;
+    const [from, to] = this.selection, slack = Math.max((to - from) / 8, SHORTEST_SPAN / 4);
+    return this.show(from - slack, to + slack);
+  }
+
+  /** The box at a place of the lanes, if one is drawn there by itself. @returns {?{row, track, at}} */
+  boxAt(x, y) {
+    const row = this.rowAt(y);
+    if (!row) return null;
+    const time = this.view.on(row)[0] + x * this.pixel;
+    for (const track of row.tracks) {
+      const at = track.endingAfter(time);
+      const here = at < track.length && track.start[at] <= time;
+      if (here && track.end[at] - track.start[at] >= this.columnWidth) return { row, track, at };
+    }
+    return null;
+  }
+
+  rowAt(y) {
+    return this.rows.find(({ top, bottom }) => top <= y && y < bottom);
+  }
+
   onDraw(listener) {
     this.listeners.push(listener);
   }
@@ -165,6 +207,11 @@ class Timeline {
   get width() {
     const { l, r } = this.data.layout.margin;
     return Math.max(1, Math.round(this.element._fullLayout?._size.w ?? this.element.clientWidth - l - r));
+  }
+
+  /** Where the lanes end, in pixels from their top. */
+  get bottom() {
+    return this.data.layout.yaxis.range[0];
   }
 
   /** How long a pixel is. */
@@ -189,10 +236,13 @@ class Timeline {
     this.categories = this.data.categories.map((each) => ({ ...each, color: recolor(each.color) }));
     const layout = recolor(this.data.layout);
     layout.xaxis.range = [this.view.from / 1e6, this.view.to / 1e6];
+    Object.assign(layout.xaxis, { tickmode: "array", ticksuffix: "" },
+      ticksOf(this.view.from, this.view.to, this.width / PIXELS_A_TICK));
     if (this.step !== null) layout.xaxis.title.text = `time since the start of step ${this.step}`;
     layout.uirevision = "kept"; // which categories are hidden
     const painter = new Painter(this, layout);
     drawn.forEach((each) => painter.add(each));
+    if (this.selected && this.rows.length) painter.addSelection(this.selected);
     await Plotly.react(this.element, painter.traces(), layout, CONFIG);
   }
 

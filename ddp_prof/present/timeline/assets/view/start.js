@@ -14,9 +14,12 @@ async function start() {
   timeline.fill(unpack(await inflate((await boxesElement()).textContent), widths, count));
   timeline.onDraw(() => readout.update());
   control(timeline);
+  const address = new Address(timeline);
   await timeline.draw();
   timeline.element.on("plotly_restyle", () => timeline.schedule()); // a category was switched on or off
   performance.mark("complete");
+  address.follow();
+  await timeline.schedule();
   document.body.dataset.ready = "true";
 }
 

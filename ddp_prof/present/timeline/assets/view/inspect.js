@@ -24,16 +24,10 @@ class Tooltip {
   }
 
   #lines(x, y) {
-    const row = this.timeline.rows.find(({ top, bottom }) => top <= y && y < bottom);
+    const row = this.timeline.rowAt(y), box = this.timeline.boxAt(x, y);
     if (!row) return null;
     const { view, pixel } = this.timeline;
-    const time = view.on(row)[0] + x * pixel;
-    for (const track of row.tracks) {
-      const at = track.endingAfter(time);
-      const here = at < track.length && track.start[at] <= time;
-      if (here && track.end[at] - track.start[at] >= this.timeline.columnWidth) return this.#box(row, track, at);
-    }
-    return this.#cells(row, time);
+    return box ? this.#box(row, box.track, box.at) : this.#cells(row, view.on(row)[0] + x * pixel);
   }
 
   #box(row, track, at) {
@@ -86,17 +80,28 @@ class Readout {
   #fill(ranks) {
     const { strip, panels } = this.timeline.data;
     const parts = strip.filter(({ name }) => name !== "graph" || ranks.some(({ sums }) => sums.graph));
-    const head = ["", ...parts.map(({ label }) => `${label}, ns`), "overlapped"];
+    const head = ["", ...parts.map(({ label }) => label), "overlapped share"];
     const lines = ranks.map(({ panel, title, sums }) => [
       panels.length > 1 ? `${panels[panel].title}, ${title}` : title,
-      ...parts.map(({ name }) => sums[name].toLocaleString("en")),
+      ...parts.map(({ name }) => sums[name]),
       overlapOf([{ sums }]),
     ]);
-    const cells = (name, texts) => texts.map((text) => element(name, element("bdi", text)));
+    const rows = lines.map(([title, ...cells]) => {
+      const total = cells.reduce((sum, cell) => (typeof cell === "number" ? sum + cell : sum), 0);
+      return element("tr", scoped(title, "row"), ...cells.map((cell) => sumCell(cell, total)));
+    });
     this.table.replaceChildren(
-      element("thead", element("tr", ...cells("th", head))),
-      element("tbody", ...lines.map((line) => element("tr", ...cells("td", line)))));
+      element("caption", "Where the time in view goes"),
+      element("thead", element("tr", ...head.map((text) => scoped(text, "col")))), element("tbody", ...rows));
   }
+}
+
+/** Whole ns as ms and as a share, with the ns on hover; a text as it is. */
+function sumCell(cell, total) {
+  if (typeof cell !== "number") return element("td", cell);
+  const made = element("td", `${(cell / 1e6).toFixed(2)} ms`, element("small", ` ${percent(cell / total)}`));
+  made.title = `${cell.toLocaleString("en")} ns`;
+  return made;
 }
 
 /** @returns {string} the share of the communication of some ranks */

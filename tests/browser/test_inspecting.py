@@ -1,0 +1,170 @@
+"""Selecting, measuring, keys, the address of a view, and a phone's width."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_prof.present.timeline.build import build_timeline
+from ddp_prof.present.timeline.page import write_timeline_page
+from tests.browser.conftest import Visit
+from tests.present.runs import cpu_run, run_of
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    """Two steps of 20 ns: forward 1 to 5, backward 6 to 12, all-reduce 8 to 12 of bucket 0."""
+    write_timeline_page(build_timeline(run_of(cpu_run()).sources), tmp_path / "run.html")
+    return tmp_path / "run.html"
+
+
+def place_of(visit: Visit, kind: str, time: float) -> tuple[float, float]:
+    """Where a time is in the first lane of a kind, in pixels of the page."""
+    x, y = visit.ask(
+        """(([kind, time]) => { const row = page.rows.find((row) => row.kind === kind);
+        return [(time - page.view.from) / page.pixel, (row.top + row.bottom) / 2]; })(argument)""",
+        [kind, time],
+    )
+    left, top = visit.lanes()
+    return left + x, top + y
+
+
+def details(visit: Visit) -> dict[str, str]:
+    names = visit.page.locator("#details dt").all_text_contents()
+    return dict(zip(names, visit.page.locator("#details dd").all_text_contents(), strict=True))
+
+
+def sums(visit: Visit, caption: str) -> dict[str, list[str]]:
+    rows = visit.page.locator(f"#details table:has(caption:text-is('{caption}')) tbody tr")
+    cells = [rows.nth(at).locator("th, td").all_text_contents() for at in range(rows.count())]
+    return {name: rest for name, *rest in cells}
+
+
+def window(visit: Visit) -> list[float]:
+    visit.ask("page.schedule()")
+    return visit.ask("[page.view.from, page.view.to]")
+
+
+def test_a_click_selects_and_its_details_stay(visit: Visit, page: Path) -> None:
+    visit.open_timeline(page)
+    visit.page.mouse.click(*place_of(visit, "communication", 10))
+    visit.page.mouse.move(5, 5)
+    assert visit.page.locator("#details h2").text_content() == "all-reduce of bucket 0"
+    known = details(visit)
+    assert known["duration"] == "4 ns (4 ns)"
+    assert (known["step"], known["lane"]) == ("0", "rank 0, communication")
+    assert known["bytes"].startswith("1,048,576: 1 MB")
+    assert visit.ask("page.selection") == [8, 12]
+    visit.page.keyboard.press("Escape")
+    assert visit.page.locator("#details dt").count() == 0
+    assert visit.ask("page.selection") is None
+
+
+def test_a_drag_selects_nothing(visit: Visit, page: Path) -> None:
+    visit.open_timeline(page)
+    visit.show(0, 200)
+    x, y = place_of(visit, "communication", 10)
+    visit.page.mouse.move(x, y)
+    visit.page.mouse.down()
+    visit.page.mouse.move(x - 50, y)
+    visit.page.mouse.up()
+    assert visit.ask("page.selection") is None
+
+
+def test_shift_and_drag_measure_a_range(visit: Visit, page: Path) -> None:
+    visit.open_timeline(page)
+    before = window(visit)
+    start, stop = place_of(visit, "communication", 9), place_of(visit, "communication", 32)
+    visit.page.keyboard.down("Shift")
+    visit.page.mouse.move(*start)
+    visit.page.mouse.down()
+    visit.page.mouse.move(*stop, steps=4)
+    visit.page.mouse.up()
+    visit.page.keyboard.up("Shift")
+    assert window(visit) == before, "nothing has moved"
+    low, high = visit.ask("page.selection")
+    assert (low, high) == (pytest.approx(9, abs=1), pytest.approx(32, abs=1))
+    assert visit.page.locator("#details h2").text_content() == f"{high - low} ns measured"
+    # Of the two all-reduces from 8 to 12 and from 28 to 32.
+    expected = (12 - low) + (min(high, 32) - 28)
+    assert sums(visit, "by name")["all-reduce of bucket 0"] == ["2", f"{expected} ns"]
+    assert sums(visit, "by category")["communication (communication)"] == ["2", f"{expected} ns"]
+
+
+def test_f_zooms_to_what_is_selected(visit: Visit, page: Path) -> None:
+    visit.open_timeline(page)
+    visit.ask("page.showAll()")
+    visit.page.mouse.click(*place_of(visit, "host", 10))
+    visit.page.keyboard.press("f")
+    visit.ask("page.schedule()")
+    low, high = visit.ask("page.selection")
+    start, end = window(visit)
+    assert start <= low < high <= end
+
+
+def test_the_keys_are_listed(visit: Visit, page: Path) -> None:
+    visit.open_timeline(page)
+    for is_open in (True, False):
+        visit.page.keyboard.press("?")
+        assert visit.page.locator("#keys").evaluate("(list) => list.open") is is_open
+    visit.page.locator("#show-keys").click()
+    assert "measure a range" in visit.page.locator("#keys").inner_text()
+
+
+def test_double_click_zooms_in(visit: Visit, page: Path) -> None:
+    visit.open_timeline(page)
+    visit.ask("(page.data.end *= 1e6, page.showAll())")
+    start, end = window(visit)
+    left, top = visit.lanes()
+    visit.page.mouse.dblclick(left + 300, top + 5)
+    low, high = window(visit)
+    assert high - low == pytest.approx((end - start) / 2)
+
+
+@pytest.mark.parametrize(
+    ("span", "ticks"),
+    [(8e9, "0 s 2 s 4 s 6 s 8 s"), (8e6, "0 ms 2 ms 4 ms 6 ms 8 ms"), (3e3, "0 µs 1 µs 2 µs 3 µs"), (1e6, None)],
+)
+def test_the_axis_has_the_unit_of_its_window(visit: Visit, page: Path, span: float, ticks: str | None) -> None:
+    visit.open_timeline(page)
+    visit.ask(f"(page.data.start = 0, page.data.end = 1e10, page.data.margin = 0, page.show(0, {span}))")
+    found = visit.page.locator("#timeline .xtick text").all_text_contents()
+    if ticks:
+        assert set(ticks.split(" ")[1::2]) == {text.split(" ")[1] for text in found}
+        assert found[0].split(" ")[0].strip("0.") == ""
+    else:
+        assert {text.split(" ")[1] for text in found} == {"µs"}
+
+
+def test_the_address_carries_step_and_window(visit: Visit, page: Path) -> None:
+    visit.open_timeline(page)
+    visit.ask("page.showStep(1)")
+    visit.ask("page.show(2, 150)")
+    shown = window(visit)
+    address = f"{page.as_uri()}#step=1&from={round(shown[0])}&to={round(shown[1])}"
+    visit.page.wait_for_url(address)
+    visit.page.goto("about:blank")
+    visit.page.goto(address)
+    visit.wait_for_timeline()
+    assert visit.ask("page.step") == 1
+    assert window(visit) == pytest.approx(shown, abs=1)
+    assert visit.complaints == []
+
+
+@pytest.mark.parametrize("hash_", ["#step=99", "#from=5&to=1", "#step=<img src=x>", "#from=NaN&to=1e999"])
+def test_an_address_that_means_nothing_shows_all(visit: Visit, page: Path, hash_: str) -> None:
+    visit.page.goto(page.as_uri() + hash_)
+    visit.wait_for_timeline()
+    low, high = visit.ask("page.limits")
+    assert window(visit) == pytest.approx([low, high])
+    assert visit.complaints == []
+
+
+def test_on_a_phone_the_lanes_scroll_and_the_page_does_not(visit: Visit, page: Path) -> None:
+    visit.page.set_viewport_size({"width": 390, "height": 844})
+    visit.open_timeline(page)
+    sizes: Any = visit.page.evaluate("""[document.documentElement.scrollWidth,
+        document.querySelector(".scroll").scrollWidth > document.querySelector(".scroll").clientWidth]""")
+    assert sizes == [390, True]
