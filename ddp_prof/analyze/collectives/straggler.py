@@ -8,7 +8,8 @@ the others wait there, or it stays late for all that follow::
     rank 1        L CCCCC       lag 5, arrives last
     rank 2    LCCCCCCCCCC
 
-A lag below the residual of the clocks is no lag: nobody is said to be last. The *cost* of a step is the longest
+A lag below the residual of the clocks is no lag: nobody is said to be last. Where the clocks cannot be compared there
+are no lags. The *cost* of a step is the longest
 exposed wait of any rank in it; it is put down to the rank with the largest lag.
 """
 
@@ -113,6 +114,8 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
     numbers = np.unique(step)
     exposed_wait = _exposed_waits(run, numbers)
     lags = _lags(ranks, matches, alignment)
+    if alignment.residual_p95_ns is None:
+        lags[:] = np.nan  # the clocks tell nothing about who came first
     least = alignment.residual_p95_ns or 0
     last = _last(lags, least)
     by_step = np.array([_largest(lags[step == number]) for number in numbers]).reshape(len(numbers), len(ranks))
@@ -147,7 +150,7 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
         ),
         straggler=_straggler(times_last, len(numbers)),
         alignment=alignment,
-        reason=_reason(ranks, matches),
+        reason=_reason(ranks, matches, alignment),
         warnings=run.warnings,
     )
 
@@ -218,7 +221,9 @@ def _at_least(times: int, trials: int, chance: float) -> float:
     return float(bdtrc(times - 1, trials, chance))
 
 
-def _reason(ranks: Sequence[RankCollectives], matches: Matches) -> str | None:
+def _reason(ranks: Sequence[RankCollectives], matches: Matches, alignment: Alignment) -> str | None:
+    if len(matches) and alignment.residual_p95_ns is None:
+        return "the clocks of the files cannot be compared: one has no collective in common with the first"
     if len(matches):
         return None
     if len(ranks) < 2:

@@ -30,7 +30,7 @@ class VariantSummary:
             likewise.
         collectives: Collectives a step.
         overlapped_ns: ``comm_ns`` less ``exposed_ns``, so that the figures of a row sum.
-        tail_ns: At most ``exposed_ns``; ``None`` where no backward is known.
+        tail_ns: At most ``exposed_ns``; ``None`` where the backward of a step that communicates is not known.
         overlap_ratio: Share of all communication of all ranks that compute hides, 0 to 1.
         overlap_ratio_without_outliers: The same without the steps that alone hold a large part of the exposed time;
             ``None`` where there are none.
@@ -75,7 +75,8 @@ def _summary(result: TraceOverlap, naive: StepMedian | None) -> VariantSummary:
     step = _median(result, _host_ns, steps)
     comm = _median(result, lambda step: step.comm_ns, communicating)
     exposed = _median(result, lambda step: step.exposed_ns, communicating)
-    tail = _median(result, lambda step: step.tail_ns, communicating)
+    tells_tail = all(step.tail_ns is not None for step in communicating)
+    tail = _median(result, lambda step: step.tail_ns, communicating) if tells_tail else None
     collectives = _median(result, lambda step: step.collectives, communicating)
     outliers = result.outliers
     return VariantSummary(

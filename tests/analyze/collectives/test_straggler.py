@@ -191,6 +191,20 @@ def test_a_lag_below_the_residual_of_the_clocks_is_no_lag() -> None:
     assert [step.last for step in skew.steps] == [None, None]
 
 
+def test_nobody_is_late_where_a_file_has_nothing_in_common_with_the_first() -> None:
+    """Ranks 1 and 2 share a collective of step 0, rank 0 counts more there: no clock is known, and no lag."""
+    run = run_of(
+        cpu_rank(0, ".####", ".....####", path="a"),
+        cpu_rank(1, "..####", "", path="b"),
+        cpu_rank(2, "......####", "", path="c"),
+    )
+    skew = measure_skew(run)
+    assert (skew.alignment.method, len(run.matches)) == ("none", 1)
+    assert [(step.lags_ns, step.last) for step in skew.steps] == [((None, None, None), None)]
+    assert skew.straggler is None
+    assert "clocks of the files cannot be compared" in (skew.reason or "")
+
+
 def test_a_long_run_may_drift() -> None:
     """One part in a million: 60 microseconds in a minute."""
     second = 1_000_000_000

@@ -1,0 +1,108 @@
+"""The package against a brute-force oracle (tests/oracle.py), on whole runs that Hypothesis draws.
+
+The gate draws 200 runs. A nightly draws 5,000::
+
+    scripts/oracle.sh
+    HYPOTHESIS_PROFILE=nightly pytest tests/analyze/test_oracle.py    # the same
+"""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, given, settings
+
+from ddp_prof.analyze.collectives.results import measure_collectives
+from ddp_prof.analyze.collectives.straggler import measure_skew
+from ddp_prof.analyze.overlap.comparison import compare_variants
+from ddp_prof.analyze.overlap.overlap import TraceOverlap, measure_overlap, merge_ranks
+from ddp_prof.analyze.overlap.regression_gate import Requirements, check_run
+from ddp_prof.analyze.variants.waterfall import measure_waterfall
+from ddp_prof.present.json_documents import overlap_document
+from ddp_prof.present.tables.collectives import _summed_rows
+from ddp_prof.present.tables.overlap import overlap_view
+from ddp_prof.trace import Trace
+from tests import oracle
+from tests.analyze.random_runs import runs
+from tests.measuring import analysis_of
+
+EXAMPLES = 5_000 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 200
+DRAWN = settings(
+    max_examples=EXAMPLES, deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
+)  # fmt: skip
+
+
+def overlap_of(traces: tuple[Trace, ...]) -> TraceOverlap:
+    return merge_ranks([measure_overlap(trace) for trace in traces])
+
+
+@DRAWN
+@given(runs())
+def test_all_figures_agree_with_the_oracle(traces: tuple[Trace, ...]) -> None:
+    expected = oracle.ranks_of(*traces)
+    oracle.explain(expected)
+    check_overlap(traces)
+    check_collectives(traces, expected)
+    check_skew(traces, expected)
+    check_waterfall(traces, expected)
+    check_what_is_printed(traces)
+
+
+def check_overlap(traces: tuple[Trace, ...]) -> None:
+    for trace in traces:
+        for rank, expected in zip(measure_overlap(trace).ranks, oracle.ranks_of(trace), strict=True):
+            assert {name: getattr(rank, name) for name in oracle.rank_figures(expected)} == oracle.rank_figures(
+                expected
+            )
+            steps = [] if expected.is_blind or not expected.events else expected.steps
+            for step, expected_step in zip(rank.steps, steps, strict=True):
+                figures = oracle.step_figures(expected, expected_step)
+                assert {name: getattr(step, name) for name in figures} == figures
+
+
+def check_collectives(traces: tuple[Trace, ...], ranks: list[oracle.Rank]) -> None:
+    """When and why, to the nanosecond and for each collective."""
+    found = measure_collectives(analysis_of(*traces)).collectives
+    expected = [(rank, event) for rank in ranks for event in rank.collectives()]
+    for collective, (rank, event) in zip(found, expected, strict=True):
+        assert (collective.start_ns, collective.end_ns, collective.launch_ns) == (event.start, event.end, event.launch)
+        assert collective.ready_ns == oracle.ready_at(rank, event)
+        assert (collective.blocking is not None) == oracle.is_blocking(rank, event)
+        assert (collective.transfer_ns, collective.wait_ns) == (event.transfer, event.wait)
+        assert {(part.when, part.why): part.ns for part in collective.exposed_by} == dict(event.exposed)
+        assert (collective.overlapped_ns, collective.exposed_wait_ns or 0) == (event.overlapped, event.exposed_wait)
+
+
+def check_skew(traces: tuple[Trace, ...], ranks: list[oracle.Rank]) -> None:
+    found = measure_skew(analysis_of(*traces)).steps
+    assert [(step.step, list(step.lags_ns), step.last, step.cost_ns) for step in found] == oracle.skew_figures(ranks)
+
+
+def check_waterfall(traces: tuple[Trace, ...], ranks: list[oracle.Rank]) -> None:
+    budgets = measure_waterfall([(analysis_of(*traces), ())]).budgets
+    expected = oracle.budget(ranks)
+    assert len(budgets) == (expected is not None)
+    for budget in budgets:
+        assert {part: getattr(budget, f"{part}_ns") for part in expected} == expected
+        assert budget.step_ns == sum(expected[part] for part in oracle.PARTS) + budget.rest_ns
+
+
+def check_what_is_printed(traces: tuple[Trace, ...]) -> None:
+    """tail <= exposed <= comm in every document that prints them."""
+    result = overlap_of(traces)
+    (summary,) = compare_variants([result])
+    document = overlap_document(result)
+    for row in overlap_view(result, by_step=True).rows:
+        assert (row["tail_ms"] or 0) <= row["exposed_ms"] <= row["comm_ms"]
+    for step in (step for rank in document["ranks"] for step in rank["steps"]):
+        assert (step["tail_ns"] or 0) <= step["exposed_ns"] <= step["comm_ns"]
+    if summary.comm_ns is not None:
+        assert (summary.tail_ns or 0) <= summary.exposed_ns <= summary.comm_ns
+        assert summary.overlapped_ns + summary.exposed_ns == summary.comm_ns
+    for row in _summed_rows(measure_collectives(analysis_of(*traces)).collectives, "step"):
+        assert row["when_tail_ms"] <= row["exposed_ms"]
+    for percentile in (50, 95, 100):
+        asked = Requirements(max_exposed_ns=0, max_tail_ns=0, percentile=percentile)
+        exposed, tail = (verdict.measured for verdict in check_run(result, asked).verdicts)
+        assert exposed is None or tail is None or tail <= exposed

@@ -1,0 +1,267 @@
+"""From the tables of a trace to ranks: which step and phase each event belongs to."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+
+from ddp_prof.trace import Category, Kind, Trace
+
+MOST_UNNAMED = 0.01
+PHASES = ("forward", "backward", "synchronize", "optimizer")
+
+
+@dataclass
+class Range:
+    name: str
+    start: int
+    end: int
+    lane: int
+    is_open: bool
+
+
+@dataclass
+class Step:
+    number: int | None
+    start: int
+    end: int
+    is_warmup: bool
+
+
+@dataclass
+class Event:
+    """What a device did, or what a rank did on the CPU. ``step`` is the step itself, ``None`` outside of any."""
+
+    start: int
+    end: int
+    category: Category
+    stream: int | None
+    launch: int | None
+    thread: int | None
+    is_kernel: bool
+    step: Step | None = None
+    phase: str | None = None
+    exposed: Counter = field(default_factory=Counter)
+    exposed_wait: int = 0
+    tail_wait: int = 0
+    overlapped: int = 0
+    wait: int | None = None
+    transfer: int | None = None
+
+    @property
+    def instants(self) -> set[int]:
+        return set(range(self.start, self.end))
+
+
+@dataclass
+class Rank:
+    process: int
+    device: int | None
+    rank: int | None
+    file: str
+    events: list[Event]
+    steps: list[Step]
+    has_steps: bool
+    synchronize: list[Range]
+    is_blind: bool
+    world_size: int | None
+
+    def of(self, category: Category, step: Step | None = None) -> list[Event]:
+        return [e for e in self.events if e.category == category and (step is None or e.step is step)]
+
+    def instants(self, category: Category, step: Step | None = None) -> set[int]:
+        return united(self.of(category, step))
+
+    def backward(self, step: Step | None = None) -> list[Event]:
+        return [e for e in self.of(Category.COMPUTE, step) if e.phase == "backward"]
+
+    def backward_end(self, step: Step | None) -> int | None:
+        """The last end of backward's compute in a step; not known without steps."""
+        if step is None or not self.has_steps:
+            return None
+        return max((e.end for e in self.backward(step)), default=None)
+
+    def key(self, step: Step) -> int:
+        """The step's number, or its position where numbers come again or it has none."""
+        numbers = [s.number for s in self.steps if s.number is not None]
+        position = self.steps.index(step)
+        return position if len(set(numbers)) < len(numbers) or step.number is None else step.number
+
+    def collectives(self) -> list[Event]:
+        """Those outside of steps first, then step by step, in the order of launch."""
+        where = {id(step): index for index, step in enumerate(self.steps)}
+
+        def order(e: Event) -> tuple[int, int, int]:
+            return (-1 if e.step is None else where[id(e.step)], -1 if e.launch is None else e.launch, e.start)
+
+        return sorted(self.of(Category.COMMUNICATION), key=order)
+
+
+def united(events: list[Event]) -> set[int]:
+    return set().union(*(e.instants for e in events)) if events else set()
+
+
+def ranks_of(*traces: Trace) -> list[Rank]:
+    """The ranks of a run, by rank number, those without a number last."""
+    found = [rank for trace in traces for rank in sorted(_ranks_of_trace(trace), key=_order)]
+    return sorted(found, key=lambda rank: (rank.rank is None, rank.rank or 0))
+
+
+def _order(rank: Rank) -> tuple[bool, int, int, int]:
+    return rank.rank is None, rank.rank or 0, rank.process, rank.device or 0
+
+
+def _ranks_of_trace(trace: Trace) -> list[Rank]:
+    on_device = {int(p) for p in trace.activities.process}
+    processes = sorted(on_device | {int(p) for p in trace.spans.process})
+    found = []
+    for process in processes:
+        if process in on_device:
+            devices = {
+                int(d) for p, d in zip(trace.activities.process, trace.activities.device, strict=True) if p == process
+            }
+            found += [_rank(trace, process, device) for device in sorted(devices)]
+        elif process in trace.ranks or not (on_device or trace.ranks):
+            found.append(_rank(trace, process, None))
+    return found
+
+
+def _ranges(trace: Trace, process: int) -> list[Range]:
+    spans = trace.spans
+    rows = [row for row in range(len(spans)) if spans.process[row] == process]
+    ranges = [
+        Range(trace.names[spans.name_id[row]], int(spans.start_ns[row]), int(spans.end_ns[row]), int(spans.lane[row]),
+              bool(spans.is_open[row]))
+        for row in rows
+    ]  # fmt: skip
+    return sorted(ranges, key=lambda r: r.start)
+
+
+def _rank(trace: Trace, process: int, device: int | None) -> Rank:
+    ranges = _ranges(trace, process)
+    steps = steps_among(ranges)
+    phases = [(phase, r) for phase in PHASES for r in ranges if r.name == phase]
+    collectives = [r for r in ranges if r.name.startswith("all_reduce|")]
+    ours = [r.name for r in ranges if r.name.startswith("process|")]
+    events = _host_events(collectives, phases) if device is None and (collectives or ours) else []
+    if device is not None:
+        events = _device_events(trace, process, steps, ranges, phases, device)
+        if not any(e.category == Category.COMMUNICATION for e in events) and not any("backend=nccl" in n for n in ours):
+            events += [e for e in _host_events(collectives, phases) if e.category == Category.COMMUNICATION]
+    for e in events:
+        e.step = next((s for s in steps if e.launch is not None and s.start <= e.launch < s.end), None)
+    has_steps = bool(steps)
+    if not steps and events:
+        whole = Step(None, min(e.start for e in events), max(e.end for e in events), is_warmup=False)
+        steps = [whole]
+        for e in events:
+            e.step = whole
+    return Rank(
+        process, device, trace.ranks.get(process), str(trace.path),
+        [e for e in events if e.step is None or not e.step.is_warmup], [s for s in steps if not s.is_warmup], has_steps,
+        [r for phase, r in phases if phase == "synchronize"], unnamed_share(trace) > MOST_UNNAMED, trace.world_size,
+    )  # fmt: skip
+
+
+def unnamed_share(trace: Trace) -> float:
+    """Kernels without a name, by number or by time, whichever share is larger."""
+    rows = [row for row in range(len(trace.activities)) if trace.activities.kind[row] == Kind.KERNEL]
+    unnamed = [row for row in rows if trace.activities.category[row] == Category.UNKNOWN]
+
+    def time(of: list[int]) -> int:
+        return sum(int(trace.activities.end_ns[row] - trace.activities.start_ns[row]) for row in of)
+
+    return max(len(unnamed) / max(1, len(rows)), time(unnamed) / max(1, time(rows)))
+
+
+def steps_among(ranges: list[Range]) -> list[Step]:
+    """Ours, else others'; open ones are none; of overlapping ones the busiest thread's, the inner, the first."""
+    ours = [r for r in ranges if r.name.startswith("step|")]
+    found = ours or [r for r in ranges if re.fullmatch(r"step \d+", r.name)]
+    found = [r for r in found if not r.is_open]
+    if any(a.start < b.end and b.start < a.end for i, a in enumerate(found) for b in found[i + 1 :]):
+        lanes = Counter(r.lane for r in found)
+        busiest = min(lane for lane in lanes if lanes[lane] == max(lanes.values()))
+        found = [r for r in found if r.lane == busiest]
+        found = [r for i, r in enumerate(found) if not _holds_another(r, i, found)]
+        kept: list[Range] = []
+        for r in found:
+            if not kept or r.start >= kept[-1].end:
+                kept.append(r)
+        found = kept
+    return [Step(_number(r.name), r.start, r.end, "warmup=1" in r.name) for r in found]
+
+
+def _holds_another(outer: Range, place: int, ranges: list[Range]) -> bool:
+    return any(
+        outer.start <= r.start and r.end <= outer.end and ((r.start, r.end) != (outer.start, outer.end) or place < i)
+        for i, r in enumerate(ranges)
+        if r is not outer
+    )
+
+
+def _number(name: str) -> int | None:
+    hit = re.search(r"index=(\d+)|step (\d+)", name)
+    return int(hit.group(1) or hit.group(2)) if hit else None
+
+
+def _phase_at(phases: list[tuple[str, Range]], time: int | None) -> str | None:
+    """The innermost: of those that hold the instant the one that starts last, then the shortest."""
+    holding = [(r.start, -r.end, phase) for phase, r in phases if time is not None and r.start <= time < r.end]
+    return max(holding, key=lambda found: found[:2])[2] if holding else None
+
+
+def _device_events(trace, process, steps, ranges, phases, device) -> list[Event]:
+    rows = [row for row in range(len(trace.activities)) if trace.activities.process[row] == process]
+    table, events = trace.activities, {}
+    for row in rows:
+        calls = [
+            (int(trace.calls.start_ns[c]), int(trace.calls.lane[c]))
+            for c in range(len(trace.calls))
+            if trace.calls.process[c] == process and trace.calls.correlation[c] == table.correlation[row] != -1
+        ]
+        launch, thread = min(calls) if calls else (None, None)
+        events[row] = Event(
+            int(table.start_ns[row]), int(table.end_ns[row]), Category(int(table.category[row])), int(table.lane[row]),
+            launch, thread, table.kind[row] == Kind.KERNEL, phase=_phase_at(phases, launch),
+        )  # fmt: skip
+    if not any(phase == "backward" for phase, _ in phases):
+        autograd = _autograd_threads(trace, process, steps, ranges, list(events.values()))
+        for e in events.values():
+            if e.thread in autograd:
+                e.phase = "backward"
+    return [e for row, e in events.items() if table.device[row] == device]
+
+
+def _autograd_threads(trace, process, steps, ranges, events) -> set[int]:
+    named = {lane for (p, lane), name in trace.threads.items() if p == process and name.startswith("pt_autograd")}
+    if named:
+        return named
+    starts = {s.start for s in steps}
+    main = {r.lane for r in ranges if r.start in starts}
+    if not main:
+        opened = Counter(r.lane for r in ranges)
+        main = {lane for lane in opened if opened[lane] == max(opened.values())} | {process}
+    return {e.thread for e in events if e.category == Category.COMMUNICATION and e.thread is not None} - main
+
+
+def _host_events(collectives: list[Range], phases: list[tuple[str, Range]]) -> list[Event]:
+    """On a CPU: our ranges communicate, and a phase computes while it does not wait in ``synchronize``."""
+    events = [
+        Event(r.start, r.end, Category.COMMUNICATION, None, r.start, None, is_kernel=False,
+              phase=_phase_at(phases, r.start))
+        for r in collectives
+    ]  # fmt: skip
+    waiting = {t for phase, r in phases if phase == "synchronize" for t in range(r.start, r.end)}
+    for phase in PHASES:
+        busy = {t for name, r in phases if name == phase for t in range(r.start, r.end)} - waiting
+        for start, end in stretches(busy):
+            events.append(Event(start, end, Category.COMPUTE, None, start, None, is_kernel=False, phase=phase))
+    return events
+
+
+def stretches(instants: set[int]) -> list[tuple[int, int]]:
+    starts = sorted(t for t in instants if t - 1 not in instants)
+    ends = sorted(t + 1 for t in instants if t + 1 not in instants)
+    return list(zip(starts, ends, strict=True))
