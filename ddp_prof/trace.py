@@ -167,7 +167,7 @@ class Calls(Table):
 
 @dataclass(frozen=True)
 class CollectiveMetadata(Table):
-    """What is known of collectives beside their kernels, where the profiler noted them; ``UNKNOWN`` for what it left out.
+    """What is known of collectives beside their kernels, where the profiler noted it; ``UNKNOWN`` where not.
 
     Attributes:
         activity: Row in :class:`Activities` of what the collective launched.
