@@ -117,8 +117,8 @@ def _culprit(cause: RootCause) -> str:
 def _launched_after_backward(cause: RootCause) -> str:
     count = cause.collectives_a_step
     if cause.alike_a_step == count:
-        return f"all {count} of a step are" if count > 1 else "the only one of a step is"
-    return f"{cause.alike_a_step} of {count} of a step {'is' if cause.alike_a_step == 1 else 'are'}"
+        return f"all {count} collectives of a step are" if count > 1 else "the only collective of a step is"
+    return f"{cause.alike_a_step} of the {count} collectives of a step {'is' if cause.alike_a_step == 1 else 'are'}"
 
 
 def _advice(cause: RootCause) -> str:
