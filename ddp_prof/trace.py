@@ -167,7 +167,7 @@ class Calls(Table):
 
 @dataclass(frozen=True)
 class CollectiveMetadata(Table):
-    """The arguments of collectives, where the profiler noted them; ``UNKNOWN`` for what it left out.
+    """What is known of collectives beside their kernels, where the profiler noted it; ``UNKNOWN`` where not.
 
     Attributes:
         activity: Row in :class:`Activities` of what the collective launched.
@@ -227,7 +227,7 @@ class Trace:
         names: The string table that every ``name_id`` points into.
         threads: Name of a thread by (process, lane), where known.
         ranks: Rank of a process, where the trace says it.
-        arguments: What is known of the collectives beside their kernels.
+        collective_metadata: What is known of the collectives beside their kernels.
         launching_calls: Row in ``calls`` of the call that launched each activity, ``UNKNOWN`` where the trace holds
             none. Joined when the trace is built, and kept by ``replace``: who replaces the rows of activities or calls
             must hand over ``None``, which joins again.
@@ -249,7 +249,7 @@ class Trace:
     threads: Mapping[tuple[int, int], str]
     ranks: Mapping[int, int]
     overhead: Overhead
-    arguments: CollectiveMetadata = field(default_factory=lambda: empty(CollectiveMetadata))
+    collective_metadata: CollectiveMetadata = field(default_factory=lambda: empty(CollectiveMetadata))
     launching_calls: Ints = None  # type: ignore[assignment]  # never None once the trace is built
     shape_id: Ints | None = None
     world_size: int | None = None

@@ -133,7 +133,7 @@ def check_trace(trace: Trace) -> None:
     expect(bool(np.all(trace.launching_calls < len(trace.calls))), "a launch is none of the calls")
     expect(0 <= trace.duration_ns < 2**62, "the capture's duration overflows")
     expect(0 <= trace.unresolved_names.share < 1, "no kernel has a name")
-    expect(bool(np.all(trace.arguments.activity < len(trace.activities))), "metadata of no activity")
+    expect(bool(np.all(trace.collective_metadata.activity < len(trace.activities))), "metadata of no activity")
     expect(trace.shape_id is None or len(trace.shape_id) == len(trace.activities), "shapes of other activities")
 
 

@@ -17,6 +17,7 @@ def test_every_command_is_in_the_readme(command: str) -> None:
     assert f"ddp-prof {command}" in (ROOT / "README.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ["README.md", "traces/README.md"])
 def test_shown_output_is_real(page: str) -> None:
     """Rebuild with ``python -m cogapp -r -I scripts README.md traces/README.md``."""

@@ -9,6 +9,7 @@ import click
 
 from ddp_prof import __version__
 from ddp_prof.errors import DdpProfError, NotMetError
+from ddp_prof.printable import printable
 
 COMMANDS = ("overlap", "collectives", "skew", "compare", "check", "timeline", "report", "export", "info", "results")
 
@@ -44,7 +45,7 @@ class Commands(click.Group):
             if isinstance(error, BrokenPipeError):  # the reader of our output has seen enough: click ends quietly
                 raise
             failure = NotMet if isinstance(error, NotMetError) else click.ClickException
-            raise failure(" ".join(str(error).split())) from error
+            raise failure(printable(" ".join(str(error).split()))) from error
 
 
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

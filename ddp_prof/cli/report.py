@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ddp_prof.cli.options import load_options, traces_argument
+from ddp_prof.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,7 +48,7 @@ def command(traces: tuple[Path, ...], options: LoadOptions, folder: Path) -> Non
     runs = load_runs(traces, replace(options, with_shapes=True, keep_events=True))
     runs = in_variant_order(runs, lambda run: run.manifest)
     for problem in write_report(_report_runs(runs), folder, compare_steps(runs)):
-        click.echo(f"note: {problem}", err=True)
+        click.echo(f"note: {printable(problem)}", err=True)
     click.echo(folder / "index.html")
 
 

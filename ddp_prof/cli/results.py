@@ -10,6 +10,7 @@ import click
 
 from ddp_prof.cli.table_options import table_options
 from ddp_prof.errors import TraceError
+from ddp_prof.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -96,7 +97,7 @@ def command(
         from ddp_prof.benchmark.report.documents import REPORT, write_results, write_results_csv
 
         for problem in write_results(testbeds, study, folder):
-            click.echo(f"note: {problem}", err=True)
+            click.echo(f"note: {printable(problem)}", err=True)
         # The table of the database is whole, whatever was asked to be shown; its folder may be somebody else's.
         write_results_csv(summaries, environments_of(results), table)
         click.echo(f"{folder / REPORT} {table}", err=True)

@@ -176,7 +176,7 @@ def listening(sink: Sink) -> Iterator[None]:
     try:
         yield
     finally:
-        _set(tuple(item for item in _sinks if item is not sink), _enabled)
+        _set(tuple(other for other in _sinks if other is not sink), _enabled)
 
 
 @contextmanager

@@ -110,7 +110,7 @@ def add_nccl_metadata(trace: Trace, ranges: Sequence[NcclRange]) -> Trace:
             if index >= 0
         ]
     names = NameTable(trace.names)
-    return replace(trace, arguments=collective_metadata(rows, names), names=names.as_tuple())
+    return replace(trace, collective_metadata=collective_metadata(rows, names), names=names.as_tuple())
 
 
 def _from_payload(activity: int, nccl_range: NcclRange) -> CollectiveRow:

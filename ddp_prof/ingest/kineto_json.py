@@ -138,7 +138,7 @@ def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = (), with_sha
         threads=_threads(document.traceEvents),
         overhead=Overhead(*_times(by_category["overhead"])),
         ranks={PROCESS: rank} if _is_count(rank) else {},
-        arguments=_collective_metadata(by_category[_KERNEL], names),
+        collective_metadata=_collective_metadata(by_category[_KERNEL], names),
         world_size=world if world and _is_count(world) else None,
         names=names.as_tuple(),
         epoch_ns=base_ns if 0 <= base_ns < _MOST else None,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from ddp_prof import variants
 from ddp_prof.ddp import VARIANTS, annotate
 from ddp_prof.ddp.engine.collective import communication_errors
 from ddp_prof.errors import OutOfMemoryError, WorkloadError
@@ -125,10 +126,10 @@ def make_trainer(arguments: Arguments, device: torch.device, rank: int) -> Train
 def make_variant(arguments: Arguments, model: torch.nn.Module) -> DataParallel:
     """The variant with its own options."""
     options: dict[str, float | bool | None] = {}
-    if arguments.variant in ("bucketed", "sharded"):
-        options = {"bucket_size_mb": arguments.bucket_size_mb}
-    elif arguments.variant == "torch":
+    if arguments.variant == "torch":
         options = {"bucket_cap_mb": arguments.bucket_size_mb, "mark_buckets": not arguments.no_communication_hook}
+    elif variants.VARIANTS[arguments.variant].takes_bucket_size:
+        options = {"bucket_size_mb": arguments.bucket_size_mb}
     make: Callable[..., DataParallel] = VARIANTS[arguments.variant]
     return make(model, find_unused_parameters=arguments.find_unused_parameters, **options)
 

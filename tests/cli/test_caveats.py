@@ -53,6 +53,7 @@ def test_gpus_of_their_own_need_no_caveat(command: str, tmp_path: Path) -> None:
     assert "shared GPU" not in run(*command.split(), *write_run(tmp_path, "naive", 1)).output
 
 
+@pytest.mark.slow
 def test_pages_and_exports_say_so_too(shared: list[Path], tmp_path: Path) -> None:
     assert run("report", *shared, "-o", tmp_path / "report").exit_code == 0
     assert SHARED_GPU in (tmp_path / "report/index.html").read_text()

@@ -26,7 +26,7 @@ def test_kineto_notes_operation_size_and_communicator(tmp_path: Path) -> None:
     kernel = event("kernel", "ncclDevKernel_Generic(x)", "5", "1", device=0, stream=9, correlation=1, **noted)
     plain = event("kernel", "gemm", "1", "1", device=0, stream=7, correlation=2)
     trace = load_trace(write(tmp_path / "x.json", [plain, kernel]))
-    assert trace.arguments.activity.tolist() == [1]
+    assert trace.collective_metadata.activity.tolist() == [1]
     (only,) = collectives_of(trace)
     assert (only.op, only.bytes, only.group, only.ranks) == ("all_gather", 800, "3", 4)
     assert only.busbw_bytes_per_s == pytest.approx(0.75 * 800 / 1e-6)

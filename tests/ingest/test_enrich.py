@@ -60,7 +60,7 @@ def test_launches_are_joined_once(joins: list[int], tmp_path: Path) -> None:
     trace = load_trace(everything(tmp_path / "x.sqlite"), with_shapes=True)
     assert trace.activities.category.tolist() == [Category.COMPUTE, Category.COMMUNICATION, Category.COMMUNICATION]
     assert (trace.ranks, trace.world_size) == ({MAIN: 1}, 2)
-    assert trace.arguments.bytes.tolist() == [4096]
+    assert trace.collective_metadata.bytes.tolist() == [4096]
     assert trace.shape_id is not None
     assert trace.calls.start_ns[trace.launching_calls].tolist() == [100, 610, 510]
     assert joins == [3]

@@ -407,3 +407,13 @@ def test_many_nested_ranges_take_no_time_that_grows_with_their_square(tmp_path: 
     capture = Capture(kernels=[Kernel("gemm", depth, depth + 5, launch=depth, thread=1)], ranges=ranges)
     trace = load_trace(write_capture(tmp_path / "x.sqlite", capture))
     assert len(trace.spans) == depth
+
+
+@pytest.mark.parametrize("form", ["table", "markdown"])
+@pytest.mark.parametrize("command", ["overlap", "collectives", "skew", "info"])
+def test_no_table_passes_an_escape_sequence_on(command: str, form: str, tmp_path: Path) -> None:
+    make = HOSTILE["names with escape sequences"][0]
+    path = make(tmp_path).rename(tmp_path / f"{ESCAPE}.sqlite")
+    result = CliRunner().invoke(main, [command, str(path), "--format", form])
+    assert result.exit_code == 0, result.stderr
+    assert "\x1b" not in result.stdout + result.stderr

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from ddp_prof.analyze.overlap.comparison import VariantSummary
 from ddp_prof.analyze.root_cause import RootCause
-from ddp_prof.present.headlines import Headline, root_cause_headline
+from ddp_prof.present.headlines import Headline, root_cause_headline, tell_story
 
 TAIL = RootCause(
     step=3, steps=10, exposed_ns=100, total_exposed_ns=1000, when="tail", why="transfer", pair_ns=82, wait_ns=0,
@@ -108,3 +109,35 @@ def test_the_claim_can_stand_alone(change: dict[str, object]) -> None:
 
 def test_a_claim_without_detail_ends_as_a_sentence() -> None:
     assert Headline("Nothing was found").text == "Nothing was found."
+
+
+def summary(
+    label: str, speedup: float | None, ratio: float | None, comm_ms: float, device: str = "cuda"
+) -> VariantSummary:
+    times = dict.fromkeys(("step_spread_ns", "overlapped_ns", "exposed_ns", "tail_ns", "backward_overlap_ratio"))
+    return VariantSummary(
+        label=label, device=device, ranks=2, steps=10, step_ns=1e8, collectives=1, comm_ns=comm_ms * 1e6,
+        overlap_ratio=ratio, speedup=speedup, **times,
+    )  # fmt: skip
+
+
+def test_the_story_reconciles_the_share_hidden_with_the_time_saved() -> None:
+    runs = [summary("naive", 1, 0, 85), summary("overlap", 1.25, 0.67, 96), summary("flat", 2, 0, 34)]
+    (told,) = tell_story(runs)
+    assert told == (
+        "overlap hides most, 67 % of its communication; its median step is 20 % shorter than that of naive. flat is "
+        "fastest: its median step is 50 % shorter, and it hides 0 %. It communicates for 34.0 ms of a step, naive for "
+        "85.0 ms. Time is saved in two ways: by hiding communication, and by having less of it."
+    )
+
+
+def test_the_story_of_one_winner_is_short_and_says_that_cpu_ranks_share_cores() -> None:
+    first, second = tell_story([summary("naive", 1, 0, 85, "cpu"), summary("overlap", 0.8, 0.67, 96, "cpu")])
+    assert first.startswith("overlap hides most, 67 % of its communication; its median step is 25 % longer than that")
+    assert "fastest" not in first
+    assert "ranks share cores" in second
+
+
+@pytest.mark.parametrize("runs", [[], [summary("a", None, 0.5, 1)], [summary("naive", 1, 0, 1)]])
+def test_without_anything_to_compare_there_is_no_story(runs: list[VariantSummary]) -> None:
+    assert tell_story(runs) == []

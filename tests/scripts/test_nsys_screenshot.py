@@ -26,10 +26,10 @@ BASICS = (
 FOR_EVER = "while :; do sleep; done"
 DISPLAY = f'trap "echo display ended >>$CALLS; exit" TERM; echo 42; {FOR_EVER}'
 GUI = f"""
+trap 'echo gui ended >>"$CALLS"; exit' TERM
 echo "gui $DISPLAY $HOME ${{!#}}" >>"$CALLS"
 cp "$HOME/.config/NVIDIA Corporation/NVIDIA Nsight Systems.ini" "$SCREEN/settings"
 echo started >"$SCREEN/state"
-trap 'echo gui ended >>"$CALLS"; exit' TERM
 {FOR_EVER}
 """
 # A window, over it a menu once the right button was pressed, and a view that is zoomed by the keys for its third entry.

@@ -18,7 +18,7 @@ import numpy as np
 
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE, last_by_step
 from ddp_prof.analyze.core.device_phases import find_device_phases
-from ddp_prof.analyze.core.operations import ALL_REDUCE, OPERATIONS, operation_of
+from ddp_prof.analyze.core.operations import OPERATIONS, operation_of
 from ddp_prof.trace import UNKNOWN, Category, CollectiveMetadata, Table, select
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def find_timings(rank: RankEvents) -> RankCollectives:
     events = rank.of(Category.COMMUNICATION)
     events = select(events, np.lexsort((events.start_ns, events.launch_ns, events.step)))
     backward = select(rank.events, (rank.events.phase == BACKWARD_PHASE) & (rank.events.category == Category.COMPUTE))
-    noted = _noted(trace.arguments, events)
+    noted = _noted(trace.collective_metadata, events)
     groups = [int(group) for group in np.unique(noted.group_id) if group != UNKNOWN]
     return RankCollectives(
         process=rank.process,
@@ -171,7 +171,7 @@ def _timings(
         end_ns=events.end_ns,
         phase=events.phase,
         blocking=_blocking(rank, events, backward),
-        operation=_operations(rank.trace, events, noted, bucket),
+        operation=_operations(rank.trace, events, noted, ranges.of_rows("operation", row)),
         bucket=bucket,
         bytes=np.where(own_bytes != UNKNOWN, own_bytes, noted.bytes),
         group=np.where(noted.group_id == UNKNOWN, UNKNOWN, group),
@@ -219,8 +219,8 @@ def _noted(arguments: CollectiveMetadata, events: Events) -> CollectiveMetadata:
     )
 
 
-def _operations(trace: Trace, events: Events, noted: CollectiveMetadata, bucket: Ints) -> Ints:
-    """By the kernel's name, else by the noted arguments; in a range of ours it is an all-reduce anyway."""
+def _operations(trace: Trace, events: Events, noted: CollectiveMetadata, by_range: Ints) -> Ints:
+    """By the kernel's name, else by the noted arguments; else by our range's."""
 
     def code(name_id: int) -> int:
         operation = operation_of(trace.names[name_id]) if name_id != UNKNOWN else None
@@ -233,4 +233,4 @@ def _operations(trace: Trace, events: Events, noted: CollectiveMetadata, bucket:
     kernel_names = np.append(trace.activities.name_id, UNKNOWN)[events.activity]
     by_kernel = codes(kernel_names)
     found = np.where(by_kernel == UNKNOWN, codes(noted.op_id), by_kernel)
-    return np.where((found == UNKNOWN) & (bucket != UNKNOWN), OPERATIONS.index(ALL_REDUCE), found)
+    return np.where(found == UNKNOWN, by_range, found)

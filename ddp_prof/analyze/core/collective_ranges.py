@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ddp_prof.analyze.core.operations import OPERATIONS
 from ddp_prof.analyze.intervals import innermost
-from ddp_prof.range_names import ALL_REDUCE, parse_range
+from ddp_prof.range_names import COLLECTIVES, parse_range
 from ddp_prof.trace import UNKNOWN, Table
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ class CollectiveRanges(Table):
     Attributes:
         span: Row in the trace's spans.
         name_id: Index into ``Trace.names``.
+        operation: Index into ``operations.OPERATIONS``.
         bucket: Number of the bucket; ``UNKNOWN`` where the name has none.
         bytes: Size of the message; ``UNKNOWN`` likewise.
     """
@@ -30,6 +32,7 @@ class CollectiveRanges(Table):
     start_ns: Ints
     end_ns: Ints
     name_id: Ints
+    operation: Ints
     bucket: Ints
     bytes: Ints
 
@@ -45,7 +48,8 @@ class CollectiveRanges(Table):
 
 def find_collective_ranges(trace: Trace, process: int) -> CollectiveRanges:
     """The ranges round the collectives of a process."""
-    names = {index: parse_range(name) for index, name in enumerate(trace.names) if name.startswith(f"{ALL_REDUCE}|")}
+    starts = tuple(f"{collective}|" for collective in COLLECTIVES)
+    names = {index: parse_range(name) for index, name in enumerate(trace.names) if name.startswith(starts)}
     span = np.flatnonzero((trace.spans.process == process) & np.isin(trace.spans.name_id, list(names)))
     name_id = trace.spans.name_id[span]
 
@@ -54,6 +58,13 @@ def find_collective_ranges(trace: Trace, process: int) -> CollectiveRanges:
         values = [known[index] for index in name_id.tolist()]
         return np.array([UNKNOWN if value is None else value for value in values], np.int64)
 
+    operation = [OPERATIONS.index(names[index].name) for index in name_id.tolist()]
     return CollectiveRanges(
-        span, trace.spans.start_ns[span], trace.spans.end_ns[span], name_id, number("bucket"), number("bytes")
+        span=span,
+        start_ns=trace.spans.start_ns[span],
+        end_ns=trace.spans.end_ns[span],
+        name_id=name_id,
+        operation=np.array(operation, np.int64),
+        bucket=number("bucket"),
+        bytes=number("bytes"),
     )

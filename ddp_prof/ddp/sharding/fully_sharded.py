@@ -68,7 +68,7 @@ class FullyShardedDDP(DataParallel):
         broadcast_state(module, process_group)
         self._set_up()
         mesh = DeviceMesh.from_group(process_group or dist.distributed_c10d._get_default_group(), self.device.type)
-        units = [*(block for item in module.modules() if isinstance(item, torch.nn.ModuleList) for block in item)]
+        units = [block for blocks in module.modules() if isinstance(blocks, torch.nn.ModuleList) for block in blocks]
         for index, unit in enumerate([*units, module]):
             self._shard(index, unit, mesh, options)
 

@@ -125,7 +125,8 @@ class ShardedDDP(ReducingVariant):
         wait = partial(_wait_for_all, owner)
         handles: list[Any] = [self.module.register_state_dict_pre_hook(wait)]  # type: ignore[no-untyped-call]
         for layer in self.module.modules():
-            own = {bucket_of[id(item)] for item in layer.parameters(recurse=False) if id(item) in bucket_of}
+            parameters = map(id, layer.parameters(recurse=False))
+            own = {bucket_of[parameter] for parameter in parameters if parameter in bucket_of}
             if own:
                 handles.append(layer.register_forward_pre_hook(partial(_wait_for_layer, owner, sorted(own))))
         remover = weakref.finalize(self, _remove, handles)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddp_prof.analyze.core.collective_ranges import CollectiveRanges
-from ddp_prof.range_names import ALL_REDUCE, PHASES
+from ddp_prof.range_names import PHASES
 from ddp_prof.trace import UNKNOWN, Category, Table, empty, select
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class _Builder:
             bucket=ranges.bucket,
             step=self._step_at(ranges.start_ns),
         )
-        yield f"{ALL_REDUCE}, launch to completion", slices, self.trace.names
+        yield "collectives, launch to completion", slices, self.trace.names
 
     def _work_of_host(self) -> Iterator[tuple[str, Slices, Sequence[str]]]:
         """What a CPU computed, as it is measured."""

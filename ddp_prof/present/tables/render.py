@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from ddp_prof.present.columns import columns_of
 from ddp_prof.present.tables.fit import Fitted, TableOptions, fit_columns, only, terminal_width
+from ddp_prof.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +50,7 @@ def show(options: TableOptions | str, views: Sequence[TableView]) -> None:
     else:
         rows = [row for view in views for row in view.rows_to_read]
         sys.stdout.write(markdown(only(rows, options.columns)))
-    sys.stderr.writelines(f"note: {note}\n" for view in views for note in view.notes)
+    sys.stderr.writelines(f"note: {printable(note)}\n" for view in views for note in view.notes)
 
 
 def _print_json(documents: Sequence[Document]) -> None:
@@ -82,7 +83,7 @@ def markdown(rows: Sequence[Row]) -> str:
 def markdown_text(text: str) -> str:
     """Text in which nothing is Markdown, in a paragraph or in a cell of a table."""
     # An underscore within a word is none either way; '>' is markup only where a line begins.
-    return re.sub(r"([\\`*\[\]<|]|(?<!\w)_|_(?!\w))", r"\\\1", " ".join(text.splitlines()))
+    return re.sub(r"([\\`*\[\]<|]|(?<!\w)_|_(?!\w))", r"\\\1", printable(" ".join(text.splitlines())))
 
 
 def _print_table(view: TableView, options: TableOptions) -> None:
@@ -95,11 +96,11 @@ def _print_table(view: TableView, options: TableOptions) -> None:
     is_whole = width is None or options.columns or not rows
     fitted = Fitted(columns_of(rows)) if is_whole else fit_columns(rows, width or ENDLESS)
     if view.title:
-        console.print(Text(view.title, style="bold"))
+        console.print(Text(printable(view.title), style="bold"))
     if rows:
         console.print(_table(rows, fitted.shown))
     for note in filter(None, [*view.notes, fitted.note]):
-        console.print(Text(f"note: {note}", style="dim"))
+        console.print(Text(f"note: {printable(note)}", style="dim"))
 
 
 def _table(rows: Sequence[Row], columns: Sequence[Column]) -> Table:
@@ -113,6 +114,6 @@ def _table(rows: Sequence[Row], columns: Sequence[Column]) -> Table:
         heading, is_right = column.heading.replace(" ", "\n"), column.is_right(rows)
         table.add_column(heading, justify="right" if is_right else "left", no_wrap=is_right, overflow="fold")
     for row in rows:
-        cells = [(column.text(row[column.key]), row[column.key] is None) for column in columns]
+        cells = [(printable(column.text(row[column.key])), row[column.key] is None) for column in columns]
         table.add_row(*(Text(text, style="dim" if is_missing else "") for text, is_missing in cells))
     return table

@@ -86,10 +86,10 @@ def test_exposed_time_that_is_counted_elsewhere_does_not_pass_for_overlapped() -
     collective  ..##########....   2 overlapped, 3 its own tail, 5 counted with another collective
     """
     (rank,) = view_step(RUN, 4)
-    tail = (Exposed("tail", False, 9, 12),)
+    tail = (Exposed("tail", "transfer", False, 9, 12),)
     line = replace(rank.collectives[0], start_ns=2, end_ns=12, exposed=tail, ready_ns=None, launch_ns=None)
     figure = draw_step_collectives(RUN, 4, [replace(rank, compute=((0, 4),), collectives=(line,))], Headline("tail"))
     lengths = {bar.name: [round(1e6 * length) for length in bar.x] for bar in figure.data if bar.type == "bar"}
     assert lengths == {
-        "compute": [4], "overlapped": [2], "exposed, counted with another collective": [5], "exposed: tail": [3]
+        "compute": [4], "overlapped": [2], "exposed, counted with another collective": [5], "exposed: transfer": [3]
     }  # fmt: skip

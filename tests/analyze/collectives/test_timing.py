@@ -63,6 +63,26 @@ def test_on_a_cpu_the_hook_tells_and_work_starts_at_launch() -> None:
     assert any("rank 1 is not among the traces" in warning for warning in result.warnings)
 
 
+def test_the_ranges_of_a_sharded_optimizer_tell_their_operation() -> None:
+    trace = draw_trace(
+        ranges={
+            "process|rank=0|world=2|variant=sharded|backend=gloo|device=cpu": "############",
+            "step|index=0": "############",
+            "backward": "#####.......",
+            "reduce_scatter|bucket=0|bytes=8|params=1": "..###.......",
+            "all_gather|bucket=0|bytes=8|params=1": "........###.",
+        },
+        ranks={PID: 0},
+        world_size=2,
+    )
+    first, second = collectives_of(trace)
+    assert [(item.op, item.bucket, item.bytes) for item in (first, second)] == [
+        ("reduce_scatter", 0, 8),
+        ("all_gather", 0, 8),
+    ]
+    assert [item.exposed_ns for item in (first, second)] == [0, 3]
+
+
 def test_what_a_foreign_trace_does_not_tell_is_none() -> None:
     trace = draw_trace(streams={7: ".aa......", 9: "..NNN...."})
     (only,) = collectives_of(trace)

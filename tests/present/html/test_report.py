@@ -12,7 +12,6 @@ from ddp_prof.analyze.variants.waterfall import measure_waterfall
 from ddp_prof.manifest import SHARED_GPU, Manifest, in_variant_order
 from ddp_prof.present.charts.collectives import draw_step_collectives
 from ddp_prof.present.charts.comparison import draw_comparison
-from ddp_prof.present.charts.static_images import find_browser
 from ddp_prof.present.charts.steps import draw_step_times
 from ddp_prof.present.charts.straggler import draw_skew
 from ddp_prof.present.charts.waterfall import draw_waterfall
@@ -104,7 +103,8 @@ class TestOrder:
         assert in_variant_order(runs, lambda run: run.manifest) == runs
 
 
-@pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed")
+@pytest.mark.browser
+@pytest.mark.slow
 def test_a_page_and_a_picture_of_each_run(tmp_path: Path) -> None:
     assert write_report([run_of(cpu_run(shift=4), "naive"), run_of(cpu_run(), "overlap")], tmp_path) == []
     pages = {f"{name}.html" for name in ("index", "naive", "naive-why", "overlap", "overlap-why")}

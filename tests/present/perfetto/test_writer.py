@@ -182,7 +182,7 @@ def test_processes_and_lanes_are_named(tmp_path: Path) -> None:
     assert viewed.titles("process_name") == [f"rank 0 (pid {PID}, GPU 0)"]
     assert viewed.titles("thread_name") == [
         f"main thread {PID}",
-        "all_reduce, launch to completion",
+        "collectives, launch to completion",
         "GPU 0, stream 7: compute",
         "GPU 0, stream 9: communication",
         "GPU 0, stream 10: communication",

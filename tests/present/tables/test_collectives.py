@@ -9,6 +9,7 @@ import pytest
 from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.analyze.root_cause import find_root_cause
 from ddp_prof.present.headlines import root_cause_headline
+from ddp_prof.present.json_documents import COLLECTIVES_SCHEMA
 from ddp_prof.present.tables.collectives import collectives_view
 from tests.analyze.collectives.test_timing import OURS
 from tests.measuring import analysis_of
@@ -37,7 +38,7 @@ def test_the_document_keeps_the_contract() -> None:
     parts |= {"alignment": document["alignment"]}
     for part, keys in CONTRACT.items():
         assert set(keys.split()) <= parts[part].keys(), part
-    assert (document["schema"], first["bytes"], first["transfer_ns"]) == (1, 4000, None)
+    assert (document["schema"], first["bytes"], first["transfer_ns"]) == (COLLECTIVES_SCHEMA, 4000, None)
 
 
 @pytest.mark.parametrize(("by", "rows"), [("collective", 2), ("step", 1), ("bucket", 2)])

@@ -78,7 +78,7 @@ function add(sums, name, time) {
 
 /** @param {Iterable<[string, {time: number, count: number}]>} sums */
 function sumsTable(caption, sums) {
-  const head = ["", "count", "sum"].map((text) => scoped(text, "col"));
+  const head = ["name", "count", "sum"].map((text) => scoped(text, "col"));
   const lines = [...sums].map(([name, { time, count }]) => element("tr",
     scoped(name.length > 100 ? `${name.slice(0, 100)}…` : name, "row"),
     element("td", count.toLocaleString("en")), element("td", milliseconds(Math.round(time)))));

@@ -80,7 +80,7 @@ class Readout {
   #fill(ranks) {
     const { strip, panels } = this.timeline.data;
     const parts = strip.filter(({ name }) => name !== "graph" || ranks.some(({ sums }) => sums.graph));
-    const head = ["", ...parts.map(({ label }) => label), "overlapped share"];
+    const head = ["rank", ...parts.map(({ label }) => label), "overlapped share"];
     const lines = ranks.map(({ panel, title, sums }) => [
       panels.length > 1 ? `${panels[panel].title}, ${title}` : title,
       ...parts.map(({ name }) => sums[name]),
