@@ -36,6 +36,7 @@ class RootCause:
         collectives_a_step: Of one rank.
         operation: Of the collective with the largest part of ``pair_ns``, as the other figures.
         blocking: One of ``timing.BLOCKING``.
+        alike_a_step: How many collectives of the step have the same ``blocking``; of one rank.
         bucket: ``None`` where buckets are not known.
         index: Position in the step.
         is_last: Whether it is the step's last collective.
@@ -57,6 +58,7 @@ class RootCause:
     collectives_a_step: int
     operation: str | None
     blocking: str | None
+    alike_a_step: int
     bucket: int | None
     index: int
     is_last: bool
@@ -120,6 +122,7 @@ def _describe(
     (culprit, culprit_ns), *_ = parts.most_common(1)
     own = [collective for collective in step if _identity(collective) == culprit]
     sizes = Counter(collective.step_identity for collective in step)
+    alike = Counter(collective.step_identity for collective in step if collective.blocking == own[0].blocking)
     leads = [lead for collective in own if (lead := collective.before_backward_end_ns) is not None]
     return RootCause(
         step=own[0].step,
@@ -134,6 +137,7 @@ def _describe(
         collectives_a_step=round(median(sizes.values())),
         operation=own[0].op,
         blocking=own[0].blocking,
+        alike_a_step=round(median(alike.values())),
         bucket=culprit[0],
         index=own[0].index,
         is_last=all(collective.index == sizes[collective.step_identity] - 1 for collective in own),

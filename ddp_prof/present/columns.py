@@ -164,7 +164,11 @@ _COLLECTIVES = (
     _time("when_optimizer_ms", "exposed during the optimizer", WITH_ROOM),
     _time("when_outside_ms", "exposed between phases, or outside of steps", WITH_ROOM),
     _time("when_unknown_ms", "exposed where the trace names no phases", WITH_ROOM),
-    _time("why_blocking_call_ms", "exposed in a call that the program waits for", WITH_ROOM),
+    _time(
+        "why_blocking_call_ms",
+        "exposed in a collective launched after backward, or on the stream of compute",
+        WITH_ROOM,
+    ),
     _time("why_launched_late_ms", "exposed since the host launched it late", WITH_ROOM),
     _time("why_queued_ms", "exposed since it queued behind another collective", WITH_ROOM),
     _time("why_peer_wait_ms", "exposed since a peer had not arrived", WITH_ROOM),

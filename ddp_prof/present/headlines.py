@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _SHOWN_PARAMETERS = 2
 _WORTH_A_WORD = 0.05
+_LARGE_PART = 0.25
+"""Share from which a single collective is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ _WHEN = {
     UNKNOWN_WHEN: "",
 }
 _WHY = {
-    BLOCKING_CALL: "in calls that the program waits for",
+    BLOCKING_CALL: "in collectives launched after backward",
     LAUNCHED_LATE: "launched late by the host",
     QUEUED: "queued behind another collective",
     PEER_WAIT: "waiting for a peer",
@@ -98,17 +100,25 @@ def _kind(cause: RootCause) -> str:
 def _meanwhile(cause: RootCause) -> str:
     share = cause.wait_ns / cause.exposed_ns
     is_worth_a_word = share >= _WORTH_A_WORD and cause.why != PEER_WAIT
-    return f" (a peer was missing in {percent(share)} of all)" if is_worth_a_word else ""
+    return f" (a peer was missing in {percent(share)} of the exposed time)" if is_worth_a_word else ""
 
 
 def _culprit(cause: RootCause) -> str:
     if cause.why == BLOCKING_CALL and cause.blocking == "after_backward":
-        count = cause.collectives_a_step
-        subject = "the one collective of a step starts" if count == 1 else f"the {count} collectives of a step start"
-        return f"{subject} after backward"
+        return _launched_after_backward(cause)
     if cause.when == TAIL:
         return f"{_which(cause)}{_described(cause)} {_lead(cause)}"
-    return f"{percent(cause.collective_ns / cause.pair_ns)} of that with {_which(cause)}{_described(cause)}"
+    share = cause.collective_ns / cause.pair_ns
+    if share < _LARGE_PART:
+        return f"spread over {cause.collectives_a_step} collectives, with at most {percent(share)} in one"
+    return f"{percent(share)} of that with {_which(cause)}{_described(cause)}"
+
+
+def _launched_after_backward(cause: RootCause) -> str:
+    count = cause.collectives_a_step
+    if cause.alike_a_step == count:
+        return f"all {count} collectives of a step are" if count > 1 else "the only collective of a step is"
+    return f"{cause.alike_a_step} of the {count} collectives of a step {'is' if cause.alike_a_step == 1 else 'are'}"
 
 
 def _advice(cause: RootCause) -> str:
@@ -116,7 +126,7 @@ def _advice(cause: RootCause) -> str:
     if 2 * cause.wait_ns > cause.exposed_ns or cause.why == PEER_WAIT:
         return " 'ddp-prof skew' tells who arrives late."
     if cause.why == BLOCKING_CALL and cause.blocking == "compute_stream":
-        return " Kernels that follow on that stream wait for it."
+        return " Kernels that follow on that stream wait for them."
     if cause.why == BLOCKING_CALL and cause.operation in _OF_GRADIENTS:
         return " Launched by gradient hooks, some of it could hide behind backward."
     if cause.why == LAUNCHED_LATE:
@@ -138,11 +148,13 @@ def _which(cause: RootCause) -> str:
         return f"the only {kind}"
     if cause.is_last:
         return f"the last {kind}"
-    return f"{kind} {cause.index if cause.bucket is None else cause.bucket} of {cause.collectives_a_step}"
+    return f"{kind} {cause.index if cause.bucket is None else cause.bucket}"
 
 
 def _described(cause: RootCause) -> str:
-    parts = [] if cause.bytes is None else [size(cause.bytes)]
+    is_numbered = not cause.is_last and cause.collectives_a_step > 1
+    parts = [f"of 0 to {cause.collectives_a_step - 1}"] if is_numbered else []
+    parts += [] if cause.bytes is None else [size(cause.bytes)]
     if cause.parameters:
         shown = ", ".join(cause.parameters[:_SHOWN_PARAMETERS])
         more = len(cause.parameters) - _SHOWN_PARAMETERS
@@ -162,9 +174,10 @@ def _lead(cause: RootCause) -> str:
 def _tail_advice(cause: RootCause) -> str:
     if len(cause.parameters) == 1:
         return "It holds a single parameter: only fewer bytes or a faster link would hide more of it."
+    if_transfer = "" if cause.knows_wait else ", if it is transfer"
     if cause.is_last and cause.collectives_a_step > 1:
-        return "A smaller last bucket would shorten it."
-    return "Smaller buckets would start earlier and hide more of it."
+        return f"A smaller last bucket would shorten it{if_transfer}."
+    return f"Smaller buckets would start earlier and hide more of it{if_transfer}."
 
 
 def skew_headline(skew: RunSkew) -> Headline:

@@ -6,6 +6,8 @@ from collections import Counter
 from fractions import Fraction
 from statistics import median
 
+import numpy as np
+
 from ddp_prof.trace import Category
 from tests.oracle.ranks import Event, Rank
 
@@ -79,20 +81,11 @@ def clocks(ranks: list[Rank], rows: list[list[Event | None]]) -> tuple[dict[str,
         if not differences:
             return None
         rest += [abs(difference - offset[file]) for difference in differences]
-    return offset, round(_percentile(rest, 95)) if rest else 0.0
+    return offset, round(float(np.percentile(rest, 95))) if rest else 0.0
 
 
 def _end(row: list[Event | None], ranks: list[Rank], file: str) -> int | None:
     return max((e.end for rank, e in zip(ranks, row, strict=True) if e is not None and rank.file == file), default=None)
-
-
-def _percentile(values: list[int], percent: int) -> float:
-    """Between neighbours, linearly."""
-    ordered = sorted(values)
-    place = Fraction(percent * (len(ordered) - 1), 100)
-    low = ordered[int(place)]
-    high = ordered[min(int(place) + 1, len(ordered) - 1)]
-    return float(low + (high - low) * (place - int(place)))
 
 
 def budget(ranks: list[Rank]) -> dict[str, int] | None:

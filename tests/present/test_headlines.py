@@ -12,8 +12,8 @@ from ddp_prof.present.headlines import Headline, root_cause_headline, tell_story
 
 TAIL = RootCause(
     step=3, steps=10, exposed_ns=100, total_exposed_ns=1000, when="tail", why="transfer", pair_ns=82, wait_ns=0,
-    knows_wait=True, collectives_a_step=8, operation="all_reduce", blocking=None, bucket=7, index=7, is_last=True,
-    collective_ns=82, bytes=61 * 2**20, parameters=("embedding", "norm"), lead_ns=300_000,
+    knows_wait=True, collectives_a_step=8, operation="all_reduce", blocking=None, alike_a_step=8, bucket=7, index=7,
+    is_last=True, collective_ns=82, bytes=61 * 2**20, parameters=("embedding", "norm"), lead_ns=300_000,
 )  # fmt: skip
 
 
@@ -37,18 +37,22 @@ def test_the_headline_names_pair_bucket_size_parameters_and_time() -> None:
         ({"lead_ns": 0}, "starts when backward ends"),
         ({"bucket": None, "bytes": None, "parameters": ()}, "the last collective starts"),
         ({"wait_ns": 2}, "is tail, in transfer: "),
-        ({"wait_ns": 41}, "tail, in transfer (a peer was missing in 41 % of all): the last bucket"),
+        ({"wait_ns": 41}, "tail, in transfer (a peer was missing in 41 % of the exposed time): the last bucket"),
         ({"wait_ns": 41}, "A smaller last bucket"),
         ({"wait_ns": 51}, "'ddp-prof skew' tells who arrives late."),
         ({"knows_wait": False}, "tail, in transfer or waiting for a peer"),
         ({"collectives_a_step": 1}, "Smaller buckets would start earlier"),
-        ({"is_last": False, "bucket": 3}, "bucket 3 of 8 (61 MB, embedding, norm) starts"),
+        ({"knows_wait": False}, "A smaller last bucket would shorten it, if it is transfer."),
+        ({"is_last": False, "bucket": 3}, "bucket 3 (of 0 to 7, 61 MB, embedding, norm) starts"),
         ({"is_last": False, "bucket": 3}, "Smaller buckets would start earlier"),
         ({"why": "launched_late"}, "tail, launched late by the host"),
-        ({"why": "blocking_call", "blocking": "after_backward"}, "the 8 collectives of a step start after backward"),
+        (
+            {"why": "blocking_call", "blocking": "after_backward"},
+            "tail, in collectives launched after backward: all 8 collectives of a step are.",
+        ),
         ({"why": "peer_wait", "when": "backward", "collective_ns": 41}, "waiting for a peer: 50 % of that with the"),
         ({"why": "peer_wait", "wait_ns": 82}, "'ddp-prof skew' tells who arrives late."),
-        ({"why": "queued", "when": "backward", "is_last": False, "bucket": 3}, "of that with bucket 3 of 8"),
+        ({"why": "queued", "when": "backward", "is_last": False, "bucket": 3}, "of that with bucket 3 (of 0 to 7, "),
         ({"when": "unknown"}, "see --step-range and --backward-range"),
     ],
 )
@@ -61,6 +65,19 @@ def test_a_collective_on_the_stream_of_compute_is_not_said_to_follow_backward() 
     text = text_of(when="unknown", why="blocking_call", blocking="compute_stream", lead_ns=None)
     assert "on the stream of compute" in text
     assert "backward" not in text
+
+
+def test_only_as_many_are_said_to_be_launched_after_backward_as_are() -> None:
+    """As of two of 128 ranks: five sends and receives a step, of which the last is launched after backward."""
+    change = {"operation": "send_recv", "bucket": None, "why": "blocking_call", "blocking": "after_backward"}
+    text = text_of(**change, collectives_a_step=5, alike_a_step=1)
+    assert text.endswith("is tail, in collectives launched after backward: 1 of the 5 collectives of a step is.")
+
+
+def test_a_collective_that_holds_little_is_not_named() -> None:
+    """As of 74 all-reduces, of which the largest holds a tenth."""
+    text = text_of(when="unknown", why="blocking_call", blocking="compute_stream", collective_ns=8)
+    assert "spread over 8 collectives, with at most 10 % in one" in text
 
 
 def test_no_advice_about_buckets_for_what_carries_no_gradients() -> None:

@@ -29,6 +29,13 @@ blocking_call  The program waits for it: launched after backward, or on the stre
                compute ####|      LCCCCC
                              ->    EEEEE
 
+peer_wait      A peer had not arrived: the collective's own duration minus the shortest of all ranks, at its start.
+               Until the peer comes, an earlier launch would change nothing.
+
+               compute ####....####
+               here      LCCCCCCC     peer      LCCC
+                           EEEE
+
 launched_late  The host was behind the device: launched when ready, it would have ended as much sooner, so as much of
                its end counts.
 
@@ -40,12 +47,6 @@ queued         Behind another collective on its stream: as much of its end as it
 
                stream  BBBBBCCCCC        ready and launched at the second B: queued for 4
                here     L    ~EEEE
-
-peer_wait      A peer had not arrived: the collective's own duration minus the shortest of all ranks, at its start.
-
-               compute ####....####
-               here      LCCCCCCC     peer      LCCC
-                           EEEE
 
 transfer       All else: bytes are on the wire.
 =============  ======================================================================================================
@@ -82,7 +83,7 @@ BLOCKING_CALL, LAUNCHED_LATE, QUEUED, PEER_WAIT, TRANSFER = WHYS = (
     "peer_wait",
     "transfer",
 )
-"""Why, in the order in which they are tried."""
+"""Why communication is exposed."""
 
 _LATEST = 2**62
 _WHEN_OF_PHASE = {PHASES.index(phase): WHENS.index(phase) for phase in (FORWARD, BACKWARD, OPTIMIZER)}

@@ -188,7 +188,7 @@ class TestPages:
         write_report(runs, tmp_path, waterfall)
         page = read(tmp_path / "index.html")
         why = " ".join(page.sections["why"])
-        assert "is tail, in calls that the program waits for" in why
+        assert "is tail, in collectives launched after backward" in why
         assert "is tail, in transfer" in why
         assert why.count("at least two ranks") == 2
         assert (tmp_path / "index.html").read_text().count('id="chart-waterfall"') == 1

@@ -1,0 +1,75 @@
+"""The headline follows the typical step, and all its figures are that step's."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, given, settings
+
+from ddp_prof.analyze.root_cause import find_root_cause
+from ddp_prof.trace import Trace
+from tests.analyze.random_runs import runs
+from tests.drawing import draw_trace
+from tests.measuring import collectives_of
+
+PHASES = {
+    "backward": "######......######......######..............",
+    "step 0": "###########",
+    "step 1": "............###########",
+    "step 2": "........................####################",
+}
+
+
+def test_one_stalled_step_does_not_decide() -> None:
+    """Two steps expose 2 within backward; the third 10 in its tail, more than both."""
+    trace = draw_trace(
+        ranges=PHASES,
+        launches={"pt_autograd_0": "aMc.........bNd.........eO"},
+        streams={7: ".aa..cc......bb..dd......ee.................", 9: "..MMM.........NNN..........OOOOOOOOOO......."},
+    )
+    cause = find_root_cause(collectives_of(trace))
+    assert cause is not None
+    assert (cause.when, cause.exposed_ns, cause.pair_ns) == ("backward", 2, 2)
+    assert (cause.total_exposed_ns, cause.steps) == (14, 3)
+
+
+def test_a_typical_step_that_hides_all_says_so() -> None:
+    trace = draw_trace(
+        ranges=PHASES,
+        launches={"pt_autograd_0": "aM..........bN..........eO"},
+        streams={7: ".aaaa........bbbb........ee.................", 9: "..MM..........NN...........OOOO............."},
+    )
+    cause = find_root_cause(collectives_of(trace))
+    assert cause is not None
+    assert (cause.exposed_ns, cause.pair_ns, cause.total_exposed_ns) == (0, 0, 4)
+
+
+def test_of_five_collectives_one_is_launched_after_backward() -> None:
+    """As of two of 128 ranks, whose headline said that all five of a step start after backward."""
+    trace = draw_trace(
+        ranges={"step 0": "#" * 30, "forward": "#####.........", "backward": ".....#######"},
+        launches={"main": "fM...bN.c...O."},
+        streams={7: ".fff..bb..cc..................", 9: "..MM...NN.......OOOOOOOO......"},
+    )
+    cause = find_root_cause(collectives_of(trace))
+    assert cause is not None
+    assert (cause.when, cause.why, cause.blocking) == ("tail", "blocking_call", "after_backward")
+    assert (cause.alike_a_step, cause.collectives_a_step) == (1, 3)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(runs())
+def test_figures_are_of_one_step_in_the_middle(traces: tuple[Trace, ...]) -> None:
+    found = collectives_of(*traces)
+    cause = find_root_cause(found)
+    exposed: dict[int | None, int] = {}
+    for collective in found:
+        exposed[collective.step_key] = exposed.get(collective.step_key, 0) + collective.exposed_ns
+    if cause is None:
+        assert not sum(exposed.values())
+        return
+    assert 0 <= cause.collective_ns <= cause.pair_ns <= cause.exposed_ns <= cause.total_exposed_ns
+    assert cause.wait_ns <= cause.exposed_ns
+    assert cause.alike_a_step <= cause.collectives_a_step
+    values = [value for key, value in exposed.items() if key is not None] or list(exposed.values())
+    assert cause.exposed_ns in values
+    assert 2 * sum(value <= cause.exposed_ns for value in values) >= len(values)
+    assert 2 * sum(value >= cause.exposed_ns for value in values) >= len(values)
