@@ -87,7 +87,7 @@ def fit_columns(rows: Sequence[Row], width: int) -> Fitted:
     left = [column for column in columns if column not in unknown] or list(columns)
     zeros = [column for column in left if not any(row[column.key] for row in rows)]
     dropped: list[Column] = []
-    for column in sorted(left[::-1], key=lambda column: (column not in zeros, -column.stays)):
+    for column in sorted(left, key=lambda column: (column not in zeros, -column.stays, -columns.index(column))):
         if _width(left, rows) <= width:
             break
         if column.stays != ALWAYS:
