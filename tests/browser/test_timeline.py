@@ -100,7 +100,7 @@ def measured_sums(events: RankEvents, start_ns: int, end_ns: int) -> dict[str, i
     """What the measures' algebra says of a window, step by step, in the trace's own time."""
     clip = union(column([start_ns]), column([end_ns]))
     compute, memory = events.union_of(Category.COMPUTE), events.union_of(Category.MEMORY)
-    total: Counter[str] = Counter(dict.fromkeys((*theme.STRIP, theme.GRAPH), 0))
+    total: Counter[str] = Counter(dict.fromkeys((*theme.STRIP, theme.GRAPH, theme.UNNAMED), 0))
     parts = events.breakdown
     for row in range(len(parts)):
         window = union(parts.start_ns[[row]], parts.end_ns[[row]]) & clip

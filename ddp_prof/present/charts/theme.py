@@ -15,6 +15,7 @@ COMPUTE = "compute"
 COMMUNICATION = "communication"
 MEMORY = "memory"
 GRAPH = "graph"
+UNNAMED = "unnamed"
 STEP = "step"
 
 COMPUTE_ONLY = "compute_only"
@@ -36,6 +37,7 @@ LABELS: Mapping[str, str] = {
     COMMUNICATION: "communication",
     MEMORY: "copies",
     GRAPH: "CUDA graph",
+    UNNAMED: "unnamed kernel",
     OVERLAPPED: "overlapped",
     EXPOSED: "exposed",
     COMPUTE_ONLY: "compute only",
@@ -49,6 +51,7 @@ LEGEND: Mapping[str, str] = {
     OVERLAPPED: "overlapped communication",
     EXPOSED: "exposed communication",
     GRAPH: "CUDA graph, contents not recorded",
+    UNNAMED: "kernel whose name the trace does not tell",
 }
 """What a legend calls each category, where the name alone would not tell enough."""
 
@@ -63,6 +66,7 @@ _COLORS: Mapping[str, str] = {
     COMPUTE: "#afa1ab",
     MEMORY: "#737012",
     GRAPH: "#8d7f6f",
+    UNNAMED: "#c3a6c9",
     COMPUTE_ONLY: "#afa1ab",
     EXPOSED_MEMORY: "#fe9f28",
 }

@@ -9,7 +9,7 @@ import numpy as np
 
 from ddp_prof.analyze.intervals import union
 from ddp_prof.present.charts import theme
-from ddp_prof.present.timeline.model import COMMUNICATION, COMPUTE, COPIES, GRAPHS, HOST, STRIP, Boxes, Lane
+from ddp_prof.present.timeline.model import COMMUNICATION, COMPUTE, COPIES, GRAPHS, HOST, STRIP, UNNAMED, Boxes, Lane
 from ddp_prof.range_names import PHASES
 from ddp_prof.trace import UNKNOWN, Category, concatenate, empty, select
 
@@ -24,6 +24,13 @@ _KINDS = {
     Category.COMMUNICATION: COMMUNICATION,
     Category.MEMORY: COPIES,
     Category.OTHER: GRAPHS,
+    Category.UNKNOWN: UNNAMED,
+}
+_DRAWN_AS = {
+    Category.COMMUNICATION: theme.COMMUNICATION,
+    Category.MEMORY: theme.MEMORY,
+    Category.OTHER: theme.GRAPH,
+    Category.UNKNOWN: theme.UNNAMED,
 }
 _PHASE_CODE = np.array([*(_CODE[phase] for phase in PHASES), _CODE[theme.COMPUTE]], np.int64)
 
@@ -208,9 +215,9 @@ def _device_lanes(rank: RankEvents, view: View) -> list[Lane]:
 def _category_codes(category: Ints, phase: Ints) -> Ints:
     """What each activity is drawn as; compute by the phase that launched it."""
     codes: Ints = np.select(
-        [category == Category.COMPUTE, category == Category.COMMUNICATION, category == Category.MEMORY],
-        [_PHASE_CODE[phase], _CODE[theme.COMMUNICATION], _CODE[theme.MEMORY]],
-        _CODE[theme.GRAPH],
+        [category == Category.COMPUTE, *(category == other for other in _DRAWN_AS)],
+        [_PHASE_CODE[phase], *(_CODE[name] for name in _DRAWN_AS.values())],
+        UNKNOWN,
     )
     return codes
 
@@ -261,19 +268,20 @@ def _strip_row(rank: RankEvents, rows: Ints, level: int, view: View) -> Boxes:
         union(launched.start_ns, launched.end_ns),
         rank.union_of(Category.MEMORY),
     )
-    graphs = rank.union_of(Category.OTHER)
-    divided[theme.GRAPH] = divided[theme.IDLE] & graphs
-    divided[theme.IDLE] = divided[theme.IDLE] - graphs
+    for category in (Category.OTHER, Category.UNKNOWN):  # it is not known what runs, but the device is not idle
+        running = rank.union_of(category)
+        divided[_DRAWN_AS[category]] = divided[theme.IDLE] & running
+        divided[theme.IDLE] = divided[theme.IDLE] - running
     rows = rows[np.argsort(parts.start_ns[rows], kind="stable")]
     numbers = rank.step_keys[rows]
     tables = []
-    for category, part in divided.items():
+    for name, part in divided.items():
         start, end = cut(part, parts.start_ns[rows])
         shown = view.holds(start, end)
         start, end = start[shown], end[shown]
         step = numbers[np.searchsorted(parts.start_ns[rows], start, side="right") - 1]
         levels = np.full(len(start), level, np.int64)
-        tables.append(_boxes(view, start, end, _codes(category, len(start)), step=step, level=levels))
+        tables.append(_boxes(view, start, end, _codes(name, len(start)), step=step, level=levels))
     return concatenate(*tables)
 
 

@@ -30,6 +30,7 @@ COMPUTE = "compute"
 COMMUNICATION = "communication"
 COPIES = "copies"
 GRAPHS = "CUDA graphs"
+UNNAMED = "unnamed kernels"
 STRIP = "where time goes"
 
 
@@ -73,7 +74,7 @@ class Lane:
     """Boxes on a row or, stacked, on a few.
 
     Attributes:
-        kind: ``HOST``, ``COMPUTE``, ``COMMUNICATION``, ``COPIES``, ``GRAPHS`` or ``STRIP``.
+        kind: ``HOST``, ``COMPUTE``, ``COMMUNICATION``, ``COPIES``, ``GRAPHS``, ``UNNAMED`` or ``STRIP``.
         names: What ``Boxes.name_id`` points into.
         from_launch: Whether boxes last from launch to completion, as the host saw them, not from start to end.
     """

@@ -92,7 +92,7 @@ def _page_data(model: Timeline, layout: Layout, packed: PackedBoxes) -> dict[str
         ],
         "strip": [
             {"code": theme.CATEGORIES.index(name), "name": name, "label": theme.LABELS[name]}
-            for name in (*theme.STRIP, theme.GRAPH)
+            for name in (*theme.STRIP, theme.GRAPH, theme.UNNAMED)
         ],
         "panels": [{"title": plain_name(panel.title), "steps": panel.steps} for panel in model.panels],
         "ranks": [

@@ -20,7 +20,9 @@ LMS = [[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.63
 LAB = [[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]]
 # In hundredths of OKLab, where 2 is about the least difference that is seen.
 LEAST, LEAST_SIDE_BY_SIDE = 6, 10
-DRAWN = [category for category in theme.CATEGORIES if category not in (theme.STEP, theme.GRAPH, theme.COMPUTE)]
+DRAWN = [
+    category for category in theme.CATEGORIES if category not in (theme.STEP, theme.GRAPH, theme.UNNAMED, theme.COMPUTE)
+]
 
 
 def oklab(color: str, sight: str) -> np.ndarray:

@@ -174,12 +174,19 @@ class TestStrip:
             }
             assert parts_by_step(rank.lanes[-1]) == measured
 
-    def test_a_device_that_runs_a_graph_is_not_called_idle(self) -> None:
+    @pytest.mark.parametrize(
+        ("category", "name", "lane"),
+        [(Category.OTHER, theme.GRAPH, "CUDA graphs"), (Category.UNKNOWN, theme.UNNAMED, "unnamed kernels")],
+    )
+    def test_a_device_that_runs_what_is_not_known_is_not_called_idle(
+        self, category: Category, name: str, lane: str
+    ) -> None:
         trace = draw_trace(streams={7: "aa..bbbb..c"})
-        category = np.where(trace.activities.start_ns == 4, Category.OTHER, trace.activities.category)
-        trace = replace(trace, activities=replace(trace.activities, category=category))
-        strip = lane_of(build_timeline([source(trace)]), STRIP)
-        assert picture(strip, {**LETTER, theme.GRAPH: "g"}) == "cc..gggg..c"
+        categories = np.where(trace.activities.start_ns == 4, category, trace.activities.category)
+        trace = replace(trace, activities=replace(trace.activities, category=categories))
+        model = build_timeline([source(trace)])
+        assert picture(lane_of(model, STRIP), {**LETTER, name: "?"}) == "cc..????..c"
+        assert picture(lane_of(model, lane), {name: "?"}) == "    ????"
 
     def test_windows_that_cross_lie_on_two_rows(self) -> None:
         trace = draw_trace(

@@ -79,7 +79,7 @@ class Readout {
 
   #fill(ranks) {
     const { strip, panels } = this.timeline.data;
-    const parts = strip.filter(({ name }) => name !== "graph" || ranks.some(({ sums }) => sums.graph));
+    const parts = strip.filter(({ name }) => !["graph", "unnamed"].includes(name) || ranks.some(({ sums }) => sums[name]));
     const head = ["rank", ...parts.map(({ label }) => label), "overlapped share"];
     const lines = ranks.map(({ panel, title, sums }) => [
       panels.length > 1 ? `${panels[panel].title}, ${title}` : title,
