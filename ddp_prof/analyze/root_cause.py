@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ddp_prof.analyze.collectives.results import measure_collectives
+from ddp_prof.analyze.collectives.results import measure_collectives, typical_step
 from ddp_prof.analyze.collectives.straggler import measure_skew
 
 if TYPE_CHECKING:
@@ -94,18 +94,18 @@ def find_root_cause(collectives: Sequence[Collective], manifest: Manifest | None
     by_step: dict[int | None, list[Collective]] = {}
     for collective in collectives:
         by_step.setdefault(collective.step_key, []).append(collective)
-    exposed = {key: sum(collective.exposed_ns for collective in own) for key, own in by_step.items()}
-    total = sum(exposed.values())
+    total = sum(collective.exposed_ns for collective in collectives)
     if not total:
         return None
-    keys: list[int | None] = [key for key in exposed if key is not None] or [None]
-    typical = sorted(keys, key=lambda key: exposed[key])[len(keys) // 2]
+    typical = typical_step(collectives)
     pairs: Counter[tuple[str, str]] = Counter()
     for collective in by_step[typical]:
         for part in collective.exposed_by:
             pairs[part.when, part.why] += part.ns
     when, why = max(pairs, key=pairs.__getitem__, default=("unknown", "transfer"))
-    return _describe(by_step[typical], (when, why), pairs[when, why], total, len(keys), manifest)
+    return _describe(
+        by_step[typical], (when, why), pairs[when, why], total, max(1, len(by_step.keys() - {None})), manifest
+    )
 
 
 def _describe(

@@ -66,13 +66,14 @@ def command(
 
 
 def _draw(run: Run, step: int | None, headline: Headline, page: Path | None, png: Path | None) -> None:
-    from ddp_prof.analyze.collectives.step_view import typical_step, view_step
+    from ddp_prof.analyze.collectives.results import typical_step
+    from ddp_prof.analyze.collectives.step_view import view_step
     from ddp_prof.present.charts.collectives import draw_step_collectives
     from ddp_prof.present.charts.static_images import write_pictures
     from ddp_prof.present.html.page import write_figure_page
 
     analysis = run.analysis()
-    shown = typical_step(analysis.ranks) if step is None else step
+    shown = typical_step(run.collectives().collectives) if step is None else step
     ranks = () if shown is None else view_step(analysis, shown)
     if not ranks:
         raise TraceError(analysis.trace, "no communication in the step asked for", "choose another one with --step")

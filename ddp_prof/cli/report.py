@@ -54,7 +54,8 @@ def command(traces: tuple[Path, ...], options: LoadOptions, folder: Path) -> Non
 
 def _report_runs(runs: Sequence[Run]) -> list[ReportRun]:
     """All that the pages tell of each run."""
-    from ddp_prof.analyze.collectives.step_view import typical_step, view_step
+    from ddp_prof.analyze.collectives.results import typical_step
+    from ddp_prof.analyze.collectives.step_view import view_step
     from ddp_prof.analyze.overlap.comparison import compare_variants
     from ddp_prof.analyze.root_cause import explain_run
     from ddp_prof.present.html.report import ReportRun
@@ -65,7 +66,7 @@ def _report_runs(runs: Sequence[Run]) -> list[ReportRun]:
     found = []
     for run, result, summary in zip(runs, results, compare_variants(results), strict=True):
         explanation = explain_run(run.analysis())
-        step = typical_step(explanation.run.ranks)
+        step = typical_step(explanation.collectives.collectives)
         views = {number: view_step(explanation.run, number) for number in _steps_to_view(result, step)}
         own = tuple(islice(sources, len(run.files)))
         found.append(ReportRun(run.name, result, own, explanation, summary, views, step))

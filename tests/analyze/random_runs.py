@@ -123,7 +123,7 @@ COMPUTES = st.lists(
 """In a step: when launched, by whom, how much later it starts, how long it lasts, on which stream."""
 
 COLLECTIVE = st.tuples(
-    small(16), st.sampled_from([MAIN, AUTOGRAD, AUTOGRAD]), small(12), small(10),
+    small(16), st.sampled_from([MAIN, *[AUTOGRAD] * 4]), small(6), small(10),
     st.sampled_from([COMM_STREAM] * 5 + [COMM_STREAM + 1, COMPUTE_STREAM]),
 )  # fmt: skip
 RARE = st.lists(
@@ -157,7 +157,7 @@ def _draw_rank(draw: st.DrawFn, file: _File, plan: Plan, rank: int, clock: int, 
     for index in range(max(1, len(plan.numbers or ()))):
         length = draw(st.integers(12, 20))
         if plan.numbers is not None:
-            _say_step(file, process, plan, index, time, length)
+            _say_step(draw, file, process, plan, index, time, length)
         _say_phases(draw, file, process, plan, time, length)
         if plan.device != "gloo":
             _draw_work(draw, file, process, time, devices)
@@ -171,12 +171,14 @@ def _step_name(plan: Plan, number: int) -> str:
     return f"step|index={number}" if plan.is_ours else f"step {number}"
 
 
-def _say_step(file: _File, process: int, plan: Plan, index: int, time: int, length: int) -> None:
+def _say_step(draw: st.DrawFn, file: _File, process: int, plan: Plan, index: int, time: int, length: int) -> None:
     warmup = "|warmup=1" if plan.has_warmup and plan.is_ours and index == 0 else ""
     file.say(process, _step_name(plan, plan.numbers[index]) + warmup, time, time + length)
     if plan.has_nested and index == 0:
-        file.say(process, _step_name(plan, 50), time - 1, time + length + 1)
-        file.say(process, _step_name(plan, 51), time + 2, time + length + 9, OTHER_THREAD)
+        before, after = draw(small(1)), draw(small(1))
+        file.say(process, _step_name(plan, 50), time - before, time + length + after)
+        if draw(st.booleans()):
+            file.say(process, _step_name(plan, 51), time + 2, time + length + 9, OTHER_THREAD)
 
 
 def _say_phases(draw: st.DrawFn, file: _File, process: int, plan: Plan, time: int, length: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, given, settings
 
+from ddp_prof.analyze.collectives.results import typical_step
 from ddp_prof.analyze.root_cause import find_root_cause
 from ddp_prof.trace import Trace
 from tests.analyze.random_runs import runs
@@ -29,6 +30,18 @@ def test_one_stalled_step_does_not_decide() -> None:
     assert cause is not None
     assert (cause.when, cause.exposed_ns, cause.pair_ns) == ("backward", 2, 2)
     assert (cause.total_exposed_ns, cause.steps) == (14, 3)
+
+
+def test_the_figure_of_a_step_shows_the_step_that_the_headline_is_about() -> None:
+    """Most is communicated in step 2 and least in step 0, where most is exposed."""
+    trace = draw_trace(
+        ranges=PHASES,
+        launches={"pt_autograd_0": "aM..........bN..........eO"},
+        streams={7: ".aa..........bbbbb.......eeeeeeeee..........", 9: "...MMM........NNNNN.......OOOOOOOO.........."},
+    )
+    cause = find_root_cause(collectives_of(trace))
+    assert cause is not None
+    assert (typical_step(collectives_of(trace)), cause.step, cause.exposed_ns) == (1, 1, 1)
 
 
 def test_a_typical_step_that_hides_all_says_so() -> None:

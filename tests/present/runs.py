@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ddp_prof.analyze.collectives.step_view import typical_step, view_step
+from ddp_prof.analyze.collectives.results import typical_step
+from ddp_prof.analyze.collectives.step_view import view_step
 from ddp_prof.analyze.overlap.comparison import compare_variants
 from ddp_prof.analyze.overlap.overlap import TraceOverlap, measure_overlap
 from ddp_prof.analyze.root_cause import explain_run
@@ -41,7 +42,7 @@ def run_of(trace: Trace, name: str = "overlap", label: str | None = None) -> Rep
     explanation = explain_run(analysis_of(trace, label=label))
     result = result_of(trace, label)
     (summary,) = compare_variants([result])
-    step = typical_step(explanation.run.ranks)
+    step = typical_step(explanation.collectives.collectives)
     shown = {found.step for rank in result.ranks for found in rank.steps if found.step is not None}
     steps = {number: ranks for number in sorted(shown) if (ranks := view_step(explanation.run, number))}
     return ReportRun(name, result, (source_of(label, trace),), explanation, summary, steps, step)

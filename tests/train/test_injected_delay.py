@@ -25,7 +25,7 @@ def test_skew_names_the_delayed_rank_and_its_delay(tmp_path: Path) -> None:
     assert manifest is not None
     assert (manifest.options["inject_delay_ms"], manifest.options["inject_delay_rank"]) == (DELAY_MS, 1)
     traces = [load_trace(tmp_path / f"x.rank{rank}.json.gz") for rank in (0, 1)]
-    skew = measure_skew(analysis_of(*traces).ranks)
+    skew = measure_skew(analysis_of(*traces))
     assert skew.straggler == 1
     assert skew.ranks[1].rank == 1
     assert skew.ranks[1].lag_ns == pytest.approx(DELAY_MS * 1e6, rel=0.2)

@@ -106,8 +106,9 @@ def test_messages_are_counted_but_timed_only_where_each_is_waited_for(finished: 
 
 def test_the_output_is_a_few_lines(finished: Finished) -> None:
     lines = [line for line in finished.output.splitlines() if not line.startswith("USDT")]
-    assert len(lines) <= 6
-    assert lines[-1].startswith("bucketed: step ")
+    assert len(lines) <= 7
+    assert lines[-2].startswith("bucketed: step ")
+    assert lines[-1].startswith("bucketed: rank 0 keeps between steps: parameters 2.5 MB")
 
 
 @pytest.mark.parametrize("rank", [0, 1])

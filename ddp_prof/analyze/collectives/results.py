@@ -15,7 +15,7 @@ from ddp_prof.analyze.outliers import Outliers, find_outliers
 from ddp_prof.trace import UNKNOWN
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     import pandas as pd
 
@@ -168,6 +168,16 @@ def measure_collectives(run: RunAnalysis) -> RunCollectives:
         unmatched=run.matches.unmatched,
         warnings=run.warnings,
     )
+
+
+def typical_step(collectives: Iterable[Collective]) -> int | None:
+    """The key of the step with the median exposed time of all ranks; ``None`` without steps that communicate."""
+    exposed: dict[int, int] = {}
+    for collective in collectives:
+        if collective.step_key is not None:
+            exposed[collective.step_key] = exposed.get(collective.step_key, 0) + collective.exposed_ns
+    keys = sorted(exposed, key=exposed.__getitem__)
+    return keys[len(keys) // 2] if keys else None
 
 
 def _of_rank(run: RunAnalysis, index: int) -> list[Collective]:

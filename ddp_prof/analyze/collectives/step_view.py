@@ -1,4 +1,4 @@
-"""One step to be looked at: the life of each of its collectives, and when which cause exposes it."""
+"""One step to be looked at: the life of each of its collectives, and when and why it is exposed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddp_prof.analyze.intervals import union
 from ddp_prof.trace import UNKNOWN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from ddp_prof.analyze.collectives.clock_alignment import ClockOffset
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
@@ -58,17 +58,6 @@ class RankStepView:
     compute: tuple[tuple[int, int], ...]
     backward_end_ns: int | None
     collectives: tuple[CollectiveView, ...]
-
-
-def typical_step(ranks: Sequence[RankCollectives]) -> int | None:
-    """The key of the step whose communication takes the median time on the first rank with any."""
-    for rank in ranks:
-        numbers = rank.keys
-        steps = np.unique(numbers[rank.timings.step != UNKNOWN])
-        if len(steps):
-            total = [int((rank.timings.end_ns - rank.timings.start_ns)[numbers == step].sum()) for step in steps]
-            return int(steps[np.argsort(total, kind="stable")[len(total) // 2]])
-    return None
 
 
 def view_step(run: RunAnalysis, step: int) -> tuple[RankStepView, ...]:

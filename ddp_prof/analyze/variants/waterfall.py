@@ -167,7 +167,7 @@ def _budget(run: RunAnalysis, contention: Contention) -> Budget | None:
         rest_ns=step_ns - sum(parts.values()),
         contention=contention,
         knows_wait=len(run.matches) > 0,
-        half_width_ns=_half_widths(samples, len([rank for rank in run.ranks if len(rank.times)]), contention),
+        half_width_ns=_half_widths(samples, [len(rank.times) for rank in run.ranks if len(rank.times)], contention),
     )
 
 
@@ -191,14 +191,13 @@ def _samples(run: RunAnalysis) -> dict[str, Ints]:
     return {part: np.concatenate(parts) for part, parts in columns.items()}
 
 
-def _half_widths(samples: Mapping[str, Ints], ranks: int, contention: Contention) -> dict[str, int]:
-    steps = len(samples["step"]) // ranks
+def _half_widths(samples: Mapping[str, Ints], counts: Sequence[int], contention: Contention) -> dict[str, int]:
+    """By the steps that every rank has; ``counts`` says how many each has."""
+    steps = min(counts)
     if steps < LEAST_STEPS:
         return {}
-    found = {
-        part: half_width_of_mean(column[: steps * ranks].reshape(ranks, steps).mean(axis=0))
-        for part, column in samples.items()
-    }
+    by_rank = np.cumsum([0, *counts[:-1]])[:, np.newaxis] + np.arange(steps)
+    found = {part: half_width_of_mean(column[by_rank].mean(axis=0)) for part, column in samples.items()}
     if contention.slowdown and contention.slowdown > 1 and contention.contention_ns:
         width = ((contention.slowdown_high or 0) - (contention.slowdown_low or 0)) / 2
         found["contention"] = round(contention.contention_ns * width / (contention.slowdown - 1))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.analyze.overlap.overlap import measure_overlap
-from tests.drawing import draw_trace
+from tests.drawing import PID, draw_trace
 from tests.measuring import collectives_of
 
 STEP = {"step 0": "#" * 24}
@@ -85,6 +85,26 @@ def test_an_instant_belongs_to_the_collective_that_ends_last() -> None:
     )
     first, second, third = collectives_of(trace)
     assert [item.exposed_ns for item in (first, second, third)] == [5, 0, 9]
+
+
+def test_a_missing_peer_comes_before_a_late_launch() -> None:
+    """Ready at 3, launched at 6, the peer comes at 12: an earlier launch would have changed nothing until then."""
+    ranks = [
+        draw_trace(
+            ranges={**STEP, "backward": "#" * 18},
+            launches={"pt_autograd_0": "a.....N"},
+            streams={7: ".aa...........", 9: stream},
+            ranks={PID: rank},
+            path=f"rank{rank}",
+        )
+        for rank, stream in enumerate(["......NNNNNNNN", "............NN"])
+    ]
+    early, late = collectives_of(*ranks)
+    assert [(part.when, part.why, part.ns) for part in early.exposed_by] == [
+        ("tail", "launched_late", 2),
+        ("tail", "peer_wait", 6),
+    ]
+    assert [(part.when, part.why, part.ns) for part in late.exposed_by] == [("tail", "launched_late", 2)]
 
 
 def test_in_forward_what_forward_waits_for() -> None:

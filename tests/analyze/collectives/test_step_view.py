@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ddp_prof.analyze.collectives.results import measure_collectives
-from ddp_prof.analyze.collectives.step_view import Exposed, typical_step, view_step
+from ddp_prof.analyze.collectives.results import measure_collectives, typical_step
+from ddp_prof.analyze.collectives.step_view import Exposed, view_step
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.charts.collectives import MOST_ROWS, draw_step_collectives
 from ddp_prof.present.headlines import Headline
@@ -32,7 +32,7 @@ def test_a_step_is_told_from_its_first_launch() -> None:
 def test_ranks_share_a_clock_and_show_who_waits(tmp_path) -> None:
     files = [write_capture(tmp_path / f"x.rank{rank}.sqlite", rank_capture(rank)) for rank in (0, 1)]
     run = run_of(*map(load_trace, files))
-    step = typical_step(run.ranks)
+    step = typical_step(measure_collectives(run).collectives)
     assert step is not None
     (early,), (late,) = (rank.collectives for rank in view_step(run, step))
     assert abs(late.start_ns - early.start_ns - LATE_MS * MS) < 0.05 * MS

@@ -113,6 +113,59 @@ def test_a_run_without_steps_is_left_out() -> None:
     assert draw_waterfall(waterfall_of()).layout.title.text == "<b>No run tells its steps</b>"
 
 
+def run_of_steps(label: str, *ranks: list[int]) -> RunAnalysis:
+    """Steps of nothing but compute, so many nanoseconds each."""
+    traces = []
+    for rank, lengths in enumerate(ranks):
+        ranges, time = [(f"process|rank={rank}|world={len(ranks)}", "#" * sum(lengths))], 0
+        for index, length in enumerate(lengths):
+            picture = "." * time + "#" * length
+            ranges += [(f"step|index={index}", picture), ("backward", picture)]
+            time += length
+        traces.append(draw_trace(ranges=ranges, ranks={PID: rank}, world_size=len(ranks), path=f"{label}{rank}"))
+    return analysis_of(*traces, label=label)
+
+
+def test_a_change_within_the_scatter_of_the_steps_is_none_that_can_be_told() -> None:
+    """As of compute, 30.1 ms less from naive to flat, which do the same work: it scatters by more than that."""
+    naive, flat = run_of_steps("naive", [150, 90, 210, 130, 170]), run_of_steps("flat", [120, 60, 180, 100, 140])
+    (change,) = waterfall_of(naive, flat).changes
+    assert change.compute_ns == -30
+    assert change.half_width_ns["compute"] > 30
+    assert (change.is_beyond_spread("compute"), change.is_beyond_spread("step")) == (False, False)
+
+
+def test_a_change_beyond_the_scatter_is_told() -> None:
+    (change,) = waterfall_of(
+        run_of_steps("naive", [1500, 1510, 1490, 1500]), run_of_steps("flat", [1200, 1210, 1190, 1200])
+    ).changes
+    assert (change.compute_ns, change.is_beyond_spread("compute")) == (-300, True)
+    assert change.half_width_ns["compute"] == 18, "13 of each run, by Student's t for 3 degrees of freedom"
+
+
+def test_two_steps_tell_no_scatter() -> None:
+    (change,) = waterfall_of(run_of_steps("naive", [150, 90]), run_of_steps("flat", [20, 21])).changes
+    assert change.half_width_ns == {}
+    assert change.is_beyond_spread("compute") is None
+
+
+def test_ranks_with_other_numbers_of_steps_are_not_mixed() -> None:
+    """Rank 0 has a step more. By step the ranks' mean is 20 each time: there is no scatter."""
+    (budget,) = waterfall_of(run_of_steps("flat", [10, 30, 10, 30], [30, 10, 30])).budgets
+    assert budget.half_width_ns["step"] == 0
+
+
+@given(st.lists(st.integers(1, 60), min_size=3, max_size=6), st.integers(1, 30), st.integers(1, 3))
+@settings(deadline=None, max_examples=30)
+def test_the_half_width_is_of_the_scatter_only(steps: list[int], more: int, ranks: int) -> None:
+    """Longer steps scatter as much; ranks that do the same add no knowledge; a run differs from itself by nothing."""
+    plain, longer = run_of_steps("naive", steps), run_of_steps("flat", *[[step + more for step in steps]] * ranks)
+    first, second = waterfall_of(plain, longer).budgets
+    assert first.half_width_ns == second.half_width_ns
+    (change,) = waterfall_of(plain, run_of_steps("flat", steps)).changes
+    assert not any(change.is_beyond_spread(part) for part in (*PARTS, "step"))
+
+
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.text("f.s", min_size=12, max_size=12), min_size=1, max_size=3), st.text("#.", min_size=12))
 def test_parts_sum_exactly_for_any_schedule(schedules: list[str], collectives: str) -> None:
