@@ -5,26 +5,51 @@ Rebuild with ``python -m cogapp -r -I scripts README.md``; the tests run it with
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+WIDTH = 110
+"""Characters of a line: what a page of GitHub shows without scrolling."""
 
 
 def console(command: str, *, lines: int | None = None) -> str:
-    """A command and what it prints, as a block of Markdown.
+    """A command and what it prints to a terminal, as a block of Markdown.
 
     Args:
         command: Run in the root of the checkout; ``ddp-prof`` is the one beside this Python.
         lines: Show only so many lines of the output.
     """
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "NO_COLOR": "1"}
-    done = subprocess.run(command, shell=True, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)  # noqa: S602
-    output = [line.rstrip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    output = [line.rstrip() for line in _run_in_terminal(command).splitlines() if line.strip()]
     shown = output if lines is None else [*output[:lines], "..."]
     return "\n".join(["```console", f"$ {command}", *shown, "```", ""])
+
+
+def _run_in_terminal(command: str) -> str:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "TERM": "dumb", "COLUMNS": str(WIDTH)}
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 50, WIDTH, 0, 0))
+    with subprocess.Popen(command, shell=True, cwd=ROOT, env=environment, stdout=theirs, stderr=theirs):  # noqa: S602
+        os.close(theirs)
+        printed = b""
+        while block := _read(ours):
+            printed += block
+    os.close(ours)
+    return printed.decode()
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # how Linux says that nobody writes any more
+        return b""
 
 
 def runs() -> str:

@@ -139,7 +139,8 @@ class _Marked:
 class _MarkedAllGather(_Marked):
     def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, async_op: bool = False) -> Any:
         span = self._span(range_names.ALL_GATHER, output_tensor)
-        work = dist.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
+        with _waiting(blocks=not async_op and not output_tensor.is_cuda):
+            work = dist.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
         if work is None or output_tensor.is_cuda:
             span.end()
         else:
@@ -150,6 +151,18 @@ class _MarkedAllGather(_Marked):
 class _MarkedReduceScatter(_Marked):
     def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, op: Any, async_op: bool = False) -> Any:
         span = self._span(range_names.REDUCE_SCATTER, input_tensor)
-        work = dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
+        with _waiting(blocks=not async_op and not input_tensor.is_cuda):
+            work = dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
         span.end()  # gloo's is done here unless async_op, in which case it has no moment of completion
         return work
+
+
+@contextmanager
+def _waiting(*, blocks: bool) -> Iterator[None]:
+    """Marks that the host waits, on whichever thread: on a CPU a collective blocks the layer that asks for it."""
+    span = annotate.start_synchronize() if blocks else None
+    try:
+        yield
+    finally:
+        if span:
+            span.end()

@@ -22,6 +22,7 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ddp_prof.ddp import annotate
 from ddp_prof.ddp.engine.buckets import assign_buckets, cap_in_bytes
 from ddp_prof.ddp.reducing import ReducingVariant
 from ddp_prof.ddp.sharding.shards import ShardReducer
@@ -92,8 +93,7 @@ class ShardedDDP(ReducingVariant):
         Raises:
             CommunicationError: A rank is gone.
         """
-        while self._gathers:
-            self._gathers.pop(next(iter(self._gathers))).wait()
+        self._wait_for_buckets(list(self._gathers))
 
     def remove(self) -> None:
         """Take the variant's hooks off the module, which then trains alone; the variant is of no use afterwards."""
@@ -134,8 +134,11 @@ class ShardedDDP(ReducingVariant):
         return remover
 
     def _wait_for_buckets(self, buckets: Sequence[int]) -> None:
-        for bucket in buckets:
-            if bucket in self._gathers:
+        pending = [bucket for bucket in buckets if bucket in self._gathers]
+        if not pending:
+            return
+        with annotate.synchronize():  # in forward, too: gloo blocks the host here
+            for bucket in pending:
                 self._gathers.pop(bucket).wait()
 
 

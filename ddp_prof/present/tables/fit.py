@@ -44,17 +44,21 @@ class Fitted:
     Attributes:
         shown: In their order.
         unknown: Left out, since nothing is known in any of their rows.
+        zero: Left out for want of room, and 0 in all of their rows.
         narrow: Left out for want of room.
     """
 
     shown: tuple[Column, ...]
     unknown: tuple[Column, ...] = ()
+    zero: tuple[Column, ...] = ()
     narrow: tuple[Column, ...] = ()
 
     @property
     def note(self) -> str | None:
         """What is left out, and how to see it."""
-        parts = [f"{column.heading} (n/a)" for column in self.unknown] + [column.heading for column in self.narrow]
+        parts = [f"{column.heading} (n/a)" for column in self.unknown]
+        parts += [f"{column.heading} (0)" for column in self.zero]
+        parts += [column.heading for column in self.narrow]
         return f"not shown: {', '.join(parts)}; all columns: --wide" if parts else None
 
 
@@ -77,19 +81,24 @@ def only(rows: Sequence[Row], keys: Sequence[str]) -> Sequence[Row]:
 
 
 def fit_columns(rows: Sequence[Row], width: int) -> Fitted:
-    """The columns that fit: those without any value go first, then those that matter least, from right to left."""
+    """The columns that fit: those without any value go first, then those of zeros, then those that matter least."""
     columns = columns_of(rows)
     unknown = tuple(column for column in columns if all(row[column.key] in (None, "") for row in rows))
     left = [column for column in columns if column not in unknown] or list(columns)
-    narrow: list[Column] = []
-    while _width(left, rows) > width:
-        least = max(column.stays for column in left)
-        if least == ALWAYS:
+    zeros = [column for column in left if not any(row[column.key] for row in rows)]
+    dropped: list[Column] = []
+    for column in sorted(left, key=lambda column: (column not in zeros, -column.stays, -columns.index(column))):
+        if _width(left, rows) <= width:
             break
-        narrow.append(next(column for column in reversed(left) if column.stays == least))
-        left.remove(narrow[-1])
-    left_out = tuple(column for column in columns if column in narrow)
-    return Fitted(tuple(left), unknown if len(unknown) < len(columns) else (), left_out)
+        if column.stays != ALWAYS:
+            dropped.append(column)
+            left.remove(column)
+    return Fitted(
+        tuple(left),
+        unknown if len(unknown) < len(columns) else (),
+        tuple(column for column in columns if column in dropped and column in zeros),
+        tuple(column for column in columns if column in dropped and column not in zeros),
+    )
 
 
 def _width(columns: Sequence[Column], rows: Sequence[Row]) -> int:

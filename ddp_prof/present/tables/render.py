@@ -91,12 +91,13 @@ def _print_table(view: TableView, options: TableOptions) -> None:
     from rich.text import Text
 
     width = None if options.wide else terminal_width()
-    console = Console(width=width or ENDLESS, highlight=False, emoji=False)
+    # With a height, too: without one, rich takes a terminal that is called dumb for 80 characters wide.
+    console = Console(width=width or ENDLESS, height=ENDLESS, highlight=False, emoji=False)
     rows = only(view.rows_to_read, options.columns)
     is_whole = width is None or options.columns or not rows
     fitted = Fitted(columns_of(rows)) if is_whole else fit_columns(rows, width or ENDLESS)
     if view.title:
-        console.print(Text(printable(view.title), style="bold"))
+        console.print(Text("\n".join(map(printable, view.title.split("\n"))), style="bold"))
     if rows:
         console.print(_table(rows, fitted.shown))
     for note in filter(None, [*view.notes, fitted.note]):

@@ -12,7 +12,7 @@ from torch import nn
 from ddp_prof.ddp import FullyShardedDDP, annotate
 from ddp_prof.ddp.annotate import Recorder
 from ddp_prof.errors import CommunicationError
-from ddp_prof.range_names import parse_range
+from ddp_prof.range_names import COLLECTIVES, SYNCHRONIZE, parse_range
 from tests.ddp.cases import Blocks
 from tests.ddp.gloo_ranks import run_ranks
 
@@ -22,7 +22,7 @@ BLOCKS = 3
 def phases(rank: int) -> dict[str, Any]:
     """Collectives by phase, in the order of their launches: (name, bucket)."""
     variant = FullyShardedDDP(Blocks())
-    launched = {}
+    launched, blocked = {}, {}
     for phase in ("forward", "backward"):
         recorder = Recorder()
         with annotate.listening(recorder):
@@ -31,9 +31,11 @@ def phases(rank: int) -> dict[str, Any]:
             else:
                 loss.backward()
         ranges = sorted(recorder.ranges, key=lambda taken: taken.start_ns)
-        launched[phase] = [(parse_range(taken.text).name, parse_range(taken.text).number("bucket")) for taken in ranges]
+        parsed = [parse_range(taken.text) for taken in ranges]
+        launched[phase] = [(each.name, each.number("bucket")) for each in parsed if each.name in COLLECTIVES]
+        blocked[phase] = sum(each.name == SYNCHRONIZE for each in parsed)
     sizes = {parse_range(taken.text).number("bytes") for taken in recorder.ranges if "bucket=0" in taken.text}
-    return {"launched": launched, "block bytes": sizes, "seconds": variant.communication_seconds}
+    return {"launched": launched, "blocked": blocked, "block bytes": sizes, "seconds": variant.communication_seconds}
 
 
 def refused(rank: int) -> list[str]:
@@ -87,3 +89,8 @@ def test_what_fully_shard_cannot_do_is_refused(results: list[dict[str, Any]]) ->
     assert strided.startswith("fully_shard cannot take this model: ")
     assert "state_dict()" in copied
     assert "build the model again" in removed
+
+
+def test_on_a_cpu_the_host_is_seen_to_wait_for_each_collective(results: list[dict[str, Any]]) -> None:
+    taken = results[0]["phases"]
+    assert taken["blocked"] == {phase: len(launched) for phase, launched in taken["launched"].items()}

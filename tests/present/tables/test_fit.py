@@ -36,6 +36,14 @@ def test_what_matters_least_goes_first() -> None:
     )
 
 
+def test_zeros_go_before_what_says_something() -> None:
+    row: Row = {**ROW, "kernels": 0, "overlapped_ms": 0.0, "exposed_ms": 0.0}
+    fitted = fit_columns([row], 80)
+    assert keys(fitted.zero) == ["kernels", "overlapped_ms"]
+    assert keys(fitted.narrow) == ["process"]
+    assert fitted.note == "not shown: kernels (0), overlapped ms (0), process; all columns: --wide"
+
+
 @given(st.lists(st.sampled_from(sorted(CATALOGUE)), min_size=1, max_size=20, unique=True), st.integers(20, 300))
 def test_no_column_that_matters_goes_for_one_that_matters_less(names: list[str], width: int) -> None:
     fitted = fit_columns([dict.fromkeys(names, 1.0)], width)
@@ -80,3 +88,8 @@ def test_columns_are_brought_back(
 def test_a_column_that_is_not_there_is_named_with_those_that_are() -> None:
     with pytest.raises(DdpProfError, match="no column 'steps_ms' in this table: choose from run,rank,process"):
         only([ROW], ["rank", "steps_ms"])
+
+
+def test_a_title_of_two_sentences_has_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    render.show("table", [TableView("first\nsecond \x1b[2J", [], [], {})])
+    assert capsys.readouterr().out.splitlines() == ["first", r"second \x1b[2J"]
