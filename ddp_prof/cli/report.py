@@ -15,7 +15,7 @@ from ddp_prof.printable import printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddp_prof.analyze.overlap.overlap import TraceOverlap
+    from ddp_prof.analyze.collectives.results import Collective
     from ddp_prof.present.html.report import ReportRun
     from ddp_prof.runs.run import LoadOptions, Run
 
@@ -66,21 +66,17 @@ def _report_runs(runs: Sequence[Run]) -> list[ReportRun]:
     found = []
     for run, result, summary in zip(runs, results, compare_variants(results), strict=True):
         explanation = explain_run(run.analysis())
-        step = typical_step(explanation.collectives.collectives)
-        views = {number: view_step(explanation.run, number) for number in _steps_to_view(result, step)}
+        collectives = explanation.collectives.collectives
+        step = typical_step(collectives)
+        views = {key: view_step(explanation.run, key) for key in _steps_to_view(collectives, step)}
         own = tuple(islice(sources, len(run.files)))
         found.append(ReportRun(run.name, result, own, explanation, summary, views, step))
     return found
 
 
-def _steps_to_view(result: TraceOverlap, typical: int | None) -> list[int]:
-    """Steps that communicate, at most some around the typical one."""
+def _steps_to_view(collectives: Sequence[Collective], typical: int | None) -> list[int]:
+    """Keys of steps that communicate, at most some around the typical one."""
     if typical is None:
         return []
-    steps = {
-        at if step.step is None else step.step
-        for rank in result.ranks
-        for at, step in enumerate(rank.steps)
-        if step.comm_ns and step.host_ns is not None
-    }
-    return sorted(sorted(steps | {typical}, key=lambda step: abs(step - typical))[:MOST_STEPS])
+    keys = {collective.step_key for collective in collectives if collective.step_key is not None}
+    return sorted(sorted(keys, key=lambda key: abs(key - typical))[:MOST_STEPS])

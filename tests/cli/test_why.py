@@ -5,13 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from ddp_prof.cli import main
-from tests.analyze.collectives.test_straggler import rank_capture
+from ddp_prof.cli.report import _report_runs
+from ddp_prof.runs.load import load_runs
+from tests.analyze.collectives.test_straggler import STEPS, rank_capture
 from tests.ingest.test_nsys_sqlite import known_truth
 from tests.nsys_factory import write_capture
 
@@ -78,3 +81,15 @@ def test_a_step_of_collectives_is_drawn(ranks: list[Path], tmp_path: Path) -> No
     missing = run("collectives", *ranks, "--html", page, "--step", "99")
     assert missing.exit_code == 1
     assert "choose another one with --step" in missing.stderr
+
+
+def test_the_report_shows_steps_of_a_counter_that_restarts_apart(tmp_path: Path) -> None:
+    capture = rank_capture(0)
+    for position, found in enumerate(capture.ranges):
+        if found.name.startswith("step|"):
+            number = int(found.name.partition("index=")[2])
+            capture.ranges[position] = replace(found, name=f"step|index={number % 2}")
+    (loaded,) = load_runs([write_capture(tmp_path / "epochs.sqlite", capture)])
+    (shown,) = _report_runs([loaded])
+    assert list(shown.steps) == list(range(STEPS))
+    assert all(len(view) == 1 for view in shown.steps.values())

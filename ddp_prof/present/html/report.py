@@ -49,7 +49,7 @@ class ReportRun:
         sources: Its traces, of which one may hold all ranks.
         explanation: Why its communication is exposed.
         summary: Its row in the comparison of all runs.
-        steps: What each rank communicated, by the number of the step.
+        steps: What each rank communicated, by the key of the step.
         typical_step: One of them; ``None`` where there are none.
     """
 
