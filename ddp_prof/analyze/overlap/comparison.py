@@ -36,7 +36,8 @@ class VariantSummary:
             ``None`` where there are none.
         window_ns: The device's window of a step that communicates; ``compute_only_ns`` and ``exposed_memory_ns`` are
             parts of it, and ``idle_ns`` is what they and communication leave of it.
-        speedup: Step time of the ``naive`` run over this one's; ``None`` where there is no such run.
+        speedup: Step time of the ``naive`` run over this one's; ``None`` where there is no such run, or where it ran on
+            another device.
     """
 
     label: str
@@ -64,11 +65,11 @@ class VariantSummary:
 
 def compare_variants(results: Sequence[TraceOverlap]) -> tuple[VariantSummary, ...]:
     """Summarize each run, in the order given."""
-    naive = next((_median(result, _host_ns, _steps(result)) for result in results if result.label == BASELINE), None)
+    naive = next((result for result in results if result.label == BASELINE), None)
     return tuple(_summary(result, naive) for result in results)
 
 
-def _summary(result: TraceOverlap, naive: StepMedian | None) -> VariantSummary:
+def _summary(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSummary:
     steps = _steps(result)
     communicating = [step for step in steps if step.comm_ns] or steps
     hosts = [step.host_ns for step in steps if step.host_ns is not None]
@@ -93,12 +94,19 @@ def _summary(result: TraceOverlap, naive: StepMedian | None) -> VariantSummary:
         tail_ns=_value(tail),
         overlap_ratio=_share(result, "overlapped_ns"),
         backward_overlap_ratio=_share(result, "backward_overlapped_ns"),
-        speedup=naive.value / step.value if naive and step and step.value else None,
+        speedup=_speedup(result.device, step, naive),
         step_half_width_ns=_half_width(step),
         exposed_half_width_ns=_half_width(exposed),
         overlap_ratio_without_outliers=outliers.overlap_ratio_without if outliers else None,
         **_parts(result, communicating, comm),
     )
+
+
+def _speedup(device: str, step: StepMedian | None, naive: TraceOverlap | None) -> float | None:
+    if naive is None or naive.device != device or step is None or not step.value:
+        return None
+    baseline = _median(naive, _host_ns, _steps(naive))
+    return baseline.value / step.value if baseline else None
 
 
 def _parts(result: TraceOverlap, steps: Sequence[StepOverlap], comm: StepMedian | None) -> dict[str, int | None]:

@@ -103,6 +103,7 @@ class Waterfall(Framed):
 
     Attributes:
         left_out: Labels of runs without steps, which have no step time.
+        other_device: Labels of runs on another device than the first, ``cpu`` or ``cuda``, which are other jobs.
         warnings: Of all runs.
     """
 
@@ -110,6 +111,7 @@ class Waterfall(Framed):
     changes: tuple[Change, ...]
     left_out: tuple[str, ...]
     warnings: tuple[str, ...]
+    other_device: tuple[str, ...] = ()
 
     def to_frame(self) -> pd.DataFrame:
         """A row a change."""
@@ -131,13 +133,15 @@ def measure_waterfall(runs: Sequence[tuple[RunAnalysis, Sequence[KernelSamples]]
     ]
     priced = [(run, contention) for (run, _), contention in zip(runs, contentions, strict=True)]
     ordered = sorted(priced, key=lambda item: _position(item[0]))
-    budgets = [_budget(run, contention) for run, contention in ordered]
-    known = [budget for budget in budgets if budget is not None]
+    budgets = [(run, _budget(run, contention)) for run, contention in ordered]
+    known = [(run.device, budget) for run, budget in budgets if budget is not None]
+    alike = [budget for device, budget in known if device == known[0][0]]
     return Waterfall(
-        budgets=tuple(known),
-        changes=tuple(_change(before, after) for before, after in pairwise(known)),
-        left_out=tuple(run.label for (run, _), budget in zip(ordered, budgets, strict=True) if budget is None),
+        budgets=tuple(alike),
+        changes=tuple(_change(before, after) for before, after in pairwise(alike)),
+        left_out=tuple(run.label for run, budget in budgets if budget is None),
         warnings=tuple(dict.fromkeys(warning for run, _ in runs for warning in run.trace_warnings)),
+        other_device=tuple(budget.label for device, budget in known if device != known[0][0]),
     )
 
 

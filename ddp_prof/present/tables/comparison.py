@@ -8,6 +8,7 @@ from ddp_prof.present.columns import Row, ms, percent
 from ddp_prof.present.json_documents import compare_document
 from ddp_prof.present.table_view import TableView
 from ddp_prof.present.tables.overlap import notes_of_runs, recorder_name
+from ddp_prof.variants import BASELINE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -25,8 +26,14 @@ def compare_view(results: Sequence[TraceOverlap], summaries: Sequence[VariantSum
     """The summaries of some runs, with what is noted of their results."""
     warnings = notes_of_runs(results)
     recorders = ", ".join(dict.fromkeys(map(recorder_name, results)))
-    notes = [HOW_TO_READ, f"recorded by {recorders}", *warnings]
+    notes = [HOW_TO_READ, f"recorded by {recorders}", *_other_devices(summaries), *warnings]
     return TableView("", compare_rows(summaries), notes, compare_document(summaries, warnings))
+
+
+def _other_devices(summaries: Sequence[VariantSummary]) -> list[str]:
+    base = next((summary for summary in summaries if summary.label == BASELINE), None)
+    other = [summary.label for summary in summaries if base and summary.device != base.device]
+    return [f"no speedup of {', '.join(other)}: {BASELINE} ran on another device"] if other else []
 
 
 def compare_rows(summaries: Iterable[VariantSummary]) -> list[Row]:

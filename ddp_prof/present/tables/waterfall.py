@@ -42,6 +42,7 @@ def waterfall_notes(waterfall: Waterfall) -> list[str]:
         "within ±: the steps of both runs scatter too much to tell a change (95 % intervals); CSV and JSON sum",
     ]
     notes += [f"{label}: left out, its trace tells no steps" for label in waterfall.left_out]
+    notes += [f"{label}: left out, it ran on another device than the first run" for label in waterfall.other_device]
     notes += [
         f"{budget.label}: the ranks could not be compared, so waiting is part of transfer and tail"
         for budget in waterfall.budgets

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ddp_prof.analyze.overlap.comparison import compare_variants
 from ddp_prof.analyze.overlap.overlap import measure_overlap
 from tests.drawing import draw_trace
@@ -20,3 +22,11 @@ def test_a_tail_that_some_steps_only_tell_is_not_put_beside_all_steps_exposed_ti
     assert [step.tail_ns for step in result.ranks[0].steps] == [None, None, 4]
     (summary,) = compare_variants([result])
     assert (summary.exposed_ns, summary.tail_ns) == (0, None)
+
+
+def test_a_run_on_another_device_has_no_speedup_over_the_baseline() -> None:
+    trace = draw_trace(ranges=STEPS, launches={"main": "a......b......c"}, streams={7: ".aaa....bbb....c...."})
+    run = measure_overlap(trace)
+    naive, here, elsewhere = (replace(run, label=label) for label in ("naive", "here", "elsewhere"))
+    summaries = compare_variants([naive, here, replace(elsewhere, device="cpu")])
+    assert [summary.speedup for summary in summaries] == [1, 1, None]

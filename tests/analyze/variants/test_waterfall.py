@@ -113,6 +113,13 @@ def test_a_run_without_steps_is_left_out() -> None:
     assert draw_waterfall(waterfall_of()).layout.title.text == "<b>No run tells its steps</b>"
 
 
+def test_a_run_on_another_device_is_no_change() -> None:
+    waterfall = waterfall_of(NAIVE, replace(NAIVE, label="elsewhere", device="cuda"))
+    assert [budget.label for budget in waterfall.budgets] == ["naive"]
+    assert (waterfall.changes, waterfall.other_device) == ((), ("elsewhere",))
+    assert "elsewhere: left out, it ran on another device than the first run" in waterfall_notes(waterfall)
+
+
 def run_of_steps(label: str, *ranks: list[int]) -> RunAnalysis:
     """Steps of nothing but compute, so many nanoseconds each."""
     traces = []
