@@ -37,9 +37,11 @@ class RootCause:
         operation: Of the collective with the largest part of ``pair_ns``, as the other figures.
         blocking: One of ``timing.BLOCKING``.
         alike_a_step: How many collectives of the step have the same ``blocking``; of one rank.
+        same_operation_a_step: How many collectives of the step have its operation; of one rank.
         bucket: ``None`` where buckets are not known.
+        last_bucket: The largest number of a bucket with its operation.
         index: Position in the step.
-        is_last: Whether it is the step's last collective.
+        is_last: Whether it is the step's last collective of its operation.
         collective_ns: Its part.
         bytes: Its size.
         parameters: Names of its parameters, in the model's order; empty where not known.
@@ -59,7 +61,9 @@ class RootCause:
     operation: str | None
     blocking: str | None
     alike_a_step: int
+    same_operation_a_step: int
     bucket: int | None
+    last_bucket: int | None
     index: int
     is_last: bool
     collective_ns: int
@@ -116,12 +120,14 @@ def _describe(
     steps: int,
     manifest: Manifest | None,
 ) -> RootCause:
-    parts: Counter[tuple[int | None, int]] = Counter()
+    parts: Counter[tuple[int | None, str | None, int]] = Counter()
     for collective in step:
         parts[_identity(collective)] += _part_ns(collective, pair)
     (culprit, culprit_ns), *_ = parts.most_common(1)
     own = [collective for collective in step if _identity(collective) == culprit]
     sizes = Counter(collective.step_identity for collective in step)
+    same = [collective for collective in step if collective.op == own[0].op]
+    last = {collective.step_identity: collective.index for collective in same}
     alike = Counter(collective.step_identity for collective in step if collective.blocking == own[0].blocking)
     leads = [lead for collective in own if (lead := collective.before_backward_end_ns) is not None]
     return RootCause(
@@ -138,9 +144,11 @@ def _describe(
         operation=own[0].op,
         blocking=own[0].blocking,
         alike_a_step=round(median(alike.values())),
+        same_operation_a_step=round(median(Counter(collective.step_identity for collective in same).values())),
         bucket=culprit[0],
+        last_bucket=max((collective.bucket for collective in same if collective.bucket is not None), default=None),
         index=own[0].index,
-        is_last=all(collective.index == sizes[collective.step_identity] - 1 for collective in own),
+        is_last=all(collective.index == last[collective.step_identity] for collective in own),
         collective_ns=culprit_ns,
         bytes=own[0].bytes,
         parameters=_parameters(manifest, culprit[0]),
@@ -152,9 +160,11 @@ def _part_ns(collective: Collective, pair: tuple[str, str]) -> int:
     return sum(part.ns for part in collective.exposed_by if (part.when, part.why) == pair)
 
 
-def _identity(collective: Collective) -> tuple[int | None, int]:
-    """What makes collectives of several ranks the same: the bucket, else the position in the step."""
-    return (collective.bucket, -1) if collective.bucket is not None else (None, collective.index)
+def _identity(collective: Collective) -> tuple[int | None, str | None, int]:
+    """What makes collectives of several ranks the same: bucket and operation, else the position in the step."""
+    if collective.bucket is None:
+        return (None, None, collective.index)
+    return (collective.bucket, collective.op, -1)
 
 
 def _parameters(manifest: Manifest | None, bucket: int | None) -> tuple[str, ...]:

@@ -143,17 +143,23 @@ def _advice(cause: RootCause) -> str:
 
 
 def _which(cause: RootCause) -> str:
-    kind = "bucket" if cause.bucket is not None else "collective"
-    if cause.collectives_a_step == 1:
-        return f"the only {kind}"
-    if cause.is_last:
-        return f"the last {kind}"
-    return f"{kind} {cause.index if cause.bucket is None else cause.bucket}"
+    """The collective: by its operation, too, where a step has several."""
+    has_others = cause.operation is not None and cause.same_operation_a_step < cause.collectives_a_step
+    operation = (cause.operation or "").replace("_", "-") if has_others else ""
+    kind = "bucket" if cause.bucket is not None else operation or "collective"
+    if cause.same_operation_a_step == 1:
+        which = f"the only {kind}"
+    elif cause.is_last:
+        which = f"the last {kind}"
+    else:
+        which = f"collective {cause.index}" if cause.bucket is None else f"bucket {cause.bucket}"
+    return f"the {operation} of {which}" if operation and cause.bucket is not None else which
 
 
 def _described(cause: RootCause) -> str:
-    is_numbered = not cause.is_last and cause.collectives_a_step > 1
-    parts = [f"of 0 to {cause.collectives_a_step - 1}"] if is_numbered else []
+    is_numbered = not cause.is_last and cause.same_operation_a_step > 1
+    highest = cause.collectives_a_step - 1 if cause.bucket is None else cause.last_bucket
+    parts = [f"of 0 to {highest}"] if is_numbered else []
     parts += [] if cause.bytes is None else [size(cause.bytes)]
     if cause.parameters:
         shown = ", ".join(cause.parameters[:_SHOWN_PARAMETERS])
@@ -175,7 +181,7 @@ def _tail_advice(cause: RootCause) -> str:
     if len(cause.parameters) == 1:
         return "It holds a single parameter: only fewer bytes or a faster link would hide more of it."
     if_transfer = "" if cause.knows_wait else ", if it is transfer"
-    if cause.is_last and cause.collectives_a_step > 1:
+    if cause.is_last and cause.same_operation_a_step > 1:
         return f"A smaller last bucket would shorten it{if_transfer}."
     return f"Smaller buckets would start earlier and hide more of it{if_transfer}."
 

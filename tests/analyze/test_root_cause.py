@@ -8,7 +8,7 @@ from ddp_prof.analyze.collectives.results import typical_step
 from ddp_prof.analyze.root_cause import find_root_cause
 from ddp_prof.trace import Trace
 from tests.analyze.random_runs import runs
-from tests.drawing import draw_trace
+from tests.drawing import PID, draw_trace
 from tests.measuring import collectives_of
 
 PHASES = {
@@ -66,6 +66,27 @@ def test_of_five_collectives_one_is_launched_after_backward() -> None:
     assert cause is not None
     assert (cause.when, cause.why, cause.blocking) == ("tail", "blocking_call", "after_backward")
     assert (cause.alike_a_step, cause.collectives_a_step) == (1, 3)
+
+
+def test_the_gather_of_a_bucket_is_not_taken_for_its_reduction() -> None:
+    """Both carry bucket 0: the headline told the middle of both starts, after backward's end, as the reduction's."""
+    trace = draw_trace(
+        ranges={
+            "process|rank=0|world=1|variant=sharded|backend=gloo|device=cpu": "#" * 30,
+            "step|index=0": "#" * 30,
+            "backward": "######........",
+            "synchronize": "......####....",
+            "reduce_scatter|bucket=0|bytes=8|params=1": ".....#####....",
+            "optimizer": "..........##..",
+            "all_gather|bucket=0|bytes=8|params=1": "...........###",
+        },
+        ranks={PID: 0},
+        world_size=1,
+    )
+    cause = find_root_cause(collectives_of(trace))
+    assert cause is not None
+    assert (cause.operation, cause.bucket, cause.last_bucket, cause.lead_ns) == ("reduce_scatter", 0, 0, 1)
+    assert (cause.collectives_a_step, cause.same_operation_a_step, cause.is_last) == (2, 1, True)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

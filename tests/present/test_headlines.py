@@ -12,8 +12,9 @@ from ddp_prof.present.headlines import Headline, root_cause_headline, tell_story
 
 TAIL = RootCause(
     step=3, steps=10, exposed_ns=100, total_exposed_ns=1000, when="tail", why="transfer", pair_ns=82, wait_ns=0,
-    knows_wait=True, collectives_a_step=8, operation="all_reduce", blocking=None, alike_a_step=8, bucket=7, index=7,
-    is_last=True, collective_ns=82, bytes=61 * 2**20, parameters=("embedding", "norm"), lead_ns=300_000,
+    knows_wait=True, collectives_a_step=8, operation="all_reduce", blocking=None, alike_a_step=8,
+    same_operation_a_step=8, bucket=7, last_bucket=7, index=7, is_last=True, collective_ns=82, bytes=61 * 2**20,
+    parameters=("embedding", "norm"), lead_ns=300_000,
 )  # fmt: skip
 
 
@@ -34,6 +35,10 @@ def test_the_headline_names_pair_bucket_size_parameters_and_time() -> None:
         ({"steps": 1}, "82 % of exposed time is tail"),
         ({"parameters": ("embedding",)}, "It holds a single parameter"),
         ({"lead_ns": -2_000}, "starts 2.0 µs after backward ends"),
+        (
+            {"operation": "reduce_scatter", "collectives_a_step": 16, "bucket": 2, "is_last": False},
+            "the reduce-scatter of bucket 2 (of 0 to 7, 61 MB, embedding, norm) starts 0.30 ms before backward ends",
+        ),
         ({"lead_ns": 0}, "starts when backward ends"),
         ({"bucket": None, "bytes": None, "parameters": ()}, "the last collective starts"),
         ({"wait_ns": 2}, "is tail, in transfer: "),
@@ -41,7 +46,7 @@ def test_the_headline_names_pair_bucket_size_parameters_and_time() -> None:
         ({"wait_ns": 41}, "A smaller last bucket"),
         ({"wait_ns": 51}, "'ddp-prof skew' tells who arrives late."),
         ({"knows_wait": False}, "tail, in transfer or waiting for a peer"),
-        ({"collectives_a_step": 1}, "Smaller buckets would start earlier"),
+        ({"collectives_a_step": 1, "same_operation_a_step": 1}, "Smaller buckets would start earlier"),
         ({"knows_wait": False}, "A smaller last bucket would shorten it, if it is transfer."),
         ({"is_last": False, "bucket": 3}, "bucket 3 (of 0 to 7, 61 MB, embedding, norm) starts"),
         ({"is_last": False, "bucket": 3}, "Smaller buckets would start earlier"),
