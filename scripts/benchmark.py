@@ -1,6 +1,7 @@
 """Measures what this toolkit itself costs, each time as ratios within one run.
 
 python scripts/benchmark.py ddp        # step time of our bucketed variant against torch's DDP
+python scripts/benchmark.py sharded    # step time of our sharded variant against DDP with ZeroRedundancyOptimizer
 python scripts/benchmark.py ranges     # step time with ranges against without
 python scripts/benchmark.py ingest CAPTURE.sqlite     # reading a large capture, against SQLite's floor and others
 python scripts/benchmark.py timeline CAPTURE.sqlite   # the page of a timeline: build, size, first view, redraw
@@ -15,6 +16,7 @@ from importlib import import_module
 
 BENCHMARKS = {
     "ddp": "benchmark_steps",
+    "sharded": "benchmark_steps",
     "ranges": "benchmark_steps",
     "ingest": "benchmark_ingest",
     "timeline": "benchmark_timeline",

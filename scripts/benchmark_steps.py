@@ -1,9 +1,10 @@
 """Measures what our variants and ranges cost a step. Each prints one ratio and the target that it has to meet.
 
-    python scripts/benchmark.py ddp      # step time of our bucketed variant against torch's DDP
-    python scripts/benchmark.py ranges   # step time with ranges against without
+    python scripts/benchmark.py ddp       # step time of our bucketed variant against torch's DDP
+    python scripts/benchmark.py sharded   # of our sharded variant against torch's DDP with ZeroRedundancyOptimizer
+    python scripts/benchmark.py ranges    # step time with ranges against without
 
-Both alternate step by step within one run, so that whatever else the machine does hits both alike. The ranks are
+All alternate step by step within one run, so that whatever else the machine does hits both alike. The ranks are
 processes on the CPU (gloo) unless said otherwise (``--device cuda``, ``--backend``, ``--ranks-per-gpu``).
 """
 
@@ -13,7 +14,7 @@ import argparse
 import os
 import statistics
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddp_prof.errors import DdpProfError, WorkloadError
 from ddp_prof.manifest import SHARED_GPU
@@ -48,6 +49,22 @@ def compare_ddp(arguments: argparse.Namespace) -> Contest:
     return Contest((f"bucketed at {arguments.bucket_size_mb:g} MB", "torch's DDP"), (ours, theirs), 1.05)
 
 
+def compare_sharded(arguments: argparse.Namespace) -> Contest:
+    """Our sharded variant against torch's DDP with its ZeroRedundancyOptimizer, on the same model."""
+    import torch
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    from ddp_prof.ddp import ShardedDDP, TorchDDP
+
+    def divided(parameters: Any, **options: Any) -> torch.optim.Optimizer:
+        return ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, **options)
+
+    ours = make_taker(arguments, lambda model: ShardedDDP(model, arguments.bucket_size_mb))
+    theirs = make_taker(arguments, lambda model: TorchDDP(model, mark_buckets=False), divided)
+    names = (f"sharded at {arguments.bucket_size_mb:g} MB", "torch's DDP with ZeroRedundancyOptimizer")
+    return Contest(names, (ours, theirs), 1.05)
+
+
 def compare_ranges(arguments: argparse.Namespace) -> Contest:
     """Our bucketed variant with ranges against without; the smaller its buckets, the more ranges."""
     from ddp_prof.ddp import BucketedDDP, annotate
@@ -62,11 +79,17 @@ def compare_ranges(arguments: argparse.Namespace) -> Contest:
     return Contest(("with ranges", "without"), takers, 1.01)
 
 
-BENCHMARKS: dict[str, Callable[[argparse.Namespace], Contest]] = {"ddp": compare_ddp, "ranges": compare_ranges}
+BENCHMARKS: dict[str, Callable[[argparse.Namespace], Contest]] = {
+    "ddp": compare_ddp,
+    "sharded": compare_sharded,
+    "ranges": compare_ranges,
+}
 
 
 def make_taker(
-    arguments: argparse.Namespace, wrap: Callable[[torch.nn.Module], DataParallel]
+    arguments: argparse.Namespace,
+    wrap: Callable[[torch.nn.Module], DataParallel],
+    make_optimizer: Callable[..., torch.optim.Optimizer] | None = None,
 ) -> Callable[[int], float]:
     """A function that takes one training step and returns its seconds on this rank."""
     import torch
@@ -80,7 +103,8 @@ def make_taker(
     with device:
         model = TransformerLM(MODEL_SIZES[arguments.model_size])
     variant = wrap(model)
-    optimizer = torch.optim.AdamW(variant.parameters(), lr=1e-3, fused=device.type == "cuda")
+    make_optimizer = make_optimizer or torch.optim.AdamW
+    optimizer = make_optimizer(variant.optimizer_parameters(), lr=1e-3, fused=device.type == "cuda")
     trainer: Trainer = Trainer(variant, optimizer)
     tokens = make_tokens(8, arguments.batch_size // arguments.world_size, arguments.seq_len, seed=0).to(device)
 
