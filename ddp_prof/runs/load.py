@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,9 +46,10 @@ def _find_files(paths: Iterable[Path | str]) -> list[Path]:
     files: dict[Path, Path] = {}
     for path in (Path(path) for path in paths):
         for file in find_traces(path):
-            if file.resolve() in files:
+            real = Path(os.path.realpath(file))  # of a link to itself Path.resolve would raise no OSError
+            if real in files:
                 raise TraceError(file, "given twice", "give each file once")
-            files[file.resolve()] = file
+            files[real] = file
     return list(files.values())
 
 
