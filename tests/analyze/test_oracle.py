@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 
 from ddp_prof.analyze.collectives.results import measure_collectives
@@ -37,6 +38,7 @@ def overlap_of(traces: tuple[Trace, ...]) -> TraceOverlap:
     return merge_ranks([measure_overlap(trace) for trace in traces])
 
 
+@pytest.mark.slow
 @DRAWN
 @given(runs())
 def test_all_figures_agree_with_the_oracle(traces: tuple[Trace, ...]) -> None:
