@@ -25,6 +25,10 @@ SOURCE_LINE = re.compile(r"^\[[^\]]*:\d+\]\s*")
 """What gloo puts before its messages: ``[.../pair.cc:537]``."""
 ADVICE = re.compile(r"\. This is typically caused by .*")
 
+# torch 2.13 renamed both and warns of the old names; earlier versions know only these.
+all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
 
 class InFlight:
     """A launched collective."""

@@ -29,7 +29,7 @@ from ddp_prof import range_names
 from ddp_prof.ddp import annotate
 from ddp_prof.ddp.base import DataParallel
 from ddp_prof.ddp.engine.broadcast import broadcast_state
-from ddp_prof.ddp.engine.collective import communication_errors
+from ddp_prof.ddp.engine.collective import all_gather, communication_errors, reduce_scatter
 from ddp_prof.errors import CommunicationError
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class _MarkedAllGather(_Marked):
     def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, async_op: bool = False) -> Any:
         span = self._span(range_names.ALL_GATHER, output_tensor)
         with _waiting(blocks=not async_op and not output_tensor.is_cuda):
-            work = dist.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
+            work = all_gather(output_tensor, input_tensor, group, async_op)
         if work is None or output_tensor.is_cuda:
             span.end()
         else:
@@ -152,7 +152,7 @@ class _MarkedReduceScatter(_Marked):
     def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, op: Any, async_op: bool = False) -> Any:
         span = self._span(range_names.REDUCE_SCATTER, input_tensor)
         with _waiting(blocks=not async_op and not input_tensor.is_cuda):
-            work = dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
+            work = reduce_scatter(output_tensor, input_tensor, op, group, async_op)
         span.end()  # gloo's is done here unless async_op, in which case it has no moment of completion
         return work
 

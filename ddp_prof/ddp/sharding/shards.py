@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from ddp_prof import range_names
-from ddp_prof.ddp.engine.collective import InFlight, is_on_host, launch
+from ddp_prof.ddp.engine.collective import InFlight, all_gather, is_on_host, launch, reduce_scatter
 from ddp_prof.ddp.engine.gradients import GradientBucket, flat_buffer, flat_views
 from ddp_prof.ddp.engine.reducer import Reducer
 
@@ -66,7 +66,7 @@ class ShardBucket(GradientBucket):
         def start() -> Any:
             if self._received is not None:
                 return dist.all_to_all_single(self._received, full, group=self._group, async_op=True)
-            return dist.reduce_scatter_tensor(self._reduced, full, group=self._group, async_op=True)
+            return reduce_scatter(self._reduced, full, group=self._group, async_op=True)
 
         return launch(start, range_names.REDUCE_SCATTER, full, self._group, self.index, len(self))
 
@@ -74,7 +74,7 @@ class ShardBucket(GradientBucket):
         """Launch the all-gather of the parameters, in place."""
 
         def start() -> Any:
-            return dist.all_gather_into_tensor(self._flat, self.shard.detach(), self._group, async_op=True)
+            return all_gather(self._flat, self.shard.detach(), self._group, async_op=True)
 
         return launch(start, range_names.ALL_GATHER, self._flat, self._group, self.index, len(self))
 
