@@ -14,11 +14,12 @@ import argparse
 import os
 import statistics
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddp_prof.errors import DdpProfError, WorkloadError
 from ddp_prof.manifest import SHARED_GPU
-from ddp_prof.train.launch import Stopped, die_with_launcher, launch, leave_failure
+from ddp_prof.train.launch import die_with_launcher, leave_failure, run_script
 from ddp_prof.train.sizes import MODEL_SIZES
 
 if TYPE_CHECKING:
@@ -196,16 +197,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Start the ranks, or be one."""
     arguments = parse(argv)
-    if "RANK" in os.environ:
-        return run_rank(arguments)
-    try:
-        launch(arguments.world_size, sys.argv)
-    except Stopped as stop:
-        return 128 + stop.number
-    except DdpProfError as error:
-        print(f"benchmark: error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return run_script(arguments.world_size, partial(run_rank, arguments))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from ddp_prof.errors import DdpProfError, WorkloadError
 from ddp_prof.manifest import SHARED_GPU
-from ddp_prof.train.launch import Stopped, die_with_launcher, launch, leave_failure
+from ddp_prof.train.launch import die_with_launcher, leave_failure, run_script
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -174,16 +175,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Start the ranks, or be one."""
     arguments = parse(argv)
-    if "RANK" in os.environ:
-        return run_rank(arguments)
-    try:
-        launch(arguments.world_size, sys.argv)
-    except Stopped as stop:
-        return 128 + stop.number
-    except DdpProfError as error:
-        print(f"check_variants: error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return run_script(arguments.world_size, partial(run_rank, arguments))
 
 
 if __name__ == "__main__":

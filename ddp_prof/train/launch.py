@@ -17,10 +17,10 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from ddp_prof.errors import CommunicationError, OutOfMemoryError, WorkloadError
+from ddp_prof.errors import CommunicationError, DdpProfError, OutOfMemoryError, WorkloadError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import FrameType
 
 LAUNCH_DIRECTORY = "DDP_PROF_LAUNCH_DIRECTORY"
@@ -61,6 +61,25 @@ def launch(world: int, command: Sequence[str], log: Path | None = None) -> None:
             failed = _run(world, directory, command, output)
         if failed:
             raise _cause(failed, Path(directory), log)
+
+
+def run_script(world: int, run_rank: Callable[[], int]) -> int:
+    """Start this script once more as ``world`` ranks, or be one of them; returns the exit code.
+
+    Args:
+        world: Number of ranks.
+        run_rank: What a rank does; returns its exit code.
+    """
+    if "RANK" in os.environ:
+        return run_rank()
+    try:
+        launch(world, sys.argv)
+    except Stopped as stop:
+        return 128 + stop.number
+    except DdpProfError as error:
+        sys.stderr.write(f"{Path(sys.argv[0]).stem}: error: {error}\n")
+        return 1
+    return 0
 
 
 @contextmanager
