@@ -52,7 +52,7 @@ def test_one_that_does_not_is_named_with_its_cases(tmp_path: Path) -> None:
     assert "naive: 0 of " in done.stdout
     assert "  differs by " in done.stdout
     assert ": shared-storage, adamw-fused" in done.stdout
-    assert done.stderr == "check_variants: error: a variant differs from one process\n"
+    assert done.stderr == "sabotaged: error: a variant differs from one process\n"
 
 
 def test_without_a_gpu_it_says_so() -> None:
