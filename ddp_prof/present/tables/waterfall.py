@@ -24,7 +24,10 @@ def waterfall_rows(waterfall: Waterfall) -> list[Row]:
 
 
 def readable_rows(waterfall: Waterfall) -> list[Row]:
-    """The same rows, in which a change that its spread cannot tell from none is a spread and no change."""
+    """The same rows, in which a change that its spread cannot tell from none is a spread and no change.
+
+    Contention that is not known, which counts as none in the sum, is no figure here.
+    """
     rows = waterfall_rows(waterfall)
     for row, change in zip(rows[1:], waterfall.changes, strict=True):
         for part in (*PARTS, "step"):
@@ -32,6 +35,10 @@ def readable_rows(waterfall: Waterfall) -> list[Row]:
                 key = "sum_ms" if part == "step" else f"{part}_ms"
                 width = change.half_width_ns[part]
                 row[key] = f"within ±{width / 1e6:.2f}" if width else row[key]
+    is_known = [budget.contention.slowdown is not None for budget in waterfall.budgets]
+    for row, known, known_before in zip(rows, is_known, [True, *is_known], strict=False):
+        if not (known and known_before):
+            row["contention_ms"] = None
     return rows
 
 

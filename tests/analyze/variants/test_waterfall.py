@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.variants.waterfall import PARTS, Waterfall, measure_waterfall
 from ddp_prof.present.charts.waterfall import draw_waterfall, waterfall_steps
-from ddp_prof.present.tables.waterfall import waterfall_notes, waterfall_rows
+from ddp_prof.present.tables.waterfall import readable_rows, waterfall_notes, waterfall_rows
 from tests.drawing import PID, draw_trace
 from tests.measuring import analysis_of
 
@@ -104,6 +104,7 @@ def test_what_is_not_known_is_said() -> None:
     notes = " ".join(waterfall_notes(waterfall_of(NAIVE, OVERLAP)))
     assert "ranks could not be compared" in notes
     assert "contention cannot be told from compute" in notes
+    assert [row["contention_ms"] for row in readable_rows(waterfall_of(NAIVE, OVERLAP))] == [None, None]
 
 
 def test_a_run_without_steps_is_left_out() -> None:
