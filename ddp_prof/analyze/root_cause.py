@@ -125,10 +125,10 @@ def _describe(
         parts[_identity(collective)] += _part_ns(collective, pair)
     (culprit, culprit_ns), *_ = parts.most_common(1)
     own = [collective for collective in step if _identity(collective) == culprit]
-    sizes = Counter(collective.step_identity for collective in step)
+    # Ranks may differ in how many they have: what is counted, is counted on one rank, where the parts fit the whole.
+    mine = [collective for collective in step if collective.step_identity == own[0].step_identity]
     same = [collective for collective in step if collective.op == own[0].op]
-    last = {collective.step_identity: collective.index for collective in same}
-    alike = Counter(collective.step_identity for collective in step if collective.blocking == own[0].blocking)
+    last = {collective.step_identity: collective.index for collective in sorted(same, key=lambda one: one.index)}
     leads = [lead for collective in own if (lead := collective.before_backward_end_ns) is not None]
     return RootCause(
         step=own[0].step,
@@ -140,11 +140,11 @@ def _describe(
         pair_ns=pair_ns,
         wait_ns=sum(collective.exposed_wait_ns or 0 for collective in step),
         knows_wait=any(collective.exposed_wait_ns is not None for collective in step),
-        collectives_a_step=round(median(sizes.values())),
+        collectives_a_step=len(mine),
         operation=own[0].op,
         blocking=own[0].blocking,
-        alike_a_step=round(median(alike.values())),
-        same_operation_a_step=round(median(Counter(collective.step_identity for collective in same).values())),
+        alike_a_step=sum(collective.blocking == own[0].blocking for collective in mine),
+        same_operation_a_step=sum(collective.op == own[0].op for collective in mine),
         bucket=culprit[0],
         last_bucket=max((collective.bucket for collective in same if collective.bucket is not None), default=None),
         index=own[0].index,

@@ -102,7 +102,8 @@ def test_figures_are_of_one_step_in_the_middle(traces: tuple[Trace, ...]) -> Non
         return
     assert 0 <= cause.collective_ns <= cause.pair_ns <= cause.exposed_ns <= cause.total_exposed_ns
     assert cause.wait_ns <= cause.exposed_ns
-    assert cause.alike_a_step <= cause.collectives_a_step
+    assert 1 <= cause.alike_a_step <= cause.collectives_a_step
+    assert 1 <= cause.same_operation_a_step <= cause.collectives_a_step
     values = [value for key, value in exposed.items() if key is not None] or list(exposed.values())
     assert cause.exposed_ns in values
     assert 2 * sum(value <= cause.exposed_ns for value in values) >= len(values)
