@@ -29,7 +29,7 @@ from ddp_prof import range_names
 from ddp_prof.ddp import annotate
 from ddp_prof.ddp.base import DataParallel
 from ddp_prof.ddp.engine.broadcast import broadcast_state
-from ddp_prof.ddp.engine.collective import all_gather, communication_errors, reduce_scatter
+from ddp_prof.ddp.engine.collective import all_gather, communication_errors, is_on_host, reduce_scatter
 from ddp_prof.errors import CommunicationError
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class _Marked:
 class _MarkedAllGather(_Marked):
     def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, async_op: bool = False) -> Any:
         span = self._span(range_names.ALL_GATHER, output_tensor)
-        with _waiting(blocks=not async_op and not output_tensor.is_cuda):
+        with _waiting(blocks=not async_op and is_on_host(output_tensor, group)):
             work = all_gather(output_tensor, input_tensor, group, async_op)
         if work is None or output_tensor.is_cuda:
             span.end()
@@ -151,7 +151,7 @@ class _MarkedAllGather(_Marked):
 class _MarkedReduceScatter(_Marked):
     def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, op: Any, async_op: bool = False) -> Any:
         span = self._span(range_names.REDUCE_SCATTER, input_tensor)
-        with _waiting(blocks=not async_op and not input_tensor.is_cuda):
+        with _waiting(blocks=not async_op and is_on_host(input_tensor, group)):
             work = reduce_scatter(output_tensor, input_tensor, op, group, async_op)
         span.end()  # gloo's is done here unless async_op, in which case it has no moment of completion
         return work
@@ -159,7 +159,7 @@ class _MarkedReduceScatter(_Marked):
 
 @contextmanager
 def _waiting(*, blocks: bool) -> Iterator[None]:
-    """Marks that the host waits, on whichever thread: on a CPU a collective blocks the layer that asks for it."""
+    """Marks that the host waits, on whichever thread: with gloo a collective blocks the layer that asks for it."""
     span = annotate.start_synchronize() if blocks else None
     try:
         yield
