@@ -24,8 +24,8 @@ from repeat_capture import repeat_capture
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.charts.static_images import find_browser
+from ddp_prof.present.html.timeline_page import write_timeline_page
 from ddp_prof.present.timeline.build import build_timeline
-from ddp_prof.present.timeline.page import write_timeline_page
 from ddp_prof.runs.run import TraceEvents, timeline_source
 
 if TYPE_CHECKING:

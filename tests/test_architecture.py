@@ -62,7 +62,7 @@ SOLE_USERS = {
 KNOWN_CYCLES: set[frozenset[str]] = set()
 KNOWN_RUNTIME_CYCLES: set[frozenset[str]] = set()
 # Folders whose files (and folders, each taken as one) import each other in a circle.
-KNOWN_CIRCULAR_FOLDERS: set[str] = {"present"}
+KNOWN_CIRCULAR_FOLDERS: set[str] = set()
 # Floors of a folder's import graph, imports for type checking included.
 KNOWN_HIGH_FOLDERS: dict[str, int] = {"train": 7}
 # Files in a folder, without __init__.py.

@@ -51,9 +51,9 @@ def command(
     Several traces come above each other, their first steps lined up. A picture shows a few steps unless told which.
     """
     from ddp_prof.present.charts.static_images import write_pictures
+    from ddp_prof.present.html.timeline_page import write_timeline_page
     from ddp_prof.present.timeline.build import MAX_BOXES, build_timeline, steady_steps
     from ddp_prof.present.timeline.figure import draw_timeline
-    from ddp_prof.present.timeline.page import write_timeline_page
     from ddp_prof.runs.load import load_runs
     from ddp_prof.runs.run import timeline_sources
 

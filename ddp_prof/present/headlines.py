@@ -15,7 +15,7 @@ from ddp_prof.analyze.collectives.exposure import (
     TRANSFER,
     UNKNOWN_WHEN,
 )
-from ddp_prof.present.charts.theme import milliseconds, percent, size
+from ddp_prof.present.text import milliseconds, percent, size
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER
 
 if TYPE_CHECKING:

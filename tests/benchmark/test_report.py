@@ -25,7 +25,7 @@ from ddp_prof.benchmark.report.views import (
 from ddp_prof.benchmark.settings import environments_of, summarize_settings
 from ddp_prof.benchmark.study import load_study
 from ddp_prof.manifest import SHARED_GPU
-from ddp_prof.present.charts import theme
+from ddp_prof.present.text import size
 from tests.benchmark.results_factory import GRADIENT_BYTES, MS, OTHER_ENVIRONMENT, SIZES, Sweep, line, study_like
 from tests.present.runs import HOSTILE_TITLE
 
@@ -95,7 +95,7 @@ class TestRows:
         notes = settings_view(testbed_of(exact())).notes
         assert SPREAD in notes
         assert "ranks share a GPU" in notes
-        best = theme.size(round(math.sqrt(GRADIENT_BYTES * 200_000 * 0.8)))
+        best = size(round(math.sqrt(GRADIENT_BYTES * 200_000 * 0.8)))
         assert any(f"b* = sqrt(s o w), gives a best bucket size of {best}" in note for note in notes)
 
     def test_one_run_of_each_is_said_to_tell_little(self) -> None:
@@ -261,8 +261,8 @@ class TestFigures:
     ) -> None:
         sweep = Sweep(noise=noise)
         sweep.add("naive", 150, 40, messages=[(size, line(size)) for size in SIZES])
-        for size, step_ms in zip((1.0, 3.0, 100.0), steps, strict=True):
-            sweep.add("bucketed", step_ms, 20, bucket=size)
+        for bucket_mb, step_ms in zip((1.0, 3.0, 100.0), steps, strict=True):
+            sweep.add("bucketed", step_ms, 20, bucket=bucket_mb)
         figure = draw_bucket_sweep(testbed_of(sweep), 2)
         assert note in figure.layout.title.subtitle.text
         assert any("best by the model" in item.text for item in figure.layout.annotations) == is_marked

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from ddp_prof.present.html.timeline_page import write_timeline_page
 from ddp_prof.present.timeline.build import build_timeline
-from ddp_prof.present.timeline.page import write_timeline_page
 from tests.browser.conftest import Visit
 from tests.present.runs import cpu_run, run_of
 

@@ -14,10 +14,10 @@ import pytest
 from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
 from ddp_prof.analyze.intervals import union
 from ddp_prof.ingest.load import load_trace
-from ddp_prof.present.charts import theme
+from ddp_prof.present import theme
+from ddp_prof.present.html.timeline_page import write_timeline_page
 from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.present.timeline.model import Source, Timeline
-from ddp_prof.present.timeline.page import write_timeline_page
 from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind, select
 from tests.browser.conftest import Visit, new_visit
 from tests.drawing import PID, column, draw_trace, table
@@ -179,7 +179,7 @@ class TestDrawing:
     def test_a_long_page_shows_an_overview_first(
         self, visit: Visit, tmp_path: Path, busy_source: Source, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("ddp_prof.present.timeline.page.BOXES_READ_AT_ONCE", 10)
+        monkeypatch.setattr("ddp_prof.present.html.timeline_page.BOXES_READ_AT_ONCE", 10)
         visit.open_timeline(write(build_timeline([busy_source]), tmp_path))
         assert visit.page.evaluate("performance.getEntriesByName('overview').length") == 1
         assert visit.complaints == []

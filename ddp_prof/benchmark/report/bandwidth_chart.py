@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddp_prof.benchmark.report.figure import axis, layout
-from ddp_prof.present.charts import theme
+from ddp_prof.present import theme
+from ddp_prof.present.text import milliseconds, percent, size
 from ddp_prof.unknown import Unknown
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from ddp_prof.benchmark.report.testbeds import TestbedResults
-    from ddp_prof.present.charts.theme import Palette
+    from ddp_prof.present.theme import Palette
 
 _HEIGHT = 560
 _POINTS = 200
@@ -41,7 +42,7 @@ def _size_ticks(results: TestbedResults) -> dict[str, Any]:
     sizes = [message.bytes for message in results.messages]
     first, last = (math.floor(math.log(size / 2**10, _TICK_STEP)) for size in (min(sizes), max(sizes)))
     ticks = [2**10 * _TICK_STEP**power for power in range(first, last + 2)]
-    return {"tickmode": "array", "tickvals": ticks, "ticktext": [theme.size(round(tick)) for tick in ticks]}
+    return {"tickmode": "array", "tickvals": ticks, "ticktext": [size(round(tick)) for tick in ticks]}
 
 
 def _measured(results: TestbedResults, palette: Palette) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def _measured(results: TestbedResults, palette: Palette) -> dict[str, Any]:
             "arrayminus": [message.bytes / message.time_ns - message.bytes / message.high_ns for message in messages],
         },
         "hovertext": [
-            f"<b>{theme.size(message.bytes)}</b><br>{theme.milliseconds(round(message.time_ns))}, "
+            f"<b>{size(message.bytes)}</b><br>{milliseconds(round(message.time_ns))}, "
             f"{message.calls} calls in {message.runs} runs"
             for message in messages
         ],
@@ -72,7 +73,7 @@ def _fitted(results: TestbedResults, palette: Palette) -> list[dict[str, Any]]:
     return [
         {
             "type": "scatter", "mode": "lines", "hoverinfo": "skip",
-            "name": f"fitted s / (o + s / w); median error {theme.percent(link.relative_error)}",
+            "name": f"fitted s / (o + s / w); median error {percent(link.relative_error)}",
             "x": sizes.tolist(), "y": [size / link.time_ns(size) for size in sizes.tolist()],
             "line": {"color": palette.colors[theme.OVERLAPPED], "width": 2},
         }
@@ -83,5 +84,5 @@ def _headline(results: TestbedResults) -> str:
     if isinstance(results.model, Unknown):
         return "What an all-reduce costs by its size"
     link = results.model.link
-    overhead = theme.milliseconds(round(link.overhead_ns))
+    overhead = milliseconds(round(link.overhead_ns))
     return f"An all-reduce takes {overhead} a call plus its bytes at {link.bytes_per_ns:.3g} GB/s"

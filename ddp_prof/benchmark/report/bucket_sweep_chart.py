@@ -9,8 +9,8 @@ from ddp_prof.benchmark.claims import contradicts_model
 from ddp_prof.benchmark.effects import bucket_sizes
 from ddp_prof.benchmark.report.figure import LINE, TOP, axis, layout
 from ddp_prof.benchmark.report.rows import half_ms, value_ms
-from ddp_prof.present.charts import theme
-from ddp_prof.present.timeline.text import shown_name
+from ddp_prof.present import theme
+from ddp_prof.present.text import shown_name, size
 from ddp_prof.unknown import Unknown
 from ddp_prof.variants import BUCKETED, BYTES_PER_MB
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ddp_prof.benchmark.report.testbeds import TestbedResults
     from ddp_prof.benchmark.settings import SettingSummary
-    from ddp_prof.present.charts.theme import Palette
+    from ddp_prof.present.theme import Palette
 
 _HEIGHT, _BOTTOM = 640, 70
 _LABEL_PX = 16
@@ -215,7 +215,7 @@ def _best_label(best_mb: float | None, palette: Palette) -> list[dict[str, Any]]
     return [
         {
             "xref": "x", "x": math.log10(best_mb), "yref": "paper", "y": 0, "yanchor": "bottom", "xanchor": "left",
-            "xshift": 4, "showarrow": False, "text": f"best by the model: {theme.size(round(best_mb * BYTES_PER_MB))}",
+            "xshift": 4, "showarrow": False, "text": f"best by the model: {size(round(best_mb * BYTES_PER_MB))}",
             "font": {"color": palette.quiet},
         }
     ]  # fmt: skip

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof.benchmark.report.words import testbed_title
-from ddp_prof.present.charts import theme
+from ddp_prof.present import theme
 from ddp_prof.present.charts.frame import LEGEND, chart_frame
-from ddp_prof.present.timeline.text import shown_name
+from ddp_prof.present.text import shown_name
 
 if TYPE_CHECKING:
     from ddp_prof.benchmark.report.testbeds import TestbedResults
-    from ddp_prof.present.charts.theme import Palette
+    from ddp_prof.present.theme import Palette
 
 TOP, LINE = 110, 20
 

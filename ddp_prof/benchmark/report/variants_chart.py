@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_prof.benchmark.report.figure import TOP, axis, layout
 from ddp_prof.benchmark.report.rows import half_ms, share_percent, status_text, value_ms
-from ddp_prof.present.charts import theme
-from ddp_prof.present.timeline.text import shown_name
+from ddp_prof.present import theme
+from ddp_prof.present.text import shown_name
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from ddp_prof.benchmark.report.testbeds import TestbedResults
     from ddp_prof.benchmark.settings import SettingSummary
-    from ddp_prof.present.charts.theme import Palette
+    from ddp_prof.present.theme import Palette
 
 _ROW, _BOTTOM = 26, 60
 

@@ -8,9 +8,9 @@ from ddp_prof.benchmark.claims import check_claims, contradicts_model
 from ddp_prof.benchmark.report.rows import comparison_rows, csv_rows, half_ms, setting_rows, value_ms
 from ddp_prof.benchmark.report.words import CLAIMS, analysis, effect_text, testbed_title
 from ddp_prof.benchmark.store import OK
-from ddp_prof.present.charts.theme import milliseconds, percent, size
 from ddp_prof.present.columns import Row, ms
 from ddp_prof.present.table_view import TableView
+from ddp_prof.present.text import milliseconds, percent, size
 from ddp_prof.unknown import Unknown
 from ddp_prof.variants import BUCKETED, BYTES_PER_MB
 

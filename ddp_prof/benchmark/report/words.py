@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddp_prof.benchmark.claims import FEW, HARDLY, TOPICS
-from ddp_prof.present.charts.theme import milliseconds, percent, size
+from ddp_prof.present.text import milliseconds, percent, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -6,9 +6,9 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddp_prof.analyze.collectives.exposure import BLOCKING_CALL, LAUNCHED_LATE, PEER_WAIT, QUEUED, TRANSFER, WHYS
-from ddp_prof.present.charts import theme
+from ddp_prof.present import theme
 from ddp_prof.present.charts.frame import LEGEND, UNSEEN, chart_frame
-from ddp_prof.present.timeline.text import as_text, shown_name
+from ddp_prof.present.text import as_text, milliseconds, shown_name, size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.collectives.step_view import CollectiveView, RankStepView
-    from ddp_prof.present.charts.theme import Palette
     from ddp_prof.present.headlines import Headline
+    from ddp_prof.present.theme import Palette
 
 WHY_COLORS: Mapping[str, str] = {
     TRANSFER: theme.LIGHT.colors[theme.EXPOSED],
@@ -82,7 +82,7 @@ def _exposed_ns(line: CollectiveView) -> int:
 
 def _label(line: CollectiveView) -> str:
     name = f"collective {line.index}" if line.bucket is None else f"bucket {line.bucket}"
-    return name if line.bytes is None else f"{name}, {theme.size(line.bytes)}"
+    return name if line.bytes is None else f"{name}, {size(line.bytes)}"
 
 
 def _bars(rows: Sequence[_Row], palette: Palette) -> list[dict[str, Any]]:
@@ -135,7 +135,7 @@ def _bar(kind: str, is_wait: bool, stretches: Sequence[tuple[int, int, int, str]
         "y": [y for y, *_ in stretches], "base": [start / 1e6 for _, start, _, _ in stretches],
         "x": [(end - start) / 1e6 for _, start, end, _ in stretches],
         "hovertext": [
-            f"<b>{name}</b><br>{title}: {theme.milliseconds(end - start)}" for _, start, end, name in stretches
+            f"<b>{name}</b><br>{title}: {milliseconds(end - start)}" for _, start, end, name in stretches
         ],
         "hovertemplate": "%{hovertext}<extra></extra>",
     }  # fmt: skip

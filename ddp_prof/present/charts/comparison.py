@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ddp_prof.present.charts import theme
+from ddp_prof.present import theme
 from ddp_prof.present.charts.frame import LEGEND, chart_frame
-from ddp_prof.present.charts.theme import percent
-from ddp_prof.present.timeline.text import shown_name
+from ddp_prof.present.text import percent, shown_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
     from ddp_prof.analyze.overlap.comparison import VariantSummary
     from ddp_prof.analyze.overlap.overlap import TraceOverlap
-    from ddp_prof.present.charts.theme import Palette
+    from ddp_prof.present.theme import Palette
 
 _TOP, _ROW, _BOTTOM, _LEFT = 150, 46, 64, 170
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddp_prof.present.charts import theme
+from ddp_prof.present import theme
 from ddp_prof.present.charts.comparison import subtitle
 from ddp_prof.present.charts.frame import chart_frame
-from ddp_prof.present.timeline.text import shown_name
+from ddp_prof.present.text import percent, shown_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from ddp_prof.analyze.overlap.overlap import RankOverlap, TraceOverlap
-    from ddp_prof.present.charts.theme import Palette
+    from ddp_prof.present.theme import Palette
 
 _TOP, _BOTTOM, _LEFT, _RIGHT = 92, 60, 170, 90
 _BAND, _ROW = 66, 50
@@ -82,7 +82,7 @@ def _band(row: int, result: TraceOverlap, palette: Palette) -> list[dict[str, An
         {
             "type": "scatter", "mode": "markers", "showlegend": False,
             "x": [step for step, _ in known], "y": [_height_in(row, share) for _, share in known],
-            "hovertext": [f"<b>{name}</b>, step {step}: {theme.percent(share)} overlapped" for step, share in known],
+            "hovertext": [f"<b>{name}</b>, step {step}: {percent(share)} overlapped" for step, share in known],
             "hovertemplate": "%{hovertext}<extra></extra>",
             "marker": {"color": color, "size": 7, "opacity": 0.5},
         },

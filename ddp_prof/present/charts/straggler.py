@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from typing import TYPE_CHECKING, Any
 
-from ddp_prof.present.charts import theme
+from ddp_prof.present import theme
 from ddp_prof.present.charts.frame import chart_frame
 from ddp_prof.present.headlines import rank_name, skew_headline
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.collectives.straggler import RunSkew
-    from ddp_prof.present.charts.theme import Palette
+    from ddp_prof.present.theme import Palette
 
 _TOP, _ROW, _COST, _BOTTOM, _LEFT = 120, 34, 130, 60, 110
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof.analyze.variants.waterfall import PARTS
-from ddp_prof.present.charts import theme
+from ddp_prof.present import theme
 from ddp_prof.present.charts.frame import chart_frame
-from ddp_prof.present.timeline.text import shown_name
+from ddp_prof.present.text import percent, shown_name
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from ddp_prof.analyze.variants.waterfall import Waterfall
-    from ddp_prof.present.charts.theme import Palette
+    from ddp_prof.present.theme import Palette
 
 _HEIGHT, _TOP, _BOTTOM = 520, 120, 110
 _LEAST_SHOWN = 0.005
@@ -101,5 +101,5 @@ def _headline(waterfall: Waterfall) -> str:
     best = min(waterfall.budgets, key=lambda budget: budget.step_ns)
     if best is first:
         return f"No run is faster than {shown_name(first.label)}"
-    share = theme.percent(1 - best.step_ns / first.step_ns)
+    share = percent(1 - best.step_ns / first.step_ns)
     return f"{shown_name(best.label)} takes {share} off the step of {shown_name(first.label)}"

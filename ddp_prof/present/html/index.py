@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from ddp_prof import __version__
 from ddp_prof.manifest import SHARED_GPU
 from ddp_prof.present.charts.comparison import overlap_ratio
-from ddp_prof.present.charts.theme import percent
 from ddp_prof.present.columns import columns_of
 from ddp_prof.present.headlines import root_cause_headline, skew_headline, tell_story
 from ddp_prof.present.tables.comparison import HOW_TO_READ, compare_rows
 from ddp_prof.present.tables.overlap import warnings_by_run
+from ddp_prof.present.text import percent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

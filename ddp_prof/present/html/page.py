@@ -17,8 +17,8 @@ from html import unescape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from ddp_prof.present.charts import theme
-from ddp_prof.present.timeline.text import plain_name
+from ddp_prof.present import theme
+from ddp_prof.present.text import plain_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     from markupsafe import Markup
 
-    from ddp_prof.present.charts.theme import Palette
+    from ddp_prof.present.theme import Palette
 
 LONGEST_TITLE = 79
 PLOTLY_FILE = "plotly.min.js"

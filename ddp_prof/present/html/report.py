@@ -17,9 +17,9 @@ from ddp_prof.present.charts.straggler import draw_skew
 from ddp_prof.present.charts.waterfall import draw_waterfall
 from ddp_prof.present.html.index import INDEX, WHY, RunSection, index_values
 from ddp_prof.present.html.page import Link, Navigation, asset, write_page
+from ddp_prof.present.html.timeline_page import write_timeline_page
 from ddp_prof.present.timeline.build import MAX_BOXES, build_timeline, steady_steps
 from ddp_prof.present.timeline.figure import draw_timeline
-from ddp_prof.present.timeline.page import write_timeline_page
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddp_prof.analyze.collectives.exposure import WHENS, WHYS
-from ddp_prof.present.charts.theme import milliseconds
 from ddp_prof.present.columns import Row, ms
 from ddp_prof.present.headlines import outliers_text, rank_name
 from ddp_prof.present.json_documents import collectives_document
 from ddp_prof.present.table_view import TableView
+from ddp_prof.present.text import milliseconds
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddp_prof.analyze.variants.waterfall import PARTS
-from ddp_prof.present.charts.theme import percent
+from ddp_prof.present.text import percent
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.variants.contention import Contention

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ddp_prof.analyze.intervals import Intervals
-from ddp_prof.present.charts import theme
+from ddp_prof.present import theme
+from ddp_prof.present.timeline.captions import box_label, box_title
 from ddp_prof.present.timeline.model import Boxes
-from ddp_prof.present.timeline.text import box_label, box_title
 from ddp_prof.trace import select
 
 if TYPE_CHECKING:

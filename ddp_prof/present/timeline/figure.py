@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ddp_prof.present.charts import theme
+from ddp_prof.present import theme
 from ddp_prof.present.charts.frame import UNSEEN
-from ddp_prof.present.charts.theme import milliseconds
+from ddp_prof.present.text import as_text, milliseconds
+from ddp_prof.present.timeline.captions import box_label, explanation, headline
 from ddp_prof.present.timeline.layout import EDGE, figure_layout, lay_out
 from ddp_prof.present.timeline.model import STRIP
-from ddp_prof.present.timeline.text import as_text, box_label, explanation, headline
 from ddp_prof.trace import concatenate, select
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     from numpy.typing import NDArray
 
-    from ddp_prof.present.charts.theme import Palette
+    from ddp_prof.present.theme import Palette
     from ddp_prof.present.timeline.layout import Layout, Row
     from ddp_prof.present.timeline.model import Boxes, Lane, Timeline
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ddp_prof.analyze.intervals import union
-from ddp_prof.present.charts import theme
+from ddp_prof.present import theme
+from ddp_prof.present.text import milliseconds, percent
 from ddp_prof.present.timeline.model import COMMUNICATION, COMPUTE, COPIES, GRAPHS, HOST, STRIP, UNNAMED, Boxes, Lane
 from ddp_prof.range_names import PHASES
 from ddp_prof.trace import UNKNOWN, Category, concatenate, empty, select
@@ -149,8 +150,8 @@ def _host_lane(rank: RankEvents, view: View) -> Lane:
 def _step_title(number: int, comm_ns: int, overlapped_ns: int) -> str:
     if not comm_ns:
         return f"step {number}"
-    share = theme.percent(overlapped_ns / comm_ns)
-    return f"step {number}: {share} of {theme.milliseconds(comm_ns)} communication overlapped"
+    share = percent(overlapped_ns / comm_ns)
+    return f"step {number}: {share} of {milliseconds(comm_ns)} communication overlapped"
 
 
 def _step_at(rank: RankEvents, time_ns: Ints) -> Ints:

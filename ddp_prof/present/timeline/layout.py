@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddp_prof.present.charts import theme
-from ddp_prof.present.charts.theme import percent
+from ddp_prof.present import theme
+from ddp_prof.present.text import percent, shown_name
+from ddp_prof.present.timeline.captions import axis_title
 from ddp_prof.present.timeline.model import COMPUTE, HOST, STRIP
-from ddp_prof.present.timeline.text import axis_title, shown_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ddp_prof.present.charts.theme import Palette
+    from ddp_prof.present.theme import Palette
     from ddp_prof.present.timeline.model import Lane, Panel, RankLanes, Timeline
 
 LEFT, RIGHT, BOTTOM, EDGE = 300, 28, 62, 24

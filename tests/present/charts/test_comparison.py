@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from ddp_prof.analyze.overlap.comparison import compare_variants
-from ddp_prof.present.charts import comparison, theme
+from ddp_prof.present import theme
+from ddp_prof.present.charts import comparison
 from ddp_prof.present.charts.comparison import overlap_ratio, parts_ms
 from ddp_prof.present.tables.comparison import compare_rows
 from tests.drawing import draw_trace

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_prof.present.charts import theme
+from ddp_prof.present import theme
 from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.present.timeline.encoding import LONGEST_TITLE, OVERVIEW_COLUMNS, overview, pack_boxes, pack_columns
 from ddp_prof.present.timeline.model import COMPUTE, STRIP, Boxes, Lane

@@ -12,12 +12,13 @@ from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.overlap.overlap import measure_rank
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.load import load_trace
-from ddp_prof.present.charts import theme
+from ddp_prof.present import theme
+from ddp_prof.present.text import shown_name
 from ddp_prof.present.timeline.build import build_timeline, steady_steps
+from ddp_prof.present.timeline.captions import headline
 from ddp_prof.present.timeline.figure import draw_timeline
 from ddp_prof.present.timeline.lanes import stack
 from ddp_prof.present.timeline.model import STRIP, Lane, Source, Timeline
-from ddp_prof.present.timeline.text import headline, shown_name
 from ddp_prof.trace import UNKNOWN, Category, Trace
 from tests.drawing import draw_trace
 from tests.measuring import source_of

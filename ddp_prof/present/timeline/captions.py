@@ -1,42 +1,16 @@
-"""What a timeline says: names as text, headline, and what is known of a box in words."""
+"""What a timeline says: its headline, the title of its axis, and what is known of a box in words."""
 
 from __future__ import annotations
 
-import html
-import unicodedata
 from typing import TYPE_CHECKING
 
-from ddp_prof.present.charts import theme
-from ddp_prof.present.charts.theme import percent
+from ddp_prof.present import theme
+from ddp_prof.present.text import MAX_NAME, percent, plain_name
 from ddp_prof.present.timeline.model import COMMUNICATION, COMPUTE, HOST, STRIP
 from ddp_prof.trace import UNKNOWN
 
 if TYPE_CHECKING:
     from ddp_prof.present.timeline.model import Lane, Timeline
-
-MAX_NAME = 120
-"""Longest name shown; kernels of templates have names of thousands of characters."""
-
-_NOT_TEXT = ("Cc", "Cf", "Cs", "Zl", "Zp")
-"""Unicode categories that show nothing themselves but may turn around or hide what follows."""
-
-
-def plain_name(name: str, longest: int = MAX_NAME) -> str:
-    """A name in which each character shows, and that ends in time."""
-    plain = "".join(" " if unicodedata.category(item) in _NOT_TEXT else item for item in name[: 4 * longest])
-    plain = " ".join(plain.split())
-    return plain if len(plain) <= longest else plain[: longest - 1] + "…"
-
-
-def as_text(plain: str) -> str:
-    """Plain text for Plotly, which reads a subset of HTML: nothing in it is markup."""
-    # A page in the dark palette replaces colours in texts; what only looks like one is written otherwise.
-    return html.escape(plain, quote=False).replace("#", "&#35;")
-
-
-def shown_name(name: str) -> str:
-    """A name for Plotly: text, in which each character shows, and that ends in time."""
-    return as_text(plain_name(name))
 
 
 def headline(model: Timeline) -> str:

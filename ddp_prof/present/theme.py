@@ -1,4 +1,4 @@
-"""How figures look and put numbers: one colour a category everywhere, told apart by colour-blind eyes, in two looks."""
+"""How figures look: one colour a category everywhere, told apart by colour-blind eyes, on light and dark paper."""
 
 from __future__ import annotations
 
@@ -157,27 +157,3 @@ def place_notice(devices: Iterable[str], warnings: Iterable[str], palette: Palet
     if is_shared:
         notice += f"  ·  {SHARED_GPU}"
     return f'<b><span style="color:{palette.notice}">{notice}</span></b>' if is_shared or "cpu" in names else notice
-
-
-def percent(ratio: float | None) -> str:
-    """A share; what is not quite nothing or all is not rounded to it."""
-    if ratio is None:
-        return "n/a"
-    percent = ratio * 100
-    size = abs(percent)
-    is_whole = size in (0, 100) or 1 <= size <= 99 or size >= 101
-    return f"{percent:.0f} %" if is_whole else f"{percent:.1f} %"
-
-
-def milliseconds(ns: int) -> str:
-    """A time with about three digits."""
-    if abs(ns) >= 10_000_000 or ns == 0:
-        return f"{ns / 1e6:.1f} ms"
-    return f"{ns / 1e6:.2f} ms" if abs(ns) >= 100_000 else f"{ns / 1e3:.1f} µs"
-
-
-def size(number: int) -> str:
-    """Bytes as MB of 2**20 and the like, with about three digits."""
-    if number < 2**20:
-        return f"{number / 2**10:.3g} KB"
-    return f"{number / 2**20:.3g} MB" if number < 1000 * 2**20 else f"{number / 2**30:.3g} GB"

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddp_prof.present.charts import theme
+from ddp_prof.present import theme
 from ddp_prof.present.html.page import json_in_page, markup, write_page
+from ddp_prof.present.text import plain_name
+from ddp_prof.present.timeline.captions import explanation, headline
 from ddp_prof.present.timeline.encoding import overview, pack_boxes
 from ddp_prof.present.timeline.figure import shown_in_legend
 from ddp_prof.present.timeline.layout import MARGIN, PAGE, figure_layout, lay_out
 from ddp_prof.present.timeline.model import HOST, STRIP
-from ddp_prof.present.timeline.text import explanation, headline, plain_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from ddp_prof.present.charts import theme
+from ddp_prof.present import theme
 from ddp_prof.present.charts.collectives import ELSEWHERE_COLOR, WHY_COLORS
 from ddp_prof.range_names import PHASES
 
@@ -71,17 +71,6 @@ def test_what_is_counted_elsewhere_is_told_from_all_beside_it(palette: theme.Pal
 def test_text_stands_out_from_the_paper(palette: theme.Palette) -> None:
     for text in (palette.text, palette.quiet, palette.notice):
         assert abs(oklab(text, "full")[0] - oklab(palette.paper, "full")[0]) > 40
-
-
-@pytest.mark.parametrize(
-    ("ratio", "text"),
-    [
-        (None, "n/a"), (0, "0 %"), (1, "100 %"), (0.501, "50 %"), (0.004, "0.4 %"), (0.996, "99.6 %"),
-        (1.62, "162 %"), (-0.195, "-20 %"), (-0.004, "-0.4 %"),
-    ],
-)  # fmt: skip
-def test_a_share_is_rounded_but_not_to_nothing_or_all(ratio: float | None, text: str) -> None:
-    assert theme.percent(ratio) == text
 
 
 def test_compute_has_one_colour() -> None:

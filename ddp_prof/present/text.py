@@ -1,0 +1,54 @@
+"""Numbers with units, and names of others, as text that is safe to show."""
+
+from __future__ import annotations
+
+import html
+import unicodedata
+
+MAX_NAME = 120
+"""Longest name shown; kernels of templates have names of thousands of characters."""
+
+_NOT_TEXT = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Unicode categories that show nothing themselves but may turn around or hide what follows."""
+
+
+def plain_name(name: str, longest: int = MAX_NAME) -> str:
+    """A name in which each character shows, and that ends in time."""
+    plain = "".join(" " if unicodedata.category(item) in _NOT_TEXT else item for item in name[: 4 * longest])
+    plain = " ".join(plain.split())
+    return plain if len(plain) <= longest else plain[: longest - 1] + "…"
+
+
+def as_text(plain: str) -> str:
+    """Plain text for Plotly, which reads a subset of HTML: nothing in it is markup."""
+    # A page in the dark palette replaces colours in texts; what only looks like one is written otherwise.
+    return html.escape(plain, quote=False).replace("#", "&#35;")
+
+
+def shown_name(name: str) -> str:
+    """A name for Plotly: text, in which each character shows, and that ends in time."""
+    return as_text(plain_name(name))
+
+
+def percent(ratio: float | None) -> str:
+    """A share; what is not quite nothing or all is not rounded to it."""
+    if ratio is None:
+        return "n/a"
+    percent = ratio * 100
+    size = abs(percent)
+    is_whole = size in (0, 100) or 1 <= size <= 99 or size >= 101
+    return f"{percent:.0f} %" if is_whole else f"{percent:.1f} %"
+
+
+def milliseconds(ns: int) -> str:
+    """A time with about three digits."""
+    if abs(ns) >= 10_000_000 or ns == 0:
+        return f"{ns / 1e6:.1f} ms"
+    return f"{ns / 1e6:.2f} ms" if abs(ns) >= 100_000 else f"{ns / 1e3:.1f} µs"
+
+
+def size(number: int) -> str:
+    """Bytes as MB of 2**20 and the like, with about three digits."""
+    if number < 2**20:
+        return f"{number / 2**10:.3g} KB"
+    return f"{number / 2**20:.3g} MB" if number < 1000 * 2**20 else f"{number / 2**30:.3g} GB"
