@@ -53,7 +53,7 @@ SOLE_USERS = {
     "sqlite3": {"ingest", "benchmark"},
     "adbc_driver_sqlite": {"ingest"},
     "pyarrow": {"ingest"},
-    "msgspec": {"ingest", "manifest"},
+    "msgspec": {"ingest", "manifest", "benchmark"},
     "click": {"cli"},
     "rich": {"cli", "present", "benchmark"},
 }

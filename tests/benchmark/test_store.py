@@ -117,10 +117,13 @@ def test_another_file_is_refused_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ("update measurements set step_ns = 'fast'", "measurements.step_ns is 'fast'"),
-        ("update measurements set step_ns = 0", "measurements.step_ns is 0"),
-        ("update runs set gradient_bytes = 0", "runs.gradient_bytes is 0"),
-        ("alter table runs drop column status", "no runs.status"),
+        (
+            "update measurements set step_ns = 'fast'",
+            r"measurements: Expected `int`, got `str` - at `\$\.step_ns`",
+        ),
+        ("update measurements set step_ns = 0", r"measurements: Expected `int` >= 1 - at `\$\.step_ns`"),
+        ("update runs set gradient_bytes = 0", r"runs: Expected `int` >= 1 - at `\$\.gradient_bytes`"),
+        ("alter table runs drop column status", r"runs: Object missing required field `status`"),
         ("drop table measurements", "no table measurements"),
     ],
 )
