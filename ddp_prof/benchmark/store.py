@@ -244,6 +244,16 @@ def write_run(
         _upsert(database, environments=[environment], runs=[run], measurements=steps, messages=messages)
 
 
+def update_run(database: Database, run: StoredRun) -> None:
+    """Replace what is known of a run beside its measurements.
+
+    Raises:
+        TraceError: The file cannot be written.
+    """
+    with _errors_of(_path_of(database)), database.atomic():
+        _upsert(database, runs=[run])
+
+
 def write_all_reduces(database: Database, environment: Environment, rows: Sequence[StoredAllReduce]) -> None:
     """Write timings of the all-reduce alone; earlier ones of the same size, ranks and backend are replaced.
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddp_prof.benchmark.allreduce.arguments import FLOAT32_BYTES, Arguments, make_parser, message_bytes
-from ddp_prof.errors import DdpProfError, WorkloadError
-from ddp_prof.train.launch import Stopped, launch, stoppable
+from ddp_prof.errors import WorkloadError
+from ddp_prof.train.launch import exit_code_of, launch
 from ddp_prof.train.sizes import MODEL_SIZES
 
 if TYPE_CHECKING:
@@ -25,15 +25,7 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     arguments = make_parser().parse_args(argv, Arguments())
-    try:
-        with stoppable():
-            _benchmark(arguments)
-    except DdpProfError as error:
-        sys.stderr.write(f"ddp_prof.benchmark.allreduce: error: {error}\n")
-        return 1
-    except Stopped as stop:
-        return 128 + stop.number
-    return 0
+    return exit_code_of("ddp_prof.benchmark.allreduce", lambda: _benchmark(arguments))
 
 
 def _benchmark(arguments: Arguments) -> None:

@@ -6,23 +6,15 @@ import sys
 
 from ddp_prof.benchmark.sweep.arguments import Arguments, choose_grid, make_parser
 from ddp_prof.benchmark.sweep.grid import default_grid
-from ddp_prof.errors import DdpProfError
-from ddp_prof.train.launch import Stopped, die_with_launcher, stoppable
+from ddp_prof.train.launch import die_with_launcher, exit_code_of
 
 
 def main() -> int:
     """Run the command line; returns the exit code."""
     die_with_launcher()
     arguments = make_parser().parse_args(None, Arguments())
-    try:
-        with stoppable():
-            return _sweep(arguments)
-    except DdpProfError as error:
-        sys.stderr.write(f"ddp_prof.benchmark.sweep: error: {error}\n")
-        return 1
-    except Stopped as stop:
-        sys.stderr.write(f"stopped: {arguments.database} has the finished runs; the same command continues\n")
-        return 128 + stop.number
+    on_stop = f"stopped: {arguments.database} has the finished runs; the same command continues\n"
+    return exit_code_of("ddp_prof.benchmark.sweep", lambda: _sweep(arguments), on_stop=on_stop)
 
 
 def _sweep(arguments: Arguments) -> int:
