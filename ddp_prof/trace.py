@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -72,6 +72,18 @@ def select(table: AnyTable, rows: Mask | Ints) -> AnyTable:
     if rows.dtype == np.bool_ and rows.all():
         return table
     return type(table)(**{column.name: getattr(table, column.name)[rows] for column in fields(table)})
+
+
+def looked_up(column: Ints, rows: Ints) -> Ints:
+    """The column's values at the rows, ``UNKNOWN`` where the row is."""
+    if not len(column):
+        return np.full(np.shape(rows), UNKNOWN, np.int64)
+    return np.where(rows == UNKNOWN, UNKNOWN, column[rows])
+
+
+def known(column: Ints) -> list[Any]:
+    """The column's values, ``None`` for ``UNKNOWN``."""
+    return [None if value == UNKNOWN else value for value in column.tolist()]
 
 
 def distinct(column: Ints) -> list[int]:

@@ -24,8 +24,9 @@ from ddp_prof.analyze.intervals import Intervals, union, union_by_group
 from ddp_prof.analyze.outliers import Outliers, find_outliers
 from ddp_prof.analyze.overlap.coverage import Attribution, measure_attribution, merge_attributions
 from ddp_prof.analyze.quality.diagnostics import diagnose
+from ddp_prof.analyze.ranks import Ranked, told_apart
 from ddp_prof.manifest import label_of
-from ddp_prof.trace import UNKNOWN, Category
+from ddp_prof.trace import UNKNOWN, Category, known
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,7 +75,7 @@ class StepOverlap:
 
 
 @dataclass(frozen=True, slots=True)
-class RankOverlap:
+class RankOverlap(Ranked):
     """One rank over the whole capture, warm-up left out. Times are ``None`` where the trace cannot tell them.
 
     Attributes:
@@ -98,7 +99,6 @@ class RankOverlap:
     steps: tuple[StepOverlap, ...]
     file: str = ""
     qualifier: str = ""
-    """The file, where ranks of several files have one process number and no rank number, as in containers."""
 
     @property
     def overlap_ratio(self) -> float | None:
@@ -212,23 +212,13 @@ def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
     """
     if not results:
         raise ValueError("no results to merge")
+    ranks = [rank for result in results for rank in result.ranks]
     return replace(
         results[0],
         attribution=merge_attributions([result.attribution for result in results]),
-        ranks=_told_apart([rank for result in results for rank in result.ranks]),
+        ranks=told_apart(ranks, [rank.file for rank in ranks]),
         warnings=tuple(dict.fromkeys(warning for result in results for warning in result.warnings)),
         world_size=max((result.world_size or 0 for result in results), default=0) or None,
-    )
-
-
-def _told_apart(ranks: Sequence[RankOverlap]) -> tuple[RankOverlap, ...]:
-    files: dict[int, set[str]] = {}
-    for rank in ranks:
-        if rank.rank is None:
-            files.setdefault(rank.process, set()).add(rank.file)
-    return tuple(
-        replace(rank, qualifier=rank.file) if rank.rank is None and len(files[rank.process]) > 1 else rank
-        for rank in ranks
     )
 
 
@@ -254,14 +244,15 @@ def _measure_steps(rank: RankEvents, backward: Intervals) -> tuple[StepOverlap, 
     hidden_ns = _covered_by_step(events, communicating, backward, steps)
     has_backward = np.bincount(events.step[in_backward], minlength=steps) > 0
     hides_work = _hides_work(rank)
+    numbers, keys = known(rank.steps.number), known(rank.step_keys)
     return tuple(
         StepOverlap(
-            step=_known(int(rank.steps.number[index])),
+            step=numbers[index],
             host_ns=int(host_ns[index]) if rank.has_steps else None,
             compute_only_ns=None if hides_work else int(parts.compute_only_ns[index]),
             idle_ns=None if hides_work else int(parts.idle_ns[index]),
             backward_overlapped_ns=int(hidden_ns[index]) if has_backward[index] else None,
-            step_key=_known(int(rank.step_keys[index])),
+            step_key=keys[index],
             tail_ns=int(tail_ns[index]) if rank.backward_end_ns[index] != UNKNOWN else None,
             **{name: int(column[index]) for name, column in columns.items()},
         )
@@ -309,10 +300,6 @@ def _reason(rank: RankEvents, comm_ns: int) -> str | None:
     if comm_ns == 0:
         return "no communication in this trace"
     return None
-
-
-def _known(number: int) -> int | None:
-    return None if number == UNKNOWN else number
 
 
 def _ratio(part: int | None, whole: int | None) -> float | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_prof.present import theme
 from ddp_prof.present.charts.frame import chart_frame
-from ddp_prof.present.headlines import rank_name, skew_headline
+from ddp_prof.present.headlines import skew_headline
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -29,7 +29,7 @@ def draw_skew(run: RunAnalysis, skew: RunSkew, palette: Palette = theme.LIGHT) -
 
 
 def _heat(skew: RunSkew, palette: Palette) -> dict[str, Any]:
-    names = [rank_name(rank) for rank in skew.ranks]
+    names = [rank.name for rank in skew.ranks]
     lags = [
         [None if (lag := step.lags_ns[row]) is None else max(0, lag) / 1e6 for step in skew.steps]
         for row in range(len(skew.ranks))
@@ -73,7 +73,7 @@ def _layout(run: RunAnalysis, skew: RunSkew, palette: Palette) -> dict[str, Any]
         "yaxis": {
             **axis, "domain": [1 - heat / inner, 1], "showgrid": False, "autorange": "reversed",
             "tickmode": "array", "tickvals": list(range(len(skew.ranks))),
-            "ticktext": [f"<b>{rank_name(rank)}</b>  " for rank in skew.ranks],
+            "ticktext": [f"<b>{rank.name}</b>  " for rank in skew.ranks],
         },
         "yaxis2": {**axis, "domain": [0, (_COST - 30) / inner], "title": {"text": "ms"}, "rangemode": "tozero"},
     }  # fmt: skip

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddp_prof.analyze.collectives.exposure import WHENS, WHYS
 from ddp_prof.present.columns import Row, ms
-from ddp_prof.present.headlines import outliers_text, rank_name
+from ddp_prof.present.headlines import outliers_text
 from ddp_prof.present.json_documents import collectives_document
 from ddp_prof.present.table_view import TableView
 from ddp_prof.present.text import milliseconds
@@ -130,7 +130,7 @@ def _bucket_key(collective: Collective) -> dict[str, str | int | None]:
 
 
 def _rank(collective: Collective) -> str | int:
-    return rank_name(collective) if collective.rank is None else collective.rank
+    return collective.name if collective.rank is None else collective.rank
 
 
 def _sum_known(values: Iterable[int | None]) -> int | None:

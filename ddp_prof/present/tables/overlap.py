@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddp_prof.present.columns import Row, ms, percent
-from ddp_prof.present.headlines import outliers_text, rank_name
+from ddp_prof.present.headlines import outliers_text
 from ddp_prof.present.json_documents import overlap_document
 from ddp_prof.present.table_view import TableView
 from ddp_prof.trace import SOURCE_NAMES
@@ -44,7 +44,7 @@ def recorder_name(result: TraceOverlap) -> str:
 
 def overlap_notes(result: TraceOverlap) -> list[str]:
     """What could not be known or was assumed, a line each."""
-    reasons = [f"{rank_name(rank)}: no overlap figure: {rank.reason}" for rank in result.ranks if rank.reason]
+    reasons = [f"{rank.name}: no overlap figure: {rank.reason}" for rank in result.ranks if rank.reason]
     outliers = [outliers_text(result.outliers)] if result.outliers else []
     return [*reasons, *outliers, *result.warnings]
 
