@@ -95,15 +95,13 @@ def _rank_view(rank: RankCollectives, rows: Ints, wait_ns: Ints, clock: ClockOff
     compute = rank.compute & window
     exposed = _exposed(rank, rows, wait_ns, since)
     times = (since(column[rows]) for column in (timings.ready_ns, timings.launch_ns, timings.start_ns, timings.end_ns))
-    columns: Any = zip(known(timings.bucket[rows]), known(timings.bytes[rows]), *times, strict=True)
+    parts = [tuple(exposed[row]) for row in rows.tolist()]
+    columns: Any = zip(known(timings.bucket[rows]), known(timings.bytes[rows]), *times, parts, strict=True)
     return RankStepView(
         name=rank.name,
         compute=tuple(zip(since(compute.start_ns), since(compute.end_ns), strict=True)),
         backward_end_ns=since(rank.backward_end_ns[timings.step[rows[:1]]])[0],
-        collectives=tuple(
-            CollectiveView(index, *values, tuple(exposed[row]))
-            for index, (row, values) in enumerate(zip(rows.tolist(), columns, strict=True))
-        ),
+        collectives=tuple(CollectiveView(index, *values) for index, values in enumerate(columns)),
     )
 
 

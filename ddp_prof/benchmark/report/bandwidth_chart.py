@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddp_prof.benchmark.report.figure import axis, layout
+from ddp_prof.benchmark.report.figure import layout
 from ddp_prof.present import theme
+from ddp_prof.present.charts.frame import axis
 from ddp_prof.present.text import milliseconds, percent, size
 from ddp_prof.unknown import Unknown
 
@@ -31,8 +32,10 @@ def draw_bandwidth(results: TestbedResults, palette: Palette = theme.LIGHT) -> g
 
     figure_layout = layout(results, palette, _headline(results), _HEIGHT, l=90, r=60)
     figure_layout |= {
-        "xaxis": axis(palette, "message size (log scale)", type="log", **_size_ticks(results)),
-        "yaxis": axis(palette, "algbw = bytes / time (GB/s, log scale)", type="log", dtick=1, **_MINOR),
+        "xaxis": axis(palette, "message size (log scale)", type="log", fixedrange=True, **_size_ticks(results)),
+        "yaxis": axis(
+            palette, "algbw = bytes / time (GB/s, log scale)", type="log", dtick=1, fixedrange=True, **_MINOR
+        ),
     }
     return go.Figure([_measured(results, palette), *_fitted(results, palette)], figure_layout)
 

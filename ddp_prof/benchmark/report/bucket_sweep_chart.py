@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_prof.benchmark.claims import contradicts_model
 from ddp_prof.benchmark.effects import bucket_sizes
-from ddp_prof.benchmark.report.figure import LINE, TOP, axis, layout
+from ddp_prof.benchmark.report.figure import LINE, TOP, layout
 from ddp_prof.benchmark.report.rows import half_ms, value_ms
 from ddp_prof.present import theme
+from ddp_prof.present.charts.frame import axis
 from ddp_prof.present.text import shown_name, size
 from ddp_prof.unknown import Unknown
 from ddp_prof.variants import BUCKETED, BYTES_PER_MB
@@ -58,9 +59,10 @@ def draw_bucket_sweep(results: TestbedResults, batch_size: int, palette: Palette
     figure_layout |= {
         "xaxis": axis(
             palette, "bucket size (MB, log scale)", type="log", range=[math.log10(least), math.log10(most)],
-            tickmode="array", tickvals=sizes, ticktext=[_size_text(size, measured[0]) for size in sizes],
+            fixedrange=True, tickmode="array", tickvals=sizes,
+            ticktext=[_size_text(size, measured[0]) for size in sizes],
         ),
-        "yaxis": axis(palette, "step time (ms); bars: 95 % interval", range=limits),
+        "yaxis": axis(palette, "step time (ms); bars: 95 % interval", range=limits, fixedrange=True),
         "annotations": [*_labels(references, colors, limits), *_best_label(best_mb, palette)],
     }  # fmt: skip
     return go.Figure(traces, figure_layout)

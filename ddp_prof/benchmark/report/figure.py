@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_prof.benchmark.report.words import testbed_title
 from ddp_prof.present import theme
-from ddp_prof.present.charts.frame import LEGEND, chart_frame
+from ddp_prof.present.charts.frame import LEGEND, STILL, chart_frame
 from ddp_prof.present.text import shown_name
 
 if TYPE_CHECKING:
@@ -38,16 +38,5 @@ def layout(
             subtitle=subtitle(results, palette) + line,
             height=height, **{"t": TOP + (LINE if note else 0), "b": 70, "l": 170, "r": 90, **margins},
         ),
-        "dragmode": False, "hovermode": "closest",
-        "hoverlabel": {"align": "left", "font": {"family": theme.FONT, "size": 13}},
-        "legend": LEGEND,
-    }  # fmt: skip
-
-
-def axis(palette: Palette, title: str, **more: Any) -> dict[str, Any]:
-    """An axis with a title."""
-    return {
-        "gridcolor": palette.line, "zeroline": False, "tickfont": {"color": palette.quiet}, "fixedrange": True,
-        "title": {"text": title, "font": {"color": palette.quiet, "size": theme.FONT_SIZE}, "standoff": 8},
-        **more,
+        **STILL, "legend": LEGEND,
     }  # fmt: skip

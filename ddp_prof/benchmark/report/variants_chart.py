@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ddp_prof.benchmark.report.figure import TOP, axis, layout
+from ddp_prof.benchmark.report.figure import TOP, layout
 from ddp_prof.benchmark.report.rows import half_ms, share_percent, status_text, value_ms
 from ddp_prof.present import theme
+from ddp_prof.present.charts.frame import axis, rows_axis
 from ddp_prof.present.text import shown_name
 
 if TYPE_CHECKING:
@@ -31,11 +32,8 @@ def draw_variants(results: TestbedResults, palette: Palette = theme.LIGHT) -> go
     )
     figure_layout |= {
         "barmode": "stack",
-        "xaxis": axis(palette, "step time (ms); bars: 95 % interval", rangemode="tozero"),
-        "yaxis": {
-            "tickmode": "array", "tickvals": list(range(len(rows))), "ticktext": [_tick(row) for row in rows],
-            "range": [len(rows) - 0.5, -0.5], "showgrid": False, "zeroline": False, "fixedrange": True,
-        },
+        "xaxis": axis(palette, "step time (ms); bars: 95 % interval", rangemode="tozero", fixedrange=True),
+        "yaxis": rows_axis([_tick(row) for row in rows]),
         "annotations": [_label(row, summary, palette) for row, summary in settings],
     }  # fmt: skip
     return go.Figure([_rest(drawn, palette), _communication(drawn, palette)], figure_layout)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddp_prof.analyze.collectives.exposure import BLOCKING_CALL, LAUNCHED_LATE, PEER_WAIT, QUEUED, TRANSFER, WHYS
 from ddp_prof.present import theme
-from ddp_prof.present.charts.frame import LEGEND, UNSEEN, chart_frame
+from ddp_prof.present.charts.frame import LEGEND, UNSEEN, axis, chart_frame
 from ddp_prof.present.text import as_text, milliseconds, shown_name, size
 
 if TYPE_CHECKING:
@@ -198,7 +198,6 @@ def _layout(
     headline: Headline,
     palette: Palette,
 ) -> dict[str, Any]:
-    axis = {"gridcolor": palette.line, "zeroline": False, "tickfont": {"color": palette.quiet}}
     notice = theme.place_notice([run.device], run.warnings, palette)
     where = "no step with communication" if step is None else f"step {step}"
     there, shown = sum(len(rank.collectives) for rank in ranks), sum(row.line is not None for row in rows)
@@ -214,7 +213,7 @@ def _layout(
         ),
         "barmode": "overlay",
         "legend": {**LEGEND, "traceorder": "normal"},
-        "xaxis": {**axis, "title": {"text": "ms from the step's first readiness or launch"}},
+        "xaxis": axis(palette) | {"title": {"text": "ms from the step's first readiness or launch"}},
         "yaxis": {
             "tickmode": "array", "tickvals": [row.y for row in rows], "ticktext": [f"{row.label}  " for row in rows],
             "range": [len(rows) - 0.4, -0.6], "showgrid": False, "zeroline": False,

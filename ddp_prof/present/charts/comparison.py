@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof.present import theme
-from ddp_prof.present.charts.frame import LEGEND, chart_frame
+from ddp_prof.present.charts.frame import LEGEND, STILL, axis, chart_frame, rows_axis
 from ddp_prof.present.text import percent, shown_name
 
 if TYPE_CHECKING:
@@ -104,8 +104,6 @@ def _totals(results: Sequence[TraceOverlap], palette: Palette) -> dict[str, Any]
 
 
 def _layout(results: Sequence[TraceOverlap], summaries: Sequence[VariantSummary], palette: Palette) -> dict[str, Any]:
-    axis = {"gridcolor": palette.line, "zeroline": False, "tickfont": {"color": palette.quiet}, "fixedrange": True}
-    title = {"color": palette.quiet, "size": theme.FONT_SIZE}
     longest = max((sum(parts_ms(summary).values()) for summary in summaries), default=0)
     return {
         **chart_frame(
@@ -116,23 +114,17 @@ def _layout(results: Sequence[TraceOverlap], summaries: Sequence[VariantSummary]
         ),
         "barmode": "stack",
         "uniformtext": {"mode": "hide", "minsize": theme.FONT_SIZE - 1},
-        "hovermode": "closest",
-        "hoverlabel": {"align": "left", "font": {"family": theme.FONT, "size": 13}},
-        "dragmode": False,
+        **STILL,
         "legend": {**LEGEND, "traceorder": "normal"},
-        "xaxis": {
-            **axis, "domain": [0, 0.58], "range": [0, longest * 1.02 or 1],
-            "title": {"text": "median step by parts, ms, over steps and ranks", "font": title, "standoff": 8},
-        },
-        "xaxis2": {
-            **axis, "domain": [0.66, 1], "range": [-4, 104], "anchor": "y", "ticksuffix": " %",
-            "title": {"text": "communication overlapped by compute", "font": title, "standoff": 8},
-        },
-        "yaxis": {
-            "tickmode": "array", "tickvals": list(range(len(results))),
-            "ticktext": [f"<b>{shown_name(result.label)}</b>  " for result in results], "tickfont": {"size": 13},
-            "range": [len(results) - 0.5, -0.5], "showgrid": False, "zeroline": False, "fixedrange": True,
-        },
+        "xaxis": axis(
+            palette, "median step by parts, ms, over steps and ranks",
+            domain=[0, 0.58], range=[0, longest * 1.02 or 1], fixedrange=True,
+        ),
+        "xaxis2": axis(
+            palette, "communication overlapped by compute",
+            domain=[0.66, 1], range=[-4, 104], anchor="y", ticksuffix=" %", fixedrange=True,
+        ),
+        "yaxis": rows_axis([f"<b>{shown_name(result.label)}</b>  " for result in results], tickfont={"size": 13}),
         "annotations": [_share_label(row, result) for row, result in enumerate(results)],
     }  # fmt: skip
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from ddp_prof.present import theme
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ddp_prof.present.theme import Palette
 
 LEGEND = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
@@ -14,6 +16,30 @@ LEGEND = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bot
 
 UNSEEN = {"width": 0.02, "color": "rgba(0,0,0,0)"}
 """An outline of boxes: without any, Plotly widens each to a pixel, and thousands of short ones hide the long ones."""
+
+STILL: dict[str, Any] = {
+    "dragmode": False, "hovermode": "closest",
+    "hoverlabel": {"align": "left", "font": {"family": theme.FONT, "size": 13}},
+}  # fmt: skip
+"""Of a chart that is looked at as a whole: no zoom."""
+
+
+def axis(palette: Palette, title: str = "", **more: Any) -> dict[str, Any]:
+    """An axis, with a quiet title."""
+    font = {"color": palette.quiet, "size": theme.FONT_SIZE}
+    return {
+        "gridcolor": palette.line, "zeroline": False, "tickfont": {"color": palette.quiet},
+        **({"title": {"text": title, "font": font, "standoff": 8}} if title else {}),
+        **more,
+    }  # fmt: skip
+
+
+def rows_axis(labels: Sequence[str], **more: Any) -> dict[str, Any]:
+    """The axis of a chart with a row for each label, from top to bottom."""
+    return {
+        "tickmode": "array", "tickvals": list(range(len(labels))), "ticktext": list(labels),
+        "range": [len(labels) - 0.5, -0.5], "showgrid": False, "zeroline": False, "fixedrange": True, **more,
+    }  # fmt: skip
 
 
 def chart_frame(

@@ -8,7 +8,7 @@ import numpy as np
 
 from ddp_prof.present import theme
 from ddp_prof.present.charts.comparison import subtitle
-from ddp_prof.present.charts.frame import chart_frame
+from ddp_prof.present.charts.frame import STILL, axis, chart_frame, rows_axis
 from ddp_prof.present.text import percent, shown_name
 
 if TYPE_CHECKING:
@@ -122,16 +122,7 @@ def _layout(results: Sequence[TraceOverlap], palette: Palette, title: str, measu
             subtitle=subtitle(results, palette),
             height=_TOP + _BOTTOM + row * max(1, len(results)), size=18, pad=16, t=_TOP, b=_BOTTOM, l=_LEFT, r=_RIGHT,
         ),
-        "hovermode": "closest",
-        "hoverlabel": {"align": "left", "font": {"family": theme.FONT, "size": 13}},
-        "dragmode": False,
-        "xaxis": {
-            "title": {"text": measure, "font": {"color": palette.quiet, "size": theme.FONT_SIZE}, "standoff": 8},
-            "gridcolor": palette.line, "zeroline": False, "tickfont": {"color": palette.quiet}, "fixedrange": True,
-        },
-        "yaxis": {
-            "tickmode": "array", "tickvals": list(range(len(results))),
-            "ticktext": [f"<b>{shown_name(result.label)}</b>  " for result in results], "tickfont": {"size": 13},
-            "range": [len(results) - 0.5, -0.5], "showgrid": False, "zeroline": False, "fixedrange": True,
-        },
+        **STILL,
+        "xaxis": axis(palette, measure, fixedrange=True),
+        "yaxis": rows_axis([f"<b>{shown_name(result.label)}</b>  " for result in results], tickfont={"size": 13}),
     }  # fmt: skip

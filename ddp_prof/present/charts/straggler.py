@@ -6,7 +6,7 @@ import html
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof.present import theme
-from ddp_prof.present.charts.frame import chart_frame
+from ddp_prof.present.charts.frame import axis, chart_frame
 from ddp_prof.present.headlines import skew_headline
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _columns(skew: RunSkew) -> list[str]:
 def _layout(run: RunAnalysis, skew: RunSkew, palette: Palette) -> dict[str, Any]:
     heat = _ROW * max(2, len(skew.ranks))
     inner = heat + _COST
-    axis = {"gridcolor": palette.line, "zeroline": False, "tickfont": {"color": palette.quiet}}
+    plain = axis(palette)
     notice = theme.place_notice([run.device], run.warnings, palette)
     return {
         **chart_frame(
@@ -69,11 +69,11 @@ def _layout(run: RunAnalysis, skew: RunSkew, palette: Palette) -> dict[str, Any]
             subtitle=f"{notice}  ·  {html.escape(run.label)}  ·  above the lag of each rank, below the exposed wait",
             height=_TOP + inner + _BOTTOM, t=_TOP, b=_BOTTOM, l=_LEFT, r=90,
         ),
-        "xaxis": {**axis, "type": "category", "showgrid": False, "title": {"text": "step"}, "anchor": "y2"},
+        "xaxis": {**plain, "type": "category", "showgrid": False, "title": {"text": "step"}, "anchor": "y2"},
         "yaxis": {
-            **axis, "domain": [1 - heat / inner, 1], "showgrid": False, "autorange": "reversed",
+            **plain, "domain": [1 - heat / inner, 1], "showgrid": False, "autorange": "reversed",
             "tickmode": "array", "tickvals": list(range(len(skew.ranks))),
             "ticktext": [f"<b>{rank.name}</b>  " for rank in skew.ranks],
         },
-        "yaxis2": {**axis, "domain": [0, (_COST - 30) / inner], "title": {"text": "ms"}, "rangemode": "tozero"},
+        "yaxis2": {**plain, "domain": [0, (_COST - 30) / inner], "title": {"text": "ms"}, "rangemode": "tozero"},
     }  # fmt: skip

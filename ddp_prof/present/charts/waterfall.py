@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_prof.analyze.variants.waterfall import PARTS
 from ddp_prof.present import theme
-from ddp_prof.present.charts.frame import chart_frame
+from ddp_prof.present.charts.frame import axis, chart_frame
 from ddp_prof.present.text import percent, shown_name
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _kind(run: str, length: float) -> str:
 
 def _layout(waterfall: Waterfall, palette: Palette) -> dict[str, Any]:
     steps = waterfall_steps(waterfall)
-    axis = {"gridcolor": palette.line, "zeroline": False, "tickfont": {"color": palette.quiet}, "fixedrange": True}
+    fixed = axis(palette, fixedrange=True)
     notice = theme.place_notice((budget.device for budget in waterfall.budgets), waterfall.warnings, palette)
     return {
         **chart_frame(
@@ -87,10 +87,10 @@ def _layout(waterfall: Waterfall, palette: Palette) -> dict[str, Any]:
         ),
         "dragmode": False,
         "xaxis": {
-            **axis, "showgrid": False, "tickangle": -45, "tickmode": "array", "tickvals": list(range(len(steps))),
+            **fixed, "showgrid": False, "tickangle": -45, "tickmode": "array", "tickvals": list(range(len(steps))),
             "ticktext": [f"<b>{shown_name(run)}</b>" if run else name for run, name, _, _ in steps],
         },
-        "yaxis": {**axis, "title": {"text": "ms"}, "rangemode": "tozero"},
+        "yaxis": {**fixed, "title": {"text": "ms"}, "rangemode": "tozero"},
     }  # fmt: skip
 
 
