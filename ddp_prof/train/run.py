@@ -156,7 +156,7 @@ def _train(
     warmup, measured = range(arguments.warmup), range(arguments.warmup, steps)
     if not window.includes_warmup:
         take(warmup)
-    with window, process:
+    with window.recording, process:
         if window.includes_warmup:
             take(warmup)
         results = take(measured)

@@ -11,12 +11,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddp_prof.benchmark.allreduce.arguments import FLOAT32_BYTES, Arguments, make_parser, message_bytes
+from ddp_prof.benchmark.allreduce.arguments import FLOAT32_BYTES, make_parser, message_bytes
 from ddp_prof.errors import WorkloadError
 from ddp_prof.train.launch import exit_code_of, launch
 from ddp_prof.train.sizes import MODEL_SIZES
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Sequence
 
     from ddp_prof.benchmark.store import Environment, StoredAllReduce
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    arguments = make_parser().parse_args(argv, Arguments())
+    arguments = make_parser().parse_args(argv)
     return exit_code_of("ddp_prof.benchmark.allreduce", lambda: _benchmark(arguments))
 
 
-def _benchmark(arguments: Arguments) -> None:
+def _benchmark(arguments: Namespace) -> None:
     # Only now, so that --help and mistakes are answered at once.
     from ddp_prof.benchmark.store import open_database, write_all_reduces
     from ddp_prof.benchmark.sweep.probe import probe_machine
@@ -42,7 +43,7 @@ def _benchmark(arguments: Arguments) -> None:
     _show(rows, arguments, environment)
 
 
-def _measure(world: int, arguments: Arguments, environment: Environment) -> list[StoredAllReduce]:
+def _measure(world: int, arguments: Namespace, environment: Environment) -> list[StoredAllReduce]:
     """Start the ranks and summarize what they measure.
 
     Raises:
@@ -72,7 +73,7 @@ def _measure(world: int, arguments: Arguments, environment: Environment) -> list
     )
 
 
-def _show(rows: dict[int, list[StoredAllReduce]], arguments: Arguments, environment: Environment) -> None:
+def _show(rows: dict[int, list[StoredAllReduce]], arguments: Namespace, environment: Environment) -> None:
     from ddp_prof.benchmark.allreduce.timings import as_document, timings_view
     from ddp_prof.present.tables.render import show
 

@@ -19,21 +19,6 @@ SIZES_MB = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
 """From messages whose time is all overhead to messages whose time is all transfer: the fit needs both ends."""
 
 
-class Arguments(argparse.Namespace):
-    """What was asked for; see :func:`make_parser`."""
-
-    sizes_mb: list[list[float]]
-    world_sizes: list[list[int]]
-    backend: str
-    device: str
-    calls: int
-    warmup: int
-    timeout: float
-    model_size: str
-    database: Path | None
-    format: str
-
-
 def make_parser() -> argparse.ArgumentParser:
     """The options."""
     parser = argparse.ArgumentParser(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddp_prof.benchmark.claims import FEW, HARDLY, TOPICS
+from ddp_prof.benchmark.claims import TOPICS
 from ddp_prof.present.text import milliseconds, percent, size
 
 if TYPE_CHECKING:
@@ -27,21 +27,6 @@ HEADINGS: Mapping[Topic, str] = {
 
 ID_LENGTH = 8
 """Characters of an environment's id that are shown."""
-
-CLAIMS: Mapping[str, str] = {
-    "half_of_naive": "under naive, communication takes more than half of the step",
-    "flat_hardly_helps": f"flat takes less than {percent(HARDLY)} off naive's step",
-    "bytes_dominate": f"one call for all gradients takes less than {percent(FEW)} off naive's communication",
-    "overlap_beats_naive": "overlap has a shorter step than naive (share of naive's step)",
-    "overlap_beats_flat": "overlap has a shorter step than flat (share of flat's step)",
-    "hidden_is_not_saved": "overlap takes more off communication than off the step (difference, share of naive's step)",
-    "context_hides_more": "at longer contexts, communication is a smaller share of the step (shortest minus longest)",
-    "buckets_beat_overlap": "buckets of the best size have a shorter step than overlap (share of overlap's step)",
-    "100_mb_beats_1_mb": "buckets of 100 MB have a shorter step than buckets of 1 MB (share of the step)",
-    "inner_bucket_waits_least": "a bucket size between the smallest and the largest leaves the least communication",
-    "inner_bucket_is_fastest": "a bucket size between the smallest and the largest has the shortest step",
-}
-"""Each claim as a statement about its figure, which is named where it is not obvious."""
 
 
 def testbed_title(testbed: Testbed, environment: Environment | None) -> str:

@@ -17,26 +17,6 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 
-class Arguments(argparse.Namespace):
-    """What was asked for, ``None`` where it depends on the machine; see :func:`make_parser`."""
-
-    variants: list[list[str]] | None
-    model_size: list[list[str]] | None
-    world_size: list[list[int]] | None
-    batch_sizes: list[list[int]] | None
-    seq_lens: list[list[int]] | None
-    bucket_sizes_mb: list[list[float | None]] | None
-    num_steps: int | None
-    warmup: int | None
-    repeats: int | None
-    seed: int
-    device: str
-    backend: str
-    database: Path
-    force: bool
-    profile: bool
-
-
 def make_parser() -> argparse.ArgumentParser:
     """The options, in groups."""
     parser = argparse.ArgumentParser(
@@ -102,7 +82,7 @@ def _add_outcome(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def choose_grid(arguments: Arguments, grid: Grid) -> Grid:
+def choose_grid(arguments: argparse.Namespace, grid: Grid) -> Grid:
     """What was asked for, and the values of a default grid for the rest."""
     return Grid(
         variants=_flat(arguments.variants, grid.variants),
