@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -65,6 +65,7 @@ class Table:
 
 
 AnyTable = TypeVar("AnyTable", bound=Table)
+Row = TypeVar("Row")
 
 
 def select(table: AnyTable, rows: Mask | Ints) -> AnyTable:
@@ -84,6 +85,17 @@ def looked_up(column: Ints, rows: Ints) -> Ints:
 def known(column: Ints) -> list[Any]:
     """The column's values, ``None`` for ``UNKNOWN``."""
     return [None if value == UNKNOWN else value for value in column.tolist()]
+
+
+def rows_of(kind: Callable[..., Row], columns: Mapping[str, Iterable[Any]], **shared: Any) -> list[Row]:
+    """A result a row.
+
+    Args:
+        kind: Makes a result of its fields.
+        columns: The values of all rows, by field.
+        shared: Fields that all rows have alike.
+    """
+    return [kind(**shared, **dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
 
 
 def distinct(column: Ints) -> list[int]:

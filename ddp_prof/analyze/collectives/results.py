@@ -13,7 +13,7 @@ from ddp_prof.analyze.core.operations import OPERATIONS, bus_factor
 from ddp_prof.analyze.frames import Framed, frame_of_rows
 from ddp_prof.analyze.outliers import Outliers, find_outliers
 from ddp_prof.analyze.ranks import Ranked
-from ddp_prof.trace import UNKNOWN, known, looked_up
+from ddp_prof.trace import UNKNOWN, known, looked_up, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -216,8 +216,8 @@ def _of_rank(run: RunAnalysis, index: int) -> list[Collective]:
         ],
         "step_key": known(rank.keys),
     }
-    shared: dict[str, Any] = {name: getattr(rank, name) for name in ("rank", "process", "device", "qualifier")}
-    return [Collective(**shared, **dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+    shared = {name: getattr(rank, name) for name in ("rank", "process", "device", "qualifier")}
+    return rows_of(Collective, columns, **shared)
 
 
 def _exposed_parts(pairs_ns: Sequence[Sequence[int]]) -> tuple[ExposedPart, ...]:
