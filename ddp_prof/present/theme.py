@@ -143,17 +143,16 @@ def recoloring() -> dict[str, str]:
     }
 
 
-def place_notice(devices: Iterable[str], warnings: Iterable[str], palette: Palette) -> str:
+def place_notice(devices: Iterable[str], warnings: Iterable[str]) -> str:
     """Where the runs of a figure took place; what must not pass for a GPU of each rank's own stands out.
 
     Args:
         devices: Of the runs.
         warnings: Of the runs, among them whether ranks shared a GPU.
-        palette: The figure's.
     """
     names = sorted(set(devices))
     notice = f"device: {', '.join(names)}"
     is_shared = SHARED_GPU in warnings
     if is_shared:
         notice += f"  ·  {SHARED_GPU}"
-    return f'<b><span style="color:{palette.notice}">{notice}</span></b>' if is_shared or "cpu" in names else notice
+    return f'<b><span style="color:{LIGHT.notice}">{notice}</span></b>' if is_shared or "cpu" in names else notice

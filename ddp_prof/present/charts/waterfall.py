@@ -13,19 +13,18 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from ddp_prof.analyze.variants.waterfall import Waterfall
-    from ddp_prof.present.theme import Palette
 
 _HEIGHT, _TOP, _BOTTOM = 520, 120, 110
 _LEAST_SHOWN = 0.005
 """Share of the longest step below which a part has no bar of its own; those go into the last one, *other*."""
 
 
-def draw_waterfall(waterfall: Waterfall, palette: Palette = theme.LIGHT) -> go.Figure:
+def draw_waterfall(waterfall: Waterfall) -> go.Figure:
     """Runs from left to right; what was taken away in the colour of overlap, what was added in that of exposed time."""
     import plotly.graph_objects as go
 
-    figure = go.Figure(_bars(waterfall, palette))
-    figure.update_layout(_layout(waterfall, palette))
+    figure = go.Figure(_bars(waterfall))
+    figure.update_layout(_layout(waterfall))
     return figure
 
 
@@ -53,9 +52,9 @@ def waterfall_steps(waterfall: Waterfall) -> list[tuple[str, str, float, float]]
     return found
 
 
-def _bars(waterfall: Waterfall, palette: Palette) -> list[dict[str, Any]]:
+def _bars(waterfall: Waterfall) -> list[dict[str, Any]]:
     steps = waterfall_steps(waterfall)
-    colors = [palette.colors[_kind(run, length)] for run, _, _, length in steps]
+    colors = [theme.LIGHT.colors[_kind(run, length)] for run, _, _, length in steps]
     return [
         {
             "type": "bar", "x": list(range(len(steps))), "base": [start for _, _, start, _ in steps],
@@ -74,13 +73,12 @@ def _kind(run: str, length: float) -> str:
     return theme.OVERLAPPED if length < 0 else theme.EXPOSED
 
 
-def _layout(waterfall: Waterfall, palette: Palette) -> dict[str, Any]:
+def _layout(waterfall: Waterfall) -> dict[str, Any]:
     steps = waterfall_steps(waterfall)
-    fixed = axis(palette, fixedrange=True)
-    notice = theme.place_notice((budget.device for budget in waterfall.budgets), waterfall.warnings, palette)
+    fixed = axis(fixedrange=True)
+    notice = theme.place_notice((budget.device for budget in waterfall.budgets), waterfall.warnings)
     return {
         **chart_frame(
-            palette,
             title=_headline(waterfall),
             subtitle=f"{notice}  ·  mean step, and what each variant took away (downwards) or added (upwards)",
             height=_HEIGHT, t=_TOP, b=_BOTTOM, l=70, r=40,
