@@ -287,6 +287,11 @@ class Trace:
         if len(self.launching_calls) != len(self.activities):
             raise ValueError("launching_calls were joined for other activities")
 
+    @property
+    def device(self) -> str:
+        """``cuda`` where it holds activities of a device, else ``cpu``."""
+        return "cuda" if len(self.activities) else "cpu"
+
     @cached_property
     def processes(self) -> tuple[int, ...]:
         """All processes that left an activity or a span, in ascending order."""

@@ -38,7 +38,6 @@ ONE_BLOCK = ""
 """The block of figures that are compared without pairing."""
 
 Topic = Literal["naive_and_flat", "overlap", "bucket_size", "host_timer"]
-TOPICS: tuple[Topic, ...] = ("naive_and_flat", "overlap", "bucket_size", "host_timer")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 from msgspec import Meta, ValidationError, convert
 
 from ddp_prof.errors import TraceError
+from ddp_prof.manifest import HostTimes, MessageTimes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -104,45 +105,31 @@ class StoredRun:
     code: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StoredStep:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredStep(HostTimes):
     """What one step took on rank 0, by the host's clock.
+
+    Where the host did not wait for the device at each change of phase, the step is as fast as it is, but communication
+    is only what the host waited for. Where it did, phases are separated, and nothing of one hides under another but
+    what the variant launched earlier.
 
     Attributes:
         run: :attr:`StoredRun.id`.
-        is_synchronized: Whether the host waited for the device at each change of phase. Without (0) the step is as
-            fast as it is, but communication is only what the host waited for. With it (1) phases are separated, and
-            nothing of one hides under another but what the variant launched earlier.
-        communication_ns: From the end of backward until the variant has synchronized all gradients.
     """
 
     run: str
-    is_synchronized: bool
-    step: int
     step_ns: Divisor
-    forward_ns: int | None
-    backward_ns: int | None
-    communication_ns: int | None
-    optimizer_ns: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class StoredMessages:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredMessages(MessageTimes):
     """All-reduces of one size in a run, timed one by one by the host: only of variants that block in each.
 
     Attributes:
         run: :attr:`StoredRun.id`.
-        bytes: Size of the message.
-        calls: How many were timed.
-        median_ns: Of their times on rank 0.
-        shortest_ns: The shortest of them.
     """
 
     run: str
-    bytes: int
-    calls: int
-    median_ns: int
-    shortest_ns: int
 
 
 @dataclass(frozen=True, slots=True)

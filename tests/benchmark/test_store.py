@@ -31,10 +31,10 @@ RUN = StoredRun(
     peak_memory_bytes=1000, tokens=256, created="2026-01-01T00:00:00+00:00", git_commit=None, command="python",
 )  # fmt: skip
 STEPS = (
-    StoredStep("r1", False, 0, 100, None, None, 20, None),
-    StoredStep("r1", True, 0, 110, 30, 50, 20, 10),
+    StoredStep(False, 0, 100, None, None, 20, None, run="r1"),
+    StoredStep(True, 0, 110, 30, 50, 20, 10, run="r1"),
 )
-MESSAGES = (StoredMessages("r1", 40, 2, 15, 14),)
+MESSAGES = (StoredMessages(40, 2, 15, 14, run="r1"),)
 
 
 def test_what_is_written_comes_back(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def analyze_trace(trace: Trace, ranks: Sequence[RankEvents]) -> RunAnalysis:
     return RunAnalysis(
         trace=trace.path,
         label=label_of(trace.path, trace.manifest),
-        device="cuda" if len(trace.activities) else "cpu",
+        device=trace.device,
         manifest=trace.manifest,
         ranks=tuple(find_timings(rank) for rank in ranks),
         trace_warnings=diagnose(trace, ranks),

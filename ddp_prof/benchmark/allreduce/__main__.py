@@ -74,7 +74,8 @@ def _measure(world: int, arguments: Namespace, environment: Environment) -> list
 
 
 def _show(rows: dict[int, list[StoredAllReduce]], arguments: Namespace, environment: Environment) -> None:
-    from ddp_prof.benchmark.allreduce.timings import as_document, timings_view
+    from ddp_prof.benchmark.allreduce.timings import timings_view
+    from ddp_prof.present.json_documents import SCHEMA
     from ddp_prof.present.tables.render import show
 
     machine = " · ".join(filter(None, (f"{environment.cpu}, {environment.cores} cores", environment.gpus)))
@@ -90,7 +91,7 @@ def _show(rows: dict[int, list[StoredAllReduce]], arguments: Namespace, environm
         for world, own in rows.items()
     ]
     if arguments.format == "json":
-        views = [replace(views[0], document=as_document(views))]
+        views = [replace(views[0], document={"schema": SCHEMA, "all_reduces": [view.document for view in views]})]
     show(arguments.format, views)
 
 

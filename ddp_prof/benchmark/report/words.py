@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddp_prof.benchmark.claims import TOPICS
 from ddp_prof.present.text import milliseconds, percent, size
 
 if TYPE_CHECKING:
@@ -44,8 +43,8 @@ def analysis(observations: Sequence[Observation]) -> dict[str, list[str]]:
     """The sentences that the numbers support, by heading."""
     supported = [observation for observation in observations if observation.is_supported]
     return {
-        HEADINGS[topic]: [sentence(observation) for observation in supported if observation.topic == topic]
-        for topic in TOPICS
+        heading: [sentence(observation) for observation in supported if observation.topic == topic]
+        for topic, heading in HEADINGS.items()
     }
 
 
