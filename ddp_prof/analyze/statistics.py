@@ -55,4 +55,5 @@ def student_t(freedom: float, confidence: float = CONFIDENCE) -> float:
 def half_width_of_mean(values: NDArray[np.floating[Any]]) -> int:
     """Half of the 95 % interval of the mean of independent values, by Student's t."""
     count = len(values)
-    return round(student_t(count - 1) * float(np.std(values, ddof=1)) / count**0.5)
+    half_width: float = student_t(count - 1) * float(np.std(values, ddof=1)) / count**0.5
+    return round(half_width)

@@ -36,6 +36,11 @@ class Testbed:
     world_size: int
     device: str | None
 
+    @classmethod
+    def of(cls, run: StoredRun) -> Testbed:
+        """That of a run which could report its device."""
+        return cls(run.environment, run.model_size, run.world_size, run.device)
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -165,7 +170,7 @@ def by_testbed(summaries: Iterable[SettingSummary]) -> dict[Testbed, list[Settin
 def _runs_by_setting(results: Results) -> dict[Key, list[StoredRun]]:
     found: dict[Key, list[StoredRun]] = {}
     for run, device in zip(results.runs, _devices(results.runs), strict=True):
-        testbed = Testbed(run.environment, run.model_size, run.world_size, device)
+        testbed = replace(Testbed.of(run), device=device)
         setting = Setting(run.variant, run.bucket_size_mb, run.local_batch_size, run.seq_len)
         found.setdefault((testbed, setting), []).append(run)
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
@@ -105,7 +105,7 @@ class StoredRun:
     code: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class StoredStep(HostTimes):
     """What one step took on rank 0, by the host's clock.
 
@@ -117,11 +117,11 @@ class StoredStep(HostTimes):
         run: :attr:`StoredRun.id`.
     """
 
-    run: str
+    run: str = field(kw_only=True)
     step_ns: Divisor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class StoredMessages(MessageTimes):
     """All-reduces of one size in a run, timed one by one by the host: only of variants that block in each.
 
@@ -129,7 +129,7 @@ class StoredMessages(MessageTimes):
         run: :attr:`StoredRun.id`.
     """
 
-    run: str
+    run: str = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +292,7 @@ def _load(connection: sqlite3.Connection, name: str, row: type[Any]) -> tuple[An
 def _columns(row: type) -> dict[str, tuple[type, bool]]:
     """Of each column its type and whether it may be null."""
     hints = get_type_hints(row)
-    bases = {field.name: get_args(hints[field.name]) or (hints[field.name],) for field in fields(row)}
+    bases = {column.name: get_args(hints[column.name]) or (hints[column.name],) for column in fields(row)}
     return {name: (base[0], type(None) in base) for name, base in bases.items()}
 
 

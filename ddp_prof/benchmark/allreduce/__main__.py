@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddp_prof.benchmark.allreduce.arguments import FLOAT32_BYTES, make_parser, message_bytes
+from ddp_prof.benchmark.allreduce.arguments import make_parser, message_bytes
 from ddp_prof.errors import WorkloadError
 from ddp_prof.train.launch import exit_code_of, launch
 from ddp_prof.train.sizes import MODEL_SIZES
@@ -35,8 +35,7 @@ def _benchmark(arguments: Namespace) -> None:
     from ddp_prof.benchmark.sweep.probe import probe_machine
 
     environment = probe_machine().environment
-    worlds = dict.fromkeys(world for group in arguments.world_sizes for world in group)
-    rows = {world: _measure(world, arguments, environment) for world in worlds}
+    rows = {world: _measure(world, arguments, environment) for world in arguments.world_sizes}
     if arguments.database is not None:
         with closing(open_database(arguments.database)) as database:
             write_all_reduces(database, environment, [row for own in rows.values() for row in own])
@@ -55,7 +54,7 @@ def _measure(world: int, arguments: Namespace, environment: Environment) -> list
     with tempfile.TemporaryDirectory(prefix="ddp_prof.") as directory:
         output = Path(directory, "times.json")
         asked = {name: getattr(arguments, name) for name in ("backend", "device", "calls", "warmup", "timeout")}
-        asked["bytes"] = message_bytes([size for group in arguments.sizes_mb for size in group])
+        asked["bytes"] = message_bytes(arguments.sizes_mb)
         asked["output"] = str(output)
         launch(world, ["-m", "ddp_prof.benchmark.allreduce.ranks", json.dumps(asked)], log=Path(directory, "log"))
         if not output.is_file():
@@ -79,7 +78,7 @@ def _show(rows: dict[int, list[StoredAllReduce]], arguments: Namespace, environm
     from ddp_prof.present.tables.render import show
 
     machine = " · ".join(filter(None, (f"{environment.cpu}, {environment.cores} cores", environment.gpus)))
-    gradient_bytes = FLOAT32_BYTES * MODEL_SIZES[arguments.model_size].parameters
+    gradient_bytes = MODEL_SIZES[arguments.model_size].gradient_bytes()
     views = [
         timings_view(
             own,

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddp_prof.benchmark.sweep.arguments import several
+from ddp_prof.benchmark.sweep.arguments import Several, several
 from ddp_prof.train.arguments import at_least
 from ddp_prof.train.sizes import MODEL_SIZES
 from ddp_prof.variants import BYTES_PER_MB
@@ -30,13 +30,15 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add(
         "--sizes-mb",
-        nargs="+",
+        action=Several,
         type=several(size_mb),
-        default=[list(SIZES_MB)],
+        default=SIZES_MB,
         metavar="MB",
         help=f"message sizes in MB of 2**20 bytes (default: {','.join(f'{size:g}' for size in SIZES_MB)})",
     )
-    add("--world-sizes", nargs="+", type=several(at_least(2)), default=[[2]], metavar="N", help="ranks (default: 2)")
+    add(
+        "--world-sizes", action=Several, type=several(at_least(2)), default=(2,), metavar="N", help="ranks (default: 2)"
+    )
     add("--backend", choices=("auto", "gloo", "nccl"), default="auto", help="default: nccl where each rank has a GPU")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: %(default)s")
     add("--calls", type=at_least(1), default=20, metavar="N", help="timed calls of each size (default: %(default)s)")
