@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ddp_prof import __version__
 from ddp_prof.errors import DdpProfError, NotMetError
 from ddp_prof.printable import printable
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 COMMANDS = ("overlap", "collectives", "skew", "compare", "check", "timeline", "report", "export", "info", "results")
 
@@ -18,6 +22,10 @@ class NotMet(click.ClickException):
     """A run does not meet what was required of it."""
 
     exit_code = 3
+
+
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt(number)
 
 
 class Commands(click.Group):
@@ -37,15 +45,23 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; an error that a user can act on is one line on stderr and exit code 1.
 
-        Requirements that are not met are exit code 3; wrong usage is 2, by click itself.
+        Requirements that are not met are exit code 3; wrong usage is 2, by click itself. SIGTERM ends a command as
+        Ctrl-C does, so that half-written files are removed.
         """
+        before = signal.signal(signal.SIGTERM, _interrupt)
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            number = signal.Signals(stop.args[0] if stop.args else signal.SIGINT)
+            click.echo(f"stopped by {number.name}; what was written before is complete", err=True)
+            raise click.exceptions.Exit(128 + number) from None  # as shells have it
         except (DdpProfError, OSError) as error:
             if isinstance(error, BrokenPipeError):  # the reader of our output has seen enough: click ends quietly
                 raise
             failure = NotMet if isinstance(error, NotMetError) else click.ClickException
             raise failure(printable(" ".join(str(error).split()))) from error
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
 
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
