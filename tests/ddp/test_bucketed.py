@@ -119,7 +119,7 @@ def test_the_error_of_bf16_is_as_stated(results: list[dict[str, Any]]) -> None:
 
 
 def test_there_is_no_other_compression() -> None:
-    with pytest.raises(ValueError, match="compression must be None or 'bf16'"):
+    with pytest.raises(ValueError, match="compression must be None, 'bf16' or a PowerSGD"):
         BucketedDDP(nn.Linear(2, 2), 1, compression="zip")
 
 
