@@ -27,7 +27,7 @@ from ddp_prof.ddp.engine.same_model import check_same_model
 from ddp_prof.errors import CommunicationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 
 class DataParallel(torch.nn.Module, ABC):
@@ -116,6 +116,15 @@ class DataParallel(torch.nn.Module, ABC):
     def optimizer_parameters(self) -> list[torch.nn.Parameter]:
         """What an optimizer is to step on."""
         return self.trained_parameters()
+
+    @property
+    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        """Those that step by themselves, on what is not among :meth:`optimizer_parameters`."""
+        return ()
+
+    def kept_tensors(self) -> Sequence[torch.Tensor]:
+        """What the variant keeps from step to step besides parameters, gradients and the states of optimizers."""
+        return ()
 
     def on_step(self) -> None:
         """An optimizer has stepped on :meth:`optimizer_parameters`. Called by a hook."""

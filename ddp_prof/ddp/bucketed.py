@@ -104,6 +104,11 @@ class BucketedDDP(ReducingVariant):
         """What an optimizer is to step on: nothing is left where buckets have optimizers of their own."""
         return [] if self._make_optimizer is not None else super().optimizer_parameters()
 
+    @property
+    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        """Those of ``step_in_backward``, one a bucket."""
+        return self._reducer.optimizers if isinstance(self._reducer, SteppingReducer) else ()
+
     def _synchronize(self) -> None:
         super()._synchronize()
         if self._is_rebuild_due:

@@ -95,6 +95,10 @@ class ReducingVariant(DataParallel):
         """Take the variant's hooks off the module, which then trains alone; the variant is of no use afterwards."""
         self._remover()
 
+    def kept_tensors(self) -> list[torch.Tensor]:
+        """The buckets, and what a compression keeps."""
+        return self._reducer.kept_tensors()
+
     def _synchronize(self) -> None:
         self._reducer.finish()
 

@@ -86,6 +86,11 @@ class PowerSGDReducer(Reducer):
         self.compressors = [BucketCompressor(bucket, how, generator, self._scale) for bucket in self.buckets]
         self._second: list[InFlight] = []
 
+    def kept_tensors(self) -> list[torch.Tensor]:
+        """The buckets, messages and errors."""
+        own = (tensor for compressor in self.compressors for tensor in compressor.kept_tensors())
+        return [*super().kept_tensors(), *own]
+
     def _launch(self, bucket: GradientBucket) -> InFlight:
         if bucket.index:
             self._launch_second(bucket.index - 1)
@@ -138,6 +143,10 @@ class BucketCompressor:
         self.q = _cut(self._second, [(others, rank) for _, others, rank in shapes])
         self._errors = [torch.zeros_like(matrix) for matrix in self.matrices] if how.error_feedback else []
         self._is_first_step = True
+
+    def kept_tensors(self) -> list[torch.Tensor]:
+        """Both messages, and the errors."""
+        return [self._first, self._second, *self._errors]
 
     def first_message(self) -> torch.Tensor:
         """What is sent whole, and P."""
