@@ -87,7 +87,13 @@ class BucketedDDP(ReducingVariant):
         self._cap_bytes = cap_in_bytes(bucket_size_mb)
         self._compression = compression
         self._is_rebuild_due = rebuild_buckets
-        super().__init__(module, **options)
+        schedule = {
+            "bucket_size_mb": bucket_size_mb,
+            "rebuild_buckets": rebuild_buckets,
+            "compression": compression,
+            "step_in_backward": step_in_backward is not None,
+        }
+        super().__init__(module, schedule=schedule, **options)
 
     def _assign(self, sizes: Sequence[ParameterSize]) -> Assignment:
         return assign_buckets(sizes, cap_bytes=self._cap_bytes)
