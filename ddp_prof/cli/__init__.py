@@ -11,7 +11,9 @@ from ddp_prof import __version__
 from ddp_prof.errors import DdpProfError, NotMetError
 from ddp_prof.printable import printable
 
-COMMANDS = ("overlap", "collectives", "skew", "compare", "check", "timeline", "report", "export", "info", "results")
+COMMANDS = (
+    "overlap", "collectives", "skew", "kernels", "compare", "check", "timeline", "report", "export", "info", "results",
+)  # fmt: skip
 
 
 class NotMet(click.ClickException):

@@ -14,7 +14,7 @@ from ddp_prof.cli.options.traces import load_options, traces_argument
 from ddp_prof.errors import NotMetError
 
 if TYPE_CHECKING:
-    from ddp_prof.present.tables.fit import TableOptions
+    from ddp_prof.present.table_fit import TableOptions
     from ddp_prof.runs.run import LoadOptions, Run
 
 NS_PER_MS = 1_000_000

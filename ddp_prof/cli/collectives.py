@@ -13,7 +13,7 @@ from ddp_prof.errors import TraceError
 
 if TYPE_CHECKING:
     from ddp_prof.present.headlines import Headline
-    from ddp_prof.present.tables.fit import TableOptions
+    from ddp_prof.present.table_fit import TableOptions
     from ddp_prof.runs.run import LoadOptions, Run
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ddp_prof.benchmark.report.testbeds import TestbedResults
     from ddp_prof.benchmark.settings import SettingSummary
     from ddp_prof.benchmark.study import Study
-    from ddp_prof.present.tables.fit import TableOptions
+    from ddp_prof.present.table_fit import TableOptions
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
 

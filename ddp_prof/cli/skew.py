@@ -11,7 +11,7 @@ from ddp_prof.cli.options.tables import table_options
 from ddp_prof.cli.options.traces import load_options, traces_argument
 
 if TYPE_CHECKING:
-    from ddp_prof.present.tables.fit import TableOptions
+    from ddp_prof.present.table_fit import TableOptions
     from ddp_prof.runs.run import LoadOptions
 
 

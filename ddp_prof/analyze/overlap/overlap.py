@@ -186,7 +186,7 @@ def measure_rank(rank: RankEvents) -> RankOverlap:
     overlapped = _common_ns(communication, compute)
     is_backward = rank.is_backward
     backward = union(rank.events.start_ns[is_backward], rank.events.end_ns[is_backward])
-    blind = not len(rank.events) or _has_too_many_unnamed(rank)
+    blind = is_blind(rank)
     return RankOverlap(
         process=rank.process,
         device=rank.device,
@@ -292,6 +292,11 @@ def _tails(events: Events, communicating: Mask, compute: Intervals, backward_end
     )
     start = np.minimum(np.maximum(start, backward_end_ns[step]), end)
     return sum_by_group(end - start - compute.covered_ns(start, end), step, len(backward_end_ns))
+
+
+def is_blind(rank: RankEvents) -> bool:
+    """Whether the trace does not tell what the rank computed and communicated."""
+    return not len(rank.events) or _has_too_many_unnamed(rank)
 
 
 def _has_too_many_unnamed(rank: RankEvents) -> bool:

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, TextIO
 
 from ddp_prof.present.columns import columns_of
-from ddp_prof.present.tables.fit import Fitted, TableOptions, fit_columns, only, terminal_width
+from ddp_prof.present.table_fit import Fitted, TableOptions, fit_columns, only, terminal_width
 from ddp_prof.printable import printable
 
 if TYPE_CHECKING:
