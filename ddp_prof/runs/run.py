@@ -258,7 +258,8 @@ def timeline_source(title: str, part: TraceEvents) -> Source:
     from ddp_prof.present.timeline.model import Source
 
     trace, ranks = part
-    return Source(title, trace, ranks, [measure_rank(rank) for rank in ranks], find_caveats(trace))
+    caveats = tuple(caveat.value for caveat in find_caveats(trace))
+    return Source(title, trace, ranks, [measure_rank(rank) for rank in ranks], caveats)
 
 
 def _title(title: str, part: TraceEvents) -> str:

@@ -23,7 +23,7 @@ from ddp_prof.analyze.frames import Framed, frame_of_rows
 from ddp_prof.analyze.intervals import Intervals, union, union_by_group
 from ddp_prof.analyze.outliers import Outliers, find_outliers
 from ddp_prof.analyze.overlap.coverage import Attribution, measure_attribution, merge_attributions
-from ddp_prof.analyze.quality.diagnostics import diagnose
+from ddp_prof.analyze.quality.diagnostics import diagnose, find_caveats
 from ddp_prof.manifest import label_of
 from ddp_prof.trace import UNKNOWN, Category
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from ddp_prof.analyze.core.attribution import Events
+    from ddp_prof.manifest import Caveat
     from ddp_prof.trace import Ints, Mask, Trace
 
 
@@ -131,6 +132,8 @@ class TraceOverlap(Framed):
     ranks: tuple[RankOverlap, ...]
     warnings: tuple[str, ...]
     world_size: int | None = None
+    caveats: tuple[Caveat, ...] = ()
+    """Why the run is not representative; warnings say so, too."""
 
     @property
     def outliers(self) -> Outliers | None:
@@ -177,6 +180,7 @@ def measure_overlap(trace: Trace, ranks: Sequence[RankEvents] | None = None) -> 
         ranks=tuple(measure_rank(rank) for rank in ranks),
         warnings=diagnose(trace, ranks),
         world_size=trace.world_size,
+        caveats=find_caveats(trace),
     )
 
 
@@ -218,6 +222,7 @@ def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
         ranks=_told_apart([rank for result in results for rank in result.ranks]),
         warnings=tuple(dict.fromkeys(warning for result in results for warning in result.warnings)),
         world_size=max((result.world_size or 0 for result in results), default=0) or None,
+        caveats=tuple(dict.fromkeys(caveat for result in results for caveat in result.caveats)),
     )
 
 

@@ -159,7 +159,7 @@ def _headline(results: Sequence[TraceOverlap]) -> str:
 
 def subtitle(results: Sequence[TraceOverlap], palette: Palette) -> str:
     """What a figure of runs must say: on which device, of how many ranks."""
-    warnings = {warning for result in results for warning in result.warnings}
-    text = theme.place_notice((result.device for result in results), warnings, palette)
+    caveats = {caveat for result in results for caveat in result.caveats}
+    text = theme.place_notice((result.device for result in results), caveats, palette)
     ranks = sorted({len(result.ranks) for result in results})
     return f"{text}  ·  {'/'.join(map(str, ranks))} {'rank' if ranks == [1] else 'ranks'}  ·  warm-up left out"

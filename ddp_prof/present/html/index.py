@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof import __version__
-from ddp_prof.manifest import SHARED_GPU
+from ddp_prof.manifest import Caveat
 from ddp_prof.present.charts.comparison import overlap_ratio
 from ddp_prof.present.columns import columns_of
 from ddp_prof.present.headlines import root_cause_headline, skew_headline, tell_story
@@ -97,8 +97,8 @@ def _run_values(section: RunSection, facts: Mapping[str, str], shared: set[tuple
 def _where(results: Sequence[TraceOverlap]) -> dict[str, Any]:
     """On what the runs were made, and whether that must not be overlooked."""
     devices = sorted({result.device for result in results})
-    is_shared = any(SHARED_GPU in result.warnings for result in results)
-    parts = [f"device: {', '.join(devices)}", *([SHARED_GPU] if is_shared else [])]
+    is_shared = any(Caveat.SHARED_GPU in result.caveats for result in results)
+    parts = [f"device: {', '.join(devices)}", *([Caveat.SHARED_GPU.value] if is_shared else [])]
     return {"where": " · ".join(parts), "is_notice": is_shared or "cpu" in devices}
 
 

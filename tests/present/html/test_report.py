@@ -9,7 +9,7 @@ import pytest
 
 from ddp_prof.analyze.collectives.step_view import view_step
 from ddp_prof.analyze.variants.waterfall import measure_waterfall
-from ddp_prof.manifest import SHARED_GPU, Manifest, in_variant_order
+from ddp_prof.manifest import Caveat, Manifest, in_variant_order
 from ddp_prof.present.charts.collectives import draw_step_collectives
 from ddp_prof.present.charts.comparison import draw_comparison
 from ddp_prof.present.charts.steps import draw_step_times
@@ -169,9 +169,9 @@ class TestPages:
         names = [f"{name}|ranks_per_gpu=2" if name.startswith("process|") else name for name in trace.names]
         run = run_of(replace(trace, names=tuple(names)), "overlap")
         write_report([run], tmp_path)
-        assert f"device: cpu · {SHARED_GPU}" in read(tmp_path / "index.html").sections[""]
+        assert f"device: cpu · {Caveat.SHARED_GPU.value}" in read(tmp_path / "index.html").sections[""]
         for page in ("overlap.html", "overlap-why.html"):
-            assert SHARED_GPU in (tmp_path / page).read_text(encoding="utf-8")
+            assert Caveat.SHARED_GPU.value in (tmp_path / page).read_text(encoding="utf-8")
         found = run.explanation.run
         figures = (
             draw_comparison([run.result], [run.summary]),
@@ -180,7 +180,7 @@ class TestPages:
             draw_step_collectives(found, 0, view_step(found, 0), Headline("tail")),
             draw_skew(found, run.explanation.skew),
         )
-        assert all(SHARED_GPU in figure.layout.title.subtitle.text for figure in figures)
+        assert all(Caveat.SHARED_GPU.value in figure.layout.title.subtitle.text for figure in figures)
 
     def test_it_says_why_communication_is_exposed(self, tmp_path: Path) -> None:
         runs = [run_of(cpu_run(shift=4), "naive"), run_of(cpu_run(shift=2), "overlap")]
