@@ -70,7 +70,7 @@ def _report_runs(runs: Sequence[Run]) -> list[ReportRun]:
         step = typical_step(collectives)
         views = {key: view_step(explanation.run, key) for key in _steps_to_view(collectives, step)}
         own = tuple(islice(sources, len(run.files)))
-        found.append(ReportRun(run.name, result, own, explanation, summary, views, step))
+        found.append(ReportRun(run.name, result, own, explanation, summary, views, step, run.device_use()))
     return found
 
 

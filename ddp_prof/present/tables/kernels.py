@@ -35,7 +35,7 @@ _IDLE = (
 NO_KERNELS = "no kernels were recorded: on a CPU only the program's ranges are known"
 
 
-def kernels_views(result: TraceOverlap, use: DeviceUse, top: int | None) -> dict[str, TableView]:
+def kernels_views(result: TraceOverlap, use: DeviceUse, top: int | None = None) -> dict[str, TableView]:
     """The tables by name: ``kernels``, of which the ``top`` ones, ``hidden`` and ``idle``."""
     title = f"{result.trace} · {recorder_name(result)} · device: {result.device}"
     notes = _kernel_notes(use, top)
@@ -52,6 +52,16 @@ def kernels_views(result: TraceOverlap, use: DeviceUse, top: int | None) -> dict
         "hidden": TableView("what hid communication", hidden, _hidden_notes(use), document),
         "idle": TableView("why devices were idle", idle, [*_idle_notes(use), *result.warnings], document),
     }
+
+
+def most_of(view: TableView) -> str:
+    """The largest part of a table in a few words; of an empty one why it is empty."""
+    if not view.rows:
+        return view.notes[0]
+    key = next(key for key in view.rows[0] if key.startswith("of_"))
+    row = max(view.rows_to_read, key=lambda row: row[key] or 0)
+    names = [str(row[name]) for name in ("kernel", "phase", "kind", "cause") if row.get(name) is not None]
+    return f"{', '.join(names)}: {row[key]:.0f} %"
 
 
 def short_name(name: str) -> str:
