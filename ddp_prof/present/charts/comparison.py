@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof.present import theme
-from ddp_prof.present.charts.frame import LEGEND, chart_frame
+from ddp_prof.present.charts.frame import LEGEND, chart_frame, run_label
 from ddp_prof.present.text import percent, shown_name
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _layout(results: Sequence[TraceOverlap], summaries: Sequence[VariantSummary]
         },
         "yaxis": {
             "tickmode": "array", "tickvals": list(range(len(results))),
-            "ticktext": [f"<b>{shown_name(result.label)}</b>  " for result in results], "tickfont": {"size": 13},
+            "ticktext": [run_label(result.label) for result in results], "tickfont": {"size": 13},
             "range": [len(results) - 0.5, -0.5], "showgrid": False, "zeroline": False, "fixedrange": True,
         },
         "annotations": [_share_label(row, result) for row, result in enumerate(results)],

@@ -16,6 +16,7 @@ from ddp_prof.present.charts.steps import draw_overlap_by_step, draw_step_times
 from ddp_prof.present.charts.straggler import draw_skew
 from ddp_prof.present.charts.waterfall import draw_waterfall
 from ddp_prof.present.columns import columns_of
+from ddp_prof.present.headlines import Headline
 from ddp_prof.present.html.index import INDEX, KERNELS, TIMELINE, WHY, RunSection, index_values, place_notice
 from ddp_prof.present.html.page import Link, Navigation, asset, write_page
 from ddp_prof.present.html.timeline_page import write_timeline_page
@@ -146,9 +147,10 @@ def _write_why_page(section: RunSection, run: ReportRun, folder: Path, navigatio
     """The collectives of each step, of which one is seen, and who was late in which."""
     found, cause, step = run.explanation, section.cause, run.typical_step
     typical = () if step is None else run.steps[step]
-    figures = {"collectives": draw_step_collectives(found.run, step, typical, cause)}
+    title = Headline("The collectives of a step")  # the cause is the page's heading
+    figures = {"collectives": draw_step_collectives(found.run, step, typical, title)}
     figures |= {
-        f"step-{number}": draw_step_collectives(found.run, number, ranks, cause) for number, ranks in run.steps.items()
+        f"step-{number}": draw_step_collectives(found.run, number, ranks, title) for number, ranks in run.steps.items()
     }
     if found.skew.reason is None:
         figures["skew"] = draw_skew(found.run, found.skew)
