@@ -29,7 +29,8 @@ def _share(_context: click.Context, _parameter: click.Parameter, text: str | Non
     except ValueError:
         share = math.nan
     if not 0 <= share <= 1:
-        raise click.BadParameter(f"{text!r} is no share from 0 to 1: write it like 80% or 0.8")
+        meant = f"{text}% or {share / 100:g}" if 1 < share <= 100 and not text.endswith("%") else "80% or 0.8"
+        raise click.BadParameter(f"{text!r} is no share from 0 to 1: write it like {meant}")
     return share
 
 
