@@ -42,6 +42,7 @@ READING = [
     ["collectives", "--by", "step"],
     ["collectives", "--by", "bucket"],
     ["skew"],
+    ["kernels"],
     ["compare"],
     ["compare", "--waterfall"],
     ["check", "--min-overlap", "0.5"],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ddp_prof.cli.table_options import table_options
+from ddp_prof.cli.options.tables import table_options
 from ddp_prof.errors import TraceError
 from ddp_prof.printable import printable
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ddp_prof.benchmark.report.testbeds import TestbedResults
     from ddp_prof.benchmark.settings import SettingSummary
     from ddp_prof.benchmark.study import Study
-    from ddp_prof.present.tables.fit import TableOptions
+    from ddp_prof.present.table_fit import TableOptions
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options import load_options, traces_argument
+from ddp_prof.cli.options.traces import load_options, traces_argument
 
 if TYPE_CHECKING:
     from ddp_prof.runs.run import LoadOptions

@@ -77,7 +77,7 @@ def _run(job: Job, machine: Machine, outcome: Manifest | WorkloadError) -> Store
         device=manifest.device if manifest else None,
         status=_status(outcome),
         reason=None if manifest else str(outcome),
-        caveat="; ".join(caveats_of(manifest)) or None if manifest else None,
+        caveat="; ".join(caveat.value for caveat in caveats_of(manifest)) or None if manifest else None,
         collectives=manifest.collectives if manifest else None,
         communicated_bytes=manifest.communicated_bytes if manifest else None,
         peak_memory_bytes=manifest.peak_memory_bytes if manifest else None,

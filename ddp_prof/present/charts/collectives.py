@@ -199,7 +199,7 @@ def _layout(
     palette: Palette,
 ) -> dict[str, Any]:
     axis = {"gridcolor": palette.line, "zeroline": False, "tickfont": {"color": palette.quiet}}
-    notice = theme.place_notice([run.device], run.warnings, palette)
+    notice = theme.place_notice([run.device], run.caveats, palette)
     where = "no step with communication" if step is None else f"step {step}"
     there, shown = sum(len(rank.collectives) for rank in ranks), sum(row.line is not None for row in rows)
     if shown < there:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof.present import theme
-from ddp_prof.present.charts.frame import LEGEND, chart_frame
+from ddp_prof.present.charts.frame import LEGEND, chart_frame, run_label
 from ddp_prof.present.text import percent, shown_name
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _layout(results: Sequence[TraceOverlap], summaries: Sequence[VariantSummary]
         },
         "yaxis": {
             "tickmode": "array", "tickvals": list(range(len(results))),
-            "ticktext": [f"<b>{shown_name(result.label)}</b>  " for result in results], "tickfont": {"size": 13},
+            "ticktext": [run_label(result.label) for result in results], "tickfont": {"size": 13},
             "range": [len(results) - 0.5, -0.5], "showgrid": False, "zeroline": False, "fixedrange": True,
         },
         "annotations": [_share_label(row, result) for row, result in enumerate(results)],
@@ -159,7 +159,7 @@ def _headline(results: Sequence[TraceOverlap]) -> str:
 
 def subtitle(results: Sequence[TraceOverlap], palette: Palette) -> str:
     """What a figure of runs must say: on which device, of how many ranks."""
-    warnings = {warning for result in results for warning in result.warnings}
-    text = theme.place_notice((result.device for result in results), warnings, palette)
+    caveats = {caveat for result in results for caveat in result.caveats}
+    text = theme.place_notice((result.device for result in results), caveats, palette)
     ranks = sorted({len(result.ranks) for result in results})
     return f"{text}  ·  {'/'.join(map(str, ranks))} {'rank' if ranks == [1] else 'ranks'}  ·  warm-up left out"

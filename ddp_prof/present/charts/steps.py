@@ -8,7 +8,7 @@ import numpy as np
 
 from ddp_prof.present import theme
 from ddp_prof.present.charts.comparison import subtitle
-from ddp_prof.present.charts.frame import chart_frame
+from ddp_prof.present.charts.frame import chart_frame, run_label
 from ddp_prof.present.text import percent, shown_name
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _layout(results: Sequence[TraceOverlap], palette: Palette, title: str, measu
         },
         "yaxis": {
             "tickmode": "array", "tickvals": list(range(len(results))),
-            "ticktext": [f"<b>{shown_name(result.label)}</b>  " for result in results], "tickfont": {"size": 13},
+            "ticktext": [run_label(result.label) for result in results], "tickfont": {"size": 13},
             "range": [len(results) - 0.5, -0.5], "showgrid": False, "zeroline": False, "fixedrange": True,
         },
     }  # fmt: skip

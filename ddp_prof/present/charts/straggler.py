@@ -61,7 +61,7 @@ def _layout(run: RunAnalysis, skew: RunSkew, palette: Palette) -> dict[str, Any]
     heat = _ROW * max(2, len(skew.ranks))
     inner = heat + _COST
     axis = {"gridcolor": palette.line, "zeroline": False, "tickfont": {"color": palette.quiet}}
-    notice = theme.place_notice([run.device], run.warnings, palette)
+    notice = theme.place_notice([run.device], run.caveats, palette)
     return {
         **chart_frame(
             palette,

@@ -1,4 +1,4 @@
-"""Arguments and options that commands share."""
+"""The argument and the options of every command that reads traces."""
 
 from __future__ import annotations
 
