@@ -120,9 +120,12 @@ DARK = Palette(
     line="#39414c",
     notice="#ffb26b",
     colors={
+        # Compute is darker than on light paper, so that overlapped communication stands out from it without glaring.
         **_COLORS,
-        OVERLAPPED: "#18e0e4",
-        EXPOSED: "#ff3a51",
+        COMPUTE: "#544f59",
+        COMPUTE_ONLY: "#544f59",
+        OVERLAPPED: "#5cb9b3",
+        EXPOSED: "#f04358",
         STEP: "#2d343e",
         COMMUNICATION: "#ece6ff",
         IDLE: "#262c34",

@@ -52,7 +52,8 @@ class LoadOptions:
         step_range: Regular expression for ranges that are steps; a first group is the step's number.
         backward_range: Regular expression for ranges that hold the backward pass.
         comm_patterns: Regular expressions for kernels that communicate, beside those that are known.
-        with_shapes: Read the kernels' launch shapes, too, by which contention tells them apart.
+        with_launches: Read more of launches: kernels' shapes, by which contention tells them apart, names and ends of
+            calls, which timelines show.
         one_run: All files are ranks of one run, whatever their names.
         separate: Each file is a run of its own, whatever their names.
         keep_events: Keep the events of all files in memory; else a file is read again for each new question.
@@ -61,7 +62,7 @@ class LoadOptions:
     step_range: str | None = None
     backward_range: str | None = None
     comm_patterns: tuple[str, ...] = ()
-    with_shapes: bool = False
+    with_launches: bool = False
     one_run: bool = False
     separate: bool = False
     keep_events: bool = False
@@ -271,7 +272,7 @@ def _load(file: Path, options: LoadOptions) -> TraceEvents:
     from ddp_prof.analyze.core.rank_events import find_rank_events
     from ddp_prof.ingest.load import load_trace
 
-    trace = load_trace(file, extra_patterns=options.comm_patterns, with_shapes=options.with_shapes)
+    trace = load_trace(file, extra_patterns=options.comm_patterns, with_launches=options.with_launches)
     return TraceEvents(trace, find_rank_events(trace, options.patterns))
 
 
