@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -65,7 +65,6 @@ class Table:
 
 
 AnyTable = TypeVar("AnyTable", bound=Table)
-Row = TypeVar("Row")
 
 
 def select(table: AnyTable, rows: Mask | Ints) -> AnyTable:
@@ -77,25 +76,8 @@ def select(table: AnyTable, rows: Mask | Ints) -> AnyTable:
 
 def looked_up(column: Ints, rows: Ints) -> Ints:
     """The column's values at the rows, ``UNKNOWN`` where the row is."""
-    if not len(column):
-        return np.full(np.shape(rows), UNKNOWN, np.int64)
-    return np.where(rows == UNKNOWN, UNKNOWN, column[rows])
-
-
-def known(column: Ints) -> list[Any]:
-    """The column's values, ``None`` for ``UNKNOWN``."""
-    return [None if value == UNKNOWN else value for value in column.tolist()]
-
-
-def rows_of(kind: Callable[..., Row], columns: Mapping[str, Iterable[Any]], **shared: Any) -> list[Row]:
-    """A result a row.
-
-    Args:
-        kind: Makes a result of its fields.
-        columns: The values of all rows, by field.
-        shared: Fields that all rows have alike.
-    """
-    return [kind(**shared, **dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+    values: Ints = np.append(column, UNKNOWN)[rows]
+    return values
 
 
 def distinct(column: Ints) -> list[int]:
@@ -111,9 +93,7 @@ def distinct(column: Ints) -> list[int]:
 def concatenate(first: AnyTable, *others: AnyTable) -> AnyTable:
     """The rows of all tables, one after the other."""
     tables = (first, *others)
-    return type(first)(
-        **{column.name: np.concatenate([getattr(t, column.name) for t in tables]) for column in fields(first)}
-    )
+    return type(first)(*(np.concatenate([getattr(t, column.name) for t in tables]) for column in fields(first)))
 
 
 def empty(kind: type[AnyTable]) -> AnyTable:
@@ -190,6 +170,18 @@ class Calls(Table):
 
 
 @dataclass(frozen=True)
+class CallDetails(Table):
+    """What is known of each call beside its launches; rows as those of :class:`Calls`.
+
+    Attributes:
+        name_id: Index into :attr:`Trace.names`, without the version that CUDA adds.
+    """
+
+    end_ns: Ints
+    name_id: Ints
+
+
+@dataclass(frozen=True)
 class CollectiveMetadata(Table):
     """What is known of collectives beside their kernels, where the profiler noted it; ``UNKNOWN`` where not.
 
@@ -256,7 +248,9 @@ class Trace:
             none. Joined when the trace is built, and kept by ``replace``: who replaces the rows of activities or calls
             must hand over ``None``, which joins again.
         shape_id: For each activity the index into ``names`` of its launch shape, ``UNKNOWN`` where it has none;
-            ``None`` where shapes were not asked for.
+            ``None`` where launches were not asked for.
+        registers: For each activity the registers a thread of it uses, likewise.
+        call_details: Likewise.
         world_size: Ranks in the job; ``None`` where unknown.
         epoch_ns: UTC nanoseconds of the trace's time 0; ``None`` where unknown.
         manifest: The ``run.json`` beside the trace, if any.
@@ -276,6 +270,8 @@ class Trace:
     collective_metadata: CollectiveMetadata = field(default_factory=lambda: empty(CollectiveMetadata))
     launching_calls: Ints = None  # type: ignore[assignment]  # never None once the trace is built
     shape_id: Ints | None = None
+    registers: Ints | None = None
+    call_details: CallDetails | None = None
     world_size: int | None = None
     epoch_ns: int | None = None
     manifest: Manifest | None = None

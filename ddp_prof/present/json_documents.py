@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.results import Collective, RunCollectives
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.collectives.straggler import RunSkew
+    from ddp_prof.analyze.kernels.device_use import DeviceUse
     from ddp_prof.analyze.overlap.comparison import VariantSummary
     from ddp_prof.analyze.overlap.overlap import RankOverlap, StepOverlap, TraceOverlap
     from ddp_prof.analyze.overlap.regression_gate import GateReport, GateResult
@@ -101,6 +102,31 @@ def _collective_document(collective: Collective) -> Document:
 def _alignment_document(alignment: Alignment) -> Document:
     clocks = [{**asdict(clock), "clock": str(clock.clock)} for clock in alignment.clocks]
     return {**asdict(alignment), "clocks": clocks}
+
+
+def kernels_document(result: TraceOverlap, use: DeviceUse, warnings: Sequence[str]) -> Document:
+    """Of ``ddp-prof kernels``."""
+    return {
+        "schema": SCHEMA,
+        "trace": str(result.trace),
+        "label": result.label,
+        "device": result.device,
+        "kernels": [asdict(kernel) for kernel in use.kernels],
+        "ranks": [
+            {
+                "process": rank.process,
+                "device": rank.device,
+                "rank": rank.rank,
+                "overlapped_ns": rank.overlapped_ns,
+                "hidden": [asdict(part) for part in rank.hidden],
+                "idle_ns": rank.idle.idle_ns,
+                "idle": [{"cause": cause, "idle_ns": idle_ns} for cause, idle_ns in rank.idle.causes],
+                "idle_reason": rank.idle.reason,
+            }
+            for rank in use.ranks
+        ],
+        "warnings": list(warnings),
+    }
 
 
 def skew_document(run: RunAnalysis, skew: RunSkew, headline: str) -> Document:

@@ -53,14 +53,16 @@ def launch(world: int, command: Sequence[str], log: Path | None = None) -> None:
 
     Raises:
         WorkloadError: A rank failed; the message is the one that it left.
-        OutOfMemoryError: A rank failed for want of memory, or somebody killed it, as the system does then.
+        OutOfMemoryError: A rank failed for want of memory, or was killed while the system killed for want of it.
         Stopped: A signal asked this process to end; the ranks are gone.
     """
     with stoppable(), tempfile.TemporaryDirectory(prefix="ddp_prof.") as directory:
+        kills_before = _kills_for_memory()
         with log.open("ab") if log else nullcontext() as output:
             failed = _run(world, directory, command, output)
         if failed:
-            raise _cause(failed, Path(directory), log)
+            kills = _kills_for_memory()
+            raise _cause(failed, Path(directory), log, can_lack_memory=kills is None or kills != kills_before)
 
 
 def run_script(world: int, run_rank: Callable[[], int]) -> int:
@@ -163,7 +165,16 @@ def _running(ranks: Iterable[subprocess.Popen[bytes]]) -> Iterable[subprocess.Po
     return (rank for rank in ranks if rank.poll() is None)
 
 
-def _cause(failed: Mapping[int, int], directory: Path, log: Path | None) -> WorkloadError:
+def _kills_for_memory() -> int | None:
+    """How many processes the system has killed for want of memory since it started; unknown where it does not tell."""
+    try:
+        counters = Path("/proc/vmstat").read_text(encoding="ascii").split()
+        return int(counters[counters.index("oom_kill") + 1])
+    except (OSError, ValueError):
+        return None
+
+
+def _cause(failed: Mapping[int, int], directory: Path, log: Path | None, *, can_lack_memory: bool) -> WorkloadError:
     """The reason of the failure: a rank's own, else a rank's end without a word, else what its peers noticed."""
     reasons = [path.read_text(encoding="utf-8") for path in sorted(directory.glob("failure.*"))]
     own = [reason for reason in reasons if not reason.startswith(CommunicationError.__name__)]
@@ -174,13 +185,13 @@ def _cause(failed: Mapping[int, int], directory: Path, log: Path | None) -> Work
     # None of these was killed by us: when we kill, the codes are already taken down.
     killed = [rank for rank in silent if failed[rank] == -signal.SIGKILL]
     rank = (killed or silent)[0]
-    message = f"rank {rank} ended with {_status(failed[rank])}, {_last_words(log)}"
-    return OutOfMemoryError(message) if killed else WorkloadError(message)
+    lacks_memory = bool(killed) and can_lack_memory
+    status = _status(failed[rank]) + " (out of memory?)" * lacks_memory
+    message = f"rank {rank} ended with {status}, {_last_words(log)}"
+    return OutOfMemoryError(message) if lacks_memory else WorkloadError(message)
 
 
 def _status(code: int) -> str:
-    if code == -signal.SIGKILL:
-        return "SIGKILL (out of memory?)"
     return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 

@@ -24,7 +24,7 @@ from ddp_prof.benchmark.report.views import (
 )
 from ddp_prof.benchmark.settings import summarize_settings
 from ddp_prof.benchmark.study import load_study
-from ddp_prof.manifest import SHARED_GPU
+from ddp_prof.manifest import Caveat
 from ddp_prof.present.text import size
 from tests.benchmark.results_factory import GRADIENT_BYTES, MS, OTHER_ENVIRONMENT, SIZES, Sweep, line, study_like
 from tests.present.runs import HOSTILE_TITLE
@@ -194,9 +194,9 @@ class TestWords:
 
 def test_figures_say_that_ranks_shared_a_gpu() -> None:
     sweep = Sweep()
-    sweep.add("naive", 100, 40, device="cuda", caveat=SHARED_GPU)
+    sweep.add("naive", 100, 40, device="cuda", caveat=Caveat.SHARED_GPU.value)
     sweep.add("flat", 100, 40, device="cuda")
-    assert SHARED_GPU in draw_variants(testbed_of(sweep)).layout.title.subtitle.text
+    assert Caveat.SHARED_GPU.value in draw_variants(testbed_of(sweep)).layout.title.subtitle.text
 
 
 def test_two_environments_are_never_in_one_table_or_figure(tmp_path: Path) -> None:

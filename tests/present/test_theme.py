@@ -83,3 +83,12 @@ def test_each_light_colour_becomes_one_dark_colour() -> None:
     for category in theme.CATEGORIES:
         light = theme.LIGHT.colors[category]
         assert theme.recoloring().get(light, light) == theme.DARK.colors[category]
+
+
+def test_overlapped_does_not_glare_on_dark_paper() -> None:
+    """Less colourful than the brightest cyan by a third, in hundredths of OKLab."""
+
+    def colourfulness(color: str) -> float:
+        return float(np.hypot(*oklab(color, "full")[1:]))
+
+    assert colourfulness(theme.DARK.colors[theme.OVERLAPPED]) <= colourfulness("#00ffff") * 2 / 3

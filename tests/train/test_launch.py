@@ -51,7 +51,6 @@ def test_every_rank_knows_its_place(tmp_path: Path) -> None:
         ("fail(WorkloadError('no room'))", "no room"),
         ("rank == 1 and fail(WorkloadError('no room: at all'))", "no room: at all"),
         ("sys.exit(3 * rank)", "rank 1 ended with exit code 3, see its output"),
-        ("rank == 1 and os.kill(os.getpid(), 9)", r"rank 1 ended with SIGKILL \(out of memory\?\), see its output"),
         ("rank == 1 and os.abort()", "rank 1 ended with SIGABRT, see its output"),
         # what a peer noticed is not the cause
         ("fail(CommunicationError('peer gone') if rank == 0 else WorkloadError('cause'))", "cause"),
@@ -64,6 +63,14 @@ def test_one_reason_is_given(code: str, reason: str) -> None:
         launch(2, ranks(code))
 
 
+@pytest.fixture
+def system_kills(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system that kills a process for want of memory while the ranks run."""
+    counts = iter((4, 5))
+    monkeypatch.setattr("ddp_prof.train.launch._kills_for_memory", lambda: next(counts))
+
+
+@pytest.mark.usefixtures("system_kills")
 @pytest.mark.parametrize(
     "code",
     [
@@ -77,6 +84,19 @@ def test_one_reason_is_given(code: str, reason: str) -> None:
 def test_want_of_memory_is_told_from_other_failures(code: str) -> None:
     with pytest.raises(OutOfMemoryError):
         launch(2, ranks(code))
+
+
+@pytest.mark.parametrize(
+    ("kills", "reason"),
+    [(None, r"rank 1 ended with SIGKILL \(out of memory\?\), "), (4, "rank 1 ended with SIGKILL, ")],
+)
+def test_who_is_killed_by_somebody_else_does_not_lack_memory(
+    kills: int | None, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddp_prof.train.launch._kills_for_memory", lambda: kills)
+    with pytest.raises(WorkloadError, match=f"^{reason}see its output") as caught:
+        launch(2, ranks("rank == 1 and os.kill(os.getpid(), 9)"))
+    assert isinstance(caught.value, OutOfMemoryError) == (kills is None)
 
 
 def test_what_the_ranks_say_goes_into_a_log_whose_last_line_is_the_reason(

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from ddp_prof.errors import WorkloadError
-from ddp_prof.manifest import SHARED_GPU, caveats_of
+from ddp_prof.manifest import Caveat, caveats_of
 from ddp_prof.train import process_group as module
 from ddp_prof.train.arguments import parse_arguments
 from ddp_prof.train.process_group import RankInfo, choose_device, count_ranks_per_gpu, process_group
@@ -153,10 +153,10 @@ def test_gpus_of_their_own_leave_nccl_alone(gpu: pytest.MonkeyPatch) -> None:
     ("changes", "expected"),
     [
         ({}, ()),
-        ({"options": {"ranks_per_gpu": 2}}, (SHARED_GPU,)),
+        ({"options": {"ranks_per_gpu": 2}}, (Caveat.SHARED_GPU.value,)),
         ({"options": {"ranks_per_gpu": 1}}, ()),
         ({"options": {"ranks_per_gpu": "two"}}, ()),
-        ({"world_size": 1, "backend": "nccl"}, ("one rank: it has no peer and NCCL nothing to do, so no figure",)),
+        ({"world_size": 1, "backend": "nccl"}, ("one rank: it has no peer",)),
     ],
 )
 def test_caveats(changes: dict[str, object], expected: tuple[str, ...]) -> None:

@@ -10,10 +10,10 @@ import numpy as np
 from ddp_prof.analyze.collectives.exposure import WHENS, WHYS
 from ddp_prof.analyze.collectives.timing import BLOCKING, READY_SOURCES
 from ddp_prof.analyze.core.operations import OPERATIONS, bus_factor
-from ddp_prof.analyze.frames import Framed, frame_of_rows
+from ddp_prof.analyze.frames import Framed, frame_of_rows, known, rows_of
 from ddp_prof.analyze.outliers import Outliers, find_outliers
 from ddp_prof.analyze.ranks import Ranked
-from ddp_prof.trace import UNKNOWN, known, looked_up, rows_of
+from ddp_prof.trace import UNKNOWN, looked_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -15,7 +15,7 @@ from ddp_prof.analyze.collectives.clock_alignment import Alignment, align_clocks
 from ddp_prof.analyze.collectives.exposure import Exposure, explain_exposure
 from ddp_prof.analyze.collectives.matching import Matches, match_collectives, shift_unnumbered_steps
 from ddp_prof.analyze.collectives.timing import RankCollectives, find_timings
-from ddp_prof.analyze.quality.diagnostics import diagnose
+from ddp_prof.analyze.quality.diagnostics import diagnose, find_caveats
 from ddp_prof.analyze.ranks import told_apart
 from ddp_prof.manifest import label_of
 from ddp_prof.trace import UNKNOWN
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddp_prof.analyze.core.rank_events import RankEvents
-    from ddp_prof.manifest import Manifest
+    from ddp_prof.manifest import Caveat, Manifest
     from ddp_prof.trace import Ints, Trace
 
 
@@ -38,6 +38,7 @@ class RunAnalysis:
         device: ``cuda`` or ``cpu``, as of ``TraceOverlap``.
         ranks: By rank, then process and device.
         trace_warnings: What the traces do not let one say.
+        caveats: Why the run is not representative; warnings say so, too.
     """
 
     trace: Path
@@ -46,6 +47,7 @@ class RunAnalysis:
     manifest: Manifest | None
     ranks: tuple[RankCollectives, ...]
     trace_warnings: tuple[str, ...] = ()
+    caveats: tuple[Caveat, ...] = ()
 
     @cached_property
     def matches(self) -> Matches:
@@ -108,6 +110,7 @@ def analyze_trace(trace: Trace, ranks: Sequence[RankEvents]) -> RunAnalysis:
         manifest=trace.manifest,
         ranks=tuple(find_timings(rank) for rank in ranks),
         trace_warnings=diagnose(trace, ranks),
+        caveats=find_caveats(trace),
     )
 
 
@@ -125,6 +128,7 @@ def merge_analyses(parts: Sequence[RunAnalysis]) -> RunAnalysis:
     return replace(
         parts[0],
         ranks=told_apart(ranks, [rank.clock.name for rank in ranks]),
+        caveats=tuple(dict.fromkeys(caveat for part in parts for caveat in part.caveats)),
         trace_warnings=(
             *((note,) if shifted else ()),
             *dict.fromkeys(warning for part in parts for warning in part.trace_warnings),

@@ -19,14 +19,14 @@ import numpy as np
 
 from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
 from ddp_prof.analyze.core.step_breakdown import sum_by_group
-from ddp_prof.analyze.frames import Framed, frame_of_rows
+from ddp_prof.analyze.frames import Framed, frame_of_rows, known, rows_of
 from ddp_prof.analyze.intervals import Intervals, union, union_by_group
 from ddp_prof.analyze.outliers import Outliers, find_outliers
 from ddp_prof.analyze.overlap.coverage import Attribution, measure_attribution, merge_attributions
-from ddp_prof.analyze.quality.diagnostics import diagnose
+from ddp_prof.analyze.quality.diagnostics import diagnose, find_caveats
 from ddp_prof.analyze.ranks import Ranked, told_apart
 from ddp_prof.manifest import label_of
-from ddp_prof.trace import UNKNOWN, Category, known, rows_of
+from ddp_prof.trace import UNKNOWN, Category
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+    from ddp_prof.manifest import Caveat
     from ddp_prof.trace import Trace
 
 
@@ -130,6 +131,8 @@ class TraceOverlap(Framed):
     ranks: tuple[RankOverlap, ...]
     warnings: tuple[str, ...]
     world_size: int | None = None
+    caveats: tuple[Caveat, ...] = ()
+    """Why the run is not representative; warnings say so, too."""
 
     @property
     def outliers(self) -> Outliers | None:
@@ -176,6 +179,7 @@ def measure_overlap(trace: Trace, ranks: Sequence[RankEvents] | None = None) -> 
         ranks=tuple(measure_rank(rank) for rank in ranks),
         warnings=diagnose(trace, ranks),
         world_size=trace.world_size,
+        caveats=find_caveats(trace),
     )
 
 
@@ -185,7 +189,7 @@ def measure_rank(rank: RankEvents) -> RankOverlap:
     overlapped = _common_ns(communication, compute)
     is_backward = rank.is_backward
     backward = union(rank.events.start_ns[is_backward], rank.events.end_ns[is_backward])
-    blind = not len(rank.events) or _has_too_many_unnamed(rank)
+    blind = is_blind(rank)
     return RankOverlap(
         process=rank.process,
         device=rank.device,
@@ -218,6 +222,7 @@ def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
         ranks=told_apart(ranks, [rank.file for rank in ranks]),
         warnings=tuple(dict.fromkeys(warning for result in results for warning in result.warnings)),
         world_size=max((result.world_size or 0 for result in results), default=0) or None,
+        caveats=tuple(dict.fromkeys(caveat for result in results for caveat in result.caveats)),
     )
 
 
@@ -262,6 +267,11 @@ def _measure_steps(rank: RankEvents, backward: Intervals) -> tuple[StepOverlap, 
 def _common_ns(few: Intervals, many: Intervals) -> int:
     """Length of the intersection, quickest where the first set has few intervals."""
     return int(many.covered_ns(few.start_ns, few.end_ns).sum())
+
+
+def is_blind(rank: RankEvents) -> bool:
+    """Whether the trace does not tell what the rank computed and communicated."""
+    return not len(rank.events) or _has_too_many_unnamed(rank)
 
 
 def _has_too_many_unnamed(rank: RankEvents) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof.benchmark.report.words import testbed_title
+from ddp_prof.manifest import Caveat
 from ddp_prof.present import theme
 from ddp_prof.present.charts.frame import LEGEND, STILL, chart_frame
 from ddp_prof.present.text import shown_name
@@ -20,7 +21,8 @@ def subtitle(results: TestbedResults) -> str:
     text = shown_name(testbed_title(results.testbed, results.environment))
     if results.testbed.device is None:
         return text
-    caveats = [caveat for summary in results.summaries for caveat in summary.caveats]
+    said = "; ".join(caveat for summary in results.summaries for caveat in summary.caveats)
+    caveats = [caveat for caveat in Caveat if caveat.value in said]
     notice = theme.place_notice([results.testbed.device], caveats)
     return text.replace(f"device: {results.testbed.device}", notice, 1)
 

@@ -78,7 +78,7 @@ def _run(job: Job, machine: Machine, outcome: Manifest | WorkloadError) -> Store
         **reported,
         status=_status(outcome),
         reason=None if manifest else str(outcome),
-        caveat="; ".join(caveats_of(manifest)) or None if manifest else None,
+        caveat="; ".join(caveat.value for caveat in caveats_of(manifest)) or None if manifest else None,
         tokens=config.batch_size * config.seq_len,
         created=manifest.created if manifest else datetime.now(timezone.utc).isoformat(timespec="seconds"),
         git_commit=machine.git_commit,

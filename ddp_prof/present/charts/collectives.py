@@ -196,7 +196,7 @@ def _layout(
     rows: Sequence[_Row],
     headline: Headline,
 ) -> dict[str, Any]:
-    notice = theme.place_notice([run.device], run.warnings)
+    notice = theme.place_notice([run.device], run.caveats)
     where = "no step with communication" if step is None else f"step {step}"
     there, shown = sum(len(rank.collectives) for rank in ranks), sum(row.line is not None for row in rows)
     if shown < there:

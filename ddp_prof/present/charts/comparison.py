@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof.present import theme
-from ddp_prof.present.charts.frame import LEGEND, STILL, axis, chart_frame, rows_axis
+from ddp_prof.present.charts.frame import LEGEND, STILL, axis, chart_frame, rows_axis, run_label
 from ddp_prof.present.text import percent, shown_name
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _layout(results: Sequence[TraceOverlap], summaries: Sequence[VariantSummary]
             "communication overlapped by compute",
             domain=[0.66, 1], range=[-4, 104], anchor="y", ticksuffix=" %", fixedrange=True,
         ),
-        "yaxis": rows_axis([f"<b>{shown_name(result.label)}</b>  " for result in results], tickfont={"size": 13}),
+        "yaxis": rows_axis([run_label(result.label) for result in results], tickfont={"size": 13}),
         "annotations": [_share_label(row, result) for row, result in enumerate(results)],
     }  # fmt: skip
 
@@ -149,7 +149,7 @@ def _headline(results: Sequence[TraceOverlap]) -> str:
 
 def subtitle(results: Sequence[TraceOverlap]) -> str:
     """What a figure of runs must say: on which device, of how many ranks."""
-    warnings = {warning for result in results for warning in result.warnings}
-    text = theme.place_notice((result.device for result in results), warnings)
+    caveats = {caveat for result in results for caveat in result.caveats}
+    text = theme.place_notice((result.device for result in results), caveats)
     ranks = sorted({len(result.ranks) for result in results})
     return f"{text}  ·  {'/'.join(map(str, ranks))} {'rank' if ranks == [1] else 'ranks'}  ·  warm-up left out"

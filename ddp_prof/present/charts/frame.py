@@ -5,9 +5,12 @@ Charts are drawn in the light palette; a page in the dark one repaints them.
 
 from __future__ import annotations
 
+import re
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof.present import theme
+from ddp_prof.present.text import as_text, plain_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,6 +18,9 @@ if TYPE_CHECKING:
 
 LEGEND = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
 """A legend in a line above the chart."""
+
+_LABEL, _LABEL_LINES = 22, 2
+"""Characters of a line of a run's label, and lines."""
 
 UNSEEN = {"width": 0.02, "color": "rgba(0,0,0,0)"}
 """An outline of boxes: without any, Plotly widens each to a pixel, and thousands of short ones hide the long ones."""
@@ -42,6 +48,14 @@ def rows_axis(labels: Sequence[str], **more: Any) -> dict[str, Any]:
         "tickmode": "array", "tickvals": list(range(len(labels))), "ticktext": list(labels),
         "range": [len(labels) - 0.5, -0.5], "showgrid": False, "zeroline": False, "fixedrange": True, **more,
     }  # fmt: skip
+
+
+def run_label(label: str) -> str:
+    """What a row at the left is called: in lines that fit its margin, of which the last may be cut."""
+    words = re.sub(r"(?<=[_\-./])(?=.)", " ", plain_name(label))
+    lines = wrap(words, _LABEL, max_lines=_LABEL_LINES, placeholder=" …")
+    whole = [re.sub(r"(?<=[_\-./]) ", "", line) for line in lines]
+    return "<br>".join(f"<b>{as_text(line)}</b>  " for line in whole)
 
 
 def chart_frame(

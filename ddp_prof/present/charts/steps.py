@@ -8,7 +8,7 @@ import numpy as np
 
 from ddp_prof.present import theme
 from ddp_prof.present.charts.comparison import subtitle
-from ddp_prof.present.charts.frame import STILL, axis, chart_frame, rows_axis
+from ddp_prof.present.charts.frame import STILL, axis, chart_frame, rows_axis, run_label
 from ddp_prof.present.text import percent, shown_name
 
 if TYPE_CHECKING:
@@ -122,5 +122,5 @@ def _layout(results: Sequence[TraceOverlap], title: str, measure: str, row: int)
         ),
         **STILL,
         "xaxis": axis(measure, fixedrange=True),
-        "yaxis": rows_axis([f"<b>{shown_name(result.label)}</b>  " for result in results], tickfont={"size": 13}),
+        "yaxis": rows_axis([run_label(result.label) for result in results], tickfont={"size": 13}),
     }  # fmt: skip

@@ -60,7 +60,7 @@ def _layout(run: RunAnalysis, skew: RunSkew) -> dict[str, Any]:
     heat = _ROW * max(2, len(skew.ranks))
     inner = heat + _COST
     plain = axis()
-    notice = theme.place_notice([run.device], run.warnings)
+    notice = theme.place_notice([run.device], run.caveats)
     return {
         **chart_frame(
             title=html.escape(skew_headline(skew).claim),

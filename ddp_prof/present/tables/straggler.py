@@ -19,6 +19,8 @@ def skew_view(run: RunAnalysis, skew: RunSkew) -> TableView:
     """A row a rank."""
     headline = skew_headline(skew).text
     title = f"{run.trace} · device: {run.device} · {len(skew.steps)} steps\n{headline}"
+    if skew.reason:  # a table would be of zeros
+        return TableView(title, [], skew.warnings, skew_document(run, skew, headline))
     rows: list[Row] = [{"run": run.label, **_row(rank, len(skew.steps))} for rank in skew.ranks]
     notes = [
         "lag: how much later than the other ranks' median it arrives, at most in a step; its median over the steps",

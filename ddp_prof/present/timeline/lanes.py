@@ -27,12 +27,14 @@ _KINDS = {
     Category.OTHER: GRAPHS,
     Category.UNKNOWN: UNNAMED,
 }
+_TITLES = {GRAPHS: "CUDA graphs", UNNAMED: "unnamed kernels"}
 _DRAWN_AS = {
     Category.COMMUNICATION: theme.COMMUNICATION,
     Category.MEMORY: theme.MEMORY,
     Category.OTHER: theme.GRAPH,
     Category.UNKNOWN: theme.UNNAMED,
 }
+_STRIP_TITLE = "where time goes"
 _PHASE_CODE = np.array([*(_CODE[phase] for phase in PHASES), _CODE[theme.COMPUTE]], np.int64)
 
 
@@ -209,7 +211,8 @@ def _device_lanes(rank: RankEvents, view: View) -> list[Lane]:
             rows = of_kind if stream == UNKNOWN else of_kind & (activities.lane == stream)
             own = {name: column[rows] for name, column in columns.items()}
             boxes = _boxes(view, activities.start_ns[rows], activities.end_ns[rows], **own)
-            lanes.append(Lane(kind if stream == UNKNOWN else f"{kind}, stream {stream}", kind, boxes, trace.names))
+            title = _TITLES.get(kind, kind)
+            lanes.append(Lane(title if stream == UNKNOWN else f"{title}, stream {stream}", kind, boxes, trace.names))
     return lanes
 
 
@@ -248,13 +251,13 @@ def _launching_range(rank: RankEvents, mine: Mask) -> Ints:
 
 def _strip_lane(rank: RankEvents, view: View) -> Lane:
     if not len(rank.events):  # nothing is known of what it did, not even that it was idle
-        return Lane(STRIP, STRIP, empty(Boxes))
+        return Lane(_STRIP_TITLE, STRIP, empty(Boxes))
     parts = rank.breakdown
     # Windows of a device may cross, where a step's work was launched before the last step's was done.
     level = stack(parts.start_ns, parts.end_ns)
     seen = view.holds(parts.start_ns, parts.end_ns) & (parts.window_ns > 0)
     tables = [_strip_row(rank, np.flatnonzero(seen & (level == row)), row, view) for row in np.unique(level[seen])]
-    return Lane(STRIP, STRIP, concatenate(*tables) if tables else empty(Boxes))
+    return Lane(_STRIP_TITLE, STRIP, concatenate(*tables) if tables else empty(Boxes))
 
 
 def _strip_row(rank: RankEvents, rows: Ints, level: int, view: View) -> Boxes:

@@ -29,9 +29,9 @@ HOST = "host"
 COMPUTE = "compute"
 COMMUNICATION = "communication"
 COPIES = "copies"
-GRAPHS = "CUDA graphs"
-UNNAMED = "unnamed kernels"
-STRIP = "where time goes"
+GRAPHS = "graphs"
+UNNAMED = "unnamed"
+STRIP = "strip"
 
 
 class Source(NamedTuple):

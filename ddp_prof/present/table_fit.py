@@ -30,11 +30,13 @@ class TableOptions:
         form: ``table``, ``markdown``, ``csv`` or ``json``.
         wide: Whether all columns are shown, however wide the table gets.
         columns: Keys of the columns to show, in this order; all where there is none.
+        quiet: Whether notes are left out.
     """
 
     form: str = "table"
     wide: bool = False
     columns: tuple[str, ...] = ()
+    quiet: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,19 @@
-"""Arguments and options that commands share."""
+"""The argument and the options of every command that reads traces."""
 
 from __future__ import annotations
 
 import re
+import shutil
+import sys
+import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
@@ -23,7 +27,42 @@ def _regular_expression(_context: click.Context, _parameter: click.Parameter, va
     return value
 
 
-traces_argument = click.argument("traces", metavar="TRACE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+PIPE = Path("-")
+"""Stands for stdin among traces, and for stdout as what is written."""
+
+
+def _read_stdin(context: click.Context, _parameter: click.Parameter, traces: tuple[Path, ...]) -> tuple[Path, ...]:
+    """The traces, with what comes from stdin as a file that is there as long as the command runs."""
+    if PIPE not in traces:
+        return traces
+    file = Path(context.with_resource(tempfile.TemporaryDirectory(prefix="ddp_prof."))) / "stdin"
+    with file.open("wb") as target:
+        shutil.copyfileobj(sys.stdin.buffer, target)
+    return tuple(file if trace == PIPE else trace for trace in traces)
+
+
+@contextmanager
+def written(output: Path) -> Iterator[Path]:
+    """The file to write; its name is printed when it is whole, or its content where it stands for stdout."""
+    if output != PIPE:
+        yield output
+        click.echo(output)
+        return
+    with tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
+        file = Path(folder) / "stdout"
+        yield file
+        with file.open("rb") as source:
+            shutil.copyfileobj(source, sys.stdout.buffer)
+
+
+traces_argument = click.argument(
+    "traces",
+    metavar="TRACE...",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path, allow_dash=True),
+    callback=_read_stdin,
+)
 
 
 def load_options(function: Function) -> Function:

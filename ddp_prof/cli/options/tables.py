@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ddp_prof.cli.options.talking import is_quiet
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -18,9 +20,9 @@ def table_options(function: Function) -> Function:
     """Adds ``--format``, ``--wide`` and ``--columns``, handed over as one ``output``, a ``TableOptions``."""
 
     def with_output(*args: Any, form: str, wide: bool, columns: tuple[str, ...], **kwargs: Any) -> Any:
-        from ddp_prof.present.tables.fit import TableOptions
+        from ddp_prof.present.table_fit import TableOptions
 
-        return function(*args, output=TableOptions(form, wide, columns), **kwargs)
+        return function(*args, output=TableOptions(form, wide, columns, is_quiet()), **kwargs)
 
     with_output.__doc__ = function.__doc__
     with_output.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from ddp_prof.errors import DdpProfError
 from ddp_prof.present.columns import ALWAYS, CATALOGUE, Row
+from ddp_prof.present.table_fit import TableOptions, fit_columns, only
 from ddp_prof.present.table_view import TableView
 from ddp_prof.present.tables import render
-from ddp_prof.present.tables.fit import TableOptions, fit_columns, only
 
 ROW: Row = {
     "run": "overlap", "rank": 0, "process": 4242, "device": "cpu", "steps": 10, "kernels": None, "collectives": 39,
