@@ -76,8 +76,7 @@ def select(table: AnyTable, rows: Mask | Ints) -> AnyTable:
 
 def looked_up(column: Ints, rows: Ints) -> Ints:
     """The column's values at the rows, ``UNKNOWN`` where the row is."""
-    values: Ints = np.append(column, UNKNOWN)[rows]
-    return values
+    return np.where(rows == UNKNOWN, UNKNOWN, column[rows]) if len(column) else np.full_like(rows, UNKNOWN)
 
 
 def distinct(column: Ints) -> list[int]:
