@@ -28,7 +28,7 @@ class Reader(NamedTuple):
     """One format.
 
     Attributes:
-        source: What :attr:`~ddp_prof.trace.Trace.source` says. Shown as it is, where ``SOURCE_NAMES`` has no other name.
+        source: What :attr:`~ddp_prof.trace.Trace.source` says; shown as it is where ``SOURCE_NAMES`` has no other.
         suffixes: How its files are named.
         is_common_suffix: Files of other kinds are named so, too; in a folder they are passed over.
         recognises: Whether the first bytes of a file are of this format.
