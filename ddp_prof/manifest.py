@@ -13,7 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddp_prof.errors import TraceError
-from ddp_prof.variants import VARIANTS, variant_label, variant_order
+from ddp_prof.variants import VARIANTS, variant_extras, variant_label, variant_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -141,7 +141,7 @@ def label_of(trace: Path, manifest: Manifest | None) -> str:
     """What a run is called in tables and figures: ``bucketed 10 MB``; without a manifest its file's name."""
     if manifest is None:
         return manifest_path(trace).name.removesuffix(SUFFIX)
-    return variant_label(manifest.variant, manifest.bucket_size_mb)
+    return variant_label(manifest.variant, manifest.bucket_size_mb, variant_extras(manifest.options))
 
 
 def caveats_of(manifest: Manifest) -> tuple[Caveat, ...]:
@@ -160,7 +160,11 @@ def in_variant_order(items: Sequence[Item], manifest_of: Callable[[Item], Manife
     manifests = [manifest_of(item) for item in items]
     if not all(manifest and manifest.variant in VARIANTS for manifest in manifests):
         return list(items)
-    keys = [variant_order(manifest.variant, manifest.bucket_size_mb) for manifest in manifests if manifest]
+    keys = [
+        (variant_order(manifest.variant, manifest.bucket_size_mb), variant_extras(manifest.options))
+        for manifest in manifests
+        if manifest
+    ]
     return [items[index] for index in sorted(range(len(items)), key=keys.__getitem__)]
 
 
@@ -205,6 +209,8 @@ def _problem(manifest: Manifest) -> str | None:
     for name in ("variant", "backend", "device", "model_size", "profiler", "created"):
         if len(getattr(manifest, name) or "") > _LONGEST:
             return f"{name} is longer than {_LONGEST} characters"
+    if len(str(manifest.options.get("compression"))) > _LONGEST:
+        return f"compression is longer than {_LONGEST} characters"
     return _problem_of_buckets(manifest)
 
 

@@ -166,6 +166,18 @@ class Calls(Table):
 
 
 @dataclass(frozen=True)
+class CallDetails(Table):
+    """What is known of each call beside its launches; rows as those of :class:`Calls`.
+
+    Attributes:
+        name_id: Index into :attr:`Trace.names`, without the version that CUDA adds.
+    """
+
+    end_ns: Ints
+    name_id: Ints
+
+
+@dataclass(frozen=True)
 class CollectiveMetadata(Table):
     """What is known of collectives beside their kernels, where the profiler noted it; ``UNKNOWN`` where not.
 
@@ -232,7 +244,9 @@ class Trace:
             none. Joined when the trace is built, and kept by ``replace``: who replaces the rows of activities or calls
             must hand over ``None``, which joins again.
         shape_id: For each activity the index into ``names`` of its launch shape, ``UNKNOWN`` where it has none;
-            ``None`` where shapes were not asked for.
+            ``None`` where launches were not asked for.
+        registers: For each activity the registers a thread of it uses, likewise.
+        call_details: Likewise.
         world_size: Ranks in the job; ``None`` where unknown.
         epoch_ns: UTC nanoseconds of the trace's time 0; ``None`` where unknown.
         manifest: The ``run.json`` beside the trace, if any.
@@ -252,6 +266,8 @@ class Trace:
     collective_metadata: CollectiveMetadata = field(default_factory=lambda: empty(CollectiveMetadata))
     launching_calls: Ints = None  # type: ignore[assignment]  # never None once the trace is built
     shape_id: Ints | None = None
+    registers: Ints | None = None
+    call_details: CallDetails | None = None
     world_size: int | None = None
     epoch_ns: int | None = None
     manifest: Manifest | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -69,6 +70,20 @@ def test_bucket_sizes(variant: str, size: float | None, words: list[str], file_n
     assert config.argv()[2:4] == words or not words
     assert "--bucket-size-mb" in config.argv() or not words
     assert parse_arguments(config.argv()).bucket_size_mb == size
+    assert config.file_name == file_name
+
+
+@pytest.mark.parametrize(
+    ("options", "words", "file_name"),
+    [
+        ({"compression": "powersgd-4"}, ["--compression", "powersgd-4"], "bucketed_10mb_powersgd-4"),
+        ({"step_in_backward": True}, ["--step-in-backward"], "bucketed_10mb_step_in_backward"),
+    ],
+)
+def test_options_of_bucketed(options: dict[str, Any], words: list[str], file_name: str) -> None:
+    config = RunConfig(variant="bucketed", bucket_size_mb=10.0, **options)
+    assert config.argv()[4 : 4 + len(words)] == words
+    assert parse_arguments(config.argv()).manifest_options() == config.manifest_options()
     assert config.file_name == file_name
 
 

@@ -47,7 +47,7 @@ def command(
     from ddp_prof.runs.load import load_runs
     from ddp_prof.runs.run import compare_steps
 
-    runs = load_runs(traces, replace(options, with_shapes=True))
+    runs = load_runs(traces, replace(options, with_launches=True))
     for run in runs:
         run.prepare("overlap", "collectives", "kernels")
     results, changes = [run.overlap() for run in runs], compare_steps(runs)

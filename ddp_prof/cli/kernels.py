@@ -42,7 +42,7 @@ def command(traces: tuple[Path, ...], options: LoadOptions, name: str | None, to
     from ddp_prof.present.tables.render import show
     from ddp_prof.runs.load import load_runs
 
-    runs = load_runs(traces, replace(options, with_shapes=True))
+    runs = load_runs(traces, replace(options, with_launches=True))
     for run in runs:
         run.prepare("overlap", "device use")
     views = [kernels_views(run.overlap(), run.device_use(), top or None) for run in runs]

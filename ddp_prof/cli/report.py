@@ -45,7 +45,7 @@ def command(traces: tuple[Path, ...], options: LoadOptions, folder: Path) -> Non
     from ddp_prof.runs.load import load_runs
     from ddp_prof.runs.run import compare_steps
 
-    runs = load_runs(traces, replace(options, with_shapes=True, keep_events=True))
+    runs = load_runs(traces, replace(options, with_launches=True, keep_events=True))
     runs = in_variant_order(runs, lambda run: run.manifest)
     for problem in write_report(_report_runs(runs), folder, compare_steps(runs)):
         click.echo(f"note: {printable(problem)}", err=True)

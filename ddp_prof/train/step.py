@@ -64,7 +64,7 @@ class Trainer:
 
     Args:
         variant: What is trained.
-        optimizer: Steps on its parameters.
+        optimizer: Steps on its parameters; ``None`` where the variant has optimizers that step in backward.
         delay_s: Sleep so long at the start of each backward; a straggler to be found.
         precision: ``fp32``, or ``bf16`` by autocast.
     """
@@ -72,7 +72,7 @@ class Trainer:
     def __init__(
         self,
         variant: DataParallel,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | None,
         delay_s: float = 0.0,
         precision: str = "fp32",
     ) -> None:
@@ -107,7 +107,8 @@ class Trainer:
         return StepResult(loss.item(), seconds, self.variant.communication_seconds, clock.seconds)
 
     def _step(self, inputs: Tensor, targets: Tensor, clock: PhaseClock) -> Tensor:
-        self.optimizer.zero_grad()
+        if self.optimizer is not None:
+            self.optimizer.zero_grad()
         with clock.phase(range_names.FORWARD), annotate.forward(), autocast(inputs.device, self.precision):
             loss = functional.cross_entropy(self.variant(inputs).flatten(0, 1), targets.flatten())
         # torch's DDP communicates in backward, where it fails with a bare RuntimeError.
@@ -119,7 +120,8 @@ class Trainer:
         self.variant.finish_gradient_synchronization()
         clock.settle()
         with clock.phase(range_names.OPTIMIZER), annotate.optimizer():
-            self.optimizer.step()
+            if self.optimizer is not None:
+                self.optimizer.step()
         return loss.detach()
 
 

@@ -34,7 +34,7 @@ def page(visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Visit
         ):
             capture.kernels.append(kernel)
         at += 201_000
-    options = LoadOptions(with_shapes=True, keep_events=True)
+    options = LoadOptions(with_launches=True, keep_events=True)
     runs = load_runs([write_capture(tmp_path / "run.sqlite", capture)], options)
     write_report(_report_runs(runs), tmp_path / "pages")
     visit.page.goto((tmp_path / "pages" / "run-kernels.html").as_uri())

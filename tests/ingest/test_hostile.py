@@ -384,7 +384,7 @@ def test_rows_that_are_only_in_the_log_count(tmp_path: Path) -> None:
 
 def test_shapes_beyond_all_bounds_are_not_known(tmp_path: Path) -> None:
     path = arguments(grid=[2**80, 1, 1], block=[1, 1, 1])(tmp_path)
-    shapes = load_trace(path, with_shapes=True).shape_id
+    shapes = load_trace(path, with_launches=True).shape_id
     assert shapes is not None
     assert shapes.tolist() == [-1] * 3
 

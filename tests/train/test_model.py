@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from ddp_prof.train.data import make_tokens
@@ -76,6 +77,18 @@ def test_flops_are_those_that_torch_counts(batch: int, seq_len: int) -> None:
     with counter, sdpa_kernel(SDPBackend.MATH):
         functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
     assert MODEL_SIZES["tiny"].step_flops(batch * seq_len, seq_len) == counter.get_total_flops()
+
+
+@pytest.mark.parametrize(("batch", "seq_len"), [(1, 16), (3, 32)])
+def test_flops_are_those_of_the_matrix_products_in_a_profile(batch: int, seq_len: int) -> None:
+    model = TransformerLM(MODEL_SIZES["tiny"])
+    tokens = torch.zeros(batch, seq_len, dtype=torch.long)
+    with sdpa_kernel(SDPBackend.MATH), profile(activities=[ProfilerActivity.CPU], with_flops=True) as recorded:
+        functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+    flops = {event.key: event.flops for event in recorded.key_averages() if event.flops}
+    products = {name: flops.pop(name) for name in ("aten::mm", "aten::bmm")}
+    assert set(flops) <= {"aten::mul", "aten::add"}, "what is left is elementwise, and not counted"
+    assert MODEL_SIZES["tiny"].step_flops(batch * seq_len, seq_len) == sum(products.values())
 
 
 def test_activations_are_what_autograd_keeps() -> None:

@@ -22,7 +22,7 @@ PHASE_PATTERNS: Mapping[str, str] = {
     FORWARD: r"^#* ?(?:forward|fwd)(?:[ _]?pass)? ?#*$",
     BACKWARD: r"^#* ?(?:loss[._])?(?:backward|bwd)(?:[ _]?pass)? ?#*$",
     SYNCHRONIZE: r"^synchronize$",
-    OPTIMIZER: r"^#* ?(?:optimizer|opt)(?:[ _.]?step)? ?#*$|^Optimizer\.step#",
+    OPTIMIZER: r"^#* ?(?:optimizer|opt)(?:[ _.]?step)? ?#*$|^Optimizer\.step#|^optimizer\|bucket=\d+$",
 }
 """How ranges of phases are named, by us and by others; any case."""
 
@@ -44,6 +44,12 @@ class Phases(Table):
     def union_of(self, kind: int) -> Intervals:
         """The time covered by the ranges of one kind."""
         return union(self.start_ns[self.kind == kind], self.end_ns[self.kind == kind])
+
+    def innermost_of(self, kind: int) -> Intervals:
+        """The time in which the innermost phase is of this kind; of two kinds these are disjoint."""
+        edges = np.unique(np.concatenate([self.start_ns, self.end_ns]))
+        rows = np.flatnonzero(self.kind_at(edges) == kind)
+        return union(edges[rows], edges[rows + 1])
 
     def kind_at(self, time_ns: Ints) -> Ints:
         """The kind of the innermost phase that holds each instant, ``UNKNOWN`` outside of any."""

@@ -60,7 +60,7 @@ def test_ranks_are_taken_together(ranks: list[list[tuple[int, int, int]]]) -> No
 
 
 def kernels_of(tmp_path, capture: Capture) -> list[KernelTime]:
-    trace = load_trace(write_capture(tmp_path / "x.sqlite", capture), with_shapes=True)
+    trace = load_trace(write_capture(tmp_path / "x.sqlite", capture), with_launches=True)
     (rank,) = find_rank_events(trace)
     return list(measure_kernels([find_kernel_runs(rank)]))
 
