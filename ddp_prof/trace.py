@@ -74,6 +74,11 @@ def select(table: AnyTable, rows: Mask | Ints) -> AnyTable:
     return type(table)(**{column.name: getattr(table, column.name)[rows] for column in fields(table)})
 
 
+def looked_up(column: Ints, rows: Ints) -> Ints:
+    """The column's values at the rows, ``UNKNOWN`` where the row is."""
+    return np.where(rows == UNKNOWN, UNKNOWN, column[rows]) if len(column) else np.full_like(rows, UNKNOWN)
+
+
 def distinct(column: Ints) -> list[int]:
     """The values that occur, ascending; quickest where they are small, as ids of processes, devices and streams are."""
     if not len(column):
@@ -87,9 +92,7 @@ def distinct(column: Ints) -> list[int]:
 def concatenate(first: AnyTable, *others: AnyTable) -> AnyTable:
     """The rows of all tables, one after the other."""
     tables = (first, *others)
-    return type(first)(
-        **{column.name: np.concatenate([getattr(t, column.name) for t in tables]) for column in fields(first)}
-    )
+    return type(first)(*(np.concatenate([getattr(t, column.name) for t in tables]) for column in fields(first)))
 
 
 def empty(kind: type[AnyTable]) -> AnyTable:
@@ -278,6 +281,11 @@ class Trace:
             object.__setattr__(self, "launching_calls", find_launching_calls(self.activities, self.calls))
         if len(self.launching_calls) != len(self.activities):
             raise ValueError("launching_calls were joined for other activities")
+
+    @property
+    def device(self) -> str:
+        """``cuda`` where it holds activities of a device, else ``cpu``."""
+        return "cuda" if len(self.activities) else "cpu"
 
     @cached_property
     def processes(self) -> tuple[int, ...]:
