@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,7 +63,7 @@ def command(
     from ddp_prof.runs.load import load_runs
     from ddp_prof.runs.run import timeline_sources
 
-    sources = timeline_sources(load_runs(traces, options))
+    sources = timeline_sources(load_runs(traces, replace(options, with_launches=True)))
     model = build_timeline(sources, steps=steps)
     page = output or Path(f"{sources[0].title.replace('/', '-')}.html")
     with written(page) as file:

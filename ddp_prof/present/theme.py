@@ -17,6 +17,8 @@ MEMORY = "memory"
 GRAPH = "graph"
 UNNAMED = "unnamed"
 STEP = "step"
+CALL = "call"
+RANGE = "range"
 
 COMPUTE_ONLY = "compute_only"
 OVERLAPPED = "overlapped"
@@ -43,6 +45,8 @@ LABELS: Mapping[str, str] = {
     COMPUTE_ONLY: "compute only",
     EXPOSED_MEMORY: "exposed memory",
     IDLE: "idle",
+    CALL: "CUDA call",
+    RANGE: "range of the program",
 }
 """What each category is called, in the order of a legend."""
 
@@ -69,6 +73,8 @@ _COLORS: Mapping[str, str] = {
     UNNAMED: "#c3a6c9",
     COMPUTE_ONLY: "#afa1ab",
     EXPOSED_MEMORY: "#fe9f28",
+    CALL: "#6f93a8",
+    RANGE: "#8aa37b",
 }
 
 FONT = "Inter, 'Segoe UI', 'Helvetica Neue', Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"

@@ -243,29 +243,48 @@ def timeline_sources(runs: Iterable[Run]) -> list[Source]:
     """Each file as a panel of a timeline; of several with one title the rank is part of it."""
     from collections import Counter
 
-    parts = [part for run in runs for part in run.events()]
-    titles = [label_of(trace.path, trace.manifest) for trace, _ in parts]
-    times = Counter(titles)
-    return [
-        timeline_source(_title(title, part) if times[title] > 1 else title, part)
-        for title, part in zip(titles, parts, strict=True)
-    ]
+    from ddp_prof.analyze.collectives.run_analysis import merge_analyses
+
+    found = []
+    for run in runs:
+        kept = replace(run, options=replace(run.options, keep_events=True))  # a panel holds them anyway
+        parts = list(kept.events())
+        analysis = merge_analyses(kept._measure("collectives"))
+        found += [timeline_source(label_of(part.trace.path, part.trace.manifest), part, analysis) for part in parts]
+    times = Counter(source.title for source in found)
+    return [source._replace(title=_title(source)) if times[source.title] > 1 else source for source in found]
 
 
-def timeline_source(title: str, part: TraceEvents) -> Source:
-    """A file as a panel of a timeline."""
+def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Source:
+    """A file as a panel of a timeline.
+
+    Args:
+        title: What the panel is called.
+        part: The file.
+        analysis: The collectives of the run that it belongs to.
+    """
     from ddp_prof.analyze.overlap.overlap import measure_rank
     from ddp_prof.analyze.quality.diagnostics import find_caveats
-    from ddp_prof.present.timeline.model import Source
+    from ddp_prof.present.timeline.model import Explained, Source
 
     trace, ranks = part
-    caveats = tuple(caveat.value for caveat in find_caveats(trace))
-    return Source(title, trace, ranks, [measure_rank(rank) for rank in ranks], caveats)
+    explained = {
+        (rank.clock, rank.process, rank.device): Explained(rank.timings, exposure, bool((wait_ns >= 0).any()))
+        for rank, exposure, wait_ns in zip(analysis.ranks, analysis.exposures, analysis.waits_ns, strict=True)
+    }
+    return Source(
+        title=title,
+        trace=trace,
+        ranks=ranks,
+        overlaps=[measure_rank(rank) for rank in ranks],
+        explained=[explained[trace.path, rank.process, rank.device] for rank in ranks],
+        caveats=tuple(caveat.value for caveat in find_caveats(trace)),
+    )
 
 
-def _title(title: str, part: TraceEvents) -> str:
-    rank = next((rank.rank for rank in part.ranks if rank.rank is not None), None)
-    return f"{title} ({part.trace.path.name})" if rank is None else f"{title}, rank {rank}"
+def _title(source: Source) -> str:
+    rank = next((rank.rank for rank in source.ranks if rank.rank is not None), None)
+    return f"{source.title} ({source.trace.path.name})" if rank is None else f"{source.title}, rank {rank}"
 
 
 def _load(file: Path, options: LoadOptions) -> TraceEvents:

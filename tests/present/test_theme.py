@@ -21,7 +21,9 @@ LAB = [[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0
 # In hundredths of OKLab, where 2 is about the least difference that is seen.
 LEAST, LEAST_SIDE_BY_SIDE = 6, 10
 DRAWN = [
-    category for category in theme.CATEGORIES if category not in (theme.STEP, theme.GRAPH, theme.UNNAMED, theme.COMPUTE)
+    category
+    for category in theme.CATEGORIES
+    if category not in (theme.STEP, theme.GRAPH, theme.UNNAMED, theme.COMPUTE, theme.CALL, theme.RANGE)
 ]
 
 
