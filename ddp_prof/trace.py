@@ -29,7 +29,7 @@ UNKNOWN = -1
 """In a column: no value (no correlation, no name, size not known)."""
 
 SOURCE_NAMES = {"nsys-sqlite": "nsys", "nsys-report": "nsys", "kineto": "torch.profiler"}
-"""The program that recorded a trace, as it is shown to users, by :attr:`Trace.source`."""
+"""The program that recorded a trace, as it is shown to users, where :attr:`Trace.source` does not name it."""
 
 
 class Kind(IntEnum):
@@ -237,7 +237,7 @@ class Trace:
 
     Attributes:
         path: The file it was read from.
-        source: Format of the file: a key of :data:`SOURCE_NAMES`.
+        source: Format of the file; see :data:`SOURCE_NAMES`.
         producer: The profiler's version, ``None`` where the file does not say.
         names: The string table that every ``name_id`` points into.
         threads: Name of a thread by (process, lane), where known.
