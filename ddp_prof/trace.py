@@ -74,6 +74,11 @@ def select(table: AnyTable, rows: Mask | Ints) -> AnyTable:
     return type(table)(**{column.name: getattr(table, column.name)[rows] for column in fields(table)})
 
 
+def looked_up(column: Ints, rows: Ints) -> Ints:
+    """The column's values at the rows, ``UNKNOWN`` where the row is."""
+    return np.where(rows == UNKNOWN, UNKNOWN, column[rows]) if len(column) else np.full_like(rows, UNKNOWN)
+
+
 def distinct(column: Ints) -> list[int]:
     """The values that occur, ascending; quickest where they are small, as ids of processes, devices and streams are."""
     if not len(column):
@@ -87,9 +92,7 @@ def distinct(column: Ints) -> list[int]:
 def concatenate(first: AnyTable, *others: AnyTable) -> AnyTable:
     """The rows of all tables, one after the other."""
     tables = (first, *others)
-    return type(first)(
-        **{column.name: np.concatenate([getattr(t, column.name) for t in tables]) for column in fields(first)}
-    )
+    return type(first)(*(np.concatenate([getattr(t, column.name) for t in tables]) for column in fields(first)))
 
 
 def empty(kind: type[AnyTable]) -> AnyTable:
@@ -166,6 +169,18 @@ class Calls(Table):
 
 
 @dataclass(frozen=True)
+class CallDetails(Table):
+    """What is known of each call beside its launches; rows as those of :class:`Calls`.
+
+    Attributes:
+        name_id: Index into :attr:`Trace.names`, without the version that CUDA adds.
+    """
+
+    end_ns: Ints
+    name_id: Ints
+
+
+@dataclass(frozen=True)
 class CollectiveMetadata(Table):
     """What is known of collectives beside their kernels, where the profiler noted it; ``UNKNOWN`` where not.
 
@@ -232,7 +247,9 @@ class Trace:
             none. Joined when the trace is built, and kept by ``replace``: who replaces the rows of activities or calls
             must hand over ``None``, which joins again.
         shape_id: For each activity the index into ``names`` of its launch shape, ``UNKNOWN`` where it has none;
-            ``None`` where shapes were not asked for.
+            ``None`` where launches were not asked for.
+        registers: For each activity the registers a thread of it uses, likewise.
+        call_details: Likewise.
         world_size: Ranks in the job; ``None`` where unknown.
         epoch_ns: UTC nanoseconds of the trace's time 0; ``None`` where unknown.
         manifest: The ``run.json`` beside the trace, if any.
@@ -252,6 +269,8 @@ class Trace:
     collective_metadata: CollectiveMetadata = field(default_factory=lambda: empty(CollectiveMetadata))
     launching_calls: Ints = None  # type: ignore[assignment]  # never None once the trace is built
     shape_id: Ints | None = None
+    registers: Ints | None = None
+    call_details: CallDetails | None = None
     world_size: int | None = None
     epoch_ns: int | None = None
     manifest: Manifest | None = None
@@ -262,6 +281,11 @@ class Trace:
             object.__setattr__(self, "launching_calls", find_launching_calls(self.activities, self.calls))
         if len(self.launching_calls) != len(self.activities):
             raise ValueError("launching_calls were joined for other activities")
+
+    @property
+    def device(self) -> str:
+        """``cuda`` where it holds activities of a device, else ``cpu``."""
+        return "cuda" if len(self.activities) else "cpu"
 
     @cached_property
     def processes(self) -> tuple[int, ...]:

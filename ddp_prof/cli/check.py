@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options import load_options, traces_argument
-from ddp_prof.cli.table_options import table_options
+from ddp_prof.cli.options.tables import table_options
+from ddp_prof.cli.options.traces import load_options, traces_argument
 from ddp_prof.errors import NotMetError
 
 if TYPE_CHECKING:
-    from ddp_prof.present.tables.fit import TableOptions
+    from ddp_prof.present.table_fit import TableOptions
     from ddp_prof.runs.run import LoadOptions, Run
 
 NS_PER_MS = 1_000_000
@@ -29,7 +29,8 @@ def _share(_context: click.Context, _parameter: click.Parameter, text: str | Non
     except ValueError:
         share = math.nan
     if not 0 <= share <= 1:
-        raise click.BadParameter(f"{text!r} is no share from 0 to 1: write it like 80% or 0.8")
+        meant = f"{text}% or {share / 100:g}" if 1 < share <= 100 and not text.endswith("%") else "80% or 0.8"
+        raise click.BadParameter(f"{text!r} is no share from 0 to 1: write it like {meant}")
     return share
 
 

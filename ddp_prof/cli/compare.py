@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options import load_options, traces_argument
-from ddp_prof.cli.table_options import table_options
+from ddp_prof.cli.options.tables import table_options
+from ddp_prof.cli.options.traces import load_options, traces_argument
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.variants.waterfall import Waterfall
-    from ddp_prof.present.tables.fit import TableOptions
+    from ddp_prof.present.table_fit import TableOptions
     from ddp_prof.runs.run import LoadOptions
 
 
@@ -47,7 +47,7 @@ def command(
     from ddp_prof.runs.load import load_runs
     from ddp_prof.runs.run import compare_steps
 
-    runs = load_runs(traces, replace(options, with_shapes=True))
+    runs = load_runs(traces, replace(options, with_launches=True))
     for run in runs:
         run.prepare("overlap", "collectives", "kernels")
     results, changes = [run.overlap() for run in runs], compare_steps(runs)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options import load_options, traces_argument
+from ddp_prof.cli.options.traces import load_options, traces_argument
 from ddp_prof.printable import printable
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def command(traces: tuple[Path, ...], options: LoadOptions, folder: Path) -> Non
     from ddp_prof.runs.load import load_runs
     from ddp_prof.runs.run import compare_steps
 
-    runs = load_runs(traces, replace(options, with_shapes=True, keep_events=True))
+    runs = load_runs(traces, replace(options, with_launches=True, keep_events=True))
     runs = in_variant_order(runs, lambda run: run.manifest)
     for problem in write_report(_report_runs(runs), folder, compare_steps(runs)):
         click.echo(f"note: {printable(problem)}", err=True)
@@ -70,7 +70,7 @@ def _report_runs(runs: Sequence[Run]) -> list[ReportRun]:
         step = typical_step(collectives)
         views = {key: view_step(explanation.run, key) for key in _steps_to_view(collectives, step)}
         own = tuple(islice(sources, len(run.files)))
-        found.append(ReportRun(run.name, result, own, explanation, summary, views, step))
+        found.append(ReportRun(run.name, result, own, explanation, summary, views, step, run.device_use()))
     return found
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.straggler import RunSkew
     from ddp_prof.analyze.core.rank_events import RankEvents
     from ddp_prof.analyze.core.steps import RangePatterns
+    from ddp_prof.analyze.kernels.device_use import DeviceUse, RankUse
     from ddp_prof.analyze.overlap.overlap import TraceOverlap
     from ddp_prof.analyze.quality.inventory import TraceInventory
     from ddp_prof.analyze.root_cause import RootCause
@@ -51,7 +52,8 @@ class LoadOptions:
         step_range: Regular expression for ranges that are steps; a first group is the step's number.
         backward_range: Regular expression for ranges that hold the backward pass.
         comm_patterns: Regular expressions for kernels that communicate, beside those that are known.
-        with_shapes: Read the kernels' launch shapes, too, by which contention tells them apart.
+        with_launches: Read more of launches: kernels' shapes, by which contention tells them apart, names and ends of
+            calls, which timelines show.
         one_run: All files are ranks of one run, whatever their names.
         separate: Each file is a run of its own, whatever their names.
         keep_events: Keep the events of all files in memory; else a file is read again for each new question.
@@ -60,7 +62,7 @@ class LoadOptions:
     step_range: str | None = None
     backward_range: str | None = None
     comm_patterns: tuple[str, ...] = ()
-    with_shapes: bool = False
+    with_launches: bool = False
     one_run: bool = False
     separate: bool = False
     keep_events: bool = False
@@ -175,6 +177,12 @@ class Run:
         """The compute kernels of each rank's steps, by which contention is measured."""
         return [samples for of_file in self._measure("kernels") for samples in of_file]
 
+    def device_use(self) -> DeviceUse:
+        """Which kernels took the time, what hid communication, and why devices were idle."""
+        from ddp_prof.analyze.kernels.device_use import measure_device_use
+
+        return measure_device_use([rank for of_file in self._measure("device use") for rank in of_file])
+
     def waterfall(self) -> Waterfall:
         """The mean step of this run by parts; of several runs see :func:`compare_steps`."""
         return compare_steps([self])
@@ -193,7 +201,7 @@ class Run:
         return draw_timeline(build_timeline(sources, steps=shown, max_boxes=MAX_BOXES))
 
     def prepare(self, *measures: str) -> None:
-        """Measure several of ``overlap``, ``collectives``, ``kernels``, ``inventory`` in one reading of the files."""
+        """Measure several of ``_MEASURES`` in one reading of the files."""
         missing = [measure for measure in measures if measure not in self._measured]
         if not missing:
             return
@@ -235,35 +243,55 @@ def timeline_sources(runs: Iterable[Run]) -> list[Source]:
     """Each file as a panel of a timeline; of several with one title the rank is part of it."""
     from collections import Counter
 
-    parts = [part for run in runs for part in run.events()]
-    titles = [label_of(trace.path, trace.manifest) for trace, _ in parts]
-    times = Counter(titles)
-    return [
-        timeline_source(_title(title, part) if times[title] > 1 else title, part)
-        for title, part in zip(titles, parts, strict=True)
-    ]
+    from ddp_prof.analyze.collectives.run_analysis import merge_analyses
+
+    found = []
+    for run in runs:
+        kept = replace(run, options=replace(run.options, keep_events=True))  # a panel holds them anyway
+        parts = list(kept.events())
+        analysis = merge_analyses(kept._measure("collectives"))
+        found += [timeline_source(label_of(part.trace.path, part.trace.manifest), part, analysis) for part in parts]
+    times = Counter(source.title for source in found)
+    return [source._replace(title=_title(source)) if times[source.title] > 1 else source for source in found]
 
 
-def timeline_source(title: str, part: TraceEvents) -> Source:
-    """A file as a panel of a timeline."""
+def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Source:
+    """A file as a panel of a timeline.
+
+    Args:
+        title: What the panel is called.
+        part: The file.
+        analysis: The collectives of the run that it belongs to.
+    """
     from ddp_prof.analyze.overlap.overlap import measure_rank
     from ddp_prof.analyze.quality.diagnostics import find_caveats
-    from ddp_prof.present.timeline.model import Source
+    from ddp_prof.present.timeline.model import Explained, Source
 
     trace, ranks = part
-    return Source(title, trace, ranks, [measure_rank(rank) for rank in ranks], find_caveats(trace))
+    explained = {
+        (rank.clock, rank.process, rank.device): Explained(rank.timings, exposure, bool((wait_ns >= 0).any()))
+        for rank, exposure, wait_ns in zip(analysis.ranks, analysis.exposures, analysis.waits_ns, strict=True)
+    }
+    return Source(
+        title=title,
+        trace=trace,
+        ranks=ranks,
+        overlaps=[measure_rank(rank) for rank in ranks],
+        explained=[explained[trace.path, rank.process, rank.device] for rank in ranks],
+        caveats=tuple(caveat.value for caveat in find_caveats(trace)),
+    )
 
 
-def _title(title: str, part: TraceEvents) -> str:
-    rank = next((rank.rank for rank in part.ranks if rank.rank is not None), None)
-    return f"{title} ({part.trace.path.name})" if rank is None else f"{title}, rank {rank}"
+def _title(source: Source) -> str:
+    rank = next((rank.rank for rank in source.ranks if rank.rank is not None), None)
+    return f"{source.title} ({source.trace.path.name})" if rank is None else f"{source.title}, rank {rank}"
 
 
 def _load(file: Path, options: LoadOptions) -> TraceEvents:
     from ddp_prof.analyze.core.rank_events import find_rank_events
     from ddp_prof.ingest.load import load_trace
 
-    trace = load_trace(file, extra_patterns=options.comm_patterns, with_shapes=options.with_shapes)
+    trace = load_trace(file, extra_patterns=options.comm_patterns, with_launches=options.with_launches)
     return TraceEvents(trace, find_rank_events(trace, options.patterns))
 
 
@@ -285,6 +313,12 @@ def _measure_kernels(part: TraceEvents, _options: LoadOptions) -> list[KernelSam
     return [sample_kernels(rank) for rank in part.ranks]
 
 
+def _measure_device_use(part: TraceEvents, _options: LoadOptions) -> list[RankUse]:
+    from ddp_prof.analyze.kernels.device_use import use_of_rank
+
+    return [use_of_rank(rank) for rank in part.ranks]
+
+
 def _measure_inventory(part: TraceEvents, options: LoadOptions) -> TraceInventory:
     from ddp_prof.analyze.quality.inventory import take_inventory
 
@@ -295,6 +329,7 @@ _MEASURES: Mapping[str, Callable[[TraceEvents, LoadOptions], Any]] = {
     "overlap": _measure_overlap,
     "collectives": _measure_collectives,
     "kernels": _measure_kernels,
+    "device use": _measure_device_use,
     "inventory": _measure_inventory,
 }
 """What is kept of a file that was read."""

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.variants.contention import Contention, KernelSamples
+    from ddp_prof.manifest import Caveat
     from ddp_prof.trace import Ints
 
 SAMPLED = ("step", "compute", "transfer", "tail", "wait", "calls", "rest")
@@ -105,12 +106,14 @@ class Waterfall(Framed):
         left_out: Labels of runs without steps, which have no step time.
         other_device: Labels of runs on another device than the first, ``cpu`` or ``cuda``, which are other jobs.
         warnings: Of all runs.
+        caveats: Why runs are not representative, of all runs.
     """
 
     budgets: tuple[Budget, ...]
     changes: tuple[Change, ...]
     left_out: tuple[str, ...]
     warnings: tuple[str, ...]
+    caveats: tuple[Caveat, ...] = ()
     other_device: tuple[str, ...] = ()
 
     def to_frame(self) -> pd.DataFrame:
@@ -140,6 +143,7 @@ def measure_waterfall(runs: Sequence[tuple[RunAnalysis, Sequence[KernelSamples]]
         budgets=tuple(alike),
         changes=tuple(_change(before, after) for before, after in pairwise(alike)),
         left_out=tuple(run.label for run, budget in budgets if budget is None),
+        caveats=tuple(dict.fromkeys(caveat for run, _ in runs for caveat in run.caveats)),
         warnings=tuple(dict.fromkeys(warning for run, _ in runs for warning in run.trace_warnings)),
         other_device=tuple(budget.label for device, budget in known if device != known[0][0]),
     )

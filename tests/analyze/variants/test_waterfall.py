@@ -91,7 +91,7 @@ def test_rows_and_bars_lead_from_run_to_run() -> None:
     assert (first["from -> to"], second["from -> to"]) == ("naive", "naive -> overlap")
     assert second["sum_ms"] == pytest.approx(-4e-6)
     assert sum(second[f"{part}_ms"] for part in PARTS) == pytest.approx(second["sum_ms"])
-    *changes, (last, _, start, length) = waterfall_steps(waterfall)[1:]
+    *changes, (last, _, start, length, _) = waterfall_steps(waterfall)[1:]
     assert (last, start, length) == ("overlap", 0, 19e-6)
     assert changes[0][2] == 23e-6
     assert changes[-1][2] + changes[-1][3] == pytest.approx(19e-6)
@@ -149,6 +149,20 @@ def test_a_change_beyond_the_scatter_is_told() -> None:
     ).changes
     assert (change.compute_ns, change.is_beyond_spread("compute")) == (-300, True)
     assert change.half_width_ns["compute"] == 18, "13 of each run, by Student's t for 3 degrees of freedom"
+
+
+def test_the_picture_marks_what_cannot_be_told() -> None:
+    scattered = waterfall_of(
+        run_of_steps("naive", [150, 90, 210, 130, 170]), run_of_steps("flat", [120, 60, 180, 100, 140])
+    )
+    clear = waterfall_of(
+        run_of_steps("naive", [1500, 1510, 1490, 1500]), run_of_steps("flat", [1200, 1210, 1190, 1200])
+    )
+    for waterfall, shape in ((scattered, "/"), (clear, "")):
+        (figure,) = draw_waterfall(waterfall).data
+        assert list(figure.marker.pattern.shape) == ["", shape, ""]
+        assert ("hatched" in draw_waterfall(waterfall).layout.title.subtitle.text) == bool(shape)
+        assert ("no change told" in figure.hovertext[1]) == bool(shape)
 
 
 def test_two_steps_tell_no_scatter() -> None:

@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from ddp_prof.present import theme
 from ddp_prof.present.timeline.build import build_timeline
-from ddp_prof.present.timeline.encoding import LONGEST_TITLE, OVERVIEW_COLUMNS, overview, pack_boxes, pack_columns
+from ddp_prof.present.timeline.encoding import (
+    LONGEST_TITLE,
+    OVERVIEW_COLUMNS,
+    Placed,
+    Titles,
+    overview,
+    pack_boxes,
+    pack_columns,
+)
 from ddp_prof.present.timeline.model import COMPUTE, STRIP, Boxes, Lane
 from ddp_prof.trace import UNKNOWN
 from tests.drawing import column, table
@@ -33,18 +41,20 @@ def unpack(widths: dict[str, int], packed: bytes, count: int) -> dict[str, list[
 
 def read_back(lanes: list[Lane]) -> list[dict[str, int | str]]:
     """Boxes as a page reads them."""
-    packed = pack_boxes(lanes)
-    count = sum(len(row.boxes) for row in packed.rows)
-    columns = unpack(packed.widths, zlib.decompress(base64.b64decode(packed.payload)), count)
+    titles = Titles()
+    packed = pack_boxes([Placed(0, place, lane) for place, lane in enumerate(lanes)], titles)
+    ((count, widths),) = packed.tables
+    columns = unpack(widths, zlib.decompress(base64.b64decode(packed.payload)), count)
+    names = list(titles.titles)
     rows = [row for row in packed.rows for _ in range(len(row.boxes))]
     boxes, time, step = [], 0, 0
     for at, row in enumerate(rows):
         start = time + columns["gap"][at]
         time = start + columns["duration"][at]
         step += columns["step"][at]
-        boxes.append({"lane": row.lane, "level": row.level, "start": start, "end": time, "step": step,
+        boxes.append({"lane": row.placed.place, "level": row.level, "start": start, "end": time, "step": step,
                       "category": columns["category"][at], "bytes": columns["bytes"][at],
-                      "title": packed.titles[columns["title"][at]][0]})  # fmt: skip
+                      "title": names[columns["title"][at]][0]})  # fmt: skip
     return boxes
 
 
@@ -56,6 +66,7 @@ def test_columns_come_back(drawn: list[list[int]]) -> None:
     assert unpack(widths, packed, len(drawn[0]) if drawn else 0) == expected
 
 
+REST = dict.fromkeys(("phase", "call", "shape", "registers", "collective"), UNKNOWN)
 BOX = st.fixed_dictionaries(
     {"start_ns": st.integers(-(10**12), 10**12), "length": st.integers(0, 10**6), "category": st.integers(0, 4),
      "name_id": st.integers(-1, 2), "step": st.integers(-1, 10**6), "bucket": st.integers(-1, 2),
@@ -66,10 +77,14 @@ BOX = st.fixed_dictionaries(
 @given(st.lists(st.lists(BOX, max_size=12), max_size=3))
 def test_boxes_come_back(drawn: list[list[dict[str, int]]]) -> None:
     lanes = [
-        Lane("a lane", COMPUTE, table(Boxes, [{**box, "end_ns": box["start_ns"] + box["length"]} for box in boxes]),
-             ("first", "second", "third"))
+        Lane(
+            "a lane",
+            COMPUTE,
+            table(Boxes, [{**REST, **box, "end_ns": box["start_ns"] + box["length"]} for box in boxes]),
+            ("first", "second", "third"),
+        )
         for boxes in drawn
-    ]  # fmt: skip
+    ]
     expected = sorted(
         (at, box["level"], box["start_ns"], box["start_ns"] + box["length"], box["category"], box["step"], box["bytes"])
         for at, boxes in enumerate(drawn)
@@ -90,16 +105,17 @@ def test_titles_tell_boxes_apart() -> None:
 
 def test_a_long_name_ends_in_time() -> None:
     box = {"start_ns": 0, "end_ns": 1, "category": COMPUTE_CODE, "name_id": 0, "step": 0, "bucket": UNKNOWN,
-           "bytes": UNKNOWN, "level": 0}  # fmt: skip
-    packed = pack_boxes([Lane("a lane", COMPUTE, table(Boxes, [box]), ("x" * 10_000,))])
-    ((title, label),) = packed.titles
+           "bytes": UNKNOWN, "level": 0, **REST}  # fmt: skip
+    titles = Titles()
+    pack_boxes([Placed(0, 0, Lane("a lane", COMPUTE, table(Boxes, [box]), ("x" * 10_000,)))], titles)
+    ((title, label, _),) = titles.titles
     assert (len(title), title[-1], label) == (LONGEST_TITLE, "…", "")
 
 
 def test_an_overview_holds_the_time_of_each_category() -> None:
     model = build_timeline(run_of(cpu_run()).sources)
     strip = next(lane for lane in model.panels[0].ranks[0].lanes if lane.kind == STRIP)
-    packed = pack_boxes([strip])
+    packed = pack_boxes([Placed(0, 0, strip)], Titles())
     shares = {
         category: np.frombuffer(base64.b64decode(text), np.uint8).astype(int)
         for category, text in overview(packed.rows[0].boxes, 0, 40 * OVERVIEW_COLUMNS).items()

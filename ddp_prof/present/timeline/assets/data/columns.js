@@ -1,4 +1,4 @@
-// Reads the columns of boxes back that timeline_columns.py packed.
+// Reads the columns back that encoding.py packed.
 
 /**
  * @typedef {Object} Columns
@@ -25,30 +25,40 @@ function bytesOf(binary) {
 }
 
 /**
- * @param {Uint8Array} bytes plane after plane, column after column
- * @param {Object<string, number>} widths planes of each column, in order
- * @param {number} count
- * @returns {Columns}
+ * Tables that lie one after the other.
+ * @param {Uint8Array} bytes plane after plane, column after column, table after table
+ * @param {Array<[number, Object<string, number>]>} tables rows, and planes of each column, in order
+ * @returns {Object<string, Float64Array>[]}
  */
-function unpack(bytes, widths, count) {
+function unpack(bytes, tables) {
   let offset = 0;
-  /** @type {Object<string, Float64Array>} */
-  const columns = {};
-  for (const [name, width] of Object.entries(widths)) {
-    columns[name] = signed(natural(bytes, offset, width, count));
-    offset += width * count;
-  }
-  const { gap: start, duration: end, step } = columns;
-  for (let at = 0, time = 0; at < count; at++) {
+  return tables.map(([rows, widths]) => {
+    const columns = {};
+    for (const [name, width] of Object.entries(widths)) {
+      columns[name] = signed(natural(bytes, offset, width, rows));
+      offset += width * rows;
+    }
+    return columns;
+  });
+}
+
+/** A table of boxes, as encoding.py packs it. @returns {Columns} */
+function boxesOf({ gap: start, duration: end, step, category, title, bytes }) {
+  for (let at = 0, time = 0; at < start.length; at++) {
     start[at] += time;
     end[at] += start[at];
     time = end[at];
   }
-  for (let at = 1; at < count; at++) step[at] += step[at - 1];
   return {
-    start, end, bytes: columns.bytes,
-    category: new Uint8Array(columns.category), title: new Int32Array(columns.title), step: new Int32Array(step),
+    start, end, bytes, step: new Int32Array(summed(step)),
+    category: new Uint8Array(category), title: new Int32Array(title),
   };
+}
+
+/** Of differences the numbers themselves. */
+function summed(column) {
+  for (let at = 1; at < column.length; at++) column[at] += column[at - 1];
+  return column;
 }
 
 /** Numbers of up to 2^53 out of planes of bytes; beyond 32 bits JavaScript's shifts cannot be used. */
