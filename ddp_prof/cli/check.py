@@ -113,6 +113,7 @@ def command(
     )
     from ddp_prof.present.tables.gate import check_summary, check_view, verdict_line
     from ddp_prof.present.tables.render import show
+    from ddp_prof.runs.before_after import are_one_variant
     from ddp_prof.runs.load import load_runs
 
     compared = _only_run(load_runs(baselines, options)) if baselines else None
@@ -131,7 +132,7 @@ def command(
     for run in load_runs(traces, options):
         differences = find_differences(run.manifest, compared.manifest) if compared else ()
         checks.append(check_run(run.overlap(), replace(requirements, incomparable=differences)))
-        if compared and not checks[-1].passed and not differences:
+        if compared and not checks[-1].passed and are_one_variant([compared, run]) and not differences:
             causes += [f"{run.label}, against the baseline: {text}" for text in _changes(compared, run)]
     view = check_view(checks, baseline, causes)
     if output.form == "markdown":
