@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -71,7 +71,14 @@ def select(table: AnyTable, rows: Mask | Ints) -> AnyTable:
     """The chosen rows, as a table of the same kind; the very same where all are chosen."""
     if rows.dtype == np.bool_ and rows.all():
         return table
-    return type(table)(**{column.name: getattr(table, column.name)[rows] for column in fields(table)})
+    return type(table)(**{column.name: _chosen(getattr(table, column.name), rows) for column in fields(table)})
+
+
+def _chosen(column: Ints, rows: Mask | Ints) -> Ints:
+    """The chosen rows; of a column of one value, which takes no memory, another such column."""
+    if column.strides[0] or not len(column):
+        return column[rows]
+    return np.broadcast_to(column[0], int(rows.sum()) if rows.dtype == np.bool_ else len(rows))
 
 
 def looked_up(column: Ints, rows: Ints) -> Ints:
@@ -92,7 +99,15 @@ def distinct(column: Ints) -> list[int]:
 def concatenate(first: AnyTable, *others: AnyTable) -> AnyTable:
     """The rows of all tables, one after the other."""
     tables = (first, *others)
-    return type(first)(*(np.concatenate([getattr(t, column.name) for t in tables]) for column in fields(first)))
+    return type(first)(*(_joined([getattr(t, column.name) for t in tables]) for column in fields(first)))
+
+
+def _joined(parts: Sequence[Ints]) -> Ints:
+    """The parts one after the other; where one value is all they hold, a column that takes no memory."""
+    some = [part for part in parts if len(part)]
+    if some and not any(part.strides[0] for part in some) and len({int(part[0]) for part in some}) == 1:
+        return np.broadcast_to(some[0][0], sum(map(len, some)))
+    return np.concatenate(parts)
 
 
 def empty(kind: type[AnyTable]) -> AnyTable:

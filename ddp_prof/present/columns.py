@@ -191,6 +191,14 @@ _WATERFALL = (
     _time("rest_ms", "data, the host between phases, idle device"),
     _time("sum_ms", "sum of the parts", WITH_ROOM),
 )
+_CHANGES = (
+    _name("part", "part of the mean step, or all of it", ALWAYS),
+    _time("before_ms", "in the first run", USUALLY),
+    _time("after_ms", "in the second run", USUALLY),
+    _time("change_ms", "after less before", ALWAYS),
+    _time("change_±_ms", "half of the change's 95 % interval"),
+    _name("told", "whether the change is beyond the spread of both runs", ALWAYS),
+)
 _GATE = (
     _name("requirement", "what was required", ALWAYS),
     _ratio("measured", "what was measured", ALWAYS),
@@ -215,7 +223,7 @@ _KERNELS = (
     _count("alone", "executions without any communication beside them", WITH_MUCH_ROOM),
     _ratio("slowdown", "median duration beside communication over that alone", ALWAYS),
     _share("of_overlapped_%", "share of all overlapped communication", ALWAYS),
-    _name("cause", "why the device was idle", ALWAYS),
+    _name("cause", "what did it", ALWAYS),
     _share("of_idle_%", "share of all idle time", ALWAYS),
 )
 _STUDY = (
@@ -270,6 +278,7 @@ CATALOGUE = {
         *_COLLECTIVES,
         *_SKEW,
         *_WATERFALL,
+        *_CHANGES,
         *_GATE,
         *_KERNELS,
         *_STUDY,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.overlap.overlap import RankOverlap, StepOverlap, TraceOverlap
     from ddp_prof.analyze.overlap.regression_gate import GateReport, GateResult
     from ddp_prof.analyze.quality.inventory import TraceInventory
+    from ddp_prof.analyze.variants.before_after import PartChange
     from ddp_prof.analyze.variants.waterfall import Waterfall
 
 Document = dict[str, Any]
@@ -72,6 +73,14 @@ def compare_document(summaries: Iterable[VariantSummary], warnings: Sequence[str
 def waterfall_document(waterfall: Waterfall) -> Document:
     """The waterfall, a part of the document of ``ddp-prof compare``."""
     return asdict(waterfall)
+
+
+def changes_document(changes: Sequence[PartChange]) -> list[Document]:
+    """What changed between two runs of one variant, a part of the document of ``ddp-prof compare``."""
+    return [
+        {**asdict(change), "change_ns": change.change_ns, "is_beyond_spread": change.is_beyond_spread}
+        for change in changes
+    ]
 
 
 def info_document(inventory: TraceInventory) -> Document:

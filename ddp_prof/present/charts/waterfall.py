@@ -54,7 +54,7 @@ def waterfall_steps(waterfall: Waterfall) -> list[Bar]:
             break
         change, level, other = waterfall.changes[index], budget.step_ns, 0
         for part in PARTS:
-            length = getattr(change, f"{part}_ns")
+            length = getattr(change, f"{part}_ns") or 0
             if abs(length) < least:
                 other += length
                 continue

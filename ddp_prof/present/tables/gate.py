@@ -27,11 +27,11 @@ UNITS = {"ratio": (100, "%"), "ns": (1e-6, "ms"), "ranks": (1, "ranks")}
 """Of each unit of a verdict what it is multiplied by to be shown, and its name then."""
 
 
-def check_view(checks: Sequence[GateReport], baseline: TraceOverlap | None) -> TableView:
-    """A row a requirement of each run."""
+def check_view(checks: Sequence[GateReport], baseline: TraceOverlap | None, causes: Sequence[str] = ()) -> TableView:
+    """A row a requirement of each run; ``causes`` of what is not met come first among the notes."""
     compared = baseline is not None
     rows = [_row(check, verdict, compared=compared) for check in checks for verdict in check.verdicts]
-    notes = _notes(checks, baseline)
+    notes = [*causes, *_notes(checks, baseline)]
     return TableView(verdict_line(checks), rows, notes, gate_document(checks, baseline, notes))
 
 
