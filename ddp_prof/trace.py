@@ -1,32 +1,33 @@
 """The trace in the middle: three tables of columns that are never mixed.
 
 ``Activities`` are what a device did, ``Spans`` what the program said, ``Calls`` what the host asked of the device.
-A column is a one-dimensional NumPy array with one element a row; times are int64 nanoseconds on the trace's own
-clock, half-open ``[start, end)``. A trace is never changed after it was read.
+Times are int64 nanoseconds on the trace's own clock, half-open ``[start, end)``. A trace is never changed after it was
+read.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
+from ddp_prof.table import UNKNOWN, Ints, Mask, Table, concatenate, distinct, empty, looked_up, select
 
-    from numpy.typing import NDArray
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
 
     from ddp_prof.manifest import Manifest
 
-    Ints = NDArray[np.int64]
-    Mask = NDArray[np.bool_]
-
-UNKNOWN = -1
-"""In a column: no value (no correlation, no name, size not known)."""
+__all__ = [
+    "SOURCE_NAMES", "UNKNOWN", "Activities", "CallDetails", "Calls", "Category", "CollectiveMetadata", "Ints", "Kind",
+    "Mask", "Overhead", "Spans", "Table", "Trace", "UnresolvedNames", "concatenate", "distinct", "empty",
+    "find_launching_calls", "looked_up", "select",
+]  # fmt: skip
+"""What a reader of traces needs, :mod:`ddp_prof.table` included."""
 
 SOURCE_NAMES = {"nsys-sqlite": "nsys", "nsys-report": "nsys", "kineto": "torch.profiler"}
 """The program that recorded a trace, as it is shown to users, where :attr:`Trace.source` does not name it."""
@@ -49,70 +50,6 @@ class Category(IntEnum):
     MEMORY = 2
     OTHER = 3
     UNKNOWN = 4  # a kernel whose name the trace does not tell
-
-
-@dataclass(frozen=True)
-class Table:
-    """Columns of equal length."""
-
-    def __post_init__(self) -> None:
-        lengths = {column.name: len(getattr(self, column.name)) for column in fields(self)}
-        if len(set(lengths.values())) > 1:
-            raise ValueError(f"columns of unequal length: {lengths}")
-
-    def __len__(self) -> int:
-        return len(getattr(self, fields(self)[0].name))
-
-
-AnyTable = TypeVar("AnyTable", bound=Table)
-
-
-def select(table: AnyTable, rows: Mask | Ints) -> AnyTable:
-    """The chosen rows, as a table of the same kind; the very same where all are chosen."""
-    if rows.dtype == np.bool_ and rows.all():
-        return table
-    return type(table)(**{column.name: _chosen(getattr(table, column.name), rows) for column in fields(table)})
-
-
-def _chosen(column: Ints, rows: Mask | Ints) -> Ints:
-    """The chosen rows; of a column of one value, which takes no memory, another such column."""
-    if column.strides[0] or not len(column):
-        return column[rows]
-    return np.broadcast_to(column[0], int(rows.sum()) if rows.dtype == np.bool_ else len(rows))
-
-
-def looked_up(column: Ints, rows: Ints) -> Ints:
-    """The column's values at the rows, ``UNKNOWN`` where the row is."""
-    return np.where(rows == UNKNOWN, UNKNOWN, column[rows]) if len(column) else np.full_like(rows, UNKNOWN)
-
-
-def distinct(column: Ints) -> list[int]:
-    """The values that occur, ascending; quickest where they are small, as ids of processes, devices and streams are."""
-    if not len(column):
-        return []
-    low, high = int(column.min()), int(column.max())
-    if high - low > 1 << 24:
-        return [int(value) for value in np.unique(column)]
-    return [low + row for row in np.flatnonzero(np.bincount(column - low)).tolist()]
-
-
-def concatenate(first: AnyTable, *others: AnyTable) -> AnyTable:
-    """The rows of all tables, one after the other."""
-    tables = (first, *others)
-    return type(first)(*(_joined([getattr(t, column.name) for t in tables]) for column in fields(first)))
-
-
-def _joined(parts: Sequence[Ints]) -> Ints:
-    """The parts one after the other; where one value is all they hold, a column that takes no memory."""
-    some = [part for part in parts if len(part)]
-    if some and not any(part.strides[0] for part in some) and len({int(part[0]) for part in some}) == 1:
-        return np.broadcast_to(some[0][0], sum(map(len, some)))
-    return np.concatenate(parts)
-
-
-def empty(kind: type[AnyTable]) -> AnyTable:
-    """A table without rows."""
-    return kind(**{item.name: np.empty(0, np.int64) for item in fields(kind)})
 
 
 @dataclass(frozen=True)
