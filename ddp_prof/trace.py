@@ -75,7 +75,7 @@ def select(table: AnyTable, rows: Mask | Ints) -> AnyTable:
 
 
 def _chosen(column: Ints, rows: Mask | Ints) -> Ints:
-    """The chosen rows; of a column of one value, which takes no memory, another such column."""
+    """The chosen rows; a column of one value, which takes no memory, stays one."""
     if column.strides[0] or not len(column):
         return column[rows]
     return np.broadcast_to(column[0], int(rows.sum()) if rows.dtype == np.bool_ else len(rows))
@@ -94,17 +94,15 @@ def distinct(column: Ints) -> list[int]:
 def concatenate(first: AnyTable, *others: AnyTable) -> AnyTable:
     """The rows of all tables, one after the other."""
     tables = (first, *others)
-    return type(first)(
-        **{column.name: _joined([getattr(table, column.name) for table in tables]) for column in fields(first)}
-    )
+    columns = {column.name: [getattr(table, column.name) for table in tables] for column in fields(first)}
+    return type(first)(**{name: _joined(parts) for name, parts in columns.items()})
 
 
 def _joined(parts: Sequence[Ints]) -> Ints:
     """The parts one after the other; where one value is all they hold, a column that takes no memory."""
-    some = [part for part in parts if len(part)]
-    if some and not any(part.strides[0] for part in some) and len({int(part[0]) for part in some}) == 1:
-        return np.broadcast_to(some[0][0], sum(map(len, some)))
-    return np.concatenate(parts)
+    if any(part.strides[0] for part in parts if len(part)) or len({int(part[0]) for part in parts if len(part)}) != 1:
+        return np.concatenate(parts)
+    return np.broadcast_to(next(part[0] for part in parts if len(part)), sum(map(len, parts)))
 
 
 def empty(kind: type[AnyTable]) -> AnyTable:
@@ -182,11 +180,7 @@ class Calls(Table):
 
 @dataclass(frozen=True)
 class CallDetails(Table):
-    """What is known of each call beside its launches; rows as those of :class:`Calls`.
-
-    Attributes:
-        name_id: Index into :attr:`Trace.names`, without the version that CUDA adds.
-    """
+    """When each call ended, and its name without the version that CUDA adds; rows as those of :class:`Calls`."""
 
     end_ns: Ints
     name_id: Ints
