@@ -29,7 +29,7 @@ UNKNOWN = -1
 """In a column: no value (no correlation, no name, size not known)."""
 
 SOURCE_NAMES = {"nsys-sqlite": "nsys", "nsys-report": "nsys", "kineto": "torch.profiler"}
-"""The program that recorded a trace, as it is shown to users, by :attr:`Trace.source`."""
+"""The program that recorded a trace, as it is shown to users, where :attr:`Trace.source` does not name it."""
 
 
 class Kind(IntEnum):
@@ -75,10 +75,15 @@ def select(table: AnyTable, rows: Mask | Ints) -> AnyTable:
 
 
 def _chosen(column: Ints, rows: Mask | Ints) -> Ints:
-    """The chosen rows; a column of one value, which takes no memory, stays one."""
+    """The chosen rows; of a column of one value, which takes no memory, another such column."""
     if column.strides[0] or not len(column):
         return column[rows]
     return np.broadcast_to(column[0], int(rows.sum()) if rows.dtype == np.bool_ else len(rows))
+
+
+def looked_up(column: Ints, rows: Ints) -> Ints:
+    """The column's values at the rows, ``UNKNOWN`` where the row is."""
+    return np.where(rows == UNKNOWN, UNKNOWN, column[rows]) if len(column) else np.full_like(rows, UNKNOWN)
 
 
 def distinct(column: Ints) -> list[int]:
@@ -93,16 +98,15 @@ def distinct(column: Ints) -> list[int]:
 
 def concatenate(first: AnyTable, *others: AnyTable) -> AnyTable:
     """The rows of all tables, one after the other."""
-    tables = (first, *others)
-    columns = {column.name: [getattr(table, column.name) for table in tables] for column in fields(first)}
-    return type(first)(**{name: _joined(parts) for name, parts in columns.items()})
+    return type(first)(*(_joined([getattr(t, column.name) for t in (first, *others)]) for column in fields(first)))
 
 
 def _joined(parts: Sequence[Ints]) -> Ints:
     """The parts one after the other; where one value is all they hold, a column that takes no memory."""
-    if any(part.strides[0] for part in parts if len(part)) or len({int(part[0]) for part in parts if len(part)}) != 1:
+    values = {int(part[0]) for part in parts if len(part)}
+    if len(values) != 1 or any(part.strides[0] for part in parts if len(part)):
         return np.concatenate(parts)
-    return np.broadcast_to(next(part[0] for part in parts if len(part)), sum(map(len, parts)))
+    return np.broadcast_to(np.int64(values.pop()), sum(map(len, parts)))
 
 
 def empty(kind: type[AnyTable]) -> AnyTable:
@@ -219,11 +223,7 @@ class Overhead(Table):
 class UnresolvedNames:
     """How many kernels of a trace have no name, so that nobody knows whether they compute or communicate.
 
-    Attributes:
-        kernels: Their number.
-        of_kernels: The number of all kernels.
-        time_ns: The sum of their durations.
-        of_time_ns: The sum of all kernels' durations.
+    They are ``kernels`` of all ``of_kernels``, and last ``time_ns`` of ``of_time_ns``, both sums of durations.
     """
 
     kernels: int
@@ -243,7 +243,7 @@ class Trace:
 
     Attributes:
         path: The file it was read from.
-        source: Format of the file: a key of :data:`SOURCE_NAMES`.
+        source: Format of the file; see :data:`SOURCE_NAMES`.
         producer: The profiler's version, ``None`` where the file does not say.
         names: The string table that every ``name_id`` points into.
         threads: Name of a thread by (process, lane), where known.
@@ -288,6 +288,11 @@ class Trace:
         if len(self.launching_calls) != len(self.activities):
             raise ValueError("launching_calls were joined for other activities")
 
+    @property
+    def device(self) -> str:
+        """``cuda`` where it holds activities of a device, else ``cpu``."""
+        return "cuda" if len(self.activities) else "cpu"
+
     @cached_property
     def processes(self) -> tuple[int, ...]:
         """All processes that left an activity or a span, in ascending order."""
@@ -308,9 +313,7 @@ class Trace:
     def duration_ns(self) -> int:
         """From the first event to the last; 0 for a trace without any."""
         tables = [table for table in (self.activities, self.spans) if len(table)]
-        if not tables:
-            return 0
-        return int(max(table.end_ns.max() for table in tables) - min(table.start_ns.min() for table in tables))
+        return int(max(t.end_ns.max() for t in tables) - min(t.start_ns.min() for t in tables)) if tables else 0
 
 
 def find_launching_calls(activities: Activities, calls: Calls) -> Ints:
@@ -337,11 +340,8 @@ def _rows(chosen: Mask) -> Ints | slice:
 
 def _positions(keys: Ints, start_ns: Ints, wanted: Ints) -> Ints:
     """Position in ``keys`` of each wanted value, the earliest of several; ``UNKNOWN`` where it is absent."""
-    if np.all(keys[1:] >= keys[:-1]):
-        order, ordered = None, keys
-    else:
-        order = np.argsort(keys, kind="stable")
-        ordered = keys[order]
+    order = None if np.all(keys[1:] >= keys[:-1]) else np.argsort(keys, kind="stable")
+    ordered = keys if order is None else keys[order]
     if np.any(ordered[1:] == ordered[:-1]):
         order = np.lexsort((start_ns, keys))
         ordered = keys[order]

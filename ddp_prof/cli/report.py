@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options import load_options, traces_argument
+from ddp_prof.cli.options.traces import load_options, traces_argument
 from ddp_prof.printable import printable
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _report_runs(runs: Sequence[Run]) -> list[ReportRun]:
         step = typical_step(collectives)
         views = {key: view_step(explanation.run, key) for key in _steps_to_view(collectives, step)}
         own = tuple(islice(sources, len(run.files)))
-        found.append(ReportRun(run.name, result, own, explanation, summary, views, step))
+        found.append(ReportRun(run.name, result, own, explanation, summary, views, step, run.device_use()))
     return found
 
 

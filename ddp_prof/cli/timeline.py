@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options import load_options, traces_argument
+from ddp_prof.cli.options.traces import load_options, traces_argument, written
 
 if TYPE_CHECKING:
     from ddp_prof.runs.run import LoadOptions
@@ -34,7 +34,12 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str | 
 
 @click.command("timeline")
 @traces_argument
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="The page to write. Default: TRACE's name .html.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(allow_dash=True, path_type=Path),
+    help="The page; - for stdout. Default: TRACE's name .html.",
+)
 @click.option("--png", type=click.Path(path_type=Path), help="Write a picture, too; needs Chromium.")
 @click.option("--svg", type=click.Path(path_type=Path), help="Write a drawing, too; needs Chromium.")
 @click.option("--steps", metavar="N[-M]", callback=_numbers, help="Steps to show. Default: all.")
@@ -61,8 +66,8 @@ def command(
     sources = timeline_sources(load_runs(traces, replace(options, with_launches=True)))
     model = build_timeline(sources, steps=steps)
     page = output or Path(f"{sources[0].title.replace('/', '-')}.html")
-    write_timeline_page(model, page)
-    click.echo(page)
+    with written(page) as file:
+        write_timeline_page(model, file)
     if pictures := [path for path in (png, svg) if path]:
         shown = steps or steady_steps([events for source in sources for events in source.ranks])
         part = build_timeline(sources, steps=shown, max_boxes=MAX_BOXES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddp_prof.manifest import SHARED_GPU
+from ddp_prof.manifest import Caveat
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, SYNCHRONIZE
 
 if TYPE_CHECKING:
@@ -152,17 +152,16 @@ def recoloring() -> dict[str, str]:
     }
 
 
-def place_notice(devices: Iterable[str], warnings: Iterable[str], palette: Palette) -> str:
+def place_notice(devices: Iterable[str], caveats: Iterable[Caveat]) -> str:
     """Where the runs of a figure took place; what must not pass for a GPU of each rank's own stands out.
 
     Args:
         devices: Of the runs.
-        warnings: Of the runs, among them whether ranks shared a GPU.
-        palette: The figure's.
+        caveats: Of the runs.
     """
     names = sorted(set(devices))
     notice = f"device: {', '.join(names)}"
-    is_shared = SHARED_GPU in warnings
+    is_shared = Caveat.SHARED_GPU in caveats
     if is_shared:
-        notice += f"  ·  {SHARED_GPU}"
-    return f'<b><span style="color:{palette.notice}">{notice}</span></b>' if is_shared or "cpu" in names else notice
+        notice += f"  ·  {Caveat.SHARED_GPU.value}"
+    return f'<b><span style="color:{LIGHT.notice}">{notice}</span></b>' if is_shared or "cpu" in names else notice

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.straggler import RunSkew
     from ddp_prof.analyze.core.rank_events import RankEvents
     from ddp_prof.analyze.core.steps import RangePatterns
+    from ddp_prof.analyze.kernels.device_use import DeviceUse, RankUse
     from ddp_prof.analyze.overlap.overlap import TraceOverlap
     from ddp_prof.analyze.quality.inventory import TraceInventory
     from ddp_prof.analyze.root_cause import RootCause
@@ -176,6 +177,12 @@ class Run:
         """The compute kernels of each rank's steps, by which contention is measured."""
         return [samples for of_file in self._measure("kernels") for samples in of_file]
 
+    def device_use(self) -> DeviceUse:
+        """Which kernels took the time, what hid communication, and why devices were idle."""
+        from ddp_prof.analyze.kernels.device_use import measure_device_use
+
+        return measure_device_use([rank for of_file in self._measure("device use") for rank in of_file])
+
     def waterfall(self) -> Waterfall:
         """The mean step of this run by parts; of several runs see :func:`compare_steps`."""
         return compare_steps([self])
@@ -194,7 +201,7 @@ class Run:
         return draw_timeline(build_timeline(sources, steps=shown, max_boxes=MAX_BOXES))
 
     def prepare(self, *measures: str) -> None:
-        """Measure several of ``overlap``, ``collectives``, ``kernels``, ``inventory`` in one reading of the files."""
+        """Measure several of ``_MEASURES`` in one reading of the files."""
         missing = [measure for measure in measures if measure not in self._measured]
         if not missing:
             return
@@ -271,7 +278,7 @@ def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Sou
         ranks=ranks,
         overlaps=[measure_rank(rank) for rank in ranks],
         explained=[explained[trace.path, rank.process, rank.device] for rank in ranks],
-        caveats=find_caveats(trace),
+        caveats=tuple(caveat.value for caveat in find_caveats(trace)),
     )
 
 
@@ -306,6 +313,12 @@ def _measure_kernels(part: TraceEvents, _options: LoadOptions) -> list[KernelSam
     return [sample_kernels(rank) for rank in part.ranks]
 
 
+def _measure_device_use(part: TraceEvents, _options: LoadOptions) -> list[RankUse]:
+    from ddp_prof.analyze.kernels.device_use import use_of_rank
+
+    return [use_of_rank(rank) for rank in part.ranks]
+
+
 def _measure_inventory(part: TraceEvents, options: LoadOptions) -> TraceInventory:
     from ddp_prof.analyze.quality.inventory import take_inventory
 
@@ -316,6 +329,7 @@ _MEASURES: Mapping[str, Callable[[TraceEvents, LoadOptions], Any]] = {
     "overlap": _measure_overlap,
     "collectives": _measure_collectives,
     "kernels": _measure_kernels,
+    "device use": _measure_device_use,
     "inventory": _measure_inventory,
 }
 """What is kept of a file that was read."""

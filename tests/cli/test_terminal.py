@@ -17,7 +17,7 @@ from tests.conftest import ROOT
 TRACES = sorted(path.name for path in (ROOT / "traces").glob("*.sqlite"))
 OF_ONE = (
     "overlap", "overlap --steps", "collectives", "collectives --by step", "collectives --by bucket", "skew", "info",
-    "check --min-overlap 95% --max-tail-ms 1",
+    "kernels", "check --min-overlap 95% --max-tail-ms 1",
 )  # fmt: skip
 OF_ALL = ("compare", "compare --waterfall", "check --min-overlap 50% --baseline traces/naive.sqlite")
 

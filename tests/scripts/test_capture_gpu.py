@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "scripts/capture_gpu.sh"
-VARIANTS = ["naive", "flat", "overlap", *(f"bucketed --bucket-size-mb {size}" for size in (1, 10, 100)), "torch"]
+BUCKETED = [f"bucketed --bucket-size-mb {size}" for size in (1, 10, 100)]
+VARIANTS = ["naive", "flat", "overlap", *BUCKETED, "torch", "torch -- --no-communication-hook"]
 # Answers for torch, and runs our scripts but the race.
 PYTHON = f"""
 case "$*" in
@@ -141,12 +142,13 @@ def test_a_torch_that_sees_no_gpu_is_missing(machine: Checkout) -> None:
 
 
 def test_a_dry_run_prints_every_command_in_order_and_runs_none(bare: Checkout) -> None:
-    done = bare.run(SCRIPT, "--dry-run", "--wheels", "my wheels", "--max-mb", "9")
+    done = bare.run(SCRIPT, "--dry-run", "--wheels", "my wheels", "--nsys", "nsys.tar.xz", "--max-mb", "9")
     assert (done.returncode, done.stderr) == (0, "")
     assert all(line.startswith("+ ") for line in done.stdout.splitlines())
     commands = [shlex.split(line[2:]) for line in done.stdout.splitlines()]
     assert commands[0] == ["env", "WHEELS=my wheels", "scripts/env.sh", "train"]
-    assert "scripts/gpu_preflight.py" in commands[1]
+    assert commands[1] == ["env", "NSYS_ARCHIVE=nsys.tar.xz", "scripts/install_nsys.sh"]
+    assert "scripts/gpu_preflight.py" in commands[2]
     checks = [command for command in commands if "scripts/check_variants.py" in command]
     known = ["naive", "flat", "overlap", "bucketed", "torch"]
     assert [check[check.index("--variants") + 1] for check in checks] == known * 2
@@ -329,6 +331,7 @@ def test_variants_that_are_not_there_yet_are_left_out(machine: Checkout) -> None
     assert [call.rpartition(" ")[2] for call in machine.calls if " nccl1 cuda " in call] == [
         "naive",
         "torch",
+        "--no-communication-hook",
         "sharded",
     ]
 

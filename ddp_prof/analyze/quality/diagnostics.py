@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddp_prof.analyze.intervals import union
-from ddp_prof.manifest import RANKS_PER_GPU, SHARED_GPU, caveats_of
+from ddp_prof.manifest import RANKS_PER_GPU, Caveat, caveats_of
 from ddp_prof.range_names import PROCESS, parse_range
 from ddp_prof.trace import UNKNOWN, Category, Kind, distinct
 
@@ -30,7 +30,7 @@ _TELLING = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|sen
 def diagnose(trace: Trace, ranks: Sequence[RankEvents]) -> tuple[str, ...]:
     """All doubts about the figures of a trace."""
     return (
-        *find_caveats(trace),
+        *(caveat.value for caveat in find_caveats(trace)),
         *trace.warnings,
         *_about_steps(ranks),
         *_about_launches(trace),
@@ -40,12 +40,12 @@ def diagnose(trace: Trace, ranks: Sequence[RankEvents]) -> tuple[str, ...]:
     )
 
 
-def find_caveats(trace: Trace) -> tuple[str, ...]:
-    """What of the run is not representative, by its ``run.json``; of a shared GPU the trace's own ranges tell, too."""
+def find_caveats(trace: Trace) -> tuple[Caveat, ...]:
+    """Why the run is not representative, by its ``run.json``; of a shared GPU the trace's own ranges tell, too."""
     caveats = caveats_of(trace.manifest) if trace.manifest else ()
     processes = (parse_range(name) for name in trace.names if name.startswith(f"{PROCESS}|"))
-    if SHARED_GPU not in caveats and any((process.number(RANKS_PER_GPU) or 1) > 1 for process in processes):
-        return (SHARED_GPU, *caveats)
+    if Caveat.SHARED_GPU not in caveats and any((process.number(RANKS_PER_GPU) or 1) > 1 for process in processes):
+        return (Caveat.SHARED_GPU, *caveats)
     return caveats
 
 

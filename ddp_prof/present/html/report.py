@@ -15,9 +15,12 @@ from ddp_prof.present.charts.static_images import try_pictures
 from ddp_prof.present.charts.steps import draw_overlap_by_step, draw_step_times
 from ddp_prof.present.charts.straggler import draw_skew
 from ddp_prof.present.charts.waterfall import draw_waterfall
-from ddp_prof.present.html.index import INDEX, WHY, RunSection, index_values
+from ddp_prof.present.columns import columns_of
+from ddp_prof.present.headlines import Headline
+from ddp_prof.present.html.index import INDEX, KERNELS, TIMELINE, WHY, RunSection, index_values, place_notice
 from ddp_prof.present.html.page import Link, Navigation, asset, write_page
 from ddp_prof.present.html.timeline_page import write_timeline_page
+from ddp_prof.present.tables.kernels import kernels_views
 from ddp_prof.present.timeline.build import MAX_BOXES, build_timeline, steady_steps
 from ddp_prof.present.timeline.figure import draw_timeline
 
@@ -26,11 +29,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddp_prof.analyze.collectives.step_view import RankStepView
+    from ddp_prof.analyze.kernels.device_use import DeviceUse
     from ddp_prof.analyze.overlap.comparison import VariantSummary
     from ddp_prof.analyze.overlap.overlap import TraceOverlap
     from ddp_prof.analyze.root_cause import RunExplanation
     from ddp_prof.analyze.variants.waterfall import Waterfall
     from ddp_prof.manifest import Manifest
+    from ddp_prof.present.columns import Column, Row
     from ddp_prof.present.timeline.model import Source, Timeline
 
 WATERFALL = "waterfall"
@@ -51,6 +56,7 @@ class ReportRun:
         summary: Its row in the comparison of all runs.
         steps: What each rank communicated, by the key of the step.
         typical_step: One of them; ``None`` where there are none.
+        use: What its devices spent their time on.
     """
 
     name: str
@@ -60,6 +66,7 @@ class ReportRun:
     summary: VariantSummary
     steps: Mapping[int, Sequence[RankStepView]]
     typical_step: int | None
+    use: DeviceUse
 
     @property
     def manifest(self) -> Manifest | None:
@@ -81,7 +88,7 @@ def write_report(runs: Sequence[ReportRun], folder: Path, waterfall: Waterfall |
     folder.mkdir(parents=True, exist_ok=True)
     names = _file_names(run.name for run in runs)
     sections = [
-        RunSection(name, run.result, run.summary, run.manifest, run.explanation)
+        RunSection(name, run.result, run.summary, run.manifest, run.explanation, kernels_views(run.result, run.use))
         for name, run in zip(names, runs, strict=True)
     ]
     results, summaries = [run.result for run in runs], [run.summary for run in runs]
@@ -93,8 +100,9 @@ def write_report(runs: Sequence[ReportRun], folder: Path, waterfall: Waterfall |
     for at, (section, run) in enumerate(zip(sections, runs, strict=True)):
         whole, part = _timelines(run)
         path = folder / f"{section.name}.html"
-        write_timeline_page(whole, path, navigation=_navigation(sections, at, "", WHY), shared_plotly=True)
-        _write_why_page(section, run, folder, _navigation(sections, at, WHY, ""))
+        write_timeline_page(whole, path, navigation=_navigation(sections, at, TIMELINE), shared_plotly=True)
+        _write_why_page(section, run, folder, _navigation(sections, at, WHY))
+        _write_kernels_page(section, folder, _navigation(sections, at, KERNELS))
         pictures.append((draw_timeline(part), folder / f"{section.name}.png"))
     problems = try_pictures(pictures)
     write_page(
@@ -103,22 +111,31 @@ def write_report(runs: Sequence[ReportRun], folder: Path, waterfall: Waterfall |
         index_values(sections, list(CHARTS), pictures=not problems),
         title="Communication behind compute",
         figures=charts,
-        css=asset("index.css"),
+        css=asset("index.css") + asset("tables.css"),
+        script=asset("tables.js"),
         shared_plotly=True,
     )
     return problems
 
 
-def _navigation(sections: Sequence[RunSection], at: int, here: str, other: str) -> Navigation:
-    """From a page of a run to its other one, and to those of its neighbours.
+_PAGES = {TIMELINE: "timeline", WHY: "why it is exposed", KERNELS: "kernels"}
+"""The pages of a run: how their names end, and what links to them say."""
+
+
+def _navigation(sections: Sequence[RunSection], at: int, here: str) -> Navigation:
+    """From a page of a run to its other ones, and to those of its neighbours.
 
     Args:
         sections: All runs.
         at: The run's position.
-        here: How the name of this kind of page ends.
-        other: How that of the run's other one ends.
+        here: A key of ``_PAGES``.
     """
-    links = [Link("timeline" if here else "why it is exposed", f"{sections[at].name}{other}.html", keeps_step=True)]
+    name = sections[at].name
+    links = [
+        Link(title, f"{name}{end}.html", keeps_step=KERNELS not in (here, end))
+        for end, title in _PAGES.items()
+        if end != here
+    ]
     if at:
         links.append(Link(sections[at - 1].result.label, f"{sections[at - 1].name}{here}.html", "prev"))
     if at + 1 < len(sections):
@@ -130,9 +147,10 @@ def _write_why_page(section: RunSection, run: ReportRun, folder: Path, navigatio
     """The collectives of each step, of which one is seen, and who was late in which."""
     found, cause, step = run.explanation, section.cause, run.typical_step
     typical = () if step is None else run.steps[step]
-    figures = {"collectives": draw_step_collectives(found.run, step, typical, cause)}
+    title = Headline("The collectives of a step")  # the cause is the page's heading
+    figures = {"collectives": draw_step_collectives(found.run, step, typical, title)}
     figures |= {
-        f"step-{number}": draw_step_collectives(found.run, number, ranks, cause) for number, ranks in run.steps.items()
+        f"step-{number}": draw_step_collectives(found.run, number, ranks, title) for number, ranks in run.steps.items()
     }
     if found.skew.reason is None:
         figures["skew"] = draw_skew(found.run, found.skew)
@@ -147,6 +165,28 @@ def _write_why_page(section: RunSection, run: ReportRun, folder: Path, navigatio
         script=asset("why.js"),
         shared_plotly=True,
     )
+
+
+def _write_kernels_page(section: RunSection, folder: Path, navigation: Navigation) -> None:
+    """Which kernels took the time, what hid communication, why devices were idle."""
+    heading = f"{section.result.label}: what took the time"
+    where = place_notice([section.result.device], section.result.caveats)
+    views = [(view, _telling_columns(view.rows_to_read)) for view in section.use.values()]
+    write_page(
+        folder / f"{section.name}{KERNELS}.html",
+        "kernels.html",
+        {"heading": heading, **where, "views": views},
+        title=heading,
+        navigation=navigation,
+        css=asset("tables.css"),
+        script=asset("tables.js"),
+        shared_plotly=True,
+    )
+
+
+def _telling_columns(rows: Sequence[Row]) -> list[Column]:
+    """The columns in which something is known, without the run, which is all of the page's."""
+    return [column for column in columns_of(rows) if column.key != "run" and any(row[column.key] for row in rows)]
 
 
 def _timelines(run: ReportRun) -> tuple[Timeline, Timeline]:
@@ -164,7 +204,7 @@ def _file_names(names: Iterable[str]) -> list[str]:
     for name in names:
         plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:80] or "trace"
         numbered = (plain, *(f"{plain}-{number}" for number in range(2, 10_000)))
-        free = next(name for name in numbered if not {name, f"{name}{WHY}"} & taken)
-        taken |= {free, f"{free}{WHY}"}
+        free = next(name for name in numbered if not {f"{name}{end}" for end in _PAGES} & taken)
+        taken |= {f"{free}{end}" for end in _PAGES}
         result.append(free)
     return result

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, TextIO
 
 from ddp_prof.present.columns import columns_of
-from ddp_prof.present.tables.fit import Fitted, TableOptions, fit_columns, only, terminal_width
+from ddp_prof.present.table_fit import Fitted, TableOptions, fit_columns, only, terminal_width
 from ddp_prof.printable import printable
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ def show(options: TableOptions | str, views: Sequence[TableView]) -> None:
     else:
         rows = [row for view in views for row in view.rows_to_read]
         sys.stdout.write(markdown(only(rows, options.columns)))
-    sys.stderr.writelines(f"note: {printable(note)}\n" for view in views for note in view.notes)
+    if not options.quiet:
+        sys.stderr.writelines(f"note: {printable(note)}\n" for view in views for note in view.notes)
 
 
 def _print_json(documents: Sequence[Document]) -> None:
@@ -100,7 +101,7 @@ def _print_table(view: TableView, options: TableOptions) -> None:
         console.print(Text("\n".join(map(printable, view.title.split("\n"))), style="bold"))
     if rows:
         console.print(_table(rows, fitted.shown))
-    for note in filter(None, [*view.notes, fitted.note]):
+    for note in filter(None, () if options.quiet else (*view.notes, fitted.note)):
         console.print(Text(f"note: {printable(note)}", style="dim"))
 
 
