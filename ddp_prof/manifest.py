@@ -49,25 +49,27 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class HostTimes:
-    """Time of a step on rank 0 by the host's clock.
+    """Time of a step on rank 0 by the host's clock; ``None`` for what is not known.
 
     Attributes:
-        communication_ns: Of torch's DDP, which waits within backward, the end of backward: counted in both. ``None``
-            where it is not known: fsdp, and torch without its communication hook.
+        is_synchronized: Whether the host waited for the device at each change of phase.
+        communication_ns: From the end of backward until the variant has synchronized all gradients; of torch's DDP,
+            which waits within backward, the end of backward, counted in both; not known of fsdp and of torch without
+            its communication hook.
     """
 
     is_synchronized: bool
     step: int
     step_ns: int
-    forward_ns: int
-    backward_ns: int
+    forward_ns: int | None
+    backward_ns: int | None
     communication_ns: int | None
-    optimizer_ns: int
+    optimizer_ns: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class MessageTimes:
-    """All-reduces of one size, for each of which rank 0 waited."""
+    """All-reduces of one size, for each of which rank 0 waited: how many were timed, and their times on rank 0."""
 
     bytes: int
     calls: int

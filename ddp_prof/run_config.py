@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from ddp_prof.variants import VARIANTS, variant_extras, variant_label
+from ddp_prof.variants import EXTRA_FLAGS, VARIANTS, variant_extras, variant_label
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -120,7 +120,7 @@ class RunConfig:
     def manifest_options(self) -> dict[str, Any]:
         """What the ``run.json`` lists under ``options``."""
         delay = ("inject_delay_ms", "inject_delay_rank") if self.inject_delay_ms else ()
-        names = ("lr", "compression", "step_in_backward", "find_unused_parameters", *delay, *NUMERICS)
+        names = ("lr", "compression", *EXTRA_FLAGS, "find_unused_parameters", *delay, *NUMERICS)
         return {name: getattr(self, name) for name in names}
 
     def row_fields(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -29,7 +29,7 @@ UNKNOWN = -1
 """In a column: no value (no correlation, no name, size not known)."""
 
 SOURCE_NAMES = {"nsys-sqlite": "nsys", "nsys-report": "nsys", "kineto": "torch.profiler"}
-"""The program that recorded a trace, as it is shown to users, by :attr:`Trace.source`."""
+"""The program that recorded a trace, as it is shown to users, where :attr:`Trace.source` does not name it."""
 
 
 class Kind(IntEnum):
@@ -71,7 +71,19 @@ def select(table: AnyTable, rows: Mask | Ints) -> AnyTable:
     """The chosen rows, as a table of the same kind; the very same where all are chosen."""
     if rows.dtype == np.bool_ and rows.all():
         return table
-    return type(table)(**{column.name: getattr(table, column.name)[rows] for column in fields(table)})
+    return type(table)(**{column.name: _chosen(getattr(table, column.name), rows) for column in fields(table)})
+
+
+def _chosen(column: Ints, rows: Mask | Ints) -> Ints:
+    """The chosen rows; of a column of one value, which takes no memory, another such column."""
+    if column.strides[0] or not len(column):
+        return column[rows]
+    return np.broadcast_to(column[0], int(rows.sum()) if rows.dtype == np.bool_ else len(rows))
+
+
+def looked_up(column: Ints, rows: Ints) -> Ints:
+    """The column's values at the rows, ``UNKNOWN`` where the row is."""
+    return np.where(rows == UNKNOWN, UNKNOWN, column[rows]) if len(column) else np.full_like(rows, UNKNOWN)
 
 
 def distinct(column: Ints) -> list[int]:
@@ -87,9 +99,15 @@ def distinct(column: Ints) -> list[int]:
 def concatenate(first: AnyTable, *others: AnyTable) -> AnyTable:
     """The rows of all tables, one after the other."""
     tables = (first, *others)
-    return type(first)(
-        **{column.name: np.concatenate([getattr(t, column.name) for t in tables]) for column in fields(first)}
-    )
+    return type(first)(*(_joined([getattr(t, column.name) for t in tables]) for column in fields(first)))
+
+
+def _joined(parts: Sequence[Ints]) -> Ints:
+    """The parts one after the other; where one value is all they hold, a column that takes no memory."""
+    some = [part for part in parts if len(part)]
+    if some and not any(part.strides[0] for part in some) and len({int(part[0]) for part in some}) == 1:
+        return np.broadcast_to(some[0][0], sum(map(len, some)))
+    return np.concatenate(parts)
 
 
 def empty(kind: type[AnyTable]) -> AnyTable:
@@ -234,7 +252,7 @@ class Trace:
 
     Attributes:
         path: The file it was read from.
-        source: Format of the file: a key of :data:`SOURCE_NAMES`.
+        source: Format of the file; see :data:`SOURCE_NAMES`.
         producer: The profiler's version, ``None`` where the file does not say.
         names: The string table that every ``name_id`` points into.
         threads: Name of a thread by (process, lane), where known.
@@ -278,6 +296,11 @@ class Trace:
             object.__setattr__(self, "launching_calls", find_launching_calls(self.activities, self.calls))
         if len(self.launching_calls) != len(self.activities):
             raise ValueError("launching_calls were joined for other activities")
+
+    @property
+    def device(self) -> str:
+        """``cuda`` where it holds activities of a device, else ``cpu``."""
+        return "cuda" if len(self.activities) else "cpu"
 
     @cached_property
     def processes(self) -> tuple[int, ...]:

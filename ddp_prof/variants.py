@@ -48,6 +48,8 @@ VARIANTS: dict[str, VariantInfo] = {
 """In the order in which tables and figures show them: each improves on the one before; the reference comes after."""
 VARIANT_NAMES = tuple(VARIANTS)
 UNKNOWN_VARIANT = VariantInfo()
+EXTRA_FLAGS = ("step_in_backward", "no_communication_hook")
+"""Options of one variant that change what it is to be compared as."""
 
 
 def variant_label(name: str, bucket_size_mb: float | None, extras: Sequence[str] = ()) -> str:
@@ -65,10 +67,10 @@ def variant_label(name: str, bucket_size_mb: float | None, extras: Sequence[str]
 
 
 def variant_extras(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """What the options of a run add to its variant, in short words: the compression, ``step in backward``."""
+    """What the options of a run change in its variant, in short words: the compression, ``step in backward``."""
     compression = options.get("compression")
     sent = (compression,) if isinstance(compression, str) else ()
-    return (*sent, "step in backward") if options.get("step_in_backward") is True else sent
+    return (*sent, *(flag.replace("_", " ") for flag in EXTRA_FLAGS if options.get(flag) is True))
 
 
 def powersgd_rank(compression: str | None) -> int | None:

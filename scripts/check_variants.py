@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from ddp_prof.errors import DdpProfError, WorkloadError
 from ddp_prof.manifest import SHARED_GPU
-from ddp_prof.train.launch import die_with_launcher, leave_failure, run_script
+from ddp_prof.train.ranks.launch import die_with_launcher, leave_failure, run_script
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -128,7 +128,7 @@ def describe(findings: Sequence[Finding]) -> list[str]:
 def run_rank(arguments: argparse.Namespace) -> int:
     """Check on this rank; rank 0 prints."""
     die_with_launcher()
-    from ddp_prof.train.process_group import choose_device, count_ranks_per_gpu, find_place, process_group
+    from ddp_prof.train.ranks.process_group import choose_device, count_ranks_per_gpu, find_place, process_group
     from tests.ddp import cases
 
     place = find_place(os.environ)

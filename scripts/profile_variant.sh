@@ -131,6 +131,7 @@ read_arguments() {
       --compression) name+="_${more[at + 1]:-}" ;;
       --compression=*) name+="_${more[at]#*=}" ;;
       --step-in-backward) name+="_step_in_backward" ;;
+      --no-communication-hook) name+="_no_communication_hook" ;;
     esac
   done
   [[ "$name" =~ ^[A-Za-z0-9_.-]+$ ]] || usage "no name for files: $name"

@@ -87,6 +87,12 @@ def test_options_of_bucketed(options: dict[str, Any], words: list[str], file_nam
     assert config.file_name == file_name
 
 
+def test_ddp_as_it_is_has_a_name_of_its_own() -> None:
+    config = RunConfig(variant="torch", no_communication_hook=True)
+    assert config.file_name == "torch_no_communication_hook"
+    assert config.label == "torch + no communication hook"
+
+
 def test_the_capture_script_is_told_the_same_run() -> None:
     environment, argv = CONFIG.script_environment(), CONFIG.script_argv()
     assert environment["BATCH_SIZE"] == "6"

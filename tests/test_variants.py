@@ -30,6 +30,7 @@ def test_label(name: str, bucket_size_mb: float | None, label: str) -> None:
         ({"compression": None, "step_in_backward": False}, "bucketed 10 MB"),
         ({"compression": "powersgd-4"}, "bucketed 10 MB + powersgd-4"),
         ({"step_in_backward": True}, "bucketed 10 MB + step in backward"),
+        ({"no_communication_hook": True}, "bucketed 10 MB + no communication hook"),
         ({"compression": ["of another version"], "step_in_backward": "no"}, "bucketed 10 MB"),
     ],
 )

@@ -88,7 +88,7 @@ def command(
     are written without it.
     """
     from ddp_prof.benchmark.report.testbeds import gather_testbeds
-    from ddp_prof.benchmark.settings import environments_of, summarize_settings
+    from ddp_prof.benchmark.settings import summarize_settings
     from ddp_prof.benchmark.store import load_results
     from ddp_prof.benchmark.study import load_study
 
@@ -107,7 +107,7 @@ def command(
         for problem in write_results(testbeds, study, folder):
             click.echo(f"note: {printable(problem)}", err=True)
         # The table of the database is whole, whatever was asked to be shown; its folder may be somebody else's.
-        write_results_csv(summaries, environments_of(results), table)
+        write_results_csv(summaries, table)
         click.echo(f"{folder / REPORT} {table}", err=True)
 
 

@@ -249,7 +249,10 @@ def _sizes(kernels: Sequence[_Event]) -> list[Ints]:
 
     @cache
     def decoded(text: bytes) -> tuple[int, ...]:
-        found: Any = msgspec.json.decode(text) if text else None
+        try:
+            found: Any = msgspec.json.decode(text)
+        except msgspec.DecodeError:  # there is none, or a number in it is beyond every range
+            found = None
         is_shape = isinstance(found, list) and len(found) == 3 and all(map(_is_count, found))
         return tuple(found) if is_shape else (UNKNOWN,) * 3
 

@@ -28,7 +28,7 @@ class Reader(NamedTuple):
     """One format.
 
     Attributes:
-        source: What :attr:`~ddp_prof.trace.Trace.source` says, a key of ``SOURCE_NAMES``.
+        source: What :attr:`~ddp_prof.trace.Trace.source` says; shown as it is where ``SOURCE_NAMES`` has no other.
         suffixes: How its files are named.
         is_common_suffix: Files of other kinds are named so, too; in a folder they are passed over.
         recognises: Whether the first bytes of a file are of this format.
@@ -76,7 +76,7 @@ READERS = (
         load="ddp_prof.ingest.kineto_json:load_kineto_json",
     ),
 )
-"""All formats. A new one is a row here, its shown name in ``trace.SOURCE_NAMES``, and a module that reads it."""
+"""All formats. A new one is a row here, and a module that reads it."""
 
 
 def load_trace(path: Path, *, extra_patterns: Sequence[str] = (), with_launches: bool = False) -> Trace:

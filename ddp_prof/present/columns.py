@@ -64,6 +64,11 @@ def ms(ns: float | None) -> float | None:
     return None if ns is None else ns / 1e6
 
 
+def times_of(result: object, *names: str) -> Row:
+    """Fields of nanoseconds as columns of milliseconds: ``comm_ms`` of ``comm_ns``."""
+    return {f"{name}_ms": ms(getattr(result, f"{name}_ns")) for name in names}
+
+
 def percent(ratio: float | None) -> float | None:
     """Percent of a share."""
     return None if ratio is None else ratio * 100

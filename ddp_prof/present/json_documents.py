@@ -40,11 +40,7 @@ def overlap_document(result: TraceOverlap) -> Document:
         "source": result.source,
         "producer": result.producer,
         "device": result.device,
-        "attribution": {
-            "activities": result.attribution.activities,
-            "device_time": result.attribution.device_time,
-            "method": result.attribution.method,
-        },
+        "attribution": {name: getattr(result.attribution, name) for name in ("activities", "device_time", "method")},
         "ranks": [_rank_document(rank) for rank in result.ranks],
         "outliers": asdict(result.outliers) if result.outliers else None,
         "warnings": list(result.warnings),
@@ -60,9 +56,13 @@ def _rank_document(rank: RankOverlap) -> Document:
     }
 
 
-def _fields_of(result: RankOverlap | StepOverlap) -> Document:
+def _fields_of(result: RankOverlap | StepOverlap | GateResult) -> Document:
     """The fields as they are; ``asdict`` would copy each of them."""
     return {column.name: getattr(result, column.name) for column in fields(result)}
+
+
+def _run(run: TraceOverlap | RunAnalysis) -> Document:
+    return {"trace": str(run.trace), "label": run.label, "device": run.device}
 
 
 def compare_document(summaries: Iterable[VariantSummary], warnings: Sequence[str]) -> Document:
@@ -92,9 +92,7 @@ def collectives_document(run: RunAnalysis, result: RunCollectives, headline: str
     """Of ``ddp-prof collectives``."""
     return {
         "schema": COLLECTIVES_SCHEMA,
-        "trace": str(run.trace),
-        "label": run.label,
-        "device": run.device,
+        **_run(run),
         "collectives": [_collective_document(collective) for collective in result.collectives],
         "alignment": _alignment_document(result.alignment),
         "matched": result.matched,
@@ -106,24 +104,13 @@ def collectives_document(run: RunAnalysis, result: RunCollectives, headline: str
 
 
 def _collective_document(collective: Collective) -> Document:
-    return {
-        **asdict(collective),
-        "queueing_ns": collective.queueing_ns,
-        "duration_ns": collective.duration_ns,
-        "exposed_transfer_ns": collective.exposed_transfer_ns,
-        "algbw_bytes_per_s": collective.algbw_bytes_per_s,
-        "busbw_bytes_per_s": collective.busbw_bytes_per_s,
-    }
+    derived = ("queueing_ns", "duration_ns", "exposed_transfer_ns", "algbw_bytes_per_s", "busbw_bytes_per_s")
+    return {**asdict(collective), **{name: getattr(collective, name) for name in derived}}
 
 
 def _alignment_document(alignment: Alignment) -> Document:
-    return {
-        "method": alignment.method,
-        "residual_p50_ns": alignment.residual_p50_ns,
-        "residual_p95_ns": alignment.residual_p95_ns,
-        "missing_ranks": list(alignment.missing_ranks),
-        "clocks": [{**asdict(clock), "clock": str(clock.clock)} for clock in alignment.clocks],
-    }
+    clocks = [{**asdict(clock), "clock": str(clock.clock)} for clock in alignment.clocks]
+    return {**asdict(alignment), "clocks": clocks}
 
 
 def kernels_document(result: TraceOverlap, use: DeviceUse, warnings: Sequence[str]) -> Document:
@@ -155,9 +142,7 @@ def skew_document(run: RunAnalysis, skew: RunSkew, headline: str) -> Document:
     """Of ``ddp-prof skew``."""
     return {
         "schema": SCHEMA,
-        "trace": str(run.trace),
-        "label": run.label,
-        "device": run.device,
+        **_run(run),
         "ranks": [asdict(rank) for rank in skew.ranks],
         "steps": [asdict(step) for step in skew.steps],
         "straggler": skew.straggler,
@@ -175,9 +160,7 @@ def gate_document(checks: Sequence[GateReport], baseline: TraceOverlap | None, w
         "baseline": None if baseline is None else str(baseline.trace),
         "runs": [
             {
-                "trace": str(check.run.trace),
-                "label": check.run.label,
-                "device": check.run.device,
+                **_run(check.run),
                 "passed": check.passed,
                 "verdicts": [_gate_result_document(verdict) for verdict in check.verdicts],
             }
@@ -190,13 +173,7 @@ def gate_document(checks: Sequence[GateReport], baseline: TraceOverlap | None, w
 def _gate_result_document(verdict: GateResult) -> Document:
     rank = verdict.rank
     return {
-        "requirement": verdict.requirement,
-        "unit": verdict.unit,
-        "measured": verdict.measured,
-        "limit": verdict.limit,
-        "baseline": verdict.baseline,
-        "spread": verdict.spread,
-        "status": verdict.status,
+        **_fields_of(verdict),
         "reason": verdict.reason or None,
         "rank": rank and rank.rank,
         "process": rank and rank.process,

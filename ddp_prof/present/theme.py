@@ -152,17 +152,16 @@ def recoloring() -> dict[str, str]:
     }
 
 
-def place_notice(devices: Iterable[str], caveats: Iterable[Caveat], palette: Palette) -> str:
+def place_notice(devices: Iterable[str], caveats: Iterable[Caveat]) -> str:
     """Where the runs of a figure took place; what must not pass for a GPU of each rank's own stands out.
 
     Args:
         devices: Of the runs.
         caveats: Of the runs.
-        palette: The figure's.
     """
     names = sorted(set(devices))
     notice = f"device: {', '.join(names)}"
     is_shared = Caveat.SHARED_GPU in caveats
     if is_shared:
         notice += f"  ·  {Caveat.SHARED_GPU.value}"
-    return f'<b><span style="color:{palette.notice}">{notice}</span></b>' if is_shared or "cpu" in names else notice
+    return f'<b><span style="color:{LIGHT.notice}">{notice}</span></b>' if is_shared or "cpu" in names else notice

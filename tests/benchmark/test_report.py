@@ -22,7 +22,7 @@ from ddp_prof.benchmark.report.views import (
     results_view,
     settings_view,
 )
-from ddp_prof.benchmark.settings import environments_of, summarize_settings
+from ddp_prof.benchmark.settings import summarize_settings
 from ddp_prof.benchmark.study import load_study
 from ddp_prof.manifest import Caveat
 from ddp_prof.present.text import size
@@ -63,13 +63,13 @@ def exact() -> Sweep:
 class TestRows:
     def test_the_columns_of_the_study_come_first(self) -> None:
         results = exact().results()
-        rows = csv_rows(summarize_settings(results), environments_of(results))
+        rows = csv_rows(summarize_settings(results))
         assert ",".join(rows[0]) == HEADER
         assert all(list(row) == list(rows[0]) for row in rows)
 
     def test_numbers_are_in_the_units_of_their_columns(self) -> None:
         results = exact().results()
-        rows = csv_rows(summarize_settings(results), environments_of(results))
+        rows = csv_rows(summarize_settings(results))
         row = next(row for row in rows if row["bucket_size_mb"] == 10.0)
         numbers = {key: row[key] for key in ("avg_step_time_ms", "avg_comm_time_ms", "comm_overhead_pct")}
         assert numbers == pytest.approx({"avg_step_time_ms": 80, "avg_comm_time_ms": 20, "comm_overhead_pct": 25})
@@ -331,7 +331,7 @@ class TestFiles:
         results = exact().results()
         path = tmp_path / "results.csv"
         path.write_text("old")
-        write_results_csv(summarize_settings(results), environments_of(results), path)
+        write_results_csv(summarize_settings(results), path)
         assert path.read_text().splitlines()[0] == HEADER
         assert [path.name for path in tmp_path.iterdir()] == ["results.csv"]
 

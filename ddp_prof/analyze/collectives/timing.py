@@ -19,7 +19,8 @@ import numpy as np
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE, last_by_step
 from ddp_prof.analyze.core.device_phases import find_device_phases
 from ddp_prof.analyze.core.operations import OPERATIONS, operation_of
-from ddp_prof.trace import UNKNOWN, Category, CollectiveMetadata, Table, select
+from ddp_prof.analyze.ranks import Ranked
+from ddp_prof.trace import UNKNOWN, Category, CollectiveMetadata, Table, looked_up, select
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,7 +75,7 @@ class CollectiveTimings(Table):
 
 
 @dataclass(frozen=True)
-class RankCollectives:
+class RankCollectives(Ranked):
     """The collectives of one rank with what they are measured against; all that comparing ranks needs of a trace.
 
     Attributes:
@@ -89,7 +90,6 @@ class RankCollectives:
         device_phases: The phase of the rank at each instant.
         compute: All compute of the rank.
         times: What filled its steps.
-        qualifier: The file, where ranks of several files have one process number and no rank number.
     """
 
     process: int
@@ -109,13 +109,6 @@ class RankCollectives:
     qualifier: str = ""
 
     @property
-    def name(self) -> str:
-        """What a person calls it."""
-        if self.rank is not None:
-            return f"rank {self.rank}"
-        return f"process {self.process}" + (f" of {self.qualifier}" if self.qualifier else "")
-
-    @property
     def keys_of_steps(self) -> Ints:
         """The key of each step; a capture without steps counts as step 0."""
         return np.where(self.step_keys == UNKNOWN, np.arange(len(self.step_keys)), self.step_keys)
@@ -123,8 +116,7 @@ class RankCollectives:
     @property
     def keys(self) -> Ints:
         """The key of each collective's step, ``UNKNOWN`` outside of any."""
-        of_collective: Ints = np.append(self.keys_of_steps, UNKNOWN)[self.timings.step]
-        return of_collective
+        return looked_up(self.keys_of_steps, self.timings.step)
 
 
 def find_timings(rank: RankEvents) -> RankCollectives:
@@ -192,7 +184,7 @@ def _ready(events: Events, backward: Events) -> tuple[Ints, Ints]:
         gradients = select(backward, by_same if by_same.any() else np.ones(len(backward), np.bool_))
         gradients = select(gradients, np.argsort(gradients.launch_ns, kind="stable"))
         last = np.searchsorted(gradients.launch_ns, events.launch_ns[asked], side="right") - 1
-        found = (last >= 0) & (np.append(gradients.step, UNKNOWN)[last] == events.step[asked])
+        found = (last >= 0) & (looked_up(gradients.step, last) == events.step[asked])
         ready[asked[found]] = gradients.end_ns[last[found]]
         source[asked[found]] = READY_SOURCES.index("kernel")
     return ready, source
@@ -200,7 +192,7 @@ def _ready(events: Events, backward: Events) -> tuple[Ints, Ints]:
 
 def _blocking(rank: RankEvents, events: Events, backward: Events) -> Ints:
     """Launched while the host synchronizes, or, where no range tells that, after all of backward was launched."""
-    last = np.append(last_by_step(backward.launch_ns, backward.step, len(rank.steps)), UNKNOWN)[events.step]
+    last = looked_up(last_by_step(backward.launch_ns, backward.step, len(rank.steps)), events.step)
     after = (last != UNKNOWN) & (events.launch_ns > last) & (events.phase != BACKWARD_PHASE)
     on_compute_stream = (events.lane != UNKNOWN) & (events.lane == rank.compute_stream)
     codes = np.select([(events.phase == SYNCHRONIZE_PHASE) | after, on_compute_stream], [1, 2], 0)
@@ -211,12 +203,7 @@ def _noted(arguments: CollectiveMetadata, events: Events) -> CollectiveMetadata:
     """The arguments of each event, ``UNKNOWN`` all over where none were noted."""
     by_activity = {activity: row for row, activity in enumerate(arguments.activity.tolist())}
     rows = np.array([by_activity.get(activity, UNKNOWN) for activity in events.activity.tolist()], np.int64)
-    return CollectiveMetadata(
-        **{
-            column.name: np.append(getattr(arguments, column.name), UNKNOWN)[rows]
-            for column in fields(CollectiveMetadata)
-        }
-    )
+    return CollectiveMetadata(*(looked_up(getattr(arguments, column.name), rows) for column in fields(arguments)))
 
 
 def _operations(trace: Trace, events: Events, noted: CollectiveMetadata, by_range: Ints) -> Ints:
@@ -230,7 +217,6 @@ def _operations(trace: Trace, events: Events, noted: CollectiveMetadata, by_rang
         known = {value: code(value) for value in np.unique(name_ids).tolist()}
         return np.array([known[name_id] for name_id in name_ids.tolist()], np.int64)
 
-    kernel_names = np.append(trace.activities.name_id, UNKNOWN)[events.activity]
-    by_kernel = codes(kernel_names)
+    by_kernel = codes(looked_up(trace.activities.name_id, events.activity))
     found = np.where(by_kernel == UNKNOWN, codes(noted.op_id), by_kernel)
     return np.where(found == UNKNOWN, by_range, found)

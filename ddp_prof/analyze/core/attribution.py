@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddp_prof.range_names import BACKWARD, PHASES, SYNCHRONIZE
-from ddp_prof.trace import UNKNOWN, Category, Kind, Table, concatenate, select
+from ddp_prof.trace import UNKNOWN, Category, Kind, Table, concatenate, looked_up, select
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.core.collective_ranges import CollectiveRanges
@@ -121,15 +121,6 @@ def last_by_step(time_ns: Ints, step: Ints, steps: int) -> Ints:
     last = np.full(steps, UNKNOWN, np.int64)
     np.maximum.at(last, step[step != UNKNOWN], time_ns[step != UNKNOWN])
     return last
-
-
-def looked_up(column: Ints, rows: Ints) -> Ints:
-    """The column's values at the rows, ``UNKNOWN`` where the row is."""
-    if not len(column):
-        return np.full(len(rows), UNKNOWN, np.int64)
-    values: Ints = column[rows]
-    values[rows == UNKNOWN] = UNKNOWN
-    return values
 
 
 def _autograd_threads(trace: Trace, process: int, steps: Steps, collective_launchers: Ints) -> list[int]:

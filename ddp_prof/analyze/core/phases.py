@@ -11,7 +11,7 @@ import numpy as np
 from ddp_prof.analyze.core.steps import rows_named
 from ddp_prof.analyze.intervals import Intervals, innermost, union
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES, SYNCHRONIZE
-from ddp_prof.trace import UNKNOWN, Table
+from ddp_prof.trace import Table, looked_up
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,8 +53,7 @@ class Phases(Table):
 
     def kind_at(self, time_ns: Ints) -> Ints:
         """The kind of the innermost phase that holds each instant, ``UNKNOWN`` outside of any."""
-        kinds: Ints = np.append(self.kind, UNKNOWN)[innermost(self.start_ns, self.end_ns, time_ns)]
-        return kinds
+        return looked_up(self.kind, innermost(self.start_ns, self.end_ns, time_ns))
 
 
 def find_phases(trace: Trace, process: int, backward_pattern: str | None = None) -> Phases:

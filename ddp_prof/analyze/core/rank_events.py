@@ -15,7 +15,6 @@ from ddp_prof.analyze.core.attribution import (
     host_communication,
     host_events,
     last_by_step,
-    looked_up,
 )
 from ddp_prof.analyze.core.collective_ranges import CollectiveRanges, find_collective_ranges
 from ddp_prof.analyze.core.phases import Phases, find_phases
@@ -24,7 +23,7 @@ from ddp_prof.analyze.core.steps import NO_PATTERNS, RangePatterns, Steps, find_
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.errors import TraceError
 from ddp_prof.range_names import PROCESS, parse_range
-from ddp_prof.trace import UNKNOWN, Category, concatenate, distinct, empty, select
+from ddp_prof.trace import UNKNOWN, Category, concatenate, distinct, empty, looked_up, select
 
 if TYPE_CHECKING:
     from ddp_prof.trace import Ints, Mask, Trace

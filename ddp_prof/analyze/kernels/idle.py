@@ -76,7 +76,7 @@ def _divide(rank: RankEvents) -> Iterator[tuple[str, Intervals]]:
         (PROFILER, union(rank.trace.overhead.start_ns, rank.trace.overhead.end_ns)),
         (NOT_BEGUN, pending),
         (UNKNOWN_CAUSE, undecided),
-        *((name, rank.phases.union_of(PHASES.index(phase))) for phase, name in HOST_IN.items()),
+        *((name, rank.phases.innermost_of(PHASES.index(phase))) for phase, name in HOST_IN.items()),
     ):
         part = gaps & instants
         yield cause, part

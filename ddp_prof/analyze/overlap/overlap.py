@@ -19,11 +19,12 @@ import numpy as np
 
 from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
 from ddp_prof.analyze.core.step_breakdown import sum_by_group
-from ddp_prof.analyze.frames import Framed, frame_of_rows
+from ddp_prof.analyze.frames import Framed, frame_of_rows, known, rows_of
 from ddp_prof.analyze.intervals import Intervals, union, union_by_group
 from ddp_prof.analyze.outliers import Outliers, find_outliers
 from ddp_prof.analyze.overlap.coverage import Attribution, measure_attribution, merge_attributions
 from ddp_prof.analyze.quality.diagnostics import diagnose, find_caveats
+from ddp_prof.analyze.ranks import Ranked, told_apart
 from ddp_prof.manifest import label_of
 from ddp_prof.trace import UNKNOWN, Category
 
@@ -33,9 +34,8 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from ddp_prof.analyze.core.attribution import Events
     from ddp_prof.manifest import Caveat
-    from ddp_prof.trace import Ints, Mask, Trace
+    from ddp_prof.trace import Trace
 
 
 MOST_UNNAMED = 0.01
@@ -75,7 +75,7 @@ class StepOverlap:
 
 
 @dataclass(frozen=True, slots=True)
-class RankOverlap:
+class RankOverlap(Ranked):
     """One rank over the whole capture, warm-up left out. Times are ``None`` where the trace cannot tell them.
 
     Attributes:
@@ -99,7 +99,6 @@ class RankOverlap:
     steps: tuple[StepOverlap, ...]
     file: str = ""
     qualifier: str = ""
-    """The file, where ranks of several files have one process number and no rank number, as in containers."""
 
     @property
     def overlap_ratio(self) -> float | None:
@@ -175,7 +174,7 @@ def measure_overlap(trace: Trace, ranks: Sequence[RankEvents] | None = None) -> 
         label=label_of(trace.path, trace.manifest),
         source=trace.source,
         producer=trace.producer,
-        device="cuda" if len(trace.activities) else "cpu",
+        device=trace.device,
         attribution=measure_attribution(ranks),
         ranks=tuple(measure_rank(rank) for rank in ranks),
         warnings=diagnose(trace, ranks),
@@ -216,87 +215,58 @@ def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
     """
     if not results:
         raise ValueError("no results to merge")
+    ranks = [rank for result in results for rank in result.ranks]
     return replace(
         results[0],
         attribution=merge_attributions([result.attribution for result in results]),
-        ranks=_told_apart([rank for result in results for rank in result.ranks]),
+        ranks=told_apart(ranks, [rank.file for rank in ranks]),
         warnings=tuple(dict.fromkeys(warning for result in results for warning in result.warnings)),
         world_size=max((result.world_size or 0 for result in results), default=0) or None,
         caveats=tuple(dict.fromkeys(caveat for result in results for caveat in result.caveats)),
     )
 
 
-def _told_apart(ranks: Sequence[RankOverlap]) -> tuple[RankOverlap, ...]:
-    files: dict[int, set[str]] = {}
-    for rank in ranks:
-        if rank.rank is None:
-            files.setdefault(rank.process, set()).add(rank.file)
-    return tuple(
-        replace(rank, qualifier=rank.file) if rank.rank is None and len(files[rank.process]) > 1 else rank
-        for rank in ranks
-    )
-
-
 def _measure_steps(rank: RankEvents, backward: Intervals) -> tuple[StepOverlap, ...]:
-    events, steps = rank.events, len(rank.steps)
-    parts = rank.breakdown
+    events, steps, parts = rank.events, len(rank.steps), rank.breakdown
     launched = events.step != UNKNOWN
     communicating = launched & (events.category == Category.COMMUNICATION)
-    in_backward = launched & rank.is_backward
-    columns = {
-        "start_ns": parts.start_ns,
-        "kernels": np.bincount(events.step[launched & (events.kernel == 1)], minlength=steps),
-        "collectives": np.bincount(events.step[communicating], minlength=steps),
-        "window_ns": parts.window_ns,
-        "comm_ns": parts.comm_ns,
-        "overlapped_ns": parts.overlapped_ns,
-        "exposed_ns": parts.exposed_ns,
-        "exposed_memory_ns": parts.exposed_memory_ns,
-        "other_comm_ns": parts.other_comm_ns,
-    }
-    host_ns = rank.steps.end_ns - rank.steps.start_ns
-    tail_ns = _tails(events, communicating, rank.union_of(Category.COMPUTE), rank.backward_end_ns)
-    hidden_ns = _covered_by_step(events, communicating, backward, steps)
-    has_backward = np.bincount(events.step[in_backward], minlength=steps) > 0
-    hides_work = _hides_work(rank)
-    return tuple(
-        StepOverlap(
-            step=_known(int(rank.steps.number[index])),
-            host_ns=int(host_ns[index]) if rank.has_steps else None,
-            compute_only_ns=None if hides_work else int(parts.compute_only_ns[index]),
-            idle_ns=None if hides_work else int(parts.idle_ns[index]),
-            backward_overlapped_ns=int(hidden_ns[index]) if has_backward[index] else None,
-            step_key=_known(int(rank.step_keys[index])),
-            tail_ns=int(tail_ns[index]) if rank.backward_end_ns[index] != UNKNOWN else None,
-            **{name: int(column[index]) for name, column in columns.items()},
-        )
-        for index in range(steps)
+    start, end, step = union_by_group(
+        events.start_ns[communicating], events.end_ns[communicating], events.step[communicating]
     )
-
-
-def _hides_work(rank: RankEvents) -> bool:
-    """Whether there is time of which it is not known what ran in it: CUDA graphs recorded whole, unnamed kernels."""
-    return bool(np.any(np.isin(rank.events.category, (Category.OTHER, Category.UNKNOWN))))
+    hidden_ns = sum_by_group(backward.covered_ns(start, end), step, steps)
+    has_backward = np.bincount(events.step[launched & rank.is_backward], minlength=steps) > 0
+    tail_from = np.minimum(np.maximum(start, rank.backward_end_ns[step]), end)
+    tail_ns = sum_by_group(end - tail_from - rank.union_of(Category.COMPUTE).covered_ns(tail_from, end), step, steps)
+    # Of time in which a graph recorded whole or an unnamed kernel ran it is not known what it was.
+    nothing = [None] * steps
+    hides_work = np.any(np.isin(events.category, (Category.OTHER, Category.UNKNOWN)))
+    as_they_are = (
+        "start_ns",
+        "window_ns",
+        "comm_ns",
+        "overlapped_ns",
+        "exposed_ns",
+        "exposed_memory_ns",
+        "other_comm_ns",
+    )
+    columns = {
+        "step": known(rank.steps.number),
+        "step_key": known(rank.step_keys),
+        "host_ns": (rank.steps.end_ns - rank.steps.start_ns).tolist() if rank.has_steps else nothing,
+        "kernels": np.bincount(events.step[launched & (events.kernel == 1)], minlength=steps).tolist(),
+        "collectives": np.bincount(events.step[communicating], minlength=steps).tolist(),
+        **{name: getattr(parts, name).tolist() for name in as_they_are},
+        "compute_only_ns": nothing if hides_work else parts.compute_only_ns.tolist(),
+        "idle_ns": nothing if hides_work else parts.idle_ns.tolist(),
+        "backward_overlapped_ns": known(np.where(has_backward, hidden_ns, UNKNOWN)),
+        "tail_ns": known(np.where(rank.backward_end_ns == UNKNOWN, UNKNOWN, tail_ns)),
+    }
+    return tuple(rows_of(StepOverlap, columns))
 
 
 def _common_ns(few: Intervals, many: Intervals) -> int:
     """Length of the intersection, quickest where the first set has few intervals."""
     return int(many.covered_ns(few.start_ns, few.end_ns).sum())
-
-
-def _covered_by_step(events: Events, rows: Mask, cover: Intervals, steps: int) -> Ints:
-    """For each step, how much of the union of its events lies in a set."""
-    start, end, step = union_by_group(events.start_ns[rows], events.end_ns[rows], events.step[rows])
-    return sum_by_group(cover.covered_ns(start, end), step, steps)
-
-
-def _tails(events: Events, communicating: Mask, compute: Intervals, backward_end_ns: Ints) -> Ints:
-    """Exposed communication of each step after the end of its backward's compute."""
-    start, end, step = union_by_group(
-        events.start_ns[communicating], events.end_ns[communicating], events.step[communicating]
-    )
-    start = np.minimum(np.maximum(start, backward_end_ns[step]), end)
-    return sum_by_group(end - start - compute.covered_ns(start, end), step, len(backward_end_ns))
 
 
 def is_blind(rank: RankEvents) -> bool:
@@ -319,10 +289,6 @@ def _reason(rank: RankEvents, comm_ns: int) -> str | None:
     if comm_ns == 0:
         return "no communication in this trace"
     return None
-
-
-def _known(number: int) -> int | None:
-    return None if number == UNKNOWN else number
 
 
 def _ratio(part: int | None, whole: int | None) -> float | None:

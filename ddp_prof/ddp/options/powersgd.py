@@ -18,7 +18,10 @@ is launched just before the first one of the next bucket; should the result not 
     all-reduce       [  P0  ] [Q0][  P1 ] [Q1][ P2 ] [ Q2 ]
     host       |             backward          | synchronize  |
 
-With error feedback nothing is lost: what was applied over the steps and the ranks' mean error sum to the gradients.
+A step's error against float32 is the part of the mean, past errors included, that lies outside the span of P: at most
+the mean itself, at least what the best product of this rank leaves (its smaller singular values, by Eckart and Young).
+With error feedback nothing is lost: what was applied over the steps and the ranks' mean error sum to the gradients. A
+gradient that is not finite would stay in the error for good, so this does not go with dynamic loss scaling.
 """
 
 from __future__ import annotations

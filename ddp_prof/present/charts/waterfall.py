@@ -6,26 +6,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddp_prof.analyze.variants.waterfall import PARTS
 from ddp_prof.present import theme
-from ddp_prof.present.charts.frame import chart_frame
+from ddp_prof.present.charts.frame import axis, chart_frame
 from ddp_prof.present.text import percent, shown_name
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from ddp_prof.analyze.variants.waterfall import Waterfall
-    from ddp_prof.present.theme import Palette
 
 _HEIGHT, _TOP, _BOTTOM = 520, 120, 110
 _LEAST_SHOWN = 0.005
 """Share of the longest step below which a part has no bar of its own; those go into the last one, *other*."""
 
 
-def draw_waterfall(waterfall: Waterfall, palette: Palette = theme.LIGHT) -> go.Figure:
+def draw_waterfall(waterfall: Waterfall) -> go.Figure:
     """Runs from left to right; what was taken away in the colour of overlap, what was added in that of exposed time."""
     import plotly.graph_objects as go
 
-    figure = go.Figure(_bars(waterfall, palette))
-    figure.update_layout(_layout(waterfall, palette))
+    figure = go.Figure(_bars(waterfall))
+    figure.update_layout(_layout(waterfall))
     return figure
 
 
@@ -55,7 +54,7 @@ def waterfall_steps(waterfall: Waterfall) -> list[Bar]:
             break
         change, level, other = waterfall.changes[index], budget.step_ns, 0
         for part in PARTS:
-            length = getattr(change, f"{part}_ns")
+            length = getattr(change, f"{part}_ns") or 0
             if abs(length) < least:
                 other += length
                 continue
@@ -67,11 +66,11 @@ def waterfall_steps(waterfall: Waterfall) -> list[Bar]:
     return found
 
 
-def _bars(waterfall: Waterfall, palette: Palette) -> list[dict[str, Any]]:
+def _bars(waterfall: Waterfall) -> list[dict[str, Any]]:
     steps = waterfall_steps(waterfall)
     patterns = ["/" if bar.within else "" for bar in steps]
     marker = {
-        "color": [palette.colors[_kind(bar.run, bar.length)] for bar in steps],
+        "color": [theme.LIGHT.colors[_kind(bar.run, bar.length)] for bar in steps],
         "pattern": {"shape": patterns, "fillmode": "replace", "solidity": 0.35},
     }
     return [
@@ -97,13 +96,12 @@ def _kind(run: str, length: float) -> str:
     return theme.OVERLAPPED if length < 0 else theme.EXPOSED
 
 
-def _layout(waterfall: Waterfall, palette: Palette) -> dict[str, Any]:
+def _layout(waterfall: Waterfall) -> dict[str, Any]:
     steps = waterfall_steps(waterfall)
-    axis = {"gridcolor": palette.line, "zeroline": False, "tickfont": {"color": palette.quiet}, "fixedrange": True}
-    notice = theme.place_notice((budget.device for budget in waterfall.budgets), waterfall.caveats, palette)
+    fixed = axis(fixedrange=True)
+    notice = theme.place_notice((budget.device for budget in waterfall.budgets), waterfall.caveats)
     return {
         **chart_frame(
-            palette,
             title=_headline(waterfall),
             subtitle=f"{notice}  ·  mean step, and what each variant took away (downwards) or added (upwards)"
             + ("; hatched: within the spread of both runs" if any(bar.within for bar in steps) else ""),
@@ -111,10 +109,10 @@ def _layout(waterfall: Waterfall, palette: Palette) -> dict[str, Any]:
         ),
         "dragmode": False,
         "xaxis": {
-            **axis, "showgrid": False, "tickangle": -45, "tickmode": "array", "tickvals": list(range(len(steps))),
+            **fixed, "showgrid": False, "tickangle": -45, "tickmode": "array", "tickvals": list(range(len(steps))),
             "ticktext": [f"<b>{shown_name(bar.run)}</b>" if bar.run else bar.name for bar in steps],
         },
-        "yaxis": {**axis, "title": {"text": "ms"}, "rangemode": "tozero"},
+        "yaxis": {**fixed, "title": {"text": "ms"}, "rangemode": "tozero"},
     }  # fmt: skip
 
 

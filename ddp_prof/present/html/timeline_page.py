@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,10 @@ from ddp_prof.present.timeline.layout import MARGIN, base_layout
 from ddp_prof.range_names import PHASES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from markupsafe import Markup
 
     from ddp_prof.present.html.page import Navigation
     from ddp_prof.present.timeline.encoding import PackedBoxes
@@ -50,7 +53,7 @@ def write_timeline_page(
         "headline": headline(model),
         "explanation": explanation(model),
         "data": json_in_page(_page_data(model, placed, shown, folded, titles)),
-        "payloads": {"boxes": markup(shown.payload), "folded": markup(folded.payload)},
+        "payloads": _payloads({"boxes": shown, "folded": folded}),
     }
     write_page(
         path,
@@ -63,6 +66,12 @@ def write_timeline_page(
         script="\n".join(["(() => {", '"use strict";', *(_asset(f"{name}.js") for name in _SCRIPTS), "})();"]),
         shared_plotly=shared_plotly,
     )
+
+
+def _payloads(packed: Mapping[str, PackedBoxes]) -> dict[str, Markup]:
+    """Compressed side by side."""
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(packed, map(markup, pool.map(lambda each: each.payload, packed.values())), strict=True))
 
 
 def _colors() -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddp_prof.present.headlines import rank_name
 from ddp_prof.present.json_documents import gate_document
 from ddp_prof.present.table_view import TableView
 from ddp_prof.present.tables.overlap import notes_of_runs
@@ -66,7 +65,7 @@ def _row(check: GateReport, verdict: GateResult, *, compared: bool) -> Row:
         **({"baseline": scaled(verdict.baseline), "spread": scaled(verdict.spread)} if compared else {}),
         "unit": unit,
         "verdict": verdict.status,
-        "decided_by": rank_name(verdict.rank) if verdict.rank else "all ranks",
+        "decided_by": verdict.rank.name if verdict.rank else "all ranks",
         "why": verdict.reason,
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddp_prof.present.columns import Row, ms
-from ddp_prof.present.headlines import rank_name, skew_headline
+from ddp_prof.present.headlines import skew_headline
 from ddp_prof.present.json_documents import skew_document
 from ddp_prof.present.table_view import TableView
 from ddp_prof.present.tables.collectives import alignment_note
@@ -34,7 +34,7 @@ def skew_view(run: RunAnalysis, skew: RunSkew) -> TableView:
 def _row(rank: RankSkew, steps: int) -> Row:
     per_step = 1e6 * max(1, steps)
     return {
-        "rank": rank_name(rank).removeprefix("rank "),
+        "rank": rank.name.removeprefix("rank "),
         "collectives": rank.collectives,
         "last_collectives": rank.last_collectives,
         "last_steps": rank.last_steps,

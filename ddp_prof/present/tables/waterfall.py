@@ -29,10 +29,7 @@ def waterfall_rows(waterfall: Waterfall) -> list[Row]:
 
 
 def readable_rows(waterfall: Waterfall) -> list[Row]:
-    """The same rows, in which a change that its spread cannot tell from none is a spread and no change.
-
-    Contention that is not known, which counts as none in the sum, is no figure here.
-    """
+    """The same rows, in which a change that its spread cannot tell from none is a spread and no change."""
     rows = waterfall_rows(waterfall)
     for row, change in zip(rows[1:], waterfall.changes, strict=True):
         for part in (*PARTS, "step"):
@@ -40,10 +37,6 @@ def readable_rows(waterfall: Waterfall) -> list[Row]:
                 key = "sum_ms" if part == "step" else f"{part}_ms"
                 width = change.half_width_ns[part]
                 row[key] = f"within ±{width / 1e6:.2f}" if width else row[key]
-    is_known = [budget.contention.slowdown is not None for budget in waterfall.budgets]
-    for row, known, known_before in zip(rows, is_known, [True, *is_known], strict=False):
-        if not (known and known_before):
-            row["contention_ms"] = None
     return rows
 
 
@@ -79,7 +72,7 @@ def _contention_note(found: Contention) -> str:
 def _row(name: str, parts: Budget | Change, step_ns: int) -> Row:
     return {
         "from -> to": name,
-        **{f"{part}_ms": getattr(parts, f"{part}_ns") / 1e6 for part in PARTS},
+        **{f"{part}_ms": None if (time := getattr(parts, f"{part}_ns")) is None else time / 1e6 for part in PARTS},
         "sum_ms": parts.step_ns / 1e6,
         "step_ms": step_ns / 1e6,
     }

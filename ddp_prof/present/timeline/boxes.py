@@ -82,7 +82,7 @@ _OPTIONAL = ("name_id", "step", "bucket", "bytes", "phase", "call", "shape", "re
 
 def make_boxes(view: View, start_ns: Ints, end_ns: Ints, category: Ints, **columns: Ints) -> Boxes:
     """Boxes on the panel's own time; columns not given hold ``UNKNOWN``, levels are those of a stack."""
-    optional = dict.fromkeys(_OPTIONAL, np.full(len(start_ns), UNKNOWN, np.int64))
+    optional = dict.fromkeys(_OPTIONAL, np.broadcast_to(np.int64(UNKNOWN), len(start_ns)))
     level = columns.pop("level") if "level" in columns else stack(start_ns, end_ns)
     return Boxes(
         start_ns=start_ns - view.zero_ns,
@@ -95,7 +95,7 @@ def make_boxes(view: View, start_ns: Ints, end_ns: Ints, category: Ints, **colum
 
 def codes_of(category: str, rows: int) -> Ints:
     """A column of one category."""
-    return np.full(rows, CODE[category], np.int64)
+    return np.broadcast_to(np.int64(CODE[category]), rows)
 
 
 def step_at(rank: RankEvents, time_ns: Ints) -> Ints:

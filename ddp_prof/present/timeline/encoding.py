@@ -2,10 +2,12 @@
 
 Boxes are sorted by row (a level of a lane) and start. A column of integers is turned into small numbers, these into
 natural ones, and these into planes of bytes, the lowest first: planes of high bytes are nearly all zero, so that the
-compressor takes them away. ``assets/data/columns.js`` reads it back::
+compressor takes them away. The parts of where time goes begin and end with boxes of the rank's other lanes: they hold
+the positions of their times among those of the others, which need hardly any room. ``assets/data/columns.js`` reads
+it back::
 
-    gap        start of a box less the end of the one before it, the first from 0
-    duration   end less start
+    gap        start of a box less the end of the one before it, the first from 0; of times or of positions
+    duration   end less start, likewise
     category   index into ``theme.CATEGORIES``
     title      index into the page's titles
     step       number of the step less that of the box before
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import base64
 import zlib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -24,7 +26,7 @@ import numpy as np
 from ddp_prof.analyze.intervals import Intervals
 from ddp_prof.present import theme
 from ddp_prof.present.timeline.captions import box_label, box_title
-from ddp_prof.present.timeline.model import Boxes
+from ddp_prof.present.timeline.model import STRIP, Boxes
 from ddp_prof.trace import UNKNOWN, select
 
 if TYPE_CHECKING:
@@ -70,13 +72,17 @@ class PackedBoxes:
     """Boxes, row after row, and what is known of them.
 
     Attributes:
-        tables: What the payload holds, one after the other.
-        payload: Column after column, compressed, as base64.
+        tables: What is packed, one after the other, each column after column.
     """
 
     rows: tuple[PackedRow, ...]
     tables: tuple[PackedTable, ...]
-    payload: str
+    packed: bytes
+
+    @property
+    def payload(self) -> str:
+        """All tables, compressed, as base64."""
+        return base64.b64encode(zlib.compress(self.packed, _COMPRESSION)).decode()
 
 
 class Titles:
@@ -108,9 +114,34 @@ class Titles:
 
 
 def pack_boxes(lanes: Sequence[Placed], titles: Titles) -> PackedBoxes:
-    """Pack all boxes of some lanes."""
-    rows, table, packed = _pack_rows(lanes, titles)
-    return PackedBoxes(rows, (table,), _compressed(packed))
+    """Pack all boxes of some lanes.
+
+    Two tables: the boxes, and of the times of where time goes those that no other box tells: ``rank``, and ``time``,
+    less that of the row before.
+    """
+    lanes = [_ordered(placed) for placed in lanes]
+    positioned, ranks, untold = [], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for placed in lanes:
+        if placed.lane.kind != STRIP:
+            positioned.append(placed)
+            continue
+        boxes, times = placed.lane.boxes, _times(lanes, placed.rank)
+        untold.append(_missing(times, boxes.start_ns, boxes.end_ns))
+        ranks.append(np.full(len(untold[-1]), placed.rank, np.int64))
+        times = np.insert(times, np.searchsorted(times, untold[-1]), untold[-1])
+        starts, ends = np.searchsorted(times, boxes.start_ns), np.searchsorted(times, boxes.end_ns)
+        positioned.append(_with_boxes(placed, replace(boxes, start_ns=starts, end_ns=ends)))
+    table, packed = _pack_rows(positioned, titles)
+    widths, more = pack_columns({"rank": np.concatenate(ranks), "time": _differences(np.concatenate(untold))})
+    return PackedBoxes(_rows(lanes), (table, PackedTable(sum(map(len, untold)), widths)), packed + more)
+
+
+def _ordered(placed: Placed) -> Placed:
+    return _with_boxes(placed, _in_order(placed.lane.boxes))
+
+
+def _with_boxes(placed: Placed, boxes: Boxes) -> Placed:
+    return placed._replace(lane=replace(placed.lane, boxes=boxes))
 
 
 def pack_folded(
@@ -128,7 +159,9 @@ def pack_folded(
         explained: The collectives of each rank.
         titles: Those of the boxes shown; grows.
     """
-    rows, table, packed = _pack_rows(lanes, titles)
+    lanes = [_ordered(placed) for placed in lanes]
+    table, packed = _pack_rows(lanes, titles)
+    rows = _rows(lanes)
     facts = {
         "call": _links(rows, shown.rows),
         "shape": _joined([titles.shape_of(row.placed.lane, row.boxes) for row in shown.rows]),
@@ -140,16 +173,16 @@ def pack_folded(
         widths, more = pack_columns(columns)
         tables.append(PackedTable(len(next(iter(columns.values()))), widths))
         packed += more
-    return PackedBoxes(rows, tuple(tables), _compressed(packed))
+    return PackedBoxes(rows, tuple(tables), packed)
 
 
-def _compressed(packed: bytes) -> str:
-    return base64.b64encode(zlib.compress(packed, _COMPRESSION)).decode()
+def _rows(lanes: Sequence[Placed]) -> tuple[PackedRow, ...]:
+    return tuple(row for placed in lanes for row in _rows_of(placed, placed.lane.boxes))
 
 
-def _pack_rows(lanes: Sequence[Placed], titles: Titles) -> tuple[tuple[PackedRow, ...], PackedTable, bytes]:
-    tables = [_in_order(placed.lane.boxes) for placed in lanes]
-    named = [titles.of(placed.lane, boxes) for placed, boxes in zip(lanes, tables, strict=True)]
+def _pack_rows(lanes: Sequence[Placed], titles: Titles) -> tuple[PackedTable, bytes]:
+    tables = [placed.lane.boxes for placed in lanes]
+    named = [titles.of(placed.lane, placed.lane.boxes) for placed in lanes]
     widths, packed = pack_columns(
         {
             "gap": _gaps(_joined([boxes.start_ns for boxes in tables]), _joined([boxes.end_ns for boxes in tables])),
@@ -160,8 +193,21 @@ def _pack_rows(lanes: Sequence[Placed], titles: Titles) -> tuple[tuple[PackedRow
             "bytes": _joined([boxes.bytes for boxes in tables]),
         }
     )
-    rows = tuple(row for placed, boxes in zip(lanes, tables, strict=True) for row in _rows_of(placed, boxes))
-    return rows, PackedTable(sum(map(len, tables)), widths), packed
+    return PackedTable(sum(map(len, tables)), widths), packed
+
+
+def _times(lanes: Sequence[Placed], rank: int) -> Ints:
+    """All times at which boxes of a rank's lanes start or end, but for those of where time goes, each once."""
+    own = [placed.lane.boxes for placed in lanes if placed.rank == rank and placed.lane.kind != STRIP]
+    # Those of a row are in order; a sort that sees it takes a fraction of the time.
+    times = np.sort(_joined([np.stack([boxes.start_ns, boxes.end_ns], axis=1).ravel() for boxes in own]), kind="stable")
+    return times[np.diff(times, prepend=times[:1] - 1) > 0]
+
+
+def _missing(times: Ints, *columns: Ints) -> Ints:
+    """What columns hold that is not among the times."""
+    found = [column[np.append(times, 0)[np.searchsorted(times, column)] != column] for column in columns]
+    return np.unique(np.concatenate(found))
 
 
 def _links(folded: Sequence[PackedRow], shown: Sequence[PackedRow]) -> Ints:
@@ -171,7 +217,7 @@ def _links(folded: Sequence[PackedRow], shown: Sequence[PackedRow]) -> Ints:
     that has one.
     """
     places = {rank: _places(folded, rank) for rank in {row.placed.rank for row in shown}}
-    found = _joined([_looked_up(places[row.placed.rank], row.boxes.call) for row in shown])
+    found = _joined([places[row.placed.rank].take(row.boxes.call + 1, mode="clip") for row in shown])
     known = found != UNKNOWN
     links = np.zeros(len(found), np.int64)
     links[known] = 2 * _differences(found[known]) + 1
@@ -179,19 +225,14 @@ def _links(folded: Sequence[PackedRow], shown: Sequence[PackedRow]) -> Ints:
 
 
 def _places(folded: Sequence[PackedRow], rank: int) -> Ints:
-    """Position of each call of a rank among the boxes of all folded lanes; the last one is found by ``UNKNOWN``."""
+    """Position among the boxes of all folded lanes: first that of no call, then of each of a rank, then of others."""
     offsets = np.cumsum([0, *(len(row.boxes) for row in folded)]).tolist()
     calls = [(row.boxes.call, at) for row, at in zip(folded, offsets, strict=False) if row.placed.rank == rank]
-    places = np.full(max((int(call.max(initial=UNKNOWN)) for call, _ in calls), default=UNKNOWN) + 2, UNKNOWN, np.int64)
+    places = np.full(max((int(call.max(initial=UNKNOWN)) for call, _ in calls), default=UNKNOWN) + 3, UNKNOWN, np.int64)
     for call, offset in calls:
         known = np.flatnonzero(call != UNKNOWN)
-        places[call[known]] = offset + known
+        places[call[known] + 1] = offset + known
     return places
-
-
-def _looked_up(places: Ints, call: Ints) -> Ints:
-    found: Ints = places[np.minimum(call, len(places) - 1)]
-    return found
 
 
 def _exposed(shown: Sequence[PackedRow], explained: Sequence[Explained]) -> dict[str, Ints]:

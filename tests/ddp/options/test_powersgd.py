@@ -146,6 +146,16 @@ def test_gradients_are_those_of_the_formula(results: list[dict[str, Any]], name:
             torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("name", HOWS)
+def test_the_error_of_a_step_is_between_the_best_and_the_whole(results: list[dict[str, Any]], name: str) -> None:
+    first = results[0]["reduced"][f"{name}, one bucket"][0]
+    for index in (0, 2, 5):
+        mean = ((gradients(0, 0)[index] + gradients(0, 1)[index]) / 2).flatten(1)
+        best = torch.linalg.svdvals(mean)[HOWS[name].rank :].norm()
+        error = (first[index].flatten(1) - mean).norm()
+        assert best < error < mean.norm()
+
+
 @pytest.mark.parametrize("cap", CAPS_MB)
 @pytest.mark.parametrize("name", HOWS)
 def test_all_ranks_get_the_same_bits(results: list[dict[str, Any]], name: str, cap: str) -> None:

@@ -43,8 +43,9 @@ def read_back(lanes: list[Lane]) -> list[dict[str, int | str]]:
     """Boxes as a page reads them."""
     titles = Titles()
     packed = pack_boxes([Placed(0, place, lane) for place, lane in enumerate(lanes)], titles)
-    ((count, widths),) = packed.tables
-    columns = unpack(widths, zlib.decompress(base64.b64decode(packed.payload)), count)
+    (count, widths), _ = packed.tables
+    whole = zlib.decompress(base64.b64decode(packed.payload))
+    columns = unpack(widths, whole[: count * sum(widths.values())], count)
     names = list(titles.titles)
     rows = [row for row in packed.rows for _ in range(len(row.boxes))]
     boxes, time, step = [], 0, 0

@@ -55,6 +55,32 @@ function boxesOf({ gap: start, duration: end, step, category, title, bytes }) {
   };
 }
 
+/**
+ * Times instead of positions: each box of some rows starts and ends with a box of others, or with a time told apart.
+ * @param {Columns} columns @param {Array<[number, number]>} rows of positions, from and to
+ * @param {Array<[number, number]>} others that tell times @param {number[]} untold
+ */
+function toTimes({ start, end }, rows, others, untold) {
+  const length = others.reduce((sum, [from, to]) => sum + 2 * (to - from), 0);
+  const times = new Float64Array(length + untold.length);
+  let at = 0;
+  for (const [from, to] of others) {
+    times.set(start.subarray(from, to), at);
+    times.set(end.subarray(from, to), at + to - from);
+    at += 2 * (to - from);
+  }
+  times.set(untold, at);
+  times.sort();
+  let count = 0;
+  for (let each = 0; each < times.length; each++) if (!each || times[each] !== times[each - 1]) times[count++] = times[each];
+  for (const [from, to] of rows) {
+    for (let each = from; each < to; each++) {
+      start[each] = times[start[each]];
+      end[each] = times[end[each]];
+    }
+  }
+}
+
 /** Of differences the numbers themselves. */
 function summed(column) {
   for (let at = 1; at < column.length; at++) column[at] += column[at - 1];

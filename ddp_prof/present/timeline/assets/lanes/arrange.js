@@ -14,6 +14,8 @@ const LEVEL = { host: 16, compute: 18, strip: 32, ranges: 15, calls: 15 }, OTHER
 const LOWEST_LEVEL = 1.3, TALLEST_STACK = 44, MOST_LEVELS = 12;
 const GAP = { panel: 12, rank: 15, lane: 3 }, PANEL_HEADER = 32, LOWEST_RANK = 72, LABEL = 17, RANK_LINE = 24;
 const MOST_STRETCH = 2.6;
+const MARGIN = { t: 44, b: 62, l: 300, r: 28 }, NARROW = 640, NARROW_SIDE = 10, NARROW_LEGEND = 10;
+const LEGEND_LINE = 19, LEGEND_ITEM = 42, LEGEND_FREE = 22; // pixels of a line, around an entry, above the lanes anyway
 const TOGETHER = { calls: "CUDA calls", ranges: "ranges" };
 
 /** What a reader chose: which lanes are folded, and a text that the titles of lanes hold. */
@@ -129,4 +131,13 @@ function levelHeight({ kind, levels }) {
 function placeOf({ top, level, levels }, at) {
   const start = top + at * level;
   return { top: start, bottom: start + level - (levels === 1 ? 0 : Math.min(1, level / 10)) };
+}
+
+/** About how many pixels a legend needs beside its first line: Plotly gives all entries the width of the longest. */
+function legendRoom(categories, width, narrow) {
+  const scale = narrow ? NARROW_LEGEND / FONT_PX : 1, { l, r } = narrow ? { l: NARROW_SIDE, r: NARROW_SIDE } : MARGIN;
+  const entries = categories.filter(({ in_legend: isIn }) => isIn).map(({ legend }) => widthOf(legend) * scale + LEGEND_ITEM);
+  const sum = entries.reduce((all, each) => all + each, 0), room = width - l - r;
+  const lines = sum <= room ? 1 : Math.ceil(entries.length / Math.max(1, Math.floor(room / Math.max(...entries))));
+  return Math.max(0, lines * LEGEND_LINE - LEGEND_FREE);
 }

@@ -10,8 +10,8 @@ async function start() {
     performance.mark("overview");
   }
   const { tables, foldedTables } = timeline.data;
-  const [boxes] = await columnsIn("timeline-boxes", tables);
-  timeline.fill(boxesOf(boxes));
+  const [boxes, untold] = await columnsIn("timeline-boxes", tables);
+  timeline.fill(boxesOf(boxes), untold);
   timeline.onDraw(() => readout.update());
   control(timeline);
   const address = new Address(timeline);

@@ -3,7 +3,6 @@
 const SHORTEST_SPAN = 100; // ns; below, digits of the axis would run out
 const PIXELS_A_TICK = 120;
 const STEP_MARGIN = 0.02;
-const MARGIN = { t: 44, b: 62, l: 300, r: 28 }, NARROW = 640, NARROW_SIDE = 10, NARROW_LEGEND = 10;
 const BELOW = 120, BELOW_RANK = 27; // pixels that the table of sums needs, and each of its rows
 const CONFIG = { displaylogo: false, responsive: true, displayModeBar: false, showTips: false };
 
@@ -30,10 +29,17 @@ class Timeline {
     this.arrange();
   }
 
-  /** @param {Columns} columns of the boxes that are shown */
-  fill(columns) {
+  /** @param {Columns} columns of the boxes that are shown @param {Object} untold times, see encoding.py */
+  fill(columns, { rank: ranks, time }) {
     this.columns = columns;
     this.shownRows.reduce((first, row) => row.fill(columns, first), 0);
+    summed(time);
+    const spans = (rows) => rows.map(({ first, count }) => [first, first + count]);
+    this.data.ranks.forEach((_, rank) => {
+      const rows = this.shownRows.filter((row) => row.rank === rank), isStrip = ({ kind }) => kind === "strip";
+      const others = rows.filter((row) => !isStrip(row));
+      toTimes(columns, spans(rows.filter(isStrip)), spans(others), time.filter((_, at) => ranks[at] === rank));
+    });
   }
 
   /** @param {Columns} columns of the boxes in folded lanes @param {Launches} launches of those that are shown */
@@ -46,9 +52,9 @@ class Timeline {
 
   arrange() {
     const { element, data } = this, { clientWidth } = element, narrow = clientWidth < NARROW;
-    if (clientWidth !== this.arrangedFor) this.legendRoom = 0;
+    if (clientWidth !== this.arrangedFor) this.legendRoom = legendRoom(data.categories, clientWidth, narrow);
     this.arrangedFor = clientWidth;
-    const above = element.getBoundingClientRect().top + scrollY + MARGIN.t + MARGIN.b;
+    const above = element.getBoundingClientRect().top + scrollY + MARGIN.t + this.legendRoom + MARGIN.b;
     const room = innerHeight - above - BELOW - BELOW_RANK * data.ranks.length;
     this.arrangement = new Arrangement(data, this.folding, { narrow, room, headers: this.labels.headerHeights() });
     this.rows.forEach((row) => row.arrange(data.lanes));
@@ -257,7 +263,7 @@ class Timeline {
     await Plotly.react(this.element, painter.traces(), layout, CONFIG);
     const taken = this.arrangement.height - this.element._fullLayout._size.h;
     if (taken >= 1) {
-      this.legendRoom += Math.ceil(taken); // the legend needs more lines than one: it shall not take them from the lanes
+      this.legendRoom += Math.ceil(taken); // what the legend needs it shall not take from the lanes
       await this.#paint(drawn);
     } else this.labels.update();
   }

@@ -74,14 +74,20 @@ def run_script(world: int, run_rank: Callable[[], int]) -> int:
     """
     if "RANK" in os.environ:
         return run_rank()
+    return exit_code_of(Path(sys.argv[0]).stem, lambda: launch(world, sys.argv))
+
+
+def exit_code_of(program: str, action: Callable[[], int | None], *, on_stop: str = "") -> int:
+    """Do what a command line asks for: a failure is a line on stderr and 1, a signal to end 128 plus its number."""
     try:
-        launch(world, sys.argv)
-    except Stopped as stop:
-        return 128 + stop.number
+        with stoppable():
+            return action() or 0
     except DdpProfError as error:
-        sys.stderr.write(f"{Path(sys.argv[0]).stem}: error: {error}\n")
+        sys.stderr.write(f"{program}: error: {error}\n")
         return 1
-    return 0
+    except Stopped as stop:
+        sys.stderr.write(on_stop)
+        return 128 + stop.number
 
 
 @contextmanager

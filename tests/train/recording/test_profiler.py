@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_prof.ddp.annotate import Recorded
-from ddp_prof.train.profiler import IN_FLIGHT_LANE, in_flight_events, rank_path
+from ddp_prof.train.recording.profiler import IN_FLIGHT_LANE, in_flight_events, rank_path
 
 BASE = 1_790_857_026_000_000_000
 QUARTER = 7_900_000_000_000_000  # ns: Kineto's base moves on every three months

@@ -14,29 +14,29 @@ from ddp_prof.errors import WorkloadError
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from ddp_prof.train.arguments import Arguments
-    from ddp_prof.train.model import TransformerLM
+    from ddp_prof.run_config import RunConfig
+    from ddp_prof.train.workload.model import TransformerLM
 
 
-def check_numerics(arguments: Arguments, device: torch.device) -> None:
+def check_numerics(config: RunConfig, device: torch.device) -> None:
     """Refuse what the device or the machine cannot do.
 
     Raises:
         WorkloadError: TF32 without a GPU of that kind, or nothing to compile with.
     """
-    if arguments.tf32 and device.type == "cpu":
+    if config.tf32 and device.type == "cpu":
         raise WorkloadError("--tf32: only GPUs compute in TF32, and this run is on the CPU: leave it out")
     compilers = [os.environ.get("CXX"), os.environ.get("CC"), "g++", "clang++", "gcc", "clang"]
-    if arguments.compile and not any(shutil.which(compiler) for compiler in compilers if compiler):
+    if config.compile and not any(shutil.which(compiler) for compiler in compilers if compiler):
         raise WorkloadError("--compile: torch.compile needs a C++ compiler: install g++, or say where one is with CXX")
 
 
-def set_numerics(model: TransformerLM, arguments: Arguments) -> None:
+def set_numerics(model: TransformerLM, config: RunConfig) -> None:
     """Set what holds for the whole process, and mark what is to be compiled, which its first call does."""
-    if arguments.tf32:
+    if config.tf32:
         torch.set_float32_matmul_precision("high")
     parts: dict[str | None, list[torch.nn.Module]] = {"blocks": [*model.blocks.children()], "model": [model]}
-    for part in parts.get(arguments.compile, []):
+    for part in parts.get(config.compile, []):
         part.compile()
 
 

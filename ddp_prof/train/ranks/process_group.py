@@ -14,13 +14,13 @@ import torch.distributed as dist
 from torch.distributed import FileStore, HashStore, Store, TCPStore  # type: ignore[attr-defined]  # not in torch's __all__
 
 from ddp_prof.errors import WorkloadError
-from ddp_prof.train.launch import LAUNCH_DIRECTORY
-from ddp_prof.train.shared_gpu import nccl_environment, refusal
+from ddp_prof.train.ranks.launch import LAUNCH_DIRECTORY
+from ddp_prof.train.ranks.shared_gpu import nccl_environment, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ddp_prof.train.arguments import Arguments
+    from ddp_prof.run_config import RunConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,35 +53,35 @@ def find_place(environment: Mapping[str, str]) -> RankInfo:
     )
 
 
-def choose_device(arguments: Arguments, place: RankInfo) -> tuple[torch.device, str]:
+def choose_device(config: RunConfig, place: RankInfo) -> tuple[torch.device, str]:
     """The device of this rank and the backend.
 
     Raises:
         WorkloadError: They are not to be had as asked for.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    seats = gpus * (arguments.ranks_per_gpu or 1)
+    seats = gpus * (config.ranks_per_gpu or 1)
     has_seat = seats >= place.local_world
-    backend = arguments.backend
+    backend = config.backend
     if backend == "auto":
-        backend = "nccl" if has_seat and arguments.device != "cpu" and dist.is_nccl_available() else "gloo"
-    kind = arguments.device
+        backend = "nccl" if has_seat and config.device != "cpu" and dist.is_nccl_available() else "gloo"
+    kind = config.device
     if kind == "auto":
         kind = "cuda" if backend == "nccl" or (has_seat and backend == "gloo") else "cpu"
     _check_backend(backend, kind, gpus, place, seats)
-    _check_sharing(arguments.ranks_per_gpu, kind, gpus, place)
+    _check_sharing(config.ranks_per_gpu, kind, gpus, place)
     if kind == "cpu":
         return torch.device("cpu"), backend
-    shared = arguments.ranks_per_gpu
+    shared = config.ranks_per_gpu
     return torch.device(kind, place.local_rank // shared if shared else place.local_rank % gpus), backend
 
 
-def count_ranks_per_gpu(arguments: Arguments, place: RankInfo, device: torch.device) -> int:
+def count_ranks_per_gpu(config: RunConfig, place: RankInfo, device: torch.device) -> int:
     """How many ranks of this machine have one GPU, asked for or because there are fewer GPUs; 1 on a CPU."""
     if device.type == "cpu":
         return 1
     gpus = torch.cuda.device_count()
-    return min(arguments.ranks_per_gpu or -(-place.local_world // gpus), place.local_world)
+    return min(config.ranks_per_gpu or -(-place.local_world // gpus), place.local_world)
 
 
 def _check_backend(backend: str, kind: str, gpus: int, place: RankInfo, seats: int) -> None:

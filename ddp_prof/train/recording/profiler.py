@@ -6,9 +6,8 @@ import gzip
 import json
 import os
 import threading
-from abc import ABC, abstractmethod
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from ddp_prof.ddp import annotate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from ddp_prof.ddp.annotate import Recorded
@@ -26,34 +25,28 @@ IN_FLIGHT_LANE = 10_000_000
 """Thread ids of the lanes that hold start/end ranges in Kineto JSON: above any that Linux gives."""
 
 
-class CaptureWindow(ABC):
-    """A context manager round what is recorded.
+class CaptureWindow(NamedTuple):
+    """What is recorded.
 
     Attributes:
+        recording: Put round it.
         includes_warmup: Whether everything is recorded anyway, so that the warm-up steps belong inside.
     """
 
-    includes_warmup = False
-
-    @abstractmethod
-    def __enter__(self) -> None:
-        """Start recording."""
-
-    @abstractmethod
-    def __exit__(self, *error: object) -> None:
-        """Stop recording."""
+    recording: AbstractContextManager[None]
+    includes_warmup: bool = False
 
 
-class WholeRun(CaptureWindow):
-    """A profiler that records the whole process, or none: nothing to do."""
+def choose_window(device: torch.device, kineto: Path | None, rank: int) -> CaptureWindow:
+    """What fits the device and the options; nothing is to be done where a profiler records the whole process, or none.
 
-    includes_warmup = True
-
-    def __enter__(self) -> None:
-        """See :class:`CaptureWindow`."""
-
-    def __exit__(self, *error: object) -> None:
-        """See :class:`CaptureWindow`."""
+    Every rank must enter it.
+    """
+    if kineto is not None:
+        return CaptureWindow(_kineto(rank_path(kineto, rank), device))
+    if device.type == "cuda":
+        return CaptureWindow(_cuda_profiler(device))
+    return CaptureWindow(nullcontext(), includes_warmup=True)
 
 
 class Meeting:
@@ -73,53 +66,33 @@ class Meeting:
         dist.barrier(self._group)
 
 
-class CudaProfilerWindow(CaptureWindow):
+@contextmanager
+def _cuda_profiler(device: torch.device) -> Iterator[None]:
     """``cudaProfilerStart`` to ``cudaProfilerStop``, which ``nsys --capture-range=cudaProfilerApi`` waits for.
 
-    The ranks meet on both sides: the first to stop may end the recording for all.
+    The ranks meet on both sides: the first to stop may end the recording for all. After a failure they do not: a peer
+    may be gone, and would be waited for.
     """
-
-    def __init__(self, device: torch.device) -> None:
-        self._meet = Meeting(device)
-
-    def __enter__(self) -> None:
-        """See :class:`CaptureWindow`."""
-        self._meet()
-        torch.cuda.profiler.start()  # type: ignore[no-untyped-call]  # torch's omission
-        self._meet()
-
-    def __exit__(self, *error: object) -> None:
-        """See :class:`CaptureWindow`."""
-        if error[0] is None:  # after a failure a peer may be gone, and would be waited for
-            self._meet()
-            torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]  # torch's omission
-            self._meet()
+    meet = Meeting(device)
+    meet()
+    torch.cuda.profiler.start()  # type: ignore[no-untyped-call]  # torch's omission
+    meet()
+    yield
+    meet()
+    torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]  # torch's omission
+    meet()
 
 
-class KinetoWindow(CaptureWindow):
-    """``torch.profiler``, written as Kineto JSON: one file a rank, our ranges included."""
-
-    def __init__(self, path: Path, rank: int, device: torch.device) -> None:
-        self.path = rank_path(path, rank)
-        self._ranges = KinetoRanges()
-        self._activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-        self._meet = Meeting(device)
-
-    def __enter__(self) -> None:
-        """See :class:`CaptureWindow`."""
-        self._profile = profile(activities=self._activities)
-        self._meet()
-        self._open = ExitStack()
-        self._open.enter_context(self._profile)
-        self._open.enter_context(annotate.listening(self._ranges))
-        self._meet()
-
-    def __exit__(self, *error: object) -> None:
-        """See :class:`CaptureWindow`."""
-        self._open.close()
-        if error[0] is None:
-            crossing = [range_ for range_ in self._ranges.ranges if range_.is_start_end]
-            write_kineto(self._profile, crossing, self.path)
+@contextmanager
+def _kineto(path: Path, device: torch.device) -> Iterator[None]:
+    """``torch.profiler``, written as Kineto JSON: one file a rank, our ranges included; none after a failure."""
+    meet, ranges = Meeting(device), KinetoRanges()
+    recorded = profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])])
+    meet()
+    with recorded, annotate.listening(ranges):
+        meet()
+        yield
+    write_kineto(recorded, [range_ for range_ in ranges.ranges if range_.is_start_end], path)
 
 
 class KinetoRanges(annotate.Recorder):
@@ -144,13 +117,6 @@ class KinetoRanges(annotate.Recorder):
             self._local.functions = []
         functions: list[ExitStack] = self._local.functions
         return functions
-
-
-def choose_window(device: torch.device, kineto: Path | None, rank: int) -> CaptureWindow:
-    """What fits the device and the options."""
-    if kineto is not None:
-        return KinetoWindow(kineto, rank, device)
-    return CudaProfilerWindow(device) if device.type == "cuda" else WholeRun()
 
 
 def rank_path(path: Path, rank: int) -> Path:

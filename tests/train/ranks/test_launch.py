@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.errors import OutOfMemoryError, WorkloadError
-from ddp_prof.train.launch import launch
+from ddp_prof.train.ranks.launch import launch
 
 PRELUDE = """
 import os, sys, time
 from ddp_prof.errors import CommunicationError, OutOfMemoryError, WorkloadError
-from ddp_prof.train.launch import die_with_launcher, leave_failure
+from ddp_prof.train.ranks.launch import die_with_launcher, leave_failure
 die_with_launcher()
 rank = int(os.environ["RANK"])
 def fail(error):
@@ -67,7 +67,7 @@ def test_one_reason_is_given(code: str, reason: str) -> None:
 def system_kills(monkeypatch: pytest.MonkeyPatch) -> None:
     """A system that kills a process for want of memory while the ranks run."""
     counts = iter((4, 5))
-    monkeypatch.setattr("ddp_prof.train.launch._kills_for_memory", lambda: next(counts))
+    monkeypatch.setattr("ddp_prof.train.ranks.launch._kills_for_memory", lambda: next(counts))
 
 
 @pytest.mark.usefixtures("system_kills")
@@ -93,7 +93,7 @@ def test_want_of_memory_is_told_from_other_failures(code: str) -> None:
 def test_who_is_killed_by_somebody_else_does_not_lack_memory(
     kills: int | None, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ddp_prof.train.launch._kills_for_memory", lambda: kills)
+    monkeypatch.setattr("ddp_prof.train.ranks.launch._kills_for_memory", lambda: kills)
     with pytest.raises(WorkloadError, match=f"^{reason}see its output") as caught:
         launch(2, ranks("rank == 1 and os.kill(os.getpid(), 9)"))
     assert isinstance(caught.value, OutOfMemoryError) == (kills is None)
@@ -138,7 +138,7 @@ time.sleep(60)
 """
     launcher = f"""
 import sys
-from ddp_prof.train.launch import Stopped, launch
+from ddp_prof.train.ranks.launch import Stopped, launch
 try:
     launch(2, {ranks(code)!r})
 except Stopped as stopped:
