@@ -66,7 +66,7 @@ def most_of(view: TableView) -> str:
 
 def short_name(name: str) -> str:
     """A kernel's name without namespaces, arguments and the types in them."""
-    plain = re.sub(r"\((?:anonymous namespace|unnamed)\)::|<unnamed>::|\([a-z ]+\)(?=-?\d)|^void ", "", name)
+    plain = re.sub(r"\((?:anonymous namespace|unnamed)\)::|<unnamed>::|\([A-Za-z_][\w ]*\)(?=-?\d)|^void ", "", name)
     outer, bracket, inner = plain.partition("(")[0].partition("<")
     *_, folder, last = ("", *outer.split("::"))
     short = f"{folder}::{last}" if last.lower() == "kernel" else last
