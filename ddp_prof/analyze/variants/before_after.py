@@ -19,7 +19,7 @@ import numpy as np
 from ddp_prof.analyze.collectives.exposure import TAIL
 from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.analyze.statistics import LEAST_STEPS, half_width_of_mean
-from ddp_prof.analyze.variants.waterfall import PARTS, measure_waterfall
+from ddp_prof.analyze.variants.waterfall import PARTS, measure_waterfall, without_contention
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -86,9 +86,13 @@ def compare_before_after(
     if not waterfall.changes:
         return ()
     (first, second), (change,) = waterfall.budgets, waterfall.changes
+    parts = ["step", *PARTS]
+    if change.contention_ns is None:
+        first, second = without_contention(first), without_contention(second)
+        parts.remove("contention")
     collectives = [measure_collectives(run).collectives for run, _ in (before, after)]
     found = []
-    for part in ("step", *PARTS):
+    for part in parts:
         old, new = getattr(first, f"{part}_ns"), getattr(second, f"{part}_ns")
         is_told = part in _EXPOSED and change.is_beyond_spread(part)
         cause = _cause(part, collectives[0], collectives[1], new - old) if is_told else None

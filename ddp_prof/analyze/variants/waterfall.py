@@ -222,7 +222,7 @@ def _half_widths(samples: Mapping[str, Ints], counts: Sequence[int], contention:
 
 def _change(before: Budget, after: Budget) -> Change:
     if None in (before.contention_ns, after.contention_ns):
-        before, after = _without_contention(before), _without_contention(after)
+        before, after = without_contention(before), without_contention(after)
     names = [name for name in ("step", *PARTS) if name != "contention" or before.contention_ns is not None]
     differences = {f"{name}_ns": getattr(after, f"{name}_ns") - getattr(before, f"{name}_ns") for name in names}
     both = set(before.half_width_ns) & set(after.half_width_ns)
@@ -236,6 +236,6 @@ def _change(before: Budget, after: Budget) -> Change:
     )
 
 
-def _without_contention(budget: Budget) -> Budget:
+def without_contention(budget: Budget) -> Budget:
     """The same step with its contention as part of compute."""
     return replace(budget, compute_ns=budget.compute_ns + (budget.contention_ns or 0), contention_ns=None)
