@@ -122,11 +122,7 @@ class Calls(Table):
 
 @dataclass(frozen=True)
 class CallDetails(Table):
-    """What is known of each call beside its launches; rows as those of :class:`Calls`.
-
-    Attributes:
-        name_id: Index into :attr:`Trace.names`, without the version that CUDA adds.
-    """
+    """When each call ended, and its name without the version that CUDA adds; rows as those of :class:`Calls`."""
 
     end_ns: Ints
     name_id: Ints
@@ -165,11 +161,7 @@ class Overhead(Table):
 class UnresolvedNames:
     """How many kernels of a trace have no name, so that nobody knows whether they compute or communicate.
 
-    Attributes:
-        kernels: Their number.
-        of_kernels: The number of all kernels.
-        time_ns: The sum of their durations.
-        of_time_ns: The sum of all kernels' durations.
+    They are ``kernels`` of all ``of_kernels``, and last ``time_ns`` of ``of_time_ns``, both sums of durations.
     """
 
     kernels: int
@@ -259,9 +251,7 @@ class Trace:
     def duration_ns(self) -> int:
         """From the first event to the last; 0 for a trace without any."""
         tables = [table for table in (self.activities, self.spans) if len(table)]
-        if not tables:
-            return 0
-        return int(max(table.end_ns.max() for table in tables) - min(table.start_ns.min() for table in tables))
+        return int(max(t.end_ns.max() for t in tables) - min(t.start_ns.min() for t in tables)) if tables else 0
 
 
 def find_launching_calls(activities: Activities, calls: Calls) -> Ints:
@@ -288,11 +278,8 @@ def _rows(chosen: Mask) -> Ints | slice:
 
 def _positions(keys: Ints, start_ns: Ints, wanted: Ints) -> Ints:
     """Position in ``keys`` of each wanted value, the earliest of several; ``UNKNOWN`` where it is absent."""
-    if np.all(keys[1:] >= keys[:-1]):
-        order, ordered = None, keys
-    else:
-        order = np.argsort(keys, kind="stable")
-        ordered = keys[order]
+    order = None if np.all(keys[1:] >= keys[:-1]) else np.argsort(keys, kind="stable")
+    ordered = keys if order is None else keys[order]
     if np.any(ordered[1:] == ordered[:-1]):
         order = np.lexsort((start_ns, keys))
         ordered = keys[order]

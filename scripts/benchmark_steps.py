@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddp_prof.errors import DdpProfError, WorkloadError
-from ddp_prof.manifest import SHARED_GPU
+from ddp_prof.manifest import Caveat
 from ddp_prof.train.ranks.launch import die_with_launcher, leave_failure, run_script
 from ddp_prof.train.workload.sizes import MODEL_SIZES
 
@@ -147,7 +147,7 @@ def run_rank(arguments: argparse.Namespace) -> int:
         if place.rank == 0:
             print(f"{place.world} ranks, {backend}, device: {device.type}")
             if sharing > 1:
-                print(SHARED_GPU)
+                print(Caveat.SHARED_GPU.value)
             judge(
                 contest if arguments.target is None else contest._replace(target=arguments.target),
                 seconds,

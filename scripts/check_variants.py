@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from ddp_prof.errors import DdpProfError, WorkloadError
-from ddp_prof.manifest import SHARED_GPU
+from ddp_prof.manifest import Caveat
 from ddp_prof.train.ranks.launch import die_with_launcher, leave_failure, run_script
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def run_rank(arguments: argparse.Namespace) -> int:
                 f"tests/ddp/cases.py has no case of {', '.join(arguments.variants)}: add one to SETTINGS"
             )
         if place.rank == 0:
-            shared = [SHARED_GPU] if sharing > 1 else []
+            shared = [Caveat.SHARED_GPU.value] if sharing > 1 else []
             print("\n".join([f"{place.world} ranks, {backend}, device: {device.type}", *shared, *describe(findings)]))
             if not all(finding.agrees for finding in findings):
                 raise WorkloadError("a variant differs from one process")

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ddp_prof.cli.options.talking import progress
 from ddp_prof.cli.options.traces import load_options, traces_argument
 from ddp_prof.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ddp_prof.analyze.collectives.results import Collective
     from ddp_prof.present.html.report import ReportRun
@@ -47,12 +48,14 @@ def command(traces: tuple[Path, ...], options: LoadOptions, folder: Path) -> Non
 
     runs = load_runs(traces, replace(options, with_launches=True, keep_events=True))
     runs = in_variant_order(runs, lambda run: run.manifest)
-    for problem in write_report(_report_runs(runs), folder, compare_steps(runs)):
+    with progress(2 * len(runs) + 1) as begin:
+        problems = write_report(_report_runs(runs, begin), folder, compare_steps(runs), begin)
+    for problem in problems:
         click.echo(f"note: {printable(problem)}", err=True)
     click.echo(folder / "index.html")
 
 
-def _report_runs(runs: Sequence[Run]) -> list[ReportRun]:
+def _report_runs(runs: Sequence[Run], begin: Callable[[str], None] = lambda _part: None) -> list[ReportRun]:
     """All that the pages tell of each run."""
     from ddp_prof.analyze.collectives.results import typical_step
     from ddp_prof.analyze.collectives.step_view import view_step
@@ -61,9 +64,11 @@ def _report_runs(runs: Sequence[Run]) -> list[ReportRun]:
     from ddp_prof.present.html.report import ReportRun
     from ddp_prof.runs.run import timeline_sources
 
-    sources = iter(timeline_sources(runs))
-    results = [run.overlap() for run in runs]
-    found = []
+    results = []
+    for run in runs:
+        begin(f"reading {run.label}")
+        results.append(run.overlap())
+    sources, found = iter(timeline_sources(runs)), []
     for run, result, summary in zip(runs, results, compare_variants(results), strict=True):
         explanation = explain_run(run.analysis())
         collectives = explanation.collectives.collectives

@@ -50,7 +50,9 @@ def load_nsys_report(path: Path, *, extra_patterns: Sequence[str] = (), with_lau
         return _load(path, beside, extra_patterns, with_launches)
     if os.access(path.parent, os.W_OK):
         _export(path, beside)
-        return _load(path, beside, extra_patterns, with_launches)
+        trace = _load(path, beside, extra_patterns, with_launches)
+        note = f"exported to {beside.name}, which lies beside the report and is read from now on"
+        return replace(trace, warnings=(*trace.warnings, note))
     with tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
         _export(path, Path(folder) / beside.name)
         return _load(path, Path(folder) / beside.name, extra_patterns, with_launches)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -102,3 +104,30 @@ def test_own_results_come_before_those_of_the_repository(tmp_path: Path, monkeyp
     own.write_bytes((ROOT / "traces" / "results.db").read_bytes())
     result = run("results", "--seq-len", "128", "-q")
     assert (result.exit_code, "naive" in result.stdout) == (0, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("delay_s", "is_shown"), [(0, True), (600, False)])
+def test_what_takes_long_shows_its_progress_on_a_terminal(
+    delay_s: int, is_shown: bool, trace: Path, tmp_path: Path
+) -> None:
+    """The terminal is stderr alone; what the command prints stays as it is."""
+    code = f"import ddp_prof.cli.options.talking as t; t.DELAY_S = {delay_s}; from ddp_prof.cli import main; main()"
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "BROWSER_PATH": str(tmp_path / "none"), "TERM": "xterm", "COLUMNS": "100"}
+    command = [sys.executable, "-c", code, "report", str(trace), "-o", str(tmp_path / "pages")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        said = b""
+        while block := _read(ours):
+            said += block
+        assert process.stdout
+        assert process.stdout.read().decode().strip() == str(tmp_path / "pages" / "index.html")
+    assert (b"pages of known" in said) == is_shown
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:  # the other side has ended
+        return b""

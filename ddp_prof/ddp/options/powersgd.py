@@ -184,7 +184,10 @@ class BucketCompressor:
 
 
 def orthonormal(matrix: torch.Tensor) -> torch.Tensor:
-    """Orthonormal columns that span those of ``matrix``, of zeros any: then the next gradient is not lost on them."""
+    """Orthonormal columns that span those of ``matrix``; of zeros any.
+
+    P asks for them by definition. Q is as large as the gradient, whose square could leave the range of numbers.
+    """
     wide = matrix.to(torch.promote_types(matrix.dtype, torch.float32))  # there is no factorization of half numbers
     columns: torch.Tensor = torch.linalg.qr(wide)[0]
     return columns.to(matrix.dtype)

@@ -25,7 +25,7 @@ from ddp_prof.present.timeline.build import MAX_BOXES, build_timeline, steady_st
 from ddp_prof.present.timeline.figure import draw_timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from ddp_prof.analyze.collectives.step_view import RankStepView
@@ -74,13 +74,19 @@ class ReportRun:
         return next((source.trace.manifest for source in self.sources if source.trace.manifest), None)
 
 
-def write_report(runs: Sequence[ReportRun], folder: Path, waterfall: Waterfall | None = None) -> list[str]:
+def write_report(
+    runs: Sequence[ReportRun],
+    folder: Path,
+    waterfall: Waterfall | None = None,
+    begin: Callable[[str], None] = lambda _part: None,
+) -> list[str]:
     """Write ``index.html``, a page and a picture of each run's timeline, and a page on why it is exposed.
 
     Args:
         runs: The runs in the order in which they are told of.
         folder: Made where it is missing; files of the same names are replaced.
         waterfall: What the runs changed of each other.
+        begin: Called with the name of each part of the work when it begins: the pages of each run, the pictures.
 
     Returns:
         What could not be made, a line each.
@@ -98,12 +104,14 @@ def write_report(runs: Sequence[ReportRun], folder: Path, waterfall: Waterfall |
         charts[WATERFALL] = draw_waterfall(waterfall)
     pictures = [(chart, folder / f"{name}.png") for name, chart in charts.items()]
     for at, (section, run) in enumerate(zip(sections, runs, strict=True)):
+        begin(f"pages of {section.result.label}")
         whole, part = _timelines(run)
         path = folder / f"{section.name}.html"
         write_timeline_page(whole, path, navigation=_navigation(sections, at, TIMELINE), shared_plotly=True)
         _write_why_page(section, run, folder, _navigation(sections, at, WHY))
         _write_kernels_page(section, folder, _navigation(sections, at, KERNELS))
         pictures.append((draw_timeline(part), folder / f"{section.name}.png"))
+    begin("pictures")
     problems = try_pictures(pictures)
     write_page(
         folder / f"{INDEX}.html",

@@ -29,8 +29,8 @@ _SLOWDOWN = (
 )
 _NO_SHAPES = "no launch shapes in this trace: kernels of one name and phase count as the same"
 _IDLE = (
-    "idle time of all steps, summed over ranks; until the work that ends it is launched by where the host is, then "
-    f"'{NOT_BEGUN}'"
+    "idle time of all steps, summed over ranks; 'host ...': where the host was while the next work was not launched yet; "
+    f"'{NOT_BEGUN}': after that launch"
 )
 NO_KERNELS = "no kernels were recorded: on a CPU only the program's ranges are known"
 
@@ -66,7 +66,7 @@ def most_of(view: TableView) -> str:
 
 def short_name(name: str) -> str:
     """A kernel's name without namespaces, arguments and the types in them."""
-    plain = re.sub(r"\((?:anonymous namespace|unnamed)\)::|<unnamed>::|\([a-z ]+\)(?=-?\d)|^void ", "", name)
+    plain = re.sub(r"\((?:anonymous namespace|unnamed)\)::|<unnamed>::|\([A-Za-z_][\w ]*\)(?=-?\d)|^void ", "", name)
     outer, bracket, inner = plain.partition("(")[0].partition("<")
     *_, folder, last = ("", *outer.split("::"))
     short = f"{folder}::{last}" if last.lower() == "kernel" else last

@@ -84,11 +84,17 @@ def range_lanes(rank: RankEvents, view: View) -> Iterator[Lane]:
 
 
 def call_lanes(rank: RankEvents, view: View) -> Iterator[Lane]:
-    """All calls of the process; none where they were not read whole."""
+    """All calls of the process, and of those before what is seen the ones that launched it.
+
+    None where they were not read whole.
+    """
     trace, calls, details = rank.trace, rank.trace.calls, rank.trace.call_details
     if details is None:
         return
-    seen = np.flatnonzero((calls.process == rank.process) & view.holds(calls.start_ns, details.end_ns))
+    is_seen = view.holds(calls.start_ns, details.end_ns)
+    launchers = trace.launching_calls[view.holds(trace.activities.start_ns, trace.activities.end_ns)]
+    is_seen[launchers[launchers != UNKNOWN]] = True
+    seen = np.flatnonzero(is_seen & (calls.process == rank.process))
     for thread in distinct(calls.lane[seen]):
         rows = seen[calls.lane[seen] == thread]
         start, end = calls.start_ns[rows], details.end_ns[rows]
@@ -109,5 +115,5 @@ def thread_name(trace: Trace, process: int, thread: int) -> str:
     """What a thread is called: by its name, and by its number, since many have one name."""
     if thread == process:
         return "main thread"
-    name = trace.threads.get((process, thread))
-    return f"thread {thread}" if name is None else f"{name} ({thread})"
+    name = trace.threads.get((process, thread), f"thread {thread}")
+    return name if str(thread) in name else f"{name} ({thread})"

@@ -105,8 +105,28 @@ def beside_torch(rank: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return found
 
 
+def scaled(rank: int) -> list[torch.Tensor]:
+    """The third step's gradients, of usual size and so small that their squares are zero; scaled back."""
+    found = []
+    for scale in (1.0, 1e-25):
+        module = nn.Linear(20, 20, bias=False)
+        variant = BucketedDDP(module, None, compression=PowerSGD(2))
+        random = torch.Generator().manual_seed(rank)
+        for _ in range(3):
+            variant.zero_grad()
+            (module.weight * torch.randn(20, 20, generator=random) * scale).sum().backward()
+            variant.finish_gradient_synchronization()
+        found.append(module.weight.grad / scale)
+    return found
+
+
 def everything(rank: int) -> dict[str, Any]:
-    return {"reduced": reduced(rank), "messages": messages(rank), "beside torch": beside_torch(rank)}
+    return {
+        "scaled": scaled(rank),
+        "reduced": reduced(rank),
+        "messages": messages(rank),
+        "beside torch": beside_torch(rank),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +203,11 @@ def test_what_was_held_back_comes_in_later_steps(results: list[dict[str, Any]], 
     # Each step takes `rank` dimensions out of what is left, which has at most 16 of them.
     assert missing(taken[:STEPS]) > 0.1
     assert (missing(taken) < 1e-6) is HOWS[name].error_feedback
+
+
+def test_small_gradients_are_sent_as_well_as_large_ones(results: list[dict[str, Any]]) -> None:
+    usual, small = results[0]["scaled"]
+    torch.testing.assert_close(small, usual, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

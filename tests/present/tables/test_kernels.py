@@ -26,6 +26,10 @@ from tests.nsys_factory import write_capture
             "void at::native::<unnamed>::multi_tensor_apply_kernel<at::native::<unnamed>::List<(int)2>>(T1)",
             "multi_tensor_apply_kernel<List<2>>",
         ),
+        (
+            "void cudnn::ops::nchwToNhwcKernel<__half, float, (bool)0, (cudnnKernelDataType_t)0>(cudnn::ops::x<T3>)",
+            "nchwToNhwcKernel<__half, float, 0, 0>",
+        ),
         ("void xmma::strided_dgrad_indexed::kernel<xmma::Traits>(T)", "strided_dgrad_indexed::kernel<Traits>"),
     ],
 )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import zlib
+from itertools import pairwise
 
 import numpy as np
 from hypothesis import given
@@ -9,14 +10,17 @@ from hypothesis import strategies as st
 
 from ddp_prof.present import theme
 from ddp_prof.present.timeline.build import build_timeline
+from ddp_prof.present.timeline.captions import EXPOSED_PARTS
 from ddp_prof.present.timeline.encoding import (
     LONGEST_TITLE,
     OVERVIEW_COLUMNS,
     Placed,
     Titles,
+    _links,
     overview,
     pack_boxes,
     pack_columns,
+    pack_folded,
 )
 from ddp_prof.present.timeline.model import COMPUTE, STRIP, Boxes, Lane
 from ddp_prof.trace import UNKNOWN
@@ -129,3 +133,81 @@ def test_an_overview_holds_the_time_of_each_category() -> None:
         code: int(np.ceil(255 * length / 40)) for code, length in lengths.items()
     }
     assert all(share[1:].max() == 0 for share in shares.values())
+
+
+def positions_of(lanes: list[Placed]) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+    """The two tables of the boxes that are shown."""
+    packed = pack_boxes(lanes, Titles())
+    (count, widths), (more, others) = packed.tables
+    split = count * sum(widths.values())
+    return unpack(widths, packed.packed[:split], count), unpack(others, packed.packed[split:], more)
+
+
+TIMES = st.lists(st.integers(0, 50), min_size=2, max_size=8, unique=True).map(sorted)
+
+
+def lane_of_times(kind: str, times: list[int]) -> Lane:
+    known = dict.fromkeys(("category", "name_id", "step", "bucket", "bytes", "level"), 0)
+    boxes = [{**known, **REST, "start_ns": start, "end_ns": end} for start, end in pairwise(times)]
+    return Lane(kind, kind, table(Boxes, boxes), ("name",))
+
+
+@given(TIMES, TIMES)
+def test_parts_of_where_time_goes_are_told_by_the_times_of_others(others: list[int], parts: list[int]) -> None:
+    lanes = [Placed(0, 0, lane_of_times(COMPUTE, others)), Placed(0, 1, lane_of_times(STRIP, parts))]
+    boxes, untold = positions_of(lanes)
+    times = np.unique([*others, *np.cumsum(untold["time"]).tolist()])
+    assert np.cumsum(untold["time"]).tolist() == sorted(set(parts) - set(others))
+    gaps, lengths = boxes["gap"][len(others) - 1 :], boxes["duration"][len(others) - 1 :]
+    starts = np.cumsum(gaps) + np.cumsum([0, *lengths])[:-1] + others[-1]
+    assert times[starts].tolist() == parts[:-1]
+    assert times[starts + lengths].tolist() == parts[1:]
+
+
+CALL = st.integers(-1, 6)
+
+
+@given(st.lists(st.lists(CALL, max_size=6), min_size=1, max_size=3), st.permutations(range(5)))
+def test_links_lead_to_the_call_of_the_rank(wanted: list[list[int]], calls: list[int]) -> None:
+    """Each rank's calls are numbered anew: the same number on two ranks is another call."""
+    known = dict.fromkeys(("category", "name_id", "step", "bucket", "bytes", "level"), 0)
+
+    def lane(numbers: list[int]) -> Lane:
+        rows = [{**known, **REST, "start_ns": at, "end_ns": at + 1, "call": call} for at, call in enumerate(numbers)]
+        return Lane("lane", COMPUTE, table(Boxes, rows), ("name",))
+
+    shown = pack_boxes([Placed(rank, rank, lane(own)) for rank, own in enumerate(wanted)], Titles())
+    folded = [Placed(rank, 9 + rank, lane(calls)) for rank in range(len(wanted))]
+    links = _links(pack_boxes(folded, Titles()).rows, shown.rows).tolist()
+    found, last = [], 0
+    for link in links:
+        last += (link - 1) // 2 if link else 0
+        found.append(last if link else UNKNOWN)
+    expected = [
+        5 * rank + calls.index(call) if call in calls else UNKNOWN for rank, own in enumerate(wanted) for call in own
+    ]
+    assert found == expected
+
+
+def test_parts_of_a_collective_sum_to_it() -> None:
+    rank = build_timeline(run_of(cpu_run(shift=2)).sources).panels[0].ranks[0]
+    placed = [Placed(0, place, lane) for place, lane in enumerate(rank.lanes)]
+    titles = Titles()
+    shown = pack_boxes([each for each in placed if not each.lane.is_folded], titles)
+    folded = [each for each in placed if each.lane.is_folded]
+    packed = pack_folded(folded, shown, [rank.explained], titles)
+    offset, columns = 0, {}
+    for count, widths in packed.tables:
+        size = count * sum(widths.values())
+        columns = unpack(widths, packed.packed[offset : offset + size], count)
+        offset += size
+    total: dict[int, int] = {}
+    for box, ns in zip(np.cumsum(columns["box"]).tolist(), columns["ns"], strict=True):
+        total[box] = total.get(box, 0) + ns
+    boxes = [
+        box for row in shown.rows for box in zip(row.boxes.start_ns.tolist(), row.boxes.end_ns.tolist(), strict=True)
+    ]
+    assert [boxes[box] for box in total] == [(10, 14), (30, 34)]
+    assert list(total.values()) == [4, 4]
+    hidden = [ns for part, ns in zip(columns["part"], columns["ns"], strict=True) if part == len(EXPOSED_PARTS)]
+    assert hidden == [2, 2], "backward computes until 12 and 32"

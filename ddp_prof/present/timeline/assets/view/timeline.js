@@ -3,7 +3,7 @@
 const SHORTEST_SPAN = 100; // ns; below, digits of the axis would run out
 const PIXELS_A_TICK = 120;
 const STEP_MARGIN = 0.02;
-const BELOW = 120, BELOW_RANK = 27; // pixels that the table of sums needs, and each of its rows
+const BELOW = 125, BELOW_RANK = 27; // pixels that the table of sums needs, and each of its rows
 const CONFIG = { displaylogo: false, responsive: true, displayModeBar: false, showTips: false };
 
 class Timeline {
