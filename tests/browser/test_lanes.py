@@ -191,6 +191,13 @@ class TestFolding:
         visit.page.locator("#lanes").fill("")
         assert labels(visit) == FOLDED
 
+    def test_a_lane_that_is_filtered_out_is_not_searched(self, visit: Visit, page: Path) -> None:
+        visit.open_timeline(page)
+        visit.page.locator("#search").fill("forward")
+        assert visit.page.locator("#found").text_content() == "2 found", "of the host and of the ranges"
+        visit.page.locator("#lanes").fill("host")
+        assert visit.page.locator("#found").text_content() == "1 found"
+
     def test_the_address_tells_what_is_folded(self, visit: Visit, page: Path) -> None:
         visit.open_timeline(page)
         visit.ask("page.fold('ranges', false)")

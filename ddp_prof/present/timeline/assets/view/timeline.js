@@ -76,6 +76,7 @@ class Timeline {
   /** Shows the lanes only whose titles hold some words. */
   filter(words) {
     this.folding.filter = words;
+    this.search.find(this.search.words);
     this.arrange();
     return this.schedule();
   }
