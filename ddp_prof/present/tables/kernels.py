@@ -29,8 +29,8 @@ _SLOWDOWN = (
 )
 _NO_SHAPES = "no launch shapes in this trace: kernels of one name and phase count as the same"
 _IDLE = (
-    "idle time of all steps, summed over ranks; 'host ...': where the host was while the next work was not launched yet; "
-    f"'{NOT_BEGUN}': after that launch"
+    "idle time of all steps, summed over ranks; 'host ...': where the host was while the next work was not launched; "
+    f"'{NOT_BEGUN}': after its launch"
 )
 NO_KERNELS = "no kernels were recorded: on a CPU only the program's ranges are known"
 
