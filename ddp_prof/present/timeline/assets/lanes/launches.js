@@ -15,8 +15,8 @@ class Launches {
 
   /** Parts of a collective: where in `EXPOSED_PARTS`, and ns. @returns {Array<[number, number]>} */
   partsOf(source) {
-    const found = [], first = source ? firstAbove(this.box, source - 1) : 0;
-    for (let at = first; at < this.box.length && this.box[at] === source; at++) found.push([this.part[at], this.ns[at]]);
+    const found = [];
+    for (let at = firstAbove(this.box, source - 1); at < this.box.length && this.box[at] === source; at++) found.push([this.part[at], this.ns[at]]);
     return found;
   }
 }
