@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from ddp_prof.ddp import annotate
 from ddp_prof.ddp.engine.clock import CommunicationClock
-from ddp_prof.ddp.engine.same_model import check_same_model
+from ddp_prof.ddp.engine.rank_consistency import check_rank_consistency
 from ddp_prof.errors import CommunicationError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class DataParallel(torch.nn.Module, ABC):
         """Compare model and ``schedule`` over the ranks: the options that decide what is communicated, and when."""
         super().__init__()
         _check_initialized()
-        check_same_model(module, {"variant": type(self).__name__, **schedule}, process_group)
+        check_rank_consistency(module, {"variant": type(self).__name__, **schedule}, process_group)
         self.module = module
         self.process_group = process_group
         self._is_synchronizing = True

@@ -21,7 +21,7 @@ rebuild_buckets  the first step shows in which order gradients come; then bucket
     order of readiness      [p9 p8 p6]  [p7 p4 p5]      only the second does
 
 step_in_backward each bucket is stepped on as it arrives, see :mod:`ddp_prof.ddp.options.step_in_backward`.
-compression      ``bf16``: half the bytes, see :mod:`ddp_prof.ddp.options.compression` for the error; or PowerSGD:
+compression      ``bf16``: half the bytes, see :mod:`ddp_prof.ddp.options.bf16_compression` for the error; or PowerSGD:
                  matrices as products of thin ones, see :mod:`ddp_prof.ddp.options.powersgd`.
 """
 
@@ -32,9 +32,9 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from ddp_prof.ddp.engine.broadcast import source_rank
-from ddp_prof.ddp.engine.buckets import assign_buckets, assign_by_readiness, cap_in_bytes
+from ddp_prof.ddp.engine.bucket_assignment import assign_buckets, assign_by_readiness, cap_in_bytes
 from ddp_prof.ddp.engine.reducer import Reducer
-from ddp_prof.ddp.options.compression import Bf16Reducer
+from ddp_prof.ddp.options.bf16_compression import Bf16Reducer
 from ddp_prof.ddp.options.powersgd import PowerSGD, PowerSGDReducer
 from ddp_prof.ddp.options.step_in_backward import SteppingReducer
 from ddp_prof.ddp.reducing import ReducingVariant
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ddp_prof.ddp.engine.buckets import Assignment, ParameterSize
+    from ddp_prof.ddp.engine.bucket_assignment import Assignment, ParameterSize
 
 
 class BucketedDDP(ReducingVariant):

@@ -9,7 +9,7 @@ import torch
 
 from ddp_prof.ddp.base import DataParallel
 from ddp_prof.ddp.engine.broadcast import broadcast_buffers, broadcast_state
-from ddp_prof.ddp.engine.buckets import ParameterSize
+from ddp_prof.ddp.engine.bucket_assignment import ParameterSize
 from ddp_prof.ddp.engine.hooks import add_hooks
 from ddp_prof.ddp.engine.reducer import Reducer
 from ddp_prof.errors import CommunicationError
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
-    from ddp_prof.ddp.engine.buckets import Assignment
+    from ddp_prof.ddp.engine.bucket_assignment import Assignment
 
 
 class ReducingVariant(DataParallel):

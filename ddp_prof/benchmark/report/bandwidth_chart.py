@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddp_prof.benchmark.report.figure import layout
+from ddp_prof.benchmark.report.chart_layout import layout
 from ddp_prof.present import theme
 from ddp_prof.present.charts.frame import axis
 from ddp_prof.present.text import milliseconds, percent, size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ddp_prof.benchmark.report.figure import TOP, layout
+from ddp_prof.benchmark.report.chart_layout import TOP, layout
 from ddp_prof.benchmark.report.rows import half_ms, share_percent, status_text, value_ms
 from ddp_prof.present import theme
 from ddp_prof.present.charts.frame import axis, rows_axis

@@ -20,13 +20,13 @@ import torch
 import torch.distributed as dist
 
 from ddp_prof.ddp.engine.collective import InFlight, launch_all_reduce
-from ddp_prof.ddp.engine.gradients import GradientBucket
+from ddp_prof.ddp.engine.gradient_bucket import GradientBucket
 from ddp_prof.errors import CommunicationError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddp_prof.ddp.engine.buckets import Assignment
+    from ddp_prof.ddp.engine.bucket_assignment import Assignment
 
 
 class Reducer:

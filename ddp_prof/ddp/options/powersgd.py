@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddp_prof.ddp.engine.collective import InFlight
-    from ddp_prof.ddp.engine.gradients import GradientBucket
+    from ddp_prof.ddp.engine.gradient_bucket import GradientBucket
 
 LEAST_SAVING = 2
 """A matrix is compressed where that divides its bytes by more than this; torch's ``powerSGD_hook`` has the same."""

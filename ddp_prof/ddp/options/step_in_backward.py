@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
     from ddp_prof.ddp.engine.collective import InFlight
-    from ddp_prof.ddp.engine.gradients import GradientBucket
+    from ddp_prof.ddp.engine.gradient_bucket import GradientBucket
 
 
 class SteppingReducer(Reducer):

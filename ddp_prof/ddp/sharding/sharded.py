@@ -23,7 +23,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddp_prof.ddp import annotate
-from ddp_prof.ddp.engine.buckets import assign_buckets, cap_in_bytes
+from ddp_prof.ddp.engine.bucket_assignment import assign_buckets, cap_in_bytes
 from ddp_prof.ddp.reducing import ReducingVariant
 from ddp_prof.ddp.sharding.shards import ShardReducer
 from ddp_prof.errors import CommunicationError
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ddp_prof.ddp.engine.buckets import Assignment, ParameterSize
+    from ddp_prof.ddp.engine.bucket_assignment import Assignment, ParameterSize
     from ddp_prof.ddp.engine.collective import InFlight
     from ddp_prof.ddp.engine.reducer import Reducer
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from ddp_prof import range_names
 from ddp_prof.ddp.engine.collective import InFlight, all_gather, is_on_host, launch, reduce_scatter
-from ddp_prof.ddp.engine.gradients import GradientBucket, flat_buffer, flat_views
+from ddp_prof.ddp.engine.gradient_bucket import GradientBucket, flat_buffer, flat_views
 from ddp_prof.ddp.engine.reducer import Reducer
 
 if TYPE_CHECKING:

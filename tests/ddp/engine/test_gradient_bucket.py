@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp_prof.ddp.engine.gradients import GradientBucket
+from ddp_prof.ddp.engine.gradient_bucket import GradientBucket
 
 SCALE = 0.25
 
@@ -85,7 +85,7 @@ def test_a_launch_waits_for_the_copies_of_all_streams(monkeypatch: pytest.Monkey
         def wait(self, _device: torch.device) -> None:
             seen.append(("wait", bucket.views[0].tolist()))
 
-    monkeypatch.setattr("ddp_prof.ddp.engine.gradients.StreamFence", Fence)
+    monkeypatch.setattr("ddp_prof.ddp.engine.gradient_bucket.StreamFence", Fence)
     parameter = torch.nn.Parameter(torch.zeros(2))
     bucket = GradientBucket(0, [parameter])
     parameter.grad = torch.full((2,), 4.0)

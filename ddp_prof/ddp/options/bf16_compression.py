@@ -18,7 +18,7 @@ from ddp_prof.ddp.engine.reducer import Reducer
 
 if TYPE_CHECKING:
     from ddp_prof.ddp.engine.collective import InFlight
-    from ddp_prof.ddp.engine.gradients import GradientBucket
+    from ddp_prof.ddp.engine.gradient_bucket import GradientBucket
 
 
 class Bf16Reducer(Reducer):

@@ -29,7 +29,9 @@ class Described(NamedTuple):
     is_trained: bool
 
 
-def check_same_model(module: torch.nn.Module, options: Mapping[str, object], group: dist.ProcessGroup | None) -> None:
+def check_rank_consistency(
+    module: torch.nn.Module, options: Mapping[str, object], group: dist.ProcessGroup | None
+) -> None:
     """Compare model and options of every rank with those of rank 0. Every rank must call this.
 
     Args:

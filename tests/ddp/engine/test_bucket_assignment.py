@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_prof.ddp.engine.buckets import ParameterSize, assign_buckets, assign_by_readiness, assign_each, cap_in_bytes
+from ddp_prof.ddp.engine.bucket_assignment import (
+    ParameterSize,
+    assign_buckets,
+    assign_by_readiness,
+    assign_each,
+    cap_in_bytes,
+)
 
 KINDS = ("float32", "bfloat16")
 sizes_strategy = st.lists(
