@@ -23,6 +23,9 @@ Variant: TypeAlias = "tuple[str, float | None]"
 Workload = tuple[int, int]
 Quantity: TypeAlias = "Callable[[Timing], Estimate | None]"
 
+HARDLY = 0.05
+"""A difference below this share of a step counts as none."""
+
 NAIVE: Variant = ("naive", None)
 FLAT: Variant = ("flat", None)
 OVERLAP: Variant = ("overlap", None)

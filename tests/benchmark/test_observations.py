@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from ddp_prof.benchmark.claims import Observation, find_observations
 from ddp_prof.benchmark.effects import relative_saving
+from ddp_prof.benchmark.observations import Observation, find_observations
 from ddp_prof.benchmark.report.testbeds import TestbedResults, gather_testbeds
 from ddp_prof.benchmark.settings import summarize_settings
 from ddp_prof.benchmark.statistics import combine, estimate_all

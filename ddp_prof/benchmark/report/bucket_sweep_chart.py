@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from ddp_prof.benchmark.claims import contradicts_model
 from ddp_prof.benchmark.effects import bucket_sizes
+from ddp_prof.benchmark.observations import contradicts_model
 from ddp_prof.benchmark.report.chart_layout import LINE, TOP, layout
 from ddp_prof.benchmark.report.rows import half_ms, value_ms
 from ddp_prof.present import theme

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddp_prof.benchmark.alpha_beta import BucketModel, fit_link, message_costs
-from ddp_prof.benchmark.claims import check_claims, find_observations
+from ddp_prof.benchmark.claims import check_claims
+from ddp_prof.benchmark.observations import find_observations
 from ddp_prof.benchmark.settings import by_testbed
 from ddp_prof.unknown import Unknown
 
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ddp_prof.benchmark.alpha_beta import MessageCost
-    from ddp_prof.benchmark.claims import ClaimResult, Observation
+    from ddp_prof.benchmark.claims import ClaimResult
+    from ddp_prof.benchmark.observations import Observation
     from ddp_prof.benchmark.settings import SettingSummary, Testbed
     from ddp_prof.benchmark.store import Environment, Results
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddp_prof.benchmark.claims import check_claims, contradicts_model
+from ddp_prof.benchmark.claims import check_claims
+from ddp_prof.benchmark.observations import contradicts_model
 from ddp_prof.benchmark.report.rows import comparison_rows, csv_rows, half_ms, setting_rows, value_ms
 from ddp_prof.benchmark.report.words import analysis, effect_text, testbed_title
 from ddp_prof.benchmark.store import OK

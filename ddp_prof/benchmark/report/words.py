@@ -12,7 +12,7 @@ from ddp_prof.present.text import milliseconds, percent, size
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ddp_prof.benchmark.claims import Observation, Topic
+    from ddp_prof.benchmark.observations import Observation, Topic
     from ddp_prof.benchmark.settings import Testbed
     from ddp_prof.benchmark.statistics import Effect
     from ddp_prof.benchmark.store import Environment
