@@ -8,7 +8,7 @@ import numpy as np
 
 from ddp_prof.analyze.intervals import union
 from ddp_prof.present import theme
-from ddp_prof.present.timeline.boxes import CODE, PHASE_CODE, codes_of, make_boxes, stack, step_at
+from ddp_prof.present.timeline.boxes import CODE, PHASE_CODE, codes_of, make_boxes, step_at
 from ddp_prof.present.timeline.host_lanes import call_lanes, host_lane, range_lanes
 from ddp_prof.present.timeline.model import COMMUNICATION, COMPUTE, COPIES, GRAPHS, STRIP, UNNAMED, Boxes, Lane
 from ddp_prof.trace import UNKNOWN, Category, concatenate, empty, select
@@ -180,22 +180,32 @@ def _launching_range(rank: RankEvents, mine: Mask) -> Ints:
 
 
 def _strip_lane(rank: RankEvents, view: View) -> Lane:
-    if not len(rank.events):  # nothing is known of what it did, not even that it was idle
-        return Lane(_STRIP_TITLE, STRIP, empty(Boxes))
+    """Each instant of the steps' windows once, also where windows cross; a box belongs to the step that began last.
+
+    Windows of a device cross where a step's work was launched before the last step's was done.
+    """
     parts = rank.breakdown
-    # Windows of a device may cross, where a step's work was launched before the last step's was done.
-    level = stack(parts.start_ns, parts.end_ns)
-    seen = view.holds(parts.start_ns, parts.end_ns) & (parts.window_ns > 0)
-    tables = [_strip_row(rank, np.flatnonzero(seen & (level == row)), row, view) for row in np.unique(level[seen])]
-    return Lane(_STRIP_TITLE, STRIP, concatenate(*tables) if tables else empty(Boxes))
+    rows = np.flatnonzero(view.holds(parts.start_ns, parts.end_ns) & (parts.window_ns > 0))
+    if not len(rank.events) or not len(rows):  # without events nothing is known of what it did, not even that it idled
+        return Lane(_STRIP_TITLE, STRIP, empty(Boxes))
+    rows = rows[np.argsort(parts.start_ns[rows], kind="stable")]
+    begins, numbers = parts.start_ns[rows], rank.step_keys[rows]
+    tables = []
+    for name, part in _divided(rank, rows).items():
+        start, end = cut(part, begins)
+        shown = view.holds(start, end)
+        start, end = start[shown], end[shown]
+        step = numbers[np.searchsorted(begins, start, side="right") - 1]
+        level = np.zeros(len(start), np.int64)
+        tables.append(make_boxes(view, start, end, codes_of(name, len(start)), step=step, level=level))
+    return Lane(_STRIP_TITLE, STRIP, concatenate(*tables))
 
 
-def _strip_row(rank: RankEvents, rows: Ints, level: int, view: View) -> Boxes:
-    """The windows of some steps, which do not cross, divided all at once."""
+def _divided(rank: RankEvents, rows: Ints) -> dict[str, Intervals]:
+    """The windows of some steps, divided by all that ran but the communication of other steps."""
     parts = rank.breakdown
     communication = rank.of(Category.COMMUNICATION)
     launched = select(communication, np.isin(communication.step, rows))
-    # A step's communication lies in its window, so that of all these steps divides each window like its own.
     divided = divide(
         union(parts.start_ns[rows], parts.end_ns[rows]),
         rank.union_of(Category.COMPUTE),
@@ -206,17 +216,7 @@ def _strip_row(rank: RankEvents, rows: Ints, level: int, view: View) -> Boxes:
         running = rank.union_of(category)
         divided[_DRAWN_AS[category]] = divided[theme.IDLE] & running
         divided[theme.IDLE] = divided[theme.IDLE] - running
-    rows = rows[np.argsort(parts.start_ns[rows], kind="stable")]
-    numbers = rank.step_keys[rows]
-    tables = []
-    for name, part in divided.items():
-        start, end = cut(part, parts.start_ns[rows])
-        shown = view.holds(start, end)
-        start, end = start[shown], end[shown]
-        step = numbers[np.searchsorted(parts.start_ns[rows], start, side="right") - 1]
-        levels = np.full(len(start), level, np.int64)
-        tables.append(make_boxes(view, start, end, codes_of(name, len(start)), step=step, level=levels))
-    return concatenate(*tables)
+    return divided
 
 
 def cut(intervals: Intervals, at_ns: Ints) -> tuple[Ints, Ints]:

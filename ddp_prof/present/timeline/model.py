@@ -8,9 +8,10 @@ For each rank, top to bottom::
     compute        a lane a stream; coloured by the phase that launched it
     communication  a lane a stream; what is in flight at the same time is stacked
     copies
-    where time     compute only, overlapped, exposed, exposed memory, idle: the parts of each step's window,
+    where time     compute only, overlapped, exposed, exposed memory, idle: the parts of the steps' windows,
     goes           from the same algebra and the same events as the table, so that their sums are its figures
-                   (what was idle to the table while a CUDA graph ran that was recorded whole is shown as that)
+                   (but what is in the windows of two steps is drawn once, and what was idle to the table while a CUDA
+                   graph ran that was recorded whole is shown as that)
 """
 
 from __future__ import annotations

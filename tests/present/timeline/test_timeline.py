@@ -9,15 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.intervals import union
 from ddp_prof.analyze.overlap.overlap import measure_rank
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present import theme
 from ddp_prof.present.text import shown_name
+from ddp_prof.present.timeline.boxes import stack
 from ddp_prof.present.timeline.build import build_timeline, steady_steps
 from ddp_prof.present.timeline.captions import headline
 from ddp_prof.present.timeline.figure import draw_timeline
-from ddp_prof.present.timeline.lanes import stack
 from ddp_prof.present.timeline.model import GRAPHS, STRIP, UNNAMED, Lane, Source, Timeline
 from ddp_prof.trace import UNKNOWN, Category, Trace
 from tests.drawing import draw_trace
@@ -176,7 +177,14 @@ class TestStrip:
                 UNKNOWN if step.step is None else step.step: {part: getattr(step, f"{part}_ns") for part in theme.STRIP}
                 for step in measure_rank(events).steps
             }
-            assert parts_by_step(rank.lanes[-1]) == measured
+            drawn = parts_by_step(rank.lanes[-1])
+            windows = events.breakdown
+            union_ns = union(windows.start_ns, windows.end_ns).length_ns
+            assert sum(sum(parts.values()) for parts in drawn.values()) == union_ns
+            for part in (theme.OVERLAPPED, theme.EXPOSED):
+                assert sum(parts[part] for parts in drawn.values()) == sum(parts[part] for parts in measured.values())
+            if union_ns == windows.window_ns.sum():  # else windows cross, and what is in both is drawn once
+                assert drawn == measured
 
     @pytest.mark.parametrize(
         ("category", "name", "lane"),
@@ -192,15 +200,16 @@ class TestStrip:
         assert picture(lane_of(model, STRIP), {**LETTER, name: "?"}) == "cc..????..c"
         assert picture(lane_of(model, lane), {name: "?"}) == "    ????"
 
-    def test_windows_that_cross_lie_on_two_rows(self) -> None:
+    def test_windows_that_cross_are_one_row(self) -> None:
         trace = draw_trace(
             ranges={"step|index=0": "####......", "step|index=1": "....######"},
             launches={"main": "ab..c"},
             streams={7: "aa....bb..", 8: "....cccc.."},
         )
         strip = lane_of(build_timeline([source(trace)]), STRIP)
-        assert picture(strip, LETTER, 0) == "cc..cccc"
-        assert picture(strip, LETTER, 1) == "    cccc"
+        assert strip.levels == 1
+        assert picture(strip, LETTER) == "cc..cccc"
+        assert sorted(set(strip.boxes.step.tolist())) == [0, 1]
 
 
 class TestStack:
