@@ -53,7 +53,8 @@ SOLE_USERS = {
     "sqlite3": {"ingest", "benchmark"},
     "adbc_driver_sqlite": {"ingest"},
     "pyarrow": {"ingest"},
-    "msgspec": {"ingest", "manifest"},
+    "msgspec": {"ingest", "manifest", "runs"},
+    "distributed": {"runs"},
     "click": {"cli"},
     "rich": {"cli", "present", "benchmark"},
 }

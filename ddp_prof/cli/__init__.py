@@ -11,6 +11,8 @@ from ddp_prof import __version__
 from ddp_prof.errors import DdpProfError, NotMetError
 from ddp_prof.printable import printable
 
+EXIT_CODE = "ddp_prof.exit_code"
+"""Key in click's context of an exit code other than 0 for a command that ran to its end."""
 COMMANDS = ("overlap", "collectives", "skew", "compare", "check", "timeline", "report", "export", "info", "results")
 
 
@@ -40,12 +42,15 @@ class Commands(click.Group):
         Requirements that are not met are exit code 3; wrong usage is 2, by click itself.
         """
         try:
-            return super().invoke(ctx)
+            result = super().invoke(ctx)
         except (DdpProfError, OSError) as error:
             if isinstance(error, BrokenPipeError):  # the reader of our output has seen enough: click ends quietly
                 raise
             failure = NotMet if isinstance(error, NotMetError) else click.ClickException
             raise failure(printable(" ".join(str(error).split()))) from error
+        if code := ctx.meta.get(EXIT_CODE):
+            ctx.exit(code)
+        return result
 
 
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

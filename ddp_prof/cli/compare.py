@@ -13,8 +13,8 @@ from ddp_prof.cli.table_options import table_options
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.variants.waterfall import Waterfall
+    from ddp_prof.cli.options import Loader
     from ddp_prof.present.tables.fit import TableOptions
-    from ddp_prof.runs.run import LoadOptions
 
 
 @click.command("compare")
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @load_options
 def command(
     traces: tuple[Path, ...],
-    options: LoadOptions,
+    load: Loader,
     waterfall: bool,
     page: Path | None,
     png: Path | None,
@@ -44,12 +44,9 @@ def command(
     from ddp_prof.present.tables.overlap import notes_of_runs
     from ddp_prof.present.tables.render import show
     from ddp_prof.present.tables.waterfall import readable_rows, waterfall_notes, waterfall_rows
-    from ddp_prof.runs.load import load_runs
     from ddp_prof.runs.run import compare_steps
 
-    runs = load_runs(traces, replace(options, with_shapes=True))
-    for run in runs:
-        run.prepare("overlap", "collectives", "kernels")
+    runs = load.runs(traces, "overlap", "collectives", "kernels", with_shapes=True)
     results, changes = [run.overlap() for run in runs], compare_steps(runs)
     view = compare_view(results, compare_variants(results))
     document = {**view.document, "waterfall": waterfall_document(changes)}

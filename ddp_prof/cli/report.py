@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,8 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddp_prof.analyze.collectives.results import Collective
+    from ddp_prof.cli.options import Loader
     from ddp_prof.present.html.report import ReportRun
-    from ddp_prof.runs.run import LoadOptions, Run
+    from ddp_prof.runs.run import Run
 
 MOST_STEPS = 20
 """Steps of a run to choose from on its page on why communication is exposed."""
@@ -35,17 +35,16 @@ MOST_STEPS = 20
     help="The folder to write.",
 )
 @load_options
-def command(traces: tuple[Path, ...], options: LoadOptions, folder: Path) -> None:
+def command(traces: tuple[Path, ...], load: Loader, folder: Path) -> None:
     """One page to read on a set of runs: comparison, why communication is exposed, timelines, what is not known.
 
     A folder stands for the traces in it. Pictures need Chromium; without it the pages are written all the same.
     """
     from ddp_prof.manifest import in_variant_order
     from ddp_prof.present.html.report import write_report
-    from ddp_prof.runs.load import load_runs
     from ddp_prof.runs.run import compare_steps
 
-    runs = load_runs(traces, replace(options, with_shapes=True, keep_events=True))
+    runs = load.runs(traces, "overlap", "collectives", "kernels", with_shapes=True, to_draw=True)
     runs = in_variant_order(runs, lambda run: run.manifest)
     for problem in write_report(_report_runs(runs), folder, compare_steps(runs)):
         click.echo(f"note: {printable(problem)}", err=True)

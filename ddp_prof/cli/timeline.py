@@ -10,7 +10,7 @@ import click
 from ddp_prof.cli.options import load_options, traces_argument
 
 if TYPE_CHECKING:
-    from ddp_prof.runs.run import LoadOptions
+    from ddp_prof.cli.options import Loader
 
 _MOST_STEPS = 1_000_000
 
@@ -40,7 +40,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str | 
 @load_options
 def command(
     traces: tuple[Path, ...],
-    options: LoadOptions,
+    load: Loader,
     output: Path | None,
     png: Path | None,
     svg: Path | None,
@@ -54,10 +54,9 @@ def command(
     from ddp_prof.present.html.timeline_page import write_timeline_page
     from ddp_prof.present.timeline.build import MAX_BOXES, build_timeline, steady_steps
     from ddp_prof.present.timeline.figure import draw_timeline
-    from ddp_prof.runs.load import load_runs
     from ddp_prof.runs.run import timeline_sources
 
-    sources = timeline_sources(load_runs(traces, options))
+    sources = timeline_sources(load.runs(traces))
     model = build_timeline(sources, steps=steps)
     page = output or Path(f"{sources[0].title.replace('/', '-')}.html")
     write_timeline_page(model, page)

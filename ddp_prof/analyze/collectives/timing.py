@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +19,7 @@ import numpy as np
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE, last_by_step
 from ddp_prof.analyze.core.device_phases import find_device_phases
 from ddp_prof.analyze.core.operations import OPERATIONS, operation_of
+from ddp_prof.analyze.intervals import union
 from ddp_prof.trace import UNKNOWN, Category, CollectiveMetadata, Table, select
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class RankCollectives:
         backward_end_ns: End of the last compute of backward in each step, ``UNKNOWN`` where none is known, as in a
             capture without steps.
         device_phases: The phase of the rank at each instant.
-        compute: All compute of the rank.
+        compute: Compute of the rank, at least all that runs while its collectives do.
         times: What filled its steps.
         qualifier: The file, where ranks of several files have one process number and no rank number.
     """
@@ -151,6 +152,25 @@ def find_timings(rank: RankEvents) -> RankCollectives:
         compute=rank.union_of(Category.COMPUTE),
         times=rank.step_times,
     )
+
+
+def beside_collectives(found: RankCollectives, *, to_draw: bool) -> RankCollectives:
+    """The same with only that compute which runs while collectives do, of which no exposed time is lost.
+
+    Args:
+        found: The collectives of a rank.
+        to_draw: Keep what runs between the collectives of a step, too, from the first time known of any of them.
+    """
+    timings = found.timings
+    kept = union(timings.start_ns, timings.end_ns)
+    if to_draw and len(timings):
+        steps, row = np.unique(timings.step, return_inverse=True)
+        first, last = np.full(len(steps), np.iinfo(np.int64).max), np.zeros(len(steps), np.int64)
+        for time in (timings.ready_ns, timings.launch_ns, timings.start_ns):
+            np.minimum.at(first, row[time != UNKNOWN], time[time != UNKNOWN])
+        np.maximum.at(last, row, timings.end_ns)
+        kept = union(first, last)
+    return replace(found, compute=found.compute & kept)
 
 
 def _timings(
