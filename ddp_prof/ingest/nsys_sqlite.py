@@ -105,6 +105,7 @@ def _load(file: SqliteFile, manifest: Manifest | None, classifier: KernelClassif
         ranks={},
         overhead=_overhead(file),
         epoch_ns=_session_start(file),
+        node=_noted(file, "TARGET_INFO_SYSTEM_ENV", "Hostname"),
         manifest=manifest,
     )
     steps: list[Callable[[Trace], Trace]] = [
@@ -330,13 +331,16 @@ def _overhead(file: SqliteFile) -> Overhead:
 
 
 def _producer(file: SqliteFile) -> str | None:
-    for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
-        if file.has(table, "name", "value"):
-            found = file.rows(f"SELECT value FROM {table} WHERE name = 'EXPORT_PRODUCT_VERSION'")
-            version = found[0][0] if found else None
-            if isinstance(version, str) and re.fullmatch(r"[\w.@-]{1,64}", version):
-                return version
-    return None
+    versions = (_noted(file, table, "EXPORT_PRODUCT_VERSION") for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"))
+    return next((version for version in versions if version and re.fullmatch(r"[\w.@-]{1,64}", version)), None)
+
+
+def _noted(file: SqliteFile, table: str, name: str) -> str | None:
+    """What a table of names and values says; ``None`` where it says nothing, or several things."""
+    if not file.has(table, "name", "value"):
+        return None
+    found = file.rows(f"SELECT DISTINCT value FROM {table} WHERE name = '{name}'")
+    return found[0][0] if len(found) == 1 and isinstance(found[0][0], str) else None
 
 
 def _session_start(file: SqliteFile) -> int | None:

@@ -90,6 +90,10 @@ class Run:
         for file in self.files:
             yield load_events(file, self.options)
 
+    def of_files(self, files: Collection[Path]) -> Run:
+        """A part of the run."""
+        return replace(self, files=tuple(files), _analysis=None)
+
     def overlap(self) -> TraceOverlap:
         """How much communication compute hides, by rank and step."""
         from ddp_prof.analyze.overlap.overlap import merge_ranks

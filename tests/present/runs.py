@@ -45,4 +45,4 @@ def run_of(trace: Trace, name: str = "overlap", label: str | None = None) -> Rep
     step = typical_step(explanation.collectives.collectives)
     shown = {found.step for rank in result.ranks for found in rank.steps if found.step is not None}
     steps = {number: ranks for number in sorted(shown) if (ranks := view_step(explanation.run, number))}
-    return ReportRun(name, result, (source_of(label, trace),), explanation, summary, steps, step)
+    return ReportRun(name, result, lambda: (source_of(label, trace),), explanation, summary, steps, step)

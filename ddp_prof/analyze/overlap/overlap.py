@@ -99,6 +99,8 @@ class RankOverlap:
     file: str = ""
     qualifier: str = ""
     """The file, where ranks of several files have one process number and no rank number, as in containers."""
+    node: str | None = None
+    """Name of the machine, where the trace tells it."""
 
     @property
     def overlap_ratio(self) -> float | None:
@@ -201,6 +203,7 @@ def measure_rank(rank: RankEvents) -> RankOverlap:
         reason=_reason(rank, communication.length_ns),
         steps=() if blind else _measure_steps(rank, backward),
         file=rank.trace.path.name,
+        node=rank.trace.node,
     )
 
 

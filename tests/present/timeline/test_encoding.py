@@ -82,7 +82,7 @@ def test_boxes_come_back(drawn: list[list[dict[str, int]]]) -> None:
 
 
 def test_titles_tell_boxes_apart() -> None:
-    trace_lanes = build_timeline(run_of(cpu_run()).sources).panels[0].ranks[0].lanes
+    trace_lanes = build_timeline(run_of(cpu_run()).load_sources()).panels[0].ranks[0].lanes
     titles = {box["title"] for box in read_back(list(trace_lanes))}
     assert {"all-reduce of bucket 0", "forward", "overlapped communication", "idle"} <= titles
     assert "step 0: 100 % of 0.0 µs communication overlapped" in titles
@@ -97,7 +97,7 @@ def test_a_long_name_ends_in_time() -> None:
 
 
 def test_an_overview_holds_the_time_of_each_category() -> None:
-    model = build_timeline(run_of(cpu_run()).sources)
+    model = build_timeline(run_of(cpu_run()).load_sources())
     strip = next(lane for lane in model.panels[0].ranks[0].lanes if lane.kind == STRIP)
     packed = pack_boxes([strip])
     shares = {
