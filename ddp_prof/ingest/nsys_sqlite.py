@@ -149,10 +149,6 @@ def _process(global_id: Ints) -> Ints:
     return constant(low & 0xFFFFFF, len(global_id)) if low == high else (global_id >> 24) & 0xFFFFFF
 
 
-def _thread(global_id: Ints) -> Ints:
-    return global_id & 0xFFFFFF
-
-
 def _activity_columns(file: SqliteFile) -> dict[str, Ints]:
     """The rows of all activities, kernels first."""
     name = "demangledName" if file.has(KERNELS, "demangledName") else "shortName"
@@ -220,7 +216,7 @@ def _calls(file: SqliteFile) -> Calls:
     if np.any(correlation[1:] < correlation[:-1]):
         order = np.argsort(correlation, kind="stable")
         start, tid, correlation = start[order], tid[order], correlation[order]
-    return Calls(start_ns=start, process=_process(tid), lane=_thread(tid), correlation=correlation)
+    return Calls(start_ns=start, process=_process(tid), lane=tid & 0xFFFFFF, correlation=correlation)
 
 
 def _range_rows(file: SqliteFile) -> Any:
@@ -249,7 +245,7 @@ def _spans(
         start_ns=start,
         end_ns=np.maximum(start, end),
         process=process,
-        lane=_thread(tid),
+        lane=tid & 0xFFFFFF,
         name_id=names.name_the_unknown(name_id, UNNAMED_RANGE),
         domain_id=_domain_ids(process, column["domainId"], domains, names),
         is_start_end=(column["eventType"] == _START_END).astype(np.int64),
