@@ -2,12 +2,13 @@
 # On a machine with GPUs: checks every variant, captures it in every setup, races bucketed against torch's DDP, measures
 # what recording costs, and packs what came of it. Works offline.
 #
-#   scripts/capture_gpu.sh [--dry-run] [--minutes N] [--wheels FOLDER] [--out FOLDER] [--max-mb MB]
+#   scripts/capture_gpu.sh [--dry-run] [--minutes N] [--wheels FOLDER] [--nsys FILE] [--out FOLDER] [--max-mb MB]
 #
 #   --dry-run    print every command in order, run none; on any machine
 #   --minutes    end this slice of the work after so many minutes     (default: 9)
 #   --wheels     make the environment from this folder of wheels, offline, beside the torch that the machine has;
 #                relative to the checkout
+#   --nsys       an nsys to try beside those that the machine has: an archive of scripts/install_nsys.sh --pack
 #   --out        where everything goes; relative to the checkout      (default: gpu_capture)
 #   --max-mb     how large a packed file may be                       (default: 16)
 #
@@ -45,7 +46,7 @@ set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 bin="${VENV:-.venv}/bin"
-is_dry=0 wheels="" out="gpu_capture" max_mb=16 minutes=9
+is_dry=0 wheels="" archive="" out="gpu_capture" max_mb=16 minutes=9
 model_size="${MODEL_SIZE:-medium}"
 least_s="${LEAST_S:-60}" most_s="${MOST_S:-240}"
 packing_s=60 # kept for the packing
@@ -56,7 +57,7 @@ trap 'echo && exit 130' INT
 trap 'exit 143' TERM HUP
 
 usage() {
-  echo "capture_gpu: $*; usage: capture_gpu.sh [--dry-run] [--minutes N] [--wheels FOLDER] [--out FOLDER] [--max-mb MB]" >&2
+  echo "capture_gpu: $*; usage: capture_gpu.sh [--dry-run] [--minutes N] [--wheels FOLDER] [--nsys FILE] [--out FOLDER] [--max-mb MB]" >&2
   exit 2
 }
 
@@ -64,9 +65,15 @@ read_arguments() {
   while [ $# -gt 0 ]; do
     case "$1" in
       --dry-run) is_dry=1 ;;
-      --minutes | --wheels | --out | --max-mb)
+      --minutes | --wheels | --nsys | --out | --max-mb)
         [ $# -gt 1 ] || usage "$1 needs a value"
-        case "$1" in --minutes) minutes="$2" ;; --wheels) wheels="$2" ;; --out) out="$2" ;; --max-mb) max_mb="$2" ;; esac
+        case "$1" in
+          --minutes) minutes="$2" ;;
+          --wheels) wheels="$2" ;;
+          --nsys) archive="$2" ;;
+          --out) out="$2" ;;
+          --max-mb) max_mb="$2" ;;
+        esac
         shift
         ;;
       *) usage "no such option: $1" ;;
@@ -165,6 +172,8 @@ set_up() {
   elif [ ! -x "$bin/python" ]; then
     run scripts/env.sh train
   fi
+  # An archive that does not record here leaves those that the machine has.
+  [ -z "$archive" ] || run env "NSYS_ARCHIVE=$archive" scripts/install_nsys.sh || true
 }
 
 # Done again where the recorder that was found is gone, as on another machine. Cut off, it goes on with the next recorder.

@@ -3,6 +3,7 @@
 #
 #   nsys="$(scripts/install_nsys.sh)"
 #   scripts/install_nsys.sh --list    # every one that is there, a line each, and fetch none
+#   scripts/install_nsys.sh --pack F  # an archive of it, of about 35 MB, for NSYS_ARCHIVE on a machine without network
 #
 # Looks at $NSYS, then PATH, then the usual places. Where there is none, the distribution's own packages (Debian: non-free,
 # Ubuntu: multiverse) are fetched into a private folder: about 180 MB to download, 0.6 GB unpacked, no root needed, and
@@ -12,6 +13,9 @@
 #   NSYS             this nsys and no other
 #   NSYS_PREFIX      the private folder                                     (default: .nsys in the checkout)
 #   NSYS_FETCH       0: only look, fetch nothing                            (default: 1)
+#   NSYS_RELEASE     the distribution's release to fetch it from, such as experimental, which has Debian's newest; what it
+#                    loads beside it comes from the system's own release    (default: the system's own)
+#   NSYS_ARCHIVE     a file that --pack made: unpacked into the private folder, unless an nsys is there, and taken
 #   NSYS_SEARCH      patterns of the usual places                           (default: see below)
 #   OS_RELEASE       what says which distribution this is                   (default: /etc/os-release)
 #
@@ -20,6 +24,7 @@ set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 prefix="${NSYS_PREFIX:-$root/.nsys}"
+release="${NSYS_RELEASE:-}"
 search="${NSYS_SEARCH-/opt/nvidia/nsight-systems*/*/bin/nsys /opt/nvidia/nsight-systems*/*/target-linux-*/nsys
   /usr/local/cuda*/bin/nsys /usr/lib/nsight-systems/bin/nsys}"
 work=""
@@ -31,6 +36,7 @@ fail() {
   exit 1
 }
 
+from="${release:+/$release}" # as apt names a package of a release
 by_hand="install Nsight Systems from developer.nvidia.com/nsight-systems and set NSYS=/path/to/nsys, or use PROFILER=kineto"
 
 stop_tree() {
@@ -97,7 +103,10 @@ write_sources() {
   done
   apt-get indextargets --format "\$(REPO_URI) \$(RELEASE) \$(COMPONENT)" "Created-By: Packages" |
     grep -E " ($codename|stable|oldstable|testing|unstable|sid)(-updates|-security)? main$" | sort -u |
-    while read -r uri suite _; do echo "deb $options$uri $suite $components"; done >"$work/sources.list" || true
+    while read -r uri suite _; do
+      echo "deb $options$uri $suite $components"
+      if [ -n "$release" ] && [ "$suite" = "$codename" ]; then echo "deb $options$uri $release $components"; fi
+    done >"$work/sources.list" || true
   [ -s "$work/sources.list" ] ||
     fail "no nsys here, and apt has no repository of $distribution ${codename:-(unknown release)} configured: $by_hand"
 }
@@ -117,21 +126,25 @@ complaint() { { grep -m1 -E '^[EW]:' "$work/log" || tail -1 "$work/log"; } | cut
 update_lists() {
   mkdir -p "$work/lists/partial" "$work/cache" "$downloads/partial"
   private apt-get update >"$work/log" 2>&1 || true
-  if ! private apt-cache show nsight-systems 2>/dev/null | grep '^Version:' >/dev/null; then
+  if ! private apt-cache show "nsight-systems$from" 2>/dev/null | grep '^Version:' >/dev/null; then
     if grep -qiE 'resolving|connect|unreachable|timed out|failed to fetch' "$work/log"; then
       fail "nsys cannot be fetched, apt reaches no repository ($(complaint)): connect, or $by_hand"
     fi
-    fail "$distribution $codename has no package nsight-systems for $architecture: $by_hand"
+    fail "$distribution ${release:-$codename} has no package nsight-systems for $architecture: $by_hand"
   fi
 }
 
 # nsys declares a dependency on the CUDA driver, which profiling does not need where there is no GPU, and on its viewer's
-# libraries: so its two packages are fetched alone, and then the few libraries that its importer loads, where missing.
+# libraries: so its packages are fetched alone, with those that it names at its own version, and then the few libraries
+# that its importer loads, where missing.
 download() {
-  local packages=(nsight-systems nsight-systems-target) described
+  local described packages
+  mapfile -t packages < <(private apt-cache show --no-all-versions "nsight-systems$from" | sed -n 's/^Depends: //p' |
+    tr ',' '\n' | sed -nE "s|^ *(lib[a-z0-9-]+) \(= .*|\1$from|p")
+  packages+=("nsight-systems$from" "nsight-systems-target$from")
   described="$(private apt-cache show --no-all-versions "${packages[@]}" |
     awk '/^Version:/ { version = $2 } /^Size:/ { size += $2 } END { printf "%s (%.0f MB)", version, size / 1e6 }')"
-  say "fetching Nsight Systems $described from $distribution $codename"
+  say "fetching Nsight Systems $described from $distribution ${release:-$codename}"
   (cd "$downloads" && private apt-get download "${packages[@]}" && rm -rf ./*.FAILED) >"$work/log" 2>&1 ||
     fail "the download broke off ($(complaint)): run it again, it goes on where it stopped"
   private apt-get install --download-only -y --no-install-recommends libssh-4 libpfm4 libelf1 >"$work/log" 2>&1 ||
@@ -176,25 +189,37 @@ check() {
   fi
 }
 
+# Downloads it and lays it out in $work/nsight-systems.
 fetch() {
   downloads="$prefix/downloads"
-  mkdir -p "$prefix" 2>/dev/null || true
-  [ -w "$prefix" ] || fail "cannot write to $prefix: set NSYS_PREFIX to a folder of yours"
-  exec 9>"$prefix/lock"
-  if ! flock -n 9; then
-    say "another run is fetching nsys, waiting for it"
-    flock 9
-    ! usable "$prefix/bin/nsys" || return 0
-  fi
-  rm -rf "$prefix"/partial.*
-  work="$(mktemp -d "$prefix/partial.XXXXXX")"
   mkdir "$work/unpacked"
   write_sources
   update_lists
   download
   lay_out
+}
+
+# Lays out in $work/nsight-systems what --pack made.
+unpack() {
+  tar -xaf "$NSYS_ARCHIVE" -C "$work" 2>"$work/log" || fail "NSYS_ARCHIVE=$NSYS_ARCHIVE cannot be unpacked ($(head -1 "$work/log"))"
+  target="$(compgen -G "$work/nsight-systems/target-linux-*")" || fail "NSYS_ARCHIVE=$NSYS_ARCHIVE holds no nsys: make it with --pack"
+}
+
+# install HOW: puts into the private folder what HOW lays out, once it was seen to record; one run at a time.
+install() {
+  mkdir -p "$prefix" 2>/dev/null || true
+  [ -w "$prefix" ] || fail "cannot write to $prefix: set NSYS_PREFIX to a folder of yours"
+  exec 9>"$prefix/lock"
+  if ! flock -n 9; then
+    say "another run is installing nsys, waiting for it"
+    flock 9
+    ! usable "$prefix/bin/nsys" || return 0
+  fi
+  rm -rf "$prefix"/partial.*
+  work="$(mktemp -d "$prefix/partial.XXXXXX")"
+  "$1"
   check "$target/nsys"
-  rm -rf "${prefix:?}/nsight-systems" "${prefix:?}/bin" "$downloads"
+  rm -rf "${prefix:?}/nsight-systems" "${prefix:?}/bin" "$prefix/downloads"
   mv "$work/nsight-systems" "$prefix/nsight-systems"
   mkdir "$work/bin"
   ln -s "../nsight-systems/$(basename "$target")/nsys" "$work/bin/nsys"
@@ -204,19 +229,50 @@ fetch() {
     say "this machine has a GPU, whose CUDA may be newer than this nsys knows: if no kernels arrive, $by_hand"
 }
 
+# What records CUDA, imports and exports, by their names below the folder of nsys: the recorder without CUPTI for CUDA
+# before 12 and without what traces graphics, the importer with the libraries that it loads.
+list_needed() {
+  (cd "$target" && find . -type f) | grep -vE '/(libcupti\.so\.1[01]\.|libnvperf|CollectX/|vulkan-layers/|sqlite3$)' |
+    sed "s|^\.|${target##*/}|"
+  echo "${host##*/}/QdstrmImporter"
+  ldd "$host/QdstrmImporter" | sed -n "s|.*=> $host/\([^ ]*\) .*|${host##*/}/\1|p"
+}
+
+# Packs the nsys that is here, and tries what was packed.
+pack() {
+  local nsys partial
+  [ -n "$1" ] || fail "--pack needs the name of the archive, such as nsys.tar.xz"
+  nsys="$(main)"
+  target="$(dirname "$(readlink -f "$nsys")")"
+  host="$(compgen -G "${target%/*}/host-linux-*")" && [ -x "$host/QdstrmImporter" ] || fail "$nsys has no importer beside it: $by_hand"
+  work="$(mktemp -d)"
+  partial="$work/${1##*/}" # tar compresses by the suffix
+  list_needed | sort -u | tar -chaf "$partial" --transform 's|^|nsight-systems/|' -C "${target%/*}" -T -
+  NSYS_ARCHIVE="$partial" unpack
+  check "$target/nsys"
+  mv "$partial" "$1" || fail "cannot write $1"
+  say "packed $("$nsys" --version), $(($(stat -c %s "$1") / 1000000)) MB: give it as NSYS_ARCHIVE=$1"
+}
+
 main() {
-  if [ "${1:-}" = --list ]; then
-    list_usable
-  elif [ -n "${NSYS:-}" ]; then
+  case "${1:-}" in
+    --list) list_usable && return ;;
+    --pack) pack "${2:-}" && return ;;
+  esac
+  if [ -n "${NSYS:-}" ]; then
     usable "$NSYS" || fail "NSYS=$NSYS does not run: correct it or unset it"
     echo "$NSYS"
+  elif [ -n "${NSYS_ARCHIVE:-}" ]; then
+    [ -r "$NSYS_ARCHIVE" ] || fail "NSYS_ARCHIVE=$NSYS_ARCHIVE cannot be read"
+    usable "$prefix/bin/nsys" || install unpack
+    echo "$prefix/bin/nsys"
   elif find_nsys; then
     :
   elif [ "${NSYS_FETCH:-1}" = 0 ]; then
     fail "no nsys on PATH nor in the usual places, and NSYS_FETCH=0: $by_hand"
   else
     require_distribution
-    fetch
+    install fetch
     echo "$prefix/bin/nsys"
   fi
 }

@@ -141,12 +141,13 @@ def test_a_torch_that_sees_no_gpu_is_missing(machine: Checkout) -> None:
 
 
 def test_a_dry_run_prints_every_command_in_order_and_runs_none(bare: Checkout) -> None:
-    done = bare.run(SCRIPT, "--dry-run", "--wheels", "my wheels", "--max-mb", "9")
+    done = bare.run(SCRIPT, "--dry-run", "--wheels", "my wheels", "--nsys", "nsys.tar.xz", "--max-mb", "9")
     assert (done.returncode, done.stderr) == (0, "")
     assert all(line.startswith("+ ") for line in done.stdout.splitlines())
     commands = [shlex.split(line[2:]) for line in done.stdout.splitlines()]
     assert commands[0] == ["env", "WHEELS=my wheels", "scripts/env.sh", "train"]
-    assert "scripts/gpu_preflight.py" in commands[1]
+    assert commands[1] == ["env", "NSYS_ARCHIVE=nsys.tar.xz", "scripts/install_nsys.sh"]
+    assert "scripts/gpu_preflight.py" in commands[2]
     checks = [command for command in commands if "scripts/check_variants.py" in command]
     known = ["naive", "flat", "overlap", "bucketed", "torch"]
     assert [check[check.index("--variants") + 1] for check in checks] == known * 2

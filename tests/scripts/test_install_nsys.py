@@ -232,6 +232,59 @@ def test_broken_download_is_thrown_away(repository: Checkout, tmp_path: Path) ->
     assert not (tmp_path / "prefix/downloads").exists()
 
 
+def test_another_release_can_be_named(repository: Checkout, tmp_path: Path) -> None:
+    depends = "libarrow500 (= 0~~12.5), libssh-4, qt6-private-abi (= 6.8), nsight-systems-target (= 2)"
+    repository.program("apt-cache", f'printf "Package: x\\nVersion: 2\\nDepends: {depends}\\nSize: 1000000\\n"')
+    done = repository.run(SCRIPT, NSYS_RELEASE="experimental")
+    assert done.returncode == 0, done.stderr
+    sources = (tmp_path / "pool/sources.list").read_text().splitlines()
+    assert [line.split()[-4] for line in sources] == ["bookworm", "experimental"]
+    (download,) = [call for call in repository.calls if " download " in call]
+    # Of the same build are its own libraries; all else is the system's.
+    assert download.split(" download ")[1].split() == [
+        f"{name}/experimental" for name in ("libarrow500", "nsight-systems", "nsight-systems-target")
+    ]
+    assert "from debian experimental" in done.stderr
+
+
+@pytest.fixture
+def packed(repository: Checkout, tmp_path: Path) -> Path:
+    """An archive of what the repository has, with an importer that is a program of the machine."""
+    nsight = tmp_path / "prefix/nsight-systems"
+    assert repository.run(SCRIPT).returncode == 0
+    shutil.copy("/bin/true", nsight / "host-linux-x64/QdstrmImporter")
+    (nsight / "host-linux-x64/libQt6Gui.so").write_text("not needed")
+    for name in ("libcupti.so.11.8", "libcupti.so.12.5", "libnvperf_grfx_host.so"):
+        (nsight / "target-linux-x64" / name).write_text(name)
+    done = repository.run(SCRIPT, "--pack", str(tmp_path / "nsys.tar.gz"))
+    assert done.returncode == 0, done.stderr
+    return tmp_path / "nsys.tar.gz"
+
+
+def test_what_is_packed_is_taken_where_there_is_no_network(repository: Checkout, packed: Path, tmp_path: Path) -> None:
+    repository.program("nsys", NSYS)  # one on PATH does not hide what the user brings
+    repository.program("apt-get", "exit 1")
+    calls = len(repository.calls)
+    elsewhere = tmp_path / "elsewhere"
+    for _ in range(2):
+        done = repository.run(SCRIPT, NSYS_ARCHIVE=str(packed), NSYS_PREFIX=str(elsewhere))
+        assert (done.stdout, done.returncode) == (f"{elsewhere}/bin/nsys\n", 0), done.stderr
+    assert len(repository.calls) == calls
+    files = {path.name for path in (elsewhere / "nsight-systems").rglob("*") if path.is_file()}
+    assert files == {"nsys", "libcupti.so.12.5", "libssh.so.4", "QdstrmImporter"}
+
+
+@pytest.mark.parametrize(("content", "reason"), [(None, "cannot be read"), ("half", "cannot be unpacked")])
+def test_a_broken_archive_is_refused(repository: Checkout, tmp_path: Path, content: str | None, reason: str) -> None:
+    archive = tmp_path / "nsys.tar.gz"
+    if content:
+        archive.write_text(content)
+    done = repository.run(SCRIPT, NSYS_ARCHIVE=str(archive))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"install_nsys: NSYS_ARCHIVE={archive} {reason}")
+    assert not (tmp_path / "prefix/bin").exists()
+
+
 def test_all_that_are_there_can_be_listed(bare: Checkout, tmp_path: Path) -> None:
     older = bare.program("nsys", NSYS, tmp_path / "opt/2024.6.1/bin")
     newer = bare.program("nsys", NSYS, tmp_path / "opt/2025.3.1/bin")
