@@ -164,7 +164,7 @@ def _by_scheduler(scheduler: str, tasks: Sequence[bytes]) -> Iterator[Outcome]:
     with client:
         futures = {client.submit(work, task, pure=False): index for index, task in enumerate(tasks)}
         try:
-            for future in as_completed(list(futures)):
+            for future in as_completed(list(futures), loop=client.loop):
                 yield futures.pop(future), future.result()
         except KilledWorker as error:
             raise DdpProfError(f"a report was given up, for it ended several workers: {error}") from error
