@@ -35,6 +35,7 @@ class LoadOptions:
         with_shapes: Read the kernels' launch shapes, too, by which contention tells them apart.
         one_run: All files are ranks of one run, whatever their names.
         separate: Each file is a run of its own, whatever their names.
+        part_rows: Read exports in parts of about so many rows; by default only those that are large.
         to_draw: Keep the compute round a step's collectives, too, which pictures of the step show.
     """
 
@@ -45,6 +46,7 @@ class LoadOptions:
     one_run: bool = False
     separate: bool = False
     to_draw: bool = False
+    part_rows: int | None = None
 
     @property
     def patterns(self) -> RangePatterns:
@@ -104,6 +106,26 @@ def measure_events(part: TraceEvents, options: LoadOptions, measures: tuple[str,
     return {measure: MEASURES[measure](part, options) for measure in measures}
 
 
+def measure_report(file: Path, options: LoadOptions, measures: tuple[str, ...]) -> dict[str, Any]:
+    """Read a report and measure it: a large one in parts, where that can be.
+
+    Raises:
+        TraceError: It cannot be read.
+    """
+    from ddp_prof.runs.parts import DIVISIBLE, measure_in_parts
+
+    if DIVISIBLE | {"identity"} >= set(measures):
+        found = measure_in_parts(
+            file, options.patterns, options.comm_patterns, options.part_rows, to_draw=options.to_draw
+        )
+        if found is not None:
+            return {
+                measure: _identities(found["collectives"]) if measure == "identity" else found[measure]
+                for measure in measures
+            }
+    return measure_events(load_events(file, options), options, measures)
+
+
 def work(task: bytes) -> bytes:
     """Measure a report: a :class:`Task` in, results by measure or a :class:`Failure` out, both by :mod:`.wire`."""
     asked: Task = decode(task)
@@ -111,8 +133,7 @@ def work(task: bytes) -> bytes:
         reason = f"a worker has ddp_prof {own}, and {asked.version} asks it"
         return encode(Failure(asked.path, reason, "install one version everywhere"))
     try:
-        part = load_events(asked.path, asked.options)
-        return encode(measure_events(part, asked.options, asked.measures))
+        return encode(measure_report(asked.path, asked.options, asked.measures))
     except TraceError as error:
         return encode(Failure(error.path, error.reason, error.way_out))
     except (DdpProfError, OSError, MemoryError) as error:
@@ -144,13 +165,15 @@ def _measure_inventory(part: TraceEvents, options: LoadOptions) -> TraceInventor
     return take_inventory(part.trace, options.patterns)
 
 
-def _measure_identity(part: TraceEvents, _options: LoadOptions) -> list[tuple[Any, ...]]:
-    """Of each rank its number, the ranks of the job, and how many collectives of each operation it took part in."""
-    from ddp_prof.analyze.collectives.timing import find_timings
+def _measure_identity(part: TraceEvents, options: LoadOptions) -> list[tuple[Any, ...]]:
+    return _identities(_measure_collectives(part, options))
 
-    found = [find_timings(rank) for rank in part.ranks]
+
+def _identities(analysis: RunAnalysis) -> list[tuple[Any, ...]]:
+    """Of each rank its number, the ranks of the job, and how many collectives of each operation it took part in."""
     return [
-        (rank.rank, rank.world_size, tuple(sorted(Counter(rank.timings.operation.tolist()).items()))) for rank in found
+        (rank.rank, rank.world_size, tuple(sorted(Counter(rank.timings.operation.tolist()).items())))
+        for rank in analysis.ranks
     ]
 
 

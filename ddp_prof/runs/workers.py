@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof.errors import DdpProfError, TraceError
-from ddp_prof.runs.report import Failure, LoadOptions, Task, load_events, measure_events, work
+from ddp_prof.runs.report import Failure, LoadOptions, Task, measure_report, work
 from ddp_prof.runs.wire import decode, encode
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _measure_here(
 ) -> Iterator[tuple[int, dict[str, Any] | TraceError]]:
     def measured(file: Path, measures: tuple[str, ...]) -> dict[str, Any] | TraceError:
         try:
-            return measure_events(load_events(file, options), options, measures)
+            return measure_report(file, options, measures)
         except TraceError as error:
             return error
 

@@ -23,7 +23,7 @@ from ddp_prof.analyze.intervals import union
 from ddp_prof.trace import UNKNOWN, Category, CollectiveMetadata, Table, select
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
     from ddp_prof.analyze.core.attribution import Events
@@ -176,7 +176,7 @@ def beside_collectives(found: RankCollectives, *, to_draw: bool) -> RankCollecti
 def _timings(
     rank: RankEvents, events: Events, backward: Events, noted: CollectiveMetadata, groups: Sequence[int]
 ) -> CollectiveTimings:
-    ready, source = _ready(events, backward)
+    ready, source = _ready(events, backward, rank.gradient_threads)
     ranges = rank.collective_ranges
     row = ranges.launched_in(events.launch_ns)
     bucket, own_bytes = ranges.of_rows("bucket", row), ranges.of_rows("bytes", row)
@@ -200,7 +200,7 @@ def _timings(
     )
 
 
-def _ready(events: Events, backward: Events) -> tuple[Ints, Ints]:
+def _ready(events: Events, backward: Events, gradient_threads: Collection[int]) -> tuple[Ints, Ints]:
     """When the gradients of each collective were ready, and by which of :data:`READY_SOURCES` that is known."""
     ready = np.full(len(events), UNKNOWN, np.int64)
     source = ready.copy()
@@ -208,8 +208,7 @@ def _ready(events: Events, backward: Events) -> tuple[Ints, Ints]:
     ready[on_host], source[on_host] = events.launch_ns[on_host], READY_SOURCES.index("hook")
     for launcher in np.unique(events.launcher[~on_host]).tolist():
         asked = np.flatnonzero(~on_host & (events.launcher == launcher) & (events.step != UNKNOWN))
-        by_same = backward.launcher == launcher
-        gradients = select(backward, by_same if by_same.any() else np.ones(len(backward), np.bool_))
+        gradients = select(backward, backward.launcher == launcher) if launcher in gradient_threads else backward
         gradients = select(gradients, np.argsort(gradients.launch_ns, kind="stable"))
         last = np.searchsorted(gradients.launch_ns, events.launch_ns[asked], side="right") - 1
         found = (last >= 0) & (np.append(gradients.step, UNKNOWN)[last] == events.step[asked])

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddp_prof.trace import UNKNOWN
+from ddp_prof.analyze.intervals import EVER
+from ddp_prof.trace import UNKNOWN, select
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ddp_prof.analyze.core.rank_events import RankEvents
+    from ddp_prof.analyze.intervals import Intervals
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +44,11 @@ class Attribution:
         return _ratio(self.given_time_ns, self.time_ns)
 
 
-def measure_attribution(ranks: Sequence[RankEvents]) -> Attribution:
-    """How much of the work of all ranks belongs to a step, and how backward was told."""
-    duration = [rank.events.end_ns - rank.events.start_ns for rank in ranks]
-    given = [(rank.events.step != UNKNOWN) & rank.has_steps for rank in ranks]
+def measure_attribution(ranks: Sequence[RankEvents], span: Intervals = EVER) -> Attribution:
+    """How much of the work of all ranks that starts in a span belongs to a step, and how backward was told."""
+    chosen = [select(rank.events, span.holds(rank.events.start_ns)) for rank in ranks]
+    duration = [events.end_ns - events.start_ns for events in chosen]
+    given = [(events.step != UNKNOWN) & rank.has_steps for events, rank in zip(chosen, ranks, strict=True)]
     return Attribution(
         events=sum(map(len, duration)),
         given_events=sum(int(flags.sum()) for flags in given),

@@ -20,7 +20,7 @@ import numpy as np
 from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
 from ddp_prof.analyze.core.step_breakdown import sum_by_group
 from ddp_prof.analyze.frames import Framed, frame_of_rows
-from ddp_prof.analyze.intervals import Intervals, union, union_by_group
+from ddp_prof.analyze.intervals import EVER, Intervals, union, union_by_group
 from ddp_prof.analyze.outliers import Outliers, find_outliers
 from ddp_prof.analyze.overlap.coverage import Attribution, measure_attribution, merge_attributions
 from ddp_prof.analyze.quality.diagnostics import diagnose
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.core.attribution import Events
     from ddp_prof.trace import Ints, Mask, Trace
 
+
+NOTHING = "no GPU activities, and no ddp_prof ranges that tell what the CPU did"
+"""Why there is no figure of a rank without events."""
 
 MOST_UNNAMED = 0.01
 """Share of kernels, in number or time, up to which those without a name do not spoil the figures."""
@@ -182,26 +185,33 @@ def measure_overlap(trace: Trace, ranks: Sequence[RankEvents] | None = None) -> 
     )
 
 
-def measure_rank(rank: RankEvents) -> RankOverlap:
-    """Measure one rank."""
-    compute, communication = rank.union_of(Category.COMPUTE), rank.union_of(Category.COMMUNICATION)
+def measure_rank(rank: RankEvents, span: Intervals = EVER) -> RankOverlap:
+    """Measure one rank.
+
+    Args:
+        rank: What it did.
+        span: What counts: the time in it, the events and the steps that start in it.
+    """
+    compute, communication = rank.union_of(Category.COMPUTE), rank.union_of(Category.COMMUNICATION) & span
+    counts = span.holds(rank.events.start_ns)
     overlapped = _common_ns(communication, compute)
     is_backward = rank.is_backward
     backward = union(rank.events.start_ns[is_backward], rank.events.end_ns[is_backward])
-    blind = not len(rank.events) or _has_too_many_unnamed(rank)
+    # That nothing happened in a part of a capture is known; of a whole one it means that nothing was recorded.
+    blind = (span is EVER and not len(rank.events)) or _has_too_many_unnamed(rank)
     return RankOverlap(
         process=rank.process,
         device=rank.device,
         rank=rank.rank,
-        kernels=int(rank.events.kernel.sum()),
-        collectives=int((rank.events.category == Category.COMMUNICATION).sum()),
-        compute_ns=None if blind else compute.length_ns,
+        kernels=int(rank.events.kernel[counts].sum()),
+        collectives=int((rank.events.category[counts] == Category.COMMUNICATION).sum()),
+        compute_ns=None if blind else _common_ns(span, compute),
         comm_ns=None if blind else communication.length_ns,
         overlapped_ns=None if blind else overlapped,
         exposed_ns=None if blind else communication.length_ns - overlapped,
         backward_overlapped_ns=_common_ns(communication, backward) if len(backward) and not blind else None,
         reason=_reason(rank, communication.length_ns),
-        steps=() if blind else _measure_steps(rank, backward),
+        steps=() if blind else _measure_steps(rank, backward, span),
         file=rank.trace.path.name,
         node=rank.trace.node,
     )
@@ -235,7 +245,7 @@ def _told_apart(ranks: Sequence[RankOverlap]) -> tuple[RankOverlap, ...]:
     )
 
 
-def _measure_steps(rank: RankEvents, backward: Intervals) -> tuple[StepOverlap, ...]:
+def _measure_steps(rank: RankEvents, backward: Intervals, span: Intervals) -> tuple[StepOverlap, ...]:
     events, steps = rank.events, len(rank.steps)
     parts = rank.breakdown
     launched = events.step != UNKNOWN
@@ -256,23 +266,23 @@ def _measure_steps(rank: RankEvents, backward: Intervals) -> tuple[StepOverlap, 
     tail_ns = _tails(events, communicating, rank.union_of(Category.COMPUTE), rank.backward_end_ns)
     hidden_ns = _covered_by_step(events, communicating, backward, steps)
     has_backward = np.bincount(events.step[in_backward], minlength=steps) > 0
-    hides_work = _hides_work(rank)
+    is_hidden = hides_work(rank)
     return tuple(
         StepOverlap(
             step=_known(int(rank.steps.number[index])),
             host_ns=int(host_ns[index]) if rank.has_steps else None,
-            compute_only_ns=None if hides_work else int(parts.compute_only_ns[index]),
-            idle_ns=None if hides_work else int(parts.idle_ns[index]),
+            compute_only_ns=None if is_hidden else int(parts.compute_only_ns[index]),
+            idle_ns=None if is_hidden else int(parts.idle_ns[index]),
             backward_overlapped_ns=int(hidden_ns[index]) if has_backward[index] else None,
             step_key=_known(int(rank.step_keys[index])),
             tail_ns=int(tail_ns[index]) if rank.backward_end_ns[index] != UNKNOWN else None,
             **{name: int(column[index]) for name, column in columns.items()},
         )
-        for index in range(steps)
+        for index in np.flatnonzero(span.holds(rank.steps.start_ns)).tolist()
     )
 
 
-def _hides_work(rank: RankEvents) -> bool:
+def hides_work(rank: RankEvents) -> bool:
     """Whether there is time of which it is not known what ran in it: CUDA graphs recorded whole, unnamed kernels."""
     return bool(np.any(np.isin(rank.events.category, (Category.OTHER, Category.UNKNOWN))))
 
@@ -306,7 +316,7 @@ def _reason(rank: RankEvents, comm_ns: int) -> str | None:
         share = rank.trace.unresolved_names.share
         return f"{share:.0%} of the kernels have no name, so it is not known which of them communicate"
     if not len(rank.events):
-        return "no GPU activities, and no ddp_prof ranges that tell what the CPU did"
+        return NOTHING
     if comm_ns == 0 and np.any(rank.events.category == Category.OTHER):
         return "no communication outside of CUDA graphs, and these were recorded whole"
     if comm_ns == 0:
