@@ -103,13 +103,16 @@ def load_options(function: Function) -> Function:
         jobs: int | None,
         scheduler: str | None,
         strict: bool,
+        part_rows: int | None,
         **kwargs: Any,
     ) -> Any:
         from ddp_prof.runs.report import LoadOptions
 
         if one_run and separate:
             raise click.UsageError("--one-run and --separate exclude each other")
-        options = LoadOptions(step_range, backward_range, comm_pattern, one_run=one_run, separate=separate)
+        options = LoadOptions(
+            step_range, backward_range, comm_pattern, one_run=one_run, separate=separate, part_rows=part_rows
+        )
         return function(*args, load=Loader(options, jobs, scheduler, strict), **kwargs)
 
     with_loader.__doc__ = function.__doc__
@@ -126,6 +129,11 @@ _LOAD_OPTIONS = (
         "--scheduler",
         metavar="ADDRESS|FILE",
         help="Let the workers of a Dask scheduler read the traces, at the paths that these have here.",
+    ),
+    click.option(
+        "--part-rows",
+        type=click.IntRange(min=1),
+        help="Read exports in parts of about so many rows. Default: 3 million, for exports of more than 9 million.",
     ),
     click.option(
         "--jobs",

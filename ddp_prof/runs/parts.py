@@ -10,7 +10,6 @@ from operator import add, or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddp_prof.errors import TraceError
 from ddp_prof.range_names import COLLECTIVES, PROCESS, STEP
 from ddp_prof.trace import UNKNOWN
 
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
 PART_ROWS = 3_000_000
 """Rows of activities and calls that a part has about: some hundred megabytes while it is measured."""
 MOST_ROWS_AS_A_WHOLE = 3 * PART_ROWS
+LEAST_BYTES_A_ROW = 15
+"""Of an export: files of fewer bytes have fewer rows."""
 DIVISIBLE = frozenset({"overlap", "collectives"})
 """What can be measured in parts."""
 
@@ -59,10 +60,12 @@ def measure_in_parts(
         part_rows: Rows of a part, of exports of any size; by default large ones are cut, into parts of ``PART_ROWS``.
         to_draw: As of ``LoadOptions``.
     """
+    from ddp_prof.ingest.parts.blocks import IndivisibleError
     from ddp_prof.ingest.parts.division import count_rows, divided
     from ddp_prof.ingest.sqlite_columns import open_sqlite
 
-    if not (rows := count_rows(file)) or (part_rows is None and rows <= MOST_ROWS_AS_A_WHOLE):
+    least = 0 if part_rows else MOST_ROWS_AS_A_WHOLE
+    if count_rows(file, least * LEAST_BYTES_A_ROW) <= least:
         return None
     with open_sqlite(file) as export, tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
         structure, steps = _structure(patterns), _steps(patterns)
@@ -73,7 +76,7 @@ def measure_in_parts(
                 known = _all_known(measured)
                 for number, part in division.parts(again):
                     measured[number] = _measure(part, patterns, known, to_draw=to_draw)
-        except TraceError:  # what is wrong with it, if anything, is said of the whole
+        except IndivisibleError:
             return None
     return _merged(measured)
 
@@ -131,11 +134,11 @@ def _refuse_indivisible(trace: Trace, ranks: Sequence[RankEvents]) -> None:
     from ddp_prof.ingest.parts.blocks import IndivisibleError
 
     if trace.unresolved_names.kernels:
-        raise IndivisibleError(trace.path, "kernels without names", "read it as a whole")
+        raise IndivisibleError("kernels without names")
     if any(not rank.has_steps or rank.device is None for rank in ranks):
-        raise IndivisibleError(trace.path, "ranks without steps", "read it as a whole")
+        raise IndivisibleError("ranks without steps")
     if any((rank.events.activity == UNKNOWN).any() for rank in ranks):
-        raise IndivisibleError(trace.path, "collectives of the host", "read it as a whole")
+        raise IndivisibleError("collectives of the host")
 
 
 def _numbers_to_repeat(measured: Sequence[_Measured]) -> list[int]:

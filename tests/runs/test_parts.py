@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -15,6 +17,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from ddp_prof.analyze.collectives.results import measure_collectives
+from ddp_prof.errors import TraceError
 from ddp_prof.ingest.parts import blocks
 from ddp_prof.ingest.parts.division import count_rows
 from ddp_prof.runs.parts import DIVISIBLE, measure_in_parts
@@ -132,7 +135,7 @@ def test_what_cannot_be_cut_is_read_as_a_whole(why: str, capture: Capture, tmp_p
 def test_small_ones_are_read_as_a_whole_unless_told(tmp_path: Path) -> None:
     path = write_capture(tmp_path / "x.sqlite", known_truth(5))
     assert measure_in_parts(path, LoadOptions().patterns, ()) is None
-    assert count_rows(path) == 5 * (15 + 15 + 3)
+    assert count_rows(path, 0) == 5 * (15 + 15 + 3)
 
 
 def test_the_capture_stays_as_it_is(tmp_path: Path) -> None:
@@ -150,3 +153,20 @@ def test_a_damaged_capture_is_one_error(tmp_path: Path) -> None:
         database.execute("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET start = 'soon' WHERE rowid = 3")
         database.commit()
     assert parts_of(path, 10) is None
+
+
+def test_marks_without_a_time_are_no_hindrance(tmp_path: Path) -> None:
+    path = write_capture(tmp_path / "x.sqlite", known_truth(5))
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("INSERT INTO NVTX_EVENTS (eventType, text, globalTid) VALUES (33, 'a category', 1)")
+        database.commit()
+    found = parts_of(path, 10)
+    assert found is not None
+    assert_equal(found, whole_of(path))
+
+
+def test_a_full_disk_is_told_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_capture(tmp_path / "x.sqlite", known_truth(5))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1_000_000))
+    with pytest.raises(TraceError, match=r"takes about 3,000 MB in .*, where 1 MB are free: make room there"):
+        parts_of(path, 10**7)

@@ -156,3 +156,26 @@ def test_workers_end_with_their_parent(reports: list[Path], tmp_path: Path, how:
             return
         time.sleep(0.1)
     pytest.fail(f"still running: {workers}")
+
+
+def test_an_interrupted_command_shows_what_it_has_and_says_so(
+    reports: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ddp_prof.runs import workers
+
+    measure = workers.measure_report
+    read: list[Path] = []
+
+    def interrupted(file: Path, *rest: Any) -> dict[str, Any]:
+        read.append(file)
+        if len(read) == 4:
+            raise KeyboardInterrupt
+        return measure(file, *rest)
+
+    monkeypatch.setattr(workers, "measure_report", interrupted)
+    result = run("overlap", "--format", "json", "--one-run", *reports)
+    assert result.exit_code == 130
+    assert len(json.loads(result.stdout)["ranks"]) == 3
+    assert result.stderr == (
+        f"warning: left out: {reports[3]}: interrupted: 2 of 5 traces were not read: run the command again\n"
+    )

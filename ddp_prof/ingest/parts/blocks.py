@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.errors import TraceError
+from ddp_prof.errors import DdpProfError
 
 if TYPE_CHECKING:
     import sqlite3
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 BLOCK_ROWS = 1 << 16
 
 
-class IndivisibleError(TraceError):
-    """A capture that has to be read as a whole; says why."""
+class IndivisibleError(DdpProfError):
+    """A capture that has to be read as a whole, and why; nobody but this program is told."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,9 @@ class Blocks:
         return f"({' OR '.join(runs)})" if runs else "0"
 
 
-def scan_blocks(database: sqlite3.Connection, schema: str, table: str, columns: Sequence[str]) -> Blocks:
+def scan_blocks(
+    database: sqlite3.Connection, schema: str, table: str, columns: Sequence[str], condition: str = "1"
+) -> Blocks:
     """Look at all rows of a table once.
 
     Args:
@@ -78,6 +80,7 @@ def scan_blocks(database: sqlite3.Connection, schema: str, table: str, columns: 
         schema: Under which the table's database is attached.
         table: The table, with a column ``start``.
         columns: Those that it has.
+        condition: Which rows count.
 
     Raises:
         IndivisibleError: A row has no start, or not a number for one.
@@ -87,14 +90,14 @@ def scan_blocks(database: sqlite3.Connection, schema: str, table: str, columns: 
     query = (
         f"SELECT count(*), sum(typeof(start) = 'integer'), min(start), max(start), max({end}), "
         f"coalesce(min({number}), 0), coalesce(max({number}), -1) "
-        f'FROM {schema}."{table}" WHERE rowid BETWEEN ? AND ?'
+        f'FROM {schema}."{table}" WHERE rowid BETWEEN ? AND ? AND {condition}'
     )
     low, high = database.execute(f'SELECT min(rowid), max(rowid) FROM {schema}."{table}"').fetchone()
     found = []
     for first in range(low, high + 1, BLOCK_ROWS):
         rows, starts, *edges = database.execute(query, (first, first + BLOCK_ROWS - 1)).fetchone()
         if rows and (starts != rows or not all(isinstance(edge, int) for edge in edges)):
-            raise IndivisibleError(table, "rows without a start", "read it as a whole")
+            raise IndivisibleError(f"{table} has rows without a start")
         if rows:
             found.append((first, rows, *edges))
     return Blocks(table, *np.array(found, np.int64).reshape(len(found), 7).T)

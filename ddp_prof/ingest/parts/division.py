@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import shutil
 import sqlite3
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,7 +25,7 @@ import numpy as np
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.nsys_sqlite import CALLS, COPIES, GRAPHS, KERNELS, MEMORY_SETS, NVTX, OVERHEADS, load_nsys_sqlite
 from ddp_prof.ingest.parts.blocks import Blocks, IndivisibleError, scan_blocks
-from ddp_prof.ingest.sqlite_columns import open_sqlite
+from ddp_prof.ingest.sqlite_columns import open_sqlite, require_room
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from ddp_prof.ingest.sqlite_columns import SqliteFile
     from ddp_prof.trace import Ints, Trace
 
+BYTES_A_ROW = 300
+"""Of a part on the disk, with all that it holds beside its span."""
 EVER = 2**62
 """Later than any event; ``-EVER`` is earlier."""
 
@@ -98,27 +100,30 @@ class Division:
         self.path, self._file, self._load = file.path, file, load
         self._base, self._made = folder / "base.sqlite", folder / "part.sqlite"
         if not (file.has(KERNELS, "start", "end", "correlationId") and file.has(CALLS, *_COLUMNS[CALLS])):
-            raise IndivisibleError(self.path, "no kernels with launching calls", "read it as a whole")
+            raise IndivisibleError("no kernels with launching calls")
         if not file.has(NVTX, "start", "end", "eventType", "globalTid"):
-            raise IndivisibleError(self.path, "no ranges", "read it as a whole")
-        with closing(self._connect(self._base)) as database:
-            tables = [table for table in (*_ACTIVITIES, CALLS) if file.has(table, "start")]
-            self._blocks = {table: scan_blocks(database, "whole", table, self._present(table)) for table in tables}
-            self._ranges = scan_blocks(database, "whole", NVTX, ("start",))
-            last = f'SELECT max(max(start, coalesce("end", start))) FROM whole."{NVTX}" WHERE {_RANGES}'
-            ends = [int(blocks.end_ns.max()) for blocks in self._blocks.values()]
-            self._last_ns = max(*ends, database.execute(last).fetchone()[0] or 0)
-            self._nccl_ids = self._make_base(database, tells_structure)
-        self.steps = steps_of(load(self._base))
-        if not len(self.steps[0]):
-            raise IndivisibleError(self.path, "no steps", "read it as a whole")
-        self._add_ranges_that_start_with_steps()
-        self.spans = self._spans(part_rows)
+            raise IndivisibleError("no ranges")
+        with _errors_told():
+            with closing(self._connect(self._base)) as database:
+                tables = [table for table in (*_ACTIVITIES, CALLS) if file.has(table, "start")]
+                self._blocks = {table: scan_blocks(database, "whole", table, self._present(table)) for table in tables}
+                self._ranges = scan_blocks(database, "whole", NVTX, ("start",), _RANGES)
+                last = f'SELECT max(max(start, coalesce("end", start))) FROM whole."{NVTX}" WHERE {_RANGES}'
+                ends = [int(blocks.end_ns.max()) for blocks in self._blocks.values()]
+                self._last_ns = max(*ends, database.execute(last).fetchone()[0] or 0)
+                self._nccl_ids = self._make_base(database, tells_structure)
+            self.steps = steps_of(load(self._base))
+            if not len(self.steps[0]):
+                raise IndivisibleError("no steps")
+            self._add_ranges_that_start_with_steps()
+            self.spans = self._spans(part_rows)
 
     def parts(self, spans: Sequence[int] | None = None) -> Iterator[tuple[int, Part]]:
         """The parts with their numbers, one after the other; all or those asked for."""
         for number in range(len(self.spans)) if spans is None else spans:
-            yield number, self._part(*self.spans[number])
+            with _errors_told():
+                part = self._part(*self.spans[number])
+            yield number, part
 
     def _connect(self, path: Path) -> sqlite3.Connection:
         """A new database beside which the export is there as ``whole``."""
@@ -153,7 +158,7 @@ class Division:
         database.create_function("is_named", 2, lambda name, key: bool(name) or key in names)
         unnamed = f'SELECT 1 FROM whole."{NVTX}" WHERE {_RANGES} AND NOT is_named({text}, {text_id}) LIMIT 1'
         if database.execute(unnamed).fetchone():
-            raise IndivisibleError(self.path, "ranges without a name", "read it as a whole")
+            raise IndivisibleError("ranges without a name")
         told = f"({text_id} IN (SELECT id FROM structure) OR ({text} IS NOT NULL AND tells({text})))"
         self._copy(database, NVTX, f"NOT {_RANGES} OR {told}")
         database.commit()
@@ -266,14 +271,30 @@ class Division:
         )
 
 
-def count_rows(path: Path) -> int:
-    """About how many activities, calls and ranges an export holds, without looking at them; 0 for what is none."""
-    try:
-        with open_sqlite(path) as file:
-            tables = [table for table in (*_ACTIVITIES, CALLS, NVTX) if table in file.columns]
-            return sum(file.rows(f'SELECT max(rowid) FROM "{table}"')[0][0] for table in tables)
-    except (TraceError, OSError):
+def count_rows(path: Path, least_bytes: int) -> int:
+    """About how many activities, calls and ranges an export holds, without reading them; 0 for what is none, or small.
+
+    Args:
+        path: Any file.
+        least_bytes: What is smaller is not opened.
+    """
+    if not path.is_file() or path.stat().st_size < least_bytes:
         return 0
+    with path.open("rb") as head:
+        if not head.read(16).startswith(b"SQLite format 3"):
+            return 0
+    with open_sqlite(path) as file:
+        tables = [table for table in (*_ACTIVITIES, CALLS, NVTX) if table in file.columns]
+        return sum(file.rows(f'SELECT max(rowid) FROM "{table}"')[0][0] for table in tables)
+
+
+@contextmanager
+def _errors_told() -> Iterator[None]:
+    """What is wrong with a capture is said of the whole."""
+    try:
+        yield
+    except (sqlite3.Error, TraceError) as error:
+        raise IndivisibleError(str(error)) from error
 
 
 def divided(
@@ -285,11 +306,9 @@ def divided(
     folder: Path,
 ) -> Division:
     """The export cut into parts; arguments as of :class:`Division`."""
+    require_room(file.path, folder, BYTES_A_ROW * part_rows)
 
     def load(part: Path) -> Trace:
         return load_nsys_sqlite(part, extra_patterns=extra_patterns, run=file.path)
 
-    try:
-        return Division(file, folder, load, tells_structure, steps_of, part_rows)
-    except sqlite3.Error as error:
-        raise TraceError(file.path, f"cannot be read ({error})", "export it again with nsys export") from error
+    return Division(file, folder, load, tells_structure, steps_of, part_rows)
