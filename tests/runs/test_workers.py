@@ -9,6 +9,7 @@ import sys
 import time
 from multiprocessing import active_children
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
