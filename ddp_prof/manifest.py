@@ -9,10 +9,11 @@ import json
 import math
 import re
 from dataclasses import asdict, dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddp_prof.errors import TraceError
-from ddp_prof.variants import VARIANTS, variant_label, variant_order
+from ddp_prof.variants import VARIANTS, variant_extras, variant_label, variant_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,13 +23,18 @@ SCHEMA = 1
 SUFFIX = ".run.json"
 RANKS_PER_GPU = "ranks_per_gpu"
 """Key of ``Manifest.options``, and field of the ``process`` range: how many ranks have one GPU."""
-SHARED_GPU = "shared GPU: time-sliced, bandwidth and overlap not representative"
-"""Said of a run in which several ranks had one GPU."""
 
 _MOST = 2**53
 _LONGEST = 1000
 
 Item = TypeVar("Item")
+
+
+class Caveat(str, Enum):
+    """Why the figures of a run are not representative; its value is what is said of the run."""
+
+    SHARED_GPU = "shared GPU: time-sliced, bandwidth and overlap not representative"
+    ONE_RANK = "one rank: it has no peer to communicate with, so no figure is about communication"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,25 +49,27 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class HostTimes:
-    """Time of a step on rank 0 by the host's clock.
+    """Time of a step on rank 0 by the host's clock; ``None`` for what is not known.
 
     Attributes:
-        communication_ns: Of torch's DDP, which waits within backward, the end of backward: counted in both. ``None``
-            where it is not known: fsdp, and torch without its communication hook.
+        is_synchronized: Whether the host waited for the device at each change of phase.
+        communication_ns: From the end of backward until the variant has synchronized all gradients; of torch's DDP,
+            which waits within backward, the end of backward, counted in both; not known of fsdp and of torch without
+            its communication hook.
     """
 
     is_synchronized: bool
     step: int
     step_ns: int
-    forward_ns: int
-    backward_ns: int
+    forward_ns: int | None
+    backward_ns: int | None
     communication_ns: int | None
-    optimizer_ns: int
+    optimizer_ns: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class MessageTimes:
-    """All-reduces of one size, for each of which rank 0 waited."""
+    """All-reduces of one size, for each of which rank 0 waited: how many were timed, and their times on rank 0."""
 
     bytes: int
     calls: int
@@ -135,18 +143,17 @@ def label_of(trace: Path, manifest: Manifest | None) -> str:
     """What a run is called in tables and figures: ``bucketed 10 MB``; without a manifest its file's name."""
     if manifest is None:
         return manifest_path(trace).name.removesuffix(SUFFIX)
-    return variant_label(manifest.variant, manifest.bucket_size_mb)
+    return variant_label(manifest.variant, manifest.bucket_size_mb, variant_extras(manifest.options))
 
 
-def caveats_of(manifest: Manifest) -> tuple[str, ...]:
-    """What of a run is not representative; everything that is shown of it says so, its ``run.json`` included."""
+def caveats_of(manifest: Manifest) -> tuple[Caveat, ...]:
+    """Why a run is not representative; everything that is shown of it says so, its ``run.json`` included."""
     caveats = []
     sharing = manifest.options.get(RANKS_PER_GPU)
     if isinstance(sharing, int) and sharing > 1:
-        caveats.append(SHARED_GPU)
+        caveats.append(Caveat.SHARED_GPU)
     if manifest.world_size == 1:
-        backend = manifest.backend.replace("nccl", "NCCL")
-        caveats.append(f"one rank: it has no peer and {backend} nothing to do, so no figure is about communication")
+        caveats.append(Caveat.ONE_RANK)
     return tuple(caveats)
 
 
@@ -155,14 +162,18 @@ def in_variant_order(items: Sequence[Item], manifest_of: Callable[[Item], Manife
     manifests = [manifest_of(item) for item in items]
     if not all(manifest and manifest.variant in VARIANTS for manifest in manifests):
         return list(items)
-    keys = [variant_order(manifest.variant, manifest.bucket_size_mb) for manifest in manifests if manifest]
+    keys = [
+        (variant_order(manifest.variant, manifest.bucket_size_mb), variant_extras(manifest.options))
+        for manifest in manifests
+        if manifest
+    ]
     return [items[index] for index in sorted(range(len(items)), key=keys.__getitem__)]
 
 
 def write_manifest(manifest: Manifest, path: Path) -> None:
     """Write ``path`` in one go: it is there whole or not at all."""
     partial = path.with_name(path.name + ".partial")
-    record = {**asdict(manifest), "caveats": caveats_of(manifest)}
+    record = {**asdict(manifest), "caveats": [caveat.value for caveat in caveats_of(manifest)]}
     if manifest.final_loss is not None and not math.isfinite(manifest.final_loss):
         record["final_loss"] = None
     partial.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
@@ -200,6 +211,8 @@ def _problem(manifest: Manifest) -> str | None:
     for name in ("variant", "backend", "device", "model_size", "profiler", "created"):
         if len(getattr(manifest, name) or "") > _LONGEST:
             return f"{name} is longer than {_LONGEST} characters"
+    if len(str(manifest.options.get("compression"))) > _LONGEST:
+        return f"compression is longer than {_LONGEST} characters"
     return _problem_of_buckets(manifest)
 
 

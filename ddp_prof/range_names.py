@@ -6,10 +6,15 @@ A name is followed by fields, all separated by ``|``::
     step|index=3
     step|index=0|warmup=1
     backward
+    optimizer|bucket=3
     all_reduce|bucket=3|bytes=1048576|params=2
+    all_reduce|bucket=3|bytes=4096|params=2|part=2
     reduce_scatter|bucket=3|bytes=1048576|params=2
     all_gather|bucket=3|bytes=1048576|params=2
     broadcast|bucket=0|bytes=64|params=1
+
+An optimizer that steps on one bucket, within backward or synchronize, names the bucket. A bucket that is sent in two
+messages has ``part=2`` in the second one's range.
 
 Ranges made by others share the trace with ours, so parsing never fails: a foreign name is a name without fields.
 This module needs nothing but Python, so that any program can use it.

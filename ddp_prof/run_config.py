@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from ddp_prof.variants import VARIANTS, variant_label
+from ddp_prof.variants import EXTRA_FLAGS, VARIANTS, variant_extras, variant_label
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -35,6 +35,8 @@ class RunConfig:
     Attributes:
         variant: Key of :data:`ddp_prof.variants.VARIANTS`.
         bucket_size_mb: Cap of a bucket in MB of 2**20 bytes; ``None``: no cap, or the variant takes none.
+        compression: ``None``, ``bf16`` or ``powersgd-RANK``.
+        step_in_backward: Whether each bucket is stepped on as it arrives.
         batch_size: Sequences a step of all ranks together.
         seq_len: Tokens of a sequence.
         steps: Measured steps.
@@ -47,6 +49,8 @@ class RunConfig:
 
     variant: str
     bucket_size_mb: float | None = None
+    compression: str | None = None
+    step_in_backward: bool = False
     find_unused_parameters: bool = False
     no_communication_hook: bool = False
     model_size: str = "mini"
@@ -75,15 +79,16 @@ class RunConfig:
 
     @property
     def label(self) -> str:
-        """The variant with its bucket size, as tables show it: ``bucketed 10 MB``."""
-        return variant_label(self.variant, self.bucket_size_mb)
+        """The variant with its bucket size and options, as tables show it: ``bucketed 10 MB``."""
+        return variant_label(self.variant, self.bucket_size_mb, variant_extras(self.manifest_options()))
 
     @property
     def file_name(self) -> str:
-        """What the files of a capture are called, before their suffixes: ``bucketed_10mb``."""
-        if self.bucket_size_mb is not None:
-            return f"{self.variant}_{self.bucket_size_mb:g}mb"
-        return f"{self.variant}_unbounded" if VARIANTS[self.variant].can_be_uncapped else self.variant
+        """What the files of a capture are called, before their suffixes: ``bucketed_10mb_bf16``."""
+        name = self.variant if self.bucket_size_mb is None else f"{self.variant}_{self.bucket_size_mb:g}mb"
+        if self.bucket_size_mb is None and VARIANTS[self.variant].can_be_uncapped:
+            name = f"{self.variant}_unbounded"
+        return "_".join([name, *variant_extras(self.manifest_options())]).replace(" ", "_")
 
     @property
     def local_batch_size(self) -> int:
@@ -115,7 +120,8 @@ class RunConfig:
     def manifest_options(self) -> dict[str, Any]:
         """What the ``run.json`` lists under ``options``."""
         delay = ("inject_delay_ms", "inject_delay_rank") if self.inject_delay_ms else ()
-        return {name: getattr(self, name) for name in ("lr", "find_unused_parameters", *delay, *NUMERICS)}
+        names = ("lr", "compression", *EXTRA_FLAGS, "find_unused_parameters", *delay, *NUMERICS)
+        return {name: getattr(self, name) for name in names}
 
     def row_fields(self) -> dict[str, Any]:
         """What a row of the results database says of the run as it was asked for."""

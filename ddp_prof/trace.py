@@ -1,35 +1,36 @@
 """The trace in the middle: three tables of columns that are never mixed.
 
 ``Activities`` are what a device did, ``Spans`` what the program said, ``Calls`` what the host asked of the device.
-A column is a one-dimensional NumPy array with one element a row; times are int64 nanoseconds on the trace's own
-clock, half-open ``[start, end)``. A trace is never changed after it was read.
+Times are int64 nanoseconds on the trace's own clock, half-open ``[start, end)``. A trace is never changed after it was
+read.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from ddp_prof.table import UNKNOWN, Ints, Mask, Table, concatenate, distinct, empty, looked_up, select
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
     from ddp_prof.manifest import Manifest
 
-    Ints = NDArray[np.int64]
-    Mask = NDArray[np.bool_]
-
-UNKNOWN = -1
-"""In a column: no value (no correlation, no name, size not known)."""
+__all__ = [
+    "SOURCE_NAMES", "UNKNOWN", "Activities", "CallDetails", "Calls", "Category", "CollectiveMetadata", "Ints", "Kind",
+    "Mask", "Overhead", "Spans", "Table", "Trace", "UnresolvedNames", "concatenate", "distinct", "empty",
+    "find_launching_calls", "looked_up", "select",
+]  # fmt: skip
+"""What a reader of traces needs, :mod:`ddp_prof.table` included."""
 
 SOURCE_NAMES = {"nsys-sqlite": "nsys", "nsys-report": "nsys", "kineto": "torch.profiler"}
-"""The program that recorded a trace, as it is shown to users, by :attr:`Trace.source`."""
+"""The program that recorded a trace, as it is shown to users, where :attr:`Trace.source` does not name it."""
 
 
 class Kind(IntEnum):
@@ -49,52 +50,6 @@ class Category(IntEnum):
     MEMORY = 2
     OTHER = 3
     UNKNOWN = 4  # a kernel whose name the trace does not tell
-
-
-@dataclass(frozen=True)
-class Table:
-    """Columns of equal length."""
-
-    def __post_init__(self) -> None:
-        lengths = {column.name: len(getattr(self, column.name)) for column in fields(self)}
-        if len(set(lengths.values())) > 1:
-            raise ValueError(f"columns of unequal length: {lengths}")
-
-    def __len__(self) -> int:
-        return len(getattr(self, fields(self)[0].name))
-
-
-AnyTable = TypeVar("AnyTable", bound=Table)
-
-
-def select(table: AnyTable, rows: Mask | Ints) -> AnyTable:
-    """The chosen rows, as a table of the same kind; the very same where all are chosen."""
-    if rows.dtype == np.bool_ and rows.all():
-        return table
-    return type(table)(**{column.name: getattr(table, column.name)[rows] for column in fields(table)})
-
-
-def distinct(column: Ints) -> list[int]:
-    """The values that occur, ascending; quickest where they are small, as ids of processes, devices and streams are."""
-    if not len(column):
-        return []
-    low, high = int(column.min()), int(column.max())
-    if high - low > 1 << 24:
-        return [int(value) for value in np.unique(column)]
-    return [low + row for row in np.flatnonzero(np.bincount(column - low)).tolist()]
-
-
-def concatenate(first: AnyTable, *others: AnyTable) -> AnyTable:
-    """The rows of all tables, one after the other."""
-    tables = (first, *others)
-    return type(first)(
-        **{column.name: np.concatenate([getattr(t, column.name) for t in tables]) for column in fields(first)}
-    )
-
-
-def empty(kind: type[AnyTable]) -> AnyTable:
-    """A table without rows."""
-    return kind(**{item.name: np.empty(0, np.int64) for item in fields(kind)})
 
 
 @dataclass(frozen=True)
@@ -166,6 +121,14 @@ class Calls(Table):
 
 
 @dataclass(frozen=True)
+class CallDetails(Table):
+    """When each call ended, and its name without the version that CUDA adds; rows as those of :class:`Calls`."""
+
+    end_ns: Ints
+    name_id: Ints
+
+
+@dataclass(frozen=True)
 class CollectiveMetadata(Table):
     """What is known of collectives beside their kernels, where the profiler noted it; ``UNKNOWN`` where not.
 
@@ -198,11 +161,7 @@ class Overhead(Table):
 class UnresolvedNames:
     """How many kernels of a trace have no name, so that nobody knows whether they compute or communicate.
 
-    Attributes:
-        kernels: Their number.
-        of_kernels: The number of all kernels.
-        time_ns: The sum of their durations.
-        of_time_ns: The sum of all kernels' durations.
+    They are ``kernels`` of all ``of_kernels``, and last ``time_ns`` of ``of_time_ns``, both sums of durations.
     """
 
     kernels: int
@@ -222,7 +181,7 @@ class Trace:
 
     Attributes:
         path: The file it was read from.
-        source: Format of the file: a key of :data:`SOURCE_NAMES`.
+        source: Format of the file; see :data:`SOURCE_NAMES`.
         producer: The profiler's version, ``None`` where the file does not say.
         names: The string table that every ``name_id`` points into.
         threads: Name of a thread by (process, lane), where known.
@@ -232,7 +191,9 @@ class Trace:
             none. Joined when the trace is built, and kept by ``replace``: who replaces the rows of activities or calls
             must hand over ``None``, which joins again.
         shape_id: For each activity the index into ``names`` of its launch shape, ``UNKNOWN`` where it has none;
-            ``None`` where shapes were not asked for.
+            ``None`` where launches were not asked for.
+        registers: For each activity the registers a thread of it uses, likewise.
+        call_details: Likewise.
         world_size: Ranks in the job; ``None`` where unknown.
         epoch_ns: UTC nanoseconds of the trace's time 0; ``None`` where unknown.
         manifest: The ``run.json`` beside the trace, if any.
@@ -253,6 +214,8 @@ class Trace:
     collective_metadata: CollectiveMetadata = field(default_factory=lambda: empty(CollectiveMetadata))
     launching_calls: Ints = None  # type: ignore[assignment]  # never None once the trace is built
     shape_id: Ints | None = None
+    registers: Ints | None = None
+    call_details: CallDetails | None = None
     world_size: int | None = None
     epoch_ns: int | None = None
     manifest: Manifest | None = None
@@ -264,6 +227,11 @@ class Trace:
             object.__setattr__(self, "launching_calls", find_launching_calls(self.activities, self.calls))
         if len(self.launching_calls) != len(self.activities):
             raise ValueError("launching_calls were joined for other activities")
+
+    @property
+    def device(self) -> str:
+        """``cuda`` where it holds activities of a device, else ``cpu``."""
+        return "cuda" if len(self.activities) else "cpu"
 
     @cached_property
     def processes(self) -> tuple[int, ...]:
@@ -285,9 +253,7 @@ class Trace:
     def duration_ns(self) -> int:
         """From the first event to the last; 0 for a trace without any."""
         tables = [table for table in (self.activities, self.spans) if len(table)]
-        if not tables:
-            return 0
-        return int(max(table.end_ns.max() for table in tables) - min(table.start_ns.min() for table in tables))
+        return int(max(t.end_ns.max() for t in tables) - min(t.start_ns.min() for t in tables)) if tables else 0
 
 
 def find_launching_calls(activities: Activities, calls: Calls) -> Ints:
@@ -314,11 +280,8 @@ def _rows(chosen: Mask) -> Ints | slice:
 
 def _positions(keys: Ints, start_ns: Ints, wanted: Ints) -> Ints:
     """Position in ``keys`` of each wanted value, the earliest of several; ``UNKNOWN`` where it is absent."""
-    if np.all(keys[1:] >= keys[:-1]):
-        order, ordered = None, keys
-    else:
-        order = np.argsort(keys, kind="stable")
-        ordered = keys[order]
+    order = None if np.all(keys[1:] >= keys[:-1]) else np.argsort(keys, kind="stable")
+    ordered = keys if order is None else keys[order]
     if np.any(ordered[1:] == ordered[:-1]):
         order = np.lexsort((start_ns, keys))
         ordered = keys[order]

@@ -6,7 +6,12 @@ A new variant is a row of :data:`VARIANTS` and a class in ``ddp_prof.ddp``.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 BYTES_PER_MB = 2**20
 """Bytes of one MB of a bucket size."""
@@ -43,18 +48,35 @@ VARIANTS: dict[str, VariantInfo] = {
 """In the order in which tables and figures show them: each improves on the one before; the reference comes after."""
 VARIANT_NAMES = tuple(VARIANTS)
 UNKNOWN_VARIANT = VariantInfo()
+EXTRA_FLAGS = ("step_in_backward", "no_communication_hook")
+"""Options of one variant that change what it is to be compared as."""
 
 
-def variant_label(name: str, bucket_size_mb: float | None) -> str:
-    """What tables and figures call a variant: ``overlap``, ``bucketed 10 MB``, ``bucketed no cap``.
+def variant_label(name: str, bucket_size_mb: float | None, extras: Sequence[str] = ()) -> str:
+    """What tables and figures call a variant: ``overlap``, ``bucketed 10 MB``, ``bucketed no cap + powersgd-4``.
 
     Args:
         name: One of :data:`VARIANT_NAMES`, or a variant of a later version.
         bucket_size_mb: Cap of a bucket in MB of 2**20 bytes; ``None`` where the variant has none.
+        extras: What else it does, of :func:`variant_extras`.
     """
-    if bucket_size_mb is not None:
-        return f"{name} {bucket_size_mb:g} MB"
-    return f"{name} no cap" if VARIANTS.get(name, UNKNOWN_VARIANT).can_be_uncapped else name
+    label = name if bucket_size_mb is None else f"{name} {bucket_size_mb:g} MB"
+    if bucket_size_mb is None and VARIANTS.get(name, UNKNOWN_VARIANT).can_be_uncapped:
+        label = f"{name} no cap"
+    return " + ".join([label, *extras])
+
+
+def variant_extras(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """What the options of a run change in its variant, in short words: the compression, ``step in backward``."""
+    compression = options.get("compression")
+    sent = (compression,) if isinstance(compression, str) else ()
+    return (*sent, *(flag.replace("_", " ") for flag in EXTRA_FLAGS if options.get(flag) is True))
+
+
+def powersgd_rank(compression: str | None) -> int | None:
+    """4 of ``powersgd-4``; ``None`` of any other word."""
+    found = re.fullmatch(r"powersgd-([1-9]\d{0,3})", compression or "")
+    return int(found[1]) if found else None
 
 
 def variant_position(name: str) -> int:

@@ -18,9 +18,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddp_prof.errors import DdpProfError, WorkloadError
-from ddp_prof.manifest import SHARED_GPU
-from ddp_prof.train.launch import die_with_launcher, leave_failure, run_script
-from ddp_prof.train.sizes import MODEL_SIZES
+from ddp_prof.manifest import Caveat
+from ddp_prof.train.ranks.launch import die_with_launcher, leave_failure, run_script
+from ddp_prof.train.workload.sizes import MODEL_SIZES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
     from ddp_prof.ddp import DataParallel
-    from ddp_prof.train.step import Trainer
+    from ddp_prof.train.workload.step import Trainer
 
 WARMUP = 4  # torch's DDP makes its buckets in the first two steps
 
@@ -95,9 +95,9 @@ def make_taker(
     """A function that takes one training step and returns its seconds on this rank."""
     import torch
 
-    from ddp_prof.train.data import make_tokens
-    from ddp_prof.train.model import TransformerLM
-    from ddp_prof.train.step import Trainer
+    from ddp_prof.train.workload.data import make_tokens
+    from ddp_prof.train.workload.model import TransformerLM
+    from ddp_prof.train.workload.step import Trainer
 
     torch.manual_seed(0)
     device = arguments.chosen_device
@@ -134,7 +134,7 @@ def measure(contest: Contest, steps: int, device: torch.device) -> tuple[list[fl
 def run_rank(arguments: argparse.Namespace) -> int:
     """Measure on this rank; rank 0 prints, and fails where the gate is asked for and not met."""
     die_with_launcher()
-    from ddp_prof.train.process_group import choose_device, count_ranks_per_gpu, find_place, process_group
+    from ddp_prof.train.ranks.process_group import choose_device, count_ranks_per_gpu, find_place, process_group
 
     place = find_place(os.environ)
     try:
@@ -147,7 +147,7 @@ def run_rank(arguments: argparse.Namespace) -> int:
         if place.rank == 0:
             print(f"{place.world} ranks, {backend}, device: {device.type}")
             if sharing > 1:
-                print(SHARED_GPU)
+                print(Caveat.SHARED_GPU.value)
             judge(
                 contest if arguments.target is None else contest._replace(target=arguments.target),
                 seconds,

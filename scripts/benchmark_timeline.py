@@ -21,12 +21,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repeat_capture import repeat_capture
 
+from ddp_prof.analyze.collectives.run_analysis import analyze_trace, merge_analyses
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.charts.static_images import find_browser
 from ddp_prof.present.html.timeline_page import write_timeline_page
 from ddp_prof.present.timeline.build import build_timeline
-from ddp_prof.runs.run import TraceEvents, timeline_source
+from ddp_prof.runs.report import TraceEvents
+from ddp_prof.runs.run import timeline_source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -65,9 +67,11 @@ class Figure(NamedTuple):
 def build(capture: Path, page: Path) -> Iterator[Figure]:
     """Write the page and say what that took."""
     begun = time.perf_counter()
-    trace = load_trace(capture)
+    trace = load_trace(capture, with_launches=True)
     loaded = time.perf_counter()
-    model = build_timeline([timeline_source(capture.stem, TraceEvents(trace, find_rank_events(trace)))])
+    part = TraceEvents(trace, find_rank_events(trace))
+    source = timeline_source(capture.stem, part, merge_analyses([analyze_trace(*part)]))
+    model = build_timeline([source])
     write_timeline_page(model, page)
     built = time.perf_counter()
     yield Figure("events: activities and ranges", len(trace.activities) + len(trace.spans), "")

@@ -207,14 +207,19 @@ capture_setup() {
       for size in ${BUCKET_SIZES_MB:-1 10 100}; do capture "$setup" bucketed --bucket-size-mb "$size"; done
     else
       capture "$setup" "$variant"
+      [ "$variant" != torch ] || capture "$setup" torch -- --no-communication-hook # DDP as it is: the hook has its price
     fi
   done
 }
 
 capture() {
-  local setup="$1"
+  local setup="$1" name="$2"
   shift
-  step "capture/$setup/$1${3:+_$3mb}" - env "TRACES_DIR=$out/$setup" "${recorder[@]}" "${settings[@]}" \
+  case "${2:-}" in
+    --bucket-size-mb) name+="_$3mb" ;;
+    --) name+="${3//-/_}" ;;
+  esac
+  step "capture/$setup/$name" - env "TRACES_DIR=$out/$setup" "${recorder[@]}" "${settings[@]}" \
     scripts/profile_variant.sh "$@"
 }
 

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from ddp_prof.errors import DdpProfError, WorkloadError
-from ddp_prof.manifest import SHARED_GPU
-from ddp_prof.train.launch import die_with_launcher, leave_failure, run_script
+from ddp_prof.manifest import Caveat
+from ddp_prof.train.ranks.launch import die_with_launcher, leave_failure, run_script
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -128,7 +128,7 @@ def describe(findings: Sequence[Finding]) -> list[str]:
 def run_rank(arguments: argparse.Namespace) -> int:
     """Check on this rank; rank 0 prints."""
     die_with_launcher()
-    from ddp_prof.train.process_group import choose_device, count_ranks_per_gpu, find_place, process_group
+    from ddp_prof.train.ranks.process_group import choose_device, count_ranks_per_gpu, find_place, process_group
     from tests.ddp import cases
 
     place = find_place(os.environ)
@@ -148,7 +148,7 @@ def run_rank(arguments: argparse.Namespace) -> int:
                 f"tests/ddp/cases.py has no case of {', '.join(arguments.variants)}: add one to SETTINGS"
             )
         if place.rank == 0:
-            shared = [SHARED_GPU] if sharing > 1 else []
+            shared = [Caveat.SHARED_GPU.value] if sharing > 1 else []
             print("\n".join([f"{place.world} ranks, {backend}, device: {device.type}", *shared, *describe(findings)]))
             if not all(finding.agrees for finding in findings):
                 raise WorkloadError("a variant differs from one process")

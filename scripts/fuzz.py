@@ -111,7 +111,7 @@ def execute(reader: str, seed: int, samples: Sequence[bytes], folder: Path) -> s
 
 def _read(path: Path) -> str | None:
     try:
-        check_trace(load_trace(path, with_shapes=True))
+        check_trace(load_trace(path, with_launches=True))
     except DdpProfError as error:
         line = str(error)
         return None if len(line) < LONGEST_LINE and line.isprintable() else f"no clear line: {line[:200]!r}"

@@ -5,8 +5,8 @@
 #   scripts/profile_variant.sh VARIANT [--bucket-size-mb MB] [-- further arguments of python -m ddp_prof.train]
 #   scripts/profile_variant.sh bucketed --bucket-size-mb 25
 #
-# VARIANT is one of ddp_prof/variants.py: naive, flat, overlap, bucketed, torch ...; NAME is the variant, with its bucket size where it has one
-# (bucketed_25mb). A capture that is there, made on this machine from the same settings and code, is not made again.
+# VARIANT is one of ddp_prof/variants.py: naive, flat, overlap, bucketed, torch ...; NAME is the variant, with its
+# bucket size and options where it has such (bucketed_25mb, bucketed_25mb_bf16). A capture that is there, made on this machine from the same settings and code, is not made again.
 # Old files are replaced only by a complete new capture. Where nsys cannot be had, torch.profiler records instead
 # (NAME.rank0.json.gz, ...). This is the only home of nsys flags.
 #
@@ -125,6 +125,16 @@ read_arguments() {
   [ "$variant" != bucketed ] || bucket_size="${bucket_size:-25}"
   name="$variant${bucket_size:+_${bucket_size}mb}"
   [ "$bucket_size" != none ] || name="${variant}_unbounded"
+  local at
+  for at in "${!more[@]}"; do
+    case "${more[at]}" in
+      --compression) name+="_${more[at + 1]:-}" ;;
+      --compression=*) name+="_${more[at]#*=}" ;;
+      --step-in-backward) name+="_step_in_backward" ;;
+      --no-communication-hook) name+="_no_communication_hook" ;;
+    esac
+  done
+  [[ "$name" =~ ^[A-Za-z0-9_.-]+$ ]] || usage "no name for files: $name"
   base="$name" # of which the files may be one of several parts
   [ "$is_launched" = 0 ] || name+=".rank$RANK"
   [ -z "${TORCHRUN:-}" ] || name+="${NODE_RANK:+.node$NODE_RANK}"

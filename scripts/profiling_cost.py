@@ -64,7 +64,7 @@ def describe(rounds: Sequence[Round]) -> str:
         f"with {run.profiler}: {recorded:.2f} ms a step",
         f"cost {statistics.median(ratios) - 1:+.1%} (rounds: {min(ratios) - 1:+.1%} to {max(ratios) - 1:+.1%})",
     ]
-    return "\n".join([*lines, *caveats_of(run)])
+    return "\n".join([*lines, *(caveat.value for caveat in caveats_of(run))])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

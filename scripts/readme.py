@@ -6,6 +6,7 @@ Rebuild with ``python -m cogapp -r -I scripts README.md``; the tests run it with
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import struct
@@ -13,29 +14,31 @@ import subprocess
 import sys
 import termios
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 WIDTH = 110
 """Characters of a line: what a page of GitHub shows without scrolling."""
 
 
-def console(command: str, *, lines: int | None = None) -> str:
+def console(command: str, *, lines: int | None = None, width: int = WIDTH) -> str:
     """A command and what it prints to a terminal, as a block of Markdown.
 
     Args:
         command: Run in the root of the checkout; ``ddp-prof`` is the one beside this Python.
         lines: Show only so many lines of the output.
+        width: Characters of a line of the terminal.
     """
-    output = [line.rstrip() for line in _run_in_terminal(command).splitlines() if line.strip()]
+    output = [line.rstrip() for line in _run_in_terminal(command, width).splitlines() if line.strip()]
     shown = output if lines is None else [*output[:lines], "..."]
     return "\n".join(["```console", f"$ {command}", *shown, "```", ""])
 
 
-def _run_in_terminal(command: str) -> str:
+def _run_in_terminal(command: str, width: int) -> str:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "TERM": "dumb", "COLUMNS": str(WIDTH)}
+    environment = {**os.environ, "PATH": path, "TERM": "dumb", "COLUMNS": str(width)}
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 50, WIDTH, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 50, width, 0, 0))
     with subprocess.Popen(command, shell=True, cwd=ROOT, env=environment, stdout=theirs, stderr=theirs):  # noqa: S602
         os.close(theirs)
         printed = b""
@@ -68,3 +71,40 @@ def runs() -> str:
         cells += [steps, run.profiler or "no profiler", run.created, machine]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
+
+
+JSON_COMMANDS = (
+    "overlap traces/overlap.sqlite",
+    "collectives traces/overlap.sqlite",
+    "skew traces/overlap.sqlite",
+    "kernels traces/overlap.sqlite",
+    "compare traces/naive.sqlite traces/flat.sqlite",
+    "check traces/overlap.sqlite --max-tail-ms 1000",
+    "info traces/overlap.sqlite",
+    "results traces/results.db",
+)
+
+
+def json_keys() -> str:
+    """The keys of each command's JSON document, as rows of a Markdown table."""
+    return "".join(
+        f"| `{command.partition(' ')[0]}` | {_keys(_json_document(command))} |\n" for command in JSON_COMMANDS
+    )
+
+
+def json_keys_of(*path: str) -> str:
+    """The keys of the first entry of lists within the document of ``overlap``, as a paragraph."""
+    found = _json_document(JSON_COMMANDS[0])
+    for key in path:
+        found = found[key][0]
+    return f"{_keys(found)}\n\n"
+
+
+def _keys(document: dict[str, Any]) -> str:
+    return ", ".join(f"`{key}`" for key in document)
+
+
+def _json_document(command: str) -> Any:
+    program = Path(sys.executable).with_name("ddp-prof")
+    done = subprocess.run([program, *command.split(), "--format", "json"], cwd=ROOT, stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout)

@@ -28,4 +28,5 @@ def collectives_of(*traces: Trace) -> tuple[Collective, ...]:
 
 
 def source_of(title: str, trace: Trace) -> Source:
-    return timeline_source(title, TraceEvents(trace, find_rank_events(trace)))
+    part = TraceEvents(trace, find_rank_events(trace))
+    return timeline_source(title, part, merge_analyses([analyze_trace(*part)]))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from ddp_prof.cli import COMMANDS
 from tests.conftest import ROOT
+from tests.drawing import instants, picture_of
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -18,9 +20,9 @@ def test_every_command_is_in_the_readme(command: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["README.md", "traces/README.md"])
+@pytest.mark.parametrize("page", ["README.md", "traces/README.md", "docs/commands.md", "docs/formats.md"])
 def test_shown_output_is_real(page: str) -> None:
-    """Rebuild with ``python -m cogapp -r -I scripts README.md traces/README.md``."""
+    """Rebuild with ``python -m cogapp -r -I scripts README.md traces/README.md docs/*.md``."""
     done = subprocess.run(
         [sys.executable, "-m", "cogapp", "--check", "--diff", "-I", "scripts", page],
         cwd=ROOT,
@@ -29,6 +31,55 @@ def test_shown_output_is_real(page: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:]
+
+
+def test_every_page_with_shown_output_is_checked() -> None:
+    pages = {str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md") if "[[[cog" in page.read_text()}
+    assert pages == {"docs/commands.md", "docs/formats.md"}
+
+
+@pytest.mark.slow
+def test_the_pages_are_built_without_a_dead_link(tmp_path: Path) -> None:
+    assert built(ROOT / "mkdocs.yml", tmp_path / "site") == []
+    assert (tmp_path / "site" / "metrics.html").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("link", ["[x](nowhere.md)", "[x](metrics.md#nowhere)", "![x](figures/nowhere.png)"])
+def test_a_dead_link_is_found(link: str, tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text(f"# A page\n\n{link}\n")
+    (tmp_path / "docs" / "metrics.md").write_text("# Metrics\n")
+    configuration = re.sub(r"nav:.*", "", (ROOT / "mkdocs.yml").read_text(), flags=re.DOTALL)
+    (tmp_path / "mkdocs.yml").write_text(configuration)
+    assert any("nowhere" in line for line in built(tmp_path / "mkdocs.yml", tmp_path / "site"))
+
+
+def built(configuration: Path, site: Path) -> list[str]:
+    """Build the pages; the lines of complaint."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", configuration, "-d", site]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith(("WARNING", "ERROR"))]
+    assert bool(done.returncode) == bool(lines), done.stderr
+    return lines
+
+
+@pytest.mark.parametrize("page", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "traces/README.md"])
+def test_links_within_the_repository_lead_somewhere(page: str) -> None:
+    targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / page).read_text())
+    assert {target for target in targets if not ((ROOT / page).parent / target).exists()} == set()
+
+
+def test_the_readme_is_a_tour() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/metrics.md"])
+def test_the_drawing_of_overlap_is_true(page: str) -> None:
+    pictures = dict(re.findall(r"^(\w+) +([#.]{20})", (ROOT / page).read_text(), flags=re.MULTILINE)[:4])
+    compute, communication = instants(pictures["C"]), instants(pictures["N"])
+    assert pictures["overlapped"] == picture_of(compute & communication, 20)
+    assert pictures["exposed"] == picture_of(communication - compute, 20)
 
 
 @pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md"])

@@ -42,6 +42,7 @@ READING = [
     ["collectives", "--by", "step"],
     ["collectives", "--by", "bucket"],
     ["skew"],
+    ["kernels"],
     ["compare"],
     ["compare", "--waterfall"],
     ["check", "--min-overlap", "0.5"],
@@ -79,7 +80,7 @@ def answer(*arguments: str | Path) -> str:
 
 
 def test_every_command_is_tried() -> None:
-    assert {command[0] for command in (*READING, *WRITING)} == set(COMMANDS) - {"results"}
+    assert {command[0] for command in (*READING, *WRITING)} == set(COMMANDS) - {"results", "completion"}
 
 
 @pytest.mark.parametrize("form", ["table", pytest.param("json", marks=pytest.mark.slow)])

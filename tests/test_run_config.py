@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -70,6 +71,26 @@ def test_bucket_sizes(variant: str, size: float | None, words: list[str], file_n
     assert "--bucket-size-mb" in config.argv() or not words
     assert parse_arguments(config.argv()).bucket_size_mb == size
     assert config.file_name == file_name
+
+
+@pytest.mark.parametrize(
+    ("options", "words", "file_name"),
+    [
+        ({"compression": "powersgd-4"}, ["--compression", "powersgd-4"], "bucketed_10mb_powersgd-4"),
+        ({"step_in_backward": True}, ["--step-in-backward"], "bucketed_10mb_step_in_backward"),
+    ],
+)
+def test_options_of_bucketed(options: dict[str, Any], words: list[str], file_name: str) -> None:
+    config = RunConfig(variant="bucketed", bucket_size_mb=10.0, **options)
+    assert config.argv()[4 : 4 + len(words)] == words
+    assert parse_arguments(config.argv()).manifest_options() == config.manifest_options()
+    assert config.file_name == file_name
+
+
+def test_ddp_as_it_is_has_a_name_of_its_own() -> None:
+    config = RunConfig(variant="torch", no_communication_hook=True)
+    assert config.file_name == "torch_no_communication_hook"
+    assert config.label == "torch + no communication hook"
 
 
 def test_the_capture_script_is_told_the_same_run() -> None:

@@ -1,14 +1,37 @@
-"""Frozen results as pandas tables; pandas is imported only when one is asked for."""
+"""From columns to frozen results, and from these to pandas tables; pandas is imported only when one is asked for."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ddp_prof.trace import UNKNOWN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     import pandas as pd
+
+    from ddp_prof.trace import Ints
+
+
+Row = TypeVar("Row")
+
+
+def known(column: Ints) -> list[Any]:
+    """The column's values, ``None`` for ``UNKNOWN``."""
+    return [None if value == UNKNOWN else value for value in column.tolist()]
+
+
+def rows_of(kind: Callable[..., Row], columns: Mapping[str, Iterable[Any]], **shared: Any) -> list[Row]:
+    """A result a row.
+
+    Args:
+        kind: Makes a result of its fields.
+        columns: The values of all rows, by field.
+        shared: Fields that all rows have alike.
+    """
+    return [kind(**shared, **dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
 
 
 class Framed:

@@ -42,6 +42,7 @@ class RootCause:
         last_bucket: The largest number of a bucket with its operation.
         index: Position in the step.
         is_last: Whether it is the step's last collective of its operation.
+        follows_own_bucket: Whether its bucket had another one of its operation before it, as PowerSGD's second message.
         collective_ns: Its part.
         bytes: Its size.
         parameters: Names of its parameters, in the model's order; empty where not known.
@@ -66,6 +67,7 @@ class RootCause:
     last_bucket: int | None
     index: int
     is_last: bool
+    follows_own_bucket: bool
     collective_ns: int
     bytes: int | None
     parameters: tuple[str, ...]
@@ -148,6 +150,7 @@ def _describe(
         bucket=culprit[0],
         last_bucket=max((collective.bucket for collective in same if collective.bucket is not None), default=None),
         index=own[0].index,
+        follows_own_bucket=any(_identity(other)[:2] == culprit[:2] and other.index < own[0].index for other in mine),
         is_last=all(collective.index == last[collective.step_identity] for collective in own),
         collective_ns=culprit_ns,
         bytes=own[0].bytes,
@@ -161,10 +164,10 @@ def _part_ns(collective: Collective, pair: tuple[str, str]) -> int:
 
 
 def _identity(collective: Collective) -> tuple[int | None, str | None, int]:
-    """What makes collectives of several ranks the same: bucket and operation, else the position in the step."""
+    """What makes collectives of several ranks the same: bucket, operation and size, else the position in the step."""
     if collective.bucket is None:
         return (None, None, collective.index)
-    return (collective.bucket, collective.op, -1)
+    return (collective.bucket, collective.op, -1 if collective.bytes is None else collective.bytes)
 
 
 def _parameters(manifest: Manifest | None, bucket: int | None) -> tuple[str, ...]:

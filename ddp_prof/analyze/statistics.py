@@ -45,11 +45,15 @@ def median_of_steps(values: Sequence[float], steps: int) -> StepMedian | None:
     return StepMedian(median, NOTCH * (high - low) / steps**0.5 if steps >= LEAST_STEPS else None)
 
 
-def half_width_of_mean(values: NDArray[np.floating[Any]]) -> int:
-    """Half of the 95 % interval of the mean of independent values, by Student's t."""
+def student_t(freedom: float, confidence: float = CONFIDENCE) -> float:
+    """The value that Student's t exceeds to either side with probability ``1 - confidence``."""
     from scipy.special import stdtrit
 
+    return float(stdtrit(freedom, (1 + confidence) / 2))
+
+
+def half_width_of_mean(values: NDArray[np.floating[Any]]) -> int:
+    """Half of the 95 % interval of the mean of independent values, by Student's t."""
     count = len(values)
-    t = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2))
-    half_width: float = t * float(np.std(values, ddof=1)) / float(count) ** 0.5
+    half_width: float = student_t(count - 1) * float(np.std(values, ddof=1)) / count**0.5
     return round(half_width)

@@ -99,7 +99,7 @@ def message_costs(results: Results) -> dict[Testbed, tuple[MessageCost, ...]]:
     found: dict[Testbed, dict[int, list[tuple[float, int]]]] = {}
     for message in results.messages:
         if (run := runs.get(message.run)) and message.bytes > 0 and message.median_ns > 0:
-            testbed = Testbed(run.environment, run.model_size, run.world_size, run.device)
+            testbed = Testbed.of(run)
             found.setdefault(testbed, {}).setdefault(message.bytes, []).append((message.median_ns, message.calls))
     return {testbed: _by_size(sizes) for testbed, sizes in found.items()} | _measured_alone(results, runs.values())
 
@@ -110,7 +110,7 @@ def _measured_alone(results: Results, runs: Iterable[StoredRun]) -> dict[Testbed
         key = row.environment, row.world_size, row.device, row.backend
         alone.setdefault(key, []).append(cost_alone(row))
     return {
-        Testbed(run.environment, run.model_size, run.world_size, run.device): tuple(costs)
+        Testbed.of(run): tuple(costs)
         for run in runs
         if (costs := alone.get((run.environment, run.world_size, run.device, run.backend)))
     }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -18,6 +19,7 @@ from ddp_prof.benchmark import effects
 from ddp_prof.benchmark.alpha_beta import BucketModel
 from ddp_prof.benchmark.effects import FLAT, NAIVE, OVERLAP, TORCH, Variant
 from ddp_prof.benchmark.statistics import Estimate, combine, relative_saving
+from ddp_prof.present.text import percent
 from ddp_prof.variants import BUCKETED, BYTES_PER_MB, variant_label
 
 if TYPE_CHECKING:
@@ -36,7 +38,6 @@ ONE_BLOCK = ""
 """The block of figures that are compared without pairing."""
 
 Topic = Literal["naive_and_flat", "overlap", "bucket_size", "host_timer"]
-TOPICS: tuple[Topic, ...] = ("naive_and_flat", "overlap", "bucket_size", "host_timer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,15 +225,17 @@ class Claim:
     """A statement of the published study about variants.
 
     Attributes:
-        name: Key of its statement in words.
+        name: Its key.
+        text: What it says of its figure, which is named where it is not obvious.
         measure: The effect that it is about: a share, 0 to 1.
         side: On which side of the threshold the effect lies where the claim holds.
     """
 
     name: str
+    text: str
     measure: Callable[[Sequence[Timing]], Effect | None]
-    side: Side
-    threshold: float
+    side: Side = "above"
+    threshold: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,11 +244,13 @@ class ClaimResult:
 
     Attributes:
         effect: ``None`` where the settings that it needs were not measured; then ``holds`` is ``cannot tell``.
+        text: What the claim says.
     """
 
     name: str
     effect: Effect | None
     holds: Truth
+    text: str
 
 
 def _best_bucket_over_overlap(timings: Sequence[Timing]) -> Effect | None:
@@ -256,38 +261,54 @@ def _best_bucket_over_overlap(timings: Sequence[Timing]) -> Effect | None:
 
 
 CLAIMS = (
-    Claim("half_of_naive", lambda timings: effects.communication_share(timings, NAIVE), "above", 0.5),
-    Claim("flat_hardly_helps", lambda timings: effects.saving(timings, NAIVE, FLAT), "below", HARDLY),
     Claim(
-        "bytes_dominate",
-        lambda timings: effects.saving(timings, NAIVE, FLAT, effects.communication_of),
-        "below",
-        FEW,
+        "half_of_naive", "under naive, communication takes more than half of the step",
+        partial(effects.communication_share, variant=NAIVE), "above", 0.5,
     ),
-    Claim("overlap_beats_naive", lambda timings: effects.saving(timings, NAIVE, OVERLAP), "above", 0.0),
-    Claim("overlap_beats_flat", lambda timings: effects.saving(timings, FLAT, OVERLAP), "above", 0.0),
-    Claim("hidden_is_not_saved", effects.hidden_but_not_saved, "above", 0.0),
-    Claim("context_hides_more", effects.share_drop_with_context, "above", 0.0),
-    Claim("buckets_beat_overlap", _best_bucket_over_overlap, "above", 0.0),
     Claim(
-        "100_mb_beats_1_mb",
-        lambda timings: effects.saving(timings, (BUCKETED, 1.0), (BUCKETED, 100.0)),
-        "above",
-        0.0,
+        "flat_hardly_helps", f"flat takes less than {percent(HARDLY)} off naive's step",
+        partial(effects.saving, before=NAIVE, after=FLAT), "below", HARDLY,
+    ),
+    Claim(
+        "bytes_dominate", f"one call for all gradients takes less than {percent(FEW)} off naive's communication",
+        partial(effects.saving, before=NAIVE, after=FLAT, quantity=effects.communication_of), "below", FEW,
+    ),
+    Claim(
+        "overlap_beats_naive", "overlap has a shorter step than naive (share of naive's step)",
+        partial(effects.saving, before=NAIVE, after=OVERLAP),
+    ),
+    Claim(
+        "overlap_beats_flat", "overlap has a shorter step than flat (share of flat's step)",
+        partial(effects.saving, before=FLAT, after=OVERLAP),
+    ),
+    Claim(
+        "hidden_is_not_saved",
+        "overlap takes more off communication than off the step (difference, share of naive's step)",
+        effects.hidden_but_not_saved,
+    ),
+    Claim(
+        "context_hides_more",
+        "at longer contexts, communication is a smaller share of the step (shortest minus longest)",
+        effects.share_drop_with_context,
+    ),
+    Claim(
+        "buckets_beat_overlap", "buckets of the best size have a shorter step than overlap (share of overlap's step)",
+        _best_bucket_over_overlap,
+    ),
+    Claim(
+        "100_mb_beats_1_mb", "buckets of 100 MB have a shorter step than buckets of 1 MB (share of the step)",
+        partial(effects.saving, before=(BUCKETED, 1.0), after=(BUCKETED, 100.0)),
     ),
     Claim(
         "inner_bucket_waits_least",
-        lambda timings: effects.inner_bucket_saving(timings, effects.communication_of),
-        "above",
-        0.0,
+        "a bucket size between the smallest and the largest leaves the least communication",
+        partial(effects.inner_bucket_saving, quantity=effects.communication_of),
     ),
     Claim(
-        "inner_bucket_is_fastest",
-        lambda timings: effects.inner_bucket_saving(timings, effects.step_of),
-        "above",
-        0.0,
+        "inner_bucket_is_fastest", "a bucket size between the smallest and the largest has the shortest step",
+        partial(effects.inner_bucket_saving, quantity=effects.step_of),
     ),
-)
+)  # fmt: skip
 
 
 def check_claims(timings: Sequence[Timing]) -> tuple[ClaimResult, ...]:
@@ -298,4 +319,4 @@ def check_claims(timings: Sequence[Timing]) -> tuple[ClaimResult, ...]:
 def _check(claim: Claim, timings: Sequence[Timing]) -> ClaimResult:
     effect = claim.measure(timings)
     holds: Truth = effect.is_beyond(claim.side, claim.threshold) if effect else "cannot tell"
-    return ClaimResult(claim.name, effect, holds)
+    return ClaimResult(claim.name, effect, holds, claim.text)

@@ -8,7 +8,7 @@ versions, one model, one number of ranks.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from ddp_prof.benchmark.store import OK
 from ddp_prof.variants import BASELINE, variant_label, variant_order
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     from ddp_prof.benchmark.store import Environment, Results, StoredRun, StoredStep
 
@@ -35,6 +35,11 @@ class Testbed:
     model_size: str
     world_size: int
     device: str | None
+
+    @classmethod
+    def of(cls, run: StoredRun) -> Testbed:
+        """That of a run which could report its device."""
+        return cls(run.environment, run.model_size, run.world_size, run.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +112,7 @@ class SettingSummary:
     """
 
     testbed: Testbed
+    environment: Environment | None
     timing: Timing
     first: StoredRun
     runs: int
@@ -128,15 +134,21 @@ class SettingSummary:
         return self.timing.setting
 
 
-Key = tuple[Testbed, Setting]
+Key: TypeAlias = tuple[Testbed, Setting]
 
 
 def summarize_settings(results: Results) -> tuple[SettingSummary, ...]:
     """Each setting of each testbed: testbeds as first met, settings by workload, variant and bucket size."""
     runs = _runs_by_setting(results)
-    steps = _steps_by_run(results.steps)
-    figures = _Figures(runs, steps)
-    summaries = [_summarize(key, own, figures) for key, own in runs.items()]
+    environments = {environment.id: environment for environment in results.environments}
+    steps: dict[tuple[str, bool], list[StoredStep]] = {}
+    for step in results.steps:
+        steps.setdefault((step.run, step.is_synchronized), []).append(step)
+    figures = {name: _estimate(runs, steps, *how) for name, how in FIGURES.items()}
+    summaries = [
+        _summarize(key, environments.get(key[0].environment), own, {name: of.get(key) for name, of in figures.items()})
+        for key, own in runs.items()
+    ]
     testbeds = list(dict.fromkeys(testbed for testbed, _ in runs))
     summaries.sort(key=lambda summary: (testbeds.index(summary.testbed), *setting_order(summary.setting)))
     return tuple(_with_speedups(summaries))
@@ -155,15 +167,10 @@ def by_testbed(summaries: Iterable[SettingSummary]) -> dict[Testbed, list[Settin
     return found
 
 
-def environments_of(results: Results) -> dict[str, Environment]:
-    """The environments by their ids."""
-    return {environment.id: environment for environment in results.environments}
-
-
 def _runs_by_setting(results: Results) -> dict[Key, list[StoredRun]]:
     found: dict[Key, list[StoredRun]] = {}
     for run, device in zip(results.runs, _devices(results.runs), strict=True):
-        testbed = Testbed(run.environment, run.model_size, run.world_size, device)
+        testbed = replace(Testbed.of(run), device=device)
         setting = Setting(run.variant, run.bucket_size_mb, run.local_batch_size, run.seq_len)
         found.setdefault((testbed, setting), []).append(run)
     return found
@@ -178,46 +185,53 @@ def _devices(runs: Sequence[StoredRun]) -> list[str | None]:
     return [run.device or next(iter(known.get(run.environment, ())), None) for run in runs]
 
 
-def _steps_by_run(steps: Iterable[StoredStep]) -> dict[tuple[str, bool], list[StoredStep]]:
-    found: dict[tuple[str, bool], list[StoredStep]] = {}
-    for step in steps:
-        found.setdefault((step.run, step.is_synchronized), []).append(step)
-    return found
+def _of_machine(key: Key) -> Sequence[Hashable]:
+    return (_machine(key),)
 
 
-class _Figures:
-    """The estimates of all settings, one figure after the other.
+def _of_variant(key: Key) -> Sequence[Hashable]:
+    _, setting = key
+    return setting.variant, _machine(key)
 
-    The scatter of whole steps comes from the machine, so all settings of an environment are pooled. Communication after
-    backward depends on the variant, and so does its scatter: it is pooled by variant.
-    """
 
-    def __init__(self, runs: dict[Key, list[StoredRun]], steps: dict[tuple[str, bool], list[StoredStep]]) -> None:
-        self._runs, self._steps = runs, steps
-        self.step = self._estimate("step_ns", _of_machine)
-        self.communication = self._estimate("communication_ns", _of_variant)
-        self.synchronized = self._estimate("communication_ns", _of_variant, is_synchronized=True)
-        self.forward, self.backward, self.optimizer = (
-            self._estimate(f"{phase}_ns", _of_machine, is_synchronized=True)
-            for phase in ("forward", "backward", "optimizer")
-        )
+FIGURES: dict[str, tuple[str, bool, Callable[[Key], Sequence[Hashable]]]] = {
+    "step_ns": ("step_ns", False, _of_machine),
+    "communication_ns": ("communication_ns", False, _of_variant),
+    "synchronized_ns": ("communication_ns", True, _of_variant),
+    "forward_ns": ("forward_ns", True, _of_machine),
+    "backward_ns": ("backward_ns", True, _of_machine),
+    "optimizer_ns": ("optimizer_ns", True, _of_machine),
+}
+"""What is estimated: the column of the steps, whether of synchronized ones, and the pools of its scatter.
 
-    def _estimate(
-        self, field: str, pools_of: Callable[[Key], Sequence[Hashable]], *, is_synchronized: bool = False
-    ) -> dict[Key, Estimate]:
-        machines: dict[Hashable, dict[Key, dict[str, list[float]]]] = {}
-        for key, runs in self._runs.items():
-            own = {_repeat(run): self._values(run, field, is_synchronized) for run in runs if run.status == OK}
-            machines.setdefault(_machine(key), {})[key] = own
-        return {
-            key: estimate
-            for samples in machines.values()
-            for key, estimate in estimate_all(samples, _work, pools_of).items()
+The scatter of whole steps comes from the machine, so all settings of an environment are pooled. Communication after
+backward depends on the variant, and so does its scatter: it is pooled by variant.
+"""
+
+
+def _estimate(
+    runs: Mapping[Key, Sequence[StoredRun]],
+    steps: Mapping[tuple[str, bool], Sequence[StoredStep]],
+    column: str,
+    is_synchronized: bool,
+    pools_of: Callable[[Key], Sequence[Hashable]],
+) -> dict[Key, Estimate]:
+    """One figure of all settings."""
+    machines: dict[Hashable, dict[Key, dict[str, list[float]]]] = {}
+    for key, own in runs.items():
+        machines.setdefault(_machine(key), {})[key] = {
+            _repeat(run): [
+                value
+                for step in steps.get((run.id, is_synchronized), ())
+                if (value := getattr(step, column)) is not None
+            ]
+            for run in own
+            if run.status == OK
         }
-
-    def _values(self, run: StoredRun, field: str, is_synchronized: bool) -> list[float]:
-        values = [getattr(step, field) for step in self._steps.get((run.id, is_synchronized), ())]
-        return [value for value in values if value is not None]
+    found: dict[Key, Estimate] = {}
+    for samples in machines.values():
+        found |= estimate_all(samples, _work, pools_of)
+    return found
 
 
 def _repeat(run: StoredRun) -> str:
@@ -235,36 +249,27 @@ def _work(key: Key) -> Hashable:
     return testbed, setting.workload
 
 
-def _of_machine(key: Key) -> Sequence[Hashable]:
-    return (_machine(key),)
-
-
-def _of_variant(key: Key) -> Sequence[Hashable]:
-    _, setting = key
-    return setting.variant, _machine(key)
-
-
-def _summarize(key: Key, runs: Sequence[StoredRun], figures: _Figures) -> SettingSummary:
+def _summarize(
+    key: Key, environment: Environment | None, runs: Sequence[StoredRun], figures: dict[str, Estimate | None]
+) -> SettingSummary:
     testbed, setting = key
     measured = [run for run in runs if run.status == OK]
     failed = [run for run in runs if run.status != OK]
-    peaks = [run.peak_memory_bytes for run in runs if run.peak_memory_bytes is not None]
+    status = OK if measured else failed[0].status
     return SettingSummary(
         testbed=testbed,
-        timing=Timing(
-            setting, OK if measured else failed[0].status, figures.step.get(key), figures.communication.get(key)
-        ),
+        environment=environment,
+        timing=Timing(setting, status, figures.pop("step_ns"), figures.pop("communication_ns")),
         first=(measured or failed)[0],
         runs=len(measured),
         failed_runs=len(failed),
         reason=next((run.reason for run in failed if run.reason), None),
         caveats=tuple(dict.fromkeys(run.caveat for run in runs if run.caveat)),
-        synchronized_ns=figures.synchronized.get(key),
-        forward_ns=figures.forward.get(key),
-        backward_ns=figures.backward.get(key),
-        optimizer_ns=figures.optimizer.get(key),
         trace=_trace_figures(measured),
-        peak_memory_bytes=max(peaks, default=None),
+        peak_memory_bytes=max(
+            (run.peak_memory_bytes for run in runs if run.peak_memory_bytes is not None), default=None
+        ),
+        **figures,
     )
 
 
@@ -293,17 +298,17 @@ def _with_speedups(summaries: Sequence[SettingSummary]) -> list[SettingSummary]:
     }
     found = []
     for summary in summaries:
-        base, own = naive.get((summary.testbed, summary.setting.workload)), summary.timing
-        if base:
-            step = _speedup(base.step_ns, own.step_ns)
-            communication = _speedup(base.communication_ns, own.communication_ns)
-            found.append(replace(summary, speedup=step, communication_speedup=communication))
-        else:
-            found.append(summary)
+        own = summary.timing
+        if base := naive.get((summary.testbed, summary.setting.workload)):
+            step = speedup(base.step_ns, own.step_ns)
+            communication = speedup(base.communication_ns, own.communication_ns)
+            summary = replace(summary, speedup=step, communication_speedup=communication)
+        found.append(summary)
     return found
 
 
-def _speedup(before: Estimate | None, after: Estimate | None) -> Estimate | None:
+def speedup(before: Estimate | None, after: Estimate | None) -> Estimate | None:
+    """One time over another, where both are known."""
     if before is None or after is None or not after.value:
         return None
     return Estimate(1.0) if before is after else quotient(before, after)

@@ -23,12 +23,11 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 
-from ddp_prof.analyze.statistics import LEAST_STEPS, NOTCH
+from ddp_prof.analyze.statistics import CONFIDENCE, LEAST_STEPS, NOTCH, student_t
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
-CONFIDENCE = 0.95
 LEAST_FREEDOM = 4
 """Degrees of freedom of a pool, below which a wider pool is taken."""
 
@@ -212,13 +211,6 @@ def _within_run(steps: Sequence[float]) -> float | None:
         return None
     low, high = np.percentile(steps, [25, 75]).tolist()
     return NOTCH * float(high - low) / math.sqrt(len(steps))
-
-
-def student_t(freedom: float, confidence: float = CONFIDENCE) -> float:
-    """The value that Student's t exceeds to either side with probability ``1 - confidence``."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(freedom, (1 + confidence) / 2))
 
 
 def quotient(above: Estimate, below: Estimate) -> Estimate:

@@ -7,22 +7,26 @@ measured.
 
 from __future__ import annotations
 
-from contextlib import closing
-from dataclasses import MISSING, asdict, dataclass, fields
+import sqlite3
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+
+from msgspec import Meta, ValidationError, convert
 
 from ddp_prof.errors import TraceError
+from ddp_prof.manifest import HostTimes, MessageTimes
 
 if TYPE_CHECKING:
-    import sqlite3
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from sqlite_utils import Database
 
 OK, OUT_OF_MEMORY, FAILED = STATUSES = ("ok", "out_of_memory", "failed")
 
-Row = TypeVar("Row")
+Divisor = Annotated[int, Meta(gt=0)]
+"""A number that others are divided by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,7 @@ class StoredRun:
     d_model: int
     num_layers: int
     parameters: int
-    gradient_bytes: int
+    gradient_bytes: Divisor
     world_size: int
     backend: str | None
     device: str | None
@@ -102,44 +106,30 @@ class StoredRun:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredStep:
+class StoredStep(HostTimes):
     """What one step took on rank 0, by the host's clock.
+
+    Where the host did not wait for the device at each change of phase, the step is as fast as it is, but communication
+    is only what the host waited for. Where it did, phases are separated, and nothing of one hides under another but
+    what the variant launched earlier.
 
     Attributes:
         run: :attr:`StoredRun.id`.
-        is_synchronized: Whether the host waited for the device at each change of phase. Without (0) the step is as
-            fast as it is, but communication is only what the host waited for. With it (1) phases are separated, and
-            nothing of one hides under another but what the variant launched earlier.
-        communication_ns: From the end of backward until the variant has synchronized all gradients.
     """
 
-    run: str
-    is_synchronized: bool
-    step: int
-    step_ns: int
-    forward_ns: int | None
-    backward_ns: int | None
-    communication_ns: int | None
-    optimizer_ns: int | None
+    run: str = field(kw_only=True)
+    step_ns: Divisor
 
 
 @dataclass(frozen=True, slots=True)
-class StoredMessages:
+class StoredMessages(MessageTimes):
     """All-reduces of one size in a run, timed one by one by the host: only of variants that block in each.
 
     Attributes:
         run: :attr:`StoredRun.id`.
-        bytes: Size of the message.
-        calls: How many were timed.
-        median_ns: Of their times on rank 0.
-        shortest_ns: The shortest of them.
     """
 
-    run: str
-    bytes: int
-    calls: int
-    median_ns: int
-    shortest_ns: int
+    run: str = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +177,6 @@ TABLES: dict[str, tuple[type, tuple[str, ...]]] = {
 """Name of each table, what a row of it is, its primary key."""
 LATER = {"all_reduces"}
 """Tables that databases of earlier versions do not have."""
-POSITIVE = {"gradient_bytes", "step_ns"}
-"""Columns that are divided by."""
 FOREIGN_KEYS = {
     "runs": [("environment", "environments", "id")],
     "measurements": [("run", "runs", "id")],
@@ -203,24 +191,25 @@ def open_database(path: Path) -> Database:
     Raises:
         TraceError: The file is something else, or cannot be written.
     """
-    import sqlite3
-
     from sqlite_utils import Database
 
-    try:
+    with _errors_of(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         database = Database(path)
         for name, (row, key) in TABLES.items():
-            database.table(name).create(
-                {column: base for column, (base, _) in _columns(row).items()},
+            columns = _columns(row)
+            table = database.table(name)
+            table.create(
+                {column: base for column, (base, _) in columns.items()},
                 pk=key if len(key) > 1 else key[0],
-                not_null={column for column, (_, is_null) in _columns(row).items() if not is_null},
+                not_null={column for column, (_, is_null) in columns.items() if not is_null},
                 foreign_keys=FOREIGN_KEYS.get(name, []),
                 if_not_exists=True,
             )
-            _add_columns(database, name, row)
-    except (OSError, sqlite3.Error) as error:
-        raise _error(path, error) from error
+            known = table.columns_dict  # of a table of an earlier version
+            for column, (base, _) in columns.items():
+                if column not in known:
+                    table.add_column(column, base)
     return database
 
 
@@ -236,18 +225,20 @@ def write_run(
     Raises:
         TraceError: The file cannot be written: somebody else does, or the disk is full.
     """
-    import sqlite3
+    with _errors_of(_path_of(database)), database.atomic():
+        for name in ("measurements", "messages"):
+            database.table(name).delete_where("run = ?", [run.id])
+        _upsert(database, environments=[environment], runs=[run], measurements=steps, messages=messages)
 
-    try:
-        with database.atomic():
-            for name in ("measurements", "messages"):
-                database.table(name).delete_where("run = ?", [run.id])
-            for name, rows in (
-                ("environments", [environment]), ("runs", [run]), ("measurements", steps), ("messages", messages)
-            ):  # fmt: skip
-                _upsert(database, name, rows)
-    except sqlite3.OperationalError as error:
-        raise _error(_path_of(database), error) from error
+
+def update_run(database: Database, run: StoredRun) -> None:
+    """Replace what is known of a run beside its measurements.
+
+    Raises:
+        TraceError: The file cannot be written.
+    """
+    with _errors_of(_path_of(database)), database.atomic():
+        _upsert(database, runs=[run])
 
 
 def write_all_reduces(database: Database, environment: Environment, rows: Sequence[StoredAllReduce]) -> None:
@@ -256,14 +247,8 @@ def write_all_reduces(database: Database, environment: Environment, rows: Sequen
     Raises:
         TraceError: The file cannot be written.
     """
-    import sqlite3
-
-    try:
-        with database.atomic():
-            _upsert(database, "environments", [environment])
-            _upsert(database, "all_reduces", rows)
-    except sqlite3.OperationalError as error:
-        raise _error(_path_of(database), error) from error
+    with _errors_of(_path_of(database)), database.atomic():
+        _upsert(database, environments=[environment], all_reduces=rows)
 
 
 def load_results(path: Path) -> Results:
@@ -272,22 +257,18 @@ def load_results(path: Path) -> Results:
     Raises:
         TraceError: It is not there, something else, or cannot be read.
     """
-    import sqlite3  # sqlite-utils would load pandas, which takes longer than all of the reading
-
     if not path.is_file():
         raise TraceError(path, "no such file", "make it with scripts/run_comparison.sh")
-    try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-            connection.row_factory = sqlite3.Row
-            rows = {name: _load(connection, name, row) for name, (row, _) in TABLES.items()}
-    except (OSError, sqlite3.Error) as error:
-        raise _error(path, error) from error
-    return Results(rows["environments"], rows["runs"], rows["measurements"], rows["messages"], rows["all_reduces"])
+    # sqlite-utils would load pandas, which takes longer than all of the reading
+    with _errors_of(path), closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        connection.row_factory = sqlite3.Row
+        return Results(*(_load(connection, name, row) for name, (row, _) in TABLES.items()))
 
 
-def _upsert(database: Database, name: str, rows: Sequence[Any]) -> None:
-    key = TABLES[name][1]
-    database.table(name).upsert_all([asdict(row) for row in rows], pk=key if len(key) > 1 else key[0])
+def _upsert(database: Database, **rows: Sequence[Any]) -> None:
+    for name, of_table in rows.items():
+        key = TABLES[name][1]
+        database.table(name).upsert_all([asdict(row) for row in of_table], pk=key if len(key) > 1 else key[0])
 
 
 def _path_of(database: Database) -> Path:
@@ -295,53 +276,36 @@ def _path_of(database: Database) -> Path:
     return Path(path)
 
 
-def _add_columns(database: Database, name: str, row: type) -> None:
-    """Give a table of an earlier version the columns that came since."""
-    known = database.table(name).columns_dict
-    for column, (base, _) in _columns(row).items():
-        if column not in known:
-            database.table(name).add_column(column, base)
-
-
 def _load(connection: sqlite3.Connection, name: str, row: type[Any]) -> tuple[Any, ...]:
     """All rows of a table; of a later version's columns nothing is read, of those that came since the default."""
-    import sqlite3
-
-    known = {column["name"] for column in connection.execute(f"pragma table_info({name})")}
-    if not known and name in LATER:
-        return ()
-    if missing := [field.name for field in fields(row) if field.default is MISSING and field.name not in known]:
-        raise sqlite3.DatabaseError(f"no {name}.{missing[0]}" if known else f"no table {name}")
-    columns = {column: kind for column, kind in _columns(row).items() if column in known}
-    return tuple(
-        row(**{column: _value(f"{name}.{column}", values[column], *kind) for column, kind in columns.items()})
-        for values in connection.execute(f"select {', '.join(columns)} from {name} order by rowid")
-    )
-
-
-def _value(name: str, value: Any, base: type, is_null: bool) -> Any:  # whatever a column holds
-    """The value; SQLite keeps what it is given, whatever the column's type."""
-    import sqlite3
-
-    if value is None and is_null:
-        return None
-    is_right = isinstance(value, (int, float) if base is float else int if base is bool else base)
-    if not is_right or (name.partition(".")[2] in POSITIVE and value <= 0):
-        raise sqlite3.DatabaseError(f"{name} is {value!r}")
-    return base(value)
+    if not connection.execute(f"pragma table_info({name})").fetchall():
+        if name in LATER:
+            return ()
+        raise sqlite3.DatabaseError(f"no table {name}")
+    rows = connection.execute(f"select * from {name} order by rowid")
+    try:  # SQLite has no bool, and keeps what it is given
+        return tuple(convert(dict(values), row, strict=False) for values in rows)
+    except ValidationError as error:
+        raise sqlite3.DatabaseError(f"{name}: {error}") from error
 
 
 def _columns(row: type) -> dict[str, tuple[type, bool]]:
     """Of each column its type and whether it may be null."""
     hints = get_type_hints(row)
-    bases = {field.name: get_args(hints[field.name]) or (hints[field.name],) for field in fields(row)}
+    bases = {column.name: get_args(hints[column.name]) or (hints[column.name],) for column in fields(row)}
     return {name: (base[0], type(None) in base) for name, base in bases.items()}
 
 
-def _error(path: Path, error: Exception) -> TraceError:
-    import sqlite3
-
-    if isinstance(error, (OSError, sqlite3.OperationalError)):
+@contextmanager
+def _errors_of(path: Path) -> Iterator[None]:
+    """Say of an error whether the file cannot be used now, or is something else."""
+    try:
+        yield
+    except (OSError, sqlite3.OperationalError) as error:
         way_out = "see that no other program holds it, that it and its folder can be written, or name another file"
-        return TraceError(path, f"cannot be used ({error})", way_out)
-    return TraceError(path, f"not a results database ({error})", "name another file, or move this one away")
+        raise TraceError(path, f"cannot be used ({error})", way_out) from error
+    except sqlite3.IntegrityError:  # a row that we made wrong
+        raise
+    except sqlite3.DatabaseError as error:
+        way_out = "name another file, or move this one away"
+        raise TraceError(path, f"not a results database ({error})", way_out) from error

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import signal
+from difflib import get_close_matches
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ddp_prof import __version__
+from ddp_prof.cli.options.talking import EXIT_CODE, TALKING
 from ddp_prof.errors import DdpProfError, NotMetError
 from ddp_prof.printable import printable
 
-EXIT_CODE = "ddp_prof.exit_code"
-"""Key in click's context of an exit code other than 0 for a command that ran to its end."""
-COMMANDS = ("overlap", "collectives", "skew", "compare", "check", "timeline", "report", "export", "info", "results")
+if TYPE_CHECKING:
+    from types import FrameType
+
+COMMANDS = (
+    "overlap", "collectives", "skew", "kernels", "compare", "check", "timeline", "report", "export", "info", "results",
+    "completion",
+)  # fmt: skip
 
 
 class NotMet(click.ClickException):
     """A run does not meet what was required of it."""
 
     exit_code = 3
+
+
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt(number)
 
 
 class Commands(click.Group):
@@ -30,24 +41,49 @@ class Commands(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """The command of a file of this package."""
+        """The command of a file of this package, with the options of all commands."""
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = import_module(f"ddp_prof.cli.{cmd_name}").command
+        command.params += [option for option in TALKING if option not in command.params]
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command asked for; of one that does not exist, those that are written alike."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            alike = get_close_matches(args[0], COMMANDS)
+            meant = f"did you mean {' or '.join(map(repr, alike))}?" if alike else f"there are {', '.join(COMMANDS)}"
+            raise click.UsageError(f"no such command {printable(args[0])!r}: {meant}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Each command with the whole first sentence of what it does."""
+        found = [(name, command) for name in COMMANDS if (command := self.get_command(ctx, name))]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.get_short_help_str(limit=500)) for name, command in found])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; an error that a user can act on is one line on stderr and exit code 1.
 
-        Requirements that are not met are exit code 3; wrong usage is 2, by click itself.
+        Requirements that are not met are exit code 3; wrong usage is 2, by click itself. SIGTERM ends a command as
+        Ctrl-C does, so that half-written files are removed.
         """
+        before = signal.signal(signal.SIGTERM, _interrupt)
         try:
             result = super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            number = signal.Signals(stop.args[0] if stop.args else signal.SIGINT)
+            click.echo(f"stopped by {number.name}; what was written before is complete", err=True)
+            raise click.exceptions.Exit(128 + number) from None  # as shells have it
         except (DdpProfError, OSError) as error:
             if isinstance(error, BrokenPipeError):  # the reader of our output has seen enough: click ends quietly
                 raise
             failure = NotMet if isinstance(error, NotMetError) else click.ClickException
             raise failure(printable(" ".join(str(error).split()))) from error
+        finally:
+            signal.signal(signal.SIGTERM, before)
         if code := ctx.meta.get(EXIT_CODE):
             ctx.exit(code)
         return result
@@ -60,3 +96,6 @@ def main() -> None:
 
     Reads what Nsight Systems or torch.profiler recorded; needs neither torch nor a GPU.
     """
+
+
+main.params += TALKING

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options import load_options, traces_argument
-from ddp_prof.cli.table_options import table_options
+from ddp_prof.cli.options.tables import table_options
+from ddp_prof.cli.options.traces import load_options, traces_argument
 from ddp_prof.errors import NotMetError
 
 if TYPE_CHECKING:
-    from ddp_prof.cli.options import Loader
-    from ddp_prof.present.tables.fit import TableOptions
+    from ddp_prof.analyze.overlap.regression_gate import GateReport
+    from ddp_prof.cli.options.traces import Loader
+    from ddp_prof.present.table_fit import TableOptions
     from ddp_prof.runs.run import Run
 
 NS_PER_MS = 1_000_000
@@ -30,7 +31,8 @@ def _share(_context: click.Context, _parameter: click.Parameter, text: str | Non
     except ValueError:
         share = math.nan
     if not 0 <= share <= 1:
-        raise click.BadParameter(f"{text!r} is no share from 0 to 1: write it like 80% or 0.8")
+        meant = f"{text}% or {share / 100:g}" if 1 < share <= 100 and not text.endswith("%") else "80% or 0.8"
+        raise click.BadParameter(f"{text!r} is no share from 0 to 1: write it like {meant}")
     return share
 
 
@@ -112,6 +114,7 @@ def command(
     )
     from ddp_prof.present.tables.gate import check_summary, check_view, verdict_line
     from ddp_prof.present.tables.render import show
+    from ddp_prof.runs.before_after import are_one_variant
 
     load = replace(load, strict=True)  # what was not read must not pass
     compared = _only_run(load.runs(baselines, "overlap")) if baselines else None
@@ -125,17 +128,28 @@ def command(
         max_regression=DEFAULT_REGRESSION if max_regression is None else max_regression,
         all_ranks=all_ranks,
     )
-    checks = []
+    checks: list[GateReport] = []
+    causes: list[str] = []
     for run in load.runs(traces, "overlap"):
         differences = find_differences(run.manifest, compared.manifest) if compared else ()
         checks.append(check_run(run.overlap(), replace(requirements, incomparable=differences)))
-    view = check_view(checks, baseline)
+        if compared and not checks[-1].passed and are_one_variant([compared, run]) and not differences:
+            causes += [f"{run.label}, against the baseline: {text}" for text in _changes(compared, run)]
+    view = check_view(checks, baseline, causes)
     if output.form == "markdown":
         click.echo(check_summary(view), nl=False)
     else:
         show(output, [view])
     if not all(check.passed for check in checks):
         raise NotMetError(verdict_line(checks))
+
+
+def _changes(baseline: Run, run: Run) -> list[str]:
+    """What changed from the baseline, beyond the spread, and which collective did it."""
+    from ddp_prof.present.tables.waterfall import change_texts
+    from ddp_prof.runs.before_after import changes_between
+
+    return change_texts(changes_between(baseline, run))
 
 
 def _only_run(runs: list[Run]) -> Run:

@@ -8,13 +8,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options import load_options, traces_argument
-from ddp_prof.cli.table_options import table_options
+from ddp_prof.cli.options.tables import table_options
+from ddp_prof.cli.options.traces import load_options, traces_argument
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddp_prof.analyze.variants.before_after import PartChange
     from ddp_prof.analyze.variants.waterfall import Waterfall
-    from ddp_prof.cli.options import Loader
-    from ddp_prof.present.tables.fit import TableOptions
+    from ddp_prof.cli.options.traces import Loader
+    from ddp_prof.present.table_fit import TableOptions
+    from ddp_prof.present.table_view import TableView
+    from ddp_prof.runs.run import Run
 
 
 @click.command("compare")
@@ -35,28 +40,41 @@ def command(
     """Variants side by side: step time, communication, what hides and what does not.
 
     Speed-ups are over the run called 'naive', where there is one. The waterfall leads from naive to flat, overlap and
-    bucketed: what each removed from the step and what it added, exactly.
+    bucketed: what each removed from the step and what it added, exactly. Of two runs of one variant, as before and
+    after a change, a second table says what changed beyond their spread, and which collective did it.
     """
     from ddp_prof.analyze.overlap.comparison import compare_variants
-    from ddp_prof.present.json_documents import waterfall_document
+    from ddp_prof.present.json_documents import changes_document, waterfall_document
     from ddp_prof.present.table_view import TableView
     from ddp_prof.present.tables.comparison import compare_view
     from ddp_prof.present.tables.overlap import notes_of_runs
     from ddp_prof.present.tables.render import show
     from ddp_prof.present.tables.waterfall import readable_rows, waterfall_notes, waterfall_rows
+    from ddp_prof.runs.before_after import are_one_variant, changes_between
     from ddp_prof.runs.run import compare_steps
 
-    runs = load.runs(traces, "overlap", "collectives", "kernels", with_shapes=True)
+    runs = load.runs(traces, "overlap", "collectives", "kernels", with_launches=True)
     results, changes = [run.overlap() for run in runs], compare_steps(runs)
     view = compare_view(results, compare_variants(results))
-    document = {**view.document, "waterfall": waterfall_document(changes)}
+    parts = changes_between(*runs) if len(runs) == 2 and are_one_variant(runs) else ()
+    document = {**view.document, "waterfall": waterfall_document(changes), "changes": changes_document(parts)}
     if waterfall:
         notes = [*waterfall_notes(changes), *notes_of_runs(results)]
         show(output, [TableView("", waterfall_rows(changes), notes, document, readable_rows(changes))])
     else:
-        show(output, [replace(view, document=document)])
+        # Rows for programs are those of the comparison alone; their document holds the changes, too.
+        is_read = parts and output.form == "table" and not output.columns
+        show(output, [replace(view, document=document), *([_changes_view(runs, parts)] if is_read else [])])
     if page or png:
         _draw(changes, page, png)
+
+
+def _changes_view(runs: Sequence[Run], parts: Sequence[PartChange]) -> TableView:
+    from ddp_prof.present.table_view import TableView
+    from ddp_prof.present.tables.waterfall import HOW_TO_READ_CHANGES, change_rows, change_texts
+
+    texts = "; ".join(change_texts(parts)) or "nothing changed beyond the spread"
+    return TableView(f"from {runs[0].name} to {runs[1].name}: {texts}", change_rows(parts), [HOW_TO_READ_CHANGES], {})
 
 
 def _draw(changes: Waterfall, page: Path | None, png: Path | None) -> None:

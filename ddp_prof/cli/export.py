@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options import load_options, traces_argument
+from ddp_prof.cli.options.traces import load_options, traces_argument, written
 
 if TYPE_CHECKING:
-    from ddp_prof.cli.options import Loader
+    from ddp_prof.cli.options.traces import Loader
 
 
 @click.command("export")
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="The file to write; gzipped where it ends in .gz. Default: TRACE's name .perfetto.json.gz.",
+    type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
+    help="The file to write; gzipped where it ends in .gz; - for stdout. Default: TRACE's name .perfetto.json.gz.",
 )
 @load_options
 def command(traces: tuple[Path, ...], load: Loader, output: Path | None) -> None:
@@ -34,5 +34,5 @@ def command(traces: tuple[Path, ...], load: Loader, output: Path | None) -> None
     target = output or Path(f"{sources[0].title.replace('/', '-')}.perfetto.json.gz")
     if any(target.exists() and target.samefile(source.trace.path) for source in sources):
         raise click.BadParameter(f"{target} is the trace itself, choose another name", param_hint="--output")
-    write_perfetto(sources, target)
-    click.echo(target)
+    with written(target) as file:
+        write_perfetto(sources, file)

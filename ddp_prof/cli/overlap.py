@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options import load_options, traces_argument
-from ddp_prof.cli.table_options import table_options
+from ddp_prof.cli.options.tables import table_options
+from ddp_prof.cli.options.traces import load_options, traces_argument
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ddp_prof.cli.options import Loader
-    from ddp_prof.present.tables.fit import TableOptions
+    from ddp_prof.cli.options.traces import Loader
+    from ddp_prof.present.table_fit import TableOptions
 
 
 @click.command("overlap")

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options import load_options, traces_argument
+from ddp_prof.cli.options.talking import progress
+from ddp_prof.cli.options.traces import load_options, traces_argument
 from ddp_prof.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ddp_prof.analyze.collectives.results import Collective
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
-    from ddp_prof.cli.options import Loader
+    from ddp_prof.cli.options.traces import Loader
     from ddp_prof.present.html.report import ReportRun
     from ddp_prof.present.timeline.model import Source
     from ddp_prof.runs.run import Run
@@ -49,14 +50,16 @@ def command(traces: tuple[Path, ...], load: Loader, folder: Path) -> None:
     from ddp_prof.present.html.report import write_report
     from ddp_prof.runs.run import compare_steps
 
-    runs = load.runs(traces, "overlap", "collectives", "kernels", with_shapes=True, to_draw=True)
+    runs = load.runs(traces, "overlap", "collectives", "kernels", "device use", with_launches=True, to_draw=True)
     runs = in_variant_order(runs, lambda run: run.manifest)
-    for problem in write_report(_report_runs(runs), folder, compare_steps(runs)):
+    with progress(2 * len(runs) + 1) as begin:
+        problems = write_report(_report_runs(runs, begin), folder, compare_steps(runs), begin)
+    for problem in problems:
         click.echo(f"note: {printable(problem)}", err=True)
     click.echo(folder / "index.html")
 
 
-def _report_runs(runs: Sequence[Run]) -> list[ReportRun]:
+def _report_runs(runs: Sequence[Run], begin: Callable[[str], None] = lambda _part: None) -> list[ReportRun]:
     """All that the pages tell of each run."""
     from ddp_prof.analyze.collectives.results import typical_step
     from ddp_prof.analyze.collectives.step_view import view_step
@@ -67,13 +70,14 @@ def _report_runs(runs: Sequence[Run]) -> list[ReportRun]:
     results = [run.overlap() for run in runs]
     found = []
     for run, result, summary in zip(runs, results, compare_variants(results), strict=True):
+        begin(f"comparing the ranks of {run.label}")
         explanation = explain_run(run.analysis())
         collectives = explanation.collectives.collectives
         step, ranks = typical_step(collectives), _ranks_to_show(explanation.run)
         views = {key: view_step(explanation.run, key, ranks) for key in _steps_to_view(collectives, step)}
         files = {explanation.run.ranks[index].clock for index in ranks}
         sources = partial(_sources, run, [file for file in run.files if file in files] or run.files)
-        found.append(ReportRun(run.name, result, sources, explanation, summary, views, step))
+        found.append(ReportRun(run.name, result, sources, explanation, summary, views, step, run.device_use()))
     return found
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ddp_prof.cli.table_options import table_options
+from ddp_prof.cli.options.tables import table_options
 from ddp_prof.errors import TraceError
 from ddp_prof.printable import printable
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from ddp_prof.benchmark.report.testbeds import TestbedResults
     from ddp_prof.benchmark.settings import SettingSummary
     from ddp_prof.benchmark.study import Study
-    from ddp_prof.present.tables.fit import TableOptions
+    from ddp_prof.present.table_fit import TableOptions
+
+OWN_RESULTS, RESULTS = Path("traces/local/results.db"), Path("traces/results.db")
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
@@ -55,8 +57,13 @@ def _filter_options(function: Function) -> Function:
     return decorated  # type: ignore[no-any-return]
 
 
+def _usual_database() -> Path:
+    """One's own results where there are some, else those that come with the repository."""
+    return next((path for path in (OWN_RESULTS, RESULTS) if path.is_file()), RESULTS)
+
+
 @click.command("results")
-@click.argument("database", default="traces/results.db", type=click.Path(path_type=Path))
+@click.argument("database", default=_usual_database, type=click.Path(path_type=Path))
 @click.option(
     "--against",
     type=click.Choice(["cs336"]),
@@ -76,11 +83,12 @@ def command(
 ) -> None:
     """Results of the benchmark suite: a row for each setting with its spread, and the differences that it supports.
 
-    DATABASE is what scripts/run_comparison.sh writes, by default traces/results.db. Settings that ran out of memory or
-    failed are rows, too. Pictures need Chromium; the HTML pages are written without it.
+    DATABASE is what scripts/run_comparison.sh writes: by default traces/local/results.db where it is there, else
+    traces/results.db. Settings that ran out of memory or failed are rows, too. Pictures need Chromium; the HTML pages
+    are written without it.
     """
     from ddp_prof.benchmark.report.testbeds import gather_testbeds
-    from ddp_prof.benchmark.settings import environments_of, summarize_settings
+    from ddp_prof.benchmark.settings import summarize_settings
     from ddp_prof.benchmark.store import load_results
     from ddp_prof.benchmark.study import load_study
 
@@ -99,7 +107,7 @@ def command(
         for problem in write_results(testbeds, study, folder):
             click.echo(f"note: {printable(problem)}", err=True)
         # The table of the database is whole, whatever was asked to be shown; its folder may be somebody else's.
-        write_results_csv(summaries, environments_of(results), table)
+        write_results_csv(summaries, table)
         click.echo(f"{folder / REPORT} {table}", err=True)
 
 

@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options import load_options, traces_argument
+from ddp_prof.cli.options.talking import progress
+from ddp_prof.cli.options.traces import load_options, traces_argument, written
 
 if TYPE_CHECKING:
-    from ddp_prof.cli.options import Loader
+    from collections.abc import Sequence
+
+    from ddp_prof.cli.options.traces import Loader
+    from ddp_prof.present.timeline.model import Source
 
 _MOST_STEPS = 1_000_000
 
@@ -33,7 +37,12 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str | 
 
 @click.command("timeline")
 @traces_argument
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="The page to write. Default: TRACE's name .html.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(allow_dash=True, path_type=Path),
+    help="The page; - for stdout. Default: TRACE's name .html.",
+)
 @click.option("--png", type=click.Path(path_type=Path), help="Write a picture, too; needs Chromium.")
 @click.option("--svg", type=click.Path(path_type=Path), help="Write a drawing, too; needs Chromium.")
 @click.option("--steps", metavar="N[-M]", callback=_numbers, help="Steps to show. Default: all.")
@@ -50,19 +59,31 @@ def command(
 
     Several traces come above each other, their first steps lined up. A picture shows a few steps unless told which.
     """
-    from ddp_prof.present.charts.static_images import write_pictures
     from ddp_prof.present.html.timeline_page import write_timeline_page
-    from ddp_prof.present.timeline.build import MAX_BOXES, build_timeline, steady_steps
-    from ddp_prof.present.timeline.figure import draw_timeline
+    from ddp_prof.present.timeline.build import build_timeline
     from ddp_prof.runs.run import timeline_sources
 
-    sources = timeline_sources(load.runs(traces))
-    model = build_timeline(sources, steps=steps)
+    with progress(2) as begin:
+        begin("reading")
+        sources = timeline_sources(load.runs(traces, with_launches=True))
+        begin("laying out")
+        model = build_timeline(sources, steps=steps)
     page = output or Path(f"{sources[0].title.replace('/', '-')}.html")
-    write_timeline_page(model, page)
-    click.echo(page)
+    with written(page) as file:
+        write_timeline_page(model, file)
     if pictures := [path for path in (png, svg) if path]:
-        shown = steps or steady_steps([events for source in sources for events in source.ranks])
-        part = build_timeline(sources, steps=shown, max_boxes=MAX_BOXES)
-        write_pictures([(draw_timeline(part), path) for path in pictures])
+        with progress(1) as begin:
+            begin("drawing")
+            _draw(sources, steps, pictures)
         click.echo("\n".join(map(str, pictures)))
+
+
+def _draw(sources: Sequence[Source], steps: list[int] | None, pictures: Sequence[Path]) -> None:
+    """Pictures of a few steps."""
+    from ddp_prof.present.charts.static_images import write_pictures
+    from ddp_prof.present.timeline.build import MAX_BOXES, build_timeline, steady_steps
+    from ddp_prof.present.timeline.figure import draw_timeline
+
+    shown = steps or steady_steps([events for source in sources for events in source.ranks])
+    part = build_timeline(sources, steps=shown, max_boxes=MAX_BOXES)
+    write_pictures([(draw_timeline(part), path) for path in pictures])

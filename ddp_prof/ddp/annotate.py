@@ -237,9 +237,10 @@ def synchronize() -> NestedRange:
     return NestedRange(range_names.SYNCHRONIZE)
 
 
-def optimizer() -> NestedRange:
-    """Round ``optimizer.step()``."""
-    return NestedRange(range_names.OPTIMIZER)
+def optimizer(bucket: int | None = None) -> NestedRange:
+    """Round ``optimizer.step()``; on one bucket alone it may lie within ``backward`` or ``synchronize``."""
+    fields = {} if bucket is None else {"bucket": bucket}
+    return NestedRange(range_names.format_range(range_names.OPTIMIZER, **fields))
 
 
 def start_synchronize() -> OpenRange:

@@ -27,7 +27,7 @@ from ddp_prof.ddp.engine.same_model import check_same_model
 from ddp_prof.errors import CommunicationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
 
 class DataParallel(torch.nn.Module, ABC):
@@ -47,10 +47,13 @@ class DataParallel(torch.nn.Module, ABC):
     _not_copied: ClassVar[frozenset[str]] = frozenset({"_clock", "is_unfinished"})
     """Attributes that :meth:`_set_up` makes anew in a copy."""
 
-    def __init__(self, module: torch.nn.Module, process_group: dist.ProcessGroup | None) -> None:
+    def __init__(
+        self, module: torch.nn.Module, process_group: dist.ProcessGroup | None, schedule: Mapping[str, object]
+    ) -> None:
+        """Compare model and ``schedule`` over the ranks: the options that decide what is communicated, and when."""
         super().__init__()
         _check_initialized()
-        check_same_model(module, process_group)
+        check_same_model(module, {"variant": type(self).__name__, **schedule}, process_group)
         self.module = module
         self.process_group = process_group
         self._is_synchronizing = True
@@ -116,6 +119,15 @@ class DataParallel(torch.nn.Module, ABC):
     def optimizer_parameters(self) -> list[torch.nn.Parameter]:
         """What an optimizer is to step on."""
         return self.trained_parameters()
+
+    @property
+    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        """Those that step by themselves, on what is not among :meth:`optimizer_parameters`."""
+        return ()
+
+    def kept_tensors(self) -> Sequence[torch.Tensor]:
+        """What the variant keeps from step to step besides parameters, gradients and the states of optimizers."""
+        return ()
 
     def on_step(self) -> None:
         """An optimizer has stepped on :meth:`optimizer_parameters`. Called by a hook."""

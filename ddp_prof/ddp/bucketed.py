@@ -21,7 +21,8 @@ rebuild_buckets  the first step shows in which order gradients come; then bucket
     order of readiness      [p9 p8 p6]  [p7 p4 p5]      only the second does
 
 step_in_backward each bucket is stepped on as it arrives, see :mod:`ddp_prof.ddp.options.step_in_backward`.
-compression      ``bf16``: half the bytes, see :mod:`ddp_prof.ddp.options.compression` for the error.
+compression      ``bf16``: half the bytes, see :mod:`ddp_prof.ddp.options.compression` for the error; or PowerSGD:
+                 matrices as products of thin ones, see :mod:`ddp_prof.ddp.options.powersgd`.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from ddp_prof.ddp.engine.broadcast import source_rank
 from ddp_prof.ddp.engine.buckets import assign_buckets, assign_by_readiness, cap_in_bytes
 from ddp_prof.ddp.engine.reducer import Reducer
 from ddp_prof.ddp.options.compression import Bf16Reducer
+from ddp_prof.ddp.options.powersgd import PowerSGD, PowerSGDReducer
 from ddp_prof.ddp.options.step_in_backward import SteppingReducer
 from ddp_prof.ddp.reducing import ReducingVariant
 
@@ -43,9 +45,6 @@ if TYPE_CHECKING:
     import torch
 
     from ddp_prof.ddp.engine.buckets import Assignment, ParameterSize
-
-REDUCERS: dict[str | None, type[Reducer]] = {None: Reducer, "bf16": Bf16Reducer}
-"""What reduces buckets, by compression."""
 
 
 class BucketedDDP(ReducingVariant):
@@ -58,7 +57,7 @@ class BucketedDDP(ReducingVariant):
             type and device.
         rebuild_buckets: After the first step in which every parameter had a gradient on rank 0, assign buckets anew by
             the order in which these came there.
-        compression: ``None``, or ``"bf16"``.
+        compression: ``None``, ``"bf16"``, or a ``PowerSGD``. A copy of the variant starts without its errors.
         step_in_backward: Makes an optimizer of a bucket's parameters; each steps when its bucket has arrived, and after
             ``finish_gradient_synchronization`` all have. A copy of the variant has new optimizers.
         options: As in :class:`ReducingVariant`.
@@ -74,19 +73,27 @@ class BucketedDDP(ReducingVariant):
         bucket_size_mb: float | Sequence[float] | None,
         *,
         rebuild_buckets: bool = False,
-        compression: str | None = None,
+        compression: str | PowerSGD | None = None,
         step_in_backward: Callable[[Sequence[torch.nn.Parameter]], torch.optim.Optimizer] | None = None,
         **options: Any,
     ) -> None:
-        if compression not in REDUCERS:
-            raise ValueError(f"compression must be None or 'bf16', got {compression!r}")
+        if not isinstance(compression, PowerSGD) and compression not in (None, "bf16"):
+            raise ValueError(f"compression must be None, 'bf16' or a PowerSGD, got {compression!r}")
+        if isinstance(compression, PowerSGD) and (rebuild_buckets or options.get("find_unused_parameters")):
+            raise ValueError("PowerSGD goes with neither rebuild_buckets nor find_unused_parameters: leave these out")
         if step_in_backward and (compression or rebuild_buckets or options.get("find_unused_parameters")):
             raise ValueError("step_in_backward goes with no other option: leave the others out")
         self._make_optimizer = step_in_backward
         self._cap_bytes = cap_in_bytes(bucket_size_mb)
         self._compression = compression
         self._is_rebuild_due = rebuild_buckets
-        super().__init__(module, **options)
+        schedule = {
+            "bucket_size_mb": bucket_size_mb,
+            "rebuild_buckets": rebuild_buckets,
+            "compression": compression,
+            "step_in_backward": step_in_backward is not None,
+        }
+        super().__init__(module, schedule=schedule, **options)
 
     def _assign(self, sizes: Sequence[ParameterSize]) -> Assignment:
         return assign_buckets(sizes, cap_bytes=self._cap_bytes)
@@ -95,11 +102,18 @@ class BucketedDDP(ReducingVariant):
         arguments = self._trained, self.assignment, self.process_group, self._find_unused
         if self._make_optimizer is not None:
             return SteppingReducer(*arguments, make_optimizer=self._make_optimizer)
-        return REDUCERS[self._compression](*arguments)
+        if isinstance(self._compression, PowerSGD):
+            return PowerSGDReducer(*arguments, how=self._compression)
+        return (Bf16Reducer if self._compression else Reducer)(*arguments)
 
     def optimizer_parameters(self) -> list[torch.nn.Parameter]:
         """What an optimizer is to step on: nothing is left where buckets have optimizers of their own."""
         return [] if self._make_optimizer is not None else super().optimizer_parameters()
+
+    @property
+    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        """Those of ``step_in_backward``, one a bucket."""
+        return self._reducer.optimizers if isinstance(self._reducer, SteppingReducer) else ()
 
     def _synchronize(self) -> None:
         super()._synchronize()

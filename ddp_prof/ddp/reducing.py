@@ -15,7 +15,7 @@ from ddp_prof.ddp.engine.reducer import Reducer
 from ddp_prof.errors import CommunicationError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import torch.distributed as dist
 
@@ -26,13 +26,14 @@ class ReducingVariant(DataParallel):
     """A variant that reduces its gradients itself: after backward where :attr:`is_blocking`, else from gradient hooks.
 
     Args:
-        module: What is trained. Ranks must have the same one; this is checked.
+        module: What is trained. Ranks must have the same one, and the same options; this is checked.
         process_group: ``None`` is the default group.
         find_unused_parameters: Leave parameters that no rank used in a step without a gradient, as one process would,
             at the price of one small all-reduce a step, for whose result the host waits: on a GPU in each step until
             backward and communication are done. Otherwise their gradient is zeros.
         broadcast_buffers: Make buffers (as the running statistics of batch normalisation) those of rank 0 before the
             first forward and before each that follows one with synchronization, as torch's DDP does.
+        schedule: Options of a subclass that decide what is communicated, and when.
     """
 
     _not_copied: ClassVar[frozenset[str]] = DataParallel._not_copied | {"_reducer", "_remover"}
@@ -44,8 +45,10 @@ class ReducingVariant(DataParallel):
         process_group: dist.ProcessGroup | None = None,
         find_unused_parameters: bool = False,
         broadcast_buffers: bool = True,
+        schedule: Mapping[str, object] | None = None,
     ) -> None:
-        super().__init__(module, process_group)
+        own = {"find_unused_parameters": find_unused_parameters, "broadcast_buffers": broadcast_buffers}
+        super().__init__(module, process_group, {**(schedule or {}), **own})
         broadcast_state(module, process_group)
         self.assignment = self._assign(self._sizes())
         self._find_unused = find_unused_parameters
@@ -94,6 +97,10 @@ class ReducingVariant(DataParallel):
     def remove(self) -> None:
         """Take the variant's hooks off the module, which then trains alone; the variant is of no use afterwards."""
         self._remover()
+
+    def kept_tensors(self) -> list[torch.Tensor]:
+        """The buckets, and what a compression keeps."""
+        return self._reducer.kept_tensors()
 
     def _synchronize(self) -> None:
         self._reducer.finish()

@@ -58,9 +58,9 @@ class TorchDDP(DataParallel):
         mark_buckets: bool = True,
         **options: Any,
     ) -> None:
-        super().__init__(module, process_group)
-        self._mark_buckets = mark_buckets
         self._options = {"find_unused_parameters": find_unused_parameters, **options}
+        super().__init__(module, process_group, {"mark_buckets": mark_buckets, **self._options})
+        self._mark_buckets = mark_buckets
         self._set_up()
         # A copy is made of what is equal on all ranks already, and possibly on one of them alone.
         self._options["init_sync"] = False

@@ -19,22 +19,25 @@ from ddp_prof.range_names import PROCESS, parse_range
 from ddp_prof.trace import UNKNOWN, Category, Kind, select
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from ddp_prof.trace import Calls, Ints, Mask, Spans, Trace
 
-SIZES = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
-"""What makes a launch shape, as Nsight Systems calls its columns."""
+LAUNCH_COLUMNS = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread")
+"""What makes a launch shape, and the registers a thread uses, as Nsight Systems calls its columns."""
 
 _LATEST_NS = 4 * 10**18
 _LONGEST_NS = 10 * 365 * 86_400 * 10**9
-UNNAMED_KERNEL, UNNAMED_RANGE = "unnamed kernel", "unnamed range"
-"""What kernels and ranges are called whose names the file does not hold."""
+UNNAMED_KERNEL, UNNAMED_RANGE, UNNAMED_CALL = "unnamed kernel", "unnamed range", "unnamed call"
+"""What kernels, ranges and calls are called whose names the file does not hold."""
 
 _COLLECTIVE = re.compile(
     r"^nccl(?:AllReduce|AllGather|ReduceScatter|Broadcast|Bcast|Reduce|AlltoAll|AllToAll|Gather|Scatter|Send|Recv)v?$"
 )
 _GROUP_END = "ncclGroupEnd"
+_MOST_FLAGS = 1 << 22
+_VERSION = re.compile(r"_v\d{4,}$")
 
 
 def enrich(trace: Trace, steps: Iterable[Callable[[Trace], Trace]]) -> Trace:
@@ -42,6 +45,20 @@ def enrich(trace: Trace, steps: Iterable[Callable[[Trace], Trace]]) -> Trace:
     for step in steps:
         trace = step(trace)
     return trace
+
+
+def about_missing_starts(path: Path, has_start: Mapping[str, Mask]) -> Iterator[str]:
+    """What is said of rows that have no start.
+
+    Raises:
+        TraceError: No row of a table has one.
+    """
+    for table, rows in has_start.items():
+        missing = len(rows) - int(rows.sum())
+        if missing == len(rows) > 0:
+            raise TraceError(path, f"none of its {missing:,} {table} has a start", "export or record it again")
+        if missing:
+            yield f"{missing:,} of {len(rows):,} {table} have no start and are left out"
 
 
 def refuse_impossible_times(trace: Trace) -> Trace:
@@ -158,21 +175,48 @@ def _inside(ranges: Spans, calls: Calls) -> Mask:
     return inside
 
 
-def add_launch_shapes(trace: Trace, sizes: Sequence[Ints]) -> Trace:
+def plain_call(name: str) -> str:
+    """The name of a call as programs write it: ``cudaLaunchKernel`` for ``cudaLaunchKernel_v7000``."""
+    return _VERSION.sub("", name)
+
+
+def add_launch_shapes(trace: Trace, columns: Sequence[Ints]) -> Trace:
     """Name the launch shape of each kernel: ``grid 256x1x1 block 128x1x1``.
 
-    Only the comparison of kernels with themselves needs shapes, so they are read on request.
+    Few questions need shapes, so they are read on request.
 
     Args:
         trace: Its kernels come first among the activities.
-        sizes: A column for each of :data:`SIZES`, a row a kernel; ``UNKNOWN`` where the profiler noted none.
+        columns: One for each of :data:`LAUNCH_COLUMNS`, a row a kernel; ``UNKNOWN`` where the profiler noted none.
     """
+    *sizes, registers = columns
     names = NameTable(trace.names)
-    used, which = np.unique(np.stack(sizes, axis=1), axis=0, return_inverse=True)
+    first, which = _distinct_rows(sizes)
+    used = np.stack([size[first] for size in sizes], axis=1)
     index = [UNKNOWN if UNKNOWN in row else names.intern(_shape(row)) for row in used.tolist()]
-    shape_id = np.full(len(trace.activities), UNKNOWN, np.int64)
-    shape_id[: len(which)] = np.array(index, np.int64)[which.reshape(-1)]
-    return replace(trace, names=names.as_tuple(), shape_id=shape_id)
+    others = np.full(len(trace.activities) - len(which), UNKNOWN, np.int64)
+    shape_id = np.concatenate([np.array(index, np.int64)[which], others])
+    return replace(trace, names=names.as_tuple(), shape_id=shape_id, registers=np.concatenate([registers, others]))
+
+
+def _distinct_rows(columns: Sequence[Ints]) -> tuple[Ints, Ints]:
+    """A row of each distinct combination, and for each row which combination it is."""
+    which = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        codes = _codes(column)
+        which = _codes(which * (codes.max(initial=0) + 1) + codes)
+    first = np.zeros(which.max(initial=-1) + 1, np.int64)
+    first[which] = np.arange(len(which))
+    return first, which
+
+
+def _codes(column: Ints) -> Ints:
+    """Distinct values as 0, 1, 2, ...; several times as fast as sorting where they are small, as sizes are."""
+    low, high = column.min(initial=0), column.max(initial=0)
+    if high - low > _MOST_FLAGS:
+        return np.asarray(np.unique(column, return_inverse=True)[1], np.int64).reshape(-1)
+    codes: Ints = (np.cumsum(np.bincount(column - low) > 0) - 1)[column - low]
+    return codes
 
 
 def _shape(sizes: Sequence[int]) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.collective_args import CollectiveRow, collective_metadata, message_bytes
 from ddp_prof.ingest.enrich import (
-    SIZES,
+    UNNAMED_CALL,
     UNNAMED_KERNEL,
     UNNAMED_RANGE,
     add_launch_shapes,
@@ -31,7 +31,7 @@ from ddp_prof.ingest.enrich import (
 from ddp_prof.ingest.kernel_categories import KernelClassifier
 from ddp_prof.ingest.string_table import NameTable
 from ddp_prof.manifest import load_manifest, manifest_path
-from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind, Overhead, Spans, Trace, concatenate
+from ddp_prof.trace import UNKNOWN, Activities, CallDetails, Calls, Category, Kind, Overhead, Spans, Trace, concatenate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,6 +58,7 @@ class _EventArgs(msgspec.Struct, gc=False):
     bytes: Any = None
     grid: msgspec.Raw = msgspec.Raw()  # decoded on request
     block: msgspec.Raw = msgspec.Raw()
+    registers: Any = msgspec.field(default=None, name="registers per thread")
     collective: Any = msgspec.field(default=None, name="Collective name")
     elements_in: Any = msgspec.field(default=None, name="In msg nelems")
     elements_out: Any = msgspec.field(default=None, name="Out msg nelems")
@@ -100,13 +101,13 @@ class _Times(NamedTuple):
     end_ns: Ints
 
 
-def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = (), with_shapes: bool = False) -> Trace:
+def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = (), with_launches: bool = False) -> Trace:
     """Read a whole trace.
 
     Args:
         path: The file, gzipped or not.
         extra_patterns: Regular expressions for communication kernels unknown to the classifier.
-        with_shapes: Read the launch shapes of kernels, too.
+        with_launches: Read shapes of kernels, names and ends of calls, too.
 
     Raises:
         TraceError: Not JSON, cut off, or no trace.
@@ -135,6 +136,7 @@ def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = (), with_sha
         ),
         spans=spans,
         calls=_calls(_several(by_category, _CALLS)),
+        call_details=_call_details(_several(by_category, _CALLS), names) if with_launches else None,
         threads=_threads(document.traceEvents),
         overhead=Overhead(*_times(by_category["overhead"])),
         ranks={PROCESS: rank} if _is_count(rank) else {},
@@ -144,8 +146,12 @@ def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = (), with_sha
         epoch_ns=base_ns if 0 <= base_ns < _MOST else None,
         manifest=load_manifest(manifest_path(path)),
     )
-    shapes = [partial(add_launch_shapes, sizes=_sizes(by_category[_KERNEL]))] if with_shapes else []
-    return enrich(trace, [refuse_impossible_times, report_unresolved_names, name_ranks, *shapes])
+    steps = [refuse_impossible_times, report_unresolved_names, name_ranks]
+    if with_launches:
+        kernels = by_category[_KERNEL]
+        registers = _integers((event.args or _EventArgs()).registers for event in kernels)
+        steps.append(partial(add_launch_shapes, columns=[*_sizes(kernels), registers]))
+    return enrich(trace, steps)
 
 
 def _is_count(value: object) -> TypeGuard[int]:
@@ -243,13 +249,16 @@ def _sizes(kernels: Sequence[_Event]) -> list[Ints]:
 
     @cache
     def decoded(text: bytes) -> tuple[int, ...]:
-        found: Any = msgspec.json.decode(text) if text else None
+        try:
+            found: Any = msgspec.json.decode(text)
+        except msgspec.DecodeError:  # there is none, or a number in it is beyond every range
+            found = None
         is_shape = isinstance(found, list) and len(found) == 3 and all(map(_is_count, found))
         return tuple(found) if is_shape else (UNKNOWN,) * 3
 
     noted = [event.args or _EventArgs() for event in kernels]
     rows = [decoded(bytes(arguments.grid)) + decoded(bytes(arguments.block)) for arguments in noted]
-    return list(np.array(rows, np.int64).reshape(len(rows), len(SIZES)).T)
+    return list(np.array(rows, np.int64).reshape(len(rows), 6).T)
 
 
 def _spans(events: Sequence[_Event], names: NameTable) -> Spans:
@@ -274,6 +283,10 @@ def _calls(events: Sequence[_Event]) -> Calls:
         lane=_integers(event.tid for event in events),
         correlation=_integers((event.args or _EventArgs()).correlation for event in events),
     )
+
+
+def _call_details(events: Sequence[_Event], names: NameTable) -> CallDetails:
+    return CallDetails(_times(events).end_ns, _interned(events, names, unnamed=UNNAMED_CALL))
 
 
 def _collective_metadata(kernels: Sequence[_Event], names: NameTable) -> CollectiveMetadata:

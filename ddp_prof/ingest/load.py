@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import stat
 import zlib
 from pkgutil import resolve_name
+from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddp_prof.errors import TraceError
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
     from ddp_prof.trace import Trace
 
+_LOG = logging.getLogger(__name__)
 _HEAD_BYTES = 1 << 20
 _GZIP = b"\x1f\x8b"
 _KINETO_KEYS = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"')
@@ -25,7 +28,7 @@ class Reader(NamedTuple):
     """One format.
 
     Attributes:
-        source: What :attr:`~ddp_prof.trace.Trace.source` says, a key of ``SOURCE_NAMES``.
+        source: What :attr:`~ddp_prof.trace.Trace.source` says; shown as it is where ``SOURCE_NAMES`` has no other.
         suffixes: How its files are named.
         is_common_suffix: Files of other kinds are named so, too; in a folder they are passed over.
         recognises: Whether the first bytes of a file are of this format.
@@ -73,16 +76,16 @@ READERS = (
         load="ddp_prof.ingest.kineto_json:load_kineto_json",
     ),
 )
-"""All formats. A new one is a row here, its shown name in ``trace.SOURCE_NAMES``, and a module that reads it."""
+"""All formats. A new one is a row here, and a module that reads it."""
 
 
-def load_trace(path: Path, *, extra_patterns: Sequence[str] = (), with_shapes: bool = False) -> Trace:
+def load_trace(path: Path, *, extra_patterns: Sequence[str] = (), with_launches: bool = False) -> Trace:
     """Read a trace of any supported format, told by content and not by name.
 
     Args:
         path: A report of Nsight Systems or its SQLite export, or a PyTorch profiler's JSON, plain or gzipped.
         extra_patterns: Regular expressions for communication kernels unknown to the classifier.
-        with_shapes: Read the launch shapes of kernels, too.
+        with_launches: Read shapes of kernels, names and ends of calls, too.
 
     Raises:
         TraceError: The file cannot be read as a trace.
@@ -93,7 +96,11 @@ def load_trace(path: Path, *, extra_patterns: Sequence[str] = (), with_shapes: b
     for reader in READERS:
         if reader.recognises(head):
             load: Callable[..., Trace] = resolve_name(reader.load)
-            return load(path, extra_patterns=extra_patterns, with_shapes=with_shapes)
+            started = perf_counter()
+            trace = load(path, extra_patterns=extra_patterns, with_launches=with_launches)
+            counts = f"{len(trace.activities):,} activities, {len(trace.calls):,} calls, {len(trace.spans):,} ranges"
+            _LOG.info("%s: %s, %s, read in %.2f s", path, reader.source, counts, perf_counter() - started)
+            return trace
     raise TraceError(
         path,
         "neither a report or export of Nsight Systems nor a PyTorch profiler trace",

@@ -37,30 +37,32 @@ _PLACES = (
 _VERSION = re.compile(rb"(20\d\d[.@]\d+[.@]\d+)[.@]\d+-[0-9a-f]")
 
 
-def load_nsys_report(path: Path, *, extra_patterns: Sequence[str] = (), with_shapes: bool = False) -> Trace:
+def load_nsys_report(path: Path, *, extra_patterns: Sequence[str] = (), with_launches: bool = False) -> Trace:
     """Read a raw report.
 
     Args:
         path: The report; it stays as it is.
         extra_patterns: Regular expressions for communication kernels unknown to the classifier.
-        with_shapes: Read the launch shapes of kernels, too.
+        with_launches: Read shapes of kernels, names and ends of calls, too.
 
     Raises:
         TraceError: There is no nsys, or it cannot export the report.
     """
     beside = path.with_suffix(".sqlite")
     if beside.is_file() and beside.stat().st_mtime >= path.stat().st_mtime:
-        return _load(path, beside, extra_patterns, with_shapes)
+        return _load(path, beside, extra_patterns, with_launches)
     if os.access(path.parent, os.W_OK):
         _export(path, beside)
-        return _load(path, beside, extra_patterns, with_shapes)
+        trace = _load(path, beside, extra_patterns, with_launches)
+        note = f"exported to {beside.name}, which lies beside the report and is read from now on"
+        return replace(trace, warnings=(*trace.warnings, note))
     with tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
         _export(path, Path(folder) / beside.name)
-        return _load(path, Path(folder) / beside.name, extra_patterns, with_shapes)
+        return _load(path, Path(folder) / beside.name, extra_patterns, with_launches)
 
 
-def _load(report: Path, export: Path, extra_patterns: Sequence[str], with_shapes: bool) -> Trace:
-    trace = load_nsys_sqlite(export, extra_patterns=extra_patterns, run=report, with_shapes=with_shapes)
+def _load(report: Path, export: Path, extra_patterns: Sequence[str], with_launches: bool) -> Trace:
+    trace = load_nsys_sqlite(export, extra_patterns=extra_patterns, run=report, with_launches=with_launches)
     return replace(trace, path=report, source="nsys-report")
 
 

@@ -16,29 +16,44 @@ import numpy as np
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.collective_args import NcclRange, add_nccl_metadata
 from ddp_prof.ingest.enrich import (
-    SIZES,
+    LAUNCH_COLUMNS,
+    UNNAMED_CALL,
     UNNAMED_KERNEL,
     UNNAMED_RANGE,
+    about_missing_starts,
     add_launch_shapes,
     close_open_ranges,
     enrich,
     mark_copy_engine_collectives,
     name_ranks,
+    plain_call,
     refuse_impossible_times,
     report_unresolved_names,
 )
 from ddp_prof.ingest.kernel_categories import KernelClassifier
 from ddp_prof.ingest.sqlite_columns import SqliteFile, are_integers, constant, open_sqlite
-from ddp_prof.ingest.string_table import NameTable, NsysStringIds
+from ddp_prof.ingest.string_table import NameTable, NsysStringIds, domain_name_ids
 from ddp_prof.manifest import load_manifest, manifest_path
-from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind, Overhead, Spans, Trace, empty, select
+from ddp_prof.trace import (
+    UNKNOWN,
+    Activities,
+    CallDetails,
+    Calls,
+    Category,
+    Kind,
+    Overhead,
+    Spans,
+    Trace,
+    empty,
+    select,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from ddp_prof.manifest import Manifest
-    from ddp_prof.trace import Ints, Mask
+    from ddp_prof.trace import Ints
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"
@@ -52,11 +67,12 @@ _PUSH_POP, _START_END, _DOMAIN_CREATE = 59, 60, 75
 _ACTIVITY_COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "bytes")
 _RANGE_COLUMNS = ("start", "end", "eventType", "globalTid")
 _CALL_COLUMNS = ("start", "globalTid", "correlationId")
+_CALL_DETAILS = ("end", "nameId")
 _UNNAMED = {Kind.COPY: "memcpy", Kind.MEMORY_SET: "memset", Kind.GRAPH: "CUDA graph"}
 
 
 def load_nsys_sqlite(
-    path: Path, *, extra_patterns: Sequence[str] = (), run: Path | None = None, with_shapes: bool = False
+    path: Path, *, extra_patterns: Sequence[str] = (), run: Path | None = None, with_launches: bool = False
 ) -> Trace:
     """Read a whole export.
 
@@ -64,23 +80,24 @@ def load_nsys_sqlite(
         path: The SQLite file; opened read-only.
         extra_patterns: Regular expressions for communication kernels unknown to the classifier.
         run: The file whose ``run.json`` counts, where it is not the export's own.
-        with_shapes: Read the launch shapes of kernels, too.
+        with_launches: Read shapes of kernels, names and ends of calls, too.
 
     Raises:
         TraceError: Not a database, damaged, or not an export of Nsight Systems.
     """
     with open_sqlite(path) as file:
-        return _load(file, load_manifest(manifest_path(run or path)), KernelClassifier(extra_patterns), with_shapes)
+        return _load(file, load_manifest(manifest_path(run or path)), KernelClassifier(extra_patterns), with_launches)
 
 
-def _load(file: SqliteFile, manifest: Manifest | None, classifier: KernelClassifier, with_shapes: bool) -> Trace:
+def _load(file: SqliteFile, manifest: Manifest | None, classifier: KernelClassifier, with_launches: bool) -> Trace:
     _require_export(file)
     # The tables are read side by side: SQLite and Arrow work outside Python's lock. The activities, which take about as
     # long as the rest, have a thread to themselves; ranges come before calls, for there is more to do with them.
     with ThreadPoolExecutor(max_workers=2) as pool:
         activity_columns = pool.submit(_activity_columns, file)
         range_rows = pool.submit(_range_rows, file)
-        calls = pool.submit(_calls, file)
+        call_columns = pool.submit(_call_columns, file, with_launches)
+        launches = pool.submit(_launch_columns, file) if with_launches else None
         has_strings = file.has("StringIds", "id", "value")
         strings = NsysStringIds(file.rows("SELECT id, value FROM StringIds") if has_strings else [])
         names = NameTable()
@@ -90,7 +107,9 @@ def _load(file: SqliteFile, manifest: Manifest | None, classifier: KernelClassif
         del rows
         columns = activity_columns.result()
         activities = _activities(columns, _kernel_names(file, columns, strings, names), names, classifier)
-    starts = {"activities": activities.start_ns, "ranges": spans.start_ns, "calls": calls.result().start_ns}
+        calls = call_columns.result()
+        call_details = _call_details(calls, strings, names) if with_launches else None
+    starts = {"activities": activities.start_ns, "ranges": spans.start_ns, "calls": calls["start"]}
     has_start = {table: start_ns != UNKNOWN for table, start_ns in starts.items()}
     trace = Trace(
         path=file.path,
@@ -99,8 +118,9 @@ def _load(file: SqliteFile, manifest: Manifest | None, classifier: KernelClassif
         names=names.as_tuple(),
         activities=select(activities, has_start["activities"]),
         spans=select(spans, has_start["ranges"]),
-        calls=select(calls.result(), has_start["calls"]),
-        warnings=tuple(_about_missing_starts(file, has_start)),
+        calls=select(_calls(calls), has_start["calls"]),
+        call_details=call_details and select(call_details, has_start["calls"]),
+        warnings=tuple(about_missing_starts(file.path, has_start)),
         threads=_threads(file, strings),
         ranks={},
         overhead=_overhead(file),
@@ -117,8 +137,8 @@ def _load(file: SqliteFile, manifest: Manifest | None, classifier: KernelClassif
     ]
     if has_payloads:
         steps.append(partial(add_nccl_metadata, ranges=_nccl_payloads(file, strings)))
-    if with_shapes:
-        steps.append(partial(add_launch_shapes, sizes=_sizes(file)))
+    if launches:
+        steps.append(partial(add_launch_shapes, columns=launches.result()))
     return enrich(trace, steps)
 
 
@@ -131,16 +151,6 @@ def _require_export(file: SqliteFile) -> None:
             f"a SQLite database, but no Nsight Systems export (it holds {found})",
             "make one with nsys export",
         )
-
-
-def _about_missing_starts(file: SqliteFile, has_start: Mapping[str, Mask]) -> Iterator[str]:
-    """What is said of rows that have no start."""
-    for table, rows in has_start.items():
-        missing = len(rows) - int(rows.sum())
-        if missing == len(rows) > 0:
-            raise TraceError(file.path, f"none of its {missing:,} {table} has a start", "export or record it again")
-        if missing:
-            yield f"{missing:,} of {len(rows):,} {table} have no start and are left out"
 
 
 def _process(global_id: Ints) -> Ints:
@@ -204,19 +214,30 @@ def _activities(columns: dict[str, Ints], name_id: Ints, names: NameTable, class
     )
 
 
-def _sizes(file: SqliteFile) -> list[Ints]:
-    start, *sizes = file.integers(KERNELS, ("start", *SIZES)).values()
-    return [size[start != UNKNOWN] for size in sizes]
+def _launch_columns(file: SqliteFile) -> list[Ints]:
+    start, *columns = file.integers(KERNELS, ("start", *LAUNCH_COLUMNS)).values()
+    return [column[start != UNKNOWN] for column in columns]
 
 
-def _calls(file: SqliteFile) -> Calls:
+def _call_columns(file: SqliteFile, with_details: bool) -> dict[str, Ints]:
     """The calls by correlation id, as they are looked up; equal ones in the order of the file."""
     file.require(CALLS, "start")
-    start, tid, correlation = file.integers(CALLS, _CALL_COLUMNS).values()
+    columns = file.integers(CALLS, (*_CALL_COLUMNS, *(_CALL_DETAILS if with_details else ())))
+    correlation = columns["correlationId"]
     if np.any(correlation[1:] < correlation[:-1]):
         order = np.argsort(correlation, kind="stable")
-        start, tid, correlation = start[order], tid[order], correlation[order]
-    return Calls(start_ns=start, process=_process(tid), lane=tid & 0xFFFFFF, correlation=correlation)
+        columns = {name: column[order] for name, column in columns.items()}
+    return columns
+
+
+def _calls(columns: dict[str, Ints]) -> Calls:
+    tid = columns["globalTid"]
+    return Calls(columns["start"], _process(tid), tid & 0xFFFFFF, columns["correlationId"])
+
+
+def _call_details(columns: dict[str, Ints], strings: NsysStringIds, names: NameTable) -> CallDetails:
+    name_id = strings.intern(columns["nameId"], names, plain_call)
+    return CallDetails(np.maximum(columns["start"], columns["end"]), names.name_the_unknown(name_id, UNNAMED_CALL))
 
 
 def _range_rows(file: SqliteFile) -> Any:
@@ -247,7 +268,7 @@ def _spans(
         process=process,
         lane=tid & 0xFFFFFF,
         name_id=names.name_the_unknown(name_id, UNNAMED_RANGE),
-        domain_id=_domain_ids(process, column["domainId"], domains, names),
+        domain_id=domain_name_ids(process, column["domainId"], domains, names),
         is_start_end=(column["eventType"] == _START_END).astype(np.int64),
         # Releases write NULL, 0 or -1 for an end that never came; a range made before recording may start below 0.
         is_open=((end < start) | ((start < 0) & ((end == 0) | (end == UNKNOWN)))).astype(np.int64),
@@ -284,24 +305,6 @@ def _domains(file: SqliteFile, strings: NsysStringIds) -> dict[tuple[int, int], 
         f"WHERE eventType = {_DOMAIN_CREATE} AND {are_integers('globalTid', 'domainId')} ORDER BY start"
     )
     return {(_ids(tid)[0], domain): name or strings.text(name_id) for tid, domain, name, name_id in rows}
-
-
-def _domain_ids(process: Ints, domain: Ints, domains: dict[tuple[int, int], str], names: NameTable) -> Ints:
-    """Index of the domain's name for each range, ``UNKNOWN`` where its domain has none."""
-    result = np.full(len(process), UNKNOWN, np.int64)
-    if not domains:
-        return result
-    keys = np.array([_domain_key(np.int64(pid), np.int64(number)) for pid, number in domains], np.int64)
-    name_id = np.array([names.intern(name) for name in domains.values()], np.int64)
-    order = np.argsort(keys)
-    wanted = _domain_key(process, domain)
-    found = order[np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)]
-    return np.where(keys[found] == wanted, name_id[found], UNKNOWN)
-
-
-def _domain_key(process: Any, domain: Any) -> Any:
-    """One number for a domain of a process; ids of domains are counted and small."""
-    return (process << 32) ^ domain
 
 
 def _threads(file: SqliteFile, strings: NsysStringIds) -> dict[tuple[int, int], str]:

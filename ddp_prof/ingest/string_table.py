@@ -10,7 +10,7 @@ from ddp_prof.ingest.sqlite_columns import integer_array
 from ddp_prof.trace import UNKNOWN, distinct
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ddp_prof.trace import Ints
 
@@ -56,13 +56,14 @@ class NsysStringIds:
         """The string, empty where the id is absent or unknown."""
         return self._values.get(string_id, "") if string_id is not None else ""
 
-    def intern(self, string_ids: Ints, names: NameTable) -> Ints:
+    def intern(self, string_ids: Ints, names: NameTable, shorten: Callable[[str], str] = str) -> Ints:
         """Indices into ``names`` for a column of string ids; ``UNKNOWN`` for ids that the table does not hold.
 
         Strings that are not used stay out of ``names``.
         """
         used = distinct(string_ids)
-        index = np.array([names.intern(text) if (text := self.text(value)) else UNKNOWN for value in used], np.int64)
+        texts = [shorten(self.text(value)) for value in used]
+        index = np.array([names.intern(text) if text else UNKNOWN for text in texts], np.int64)
         if not used or used[-1] - used[0] > _MOST_SLOTS:
             return index[np.searchsorted(used, string_ids)]
         slots = np.full(used[-1] - used[0] + 1, UNKNOWN, np.int64)
@@ -82,3 +83,21 @@ class NsysStringIds:
         ]
         index = np.array([*map(names.intern, texts), UNKNOWN], np.int64)  # UNKNOWN, which is -1, finds the last one
         return index[integer_array(pyarrow.chunked_array([chunk.indices for chunk in encoded]))]
+
+
+def domain_name_ids(process: Ints, domain: Ints, domains: Mapping[tuple[int, int], str], names: NameTable) -> Ints:
+    """Index of the domain's name for each range, ``UNKNOWN`` where its domain has none."""
+    result = np.full(len(process), UNKNOWN, np.int64)
+    if not domains:
+        return result
+    keys = np.array([_domain_key(np.int64(pid), np.int64(number)) for pid, number in domains], np.int64)
+    name_id = np.array([names.intern(name) for name in domains.values()], np.int64)
+    order = np.argsort(keys)
+    wanted = _domain_key(process, domain)
+    found = order[np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)]
+    return np.where(keys[found] == wanted, name_id[found], UNKNOWN)
+
+
+def _domain_key(process: Any, domain: Any) -> Any:
+    """One number for a domain of a process; ids of domains are counted and small."""
+    return (process << 32) ^ domain

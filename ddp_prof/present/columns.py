@@ -64,6 +64,11 @@ def ms(ns: float | None) -> float | None:
     return None if ns is None else ns / 1e6
 
 
+def times_of(result: object, *names: str) -> Row:
+    """Fields of nanoseconds as columns of milliseconds: ``comm_ms`` of ``comm_ns``."""
+    return {f"{name}_ms": ms(getattr(result, f"{name}_ns")) for name in names}
+
+
 def percent(ratio: float | None) -> float | None:
     """Percent of a share."""
     return None if ratio is None else ratio * 100
@@ -187,6 +192,14 @@ _WATERFALL = (
     _time("rest_ms", "data, the host between phases, idle device"),
     _time("sum_ms", "sum of the parts", WITH_ROOM),
 )
+_CHANGES = (
+    _name("part", "part of the mean step, or all of it", ALWAYS),
+    _time("before_ms", "in the first run", USUALLY),
+    _time("after_ms", "in the second run", USUALLY),
+    _time("change_ms", "after less before", ALWAYS),
+    _time("change_±_ms", "half of the change's 95 % interval"),
+    _name("told", "whether the change is beyond the spread of both runs", ALWAYS),
+)
 _GATE = (
     _name("requirement", "what was required", ALWAYS),
     _ratio("measured", "what was measured", ALWAYS),
@@ -197,6 +210,22 @@ _GATE = (
     _name("verdict", "passed, failed or not known", ALWAYS),
     _name("decided_by", "the rank that decided", WITH_ROOM),
     _name("why", "why nothing is known", USUALLY),
+)
+_KERNELS = (
+    _name("kernel", "name of the kernel", ALWAYS),
+    _name("shape", "grid and block of its launch", WITH_MUCH_ROOM),
+    _name("phase", "phase of the step that launched it", ALWAYS),
+    _name("kind", "kind of work, by the kernel's name"),
+    _count("count", "executions, over all ranks and steps"),
+    _time("total_ms", "sum of their durations", ALWAYS),
+    _share("of_kernel_time_%", "share of the summed durations of all kernels", WITH_ROOM),
+    Column("median_us", "median", "µs", meaning="median duration", stays=ALWAYS),
+    _count("beside", "executions that communication covers for more than half of their time", WITH_MUCH_ROOM),
+    _count("alone", "executions without any communication beside them", WITH_MUCH_ROOM),
+    _ratio("slowdown", "median duration beside communication over that alone", ALWAYS),
+    _share("of_overlapped_%", "share of all overlapped communication", ALWAYS),
+    _name("cause", "what did it", ALWAYS),
+    _share("of_idle_%", "share of all idle time", ALWAYS),
 )
 _STUDY = (
     _count("batch", "sequences of a rank's batch", ALWAYS),
@@ -243,6 +272,18 @@ _ALL_REDUCE = (
 
 CATALOGUE = {
     column.key: column
-    for column in (*_IDENTITY, *_COUNTS, *_TIMES, *_COLLECTIVES, *_SKEW, *_WATERFALL, *_GATE, *_STUDY, *_ALL_REDUCE)
+    for column in (
+        *_IDENTITY,
+        *_COUNTS,
+        *_TIMES,
+        *_COLLECTIVES,
+        *_SKEW,
+        *_WATERFALL,
+        *_CHANGES,
+        *_GATE,
+        *_KERNELS,
+        *_STUDY,
+        *_ALL_REDUCE,
+    )
 }
 """Every column by its key."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ddp_prof.analyze.collectives.exposure import (
     BLOCKING_CALL,
@@ -127,7 +127,7 @@ def _advice(cause: RootCause) -> str:
         return " 'ddp-prof skew' tells who arrives late."
     if cause.why == BLOCKING_CALL and cause.blocking == "compute_stream":
         return " Kernels that follow on that stream wait for them."
-    if cause.why == BLOCKING_CALL and cause.operation in _OF_GRADIENTS:
+    if cause.why == BLOCKING_CALL and cause.operation in _OF_GRADIENTS and not cause.follows_own_bucket:
         return " Launched by gradient hooks, some of it could hide behind backward."
     if cause.why == LAUNCHED_LATE:
         return " The host is behind the device: fewer, larger kernels and collectives would help."
@@ -195,11 +195,11 @@ def skew_headline(skew: RunSkew) -> Headline:
         most = max(skew.ranks, key=lambda rank: rank.last_steps)
         if not most.last_steps:
             return Headline("No rank is late by more than the clocks' residual")
-        detail = f"{rank_name(most)} is most often, in {most.last_steps} of {steps} steps."
+        detail = f"{most.name} is most often, in {most.last_steps} of {steps} steps."
         return Headline("No rank is last more often than chance would have it", detail, "; ")
     late = skew.ranks[skew.straggler]
     claim = (
-        f"{rank_name(late).capitalize()} arrives last in {late.last_steps} of {steps} steps, "
+        f"{late.name.capitalize()} arrives last in {late.last_steps} of {steps} steps, "
         f"by {milliseconds(late.lag_ns or 0)} (median)"
     )
     detail = (
@@ -248,22 +248,6 @@ def _communicates(summary: VariantSummary, base: VariantSummary) -> str:
         f" It communicates for {milliseconds(round(summary.comm_ns))} of a step, "
         f"{base.label} for {milliseconds(round(base.comm_ns))}."
     )
-
-
-class _Ranked(Protocol):
-    @property
-    def rank(self) -> int | None: ...
-    @property
-    def process(self) -> int: ...
-    @property
-    def qualifier(self) -> str: ...
-
-
-def rank_name(ranked: _Ranked) -> str:
-    """What a rank is called; by its process, and if need be its file, where its number is not known."""
-    if ranked.rank is not None:
-        return f"rank {ranked.rank}"
-    return f"process {ranked.process}" + (f" of {ranked.qualifier}" if ranked.qualifier else "")
 
 
 def outliers_text(outliers: Outliers) -> str:

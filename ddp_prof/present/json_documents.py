@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.results import Collective, RunCollectives
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.collectives.straggler import RunSkew
+    from ddp_prof.analyze.kernels.device_use import DeviceUse
     from ddp_prof.analyze.overlap.comparison import VariantSummary
     from ddp_prof.analyze.overlap.overlap import RankOverlap, StepOverlap, TraceOverlap
     from ddp_prof.analyze.overlap.regression_gate import GateReport, GateResult
     from ddp_prof.analyze.quality.inventory import TraceInventory
+    from ddp_prof.analyze.variants.before_after import PartChange
     from ddp_prof.analyze.variants.waterfall import Waterfall
 
 Document = dict[str, Any]
@@ -38,11 +40,7 @@ def overlap_document(result: TraceOverlap) -> Document:
         "source": result.source,
         "producer": result.producer,
         "device": result.device,
-        "attribution": {
-            "activities": result.attribution.activities,
-            "device_time": result.attribution.device_time,
-            "method": result.attribution.method,
-        },
+        "attribution": {name: getattr(result.attribution, name) for name in ("activities", "device_time", "method")},
         "ranks": [_rank_document(rank) for rank in result.ranks],
         "outliers": asdict(result.outliers) if result.outliers else None,
         "warnings": list(result.warnings),
@@ -58,9 +56,13 @@ def _rank_document(rank: RankOverlap) -> Document:
     }
 
 
-def _fields_of(result: RankOverlap | StepOverlap) -> Document:
+def _fields_of(result: RankOverlap | StepOverlap | GateResult) -> Document:
     """The fields as they are; ``asdict`` would copy each of them."""
     return {column.name: getattr(result, column.name) for column in fields(result)}
+
+
+def _run(run: TraceOverlap | RunAnalysis) -> Document:
+    return {"trace": str(run.trace), "label": run.label, "device": run.device}
 
 
 def compare_document(summaries: Iterable[VariantSummary], warnings: Sequence[str]) -> Document:
@@ -73,6 +75,14 @@ def waterfall_document(waterfall: Waterfall) -> Document:
     return asdict(waterfall)
 
 
+def changes_document(changes: Sequence[PartChange]) -> list[Document]:
+    """What changed between two runs of one variant, a part of the document of ``ddp-prof compare``."""
+    return [
+        {**asdict(change), "change_ns": change.change_ns, "is_beyond_spread": change.is_beyond_spread}
+        for change in changes
+    ]
+
+
 def info_document(inventory: TraceInventory) -> Document:
     """Of ``ddp-prof info``."""
     return {"schema": SCHEMA, **asdict(inventory), "trace": str(inventory.trace)}
@@ -82,9 +92,7 @@ def collectives_document(run: RunAnalysis, result: RunCollectives, headline: str
     """Of ``ddp-prof collectives``."""
     return {
         "schema": COLLECTIVES_SCHEMA,
-        "trace": str(run.trace),
-        "label": run.label,
-        "device": run.device,
+        **_run(run),
         "collectives": [_collective_document(collective) for collective in result.collectives],
         "alignment": _alignment_document(result.alignment),
         "matched": result.matched,
@@ -96,23 +104,37 @@ def collectives_document(run: RunAnalysis, result: RunCollectives, headline: str
 
 
 def _collective_document(collective: Collective) -> Document:
-    return {
-        **asdict(collective),
-        "queueing_ns": collective.queueing_ns,
-        "duration_ns": collective.duration_ns,
-        "exposed_transfer_ns": collective.exposed_transfer_ns,
-        "algbw_bytes_per_s": collective.algbw_bytes_per_s,
-        "busbw_bytes_per_s": collective.busbw_bytes_per_s,
-    }
+    derived = ("queueing_ns", "duration_ns", "exposed_transfer_ns", "algbw_bytes_per_s", "busbw_bytes_per_s")
+    return {**asdict(collective), **{name: getattr(collective, name) for name in derived}}
 
 
 def _alignment_document(alignment: Alignment) -> Document:
+    clocks = [{**asdict(clock), "clock": str(clock.clock)} for clock in alignment.clocks]
+    return {**asdict(alignment), "clocks": clocks}
+
+
+def kernels_document(result: TraceOverlap, use: DeviceUse, warnings: Sequence[str]) -> Document:
+    """Of ``ddp-prof kernels``."""
     return {
-        "method": alignment.method,
-        "residual_p50_ns": alignment.residual_p50_ns,
-        "residual_p95_ns": alignment.residual_p95_ns,
-        "missing_ranks": list(alignment.missing_ranks),
-        "clocks": [{**asdict(clock), "clock": str(clock.clock)} for clock in alignment.clocks],
+        "schema": SCHEMA,
+        "trace": str(result.trace),
+        "label": result.label,
+        "device": result.device,
+        "kernels": [asdict(kernel) for kernel in use.kernels],
+        "ranks": [
+            {
+                "process": rank.process,
+                "device": rank.device,
+                "rank": rank.rank,
+                "overlapped_ns": rank.overlapped_ns,
+                "hidden": [asdict(part) for part in rank.hidden],
+                "idle_ns": rank.idle.idle_ns,
+                "idle": [{"cause": cause, "idle_ns": idle_ns} for cause, idle_ns in rank.idle.causes],
+                "idle_reason": rank.idle.reason,
+            }
+            for rank in use.ranks
+        ],
+        "warnings": list(warnings),
     }
 
 
@@ -120,9 +142,7 @@ def skew_document(run: RunAnalysis, skew: RunSkew, headline: str) -> Document:
     """Of ``ddp-prof skew``."""
     return {
         "schema": SCHEMA,
-        "trace": str(run.trace),
-        "label": run.label,
-        "device": run.device,
+        **_run(run),
         "ranks": [asdict(rank) for rank in skew.ranks],
         "steps": [asdict(step) for step in skew.steps],
         "straggler": skew.straggler,
@@ -140,9 +160,7 @@ def gate_document(checks: Sequence[GateReport], baseline: TraceOverlap | None, w
         "baseline": None if baseline is None else str(baseline.trace),
         "runs": [
             {
-                "trace": str(check.run.trace),
-                "label": check.run.label,
-                "device": check.run.device,
+                **_run(check.run),
                 "passed": check.passed,
                 "verdicts": [_gate_result_document(verdict) for verdict in check.verdicts],
             }
@@ -155,13 +173,7 @@ def gate_document(checks: Sequence[GateReport], baseline: TraceOverlap | None, w
 def _gate_result_document(verdict: GateResult) -> Document:
     rank = verdict.rank
     return {
-        "requirement": verdict.requirement,
-        "unit": verdict.unit,
-        "measured": verdict.measured,
-        "limit": verdict.limit,
-        "baseline": verdict.baseline,
-        "spread": verdict.spread,
-        "status": verdict.status,
+        **_fields_of(verdict),
         "reason": verdict.reason or None,
         "rank": rank and rank.rank,
         "process": rank and rank.process,

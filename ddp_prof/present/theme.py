@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddp_prof.manifest import SHARED_GPU
+from ddp_prof.manifest import Caveat
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, SYNCHRONIZE
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ MEMORY = "memory"
 GRAPH = "graph"
 UNNAMED = "unnamed"
 STEP = "step"
+CALL = "call"
+RANGE = "range"
 
 COMPUTE_ONLY = "compute_only"
 OVERLAPPED = "overlapped"
@@ -43,6 +45,8 @@ LABELS: Mapping[str, str] = {
     COMPUTE_ONLY: "compute only",
     EXPOSED_MEMORY: "exposed memory",
     IDLE: "idle",
+    CALL: "CUDA call",
+    RANGE: "range of the program",
 }
 """What each category is called, in the order of a legend."""
 
@@ -69,6 +73,8 @@ _COLORS: Mapping[str, str] = {
     UNNAMED: "#c3a6c9",
     COMPUTE_ONLY: "#afa1ab",
     EXPOSED_MEMORY: "#fe9f28",
+    CALL: "#6f93a8",
+    RANGE: "#8aa37b",
 }
 
 FONT = "Inter, 'Segoe UI', 'Helvetica Neue', Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
@@ -120,9 +126,12 @@ DARK = Palette(
     line="#39414c",
     notice="#ffb26b",
     colors={
+        # Compute is darker than on light paper, so that overlapped communication stands out from it without glaring.
         **_COLORS,
-        OVERLAPPED: "#18e0e4",
-        EXPOSED: "#ff3a51",
+        COMPUTE: "#544f59",
+        COMPUTE_ONLY: "#544f59",
+        OVERLAPPED: "#5cb9b3",
+        EXPOSED: "#f04358",
         STEP: "#2d343e",
         COMMUNICATION: "#ece6ff",
         IDLE: "#262c34",
@@ -143,17 +152,16 @@ def recoloring() -> dict[str, str]:
     }
 
 
-def place_notice(devices: Iterable[str], warnings: Iterable[str], palette: Palette) -> str:
+def place_notice(devices: Iterable[str], caveats: Iterable[Caveat]) -> str:
     """Where the runs of a figure took place; what must not pass for a GPU of each rank's own stands out.
 
     Args:
         devices: Of the runs.
-        warnings: Of the runs, among them whether ranks shared a GPU.
-        palette: The figure's.
+        caveats: Of the runs.
     """
     names = sorted(set(devices))
     notice = f"device: {', '.join(names)}"
-    is_shared = SHARED_GPU in warnings
+    is_shared = Caveat.SHARED_GPU in caveats
     if is_shared:
-        notice += f"  ·  {SHARED_GPU}"
-    return f'<b><span style="color:{palette.notice}">{notice}</span></b>' if is_shared or "cpu" in names else notice
+        notice += f"  ·  {Caveat.SHARED_GPU.value}"
+    return f'<b><span style="color:{LIGHT.notice}">{notice}</span></b>' if is_shared or "cpu" in names else notice

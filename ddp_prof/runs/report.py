@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.core.rank_events import RankEvents
     from ddp_prof.analyze.core.steps import RangePatterns
+    from ddp_prof.analyze.kernels.device_use import RankUse
     from ddp_prof.analyze.overlap.overlap import TraceOverlap
     from ddp_prof.analyze.quality.inventory import TraceInventory
     from ddp_prof.analyze.variants.contention import KernelSamples
@@ -32,7 +33,8 @@ class LoadOptions:
         step_range: Regular expression for ranges that are steps; a first group is the step's number.
         backward_range: Regular expression for ranges that hold the backward pass.
         comm_patterns: Regular expressions for kernels that communicate, beside those that are known.
-        with_shapes: Read the kernels' launch shapes, too, by which contention tells them apart.
+        with_launches: Read more of launches: kernels' shapes, by which contention tells them apart, names and ends of
+            calls, which timelines show.
         one_run: All files are ranks of one run, whatever their names.
         separate: Each file is a run of its own, whatever their names.
         part_rows: Read exports in parts of about so many rows; by default only those that are large.
@@ -42,7 +44,7 @@ class LoadOptions:
     step_range: str | None = None
     backward_range: str | None = None
     comm_patterns: tuple[str, ...] = ()
-    with_shapes: bool = False
+    with_launches: bool = False
     one_run: bool = False
     separate: bool = False
     to_draw: bool = False
@@ -97,7 +99,7 @@ def load_events(file: Path, options: LoadOptions) -> TraceEvents:
     from ddp_prof.analyze.core.rank_events import find_rank_events
     from ddp_prof.ingest.load import load_trace
 
-    trace = load_trace(file, extra_patterns=options.comm_patterns, with_shapes=options.with_shapes)
+    trace = load_trace(file, extra_patterns=options.comm_patterns, with_launches=options.with_launches)
     return TraceEvents(trace, find_rank_events(trace, options.patterns))
 
 
@@ -159,6 +161,12 @@ def _measure_kernels(part: TraceEvents, _options: LoadOptions) -> list[KernelSam
     return [sample_kernels(rank) for rank in part.ranks]
 
 
+def _measure_device_use(part: TraceEvents, _options: LoadOptions) -> list[RankUse]:
+    from ddp_prof.analyze.kernels.device_use import use_of_rank
+
+    return [use_of_rank(rank) for rank in part.ranks]
+
+
 def _measure_inventory(part: TraceEvents, options: LoadOptions) -> TraceInventory:
     from ddp_prof.analyze.quality.inventory import take_inventory
 
@@ -181,6 +189,7 @@ MEASURES: Mapping[str, Callable[[TraceEvents, LoadOptions], Any]] = {
     "overlap": _measure_overlap,
     "collectives": _measure_collectives,
     "kernels": _measure_kernels,
+    "device use": _measure_device_use,
     "inventory": _measure_inventory,
     "identity": _measure_identity,
 }

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_prof.errors import InterruptedReadingError, TraceError
 from ddp_prof.manifest import SUFFIX, label_of, load_manifest, manifest_path
-from ddp_prof.runs.report import LoadOptions, load_events
+from ddp_prof.runs.report import LoadOptions, load_events, measure_events
 from ddp_prof.runs.workers import Workers, measure_files
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.results import RunCollectives
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.collectives.straggler import RunSkew
+    from ddp_prof.analyze.kernels.device_use import DeviceUse
     from ddp_prof.analyze.overlap.overlap import TraceOverlap
     from ddp_prof.analyze.quality.inventory import TraceInventory
     from ddp_prof.analyze.root_cause import RootCause
@@ -42,8 +43,10 @@ if TYPE_CHECKING:
     from ddp_prof.present.timeline.model import Source
     from ddp_prof.runs.report import TraceEvents
 
+OF_EACH_KERNEL = frozenset({"kernels", "device use"})
+"""What is measured of each kernel and has rows for all of them."""
 MOST_FILES_OF_KERNELS = 8
-"""Files of a run whose kernels tell its contention: each is a row, which of hundreds of ranks would fill the memory."""
+"""Files of a run of which that is measured: of hundreds of ranks it would fill the memory."""
 
 
 @dataclass(eq=False)
@@ -91,8 +94,8 @@ class Run:
             yield load_events(file, self.options)
 
     def of_files(self, files: Collection[Path]) -> Run:
-        """A part of the run."""
-        return replace(self, files=tuple(files), _analysis=None)
+        """The same run, of which only some files are drawn."""
+        return replace(self, files=tuple(files))
 
     def overlap(self) -> TraceOverlap:
         """How much communication compute hides, by rank and step."""
@@ -120,6 +123,14 @@ class Run:
             self._analysis = replace(merged, trace_warnings=(*self.notes, *merged.trace_warnings))
         return self._analysis
 
+    def analysis_of(self, parts: Sequence[TraceEvents]) -> RunAnalysis:
+        """The same from events that are there, where it is not known yet."""
+        from ddp_prof.analyze.collectives.run_analysis import merge_analyses
+
+        if self._analysis is not None:
+            return self._analysis
+        return merge_analyses([measure_events(part, self.options, ("collectives",))["collectives"] for part in parts])
+
     def collectives(self) -> RunCollectives:
         """When each collective ran on each rank, what of it is exposed, and why."""
         from ddp_prof.analyze.collectives.results import measure_collectives
@@ -140,9 +151,14 @@ class Run:
 
     def kernels(self) -> list[KernelSamples]:
         """The compute kernels of each rank's steps, by which contention is measured."""
-        self.prepare("kernels")
-        found = [self.measured[file]["kernels"] for file in self.files if "kernels" in self.measured[file]]
-        return [samples for of_file in found for samples in of_file]
+        samples: list[KernelSamples] = self._of_few_files("kernels")
+        return samples
+
+    def device_use(self) -> DeviceUse:
+        """Which kernels took the time, what hid communication, and why devices were idle."""
+        from ddp_prof.analyze.kernels.device_use import measure_device_use
+
+        return measure_device_use(self._of_few_files("device use"))
 
     def waterfall(self) -> Waterfall:
         """The mean step of this run by parts; of several runs see :func:`compare_steps`."""
@@ -179,7 +195,7 @@ class Run:
     def missing(self, measures: Sequence[str]) -> Iterator[tuple[Path, tuple[str, ...]]]:
         """The files that are yet to be read, and what for. Kernels are many, so they are those of a few files."""
         for index, file in enumerate(self.files):
-            wanted = tuple(name for name in measures if name != "kernels" or index < MOST_FILES_OF_KERNELS)
+            wanted = tuple(name for name in measures if name not in OF_EACH_KERNEL or index < MOST_FILES_OF_KERNELS)
             if missing := tuple(name for name in wanted if name not in self.measured.get(file, {})):
                 yield file, missing
 
@@ -187,6 +203,11 @@ class Run:
         """Go on without some files."""
         self.files = tuple(file for file in self.files if file not in files)
         self.notes = (*self.notes, *notes)
+
+    def _of_few_files(self, measure: str) -> list[Any]:
+        self.prepare(measure)
+        found = [self.measured[file] for file in self.files]
+        return [of_rank for of_file in found for of_rank in of_file.get(measure, ())]
 
     def _measure(self, measure: str) -> list[Any]:
         self.prepare(measure)
@@ -219,8 +240,8 @@ def prepare_runs(runs: Sequence[Run], *measures: str) -> list[Run]:
                 raise outcome
             else:
                 broken[run, file] = outcome
-    except KeyboardInterrupt:
-        if leave_out is None or len(unread | broken.keys()) == len(wanted):
+    except KeyboardInterrupt as stop:  # with the number of a signal that is not Ctrl-C's
+        if stop.args or leave_out is None or len(unread | broken.keys()) == len(wanted):
             raise
     errors = [broken[key] for key in sorted(broken, key=lambda key: key[1])]
     if len(errors) == len(wanted) or leave_out is None:
@@ -234,8 +255,8 @@ def prepare_runs(runs: Sequence[Run], *measures: str) -> list[Run]:
     for run in runs:
         lost = [file for file in run.files if (run, file) in unread | broken.keys()]
         run.leave_out(lost, *(f"left out: {error}" for error in errors if error.path in lost))
-        if "kernels" in measures and len(run.files) > MOST_FILES_OF_KERNELS:
-            run.leave_out((), f"contention is told by the kernels of {MOST_FILES_OF_KERNELS} of its traces")
+        if OF_EACH_KERNEL & {*measures} and len(run.files) > MOST_FILES_OF_KERNELS:
+            run.leave_out((), f"kernels, and the contention they tell, are of {MOST_FILES_OF_KERNELS} of its traces")
     return [run for run in runs if run.files]
 
 
@@ -254,25 +275,42 @@ def timeline_sources(runs: Iterable[Run]) -> list[Source]:
     """Each file as a panel of a timeline; of several with one title the rank is part of it."""
     from collections import Counter
 
-    parts = [part for run in runs for part in run.events()]
-    titles = [label_of(trace.path, trace.manifest) for trace, _ in parts]
-    times = Counter(titles)
-    return [
-        timeline_source(_title(title, part) if times[title] > 1 else title, part)
-        for title, part in zip(titles, parts, strict=True)
-    ]
+    found = []
+    for run in runs:
+        parts = list(run.events())
+        analysis = run.analysis_of(parts)
+        found += [timeline_source(label_of(part.trace.path, part.trace.manifest), part, analysis) for part in parts]
+    times = Counter(source.title for source in found)
+    return [source._replace(title=_title(source)) if times[source.title] > 1 else source for source in found]
 
 
-def timeline_source(title: str, part: TraceEvents) -> Source:
-    """A file as a panel of a timeline."""
+def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Source:
+    """A file as a panel of a timeline.
+
+    Args:
+        title: What the panel is called.
+        part: The file.
+        analysis: The collectives of the run that it belongs to.
+    """
     from ddp_prof.analyze.overlap.overlap import measure_rank
     from ddp_prof.analyze.quality.diagnostics import find_caveats
-    from ddp_prof.present.timeline.model import Source
+    from ddp_prof.present.timeline.model import Explained, Source
 
     trace, ranks = part
-    return Source(title, trace, ranks, [measure_rank(rank) for rank in ranks], find_caveats(trace))
+    explained = {
+        (rank.clock, rank.process, rank.device): Explained(rank.timings, exposure, bool((wait_ns >= 0).any()))
+        for rank, exposure, wait_ns in zip(analysis.ranks, analysis.exposures, analysis.waits_ns, strict=True)
+    }
+    return Source(
+        title=title,
+        trace=trace,
+        ranks=ranks,
+        overlaps=[measure_rank(rank) for rank in ranks],
+        explained=[explained[trace.path, rank.process, rank.device] for rank in ranks],
+        caveats=tuple(caveat.value for caveat in find_caveats(trace)),
+    )
 
 
-def _title(title: str, part: TraceEvents) -> str:
-    rank = next((rank.rank for rank in part.ranks if rank.rank is not None), None)
-    return f"{title} ({part.trace.path.name})" if rank is None else f"{title}, rank {rank}"
+def _title(source: Source) -> str:
+    rank = next((rank.rank for rank in source.ranks if rank.rank is not None), None)
+    return f"{source.title} ({source.trace.path.name})" if rank is None else f"{source.title}, rank {rank}"

@@ -6,6 +6,7 @@ What comes out is a number, a text, an array, a path or one of the classes named
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
+from enum import Enum
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 _ANALYZE = "ddp_prof.analyze"
 _HOMES = {
     "ddp_prof.runs.report": ("LoadOptions", "Task", "Failure"),
-    "ddp_prof.manifest": ("Manifest", "Parameter", "HostTimes", "MessageTimes"),
+    "ddp_prof.manifest": ("Manifest", "Parameter", "HostTimes", "MessageTimes", "Caveat"),
     f"{_ANALYZE}.intervals": ("Intervals",),
     f"{_ANALYZE}.core.device_phases": ("DevicePhases",),
     f"{_ANALYZE}.core.step_breakdown": ("StepTimes",),
@@ -29,6 +30,10 @@ _HOMES = {
     f"{_ANALYZE}.collectives.run_analysis": ("RunAnalysis",),
     f"{_ANALYZE}.quality.inventory": ("TraceInventory", "ProcessInventory"),
     f"{_ANALYZE}.variants.contention": ("KernelSamples",),
+    f"{_ANALYZE}.kernels.device_use": ("RankUse",),
+    f"{_ANALYZE}.kernels.hidden": ("HiddenTime",),
+    f"{_ANALYZE}.kernels.idle": ("IdleTime",),
+    f"{_ANALYZE}.kernels.kernel_times": ("KernelRuns",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 _RESULT, _ARRAY, _PATH, _LIST = range(4)
@@ -81,6 +86,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Path):
         return _extension(_PATH, str(value))
     name = type(value).__name__
+    if isinstance(value, Enum) and type(value).__module__ == _HOME_OF.get(name):
+        return _extension(_RESULT, [name, value.value])
     if is_dataclass(value) and type(value).__module__ == _HOME_OF.get(name):
         return _extension(_RESULT, [name, *(_plain(getattr(value, field.name)) for field in fields(value))])
     raise TypeError(f"{name} is no result that is handed on")

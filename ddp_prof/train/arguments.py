@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddp_prof.run_config import RunConfig
-from ddp_prof.train.sizes import MODEL_SIZES
-from ddp_prof.variants import VARIANT_NAMES, VARIANTS
+from ddp_prof.train.workload.sizes import MODEL_SIZES
+from ddp_prof.variants import BUCKETED, VARIANT_NAMES, VARIANTS, powersgd_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -59,6 +59,15 @@ def _add_variant(group: argparse._ArgumentGroup) -> None:
         type=bucket_size,
         metavar="MB|none",
         help="cap of a bucket in MB of 2**20 bytes; bucketed, sharded: default 25, none is one bucket; torch: its own",
+    )
+    group.add_argument(
+        "--compression",
+        type=_compression,
+        metavar="bf16|powersgd-RANK",
+        help="bucketed: send gradients as bfloat16, or matrices as products of two with so many columns (powersgd-4)",
+    )
+    group.add_argument(
+        "--step-in-backward", action="store_true", help="bucketed: an optimizer a bucket, which steps as it arrives"
     )
     group.add_argument(
         "--no-communication-hook",
@@ -183,6 +192,12 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     arguments = Arguments(**{**vars(asked), "bucket_size_mb": _bucket_size(parser, asked)})
     if arguments.no_communication_hook and arguments.variant != "torch":
         parser.error(f"--no-communication-hook: variant {arguments.variant} has none")
+    if arguments.variant != BUCKETED and (arguments.compression or arguments.step_in_backward):
+        parser.error(f"--compression and --step-in-backward: {BUCKETED} has them, not {arguments.variant}")
+    if arguments.step_in_backward and (arguments.compression or arguments.find_unused_parameters):
+        parser.error("--step-in-backward goes with neither --compression nor --find-unused-parameters")
+    if powersgd_rank(arguments.compression) and arguments.find_unused_parameters:
+        parser.error("--compression powersgd does not go with --find-unused-parameters")
     if arguments.compile and not arguments.warmup:
         parser.error("--compile: the first step compiles, so it takes a --warmup of at least 1")
     if arguments.kineto is not None and not arguments.kineto.name.endswith((".json", ".json.gz")):
@@ -223,6 +238,12 @@ def _not_negative(text: str) -> float:
     if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"must be at least 0, not {text}")
     return value
+
+
+def _compression(text: str) -> str:
+    if text != "bf16" and not powersgd_rank(text):
+        raise argparse.ArgumentTypeError(f"must be bf16, or powersgd with its rank as in powersgd-4, not {text}")
+    return text
 
 
 def bucket_size(text: str) -> float:

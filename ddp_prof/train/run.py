@@ -7,26 +7,26 @@ import sys
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from ddp_prof import variants
-from ddp_prof.ddp import VARIANTS, annotate
+from ddp_prof.ddp import VARIANTS, PowerSGD, annotate
 from ddp_prof.ddp.engine.collective import communication_errors
 from ddp_prof.errors import OutOfMemoryError, WorkloadError
 from ddp_prof.manifest import write_manifest
-from ddp_prof.train.data import scatter_batches
-from ddp_prof.train.memory import check_memory, count_state, resident_bytes
-from ddp_prof.train.messages import MessageLog
-from ddp_prof.train.model import TransformerLM, activation_bytes
-from ddp_prof.train.numerics import check_numerics, set_numerics
-from ddp_prof.train.process_group import RankInfo, choose_device, count_ranks_per_gpu, process_group
-from ddp_prof.train.profiler import choose_window
-from ddp_prof.train.record import Measured, describe_run
-from ddp_prof.train.sizes import MODEL_SIZES
-from ddp_prof.train.step import StepResult, Trainer, settle
+from ddp_prof.train.ranks.process_group import RankInfo, choose_device, count_ranks_per_gpu, process_group
+from ddp_prof.train.recording.memory import check_memory, count_state, resident_bytes
+from ddp_prof.train.recording.messages import MessageLog
+from ddp_prof.train.recording.profiler import choose_window
+from ddp_prof.train.recording.record import Measured, describe_run
+from ddp_prof.train.workload.data import scatter_batches
+from ddp_prof.train.workload.model import TransformerLM, activation_bytes
+from ddp_prof.train.workload.numerics import check_numerics, set_numerics
+from ddp_prof.train.workload.sizes import MODEL_SIZES
+from ddp_prof.train.workload.step import StepResult, Trainer, settle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -100,15 +100,22 @@ def describe_step(arguments: Arguments, world: int) -> str:
     with torch.device("meta"):
         model = TransformerLM(size, checkpoint_blocks=arguments.activation_checkpointing)
         kept = activation_bytes(model, torch.zeros(local, arguments.seq_len, dtype=torch.long))
-    gradients = size.gradient_bytes()
+    gradients, sent = size.gradient_bytes(), 4 * sum(sent_numel(arguments, item.shape) for item in model.parameters())
+    compressed = f", as {arguments.compression} {sent / 2**20:.1f} MB" if arguments.compression else ""
     return (
         f"accounting of a step of one rank ({local} x {arguments.seq_len} tokens, float32): "
         f"{size.step_flops(local * arguments.seq_len, arguments.seq_len):.4g} FLOPs, "
         f"{size.parameters:,} parameters ({4 * size.parameters / 2**20:.1f} MB), "
         f"activations {kept / 2**20:.1f} MB (attention not fused), "
-        f"gradients {gradients / 2**20:.1f} MB, sent by a ring all-reduce "
-        f"{2 * (world - 1) / world * gradients / 2**20:.1f} MB"
+        f"gradients {gradients / 2**20:.1f} MB{compressed}, sent by a ring all-reduce "
+        f"{2 * (world - 1) / world * sent / 2**20:.1f} MB"
     )
+
+
+def sent_numel(arguments: Arguments, shape: torch.Size) -> float:
+    """How many float32 numbers the gradient of one parameter is when it is sent."""
+    rank = variants.powersgd_rank(arguments.compression)
+    return PowerSGD(rank).sent_numel(shape) if rank else shape.numel() / (2 if arguments.compression == "bf16" else 1)
 
 
 def make_trainer(arguments: Arguments, device: torch.device, rank: int) -> Trainer:
@@ -117,19 +124,28 @@ def make_trainer(arguments: Arguments, device: torch.device, rank: int) -> Train
     with device:
         model = TransformerLM(MODEL_SIZES[arguments.model_size], checkpoint_blocks=arguments.activation_checkpointing)
     set_numerics(model, arguments)
-    variant = make_variant(arguments, model)
-    optimizer = torch.optim.AdamW(variant.optimizer_parameters(), lr=arguments.lr, fused=device.type == "cuda")
+    make_optimizer = partial(torch.optim.AdamW, lr=arguments.lr, fused=device.type == "cuda")
+    variant = make_variant(arguments, model, make_optimizer)
+    parameters = variant.optimizer_parameters()
+    optimizer = make_optimizer(parameters) if parameters else None
     delay_s = arguments.inject_delay_ms / 1000 if rank == arguments.inject_delay_rank else 0.0
     return Trainer(variant, optimizer, delay_s, arguments.precision)
 
 
-def make_variant(arguments: Arguments, model: torch.nn.Module) -> DataParallel:
+def make_variant(
+    arguments: Arguments, model: torch.nn.Module, make_optimizer: Callable[..., torch.optim.Optimizer]
+) -> DataParallel:
     """The variant with its own options."""
-    options: dict[str, float | bool | None] = {}
+    options: dict[str, Any] = {}
     if arguments.variant == "torch":
         options = {"bucket_cap_mb": arguments.bucket_size_mb, "mark_buckets": not arguments.no_communication_hook}
     elif variants.VARIANTS[arguments.variant].takes_bucket_size:
         options = {"bucket_size_mb": arguments.bucket_size_mb}
+    if arguments.compression:
+        rank = variants.powersgd_rank(arguments.compression)
+        options["compression"] = PowerSGD(rank) if rank else arguments.compression
+    if arguments.step_in_backward:
+        options["step_in_backward"] = make_optimizer
     make: Callable[..., DataParallel] = VARIANTS[arguments.variant]
     return make(model, find_unused_parameters=arguments.find_unused_parameters, **options)
 
@@ -156,7 +172,7 @@ def _train(
     warmup, measured = range(arguments.warmup), range(arguments.warmup, steps)
     if not window.includes_warmup:
         take(warmup)
-    with window, process:
+    with window.recording, process:
         if window.includes_warmup:
             take(warmup)
         results = take(measured)

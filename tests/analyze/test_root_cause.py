@@ -68,6 +68,27 @@ def test_of_five_collectives_one_is_launched_after_backward() -> None:
     assert (cause.alike_a_step, cause.collectives_a_step) == (1, 3)
 
 
+def test_the_second_message_of_a_bucket_is_told_from_the_first() -> None:
+    """Of PowerSGD: it needs what the first brings, so a hook could not have launched it sooner."""
+    ranges = {
+        "process|rank=0|world=2": "#" * 24,
+        "step|index=0": "#" * 24,
+        "backward": "#########",
+        "synchronize": ".........##########",
+        "all_reduce|bucket=0|bytes=8|params=1": "....#####",
+        "all_reduce|bucket=1|bytes=8|params=1": ".......####",
+        "all_reduce|bucket=1|bytes=4|params=1|part=2": "...........######",
+    }
+    cause = find_root_cause(collectives_of(draw_trace(ranges=ranges, ranks={PID: 0})))
+    assert cause is not None
+    assert (cause.why, cause.bucket, cause.bytes, cause.collective_ns) == ("blocking_call", 1, 4, 6)
+    assert cause.follows_own_bucket
+    del ranges["all_reduce|bucket=1|bytes=8|params=1"]
+    alone = find_root_cause(collectives_of(draw_trace(ranges=ranges, ranks={PID: 0})))
+    assert alone is not None
+    assert not alone.follows_own_bucket
+
+
 def test_the_gather_of_a_bucket_is_not_taken_for_its_reduction() -> None:
     """Both carry bucket 0: the headline told the middle of both starts, after backward's end, as the reduction's."""
     trace = draw_trace(

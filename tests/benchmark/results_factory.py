@@ -63,7 +63,7 @@ class Sweep:
                 for mode, comm in ((False, comm_ms), (True, comm_ms if synchronized_ms is None else synchronized_ms))
                 for index in range(self.steps)
             ]
-            sent = [StoredMessages(run.id, size, 10, round(ns), round(ns)) for size, ns in messages]
+            sent = [StoredMessages(size, 10, round(ns), round(ns), run=run.id) for size, ns in messages]
             self.runs.append((self.environment, run, steps, sent))
 
     def fail(self, variant: str, status: str = OUT_OF_MEMORY, **options: object) -> None:
@@ -108,7 +108,7 @@ class Sweep:
         step, comm = (round(item * ripple * MS) for item in (step_ms, comm_ms))
         rest = step - comm
         phases = (rest // 4, rest // 2, rest // 8) if mode else (None, None, None)
-        return StoredStep(run.id, mode, index, step, phases[0], phases[1], comm, phases[2])
+        return StoredStep(mode, index, step, phases[0], phases[1], comm, phases[2], run=run.id)
 
 
 OVERHEAD_NS, BYTES_PER_NS = 200_000, 0.8

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.benchmark.allreduce.__main__ import main
-from ddp_prof.benchmark.allreduce.arguments import Arguments, make_parser, message_bytes
+from ddp_prof.benchmark.allreduce.arguments import make_parser, message_bytes
 from ddp_prof.benchmark.allreduce.timings import summarize_times, timings_view
 from ddp_prof.benchmark.alpha_beta import message_costs
 from ddp_prof.benchmark.statistics import median_interval
@@ -88,7 +88,7 @@ def test_sizes_are_whole_elements_and_each_once() -> None:
 )
 def test_mistakes_exit_with_2(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        make_parser().parse_args(argv, Arguments())
+        make_parser().parse_args(argv)
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
 

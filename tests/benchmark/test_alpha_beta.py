@@ -75,7 +75,7 @@ def test_the_formula_is_what_its_assumptions_come_to(buckets: int) -> None:
 def test_messages_of_a_size_are_medians_over_runs_of_one_testbed() -> None:
     sweep = Sweep(repeats=3)
     sweep.add("naive", 100, 50, messages=[(1000, 5000.0)])
-    sweep.runs[0][3][0] = type(sweep.runs[0][3][0])(sweep.runs[0][1].id, 1000, 10, 9000, 9000)
+    sweep.runs[0][3][0] = type(sweep.runs[0][3][0])(1000, 10, 9000, 9000, run=sweep.runs[0][1].id)
     sweep.environment = OTHER_ENVIRONMENT
     sweep.add("naive", 100, 50, messages=[(1000, 70000.0)])
     found = message_costs(sweep.results())

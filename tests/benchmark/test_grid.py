@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from argparse import Namespace
 from dataclasses import replace
 from itertools import groupby
 
 import pytest
 
-from ddp_prof.benchmark.sweep.arguments import Arguments, choose_grid, make_parser
+from ddp_prof.benchmark.sweep.arguments import choose_grid, make_parser
 from ddp_prof.benchmark.sweep.grid import Grid, Job, default_grid
 from ddp_prof.benchmark.sweep.progress import format_time
 from ddp_prof.run_config import RunConfig
@@ -29,8 +30,8 @@ CONFIG = RunConfig(
 )
 
 
-def parse(*argv: str) -> Arguments:
-    return make_parser().parse_args(argv, Arguments())
+def parse(*argv: str) -> Namespace:
+    return make_parser().parse_args(argv)
 
 
 def test_variants_are_interleaved_and_repeats_are_rounds() -> None:

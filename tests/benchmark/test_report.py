@@ -22,9 +22,9 @@ from ddp_prof.benchmark.report.views import (
     results_view,
     settings_view,
 )
-from ddp_prof.benchmark.settings import environments_of, summarize_settings
+from ddp_prof.benchmark.settings import summarize_settings
 from ddp_prof.benchmark.study import load_study
-from ddp_prof.manifest import SHARED_GPU
+from ddp_prof.manifest import Caveat
 from ddp_prof.present.text import size
 from tests.benchmark.results_factory import GRADIENT_BYTES, MS, OTHER_ENVIRONMENT, SIZES, Sweep, line, study_like
 from tests.present.runs import HOSTILE_TITLE
@@ -63,13 +63,13 @@ def exact() -> Sweep:
 class TestRows:
     def test_the_columns_of_the_study_come_first(self) -> None:
         results = exact().results()
-        rows = csv_rows(summarize_settings(results), environments_of(results))
+        rows = csv_rows(summarize_settings(results))
         assert ",".join(rows[0]) == HEADER
         assert all(list(row) == list(rows[0]) for row in rows)
 
     def test_numbers_are_in_the_units_of_their_columns(self) -> None:
         results = exact().results()
-        rows = csv_rows(summarize_settings(results), environments_of(results))
+        rows = csv_rows(summarize_settings(results))
         row = next(row for row in rows if row["bucket_size_mb"] == 10.0)
         numbers = {key: row[key] for key in ("avg_step_time_ms", "avg_comm_time_ms", "comm_overhead_pct")}
         assert numbers == pytest.approx({"avg_step_time_ms": 80, "avg_comm_time_ms": 20, "comm_overhead_pct": 25})
@@ -194,9 +194,9 @@ class TestWords:
 
 def test_figures_say_that_ranks_shared_a_gpu() -> None:
     sweep = Sweep()
-    sweep.add("naive", 100, 40, device="cuda", caveat=SHARED_GPU)
+    sweep.add("naive", 100, 40, device="cuda", caveat=Caveat.SHARED_GPU.value)
     sweep.add("flat", 100, 40, device="cuda")
-    assert SHARED_GPU in draw_variants(testbed_of(sweep)).layout.title.subtitle.text
+    assert Caveat.SHARED_GPU.value in draw_variants(testbed_of(sweep)).layout.title.subtitle.text
 
 
 def test_two_environments_are_never_in_one_table_or_figure(tmp_path: Path) -> None:
@@ -331,7 +331,7 @@ class TestFiles:
         results = exact().results()
         path = tmp_path / "results.csv"
         path.write_text("old")
-        write_results_csv(summarize_settings(results), environments_of(results), path)
+        write_results_csv(summarize_settings(results), path)
         assert path.read_text().splitlines()[0] == HEADER
         assert [path.name for path in tmp_path.iterdir()] == ["results.csv"]
 

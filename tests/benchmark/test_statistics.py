@@ -6,7 +6,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from ddp_prof.benchmark.statistics import Effect, Estimate, combine, estimate_all, half_width, student_t
+from ddp_prof.analyze.statistics import student_t
+from ddp_prof.benchmark.statistics import Effect, Estimate, combine, estimate_all, half_width
 
 # Any table of Student's t, two-sided 95 %.
 TABLE = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 10: 2.228, 30: 2.042, 120: 1.980}

@@ -31,10 +31,10 @@ RUN = StoredRun(
     peak_memory_bytes=1000, tokens=256, created="2026-01-01T00:00:00+00:00", git_commit=None, command="python",
 )  # fmt: skip
 STEPS = (
-    StoredStep("r1", False, 0, 100, None, None, 20, None),
-    StoredStep("r1", True, 0, 110, 30, 50, 20, 10),
+    StoredStep(False, 0, 100, None, None, 20, None, run="r1"),
+    StoredStep(True, 0, 110, 30, 50, 20, 10, run="r1"),
 )
-MESSAGES = (StoredMessages("r1", 40, 2, 15, 14),)
+MESSAGES = (StoredMessages(40, 2, 15, 14, run="r1"),)
 
 
 def test_what_is_written_comes_back(tmp_path: Path) -> None:
@@ -117,10 +117,13 @@ def test_another_file_is_refused_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ("update measurements set step_ns = 'fast'", "measurements.step_ns is 'fast'"),
-        ("update measurements set step_ns = 0", "measurements.step_ns is 0"),
-        ("update runs set gradient_bytes = 0", "runs.gradient_bytes is 0"),
-        ("alter table runs drop column status", "no runs.status"),
+        (
+            "update measurements set step_ns = 'fast'",
+            r"measurements: Expected `int`, got `str` - at `\$\.step_ns`",
+        ),
+        ("update measurements set step_ns = 0", r"measurements: Expected `int` >= 1 - at `\$\.step_ns`"),
+        ("update runs set gradient_bytes = 0", r"runs: Expected `int` >= 1 - at `\$\.gradient_bytes`"),
+        ("alter table runs drop column status", r"runs: Object missing required field `status`"),
         ("drop table measurements", "no table measurements"),
     ],
 )

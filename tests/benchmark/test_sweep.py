@@ -164,7 +164,7 @@ def test_the_digest_of_the_code_is_of_what_the_ranks_run(tmp_path: Path) -> None
     measured = (
         "ddp/base.py",
         "ddp/engine/reducer.py",
-        "train/step.py",
+        "train/workload/step.py",
         "range_names.py",
         "run_config.py",
         "variants.py",

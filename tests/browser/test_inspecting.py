@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -162,9 +162,38 @@ def test_an_address_that_means_nothing_shows_all(visit: Visit, page: Path, hash_
     assert visit.complaints == []
 
 
-def test_on_a_phone_the_lanes_scroll_and_the_page_does_not(visit: Visit, page: Path) -> None:
-    visit.page.set_viewport_size({"width": 390, "height": 844})
+def boxes_of(visit: Visit, selector: str) -> list[dict[str, float]]:
+    """Where elements are, in pixels of the page."""
+    found: list[dict[str, float]] = visit.page.locator(selector).evaluate_all(
+        "(found) => found.map((each) => each.getBoundingClientRect().toJSON())"
+    )
+    return found
+
+
+def lanes_seen(visit: Visit) -> list[tuple[str, float, float]]:
+    """Title, top and bottom of each lane that is not folded, in pixels of the page."""
+    _, top = visit.lanes()
+    rows = visit.ask(
+        "page.data.lanes.filter(({ seen }) => seen).map((lane) => [lane.title, lane.top, lane.level * lane.levels])"
+    )
+    return [(title, top + start, top + start + height) for title, start, height in rows]
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+def test_labels_are_above_the_lanes_on_a_phone_and_beside_them_elsewhere(visit: Visit, page: Path, width: int) -> None:
+    visit.page.set_viewport_size({"width": width, "height": 844})
     visit.open_timeline(page)
-    sizes: Any = visit.page.evaluate("""[document.documentElement.scrollWidth,
-        document.querySelector(".scroll").scrollWidth > document.querySelector(".scroll").clientWidth]""")
-    assert sizes == [390, True]
+    assert visit.page.evaluate("document.documentElement.scrollWidth") == width, "nothing scrolls sideways"
+    left, _ = visit.lanes()
+    labels = boxes_of(visit, "#labels button[aria-expanded=true]")
+    seen = lanes_seen(visit)
+    assert len(labels) == len(seen) == 4
+    for label, (title, top, bottom) in zip(labels, seen, strict=True):
+        if width == 390:
+            assert label["bottom"] <= top + 0.5, title
+            assert left < 20
+        else:
+            assert label["right"] <= left
+            assert label["top"] - 0.5 <= top < bottom <= label["bottom"] + 0.5, title
+    for one, other in pairwise(seen):
+        assert one[2] <= other[1], "lanes do not overlap"

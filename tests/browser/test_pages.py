@@ -18,7 +18,7 @@ def test_a_report_opens_from_disk(visit: Visit, tmp_path: Path, monkeypatch: pyt
     write_report(runs, tmp_path)
     visit.open(tmp_path / "index.html")
     assert "device: cpu" in visit.text()
-    assert visit.count("tbody tr") == 4, "two runs side by side, and why each is exposed"
+    assert visit.count("tbody tr") == 6, "two runs side by side, why each is exposed, what took the time"
     visit.page.locator('a[href="naive-why.html"]').click()
     visit.page.locator("#collectives .bars .point").first.wait_for()
     visit.page.go_back()

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ddp_prof.cli import main
-from ddp_prof.manifest import SHARED_GPU, write_manifest
+from ddp_prof.manifest import Caveat, write_manifest
 from tests.analyze.collectives.test_straggler import rank_capture
 from tests.nsys_factory import write_capture
 from tests.test_manifest import MANIFEST
@@ -41,11 +41,11 @@ def shared(tmp_path: Path) -> list[Path]:
 def test_every_table_and_document_says_that_the_gpu_was_shared(command: str, shared: list[Path]) -> None:
     table = run(*command.split(), *shared)
     assert table.exit_code == 0, table.stderr
-    assert f"note: {SHARED_GPU}" in table.stdout
+    assert f"note: {Caveat.SHARED_GPU.value}" in table.stdout
     document = json.loads(run(*command.split(), "--format", "json", *shared).stdout)
     documents = document if isinstance(document, list) else [document]
-    assert all(any(SHARED_GPU in warning for warning in document["warnings"]) for document in documents)
-    assert SHARED_GPU in run(*command.split(), "--format", "markdown", *shared).output
+    assert all(any(Caveat.SHARED_GPU.value in warning for warning in document["warnings"]) for document in documents)
+    assert Caveat.SHARED_GPU.value in run(*command.split(), "--format", "markdown", *shared).output
 
 
 @pytest.mark.parametrize("command", MEASURING)
@@ -56,29 +56,31 @@ def test_gpus_of_their_own_need_no_caveat(command: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_pages_and_exports_say_so_too(shared: list[Path], tmp_path: Path) -> None:
     assert run("report", *shared, "-o", tmp_path / "report").exit_code == 0
-    assert SHARED_GPU in (tmp_path / "report/index.html").read_text()
+    assert Caveat.SHARED_GPU.value in (tmp_path / "report/index.html").read_text()
     assert run("timeline", shared[0], "-o", tmp_path / "timeline.html").exit_code == 0
-    assert SHARED_GPU in (tmp_path / "timeline.html").read_text()
+    assert Caveat.SHARED_GPU.value in (tmp_path / "timeline.html").read_text()
     assert run("export", shared[0], "-o", tmp_path / "export.json.gz").exit_code == 0
     exported = json.loads(gzip.decompress((tmp_path / "export.json.gz").read_bytes()))
-    assert exported["otherData"]["caveats"] == [SHARED_GPU]
+    assert exported["otherData"]["caveats"] == [Caveat.SHARED_GPU.value]
 
 
 def test_run_json_says_so_itself(shared: list[Path]) -> None:
-    assert json.loads((shared[0].parent / "naive.run.json").read_text())["caveats"] == [SHARED_GPU]
+    assert json.loads((shared[0].parent / "naive.run.json").read_text())["caveats"] == [Caveat.SHARED_GPU.value]
 
 
 def test_a_trace_that_lost_its_run_json_still_says_so(tmp_path: Path) -> None:
     capture = rank_capture(0)
     for range_ in capture.ranges:
         range_.name += "|ranks_per_gpu=2" if range_.name.startswith("process|") else ""
-    assert f"note: {SHARED_GPU}" in run("overlap", write_capture(tmp_path / "x.sqlite", capture)).stdout
+    assert f"note: {Caveat.SHARED_GPU.value}" in run("overlap", write_capture(tmp_path / "x.sqlite", capture)).stdout
 
 
 def test_compared_runs_are_told_apart(tmp_path: Path) -> None:
     traces = [*write_run(tmp_path, "naive", 2), *write_run(tmp_path, "flat", 1)]
-    assert f"note: naive: {SHARED_GPU}" in run("compare", *traces).stdout
-    assert json.loads(run("compare", "--format", "json", *traces).stdout)["warnings"] == [f"naive: {SHARED_GPU}"]
+    assert f"note: naive: {Caveat.SHARED_GPU.value}" in run("compare", *traces).stdout
+    assert json.loads(run("compare", "--format", "json", *traces).stdout)["warnings"] == [
+        f"naive: {Caveat.SHARED_GPU.value}"
+    ]
 
 
 def communicated(path: Path, backend: str) -> dict[str, object]:

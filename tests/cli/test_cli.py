@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -39,7 +40,7 @@ def trace(tmp_path: Path) -> Path:
 def test_every_command_explains_itself(name: str) -> None:
     result = run(name, "--help")
     assert result.exit_code == 0
-    assert ("DATABASE" if name == "results" else "TRACE") in result.output
+    assert {"results": "DATABASE", "completion": "bash|zsh|fish"}.get(name, "TRACE") in result.output
 
 
 def test_json_keeps_the_contract(trace: Path) -> None:
@@ -83,7 +84,7 @@ def test_names_that_look_like_markup_stay_text(tmp_path: Path) -> None:
     assert "[bold]x[red].sqlite" in run("overlap", path).stdout
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "completion"])
 @pytest.mark.parametrize("content", [None, b"", b"\0random\xff" * 50, b"SQLite format 3\0"])
 def test_what_is_no_trace_is_one_line_and_exit_code_1(command: str, content: bytes | None, tmp_path: Path) -> None:
     path = tmp_path / "bad.sqlite"
@@ -150,7 +151,7 @@ def count(frame, event, argument):
     if event == "call" and "ddp_prof" in frame.f_code.co_filename:
         calls += 1
         if calls == at:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.{signal})
 
 sys.setprofile(count)
 from ddp_prof.cli import main
@@ -162,22 +163,24 @@ finally:
 """
 
 
-def interrupted(at: int, trace: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", INTERRUPTED, str(at), "overlap", "--steps", str(trace)]
+def interrupted(at: int, trace: Path, number: signal.Signals) -> subprocess.CompletedProcess[str]:
+    script = INTERRUPTED.replace("{signal}", number.name)
+    command = [sys.executable, "-c", script, str(at), "overlap", "--steps", str(trace)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", [0.1, 0.4, 0.7, 0.95])
-def test_an_interrupted_command_leaves_the_trace_as_it_was(share: float, trace: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("share", [0.1, 0.7, 0.95])
+def test_an_interrupted_command_leaves_the_trace_as_it_was(share: float, number: signal.Signals, trace: Path) -> None:
     before = hashlib.sha256(trace.read_bytes()).digest()
-    whole = interrupted(-1, trace)
+    whole = interrupted(-1, trace, number)
     assert whole.returncode == 0
     calls = int(whole.stderr.split()[-1])
     assert calls > 100
-    done = interrupted(int(share * calls), trace)
-    assert done.returncode == 1
+    done = interrupted(int(share * calls), trace, number)
+    assert done.returncode == 128 + number
     assert whole.stdout.startswith(done.stdout)
-    assert done.stderr.split()[0] == "Aborted!"
+    assert f"stopped by {number.name}; what was written before is complete" in done.stderr
     assert hashlib.sha256(trace.read_bytes()).digest() == before
     assert [path.name for path in trace.parent.iterdir()] == [trace.name]

@@ -31,9 +31,9 @@ def test_it_draws_the_ranks_with_most_exposed_time_and_says_so(folder: Path, mon
     drawn: list[str] = []
     source = runs.timeline_source
 
-    def noted(title: str, part: tuple[Trace, object]) -> object:
+    def noted(title: str, part: tuple[Trace, object], analysis: object) -> object:
         drawn.append(part[0].path.name)
-        return source(title, part)
+        return source(title, part, analysis)
 
     monkeypatch.setattr(runs, "timeline_source", noted)
     result = CliRunner().invoke(main, ["report", str(folder), "-o", str(folder / "pages")])

@@ -6,6 +6,7 @@ import os
 import pty
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -13,11 +14,13 @@ from click.testing import CliRunner
 from ddp_prof.cli import main
 from ddp_prof.present.tables import render
 from tests.conftest import ROOT
+from tests.ingest.test_nsys_sqlite import known_truth
+from tests.nsys_factory import write_capture
 
 TRACES = sorted(path.name for path in (ROOT / "traces").glob("*.sqlite"))
 OF_ONE = (
     "overlap", "overlap --steps", "collectives", "collectives --by step", "collectives --by bucket", "skew", "info",
-    "check --min-overlap 95% --max-tail-ms 1",
+    "kernels", "check --min-overlap 95% --max-tail-ms 1",
 )  # fmt: skip
 OF_ALL = ("compare", "compare --waterfall", "check --min-overlap 50% --baseline traces/naive.sqlite")
 
@@ -41,6 +44,18 @@ def test_no_line_is_longer(command: str, trace: str, monkeypatch: pytest.MonkeyP
         said = printed([*command.split(), f"traces/{trace}"], width, monkeypatch)
         assert max(map(len, said.splitlines())) <= width
         assert "…" not in said, "nothing is cut"
+
+
+@pytest.mark.parametrize("command", [*OF_ONE, "compare"])
+def test_no_line_of_a_gpu_capture_is_longer(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels have names of templates, longer than any line."""
+    capture = known_truth()
+    for kernel in capture.kernels:
+        kernel.name += f"<{', '.join(['at::native::Functor<float, (int)4>'] * 9)}>(void)"
+    trace = write_capture(tmp_path / "a_name_that_is_rather_long_for_a_file.sqlite", capture)
+    for width in (80, 120):
+        said = printed([*command.split(), str(trace)], width, monkeypatch)
+        assert max(map(len, said.splitlines())) <= width
 
 
 @pytest.mark.parametrize("command", [*OF_ALL, "results", "results --against cs336"])

@@ -78,9 +78,13 @@ def stepped(rank: int) -> dict[str, Any]:
         model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
         if name == "in backward":
             variant = BucketedDDP(model, LAYER_MB, step_in_backward=lambda own: torch.optim.AdamW(own, lr=0.05))
-            for _ in range(5):
-                variant(x[rank * 4 : rank * 4 + 4]).square().mean().backward()
-                variant.finish_gradient_synchronization()
+            recorder = Recorder()
+            with annotate.listening(recorder):
+                for _ in range(5):
+                    with annotate.backward():
+                        loss = variant(x[rank * 4 : rank * 4 + 4]).square().mean()
+                        loss.backward()
+                    variant.finish_gradient_synchronization()
             gradients = [parameter.grad for parameter in model.parameters()]
         else:
             optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
@@ -89,7 +93,8 @@ def stepped(rank: int) -> dict[str, Any]:
                 model(x).square().mean().backward()
                 optimizer.step()
         weights[name] = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-    return {**weights, "gradients": gradients, "left": variant.optimizer_parameters()}
+    left = variant.optimizer_parameters(), len(variant.optimizers)
+    return {**weights, "gradients": gradients, "left": left, "ranges": recorder.ranges}
 
 
 def everything(rank: int) -> dict[str, Any]:
@@ -119,7 +124,7 @@ def test_the_error_of_bf16_is_as_stated(results: list[dict[str, Any]]) -> None:
 
 
 def test_there_is_no_other_compression() -> None:
-    with pytest.raises(ValueError, match="compression must be None or 'bf16'"):
+    with pytest.raises(ValueError, match="compression must be None, 'bf16' or a PowerSGD"):
         BucketedDDP(nn.Linear(2, 2), 1, compression="zip")
 
 
@@ -128,7 +133,21 @@ def test_steps_in_backward_equal_one_process(results: list[dict[str, Any]], rank
     found = results[rank]["stepped"]
     torch.testing.assert_close(found["in backward"], found["one process"], rtol=1e-4, atol=1e-5)
     assert found["gradients"] == [None] * 8
-    assert found["left"] == []
+    assert found["left"] == ([], 8)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_step_on_a_bucket_has_a_range_within_backward_or_synchronize(
+    results: list[dict[str, Any]], rank: int
+) -> None:
+    recorded = results[rank]["stepped"]["ranges"]
+    steps = [taken for taken in recorded if taken.text.startswith("optimizer")]
+    holders = [taken for taken in recorded if taken.text in ("backward", "synchronize")]
+    assert [taken.text for taken in steps] == [f"optimizer|bucket={bucket}" for bucket in range(8)] * 5
+    held = [
+        sum(holder.start_ns <= taken.start_ns <= taken.end_ns <= holder.end_ns for holder in holders) for taken in steps
+    ]
+    assert held == [1] * 40
 
 
 def test_steps_in_backward_go_with_no_other_option() -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from ddp_prof.ddp import VARIANTS, DataParallel, NaiveDDP, OverlapDDP
 from ddp_prof.errors import CommunicationError
@@ -63,21 +64,30 @@ def groups(rank: int) -> list[Any]:
 
 
 def dropped(rank: int) -> dict[str, Any]:
-    """Gradients of a module whose variant was dropped, or removed."""
+    """Of a module whose variant was dropped, or removed: whether that is gone, the hooks that are left, gradients."""
     gradients = {}
     for key in ("overlap", "bucketed", "torch"):
         module = nn.Linear(2, 1, bias=False)
+        before = count_hooks(module)
         variant = make(key, module)
         step(variant, rank)
         seen = weakref.ref(variant)
         if key == "bucketed":
-            variant.remove()
-        del variant
-        gc.collect()
+            variant.remove()  # and kept
+        else:
+            del variant
+            gc.collect()
         module.zero_grad()
         backward(module, rank)
-        gradients[key] = [key == "bucketed" or seen() is None, module.weight.grad.flatten().tolist()]
+        left = count_hooks(module) - before
+        gradients[key] = [seen() is None, left, module.weight.grad.flatten().tolist()]
     return gradients
+
+
+def count_hooks(module: nn.Linear) -> int:
+    """On the parameter, and on all optimizers."""
+    everywhere = _global_optimizer_pre_hooks, _global_optimizer_post_hooks
+    return len(module.weight._post_accumulate_grad_hooks or ()) + sum(map(len, everywhere))
 
 
 def forgotten(rank: int) -> dict[str, list[str]]:
@@ -165,7 +175,7 @@ def test_a_group_is_shared_by_a_copy_and_cannot_be_pickled(results: list[dict[st
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("key", ["overlap", "bucketed", "torch"])
 def test_a_module_whose_variant_is_gone_trains_alone(results: list[dict[str, Any]], key: str, rank: int) -> None:
-    assert results[rank]["dropped"][key] == [True, [rank + 1.0] * 2]
+    assert results[rank]["dropped"][key] == [key != "bucketed", 0, [rank + 1.0] * 2]
 
 
 @pytest.mark.parametrize("key", OURS)

@@ -382,9 +382,11 @@ def test_rows_that_are_only_in_the_log_count(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.sqlite", "x.sqlite-wal"]
 
 
-def test_shapes_beyond_all_bounds_are_not_known(tmp_path: Path) -> None:
-    path = arguments(grid=[2**80, 1, 1], block=[1, 1, 1])(tmp_path)
-    shapes = load_trace(path, with_shapes=True).shape_id
+@pytest.mark.parametrize("size", [str(2**80), "1e999"])
+def test_shapes_beyond_all_bounds_are_not_known(size: str, tmp_path: Path) -> None:
+    path = arguments(grid=["SIZE", 1, 1], block=[1, 1, 1])(tmp_path)
+    path.write_text(path.read_text().replace('"SIZE"', size))
+    shapes = load_trace(path, with_launches=True).shape_id
     assert shapes is not None
     assert shapes.tolist() == [-1] * 3
 

@@ -28,8 +28,8 @@ def names_of(traces: list[Path]) -> list[str]:
     return [trace.name for trace in traces]
 
 
-def test_every_source_has_a_name_that_is_shown() -> None:
-    assert {reader.source for reader in READERS} == set(SOURCE_NAMES)
+def test_names_that_are_shown_are_of_formats_that_can_be_read() -> None:
+    assert set(SOURCE_NAMES) <= {reader.source for reader in READERS}
     assert SOURCE_NAMES["kineto"] == "torch.profiler"
 
 

@@ -43,8 +43,9 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: str = 'cp 
 def test_a_report_is_exported_once(report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = stand_in(tmp_path, monkeypatch)
     before = report.read_bytes()
-    for _ in range(2):
+    for is_first in (True, False):
         trace = load_trace(report)
+        assert any("exported to x.sqlite" in warning for warning in trace.warnings) == is_first
         assert (trace.source, trace.path, len(trace.activities)) == ("nsys-report", report, 60)
     assert len(log.read_text().splitlines()) == 1
     assert "--include-json true" in log.read_text()

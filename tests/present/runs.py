@@ -6,6 +6,8 @@ from dataclasses import replace
 
 from ddp_prof.analyze.collectives.results import typical_step
 from ddp_prof.analyze.collectives.step_view import view_step
+from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.kernels.device_use import measure_device_use, use_of_rank
 from ddp_prof.analyze.overlap.comparison import compare_variants
 from ddp_prof.analyze.overlap.overlap import TraceOverlap, measure_overlap
 from ddp_prof.analyze.root_cause import explain_run
@@ -45,4 +47,5 @@ def run_of(trace: Trace, name: str = "overlap", label: str | None = None) -> Rep
     step = typical_step(explanation.collectives.collectives)
     shown = {found.step for rank in result.ranks for found in rank.steps if found.step is not None}
     steps = {number: ranks for number in sorted(shown) if (ranks := view_step(explanation.run, number))}
-    return ReportRun(name, result, lambda: (source_of(label, trace),), explanation, summary, steps, step)
+    use = measure_device_use([use_of_rank(rank) for rank in find_rank_events(trace)])
+    return ReportRun(name, result, lambda: (source_of(label, trace),), explanation, summary, steps, step, use)

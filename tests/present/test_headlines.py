@@ -13,8 +13,8 @@ from ddp_prof.present.headlines import Headline, root_cause_headline, tell_story
 TAIL = RootCause(
     step=3, steps=10, exposed_ns=100, total_exposed_ns=1000, when="tail", why="transfer", pair_ns=82, wait_ns=0,
     knows_wait=True, collectives_a_step=8, operation="all_reduce", blocking=None, alike_a_step=8,
-    same_operation_a_step=8, bucket=7, last_bucket=7, index=7, is_last=True, collective_ns=82, bytes=61 * 2**20,
-    parameters=("embedding", "norm"), lead_ns=300_000,
+    same_operation_a_step=8, bucket=7, last_bucket=7, index=7, is_last=True, follows_own_bucket=False, collective_ns=82,
+    bytes=61 * 2**20, parameters=("embedding", "norm"), lead_ns=300_000,
 )  # fmt: skip
 
 
@@ -89,6 +89,13 @@ def test_no_advice_about_buckets_for_what_carries_no_gradients() -> None:
     """All-to-alls of experts and gathers of parameters are no buckets of gradients."""
     assert "bucket" not in text_of(operation="all_to_all", when="forward", bucket=None, parameters=())
     assert "hooks" not in text_of(operation="all_gather", why="blocking_call", blocking="after_backward")
+
+
+def test_hooks_are_no_advice_for_the_second_message_of_a_bucket() -> None:
+    """As of PowerSGD, whose second message needs the result of the first."""
+    change = {"why": "blocking_call", "blocking": "after_backward"}
+    assert "hooks" in text_of(**change)
+    assert "hooks" not in text_of(**change, follows_own_bucket=True)
 
 
 def test_where_the_typical_step_hides_all_nothing_is_advised() -> None:

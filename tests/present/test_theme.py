@@ -21,7 +21,9 @@ LAB = [[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0
 # In hundredths of OKLab, where 2 is about the least difference that is seen.
 LEAST, LEAST_SIDE_BY_SIDE = 6, 10
 DRAWN = [
-    category for category in theme.CATEGORIES if category not in (theme.STEP, theme.GRAPH, theme.UNNAMED, theme.COMPUTE)
+    category
+    for category in theme.CATEGORIES
+    if category not in (theme.STEP, theme.GRAPH, theme.UNNAMED, theme.COMPUTE, theme.CALL, theme.RANGE)
 ]
 
 
@@ -83,3 +85,12 @@ def test_each_light_colour_becomes_one_dark_colour() -> None:
     for category in theme.CATEGORIES:
         light = theme.LIGHT.colors[category]
         assert theme.recoloring().get(light, light) == theme.DARK.colors[category]
+
+
+def test_overlapped_does_not_glare_on_dark_paper() -> None:
+    """Less colourful than the brightest cyan by a third, in hundredths of OKLab."""
+
+    def colourfulness(color: str) -> float:
+        return float(np.hypot(*oklab(color, "full")[1:]))
+
+    assert colourfulness(theme.DARK.colors[theme.OVERLAPPED]) <= colourfulness("#00ffff") * 2 / 3

@@ -34,7 +34,7 @@ def same(one: Any, other: Any) -> bool:
 
 @pytest.mark.parametrize("trace", [*TRACES, *FOREIGN], ids=lambda path: path.name)
 def test_each_result_survives_the_way(trace: Path) -> None:
-    options = LoadOptions(with_shapes=True)
+    options = LoadOptions(with_launches=True)
     results = measure_events(load_events(trace, options), options, tuple(MEASURES))
     assert same(decode(encode(results)), results)
 

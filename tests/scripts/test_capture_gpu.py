@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "scripts/capture_gpu.sh"
-VARIANTS = ["naive", "flat", "overlap", *(f"bucketed --bucket-size-mb {size}" for size in (1, 10, 100)), "torch"]
+BUCKETED = [f"bucketed --bucket-size-mb {size}" for size in (1, 10, 100)]
+VARIANTS = ["naive", "flat", "overlap", *BUCKETED, "torch", "torch -- --no-communication-hook"]
 # Answers for torch, and runs our scripts but the race.
 PYTHON = f"""
 case "$*" in
@@ -330,6 +331,7 @@ def test_variants_that_are_not_there_yet_are_left_out(machine: Checkout) -> None
     assert [call.rpartition(" ")[2] for call in machine.calls if " nccl1 cuda " in call] == [
         "naive",
         "torch",
+        "--no-communication-hook",
         "sharded",
     ]
 

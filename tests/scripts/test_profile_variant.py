@@ -123,11 +123,23 @@ def test_captures_once(machine: Checkout, tmp_path: Path) -> None:
         (["--bucket-size-mb", "0.5", "bucketed"], "bucketed_0.5mb"),
         (["bucketed"], "bucketed_25mb"),
         (["bucketed", "--bucket-size-mb", "none"], "bucketed_unbounded"),
+        (["bucketed", "--bucket-size-mb", "none", "--", "--compression", "bf16"], "bucketed_unbounded_bf16"),
+        (["bucketed", "--", "--seed", "3", "--compression=powersgd-4"], "bucketed_25mb_powersgd-4"),
+        (["bucketed", "--", "--step-in-backward"], "bucketed_25mb_step_in_backward"),
+        (["torch", "--", "--no-communication-hook"], "torch_no_communication_hook"),
     ],
 )
-def test_the_name_says_the_bucket_size(machine: Checkout, tmp_path: Path, arguments: list[str], name: str) -> None:
+def test_the_name_says_the_bucket_size_and_options(
+    machine: Checkout, tmp_path: Path, arguments: list[str], name: str
+) -> None:
     assert machine.run(SCRIPT, *arguments).returncode == 0
     assert _traces(tmp_path) == [f"{name}.nsys-rep", f"{name}.run.json", f"{name}.sqlite"]
+
+
+def test_a_name_stays_within_the_folder(machine: Checkout, tmp_path: Path) -> None:
+    done = machine.run(SCRIPT, "bucketed", "--", "--compression", "../../x")
+    assert done.returncode == 2
+    assert "no name for files: bucketed_25mb_../../x" in done.stderr
 
 
 def test_settings_reach_the_workload(machine: Checkout) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ddp_prof.manifest import Manifest, load_manifest
+from ddp_prof.manifest import Manifest, label_of, load_manifest
 from ddp_prof.range_names import parse_range
 from ddp_prof.train.arguments import OUT_OF_MEMORY_EXIT
 
@@ -139,6 +139,35 @@ def test_kineto_ranges_are_on_the_profilers_clock(finished: Finished, rank: int)
 def _begins_within(inner: dict[str, Any], outer: dict[str, Any]) -> bool:
     slack_us = 100
     return bool(outer["ts"] - slack_us <= inner["ts"] <= outer["ts"] + outer["dur"] + slack_us)
+
+
+@pytest.mark.parametrize(
+    ("options", "label", "accounted"),
+    [
+        ([], "bucketed 1 MB", "gradients {all} MB, sent by a ring all-reduce {sent} MB"),
+        (["--compression", "bf16"], "bucketed 1 MB + bf16", "as bf16 {sent} MB, sent by a ring all-reduce {sent} MB"),
+        (
+            ["--compression", "powersgd-4"],
+            "bucketed 1 MB + powersgd-4",
+            "as powersgd-4 {sent} MB, sent by a ring all-reduce {sent} MB",
+        ),
+        (["--step-in-backward"], "bucketed 1 MB + step in backward", "gradients {all} MB, sent"),
+    ],
+)
+def test_options_of_bucketed_from_the_command_line_to_the_label(
+    tmp_path: Path, options: list[str], label: str, accounted: str
+) -> None:
+    """Two ranks send what the accounting says, as the ranges tell."""
+    more = ["--accounting", "--synchronized-steps", "1", "--run-json", tmp_path / "run.json"]
+    done = run("--variant", "bucketed", "--bucket-size-mb", "1", "--world-size", "2", *SMALL, *options, *more)
+    assert done.returncode == 0, done.stderr
+    manifest = load_manifest(tmp_path / "run.json")
+    assert manifest is not None
+    assert label_of(tmp_path / "run.json", manifest) == label
+    assert manifest.communicated_bytes is not None
+    in_mb = {"all": 4 * sum(parameter.numel for parameter in manifest.parameters), "sent": manifest.communicated_bytes}
+    assert accounted.format(**{name: f"{size / 2**20:.1f}" for name, size in in_mb.items()}) in done.stdout
+    assert manifest.collectives == len(manifest.options["buckets"]) * (2 if "powersgd-4" in options else 1)
 
 
 def test_torchrun_starts_it_too(tmp_path: Path) -> None:

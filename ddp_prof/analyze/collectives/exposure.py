@@ -66,7 +66,7 @@ import numpy as np
 from ddp_prof.analyze.core.device_phases import BETWEEN_STEPS
 from ddp_prof.analyze.intervals import union
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES
-from ddp_prof.trace import UNKNOWN, Table
+from ddp_prof.trace import UNKNOWN, Table, looked_up
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.timing import CollectiveTimings, RankCollectives
@@ -227,7 +227,7 @@ def _when(before: Ints, after: Ints, launched_in: Ints) -> Ints:
 
 def backward_end_ns(rank: RankCollectives) -> Ints:
     """The end of backward's compute in each collective's step; later than any event where it is not known."""
-    end = np.append(rank.backward_end_ns, UNKNOWN)[rank.timings.step]
+    end = looked_up(rank.backward_end_ns, rank.timings.step)
     return np.where(end == UNKNOWN, _LATEST, end)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddp_prof.analyze.core.operations import OPERATIONS, POINT_TO_POINT
-from ddp_prof.trace import UNKNOWN
+from ddp_prof.trace import UNKNOWN, looked_up
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -49,9 +49,7 @@ class Matches:
 
     def column(self, ranks: Sequence[RankCollectives], name: str) -> Ints:
         """A column of the ranks' timings, laid out as :attr:`rows`; ``UNKNOWN`` where a rank has no part."""
-        columns = [
-            np.append(getattr(rank.timings, name), UNKNOWN)[self.rows[:, index]] for index, rank in enumerate(ranks)
-        ]
+        columns = [looked_up(getattr(rank.timings, name), self.rows[:, index]) for index, rank in enumerate(ranks)]
         return np.stack(columns, axis=1) if columns else np.empty((0, 0), np.int64)
 
 

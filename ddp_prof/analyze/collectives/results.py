@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.exposure import WHENS, WHYS, Exposure
+from ddp_prof.analyze.collectives.exposure import WHENS, WHYS
 from ddp_prof.analyze.collectives.timing import BLOCKING, READY_SOURCES
 from ddp_prof.analyze.core.operations import OPERATIONS, bus_factor
-from ddp_prof.analyze.frames import Framed, frame_of_rows
+from ddp_prof.analyze.frames import Framed, frame_of_rows, known, rows_of
 from ddp_prof.analyze.outliers import Outliers, find_outliers
-from ddp_prof.trace import UNKNOWN
+from ddp_prof.analyze.ranks import Ranked
+from ddp_prof.trace import UNKNOWN, looked_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -39,7 +40,7 @@ class ExposedPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Collective:
+class Collective(Ranked):
     """One collective on one rank, in nanoseconds of its file's clock; ``None`` for what the trace does not tell.
 
     Attributes:
@@ -181,49 +182,42 @@ def typical_step(collectives: Iterable[Collective]) -> int | None:
 
 
 def _of_rank(run: RunAnalysis, index: int) -> list[Collective]:
-    rank, ranks = run.ranks[index], len(run.ranks)
-    timings, wait_ns, transfer_ns = rank.timings, run.waits_ns[index], run.transfers_ns[index]
-    exposure = run.exposures[index]
-    backward_end = np.append(rank.backward_end_ns, UNKNOWN)[timings.step].tolist()
-    column = {column.name: getattr(timings, column.name).tolist() for column in fields(timings)}
-    part = {column.name: getattr(exposure, column.name).tolist() for column in fields(Exposure)}
-    pairs = part["pairs_ns"]
-    numbers, keys = [*rank.step_numbers.tolist(), UNKNOWN], rank.keys.tolist()
-    found = []
-    for row, position in enumerate(_positions(timings.step).tolist()):
-        has_match = wait_ns[row] != UNKNOWN
-        found.append(
-            Collective(
-                rank=rank.rank,
-                process=rank.process,
-                device=rank.device,
-                step=_known(numbers[column["step"][row]]),
-                index=position,
-                op=_named(OPERATIONS, column["operation"][row]),
-                bucket=_known(column["bucket"][row]),
-                bytes=_known(column["bytes"][row]),
-                group=_named(rank.groups, column["group"][row]),
-                ranks=_known(column["group_size"][row]) or rank.world_size or (ranks if ranks > 1 else None),
-                ready_ns=_known(column["ready_ns"][row]),
-                ready_source=_named(READY_SOURCES, column["ready_source"][row]),
-                launch_ns=_known(column["launch_ns"][row]),
-                start_ns=column["start_ns"][row],
-                end_ns=column["end_ns"][row],
-                overlapped_ns=part["overlapped_ns"][row],
-                exposed_ns=part["exposed_ns"][row],
-                blocking=BLOCKING[column["blocking"][row]],
-                exposed_by=_exposed_parts(pairs[row]),
-                transfer_ns=_known(int(transfer_ns[row])),
-                wait_ns=int(wait_ns[row]) if has_match else None,
-                exposed_wait_ns=part["exposed_wait_ns"][row] if has_match else None,
-                before_backward_end_ns=(
-                    None if backward_end[row] == UNKNOWN else backward_end[row] - column["start_ns"][row]
-                ),
-                step_key=_known(keys[row]),
-                qualifier=rank.qualifier,
-            )
-        )
-    return found
+    rank, timings, exposure, wait_ns = (
+        run.ranks[index],
+        run.ranks[index].timings,
+        run.exposures[index],
+        run.waits_ns[index],
+    )
+    ranks = rank.world_size or (len(run.ranks) if len(run.ranks) > 1 else None)
+    backward_end = known(looked_up(rank.backward_end_ns, timings.step))
+    start = timings.start_ns.tolist()
+    columns = {
+        "step": known(looked_up(rank.step_numbers, timings.step)),
+        "index": _positions(timings.step).tolist(),
+        "op": _named(OPERATIONS, timings.operation),
+        "bucket": known(timings.bucket),
+        "bytes": known(timings.bytes),
+        "group": _named(rank.groups, timings.group),
+        "ranks": [size or ranks for size in known(timings.group_size)],
+        "ready_ns": known(timings.ready_ns),
+        "ready_source": _named(READY_SOURCES, timings.ready_source),
+        "launch_ns": known(timings.launch_ns),
+        "start_ns": start,
+        "end_ns": timings.end_ns.tolist(),
+        "overlapped_ns": exposure.overlapped_ns.tolist(),
+        "exposed_ns": exposure.exposed_ns.tolist(),
+        "blocking": _named(BLOCKING, timings.blocking),
+        "exposed_by": map(_exposed_parts, exposure.pairs_ns.tolist()),
+        "transfer_ns": known(run.transfers_ns[index]),
+        "wait_ns": known(wait_ns),
+        "exposed_wait_ns": known(np.where(wait_ns == UNKNOWN, UNKNOWN, exposure.exposed_wait_ns)),
+        "before_backward_end_ns": [
+            None if end is None else end - begin for begin, end in zip(start, backward_end, strict=True)
+        ],
+        "step_key": known(rank.keys),
+    }
+    shared = {name: getattr(rank, name) for name in ("rank", "process", "device", "qualifier")}
+    return rows_of(Collective, columns, **shared)
 
 
 def _exposed_parts(pairs_ns: Sequence[Sequence[int]]) -> tuple[ExposedPart, ...]:
@@ -241,9 +235,5 @@ def _positions(step: Ints) -> Ints:
     return np.arange(len(step)) - first
 
 
-def _known(value: int) -> int | None:
-    return None if value == UNKNOWN else value
-
-
-def _named(names: Sequence[str], index: int) -> str | None:
-    return None if index == UNKNOWN else names[index]
+def _named(names: Sequence[str | None], indices: Ints) -> list[str | None]:
+    return [None if index is None else names[index] for index in known(indices)]

@@ -15,7 +15,8 @@ from ddp_prof.analyze.collectives.clock_alignment import Alignment, align_clocks
 from ddp_prof.analyze.collectives.exposure import Exposure, explain_exposure
 from ddp_prof.analyze.collectives.matching import Matches, match_collectives, shift_unnumbered_steps
 from ddp_prof.analyze.collectives.timing import RankCollectives, beside_collectives, find_timings
-from ddp_prof.analyze.quality.diagnostics import diagnose
+from ddp_prof.analyze.quality.diagnostics import diagnose, find_caveats
+from ddp_prof.analyze.ranks import told_apart
 from ddp_prof.manifest import label_of
 from ddp_prof.trace import UNKNOWN
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddp_prof.analyze.core.rank_events import RankEvents
-    from ddp_prof.manifest import Manifest
+    from ddp_prof.manifest import Caveat, Manifest
     from ddp_prof.trace import Ints, Trace
 
 
@@ -37,6 +38,7 @@ class RunAnalysis:
         device: ``cuda`` or ``cpu``, as of ``TraceOverlap``.
         ranks: By rank, then process and device.
         trace_warnings: What the traces do not let one say.
+        caveats: Why the run is not representative; warnings say so, too.
     """
 
     trace: Path
@@ -45,6 +47,7 @@ class RunAnalysis:
     manifest: Manifest | None
     ranks: tuple[RankCollectives, ...]
     trace_warnings: tuple[str, ...] = ()
+    caveats: tuple[Caveat, ...] = ()
 
     @cached_property
     def matches(self) -> Matches:
@@ -103,10 +106,11 @@ def analyze_trace(trace: Trace, ranks: Sequence[RankEvents], *, to_draw: bool = 
     return RunAnalysis(
         trace=trace.path,
         label=label_of(trace.path, trace.manifest),
-        device="cuda" if len(trace.activities) else "cpu",
+        device=trace.device,
         manifest=trace.manifest,
         ranks=tuple(beside_collectives(find_timings(rank), to_draw=to_draw) for rank in ranks),
         trace_warnings=diagnose(trace, ranks),
+        caveats=find_caveats(trace),
     )
 
 
@@ -120,25 +124,15 @@ def merge_analyses(parts: Sequence[RunAnalysis]) -> RunAnalysis:
         raise ValueError("no traces to merge")
     ranks, shifted = shift_unnumbered_steps([rank for part in parts for rank in part.ranks])
     note = f"steps without numbers: {shifted} of {len(ranks)} ranks began to record another number of steps earlier"
+    ranks = tuple(sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0)))
     return replace(
         parts[0],
-        ranks=_told_apart(sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0))),
+        ranks=told_apart(ranks, [rank.clock.name for rank in ranks]),
+        caveats=tuple(dict.fromkeys(caveat for part in parts for caveat in part.caveats)),
         trace_warnings=(
             *((note,) if shifted else ()),
             *dict.fromkeys(warning for part in parts for warning in part.trace_warnings),
         ),
-    )
-
-
-def _told_apart(ranks: Sequence[RankCollectives]) -> tuple[RankCollectives, ...]:
-    """In containers processes have equal numbers: without ranks their files tell them apart."""
-    files: dict[int, set[Path]] = {}
-    for rank in ranks:
-        if rank.rank is None:
-            files.setdefault(rank.process, set()).add(rank.clock)
-    return tuple(
-        replace(rank, qualifier=rank.clock.name) if rank.rank is None and len(files[rank.process]) > 1 else rank
-        for rank in ranks
     )
 
 

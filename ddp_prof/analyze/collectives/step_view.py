@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ddp_prof.analyze.collectives.exposure import WHENS, divide_by_when, divide_by_why, wait_end_ns
+from ddp_prof.analyze.frames import known
 from ddp_prof.analyze.intervals import union
 from ddp_prof.trace import UNKNOWN
 
@@ -90,43 +91,21 @@ def _first(rank: RankCollectives, rows: Ints) -> Ints:
 def _rank_view(rank: RankCollectives, rows: Ints, wait_ns: Ints, clock: ClockOffset, origin: int) -> RankStepView:
     timings = rank.timings
 
-    def since(time_ns: Ints) -> list[int]:
-        return [int(time) - origin for time in clock.common_ns(time_ns)]
-
-    def since_if_known(time_ns: Ints) -> list[int | None]:
-        shifted = since(time_ns)
-        return [None if time == UNKNOWN else moved for time, moved in zip(time_ns.tolist(), shifted, strict=True)]
+    def since(time_ns: Ints) -> list[Any]:
+        moved = (clock.common_ns(time_ns) - origin).tolist()
+        return [None if time == UNKNOWN else shifted for time, shifted in zip(time_ns.tolist(), moved, strict=True)]
 
     window = union(_first(rank, rows)[np.newaxis], timings.end_ns[rows].max()[np.newaxis])
     compute = rank.compute & window
-    backward_end = rank.backward_end_ns[timings.step[rows[:1]]]
     exposed = _exposed(rank, rows, wait_ns, since)
-    columns = (
-        timings.bucket[rows].tolist(),
-        timings.bytes[rows].tolist(),
-        since_if_known(timings.ready_ns[rows]),
-        since_if_known(timings.launch_ns[rows]),
-        since(timings.start_ns[rows]),
-        since(timings.end_ns[rows]),
-        [tuple(exposed[row]) for row in rows.tolist()],
-    )
+    times = (since(column[rows]) for column in (timings.ready_ns, timings.launch_ns, timings.start_ns, timings.end_ns))
+    parts = [tuple(exposed[row]) for row in rows.tolist()]
+    columns: Any = zip(known(timings.bucket[rows]), known(timings.bytes[rows]), *times, parts, strict=True)
     return RankStepView(
         name=rank.name,
         compute=tuple(zip(since(compute.start_ns), since(compute.end_ns), strict=True)),
-        backward_end_ns=since_if_known(backward_end)[0],
-        collectives=tuple(
-            CollectiveView(
-                index=index,
-                bucket=None if bucket == UNKNOWN else bucket,
-                bytes=None if size == UNKNOWN else size,
-                ready_ns=ready,
-                launch_ns=launch,
-                start_ns=start,
-                end_ns=end,
-                exposed=bare,
-            )
-            for index, (bucket, size, ready, launch, start, end, bare) in enumerate(zip(*columns, strict=True))
-        ),
+        backward_end_ns=since(rank.backward_end_ns[timings.step[rows[:1]]])[0],
+        collectives=tuple(CollectiveView(index, *values) for index, values in enumerate(columns)),
     )
 
 

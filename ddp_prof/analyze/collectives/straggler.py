@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddp_prof.analyze.frames import Framed, frame_of
-from ddp_prof.trace import UNKNOWN
+from ddp_prof.analyze.ranks import Ranked
+from ddp_prof.trace import UNKNOWN, looked_up
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +44,7 @@ CHANCE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class RankSkew:
+class RankSkew(Ranked):
     """One rank; ``None`` where nothing was matched.
 
     Attributes:
@@ -164,7 +165,7 @@ def _step_of_each(ranks: Sequence[RankCollectives], matches: Matches) -> Ints:
     """The key of each matched collective's step; of the ranks that differ the first."""
     step = np.full(len(matches), UNKNOWN, np.int64)
     for index in reversed(range(len(ranks))):
-        own = np.append(ranks[index].keys, UNKNOWN)[matches.rows[:, index]]
+        own = looked_up(ranks[index].keys, matches.rows[:, index])
         step = np.where(matches.rows[:, index] == UNKNOWN, step, own)
     return step
 
@@ -235,7 +236,7 @@ def _reason(ranks: Sequence[RankCollectives], matches: Matches, alignment: Align
     if len(matches):
         return None
     if len(ranks) < 2:
-        return "it takes the traces of at least two ranks of a run (if these are some, say so with --one-run)"
+        return "it takes the traces of at least two ranks of a run: give the others', too (--one-run joins files)"
     return "no collective is found on two ranks"
 
 

@@ -20,7 +20,8 @@ from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE,
 from ddp_prof.analyze.core.device_phases import find_device_phases
 from ddp_prof.analyze.core.operations import OPERATIONS, operation_of
 from ddp_prof.analyze.intervals import union
-from ddp_prof.trace import UNKNOWN, Category, CollectiveMetadata, Table, select
+from ddp_prof.analyze.ranks import Ranked
+from ddp_prof.trace import UNKNOWN, Category, CollectiveMetadata, Table, looked_up, select
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -75,7 +76,7 @@ class CollectiveTimings(Table):
 
 
 @dataclass(frozen=True)
-class RankCollectives:
+class RankCollectives(Ranked):
     """The collectives of one rank with what they are measured against; all that comparing ranks needs of a trace.
 
     Attributes:
@@ -90,7 +91,6 @@ class RankCollectives:
         device_phases: The phase of the rank at each instant.
         compute: Compute of the rank, at least all that runs while its collectives do.
         times: What filled its steps.
-        qualifier: The file, where ranks of several files have one process number and no rank number.
     """
 
     process: int
@@ -110,13 +110,6 @@ class RankCollectives:
     qualifier: str = ""
 
     @property
-    def name(self) -> str:
-        """What a person calls it."""
-        if self.rank is not None:
-            return f"rank {self.rank}"
-        return f"process {self.process}" + (f" of {self.qualifier}" if self.qualifier else "")
-
-    @property
     def keys_of_steps(self) -> Ints:
         """The key of each step; a capture without steps counts as step 0."""
         return np.where(self.step_keys == UNKNOWN, np.arange(len(self.step_keys)), self.step_keys)
@@ -124,8 +117,7 @@ class RankCollectives:
     @property
     def keys(self) -> Ints:
         """The key of each collective's step, ``UNKNOWN`` outside of any."""
-        of_collective: Ints = np.append(self.keys_of_steps, UNKNOWN)[self.timings.step]
-        return of_collective
+        return looked_up(self.keys_of_steps, self.timings.step)
 
 
 def find_timings(rank: RankEvents) -> RankCollectives:
@@ -211,7 +203,7 @@ def _ready(events: Events, backward: Events, gradient_threads: Collection[int]) 
         gradients = select(backward, backward.launcher == launcher) if launcher in gradient_threads else backward
         gradients = select(gradients, np.argsort(gradients.launch_ns, kind="stable"))
         last = np.searchsorted(gradients.launch_ns, events.launch_ns[asked], side="right") - 1
-        found = (last >= 0) & (np.append(gradients.step, UNKNOWN)[last] == events.step[asked])
+        found = (last >= 0) & (looked_up(gradients.step, last) == events.step[asked])
         ready[asked[found]] = gradients.end_ns[last[found]]
         source[asked[found]] = READY_SOURCES.index("kernel")
     return ready, source
@@ -219,7 +211,7 @@ def _ready(events: Events, backward: Events, gradient_threads: Collection[int]) 
 
 def _blocking(rank: RankEvents, events: Events, backward: Events) -> Ints:
     """Launched while the host synchronizes, or, where no range tells that, after all of backward was launched."""
-    last = np.append(last_by_step(backward.launch_ns, backward.step, len(rank.steps)), UNKNOWN)[events.step]
+    last = looked_up(last_by_step(backward.launch_ns, backward.step, len(rank.steps)), events.step)
     after = (last != UNKNOWN) & (events.launch_ns > last) & (events.phase != BACKWARD_PHASE)
     on_compute_stream = (events.lane != UNKNOWN) & (events.lane == rank.compute_stream)
     codes = np.select([(events.phase == SYNCHRONIZE_PHASE) | after, on_compute_stream], [1, 2], 0)
@@ -230,12 +222,7 @@ def _noted(arguments: CollectiveMetadata, events: Events) -> CollectiveMetadata:
     """The arguments of each event, ``UNKNOWN`` all over where none were noted."""
     by_activity = {activity: row for row, activity in enumerate(arguments.activity.tolist())}
     rows = np.array([by_activity.get(activity, UNKNOWN) for activity in events.activity.tolist()], np.int64)
-    return CollectiveMetadata(
-        **{
-            column.name: np.append(getattr(arguments, column.name), UNKNOWN)[rows]
-            for column in fields(CollectiveMetadata)
-        }
-    )
+    return CollectiveMetadata(*(looked_up(getattr(arguments, column.name), rows) for column in fields(arguments)))
 
 
 def _operations(trace: Trace, events: Events, noted: CollectiveMetadata, by_range: Ints) -> Ints:
@@ -249,7 +236,6 @@ def _operations(trace: Trace, events: Events, noted: CollectiveMetadata, by_rang
         known = {value: code(value) for value in np.unique(name_ids).tolist()}
         return np.array([known[name_id] for name_id in name_ids.tolist()], np.int64)
 
-    kernel_names = np.append(trace.activities.name_id, UNKNOWN)[events.activity]
-    by_kernel = codes(kernel_names)
+    by_kernel = codes(looked_up(trace.activities.name_id, events.activity))
     found = np.where(by_kernel == UNKNOWN, codes(noted.op_id), by_kernel)
     return np.where(found == UNKNOWN, by_range, found)

@@ -4,7 +4,8 @@ On a GPU an event is an activity. It belongs to the step and the phase whose hos
 call, in the same process, *on any thread*: autograd launches the kernels of backward from threads of its own.
 
 On a CPU (gloo) there are no activities: communication is our ranges round collectives, and compute is the time in
-``forward``, ``backward`` and ``optimizer`` outside ``synchronize``, where the rank waits.
+``forward``, ``backward`` and ``optimizer``, not in ``synchronize``, where the rank waits. Of phases within each other,
+as where an optimizer steps on one bucket in backward, the innermost counts.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddp_prof.range_names import BACKWARD, PHASES, SYNCHRONIZE
-from ddp_prof.trace import UNKNOWN, Category, Kind, Table, concatenate, select
+from ddp_prof.trace import UNKNOWN, Category, Kind, Table, concatenate, looked_up, select
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -96,10 +97,9 @@ def device_events(
 
 def host_events(ranges: CollectiveRanges, steps: Steps, phases: Phases) -> Events:
     """Compute and communication of a CPU run."""
-    waiting = phases.union_of(SYNCHRONIZE_PHASE)
     parts = [host_communication(ranges, steps, phases)]
-    for kind in range(len(PHASES)):
-        busy = phases.union_of(kind) - waiting
+    for kind in set(range(len(PHASES))) - {SYNCHRONIZE_PHASE}:
+        busy = phases.innermost_of(kind)
         parts.append(_on_host(busy.start_ns, busy.end_ns, Category.COMPUTE, np.full(len(busy), kind), steps))
     return concatenate(*parts)
 
@@ -131,15 +131,6 @@ def last_by_step(time_ns: Ints, step: Ints, steps: int) -> Ints:
     last = np.full(steps, UNKNOWN, np.int64)
     np.maximum.at(last, step[step != UNKNOWN], time_ns[step != UNKNOWN])
     return last
-
-
-def looked_up(column: Ints, rows: Ints) -> Ints:
-    """The column's values at the rows, ``UNKNOWN`` where the row is."""
-    if not len(column):
-        return np.full(len(rows), UNKNOWN, np.int64)
-    values: Ints = column[rows]
-    values[rows == UNKNOWN] = UNKNOWN
-    return values
 
 
 def _autograd_threads(trace: Trace, process: int, steps: Steps, launchers: Collection[int]) -> list[int]:

@@ -10,7 +10,7 @@ import numpy as np
 from ddp_prof.analyze.core.operations import OPERATIONS
 from ddp_prof.analyze.intervals import innermost
 from ddp_prof.range_names import COLLECTIVES, parse_range
-from ddp_prof.trace import UNKNOWN, Table
+from ddp_prof.trace import UNKNOWN, Table, looked_up
 
 if TYPE_CHECKING:
     from ddp_prof.trace import Ints, Trace
@@ -42,8 +42,7 @@ class CollectiveRanges(Table):
 
     def of_rows(self, column: str, rows: Ints) -> Ints:
         """The column's values at rows of :meth:`launched_in`, ``UNKNOWN`` where the row is."""
-        values: Ints = np.append(getattr(self, column), UNKNOWN)[rows]
-        return values
+        return looked_up(getattr(self, column), rows)
 
 
 def find_collective_ranges(trace: Trace, process: int) -> CollectiveRanges:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.analyze.core.attribution import SYNCHRONIZE_PHASE
-from ddp_prof.range_names import FORWARD, PHASES
+from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE, last_by_step
+from ddp_prof.range_names import FORWARD, OPTIMIZER, PHASES
 from ddp_prof.trace import UNKNOWN, Category, Table
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def find_device_phases(events: Events, steps: int) -> DevicePhases:
     """The stretches of all steps, each of which has at least one; the last stretch is the time outside of them.
 
     Compute of no phase counts only in steps without any of forward: beside named phases it is a helper's, as a data
-    loader's, and the rank's own phase goes on.
+    loader's, and the rank's own phase goes on. So it does where an optimizer steps on a bucket before backward ends.
 
     Args:
         events: All of the rank's.
@@ -63,6 +63,9 @@ def find_device_phases(events: Events, steps: int) -> DevicePhases:
     has_forward = np.zeros(steps, np.bool_)
     has_forward[events.step[rows][events.phase[rows] == PHASES.index(FORWARD)]] = True
     rows = rows[(events.phase[rows] != UNKNOWN) | ~has_forward[events.step[rows]]]
+    in_backward = rows[events.phase[rows] == BACKWARD_PHASE]
+    backward_end = last_by_step(events.start_ns[in_backward], events.step[in_backward], steps)[events.step[rows]]
+    rows = rows[(events.phase[rows] != PHASES.index(OPTIMIZER)) | (events.start_ns[rows] > backward_end)]
     rows = rows[np.lexsort((events.start_ns[rows], events.step[rows]))]
     # A row a step stands before its first compute, and each compute begins a stretch.
     step = np.concatenate([np.arange(steps + 1), events.step[rows]])

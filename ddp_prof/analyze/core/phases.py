@@ -11,7 +11,7 @@ import numpy as np
 from ddp_prof.analyze.core.steps import rows_named
 from ddp_prof.analyze.intervals import Intervals, innermost, union
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES, SYNCHRONIZE
-from ddp_prof.trace import UNKNOWN, Table
+from ddp_prof.trace import Table, looked_up
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,7 +22,7 @@ PHASE_PATTERNS: Mapping[str, str] = {
     FORWARD: r"^#* ?(?:forward|fwd)(?:[ _]?pass)? ?#*$",
     BACKWARD: r"^#* ?(?:loss[._])?(?:backward|bwd)(?:[ _]?pass)? ?#*$",
     SYNCHRONIZE: r"^synchronize$",
-    OPTIMIZER: r"^#* ?(?:optimizer|opt)(?:[ _.]?step)? ?#*$|^Optimizer\.step#",
+    OPTIMIZER: r"^#* ?(?:optimizer|opt)(?:[ _.]?step)? ?#*$|^Optimizer\.step#|^optimizer\|bucket=\d+$",
 }
 """How ranges of phases are named, by us and by others; any case."""
 
@@ -45,10 +45,15 @@ class Phases(Table):
         """The time covered by the ranges of one kind."""
         return union(self.start_ns[self.kind == kind], self.end_ns[self.kind == kind])
 
+    def innermost_of(self, kind: int) -> Intervals:
+        """The time in which the innermost phase is of this kind; of two kinds these are disjoint."""
+        edges = np.unique(np.concatenate([self.start_ns, self.end_ns]))
+        rows = np.flatnonzero(self.kind_at(edges) == kind)
+        return union(edges[rows], edges[rows + 1])
+
     def kind_at(self, time_ns: Ints) -> Ints:
         """The kind of the innermost phase that holds each instant, ``UNKNOWN`` outside of any."""
-        kinds: Ints = np.append(self.kind, UNKNOWN)[innermost(self.start_ns, self.end_ns, time_ns)]
-        return kinds
+        return looked_up(self.kind, innermost(self.start_ns, self.end_ns, time_ns))
 
 
 def find_phases(trace: Trace, process: int, backward_pattern: str | None = None) -> Phases:

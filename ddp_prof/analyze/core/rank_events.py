@@ -15,7 +15,6 @@ from ddp_prof.analyze.core.attribution import (
     host_communication,
     host_events,
     last_by_step,
-    looked_up,
 )
 from ddp_prof.analyze.core.collective_ranges import CollectiveRanges, find_collective_ranges
 from ddp_prof.analyze.core.phases import Phases, find_phases
@@ -24,7 +23,7 @@ from ddp_prof.analyze.core.steps import NO_PATTERNS, RangePatterns, Steps, find_
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.errors import TraceError
 from ddp_prof.range_names import PROCESS, parse_range
-from ddp_prof.trace import UNKNOWN, Category, concatenate, distinct, empty, select
+from ddp_prof.trace import UNKNOWN, Category, concatenate, distinct, empty, looked_up, select
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -105,6 +104,23 @@ class RankEvents:
         """
         rows = self.is_backward & self.has_steps
         return last_by_step(self.events.end_ns[rows], self.events.step[rows], len(self.steps))
+
+    @cached_property
+    def inferred_backward(self) -> Phases:
+        """When autograd launched backward, where no range of the host tells it, from the first launch to the last.
+
+        Launches of another phase end it. A step may hold several, a capture without steps has none.
+        """
+        events = self.events
+        known = (events.launch_ns != UNKNOWN) & (events.phase != UNKNOWN) & (events.step != UNKNOWN)
+        if self.backward != "inferred" or not self.has_steps or not known.any():
+            return empty(Phases)
+        events = select(events, np.flatnonzero(known)[np.argsort(events.launch_ns[known], kind="stable")])
+        is_backward = events.phase == BACKWARD_PHASE
+        changes = np.flatnonzero((np.diff(is_backward) != 0) | (np.diff(events.step) != 0))
+        first, last = np.append(0, changes + 1), np.append(changes, len(events) - 1)
+        first, last = first[is_backward[first]], last[is_backward[first]]
+        return Phases(events.launch_ns[first], events.launch_ns[last], events.phase[first])
 
     @cached_property
     def compute_stream(self) -> int:

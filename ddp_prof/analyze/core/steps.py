@@ -93,18 +93,14 @@ def find_steps(trace: Trace, process: int, pattern: str | None = None) -> tuple[
     """
     mine = trace.spans.process == process
     if pattern is not None:
-        return _matching_steps(trace, mine, pattern, re.RegexFlag(0))
+        return _steps_named(trace, mine, _numbered(trace, pattern, re.RegexFlag(0)))
     ours = {index: parse_range(name) for index, name in enumerate(trace.names) if name.startswith(f"{STEP}|")}
-    rows, notes = _steps_among(trace.spans, rows_named(trace.spans, mine, ours))
-    if rows.size or notes:
-        names = [ours[int(name_id)] for name_id in trace.spans.name_id[rows]]
-        number = np.array([_or_unknown(name.number("index")) for name in names], np.int64)
-        warmup = np.array([bool(name.number("warmup")) for name in names], np.bool_)
-        return Steps(number, trace.spans.start_ns[rows], trace.spans.end_ns[rows], warmup), notes
+    named = {index: (name.number("index"), bool(name.number("warmup"))) for index, name in ours.items()}
+    steps, notes = _steps_named(trace, mine, named)
     for usual in STEP_PATTERNS:
-        steps, notes = _matching_steps(trace, mine, usual, re.IGNORECASE)
         if len(steps) or notes:
             break
+        steps, notes = _steps_named(trace, mine, _numbered(trace, usual, re.IGNORECASE))
     return steps, notes
 
 
@@ -119,14 +115,19 @@ def name_ranges(trace: Trace, most: int = 8) -> str:
     return ", ".join(names) + (f" and {more} more" if more > 0 else "") if names else "none"
 
 
-def _matching_steps(trace: Trace, mine: Mask, pattern: str, flags: re.RegexFlag) -> tuple[Steps, tuple[str, ...]]:
+def _numbered(trace: Trace, pattern: str, flags: re.RegexFlag) -> dict[int, tuple[int | None, bool]]:
+    """Of the names that match the number of the step; none of them is marked as warm-up."""
     match = re.compile(pattern, flags).search
-    found = {index: hit for index, name in enumerate(trace.names) if (hit := match(name))}
-    rows, notes = _steps_among(trace.spans, rows_named(trace.spans, mine, found))
-    numbers = {index: _number(hit) for index, hit in found.items()}
-    number = np.array([numbers[int(name_id)] for name_id in trace.spans.name_id[rows]], np.int64)
-    steps = Steps(number, trace.spans.start_ns[rows], trace.spans.end_ns[rows], np.zeros(len(rows), np.bool_))
-    return steps, notes
+    return {index: (_number(hit), False) for index, name in enumerate(trace.names) if (hit := match(name))}
+
+
+def _steps_named(trace: Trace, mine: Mask, named: dict[int, tuple[int | None, bool]]) -> tuple[Steps, tuple[str, ...]]:
+    """The ranges with these names that are steps; of each name the number, if it has one, and whether it is warm-up."""
+    rows, notes = _steps_among(trace.spans, rows_named(trace.spans, mine, named))
+    found = [named[name_id] for name_id in trace.spans.name_id[rows].tolist()]
+    number = np.array([UNKNOWN if number is None else number for number, _ in found], np.int64)
+    warmup = np.array([is_warmup for _, is_warmup in found], np.bool_)
+    return Steps(number, trace.spans.start_ns[rows], trace.spans.end_ns[rows], warmup), notes
 
 
 def _steps_among(spans: Spans, rows: Ints) -> tuple[Ints, tuple[str, ...]]:
@@ -174,16 +175,12 @@ def _first_come(spans: Spans, rows: Ints) -> Ints:
     return np.array(kept, np.int64)
 
 
-def _number(hit: re.Match[str]) -> int:
+def _number(hit: re.Match[str]) -> int | None:
     text = hit.group(1) if hit.re.groups else None
-    return int(text) if text is not None and text.isdecimal() else UNKNOWN
+    return int(text) if text is not None and text.isdecimal() else None
 
 
 def rows_named(spans: Spans, mine: Mask, ids: Collection[int]) -> Ints:
     """The rows of ``mine`` with one of these names, by start."""
     rows = np.flatnonzero(mine & np.isin(spans.name_id, np.fromiter(ids, np.int64, len(ids))))
     return rows[np.argsort(spans.start_ns[rows], kind="stable")]
-
-
-def _or_unknown(value: int | None) -> int:
-    return UNKNOWN if value is None else value

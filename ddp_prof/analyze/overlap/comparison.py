@@ -11,7 +11,7 @@ from ddp_prof.analyze.statistics import StepMedian, median_of_steps
 from ddp_prof.variants import BASELINE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from ddp_prof.analyze.overlap.overlap import StepOverlap, TraceOverlap
 
@@ -73,12 +73,11 @@ def _summary(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSummary
     steps = _steps(result)
     communicating = [step for step in steps if step.comm_ns] or steps
     hosts = [step.host_ns for step in steps if step.host_ns is not None]
-    step = _median(result, _host_ns, steps)
-    comm = _median(result, lambda step: step.comm_ns, communicating)
-    exposed = _median(result, lambda step: step.exposed_ns, communicating)
+    step = _median(result, "host_ns", steps)
+    comm, exposed, tail, collectives = (
+        _median(result, name, communicating) for name in ("comm_ns", "exposed_ns", "tail_ns", "collectives")
+    )
     tells_tail = all(step.tail_ns is not None for step in communicating)
-    tail = _median(result, lambda step: step.tail_ns, communicating) if tells_tail else None
-    collectives = _median(result, lambda step: step.collectives, communicating)
     outliers = result.outliers
     return VariantSummary(
         label=result.label,
@@ -91,7 +90,7 @@ def _summary(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSummary
         comm_ns=_value(comm),
         overlapped_ns=round(comm.value) - round(exposed.value) if comm and exposed else None,
         exposed_ns=_value(exposed),
-        tail_ns=_value(tail),
+        tail_ns=_value(tail) if tells_tail else None,
         overlap_ratio=_share(result, "overlapped_ns"),
         backward_overlap_ratio=_share(result, "backward_overlapped_ns"),
         speedup=_speedup(result.device, step, naive),
@@ -105,24 +104,17 @@ def _summary(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSummary
 def _speedup(device: str, step: StepMedian | None, naive: TraceOverlap | None) -> float | None:
     if naive is None or naive.device != device or step is None or not step.value:
         return None
-    baseline = _median(naive, _host_ns, _steps(naive))
+    baseline = _median(naive, "host_ns", _steps(naive))
     return baseline.value / step.value if baseline else None
 
 
 def _parts(result: TraceOverlap, steps: Sequence[StepOverlap], comm: StepMedian | None) -> dict[str, int | None]:
     """Medians of the parts of the window; what is left of the median window is idle."""
-    window = _value(_median(result, lambda step: step.window_ns, steps))
-    compute_only = _value(_median(result, lambda step: step.compute_only_ns, steps))
-    memory = _value(_median(result, lambda step: step.exposed_memory_ns, steps))
-    if window is None or compute_only is None or memory is None or comm is None:
-        idle = None
-    else:
-        idle = max(0, window - compute_only - memory - round(comm.value))
-    return {"window_ns": window, "compute_only_ns": compute_only, "exposed_memory_ns": memory, "idle_ns": idle}
-
-
-def _host_ns(step: StepOverlap) -> int | None:
-    return step.host_ns
+    names = ("window_ns", "compute_only_ns", "exposed_memory_ns")
+    window, *filled = (*(_value(_median(result, name, steps)) for name in names), _value(comm))
+    known = [length for length in filled if length is not None]
+    idle = None if window is None or len(known) < len(filled) else max(0, window - sum(known))
+    return {**dict(zip(names, (window, *filled), strict=False)), "idle_ns": idle}
 
 
 def _value(median: StepMedian | None) -> int | None:
@@ -142,10 +134,8 @@ def _steps(result: TraceOverlap) -> list[StepOverlap]:
     return [step for rank in result.ranks for step in rank.steps if step.host_ns is not None]
 
 
-def _median(
-    result: TraceOverlap, of: Callable[[StepOverlap], int | None], steps: Sequence[StepOverlap]
-) -> StepMedian | None:
-    values = [value for value in map(of, steps) if value is not None]
+def _median(result: TraceOverlap, name: str, steps: Sequence[StepOverlap]) -> StepMedian | None:
+    values = [value for step in steps if (value := getattr(step, name)) is not None]
     return median_of_steps(values, len(values) // max(1, len(result.ranks)))
 
 

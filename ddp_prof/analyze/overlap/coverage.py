@@ -9,7 +9,7 @@ from ddp_prof.analyze.intervals import EVER
 from ddp_prof.trace import UNKNOWN, select
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from ddp_prof.analyze.core.rank_events import RankEvents
     from ddp_prof.analyze.intervals import Intervals
@@ -46,32 +46,25 @@ class Attribution:
 
 def measure_attribution(ranks: Sequence[RankEvents], span: Intervals = EVER) -> Attribution:
     """How much of the work of all ranks that starts in a span belongs to a step, and how backward was told."""
-    chosen = [select(rank.events, span.holds(rank.events.start_ns)) for rank in ranks]
-    duration = [events.end_ns - events.start_ns for events in chosen]
-    given = [(events.step != UNKNOWN) & rank.has_steps for events, rank in zip(chosen, ranks, strict=True)]
-    return Attribution(
-        events=sum(map(len, duration)),
-        given_events=sum(int(flags.sum()) for flags in given),
-        time_ns=sum(int(lengths.sum()) for lengths in duration),
-        given_time_ns=sum(int(lengths[rows].sum()) for lengths, rows in zip(duration, given, strict=True)),
-        method=_weakest(rank.backward for rank in ranks),
-    )
+    return merge_attributions([_of_rank(rank, span) for rank in ranks])
+
+
+def _of_rank(rank: RankEvents, span: Intervals) -> Attribution:
+    events = select(rank.events, span.holds(rank.events.start_ns))
+    duration = events.end_ns - events.start_ns
+    given = (events.step != UNKNOWN) & rank.has_steps
+    return Attribution(len(given), int(given.sum()), int(duration.sum()), int(duration[given].sum()), rank.backward)
 
 
 def merge_attributions(parts: Sequence[Attribution]) -> Attribution:
-    """Those of several files as one."""
+    """Those of several ranks or files as one, with the weakest method."""
     return Attribution(
         events=sum(part.events for part in parts),
         given_events=sum(part.given_events for part in parts),
         time_ns=sum(part.time_ns for part in parts),
         given_time_ns=sum(part.given_time_ns for part in parts),
-        method=_weakest(part.method for part in parts),
+        method=next((name for name in ("inferred", "ranges") if name in {part.method for part in parts}), "none"),
     )
-
-
-def _weakest(methods: Iterable[str]) -> str:
-    found = set(methods)
-    return next((name for name in ("inferred", "ranges") if name in found), "none")
 
 
 def _ratio(part: int, whole: int) -> float | None:

@@ -13,17 +13,19 @@ the step, measured against all of C::
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
 from ddp_prof.analyze.core.step_breakdown import sum_by_group
-from ddp_prof.analyze.frames import Framed, frame_of_rows
+from ddp_prof.analyze.frames import Framed, frame_of_rows, known, rows_of
 from ddp_prof.analyze.intervals import EVER, Intervals, union, union_by_group
 from ddp_prof.analyze.outliers import Outliers, find_outliers
 from ddp_prof.analyze.overlap.coverage import Attribution, measure_attribution, merge_attributions
-from ddp_prof.analyze.quality.diagnostics import diagnose
+from ddp_prof.analyze.quality.diagnostics import diagnose, find_caveats
+from ddp_prof.analyze.ranks import Ranked, told_apart
 from ddp_prof.manifest import label_of
 from ddp_prof.trace import UNKNOWN, Category
 
@@ -33,8 +35,8 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from ddp_prof.analyze.core.attribution import Events
-    from ddp_prof.trace import Ints, Mask, Trace
+    from ddp_prof.manifest import Caveat
+    from ddp_prof.trace import Trace
 
 
 NOTHING = "no GPU activities, and no ddp_prof ranges that tell what the CPU did"
@@ -77,7 +79,7 @@ class StepOverlap:
 
 
 @dataclass(frozen=True, slots=True)
-class RankOverlap:
+class RankOverlap(Ranked):
     """One rank over the whole capture, warm-up left out. Times are ``None`` where the trace cannot tell them.
 
     Attributes:
@@ -101,7 +103,6 @@ class RankOverlap:
     steps: tuple[StepOverlap, ...]
     file: str = ""
     qualifier: str = ""
-    """The file, where ranks of several files have one process number and no rank number, as in containers."""
     node: str | None = None
     """Name of the machine, where the trace tells it."""
 
@@ -136,6 +137,8 @@ class TraceOverlap(Framed):
     ranks: tuple[RankOverlap, ...]
     warnings: tuple[str, ...]
     world_size: int | None = None
+    caveats: tuple[Caveat, ...] = ()
+    """Why the run is not representative; warnings say so, too."""
 
     @property
     def outliers(self) -> Outliers | None:
@@ -177,11 +180,12 @@ def measure_overlap(trace: Trace, ranks: Sequence[RankEvents] | None = None) -> 
         label=label_of(trace.path, trace.manifest),
         source=trace.source,
         producer=trace.producer,
-        device="cuda" if len(trace.activities) else "cpu",
+        device=trace.device,
         attribution=measure_attribution(ranks),
         ranks=tuple(measure_rank(rank) for rank in ranks),
         warnings=diagnose(trace, ranks),
         world_size=trace.world_size,
+        caveats=find_caveats(trace),
     )
 
 
@@ -198,7 +202,7 @@ def measure_rank(rank: RankEvents, span: Intervals = EVER) -> RankOverlap:
     is_backward = rank.is_backward
     backward = union(rank.events.start_ns[is_backward], rank.events.end_ns[is_backward])
     # That nothing happened in a part of a capture is known; of a whole one it means that nothing was recorded.
-    blind = (span is EVER and not len(rank.events)) or _has_too_many_unnamed(rank)
+    blind = is_blind(rank) and (span is EVER or len(rank.events) > 0)
     return RankOverlap(
         process=rank.process,
         device=rank.device,
@@ -225,61 +229,54 @@ def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
     """
     if not results:
         raise ValueError("no results to merge")
+    ranks = [rank for result in results for rank in result.ranks]
     return replace(
         results[0],
         attribution=merge_attributions([result.attribution for result in results]),
-        ranks=_told_apart([rank for result in results for rank in result.ranks]),
+        ranks=told_apart(ranks, [rank.file for rank in ranks]),
         warnings=tuple(dict.fromkeys(warning for result in results for warning in result.warnings)),
         world_size=max((result.world_size or 0 for result in results), default=0) or None,
-    )
-
-
-def _told_apart(ranks: Sequence[RankOverlap]) -> tuple[RankOverlap, ...]:
-    files: dict[int, set[str]] = {}
-    for rank in ranks:
-        if rank.rank is None:
-            files.setdefault(rank.process, set()).add(rank.file)
-    return tuple(
-        replace(rank, qualifier=rank.file) if rank.rank is None and len(files[rank.process]) > 1 else rank
-        for rank in ranks
+        caveats=tuple(dict.fromkeys(caveat for result in results for caveat in result.caveats)),
     )
 
 
 def _measure_steps(rank: RankEvents, backward: Intervals, span: Intervals) -> tuple[StepOverlap, ...]:
-    events, steps = rank.events, len(rank.steps)
-    parts = rank.breakdown
+    events, steps, parts = rank.events, len(rank.steps), rank.breakdown
     launched = events.step != UNKNOWN
     communicating = launched & (events.category == Category.COMMUNICATION)
-    in_backward = launched & rank.is_backward
-    columns = {
-        "start_ns": parts.start_ns,
-        "kernels": np.bincount(events.step[launched & (events.kernel == 1)], minlength=steps),
-        "collectives": np.bincount(events.step[communicating], minlength=steps),
-        "window_ns": parts.window_ns,
-        "comm_ns": parts.comm_ns,
-        "overlapped_ns": parts.overlapped_ns,
-        "exposed_ns": parts.exposed_ns,
-        "exposed_memory_ns": parts.exposed_memory_ns,
-        "other_comm_ns": parts.other_comm_ns,
-    }
-    host_ns = rank.steps.end_ns - rank.steps.start_ns
-    tail_ns = _tails(events, communicating, rank.union_of(Category.COMPUTE), rank.backward_end_ns)
-    hidden_ns = _covered_by_step(events, communicating, backward, steps)
-    has_backward = np.bincount(events.step[in_backward], minlength=steps) > 0
-    is_hidden = hides_work(rank)
-    return tuple(
-        StepOverlap(
-            step=_known(int(rank.steps.number[index])),
-            host_ns=int(host_ns[index]) if rank.has_steps else None,
-            compute_only_ns=None if is_hidden else int(parts.compute_only_ns[index]),
-            idle_ns=None if is_hidden else int(parts.idle_ns[index]),
-            backward_overlapped_ns=int(hidden_ns[index]) if has_backward[index] else None,
-            step_key=_known(int(rank.step_keys[index])),
-            tail_ns=int(tail_ns[index]) if rank.backward_end_ns[index] != UNKNOWN else None,
-            **{name: int(column[index]) for name, column in columns.items()},
-        )
-        for index in np.flatnonzero(span.holds(rank.steps.start_ns)).tolist()
+    start, end, step = union_by_group(
+        events.start_ns[communicating], events.end_ns[communicating], events.step[communicating]
     )
+    hidden_ns = sum_by_group(backward.covered_ns(start, end), step, steps)
+    has_backward = np.bincount(events.step[launched & rank.is_backward], minlength=steps) > 0
+    tail_from = np.minimum(np.maximum(start, rank.backward_end_ns[step]), end)
+    tail_ns = sum_by_group(end - tail_from - rank.union_of(Category.COMPUTE).covered_ns(tail_from, end), step, steps)
+    # Of time in which a graph recorded whole or an unnamed kernel ran it is not known what it was.
+    nothing = [None] * steps
+    is_hidden = hides_work(rank)
+    as_they_are = (
+        "start_ns",
+        "window_ns",
+        "comm_ns",
+        "overlapped_ns",
+        "exposed_ns",
+        "exposed_memory_ns",
+        "other_comm_ns",
+    )
+    columns = {
+        "step": known(rank.steps.number),
+        "step_key": known(rank.step_keys),
+        "host_ns": (rank.steps.end_ns - rank.steps.start_ns).tolist() if rank.has_steps else nothing,
+        "kernels": np.bincount(events.step[launched & (events.kernel == 1)], minlength=steps).tolist(),
+        "collectives": np.bincount(events.step[communicating], minlength=steps).tolist(),
+        **{name: getattr(parts, name).tolist() for name in as_they_are},
+        "compute_only_ns": nothing if is_hidden else parts.compute_only_ns.tolist(),
+        "idle_ns": nothing if is_hidden else parts.idle_ns.tolist(),
+        "backward_overlapped_ns": known(np.where(has_backward, hidden_ns, UNKNOWN)),
+        "tail_ns": known(np.where(rank.backward_end_ns == UNKNOWN, UNKNOWN, tail_ns)),
+    }
+    chosen = span.holds(rank.steps.start_ns)
+    return tuple(rows_of(StepOverlap, {name: list(compress(column, chosen)) for name, column in columns.items()}))
 
 
 def hides_work(rank: RankEvents) -> bool:
@@ -292,19 +289,9 @@ def _common_ns(few: Intervals, many: Intervals) -> int:
     return int(many.covered_ns(few.start_ns, few.end_ns).sum())
 
 
-def _covered_by_step(events: Events, rows: Mask, cover: Intervals, steps: int) -> Ints:
-    """For each step, how much of the union of its events lies in a set."""
-    start, end, step = union_by_group(events.start_ns[rows], events.end_ns[rows], events.step[rows])
-    return sum_by_group(cover.covered_ns(start, end), step, steps)
-
-
-def _tails(events: Events, communicating: Mask, compute: Intervals, backward_end_ns: Ints) -> Ints:
-    """Exposed communication of each step after the end of its backward's compute."""
-    start, end, step = union_by_group(
-        events.start_ns[communicating], events.end_ns[communicating], events.step[communicating]
-    )
-    start = np.minimum(np.maximum(start, backward_end_ns[step]), end)
-    return sum_by_group(end - start - compute.covered_ns(start, end), step, len(backward_end_ns))
+def is_blind(rank: RankEvents) -> bool:
+    """Whether the trace does not tell what the rank computed and communicated."""
+    return not len(rank.events) or _has_too_many_unnamed(rank)
 
 
 def _has_too_many_unnamed(rank: RankEvents) -> bool:
@@ -322,10 +309,6 @@ def _reason(rank: RankEvents, comm_ns: int) -> str | None:
     if comm_ns == 0:
         return "no communication in this trace"
     return None
-
-
-def _known(number: int) -> int | None:
-    return None if number == UNKNOWN else number
 
 
 def _ratio(part: int | None, whole: int | None) -> float | None:

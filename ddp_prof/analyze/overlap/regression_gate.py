@@ -7,6 +7,7 @@ taken for different where their intervals do not meet; see :mod:`ddp_prof.analyz
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -107,12 +108,9 @@ def _verdicts(run: TraceOverlap, asked: Requirements) -> Iterator[GateResult]:
         yield _judge_presence(run)
     if asked.min_overlap is not None:
         yield _judge_worst(run, "min overlap", "ratio", asked.min_overlap, _overlap)
-    if asked.max_exposed_ns is not None:
-        name = f"max exposed{_at_percentile(asked)}"
-        yield _judge_worst(run, name, "ns", asked.max_exposed_ns, lambda rank: _at(asked, _exposed_times(rank)))
-    if asked.max_tail_ns is not None:
-        name = f"max tail{_at_percentile(asked)}"
-        yield _judge_worst(run, name, "ns", asked.max_tail_ns, lambda rank: _at(asked, _tails(rank)))
+    for what, limit, times in (("exposed", asked.max_exposed_ns, _exposed_times), ("tail", asked.max_tail_ns, _tails)):
+        if limit is not None:
+            yield _judge_worst(run, f"max {what}{_at_percentile(asked)}", "ns", limit, partial(_at, asked, times))
     if asked.baseline is not None and asked.incomparable:
         reason = f"not comparable with the baseline: {', '.join(asked.incomparable)}"
         for name in ("step time against baseline", "exposed against baseline"):
@@ -131,16 +129,12 @@ def _at_percentile(asked: Requirements) -> str:
 
 def _judge_presence(run: TraceOverlap) -> GateResult:
     """Ranks are counted by their numbers: two files of one rank, or two devices of a process, are one rank."""
-    if run.world_size is None:
-        return _unknown_presence("the traces do not tell how many ranks the job has")
-    if any(rank.rank is None for rank in run.ranks):
-        return _unknown_presence("the traces do not tell which process is which rank")
-    found = len({rank.rank for rank in run.ranks})
-    return GateResult("all ranks", "ranks", found, run.world_size, "passed" if found >= run.world_size else "failed")
-
-
-def _unknown_presence(reason: str) -> GateResult:
-    return GateResult("all ranks", "ranks", None, None, "unknown", reason)
+    found = {rank.rank for rank in run.ranks}
+    if run.world_size is None or None in found:
+        what = "how many ranks the job has" if run.world_size is None else "which process is which rank"
+        return GateResult("all ranks", "ranks", None, None, "unknown", f"the traces do not tell {what}")
+    passed = len(found) >= run.world_size
+    return GateResult("all ranks", "ranks", len(found), run.world_size, "passed" if passed else "failed")
 
 
 def _judge_worst(
@@ -222,7 +216,8 @@ def _overlap(rank: RankOverlap) -> float | str:
     return rank.overlap_ratio
 
 
-def _at(asked: Requirements, times: Sequence[int] | str) -> float | str:
+def _at(asked: Requirements, times_of: Callable[[RankOverlap], Sequence[int] | str], rank: RankOverlap) -> float | str:
+    times = times_of(rank)
     return times if isinstance(times, str) else float(np.percentile(times, asked.percentile))
 
 

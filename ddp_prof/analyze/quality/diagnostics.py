@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddp_prof.analyze.intervals import EVER, union
-from ddp_prof.manifest import RANKS_PER_GPU, SHARED_GPU, caveats_of
+from ddp_prof.manifest import RANKS_PER_GPU, Caveat, caveats_of
 from ddp_prof.range_names import PROCESS, parse_range
 from ddp_prof.trace import UNKNOWN, Category, Kind, distinct, select
 
@@ -90,7 +90,12 @@ def gather_evidence(trace: Trace, ranks: Sequence[RankEvents], span: Intervals =
             busy_ns[key] += int((events.end_ns[busy] - events.start_ns[busy]).sum())
             collectives[key] += int((mine & (events.category == Category.COMMUNICATION)).sum())
     return Evidence(
-        said=(*find_caveats(trace), *trace.warnings, *_about_steps(ranks), *_about_unnamed(trace)),
+        said=(
+            *(caveat.value for caveat in find_caveats(trace)),
+            *trace.warnings,
+            *_about_steps(ranks),
+            *_about_unnamed(trace),
+        ),
         of_overhead=tuple(_about_overhead(trace, ranks)),
         activities=int(counts.sum()),
         graphs=int((counts & (activities.kind == Kind.GRAPH)).sum()),
@@ -103,12 +108,12 @@ def gather_evidence(trace: Trace, ranks: Sequence[RankEvents], span: Intervals =
     )
 
 
-def find_caveats(trace: Trace) -> tuple[str, ...]:
-    """What of the run is not representative, by its ``run.json``; of a shared GPU the trace's own ranges tell, too."""
+def find_caveats(trace: Trace) -> tuple[Caveat, ...]:
+    """Why the run is not representative, by its ``run.json``; of a shared GPU the trace's own ranges tell, too."""
     caveats = caveats_of(trace.manifest) if trace.manifest else ()
     processes = (parse_range(name) for name in trace.names if name.startswith(f"{PROCESS}|"))
-    if SHARED_GPU not in caveats and any((process.number(RANKS_PER_GPU) or 1) > 1 for process in processes):
-        return (SHARED_GPU, *caveats)
+    if Caveat.SHARED_GPU not in caveats and any((process.number(RANKS_PER_GPU) or 1) > 1 for process in processes):
+        return (Caveat.SHARED_GPU, *caveats)
     return caveats
 
 

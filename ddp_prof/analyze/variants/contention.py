@@ -13,7 +13,7 @@ that is slow for another reason is a little likelier to meet communication, so t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -145,18 +145,16 @@ def measure_contention(samples: Sequence[KernelSamples], reference: Sequence[Ker
         )
     if doubt := _other_difference(samples, key, duration, beside, is_beside):
         return _refused(doubt)
-    taken = np.bincount(key[compared], weights=duration[compared])[kernels]
-    expected = (np.bincount(key[compared]) * alone_ns[: key[compared].max() + 1])[kernels]
-    low, high = _bootstrap(taken, expected)
+    taken_ns, expected_ns, low, high = _slowdown(key[compared], duration[compared], alone_ns)
     steps = sum(sample.steps for sample in samples)
     return Contention(
         kernels=len(kernels),
         runs=int(compared.sum()),
         share=float(duration[compared].sum() / duration[is_beside].sum()),
-        slowdown=float(taken.sum() / expected.sum()),
+        slowdown=taken_ns / expected_ns,
         slowdown_low=low,
         slowdown_high=high,
-        contention_ns=round(float(taken.sum() - expected.sum()) / steps),
+        contention_ns=round((taken_ns - expected_ns) / steps),
         reason=None,
     )
 
@@ -176,16 +174,13 @@ def _other_difference(
     in_communicating[: len(own_step)] = np.isin(own_step, communicating)
     alone_ns, has_alone = _medians(key, duration, (beside == 0) & ~in_communicating)
     control = in_communicating & (beside == 0) & has_alone[key]
-    kernels = np.unique(key[control])
-    if len(kernels) < LEAST_KERNELS:
+    if len(np.unique(key[control])) < LEAST_KERNELS:
         return None
-    taken = np.bincount(key[control], weights=duration[control])[kernels]
-    expected = (np.bincount(key[control]) * alone_ns[: key[control].max() + 1])[kernels]
-    low, high = _bootstrap(taken, expected)
+    taken_ns, expected_ns, low, high = _slowdown(key[control], duration[control], alone_ns)
     if low <= 1 + SAME and high >= 1 - SAME:
         return None
     return (
-        f"kernels without communication beside them take {taken.sum() / expected.sum():.2f} times as long, too, in the "
+        f"kernels without communication beside them take {taken_ns / expected_ns:.2f} times as long, too, in the "
         "steps that communicate: the steps differ otherwise, so contention cannot be told"
     )
 
@@ -220,15 +215,21 @@ def _medians(key: Ints, values: Ints, rows: Mask) -> tuple[Floats, Mask]:
     return middle, has
 
 
-def _bootstrap(taken: NDArray[Any], expected: NDArray[Any]) -> tuple[float, float]:
-    """The interval of the ratio of the sums, by drawing kernels with replacement; the same at every call."""
+def _slowdown(key: Ints, duration: Ints, alone_ns: Floats) -> tuple[float, float, float, float]:
+    """What executions take, what their kernels would take alone, and the interval of the ratio of these sums.
+
+    The interval is found by drawing kernels with replacement; it is the same at every call.
+    """
+    kernels = np.unique(key)
+    taken = np.bincount(key, weights=duration)[kernels]
+    expected = (np.bincount(key) * alone_ns[: key.max() + 1])[kernels]
     generator = np.random.default_rng(0)
     ratios = []
     for _ in range(_DRAWS):
         drawn = generator.integers(0, len(taken), len(taken))
         ratios.append(taken[drawn].sum() / max(1.0, expected[drawn].sum()))
     low, high = np.percentile(ratios, _INTERVAL)
-    return float(low), float(high)
+    return float(taken.sum()), float(expected.sum()), float(low), float(high)
 
 
 def _refused(reason: str) -> Contention:

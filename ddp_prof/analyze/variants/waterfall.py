@@ -17,7 +17,7 @@ once). A change within that is none that can be told.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.variants.contention import Contention, KernelSamples
+    from ddp_prof.manifest import Caveat
     from ddp_prof.trace import Ints
 
 SAMPLED = ("step", "compute", "transfer", "tail", "wait", "calls", "rest")
@@ -47,11 +48,15 @@ PARTS = ("compute", "contention", "transfer", "tail", "wait", "calls", "rest")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """A step, or a difference of two, in whole nanoseconds; the parts sum to ``step_ns`` exactly."""
+    """A step, or a difference of two, in whole nanoseconds; the parts that are known sum to ``step_ns`` exactly.
+
+    Attributes:
+        contention_ns: ``None`` where it is not known of the run, or of one of the two; it is part of compute then.
+    """
 
     step_ns: int
     compute_ns: int
-    contention_ns: int
+    contention_ns: int | None
     transfer_ns: int
     tail_ns: int
     wait_ns: int
@@ -65,7 +70,7 @@ class Budget(Parts):
 
     Attributes:
         steps: Steps of all ranks that it is the mean of.
-        contention: How the contention was found, or why not; its part is 0 then and belongs to compute.
+        contention: How the contention was found, or why not.
         knows_wait: Whether ranks could be compared; else the wait is part of transfer and tail.
         half_width_ns: Of each part, and of ``step``, half of the mean's 95 % interval; empty with too few steps.
     """
@@ -93,8 +98,8 @@ class Change(Parts):
     def is_beyond_spread(self, part: str) -> bool | None:
         """Whether a part, or ``step``, changed by more than both runs' spread; ``None`` where that is not known."""
         half_width = self.half_width_ns.get(part)
-        change: int = getattr(self, f"{part}_ns")
-        return None if half_width is None else abs(change) > half_width
+        change: int | None = getattr(self, f"{part}_ns")
+        return None if half_width is None or change is None else abs(change) > half_width
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +110,14 @@ class Waterfall(Framed):
         left_out: Labels of runs without steps, which have no step time.
         other_device: Labels of runs on another device than the first, ``cpu`` or ``cuda``, which are other jobs.
         warnings: Of all runs.
+        caveats: Why runs are not representative, of all runs.
     """
 
     budgets: tuple[Budget, ...]
     changes: tuple[Change, ...]
     left_out: tuple[str, ...]
     warnings: tuple[str, ...]
+    caveats: tuple[Caveat, ...] = ()
     other_device: tuple[str, ...] = ()
 
     def to_frame(self) -> pd.DataFrame:
@@ -140,6 +147,7 @@ def measure_waterfall(runs: Sequence[tuple[RunAnalysis, Sequence[KernelSamples]]
         budgets=tuple(alike),
         changes=tuple(_change(before, after) for before, after in pairwise(alike)),
         left_out=tuple(run.label for run, budget in budgets if budget is None),
+        caveats=tuple(dict.fromkeys(caveat for run, _ in runs for caveat in run.caveats)),
         warnings=tuple(dict.fromkeys(warning for run, _ in runs for warning in run.trace_warnings)),
         other_device=tuple(budget.label for device, budget in known if device != known[0][0]),
     )
@@ -158,17 +166,18 @@ def _budget(run: RunAnalysis, contention: Contention) -> Budget | None:
     def mean(part: str) -> int:
         return round(float(samples[part].sum()) / steps)
 
-    price = contention.contention_ns or 0
+    price = contention.contention_ns
     parts = {f"{part}_ns": mean(part) for part in ("transfer", "tail", "wait", "calls")}
-    parts |= {"compute_ns": mean("compute") - price, "contention_ns": price}
-    step_ns = mean("step")
+    compute_ns, step_ns = mean("compute"), mean("step")
     return Budget(
         label=run.label,
         device=run.device,
         steps=steps,
         step_ns=step_ns,
+        compute_ns=compute_ns - (price or 0),
+        contention_ns=price,
         **parts,
-        rest_ns=step_ns - sum(parts.values()),
+        rest_ns=step_ns - compute_ns - sum(parts.values()),
         contention=contention,
         knows_wait=len(run.matches) > 0,
         half_width_ns=_half_widths(samples, [len(rank.times) for rank in run.ranks if len(rank.times)], contention),
@@ -206,13 +215,15 @@ def _half_widths(samples: Mapping[str, Ints], counts: Sequence[int], contention:
         width = ((contention.slowdown_high or 0) - (contention.slowdown_low or 0)) / 2
         found["contention"] = round(contention.contention_ns * width / (contention.slowdown - 1))
         found["compute"] = round(float(np.hypot(found["compute"], found["contention"])))
-    else:
+    elif contention.contention_ns is not None:
         found["contention"] = 0
     return found
 
 
 def _change(before: Budget, after: Budget) -> Change:
-    names = ("step", *PARTS)
+    if None in (before.contention_ns, after.contention_ns):
+        before, after = without_contention(before), without_contention(after)
+    names = [name for name in ("step", *PARTS) if name != "contention" or before.contention_ns is not None]
     differences = {f"{name}_ns": getattr(after, f"{name}_ns") - getattr(before, f"{name}_ns") for name in names}
     both = set(before.half_width_ns) & set(after.half_width_ns)
     half_width = {
@@ -220,4 +231,11 @@ def _change(before: Budget, after: Budget) -> Change:
         for name in names
         if name in both
     }
-    return Change(before=before.label, after=after.label, **differences, half_width_ns=half_width)
+    return Change(
+        before=before.label, after=after.label, half_width_ns=half_width, **{"contention_ns": None, **differences}
+    )
+
+
+def without_contention(budget: Budget) -> Budget:
+    """The same step with its contention as part of compute."""
+    return replace(budget, compute_ns=budget.compute_ns + (budget.contention_ns or 0), contention_ns=None)

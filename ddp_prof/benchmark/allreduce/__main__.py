@@ -11,12 +11,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddp_prof.benchmark.allreduce.arguments import FLOAT32_BYTES, Arguments, make_parser, message_bytes
-from ddp_prof.errors import DdpProfError, WorkloadError
-from ddp_prof.train.launch import Stopped, launch, stoppable
-from ddp_prof.train.sizes import MODEL_SIZES
+from ddp_prof.benchmark.allreduce.arguments import make_parser, message_bytes
+from ddp_prof.errors import WorkloadError
+from ddp_prof.train.ranks.launch import exit_code_of, launch
+from ddp_prof.train.workload.sizes import MODEL_SIZES
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Sequence
 
     from ddp_prof.benchmark.store import Environment, StoredAllReduce
@@ -24,33 +25,24 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    arguments = make_parser().parse_args(argv, Arguments())
-    try:
-        with stoppable():
-            _benchmark(arguments)
-    except DdpProfError as error:
-        sys.stderr.write(f"ddp_prof.benchmark.allreduce: error: {error}\n")
-        return 1
-    except Stopped as stop:
-        return 128 + stop.number
-    return 0
+    arguments = make_parser().parse_args(argv)
+    return exit_code_of("ddp_prof.benchmark.allreduce", lambda: _benchmark(arguments))
 
 
-def _benchmark(arguments: Arguments) -> None:
+def _benchmark(arguments: Namespace) -> None:
     # Only now, so that --help and mistakes are answered at once.
     from ddp_prof.benchmark.store import open_database, write_all_reduces
     from ddp_prof.benchmark.sweep.probe import probe_machine
 
     environment = probe_machine().environment
-    worlds = dict.fromkeys(world for group in arguments.world_sizes for world in group)
-    rows = {world: _measure(world, arguments, environment) for world in worlds}
+    rows = {world: _measure(world, arguments, environment) for world in arguments.world_sizes}
     if arguments.database is not None:
         with closing(open_database(arguments.database)) as database:
             write_all_reduces(database, environment, [row for own in rows.values() for row in own])
     _show(rows, arguments, environment)
 
 
-def _measure(world: int, arguments: Arguments, environment: Environment) -> list[StoredAllReduce]:
+def _measure(world: int, arguments: Namespace, environment: Environment) -> list[StoredAllReduce]:
     """Start the ranks and summarize what they measure.
 
     Raises:
@@ -62,7 +54,7 @@ def _measure(world: int, arguments: Arguments, environment: Environment) -> list
     with tempfile.TemporaryDirectory(prefix="ddp_prof.") as directory:
         output = Path(directory, "times.json")
         asked = {name: getattr(arguments, name) for name in ("backend", "device", "calls", "warmup", "timeout")}
-        asked["bytes"] = message_bytes([size for group in arguments.sizes_mb for size in group])
+        asked["bytes"] = message_bytes(arguments.sizes_mb)
         asked["output"] = str(output)
         launch(world, ["-m", "ddp_prof.benchmark.allreduce.ranks", json.dumps(asked)], log=Path(directory, "log"))
         if not output.is_file():
@@ -80,12 +72,13 @@ def _measure(world: int, arguments: Arguments, environment: Environment) -> list
     )
 
 
-def _show(rows: dict[int, list[StoredAllReduce]], arguments: Arguments, environment: Environment) -> None:
-    from ddp_prof.benchmark.allreduce.timings import as_document, timings_view
+def _show(rows: dict[int, list[StoredAllReduce]], arguments: Namespace, environment: Environment) -> None:
+    from ddp_prof.benchmark.allreduce.timings import timings_view
+    from ddp_prof.present.json_documents import SCHEMA
     from ddp_prof.present.tables.render import show
 
     machine = " · ".join(filter(None, (f"{environment.cpu}, {environment.cores} cores", environment.gpus)))
-    gradient_bytes = FLOAT32_BYTES * MODEL_SIZES[arguments.model_size].parameters
+    gradient_bytes = MODEL_SIZES[arguments.model_size].gradient_bytes()
     views = [
         timings_view(
             own,
@@ -97,7 +90,7 @@ def _show(rows: dict[int, list[StoredAllReduce]], arguments: Arguments, environm
         for world, own in rows.items()
     ]
     if arguments.format == "json":
-        views = [replace(views[0], document=as_document(views))]
+        views = [replace(views[0], document={"schema": SCHEMA, "all_reduces": [view.document for view in views]})]
     show(arguments.format, views)
 
 

@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddp_prof.benchmark.sweep.arguments import several
+from ddp_prof.benchmark.sweep.arguments import Several, several
 from ddp_prof.train.arguments import at_least
-from ddp_prof.train.sizes import MODEL_SIZES
+from ddp_prof.train.workload.sizes import MODEL_SIZES
 from ddp_prof.variants import BYTES_PER_MB
 
 if TYPE_CHECKING:
@@ -17,21 +17,6 @@ if TYPE_CHECKING:
 FLOAT32_BYTES = 4
 SIZES_MB = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
 """From messages whose time is all overhead to messages whose time is all transfer: the fit needs both ends."""
-
-
-class Arguments(argparse.Namespace):
-    """What was asked for; see :func:`make_parser`."""
-
-    sizes_mb: list[list[float]]
-    world_sizes: list[list[int]]
-    backend: str
-    device: str
-    calls: int
-    warmup: int
-    timeout: float
-    model_size: str
-    database: Path | None
-    format: str
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -45,13 +30,15 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add(
         "--sizes-mb",
-        nargs="+",
+        action=Several,
         type=several(size_mb),
-        default=[list(SIZES_MB)],
+        default=SIZES_MB,
         metavar="MB",
         help=f"message sizes in MB of 2**20 bytes (default: {','.join(f'{size:g}' for size in SIZES_MB)})",
     )
-    add("--world-sizes", nargs="+", type=several(at_least(2)), default=[[2]], metavar="N", help="ranks (default: 2)")
+    add(
+        "--world-sizes", action=Several, type=several(at_least(2)), default=(2,), metavar="N", help="ranks (default: 2)"
+    )
     add("--backend", choices=("auto", "gloo", "nccl"), default="auto", help="default: nccl where each rank has a GPU")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: %(default)s")
     add("--calls", type=at_least(1), default=20, metavar="N", help="timed calls of each size (default: %(default)s)")

@@ -18,9 +18,9 @@ import torch.distributed as dist
 
 from ddp_prof.benchmark.allreduce.arguments import FLOAT32_BYTES
 from ddp_prof.errors import DdpProfError, WorkloadError
-from ddp_prof.train.arguments import Arguments
-from ddp_prof.train.launch import die_with_launcher, leave_failure
-from ddp_prof.train.process_group import choose_device, count_ranks_per_gpu, find_place, process_group
+from ddp_prof.run_config import RunConfig
+from ddp_prof.train.ranks.launch import die_with_launcher, leave_failure
+from ddp_prof.train.ranks.process_group import choose_device, count_ranks_per_gpu, find_place, process_group
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,13 +31,13 @@ def main() -> int:
     die_with_launcher()
     asked = json.loads(sys.argv[1])
     place = find_place(os.environ)
-    arguments = Arguments(variant="naive", device=asked["device"], backend=asked["backend"])
+    config = RunConfig(variant="naive", device=asked["device"], backend=asked["backend"])
     try:
-        device, backend = choose_device(arguments, place)
+        device, backend = choose_device(config, place)
         with process_group(place, device, backend, asked["timeout"]):
             times = measure(asked["bytes"], asked["calls"], asked["warmup"], device)
         if place.rank == 0:
-            sharing = count_ranks_per_gpu(arguments, place, device)
+            sharing = count_ranks_per_gpu(config, place, device)
             answer = {"device": device.type, "backend": backend, "ranks_per_gpu": sharing, "times_ns": times}
             Path(asked["output"]).write_text(json.dumps(answer), encoding="utf-8")
     except (DdpProfError, RuntimeError) as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -61,14 +61,9 @@ def summarize_times(
     return rows
 
 
-def fit_rows(rows: Sequence[StoredAllReduce]) -> LinkModel | Unknown:
-    """The cost model of rows with one number of ranks."""
-    return fit_link([cost_alone(row) for row in rows])
-
-
 def timings_view(rows: Sequence[StoredAllReduce], title: str, gradient_bytes: int, model_size: str) -> TableView:
     """The table of rows with one number of ranks, and what follows for the size of buckets."""
-    link = fit_rows(rows)
+    link = fit_link([cost_alone(row) for row in rows])
     notes = [HOW_TO_READ, *_link_notes(rows, link, gradient_bytes, model_size)]
     document = {
         "schema": SCHEMA,
@@ -122,8 +117,3 @@ def _link_notes(
     if rows[-1].bytes < 4 * half:
         notes.append(f"the bandwidth is extrapolated: add --sizes-mb above {size(round(4 * half))}")
     return notes
-
-
-def as_document(views: Sequence[TableView]) -> dict[str, Any]:
-    """One JSON document of all numbers of ranks."""
-    return {"schema": SCHEMA, "all_reduces": [view.document for view in views]}

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddp_prof.benchmark.report.figure import axis, layout
+from ddp_prof.benchmark.report.figure import layout
 from ddp_prof.present import theme
+from ddp_prof.present.charts.frame import axis
 from ddp_prof.present.text import milliseconds, percent, size
 from ddp_prof.unknown import Unknown
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from ddp_prof.benchmark.report.testbeds import TestbedResults
-    from ddp_prof.present.theme import Palette
 
 _HEIGHT = 560
 _POINTS = 200
@@ -25,16 +25,16 @@ _TICK_STEP = 8
 """Ratio of neighbouring ticks of the message size: 1 KB, 8 KB, 64 KB, 512 KB, 4 MB."""
 
 
-def draw_bandwidth(results: TestbedResults, palette: Palette = theme.LIGHT) -> go.Figure:
+def draw_bandwidth(results: TestbedResults) -> go.Figure:
     """Bytes over time: a dot a message size, the fitted model as a line."""
     import plotly.graph_objects as go
 
-    figure_layout = layout(results, palette, _headline(results), _HEIGHT, l=90, r=60)
+    figure_layout = layout(results, _headline(results), _HEIGHT, l=90, r=60)
     figure_layout |= {
-        "xaxis": axis(palette, "message size (log scale)", type="log", **_size_ticks(results)),
-        "yaxis": axis(palette, "algbw = bytes / time (GB/s, log scale)", type="log", dtick=1, **_MINOR),
+        "xaxis": axis("message size (log scale)", type="log", fixedrange=True, **_size_ticks(results)),
+        "yaxis": axis("algbw = bytes / time (GB/s, log scale)", type="log", dtick=1, fixedrange=True, **_MINOR),
     }
-    return go.Figure([_measured(results, palette), *_fitted(results, palette)], figure_layout)
+    return go.Figure([_measured(results), *_fitted(results)], figure_layout)
 
 
 def _size_ticks(results: TestbedResults) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def _size_ticks(results: TestbedResults) -> dict[str, Any]:
     return {"tickmode": "array", "tickvals": ticks, "ticktext": [size(round(tick)) for tick in ticks]}
 
 
-def _measured(results: TestbedResults, palette: Palette) -> dict[str, Any]:
+def _measured(results: TestbedResults) -> dict[str, Any]:
     messages = results.messages
     return {
         "type": "scatter", "mode": "markers", "name": "measured by the host: median of each size; bars: its spread",
@@ -61,11 +61,11 @@ def _measured(results: TestbedResults, palette: Palette) -> dict[str, Any]:
             for message in messages
         ],
         "hovertemplate": "%{hovertext}<extra></extra>",
-        "marker": {"color": palette.colors["backward"], "size": 11},
+        "marker": {"color": theme.LIGHT.colors["backward"], "size": 11},
     }  # fmt: skip
 
 
-def _fitted(results: TestbedResults, palette: Palette) -> list[dict[str, Any]]:
+def _fitted(results: TestbedResults) -> list[dict[str, Any]]:
     if isinstance(results.model, Unknown):
         return []
     link = results.model.link
@@ -75,7 +75,7 @@ def _fitted(results: TestbedResults, palette: Palette) -> list[dict[str, Any]]:
             "type": "scatter", "mode": "lines", "hoverinfo": "skip",
             "name": f"fitted s / (o + s / w); median error {percent(link.relative_error)}",
             "x": sizes.tolist(), "y": [size / link.time_ns(size) for size in sizes.tolist()],
-            "line": {"color": palette.colors[theme.OVERLAPPED], "width": 2},
+            "line": {"color": theme.LIGHT.colors[theme.OVERLAPPED], "width": 2},
         }
     ]  # fmt: skip
 

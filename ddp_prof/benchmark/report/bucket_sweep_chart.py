@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_prof.benchmark.claims import contradicts_model
 from ddp_prof.benchmark.effects import bucket_sizes
-from ddp_prof.benchmark.report.figure import LINE, TOP, axis, layout
+from ddp_prof.benchmark.report.figure import LINE, TOP, layout
 from ddp_prof.benchmark.report.rows import half_ms, value_ms
 from ddp_prof.present import theme
+from ddp_prof.present.charts.frame import axis
 from ddp_prof.present.text import shown_name, size
 from ddp_prof.unknown import Unknown
 from ddp_prof.variants import BUCKETED, BYTES_PER_MB
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from ddp_prof.benchmark.report.testbeds import TestbedResults
     from ddp_prof.benchmark.settings import SettingSummary
-    from ddp_prof.present.theme import Palette
 
 _HEIGHT, _BOTTOM = 640, 70
 _LABEL_PX = 16
@@ -31,7 +31,7 @@ _COLORS = ("backward", theme.OVERLAPPED, theme.EXPOSED_MEMORY, "optimizer", them
 """Of the context lengths, in order; distinct with any colour vision."""
 
 
-def draw_bucket_sweep(results: TestbedResults, batch_size: int, palette: Palette = theme.LIGHT) -> go.Figure:
+def draw_bucket_sweep(results: TestbedResults, batch_size: int) -> go.Figure:
     """The settings of one batch size; the best size of the model of bucketing is marked where it fits."""
     import plotly.graph_objects as go
 
@@ -41,7 +41,7 @@ def draw_bucket_sweep(results: TestbedResults, batch_size: int, palette: Palette
         if summary.timing.step_ns and summary.setting.local_batch_size == batch_size
     ]
     contexts = sorted({bucket.setting.seq_len for bucket in _buckets(measured)})
-    colors = {context: palette.colors[_COLORS[index % len(_COLORS)]] for index, context in enumerate(contexts)}
+    colors = {context: theme.LIGHT.colors[_COLORS[index % len(_COLORS)]] for index, context in enumerate(contexts)}
     references = [reference for context in contexts if (reference := _fastest_without_buckets(measured, context))]
     limits = _range([*_buckets(measured), *references])
     sizes = bucket_sizes([summary.timing for summary in measured])
@@ -52,16 +52,17 @@ def draw_bucket_sweep(results: TestbedResults, batch_size: int, palette: Palette
         for index, context in enumerate(contexts)
     ]
     traces += [_reference(reference, colors[reference.setting.seq_len], (least, most)) for reference in references]
-    traces += _best(best_mb, limits, palette)
+    traces += _best(best_mb, limits)
     title, note = f"Step time by bucket size, batch {batch_size} per rank", _model_note(results)
-    figure_layout = layout(results, palette, title, _HEIGHT, note=note, b=_BOTTOM, l=80, r=190)
+    figure_layout = layout(results, title, _HEIGHT, note=note, b=_BOTTOM, l=80, r=190)
     figure_layout |= {
         "xaxis": axis(
-            palette, "bucket size (MB, log scale)", type="log", range=[math.log10(least), math.log10(most)],
-            tickmode="array", tickvals=sizes, ticktext=[_size_text(size, measured[0]) for size in sizes],
+            "bucket size (MB, log scale)", type="log", range=[math.log10(least), math.log10(most)],
+            fixedrange=True, tickmode="array", tickvals=sizes,
+            ticktext=[_size_text(size, measured[0]) for size in sizes],
         ),
-        "yaxis": axis(palette, "step time (ms); bars: 95 % interval", range=limits),
-        "annotations": [*_labels(references, colors, limits), *_best_label(best_mb, palette)],
+        "yaxis": axis("step time (ms); bars: 95 % interval", range=limits, fixedrange=True),
+        "annotations": [*_labels(references, colors, limits), *_best_label(best_mb)],
     }  # fmt: skip
     return go.Figure(traces, figure_layout)
 
@@ -198,24 +199,24 @@ def _top(group: Sequence[float], least: float) -> float:
     return sum(group) / len(group) + least * (len(group) - 1) / 2
 
 
-def _best(best_mb: float | None, limits: Sequence[float], palette: Palette) -> list[dict[str, Any]]:
+def _best(best_mb: float | None, limits: Sequence[float]) -> list[dict[str, Any]]:
     if best_mb is None:
         return []
     return [
         {
             "type": "scatter", "mode": "lines", "showlegend": False, "x": [best_mb, best_mb], "y": list(limits),
-            "line": {"color": palette.quiet, "width": 1, "dash": "dot"}, "hoverinfo": "skip",
+            "line": {"color": theme.LIGHT.quiet, "width": 1, "dash": "dot"}, "hoverinfo": "skip",
         }
     ]  # fmt: skip
 
 
-def _best_label(best_mb: float | None, palette: Palette) -> list[dict[str, Any]]:
+def _best_label(best_mb: float | None) -> list[dict[str, Any]]:
     if best_mb is None:
         return []
     return [
         {
             "xref": "x", "x": math.log10(best_mb), "yref": "paper", "y": 0, "yanchor": "bottom", "xanchor": "left",
             "xshift": 4, "showarrow": False, "text": f"best by the model: {size(round(best_mb * BYTES_PER_MB))}",
-            "font": {"color": palette.quiet},
+            "font": {"color": theme.LIGHT.quiet},
         }
     ]  # fmt: skip

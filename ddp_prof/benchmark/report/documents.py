@@ -22,7 +22,7 @@ from ddp_prof.benchmark.report.views import (
     settings_view,
     testbed_notes,
 )
-from ddp_prof.benchmark.report.words import CLAIMS, HEADINGS, analysis, sentence
+from ddp_prof.benchmark.report.words import HEADINGS, analysis, sentence
 from ddp_prof.present.charts.static_images import try_pictures
 from ddp_prof.present.html.page import write_figure_page
 from ddp_prof.present.json_documents import SCHEMA
@@ -30,14 +30,13 @@ from ddp_prof.present.tables.render import markdown, write_csv
 from ddp_prof.unknown import Unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     import plotly.graph_objects as go
 
     from ddp_prof.benchmark.report.testbeds import TestbedResults
     from ddp_prof.benchmark.settings import SettingSummary
-    from ddp_prof.benchmark.store import Environment
     from ddp_prof.benchmark.study import Study
     from ddp_prof.present.table_view import TableView
 
@@ -66,11 +65,11 @@ def write_results(testbeds: Sequence[TestbedResults], study: Study | None, folde
     return problems
 
 
-def write_results_csv(summaries: Sequence[SettingSummary], environments: Mapping[str, Environment], path: Path) -> None:
+def write_results_csv(summaries: Sequence[SettingSummary], path: Path) -> None:
     """Write a row a setting; the file is there whole or as it was."""
     partial = path.with_name(f".{path.name}.partial")
     with partial.open("w", encoding="utf-8", newline="") as file:
-        write_csv(csv_rows(summaries, environments), file)
+        write_csv(csv_rows(summaries), file)
     partial.replace(path)
 
 
@@ -185,14 +184,14 @@ def _testbed_document(results: TestbedResults) -> dict[str, Any]:
             }
             for observation in results.observations
         ],
-        "claims": [{**asdict(result), "text": CLAIMS[result.name]} for result in results.claims],
+        "claims": [asdict(result) for result in results.claims],
         "warnings": testbed_notes(results),
     }
 
 
 def _setting_document(summary: SettingSummary) -> dict[str, Any]:
     values = asdict(summary)
-    del values["testbed"]
+    del values["testbed"], values["environment"]
     timing, run = values.pop("timing"), values.pop("first")
     shared = (
         "d_model", "num_layers", "parameters", "gradient_bytes", "backend", "steps", "collectives",
@@ -217,5 +216,5 @@ def _study_document(study: Study) -> dict[str, Any]:
              "communication_ns": timing.communication_ns and timing.communication_ns.value}
             for timing in study.timings
         ],
-        "claims": [{**asdict(result), "text": CLAIMS[result.name]} for result in check_claims(study.timings)],
+        "claims": [asdict(result) for result in check_claims(study.timings)],
     }  # fmt: skip

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddp_prof.benchmark.settings import speedup
 from ddp_prof.benchmark.store import OK
 from ddp_prof.present.columns import ms, percent
 from ddp_prof.variants import BASELINE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from ddp_prof.benchmark.settings import SettingSummary, Timing
     from ddp_prof.benchmark.statistics import Estimate
-    from ddp_prof.benchmark.store import Environment
     from ddp_prof.present.columns import Row
 
 NS_PER_S = 1e9
@@ -27,7 +27,6 @@ def setting_rows(summaries: Sequence[SettingSummary]) -> list[Row]:
 
 def _setting_row(summary: SettingSummary, *, has_traces: bool) -> Row:
     timing = summary.timing
-    trace = summary.trace
     return {
         "variant": summary.setting.label,
         "batch": summary.setting.local_batch_size,
@@ -40,39 +39,29 @@ def _setting_row(summary: SettingSummary, *, has_traces: bool) -> Row:
         "comm_±_ms": half_ms(timing.communication_ns),
         "comm_%": share_percent(timing),
         "synchronized_comm_ms": value_ms(summary.synchronized_ns),
-        **(
-            {
-                "trace_exposed_ms": ms(trace.exposed_ns) if trace else None,
-                "trace_tail_ms": ms(trace.tail_ns) if trace else None,
-            }
-            if has_traces
-            else {}
-        ),
+        **({f"trace_{part}_ms": _trace_ms(summary, part) for part in ("exposed", "tail")} if has_traces else {}),
         "collectives": summary.first.collectives,
         "speedup": summary.speedup.value if summary.speedup else None,
         "speedup_±": summary.speedup.paired_half_width if summary.speedup else None,
     }
 
 
-def csv_rows(summaries: Sequence[SettingSummary], environments: Mapping[str, Environment]) -> list[Row]:
+def csv_rows(summaries: Iterable[SettingSummary]) -> list[Row]:
     """A row for each setting: the columns that the course's study asks for, then all others.
 
     ``avg_comm_time_ms`` is the host time between the end of backward and the last gradient, *without* synchronizing
     first, as the study measured; on a GPU it includes device work of backward that is still pending. The times are
     medians over runs of medians over steps, although the study's column names say average.
     """
-    return [_csv_row(summary, environments.get(summary.testbed.environment)) for summary in summaries]
+    return [_csv_row(summary) for summary in summaries]
 
 
-def _csv_row(summary: SettingSummary, environment: Environment | None) -> Row:
-    run, timing, setting, trace = summary.first, summary.timing, summary.setting, summary.trace
+def _csv_row(summary: SettingSummary) -> Row:
+    run, timing, setting = summary.first, summary.timing, summary.setting
     step = timing.step_ns
     row: Row = {
         "implementation": setting.variant,
-        "model_size": run.model_size,
-        "d_model": run.d_model,
-        "num_layers": run.num_layers,
-        "world_size": run.world_size,
+        **{name: getattr(run, name) for name in ("model_size", "d_model", "num_layers", "world_size")},
         "avg_step_time_ms": value_ms(step),
         "avg_comm_time_ms": value_ms(timing.communication_ns),
         "comm_overhead_pct": share_percent(timing),
@@ -98,11 +87,8 @@ def _csv_row(summary: SettingSummary, environment: Environment | None) -> Row:
         estimate = getattr(summary, f"{phase}_ns")
         row |= {f"{phase}_ms": value_ms(estimate), f"{phase}_spread_ms": half_ms(estimate)}
     return row | {
-        "trace_captures": trace.captures if trace else None,
-        "trace_comm_ms": ms(trace.comm_ns) if trace else None,
-        "trace_overlapped_ms": ms(trace.overlapped_ns) if trace else None,
-        "trace_exposed_ms": ms(trace.exposed_ns) if trace else None,
-        "trace_tail_ms": ms(trace.tail_ns) if trace else None,
+        "trace_captures": summary.trace.captures if summary.trace else None,
+        **{f"trace_{part}_ms": _trace_ms(summary, part) for part in ("comm", "overlapped", "exposed", "tail")},
         "comm_bytes": run.communicated_bytes,
         "gradient_bytes": run.gradient_bytes,
         "parameters": run.parameters,
@@ -112,11 +98,7 @@ def _csv_row(summary: SettingSummary, environment: Environment | None) -> Row:
         "backend": run.backend,
         "caveat": "; ".join(summary.caveats) or None,
         "environment": summary.testbed.environment,
-        "cpu": environment.cpu if environment else None,
-        "cores": environment.cores if environment else None,
-        "gpus": environment.gpus if environment else None,
-        "torch": environment.torch if environment else None,
-        "ddp_prof": environment.ddp_prof if environment else None,
+        **{name: getattr(summary.environment, name, None) for name in ("cpu", "cores", "gpus", "torch", "ddp_prof")},
         "git_commit": run.git_commit,
     }
 
@@ -128,7 +110,9 @@ def comparison_rows(study: Sequence[Timing], summaries: Sequence[SettingSummary]
     rows: list[Row] = []
     for published in study:
         setting, own = published.setting, ours.get(published.setting)
-        base, timing = naive.get(setting.workload), own.timing if own else None
+        base = naive.get(setting.workload)
+        ratio = speedup(base.step_ns, published.step_ns) if base else None
+        step, communication = (own.timing.step_ns, own.timing.communication_ns) if own else (None, None)
         rows.append(
             {
                 "variant": setting.label,
@@ -138,12 +122,12 @@ def comparison_rows(study: Sequence[Timing], summaries: Sequence[SettingSummary]
                 "study_step_ms": value_ms(published.step_ns),
                 "study_comm_ms": value_ms(published.communication_ns),
                 "study_comm_%": share_percent(published),
-                "study_speedup": _speedup(base, published),
+                "study_speedup": ratio.value if ratio else None,
                 "status": status_text(own) if own else None,
-                "step_ms": value_ms(timing.step_ns) if timing else None,
-                "step_±_ms": half_ms(timing.step_ns) if timing else None,
-                "comm_ms": value_ms(timing.communication_ns) if timing else None,
-                "comm_%": share_percent(timing) if timing else None,
+                "step_ms": value_ms(step),
+                "step_±_ms": half_ms(step),
+                "comm_ms": value_ms(communication),
+                "comm_%": share_percent(own.timing) if own else None,
                 "speedup": own.speedup.value if own and own.speedup else None,
             }
         )
@@ -173,7 +157,5 @@ def half_ms(estimate: Estimate | None) -> float | None:
     return ms(estimate.half_width) if estimate else None
 
 
-def _speedup(base: Timing | None, timing: Timing) -> float | None:
-    if not base or not base.step_ns or not timing.step_ns:
-        return None
-    return base.step_ns.value / timing.step_ns.value
+def _trace_ms(summary: SettingSummary, part: str) -> float | None:
+    return ms(getattr(summary.trace, f"{part}_ns")) if summary.trace else None

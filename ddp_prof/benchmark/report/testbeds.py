@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddp_prof.benchmark.alpha_beta import BucketModel, fit_link, message_costs
 from ddp_prof.benchmark.claims import check_claims, find_observations
-from ddp_prof.benchmark.settings import by_testbed, environments_of
+from ddp_prof.benchmark.settings import by_testbed
 from ddp_prof.unknown import Unknown
 
 if TYPE_CHECKING:
@@ -44,21 +44,14 @@ def gather_testbeds(results: Results, summaries: Iterable[SettingSummary]) -> li
         results: The database.
         summaries: Those of its settings that were asked for.
     """
-    environments, messages = environments_of(results), message_costs(results)
-    return [
-        _gather(testbed, environments.get(testbed.environment), own, messages.get(testbed, ()))
-        for testbed, own in by_testbed(summaries).items()
-    ]
+    messages = message_costs(results)
+    return [_gather(own, messages.get(testbed, ())) for testbed, own in by_testbed(summaries).items()]
 
 
-def _gather(
-    testbed: Testbed,
-    environment: Environment | None,
-    summaries: Sequence[SettingSummary],
-    messages: tuple[MessageCost, ...],
-) -> TestbedResults:
+def _gather(summaries: Sequence[SettingSummary], messages: tuple[MessageCost, ...]) -> TestbedResults:
+    first = summaries[0]
     link = fit_link(messages)
-    model = link if isinstance(link, Unknown) else BucketModel(link, summaries[0].first.gradient_bytes)
+    model = link if isinstance(link, Unknown) else BucketModel(link, first.first.gradient_bytes)
     observations = find_observations(summaries, model)
     claims = check_claims([summary.timing for summary in summaries])
-    return TestbedResults(testbed, environment, tuple(summaries), messages, model, observations, claims)
+    return TestbedResults(first.testbed, first.environment, tuple(summaries), messages, model, observations, claims)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ddp_prof.benchmark.report.figure import TOP, axis, layout
+from ddp_prof.benchmark.report.figure import TOP, layout
 from ddp_prof.benchmark.report.rows import half_ms, share_percent, status_text, value_ms
 from ddp_prof.present import theme
+from ddp_prof.present.charts.frame import axis, rows_axis
 from ddp_prof.present.text import shown_name
 
 if TYPE_CHECKING:
@@ -14,31 +15,25 @@ if TYPE_CHECKING:
 
     from ddp_prof.benchmark.report.testbeds import TestbedResults
     from ddp_prof.benchmark.settings import SettingSummary
-    from ddp_prof.present.theme import Palette
 
 _ROW, _BOTTOM = 26, 60
 
 
-def draw_variants(results: TestbedResults, palette: Palette = theme.LIGHT) -> go.Figure:
+def draw_variants(results: TestbedResults) -> go.Figure:
     """A bar a setting: communication by the host timer after the rest of the step."""
     import plotly.graph_objects as go
 
     rows = chart_rows(results)
     settings = [(row, summary) for row, summary in enumerate(rows) if not isinstance(summary, str)]
     drawn = [(row, summary) for row, summary in settings if summary.timing.step_ns]
-    figure_layout = layout(
-        results, palette, _headline(results), TOP + _BOTTOM + _ROW * max(1, len(rows)), b=_BOTTOM, r=150
-    )
+    figure_layout = layout(results, _headline(results), TOP + _BOTTOM + _ROW * max(1, len(rows)), b=_BOTTOM, r=150)
     figure_layout |= {
         "barmode": "stack",
-        "xaxis": axis(palette, "step time (ms); bars: 95 % interval", rangemode="tozero"),
-        "yaxis": {
-            "tickmode": "array", "tickvals": list(range(len(rows))), "ticktext": [_tick(row) for row in rows],
-            "range": [len(rows) - 0.5, -0.5], "showgrid": False, "zeroline": False, "fixedrange": True,
-        },
-        "annotations": [_label(row, summary, palette) for row, summary in settings],
+        "xaxis": axis("step time (ms); bars: 95 % interval", rangemode="tozero", fixedrange=True),
+        "yaxis": rows_axis([_tick(row) for row in rows]),
+        "annotations": [_label(row, summary) for row, summary in settings],
     }  # fmt: skip
-    return go.Figure([_rest(drawn, palette), _communication(drawn, palette)], figure_layout)
+    return go.Figure([_rest(drawn), _communication(drawn)], figure_layout)
 
 
 def chart_rows(results: TestbedResults) -> list[str | SettingSummary]:
@@ -61,23 +56,23 @@ def _communication_ms(summary: SettingSummary) -> float:
     return value_ms(summary.timing.communication_ns) or 0.0
 
 
-def _rest(drawn: list[tuple[int, SettingSummary]], palette: Palette) -> dict[str, Any]:
+def _rest(drawn: list[tuple[int, SettingSummary]]) -> dict[str, Any]:
     lengths = [(value_ms(summary.timing.step_ns) or 0.0) - _communication_ms(summary) for _, summary in drawn]
     return {
         "type": "bar", "orientation": "h", "name": "rest of the step", "width": 0.7, "hoverinfo": "skip",
-        "x": lengths, "y": [row for row, _ in drawn], "marker": {"color": palette.colors[theme.COMPUTE_ONLY]},
+        "x": lengths, "y": [row for row, _ in drawn], "marker": {"color": theme.LIGHT.colors[theme.COMPUTE_ONLY]},
     }  # fmt: skip
 
 
-def _communication(drawn: list[tuple[int, SettingSummary]], palette: Palette) -> dict[str, Any]:
+def _communication(drawn: list[tuple[int, SettingSummary]]) -> dict[str, Any]:
     return {
         "type": "bar", "orientation": "h", "width": 0.7,
         "name": "communication by the host timer (without synchronizing)",
         "x": [_communication_ms(summary) for _, summary in drawn], "y": [row for row, _ in drawn],
-        "marker": {"color": palette.colors[theme.COMMUNICATION]},
+        "marker": {"color": theme.LIGHT.colors[theme.COMMUNICATION]},
         "error_x": {
             "type": "data", "array": [half_ms(summary.timing.step_ns) or 0.0 for _, summary in drawn],
-            "color": palette.notice, "thickness": 1.5, "width": 4,
+            "color": theme.LIGHT.notice, "thickness": 1.5, "width": 4,
         },
         "hovertext": [_hover(summary) for _, summary in drawn], "hovertemplate": "%{hovertext}<extra></extra>",
     }  # fmt: skip
@@ -92,13 +87,13 @@ def _hover(summary: SettingSummary) -> str:
     )
 
 
-def _label(row: int, summary: SettingSummary, palette: Palette) -> dict[str, Any]:
+def _label(row: int, summary: SettingSummary) -> dict[str, Any]:
     """Communication's share at the right margin; in place of a bar, why there is none."""
     position = {"yref": "y", "y": row, "showarrow": False, "xanchor": "left"}
     share = share_percent(summary.timing)
     if share is None:
         text = status_text(summary).replace("_", " ")
-        return {**position, "xref": "paper", "x": 0, "text": text, "font": {"color": palette.notice}}
+        return {**position, "xref": "paper", "x": 0, "text": text, "font": {"color": theme.LIGHT.notice}}
     return {**position, "xref": "paper", "x": 1, "xshift": 12, "text": f"<b>{share:.0f} %</b> communication"}
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddp_prof.benchmark.claims import check_claims, contradicts_model
 from ddp_prof.benchmark.report.rows import comparison_rows, csv_rows, half_ms, setting_rows, value_ms
-from ddp_prof.benchmark.report.words import CLAIMS, analysis, effect_text, testbed_title
+from ddp_prof.benchmark.report.words import analysis, effect_text, testbed_title
 from ddp_prof.benchmark.store import OK
 from ddp_prof.present.columns import Row, ms
 from ddp_prof.present.table_view import TableView
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from ddp_prof.benchmark.alpha_beta import BucketModel
     from ddp_prof.benchmark.claims import ClaimResult
     from ddp_prof.benchmark.report.testbeds import TestbedResults
-    from ddp_prof.benchmark.settings import SettingSummary, Testbed
-    from ddp_prof.benchmark.store import Environment
+    from ddp_prof.benchmark.settings import SettingSummary
     from ddp_prof.benchmark.study import Study
 
 HOW_TO_READ = (
@@ -87,7 +86,7 @@ def claims_view(results: TestbedResults, study: Study) -> TableView:
     theirs = check_claims(study.timings)
     rows: list[Row] = [
         {
-            "claim": CLAIMS[own.name],
+            "claim": own.text,
             "study": published.holds,
             "study_figure": effect_text(published.effect),
             "here": own.holds,
@@ -208,25 +207,10 @@ def _bucket_bytes(summary: SettingSummary, model: BucketModel) -> float:
 def csv_view(testbeds: Sequence[TestbedResults], study: Study | None) -> TableView:
     """One table for programs: the rows of ``results.csv``, or the study's with ours beside them."""
     if study is None:
-        return TableView(
-            "", [row for results in testbeds for row in csv_rows(results.summaries, _environments(results))], [], {}
-        )
-    rows = [
-        row
+        return TableView("", csv_rows(summary for results in testbeds for summary in results.summaries), [], {})
+    rows: list[Row] = [
+        {**{name: getattr(results.testbed, name) for name in ("environment", "model_size", "world_size")}, **row}
         for results in testbeds
-        for row in _with_testbed(results.testbed, comparison_rows(study.timings, results.summaries))
+        for row in comparison_rows(study.timings, results.summaries)
     ]
     return TableView("", rows, [OTHER_MACHINE], {})
-
-
-def _with_testbed(testbed: Testbed, rows: Sequence[Row]) -> list[Row]:
-    first: Row = {
-        "environment": testbed.environment,
-        "model_size": testbed.model_size,
-        "world_size": testbed.world_size,
-    }
-    return [first | row for row in rows]
-
-
-def _environments(results: TestbedResults) -> dict[str, Environment]:
-    return {results.environment.id: results.environment} if results.environment else {}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddp_prof.benchmark.claims import FEW, HARDLY, TOPICS
 from ddp_prof.present.text import milliseconds, percent, size
 
 if TYPE_CHECKING:
@@ -28,21 +27,6 @@ HEADINGS: Mapping[Topic, str] = {
 ID_LENGTH = 8
 """Characters of an environment's id that are shown."""
 
-CLAIMS: Mapping[str, str] = {
-    "half_of_naive": "under naive, communication takes more than half of the step",
-    "flat_hardly_helps": f"flat takes less than {percent(HARDLY)} off naive's step",
-    "bytes_dominate": f"one call for all gradients takes less than {percent(FEW)} off naive's communication",
-    "overlap_beats_naive": "overlap has a shorter step than naive (share of naive's step)",
-    "overlap_beats_flat": "overlap has a shorter step than flat (share of flat's step)",
-    "hidden_is_not_saved": "overlap takes more off communication than off the step (difference, share of naive's step)",
-    "context_hides_more": "at longer contexts, communication is a smaller share of the step (shortest minus longest)",
-    "buckets_beat_overlap": "buckets of the best size have a shorter step than overlap (share of overlap's step)",
-    "100_mb_beats_1_mb": "buckets of 100 MB have a shorter step than buckets of 1 MB (share of the step)",
-    "inner_bucket_waits_least": "a bucket size between the smallest and the largest leaves the least communication",
-    "inner_bucket_is_fastest": "a bucket size between the smallest and the largest has the shortest step",
-}
-"""Each claim as a statement about its figure, which is named where it is not obvious."""
-
 
 def testbed_title(testbed: Testbed, environment: Environment | None) -> str:
     """Where and on what was measured, in a line."""
@@ -59,14 +43,23 @@ def analysis(observations: Sequence[Observation]) -> dict[str, list[str]]:
     """The sentences that the numbers support, by heading."""
     supported = [observation for observation in observations if observation.is_supported]
     return {
-        HEADINGS[topic]: [sentence(observation) for observation in supported if observation.topic == topic]
-        for topic in TOPICS
+        heading: [sentence(observation) for observation in supported if observation.topic == topic]
+        for topic, heading in HEADINGS.items()
     }
 
 
-def sentence(observation: Observation) -> str:
+def sentence(found: Observation) -> str:
     """An observation in words."""
-    text = _SENTENCES[observation.name](observation)
+    adds, takes = _SENTENCES[found.name]
+    numbers = {name: _UNITS[name.rpartition("_")[2]](value) for name, value in found.numbers.items()}
+    text = (takes if found.effect.value >= 0 else adds).format(
+        before=found.before,
+        after=found.after,
+        effect=effect_text(found.effect),
+        opposite=effect_text(found.effect.negated()),
+        tail=f", of which the tail is {numbers['tail_ns']}" if "tail_ns" in numbers else "",
+        **numbers,
+    )
     return text[:1].upper() + text[1:]
 
 
@@ -80,92 +73,56 @@ def effect_text(effect: Effect | None) -> str:
     return f"{percent(effect.value)} ({percent(effect.low)} to {percent(effect.high)}, {count})"
 
 
-def _before_and_after(found: Observation) -> tuple[str, str]:
-    before, after = (milliseconds(round(found.numbers[key])) for key in ("before_ns", "after_ns"))
-    return before, after
-
-
-def _changes(found: Observation, thing: str) -> str:
-    """How much one takes off the other, or adds to it."""
-    if found.effect.value >= 0:
-        return f"{found.after} takes {effect_text(found.effect)} off the {thing} of {found.before}."
-    return f"{found.after} adds {effect_text(found.effect.negated())} to the {thing} of {found.before}."
-
-
-def _same_step(found: Observation) -> str:
-    limit = percent(found.numbers["limit"])
-    return (
-        f"{found.after} and {found.before} take the same time, to within {limit}: they differ by "
-        f"{effect_text(found.effect)}."
-    )
-
-
-def _hidden_is_not_saved(found: Observation) -> str:
-    return (
-        "By the host timer, overlap takes more off communication than off the step. The difference is "
-        f"{effect_text(found.effect)} of naive's step: compute is slower beside communication, or the timer misses "
-        "part of the communication."
-    )
-
-
-def _context_hides_more(found: Observation) -> str:
-    return (
-        "A longer context gives backward more compute to hide communication under: communication's share of the step "
-        f"is lower at the longest context than at the shortest by {effect_text(found.effect)}, in percent of the step."
-    )
-
-
-def _model_choice(found: Observation) -> str:
-    best, chosen = found.numbers["best_bytes"], found.numbers["chosen_mb"]
-    return f"The model's best bucket size is {size(round(best))}; of the sizes measured, it prefers {chosen:g} MB."
-
-
-def _model_agrees(found: Observation) -> str:
-    return f"{_model_choice(found)} That size is the fastest, by {effect_text(found.effect)} or more."
-
-
-def _model_disagrees(found: Observation) -> str:
-    chosen, fastest = found.numbers["chosen_mb"], found.numbers["fastest_mb"]
-    return (
-        f"{_model_choice(found)} But {fastest:g} MB is faster: {chosen:g} MB adds "
-        f"{effect_text(found.effect.negated())} to the step, so the model does not fit this testbed."
-    )
-
-
-def _timer_synchronized(found: Observation) -> str:
-    before, after = _before_and_after(found)
-    meaning = ". The difference is device work still pending when backward returned" if found.effect.value > 0 else ""
-    return (
-        f"{found.after}: a host timer shows {before} of communication a step without synchronizing, and {after} with "
-        f"synchronizing{meaning}."
-    )
-
-
-def _timer_misses_hidden(found: Observation) -> str:
-    before, after = _before_and_after(found)
-    missed = "" if found.effect.value > 0 else " The host timer cannot see the part that compute hides."
-    return f"{found.after}: the trace shows {after} of communication a step, and the host timer {before}.{missed}"
-
-
-def _timer_and_trace(found: Observation) -> str:
-    before, after = _before_and_after(found)
-    numbers = found.numbers
-    tail = f", of which the tail is {milliseconds(round(numbers['tail_ns']))}" if "tail_ns" in numbers else ""
-    return (
-        f"{found.after}: the host timer shows {before} of communication a step, and the trace {after} of exposed "
-        f"communication{tail}."
-    )
-
-
-_SENTENCES: Mapping[str, Callable[[Observation], str]] = {
-    "step": lambda found: _changes(found, "step"),
-    "communication": lambda found: _changes(found, "communication (host timer)"),
-    "same_step": _same_step,
-    "hidden_is_not_saved": _hidden_is_not_saved,
-    "context_hides_more": _context_hides_more,
-    "model_agrees": _model_agrees,
-    "model_disagrees": _model_disagrees,
-    "timer_synchronized": _timer_synchronized,
-    "timer_misses_hidden": _timer_misses_hidden,
-    "timer_and_trace": _timer_and_trace,
+_UNITS: Mapping[str, Callable[[float], str]] = {
+    "ns": lambda value: milliseconds(round(value)),
+    "bytes": lambda value: size(round(value)),
+    "mb": lambda value: f"{value:g} MB",
+    "limit": percent,
 }
+"""How the numbers of a sentence are written, by the end of their names."""
+
+
+def _alike(text: str) -> tuple[str, str]:
+    return text, text
+
+
+_MODEL_CHOICE = "The model's best bucket size is {best_bytes}; of the sizes measured, it prefers {chosen_mb}. "
+_TIMERS = (
+    "{after}: a host timer shows {before_ns} of communication a step without synchronizing, and {after_ns} with "
+    "synchronizing"
+)
+_TRACE = "{after}: the trace shows {after_ns} of communication a step, and the host timer {before_ns}."
+_SENTENCES: Mapping[str, tuple[str, str]] = {
+    "step": (
+        "{after} adds {opposite} to the step of {before}.",
+        "{after} takes {effect} off the step of {before}.",
+    ),
+    "communication": (
+        "{after} adds {opposite} to the communication (host timer) of {before}.",
+        "{after} takes {effect} off the communication (host timer) of {before}.",
+    ),
+    "same_step": _alike("{after} and {before} take the same time, to within {limit}: they differ by {effect}."),
+    "hidden_is_not_saved": _alike(
+        "By the host timer, overlap takes more off communication than off the step. The difference is {effect} of "
+        "naive's step: compute is slower beside communication, or the timer misses part of the communication."
+    ),
+    "context_hides_more": _alike(
+        "A longer context gives backward more compute to hide communication under: communication's share of the step "
+        "is lower at the longest context than at the shortest by {effect}, in percent of the step."
+    ),
+    "model_agrees": _alike(_MODEL_CHOICE + "That size is the fastest, by {effect} or more."),
+    "model_disagrees": _alike(
+        _MODEL_CHOICE + "But {fastest_mb} is faster: {chosen_mb} adds {opposite} to the step, so the model does not "
+        "fit this testbed."
+    ),
+    "timer_synchronized": (
+        _TIMERS + ".",
+        _TIMERS + ". The difference is device work still pending when backward returned.",
+    ),
+    "timer_misses_hidden": (_TRACE + " The host timer cannot see the part that compute hides.", _TRACE),
+    "timer_and_trace": _alike(
+        "{after}: the host timer shows {before_ns} of communication a step, and the trace {after_ns} of exposed "
+        "communication{tail}."
+    ),
+}
+"""Of each observation the sentence where its effect is negative, and where it is not."""

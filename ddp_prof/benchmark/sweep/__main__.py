@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
-from ddp_prof.benchmark.sweep.arguments import Arguments, choose_grid, make_parser
+from ddp_prof.benchmark.sweep.arguments import choose_grid, make_parser
 from ddp_prof.benchmark.sweep.grid import default_grid
-from ddp_prof.errors import DdpProfError
-from ddp_prof.train.launch import Stopped, die_with_launcher, stoppable
+from ddp_prof.train.ranks.launch import die_with_launcher, exit_code_of
+
+if TYPE_CHECKING:
+    from argparse import Namespace
 
 
 def main() -> int:
     """Run the command line; returns the exit code."""
     die_with_launcher()
-    arguments = make_parser().parse_args(None, Arguments())
-    try:
-        with stoppable():
-            return _sweep(arguments)
-    except DdpProfError as error:
-        sys.stderr.write(f"ddp_prof.benchmark.sweep: error: {error}\n")
-        return 1
-    except Stopped as stop:
-        sys.stderr.write(f"stopped: {arguments.database} has the finished runs; the same command continues\n")
-        return 128 + stop.number
+    arguments = make_parser().parse_args()
+    on_stop = f"stopped: {arguments.database} has the finished runs; the same command continues\n"
+    return exit_code_of("ddp_prof.benchmark.sweep", lambda: _sweep(arguments), on_stop=on_stop)
 
 
-def _sweep(arguments: Arguments) -> int:
+def _sweep(arguments: Namespace) -> int:
     # Only now, so that --help and mistakes are answered at once.
     from ddp_prof.benchmark.sweep.probe import probe_machine
     from ddp_prof.benchmark.sweep.sweep import Plan, sweep

@@ -3,38 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddp_prof.benchmark.sweep.grid import Grid
 from ddp_prof.train.arguments import NO_CAP, at_least, bucket_size
-from ddp_prof.train.sizes import MODEL_SIZES
+from ddp_prof.train.workload.sizes import MODEL_SIZES
 from ddp_prof.variants import VARIANT_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 Value = TypeVar("Value")
-
-
-class Arguments(argparse.Namespace):
-    """What was asked for, ``None`` where it depends on the machine; see :func:`make_parser`."""
-
-    variants: list[list[str]] | None
-    model_size: list[list[str]] | None
-    world_size: list[list[int]] | None
-    batch_sizes: list[list[int]] | None
-    seq_lens: list[list[int]] | None
-    bucket_sizes_mb: list[list[float | None]] | None
-    num_steps: int | None
-    warmup: int | None
-    repeats: int | None
-    seed: int
-    device: str
-    backend: str
-    database: Path
-    force: bool
-    profile: bool
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -54,26 +35,26 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _add_grid(group: argparse._ArgumentGroup) -> None:
-    def add(flag: str, kind: Callable[[str], Any], text: str, metavar: str = "N") -> None:
-        group.add_argument(flag, nargs="+", type=several(kind), metavar=metavar, help=text)
+    def add(flag: str, dest: str, kind: Callable[[str], Any], text: str, metavar: str = "N") -> None:
+        group.add_argument(flag, dest=dest, action=Several, type=several(kind), metavar=metavar, help=text)
 
-    add("--variants", _one_of(VARIANT_NAMES), f"of {', '.join(VARIANT_NAMES)} (default: all)", "VARIANT")
-    add(
-        "--model-size",
-        _one_of(MODEL_SIZES),
-        f"of {', '.join(MODEL_SIZES)} (default: xl on two GPUs, else mini)",
-        "SIZE",
-    )
-    add("--world-size", at_least(1), "ranks (default: 2)")
-    add("--batch-sizes", at_least(1), "sequences a step of one rank (default: 2 4 on two GPUs, else 2)")
-    add("--seq-lens", at_least(1), "tokens of a sequence (default: 128 256 512 on two GPUs, else 32 64 128)")
+    text = f"of {', '.join(VARIANT_NAMES)} (default: all)"
+    add("--variants", "variants", _one_of(VARIANT_NAMES), text, "VARIANT")
+    text = f"of {', '.join(MODEL_SIZES)} (default: xl on two GPUs, else mini)"
+    add("--model-size", "model_sizes", _one_of(MODEL_SIZES), text, "SIZE")
+    add("--world-size", "world_sizes", at_least(1), "ranks (default: 2)")
+    text = "sequences a step of one rank (default: 2 4 on two GPUs, else 2)"
+    add("--batch-sizes", "local_batch_sizes", at_least(1), text)
+    text = "tokens of a sequence (default: 128 256 512 on two GPUs, else 32 64 128)"
+    add("--seq-lens", "seq_lens", at_least(1), text)
     text = "bucket sizes of bucketed; none: no cap (default: 1 10 100 1000 on two GPUs, else 1 10 100)"
-    add("--bucket-sizes-mb", _bucket_size, text, "MB")
+    add("--bucket-sizes-mb", "bucket_sizes_mb", _bucket_size, text, "MB")
 
 
 def _add_runs(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--num-steps",
+        dest="steps",
         type=at_least(1),
         metavar="N",
         help="measured steps, and as many synchronized ones after them (default: 10 on two GPUs, else 4)",
@@ -102,29 +83,21 @@ def _add_outcome(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def choose_grid(arguments: Arguments, grid: Grid) -> Grid:
+def choose_grid(arguments: argparse.Namespace, grid: Grid) -> Grid:
     """What was asked for, and the values of a default grid for the rest."""
-    return Grid(
-        variants=_flat(arguments.variants, grid.variants),
-        bucket_sizes_mb=_flat(arguments.bucket_sizes_mb, grid.bucket_sizes_mb),
-        model_sizes=_flat(arguments.model_size, grid.model_sizes),
-        world_sizes=_flat(arguments.world_size, grid.world_sizes),
-        local_batch_sizes=_flat(arguments.batch_sizes, grid.local_batch_sizes),
-        seq_lens=_flat(arguments.seq_lens, grid.seq_lens),
-        steps=arguments.num_steps or grid.steps,
-        warmup=grid.warmup if arguments.warmup is None else arguments.warmup,
-        repeats=arguments.repeats or grid.repeats,
-        seed=arguments.seed,
-        device=arguments.device,
-        backend=arguments.backend,
-    )
+    asked = {field.name: getattr(arguments, field.name) for field in fields(Grid)}
+    return replace(grid, **{name: value for name, value in asked.items() if value is not None})
 
 
-def _flat(groups: list[list[Value]] | None, default: tuple[Value, ...]) -> tuple[Value, ...]:
-    """Each value once, in the order given."""
-    if groups is None:
-        return default
-    return tuple(dict.fromkeys(value for group in groups for value in group))
+class Several(argparse.Action):
+    """One or more words that hold several values each, as a tuple of each value once, in the order given."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **more: Any) -> None:
+        super().__init__(option_strings, dest, nargs="+", **more)
+
+    def __call__(self, _parser: object, namespace: argparse.Namespace, values: Any, _option: object = None) -> None:
+        """Keep the values."""
+        setattr(namespace, self.dest, tuple(dict.fromkeys(value for group in values for value in group)))
 
 
 def several(kind: Callable[[str], Value]) -> Callable[[str], list[Value]]:

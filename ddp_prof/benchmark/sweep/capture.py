@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import signal
 import statistics
@@ -12,14 +11,15 @@ import sys
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ddp_prof.errors import WorkloadError
-from ddp_prof.train.launch import PR_SET_PDEATHSIG, launch
+from ddp_prof.errors import TraceError, WorkloadError
+from ddp_prof.train.ranks.launch import PR_SET_PDEATHSIG, launch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ddp_prof.analyze.overlap.overlap import StepOverlap
     from ddp_prof.run_config import RunConfig
 
 CHECKOUT = Path(__file__).parents[3]
@@ -60,23 +60,24 @@ def capture(config: RunConfig, folder: Path, *, force: bool) -> CaptureFigures:
 
 
 def read_figures(files: Sequence[Path]) -> CaptureFigures:
-    """Ask ``ddp-prof overlap``.
+    """Measure the overlap.
 
     Raises:
-        WorkloadError: It cannot read the files.
+        WorkloadError: The files cannot be read.
     """
-    ddp_prof = "import sys; from ddp_prof.cli import main; sys.exit(main())"
-    command = [sys.executable, "-c", ddp_prof, "overlap", *map(str, files), "--format", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # our own
-    if done.returncode:
-        raise WorkloadError(f"{files[0]} cannot be measured: {_last_line(done.stderr)}")
-    steps = [step for rank in json.loads(done.stdout)["ranks"] for step in rank["steps"]]
+    from ddp_prof.analyze.overlap.overlap import measure_overlap
+    from ddp_prof.ingest.load import load_trace
+
+    try:
+        steps = [step for file in files for rank in measure_overlap(load_trace(file)).ranks for step in rank.steps]
+    except TraceError as error:
+        raise WorkloadError(f"{files[0]} cannot be measured: {error}") from error
     names = ("comm_ns", "overlapped_ns", "exposed_ns", "tail_ns")
     return CaptureFigures(files[0], **{name: _median(steps, name) for name in names})
 
 
-def _median(steps: Sequence[Mapping[str, Any]], name: str) -> int | None:
-    values = [step[name] for step in steps if step[name] is not None]
+def _median(steps: Sequence[StepOverlap], name: str) -> int | None:
+    values = [value for step in steps if (value := getattr(step, name)) is not None]
     return round(statistics.median(values)) if values else None
 
 

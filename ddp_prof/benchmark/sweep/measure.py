@@ -6,13 +6,13 @@ import tempfile
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, StoredMessages, StoredRun, StoredStep
 from ddp_prof.errors import OutOfMemoryError, WorkloadError
 from ddp_prof.manifest import caveats_of, load_manifest
-from ddp_prof.train.launch import launch
-from ddp_prof.train.sizes import MODEL_SIZES
+from ddp_prof.train.ranks.launch import launch
+from ddp_prof.train.workload.sizes import MODEL_SIZES
 
 if TYPE_CHECKING:
     from ddp_prof.benchmark.sweep.grid import Job
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from ddp_prof.manifest import Manifest
     from ddp_prof.run_config import RunConfig
 
-FLOAT32_BYTES = 4
+MEASURED = ("backend", "device", "collectives", "communicated_bytes", "peak_memory_bytes")
+"""What a run that failed does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ def rows_of(job: Job, machine: Machine, outcome: Manifest | WorkloadError) -> Ru
 def _run(job: Job, machine: Machine, outcome: Manifest | WorkloadError) -> StoredRun:
     config, size = job.config, MODEL_SIZES[job.config.model_size]
     manifest = None if isinstance(outcome, Exception) else outcome
+    reported: dict[str, Any] = {name: getattr(manifest, name, None) for name in MEASURED}
     return StoredRun(
         **config.row_fields(),
         id=job.run_id(machine.environment.id),
@@ -72,15 +74,11 @@ def _run(job: Job, machine: Machine, outcome: Manifest | WorkloadError) -> Store
         d_model=size.d_model,
         num_layers=size.layers,
         parameters=size.parameters,
-        gradient_bytes=FLOAT32_BYTES * size.parameters,
-        backend=manifest.backend if manifest else None,
-        device=manifest.device if manifest else None,
+        gradient_bytes=size.gradient_bytes(),
+        **reported,
         status=_status(outcome),
         reason=None if manifest else str(outcome),
-        caveat="; ".join(caveats_of(manifest)) or None if manifest else None,
-        collectives=manifest.collectives if manifest else None,
-        communicated_bytes=manifest.communicated_bytes if manifest else None,
-        peak_memory_bytes=manifest.peak_memory_bytes if manifest else None,
+        caveat="; ".join(caveat.value for caveat in caveats_of(manifest)) or None if manifest else None,
         tokens=config.batch_size * config.seq_len,
         created=manifest.created if manifest else datetime.now(timezone.utc).isoformat(timespec="seconds"),
         git_commit=machine.git_commit,

@@ -52,7 +52,7 @@ def probe_machine() -> Machine:
 
 def digest_code(package: Path) -> str:
     """Digest of what the ranks run; the sweep's own files are not among it."""
-    files = [*package.glob("ddp/**/*.py"), *package.glob("train/*.py"), *(package / f"{name}.py" for name in GROUND)]
+    files = [*package.glob("ddp/**/*.py"), *package.glob("train/**/*.py"), *(package / f"{name}.py" for name in GROUND)]
     contents = sha256()
     for file in sorted(files):
         contents.update(str(file.relative_to(package)).encode() + b"\0" + file.read_bytes() + b"\0")
@@ -71,7 +71,7 @@ def _answer() -> None:
     """Print what :func:`probe_machine` reads."""
     import torch
 
-    from ddp_prof.train import record
+    from ddp_prof.train.recording import record
 
     answer = {
         "machine": record.machine(),

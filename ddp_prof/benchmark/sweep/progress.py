@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -14,31 +13,16 @@ from rich.table import Column
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rich.progress import TaskID
-
 REFRESHES_A_SECOND = 1
 """Few, since drawing takes time from the ranks."""
 MEMORY_S = 3600.0
 """The remaining time is estimated from the runs of the last so many seconds."""
 
 
-class Progress(Protocol):
-    """Shows the runs as they begin and end."""
-
-    def begin(self, what: str) -> None:
-        """A run begins."""
-
-    def end(self, what: str, outcome: str, *, is_bad: bool) -> None:
-        """It has ended."""
-
-
 @contextmanager
 def show_progress(total: int) -> Iterator[Progress]:
     """Show how far ``total`` runs are, on stderr."""
     console = Console(stderr=True, highlight=False)
-    if not console.is_terminal or console.is_dumb_terminal:
-        yield Lines(console, total)
-        return
     columns = (
         BarColumn(bar_width=20),
         MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=7)),
@@ -48,47 +32,35 @@ def show_progress(total: int) -> Iterator[Progress]:
         # What is run gives way to the others.
         TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
     )
+    has_bar = console.is_terminal and not console.is_dumb_terminal
     bar = RichProgress(
-        *columns, expand=True, console=console, refresh_per_second=REFRESHES_A_SECOND, speed_estimate_period=MEMORY_S
-    )
+        *columns, expand=True, console=console, refresh_per_second=REFRESHES_A_SECOND, speed_estimate_period=MEMORY_S,
+        disable=not has_bar,
+    )  # fmt: skip
     with bar:
-        yield Bar(bar, bar.add_task("", total=total))
+        yield Progress(bar, total)
 
 
-class Bar:
-    """On a terminal: a bar; failures stay above it."""
+class Progress:
+    """Shows the runs as they begin and end: on a terminal a bar, above which failures stay; elsewhere a line each."""
 
-    def __init__(self, bar: RichProgress, task: TaskID) -> None:
-        self._bar, self._task = bar, task
+    def __init__(self, bar: RichProgress, total: int) -> None:
+        self._bar, self._task = bar, bar.add_task("", total=total)
 
     def begin(self, what: str) -> None:
-        """See :class:`Progress`."""
+        """A run begins."""
         self._bar.update(self._task, description=what)
 
     def end(self, what: str, outcome: str, *, is_bad: bool) -> None:
-        """See :class:`Progress`."""
-        if is_bad:
-            self._bar.console.print(f"{what}: {outcome}", markup=False)
+        """It has ended."""
         self._bar.advance(self._task)
-
-
-class Lines:
-    """Elsewhere: a line for each run, when it has ended."""
-
-    def __init__(self, console: Console, total: int) -> None:
-        self._console, self._total = console, total
-        self._done = 0
-        self._began = time.monotonic()
-
-    def begin(self, what: str) -> None:
-        """See :class:`Progress`."""
-
-    def end(self, what: str, outcome: str, *, is_bad: bool) -> None:  # noqa: ARG002  # all lines are alike
-        """See :class:`Progress`."""
-        self._done += 1
-        left_s = (time.monotonic() - self._began) / self._done * (self._total - self._done)
-        line = f"[{self._done}/{self._total}] {what}: {outcome} ({format_time(left_s)} left)"
-        self._console.print(line, markup=False, soft_wrap=True)
+        if self._bar.disable:
+            (task,) = self._bar.tasks
+            left_s = (task.elapsed or 0) / task.completed * (task.remaining or 0)
+            line = f"[{task.completed:g}/{task.total:g}] {what}: {outcome} ({format_time(left_s)} left)"
+            self._bar.console.print(line, markup=False, soft_wrap=True)
+        elif is_bad:
+            self._bar.console.print(f"{what}: {outcome}", markup=False)
 
 
 def format_time(seconds: float) -> str:

@@ -9,18 +9,21 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, load_results, open_database, write_run
+from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, load_results, open_database, update_run, write_run
 from ddp_prof.benchmark.sweep.capture import CaptureFigures, capture
-from ddp_prof.benchmark.sweep.measure import RunRows, measure, rows_of
+from ddp_prof.benchmark.sweep.measure import measure, rows_of
 from ddp_prof.benchmark.sweep.progress import show_progress
 from ddp_prof.errors import WorkloadError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from sqlite_utils import Database
 
     from ddp_prof.benchmark.store import StoredRun
     from ddp_prof.benchmark.sweep.grid import Job
+    from ddp_prof.benchmark.sweep.measure import RunRows
     from ddp_prof.benchmark.sweep.probe import Machine
     from ddp_prof.benchmark.sweep.progress import Progress
     from ddp_prof.run_config import RunConfig
@@ -80,11 +83,8 @@ def sweep(plan: Plan) -> Outcome:
         Stopped: A signal asked this process to end; what had ended is in the database, nothing is left running.
     """
     with closing(open_database(plan.database)) as database, _alone(plan.database.parent):
-
-        def write(result: RunRows) -> None:
-            write_run(database, plan.machine.environment, result.run, result.steps, result.messages)
-
-        return _Sweep(plan, _load(plan.database), write).run()
+        known = {run.id: run for run in load_results(plan.database).runs}
+        return _Sweep(plan, known, database).run()
 
 
 class _Sweep:
@@ -93,11 +93,11 @@ class _Sweep:
     Args:
         plan: What to do.
         known: The runs that are there, by their id.
-        write: Puts a run into the database.
+        database: Where runs go.
     """
 
-    def __init__(self, plan: Plan, known: dict[str, RunRows], write: Callable[[RunRows], None]) -> None:
-        self._plan, self._known, self._write = plan, known, write
+    def __init__(self, plan: Plan, known: dict[str, StoredRun], database: Database) -> None:
+        self._plan, self._known, self._database = plan, known, database
         self._outcome = Outcome()
 
     def run(self) -> Outcome:
@@ -115,35 +115,32 @@ class _Sweep:
     def _is_there(self, job: Job) -> bool:
         """Whether a run need not be made: want of memory lasts, another failure may have been chance."""
         found = self._find(job)
-        is_usable = found is not None and found.run.status != FAILED and found.run.code == self._plan.machine.code
+        is_usable = found is not None and found.status != FAILED and found.code == self._plan.machine.code
         return is_usable and not self._plan.force
 
     def _is_to_be_captured(self, job: Job) -> bool:
         """Each setting once, beside its first run."""
         found = self._find(job)
-        is_captured = found is not None and found.run.trace is not None and self._is_there(job)
+        is_captured = found is not None and found.trace is not None and self._is_there(job)
         return self._plan.profile and job.repeat == 0 and not is_captured
 
-    def _find(self, job: Job) -> RunRows | None:
-        return self._known.get(self._id(job))
-
-    def _id(self, job: Job) -> str:
-        return job.run_id(self._plan.machine.environment.id)
+    def _find(self, job: Job) -> StoredRun | None:
+        return self._known.get(job.run_id(self._plan.machine.environment.id))
 
     def _measure(self, job: Job, progress: Progress) -> None:
         what = f"{job.config}, repeat {job.repeat + 1}"
         progress.begin(what)
-        outcome = measure(job.config)
-        result = rows_of(job, self._plan.machine, outcome)
-        self._keep(result)
+        result = rows_of(job, self._plan.machine, measure(job.config))
+        write_run(self._database, self._plan.machine.environment, result.run, result.steps, result.messages)
+        self._known[result.run.id] = result.run
         self._outcome.runs[result.run.status] += 1
         progress.end(what, _describe(result), is_bad=result.run.status != OK)
 
     def _capture(self, job: Job, progress: Progress) -> None:
         what = f"{job.config}, capture"
-        found = self._known[self._id(job)]
+        found = self._find(job)
         progress.begin(what)
-        if found.run.status != OK:
+        if found is None or found.status != OK:
             progress.end(what, "skipped, since the run did not finish", is_bad=False)
             return
         folder = _capture_folder(self._plan.database, job.config)
@@ -153,26 +150,9 @@ class _Sweep:
             self._outcome.failed_captures += 1
             progress.end(what, f"failed: {error}", is_bad=True)
             return
-        self._keep(replace(found, run=_with_figures(found.run, figures, self._plan.database)))
+        update_run(self._database, _with_figures(found, figures, self._plan.database))
         self._outcome.captures += 1
         progress.end(what, "done", is_bad=False)
-
-    def _keep(self, result: RunRows) -> None:
-        self._write(result)
-        self._known[result.run.id] = result
-
-
-def _load(path: Path) -> dict[str, RunRows]:
-    """All runs that are there, by their id."""
-    results = load_results(path)
-    return {
-        run.id: RunRows(
-            run,
-            tuple(step for step in results.steps if step.run == run.id),
-            tuple(message for message in results.messages if message.run == run.id),
-        )
-        for run in results.runs
-    }
 
 
 def _describe(result: RunRows) -> str:

@@ -31,6 +31,7 @@ class GradientBucket:
     Attributes:
         index: Position in the order of launch.
         parameters: Owners of the gradients, in the order of the buffer.
+        views: The gradients in the buffer, in the same order.
         missing: How many of them have not been taken in this step.
         refused: Those whose gradient of this step is sparse.
     """
@@ -67,7 +68,7 @@ class GradientBucket:
         if gradient is not None and gradient.layout is not torch.strided:
             self.refused.append(parameter)
             gradient = None
-        _scale_into(self._views[slot], gradient, scale)
+        _scale_into(self.views[slot], gradient, scale)
         self._fence.note(parameter.device)
         return gradient is not None
 
@@ -90,7 +91,7 @@ class GradientBucket:
             late: Reduced contributions that came after the gradient was taken; added.
         """
         parameter = self.parameters[slot]
-        gradient = self._views[slot]
+        gradient = self.views[slot]
         unsynchronized = parameter.grad  # of a backward under no_sync since the gradient was taken
         for addend in (late, unsynchronized):
             if addend is not None:
@@ -100,7 +101,7 @@ class GradientBucket:
 
     def _allocate(self) -> None:
         self._buffer = flat_buffer(self.parameters, self._multiple)
-        self._views = flat_views(self._buffer, self.parameters)
+        self.views = flat_views(self._buffer, self.parameters)
 
     def reset(self) -> None:
         """Forget which gradients were taken; the buffer stays, since its views are the parameters' gradients."""

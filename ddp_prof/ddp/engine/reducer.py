@@ -116,6 +116,10 @@ class Reducer:
         bucket, slot = self._places[index]
         return bucket.parameters[slot]
 
+    def kept_tensors(self) -> list[torch.Tensor]:
+        """What is kept from step to step."""
+        return [view for bucket in self.buckets for view in bucket.views]
+
     def _make_bucket(self, index: int, parameters: Sequence[torch.nn.Parameter]) -> GradientBucket:
         return GradientBucket(index, parameters)
 

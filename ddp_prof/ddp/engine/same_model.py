@@ -1,10 +1,11 @@
-"""All ranks must train one model: its tensors are compared before any of them is sent.
+"""All ranks must train one model by one schedule: both are compared before anything of the model is sent.
 
 Otherwise gloo ends in its C++ code, and NCCL waits for ever or mixes the parameters up.
 """
 
 from __future__ import annotations
 
+from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch.distributed as dist
@@ -13,7 +14,7 @@ from ddp_prof.ddp.engine.collective import communication_errors
 from ddp_prof.errors import CommunicationError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import torch
 
@@ -28,23 +29,30 @@ class Described(NamedTuple):
     is_trained: bool
 
 
-def check_same_model(module: torch.nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Compare the model of every rank with that of rank 0. Every rank must call this.
+def check_same_model(module: torch.nn.Module, options: Mapping[str, object], group: dist.ProcessGroup | None) -> None:
+    """Compare model and options of every rank with those of rank 0. Every rank must call this.
+
+    Args:
+        module: What is trained.
+        options: What decides which collectives are launched, and in which order.
+        group: ``None`` is the default group.
 
     Raises:
-        CommunicationError: They differ; on every rank the error names the first rank that does, and in what.
+        CommunicationError: They differ; on every rank the error names the ranks that do, and in what the first does.
     """
     if dist.get_world_size(group) == 1:
         return
-    own = describe(module)
+    own = {name: _comparable(value) for name, value in options.items()}, describe(module)
     with communication_errors(group, "the comparison of the models"):
         reference = [own]
         dist.broadcast_object_list(reference, 0 if group is None else dist.get_global_rank(group, 0), group)
+        found = find_other_option(own[0], reference[0][0]) or find_difference(own[1], reference[0][1])
         differences: list[str | None] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(differences, find_difference(own, reference[0]), group)
-    for rank, difference in enumerate(differences):
-        if difference is not None:
-            raise CommunicationError(f"rank {rank}: {difference}: build the same model on every rank")
+        dist.all_gather_object(differences, found, group)
+    others = [rank for rank, difference in enumerate(differences) if difference is not None]
+    if others:
+        more = f" (so ranks {', '.join(map(str, others))} differ from rank 0)" if len(others) > 1 else ""
+        raise CommunicationError(f"rank {others[0]}: {differences[others[0]]}{more}")
 
 
 def describe(module: torch.nn.Module) -> list[Described]:
@@ -59,8 +67,30 @@ def describe(module: torch.nn.Module) -> list[Described]:
     ]
 
 
+def find_other_option(own: Mapping[str, object], reference: Mapping[str, object]) -> str | None:
+    """The first option of this rank that is not as on rank 0, in words; ``None`` where there is none."""
+    for name in (*own, *reference):
+        if own.get(name) != reference.get(name):
+            return f"{name}={own.get(name)}, on rank 0 {name}={reference.get(name)}: give every rank the same options"
+    return None
+
+
+def _comparable(value: object) -> object:
+    """What is told of an option: plain values as they are, of others, as functions, their type."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_comparable(item) for item in value]
+    return repr(value) if is_dataclass(value) else type(value).__name__
+
+
 def find_difference(own: Sequence[Described], reference: Sequence[Described]) -> str | None:
     """The first difference between this rank's tensors and rank 0's, in words; ``None`` where there is none."""
+    difference = _first_difference(own, reference)
+    return None if difference is None else f"{difference}: build the same model on every rank"
+
+
+def _first_difference(own: Sequence[Described], reference: Sequence[Described]) -> str | None:
     for mine, theirs in zip(own, reference, strict=False):
         if mine.what != theirs.what:
             return f"{mine.what} stands where rank 0 has {theirs.what}"

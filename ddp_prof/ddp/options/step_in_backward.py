@@ -8,7 +8,7 @@ forward      computes the loss.
 backward     the hook that fills a bucket first looks which earlier buckets have arrived: their gradients are handed to
              their optimizers and dropped. Then it launches its own all-reduce.
 synchronize  wait for the buckets that are left, and step on each.
-optimizer    nothing is left.
+optimizer    nothing is left; each bucket's step has a range ``optimizer|bucket=3`` where it was taken.
 
 A layer's weights may change before backward ends: its own gradients are complete then. Autograd raises an error if
 something still needs the old weights.
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ddp_prof.ddp import annotate
 from ddp_prof.ddp.engine.reducer import Reducer
 from ddp_prof.errors import CommunicationError
 
@@ -53,11 +54,12 @@ class SteppingReducer(Reducer):
     def _step_next(self) -> None:
         bucket = self.buckets[self._stepped]
         self._in_flight[self._stepped].wait()
-        for slot in range(len(bucket)):
-            bucket.give_back(slot, True, None)
-        self.optimizers[self._stepped].step()
-        for parameter in bucket.parameters:
-            parameter.grad = None
+        with annotate.optimizer(bucket.index):
+            for slot in range(len(bucket)):
+                bucket.give_back(slot, True, None)
+            self.optimizers[self._stepped].step()
+            for parameter in bucket.parameters:
+                parameter.grad = None
         self._stepped += 1
 
     def _give_back(self, unused: set[int], late: dict[int, torch.Tensor]) -> None:  # noqa: ARG002  # they got zeros

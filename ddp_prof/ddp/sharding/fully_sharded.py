@@ -64,7 +64,7 @@ class FullyShardedDDP(DataParallel):
             raise CommunicationError(
                 f"fsdp needs torch 2.9 or later to mark its collectives, this is {torch.__version__}"
             )
-        super().__init__(module, process_group)
+        super().__init__(module, process_group, options)
         broadcast_state(module, process_group)
         self._set_up()
         mesh = DeviceMesh.from_group(process_group or dist.distributed_c10d._get_default_group(), self.device.type)

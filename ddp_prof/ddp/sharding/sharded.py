@@ -64,7 +64,7 @@ class ShardedDDP(ReducingVariant):
                 "use another variant or find_unused_parameters=False"
             )
         self._cap_bytes = cap_in_bytes(bucket_size_mb)
-        super().__init__(module, **options)
+        super().__init__(module, schedule={"bucket_size_mb": bucket_size_mb}, **options)
 
     def _set_up(self) -> None:
         super()._set_up()

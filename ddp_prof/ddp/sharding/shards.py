@@ -50,7 +50,7 @@ class ShardBucket(GradientBucket):
 
     def release(self) -> None:
         """Free the memory of the full gradients."""
-        self._buffer, self._views = self._buffer[:0].clone(), []
+        self._buffer, self.views = self._buffer[:0].clone(), []
 
     def reduce(self) -> InFlight:
         """Launch the reduce-scatter: this rank gets the sum of its part.

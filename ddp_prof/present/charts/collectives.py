@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddp_prof.analyze.collectives.exposure import BLOCKING_CALL, LAUNCHED_LATE, PEER_WAIT, QUEUED, TRANSFER, WHYS
 from ddp_prof.present import theme
-from ddp_prof.present.charts.frame import LEGEND, UNSEEN, chart_frame
+from ddp_prof.present.charts.frame import LEGEND, UNSEEN, axis, chart_frame
 from ddp_prof.present.text import as_text, milliseconds, shown_name, size
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.collectives.step_view import CollectiveView, RankStepView
     from ddp_prof.present.headlines import Headline
-    from ddp_prof.present.theme import Palette
 
 WHY_COLORS: Mapping[str, str] = {
     TRANSFER: theme.LIGHT.colors[theme.EXPOSED],
@@ -51,14 +50,13 @@ def draw_step_collectives(
     step: int | None,
     ranks: Sequence[RankStepView],
     headline: Headline,
-    palette: Palette = theme.LIGHT,
 ) -> go.Figure:
     """A panel a rank: compute on top, below it a row a collective in the order of launch."""
     import plotly.graph_objects as go
 
     rows = _rows(ranks)
-    figure = go.Figure([*_bars(rows, palette), *_markers(rows, palette)])
-    figure.update_layout(_layout(run, step, ranks, rows, headline, palette))
+    figure = go.Figure([*_bars(rows), *_markers(rows)])
+    figure.update_layout(_layout(run, step, ranks, rows, headline))
     return figure
 
 
@@ -85,7 +83,7 @@ def _label(line: CollectiveView) -> str:
     return name if line.bytes is None else f"{name}, {size(line.bytes)}"
 
 
-def _bars(rows: Sequence[_Row], palette: Palette) -> list[dict[str, Any]]:
+def _bars(rows: Sequence[_Row]) -> list[dict[str, Any]]:
     """One trace a colour, so that a legend names each once."""
     stretches: dict[tuple[str, bool], list[tuple[int, int, int, str]]] = {}
     for row in rows:
@@ -101,7 +99,7 @@ def _bars(rows: Sequence[_Row], palette: Palette) -> list[dict[str, Any]]:
             kind = (bare.why, bare.is_wait and bare.why != PEER_WAIT)
             stretches.setdefault(kind, []).append((row.y, bare.start_ns, bare.end_ns, f"{name}, {bare.when}"))
     order = [(kind, wait) for kind in (theme.COMPUTE, theme.OVERLAPPED, ELSEWHERE, *WHYS) for wait in (False, True)]
-    return [_bar(*kind, stretches[kind], palette) for kind in order if kind in stretches]
+    return [_bar(*kind, stretches[kind]) for kind in order if kind in stretches]
 
 
 def _under_way(line: CollectiveView, compute: Sequence[tuple[int, int]]) -> list[tuple[str, int, int]]:
@@ -117,15 +115,15 @@ def _under_way(line: CollectiveView, compute: Sequence[tuple[int, int]]) -> list
     return [(kind, start, end) for kind, start, end in found if kind and start < end]
 
 
-def _bar(kind: str, is_wait: bool, stretches: Sequence[tuple[int, int, int, str]], palette: Palette) -> dict[str, Any]:
+def _bar(kind: str, is_wait: bool, stretches: Sequence[tuple[int, int, int, str]]) -> dict[str, Any]:
     """Bars of one colour; hatched where a peer had not arrived."""
-    color = _COLORS.get(kind) or palette.colors[kind]
+    color = _COLORS.get(kind) or theme.LIGHT.colors[kind]
     title = f"exposed: {kind.replace('_', ' ')}" if kind in WHY_COLORS else _TITLES[kind]
     title += ", waiting for a peer" if is_wait else ""
     pattern = {
         "shape": "/" if is_wait else "",
         "fillmode": "overlay",
-        "fgcolor": palette.paper,
+        "fgcolor": theme.LIGHT.paper,
         "fgopacity": 0.7,
         "size": 6,
     }
@@ -149,7 +147,7 @@ _TITLES = {
 }
 
 
-def _markers(rows: Sequence[_Row], palette: Palette) -> list[dict[str, Any]]:
+def _markers(rows: Sequence[_Row]) -> list[dict[str, Any]]:
     """Readiness and launch, with a line to the start."""
     lines = [(row.y, row.line) for row in rows if row.line is not None]
     marks: list[dict[str, Any]] = []
@@ -160,7 +158,7 @@ def _markers(rows: Sequence[_Row], palette: Palette) -> list[dict[str, Any]]:
         if known:
             x += [min(known) / 1e6, line.start_ns / 1e6, None]
             y += [height, height, None]
-    quiet = {"color": palette.quiet, "width": 1}
+    quiet = {"color": theme.LIGHT.quiet, "width": 1}
     marks.append({"type": "scatter", "mode": "lines", "x": x, "y": y, "line": quiet, "showlegend": False})
     for name, symbol in (("ready", "circle"), ("launch", "triangle-right")):
         found = [(height, time) for height, line in lines if (time := getattr(line, f"{name}_ns")) is not None]
@@ -168,7 +166,7 @@ def _markers(rows: Sequence[_Row], palette: Palette) -> list[dict[str, Any]]:
             {
                 "type": "scatter", "mode": "markers", "name": name,
                 "x": [time / 1e6 for _, time in found], "y": [height for height, _ in found],
-                "marker": {"symbol": symbol, "size": 7, "color": palette.text},
+                "marker": {"symbol": symbol, "size": 7, "color": theme.LIGHT.text},
                 "hovertemplate": f"{name} at %{{x:.3f}} ms<extra></extra>",
             }
         )  # fmt: skip
@@ -182,7 +180,8 @@ def _markers(rows: Sequence[_Row], palette: Palette) -> list[dict[str, Any]]:
             "type": "scatter", "mode": "markers", "name": "end of backward's compute",
             "x": [time for _, time in ends], "y": [height for height, _ in ends],
             "marker": {
-                "symbol": "line-ns", "size": 16, "color": palette.text, "line": {"width": 2, "color": palette.text},
+                "symbol": "line-ns", "size": 16,
+                "color": theme.LIGHT.text, "line": {"width": 2, "color": theme.LIGHT.text},
             },
             "hovertemplate": "backward's compute ends at %{x:.3f} ms<extra></extra>",
         }
@@ -196,10 +195,8 @@ def _layout(
     ranks: Sequence[RankStepView],
     rows: Sequence[_Row],
     headline: Headline,
-    palette: Palette,
 ) -> dict[str, Any]:
-    axis = {"gridcolor": palette.line, "zeroline": False, "tickfont": {"color": palette.quiet}}
-    notice = theme.place_notice([run.device], run.warnings, palette)
+    notice = theme.place_notice([run.device], run.caveats)
     where = "no step with communication" if step is None else f"step {step}"
     there, shown = sum(len(rank.collectives) for rank in ranks), sum(row.line is not None for row in rows)
     if shown < there:
@@ -207,14 +204,13 @@ def _layout(
     detail = "".join(f"<br>{as_text(line)}" for line in wrap(headline.detail, LINE))
     return {
         **chart_frame(
-            palette,
             title=as_text(headline.claim),
             subtitle=f"{notice}  ·  {shown_name(run.label)}, {where}{detail}",
             height=_TOP + _BOTTOM + _ROW * max(4, len(rows)), t=_TOP, b=_BOTTOM, l=_LEFT, r=40,
         ),
         "barmode": "overlay",
         "legend": {**LEGEND, "traceorder": "normal"},
-        "xaxis": {**axis, "title": {"text": "ms from the step's first readiness or launch"}},
+        "xaxis": axis() | {"title": {"text": "ms from the step's first readiness or launch"}},
         "yaxis": {
             "tickmode": "array", "tickvals": [row.y for row in rows], "ticktext": [f"{row.label}  " for row in rows],
             "range": [len(rows) - 0.4, -0.6], "showgrid": False, "zeroline": False,

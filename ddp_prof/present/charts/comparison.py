@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof.present import theme
-from ddp_prof.present.charts.frame import LEGEND, chart_frame
+from ddp_prof.present.charts.frame import LEGEND, STILL, axis, chart_frame, rows_axis, run_label
 from ddp_prof.present.text import percent, shown_name
 
 if TYPE_CHECKING:
@@ -15,19 +15,16 @@ if TYPE_CHECKING:
 
     from ddp_prof.analyze.overlap.comparison import VariantSummary
     from ddp_prof.analyze.overlap.overlap import TraceOverlap
-    from ddp_prof.present.theme import Palette
 
 _TOP, _ROW, _BOTTOM, _LEFT = 150, 46, 64, 170
 
 
-def draw_comparison(
-    results: Sequence[TraceOverlap], summaries: Sequence[VariantSummary], palette: Palette = theme.LIGHT
-) -> go.Figure:
+def draw_comparison(results: Sequence[TraceOverlap], summaries: Sequence[VariantSummary]) -> go.Figure:
     """A row a run, in the order given: at the left the median step by parts, at the right the overlap of each step."""
     import plotly.graph_objects as go
 
-    figure = go.Figure([*_split_bars(summaries, palette), *_step_dots(results, palette), _totals(results, palette)])
-    figure.update_layout(_layout(results, summaries, palette))
+    figure = go.Figure([*_split_bars(summaries), *_step_dots(results), _totals(results)])
+    figure.update_layout(_layout(results, summaries))
     return figure
 
 
@@ -42,7 +39,7 @@ def overlap_ratio(result: TraceOverlap) -> float | None:
     return sum(rank.overlapped_ns or 0 for rank in result.ranks) / comm_ns if comm_ns else None
 
 
-def _split_bars(summaries: Sequence[VariantSummary], palette: Palette) -> list[dict[str, Any]]:
+def _split_bars(summaries: Sequence[VariantSummary]) -> list[dict[str, Any]]:
     parts = [parts_ms(summary) for summary in summaries]
     return [
         {
@@ -55,14 +52,14 @@ def _split_bars(summaries: Sequence[VariantSummary], palette: Palette) -> list[d
                 for summary, length in zip(summaries, lengths, strict=True)
             ],
             "hovertemplate": "%{hovertext}<extra></extra>",
-            "marker": {"color": palette.colors[part], "line": {"width": 0.8, "color": palette.paper}},
+            "marker": {"color": theme.LIGHT.colors[part], "line": {"width": 0.8, "color": theme.LIGHT.paper}},
         }
         for part in theme.STRIP
         if any(lengths := [item.get(part, 0.0) for item in parts])
     ]  # fmt: skip
 
 
-def _step_dots(results: Sequence[TraceOverlap], palette: Palette) -> list[dict[str, Any]]:
+def _step_dots(results: Sequence[TraceOverlap]) -> list[dict[str, Any]]:
     """A dot a step of each rank, spread a little in height so that equal ones are seen."""
     dots = []
     for row, result in enumerate(results):
@@ -82,7 +79,7 @@ def _step_dots(results: Sequence[TraceOverlap], palette: Palette) -> list[dict[s
                     for (rank, step), share in zip(known, shares, strict=True)
                 ],
                 "hovertemplate": "%{hovertext}<extra></extra>",
-                "marker": {"color": palette.colors[theme.OVERLAPPED], "size": 7, "opacity": 0.45},
+                "marker": {"color": theme.LIGHT.colors[theme.OVERLAPPED], "size": 7, "opacity": 0.45},
             }
         )  # fmt: skip
     return dots
@@ -93,46 +90,39 @@ def _spread(count: int) -> list[float]:
     return [0.44 * ((index * 0.618034) % 1 - 0.5) for index in range(count)]
 
 
-def _totals(results: Sequence[TraceOverlap], palette: Palette) -> dict[str, Any]:
+def _totals(results: Sequence[TraceOverlap]) -> dict[str, Any]:
     shares = [(row, 100 * ratio) for row, result in enumerate(results) if (ratio := overlap_ratio(result)) is not None]
     return {
         "type": "scatter", "mode": "markers", "xaxis": "x2", "name": "overlap of all communication",
         "x": [share for _, share in shares], "y": [row for row, _ in shares],
         "hovertemplate": "%{x:.1f} % of all communication overlapped<extra></extra>",
-        "marker": {"symbol": "line-ns", "size": 22, "line": {"width": 3, "color": palette.text}, "color": palette.text},
+        "marker": {
+            "symbol": "line-ns", "size": 22, "line": {"width": 3, "color": theme.LIGHT.text}, "color": theme.LIGHT.text,
+        },
     }  # fmt: skip
 
 
-def _layout(results: Sequence[TraceOverlap], summaries: Sequence[VariantSummary], palette: Palette) -> dict[str, Any]:
-    axis = {"gridcolor": palette.line, "zeroline": False, "tickfont": {"color": palette.quiet}, "fixedrange": True}
-    title = {"color": palette.quiet, "size": theme.FONT_SIZE}
+def _layout(results: Sequence[TraceOverlap], summaries: Sequence[VariantSummary]) -> dict[str, Any]:
     longest = max((sum(parts_ms(summary).values()) for summary in summaries), default=0)
     return {
         **chart_frame(
-            palette,
             title=_headline(results),
-            subtitle=subtitle(results, palette),
+            subtitle=subtitle(results),
             height=_TOP + _BOTTOM + _ROW * max(1, len(results)), t=_TOP, b=_BOTTOM, l=_LEFT, r=90,
         ),
         "barmode": "stack",
         "uniformtext": {"mode": "hide", "minsize": theme.FONT_SIZE - 1},
-        "hovermode": "closest",
-        "hoverlabel": {"align": "left", "font": {"family": theme.FONT, "size": 13}},
-        "dragmode": False,
+        **STILL,
         "legend": {**LEGEND, "traceorder": "normal"},
-        "xaxis": {
-            **axis, "domain": [0, 0.58], "range": [0, longest * 1.02 or 1],
-            "title": {"text": "median step by parts, ms, over steps and ranks", "font": title, "standoff": 8},
-        },
-        "xaxis2": {
-            **axis, "domain": [0.66, 1], "range": [-4, 104], "anchor": "y", "ticksuffix": " %",
-            "title": {"text": "communication overlapped by compute", "font": title, "standoff": 8},
-        },
-        "yaxis": {
-            "tickmode": "array", "tickvals": list(range(len(results))),
-            "ticktext": [f"<b>{shown_name(result.label)}</b>  " for result in results], "tickfont": {"size": 13},
-            "range": [len(results) - 0.5, -0.5], "showgrid": False, "zeroline": False, "fixedrange": True,
-        },
+        "xaxis": axis(
+            "median step by parts, ms, over steps and ranks",
+            domain=[0, 0.58], range=[0, longest * 1.02 or 1], fixedrange=True,
+        ),
+        "xaxis2": axis(
+            "communication overlapped by compute",
+            domain=[0.66, 1], range=[-4, 104], anchor="y", ticksuffix=" %", fixedrange=True,
+        ),
+        "yaxis": rows_axis([run_label(result.label) for result in results], tickfont={"size": 13}),
         "annotations": [_share_label(row, result) for row, result in enumerate(results)],
     }  # fmt: skip
 
@@ -157,9 +147,9 @@ def _headline(results: Sequence[TraceOverlap]) -> str:
     )
 
 
-def subtitle(results: Sequence[TraceOverlap], palette: Palette) -> str:
+def subtitle(results: Sequence[TraceOverlap]) -> str:
     """What a figure of runs must say: on which device, of how many ranks."""
-    warnings = {warning for result in results for warning in result.warnings}
-    text = theme.place_notice((result.device for result in results), warnings, palette)
+    caveats = {caveat for result in results for caveat in result.caveats}
+    text = theme.place_notice((result.device for result in results), caveats)
     ranks = sorted({len(result.ranks) for result in results})
     return f"{text}  ·  {'/'.join(map(str, ranks))} {'rank' if ranks == [1] else 'ranks'}  ·  warm-up left out"

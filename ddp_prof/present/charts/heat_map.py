@@ -9,7 +9,6 @@ import numpy as np
 
 from ddp_prof.present import theme
 from ddp_prof.present.charts.frame import chart_frame
-from ddp_prof.present.headlines import rank_name
 from ddp_prof.range_names import BACKWARD
 
 if TYPE_CHECKING:
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 
     from ddp_prof.analyze.collectives.straggler import RunSkew
     from ddp_prof.analyze.overlap.overlap import RankOverlap, TraceOverlap
-    from ddp_prof.present.theme import Palette
 
 LEAST_RANKS = 9
 """Ranks from which a report shows the map; fewer can be told apart in the other charts."""
@@ -40,23 +38,22 @@ class Panel(NamedTuple):
     values: list[list[float | None]]
 
 
-def draw_heat_map(result: TraceOverlap, skew: RunSkew, palette: Palette = theme.LIGHT) -> go.Figure:
+def draw_heat_map(result: TraceOverlap, skew: RunSkew) -> go.Figure:
     """Exposed time, exposed wait and step time of each rank in each step, ranks of one node side by side.
 
     Args:
         result: The overlap of the run.
         skew: Its skew, which tells the waits.
-        palette: Of its colours.
     """
     import plotly.graph_objects as go
 
     ranks = sorted(result.ranks, key=lambda rank: rank.node or "")
     columns = _columns(sorted({step.step_key for rank in ranks for step in rank.steps if step.step_key is not None}))
-    panels = _panels(ranks, skew, columns, palette)
-    names = [f"{rank.node} · {rank_name(rank)}" if rank.node else rank_name(rank) for rank in ranks]
+    panels = _panels(ranks, skew, columns)
+    names = [f"{rank.node} · {rank.name}" if rank.node else rank.name for rank in ranks]
     maps = [_map(index, panel, names, columns) for index, panel in enumerate(panels)]
     figure = go.Figure(maps)
-    figure.update_layout(_layout(result, panels, names, columns, palette))
+    figure.update_layout(_layout(result, panels, names, columns))
     return figure
 
 
@@ -66,9 +63,7 @@ def _columns(keys: Sequence[int]) -> dict[int, list[int]]:
     return {keys[at]: list(keys[at : at + width]) for at in range(0, len(keys), width)}
 
 
-def _panels(
-    ranks: Sequence[RankOverlap], skew: RunSkew, columns: Mapping[int, Sequence[int]], palette: Palette
-) -> list[Panel]:
+def _panels(ranks: Sequence[RankOverlap], skew: RunSkew, columns: Mapping[int, Sequence[int]]) -> list[Panel]:
     waits: dict[Identity, dict[int, int | None]] = {_identity(rank): {} for rank in skew.ranks}
     for step in skew.steps:
         for rank, wait in zip(skew.ranks, step.waits_ns, strict=True):
@@ -77,9 +72,9 @@ def _panels(
     times = [{step.step_key: step.host_ns for step in rank.steps} for rank in ranks]
     waited = [waits.get(_identity(rank), {}) for rank in ranks]
     return [
-        Panel("exposed communication", palette.colors[theme.EXPOSED], _values(exposed, columns)),
-        Panel("exposed while waiting for a peer", palette.colors[theme.EXPOSED_MEMORY], _values(waited, columns)),
-        Panel("the host's time of the step", palette.colors[BACKWARD], _values(times, columns)),
+        Panel("exposed communication", theme.LIGHT.colors[theme.EXPOSED], _values(exposed, columns)),
+        Panel("exposed while waiting for a peer", theme.LIGHT.colors[theme.EXPOSED_MEMORY], _values(waited, columns)),
+        Panel("the host's time of the step", theme.LIGHT.colors[BACKWARD], _values(times, columns)),
     ]
 
 
@@ -128,22 +123,25 @@ def _layout(
     panels: Sequence[Panel],
     names: Sequence[str],
     columns: Mapping[int, Sequence[int]],
-    palette: Palette,
 ) -> dict[str, Any]:
     width = max((len(keys) for keys in columns.values()), default=1)
     each = f"a column is up to {width} steps and shows the largest figure" if width > 1 else "a column is a step"
-    notice = theme.place_notice([result.device], result.warnings, palette)
+    notice = theme.place_notice([result.device], result.caveats)
     shown = list(range(0, len(names), -(-len(names) // _MOST_LABELS) or 1))
-    axis = {"gridcolor": palette.line, "zeroline": False, "tickfont": {"color": palette.quiet}, "showgrid": False}
+    axis = {
+        "gridcolor": theme.LIGHT.line,
+        "zeroline": False,
+        "tickfont": {"color": theme.LIGHT.quiet},
+        "showgrid": False,
+    }
     layout = {
         **chart_frame(
-            palette,
             title=f"{len(names)} ranks, {sum(map(len, columns.values())):,} steps",
             subtitle=f"{notice}  ·  {html.escape(result.label)}  ·  a row is a rank, {each}",
             height=_TOP + 3 * _MAP + 2 * _GAP + _BOTTOM, t=_TOP, b=_BOTTOM, l=_LEFT, r=_RIGHT,
         ),
         "xaxis": {**axis, "type": "category", "title": {"text": "step"}, "anchor": "y3", "nticks": 20},
-        "annotations": [_heading(index, panel, palette) for index, panel in enumerate(panels)],
+        "annotations": [_heading(index, panel) for index, panel in enumerate(panels)],
     }  # fmt: skip
     for index in range(len(panels)):
         layout[f"yaxis{'' if index == 0 else index + 1}"] = {
@@ -153,8 +151,8 @@ def _layout(
     return layout
 
 
-def _heading(index: int, panel: Panel, palette: Palette) -> dict[str, Any]:
+def _heading(index: int, panel: Panel) -> dict[str, Any]:
     return {
         "text": f"<b>{panel.title}</b>", "xref": "paper", "x": 0, "xanchor": "left", "yref": "paper",
-        "y": _domain(index)[1], "yanchor": "bottom", "showarrow": False, "font": {"color": palette.text},
+        "y": _domain(index)[1], "yanchor": "bottom", "showarrow": False, "font": {"color": theme.LIGHT.text},
     }  # fmt: skip

@@ -23,15 +23,6 @@ class PictureError(DdpProfError):
     """Pictures cannot be drawn here; whoever shows the same in another way may go on without."""
 
 
-class NoBrowserError(PictureError):
-    """Pictures were asked for where no Chromium is installed."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "pictures need Chromium, which is not installed: apt-get install chromium, or set BROWSER_PATH to one"
-        )
-
-
 def find_browser() -> Path | None:
     """The Chromium to draw with: ``$BROWSER_PATH``, else one on ``PATH``; ``None`` where there is none."""
     if (chosen := os.environ.get("BROWSER_PATH")) is not None:
@@ -44,12 +35,12 @@ def write_pictures(pictures: Iterable[tuple[go.Figure, Path]]) -> None:
     """Write figures as ``.png`` or ``.svg``, as the names end, with one start of the browser for all.
 
     Raises:
-        NoBrowserError: No Chromium is installed; nothing was written.
-        PictureError: The browser failed.
+        PictureError: No Chromium is installed, and nothing was written; or the browser failed.
     """
     browser = find_browser()
     if browser is None:
-        raise NoBrowserError
+        missing = "pictures need Chromium, which is not installed: apt-get install chromium, or set BROWSER_PATH to one"
+        raise PictureError(missing)
     import kaleido
 
     # MathJax would be fetched from the network.

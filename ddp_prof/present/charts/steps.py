@@ -8,7 +8,7 @@ import numpy as np
 
 from ddp_prof.present import theme
 from ddp_prof.present.charts.comparison import subtitle
-from ddp_prof.present.charts.frame import chart_frame
+from ddp_prof.present.charts.frame import STILL, axis, chart_frame, rows_axis, run_label
 from ddp_prof.present.text import percent, shown_name
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from ddp_prof.analyze.overlap.overlap import RankOverlap, TraceOverlap
-    from ddp_prof.present.theme import Palette
 
 _TOP, _BOTTOM, _LEFT, _RIGHT = 92, 60, 170, 90
 _BAND, _ROW = 66, 50
@@ -25,30 +24,30 @@ _HALF = 0.36
 """Half the height of a run's band; 1 is the distance between runs."""
 
 
-def draw_overlap_by_step(results: Sequence[TraceOverlap], palette: Palette = theme.LIGHT) -> go.Figure:
+def draw_overlap_by_step(results: Sequence[TraceOverlap]) -> go.Figure:
     """A band a run from 0 to 100 %, in the order given: a dot a step of each rank, a line through the ranks' mean."""
     import plotly.graph_objects as go
 
-    bands = [trace for row, result in enumerate(results) for trace in _band(row, result, palette)]
-    layout = _layout(results, palette, "Overlap of each step", "step", _BAND)
+    bands = [trace for row, result in enumerate(results) for trace in _band(row, result)]
+    layout = _layout(results, "Overlap of each step", "step", _BAND)
     layout["xaxis"] |= {"tickformat": "d", "showgrid": False}
-    layout["shapes"] = [_limit(row + side * _HALF, palette) for row in range(len(results)) for side in (-1, 1)]
+    layout["shapes"] = [_limit(row + side * _HALF) for row in range(len(results)) for side in (-1, 1)]
     layout["annotations"] = [
-        _limit_label(row + side * _HALF, text, palette)
+        _limit_label(row + side * _HALF, text)
         for row in range(len(results))
         for side, text in ((-1, "100 %"), (1, "0 %"))
     ]
     return go.Figure(bands, layout)
 
 
-def draw_step_times(results: Sequence[TraceOverlap], palette: Palette = theme.LIGHT) -> go.Figure:
+def draw_step_times(results: Sequence[TraceOverlap]) -> go.Figure:
     """A row a run, in the order given: the host's time of each step of each rank, with quartiles and median."""
     import plotly.graph_objects as go
 
     title = "host's time of a step, ms: each step of each rank, with quartiles and median"
-    layout = _layout(results, palette, "How long steps take", title, _ROW)
+    layout = _layout(results, "How long steps take", title, _ROW)
     layout["xaxis"] |= {"rangemode": "tozero"}
-    return go.Figure([_box(row, result, palette) for row, result in enumerate(results)], layout)
+    return go.Figure([_box(row, result) for row, result in enumerate(results)], layout)
 
 
 def step_shares(rank: RankOverlap) -> list[tuple[int, float]]:
@@ -69,11 +68,11 @@ def _height_in(row: int, share: float) -> float:
     return row + _HALF * (1 - 2 * share)
 
 
-def _band(row: int, result: TraceOverlap, palette: Palette) -> list[dict[str, Any]]:
+def _band(row: int, result: TraceOverlap) -> list[dict[str, Any]]:
     known = [pair for rank in result.ranks for pair in step_shares(rank)]
     steps = sorted({step for step, _ in known})
     means = [float(np.mean([share for number, share in known if number == step])) for step in steps]
-    name, color = shown_name(result.label), palette.colors[theme.OVERLAPPED]
+    name, color = shown_name(result.label), theme.LIGHT.colors[theme.OVERLAPPED]
     return [
         {
             "type": "scatter", "mode": "lines", "hoverinfo": "skip", "showlegend": False,
@@ -89,49 +88,39 @@ def _band(row: int, result: TraceOverlap, palette: Palette) -> list[dict[str, An
     ]  # fmt: skip
 
 
-def _box(row: int, result: TraceOverlap, palette: Palette) -> dict[str, Any]:
+def _box(row: int, result: TraceOverlap) -> dict[str, Any]:
     return {
         "type": "box", "orientation": "h", "x": step_times(result), "y0": row, "name": shown_name(result.label),
         "width": 0.5, "boxpoints": "all", "jitter": 0.6, "pointpos": 0, "whiskerwidth": 0.4, "showlegend": False,
         "hoveron": "points", "hovertemplate": "%{x:.2f} ms<extra></extra>", "fillcolor": "rgba(0,0,0,0)",
-        "line": {"color": palette.text, "width": 1.6},
-        "marker": {"color": palette.colors[theme.COMPUTE], "size": 6, "opacity": 0.7},
+        "line": {"color": theme.LIGHT.text, "width": 1.6},
+        "marker": {"color": theme.LIGHT.colors[theme.COMPUTE], "size": 6, "opacity": 0.7},
     }  # fmt: skip
 
 
-def _limit(y: float, palette: Palette) -> dict[str, Any]:
+def _limit(y: float) -> dict[str, Any]:
     return {
         "type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "layer": "below",
-        "line": {"color": palette.line, "width": 1},
+        "line": {"color": theme.LIGHT.line, "width": 1},
     }  # fmt: skip
 
 
-def _limit_label(y: float, text: str, palette: Palette) -> dict[str, Any]:
+def _limit_label(y: float, text: str) -> dict[str, Any]:
     return {
         "xref": "paper", "x": 1, "xanchor": "left", "xshift": 6, "y": y, "showarrow": False,
-        "text": text, "font": {"size": 11, "color": palette.quiet},
+        "text": text, "font": {"size": 11, "color": theme.LIGHT.quiet},
     }  # fmt: skip
 
 
-def _layout(results: Sequence[TraceOverlap], palette: Palette, title: str, measure: str, row: int) -> dict[str, Any]:
+def _layout(results: Sequence[TraceOverlap], title: str, measure: str, row: int) -> dict[str, Any]:
     """A row a run, from top to bottom."""
     return {
         **chart_frame(
-            palette,
             title=title,
-            subtitle=subtitle(results, palette),
+            subtitle=subtitle(results),
             height=_TOP + _BOTTOM + row * max(1, len(results)), size=18, pad=16, t=_TOP, b=_BOTTOM, l=_LEFT, r=_RIGHT,
         ),
-        "hovermode": "closest",
-        "hoverlabel": {"align": "left", "font": {"family": theme.FONT, "size": 13}},
-        "dragmode": False,
-        "xaxis": {
-            "title": {"text": measure, "font": {"color": palette.quiet, "size": theme.FONT_SIZE}, "standoff": 8},
-            "gridcolor": palette.line, "zeroline": False, "tickfont": {"color": palette.quiet}, "fixedrange": True,
-        },
-        "yaxis": {
-            "tickmode": "array", "tickvals": list(range(len(results))),
-            "ticktext": [f"<b>{shown_name(result.label)}</b>  " for result in results], "tickfont": {"size": 13},
-            "range": [len(results) - 0.5, -0.5], "showgrid": False, "zeroline": False, "fixedrange": True,
-        },
+        **STILL,
+        "xaxis": axis(measure, fixedrange=True),
+        "yaxis": rows_axis([run_label(result.label) for result in results], tickfont={"size": 13}),
     }  # fmt: skip

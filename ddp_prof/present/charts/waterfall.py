@@ -2,70 +2,92 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddp_prof.analyze.variants.waterfall import PARTS
 from ddp_prof.present import theme
-from ddp_prof.present.charts.frame import chart_frame
+from ddp_prof.present.charts.frame import axis, chart_frame
 from ddp_prof.present.text import percent, shown_name
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from ddp_prof.analyze.variants.waterfall import Waterfall
-    from ddp_prof.present.theme import Palette
 
 _HEIGHT, _TOP, _BOTTOM = 520, 120, 110
 _LEAST_SHOWN = 0.005
 """Share of the longest step below which a part has no bar of its own; those go into the last one, *other*."""
 
 
-def draw_waterfall(waterfall: Waterfall, palette: Palette = theme.LIGHT) -> go.Figure:
+def draw_waterfall(waterfall: Waterfall) -> go.Figure:
     """Runs from left to right; what was taken away in the colour of overlap, what was added in that of exposed time."""
     import plotly.graph_objects as go
 
-    figure = go.Figure(_bars(waterfall, palette))
-    figure.update_layout(_layout(waterfall, palette))
+    figure = go.Figure(_bars(waterfall))
+    figure.update_layout(_layout(waterfall))
     return figure
 
 
-def waterfall_steps(waterfall: Waterfall) -> list[tuple[str, str, float, float]]:
-    """Each bar: run (a label, or empty for a change), what it is called, where it starts, how long it is, in ms.
+class Bar(NamedTuple):
+    """A bar of the waterfall, in ms.
 
-    A change's bars lead exactly from one run's bar to the next one's.
+    Attributes:
+        run: Label of the run whose step it is; empty for a change.
+        name: What it is called.
+        within: For a change that the spread of both runs cannot tell from none, that spread.
     """
-    found: list[tuple[str, str, float, float]] = []
+
+    run: str
+    name: str
+    start: float
+    length: float
+    within: float | None = None
+
+
+def waterfall_steps(waterfall: Waterfall) -> list[Bar]:
+    """The bars from left to right; those of a change lead exactly from one run's bar to the next one's."""
+    found: list[Bar] = []
     least = _LEAST_SHOWN * max((budget.step_ns for budget in waterfall.budgets), default=0)
     for index, budget in enumerate(waterfall.budgets):
-        found.append((budget.label, "step", 0.0, budget.step_ns / 1e6))
+        found.append(Bar(budget.label, "step", 0.0, budget.step_ns / 1e6))
         if index == len(waterfall.changes):
             break
         change, level, other = waterfall.changes[index], budget.step_ns, 0
         for part in PARTS:
-            length = getattr(change, f"{part}_ns")
+            length = getattr(change, f"{part}_ns") or 0
             if abs(length) < least:
                 other += length
                 continue
-            found.append(("", part, level / 1e6, length / 1e6))
+            within = change.half_width_ns[part] / 1e6 if change.is_beyond_spread(part) is False else None
+            found.append(Bar("", part, level / 1e6, length / 1e6, within))
             level += length
         if other:
-            found.append(("", "other", level / 1e6, other / 1e6))
+            found.append(Bar("", "other", level / 1e6, other / 1e6))
     return found
 
 
-def _bars(waterfall: Waterfall, palette: Palette) -> list[dict[str, Any]]:
+def _bars(waterfall: Waterfall) -> list[dict[str, Any]]:
     steps = waterfall_steps(waterfall)
-    colors = [palette.colors[_kind(run, length)] for run, _, _, length in steps]
+    patterns = ["/" if bar.within else "" for bar in steps]
+    marker = {
+        "color": [theme.LIGHT.colors[_kind(bar.run, bar.length)] for bar in steps],
+        "pattern": {"shape": patterns, "fillmode": "replace", "solidity": 0.35},
+    }
     return [
         {
-            "type": "bar", "x": list(range(len(steps))), "base": [start for _, _, start, _ in steps],
-            "y": [length for *_, length in steps], "width": 0.75, "showlegend": False,
-            "text": [f"{length:.3g}" if run else f"{length:+.3g}" for run, _, _, length in steps],
+            "type": "bar", "x": list(range(len(steps))), "base": [bar.start for bar in steps],
+            "y": [bar.length for bar in steps], "width": 0.75, "showlegend": False,
+            "text": [f"{bar.length:.3g}" if bar.run else f"{bar.length:+.3g}" for bar in steps],
             "textposition": "outside", "cliponaxis": False,
-            "hovertext": [f"<b>{shown_name(run or name)}</b><br>{length:+.3f} ms" for run, name, _, length in steps],
-            "hovertemplate": "%{hovertext}<extra></extra>", "marker": {"color": colors},
+            "hovertext": [_hover(bar) for bar in steps],
+            "hovertemplate": "%{hovertext}<extra></extra>", "marker": marker,
         }
     ]  # fmt: skip
+
+
+def _hover(bar: Bar) -> str:
+    spread = f"<br>no change told: within ±{bar.within:.3f} ms (95 %)" if bar.within else ""
+    return f"<b>{shown_name(bar.run or bar.name)}</b><br>{bar.length:+.3f} ms{spread}"
 
 
 def _kind(run: str, length: float) -> str:
@@ -74,23 +96,23 @@ def _kind(run: str, length: float) -> str:
     return theme.OVERLAPPED if length < 0 else theme.EXPOSED
 
 
-def _layout(waterfall: Waterfall, palette: Palette) -> dict[str, Any]:
+def _layout(waterfall: Waterfall) -> dict[str, Any]:
     steps = waterfall_steps(waterfall)
-    axis = {"gridcolor": palette.line, "zeroline": False, "tickfont": {"color": palette.quiet}, "fixedrange": True}
-    notice = theme.place_notice((budget.device for budget in waterfall.budgets), waterfall.warnings, palette)
+    fixed = axis(fixedrange=True)
+    notice = theme.place_notice((budget.device for budget in waterfall.budgets), waterfall.caveats)
     return {
         **chart_frame(
-            palette,
             title=_headline(waterfall),
-            subtitle=f"{notice}  ·  mean step, and what each variant took away (downwards) or added (upwards)",
+            subtitle=f"{notice}  ·  mean step, and what each variant took away (downwards) or added (upwards)"
+            + ("; hatched: within the spread of both runs" if any(bar.within for bar in steps) else ""),
             height=_HEIGHT, t=_TOP, b=_BOTTOM, l=70, r=40,
         ),
         "dragmode": False,
         "xaxis": {
-            **axis, "showgrid": False, "tickangle": -45, "tickmode": "array", "tickvals": list(range(len(steps))),
-            "ticktext": [f"<b>{shown_name(run)}</b>" if run else name for run, name, _, _ in steps],
+            **fixed, "showgrid": False, "tickangle": -45, "tickmode": "array", "tickvals": list(range(len(steps))),
+            "ticktext": [f"<b>{shown_name(bar.run)}</b>" if bar.run else bar.name for bar in steps],
         },
-        "yaxis": {**axis, "title": {"text": "ms"}, "rangemode": "tozero"},
+        "yaxis": {**fixed, "title": {"text": "ms"}, "rangemode": "tozero"},
     }  # fmt: skip
 
 

@@ -6,26 +6,28 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof import __version__
-from ddp_prof.manifest import SHARED_GPU
+from ddp_prof.manifest import Caveat
 from ddp_prof.present.charts.comparison import overlap_ratio
 from ddp_prof.present.columns import columns_of
 from ddp_prof.present.headlines import root_cause_headline, skew_headline, tell_story
 from ddp_prof.present.tables.comparison import HOW_TO_READ, compare_rows
+from ddp_prof.present.tables.kernels import most_of
 from ddp_prof.present.tables.overlap import warnings_by_run
 from ddp_prof.present.text import percent
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ddp_prof.analyze.overlap.comparison import VariantSummary
     from ddp_prof.analyze.overlap.overlap import TraceOverlap
     from ddp_prof.analyze.root_cause import RunExplanation
     from ddp_prof.manifest import Manifest
     from ddp_prof.present.headlines import Headline
+    from ddp_prof.present.table_view import TableView
 
 INDEX = "index"
-WHY = "-why"
-"""Ends the name of a run's page on why its communication is exposed: ``overlap-why.html``."""
+TIMELINE, WHY, KERNELS = "", "-why", "-kernels"
+"""How the names of a run's pages end: ``overlap.html``, ``overlap-why.html``, ``overlap-kernels.html``."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class RunSection:
         summary: Its row among all runs.
         manifest: How it was made; ``None`` where its traces do not say it.
         explanation: Why its communication is exposed.
+        use: What its devices spent their time on, as tables by name.
     """
 
     name: str
@@ -45,6 +48,7 @@ class RunSection:
     summary: VariantSummary
     manifest: Manifest | None
     explanation: RunExplanation
+    use: Mapping[str, TableView]
 
     @property
     def cause(self) -> Headline:
@@ -66,7 +70,10 @@ def index_values(sections: Sequence[RunSection], charts: Sequence[str], *, pictu
     facts = [_facts(section) for section in sections]
     shared = set.intersection(*(set(fact.items()) for fact in facts)) if facts else set()
     return {
-        **_where([section.result for section in sections]),
+        **place_notice(
+            (section.result.device for section in sections),
+            (caveat for section in sections for caveat in section.result.caveats),
+        ),
         "story": tell_story([section.summary for section in sections]),
         "version": __version__,
         "charts": charts,
@@ -90,16 +97,17 @@ def _run_values(section: RunSection, facts: Mapping[str, str], shared: set[tuple
         "why": f"{section.name}{WHY}.html",
         "finding": section.cause.text,
         "skew": skew_headline(section.explanation.skew).text,
+        "kernels": f"{section.name}{KERNELS}.html",
+        "use": [most_of(section.use[name]) for name in ("kernels", "hidden", "idle")],
         "facts": [pair for pair in facts.items() if pair not in shared],
     }
 
 
-def _where(results: Sequence[TraceOverlap]) -> dict[str, Any]:
-    """On what the runs were made, and whether that must not be overlooked."""
-    devices = sorted({result.device for result in results})
-    is_shared = any(SHARED_GPU in result.warnings for result in results)
-    parts = [f"device: {', '.join(devices)}", *([SHARED_GPU] if is_shared else [])]
-    return {"where": " · ".join(parts), "is_notice": is_shared or "cpu" in devices}
+def place_notice(devices: Iterable[str], caveats: Iterable[Caveat]) -> dict[str, Any]:
+    """On what runs were made, and whether that must not be overlooked."""
+    names, is_shared = sorted(set(devices)), Caveat.SHARED_GPU in set(caveats)
+    parts = [f"device: {', '.join(names)}", *([Caveat.SHARED_GPU.value] if is_shared else [])]
+    return {"where": " · ".join(parts), "is_notice": is_shared or "cpu" in names}
 
 
 def _unknown(sections: Sequence[RunSection]) -> list[tuple[str, str]]:

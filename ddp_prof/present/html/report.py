@@ -16,9 +16,12 @@ from ddp_prof.present.charts.static_images import try_pictures
 from ddp_prof.present.charts.steps import draw_overlap_by_step, draw_step_times
 from ddp_prof.present.charts.straggler import draw_skew
 from ddp_prof.present.charts.waterfall import draw_waterfall
-from ddp_prof.present.html.index import INDEX, WHY, RunSection, index_values
+from ddp_prof.present.columns import columns_of
+from ddp_prof.present.headlines import Headline
+from ddp_prof.present.html.index import INDEX, KERNELS, TIMELINE, WHY, RunSection, index_values, place_notice
 from ddp_prof.present.html.page import Link, Navigation, asset, write_page
 from ddp_prof.present.html.timeline_page import write_timeline_page
+from ddp_prof.present.tables.kernels import kernels_views
 from ddp_prof.present.timeline.build import MAX_BOXES, build_timeline, steady_steps
 from ddp_prof.present.timeline.figure import draw_timeline
 
@@ -27,11 +30,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddp_prof.analyze.collectives.step_view import RankStepView
+    from ddp_prof.analyze.kernels.device_use import DeviceUse
     from ddp_prof.analyze.overlap.comparison import VariantSummary
     from ddp_prof.analyze.overlap.overlap import TraceOverlap
     from ddp_prof.analyze.root_cause import RunExplanation
     from ddp_prof.analyze.variants.waterfall import Waterfall
     from ddp_prof.manifest import Manifest
+    from ddp_prof.present.columns import Column, Row
     from ddp_prof.present.timeline.model import Source, Timeline
 
 WATERFALL = "waterfall"
@@ -52,6 +57,7 @@ class ReportRun:
         summary: Its row in the comparison of all runs.
         steps: What each rank communicated, by the key of the step.
         typical_step: One of them; ``None`` where there are none.
+        use: What its devices spent their time on.
     """
 
     name: str
@@ -61,6 +67,7 @@ class ReportRun:
     summary: VariantSummary
     steps: Mapping[int, Sequence[RankStepView]]
     typical_step: int | None
+    use: DeviceUse
 
     @property
     def manifest(self) -> Manifest | None:
@@ -68,13 +75,19 @@ class ReportRun:
         return self.explanation.run.manifest
 
 
-def write_report(runs: Sequence[ReportRun], folder: Path, waterfall: Waterfall | None = None) -> list[str]:
+def write_report(
+    runs: Sequence[ReportRun],
+    folder: Path,
+    waterfall: Waterfall | None = None,
+    begin: Callable[[str], None] = lambda _part: None,
+) -> list[str]:
     """Write ``index.html``, a page and a picture of each run's timeline, and a page on why it is exposed.
 
     Args:
         runs: The runs in the order in which they are told of.
         folder: Made where it is missing; files of the same names are replaced.
         waterfall: What the runs changed of each other.
+        begin: Called with the name of each part of the work when it begins: the pages of each run, the pictures.
 
     Returns:
         What could not be made, a line each.
@@ -82,7 +95,7 @@ def write_report(runs: Sequence[ReportRun], folder: Path, waterfall: Waterfall |
     folder.mkdir(parents=True, exist_ok=True)
     names = _file_names(run.name for run in runs)
     sections = [
-        RunSection(name, run.result, run.summary, run.manifest, run.explanation)
+        RunSection(name, run.result, run.summary, run.manifest, run.explanation, kernels_views(run.result, run.use))
         for name, run in zip(names, runs, strict=True)
     ]
     results, summaries = [run.result for run in runs], [run.summary for run in runs]
@@ -92,11 +105,14 @@ def write_report(runs: Sequence[ReportRun], folder: Path, waterfall: Waterfall |
         charts[WATERFALL] = draw_waterfall(waterfall)
     pictures = [(chart, folder / f"{name}.png") for name, chart in charts.items()]
     for at, (section, run) in enumerate(zip(sections, runs, strict=True)):
+        begin(f"pages of {section.result.label}")
         whole, part = _timelines(run)
         path = folder / f"{section.name}.html"
-        write_timeline_page(whole, path, navigation=_navigation(sections, at, "", WHY), shared_plotly=True)
-        _write_why_page(section, run, folder, _navigation(sections, at, WHY, ""))
+        write_timeline_page(whole, path, navigation=_navigation(sections, at, TIMELINE), shared_plotly=True)
+        _write_why_page(section, run, folder, _navigation(sections, at, WHY))
+        _write_kernels_page(section, folder, _navigation(sections, at, KERNELS))
         pictures.append((draw_timeline(part), folder / f"{section.name}.png"))
+    begin("pictures")
     problems = try_pictures(pictures)
     write_page(
         folder / f"{INDEX}.html",
@@ -104,22 +120,31 @@ def write_report(runs: Sequence[ReportRun], folder: Path, waterfall: Waterfall |
         index_values(sections, list(CHARTS), pictures=not problems),
         title="Communication behind compute",
         figures=charts,
-        css=asset("index.css"),
+        css=asset("index.css") + asset("tables.css"),
+        script=asset("tables.js"),
         shared_plotly=True,
     )
     return problems
 
 
-def _navigation(sections: Sequence[RunSection], at: int, here: str, other: str) -> Navigation:
-    """From a page of a run to its other one, and to those of its neighbours.
+_PAGES = {TIMELINE: "timeline", WHY: "why it is exposed", KERNELS: "kernels"}
+"""The pages of a run: how their names end, and what links to them say."""
+
+
+def _navigation(sections: Sequence[RunSection], at: int, here: str) -> Navigation:
+    """From a page of a run to its other ones, and to those of its neighbours.
 
     Args:
         sections: All runs.
         at: The run's position.
-        here: How the name of this kind of page ends.
-        other: How that of the run's other one ends.
+        here: A key of ``_PAGES``.
     """
-    links = [Link("timeline" if here else "why it is exposed", f"{sections[at].name}{other}.html", keeps_step=True)]
+    name = sections[at].name
+    links = [
+        Link(title, f"{name}{end}.html", keeps_step=KERNELS not in (here, end))
+        for end, title in _PAGES.items()
+        if end != here
+    ]
     if at:
         links.append(Link(sections[at - 1].result.label, f"{sections[at - 1].name}{here}.html", "prev"))
     if at + 1 < len(sections):
@@ -131,9 +156,10 @@ def _write_why_page(section: RunSection, run: ReportRun, folder: Path, navigatio
     """The collectives of each step, of which one is seen, and who was late in which."""
     found, cause, step = run.explanation, section.cause, run.typical_step
     typical = () if step is None else run.steps[step]
-    figures = {"collectives": draw_step_collectives(found.run, step, typical, cause)}
+    title = Headline("The collectives of a step")  # the cause is the page's heading
+    figures = {"collectives": draw_step_collectives(found.run, step, typical, title)}
     figures |= {
-        f"step-{number}": draw_step_collectives(found.run, number, ranks, cause) for number, ranks in run.steps.items()
+        f"step-{number}": draw_step_collectives(found.run, number, ranks, title) for number, ranks in run.steps.items()
     }
     if len(run.result.ranks) >= LEAST_RANKS:
         figures["skew"] = draw_heat_map(run.result, found.skew)
@@ -152,6 +178,28 @@ def _write_why_page(section: RunSection, run: ReportRun, folder: Path, navigatio
     )
 
 
+def _write_kernels_page(section: RunSection, folder: Path, navigation: Navigation) -> None:
+    """Which kernels took the time, what hid communication, why devices were idle."""
+    heading = f"{section.result.label}: what took the time"
+    where = place_notice([section.result.device], section.result.caveats)
+    views = [(view, _telling_columns(view.rows_to_read)) for view in section.use.values()]
+    write_page(
+        folder / f"{section.name}{KERNELS}.html",
+        "kernels.html",
+        {"heading": heading, **where, "views": views},
+        title=heading,
+        navigation=navigation,
+        css=asset("tables.css"),
+        script=asset("tables.js"),
+        shared_plotly=True,
+    )
+
+
+def _telling_columns(rows: Sequence[Row]) -> list[Column]:
+    """The columns in which something is known, without the run, which is all of the page's."""
+    return [column for column in columns_of(rows) if column.key != "run" and any(row[column.key] for row in rows)]
+
+
 def _timelines(run: ReportRun) -> tuple[Timeline, Timeline]:
     """The timeline of the whole run, to move around in, and that of a few steps, to look at."""
     sources = run.load_sources()
@@ -168,7 +216,7 @@ def _file_names(names: Iterable[str]) -> list[str]:
     for name in names:
         plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:80] or "trace"
         numbered = (plain, *(f"{plain}-{number}" for number in range(2, 10_000)))
-        free = next(name for name in numbered if not {name, f"{name}{WHY}"} & taken)
-        taken |= {free, f"{free}{WHY}"}
+        free = next(name for name in numbered if not {f"{name}{end}" for end in _PAGES} & taken)
+        taken |= {f"{free}{end}" for end in _PAGES}
         result.append(free)
     return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -10,19 +11,20 @@ import numpy as np
 from ddp_prof.present import theme
 from ddp_prof.present.html.page import json_in_page, markup, write_page
 from ddp_prof.present.text import plain_name
-from ddp_prof.present.timeline.captions import explanation, headline
-from ddp_prof.present.timeline.encoding import overview, pack_boxes
+from ddp_prof.present.timeline.captions import EXPOSED_PARTS, explanation, headline
+from ddp_prof.present.timeline.encoding import Placed, Titles, overview, pack_boxes, pack_folded
 from ddp_prof.present.timeline.figure import shown_in_legend
-from ddp_prof.present.timeline.layout import MARGIN, PAGE, figure_layout, lay_out
-from ddp_prof.present.timeline.model import HOST, STRIP
+from ddp_prof.present.timeline.layout import MARGIN, base_layout
+from ddp_prof.range_names import PHASES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from markupsafe import Markup
 
     from ddp_prof.present.html.page import Navigation
     from ddp_prof.present.timeline.encoding import PackedBoxes
-    from ddp_prof.present.timeline.layout import Layout
     from ddp_prof.present.timeline.model import Timeline
 
 BOXES_READ_AT_ONCE = 100_000
@@ -30,7 +32,8 @@ BOXES_READ_AT_ONCE = 100_000
 
 _ASSETS = files("ddp_prof.present.timeline") / "assets"
 _SCRIPTS = (
-    *(f"data/{name}" for name in ("columns", "tracks", "merge", "search")),
+    *(f"data/{name}" for name in ("columns", "tracks", "rows", "merge", "search")),
+    *(f"lanes/{name}" for name in ("arrange", "labels", "launches")),
     *(f"view/{name}" for name in ("ticks", "paint", "inspect", "details", "timeline", "controls", "address", "start")),
 )
 
@@ -39,14 +42,18 @@ def write_timeline_page(
     model: Timeline, path: Path, *, navigation: Navigation | None = None, shared_plotly: bool = False
 ) -> None:
     """Write the page of a timeline; see :func:`~ddp_prof.present.html.page.write_page`."""
-    layout = lay_out(model, PAGE)
-    placed = [row for blocks in layout.blocks for block in blocks for row in block.rows]
-    packed = pack_boxes([row.lane for row in placed])
+    ranks = [rank for panel in model.panels for rank in panel.ranks]
+    of_rank = [(at, lane) for at, rank in enumerate(ranks) for lane in rank.lanes]
+    placed = [Placed(rank, place, lane) for place, (rank, lane) in enumerate(of_rank)]
+    titles = Titles()
+    shown = pack_boxes([each for each in placed if not each.lane.is_folded], titles)
+    explained = [rank.explained for rank in ranks]
+    folded = pack_folded([each for each in placed if each.lane.is_folded], shown, explained, titles)
     values = {
         "headline": headline(model),
         "explanation": explanation(model),
-        "data": json_in_page(_page_data(model, layout, packed)),
-        "payload": markup(packed.payload),
+        "data": json_in_page(_page_data(model, placed, shown, folded, titles)),
+        "payloads": _payloads({"boxes": shown, "folded": folded}),
     }
     write_page(
         path,
@@ -54,11 +61,17 @@ def write_timeline_page(
         values,
         title=headline(model),
         navigation=navigation,
-        css=_asset("view/timeline.css") + _colors(),
+        css=_asset("view/timeline.css") + _asset("lanes/lanes.css") + _colors(),
         # All in one scope of its own.
         script="\n".join(["(() => {", '"use strict";', *(_asset(f"{name}.js") for name in _SCRIPTS), "})();"]),
         shared_plotly=shared_plotly,
     )
+
+
+def _payloads(packed: Mapping[str, PackedBoxes]) -> dict[str, Markup]:
+    """Compressed side by side."""
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(packed, map(markup, pool.map(lambda each: each.payload, packed.values())), strict=True))
 
 
 def _colors() -> str:
@@ -73,12 +86,14 @@ def _asset(name: str) -> str:
     return (_ASSETS / name).read_text(encoding="utf-8")
 
 
-def _page_data(model: Timeline, layout: Layout, packed: PackedBoxes) -> dict[str, Any]:
-    lanes = (lane for panel in model.panels for rank in panel.ranks for lane in rank.lanes)
-    codes = sorted({code for lane in lanes for code in np.unique(lane.boxes.category).tolist()})
+def _page_data(
+    model: Timeline, placed: Sequence[Placed], shown: PackedBoxes, folded: PackedBoxes, titles: Titles
+) -> dict[str, Any]:
+    codes = sorted({code for each in placed for code in np.unique(each.lane.boxes.category).tolist()})
     names = [theme.CATEGORIES[code] for code in codes]
-    figure = figure_layout(model, layout, theme.LIGHT)
+    figure = base_layout(model, theme.LIGHT)
     figure["xaxis"] |= {"fixedrange": True}
+    figure["yaxis"] |= {"showticklabels": False}
     figure |= {"hovermode": False, "dragmode": False}
     return {
         "layout": figure,
@@ -95,32 +110,40 @@ def _page_data(model: Timeline, layout: Layout, packed: PackedBoxes) -> dict[str
             {"code": theme.CATEGORIES.index(name), "name": name, "label": theme.LABELS[name]}
             for name in (*theme.STRIP, theme.GRAPH, theme.UNNAMED)
         ],
-        "panels": [{"title": plain_name(panel.title), "steps": panel.steps} for panel in model.panels],
-        "ranks": [
-            {"panel": at, "title": rank.title} for at, panel in enumerate(model.panels) for rank in panel.ranks
+        "phases": PHASES,
+        "panels": [
+            {"title": plain_name(panel.title), "device": panel.device, "facts": [*map(plain_name, panel.facts)],
+             "steps": panel.steps}
+            for panel in model.panels
         ],
-        "widths": packed.widths,
-        "titles": packed.titles,
-        "rows": list(_row_data(model, layout, packed)),
+        "ranks": [
+            {"panel": at, "title": rank.title, "share": rank.overlap.overlap_ratio,
+             "infersBackward": rank.backward == "inferred", "knowsWait": rank.explained.knows_wait}
+            for at, panel in enumerate(model.panels)
+            for rank in panel.ranks
+        ],
+        "lanes": [
+            {"rank": each.rank, "title": plain_name(each.lane.title), "kind": each.lane.kind,
+             "folded": each.lane.is_folded, "from_launch": each.lane.from_launch, "levels": each.lane.levels}
+            for each in placed
+        ],
+        "rows": list(_row_data(model, shown)),
+        "foldedRows": list(_row_data(model, folded)),
+        "tables": shown.tables,
+        "foldedTables": folded.tables,
+        "titles": list(titles.titles),
+        "shapes": list(titles.shapes),
+        "parts": EXPOSED_PARTS,
     }  # fmt: skip
 
 
-def _row_data(model: Timeline, layout: Layout, packed: PackedBoxes) -> Iterator[dict[str, Any]]:
-    blocks = (block for blocks in layout.blocks for block in blocks)
-    placed = [(rank, row) for rank, block in enumerate(blocks) for row in block.rows]
+def _row_data(model: Timeline, packed: PackedBoxes) -> Iterator[dict[str, Any]]:
     takes_long = model.boxes > BOXES_READ_AT_ONCE
-    for lane, level, boxes in packed.rows:
-        rank, row = placed[lane]
-        top = row.top + level * row.level
+    for placed, level, boxes in packed.rows:
+        seen = takes_long and not placed.lane.is_folded
         yield {
-            "rank": rank,
-            "lane": row.lane.title,
-            "kind": row.lane.kind,
-            "is_host": row.lane.kind == HOST,
-            "is_strip": row.lane.kind == STRIP,
-            "from_launch": row.lane.from_launch,
-            "top": round(top, 2),
-            "bottom": round(top + row.box_height, 2),
+            "lane": placed.place,
+            "level": level,
             "count": len(boxes),
-            **({"overview": overview(boxes, model.start_ns, model.end_ns)} if takes_long else {}),
+            **({"overview": overview(boxes, model.start_ns, model.end_ns)} if seen else {}),
         }

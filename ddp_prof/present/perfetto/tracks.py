@@ -12,7 +12,7 @@ import numpy as np
 
 from ddp_prof.analyze.core.collective_ranges import CollectiveRanges
 from ddp_prof.range_names import PHASES
-from ddp_prof.trace import UNKNOWN, Category, Table, empty, select
+from ddp_prof.trace import UNKNOWN, Category, Table, empty, looked_up, select
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -162,8 +162,9 @@ class _Builder:
         mine[self.collectives.span] = False
         for thread in sorted(np.unique(spans.lane[mine]).tolist(), key=lambda value: (value != self.process, value)):
             for is_start_end, suffix in ((0, ""), (1, ", start/end ranges")):
-                rows = np.flatnonzero(mine & (spans.lane == thread) & (spans.is_start_end == is_start_end))
-                yield self._thread_title(thread) + suffix, self._of_spans(rows, _RANGE), self.trace.names
+                own = select(spans, mine & (spans.lane == thread) & (spans.is_start_end == is_start_end))
+                slices = _slices(own.start_ns, own.end_ns, own.name_id, _RANGE, step=self._step_at(own.start_ns))
+                yield self._thread_title(thread) + suffix, slices, self.trace.names
 
     def _collective_ranges(self) -> Iterator[tuple[str, Slices, Sequence[str]]]:
         """What the host saw of collectives; their only trace where no device communicated."""
@@ -174,7 +175,7 @@ class _Builder:
             ranges.start_ns,
             ranges.end_ns,
             ranges.name_id,
-            np.full(len(ranges), category, np.int64),
+            category,
             bytes=ranges.bytes,
             bucket=ranges.bucket,
             step=self._step_at(ranges.start_ns),
@@ -186,15 +187,15 @@ class _Builder:
         for rank in self.ranks:
             if rank.device is None:
                 events = rank.of(Category.COMPUTE)
-                category = np.full(len(events), Category.COMPUTE, np.int64)
-                step = _pick(rank.step_keys, events.step)
-                yield "compute", _slices(events.start_ns, events.end_ns, events.phase, category, step=step), PHASES
+                step = looked_up(rank.step_keys, events.step)
+                slices = _slices(events.start_ns, events.end_ns, events.phase, Category.COMPUTE, step=step)
+                yield "compute", slices, PHASES
 
     def _streams(self) -> Iterator[tuple[str, Slices, Sequence[str]]]:
         """What each device did, by stream."""
         activities = select(self.trace.activities, self.activities)
         launch = self.trace.launching_calls[self.activities]
-        launch_ns = _pick(self.trace.calls.start_ns, launch)
+        launch_ns = looked_up(self.trace.calls.start_ns, launch)
         row = self.collectives.launched_in(launch_ns)
         row = np.where(activities.category == Category.COMMUNICATION, row, UNKNOWN)
         own_bytes = self.collectives.of_rows("bytes", row)
@@ -212,16 +213,6 @@ class _Builder:
             on_stream = select(slices, (activities.device == device) & (activities.lane == stream))
             yield f"GPU {device}, stream {stream}: {_main_category(on_stream)}", on_stream, self.trace.names
 
-    def _of_spans(self, rows: Ints, category: int) -> Slices:
-        spans = select(self.trace.spans, rows)
-        return _slices(
-            spans.start_ns,
-            spans.end_ns,
-            spans.name_id,
-            np.full(len(rows), category, np.int64),
-            step=self._step_at(spans.start_ns),
-        )
-
     def _thread_title(self, thread: int) -> str:
         name = self.trace.threads.get((self.process, thread), "thread")
         return f"main thread {thread}" if thread == self.process else f"{name} {thread}"
@@ -231,18 +222,13 @@ class _Builder:
         if not self.ranks or not self.ranks[0].has_steps:
             return np.full(len(time_ns), UNKNOWN, np.int64)
         rank = self.ranks[0]
-        return _pick(rank.step_keys, rank.steps.index_at(time_ns))
+        return looked_up(rank.step_keys, rank.steps.index_at(time_ns))
 
 
-def _pick(values: Ints, rows: Ints) -> Ints:
-    """``values[rows]``, ``UNKNOWN`` where the row is."""
-    picked: Ints = np.append(values, UNKNOWN)[rows]
-    return picked
-
-
-def _slices(start_ns: Ints, end_ns: Ints, name_id: Ints, category: Ints, **columns: Ints) -> Slices:
-    """Slices; columns not given hold ``UNKNOWN``."""
+def _slices(start_ns: Ints, end_ns: Ints, name_id: Ints, category: Ints | int, **columns: Ints) -> Slices:
+    """Slices, of one category or of one each; columns not given hold ``UNKNOWN``."""
     unknown = np.full(len(start_ns), UNKNOWN, np.int64)
+    category = np.broadcast_to(np.asarray(category, np.int64), len(start_ns))
     optional = dict.fromkeys(("bytes", "bucket", "step", "correlation"), unknown)
     return Slices(start_ns, end_ns, name_id, category, **(optional | columns))
 

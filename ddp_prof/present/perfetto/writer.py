@@ -96,7 +96,7 @@ def _about(sources: Sequence[Source], zeros: Sequence[int]) -> dict[str, object]
     """What the file was made from; viewers show it as the trace's metadata."""
     return {
         "made by": f"ddp-prof {__version__}",
-        "device": ", ".join(sorted({"cuda" if len(source.trace.activities) else "cpu" for source in sources})),
+        "device": ", ".join(sorted({source.trace.device for source in sources})),
         "caveats": list(dict.fromkeys(caveat for source in sources for caveat in source.caveats)),
         "time 0": {
             f"{source.title} ({source.trace.path.name})": f"{zero} ns"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddp_prof.analyze.collectives.exposure import WHENS, WHYS
-from ddp_prof.present.columns import Row, ms
-from ddp_prof.present.headlines import outliers_text, rank_name
+from ddp_prof.present.columns import Row, Value, ms, times_of
+from ddp_prof.present.headlines import outliers_text
 from ddp_prof.present.json_documents import collectives_document
+from ddp_prof.present.table_fit import MOST_ROWS
 from ddp_prof.present.table_view import Digest, TableView
-from ddp_prof.present.tables.fit import MOST_ROWS
 from ddp_prof.present.text import milliseconds
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ DIGEST = Digest(
 )
 BY = ("collective", "step", "bucket")
 """What a row can stand for."""
+SUMMED = ("duration", "wait", "overlapped", "exposed", "exposed_wait")
+"""Times of collectives that are summed in a row of several."""
 
 
 def collectives_view(run: RunAnalysis, result: RunCollectives, headline: Headline, by: str = BY[0]) -> TableView:
@@ -76,44 +78,29 @@ def _collective_row(collective: Collective, origin_ns: int) -> Row:
 
     return {
         "rank": _rank(collective),
-        "step": collective.step,
-        "index": collective.index,
-        "bucket": collective.bucket,
-        "op": collective.op,
-        "bytes": collective.bytes,
+        **{name: getattr(collective, name) for name in ("step", "index", "bucket", "op", "bytes")},
         "ready_ms": since(collective.ready_ns),
         "launch_ms": since(collective.launch_ns),
         "start_ms": since(collective.start_ns),
         "end_ms": since(collective.end_ns),
-        "queueing_ms": ms(collective.queueing_ns),
-        "duration_ms": ms(collective.duration_ns),
-        "wait_ms": ms(collective.wait_ns),
-        "transfer_ms": ms(collective.transfer_ns),
+        **times_of(collective, "queueing", "duration", "wait", "transfer"),
         "algbw_GB/s": _gigabytes(collective.algbw_bytes_per_s),
         "busbw_GB/s": _gigabytes(collective.busbw_bytes_per_s),
-        "overlapped_ms": ms(collective.overlapped_ns),
-        "exposed_ms": ms(collective.exposed_ns),
-        "exposed_wait_ms": ms(collective.exposed_wait_ns),
+        **times_of(collective, "overlapped", "exposed", "exposed_wait"),
         **_exposed_columns([collective]),
         "ready_by": collective.ready_source,
     }
 
 
 def _summed_rows(collectives: Sequence[Collective], by: str) -> Iterable[Row]:
-    groups: dict[tuple[tuple[str, str | int | None], ...], list[Collective]] = {}
+    groups: dict[tuple[tuple[str, Value], ...], list[Collective]] = {}
     for collective in collectives:
-        groups.setdefault(tuple((_step_key if by == "step" else _bucket_key)(collective).items()), []).append(
-            collective
-        )
+        groups.setdefault(tuple(_key(collective, by).items()), []).append(collective)
     for key, members in groups.items():
         yield {
             **dict(key),
             "collectives": len(members),
-            "duration_ms": ms(sum(member.duration_ns for member in members)),
-            "wait_ms": ms(_sum_known(member.wait_ns for member in members)),
-            "overlapped_ms": ms(sum(member.overlapped_ns for member in members)),
-            "exposed_ms": ms(sum(member.exposed_ns for member in members)),
-            "exposed_wait_ms": ms(_sum_known(member.exposed_wait_ns for member in members)),
+            **{f"{name}_ms": ms(_sum_known(getattr(member, f"{name}_ns") for member in members)) for name in SUMMED},
             **_exposed_columns(members),
         }
 
@@ -124,24 +111,19 @@ def _exposed_columns(members: Sequence[Collective]) -> Row:
     return whens | {f"why_{why}_ms": ms(sum(member.why_ns(why) for member in members)) for why in WHYS}
 
 
-def _step_key(collective: Collective) -> dict[str, str | int | None]:
-    return {"rank": _rank(collective), "step": collective.step}
-
-
-def _bucket_key(collective: Collective) -> dict[str, str | int | None]:
-    """Without buckets the position in the step tells collectives apart."""
+def _key(collective: Collective, by: str) -> Row:
+    """What the collectives of a row have in common; without buckets the position in the step tells them apart."""
+    if by == "step":
+        return {"rank": _rank(collective), "step": collective.step}
     index = collective.index if collective.bucket is None else None
     return {
-        "rank": _rank(collective),
-        "bucket": collective.bucket,
-        "index": index,
-        "op": collective.op,
+        "rank": _rank(collective), "bucket": collective.bucket, "index": index, "op": collective.op,
         "bytes": collective.bytes,
-    }
+    }  # fmt: skip
 
 
 def _rank(collective: Collective) -> str | int:
-    return rank_name(collective) if collective.rank is None else collective.rank
+    return collective.name if collective.rank is None else collective.rank
 
 
 def _sum_known(values: Iterable[int | None]) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddp_prof.present.columns import Row, ms, percent
+from ddp_prof.present.columns import Row, ms, percent, times_of
 from ddp_prof.present.json_documents import compare_document
 from ddp_prof.present.table_view import TableView
 from ddp_prof.present.tables.overlap import notes_of_runs, recorder_name
@@ -41,16 +41,11 @@ def compare_rows(summaries: Iterable[VariantSummary]) -> list[Row]:
     return [
         {
             "variant": summary.label,
-            "device": summary.device,
-            "ranks": summary.ranks,
-            "steps": summary.steps,
+            **{name: getattr(summary, name) for name in ("device", "ranks", "steps")},
             "step_ms": ms(summary.step_ns),
             "spread_ms": ms(summary.step_spread_ns),
             "collectives": summary.collectives,
-            "comm_ms": ms(summary.comm_ns),
-            "overlapped_ms": ms(summary.overlapped_ns),
-            "exposed_ms": ms(summary.exposed_ns),
-            "tail_ms": ms(summary.tail_ns),
+            **times_of(summary, "comm", "overlapped", "exposed", "tail"),
             "overlap_%": percent(summary.overlap_ratio),
             "in_backward_%": percent(summary.backward_overlap_ratio),
             "speedup": summary.speedup,

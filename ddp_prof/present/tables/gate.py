@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddp_prof.present.headlines import rank_name
 from ddp_prof.present.json_documents import gate_document
 from ddp_prof.present.table_view import TableView
 from ddp_prof.present.tables.overlap import notes_of_runs
@@ -28,11 +27,11 @@ UNITS = {"ratio": (100, "%"), "ns": (1e-6, "ms"), "ranks": (1, "ranks")}
 """Of each unit of a verdict what it is multiplied by to be shown, and its name then."""
 
 
-def check_view(checks: Sequence[GateReport], baseline: TraceOverlap | None) -> TableView:
-    """A row a requirement of each run."""
+def check_view(checks: Sequence[GateReport], baseline: TraceOverlap | None, causes: Sequence[str] = ()) -> TableView:
+    """A row a requirement of each run; ``causes`` of what is not met come first among the notes."""
     compared = baseline is not None
     rows = [_row(check, verdict, compared=compared) for check in checks for verdict in check.verdicts]
-    notes = _notes(checks, baseline)
+    notes = [*causes, *_notes(checks, baseline)]
     return TableView(verdict_line(checks), rows, notes, gate_document(checks, baseline, notes))
 
 
@@ -66,7 +65,7 @@ def _row(check: GateReport, verdict: GateResult, *, compared: bool) -> Row:
         **({"baseline": scaled(verdict.baseline), "spread": scaled(verdict.spread)} if compared else {}),
         "unit": unit,
         "verdict": verdict.status,
-        "decided_by": rank_name(verdict.rank) if verdict.rank else "all ranks",
+        "decided_by": verdict.rank.name if verdict.rank else "all ranks",
         "why": verdict.reason,
     }
 

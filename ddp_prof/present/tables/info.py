@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddp_prof.present.json_documents import info_document
 from ddp_prof.present.table_view import TableView
+from ddp_prof.variants import variant_extras
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.quality.inventory import ProcessInventory, TraceInventory
@@ -44,6 +45,7 @@ def _run_notes(run: Manifest | None) -> list[str]:
     if run is None:
         return []
     bucket = "" if run.bucket_size_mb is None else f", buckets of at most {run.bucket_size_mb:g} MB"
+    bucket += "".join(f", {extra}" for extra in variant_extras(run.options))
     parameters = sum(parameter.numel for parameter in run.parameters)
     note = (
         f"run: {run.variant}{bucket}, {run.world_size} ranks, {run.backend}, {run.model_size} model "

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddp_prof.present.columns import Row, ms, percent
-from ddp_prof.present.headlines import outliers_text, rank_name
+from ddp_prof.present.columns import Row, percent, times_of
+from ddp_prof.present.headlines import outliers_text
 from ddp_prof.present.json_documents import overlap_document
 from ddp_prof.present.table_view import Digest, TableView
 from ddp_prof.trace import SOURCE_NAMES
@@ -50,7 +50,7 @@ def recorder_name(result: TraceOverlap) -> str:
 
 def overlap_notes(result: TraceOverlap) -> list[str]:
     """What could not be known or was assumed, a line each."""
-    reasons = [f"{rank_name(rank)}: no overlap figure: {rank.reason}" for rank in result.ranks if rank.reason]
+    reasons = [f"{rank.name}: no overlap figure: {rank.reason}" for rank in result.ranks if rank.reason]
     outliers = [outliers_text(result.outliers)] if result.outliers else []
     return [*reasons, *outliers, *result.warnings]
 
@@ -70,18 +70,17 @@ def warnings_by_run(results: Sequence[TraceOverlap]) -> dict[str, list[str]]:
     return about
 
 
+def _identity(rank: RankOverlap) -> Row:
+    return {"rank": rank.rank, "process": rank.process, "device": "cpu" if rank.device is None else rank.device}
+
+
 def _rank_row(rank: RankOverlap) -> Row:
     return {
-        "rank": rank.rank,
-        "process": rank.process,
-        "device": "cpu" if rank.device is None else rank.device,
+        **_identity(rank),
         "steps": sum(step.host_ns is not None for step in rank.steps),
         "kernels": rank.kernels,
         "collectives": rank.collectives,
-        "compute_ms": ms(rank.compute_ns),
-        "comm_ms": ms(rank.comm_ns),
-        "overlapped_ms": ms(rank.overlapped_ns),
-        "exposed_ms": ms(rank.exposed_ns),
+        **times_of(rank, "compute", "comm", "overlapped", "exposed"),
         "overlap_%": percent(rank.overlap_ratio),
         "in_backward_%": percent(rank.backward_overlap_ratio),
     }
@@ -89,19 +88,11 @@ def _rank_row(rank: RankOverlap) -> Row:
 
 def _step_row(rank: RankOverlap, step: StepOverlap) -> Row:
     return {
-        "rank": rank.rank,
-        "process": rank.process,
-        "device": "cpu" if rank.device is None else rank.device,
+        **_identity(rank),
         "step": step.step,
         "kernels": step.kernels,
         "collectives": step.collectives,
-        "window_ms": ms(step.window_ns),
-        "compute_only_ms": ms(step.compute_only_ns),
-        "overlapped_ms": ms(step.overlapped_ns),
-        "exposed_ms": ms(step.exposed_ns),
-        "exposed_memory_ms": ms(step.exposed_memory_ns),
-        "idle_ms": ms(step.idle_ns),
-        "comm_ms": ms(step.comm_ns),
+        **times_of(step, "window", "compute_only", "overlapped", "exposed", "exposed_memory", "idle", "comm"),
         "overlap_%": percent(step.overlapped_ns / step.comm_ns if step.comm_ns else None),
-        "tail_ms": ms(step.tail_ns),
+        **times_of(step, "tail"),
     }

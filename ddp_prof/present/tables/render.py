@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import re
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING, TextIO
 
 from ddp_prof.present.columns import columns_of
-from ddp_prof.present.tables.fit import FIRST_ROWS, Fitted, TableOptions, fit_columns, only, shorten, terminal_width
+from ddp_prof.present.table_fit import FIRST_ROWS, Fitted, TableOptions, fit_columns, only, shorten, terminal_width
 from ddp_prof.printable import printable
 
 if TYPE_CHECKING:
@@ -38,9 +40,10 @@ def show(options: TableOptions | str, views: Sequence[TableView]) -> None:
     """
     if isinstance(options, str):
         options = TableOptions(options)
+    own, shared = _notes_once(views)
     if options.form == "table":
-        for view in views:
-            _print_table(view, options)
+        for index, view in enumerate(views):
+            _print_table(view, own[index], shared if index == len(views) - 1 else [], options)
         return
     if options.form == "json":
         _print_json([view.document for view in views])
@@ -50,7 +53,20 @@ def show(options: TableOptions | str, views: Sequence[TableView]) -> None:
     else:
         rows = [row for view in views for row in view.rows_to_read]
         sys.stdout.write(markdown(only(rows, options.columns)))
-    sys.stderr.writelines(f"note: {printable(note)}\n" for view in views for note in view.notes)
+    if not options.quiet:
+        sys.stderr.writelines(f"note: {printable(note)}\n" for note in [*itertools.chain(*own), *shared])
+
+
+def _notes_once(views: Sequence[TableView]) -> tuple[list[list[str]], list[str]]:
+    """The notes of each table alone, and those that several have, which are told once."""
+    tables = Counter(note for view in views for note in dict.fromkeys(view.notes))
+    own = [[note for note in view.notes if tables[note] == 1] for view in views]
+    shared = [
+        note if count == len(views) else f"{note} ({count} of {len(views)} tables)"
+        for note, count in tables.items()
+        if count > 1
+    ]
+    return own, shared
 
 
 def _print_json(documents: Sequence[Document]) -> None:
@@ -86,7 +102,7 @@ def markdown_text(text: str) -> str:
     return re.sub(r"([\\`*\[\]<|]|(?<!\w)_|_(?!\w))", r"\\\1", printable(" ".join(text.splitlines())))
 
 
-def _print_table(view: TableView, options: TableOptions) -> None:
+def _print_table(view: TableView, own: Sequence[str], shared: Sequence[str], options: TableOptions) -> None:
     from rich.console import Console
     from rich.text import Text
 
@@ -102,10 +118,9 @@ def _print_table(view: TableView, options: TableOptions) -> None:
         console.print(Text("\n".join(map(printable, view.title.split("\n"))), style="bold"))
     if rows:
         console.print(_table(rows, fitted.shown))
-    cut = (
-        f"{FIRST_ROWS} of {len(whole):,} rows, and the others summed; all rows: --wide" if short is not whole else None
-    )
-    for note in filter(None, [*view.notes, cut, fitted.note]):
+    cut = f"{FIRST_ROWS} of {len(whole):,} rows, and the others summed; all rows: --wide"
+    told = (*own, cut if short is not whole else None, fitted.note, *shared)
+    for note in filter(None, () if options.quiet else told):
         console.print(Text(f"note: {printable(note)}", style="dim"))
 
 

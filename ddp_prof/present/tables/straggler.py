@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddp_prof.present.columns import Row, ms
-from ddp_prof.present.headlines import rank_name, skew_headline
+from ddp_prof.present.headlines import skew_headline
 from ddp_prof.present.json_documents import skew_document
 from ddp_prof.present.table_view import Digest, TableView
 from ddp_prof.present.tables.collectives import alignment_note
@@ -22,6 +22,8 @@ def skew_view(run: RunAnalysis, skew: RunSkew) -> TableView:
     """A row a rank."""
     headline = skew_headline(skew).text
     title = f"{run.trace} · device: {run.device} · {len(skew.steps)} steps\n{headline}"
+    if skew.reason:  # a table would be of zeros
+        return TableView(title, [], skew.warnings, skew_document(run, skew, headline))
     rows: list[Row] = [{"run": run.label, **_row(rank, len(skew.steps))} for rank in skew.ranks]
     notes = [
         "lag: how much later than the other ranks' median it arrives, at most in a step; its median over the steps",
@@ -35,7 +37,7 @@ def skew_view(run: RunAnalysis, skew: RunSkew) -> TableView:
 def _row(rank: RankSkew, steps: int) -> Row:
     per_step = 1e6 * max(1, steps)
     return {
-        "rank": rank_name(rank).removeprefix("rank "),
+        "rank": rank.name.removeprefix("rank "),
         "collectives": rank.collectives,
         "last_collectives": rank.last_collectives,
         "last_steps": rank.last_steps,

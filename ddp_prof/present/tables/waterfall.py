@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddp_prof.analyze.variants.before_after import DURATION, LAUNCH, QUEUEING, TRANSFER, WAIT
 from ddp_prof.analyze.variants.waterfall import PARTS
-from ddp_prof.present.text import percent
+from ddp_prof.present.columns import ms
+from ddp_prof.present.text import milliseconds, percent
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddp_prof.analyze.variants.before_after import CollectiveChange, PartChange
     from ddp_prof.analyze.variants.contention import Contention
     from ddp_prof.analyze.variants.waterfall import Budget, Change, Waterfall
     from ddp_prof.present.columns import Row
@@ -24,10 +29,7 @@ def waterfall_rows(waterfall: Waterfall) -> list[Row]:
 
 
 def readable_rows(waterfall: Waterfall) -> list[Row]:
-    """The same rows, in which a change that its spread cannot tell from none is a spread and no change.
-
-    Contention that is not known, which counts as none in the sum, is no figure here.
-    """
+    """The same rows, in which a change that its spread cannot tell from none is a spread and no change."""
     rows = waterfall_rows(waterfall)
     for row, change in zip(rows[1:], waterfall.changes, strict=True):
         for part in (*PARTS, "step"):
@@ -35,10 +37,6 @@ def readable_rows(waterfall: Waterfall) -> list[Row]:
                 key = "sum_ms" if part == "step" else f"{part}_ms"
                 width = change.half_width_ns[part]
                 row[key] = f"within ±{width / 1e6:.2f}" if width else row[key]
-    is_known = [budget.contention.slowdown is not None for budget in waterfall.budgets]
-    for row, known, known_before in zip(rows, is_known, [True, *is_known], strict=False):
-        if not (known and known_before):
-            row["contention_ms"] = None
     return rows
 
 
@@ -74,7 +72,63 @@ def _contention_note(found: Contention) -> str:
 def _row(name: str, parts: Budget | Change, step_ns: int) -> Row:
     return {
         "from -> to": name,
-        **{f"{part}_ms": getattr(parts, f"{part}_ns") / 1e6 for part in PARTS},
+        **{f"{part}_ms": None if (time := getattr(parts, f"{part}_ns")) is None else time / 1e6 for part in PARTS},
         "sum_ms": parts.step_ns / 1e6,
         "step_ms": step_ns / 1e6,
     }
+
+
+HOW_TO_READ_CHANGES = (
+    "before and after: mean step of both runs by parts; ±: half of the change's 95 % interval, within which nothing is "
+    "told; launches are told against the end of backward's compute"
+)
+
+
+def change_rows(changes: Sequence[PartChange]) -> list[Row]:
+    """A row a part of the step, and one for the step."""
+    return [
+        {
+            "part": change.part,
+            "before_ms": ms(change.before_ns),
+            "after_ms": ms(change.after_ns),
+            "change_ms": ms(change.change_ns),
+            "change_±_ms": ms(change.half_width_ns),
+            "told": _told(change),
+            "cause": collective_change_text(change.cause) if change.cause else None,
+        }
+        for change in changes
+    ]
+
+
+def change_texts(changes: Sequence[PartChange]) -> list[str]:
+    """Each change beyond the spread in a line: ``tail +4.0 ms: bucket 3 launches 4.0 ms later``."""
+    return [
+        f"{change.part} {change.change_ns / 1e6:+.2f} ms"
+        + (f": {collective_change_text(change.cause)}" if change.cause else "")
+        for change in changes
+        if change.is_beyond_spread
+    ]
+
+
+def collective_change_text(change: CollectiveChange) -> str:
+    """What changed of a collective, in words."""
+    which = f"collective {change.index}" if change.bucket is None else f"bucket {change.bucket}"
+    verb, more, less = _MOVES[change.moved]
+    return f"{which} {verb} {milliseconds(abs(change.by_ns))} {more if change.by_ns > 0 else less}"
+
+
+_MOVES = {
+    LAUNCH: ("launches", "later", "earlier"),
+    QUEUEING: ("queues", "longer", "shorter"),
+    WAIT: ("waits for a peer", "longer", "shorter"),
+    TRANSFER: ("transfers", "longer", "shorter"),
+    DURATION: ("takes", "longer", "shorter"),
+}
+
+
+def _told(change: PartChange) -> str:
+    if change.is_beyond_spread is None:
+        return "too few steps"
+    if not change.is_beyond_spread:
+        return "within the spread"
+    return "longer" if change.change_ns > 0 else "shorter"

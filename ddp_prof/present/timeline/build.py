@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ddp_prof.errors import TraceError
-from ddp_prof.present.timeline.lanes import View, lanes_of
+from ddp_prof.present.timeline.boxes import View
+from ddp_prof.present.timeline.lanes import lanes_of
 from ddp_prof.present.timeline.model import Panel, RankLanes, StepMark, Timeline
 from ddp_prof.range_names import PROCESS, parse_range
 from ddp_prof.trace import select
@@ -75,8 +76,14 @@ def _panel(source: Source, ranks: Sequence[_Rank], view: View) -> Panel:
         device="cuda" if len(source.trace.activities) else "cpu",
         facts=_facts(source, ranks, view),
         ranks=tuple(
-            RankLanes(_rank_title(rank.events), overlap, lanes_of(rank.events, view))
-            for rank, overlap in zip(ranks, source.overlaps, strict=True)
+            RankLanes(
+                _rank_title(rank.events),
+                overlap,
+                lanes_of(rank.events, view, explained),
+                explained,
+                rank.events.backward,
+            )
+            for rank, overlap, explained in zip(ranks, source.overlaps, source.explained, strict=True)
         ),
         steps=_step_marks(ranks, view),
         start_ns=view.start_ns - view.zero_ns,

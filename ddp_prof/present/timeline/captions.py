@@ -4,13 +4,44 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddp_prof.analyze.collectives.exposure import (
+    BLOCKING_CALL,
+    LAUNCHED_LATE,
+    OUTSIDE,
+    PEER_WAIT,
+    QUEUED,
+    TAIL,
+    TRANSFER,
+    UNKNOWN_WHEN,
+    WHENS,
+    WHYS,
+)
 from ddp_prof.present import theme
 from ddp_prof.present.text import MAX_NAME, percent, plain_name
 from ddp_prof.present.timeline.model import COMMUNICATION, COMPUTE, HOST, STRIP
+from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER
 from ddp_prof.trace import UNKNOWN
 
 if TYPE_CHECKING:
     from ddp_prof.present.timeline.model import Lane, Timeline
+
+_WHEN = {
+    FORWARD: "during forward",
+    BACKWARD: "during backward",
+    TAIL: "in the tail, after backward's last compute",
+    OPTIMIZER: "during the optimizer",
+    OUTSIDE: "between phases",
+    UNKNOWN_WHEN: "in no known phase",
+}
+_WHY = {
+    BLOCKING_CALL: "the program waits for it",
+    LAUNCHED_LATE: "launched late by the host",
+    QUEUED: "queued behind another collective",
+    PEER_WAIT: "a peer had not arrived",
+    TRANSFER: "in transfer",
+}
+EXPOSED_PARTS = tuple((_WHEN[when], _WHY[why]) for when in WHENS for why in WHYS)
+"""When and why a part of a collective is exposed, in the order of ``Exposure.pairs_ns``."""
 
 
 def headline(model: Timeline) -> str:
@@ -48,6 +79,8 @@ def box_label(lane: Lane, category: str, name_id: int, bucket: int, step: int) -
     if lane.kind == COMMUNICATION:
         return f"bucket {bucket}" if bucket != UNKNOWN else ""
     # Kernels are many and narrow; phases and what a CPU computes in them are few and wide.
+    if lane.kind == HOST and name_id != UNKNOWN:
+        return f"{theme.LABELS[category]} (inferred)"
     wide = lane.kind == STRIP or (lane.kind in (HOST, COMPUTE) and name_id == UNKNOWN)
     return theme.LABELS[category] if wide else ""
 

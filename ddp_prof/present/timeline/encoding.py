@@ -2,10 +2,12 @@
 
 Boxes are sorted by row (a level of a lane) and start. A column of integers is turned into small numbers, these into
 natural ones, and these into planes of bytes, the lowest first: planes of high bytes are nearly all zero, so that the
-compressor takes them away. ``assets/columns.js`` reads it back::
+compressor takes them away. The parts of where time goes begin and end with boxes of the rank's other lanes: they hold
+the positions of their times among those of the others, which need hardly any room. ``assets/data/columns.js`` reads
+it back::
 
-    gap        start of a box less the end of the one before it, the first from 0
-    duration   end less start
+    gap        start of a box less the end of the one before it, the first from 0; of times or of positions
+    duration   end less start, likewise
     category   index into ``theme.CATEGORIES``
     title      index into the page's titles
     step       number of the step less that of the box before
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import base64
 import zlib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -24,13 +26,13 @@ import numpy as np
 from ddp_prof.analyze.intervals import Intervals
 from ddp_prof.present import theme
 from ddp_prof.present.timeline.captions import box_label, box_title
-from ddp_prof.present.timeline.model import Boxes
-from ddp_prof.trace import select
+from ddp_prof.present.timeline.model import STRIP, Boxes
+from ddp_prof.trace import UNKNOWN, select
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ddp_prof.present.timeline.model import Lane
+    from ddp_prof.present.timeline.model import Explained, Lane
     from ddp_prof.trace import Ints
 
 LONGEST_TITLE = 1000
@@ -42,48 +44,213 @@ _COMPRESSION = 4  # 6 is a fifth smaller and takes twice as long
 _MOST_FLAGS = 1_000_000
 
 
+class Placed(NamedTuple):
+    """A lane, and where it belongs on the page."""
+
+    rank: int
+    place: int
+    lane: Lane
+
+
 class PackedRow(NamedTuple):
     """A level of a lane: its boxes, in order, do not overlap."""
 
-    lane: int
+    placed: Placed
     level: int
     boxes: Boxes
 
 
+class PackedTable(NamedTuple):
+    """How many rows a table has, and how many bytes a number of each of its columns."""
+
+    rows: int
+    widths: dict[str, int]
+
+
 @dataclass(frozen=True)
 class PackedBoxes:
-    """The boxes of some lanes, row after row.
+    """Boxes, row after row, and what is known of them.
 
     Attributes:
-        widths: Bytes a number, by column.
-        payload: Column after column, compressed, as base64.
-        titles: What boxes are called, each with a shorter label; without one a beginning of the title will do.
+        tables: What is packed, one after the other, each column after column.
     """
 
     rows: tuple[PackedRow, ...]
-    widths: dict[str, int]
-    payload: str
-    titles: tuple[tuple[str, str], ...]
+    tables: tuple[PackedTable, ...]
+    packed: bytes
+
+    @property
+    def payload(self) -> str:
+        """All tables, compressed, as base64."""
+        return base64.b64encode(zlib.compress(self.packed, _COMPRESSION)).decode()
 
 
-def pack_boxes(lanes: Sequence[Lane]) -> PackedBoxes:
-    """Pack all boxes of all lanes."""
-    titles: dict[tuple[str, str], int] = {}
-    tables = [_in_order(lane.boxes) for lane in lanes]
-    columns = [_title_ids(lane, boxes, titles) for lane, boxes in zip(lanes, tables, strict=True)]
+class Titles:
+    """What boxes are called, and how kernels were launched: each said once, boxes hold its number.
+
+    Attributes:
+        titles: Title, a shorter label, and the bucket; without a label a beginning of the title will do.
+        shapes: Launch shape and registers a thread; the first is that of what has none.
+    """
+
+    def __init__(self) -> None:
+        self.titles: dict[tuple[str, str, int], int] = {}
+        self.shapes: dict[tuple[str, int], int] = {("", UNKNOWN): 0}
+
+    def of(self, lane: Lane, boxes: Boxes) -> Ints:
+        """The number of each box's title, where it is new after those that there are."""
+        first, which = _distinct(boxes.category, boxes.name_id, boxes.bucket)
+        ids = [self.titles.setdefault(_title(lane, boxes, row), len(self.titles)) for row in first.tolist()]
+        numbered: Ints = np.array(ids, np.int64)[which]
+        return numbered
+
+    def shape_of(self, lane: Lane, boxes: Boxes) -> Ints:
+        """The number of each box's launch shape."""
+        first, which = _distinct(boxes.shape, boxes.registers)
+        used = zip(boxes.shape[first].tolist(), boxes.registers[first].tolist(), strict=True)
+        keys = [("" if shape == UNKNOWN else lane.names[shape], registers) for shape, registers in used]
+        numbered: Ints = np.array([self.shapes.setdefault(key, len(self.shapes)) for key in keys], np.int64)[which]
+        return numbered
+
+
+def pack_boxes(lanes: Sequence[Placed], titles: Titles) -> PackedBoxes:
+    """Pack all boxes of some lanes.
+
+    Two tables: the boxes, and of the times of where time goes those that no other box tells: ``rank``, and ``time``,
+    less that of the row before.
+    """
+    lanes = [_ordered(placed) for placed in lanes]
+    positioned, ranks, untold = [], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for placed in lanes:
+        if placed.lane.kind != STRIP:
+            positioned.append(placed)
+            continue
+        boxes, times = placed.lane.boxes, _times(lanes, placed.rank)
+        untold.append(_missing(times, boxes.start_ns, boxes.end_ns))
+        ranks.append(np.full(len(untold[-1]), placed.rank, np.int64))
+        times = np.insert(times, np.searchsorted(times, untold[-1]), untold[-1])
+        starts, ends = np.searchsorted(times, boxes.start_ns), np.searchsorted(times, boxes.end_ns)
+        positioned.append(_with_boxes(placed, replace(boxes, start_ns=starts, end_ns=ends)))
+    table, packed = _pack_rows(positioned, titles)
+    widths, more = pack_columns({"rank": np.concatenate(ranks), "time": _differences(np.concatenate(untold))})
+    return PackedBoxes(_rows(lanes), (table, PackedTable(sum(map(len, untold)), widths)), packed + more)
+
+
+def _ordered(placed: Placed) -> Placed:
+    return _with_boxes(placed, _in_order(placed.lane.boxes))
+
+
+def _with_boxes(placed: Placed, boxes: Boxes) -> Placed:
+    return placed._replace(lane=replace(placed.lane, boxes=boxes))
+
+
+def pack_folded(
+    lanes: Sequence[Placed], shown: PackedBoxes, explained: Sequence[Explained], titles: Titles
+) -> PackedBoxes:
+    """Pack what a page needs once a box is selected or a lane unfolded.
+
+    Three tables: the boxes of these lanes; for each box shown ``call`` (see :func:`_links`), ``shape`` and ``phase``,
+    0 where there is none; and of the collectives among them ``box``, less that of the row before, ``part``, an index
+    into ``captions.EXPOSED_PARTS`` or its length for what is overlapped, and ``ns``.
+
+    Args:
+        lanes: The lanes that are folded at first.
+        shown: The boxes of all others.
+        explained: The collectives of each rank.
+        titles: Those of the boxes shown; grows.
+    """
+    lanes = [_ordered(placed) for placed in lanes]
+    table, packed = _pack_rows(lanes, titles)
+    rows = _rows(lanes)
+    facts = {
+        "call": _links(rows, shown.rows),
+        "shape": _joined([titles.shape_of(row.placed.lane, row.boxes) for row in shown.rows]),
+        "phase": _joined([row.boxes.phase + 1 for row in shown.rows]),
+    }
+    collectives = _exposed(shown.rows, explained)
+    tables = [table]
+    for columns in (facts, collectives):
+        widths, more = pack_columns(columns)
+        tables.append(PackedTable(len(next(iter(columns.values()))), widths))
+        packed += more
+    return PackedBoxes(rows, tuple(tables), packed)
+
+
+def _rows(lanes: Sequence[Placed]) -> tuple[PackedRow, ...]:
+    return tuple(row for placed in lanes for row in _rows_of(placed, placed.lane.boxes))
+
+
+def _pack_rows(lanes: Sequence[Placed], titles: Titles) -> tuple[PackedTable, bytes]:
+    tables = [placed.lane.boxes for placed in lanes]
+    named = [titles.of(placed.lane, placed.lane.boxes) for placed in lanes]
     widths, packed = pack_columns(
         {
             "gap": _gaps(_joined([boxes.start_ns for boxes in tables]), _joined([boxes.end_ns for boxes in tables])),
             "duration": _joined([boxes.end_ns - boxes.start_ns for boxes in tables]),
             "category": _joined([boxes.category for boxes in tables]),
-            "title": _joined(columns),
+            "title": _joined(named),
             "step": _differences(_joined([boxes.step for boxes in tables])),
             "bytes": _joined([boxes.bytes for boxes in tables]),
         }
     )
-    rows = tuple(row for at, boxes in enumerate(tables) for row in _rows_of(at, boxes))
-    payload = base64.b64encode(zlib.compress(packed, _COMPRESSION)).decode()
-    return PackedBoxes(rows, widths, payload, tuple(titles))
+    return PackedTable(sum(map(len, tables)), widths), packed
+
+
+def _times(lanes: Sequence[Placed], rank: int) -> Ints:
+    """All times at which boxes of a rank's lanes start or end, but for those of where time goes, each once."""
+    own = [placed.lane.boxes for placed in lanes if placed.rank == rank and placed.lane.kind != STRIP]
+    # Those of a row are in order; a sort that sees it takes a fraction of the time.
+    times = np.sort(_joined([np.stack([boxes.start_ns, boxes.end_ns], axis=1).ravel() for boxes in own]), kind="stable")
+    return times[np.diff(times, prepend=times[:1] - 1) > 0]
+
+
+def _missing(times: Ints, *columns: Ints) -> Ints:
+    """What columns hold that is not among the times."""
+    found = [column[np.append(times, 0)[np.searchsorted(times, column)] != column] for column in columns]
+    return np.unique(np.concatenate(found))
+
+
+def _links(folded: Sequence[PackedRow], shown: Sequence[PackedRow]) -> Ints:
+    """For each box shown the call that launched it: 0 for none, else an odd number.
+
+    Half of the number below is the call's position among the boxes of the folded lanes, less that of the box before
+    that has one.
+    """
+    places = {rank: _places(folded, rank) for rank in {row.placed.rank for row in shown}}
+    found = _joined([places[row.placed.rank].take(row.boxes.call + 1, mode="clip") for row in shown])
+    known = found != UNKNOWN
+    links = np.zeros(len(found), np.int64)
+    links[known] = 2 * _differences(found[known]) + 1
+    return links
+
+
+def _places(folded: Sequence[PackedRow], rank: int) -> Ints:
+    """Position among the boxes of all folded lanes: first that of no call, then of each of a rank, then of others."""
+    offsets = np.cumsum([0, *(len(row.boxes) for row in folded)]).tolist()
+    calls = [(row.boxes.call, at) for row, at in zip(folded, offsets, strict=False) if row.placed.rank == rank]
+    places = np.full(max((int(call.max(initial=UNKNOWN)) for call, _ in calls), default=UNKNOWN) + 3, UNKNOWN, np.int64)
+    for call, offset in calls:
+        known = np.flatnonzero(call != UNKNOWN)
+        places[call[known] + 1] = offset + known
+    return places
+
+
+def _exposed(shown: Sequence[PackedRow], explained: Sequence[Explained]) -> dict[str, Ints]:
+    boxes, parts, lengths = [], [], []
+    offset = 0
+    for row in shown:
+        found = explained[row.placed.rank]
+        rows = np.flatnonzero(row.boxes.collective != UNKNOWN)
+        if len(rows):
+            which = row.boxes.collective[rows]
+            pairs = found.exposure.pairs_ns[which].reshape(len(rows), -1)
+            all_ns = np.concatenate([pairs, found.exposure.overlapped_ns[which][:, None]], axis=1)
+            at, part = np.nonzero(all_ns)
+            boxes.append(offset + rows[at])
+            parts.append(part)
+            lengths.append(all_ns[at, part])
+        offset += len(row.boxes)
+    return {"box": _differences(_joined(boxes)), "part": _joined(parts), "ns": _joined(lengths)}
 
 
 def pack_columns(columns: Mapping[str, Ints]) -> tuple[dict[str, int], bytes]:
@@ -121,21 +288,12 @@ def _in_order(boxes: Boxes) -> Boxes:
     return select(boxes, np.lexsort((boxes.end_ns, boxes.start_ns, boxes.level)))
 
 
-def _rows_of(lane: int, boxes: Boxes) -> Iterator[PackedRow]:
+def _rows_of(placed: Placed, boxes: Boxes) -> Iterator[PackedRow]:
     levels, first = np.unique(boxes.level, return_index=True)
     ends = [*first.tolist(), len(boxes)][1:]
     for level, start, end in zip(levels.tolist(), first.tolist(), ends, strict=True):
-        yield PackedRow(
-            lane, level, Boxes(**{column.name: getattr(boxes, column.name)[start:end] for column in fields(Boxes)})
-        )
-
-
-def _title_ids(lane: Lane, boxes: Boxes, titles: dict[tuple[str, str], int]) -> Ints:
-    """Index of each box's title, where it is new after those that there are."""
-    first, which = _distinct(boxes.category, boxes.name_id, boxes.bucket)
-    ids = [titles.setdefault(_title(lane, boxes, row), len(titles)) for row in first.tolist()]
-    numbered: Ints = np.array(ids, np.int64)[which]
-    return numbered
+        own = Boxes(**{column.name: getattr(boxes, column.name)[start:end] for column in fields(Boxes)})
+        yield PackedRow(placed, level, own)
 
 
 def _distinct(*columns: Ints) -> tuple[Ints, Ints]:
@@ -164,11 +322,11 @@ def _codes(column: Ints) -> Ints:
     return numbered
 
 
-def _title(lane: Lane, boxes: Boxes, row: int) -> tuple[str, str]:
+def _title(lane: Lane, boxes: Boxes, row: int) -> tuple[str, str, int]:
     category = theme.CATEGORIES[int(boxes.category[row])]
     name_id, bucket, step = int(boxes.name_id[row]), int(boxes.bucket[row]), int(boxes.step[row])
     title = box_title(lane, category, name_id, bucket, LONGEST_TITLE)
-    return title, box_label(lane, category, name_id, bucket, step)
+    return title, box_label(lane, category, name_id, bucket, step), bucket
 
 
 def overview(boxes: Boxes, start_ns: int, end_ns: int) -> dict[int, str]:

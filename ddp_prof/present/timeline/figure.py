@@ -57,7 +57,8 @@ def _title(model: Timeline, palette: Palette) -> dict[str, Any]:
 
 def shown_in_legend(category: str, categories: Collection[str]) -> bool:
     """Compute has one colour, so one entry: that of the strip."""
-    return category != theme.STEP and not (category == theme.COMPUTE and theme.COMPUTE_ONLY in categories)
+    plain = (theme.STEP, theme.CALL, theme.RANGE)  # their lanes say what they are
+    return category not in plain and not (category == theme.COMPUTE and theme.COMPUTE_ONLY in categories)
 
 
 def _bars(model: Timeline, layout: Layout, palette: Palette) -> Iterator[dict[str, Any]]:

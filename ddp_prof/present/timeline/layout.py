@@ -11,7 +11,7 @@ from ddp_prof.present.timeline.captions import axis_title
 from ddp_prof.present.timeline.model import COMPUTE, HOST, STRIP
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from ddp_prof.present.theme import Palette
     from ddp_prof.present.timeline.model import Lane, Panel, RankLanes, Timeline
@@ -23,33 +23,18 @@ MARGIN = 0.005
 """Share of the time shown that is added on either side."""
 
 
-@dataclass(frozen=True)
-class Measures:
-    """Heights in pixels.
+TOP, PANEL_HEADER, PANEL_GAP, RANK_GAP, LANE_GAP = 124, 40, 26, 22, 5
+"""Pixels above the lanes, of the title of a panel, and between panels, ranks and lanes."""
 
-    Attributes:
-        top: Space above the lanes.
-        rows: Height of a row by kind of lane; of other kinds it is ``other_row``.
-        lowest_row: Rows of a high stack are not lower.
-        tallest_stack: A stack is not higher, unless its rows would be too low.
-        lowest_rank: Room for a rank's title and figures.
-    """
+ROWS = {HOST: 22, COMPUTE: 24, STRIP: 40}
+OTHER_ROW = 22
+"""Height of a row by kind of lane, and of all other kinds."""
 
-    top: int
-    panel_header: int
-    panel_gap: int
-    rank_gap: int
-    lane_gap: int
-    rows: Mapping[str, int]
-    other_row: int
-    lowest_row: float
-    tallest_stack: int
-    lowest_rank: int
+LOWEST_ROW, TALLEST_STACK = 5, 84
+"""Rows of a high stack are not lower, and it is not higher, unless its rows would be too low."""
 
-
-PICTURE = Measures(124, 40, 26, 22, 5, {HOST: 22, COMPUTE: 24, STRIP: 40}, 22, 5, 84, 72)
-PAGE = Measures(44, 32, 12, 15, 3, {HOST: 16, COMPUTE: 18, STRIP: 32}, 17, 1.3, 44, 72)
-"""Lower, so that two variants with two ranks each are seen without scrolling."""
+LOWEST_RANK = 72
+"""Room for a rank's title and figures."""
 
 
 class Row(NamedTuple):
@@ -90,50 +75,59 @@ class Layout:
         height: Of all lanes.
     """
 
-    measures: Measures
     headers: tuple[float, ...]
     blocks: tuple[tuple[Block, ...], ...]
     height: float
 
 
-def lay_out(model: Timeline, measures: Measures = PICTURE) -> Layout:
+def lay_out(model: Timeline) -> Layout:
     """Ranks below each other, lanes within ranks."""
     top = 0.0
     headers: list[float] = []
     panels: list[tuple[Block, ...]] = []
     for panel in model.panels:
-        top += measures.panel_gap if headers else 0
+        top += PANEL_GAP if headers else 0
         headers.append(top)
-        top += measures.panel_header
+        top += PANEL_HEADER
         blocks = []
         for rank in panel.ranks:
             rows, start = [], top
-            for lane in rank.lanes:
-                rows.append(Row(lane, top, _level_height(lane, measures)))
-                top += rows[-1].height + measures.lane_gap
-            top = max(top - measures.lane_gap, start + measures.lowest_rank)
+            for lane in (lane for lane in rank.lanes if not lane.is_folded):
+                rows.append(Row(lane, top, _level_height(lane)))
+                top += rows[-1].height + LANE_GAP
+            top = max(top - LANE_GAP, start + LOWEST_RANK)
             blocks.append(Block(rank, tuple(rows), start, top))
-            top += measures.rank_gap
+            top += RANK_GAP
         panels.append(tuple(blocks))
-    return Layout(measures, tuple(headers), tuple(panels), top)
+    return Layout(tuple(headers), tuple(panels), top)
 
 
-def _level_height(lane: Lane, measures: Measures) -> float:
+def _level_height(lane: Lane) -> float:
     """Full rows while there are few, lower ones in a high stack."""
-    full = measures.rows.get(lane.kind, measures.other_row)
+    full = ROWS.get(lane.kind, OTHER_ROW)
     if lane.kind in (HOST, STRIP) or lane.levels == 1:
         return full
-    return max(measures.lowest_row, min(full, measures.tallest_stack / lane.levels))
+    return max(LOWEST_ROW, min(full, TALLEST_STACK / lane.levels))
 
 
 def figure_layout(model: Timeline, layout: Layout, palette: Palette) -> dict[str, Any]:
-    """Plotly's layout of a figure: all but the boxes and the title."""
+    """Plotly's layout of a picture: all but the boxes and the title."""
+    base = base_layout(model, palette)
+    base["yaxis"] |= {"range": [layout.height, 0], **_lane_titles(layout)}
+    return base | {
+        "height": round(layout.height + TOP + BOTTOM),
+        "margin": {"t": TOP, "b": BOTTOM, "l": LEFT, "r": RIGHT},
+        "annotations": [*_panel_headers(model, layout, palette), *_rank_titles(layout, palette)],
+        "shapes": _separators(layout, palette),
+    }
+
+
+def base_layout(model: Timeline, palette: Palette) -> dict[str, Any]:
+    """What a picture and a page have in common."""
     start, end = model.start_ns / 1e6, model.end_ns / 1e6
     margin = (end - start) * MARGIN
     return {
         "template": "none",
-        "height": round(layout.height + layout.measures.top + BOTTOM),
-        "margin": {"t": layout.measures.top, "b": BOTTOM, "l": LEFT, "r": RIGHT},
         "paper_bgcolor": palette.paper,
         "plot_bgcolor": palette.paper,
         "font": {"family": theme.FONT, "size": theme.FONT_SIZE, "color": palette.text},
@@ -149,11 +143,8 @@ def figure_layout(model: Timeline, layout: Layout, palette: Palette) -> dict[str
             "tickfont": {"color": palette.quiet}, "layer": "below traces",
         },
         "yaxis": {
-            "range": [layout.height, 0], "fixedrange": True, "showgrid": False, "zeroline": False,
-            **_lane_titles(layout), "tickfont": {"color": palette.quiet}, "ticks": "",
+            "fixedrange": True, "showgrid": False, "zeroline": False, "tickfont": {"color": palette.quiet}, "ticks": "",
         },
-        "annotations": [*_panel_headers(model, layout, palette), *_rank_titles(layout, palette)],
-        "shapes": _separators(layout, palette),
     }  # fmt: skip
 
 
@@ -201,8 +192,8 @@ def _rank_titles(layout: Layout, palette: Palette) -> Iterator[dict[str, Any]]:
 def _separators(layout: Layout, palette: Palette) -> list[dict[str, Any]]:
     """Thin lines: one above each panel but the first, one between ranks."""
     thin = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "yref": "y", "layer": "below"}
-    tops = [blocks[0].top - layout.measures.panel_header for blocks in layout.blocks[1:] if blocks]
-    between = [block.top - layout.measures.rank_gap / 2 for blocks in layout.blocks for block in blocks[1:]]
+    tops = [blocks[0].top - PANEL_HEADER for blocks in layout.blocks[1:] if blocks]
+    between = [block.top - RANK_GAP / 2 for blocks in layout.blocks for block in blocks[1:]]
     return [
         {**thin, "y0": y, "y1": y, "line": {"width": width, "color": color}}
         for ys, width, color in ((tops, 1.5, palette.quiet), (between, 1, palette.line))

@@ -2,7 +2,9 @@
 
 For each rank, top to bottom::
 
-    host           step, and in it forward, backward, synchronize, optimizer
+    host           step, and in it forward, backward, synchronize, optimizer; backward also where it is inferred
+    ranges         the program's own, a lane a thread, nested; folded at first
+    CUDA calls     a lane a thread; folded at first
     compute        a lane a stream; coloured by the phase that launched it
     communication  a lane a stream; what is in flight at the same time is stacked
     copies
@@ -21,26 +23,51 @@ from ddp_prof.trace import Table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ddp_prof.analyze.collectives.exposure import Exposure
+    from ddp_prof.analyze.collectives.timing import CollectiveTimings
     from ddp_prof.analyze.core.rank_events import RankEvents
     from ddp_prof.analyze.overlap.overlap import RankOverlap
     from ddp_prof.trace import Ints, Trace
 
 HOST = "host"
+RANGES = "ranges"
+CALLS = "calls"
 COMPUTE = "compute"
 COMMUNICATION = "communication"
 COPIES = "copies"
-GRAPHS = "CUDA graphs"
-UNNAMED = "unnamed kernels"
-STRIP = "where time goes"
+GRAPHS = "graphs"
+UNNAMED = "unnamed"
+STRIP = "strip"
+
+
+FOLDED = frozenset((RANGES, CALLS))
+"""Kinds of lanes of which a page shows no more than the title at first, and a picture nothing."""
+
+
+class Explained(NamedTuple):
+    """The collectives of a rank, and when and why each is exposed; row by row.
+
+    Attributes:
+        knows_wait: Whether waiting for peers is told from transfer.
+    """
+
+    timings: CollectiveTimings
+    exposure: Exposure
+    knows_wait: bool
 
 
 class Source(NamedTuple):
-    """What is drawn as one panel: a trace, what its ranks did, their figures, and what is not representative of it."""
+    """What is drawn as one panel: a trace, what its ranks did, their figures, and what is not representative of it.
+
+    Attributes:
+        explained: Of each rank.
+    """
 
     title: str
     trace: Trace
     ranks: Sequence[RankEvents]
     overlaps: Sequence[RankOverlap]
+    explained: Sequence[Explained]
     caveats: tuple[str, ...] = ()
 
 
@@ -56,6 +83,11 @@ class Boxes(Table):
         step: Number of the step it belongs to, ``UNKNOWN`` where to none.
         bucket: Bucket that it carries, ``UNKNOWN`` where not told.
         bytes: Bytes that it moves, ``UNKNOWN`` where not told.
+        phase: Index into ``range_names.PHASES`` of the phase that launched it, ``UNKNOWN`` where not told.
+        call: Row in ``Trace.calls`` of the call that launched it, or that it is; ``UNKNOWN`` where the trace has none.
+        shape: Index into :attr:`Lane.names` of its launch shape, ``UNKNOWN`` where not told.
+        registers: Registers a thread, ``UNKNOWN`` where not told.
+        collective: Row in :attr:`RankLanes.explained`, ``UNKNOWN`` where it is none, or of warm-up.
         level: Row within the lane, from 0 at its top.
     """
 
@@ -66,6 +98,11 @@ class Boxes(Table):
     step: Ints
     bucket: Ints
     bytes: Ints
+    phase: Ints
+    call: Ints
+    shape: Ints
+    registers: Ints
+    collective: Ints
     level: Ints
 
 
@@ -74,7 +111,8 @@ class Lane:
     """Boxes on a row or, stacked, on a few.
 
     Attributes:
-        kind: ``HOST``, ``COMPUTE``, ``COMMUNICATION``, ``COPIES``, ``GRAPHS``, ``UNNAMED`` or ``STRIP``.
+        kind: ``HOST``, ``RANGES``, ``CALLS``, ``COMPUTE``, ``COMMUNICATION``, ``COPIES``, ``GRAPHS``, ``UNNAMED`` or
+            ``STRIP``.
         names: What ``Boxes.name_id`` points into.
         from_launch: Whether boxes last from launch to completion, as the host saw them, not from start to end.
     """
@@ -86,6 +124,11 @@ class Lane:
     from_launch: bool = False
 
     @property
+    def is_folded(self) -> bool:
+        """Whether only its title is seen at first."""
+        return self.kind in FOLDED
+
+    @property
     def levels(self) -> int:
         """How many rows it needs."""
         return int(self.boxes.level.max(initial=0)) + 1
@@ -93,11 +136,17 @@ class Lane:
 
 @dataclass(frozen=True)
 class RankLanes:
-    """One rank: its lanes, and its figures over the whole capture."""
+    """One rank: its lanes, and its figures over the whole capture.
+
+    Attributes:
+        backward: How it was told: ``ranges``, ``inferred`` or ``none``.
+    """
 
     title: str
     overlap: RankOverlap
     lanes: tuple[Lane, ...]
+    explained: Explained
+    backward: str
 
 
 class StepMark(NamedTuple):
@@ -144,8 +193,9 @@ class Timeline:
 
     @property
     def boxes(self) -> int:
-        """Number of boxes."""
-        return sum(len(lane.boxes) for panel in self.panels for rank in panel.ranks for lane in rank.lanes)
+        """Number of boxes in lanes that are not folded at first."""
+        lanes = (lane for panel in self.panels for rank in panel.ranks for lane in rank.lanes)
+        return sum(len(lane.boxes) for lane in lanes if not lane.is_folded)
 
     @property
     def start_ns(self) -> int:

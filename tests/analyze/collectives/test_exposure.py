@@ -40,6 +40,15 @@ def test_during_backward() -> None:
     ) == [{"backward transfer": 3}]
 
 
+def test_during_backward_before_an_optimizer_steps_in_it() -> None:
+    assert pairs_of(
+        compute=".aaaa....oo..bbb",
+        stream="....NNNNN..MM...",
+        launches={"pt_autograd_0": "aN..M.o.b"},
+        **{"optimizer|bucket=0": ".....##"},
+    ) == [{"backward transfer": 4}, {"backward queued": 2}]
+
+
 def test_launched_late() -> None:
     """Ready at 5, launched at 7: of its end, as much as it was late."""
     assert pairs_of(

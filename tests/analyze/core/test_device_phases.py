@@ -50,6 +50,22 @@ def test_compute_launched_in_synchronize_tells_no_phase() -> None:
     assert found == (".bbbbbbooo", "boooooo...")
 
 
+def test_an_optimizer_that_steps_within_backward_does_not_end_it() -> None:
+    found = phases_of(
+        compute=".ff.bb.oo.bb.pp..qq.",
+        launches="f..b.o.b.p.q........",
+        forward="##",
+        backward="..#######",
+        **{
+            "optimizer|bucket=0": ".....##",
+            "synchronize": ".........####",
+            "optimizer|bucket=1": ".........##",
+            "optimizer": "...........##",
+        },
+    )
+    assert found == (".fffbbbbbbbbbooooooo", "fbbbbbbbbbooooooo...")
+
+
 def test_each_step_has_stretches_of_its_own() -> None:
     steps = {"step 0": "####......", "step 1": "....######", "forward": "####", "backward": "....##"}
     assert phases_of(compute=".aa..bb...", launches="a...b", **steps) == (".fffffffff", "f.........")

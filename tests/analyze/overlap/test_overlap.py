@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_prof.analyze.overlap.overlap import TraceOverlap, measure_overlap, merge_ranks
+from tests.analyze.core.test_phases import STEPPING
 from tests.drawing import PID, draw_trace
 
 
@@ -178,6 +179,36 @@ def test_waiting_inside_backward_is_not_compute() -> None:
     rank = only_rank(measure_overlap(trace))
     assert (rank.compute_ns, rank.comm_ns, rank.overlapped_ns) == (5, 5, 2)
     assert rank.steps[0].tail_ns == 3
+
+
+def test_an_optimizer_that_steps_in_backward_neither_ends_nor_hides_it_on_a_cpu() -> None:
+    rank = only_rank(measure_overlap(draw_trace(ranges=STEPPING, ranks={PID: 0})))
+    (step,) = rank.steps
+    assert (rank.compute_ns, rank.comm_ns, rank.overlapped_ns, rank.exposed_ns) == (21, 16, 13, 3)
+    assert rank.backward_overlapped_ns == 11, "what the optimizer hides is not hidden by backward"
+    assert step.tail_ns == 3, "after the end of backward at 17, not after the first optimizer step at 9"
+    assert (step.compute_only_ns, step.overlapped_ns, step.exposed_ns, step.idle_ns) == (8, 13, 3, 0)
+
+
+def test_an_optimizer_that_steps_in_backward_neither_ends_nor_hides_it_on_a_gpu() -> None:
+    trace = draw_trace(
+        ranges={
+            "step 0": "##################",
+            "forward": "##................",
+            "backward": "..##########......",
+            "optimizer|bucket=0": ".....##...........",
+        },
+        launches={"main": "a", "pt_autograd_0": "..bN.o.c.M"},
+        streams={
+            7: ".aabbb.ooocccc....",
+            9: "......NN......MMM.",
+        },
+    )
+    rank = only_rank(measure_overlap(trace))
+    (step,) = rank.steps
+    assert (rank.comm_ns, rank.overlapped_ns, rank.backward_overlapped_ns) == (5, 1, 0)
+    assert (step.exposed_ns, step.tail_ns) == (4, 3), "the instant before the optimizer's kernel is no tail"
+    assert (step.window_ns, step.compute_only_ns, step.idle_ns) == (16, 11, 0)
 
 
 def test_gloo_with_tensors_on_a_gpu_communicates_on_the_host() -> None:

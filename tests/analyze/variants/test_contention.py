@@ -40,10 +40,12 @@ def capture(overlapping: bool, other_shape_first: bool = False) -> Capture:
 
 
 def samples(
-    folder: Path, overlapping: bool, other_shape_first: bool = False, with_shapes: bool = False
+    folder: Path, overlapping: bool, other_shape_first: bool = False, with_launches: bool = False
 ) -> list[KernelSamples]:
     made = capture(overlapping, other_shape_first)
-    trace = load_trace(write_capture(folder / f"{overlapping}{with_shapes}.sqlite", made), with_shapes=with_shapes)
+    trace = load_trace(
+        write_capture(folder / f"{overlapping}{with_launches}.sqlite", made), with_launches=with_launches
+    )
     return [sample_kernels(rank) for rank in find_rank_events(trace)]
 
 
@@ -62,14 +64,14 @@ def test_slowdown_with_its_interval_and_price(tmp_path: Path, monkeypatch: pytes
     assert found.contention_ns == 4 * (BESIDE - ALONE)
 
 
-@pytest.mark.parametrize(("with_shapes", "kernels"), [(True, 4), (False, 3)])
+@pytest.mark.parametrize(("with_launches", "kernels"), [(True, 4), (False, 3)])
 def test_a_kernel_is_known_by_its_launch_shape_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_shapes: bool, kernels: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_launches: bool, kernels: int
 ) -> None:
     """One of another shape moves the positions only where shapes are not known."""
     monkeypatch.setattr("ddp_prof.analyze.variants.contention.LEAST_KERNELS", 1)
-    beside = samples(tmp_path, overlapping=True, other_shape_first=True, with_shapes=with_shapes)
-    alone = samples(tmp_path, overlapping=False, with_shapes=with_shapes)
+    beside = samples(tmp_path, overlapping=True, other_shape_first=True, with_launches=with_launches)
+    alone = samples(tmp_path, overlapping=False, with_launches=with_launches)
     assert measure_contention(beside, alone).kernels == kernels
 
 

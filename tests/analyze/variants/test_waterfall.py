@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
-from ddp_prof.analyze.variants.waterfall import PARTS, Waterfall, measure_waterfall
+from ddp_prof.analyze.variants.waterfall import PARTS, Waterfall, _change, measure_waterfall
 from ddp_prof.present.charts.waterfall import draw_waterfall, waterfall_steps
 from ddp_prof.present.tables.waterfall import readable_rows, waterfall_notes, waterfall_rows
 from tests.drawing import PID, draw_trace
@@ -90,8 +90,8 @@ def test_rows_and_bars_lead_from_run_to_run() -> None:
     first, second = waterfall_rows(waterfall)
     assert (first["from -> to"], second["from -> to"]) == ("naive", "naive -> overlap")
     assert second["sum_ms"] == pytest.approx(-4e-6)
-    assert sum(second[f"{part}_ms"] for part in PARTS) == pytest.approx(second["sum_ms"])
-    *changes, (last, _, start, length) = waterfall_steps(waterfall)[1:]
+    assert sum(second[f"{part}_ms"] or 0 for part in PARTS) == pytest.approx(second["sum_ms"])
+    *changes, (last, _, start, length, _) = waterfall_steps(waterfall)[1:]
     assert (last, start, length) == ("overlap", 0, 19e-6)
     assert changes[0][2] == 23e-6
     assert changes[-1][2] + changes[-1][3] == pytest.approx(19e-6)
@@ -104,7 +104,21 @@ def test_what_is_not_known_is_said() -> None:
     notes = " ".join(waterfall_notes(waterfall_of(NAIVE, OVERLAP)))
     assert "ranks could not be compared" in notes
     assert "contention cannot be told from compute" in notes
-    assert [row["contention_ms"] for row in readable_rows(waterfall_of(NAIVE, OVERLAP))] == [None, None]
+    waterfall = waterfall_of(NAIVE, OVERLAP)
+    assert [parts.contention_ns for parts in (*waterfall.budgets, *waterfall.changes)] == [None] * 3
+    for rows in (readable_rows, waterfall_rows):
+        assert [row["contention_ms"] for row in rows(waterfall)] == [None, None]
+
+
+def test_where_one_run_tells_no_contention_the_change_keeps_it_in_compute() -> None:
+    before, after = (
+        replace(budget, contention_ns=contention)
+        for budget, contention in zip(waterfall_of(NAIVE, OVERLAP).budgets, (2, None), strict=True)
+    )
+    change = _change(replace(before, compute_ns=before.compute_ns - 2), after)
+    assert change.contention_ns is None
+    assert change.compute_ns == after.compute_ns - before.compute_ns
+    assert sum(getattr(change, f"{part}_ns") or 0 for part in PARTS) == change.step_ns
 
 
 def test_a_run_without_steps_is_left_out() -> None:
@@ -151,6 +165,20 @@ def test_a_change_beyond_the_scatter_is_told() -> None:
     assert change.half_width_ns["compute"] == 18, "13 of each run, by Student's t for 3 degrees of freedom"
 
 
+def test_the_picture_marks_what_cannot_be_told() -> None:
+    scattered = waterfall_of(
+        run_of_steps("naive", [150, 90, 210, 130, 170]), run_of_steps("flat", [120, 60, 180, 100, 140])
+    )
+    clear = waterfall_of(
+        run_of_steps("naive", [1500, 1510, 1490, 1500]), run_of_steps("flat", [1200, 1210, 1190, 1200])
+    )
+    for waterfall, shape in ((scattered, "/"), (clear, "")):
+        (figure,) = draw_waterfall(waterfall).data
+        assert list(figure.marker.pattern.shape) == ["", shape, ""]
+        assert ("hatched" in draw_waterfall(waterfall).layout.title.subtitle.text) == bool(shape)
+        assert ("no change told" in figure.hovertext[1]) == bool(shape)
+
+
 def test_two_steps_tell_no_scatter() -> None:
     (change,) = waterfall_of(run_of_steps("naive", [150, 90]), run_of_steps("flat", [20, 21])).changes
     assert change.half_width_ns == {}
@@ -193,7 +221,7 @@ def test_parts_sum_exactly_for_any_schedule(schedules: list[str], collectives: s
     ]
     waterfall = waterfall_of(*runs)
     for budget in (*waterfall.budgets, *waterfall.changes):
-        assert sum(getattr(budget, f"{part}_ns") for part in PARTS) == budget.step_ns
+        assert sum(getattr(budget, f"{part}_ns") or 0 for part in PARTS) == budget.step_ns
     if waterfall.budgets:
         total = sum(change.step_ns for change in waterfall.changes)
         assert Fraction(total) == waterfall.budgets[-1].step_ns - waterfall.budgets[0].step_ns

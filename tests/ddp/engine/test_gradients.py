@@ -74,6 +74,26 @@ def test_a_parameter_that_is_not_dense_gets_a_row_major_gradient() -> None:
     assert weight.grad.stride() == (3, 1)
 
 
+def test_a_launch_waits_for_the_copies_of_all_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bucket notes each copy behind it, whatever stream it was on, and waits before it is handed out."""
+    seen: list[tuple[str, list[float]]] = []
+
+    class Fence:
+        def note(self, _device: torch.device) -> None:
+            seen.append(("note", bucket.views[0].tolist()))
+
+        def wait(self, _device: torch.device) -> None:
+            seen.append(("wait", bucket.views[0].tolist()))
+
+    monkeypatch.setattr("ddp_prof.ddp.engine.gradients.StreamFence", Fence)
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    bucket = GradientBucket(0, [parameter])
+    parameter.grad = torch.full((2,), 4.0)
+    bucket.take(0, scale=0.5)
+    bucket.tensor()
+    assert seen == [("note", [2.0, 2.0]), ("wait", [2.0, 2.0])]
+
+
 def test_what_is_reduced_is_one_contiguous_tensor_of_all_gradients() -> None:
     weights = [torch.nn.Parameter(torch.randn(2, 3).t()), torch.nn.Parameter(torch.randn(4))]
     bucket = GradientBucket(0, weights)

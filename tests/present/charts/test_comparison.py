@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from ddp_prof.analyze.overlap.comparison import compare_variants
 from ddp_prof.present import theme
 from ddp_prof.present.charts import comparison
 from ddp_prof.present.charts.comparison import overlap_ratio, parts_ms
+from ddp_prof.present.charts.frame import run_label
 from ddp_prof.present.tables.comparison import compare_rows
 from tests.drawing import draw_trace
 from tests.present.runs import HOSTILE_TITLE, cpu_run, result_of
@@ -81,3 +84,16 @@ def test_labels_are_text() -> None:
         *(t for d in figure.data for t in d.hovertext or ()),
     ]
     assert not any("<img" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("label", "lines"),
+    [
+        ("naive", ["naive"]),
+        ("bucketed 100 MB", ["bucketed 100 MB"]),
+        ("nsys2022_4_ddp_unet_a100_rank0of4", ["nsys2022_4_ddp_", "unet_a100_rank0of4"]),
+        ("x" * 30, ["x" * 22, "x" * 8]),
+    ],
+)
+def test_a_long_label_is_wrapped_and_not_clipped(label: str, lines: list[str]) -> None:
+    assert re.findall(r"<b>(.*?)</b>", run_label(label)) == lines

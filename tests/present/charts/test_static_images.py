@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.present.charts import static_images
-from ddp_prof.present.charts.static_images import SCALE, WIDTH, NoBrowserError, find_browser, write_pictures
+from ddp_prof.present.charts.static_images import SCALE, WIDTH, PictureError, find_browser, write_pictures
 from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.present.timeline.figure import draw_timeline
 from tests.present.runs import cpu_run, run_of
@@ -31,7 +30,7 @@ def test_pictures_have_the_size_of_the_figure_and_show_its_text(tmp_path: Path) 
 def test_without_chromium_one_line_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BROWSER_PATH", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(NoBrowserError, match="apt-get install chromium") as raised:
+    with pytest.raises(PictureError, match="apt-get install chromium") as raised:
         write_pictures([(figure(), tmp_path / "a.png")])
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "a.png").exists()
@@ -50,6 +49,6 @@ def test_a_browser_that_fails_is_one_clear_error(tmp_path: Path, monkeypatch: py
     broken.write_text("#!/bin/sh\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("BROWSER_PATH", str(broken))
-    with pytest.raises(static_images.PictureError, match=r"could not be drawn with .*/broken: [^(]") as raised:
+    with pytest.raises(PictureError, match=r"could not be drawn with .*/broken: [^(]") as raised:
         write_pictures([(figure(), tmp_path / "a.png")])
     assert "\n" not in str(raised.value)

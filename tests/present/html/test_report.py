@@ -9,7 +9,7 @@ import pytest
 
 from ddp_prof.analyze.collectives.step_view import view_step
 from ddp_prof.analyze.variants.waterfall import measure_waterfall
-from ddp_prof.manifest import SHARED_GPU, Manifest, in_variant_order
+from ddp_prof.manifest import Caveat, Manifest, in_variant_order
 from ddp_prof.present.charts.collectives import draw_step_collectives
 from ddp_prof.present.charts.comparison import draw_comparison
 from ddp_prof.present.charts.steps import draw_step_times
@@ -46,6 +46,10 @@ def warned(run: ReportRun, *warnings: str) -> ReportRun:
     return replace(run, result=replace(run.result, warnings=warnings))
 
 
+ENDS = ("", "-why", "-kernels")
+PAGES_OF_TWO = [f"{name}{end}" for name in ("naive", "overlap") for end in ENDS]
+
+
 class _Reader(HTMLParser):
     """A page as its reader sees it: the text of each section, the pairs of its lists, the cells of its rows."""
 
@@ -73,7 +77,7 @@ class _Reader(HTMLParser):
         if self._tag in {"script", "style"} or not data.strip():
             return
         self.sections[self._section].append(data)
-        if self._tag in {"td", "th"}:
+        if self._tag in {"td", "th", "button"}:
             self.rows[-1].append(data)
         elif self._tag in {"dt", "dd"}:
             key, value = self.pairs[-1]
@@ -107,7 +111,7 @@ class TestOrder:
 @pytest.mark.slow
 def test_a_page_and_a_picture_of_each_run(tmp_path: Path) -> None:
     assert write_report([run_of(cpu_run(shift=4), "naive"), run_of(cpu_run(), "overlap")], tmp_path) == []
-    pages = {f"{name}.html" for name in ("index", "naive", "naive-why", "overlap", "overlap-why")}
+    pages = {f"{name}.html" for name in ("index", *PAGES_OF_TWO)}
     pictures = {f"{name}.png" for name in ("naive", "overlap", "comparison", "overlap-by-step", "step-times")}
     assert {path.name for path in tmp_path.iterdir()} == {"plotly.min.js"} | pages | pictures
 
@@ -121,6 +125,7 @@ class TestPages:
         assert {path.name for path in tmp_path.iterdir()} == {
             "index.html",
             "overlap.html",
+            "overlap-kernels.html",
             "overlap-why.html",
             "plotly.min.js",
         }
@@ -145,14 +150,15 @@ class TestPages:
                 assert target == "data:," or (tmp_path / target).is_file(), target
             assert len(text) < 200_000  # plotly.js lies beside the pages, once
         assert {path.stem for path in tmp_path.glob("*.html")} == {
-            "index", *(f"{name}{end}" for name in ("index-2", "a-..-b-c", "x-why", "x-2") for end in ("", "-why"))
+            "index", *(f"{name}{end}" for name in ("index-2", "a-..-b-c", "x-why", "x-2") for end in ENDS)
         }  # fmt: skip
 
     def test_links_lead_to_the_sections_and_to_each_timeline(self, tmp_path: Path) -> None:
         write_report([run_of(cpu_run(), "naive"), run_of(cpu_run(), "overlap")], tmp_path)
         page = read(tmp_path / "index.html")
         assert [link for link in page.links if not link.startswith("#")] == [
-            "naive-why.html", "overlap-why.html", "naive.html", "overlap.html",
+            "naive-why.html", "overlap-why.html", "naive-kernels.html", "overlap-kernels.html",
+            "naive.html", "overlap.html",
         ]  # fmt: skip
         assert {link[1:] for link in page.links if link.startswith("#")} == set(page.sections) - {""}
 
@@ -169,9 +175,9 @@ class TestPages:
         names = [f"{name}|ranks_per_gpu=2" if name.startswith("process|") else name for name in trace.names]
         run = run_of(replace(trace, names=tuple(names)), "overlap")
         write_report([run], tmp_path)
-        assert f"device: cpu · {SHARED_GPU}" in read(tmp_path / "index.html").sections[""]
+        assert f"device: cpu · {Caveat.SHARED_GPU.value}" in read(tmp_path / "index.html").sections[""]
         for page in ("overlap.html", "overlap-why.html"):
-            assert SHARED_GPU in (tmp_path / page).read_text(encoding="utf-8")
+            assert Caveat.SHARED_GPU.value in (tmp_path / page).read_text(encoding="utf-8")
         found = run.explanation.run
         figures = (
             draw_comparison([run.result], [run.summary]),
@@ -180,7 +186,7 @@ class TestPages:
             draw_step_collectives(found, 0, view_step(found, 0), Headline("tail")),
             draw_skew(found, run.explanation.skew),
         )
-        assert all(SHARED_GPU in figure.layout.title.subtitle.text for figure in figures)
+        assert all(Caveat.SHARED_GPU.value in figure.layout.title.subtitle.text for figure in figures)
 
     def test_it_says_why_communication_is_exposed(self, tmp_path: Path) -> None:
         runs = [run_of(cpu_run(shift=4), "naive"), run_of(cpu_run(shift=2), "overlap")]

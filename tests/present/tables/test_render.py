@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_prof.present.tables.render import markdown, markdown_text
+from ddp_prof.present.table_view import TableView
+from ddp_prof.present.tables.render import markdown, markdown_text, show
 
 
 @pytest.mark.parametrize(
@@ -27,3 +28,12 @@ def test_a_row_stays_a_row() -> None:
         "| a\\|b \\<i> | 1.50 |",
         "| c | n/a |",
     ]
+
+
+@pytest.mark.parametrize("form", ["table", "csv", "markdown"])
+def test_a_note_of_several_tables_is_told_once(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    notes = [["all", "two", "one"], ["all", "two"], ["all"]]
+    show(form, [TableView("", [{"run": "x"}], own, {}) for own in notes])
+    printed = capsys.readouterr()
+    lines = [line for line in (printed.out + printed.err).splitlines() if line.startswith("note: ")]
+    assert lines == ["note: one", "note: all", "note: two (2 of 3 tables)"]

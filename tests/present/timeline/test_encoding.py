@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import zlib
+from itertools import pairwise
 
 import numpy as np
 from hypothesis import given
@@ -9,7 +10,18 @@ from hypothesis import strategies as st
 
 from ddp_prof.present import theme
 from ddp_prof.present.timeline.build import build_timeline
-from ddp_prof.present.timeline.encoding import LONGEST_TITLE, OVERVIEW_COLUMNS, overview, pack_boxes, pack_columns
+from ddp_prof.present.timeline.captions import EXPOSED_PARTS
+from ddp_prof.present.timeline.encoding import (
+    LONGEST_TITLE,
+    OVERVIEW_COLUMNS,
+    Placed,
+    Titles,
+    _links,
+    overview,
+    pack_boxes,
+    pack_columns,
+    pack_folded,
+)
 from ddp_prof.present.timeline.model import COMPUTE, STRIP, Boxes, Lane
 from ddp_prof.trace import UNKNOWN
 from tests.drawing import column, table
@@ -33,18 +45,21 @@ def unpack(widths: dict[str, int], packed: bytes, count: int) -> dict[str, list[
 
 def read_back(lanes: list[Lane]) -> list[dict[str, int | str]]:
     """Boxes as a page reads them."""
-    packed = pack_boxes(lanes)
-    count = sum(len(row.boxes) for row in packed.rows)
-    columns = unpack(packed.widths, zlib.decompress(base64.b64decode(packed.payload)), count)
+    titles = Titles()
+    packed = pack_boxes([Placed(0, place, lane) for place, lane in enumerate(lanes)], titles)
+    (count, widths), _ = packed.tables
+    whole = zlib.decompress(base64.b64decode(packed.payload))
+    columns = unpack(widths, whole[: count * sum(widths.values())], count)
+    names = list(titles.titles)
     rows = [row for row in packed.rows for _ in range(len(row.boxes))]
     boxes, time, step = [], 0, 0
     for at, row in enumerate(rows):
         start = time + columns["gap"][at]
         time = start + columns["duration"][at]
         step += columns["step"][at]
-        boxes.append({"lane": row.lane, "level": row.level, "start": start, "end": time, "step": step,
+        boxes.append({"lane": row.placed.place, "level": row.level, "start": start, "end": time, "step": step,
                       "category": columns["category"][at], "bytes": columns["bytes"][at],
-                      "title": packed.titles[columns["title"][at]][0]})  # fmt: skip
+                      "title": names[columns["title"][at]][0]})  # fmt: skip
     return boxes
 
 
@@ -56,6 +71,7 @@ def test_columns_come_back(drawn: list[list[int]]) -> None:
     assert unpack(widths, packed, len(drawn[0]) if drawn else 0) == expected
 
 
+REST = dict.fromkeys(("phase", "call", "shape", "registers", "collective"), UNKNOWN)
 BOX = st.fixed_dictionaries(
     {"start_ns": st.integers(-(10**12), 10**12), "length": st.integers(0, 10**6), "category": st.integers(0, 4),
      "name_id": st.integers(-1, 2), "step": st.integers(-1, 10**6), "bucket": st.integers(-1, 2),
@@ -66,10 +82,14 @@ BOX = st.fixed_dictionaries(
 @given(st.lists(st.lists(BOX, max_size=12), max_size=3))
 def test_boxes_come_back(drawn: list[list[dict[str, int]]]) -> None:
     lanes = [
-        Lane("a lane", COMPUTE, table(Boxes, [{**box, "end_ns": box["start_ns"] + box["length"]} for box in boxes]),
-             ("first", "second", "third"))
+        Lane(
+            "a lane",
+            COMPUTE,
+            table(Boxes, [{**REST, **box, "end_ns": box["start_ns"] + box["length"]} for box in boxes]),
+            ("first", "second", "third"),
+        )
         for boxes in drawn
-    ]  # fmt: skip
+    ]
     expected = sorted(
         (at, box["level"], box["start_ns"], box["start_ns"] + box["length"], box["category"], box["step"], box["bytes"])
         for at, boxes in enumerate(drawn)
@@ -90,16 +110,17 @@ def test_titles_tell_boxes_apart() -> None:
 
 def test_a_long_name_ends_in_time() -> None:
     box = {"start_ns": 0, "end_ns": 1, "category": COMPUTE_CODE, "name_id": 0, "step": 0, "bucket": UNKNOWN,
-           "bytes": UNKNOWN, "level": 0}  # fmt: skip
-    packed = pack_boxes([Lane("a lane", COMPUTE, table(Boxes, [box]), ("x" * 10_000,))])
-    ((title, label),) = packed.titles
+           "bytes": UNKNOWN, "level": 0, **REST}  # fmt: skip
+    titles = Titles()
+    pack_boxes([Placed(0, 0, Lane("a lane", COMPUTE, table(Boxes, [box]), ("x" * 10_000,)))], titles)
+    ((title, label, _),) = titles.titles
     assert (len(title), title[-1], label) == (LONGEST_TITLE, "…", "")
 
 
 def test_an_overview_holds_the_time_of_each_category() -> None:
     model = build_timeline(run_of(cpu_run()).load_sources())
     strip = next(lane for lane in model.panels[0].ranks[0].lanes if lane.kind == STRIP)
-    packed = pack_boxes([strip])
+    packed = pack_boxes([Placed(0, 0, strip)], Titles())
     shares = {
         category: np.frombuffer(base64.b64decode(text), np.uint8).astype(int)
         for category, text in overview(packed.rows[0].boxes, 0, 40 * OVERVIEW_COLUMNS).items()
@@ -112,3 +133,81 @@ def test_an_overview_holds_the_time_of_each_category() -> None:
         code: int(np.ceil(255 * length / 40)) for code, length in lengths.items()
     }
     assert all(share[1:].max() == 0 for share in shares.values())
+
+
+def positions_of(lanes: list[Placed]) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+    """The two tables of the boxes that are shown."""
+    packed = pack_boxes(lanes, Titles())
+    (count, widths), (more, others) = packed.tables
+    split = count * sum(widths.values())
+    return unpack(widths, packed.packed[:split], count), unpack(others, packed.packed[split:], more)
+
+
+TIMES = st.lists(st.integers(0, 50), min_size=2, max_size=8, unique=True).map(sorted)
+
+
+def lane_of_times(kind: str, times: list[int]) -> Lane:
+    known = dict.fromkeys(("category", "name_id", "step", "bucket", "bytes", "level"), 0)
+    boxes = [{**known, **REST, "start_ns": start, "end_ns": end} for start, end in pairwise(times)]
+    return Lane(kind, kind, table(Boxes, boxes), ("name",))
+
+
+@given(TIMES, TIMES)
+def test_parts_of_where_time_goes_are_told_by_the_times_of_others(others: list[int], parts: list[int]) -> None:
+    lanes = [Placed(0, 0, lane_of_times(COMPUTE, others)), Placed(0, 1, lane_of_times(STRIP, parts))]
+    boxes, untold = positions_of(lanes)
+    times = np.unique([*others, *np.cumsum(untold["time"]).tolist()])
+    assert np.cumsum(untold["time"]).tolist() == sorted(set(parts) - set(others))
+    gaps, lengths = boxes["gap"][len(others) - 1 :], boxes["duration"][len(others) - 1 :]
+    starts = np.cumsum(gaps) + np.cumsum([0, *lengths])[:-1] + others[-1]
+    assert times[starts].tolist() == parts[:-1]
+    assert times[starts + lengths].tolist() == parts[1:]
+
+
+CALL = st.integers(-1, 6)
+
+
+@given(st.lists(st.lists(CALL, max_size=6), min_size=1, max_size=3), st.permutations(range(5)))
+def test_links_lead_to_the_call_of_the_rank(wanted: list[list[int]], calls: list[int]) -> None:
+    """Each rank's calls are numbered anew: the same number on two ranks is another call."""
+    known = dict.fromkeys(("category", "name_id", "step", "bucket", "bytes", "level"), 0)
+
+    def lane(numbers: list[int]) -> Lane:
+        rows = [{**known, **REST, "start_ns": at, "end_ns": at + 1, "call": call} for at, call in enumerate(numbers)]
+        return Lane("lane", COMPUTE, table(Boxes, rows), ("name",))
+
+    shown = pack_boxes([Placed(rank, rank, lane(own)) for rank, own in enumerate(wanted)], Titles())
+    folded = [Placed(rank, 9 + rank, lane(calls)) for rank in range(len(wanted))]
+    links = _links(pack_boxes(folded, Titles()).rows, shown.rows).tolist()
+    found, last = [], 0
+    for link in links:
+        last += (link - 1) // 2 if link else 0
+        found.append(last if link else UNKNOWN)
+    expected = [
+        5 * rank + calls.index(call) if call in calls else UNKNOWN for rank, own in enumerate(wanted) for call in own
+    ]
+    assert found == expected
+
+
+def test_parts_of_a_collective_sum_to_it() -> None:
+    rank = build_timeline(run_of(cpu_run(shift=2)).sources).panels[0].ranks[0]
+    placed = [Placed(0, place, lane) for place, lane in enumerate(rank.lanes)]
+    titles = Titles()
+    shown = pack_boxes([each for each in placed if not each.lane.is_folded], titles)
+    folded = [each for each in placed if each.lane.is_folded]
+    packed = pack_folded(folded, shown, [rank.explained], titles)
+    offset, columns = 0, {}
+    for count, widths in packed.tables:
+        size = count * sum(widths.values())
+        columns = unpack(widths, packed.packed[offset : offset + size], count)
+        offset += size
+    total: dict[int, int] = {}
+    for box, ns in zip(np.cumsum(columns["box"]).tolist(), columns["ns"], strict=True):
+        total[box] = total.get(box, 0) + ns
+    boxes = [
+        box for row in shown.rows for box in zip(row.boxes.start_ns.tolist(), row.boxes.end_ns.tolist(), strict=True)
+    ]
+    assert [boxes[box] for box in total] == [(10, 14), (30, 34)]
+    assert list(total.values()) == [4, 4]
+    hidden = [ns for part, ns in zip(columns["part"], columns["ns"], strict=True) if part == len(EXPOSED_PARTS)]
+    assert hidden == [2, 2], "backward computes until 12 and 32"

@@ -18,7 +18,7 @@ from ddp_prof.present.timeline.build import build_timeline, steady_steps
 from ddp_prof.present.timeline.captions import headline
 from ddp_prof.present.timeline.figure import draw_timeline
 from ddp_prof.present.timeline.lanes import stack
-from ddp_prof.present.timeline.model import STRIP, Lane, Source, Timeline
+from ddp_prof.present.timeline.model import GRAPHS, STRIP, UNNAMED, Lane, Source, Timeline
 from ddp_prof.trace import UNKNOWN, Category, Trace
 from tests.drawing import draw_trace
 from tests.measuring import source_of
@@ -68,6 +68,10 @@ def lane_of(model: Timeline, kind: str) -> Lane:
     return next(lane for lane in model.panels[0].ranks[0].lanes if lane.kind == kind)
 
 
+def titles_shown(model: Timeline) -> list[str]:
+    return [lane.title for lane in model.panels[0].ranks[0].lanes if not lane.is_folded]
+
+
 def picture(lane: Lane, letters: dict[str, str], level: int = 0) -> str:
     """A character a nanosecond; a space where there is no box."""
     characters = [" "] * int(lane.boxes.end_ns.max())
@@ -96,7 +100,7 @@ class TestLanes:
         model = build_timeline([source(cpu_trace())])
         (rank,) = model.panels[0].ranks
         assert rank.title == "rank 1"
-        assert [lane.title for lane in rank.lanes] == ["host", "compute", "communication", "where time goes"]
+        assert titles_shown(model) == ["host", "compute", "communication", "where time goes"]
         phases = {"forward": "f", "backward": "b", "synchronize": "s", "optimizer": "o"}
         host = lane_of(model, "host")
         assert picture(host, {"step": "#"}, 0) == "#" * 40
@@ -116,8 +120,7 @@ class TestLanes:
 
     def test_a_gpu_rank_has_a_lane_a_stream(self) -> None:
         model = build_timeline([source(draw_trace(**GPU))])
-        titles = [lane.title for lane in model.panels[0].ranks[0].lanes]
-        assert titles == [
+        assert titles_shown(model) == [
             "host",
             "compute, stream 7",
             "communication, stream 9",
@@ -146,7 +149,7 @@ class TestLanes:
 
     def test_a_rank_of_which_nothing_is_known_is_not_called_idle(self) -> None:
         model = build_timeline([source(draw_trace(ranges={"step 1": "####", "something": ".##."}))])
-        assert [lane.kind for lane in model.panels[0].ranks[0].lanes] == ["host"]
+        assert titles_shown(model) == ["host"]
         draw_timeline(model)
 
     def test_an_empty_trace_makes_an_empty_figure(self) -> None:
@@ -177,7 +180,7 @@ class TestStrip:
 
     @pytest.mark.parametrize(
         ("category", "name", "lane"),
-        [(Category.OTHER, theme.GRAPH, "CUDA graphs"), (Category.UNKNOWN, theme.UNNAMED, "unnamed kernels")],
+        [(Category.OTHER, theme.GRAPH, GRAPHS), (Category.UNKNOWN, theme.UNNAMED, UNNAMED)],
     )
     def test_a_device_that_runs_what_is_not_known_is_not_called_idle(
         self, category: Category, name: str, lane: str

@@ -1,4 +1,4 @@
-// Reads the columns of boxes back that timeline_columns.py packed.
+// Reads the columns back that encoding.py packed.
 
 /**
  * @typedef {Object} Columns
@@ -25,30 +25,66 @@ function bytesOf(binary) {
 }
 
 /**
- * @param {Uint8Array} bytes plane after plane, column after column
- * @param {Object<string, number>} widths planes of each column, in order
- * @param {number} count
- * @returns {Columns}
+ * Tables that lie one after the other.
+ * @param {Uint8Array} bytes plane after plane, column after column, table after table
+ * @param {Array<[number, Object<string, number>]>} tables rows, and planes of each column, in order
+ * @returns {Object<string, Float64Array>[]}
  */
-function unpack(bytes, widths, count) {
+function unpack(bytes, tables) {
   let offset = 0;
-  /** @type {Object<string, Float64Array>} */
-  const columns = {};
-  for (const [name, width] of Object.entries(widths)) {
-    columns[name] = signed(natural(bytes, offset, width, count));
-    offset += width * count;
-  }
-  const { gap: start, duration: end, step } = columns;
-  for (let at = 0, time = 0; at < count; at++) {
+  return tables.map(([rows, widths]) => {
+    const columns = {};
+    for (const [name, width] of Object.entries(widths)) {
+      columns[name] = signed(natural(bytes, offset, width, rows));
+      offset += width * rows;
+    }
+    return columns;
+  });
+}
+
+/** A table of boxes, as encoding.py packs it. @returns {Columns} */
+function boxesOf({ gap: start, duration: end, step, category, title, bytes }) {
+  for (let at = 0, time = 0; at < start.length; at++) {
     start[at] += time;
     end[at] += start[at];
     time = end[at];
   }
-  for (let at = 1; at < count; at++) step[at] += step[at - 1];
   return {
-    start, end, bytes: columns.bytes,
-    category: new Uint8Array(columns.category), title: new Int32Array(columns.title), step: new Int32Array(step),
+    start, end, bytes, step: new Int32Array(summed(step)),
+    category: new Uint8Array(category), title: new Int32Array(title),
   };
+}
+
+/**
+ * Times instead of positions: each box of some rows starts and ends with a box of others, or with a time told apart.
+ * @param {Columns} columns @param {Array<[number, number]>} rows of positions, from and to
+ * @param {Array<[number, number]>} others that tell times @param {number[]} untold
+ */
+function toTimes({ start, end }, rows, others, untold) {
+  const length = others.reduce((sum, [from, to]) => sum + 2 * (to - from), 0);
+  const times = new Float64Array(length + untold.length);
+  let at = 0;
+  for (const [from, to] of others) {
+    times.set(start.subarray(from, to), at);
+    times.set(end.subarray(from, to), at + to - from);
+    at += 2 * (to - from);
+  }
+  times.set(untold, at);
+  times.sort();
+  let count = 0;
+  for (let each = 0; each < times.length; each++) if (!each || times[each] !== times[each - 1]) times[count++] = times[each];
+  for (const [from, to] of rows) {
+    for (let each = from; each < to; each++) {
+      start[each] = times[start[each]];
+      end[each] = times[end[each]];
+    }
+  }
+}
+
+/** Of differences the numbers themselves. */
+function summed(column) {
+  for (let at = 1; at < column.length; at++) column[at] += column[at - 1];
+  return column;
 }
 
 /** Numbers of up to 2^53 out of planes of bytes; beyond 32 bits JavaScript's shifts cannot be used. */

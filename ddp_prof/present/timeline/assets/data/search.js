@@ -21,10 +21,12 @@ class Search {
     this.clear();
     this.words = words.trim().toLowerCase();
     if (!this.words) return;
-    const { titles } = this.timeline.data, { title } = this.timeline.columns;
+    const { titles, lanes } = this.timeline.data;
     const fits = Uint8Array.from(titles, ([name]) => (name.toLowerCase().includes(this.words) ? 1 : 0));
-    for (const { tracks } of this.timeline.rows) {
-      for (const track of tracks) {
+    for (const row of this.timeline.rows) {
+      if (!this.timeline.folding.passes(lanes[row.place])) continue;
+      for (const track of row.tracks) {
+        const { title } = track.columns;
         const found = indicesWhere(track.length, (at) => fits[title[track.source[at]]]);
         if (found.length) this.found.set(track, found);
         this.count += found.length;
@@ -83,8 +85,9 @@ class Search {
     return best;
   }
 
-  /** Brings a match into the middle, so large that it can be seen. */
+  /** Brings a match into the middle, so large that it can be seen, and unfolds its lane. */
   #show({ row, track, at }) {
+    this.timeline.reveal(row);
     const { view, pixel } = this.timeline;
     const offset = view.offsets[row.panel], duration = track.end[at] - track.start[at];
     const middle = (track.start[at] + track.end[at]) / 2 - offset;

@@ -8,6 +8,7 @@ class Track {
   /** @param {number} category @param {Columns} columns @param {Int32Array} source row of each box in the columns */
   constructor(category, columns, source) {
     this.category = category;
+    this.columns = columns;
     this.source = source;
     this.length = source.length;
     this.start = new Float64Array(this.length);

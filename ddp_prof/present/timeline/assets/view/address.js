@@ -1,4 +1,5 @@
-// The window in the address of the page, so that a view can be sent: #step=3&from=-1000&to=2000, in ns on the axis.
+// What is seen in the address of the page, so that a view can be sent: #step=3&from=-1000&to=2000, in ns on the axis,
+// &unfold=calls&fold=copies for lanes that are not as at first, &lanes=stream for those whose titles hold it.
 
 const WRITE_AFTER = 300; // ms; browsers refuse to be told too often
 
@@ -18,19 +19,28 @@ class Address {
   follow() {
     const { timeline } = this, asked = new URLSearchParams(location.hash.slice(1));
     const [step, from, to] = ["step", "from", "to"].map((name) => Number(asked.get(name) ?? NaN));
+    timeline.folding.chosen.clear();
+    for (const key of asked.getAll("fold")) timeline.folding.set(key, true);
+    for (const key of asked.getAll("unfold")) timeline.folding.set(key, false);
+    byId("lanes").value = asked.get("lanes") ?? "";
+    timeline.filter(byId("lanes").value);
     if (timeline.stepNumbers.includes(step)) timeline.showStep(step);
     else if (asked.has("from")) timeline.showAll();
     if (from < to) timeline.show(from, to);
   }
 
   write() {
-    const { step, view, limits } = this.timeline, parts = new URLSearchParams();
+    const { step, view, limits, folding } = this.timeline, parts = new URLSearchParams();
     const isAll = step === null && view.from <= limits[0] && view.to >= limits[1];
     if (step !== null) parts.set("step", step);
     if (!isAll) {
       parts.set("from", Math.round(view.from));
       parts.set("to", Math.round(view.to));
     }
+    for (const [key, folded] of folding.chosen) {
+      if (folded !== key in TOGETHER) parts.append(folded ? "fold" : "unfold", key);
+    }
+    if (folding.filter) parts.set("lanes", folding.filter);
     const hash = parts.size ? `#${parts}` : "";
     if (hash !== location.hash) history.replaceState(null, "", hash || "#");
     for (const [link, page] of this.links) link.setAttribute("href", step === null ? page : `${page}#step=${step}`);

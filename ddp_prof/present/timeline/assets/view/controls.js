@@ -6,6 +6,7 @@ const byId = (id) => document.getElementById(id);
 function control(timeline) {
   controlSteps(timeline);
   controlSearch(timeline);
+  controlLanes(timeline);
   const details = new Details(timeline, byId("details"));
   controlPointer(timeline, details);
   byId("show-keys").addEventListener("click", toggleKeys);
@@ -21,10 +22,21 @@ function control(timeline) {
 /** Other pixels, other columns. The observer calls once at the beginning, too, when nothing has changed. */
 function onResize(timeline) {
   let width = timeline.element.clientWidth;
+  const again = () => {
+    timeline.arrange();
+    timeline.schedule();
+  };
+  addEventListener("resize", again);
   new ResizeObserver(() => {
-    if (timeline.element.clientWidth !== width) timeline.schedule();
+    if (timeline.element.clientWidth !== width) again();
     width = timeline.element.clientWidth;
   }).observe(timeline.element);
+}
+
+function controlLanes(timeline) {
+  const field = byId("lanes");
+  field.addEventListener("input", () => timeline.filter(field.value));
+  field.addEventListener("keydown", (event) => ["Enter", "Escape"].includes(event.key) && field.blur());
 }
 
 const KEYS = {
@@ -35,6 +47,8 @@ const KEYS = {
   0: (timeline) => timeline.showAll(),
   n: (timeline) => timeline.showNeighbour(1), p: (timeline) => timeline.showNeighbour(-1),
   "/": () => byId("search").focus(),
+  l: () => byId("lanes").focus(),
+  c: (timeline) => timeline.toggle("calls"), r: (timeline) => timeline.toggle("ranges"),
   f: (timeline) => timeline.showSelection(),
   "?": () => toggleKeys(),
 };

@@ -1,6 +1,7 @@
 // What stays on the page below the lanes: the box that was clicked, or the sums of the range that was measured.
 
 const MOST_KERNELS = 12;
+const NOT_SUMMED = ["strip", "host", "ranges"]; // they hold others
 
 class Details {
   /** @param {Timeline} timeline @param {HTMLElement} pane */
@@ -37,26 +38,83 @@ class Details {
 }
 
 /** What is known of a box, as pairs; the first one is its title. */
-function factsOf(timeline, { row, track, at }) {
-  const source = track.source[at], { columns, data } = timeline, offset = timeline.view.offsets[row.panel];
-  const duration = track.end[at] - track.start[at], bytes = columns.bytes[source], step = columns.step[source];
+function factsOf(timeline, box) {
+  const { row, track, at } = box, source = track.source[at], { data } = timeline, offset = timeline.view.offsets[row.panel];
+  const duration = track.end[at] - track.start[at], bytes = track.columns.bytes[source], step = track.columns.step[source];
   const { legend } = timeline.categories.find(({ code }) => code === track.category);
-  const { title, panel } = data.ranks[row.rank];
+  const { title, panel } = data.ranks[row.rank], [name, , bucket] = timeline.texts(track, at);
   return [
-    ["name", timeline.texts(source)[0]],
+    ["name", name],
     ["kind", legend],
     ["duration", `${milliseconds(duration)} (${duration.toLocaleString("en")} ns)`],
     ["start", `${milliseconds(track.start[at] - offset)} on the axis`],
     ["lane", `${data.panels.length > 1 ? `${data.panels[panel].title}, ` : ""}${title}, ${row.lane}`],
+    ...launchFacts(timeline, box),
     ...(step >= 0 ? [["step", String(step)]] : []),
-    ...(bytes >= 0 ? [["bytes", `${bytes.toLocaleString("en")}: ${traffic(bytes, duration)}`]] : []),
+    ...phaseFacts(timeline, box),
+    ...(bucket >= 0 ? [["bucket", String(bucket)]] : []),
+    ...(bytes >= 0 ? trafficFacts(bytes, duration) : []),
+    ...exposureFacts(timeline, box),
     ...(row.from_launch ? [["lasts", "from launch to completion, as the host saw it"]] : []),
+  ];
+}
+
+/** When and by whom it was launched and how long that took to act, and with how many threads. */
+function launchFacts(timeline, box) {
+  const launch = launchOf(timeline, box);
+  if (!launch) return [];
+  const { call, launched, count } = launch, { view, data } = timeline;
+  const called = call.track.start[call.at], delay = launched.track.start[launched.at] - called;
+  const facts = [["launch delay", `${milliseconds(delay)} (${delay.toLocaleString("en")} ns) from the start of the call`]];
+  if (call === box) {
+    const more = count > 1 ? `, the first of ${count.toLocaleString("en")}` : "";
+    return [["launched", `${timeline.texts(launched.track, launched.at)[0]}, ${launched.row.lane}${more}`], ...facts];
+  }
+  const [name] = timeline.texts(call.track, call.at), thread = call.row.lane.replace(/^CUDA calls, /, "");
+  const [shape, registers] = data.shapes[timeline.launches.shape[box.track.source[box.at]]];
+  const [, grid, block] = shape.match(/^grid (\S+) block (\S+)$/) ?? [];
+  return [
+    ["launched", `${milliseconds(called - view.offsets[call.row.panel])} on the axis, by ${name} on ${thread}`],
+    ...facts,
+    ...(grid ? [["grid", grid], ["block", block]] : []),
+    ...(registers >= 0 ? [["registers", `${registers} a thread`]] : []),
+  ];
+}
+
+/** The phase that launched it. */
+function phaseFacts({ launches, data }, { row, track, at }) {
+  const phase = row.folded ? 0 : launches?.phase[track.source[at]];
+  if (!phase) return [];
+  const name = data.phases[phase - 1], inferred = name === "backward" && data.ranks[row.rank].infersBackward;
+  return [["phase", inferred ? `${name}, inferred from the thread that launched it` : name]];
+}
+
+function trafficFacts(bytes, duration) {
+  const [size, speed] = traffic(bytes, duration).split(", ");
+  return [["bytes", `${bytes.toLocaleString("en")}: ${size}`], ...(speed ? [["bandwidth", speed]] : [])];
+}
+
+/** What of a collective compute hides, and when and why the rest is exposed; each ns counts for one collective. */
+function exposureFacts({ launches, data }, { row, track, at }) {
+  const found = row.folded ? [] : launches?.partsOf(track.source[at]) ?? [];
+  const exposed = found.filter(([part]) => part < data.parts.length);
+  const hidden = found.find(([part]) => part === data.parts.length);
+  const known = data.ranks[row.rank].knowsWait;
+  const total = exposed.reduce((sum, [, ns]) => sum + ns, 0);
+  const reasons = exposed.sort(([, one], [, other]) => other - one).map(([part, ns]) => {
+    const [when, why] = data.parts[part];
+    return [`exposed ${when}`, `${milliseconds(ns)}: ${why}${why === "in transfer" && !known ? " or waiting for a peer" : ""}`];
+  });
+  return [
+    ...(hidden ? [["overlapped", milliseconds(hidden[1])]] : []),
+    ...(total ? [["exposed", milliseconds(total)], ...reasons] : []),
   ];
 }
 
 function sumsIn(timeline, from, to) {
   const categories = new Map(), names = new Map();
   for (const row of timeline.rows) {
+    if (row.folded && !row.seen) continue;
     const offset = timeline.view.offsets[row.panel], low = from + offset, high = to + offset;
     for (const track of row.tracks) {
       const { legend } = timeline.categories.find(({ code }) => code === track.category);
@@ -64,7 +122,7 @@ function sumsIn(timeline, from, to) {
       for (let at = track.endingAfter(low); at < stop; at++) {
         const time = Math.min(high, track.end[at]) - Math.max(low, track.start[at]);
         add(categories, `${legend} (${row.kind})`, time);
-        if (!row.is_strip && !row.is_host) add(names, timeline.texts(track.source[at])[0], time);
+        if (!NOT_SUMMED.includes(row.kind)) add(names, timeline.texts(track, at)[0], time);
       }
     }
   }

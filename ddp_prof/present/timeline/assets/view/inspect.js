@@ -31,12 +31,12 @@ class Tooltip {
   }
 
   #box(row, track, at) {
-    const source = track.source[at], { columns, categories } = this.timeline;
+    const source = track.source[at], { columns } = track, { categories } = this.timeline;
     const duration = track.end[at] - track.start[at], bytes = columns.bytes[source], step = columns.step[source];
     const category = categories.find(({ code }) => code === track.category);
     const start = track.start[at] - this.timeline.view.offsets[row.panel];
     const inStep = step >= 0 && category.name !== "step" ? `, step ${step}` : "";
-    const [title] = this.timeline.texts(source);
+    const [title] = this.timeline.texts(track, at);
     return [
       title.length > 160 ? title.slice(0, 160) + "…" : title,
       `${milliseconds(duration)} from ${milliseconds(start)}${inStep}`,

@@ -76,6 +76,7 @@ class Painter {
     this.edges = rectangles();
     this.marks = rectangles();
     this.selection = rectangles();
+    this.arrow = { x: [], y: [] };
     this.text = { x: [], y: [], text: [], color: [] };
     this.hidden = timeline.hidden;
     this.ink = new Map(timeline.categories.map(({ code, color }) => [code, inkOn(color)]));
@@ -153,16 +154,24 @@ class Painter {
       return this.selection.add(height, from / 1e6, to / 1e6, height, height - 3);
     }
     const [low, high] = this.view.on(row), start = Math.max(low, track.start[at]), end = Math.min(high, track.end[at]);
-    if (start < high && end > low) this.#mark(row, start, Math.max(end, start + 2 * this.pixel), this.selection);
-    return undefined;
+    if (row.seen && start < high && end > low) this.#mark(row, start, Math.max(end, start + 2 * this.pixel), this.selection);
+    return this.#launch(arrowOf(this.timeline, selected));
+  }
+
+  /** An arrow from the call to what it launched, and a tick in the host lane where the call was. */
+  #launch(arrow) {
+    if (!arrow) return;
+    const { at, to, host, line } = arrow, x0 = (at - this.pixel) / 1e6, x1 = (at + this.pixel) / 1e6;
+    for (const { top, bottom } of host) this.selection.add(bottom, x0, x1, bottom, top);
+    if (line) this.arrow = { x: [at / 1e6, to / 1e6], y: line };
   }
 
   #label(row, track, at, from, to) {
     const room = (to - from) / this.pixel - PADDING, height = row.bottom - row.top;
     if (room < LEAST_TEXT - PADDING || height < FONT_PX || this.hidden.has(track.category)) return;
-    const text = fitting(this.timeline.texts(track.source[at]), room);
+    const text = fitting(this.timeline.texts(track, at), room);
     if (!text) return;
-    const below = row.is_strip && height >= 2 * FONT_PX ? milliseconds(track.end[at] - track.start[at]) : "";
+    const below = row.kind === "strip" && height >= 2 * FONT_PX ? milliseconds(track.end[at] - track.start[at]) : "";
     this.text.x.push(this.#x(row, (from + to) / 2));
     this.text.y.push((row.top + row.bottom) / 2);
     this.text.text.push(below && widthOf(below) <= room ? `${asText(text)}<br>${below}` : asText(text));
@@ -178,6 +187,7 @@ class Painter {
       filled(this.edges, paper),
       filled(this.marks, recolor(this.timeline.data.notice)),
       filled(this.selection, font.color),
+      pointing(this.arrow, font.color),
       written(this.text, font.family),
     ];
   }
@@ -190,6 +200,11 @@ function filled(rectangles, color, { legend, color: group } = {}, showlegend = f
     ...INERT, ...rectangles.closed(), mode: "none", fill: "toself", fillcolor: color,
     line: { simplify: false, width: 0 }, name: legend, legendgroup: group, showlegend,
   };
+}
+
+function pointing({ x, y }, color) {
+  const marker = { symbol: ["circle", "arrow"], size: [6, 11], angleref: "previous", color };
+  return { ...INERT, x, y, mode: "lines+markers", line: { color, width: 1.5 }, marker };
 }
 
 function written({ x, y, text, color }, family) {

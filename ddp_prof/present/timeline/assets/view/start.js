@@ -1,6 +1,6 @@
 // Draws the page: at once what is known of the whole, then what the columns hold.
 
-const timeline = new Timeline(byId("timeline"), read("timeline-data"));
+const timeline = new Timeline(byId("timeline"), byId("labels"), read("timeline-data"));
 const readout = new Readout(timeline, byId("in-view"), byId("sums"));
 
 async function start() {
@@ -9,24 +9,27 @@ async function start() {
     await nextFrame();
     performance.mark("overview");
   }
-  const { rows, widths } = timeline.data;
-  const count = rows.reduce((sum, row) => sum + row.count, 0);
-  timeline.fill(unpack(await inflate((await boxesElement()).textContent), widths, count));
+  const { tables, foldedTables } = timeline.data;
+  const [boxes, untold] = await columnsIn("timeline-boxes", tables);
+  timeline.fill(boxesOf(boxes), untold);
   timeline.onDraw(() => readout.update());
   control(timeline);
   const address = new Address(timeline);
   await timeline.draw();
   timeline.element.on("plotly_restyle", () => timeline.schedule()); // a category was switched on or off
   performance.mark("complete");
+  const [folded, facts, collectives] = await columnsIn("timeline-folded", foldedTables);
+  timeline.fillFolded(boxesOf(folded), new Launches(facts, collectives));
+  performance.mark("folded");
   address.follow();
   await timeline.schedule();
   document.body.dataset.ready = "true";
 }
 
 /** The columns come last in the page, so that the overview need not wait for them. */
-async function boxesElement() {
+async function columnsIn(id, tables) {
   if (document.readyState === "loading") await new Promise((done) => addEventListener("DOMContentLoaded", done));
-  return byId("timeline-boxes");
+  return unpack(await inflate(byId(id).textContent), tables);
 }
 
 function nextFrame() {

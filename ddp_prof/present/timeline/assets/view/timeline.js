@@ -1,75 +1,88 @@
 // The timeline of a page: its data, the window that is seen, and drawing it.
 
-/**
- * @typedef {Object} Row a level of a lane
- * @property {number} top in pixels from the top of the lanes
- * @property {number} bottom
- * @property {boolean} is_strip whether it shows where time goes
- * @property {string} lane its title
- * @property {number} rank index into the page's ranks
- * @property {boolean} from_launch
- * @property {Track[]} tracks
- */
-
-/** What of time is seen: a window on the axis, on which each panel may be shifted. */
-class View {
-  constructor(from, to, offsets) {
-    this.from = from;
-    this.to = to;
-    /** Of each panel: its own time where the axis shows 0. */
-    this.offsets = offsets;
-  }
-
-  get span() {
-    return this.to - this.from;
-  }
-
-  /** The window on a row's own time. */
-  on(row) {
-    const offset = this.offsets[row.panel];
-    return [this.from + offset, this.to + offset];
-  }
-
-  /** A row's time on the axis. */
-  ms(row, time) {
-    return (time - this.offsets[row.panel]) / 1e6;
-  }
-
-  moved(from, to) {
-    return new View(from, to, this.offsets);
-  }
-}
-
 const SHORTEST_SPAN = 100; // ns; below, digits of the axis would run out
 const PIXELS_A_TICK = 120;
 const STEP_MARGIN = 0.02;
+const BELOW = 125, BELOW_RANK = 27; // pixels that the table of sums needs, and each of its rows
 const CONFIG = { displaylogo: false, responsive: true, displayModeBar: false, showTips: false };
 
 class Timeline {
-  /** @param {HTMLElement} element @param {Object} data see timeline_page.py */
-  constructor(element, data) {
+  /** @param {HTMLElement} element @param {HTMLElement} labels @param {Object} data see timeline_page.py */
+  constructor(element, labels, data) {
     this.element = element;
     this.data = data;
+    this.listeners = [];
+    this.folding = new Folding();
+    const rowOf = (row) => new Row(data.lanes[row.lane], row, data.ranks[data.lanes[row.lane].rank].panel);
+    this.shownRows = data.rows.map(rowOf);
+    /** Rows of lanes that are folded at first. */
+    this.foldedRows = data.foldedRows.map(rowOf);
     /** @type {Row[]} */
-    this.rows = [];
+    this.rows = [...this.shownRows, ...this.foldedRows];
     /** What the last drawing shows, by row. */
     this.drawn = [];
     this.search = new Search(this);
     /** What is selected: a box, or a range of the axis. @type {?Object} */
     this.selected = null;
-    this.listeners = [];
     this.#reset();
+    this.labels = new Labels(this, labels);
+    this.arrange();
   }
 
-  /** @param {Columns} columns */
-  fill(columns) {
+  /** @param {Columns} columns of the boxes that are shown @param {Object} untold times, see encoding.py */
+  fill(columns, { rank: ranks, time }) {
     this.columns = columns;
-    let from = 0;
-    this.rows = this.data.rows.map((row) => this.#row(row, tracksOf(columns, from, (from += row.count))));
+    this.shownRows.reduce((first, row) => row.fill(columns, first), 0);
+    summed(time);
+    const spans = (rows) => rows.map(({ first, count }) => [first, first + count]);
+    this.data.ranks.forEach((_, rank) => {
+      const rows = this.shownRows.filter((row) => row.rank === rank), isStrip = ({ kind }) => kind === "strip";
+      const others = rows.filter((row) => !isStrip(row));
+      toTimes(columns, spans(rows.filter(isStrip)), spans(others), time.filter((_, at) => ranks[at] === rank));
+    });
   }
 
-  #row(row, tracks) {
-    return { ...row, panel: this.data.ranks[row.rank].panel, tracks };
+  /** @param {Columns} columns of the boxes in folded lanes @param {Launches} launches of those that are shown */
+  fillFolded(columns, launches) {
+    this.launches = launches;
+    this.foldedRows.reduce((first, row) => row.fill(columns, first), 0);
+  }
+
+  // Which lanes are seen, and where.
+
+  arrange() {
+    const { element, data } = this, { clientWidth } = element, narrow = clientWidth < NARROW;
+    if (clientWidth !== this.arrangedFor) this.legendRoom = legendRoom(data.categories, clientWidth, narrow);
+    this.arrangedFor = clientWidth;
+    const above = element.getBoundingClientRect().top + scrollY + MARGIN.t + this.legendRoom + MARGIN.b;
+    const room = innerHeight - above - BELOW - BELOW_RANK * data.ranks.length;
+    this.arrangement = new Arrangement(data, this.folding, { narrow, room, headers: this.labels.headerHeights() });
+    this.rows.forEach((row) => row.arrange(data.lanes));
+  }
+
+  /** Folds or unfolds lanes on all ranks. @param {string} key of a group */
+  fold(key, folded) {
+    this.folding.set(key, folded);
+    this.arrange();
+    return this.schedule();
+  }
+
+  /** @param {"calls" | "ranges"} key */
+  toggle(key) {
+    const group = this.arrangement.groups.flat().find((each) => each.key === key);
+    return group && this.fold(key, !group.folded);
+  }
+
+  /** Shows the lanes only whose titles hold some words. */
+  filter(words) {
+    this.folding.filter = words;
+    this.arrange();
+    return this.schedule();
+  }
+
+  /** Unfolds the lane of a row. */
+  reveal(row) {
+    if (!row.seen) this.fold(row.kind in TOGETHER ? row.kind : row.lane, false);
   }
 
   // What is seen.
@@ -187,7 +200,7 @@ class Timeline {
   }
 
   rowAt(y) {
-    return this.rows.find(({ top, bottom }) => top <= y && y < bottom);
+    return this.rows.find(({ seen, top, bottom }) => seen && top <= y && y < bottom);
   }
 
   onDraw(listener) {
@@ -203,15 +216,20 @@ class Timeline {
     return this.pending;
   }
 
+  get margin() {
+    const sides = this.arrangement.narrow ? { l: NARROW_SIDE, r: NARROW_SIDE } : {};
+    return { ...MARGIN, ...sides, t: MARGIN.t + this.legendRoom };
+  }
+
   /** Width of the lanes; Plotly may have made room for a legend. */
   get width() {
-    const { l, r } = this.data.layout.margin;
+    const { l, r } = this.margin;
     return Math.max(1, Math.round(this.element._fullLayout?._size.w ?? this.element.clientWidth - l - r));
   }
 
   /** Where the lanes end, in pixels from their top. */
   get bottom() {
-    return this.data.layout.yaxis.range[0];
+    return this.arrangement.height;
   }
 
   /** How long a pixel is. */
@@ -220,7 +238,7 @@ class Timeline {
   }
 
   async draw() {
-    const { drawn, boxes, columns } = mergeAll(this.rows, this.view, this.width);
+    const { drawn, boxes, columns } = mergeAll(this.rows.filter(({ seen }) => seen), this.view, this.width);
     Object.assign(this, { drawn, boxes, columnWidth: this.view.span / columns });
     await this.#paint(drawn);
     this.listeners.forEach((listener) => listener());
@@ -228,13 +246,12 @@ class Timeline {
 
   /** The whole at low resolution: a stand-in while the columns are being read. */
   drawOverview() {
-    const rows = this.data.rows.map((row) => ({ row: this.#row(row, []), boxes: [], cells: overview(this.data, row) }));
-    return this.#paint(rows);
+    return this.#paint(this.shownRows.map((row) => ({ row, boxes: [], cells: overview(this.data, row) })));
   }
 
   async #paint(drawn) {
     this.categories = this.data.categories.map((each) => ({ ...each, color: recolor(each.color) }));
-    const layout = recolor(this.data.layout);
+    const layout = recolor({ ...this.data.layout, ...this.#frame() });
     layout.xaxis.range = [this.view.from / 1e6, this.view.to / 1e6];
     Object.assign(layout.xaxis, { tickmode: "array", ticksuffix: "" },
       ticksOf(this.view.from, this.view.to, this.width / PIXELS_A_TICK));
@@ -242,8 +259,26 @@ class Timeline {
     layout.uirevision = "kept"; // which categories are hidden
     const painter = new Painter(this, layout);
     drawn.forEach((each) => painter.add(each));
-    if (this.selected && this.rows.length) painter.addSelection(this.selected);
+    if (this.selected && this.columns) painter.addSelection(this.selected);
     await Plotly.react(this.element, painter.traces(), layout, CONFIG);
+    const taken = this.arrangement.height - this.element._fullLayout._size.h;
+    if (taken >= 1) {
+      this.legendRoom += Math.ceil(taken); // what the legend needs it shall not take from the lanes
+      await this.#paint(drawn);
+    } else this.labels.update();
+  }
+
+  /** What follows from the arrangement: heights, margins, thin lines between panels and ranks. */
+  #frame() {
+    const { height, panelTops, rankPlaces, narrow } = this.arrangement, { margin, data } = this;
+    const { xaxis: { gridcolor: color }, yaxis, legend } = data.layout;
+    const line = (y, width) => ({ type: "line", xref: "paper", x0: 0, x1: 1, yref: "y", y0: y, y1: y, layer: "below", line: { width, color } });
+    const between = rankPlaces.slice(1).filter((_, at) => data.ranks[at].panel === data.ranks[at + 1].panel);
+    return {
+      height: Math.round(height + margin.t + margin.b), margin, yaxis: { ...yaxis, range: [height, 0] },
+      legend: narrow ? { ...legend, font: { size: NARROW_LEGEND } } : legend,
+      shapes: [...panelTops.slice(1).map((top) => line(top - 2, 1.5)), ...between.map(({ top }) => line(top - GAP.rank / 2, 1))],
+    };
   }
 
   /** Codes of the categories that were switched off in the legend. */
@@ -255,9 +290,9 @@ class Timeline {
 
   // What is known.
 
-  /** What a box is called, and its label. */
-  texts(source) {
-    return this.data.titles[this.columns.title[source]];
+  /** What a box is called, its label, its bucket. */
+  texts({ columns, source }, at) {
+    return this.data.titles[columns.title[source[at]]];
   }
 
   /** Where a pointer is in the lanes. */
@@ -276,8 +311,8 @@ class Timeline {
     const ranks = this.data.ranks.map((rank) => ({
       ...rank, sums: Object.fromEntries(this.data.strip.map(({ name }) => [name, 0])),
     }));
-    for (const { rank, is_strip, panel, tracks } of this.rows) {
-      if (!is_strip) continue;
+    for (const { rank, kind, panel, tracks } of this.shownRows) {
+      if (kind !== "strip") continue;
       const offset = this.view.offsets[panel];
       for (const track of tracks) {
         ranks[rank].sums[names.get(track.category)] += track.covered(from + offset, to + offset);

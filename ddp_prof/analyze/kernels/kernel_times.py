@@ -1,0 +1,146 @@
+"""The kernels of a run, each with its time and with its slowdown beside communication.
+
+A kernel is what has one name, one launch shape and one phase. An execution is *beside* communication where
+communication covers more than half of it, and *alone* where there is none at all; what lies between counts for
+neither. The slowdown is the median duration beside over the median duration alone::
+
+    kernel         aaaa  aaaaaa  aaaa
+    communication        ######   #
+                   alone beside  neither          slowdown 6/4
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddp_prof.analyze.kernels.kinds import COMMUNICATION, UNNAMED, kind_of_compute
+from ddp_prof.range_names import PHASES
+from ddp_prof.trace import UNKNOWN, Category, select
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddp_prof.analyze.core.rank_events import RankEvents
+    from ddp_prof.trace import Ints
+
+LEAST_EXECUTIONS = 5
+"""Executions beside communication, and as many alone, below which no slowdown is given."""
+
+Key = tuple[str, str, str | None, str]
+
+
+@dataclass(frozen=True)
+class KernelRuns:
+    """Every execution of a kernel by one rank.
+
+    Attributes:
+        keys: Of each kernel that occurs: name, launch shape, phase and kind.
+        kernel: Index into ``keys``.
+        duration_ns: How long it ran.
+        beside_ns: How long of that communication ran, too; of collectives their whole duration.
+    """
+
+    keys: tuple[Key, ...]
+    kernel: Ints
+    duration_ns: Ints
+    beside_ns: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """One kernel over all ranks and steps.
+
+    Attributes:
+        shape: Grid and block of its launch; empty where the trace does not hold them.
+        phase: Whose launch it is; ``None`` where the trace does not tell.
+        kind: Of :mod:`.kinds`.
+        beside: Executions beside communication.
+        alone: Executions without any.
+        beside_ns: Median duration of the former, ``None`` where there are none.
+        alone_ns: Median duration of the latter, likewise.
+        slowdown: ``None`` with a reason.
+    """
+
+    name: str
+    shape: str
+    phase: str | None
+    kind: str
+    count: int
+    total_ns: int
+    median_ns: float
+    beside: int
+    alone: int
+    beside_ns: float | None
+    alone_ns: float | None
+    slowdown: float | None
+    reason: str | None
+
+
+def find_kernel_runs(rank: RankEvents) -> KernelRuns:
+    """All kernels of a rank, those outside of steps included, warm-up left out."""
+    trace = rank.trace
+    events = select(rank.events, rank.events.kernel == 1)
+    shape_id = np.full(len(events), UNKNOWN) if trace.shape_id is None else trace.shape_id[events.activity]
+    texts = (*trace.names, "")  # UNKNOWN, which is -1, finds the last one
+    name_id = trace.activities.name_id[events.activity]
+    columns = (name_id % len(texts), shape_id % len(texts), events.phase + 1, events.category)
+    sizes = (len(texts), len(texts), len(PHASES) + 1, len(Category))
+    used, kernel = np.unique(np.ravel_multi_index(columns, sizes), return_inverse=True)
+    rows = zip(*(column.tolist() for column in np.unravel_index(used, sizes)), strict=True)
+    return KernelRuns(
+        keys=tuple(_key(texts[name], texts[shape], phase - 1, category) for name, shape, phase, category in rows),
+        kernel=kernel.astype(np.int64),
+        duration_ns=events.end_ns - events.start_ns,
+        beside_ns=rank.union_of(Category.COMMUNICATION).covered_ns(events.start_ns, events.end_ns),
+    )
+
+
+def _key(name: str, shape: str, phase: int, category: int) -> Key:
+    known = {Category.COMMUNICATION: COMMUNICATION, Category.UNKNOWN: UNNAMED}
+    kind = known[Category(category)] if category in known else kind_of_compute(name)
+    return name, shape, None if phase == UNKNOWN else PHASES[phase], kind
+
+
+def measure_kernels(ranks: Sequence[KernelRuns]) -> tuple[KernelTime, ...]:
+    """The kernels of all ranks together, those that took most time first."""
+    keys = list(dict.fromkeys(key for runs in ranks for key in runs.keys))
+    if not keys:
+        return ()
+    index = {key: number for number, key in enumerate(keys)}
+    kernel = np.concatenate([np.array([index[key] for key in runs.keys], np.int64)[runs.kernel] for runs in ranks])
+    order = np.argsort(kernel, kind="stable")
+    borders = np.cumsum(np.bincount(kernel, minlength=len(keys)))[:-1]
+    durations = np.split(np.concatenate([runs.duration_ns for runs in ranks])[order], borders)
+    besides = np.split(np.concatenate([runs.beside_ns for runs in ranks])[order], borders)
+    found = [_measured(*row) for row in zip(keys, durations, besides, strict=True) if len(row[1])]
+    return tuple(sorted(found, key=lambda time: (-time.total_ns, time.name, time.shape, time.phase or "")))
+
+
+def _measured(key: Key, duration_ns: Ints, beside_ns: Ints) -> KernelTime:
+    beside, alone = duration_ns[2 * beside_ns > duration_ns], duration_ns[beside_ns == 0]
+    medians = [float(np.median(part)) if len(part) else None for part in (beside, alone)]
+    reason = _refusal(key[3], len(beside), len(alone), medians[1])
+    return KernelTime(
+        *key,
+        count=len(duration_ns),
+        total_ns=int(duration_ns.sum()),
+        median_ns=float(np.median(duration_ns)),
+        beside=len(beside),
+        alone=len(alone),
+        beside_ns=medians[0],
+        alone_ns=medians[1],
+        slowdown=None if reason or medians[0] is None or not medians[1] else medians[0] / medians[1],
+        reason=reason,
+    )
+
+
+def _refusal(kind: str, beside: int, alone: int, alone_ns: float | None) -> str | None:
+    """Why no slowdown is given."""
+    if kind == COMMUNICATION:
+        return "it communicates itself"
+    if min(beside, alone) < LEAST_EXECUTIONS:
+        return f"{beside} executions beside communication, {alone} alone; {LEAST_EXECUTIONS} of each are needed"
+    return None if alone_ns else "alone it takes no time"

@@ -1,0 +1,173 @@
+"""Two runs of one variant: what of the step changed, beyond their spread, and which collective did it.
+
+A collective begins by its launch, queues, waits for its peers and transfers. Its launch is told against the end of
+backward's compute, so that what changes one of the four moves its end by as much::
+
+    before   backward ############|
+             bucket 3         L..NNNN
+    after    backward ############|
+             bucket 3             L..NNNN       launches 4 later, so 4 more are tail
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddp_prof.analyze.collectives.exposure import TAIL
+from ddp_prof.analyze.collectives.results import measure_collectives
+from ddp_prof.analyze.statistics import LEAST_STEPS, half_width_of_mean
+from ddp_prof.analyze.variants.waterfall import PARTS, measure_waterfall, without_contention
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ddp_prof.analyze.collectives.results import Collective
+    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+    from ddp_prof.analyze.variants.contention import KernelSamples
+
+LAUNCH, QUEUEING, WAIT, TRANSFER, DURATION = "launch", "queueing", "wait", "transfer", "duration"
+
+Key = tuple[str | None, int | None, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveChange:
+    """What changed of one collective of a step, on average over steps and ranks.
+
+    Attributes:
+        bucket: Its bucket; ``None`` where buckets are not known.
+        index: Its position in the step, where its bucket is not known.
+        moved: What changed: one of ``launch``, ``queueing``, ``wait``, ``transfer``, and ``duration`` where waiting is
+            not told from transfer.
+        by_ns: By how much; a launch against the end of backward's compute.
+    """
+
+    op: str | None
+    bucket: int | None
+    index: int | None
+    moved: str
+    by_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartChange:
+    """A part of the mean step, or ``step`` itself.
+
+    Attributes:
+        half_width_ns: Half of the change's 95 % interval; ``None`` where the steps are too few.
+        cause: The collective with the largest part of the change, where it is beyond the spread and of communication.
+    """
+
+    part: str
+    before_ns: int
+    after_ns: int
+    half_width_ns: int | None
+    cause: CollectiveChange | None
+
+    @property
+    def change_ns(self) -> int:
+        """After less before."""
+        return self.after_ns - self.before_ns
+
+    @property
+    def is_beyond_spread(self) -> bool | None:
+        """Whether the change is more than the spread of both runs; ``None`` where that is not known."""
+        return None if self.half_width_ns is None else abs(self.change_ns) > self.half_width_ns
+
+
+def compare_before_after(
+    before: tuple[RunAnalysis, Sequence[KernelSamples]], after: tuple[RunAnalysis, Sequence[KernelSamples]]
+) -> tuple[PartChange, ...]:
+    """The step and its parts; nothing where a run tells no steps, or the runs were made on different devices."""
+    waterfall = measure_waterfall([before, after])
+    if not waterfall.changes:
+        return ()
+    (first, second), (change,) = waterfall.budgets, waterfall.changes
+    parts = ["step", *PARTS]
+    if change.contention_ns is None:
+        first, second = without_contention(first), without_contention(second)
+        parts.remove("contention")
+    collectives = [measure_collectives(run).collectives for run, _ in (before, after)]
+    found = []
+    for part in parts:
+        old, new = getattr(first, f"{part}_ns"), getattr(second, f"{part}_ns")
+        is_told = part in _EXPOSED and change.is_beyond_spread(part)
+        cause = _cause(part, collectives[0], collectives[1], new - old) if is_told else None
+        found.append(PartChange(part, old, new, change.half_width_ns.get(part), cause))
+    return tuple(found)
+
+
+_EXPOSED: dict[str, Callable[[Collective], int]] = {
+    "tail": lambda collective: collective.when_ns(TAIL),
+    "wait": lambda collective: collective.exposed_wait_ns or 0,
+    "transfer": lambda collective: collective.exposed_ns - collective.when_ns(TAIL),
+}
+"""How much of a part a collective holds."""
+
+
+def _cause(
+    part: str, before: Sequence[Collective], after: Sequence[Collective], change_ns: int
+) -> CollectiveChange | None:
+    """The collective whose share of the part changed most in the direction of the whole, and what of it did."""
+    old, new = _by_key(before), _by_key(after)
+    sign = 1 if change_ns > 0 else -1
+
+    def share(collectives: Sequence[Collective]) -> float:
+        return float(np.mean([_EXPOSED[part](collective) for collective in collectives]))
+
+    shares = {key: sign * (share(new[key]) - share(old[key])) for key in old.keys() & new.keys()}
+    if not shares:
+        return None
+    key = max(sorted(shares, key=str), key=shares.__getitem__)
+    moves = {name: _move(_times(old[key], name), _times(new[key], name)) for name in _TIMES}
+    told = {name: by for name, by in moves.items() if by is not None and sign * by > 0}
+    if not told:
+        return None
+    moved = max(told, key=lambda name: abs(told[name]))
+    return CollectiveChange(*key, moved=moved, by_ns=round(told[moved]))
+
+
+def _by_key(collectives: Sequence[Collective]) -> dict[Key, list[Collective]]:
+    found: dict[Key, list[Collective]] = {}
+    for collective in collectives:
+        if collective.step_key is not None:
+            index = collective.index if collective.bucket is None else None
+            found.setdefault((collective.op, collective.bucket, index), []).append(collective)
+    return found
+
+
+def _launch(collective: Collective) -> int | None:
+    """Against the end of backward's compute."""
+    if collective.before_backward_end_ns is None or collective.queueing_ns is None:
+        return None
+    return -collective.before_backward_end_ns - collective.queueing_ns
+
+
+_TIMES: dict[str, Callable[[Collective], int | None]] = {
+    LAUNCH: _launch,
+    QUEUEING: lambda collective: collective.queueing_ns,
+    WAIT: lambda collective: collective.wait_ns,
+    TRANSFER: lambda collective: collective.transfer_ns,
+    DURATION: lambda collective: collective.duration_ns if collective.wait_ns is None else None,
+}
+
+
+def _times(collectives: Sequence[Collective], name: str) -> list[float]:
+    """The mean over the ranks of each step; empty where it is not known of all."""
+    steps: dict[int | None, list[int | None]] = {}
+    for collective in collectives:
+        steps.setdefault(collective.step_key, []).append(_TIMES[name](collective))
+    known = [[value for value in values if value is not None] for values in steps.values()]
+    return [sum(values) / len(values) for values in known] if all(known) else []
+
+
+def _move(before: Sequence[float], after: Sequence[float]) -> float | None:
+    """The change of the mean, where it is beyond its 95 % interval."""
+    if min(len(before), len(after)) < LEAST_STEPS:
+        return None
+    by = float(np.mean(after) - np.mean(before))
+    width = float(np.hypot(half_width_of_mean(np.array(before)), half_width_of_mean(np.array(after))))
+    return by if abs(by) > width else None

@@ -1,0 +1,47 @@
+"""``ddp-prof kernels``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ddp_prof.cli.options.tables import table_options
+from ddp_prof.cli.options.traces import load_options, traces_argument
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ddp_prof.cli.options.traces import Loader
+    from ddp_prof.present.table_fit import TableOptions
+
+TABLES = ("kernels", "hidden", "idle")
+
+
+@click.command("kernels")
+@traces_argument
+@click.option(
+    "--table",
+    "name",
+    type=click.Choice(TABLES),
+    help="Which table. Default: all of them, and kernels where rows are for programs; JSON always holds all.",
+)
+@click.option(
+    "--top", type=click.IntRange(min=0), default=15, show_default=True, help="How many kernels; 0 shows all of them."
+)
+@table_options
+@load_options
+def command(traces: tuple[Path, ...], load: Loader, name: str | None, top: int, output: TableOptions) -> None:
+    """Which kernels took the time, what hid communication, and why devices were idle.
+
+    A kernel's slowdown is its median duration beside communication over that alone. Overlapped communication is divided
+    by the compute beside it, idle time by its cause; the parts sum to what 'ddp-prof overlap' says, to the nanosecond.
+    """
+    from ddp_prof.present.tables.kernels import kernels_views
+    from ddp_prof.present.tables.render import show
+
+    runs = load.runs(traces, "overlap", "device use", with_launches=True)
+    views = [kernels_views(run.overlap(), run.device_use(), top or None) for run in runs]
+    is_whole = output.form == "table" and not (name or output.columns)
+    names = TABLES if is_whole else (name or TABLES[0],)
+    show(output, [view[table] for view in views for table in names])

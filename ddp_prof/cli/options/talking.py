@@ -1,0 +1,75 @@
+"""How much a command says beside its result; options of all commands, and before them."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from contextlib import contextmanager
+from threading import Timer
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+DELAY_S = 1.0
+"""After which a command that still works shows its progress."""
+
+EXIT_CODE = "ddp_prof.exit_code"
+"""Key in click's context of an exit code other than 0 for a command that ran to its end."""
+
+_QUIET = "ddp_prof.quiet"
+
+
+def is_quiet() -> bool:
+    """Whether notes are left out in the command that runs."""
+    return bool(click.get_current_context().meta.get(_QUIET))
+
+
+@contextmanager
+def progress(parts: int) -> Iterator[Callable[[str], None]]:
+    """Hands out what is to be called with the name of each part of the work when it begins.
+
+    A bar on stderr shows it where that is a terminal and the work takes more than a second.
+    """
+    if is_quiet() or not sys.stderr.isatty():
+        yield lambda _part: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    bar = Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
+    task = bar.add_task("", total=parts, completed=-1)
+    timer = Timer(DELAY_S, bar.start)
+    timer.start()
+    try:
+        yield lambda part: bar.update(task, description=part, advance=1)
+    finally:
+        timer.cancel()
+        timer.join()
+        bar.stop()
+
+
+def _be_quiet(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    if value:
+        context.meta[_QUIET] = True
+
+
+def _be_verbose(_context: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    if value:
+        logging.basicConfig(format="%(message)s", force=True)
+        logging.getLogger("ddp_prof").setLevel(logging.INFO)
+
+
+TALKING = [
+    click.Option(["-q", "--quiet"], is_flag=True, expose_value=False, callback=_be_quiet, help="Leave out the notes."),
+    click.Option(
+        ["-v", "--verbose"],
+        is_flag=True,
+        expose_value=False,
+        callback=_be_verbose,
+        help="Say on stderr what is read, and how long that takes.",
+    ),
+]

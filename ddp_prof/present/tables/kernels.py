@@ -1,0 +1,141 @@
+"""What the devices of a run spent their time on, as three tables: kernels, what hid communication, idle time."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from ddp_prof.analyze.kernels.idle import CAUSES, NOT_BEGUN
+from ddp_prof.analyze.kernels.kernel_times import LEAST_EXECUTIONS
+from ddp_prof.present.columns import Row, ms, percent
+from ddp_prof.present.json_documents import kernels_document
+from ddp_prof.present.table_view import TableView
+from ddp_prof.present.tables.overlap import recorder_name
+from ddp_prof.present.text import plain_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddp_prof.analyze.kernels.device_use import DeviceUse
+    from ddp_prof.analyze.kernels.kernel_times import KernelTime
+    from ddp_prof.analyze.overlap.overlap import TraceOverlap
+
+_LONGEST_NAME = 60
+_SUMMED = "durations are summed over ranks, steps and streams, so that they may exceed the time that passed"
+_SLOWDOWN = (
+    f"slowdown: the same kernel, launch shape and phase beside communication and alone; n/a below {LEAST_EXECUTIONS} "
+    "executions of each"
+)
+_NO_SHAPES = "no launch shapes in this trace: kernels of one name and phase count as the same"
+_IDLE = (
+    "idle time of all steps, summed over ranks; 'host ...': where the host was while the next work was not launched; "
+    f"'{NOT_BEGUN}': after its launch"
+)
+NO_KERNELS = "no kernels were recorded: on a CPU only the program's ranges are known"
+
+
+def kernels_views(result: TraceOverlap, use: DeviceUse, top: int | None = None) -> dict[str, TableView]:
+    """The tables by name: ``kernels``, of which the ``top`` ones, ``hidden`` and ``idle``."""
+    title = f"{result.trace} · {recorder_name(result)} · device: {result.device}"
+    notes = _kernel_notes(use, top)
+    document = kernels_document(result, use, [*notes, *result.warnings])
+    kernels = use.kernels[:top]
+    whole = sum(kernel.total_ns for kernel in use.kernels)
+    run: Row = {"run": result.label}
+    rows: list[Row] = [{**run, **_kernel_row(kernel, whole)} for kernel in kernels]
+    shown: list[Row] = [{**row, "kernel": short_name(kernel.name)} for row, kernel in zip(rows, kernels, strict=True)]
+    hidden: list[Row] = [{**run, **row} for row in hidden_rows(use)]
+    idle: list[Row] = [{**run, **row} for row in idle_rows(use)]
+    return {
+        "kernels": TableView(f"{title}\nkernels by time", rows, notes, document, shown),
+        "hidden": TableView("what hid communication", hidden, _hidden_notes(use), document),
+        "idle": TableView("why devices were idle", idle, [*_idle_notes(use), *result.warnings], document),
+    }
+
+
+def most_of(view: TableView) -> str:
+    """The largest part of a table in a few words; of an empty one why it is empty."""
+    if not view.rows:
+        return view.notes[0]
+    key = next(key for key in view.rows[0] if key.startswith("of_"))
+    row = max(view.rows_to_read, key=lambda row: row[key] or 0)
+    names = [str(row[name]) for name in ("kernel", "phase", "kind", "cause") if row.get(name) is not None]
+    return f"{', '.join(names)}: {row[key]:.0f} %"
+
+
+def short_name(name: str) -> str:
+    """A kernel's name without namespaces, arguments and the types in them."""
+    plain = re.sub(r"\((?:anonymous namespace|unnamed)\)::|<unnamed>::|\([A-Za-z_][\w ]*\)(?=-?\d)|^void ", "", name)
+    outer, bracket, inner = plain.partition("(")[0].partition("<")
+    *_, folder, last = ("", *outer.split("::"))
+    short = f"{folder}::{last}" if last.lower() == "kernel" else last
+    types = re.sub(r"(?:[A-Za-z_]\w*::)+", "", inner)
+    return plain_name(f"{short}{bracket}{types}", _LONGEST_NAME).rstrip("<, ")
+
+
+def _kernel_row(kernel: KernelTime, whole_ns: int) -> Row:
+    return {
+        "kernel": kernel.name,
+        "shape": kernel.shape or None,
+        "phase": kernel.phase,
+        "kind": kernel.kind,
+        "count": kernel.count,
+        "total_ms": ms(kernel.total_ns),
+        "of_kernel_time_%": percent(kernel.total_ns / whole_ns if whole_ns else None),
+        "median_us": kernel.median_ns / 1e3,
+        "beside": kernel.beside,
+        "alone": kernel.alone,
+        "slowdown": kernel.slowdown,
+    }
+
+
+def hidden_rows(use: DeviceUse) -> list[Row]:
+    """Overlapped communication of all ranks by what was beside it, most first."""
+    parts: Counter[tuple[str | None, str]] = Counter()
+    for rank in use.ranks:
+        for part in rank.hidden:
+            parts[part.phase, part.kind] += part.overlapped_ns
+    whole = parts.total()
+    return [
+        {"phase": phase, "kind": kind, "overlapped_ms": ms(ns), "of_overlapped_%": percent(ns / whole)}
+        for (phase, kind), ns in parts.most_common()
+    ]
+
+
+def idle_rows(use: DeviceUse) -> list[Row]:
+    """Idle time of all ranks by cause."""
+    causes: Counter[str] = Counter()
+    for rank in use.ranks:
+        causes.update(dict(rank.idle.causes))
+    whole = causes.total()
+    return [
+        {"cause": cause, "idle_ms": ms(causes[cause]), "of_idle_%": percent(causes[cause] / whole)}
+        for cause in CAUSES
+        if causes[cause]
+    ]
+
+
+def _kernel_notes(use: DeviceUse, top: int | None) -> list[str]:
+    if not use.kernels:
+        return [NO_KERNELS]
+    left_out = len(use.kernels) - len(use.kernels[:top])
+    more = [f"{left_out} more kernels; all of them: --top 0"] if left_out else []
+    shapes = [] if any(kernel.shape for kernel in use.kernels) else [_NO_SHAPES]
+    return [_SUMMED, _SLOWDOWN, *shapes, *more]
+
+
+def _hidden_notes(use: DeviceUse) -> list[str]:
+    if any(rank.overlapped_ns is None for rank in use.ranks):
+        return ["n/a where the trace does not tell what a rank computed and communicated"]
+    if not any(rank.overlapped_ns for rank in use.ranks):
+        return ["no communication was overlapped"]
+    return ["overlapped communication, summed over ranks; where several kernels run at once, one of them counts"]
+
+
+def _idle_notes(use: DeviceUse) -> list[str]:
+    reasons: Mapping[str, None] = dict.fromkeys(rank.idle.reason for rank in use.ranks if rank.idle.reason)
+    notes = [f"idle time not known: {reason}" for reason in reasons]
+    if not any(rank.idle.causes for rank in use.ranks):
+        return notes or ["no device was idle in the steps"]
+    return [_IDLE, *notes]

@@ -1,0 +1,143 @@
+// Where each lane lies, in pixels from the top: which are folded or left out, and how tall the others are.
+
+/**
+ * @typedef {Object} Group lanes that are folded together: those of one kind of calls or ranges, else a single lane
+ * @property {string} key by which it is known, on all ranks
+ * @property {string} title
+ * @property {Object[]} lanes
+ * @property {boolean} folded
+ * @property {number} top
+ * @property {number} bottom
+ */
+
+const LEVEL = { host: 16, compute: 18, strip: 32, ranges: 15, calls: 15 }, OTHER_LEVEL = 17;
+const LOWEST_LEVEL = 1.3, TALLEST_STACK = 44, MOST_LEVELS = 12;
+const GAP = { panel: 12, rank: 15, lane: 3 }, PANEL_HEADER = 32, LOWEST_RANK = 72, LABEL = 17, RANK_LINE = 24;
+const MOST_STRETCH = 5;
+const MARGIN = { t: 44, b: 62, l: 300, r: 28 }, NARROW = 640, NARROW_SIDE = 10, NARROW_LEGEND = 10;
+const LEGEND_LINE = 19, LEGEND_ITEM = 42, LEGEND_FREE = 22; // pixels of a line, around an entry, above the lanes anyway
+const TOGETHER = { calls: "CUDA calls", ranges: "ranges" };
+
+/** What a reader chose: which lanes are folded, and a text that the titles of lanes hold. */
+class Folding {
+  constructor() {
+    /** @type {Map<string, boolean>} only what was chosen */
+    this.chosen = new Map();
+    this.filter = "";
+  }
+
+  /** What is looked for is not hidden in a fold, unless someone folds it. */
+  isFolded({ key, lanes: [lane] }) {
+    return this.chosen.get(key) ?? (lane.folded && !this.filter);
+  }
+
+  passes({ title, kind }) {
+    const words = this.filter.trim().toLowerCase();
+    return title.toLowerCase().includes(words) || kind.includes(words);
+  }
+
+  set(key, folded) {
+    this.chosen.set(key, folded);
+  }
+}
+
+/** @returns {Group[]} the lanes of a rank that pass the filter */
+function groupsOf(lanes, rank, folding) {
+  const groups = new Map();
+  for (const lane of lanes) {
+    if (lane.rank !== rank || !folding.passes(lane)) continue;
+    const key = lane.kind in TOGETHER ? lane.kind : lane.title;
+    if (!groups.has(key)) groups.set(key, { key, lanes: [] });
+    groups.get(key).lanes.push(lane);
+  }
+  return [...groups.values()].map((group) => ({ ...group, folded: folding.isFolded(group), title: titleOf(group) }));
+}
+
+function titleOf({ key, lanes }) {
+  return lanes.length > 1 ? `${TOGETHER[key]}, ${lanes.length} threads` : lanes[0].title;
+}
+
+/** Lays out all lanes; each gets its top, the height of a level, and whether it is seen. */
+class Arrangement {
+  /**
+   * @param {Object} data of the page @param {Folding} folding
+   * @param {{narrow: boolean, room: number, headers: number[]}} space narrow: titles are above the lanes; heights in pixels
+   */
+  constructor(data, folding, { narrow, room, headers }) {
+    Object.assign(this, { data, narrow, headers });
+    this.groups = data.ranks.map((_, rank) => groupsOf(data.lanes, rank, folding));
+    this.#place(1);
+    const flexible = this.#seen().reduce((sum, lane) => sum + lane.levels * lane.level, 0);
+    const stretch = 1 + (room - this.height) / Math.max(1, flexible);
+    if (stretch > 1) this.#place(Math.min(stretch, MOST_STRETCH));
+  }
+
+  #seen() {
+    return this.data.lanes.filter(({ seen }) => seen);
+  }
+
+  #place(stretch) {
+    const { ranks, panels, lanes } = this.data;
+    for (const lane of lanes) lane.seen = false;
+    this.panelTops = [];
+    this.rankPlaces = [];
+    let top = 0;
+    panels.forEach((_, panel) => {
+      top += panel ? GAP.panel : 0;
+      this.panelTops.push(top);
+      top += this.headers[panel] ?? PANEL_HEADER;
+      ranks.forEach((rank, at) => {
+        if (rank.panel !== panel) return;
+        const start = top, end = this.#placeRank(this.groups[at], start + (this.narrow ? RANK_LINE : 0), stretch);
+        top = this.narrow ? end : Math.max(end, start + LOWEST_RANK);
+        this.rankPlaces.push({ top: start, bottom: top });
+        top += GAP.rank;
+      });
+    });
+    this.height = top;
+  }
+
+  #placeRank(groups, start, stretch) {
+    let top = start;
+    for (const group of groups) {
+      group.top = top;
+      top = group.folded ? top + LABEL : this.#placeLanes(group.lanes, top, stretch);
+      group.bottom = top;
+      top += GAP.lane;
+    }
+    return top - GAP.lane;
+  }
+
+  #placeLanes(lanes, start, stretch) {
+    let top = start;
+    for (const lane of lanes) {
+      top += this.narrow ? LABEL : 0;
+      Object.assign(lane, { seen: true, top, level: levelHeight(lane) * stretch });
+      top += lane.level * lane.levels + GAP.lane;
+    }
+    return top - GAP.lane;
+  }
+}
+
+/** Full levels while there are few, lower ones in a high stack. */
+function levelHeight({ kind, levels }) {
+  const full = LEVEL[kind] ?? OTHER_LEVEL;
+  if (kind === "host" || kind === "strip" || levels === 1) return full;
+  const tallest = kind in TOGETHER ? MOST_LEVELS * full : TALLEST_STACK;
+  return Math.max(LOWEST_LEVEL, Math.min(full, tallest / levels));
+}
+
+/** Where a level of a lane is drawn; it leaves a gap to the next one. @returns {{top: number, bottom: number}} */
+function placeOf({ top, level, levels }, at) {
+  const start = top + at * level;
+  return { top: start, bottom: start + level - (levels === 1 ? 0 : Math.min(1, level / 10)) };
+}
+
+/** About how many pixels a legend needs beside its first line: Plotly gives all entries the width of the longest. */
+function legendRoom(categories, width, narrow) {
+  const scale = narrow ? NARROW_LEGEND / FONT_PX : 1, { l, r } = narrow ? { l: NARROW_SIDE, r: NARROW_SIDE } : MARGIN;
+  const entries = categories.filter(({ in_legend: isIn }) => isIn).map(({ legend }) => widthOf(legend) * scale + LEGEND_ITEM);
+  const sum = entries.reduce((all, each) => all + each, 0), room = width - l - r;
+  const lines = sum <= room ? 1 : Math.ceil(entries.length / Math.max(1, Math.floor(room / Math.max(...entries))));
+  return Math.max(0, lines * LEGEND_LINE - LEGEND_FREE);
+}

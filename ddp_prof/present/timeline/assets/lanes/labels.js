@@ -1,0 +1,78 @@
+// What is written beside the lanes, or above them where there is no room beside: panels, ranks, and a button a lane.
+
+class Labels {
+  /** @param {Timeline} timeline @param {HTMLElement} box that lies over the figure */
+  constructor(timeline, box) {
+    Object.assign(this, { timeline, box });
+  }
+
+  /** The heights that the panels' headers need, by the width of the figure. @returns {number[]} */
+  headerHeights() {
+    const { clientWidth } = this.timeline.element;
+    if (clientWidth !== this.measuredAt) {
+      this.measuredAt = clientWidth;
+      this.box.replaceChildren(...this.timeline.data.panels.map(header));
+      this.heights = [...this.box.children].map(({ offsetHeight }) => Math.max(PANEL_HEADER, offsetHeight + 8));
+    }
+    return this.heights;
+  }
+
+  update() {
+    const { arrangement, element, width } = this.timeline, { l, t } = element._fullLayout._size;
+    Object.assign(this.box.style, { top: `${t}px` });
+    this.box.style.setProperty("--left", `${l}px`);
+    this.box.style.setProperty("--width", `${width}px`);
+    if (arrangement === this.shown) return;
+    this.shown = arrangement;
+    const focused = document.activeElement?.dataset.key;
+    this.box.classList.toggle("narrow", arrangement.narrow);
+    this.box.replaceChildren(...this.#panels(arrangement), ...this.#ranks(arrangement), ...this.#lanes(arrangement));
+    if (focused) [...this.box.querySelectorAll("button")].find(({ dataset }) => dataset.key === focused)?.focus();
+  }
+
+  #panels({ panelTops }) {
+    return this.timeline.data.panels.map((panel, at) => placed(header(panel), panelTops[at]));
+  }
+
+  #ranks({ rankPlaces }) {
+    return this.timeline.data.ranks.map(({ title, share }, at) => {
+      const { top, bottom } = rankPlaces[at];
+      const figures = share === null ? ["n/a", "no overlap figure"] : [percent(share), "overlapped"];
+      const label = element("div", element("b", title), " ", element("strong", figures[0]), " ", element("small", figures[1]));
+      label.className = "rank";
+      return placed(label, top, bottom - top);
+    });
+  }
+
+  #lanes({ groups, narrow }) {
+    return groups.flat().flatMap((group) => {
+      if (group.folded) return [this.#button(group, group.title, group.top, LABEL)];
+      return group.lanes.map((lane, at) => {
+        const height = narrow ? LABEL : Math.max(LABEL, lane.level * lane.levels);
+        return this.#button(group, lane.title, narrow ? lane.top - LABEL : lane.top, height, at);
+      });
+    });
+  }
+
+  #button({ key, folded, lanes }, title, top, height, at = 0) {
+    const button = element("button", element("span", folded ? "▸" : "▾"), element("bdi", title));
+    Object.assign(button, { className: "lane", title: `${title}: ${folded ? "unfold" : "fold"} on all ranks` });
+    button.dataset.key = `${lanes[0].rank} ${at} ${key}`;
+    button.setAttribute("aria-expanded", String(!folded));
+    button.addEventListener("click", () => this.timeline.fold(key, !folded));
+    return placed(button, top, height);
+  }
+}
+
+function header({ title, device, facts }) {
+  const made = element("div", element("b", element("bdi", title)), element("span", `device: ${device}`), ...facts.map((fact) =>
+    element("span", element("bdi", fact))));
+  made.className = `panel ${device}`;
+  return made;
+}
+
+function placed(label, top, height) {
+  label.style.top = `${top}px`;
+  if (height) label.style.height = `${height}px`;
+  return label;
+}

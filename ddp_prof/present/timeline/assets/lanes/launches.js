@@ -1,0 +1,57 @@
+// Which call launched what, and what else is known of a box once the folded lanes were read.
+
+class Launches {
+  /**
+   * @param {Object<string, Float64Array>} facts a row a box shown: call, shape, phase
+   * @param {Object<string, Float64Array>} collectives a row a part of a collective: box, part, ns
+   */
+  constructor({ call, shape, phase }, { box, part, ns }) {
+    this.call = new Int32Array(call.length).fill(-1);
+    for (let at = 0, last = 0; at < call.length; at++) {
+      if (call[at]) this.call[at] = last += (call[at] - 1) / 2;
+    }
+    Object.assign(this, { shape, phase, box: summed(box), part, ns });
+  }
+
+  /** Parts of a collective: where in `EXPOSED_PARTS`, and ns. @returns {Array<[number, number]>} */
+  partsOf(source) {
+    const found = [], first = source ? firstAbove(this.box, source - 1) : 0;
+    for (let at = first; at < this.box.length && this.box[at] === source; at++) found.push([this.part[at], this.ns[at]]);
+    return found;
+  }
+}
+
+/**
+ * The launch that a box takes part in: the call, and what it launched, of several the first.
+ * @param {Timeline} timeline @param {{row: Row, track: Track, at: number}} box
+ * @returns {?{call: Object, launched: Object, count: number}} both as boxes
+ */
+function launchOf(timeline, box) {
+  const { launches } = timeline;
+  if (!launches || !box?.row) return null;
+  const source = box.track.source[box.at];
+  if (box.row.kind !== "calls") {
+    const call = launches.call[source] ?? -1;
+    return box.row.folded || call < 0 ? null : { call: locate(timeline.foldedRows, call), launched: box, count: 1 };
+  }
+  const first = launches.call.indexOf(source);
+  if (first < 0) return null;
+  let count = 0;
+  for (let at = first; at >= 0; at = launches.call.indexOf(source, at + 1)) count++;
+  return { call: box, launched: locate(timeline.shownRows, first), count };
+}
+
+/** The arrow of a launch, and where the host lane shows the call, on the axis in ns and in pixels from the top. */
+function arrowOf(timeline, box) {
+  const launch = launchOf(timeline, box);
+  if (!launch) return null;
+  const { call, launched } = launch, { view } = timeline;
+  const host = timeline.shownRows.filter(({ rank, kind, seen }) => rank === launched.row.rank && kind === "host" && seen);
+  const from = call.row.seen ? call.row : host.at(-1);
+  return {
+    at: call.track.start[call.at] - view.offsets[call.row.panel],
+    to: launched.track.start[launched.at] - view.offsets[launched.row.panel],
+    host,
+    line: from && launched.row.seen ? [(from.top + from.bottom) / 2, (launched.row.top + launched.row.bottom) / 2] : null,
+  };
+}

@@ -1,0 +1,119 @@
+"""What the host did: steps and phases, the program's own ranges, its CUDA calls."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddp_prof.present import theme
+from ddp_prof.present.text import milliseconds, percent
+from ddp_prof.present.timeline.boxes import PHASE_CODE, codes_of, make_boxes, nest, stack, step_at
+from ddp_prof.present.timeline.model import CALLS, HOST, RANGES, Lane
+from ddp_prof.range_names import PROCESS
+from ddp_prof.trace import UNKNOWN, concatenate, distinct, select
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddp_prof.analyze.core.rank_events import RankEvents
+    from ddp_prof.present.timeline.boxes import View
+    from ddp_prof.trace import Trace
+
+INFERRED = "backward (inferred: launched by autograd's threads)"
+
+
+def host_lane(rank: RankEvents, view: View) -> Lane:
+    """Steps on the upper row, their phases below."""
+    seen = view.holds(rank.steps.start_ns, rank.steps.end_ns) & rank.has_steps
+    numbers = rank.step_keys[seen]
+    steps = make_boxes(
+        view,
+        rank.steps.start_ns[seen],
+        rank.steps.end_ns[seen],
+        codes_of(theme.STEP, len(numbers)),
+        name_id=np.arange(len(numbers), dtype=np.int64),
+        step=numbers,
+    )
+    told, inferred = (
+        select(item, view.holds(item.start_ns, item.end_ns)) for item in (rank.phases, rank.inferred_backward)
+    )
+    phases = concatenate(told, inferred)
+    ranges = make_boxes(
+        view,
+        phases.start_ns,
+        phases.end_ns,
+        PHASE_CODE[phases.kind],
+        name_id=np.repeat([UNKNOWN, len(numbers)], [len(told), len(inferred)]),
+        step=step_at(rank, phases.start_ns),
+        level=stack(phases.start_ns, phases.end_ns) + steps.level.max(initial=-1) + 1,
+    )
+    parts = select(rank.breakdown, seen)
+    names = map(_step_title, numbers.tolist(), parts.comm_ns.tolist(), parts.overlapped_ns.tolist())
+    return Lane("host", HOST, concatenate(steps, ranges), (*names, INFERRED))
+
+
+def _step_title(number: int, comm_ns: int, overlapped_ns: int) -> str:
+    if not comm_ns:
+        return f"step {number}"
+    share = percent(overlapped_ns / comm_ns)
+    return f"step {number}: {share} of {milliseconds(comm_ns)} communication overlapped"
+
+
+def range_lanes(rank: RankEvents, view: View) -> Iterator[Lane]:
+    """The program's own ranges: those that nest by depth, below them those that may cross."""
+    trace, spans = rank.trace, rank.trace.spans
+    is_named = np.array([not name.startswith(f"{PROCESS}|") for name in trace.names], np.bool_)[spans.name_id]
+    seen = np.flatnonzero((spans.process == rank.process) & is_named & view.holds(spans.start_ns, spans.end_ns))
+    for thread in distinct(spans.lane[seen]):
+        own = seen[spans.lane[seen] == thread]
+        nested, crossing = own[spans.is_start_end[own] == 0], own[spans.is_start_end[own] == 1]
+        depth = nest(spans.start_ns[nested], spans.end_ns[nested])
+        below = stack(spans.start_ns[crossing], spans.end_ns[crossing]) + depth.max(initial=-1) + 1
+        rows = np.concatenate([nested, crossing])
+        boxes = make_boxes(
+            view,
+            spans.start_ns[rows],
+            spans.end_ns[rows],
+            codes_of(theme.RANGE, len(rows)),
+            name_id=spans.name_id[rows],
+            step=step_at(rank, spans.start_ns[rows]),
+            level=np.concatenate([depth, below]),
+        )
+        yield Lane(f"ranges, {thread_name(trace, rank.process, thread)}", RANGES, boxes, trace.names)
+
+
+def call_lanes(rank: RankEvents, view: View) -> Iterator[Lane]:
+    """All calls of the process, and of those before what is seen the ones that launched it.
+
+    None where they were not read whole.
+    """
+    trace, calls, details = rank.trace, rank.trace.calls, rank.trace.call_details
+    if details is None:
+        return
+    is_seen = view.holds(calls.start_ns, details.end_ns)
+    launchers = trace.launching_calls[view.holds(trace.activities.start_ns, trace.activities.end_ns)]
+    is_seen[launchers[launchers != UNKNOWN]] = True
+    seen = np.flatnonzero(is_seen & (calls.process == rank.process))
+    for thread in distinct(calls.lane[seen]):
+        rows = seen[calls.lane[seen] == thread]
+        start, end = calls.start_ns[rows], details.end_ns[rows]
+        boxes = make_boxes(
+            view,
+            start,
+            end,
+            codes_of(theme.CALL, len(rows)),
+            name_id=details.name_id[rows],
+            step=step_at(rank, start),
+            call=rows,
+            level=nest(start, end),
+        )
+        yield Lane(f"CUDA calls, {thread_name(trace, rank.process, thread)}", CALLS, boxes, trace.names)
+
+
+def thread_name(trace: Trace, process: int, thread: int) -> str:
+    """What a thread is called: by its name, and by its number, since many have one name."""
+    if thread == process:
+        return "main thread"
+    name = trace.threads.get((process, thread), f"thread {thread}")
+    return name if str(thread) in name else f"{name} ({thread})"

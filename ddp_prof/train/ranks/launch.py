@@ -1,0 +1,223 @@
+"""Starts the ranks of a run on this machine and ends all of them when one fails.
+
+The ranks find each other through a file, so no port can be busy. They are told where to leave the reason of a failure:
+of several reasons the launcher shows the one that caused the others, in one line.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from ddp_prof.errors import CommunicationError, DdpProfError, OutOfMemoryError, WorkloadError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from types import FrameType
+
+LAUNCH_DIRECTORY = "DDP_PROF_LAUNCH_DIRECTORY"
+"""Environment variable of a launched rank: the folder that the ranks of a run share."""
+LAUNCHER = "DDP_PROF_LAUNCHER"
+"""Environment variable of a launched rank: process id of its launcher."""
+
+GRACE_S = 2.0
+"""How long the other ranks may take to end by themselves after one failed, and again after being asked to."""
+POLL_S = 0.02
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+class Stopped(Exception):  # noqa: N818  # not an error: the user's wish
+    """The launcher was told to stop by a signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def launch(world: int, command: Sequence[str], log: Path | None = None) -> None:
+    """Run a command of Python's (``-m ddp_prof.train --variant flat``) as ``world`` ranks and wait for them.
+
+    Args:
+        world: Number of ranks.
+        command: Arguments of Python.
+        log: File for what the ranks say; ``None`` lets them say it.
+
+    Raises:
+        WorkloadError: A rank failed; the message is the one that it left.
+        OutOfMemoryError: A rank failed for want of memory, or was killed while the system killed for want of it.
+        Stopped: A signal asked this process to end; the ranks are gone.
+    """
+    with stoppable(), tempfile.TemporaryDirectory(prefix="ddp_prof.") as directory:
+        kills_before = _kills_for_memory()
+        with log.open("ab") if log else nullcontext() as output:
+            failed = _run(world, directory, command, output)
+        if failed:
+            kills = _kills_for_memory()
+            raise _cause(failed, Path(directory), log, can_lack_memory=kills is None or kills != kills_before)
+
+
+def run_script(world: int, run_rank: Callable[[], int]) -> int:
+    """Start this script once more as ``world`` ranks, or be one of them; returns the exit code.
+
+    Args:
+        world: Number of ranks.
+        run_rank: What a rank does; returns its exit code.
+    """
+    if "RANK" in os.environ:
+        return run_rank()
+    return exit_code_of(Path(sys.argv[0]).stem, lambda: launch(world, sys.argv))
+
+
+def exit_code_of(program: str, action: Callable[[], int | None], *, on_stop: str = "") -> int:
+    """Do what a command line asks for: a failure is a line on stderr and 1, a signal to end 128 plus its number."""
+    try:
+        with stoppable():
+            return action() or 0
+    except DdpProfError as error:
+        sys.stderr.write(f"{program}: error: {error}\n")
+        return 1
+    except Stopped as stop:
+        sys.stderr.write(on_stop)
+        return 128 + stop.number
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Within the block a signal that asks this process to end raises :class:`Stopped`."""
+    before = {number: signal.signal(number, _stop) for number in STOPPING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _run(world: int, directory: str, command: Sequence[str], output: IO[bytes] | None) -> dict[int, int]:
+    """Start the ranks, wait until all have ended; returns the exit codes of those that failed by themselves."""
+    ranks: list[subprocess.Popen[bytes]] = []
+    try:
+        ranks.extend(_start(rank, world, directory, command, output) for rank in range(world))
+        return _wait(ranks)
+    finally:
+        _end(ranks)
+
+
+def _start(
+    rank: int, world: int, directory: str, command: Sequence[str], output: IO[bytes] | None
+) -> subprocess.Popen[bytes]:
+    environment = {
+        "OMP_NUM_THREADS": "1",  # as torchrun does: ranks share the cores
+        **({"GLOO_SOCKET_IFNAME": "lo"} if Path("/sys/class/net/lo").exists() else {}),
+        **os.environ,
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(world),
+        LAUNCH_DIRECTORY: directory,
+        LAUNCHER: str(os.getpid()),
+    }
+    # A session of its own: Ctrl-C reaches the launcher alone, which ends the ranks in good order.
+    return subprocess.Popen(  # noqa: S603  # our own
+        [sys.executable, *command], env=environment, start_new_session=True, stdout=output, stderr=output
+    )
+
+
+def _stop(number: int, _frame: FrameType | None) -> None:
+    raise Stopped(number)
+
+
+def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> dict[int, int]:
+    """Until all have ended, or one has failed and the others had time to notice; returns codes of those that failed."""
+    while list(_running(ranks)):
+        if any(rank.returncode for rank in ranks):
+            _wait_at_most(ranks, GRACE_S)
+            break
+        time.sleep(POLL_S)
+    return {index: rank.returncode for index, rank in enumerate(ranks) if rank.returncode}
+
+
+def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End all ranks, also when further signals arrive."""
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_IGN)
+    for end in (subprocess.Popen.terminate, subprocess.Popen.kill):
+        for rank in _running(ranks):
+            end(rank)
+        _wait_at_most(ranks, GRACE_S)
+
+
+def _wait_at_most(ranks: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while list(_running(ranks)) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+
+
+def _running(ranks: Iterable[subprocess.Popen[bytes]]) -> Iterable[subprocess.Popen[bytes]]:
+    return (rank for rank in ranks if rank.poll() is None)
+
+
+def _kills_for_memory() -> int | None:
+    """How many processes the system has killed for want of memory since it started; unknown where it does not tell."""
+    try:
+        counters = Path("/proc/vmstat").read_text(encoding="ascii").split()
+        return int(counters[counters.index("oom_kill") + 1])
+    except (OSError, ValueError):
+        return None
+
+
+def _cause(failed: Mapping[int, int], directory: Path, log: Path | None, *, can_lack_memory: bool) -> WorkloadError:
+    """The reason of the failure: a rank's own, else a rank's end without a word, else what its peers noticed."""
+    reasons = [path.read_text(encoding="utf-8") for path in sorted(directory.glob("failure.*"))]
+    own = [reason for reason in reasons if not reason.startswith(CommunicationError.__name__)]
+    silent = [rank for rank in failed if not (directory / f"failure.{rank}").exists()]
+    if own or not silent:
+        name, _, message = (own or reasons)[0].partition(": ")
+        return OutOfMemoryError(message) if name == OutOfMemoryError.__name__ else WorkloadError(message)
+    # None of these was killed by us: when we kill, the codes are already taken down.
+    killed = [rank for rank in silent if failed[rank] == -signal.SIGKILL]
+    rank = (killed or silent)[0]
+    lacks_memory = bool(killed) and can_lack_memory
+    status = _status(failed[rank]) + " (out of memory?)" * lacks_memory
+    message = f"rank {rank} ended with {status}, {_last_words(log)}"
+    return OutOfMemoryError(message) if lacks_memory else WorkloadError(message)
+
+
+def _status(code: int) -> str:
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+def _last_words(log: Path | None) -> str:
+    """Where to look, or what is to be seen there."""
+    if log is None:
+        return "see its output"
+    said = log.read_text(encoding="utf-8", errors="replace").strip()
+    return f"after saying: {said.splitlines()[-1]}" if said else "without a word"
+
+
+def die_with_launcher() -> None:
+    """In a launched rank: end when the launcher does, even if that was killed; elsewhere do nothing."""
+    launcher = os.environ.get(LAUNCHER)
+    if launcher is None:
+        return
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(launcher):  # it ended before the line above
+        sys.exit(1)
+
+
+def leave_failure(rank: int, error: Exception) -> bool:
+    """In a launched rank: leave the reason for the launcher and say so; elsewhere do nothing."""
+    directory = os.environ.get(LAUNCH_DIRECTORY)
+    if directory is None:
+        return False
+    Path(directory, f"failure.{rank}").write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
+    return True

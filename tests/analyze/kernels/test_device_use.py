@@ -1,0 +1,106 @@
+"""What hid communication and why devices idled: as drawn, and against the oracle on runs that Hypothesis draws."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.kernels.device_use import RankUse, use_of_rank
+from ddp_prof.analyze.overlap.overlap import measure_rank
+from ddp_prof.trace import Category, Overhead, Trace
+from tests import oracle
+from tests.analyze.random_runs import runs
+from tests.drawing import draw_trace
+from tests.oracle.device_use import hidden_by_phase, idle_causes
+from tests.oracle.ranks import PHASES
+
+DRAWN = settings(
+    max_examples=100, deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
+)  # fmt: skip
+
+
+def use_of(trace: Trace) -> RankUse:
+    (rank,) = find_rank_events(trace)
+    return use_of_rank(rank)
+
+
+def test_an_instant_beside_several_kernels_belongs_to_one() -> None:
+    trace = draw_trace(
+        ranges={"backward": "####................", "optimizer": "....####............"},
+        launches={"main": "bA.co..............."},
+        streams={7: "....bbbbcccc........", 8: "......oooooooo......", 9: "....AAAAAAAAAAAA...."},
+    )
+    found = {(part.phase, part.kind): part.overlapped_ns for part in use_of(trace).hidden}
+    assert found == {("backward", "other"): 8, ("optimizer", "other"): 2}
+
+
+def test_idle_time_before_and_after_the_launch() -> None:
+    trace = draw_trace(
+        ranges={"step|index=0": "#" * 30, "forward": "######..............", "backward": "......########......"},
+        launches={"main": "a.........b.....2..."},
+        streams={7: "..aa........bbb.....2."},
+    )
+    use = use_of(trace)
+    assert dict(use.idle.causes) == {
+        "host in forward": 2,  # 4 and 5
+        "host in backward": 4,  # 6 to 9
+        "launched, not begun": 2 + 4,  # 10 and 11, 16 to 19
+        "host outside of named phases": 1,  # 15
+    }
+    assert use.idle.idle_ns == sum(ns for _, ns in use.idle.causes)
+
+
+def test_work_without_a_known_launch_leaves_the_cause_unknown() -> None:
+    trace = draw_trace(launches={"main": "a..................."}, streams={7: "..aa......bb........"})
+    assert dict(use_of(trace).idle.causes) == {"unknown": 6}
+
+
+def test_what_the_profiler_did_is_named() -> None:
+    drawn = draw_trace(launches={"main": "a.......b..........."}, streams={7: "..aa......bb........"})
+    overhead = Overhead(np.array([5]), np.array([7]))
+    trace = Trace(**{**{name: getattr(drawn, name) for name in drawn.__dataclass_fields__}, "overhead": overhead})
+    assert dict(use_of(trace).idle.causes) == {
+        "the profiler at work": 2,
+        "launched, not begun": 2,
+        "host outside of named phases": 2,
+    }
+
+
+def test_graphs_recorded_whole_leave_idle_time_unknown() -> None:
+    (rank,) = find_rank_events(draw_trace(launches={"main": "a"}, streams={7: "..aa"}))
+    rank.events.category[:] = Category.OTHER
+    idle = use_of_rank(rank).idle
+    assert (idle.idle_ns, idle.causes) == (None, ())
+    assert idle.reason
+
+
+@pytest.mark.slow
+@DRAWN
+@given(runs())
+def test_parts_agree_with_the_oracle_and_sum(traces: tuple[Trace, ...]) -> None:
+    for trace in traces:
+        for rank, expected in zip(find_rank_events(trace), oracle.ranks_of(trace), strict=True):
+            use, measured = use_of_rank(rank), measure_rank(rank)
+            assert use.overlapped_ns == measured.overlapped_ns
+            if use.overlapped_ns is not None:
+                phases = Counter[str | None]()
+                for part in use.hidden:
+                    phases[part.phase] += part.overlapped_ns
+                assert phases == hidden_by_phase(expected)
+            idle = [step.idle_ns for step in measured.steps]
+            if use.idle.idle_ns is None or not measured.steps:
+                continue
+            assert use.idle.idle_ns == sum(idle) == sum(ns for _, ns in use.idle.causes)
+            host = {
+                phase: [
+                    (int(rank.phases.start_ns[row]), int(rank.phases.end_ns[row]))
+                    for row in np.flatnonzero(rank.phases.kind == PHASES.index(phase))
+                ]
+                for phase in PHASES
+            }
+            assert Counter(dict(use.idle.causes)) == idle_causes(expected, trace, host)

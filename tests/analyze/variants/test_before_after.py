@@ -1,0 +1,112 @@
+"""Two runs of one variant: what changed beyond their spread, and which collective did it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ddp_prof.analyze.variants.before_after import CollectiveChange, PartChange, compare_before_after
+from ddp_prof.cli import main
+from ddp_prof.present.tables.waterfall import change_rows, change_texts
+from tests.drawing import PID, draw_trace
+from tests.measuring import analysis_of
+from tests.nsys_factory import Capture, Kernel, Range, write_capture
+
+MS = 1_000_000
+JITTER = (0, 1, 0, 1, 0)
+
+
+def changes_between(before: list[tuple[int, int]], after: list[tuple[int, int]]) -> dict[str, PartChange]:
+    """Of two CPU runs, drawn by the start and the length of the second bucket in each of their steps.
+
+    backward   ##########..........
+    bucket 0   ..###...............
+    bucket 1   .......#####........  start 7, length 5: 2 of it are tail
+    """
+    runs = []
+    for second in (before, after):
+        ranges = {"process|rank=0|world=1|variant=overlap|backend=gloo|device=cpu": "#" * (20 * len(second))}
+        ranges |= {f"step|index={index}": "." * (20 * index) + "#" * 20 for index in range(len(second))}
+        ranges["backward"] = "##########.........." * len(second)
+        ranges["all_reduce|bucket=0|bytes=8|params=1"] = "..###..............." * len(second)
+        pictures = ["." * start + "#" * length + "." * (20 - start - length) for start, length in second]
+        ranges["all_reduce|bucket=1|bytes=8|params=1"] = "".join(pictures)
+        runs.append((analysis_of(draw_trace(ranges=ranges, ranks={PID: 0}), label="overlap"), ()))
+    return {change.part: change for change in compare_before_after(*runs)}
+
+
+def test_a_later_launch_is_named() -> None:
+    found = changes_between([(7, 5 + jitter) for jitter in JITTER], [(11, 5 + jitter) for jitter in JITTER])
+    assert found["tail"].change_ns == 3, "from 2 to 5: it launches 1 after the end of backward"
+    assert found["tail"].is_beyond_spread
+    assert found["tail"].cause == CollectiveChange("all_reduce", 1, None, "launch", 4)
+    assert change_texts([found["tail"]]) == ["tail +0.00 ms: bucket 1 launches 0.0 µs later"]
+
+
+def test_a_longer_collective_is_named() -> None:
+    found = changes_between([(7, 5 + jitter) for jitter in JITTER], [(7, 9 + jitter) for jitter in JITTER])
+    assert found["tail"].cause == CollectiveChange("all_reduce", 1, None, "duration", 4)
+
+
+def test_an_improvement_is_named_too() -> None:
+    found = changes_between([(11, 5 + jitter) for jitter in JITTER], [(7, 5 + jitter) for jitter in JITTER])
+    assert (found["tail"].change_ns, found["tail"].cause) == (-3, CollectiveChange("all_reduce", 1, None, "launch", -4))
+
+
+def test_within_the_spread_nothing_is_told() -> None:
+    lengths = (3, 9, 4, 10, 5)
+    found = changes_between([(7, length) for length in lengths], [(7, length + 1) for length in lengths])
+    assert found["tail"].change_ns == 1
+    assert (found["tail"].is_beyond_spread, found["tail"].cause) == (False, None)
+    assert {row["part"]: row["told"] for row in change_rows(list(found.values()))}["tail"] == "within the spread"
+    assert change_texts(list(found.values())) == []
+
+
+def test_two_steps_tell_nothing() -> None:
+    found = changes_between([(7, 5)] * 2, [(11, 5)] * 2)
+    assert (found["tail"].is_beyond_spread, found["tail"].cause) == (None, None)
+
+
+def test_the_parts_sum_to_the_step() -> None:
+    found = changes_between([(7, 5 + jitter) for jitter in JITTER], [(11, 5 + jitter) for jitter in JITTER])
+    assert sum(change.change_ns for part, change in found.items() if part != "step") == found["step"].change_ns
+
+
+def gpu_capture(launch_ms: float) -> Capture:
+    """Five steps of a GPU: backward until 30 ms, bucket launched then for 10 ms."""
+    capture = Capture(threads={(100, 100): "python3", (100, 131): "pt_autograd_0"})
+    for step in range(5):
+        begin = 100 * step + 1
+        comm, scatter = begin + launch_ms, 0.01 * (step % 2)
+        for name, start, end, launch, thread, stream in (
+            ("gemm", begin, begin + 30, begin, 131, 7),
+            ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", comm, comm + 10 + scatter, comm - 0.1, 131, 9),
+            ("adam", comm + 11, comm + 12, begin + 29, 100, 7),
+        ):  # fmt: skip
+            times = [round(item * MS) for item in (start, end, launch)]
+            capture.kernels.append(Kernel(name, *times, thread, 100, stream))
+        capture.ranges.append(Range(f"step {step}", round(begin * MS), round((begin + 60) * MS), 100))
+    return capture
+
+
+@pytest.fixture
+def two_runs(tmp_path: Path) -> list[str]:
+    return [str(write_capture(tmp_path / f"{name}.sqlite", gpu_capture(at))) for name, at in (("old", 25), ("new", 29))]
+
+
+def test_the_command_line_says_what_changed_and_why(two_runs: list[str]) -> None:
+    said = CliRunner().invoke(main, ["compare", *two_runs]).stdout
+    assert "from old to new:" in said
+    assert "tail +4.00 ms: collective 0 launches 4.00 ms later" in said
+    document = json.loads(CliRunner().invoke(main, ["compare", "--format", "json", *two_runs]).stdout)
+    (tail,) = [change for change in document["changes"] if change["part"] == "tail"]
+    assert (tail["change_ns"], tail["cause"]["moved"], tail["cause"]["by_ns"]) == (4 * MS, "launch", 4 * MS)
+
+
+def test_a_gate_that_fails_says_so_too(two_runs: list[str]) -> None:
+    result = CliRunner().invoke(main, ["check", "--baseline", *two_runs])
+    assert result.exit_code == 3
+    assert "note: new, against the baseline: tail +4.00 ms: collective 0 launches 4.00 ms later" in result.stdout

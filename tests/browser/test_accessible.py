@@ -1,0 +1,81 @@
+"""axe-core, Deque's engine, finds nothing serious on any kind of page, in light and in dark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from click.testing import CliRunner
+
+from ddp_prof.cli import main
+from tests.browser.conftest import new_visit
+from tests.conftest import ROOT
+from tests.ingest.test_nsys_sqlite import known_truth
+from tests.nsys_factory import write_capture
+
+TIMELINES = ("naive.html", "known.html")
+PAGES = (
+    "index.html", *TIMELINES, "naive-why.html", "known-why.html", "naive-kernels.html", "known-kernels.html",
+    "waterfall-page.html", "collectives-page.html", "skew-page.html", "variants.html", "buckets-batch-2.html",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every kind of page, of a CPU capture of this repository and of a GPU capture with known truth."""
+    folder = tmp_path_factory.mktemp("pages")
+    gpu, naive = write_capture(folder / "known.sqlite", known_truth()), ROOT / "traces" / "naive.sqlite"
+    flat = ROOT / "traces" / "flat.sqlite"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BROWSER_PATH", str(folder / "none"))
+        for arguments in (
+            ["report", naive, gpu, "-o", folder],
+            ["compare", naive, flat, "--html", folder / "waterfall-page.html"],
+            ["collectives", naive, "--html", folder / "collectives-page.html"],
+            ["skew", naive, "--html", folder / "skew-page.html"],
+            ["results", _results(folder), "-o", folder],
+        ):
+            result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+            assert result.exit_code == 0, result.output
+    return folder
+
+
+def _results(folder: Path) -> Path:
+    """A copy: a table is written beside the database."""
+    database = folder / "results.db"
+    database.write_bytes((ROOT / "traces" / "results.db").read_bytes())
+    return database
+
+
+@pytest.mark.parametrize("palette", ["light", "dark"])
+@pytest.mark.parametrize("page", PAGES)
+def test_axe_finds_nothing_serious(chromium: Any, pages: Path, page: str, palette: str) -> None:
+    with new_visit(chromium, palette) as visit:
+        if page in TIMELINES:
+            visit.open_timeline(pages / page)
+        else:
+            visit.page.goto((pages / page).as_uri())
+            visit.page.wait_for_load_state()
+        assert serious_violations(visit.page) == []
+
+
+def test_axe_sees_what_is_serious(chromium: Any, tmp_path: Path) -> None:
+    page = tmp_path / "bad.html"
+    page.write_text(
+        '<html lang="en"><title>x</title><p style="color: #bbb; background: #fff">pale</p><img src="data:,">'
+    )
+    with new_visit(chromium) as visit:
+        visit.page.goto(page.as_uri())
+        assert {text.partition(":")[0] for text in serious_violations(visit.page)} == {"color-contrast", "image-alt"}
+
+
+def serious_violations(page: Any) -> list[str]:
+    """A line for each element that breaks a rule."""
+    return [
+        f"{found['id']}: {node['html'][:120]} {node['failureSummary'][:300]}"
+        for found in Axe().run(page).response["violations"]
+        if found["impact"] in ("serious", "critical")
+        for node in found["nodes"]
+    ]

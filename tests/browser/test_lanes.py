@@ -1,0 +1,236 @@
+"""Lanes that fold, launches of what is selected, and how lanes fill the window."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddp_prof.present.html.timeline_page import write_timeline_page
+from ddp_prof.present.timeline.build import build_timeline
+from ddp_prof.trace import CallDetails, Trace
+from tests.browser.conftest import Visit
+from tests.browser.test_inspecting import boxes_of, details, place_of
+from tests.drawing import column, draw_trace
+from tests.measuring import source_of
+
+SHAPES = ("grid 7x1x1 block 128x1x1", "grid 24x1x1 block 640x1x1")
+
+
+def gpu_trace() -> Trace:
+    """A step whose backward autograd launches: ``c`` and the all-reduce ``A``, the half of which is exposed."""
+    drawn = draw_trace(
+        ranges={
+            "step|index=0": "####################",
+            "forward": ".###................",
+            "optimizer": "...............#....",
+            "inner": "..#.................",
+            "load data": "....##..............",
+            "all_reduce|bucket=3|bytes=64|params=1": "......##########....",
+        },
+        launches={"main": ".ab............d....", "pt_autograd_0": ".....cA............."},
+        streams={7: "..aaabbbcccc......dd", 9: "........AAAAAAAA...."},
+        ranks={4242: 0},
+    )
+    names = (*drawn.names, "cudaLaunchKernel", "cudaGraphLaunch", *SHAPES)
+    calls = len(drawn.calls)
+    kernels = len(drawn.activities)
+    return replace(
+        drawn,
+        names=names,
+        call_details=CallDetails(drawn.calls.start_ns + 1, column([names.index("cudaLaunchKernel")] * calls)),
+        shape_id=column([names.index(SHAPES[at == kernels - 1]) for at in range(kernels)]),
+        registers=column([96] * kernels),
+    )
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    write_timeline_page(build_timeline([source_of("run", gpu_trace())]), tmp_path / "run.html")
+    return tmp_path / "run.html"
+
+
+def select(visit: Visit, kind: str, time: float) -> dict[str, str]:
+    visit.page.mouse.click(*place_of(visit, kind, time))
+    visit.ask("page.schedule()")
+    return details(visit)
+
+
+def arrow(visit: Visit) -> dict[str, list[float]]:
+    """Ends of the arrow: in ns, and in pixels from the top of the lanes."""
+    found: dict[str, list[float]] = visit.ask("(({ x, y }) => ({ x, y }))(page.element.data.at(-2))")
+    return {"x": [round(1e6 * x) for x in found["x"]], "y": found["y"]}
+
+
+def middle_of(visit: Visit, kind: str, level: int = 0) -> float:
+    middle: float = visit.ask(
+        "((row) => (row.top + row.bottom) / 2)(page.rows.filter(({ kind }) => kind === argument[0])[argument[1]])",
+        [kind, level],
+    )
+    return middle
+
+
+def labels(visit: Visit) -> list[str]:
+    visit.ask("page.schedule()")
+    return [text[1:] for text in visit.page.locator("#labels button").all_text_contents()]
+
+
+FOLDED = ["host", "ranges, main thread", "CUDA calls, 2 threads", "compute, stream 7", "communication, stream 9",
+          "where time goes"]  # fmt: skip
+
+
+class TestLaunches:
+    def test_a_kernel_tells_its_launch(self, visit: Visit, page: Path) -> None:
+        visit.open_timeline(page)
+        known = select(visit, "compute", 9)
+        assert visit.page.locator("#details h2").text_content() == "compute c"
+        assert known["launched"] == "5 ns on the axis, by cudaLaunchKernel on pt_autograd_0 (4244)"
+        assert known["launch delay"] == "3 ns (3 ns) from the start of the call"
+        assert (known["grid"], known["block"], known["registers"]) == ("7x1x1", "128x1x1", "96 a thread")
+        assert known["phase"] == "backward, inferred from the thread that launched it"
+        assert visit.complaints == []
+
+    def test_a_collective_tells_when_and_why_it_is_exposed(self, visit: Visit, page: Path) -> None:
+        """It runs from 8 to 16, compute until 12; no peer is known."""
+        visit.open_timeline(page)
+        known = select(visit, "communication", 12)
+        assert (known["bucket"], known["bytes"], known["bandwidth"]) == ("3", "64: 64 bytes", "8 GB/s")
+        assert (known["overlapped"], known["exposed"]) == ("4 ns", "4 ns")
+        (tail,) = [text for name, text in known.items() if name.startswith("exposed in the tail")]
+        assert tail == "4 ns: in transfer or waiting for a peer"
+        assert known["grid"] == "24x1x1"
+
+    def test_an_arrow_leads_from_the_host_or_from_the_call_if_that_is_seen(self, visit: Visit, page: Path) -> None:
+        visit.open_timeline(page)
+        assert arrow(visit) == {"x": [], "y": []}
+        select(visit, "compute", 9)
+        assert arrow(visit)["x"] == [5, 8]
+        assert arrow(visit)["y"] == pytest.approx([middle_of(visit, "host", 1), middle_of(visit, "compute")])
+        visit.ask("page.fold('calls', false)")
+        assert arrow(visit)["y"] == pytest.approx([middle_of(visit, "calls", 1), middle_of(visit, "compute")])
+        visit.page.keyboard.press("Escape")
+        visit.ask("page.schedule()")
+        assert arrow(visit) == {"x": [], "y": []}
+
+    def test_a_call_tells_what_it_launched(self, visit: Visit, page: Path) -> None:
+        visit.open_timeline(page)
+        visit.ask("page.fold('calls', false)")
+        known = select(visit, "calls", 2.5)
+        assert known["launched"] == "compute b, compute, stream 7"
+        assert known["launch delay"].startswith("3 ns")
+        assert arrow(visit)["x"] == [2, 5]
+
+    @pytest.mark.parametrize("name", ["nsys2022_4_ddp_unet_a100_rank0of4.sqlite", "kineto_a100_ddp_rank0of2.json.gz"])
+    def test_launches_of_a_real_capture(self, visit: Visit, tmp_path: Path, shared_traces: Path, name: str) -> None:
+        """Each box of a device has the call that the trace joins it with."""
+        from ddp_prof.ingest.load import load_trace
+
+        trace = load_trace(shared_traces / name, with_launches=True)
+        write_timeline_page(build_timeline([source_of("real", trace)]), tmp_path / "real.html")
+        visit.open_timeline(tmp_path / "real.html")
+        delays = visit.ask("""page.shownRows.filter(({ kind }) => kind === "communication").flatMap((row) =>
+            row.tracks.flatMap((track) => Array.from(track.source, (source, at) => {
+              const call = page.launches.call[source], calls = page.foldedRows.find(({ first, count }) =>
+                first <= call && call < first + count);
+              return [track.start[at], track.start[at] - calls.columns.start[call]]; })))""")
+        seen, zero = trace.activities, min(int(each.steps.start_ns[0]) for each in source_of("real", trace).ranks)
+        launch = trace.calls.start_ns[trace.launching_calls]
+        expected = {int(start) - zero: int(start - call) for start, call, category in
+                    zip(seen.start_ns, launch, seen.category, strict=True) if category == 1}  # fmt: skip
+        assert len(delays) > 10
+        assert all(expected[start] == delay for start, delay in delays)
+
+
+class TestFolding:
+    def test_calls_and_ranges_are_folded_at_first(self, visit: Visit, page: Path) -> None:
+        visit.open_timeline(page)
+        assert labels(visit) == FOLDED
+        assert visit.ask("page.drawn.some(({ row }) => ['calls', 'ranges'].includes(row.kind))") is False
+
+    def test_a_click_on_a_label_unfolds_and_folds(self, visit: Visit, page: Path) -> None:
+        visit.open_timeline(page)
+        visit.page.get_by_role("button", name="CUDA calls, 2 threads").click()
+        assert labels(visit)[2:4] == ["CUDA calls, main thread", "CUDA calls, pt_autograd_0 (4244)"]
+        visit.page.get_by_role("button", name="compute, stream 7").click()
+        visit.ask("page.schedule()")
+        assert visit.ask("page.drawn.map(({ row }) => row.lane)").count("compute, stream 7") == 0
+        visit.page.get_by_role("button", name="CUDA calls, main thread").click()
+        assert labels(visit) == FOLDED
+
+    def test_keys_fold_and_the_focus_stays(self, visit: Visit, page: Path) -> None:
+        visit.open_timeline(page)
+        visit.page.keyboard.press("c")
+        visit.ask("page.schedule()")
+        assert "CUDA calls, main thread" in labels(visit)
+        visit.page.keyboard.press("c")
+        visit.page.locator("#labels button").nth(1).focus()
+        visit.page.keyboard.press("Enter")
+        visit.ask("page.schedule()")
+        focused = "document.activeElement.getAttribute('aria-expanded') + document.activeElement.textContent"
+        assert visit.page.evaluate(focused) == "true▾ranges, main thread"
+
+    def test_ranges_are_nested(self, visit: Visit, page: Path) -> None:
+        visit.open_timeline(page)
+        visit.ask("page.fold('ranges', false)")
+        rows = visit.ask("""page.rows.filter(({ kind }) => kind === "ranges").map(({ tracks }) =>
+            tracks.flatMap((track) => Array.from(track.source, (_, at) => page.texts(track, at)[0])))""")
+        assert rows[:3] == [
+            ["step|index=0"],
+            ["forward", "load data", "all_reduce|bucket=3|bytes=64|params=1"],
+            ["inner", "optimizer"],
+        ]
+        assert select(visit, "ranges", 9)["kind"] == "range of the program"
+
+    def test_a_filter_leaves_the_lanes_that_hold_it(self, visit: Visit, page: Path) -> None:
+        visit.open_timeline(page)
+        visit.page.keyboard.press("l")
+        visit.page.keyboard.type("CALLS")
+        visit.ask("page.schedule()")
+        assert labels(visit) == ["CUDA calls, main thread", "CUDA calls, pt_autograd_0 (4244)"], "not in a fold"
+        visit.page.locator("#lanes").fill("")
+        assert labels(visit) == FOLDED
+
+    def test_the_address_tells_what_is_folded(self, visit: Visit, page: Path) -> None:
+        visit.open_timeline(page)
+        visit.ask("page.fold('ranges', false)")
+        visit.ask("page.fold('compute, stream 7', true)")
+        visit.ask("page.fold('calls', false)")
+        visit.ask("page.fold('calls', true)")
+        visit.page.wait_for_url("**#unfold=ranges&fold=compute%2C+stream+7")
+        seen, address = labels(visit), visit.page.url
+        visit.page.goto("about:blank")
+        visit.page.goto(address)
+        visit.wait_for_timeline()
+        assert labels(visit) == seen
+        visit.page.goto(f"{page.as_uri()}#lanes=stream")
+        visit.page.reload()
+        visit.wait_for_timeline()
+        assert labels(visit) == ["compute, stream 7", "communication, stream 9"]
+        assert visit.complaints == []
+
+    def test_a_match_in_a_folded_lane_unfolds_it(self, visit: Visit, page: Path) -> None:
+        visit.open_timeline(page)
+        visit.page.locator("#search").fill("inner")
+        assert visit.page.locator("#found").text_content() == "1 found"
+        visit.page.locator("#search").press("Enter")
+        visit.ask("page.schedule()")
+        assert "ranges, main thread" in labels(visit)
+        assert visit.ask("page.rows.filter(({ kind, seen }) => kind === 'ranges' && seen).length") >= 3
+
+
+def test_inferred_backward_is_shown_on_the_host_and_says_so(visit: Visit, page: Path) -> None:
+    visit.open_timeline(page)
+    select(visit, "host", 5.5)
+    rows = visit.ask("""page.rows.filter(({ kind }) => kind === "host").flatMap(({ tracks }) => tracks.flatMap(
+        (track) => Array.from(track.source, (_, at) => [page.texts(track, at)[0], track.start[at], track.end[at]])))""")
+    assert ["backward (inferred: launched by autograd's threads)", 5, 6] in rows
+
+
+@pytest.mark.parametrize("height", [700, 900, 1080])
+def test_lanes_fill_the_window_and_overflow_it_little(visit: Visit, page: Path, height: int) -> None:
+    visit.page.set_viewport_size({"width": 1400, "height": height})
+    visit.open_timeline(page)
+    (bottom,) = (box["bottom"] for box in boxes_of(visit, ".below"))
+    assert 0.8 * height <= bottom <= 1.05 * height
+    assert visit.ask("page.element._fullLayout._size.h") == pytest.approx(visit.ask("page.arrangement.height"), abs=1)

@@ -1,0 +1,103 @@
+"""Tables of the pages: sorted by their headings, filtered, explained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddp_prof.cli.report import _report_runs
+from ddp_prof.present.html.report import write_report
+from ddp_prof.runs.load import load_runs
+from ddp_prof.runs.report import LoadOptions
+from tests.browser.conftest import Visit
+from tests.nsys_factory import Capture, Kernel, Range, write_capture
+
+KERNELS = 10
+
+
+@pytest.fixture
+def page(visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Visit:
+    """The kernels of a run of ten: kernel n runs n times for 10 * (n + 1) us; only the last one runs beside a
+    collective often enough for a slowdown."""
+    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))
+    capture, at = Capture(ranges=[Range("step_0", 0, 90_000_000, 1)]), 1_000
+    for number in range(KERNELS):
+        for _ in range(number + 1):
+            length = 10_000 * (number + 1)
+            capture.kernels.append(Kernel(f"kernel_{number}", at, at + length, launch=at - 500, thread=1))
+            at += length + 1_000
+    for _ in range(5):
+        for kernel in (
+            Kernel("kernel_9", at, at + 200_000, launch=at - 500, thread=1),
+            Kernel("ncclDevKernel_AllReduce", at, at + 200_000, launch=at - 400, thread=1, stream=9),
+        ):
+            capture.kernels.append(kernel)
+        at += 201_000
+    options = LoadOptions(with_launches=True, to_draw=True)
+    runs = load_runs([write_capture(tmp_path / "run.sqlite", capture)], options)
+    write_report(_report_runs(runs), tmp_path / "pages")
+    visit.page.goto((tmp_path / "pages" / "run-kernels.html").as_uri())
+    return visit
+
+
+def column(visit: Visit, heading: str) -> list[str]:
+    """The cells of a column of the first table that are seen, from top to bottom."""
+    return visit.page.evaluate(
+        """(heading) => {
+          const table = document.querySelector("table.sortable");
+          const at = [...table.tHead.rows[0].cells].findIndex((cell) => cell.textContent.trim() === heading);
+          return [...table.tBodies[0].rows].filter((row) => !row.hidden).map((row) => row.cells[at].textContent.trim());
+        }""",
+        heading,
+    )
+
+
+def press(visit: Visit, heading: str) -> str:
+    """Click a heading; what the table then says of its order."""
+    button = visit.page.locator("table.sortable").first.get_by_role("button", name=heading, exact=True)
+    button.click()
+    return str(button.locator("..").get_attribute("aria-sort"))
+
+
+def test_a_heading_sorts_by_number_and_back(page: Visit) -> None:
+    assert press(page, "count") == "descending"
+    counts = [int(text) for text in column(page, "count")]
+    assert counts == sorted(counts, reverse=True)
+    assert (counts[0], len(counts)) == (15, KERNELS + 1)
+    assert press(page, "count") == "ascending"
+    assert [int(text) for text in column(page, "count")] == sorted(counts)
+
+
+def test_what_is_not_known_comes_last_either_way(page: Visit) -> None:
+    for expected in ("descending", "ascending"):
+        assert press(page, "slowdown") == expected
+        assert column(page, "slowdown") == ["2.00", *["n/a"] * KERNELS]
+
+
+def test_words_sort_by_their_letters(page: Visit) -> None:
+    assert press(page, "kernel") == "ascending"
+    assert column(page, "kernel") == [*[f"kernel_{number}" for number in range(KERNELS)], "ncclDevKernel_AllReduce"]
+    assert press(page, "count") == "descending"
+    assert page.page.locator('table.sortable >> nth=0 >> th[aria-sort="ascending"]').count() == 0
+
+
+def test_a_filter_leaves_the_rows_with_its_text(page: Visit) -> None:
+    page.page.get_by_role("searchbox").first.fill("NCCL")
+    assert column(page, "kernel") == ["ncclDevKernel_AllReduce"]
+    assert f"1 of {KERNELS + 1} rows" in page.text()
+    page.page.get_by_role("searchbox").first.fill("")
+    assert len(column(page, "kernel")) == KERNELS + 1
+
+
+def test_a_heading_says_what_it_means_to_the_mouse_and_to_the_keyboard(page: Visit) -> None:
+    meaning = page.page.get_by_role("tooltip")
+    assert not meaning.is_visible()
+    button = page.page.get_by_role("button", name="slowdown", exact=True)
+    for show, leave in ((button.hover, lambda: page.page.mouse.move(0, 0)), (button.focus, lambda: button.blur())):
+        show()
+        assert "median duration beside communication over that alone" in meaning.inner_text()
+        assert button.get_attribute("aria-describedby") == "meaning"
+        leave()
+        assert not meaning.is_visible()
+    assert page.complaints == []

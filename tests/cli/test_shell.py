@@ -1,0 +1,133 @@
+"""What a shell user expects: suggestions, pipes, completion, as many words as wanted."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from ddp_prof.cli import COMMANDS, main
+from tests.conftest import ROOT
+from tests.ingest.test_nsys_sqlite import known_truth
+from tests.nsys_factory import write_capture
+
+
+def run(*arguments: str | Path, stdin: bytes | None = None) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], input=stdin)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return write_capture(tmp_path / "known.sqlite", known_truth())
+
+
+def test_a_command_that_does_not_exist_names_those_written_alike() -> None:
+    result = run("overlp", "x")
+    assert result.exit_code == 2
+    assert "no such command 'overlp': did you mean 'overlap'?" in result.stderr
+    assert ", ".join(COMMANDS) in run("zzz").stderr
+
+
+def test_no_summary_is_cut() -> None:
+    said = run("--help").stdout.partition("Commands:")[2]
+    assert "..." not in said
+    assert max(map(len, said.splitlines())) <= 80
+    assert set(COMMANDS) <= set(said.split())
+
+
+def test_a_trace_comes_from_stdin(trace: Path) -> None:
+    piped = run("overlap", "-", "--format", "csv", stdin=trace.read_bytes()).stdout.splitlines()
+    named = run("overlap", trace, "--format", "csv").stdout.splitlines()
+    assert [line.partition(",")[2] for line in piped] == [line.partition(",")[2] for line in named]
+    assert len(piped) > 1
+
+
+@pytest.mark.parametrize("command", ["export", "timeline"])
+def test_what_is_made_goes_to_stdout(
+    command: str, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "file.json"
+    assert run(command, trace, "-o", file).stdout.strip() == str(file)
+    assert run(command, trace, "-o", "-").stdout_bytes == file.read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file.json", "known.sqlite"]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_quiet_leaves_out_the_notes_and_nothing_else(before: bool, trace: Path) -> None:
+    whole = run("collectives", trace).stdout
+    quiet = run(*(["-q", "collectives"] if before else ["collectives", "-q"]), trace).stdout
+    assert "note: " in whole
+    assert quiet == "".join(line for line in whole.splitlines(keepends=True) if not line.startswith("note: "))
+
+
+def test_verbose_says_on_stderr_what_is_read(trace: Path) -> None:
+    code = "from ddp_prof.cli import main; main()"
+    command = [sys.executable, "-c", code, "overlap", "-v", "--format", "csv", str(trace)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert f"{trace}: nsys-sqlite, " in done.stderr
+    assert str(trace) not in done.stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_a_script_for_the_shell(shell: str) -> None:
+    assert "_DDP_PROF_COMPLETE" in run("completion", shell).stdout
+
+
+def test_the_completion_of_bash_completes() -> None:
+    words = {"COMP_WORDS": "ddp-prof over", "COMP_CWORD": "1", "_DDP_PROF_COMPLETE": "bash_complete"}
+    code = "from ddp_prof.cli import main; main(prog_name='ddp-prof')"
+    done = subprocess.run([sys.executable, "-c", code], env=words, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "plain,overlap\n"
+
+
+def test_one_rank_tells_no_skew_and_the_others_are_asked_for(trace: Path) -> None:
+    said = run("skew", trace).stdout
+    assert "traces of at least two ranks" in said
+    assert "─" not in said, "no table of zeros"
+
+
+def test_a_share_in_percent_is_shown_as_it_should_be_written(trace: Path) -> None:
+    assert "write it like 95% or 0.95" in run("check", trace, "--min-overlap", "95").stderr
+
+
+def test_own_results_come_before_those_of_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "traces/results.db" in run("results").stderr
+    own = tmp_path / "traces" / "local" / "results.db"
+    own.parent.mkdir(parents=True)
+    own.write_bytes((ROOT / "traces" / "results.db").read_bytes())
+    result = run("results", "--seq-len", "128", "-q")
+    assert (result.exit_code, "naive" in result.stdout) == (0, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("delay_s", "is_shown"), [(0, True), (600, False)])
+def test_what_takes_long_shows_its_progress_on_a_terminal(
+    delay_s: int, is_shown: bool, trace: Path, tmp_path: Path
+) -> None:
+    """The terminal is stderr alone; what the command prints stays as it is."""
+    code = f"import ddp_prof.cli.options.talking as t; t.DELAY_S = {delay_s}; from ddp_prof.cli import main; main()"
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "BROWSER_PATH": str(tmp_path / "none"), "TERM": "xterm", "COLUMNS": "100"}
+    command = [sys.executable, "-c", code, "report", str(trace), "-o", str(tmp_path / "pages")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        said = b""
+        while block := _read(ours):
+            said += block
+        assert process.stdout
+        assert process.stdout.read().decode().strip() == str(tmp_path / "pages" / "index.html")
+    assert (b"pages of known" in said) == is_shown
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:  # the other side has ended
+        return b""

@@ -1,0 +1,76 @@
+"""The tables of kernels, of what hid communication, and of idle time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddp_prof.present.tables.kernels import NO_KERNELS, kernels_views, short_name
+from ddp_prof.runs.load import load_runs
+from tests.conftest import ROOT
+from tests.ingest.test_nsys_sqlite import known_truth
+from tests.nsys_factory import write_capture
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("ampere_sgemm_128x64_nn", "ampere_sgemm_128x64_nn"),
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)", "ncclDevKernel_AllReduce_Sum_f32_RING_LL"),
+        (
+            "void at::native::vectorized_elementwise_kernel<(int)4, at::native::CUDAFunctor_add<float>>(int, T2)",
+            "vectorized_elementwise_kernel<4, CUDAFunctor_add<float>>",
+        ),
+        (
+            "void at::native::<unnamed>::multi_tensor_apply_kernel<at::native::<unnamed>::List<(int)2>>(T1)",
+            "multi_tensor_apply_kernel<List<2>>",
+        ),
+        (
+            "void cudnn::ops::nchwToNhwcKernel<__half, float, (bool)0, (cudnnKernelDataType_t)0>(cudnn::ops::x<T3>)",
+            "nchwToNhwcKernel<__half, float, 0, 0>",
+        ),
+        ("void xmma::strided_dgrad_indexed::kernel<xmma::Traits>(T)", "strided_dgrad_indexed::kernel<Traits>"),
+    ],
+)
+def test_names_are_short(name: str, short: str) -> None:
+    assert short_name(name) == short
+
+
+def views_of(path: Path, top: int | None = None):
+    (run,) = load_runs([path])
+    return run, kernels_views(run.overlap(), run.device_use(), top)
+
+
+def test_parts_sum_to_the_figures_of_overlap(tmp_path: Path) -> None:
+    run, views = views_of(write_capture(tmp_path / "x.sqlite", known_truth()))
+    ranks = run.overlap().ranks
+    overlapped, idle = (
+        sum(rank.overlapped_ns for rank in ranks),
+        sum(step.idle_ns for rank in ranks for step in rank.steps),
+    )
+    assert sum(row["overlapped_ms"] for row in views["hidden"].rows) == pytest.approx(overlapped / 1e6)
+    assert sum(row["idle_ms"] for row in views["idle"].rows) == pytest.approx(idle / 1e6)
+    document = views["kernels"].document
+    assert sum(part["overlapped_ns"] for rank in document["ranks"] for part in rank["hidden"]) == overlapped
+    assert sum(part["idle_ns"] for rank in document["ranks"] for part in rank["idle"]) == idle
+    assert sum(row["count"] for row in views["kernels"].rows) == sum(rank.kernels for rank in ranks)
+
+
+def test_only_the_first_kernels_are_shown_and_the_rest_is_counted(tmp_path: Path) -> None:
+    path = write_capture(tmp_path / "x.sqlite", known_truth())
+    _, every = views_of(path)
+    _, first = views_of(path, top=1)
+    rows = every["kernels"].rows
+    assert len(rows) > 1
+    assert list(first["kernels"].rows) == [rows[0]]
+    assert rows[0]["total_ms"] == max(row["total_ms"] for row in rows)
+    assert f"{len(rows) - 1} more kernels; all of them: --top 0" in first["kernels"].notes
+    assert len(first["kernels"].document["kernels"]) == len(rows)
+
+
+def test_a_cpu_capture_shows_no_kernels_and_no_zeros() -> None:
+    _, views = views_of(ROOT / "traces" / "overlap.sqlite")
+    assert (views["kernels"].rows, NO_KERNELS in views["kernels"].notes) == ([], True)
+    assert {row["kind"] for row in views["hidden"].rows} == {"host"}
+    assert all(row["idle_ms"] for row in views["idle"].rows)

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_prof.errors import DdpProfError
+from ddp_prof.present.columns import ALWAYS, CATALOGUE, Row
+from ddp_prof.present.table_fit import FIRST_ROWS, MOST_ROWS, TableOptions, fit_columns, only, shorten
+from ddp_prof.present.table_view import Digest, TableView
+from ddp_prof.present.tables import render
+
+ROW: Row = {
+    "run": "overlap", "rank": 0, "process": 4242, "device": "cpu", "steps": 10, "kernels": None, "collectives": 39,
+    "comm_ms": 103.25, "overlapped_ms": 70.5, "exposed_ms": 32.75, "overlap_%": 68.3,
+}  # fmt: skip
+VIEW = TableView("a title of more than forty characters, in words", [ROW], ["a note, too, has more than forty"], {})
+
+
+def keys(columns) -> list[str]:
+    return [column.key for column in columns]
+
+
+def test_where_there_is_room_only_what_nobody_knows_is_left_out() -> None:
+    fitted = fit_columns([ROW, ROW], 200)
+    assert keys(fitted.unknown) == ["kernels"]
+    assert fitted.narrow == ()
+    assert keys(fitted.shown) == [key for key in ROW if key != "kernels"]
+
+
+def test_what_matters_least_goes_first() -> None:
+    fitted = fit_columns([ROW], 40)
+    assert keys(fitted.shown) == ["rank", "comm_ms", "exposed_ms", "overlap_%"]
+    assert fitted.note == (
+        "not shown: kernels (n/a), run, process, device, steps, collectives, overlapped ms; all columns: --wide"
+    )
+
+
+def test_zeros_go_before_what_says_something() -> None:
+    row: Row = {**ROW, "kernels": 0, "overlapped_ms": 0.0, "exposed_ms": 0.0}
+    fitted = fit_columns([row], 80)
+    assert keys(fitted.zero) == ["kernels", "overlapped_ms"]
+    assert keys(fitted.narrow) == ["process"]
+    assert fitted.note == "not shown: kernels (0), overlapped ms (0), process; all columns: --wide"
+
+
+@given(st.lists(st.sampled_from(sorted(CATALOGUE)), min_size=1, max_size=20, unique=True), st.integers(20, 300))
+def test_no_column_that_matters_goes_for_one_that_matters_less(names: list[str], width: int) -> None:
+    fitted = fit_columns([dict.fromkeys(names, 1.0)], width)
+    assert sorted(keys(fitted.shown + fitted.narrow)) == sorted(names)
+    assert all(column.stays > ALWAYS for column in fitted.narrow)
+    assert max((c.stays for c in fitted.shown), default=0) <= min((c.stays for c in fitted.narrow), default=9)
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80])
+def test_no_line_is_longer_than_the_terminal(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(render, "terminal_width", lambda: width)
+    render.show("table", [VIEW])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    assert any("103.25" in line for line in lines) or width == 30
+
+
+def test_what_is_piped_stays_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    render.show("table", [VIEW])
+    title, *_, row, note = capsys.readouterr().out.splitlines()
+    assert (title, note) == (VIEW.title, f"note: {VIEW.notes[0]}")
+    assert row.split() == ["overlap", "0", "4242", "cpu", "10", "n/a", "39", "103.25", "70.50", "32.75", "68.3"]
+
+
+@pytest.mark.parametrize(
+    ("options", "heading"),
+    [
+        (TableOptions(wide=True), "run rank process device steps kernels collectives ms ms ms %"),
+        (TableOptions(columns=("exposed_ms", "kernels", "rank")), "ms kernels rank"),
+    ],
+)
+def test_columns_are_brought_back(
+    options: TableOptions, heading: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(render, "terminal_width", lambda: 40)
+    render.show(options, [VIEW])
+    assert heading.split() in [line.split() for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_column_that_is_not_there_is_named_with_those_that_are() -> None:
+    with pytest.raises(DdpProfError, match="no column 'steps_ms' in this table: choose from run,rank,process"):
+        only([ROW], ["rank", "steps_ms"])
+
+
+def test_a_title_of_two_sentences_has_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    render.show("table", [TableView("first\nsecond \x1b[2J", [], [], {})])
+    assert capsys.readouterr().out.splitlines() == ["first", r"second \x1b[2J"]
+
+
+class TestManyRows:
+    ROWS: tuple[Row, ...] = tuple(
+        {**ROW, "rank": rank, "exposed_ms": float(rank % 50), "kernels": 2, "overlap_%": 50.0} for rank in range(100)
+    )
+    DIGEST = Digest("exposed_ms", ("kernels", "exposed_ms"))
+
+    def test_the_largest_come_first_and_the_rest_is_one_line(self) -> None:
+        *first, rest = shorten(self.ROWS, self.DIGEST)
+        assert [row["exposed_ms"] for row in first] == [49, 49, 48, 48, 47, 47, 46, 46]
+        assert (rest["rank"], rest["kernels"]) == ("92 others", 2 * 92)
+        assert rest["overlap_%"] is None, "a share of the others is not their sum"
+
+    @given(st.lists(st.one_of(st.none(), st.integers(0, 10**6).map(float)), max_size=60))
+    def test_nothing_is_lost(self, values: list[float | None]) -> None:
+        rows: list[Row] = [{"rank": rank, "exposed_ms": value} for rank, value in enumerate(values)]
+        short = shorten(rows, self.DIGEST)
+        assert len(short) == (len(rows) if len(rows) <= MOST_ROWS else FIRST_ROWS + 1)
+        assert sum(row["exposed_ms"] or 0 for row in short) == sum(value or 0 for value in values)
+
+    def test_only_on_a_terminal(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        view = TableView("", self.ROWS, [], {}, digest=self.DIGEST)
+        lines = {}
+        for width, wide in ((120, False), (120, True), (None, False)):
+            monkeypatch.setattr(render, "terminal_width", lambda width=width: width)
+            render.show(TableOptions(wide=wide), [view])
+            lines[width, wide] = capsys.readouterr().out.splitlines()
+        assert len(lines[120, False]) < 20
+        assert any("8 of 100 rows, and the others summed; all rows: --wide" in line for line in lines[120, False])
+        assert len(lines[120, True]) == len(lines[None, False]) > 100

@@ -1,0 +1,130 @@
+"""What the host did: nested ranges, calls, and backward where it is inferred."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_prof.present import theme
+from ddp_prof.present.timeline.boxes import nest
+from ddp_prof.present.timeline.build import build_timeline
+from ddp_prof.present.timeline.model import CALLS, COMPUTE, RANGES
+from ddp_prof.trace import CallDetails, Trace
+from tests.drawing import column, draw_trace
+from tests.measuring import source_of
+
+if TYPE_CHECKING:
+    from ddp_prof.present.timeline.model import Lane, Timeline
+
+
+def model_of(trace: Trace) -> Timeline:
+    return build_timeline([source_of("run", trace)])
+
+
+def lanes_of(model: Timeline, kind: str) -> list[Lane]:
+    return [lane for lane in model.panels[0].ranks[0].lanes if lane.kind == kind]
+
+
+def rows_of(lane: Lane) -> list[tuple[int, str, int, int]]:
+    """Level, name, start and end of each box."""
+    boxes = lane.boxes
+    columns = (boxes.level, boxes.name_id, boxes.start_ns, boxes.end_ns)
+    return sorted((level, lane.names[name], start, end) for level, name, start, end in
+                  zip(*(item.tolist() for item in columns), strict=True))  # fmt: skip
+
+
+@st.composite
+def nested(draw: st.DrawFn, start: int = 0, end: int = 40, depth: int = 0) -> list[tuple[int, int, int]]:
+    """Ranges of a thread with their depth."""
+    found: list[tuple[int, int, int]] = []
+    at = start
+    while depth < 4 and at < end and draw(st.booleans()):
+        first = draw(st.integers(at, end - 1))
+        last = draw(st.integers(first + 1, end))
+        found.append((first, last, depth))
+        found += draw(nested(first, last, depth + 1))
+        at = last
+    return found
+
+
+@given(nested().flatmap(st.permutations))
+def test_nested_intervals_lie_on_the_row_of_their_depth(drawn: list[tuple[int, int, int]]) -> None:
+    start, end = column(first for first, _, _ in drawn), column(last for _, last, _ in drawn)
+    level = nest(start, end)
+    # Of equal ranges either may be the outer one.
+    assert sorted(zip(start.tolist(), end.tolist(), level.tolist(), strict=True)) == sorted(drawn)
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 9))))
+def test_whatever_comes_no_two_of_a_row_overlap(drawn: list[tuple[int, int]]) -> None:
+    start = column(at for at, _ in drawn)
+    end = start + column(length for _, length in drawn)
+    level = nest(start, end)
+    for row in np.unique(level):
+        order = np.lexsort((end[level == row], start[level == row]))
+        assert np.all(start[level == row][order][1:] >= end[level == row][order][:-1])
+
+
+def test_ranges_of_the_program_lie_below_each_other() -> None:
+    trace = draw_trace(
+        ranges={"process|rank=0": "########", "step 1": "#######.", "load": ".##..##.", "copy": "..#....."}
+    )
+    (lane,) = lanes_of(model_of(trace), RANGES)
+    assert lane.title == "ranges, main thread"
+    assert rows_of(lane) == [(0, "step 1", 0, 7), (1, "load", 1, 3), (1, "load", 5, 7), (2, "copy", 2, 3)]
+
+
+def with_details(trace: Trace, length: int = 2) -> Trace:
+    names = (*trace.names, "cudaLaunchKernel")
+    ends, name_id = trace.calls.start_ns + length, np.full(len(trace.calls), len(trace.names))
+    return replace(trace, names=names, call_details=CallDetails(ends, name_id))
+
+
+def test_calls_have_a_lane_a_thread_and_launch_what_they_did() -> None:
+    drawn = draw_trace(launches={"main": "a..b.", "worker": ".c..."}, streams={7: "...aabb", 9: "..cc..."})
+    model = model_of(with_details(drawn))
+    main, worker = lanes_of(model, CALLS)
+    assert [main.title, worker.title] == ["CUDA calls, main thread", "CUDA calls, worker (4244)"]
+    # Time 0 is the start of the first kernel; what launched it before is there, too.
+    assert rows_of(main) == [(0, "cudaLaunchKernel", -2, 0), (0, "cudaLaunchKernel", 1, 3)]
+    kernels = {lane.title: lane.boxes.call.tolist() for lane in lanes_of(model, COMPUTE)}
+    starts = drawn.calls.start_ns
+    assert {title: starts[calls].tolist() for title, calls in kernels.items()} == {
+        "compute, stream 7": [0, 3],
+        "compute, stream 9": [1],
+    }
+    assert lanes_of(model_of(drawn), CALLS) == [], "names and ends of calls were not read"
+
+
+def test_backward_is_inferred_between_launches_of_other_phases() -> None:
+    trace = draw_trace(
+        ranges={
+            "step|index=0": "##############......",
+            "step|index=1": "..............######",
+            "forward": ".##...##......##....",
+            "optimizer": "............##....##",
+        },
+        launches={"main": ".a....b.....cd......", "pt_autograd_0": "...eAf..gh.B....i..."},
+        streams={7: "abcdefghi...........", 9: "AB.................."},
+    )
+    host = model_of(trace).panels[0].ranks[0].lanes[0]
+    backward = host.boxes.category == theme.CATEGORIES.index("backward")
+    spans = list(zip(host.boxes.start_ns[backward].tolist(), host.boxes.end_ns[backward].tolist(), strict=True))
+    assert spans == [(3, 5), (8, 11), (16, 16)]
+    assert {host.names[name] for name in host.boxes.name_id[backward]} == {
+        "backward (inferred: launched by autograd's threads)"
+    }
+
+
+def test_backward_that_the_host_tells_is_not_inferred() -> None:
+    trace = draw_trace(
+        ranges={"step|index=0": "######", "backward": "..###."},
+        launches={"pt_autograd_0": "..ab.."},
+        streams={7: "..aabb"},
+    )
+    host = model_of(trace).panels[0].ranks[0].lanes[0]
+    assert int((host.boxes.category == theme.CATEGORIES.index("backward")).sum()) == 1
