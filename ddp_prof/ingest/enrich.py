@@ -213,7 +213,7 @@ def _distinct_rows(columns: Sequence[Ints]) -> tuple[Ints, Ints]:
 def _codes(column: Ints) -> Ints:
     """Distinct values as 0, 1, 2, ...; several times as fast as sorting where they are small, as sizes are."""
     low, high = column.min(initial=0), column.max(initial=0)
-    if high - low > _MOST_FLAGS:
+    if int(high) - int(low) > _MOST_FLAGS:
         return np.asarray(np.unique(column, return_inverse=True)[1], np.int64).reshape(-1)
     codes: Ints = (np.cumsum(np.bincount(column - low) > 0) - 1)[column - low]
     return codes

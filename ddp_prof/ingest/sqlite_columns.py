@@ -88,7 +88,8 @@ class SqliteFile:
     def _schema(self) -> dict[str, tuple[str, ...]]:
         """Column names by table, of the tables that hold rows: an exporter may also create all tables empty."""
         with self._connected() as database:
-            tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            query = "SELECT name FROM sqlite_master WHERE type = 'table' AND typeof(name) = 'text'"
+            tables = [name for (name,) in database.execute(query)]
             filled = [name for name in tables if database.execute(f"SELECT 1 FROM {_quoted(name)} LIMIT 1").fetchone()]
             columns = {name: database.execute(f"PRAGMA table_info({_quoted(name)})").fetchall() for name in filled}
         return {name: tuple(row[1] for row in rows) for name, rows in columns.items()}

@@ -191,6 +191,13 @@ class TestFolding:
         visit.page.locator("#lanes").fill("")
         assert labels(visit) == FOLDED
 
+    def test_a_lane_that_is_filtered_out_is_not_searched(self, visit: Visit, page: Path) -> None:
+        visit.open_timeline(page)
+        visit.page.locator("#search").fill("forward")
+        assert visit.page.locator("#found").text_content() == "2 found", "of the host and of the ranges"
+        visit.page.locator("#lanes").fill("host")
+        assert visit.page.locator("#found").text_content() == "1 found"
+
     def test_the_address_tells_what_is_folded(self, visit: Visit, page: Path) -> None:
         visit.open_timeline(page)
         visit.ask("page.fold('ranges', false)")
@@ -234,3 +241,14 @@ def test_lanes_fill_the_window_and_overflow_it_little(visit: Visit, page: Path, 
     (bottom,) = (box["bottom"] for box in boxes_of(visit, ".below"))
     assert 0.8 * height <= bottom <= 1.05 * height
     assert visit.ask("page.element._fullLayout._size.h") == pytest.approx(visit.ask("page.arrangement.height"), abs=1)
+
+
+def test_what_the_address_asks_for_is_kept_however_long_reading_takes(visit: Visit, page: Path) -> None:
+    visit.page.add_init_script("""const kept = DecompressionStream;
+        globalThis.DecompressionStream = class { constructor(format) {
+          const { readable, writable } = new kept(format);
+          const slow = new TransformStream({ flush: () => new Promise((done) => setTimeout(done, 600)) });
+          return { writable, readable: readable.pipeThrough(slow) }; } };""")
+    visit.page.goto(f"{page.as_uri()}#lanes=stream")
+    visit.wait_for_timeline()
+    assert labels(visit) == ["compute, stream 7", "communication, stream 9"]

@@ -121,6 +121,7 @@ def test_what_takes_long_shows_its_progress_on_a_terminal(
         said = b""
         while block := _read(ours):
             said += block
+        os.close(ours)
         assert process.stdout
         assert process.stdout.read().decode().strip() == str(tmp_path / "pages" / "index.html")
     assert (b"pages of known" in said) == is_shown

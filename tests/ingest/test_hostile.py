@@ -391,6 +391,24 @@ def test_shapes_beyond_all_bounds_are_not_known(size: str, tmp_path: Path) -> No
     assert shapes.tolist() == [-1] * 3
 
 
+def test_a_table_whose_name_is_no_text_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "whole").mkdir()
+    whole = export()(tmp_path / "whole")
+    names = "UPDATE sqlite_master SET name = CAST(name AS BLOB) WHERE name = 'ThreadNames'"
+    path = export("PRAGMA writable_schema = ON", names)(tmp_path)
+    assert len(load_trace(path).activities) == len(load_trace(whole).activities)
+
+
+def test_sizes_at_both_ends_of_the_range_are_told_apart(tmp_path: Path) -> None:
+    ends = (
+        f"UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET gridX = {size} WHERE rowid = {row}"
+        for row, size in ((1, 2**63 - 1), (2, -(2**63) + 7))
+    )
+    shapes = load_trace(export(*ends)(tmp_path), with_launches=True).shape_id
+    assert shapes is not None
+    assert len(set(shapes[:3].tolist())) == 3
+
+
 @pytest.mark.parametrize("version", ["hex(zeroblob(500000))", "char(27) || '[2J'", "NULL", "x'ff'"])
 def test_what_is_no_version_is_not_taken_for_one(version: str, tmp_path: Path) -> None:
     assert load_trace(export(f"UPDATE META_DATA_EXPORT SET value = {version}")(tmp_path)).producer is None

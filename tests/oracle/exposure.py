@@ -96,6 +96,9 @@ def when_of(rank: Rank, owner: Event, time: int) -> str:
     compute = [e for e in rank.of(Category.COMPUTE, owner.step) if e.phase != "synchronize"]
     if any(e.phase == "forward" for e in compute):
         compute = [e for e in compute if e.phase is not None]
+    backward = [e.start for e in compute if e.phase == "backward"]
+    if backward:  # an optimizer that steps on a bucket before backward ends
+        compute = [e for e in compute if e.phase != "optimizer" or e.start > max(backward)]
     compute.sort(key=lambda e: e.start)
     before = [e.phase for e in compute if e.start <= time]
     after = [e.phase for e in compute if e.start > time]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import fcntl
 import os
 import statistics
+from collections import Counter
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, load_results, open_database, update_run, write_run
@@ -47,31 +48,25 @@ class Plan:
     profile: bool = False
 
 
-@dataclass(slots=True)
-class Outcome:
-    """How many runs ended how; ``known`` were there before."""
+KNOWN, CAPTURED, NOT_CAPTURED = "known", "captured", "not_captured"
+"""What else is counted of a sweep: runs that were there before, captures, captures that failed."""
 
-    known: int = 0
-    runs: dict[str, int] = field(default_factory=lambda: {OK: 0, OUT_OF_MEMORY: 0, FAILED: 0})
-    captures: int = 0
-    failed_captures: int = 0
+
+class Outcome(Counter[str]):
+    """How many runs ended how, by the status of a run and the words above."""
 
     @property
     def is_good(self) -> bool:
         """Whether nothing failed; for want of memory a run may be missing."""
-        return not self.runs[FAILED] and not self.failed_captures
+        return not self[FAILED] and not self[NOT_CAPTURED]
 
     def __str__(self) -> str:
-        parts = [f"{self.runs[OK]} runs measured"]
-        for count, what in (
-            (self.known, "there before"),
-            (self.runs[OUT_OF_MEMORY], "out of memory"),
-            (self.runs[FAILED], "failed"),
-            (self.captures, "captured"),
-            (self.failed_captures, "captures failed"),
-        ):
-            parts += [f"{count} {what}"] if count else []
-        return ", ".join(parts)
+        words = {
+            KNOWN: "there before", OUT_OF_MEMORY: "out of memory", FAILED: "failed", CAPTURED: "captured",
+            NOT_CAPTURED: "captures failed",
+        }  # fmt: skip
+        counts = [f"{self[key]} {what}" for key, what in words.items() if self[key]]
+        return ", ".join([f"{self[OK]} runs measured", *counts])
 
 
 def sweep(plan: Plan) -> Outcome:
@@ -104,7 +99,7 @@ class _Sweep:
         """Make the runs that are missing, then the captures, which would disturb them."""
         jobs = [job for job in self._plan.jobs if not self._is_there(job)]
         captures = [job for job in self._plan.jobs if self._is_to_be_captured(job)]
-        self._outcome.known = len(self._plan.jobs) - len(jobs)
+        self._outcome[KNOWN] = len(self._plan.jobs) - len(jobs)
         with show_progress(len(jobs) + len(captures)) as progress:
             for job in jobs:
                 self._measure(job, progress)
@@ -133,7 +128,7 @@ class _Sweep:
         result = rows_of(job, self._plan.machine, measure(job.config))
         write_run(self._database, self._plan.machine.environment, result.run, result.steps, result.messages)
         self._known[result.run.id] = result.run
-        self._outcome.runs[result.run.status] += 1
+        self._outcome[result.run.status] += 1
         progress.end(what, _describe(result), is_bad=result.run.status != OK)
 
     def _capture(self, job: Job, progress: Progress) -> None:
@@ -147,11 +142,11 @@ class _Sweep:
         try:
             figures = capture(job.config, folder, force=self._plan.force)
         except WorkloadError as error:
-            self._outcome.failed_captures += 1
+            self._outcome[NOT_CAPTURED] += 1
             progress.end(what, f"failed: {error}", is_bad=True)
             return
         update_run(self._database, _with_figures(found, figures, self._plan.database))
-        self._outcome.captures += 1
+        self._outcome[CAPTURED] += 1
         progress.end(what, "done", is_bad=False)
 
 

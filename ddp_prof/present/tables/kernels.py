@@ -61,7 +61,8 @@ def most_of(view: TableView) -> str:
     key = next(key for key in view.rows[0] if key.startswith("of_"))
     row = max(view.rows_to_read, key=lambda row: row[key] or 0)
     names = [str(row[name]) for name in ("kernel", "phase", "kind", "cause") if row.get(name) is not None]
-    return f"{', '.join(names)}: {row[key]:.0f} %"
+    share = f": {row[key]:.0f} %" if row[key] is not None else ""  # kernels of no length have no share
+    return f"{', '.join(names)}{share}"
 
 
 def short_name(name: str) -> str:

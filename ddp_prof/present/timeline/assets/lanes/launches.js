@@ -15,8 +15,8 @@ class Launches {
 
   /** Parts of a collective: where in `EXPOSED_PARTS`, and ns. @returns {Array<[number, number]>} */
   partsOf(source) {
-    const found = [], first = source ? firstAbove(this.box, source - 1) : 0;
-    for (let at = first; at < this.box.length && this.box[at] === source; at++) found.push([this.part[at], this.ns[at]]);
+    const found = [];
+    for (let at = firstAbove(this.box, source - 1); at < this.box.length && this.box[at] === source; at++) found.push([this.part[at], this.ns[at]]);
     return found;
   }
 }
@@ -47,9 +47,10 @@ function arrowOf(timeline, box) {
   if (!launch) return null;
   const { call, launched } = launch, { view } = timeline;
   const host = timeline.shownRows.filter(({ rank, kind, seen }) => rank === launched.row.rank && kind === "host" && seen);
-  const from = call.row.seen ? call.row : host.at(-1);
+  const time = call.track.start[call.at], holds = ({ tracks }) => tracks.some((track) => track.covered(time, time + 1));
+  const from = call.row.seen ? call.row : host.findLast(holds) ?? host.at(-1);
   return {
-    at: call.track.start[call.at] - view.offsets[call.row.panel],
+    at: time - view.offsets[call.row.panel],
     to: launched.track.start[launched.at] - view.offsets[launched.row.panel],
     host,
     line: from && launched.row.seen ? [(from.top + from.bottom) / 2, (launched.row.top + launched.row.bottom) / 2] : null,

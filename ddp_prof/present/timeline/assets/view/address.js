@@ -9,7 +9,12 @@ class Address {
     this.timeline = timeline;
     this.links = [...document.querySelectorAll("a[data-keeps-step]")].map((link) => [link, link.getAttribute("href")]);
     addEventListener("hashchange", () => this.follow());
-    timeline.onDraw(() => {
+  }
+
+  /** Follows the address, and from then on writes it: not before, or what it asks for would be lost. */
+  start() {
+    this.follow();
+    this.timeline.onDraw(() => {
       clearTimeout(this.pending);
       this.pending = setTimeout(() => this.write(), WRITE_AFTER);
     });

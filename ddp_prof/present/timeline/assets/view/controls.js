@@ -5,8 +5,8 @@ const byId = (id) => document.getElementById(id);
 /** @param {Timeline} timeline */
 function control(timeline) {
   controlSteps(timeline);
-  controlSearch(timeline);
   controlLanes(timeline);
+  controlSearch(timeline);
   const details = new Details(timeline, byId("details"));
   controlPointer(timeline, details);
   byId("show-keys").addEventListener("click", toggleKeys);
@@ -92,6 +92,7 @@ function controlSearch(timeline) {
     const position = search.current ? `${search.position.toLocaleString("en")} of ${count}` : `${count} found`;
     said.textContent = search.words ? position : "";
   };
+  byId("lanes").addEventListener("input", tell);
   const go = (direction) => {
     search.go(direction);
     tell();

@@ -21,7 +21,7 @@ async function start() {
   const [folded, facts, collectives] = await columnsIn("timeline-folded", foldedTables);
   timeline.fillFolded(boxesOf(folded), new Launches(facts, collectives));
   performance.mark("folded");
-  address.follow();
+  address.start();
   await timeline.schedule();
   document.body.dataset.ready = "true";
 }

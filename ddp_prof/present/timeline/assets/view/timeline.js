@@ -76,6 +76,7 @@ class Timeline {
   /** Shows the lanes only whose titles hold some words. */
   filter(words) {
     this.folding.filter = words;
+    this.search.find(this.search.words);
     this.arrange();
     return this.schedule();
   }
@@ -254,7 +255,7 @@ class Timeline {
     const layout = recolor({ ...this.data.layout, ...this.#frame() });
     layout.xaxis.range = [this.view.from / 1e6, this.view.to / 1e6];
     Object.assign(layout.xaxis, { tickmode: "array", ticksuffix: "" },
-      ticksOf(this.view.from, this.view.to, this.width / PIXELS_A_TICK));
+      ticksOf(this.view.from, this.view.to, this.width / (this.arrangement.narrow ? PIXELS_A_TICK / 2 : PIXELS_A_TICK)));
     if (this.step !== null) layout.xaxis.title.text = `time since the start of step ${this.step}`;
     layout.uirevision = "kept"; // which categories are hidden
     const painter = new Painter(this, layout);
