@@ -190,7 +190,7 @@ def test_links_lead_to_the_call_of_the_rank(wanted: list[list[int]], calls: list
 
 
 def test_parts_of_a_collective_sum_to_it() -> None:
-    rank = build_timeline(run_of(cpu_run(shift=2)).sources).panels[0].ranks[0]
+    rank = build_timeline(run_of(cpu_run(shift=2)).load_sources()).panels[0].ranks[0]
     placed = [Placed(0, place, lane) for place, lane in enumerate(rank.lanes)]
     titles = Titles()
     shown = pack_boxes([each for each in placed if not each.lane.is_folded], titles)
