@@ -18,16 +18,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ddp_prof.errors import DdpProfError, TraceError
     from ddp_prof.runs.load import load_runs
-    from ddp_prof.runs.run import LoadOptions, Run, compare_steps
+    from ddp_prof.runs.report import LoadOptions
+    from ddp_prof.runs.run import Run, compare_steps
+    from ddp_prof.runs.workers import Workers
 
 __version__ = "0.1.0"
-__all__ = ["DdpProfError", "LoadOptions", "Run", "TraceError", "__version__", "compare_steps", "load_runs"]
+__all__ = ["DdpProfError", "LoadOptions", "Run", "TraceError", "Workers", "__version__", "compare_steps", "load_runs"]
 
 _HOMES = {
     "DdpProfError": "ddp_prof.errors",
-    "LoadOptions": "ddp_prof.runs.run",
+    "LoadOptions": "ddp_prof.runs.report",
     "Run": "ddp_prof.runs.run",
     "TraceError": "ddp_prof.errors",
+    "Workers": "ddp_prof.runs.workers",
     "compare_steps": "ddp_prof.runs.run",
     "load_runs": "ddp_prof.runs.load",
 }

@@ -34,6 +34,19 @@ class TraceError(DdpProfError):
         return printable(f"{self.path}: {shown}: {way_out}")
 
 
+class InterruptedReadingError(TraceError):
+    """Reading many traces was interrupted: what had been read is shown.
+
+    Args:
+        path: The first trace that was not read.
+        unread: How many were not.
+        traces: How many were asked for.
+    """
+
+    def __init__(self, path: Path, unread: int, traces: int) -> None:
+        super().__init__(path, f"interrupted: {unread} of {traces} traces were not read", "run the command again")
+
+
 class CommunicationError(DdpProfError):
     """A collective failed, as a rule because a peer ended: names the rank, the collective and the cause."""
 

@@ -198,6 +198,7 @@ class Trace:
         epoch_ns: UTC nanoseconds of the trace's time 0; ``None`` where unknown.
         manifest: The ``run.json`` beside the trace, if any.
         warnings: What the reader could not know or had to assume, a line each.
+        node: Name of the machine, ``None`` where the trace does not tell it.
     """
 
     path: Path
@@ -219,6 +220,7 @@ class Trace:
     epoch_ns: int | None = None
     manifest: Manifest | None = None
     warnings: tuple[str, ...] = ()
+    node: str | None = None
 
     def __post_init__(self) -> None:
         if self.launching_calls is None:

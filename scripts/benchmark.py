@@ -4,6 +4,7 @@ python scripts/benchmark.py ddp        # step time of our bucketed variant again
 python scripts/benchmark.py sharded    # step time of our sharded variant against DDP with ZeroRedundancyOptimizer
 python scripts/benchmark.py ranges     # step time with ranges against without
 python scripts/benchmark.py ingest CAPTURE.sqlite     # reading a large capture, against SQLite's floor and others
+python scripts/benchmark.py ranks CAPTURE.sqlite      # many ranks: one worker, two, and through a scheduler
 python scripts/benchmark.py timeline CAPTURE.sqlite   # the page of a timeline: build, size, first view, redraw
 
 Each explains its options with ``--help`` and says whether its target was met.
@@ -20,6 +21,7 @@ BENCHMARKS = {
     "ranges": "benchmark_steps",
     "ingest": "benchmark_ingest",
     "timeline": "benchmark_timeline",
+    "ranks": "benchmark_ranks",
 }
 
 

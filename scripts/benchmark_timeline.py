@@ -27,7 +27,8 @@ from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.charts.static_images import find_browser
 from ddp_prof.present.html.timeline_page import write_timeline_page
 from ddp_prof.present.timeline.build import build_timeline
-from ddp_prof.runs.run import TraceEvents, timeline_source
+from ddp_prof.runs.report import TraceEvents
+from ddp_prof.runs.run import timeline_source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

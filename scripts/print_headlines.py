@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 from ddp_prof.errors import TraceError
 from ddp_prof.present.headlines import root_cause_headline, skew_headline
 from ddp_prof.runs.load import load_runs
-from ddp_prof.runs.run import LoadOptions, Run
+from ddp_prof.runs.report import LoadOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddp_prof.analyze.root_cause import RootCause
+    from ddp_prof.runs.run import Run
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -8,7 +8,8 @@ from ddp_prof.analyze.collectives.results import Collective, RunCollectives, mea
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis, analyze_trace, merge_analyses
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.present.timeline.model import Source
-from ddp_prof.runs.run import TraceEvents, timeline_source
+from ddp_prof.runs.report import TraceEvents
+from ddp_prof.runs.run import timeline_source
 from ddp_prof.trace import Trace
 
 

@@ -16,7 +16,7 @@ def global_tid(process: int, thread: int) -> int:
 
 @dataclass
 class Kernel:
-    """A kernel, a copy (``kind="memcpy"``) or a memory set, with its launch call."""
+    """A kernel, a copy (``kind="memcpy"``), a memory set or a graph, with its launch call."""
 
     name: str
     start: int
@@ -68,6 +68,7 @@ class Generation:
 
 
 KERNEL, COPY, MEMORY_SET = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
+GRAPH = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 CALL, NVTX = "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
 _PREFIX = "start deviceId contextId streamId correlationId globalPid end"
 
@@ -77,7 +78,7 @@ TABLES = {
     COPY: f"{_PREFIX} bytes copyKind srcKind dstKind graphNodeId",
     MEMORY_SET: f"{_PREFIX} value bytes memKind",
     CALL: "start end eventClass globalTid correlationId nameId returnValue",
-    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": f"{_PREFIX} graphId graphExecId",
+    GRAPH: f"{_PREFIX} graphId graphExecId",
     "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION": f"{_PREFIX} syncType eventId",
     NVTX: "start end eventType rangeId category color text globalTid endGlobalTid textId domainId jsonText",
     "ThreadNames": "nameId priority globalTid",
@@ -180,7 +181,7 @@ def _write_kernels(writer: _Writer, capture: Capture) -> None:
         correlation = per_process[kernel.process] = per_process.get(kernel.process, 0) + 1
         place = {"deviceId": kernel.device, "contextId": 1, "greenContextId": None, "streamId": kernel.stream}
         writer.insert(
-            {"kernel": KERNEL, "memcpy": COPY, "memset": MEMORY_SET}[kernel.kind],
+            {"kernel": KERNEL, "memcpy": COPY, "memset": MEMORY_SET, "graph": GRAPH}[kernel.kind],
             **place,
             start=kernel.start,
             end=kernel.end,

@@ -54,7 +54,8 @@ SOLE_USERS = {
     "sqlite3": {"ingest", "benchmark"},
     "adbc_driver_sqlite": {"ingest"},
     "pyarrow": {"ingest"},
-    "msgspec": {"ingest", "manifest", "benchmark"},
+    "msgspec": {"ingest", "manifest", "runs", "benchmark"},
+    "distributed": {"runs"},
     "click": {"cli"},
     "rich": {"cli", "present", "benchmark"},
 }

@@ -57,7 +57,7 @@ class Intervals:
     def __sub__(self, other: Intervals) -> Intervals:
         common = self & other  # often far smaller than the other set
         edges = np.sort(np.concatenate([self.start_ns, self.end_ns, common.start_ns, common.end_ns]), kind="stable")
-        return _runs(edges, self._holds(edges) & ~common._holds(edges))
+        return _runs(edges, self.holds(edges) & ~common.holds(edges))
 
     def covered_ns(self, start_ns: Ints, end_ns: Ints) -> Ints:
         """For each interval ``[start, end)`` asked for, how much of it lies in this set.
@@ -81,12 +81,21 @@ class Intervals:
         before: Ints = self._length_to_end[begun] - np.where(begun > 0, to_come, 0)
         return before
 
-    def _holds(self, time_ns: Ints) -> Mask:
+    def holds(self, time_ns: Ints) -> Mask:
         """Whether each time lies in the set."""
         begun = np.searchsorted(self.start_ns, time_ns, side="right")
         ended = np.searchsorted(self.end_ns, time_ns, side="right")
         inside: Mask = begun > ended
         return inside
+
+
+def union_of_one(start_ns: int, end_ns: int) -> Intervals:
+    """The set of all instants from one on, up to another."""
+    return Intervals(np.array([start_ns]), np.array([end_ns]))
+
+
+EVER = union_of_one(-(2**62), 2**62)
+"""All time."""
 
 
 def union(start_ns: Ints, end_ns: Ints) -> Intervals:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddp_prof import __version__
-from ddp_prof.cli.options.talking import TALKING
+from ddp_prof.cli.options.talking import EXIT_CODE, TALKING
 from ddp_prof.errors import DdpProfError, NotMetError
 from ddp_prof.printable import printable
 
@@ -72,7 +72,7 @@ class Commands(click.Group):
         """
         before = signal.signal(signal.SIGTERM, _interrupt)
         try:
-            return super().invoke(ctx)
+            result = super().invoke(ctx)
         except KeyboardInterrupt as stop:
             number = signal.Signals(stop.args[0] if stop.args else signal.SIGINT)
             click.echo(f"stopped by {number.name}; what was written before is complete", err=True)
@@ -84,6 +84,9 @@ class Commands(click.Group):
             raise failure(printable(" ".join(str(error).split()))) from error
         finally:
             signal.signal(signal.SIGTERM, before)
+        if code := ctx.meta.get(EXIT_CODE):
+            ctx.exit(code)
+        return result
 
 
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -15,8 +15,9 @@ from ddp_prof.errors import NotMetError
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.overlap.regression_gate import GateReport
+    from ddp_prof.cli.options.traces import Loader
     from ddp_prof.present.table_fit import TableOptions
-    from ddp_prof.runs.run import LoadOptions, Run
+    from ddp_prof.runs.run import Run
 
 NS_PER_MS = 1_000_000
 
@@ -83,7 +84,7 @@ def _ns(_context: click.Context, _parameter: click.Parameter, ms: float | None) 
 @load_options
 def command(
     traces: tuple[Path, ...],
-    options: LoadOptions,
+    load: Loader,
     min_overlap: float | None,
     max_exposed_ms: int | None,
     max_tail_ms: int | None,
@@ -114,9 +115,9 @@ def command(
     from ddp_prof.present.tables.gate import check_summary, check_view, verdict_line
     from ddp_prof.present.tables.render import show
     from ddp_prof.runs.before_after import are_one_variant
-    from ddp_prof.runs.load import load_runs
 
-    compared = _only_run(load_runs(baselines, options)) if baselines else None
+    load = replace(load, strict=True)  # what was not read must not pass
+    compared = _only_run(load.runs(baselines, "overlap")) if baselines else None
     baseline = compared.overlap() if compared else None
     requirements = Requirements(
         min_overlap=min_overlap,
@@ -129,7 +130,7 @@ def command(
     )
     checks: list[GateReport] = []
     causes: list[str] = []
-    for run in load_runs(traces, options):
+    for run in load.runs(traces, "overlap"):
         differences = find_differences(run.manifest, compared.manifest) if compared else ()
         checks.append(check_run(run.overlap(), replace(requirements, incomparable=differences)))
         if compared and not checks[-1].passed and are_one_variant([compared, run]) and not differences:

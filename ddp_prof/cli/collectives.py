@@ -12,9 +12,10 @@ from ddp_prof.cli.options.traces import load_options, traces_argument
 from ddp_prof.errors import TraceError
 
 if TYPE_CHECKING:
+    from ddp_prof.cli.options.traces import Loader
     from ddp_prof.present.headlines import Headline
     from ddp_prof.present.table_fit import TableOptions
-    from ddp_prof.runs.run import LoadOptions, Run
+    from ddp_prof.runs.run import Run
 
 
 @click.command("collectives")
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 @load_options
 def command(
     traces: tuple[Path, ...],
-    options: LoadOptions,
+    load: Loader,
     by: str,
     page: Path | None,
     png: Path | None,
@@ -49,9 +50,8 @@ def command(
     from ddp_prof.present.headlines import root_cause_headline
     from ddp_prof.present.tables.collectives import collectives_view
     from ddp_prof.present.tables.render import show
-    from ddp_prof.runs.load import load_runs
 
-    runs = load_runs(traces, options)
+    runs = load.runs(traces, "collectives", to_draw=bool(page or png))
     if (page or png) and len(runs) > 1:
         raise click.UsageError("--html and --png show one run: give the traces of a single one")
     results = [run.collectives() for run in runs]

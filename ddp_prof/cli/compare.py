@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
     from ddp_prof.analyze.variants.before_after import PartChange
     from ddp_prof.analyze.variants.waterfall import Waterfall
+    from ddp_prof.cli.options.traces import Loader
     from ddp_prof.present.table_fit import TableOptions
     from ddp_prof.present.table_view import TableView
-    from ddp_prof.runs.run import LoadOptions, Run
+    from ddp_prof.runs.run import Run
 
 
 @click.command("compare")
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 @load_options
 def command(
     traces: tuple[Path, ...],
-    options: LoadOptions,
+    load: Loader,
     waterfall: bool,
     page: Path | None,
     png: Path | None,
@@ -50,12 +51,9 @@ def command(
     from ddp_prof.present.tables.render import show
     from ddp_prof.present.tables.waterfall import readable_rows, waterfall_notes, waterfall_rows
     from ddp_prof.runs.before_after import are_one_variant, changes_between
-    from ddp_prof.runs.load import load_runs
     from ddp_prof.runs.run import compare_steps
 
-    runs = load_runs(traces, replace(options, with_launches=True))
-    for run in runs:
-        run.prepare("overlap", "collectives", "kernels")
+    runs = load.runs(traces, "overlap", "collectives", "kernels", with_launches=True)
     results, changes = [run.overlap() for run in runs], compare_steps(runs)
     view = compare_view(results, compare_variants(results))
     parts = changes_between(*runs) if len(runs) == 2 and are_one_variant(runs) else ()

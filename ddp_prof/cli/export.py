@@ -10,7 +10,7 @@ import click
 from ddp_prof.cli.options.traces import load_options, traces_argument, written
 
 if TYPE_CHECKING:
-    from ddp_prof.runs.run import LoadOptions
+    from ddp_prof.cli.options.traces import Loader
 
 
 @click.command("export")
@@ -22,16 +22,15 @@ if TYPE_CHECKING:
     help="The file to write; gzipped where it ends in .gz; - for stdout. Default: TRACE's name .perfetto.json.gz.",
 )
 @load_options
-def command(traces: tuple[Path, ...], options: LoadOptions, output: Path | None) -> None:
+def command(traces: tuple[Path, ...], load: Loader, output: Path | None) -> None:
     """A file for Perfetto (ui.perfetto.dev) and chrome://tracing, with overlap and exposed communication as counters.
 
     Several traces become processes of one file, their first steps lined up. Both viewers read the file on this machine.
     """
     from ddp_prof.present.perfetto.writer import write_perfetto
-    from ddp_prof.runs.load import load_runs
     from ddp_prof.runs.run import timeline_sources
 
-    sources = timeline_sources(load_runs(traces, options))
+    sources = timeline_sources(load.runs(traces))
     target = output or Path(f"{sources[0].title.replace('/', '-')}.perfetto.json.gz")
     if any(target.exists() and target.samefile(source.trace.path) for source in sources):
         raise click.BadParameter(f"{target} is the trace itself, choose another name", param_hint="--output")

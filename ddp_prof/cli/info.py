@@ -12,18 +12,17 @@ from ddp_prof.cli.options.traces import load_options, traces_argument
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ddp_prof.cli.options.traces import Loader
     from ddp_prof.present.table_fit import TableOptions
-    from ddp_prof.runs.run import LoadOptions
 
 
 @click.command("info")
 @traces_argument
 @table_options
 @load_options
-def command(traces: tuple[Path, ...], options: LoadOptions, output: TableOptions) -> None:
+def command(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> None:
     """What a trace holds, and what is missing for which question."""
     from ddp_prof.present.tables.info import info_view
     from ddp_prof.present.tables.render import show
-    from ddp_prof.runs.load import load_runs
 
-    show(output, [info_view(file) for run in load_runs(traces, options) for file in run.inventory()])
+    show(output, [info_view(file) for run in load.runs(traces, "inventory") for file in run.inventory()])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -13,8 +12,8 @@ from ddp_prof.cli.options.traces import load_options, traces_argument
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ddp_prof.cli.options.traces import Loader
     from ddp_prof.present.table_fit import TableOptions
-    from ddp_prof.runs.run import LoadOptions
 
 TABLES = ("kernels", "hidden", "idle")
 
@@ -32,7 +31,7 @@ TABLES = ("kernels", "hidden", "idle")
 )
 @table_options
 @load_options
-def command(traces: tuple[Path, ...], options: LoadOptions, name: str | None, top: int, output: TableOptions) -> None:
+def command(traces: tuple[Path, ...], load: Loader, name: str | None, top: int, output: TableOptions) -> None:
     """Which kernels took the time, what hid communication, and why devices were idle.
 
     A kernel's slowdown is its median duration beside communication over that alone. Overlapped communication is divided
@@ -40,11 +39,8 @@ def command(traces: tuple[Path, ...], options: LoadOptions, name: str | None, to
     """
     from ddp_prof.present.tables.kernels import kernels_views
     from ddp_prof.present.tables.render import show
-    from ddp_prof.runs.load import load_runs
 
-    runs = load_runs(traces, replace(options, with_launches=True))
-    for run in runs:
-        run.prepare("overlap", "device use")
+    runs = load.runs(traces, "overlap", "device use", with_launches=True)
     views = [kernels_views(run.overlap(), run.device_use(), top or None) for run in runs]
     is_whole = output.form == "table" and not (name or output.columns)
     names = TABLES if is_whole else (name or TABLES[0],)

@@ -12,8 +12,8 @@ from ddp_prof.cli.options.traces import load_options, traces_argument
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ddp_prof.cli.options.traces import Loader
     from ddp_prof.present.table_fit import TableOptions
-    from ddp_prof.runs.run import LoadOptions
 
 
 @click.command("overlap")
@@ -21,13 +21,12 @@ if TYPE_CHECKING:
 @click.option("--steps", is_flag=True, help="A row a step instead of a row a rank.")
 @table_options
 @load_options
-def command(traces: tuple[Path, ...], options: LoadOptions, steps: bool, output: TableOptions) -> None:
+def command(traces: tuple[Path, ...], load: Loader, steps: bool, output: TableOptions) -> None:
     """How much communication hides behind compute, per rank and step.
 
     TRACE is a SQLite export of Nsight Systems or a trace of torch.profiler (.json, .json.gz).
     """
     from ddp_prof.present.tables.overlap import overlap_view
     from ddp_prof.present.tables.render import show
-    from ddp_prof.runs.load import load_runs
 
-    show(output, [overlap_view(run.overlap(), by_step=steps) for run in load_runs(traces, options)])
+    show(output, [overlap_view(run.overlap(), by_step=steps) for run in load.runs(traces, "overlap")])

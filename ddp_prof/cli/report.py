@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import islice
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,11 +16,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ddp_prof.analyze.collectives.results import Collective
+    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+    from ddp_prof.cli.options.traces import Loader
     from ddp_prof.present.html.report import ReportRun
-    from ddp_prof.runs.run import LoadOptions, Run
+    from ddp_prof.present.timeline.model import Source
+    from ddp_prof.runs.run import Run
 
 MOST_STEPS = 20
 """Steps of a run to choose from on its page on why communication is exposed."""
+
+MOST_RANKS = 8
+"""Ranks of a run whose events are drawn one by one."""
 
 
 @click.command("report")
@@ -36,17 +41,16 @@ MOST_STEPS = 20
     help="The folder to write.",
 )
 @load_options
-def command(traces: tuple[Path, ...], options: LoadOptions, folder: Path) -> None:
+def command(traces: tuple[Path, ...], load: Loader, folder: Path) -> None:
     """One page to read on a set of runs: comparison, why communication is exposed, timelines, what is not known.
 
     A folder stands for the traces in it. Pictures need Chromium; without it the pages are written all the same.
     """
     from ddp_prof.manifest import in_variant_order
     from ddp_prof.present.html.report import write_report
-    from ddp_prof.runs.load import load_runs
     from ddp_prof.runs.run import compare_steps
 
-    runs = load_runs(traces, replace(options, with_launches=True, keep_events=True))
+    runs = load.runs(traces, "overlap", "collectives", "kernels", "device use", with_launches=True, to_draw=True)
     runs = in_variant_order(runs, lambda run: run.manifest)
     with progress(2 * len(runs) + 1) as begin:
         problems = write_report(_report_runs(runs, begin), folder, compare_steps(runs), begin)
@@ -62,21 +66,36 @@ def _report_runs(runs: Sequence[Run], begin: Callable[[str], None] = lambda _par
     from ddp_prof.analyze.overlap.comparison import compare_variants
     from ddp_prof.analyze.root_cause import explain_run
     from ddp_prof.present.html.report import ReportRun
-    from ddp_prof.runs.run import timeline_sources
 
-    results = []
-    for run in runs:
-        begin(f"reading {run.label}")
-        results.append(run.overlap())
-    sources, found = iter(timeline_sources(runs)), []
+    results = [run.overlap() for run in runs]
+    found = []
     for run, result, summary in zip(runs, results, compare_variants(results), strict=True):
+        begin(f"comparing the ranks of {run.label}")
         explanation = explain_run(run.analysis())
         collectives = explanation.collectives.collectives
-        step = typical_step(collectives)
-        views = {key: view_step(explanation.run, key) for key in _steps_to_view(collectives, step)}
-        own = tuple(islice(sources, len(run.files)))
-        found.append(ReportRun(run.name, result, own, explanation, summary, views, step, run.device_use()))
+        step, ranks = typical_step(collectives), _ranks_to_show(explanation.run)
+        views = {key: view_step(explanation.run, key, ranks) for key in _steps_to_view(collectives, step)}
+        files = {explanation.run.ranks[index].clock for index in ranks}
+        sources = partial(_sources, run, [file for file in run.files if file in files] or run.files)
+        found.append(ReportRun(run.name, result, sources, explanation, summary, views, step, run.device_use()))
     return found
+
+
+def _ranks_to_show(run: RunAnalysis) -> list[int]:
+    """Indices of the ranks that are shown event by event: of many those with the most exposed time."""
+    exposed = [int(exposure.exposed_ns.sum()) for exposure in run.exposures]
+    return sorted(sorted(range(len(exposed)), key=lambda index: -exposed[index])[:MOST_RANKS])
+
+
+def _sources(run: Run, files: Sequence[Path]) -> list[Source]:
+    """The traces of a run's timeline, which says how many of them it shows."""
+    from ddp_prof.runs.run import timeline_sources
+
+    first, *others = timeline_sources([run.of_files(files)])
+    if len(files) < len(run.files):
+        caveat = f"{len(files)} of {len(run.files)} traces, those with the most exposed communication"
+        first = first._replace(caveats=(caveat, *first.caveats))
+    return [first, *others]
 
 
 def _steps_to_view(collectives: Sequence[Collective], typical: int | None) -> list[int]:

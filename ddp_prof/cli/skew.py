@@ -11,8 +11,8 @@ from ddp_prof.cli.options.tables import table_options
 from ddp_prof.cli.options.traces import load_options, traces_argument
 
 if TYPE_CHECKING:
+    from ddp_prof.cli.options.traces import Loader
     from ddp_prof.present.table_fit import TableOptions
-    from ddp_prof.runs.run import LoadOptions
 
 
 @click.command("skew")
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 @click.option("--png", type=click.Path(path_type=Path), help="Write the picture, too; needs Chromium.")
 @table_options
 @load_options
-def command(
-    traces: tuple[Path, ...], options: LoadOptions, page: Path | None, png: Path | None, output: TableOptions
-) -> None:
+def command(traces: tuple[Path, ...], load: Loader, page: Path | None, png: Path | None, output: TableOptions) -> None:
     """Which rank arrives last at the collectives, how often, by how much, and what it costs.
 
     Give the traces of all ranks of a run; files of their own are brought to one clock. Ranks may be missing.
@@ -31,9 +29,8 @@ def command(
     from ddp_prof.present.headlines import skew_headline
     from ddp_prof.present.tables.render import show
     from ddp_prof.present.tables.straggler import skew_view
-    from ddp_prof.runs.load import load_runs
 
-    runs = load_runs(traces, options)
+    runs = load.runs(traces, "collectives")
     if (page or png) and len(runs) > 1:
         raise click.UsageError("--html and --png draw one run: give the traces of a single one")
     skews = [run.skew() for run in runs]

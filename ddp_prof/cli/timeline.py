@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +13,8 @@ from ddp_prof.cli.options.traces import load_options, traces_argument, written
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ddp_prof.cli.options.traces import Loader
     from ddp_prof.present.timeline.model import Source
-    from ddp_prof.runs.run import LoadOptions
 
 _MOST_STEPS = 1_000_000
 
@@ -50,7 +49,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str | 
 @load_options
 def command(
     traces: tuple[Path, ...],
-    options: LoadOptions,
+    load: Loader,
     output: Path | None,
     png: Path | None,
     svg: Path | None,
@@ -62,12 +61,11 @@ def command(
     """
     from ddp_prof.present.html.timeline_page import write_timeline_page
     from ddp_prof.present.timeline.build import build_timeline
-    from ddp_prof.runs.load import load_runs
     from ddp_prof.runs.run import timeline_sources
 
     with progress(2) as begin:
         begin("reading")
-        sources = timeline_sources(load_runs(traces, replace(options, with_launches=True)))
+        sources = timeline_sources(load.runs(traces, with_launches=True))
         begin("laying out")
         model = build_timeline(sources, steps=steps)
     page = output or Path(f"{sources[0].title.replace('/', '-')}.html")

@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING
 
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.nsys_sqlite import load_nsys_sqlite
+from ddp_prof.ingest.sqlite_columns import require_room
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ddp_prof.trace import Trace
 
+EXPORT_TO_REPORT = 4
+"""So many times larger than a report its export is taken to be; of ours it is 3.3 times."""
 _PLACES = (
     ".nsys/bin/nsys",
     "/opt/nvidia/nsight-systems*/*/bin/nsys",
@@ -70,6 +73,7 @@ def _export(report: Path, target: Path) -> None:
         raise TraceError(
             report, "a raw report, and there is no nsys here to export it", "install nsys or set NSYS=PATH"
         )
+    require_room(report, target.parent, EXPORT_TO_REPORT * report.stat().st_size)
     with tempfile.TemporaryDirectory(prefix=".ddp_prof.", dir=target.parent) as folder:
         partial = Path(folder) / target.name
         command = [nsys, "export", "--type", "sqlite", "--output", str(partial), *_optional_flags(nsys), str(report)]

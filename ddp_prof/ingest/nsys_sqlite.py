@@ -125,6 +125,7 @@ def _load(file: SqliteFile, manifest: Manifest | None, classifier: KernelClassif
         ranks={},
         overhead=_overhead(file),
         epoch_ns=_session_start(file),
+        node=_noted(file, "TARGET_INFO_SYSTEM_ENV", "Hostname"),
         manifest=manifest,
     )
     steps: list[Callable[[Trace], Trace]] = [
@@ -156,10 +157,6 @@ def _process(global_id: Ints) -> Ints:
     """Process ids; a single one, as is usual, takes no memory."""
     low, high = (int(edge) >> 24 for edge in (global_id.min(), global_id.max())) if len(global_id) else (0, 0)
     return constant(low & 0xFFFFFF, len(global_id)) if low == high else (global_id >> 24) & 0xFFFFFF
-
-
-def _thread(global_id: Ints) -> Ints:
-    return global_id & 0xFFFFFF
 
 
 def _activity_columns(file: SqliteFile) -> dict[str, Ints]:
@@ -235,7 +232,7 @@ def _call_columns(file: SqliteFile, with_details: bool) -> dict[str, Ints]:
 
 def _calls(columns: dict[str, Ints]) -> Calls:
     tid = columns["globalTid"]
-    return Calls(columns["start"], _process(tid), _thread(tid), columns["correlationId"])
+    return Calls(columns["start"], _process(tid), tid & 0xFFFFFF, columns["correlationId"])
 
 
 def _call_details(columns: dict[str, Ints], strings: NsysStringIds, names: NameTable) -> CallDetails:
@@ -269,7 +266,7 @@ def _spans(
         start_ns=start,
         end_ns=np.maximum(start, end),
         process=process,
-        lane=_thread(tid),
+        lane=tid & 0xFFFFFF,
         name_id=names.name_the_unknown(name_id, UNNAMED_RANGE),
         domain_id=domain_name_ids(process, column["domainId"], domains, names),
         is_start_end=(column["eventType"] == _START_END).astype(np.int64),
@@ -333,13 +330,16 @@ def _overhead(file: SqliteFile) -> Overhead:
 
 
 def _producer(file: SqliteFile) -> str | None:
-    for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
-        if file.has(table, "name", "value"):
-            found = file.rows(f"SELECT value FROM {table} WHERE name = 'EXPORT_PRODUCT_VERSION'")
-            version = found[0][0] if found else None
-            if isinstance(version, str) and re.fullmatch(r"[\w.@-]{1,64}", version):
-                return version
-    return None
+    versions = (_noted(file, table, "EXPORT_PRODUCT_VERSION") for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"))
+    return next((version for version in versions if version and re.fullmatch(r"[\w.@-]{1,64}", version)), None)
+
+
+def _noted(file: SqliteFile, table: str, name: str) -> str | None:
+    """What a table of names and values says; ``None`` where it says nothing, or several things."""
+    if not file.has(table, "name", "value"):
+        return None
+    found = file.rows(f"SELECT DISTINCT value FROM {table} WHERE name = '{name}'")
+    return found[0][0] if len(found) == 1 and isinstance(found[0][0], str) else None
 
 
 def _session_start(file: SqliteFile) -> int | None:

@@ -39,12 +39,30 @@ def open_sqlite(path: Path) -> Iterator[SqliteFile]:
         yield SqliteFile(path, _immutable(real))
         return
     with tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
+        require_room(path, Path(folder), sum(file.stat().st_size for file in (real, *journals)))
         for file in (real, *journals):
             shutil.copyfile(file, Path(folder) / file.name)
         copy = Path(folder) / real.name
         with suppress(sqlite3.Error), closing(sqlite3.connect(copy)) as database:  # what is damaged is told below
             database.execute("PRAGMA journal_mode=DELETE")
         yield SqliteFile(path, _immutable(copy))
+
+
+def require_room(path: Path, folder: Path, needed: int) -> None:
+    """Refuse to begin what would fill the disk.
+
+    Args:
+        path: The file that is to be read.
+        folder: Where something is to be written for that.
+        needed: About how many bytes.
+
+    Raises:
+        TraceError: There are fewer.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        reason = f"reading it takes about {needed / 1e6:,.0f} MB in {folder}, where {free / 1e6:,.0f} MB are free"
+        raise TraceError(path, reason, "make room there, or set TMPDIR where it is a temporary folder")
 
 
 def _immutable(path: Path) -> str:

@@ -113,6 +113,7 @@ def _ratio(key: str, meaning: str, stays: int = USUALLY) -> Column:
 _IDENTITY = (
     _name("run", "the run: its variant, or the name of its file", WITH_ROOM),
     _name("variant", "the variant of data parallelism", ALWAYS),
+    _name("node", "name of the machine", WITH_ROOM),
     _name("rank", "the rank, or its process where the rank is not known", ALWAYS),
     _count("process", "number of the operating system's process", WITH_MUCH_ROOM),
     _name("device", "where it ran: a GPU's number, cuda or cpu", WITH_ROOM),

@@ -1,7 +1,8 @@
-"""Which columns of a table are shown: those asked for, or on a terminal those that matter and fit into its width."""
+"""Which columns and rows of a table are shown: those asked for, or on a terminal those that matter and fit."""
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 from dataclasses import dataclass
@@ -13,7 +14,13 @@ from ddp_prof.present.columns import ALWAYS, Column, columns_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddp_prof.present.columns import Row
+    from ddp_prof.present.columns import Row, Value
+    from ddp_prof.present.table_view import Digest
+
+MOST_ROWS = 24
+"""Rows that a table on a terminal shows whole, where it can be made short."""
+FIRST_ROWS = 8
+"""Rows that it is made short to, beside the one of all others."""
 
 GAP = 3
 """Characters between two columns."""
@@ -80,6 +87,24 @@ def only(rows: Sequence[Row], keys: Sequence[str]) -> Sequence[Row]:
     if missing := [key for key in keys if key not in rows[0]]:
         raise DdpProfError(f"no column '{missing[0]}' in this table: choose from {','.join(rows[0])}")
     return [{key: row[key] for key in keys} for row in rows]
+
+
+def shorten(rows: Sequence[Row], digest: Digest) -> Sequence[Row]:
+    """The rows with the largest figures, then one with the sums over all others; a few rows stay as they are."""
+    if len(rows) <= MOST_ROWS:
+        return rows
+    ordered = sorted(rows, key=lambda row: _number(row[digest.by]), reverse=True)
+    first, others = ordered[:FIRST_ROWS], ordered[FIRST_ROWS:]
+    rest: Row = dict.fromkeys(rows[0])
+    for key in (key for key in digest.summed if key in rest):
+        known = [value for row in others if isinstance(value := row[key], (int, float))]
+        rest[key] = sum(known) if known else None
+    return [*first, {**rest, digest.rest: f"{len(others):,} others"}]
+
+
+def _number(value: Value) -> float:
+    """For an order in which what is not known comes last."""
+    return float(value) if isinstance(value, (int, float)) else -math.inf
 
 
 def fit_columns(rows: Sequence[Row], width: int) -> Fitted:

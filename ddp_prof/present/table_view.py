@@ -13,6 +13,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Digest:
+    """How a table of very many rows is made short.
+
+    Attributes:
+        by: Key of the figure by which rows count; those with the largest come first.
+        summed: Keys of the figures of which the sum over all other rows is told.
+        rest: Key under which that row says how many rows it stands for.
+    """
+
+    by: str
+    summed: tuple[str, ...]
+    rest: str = "rank"
+
+
+@dataclass(frozen=True)
 class TableView:
     """A table with what belongs to it.
 
@@ -29,6 +44,8 @@ class TableView:
     document: Document
     shown: Sequence[Row] = ()
     """Rows to read, where they are worded otherwise than those for programs, which are ``rows``."""
+    digest: Digest | None = None
+    """What of hundreds of ranks is shown on a terminal."""
 
     @property
     def rows_to_read(self) -> Sequence[Row]:

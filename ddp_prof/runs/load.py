@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddp_prof.errors import TraceError
 from ddp_prof.manifest import manifest_path
 from ddp_prof.runs.rank_files import groups_alike_but_for_a_rank
-from ddp_prof.runs.run import LoadOptions, Run
+from ddp_prof.runs.report import LoadOptions
+from ddp_prof.runs.run import Run, prepare_runs
+from ddp_prof.runs.workers import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
-def load_runs(paths: Iterable[Path | str], options: LoadOptions | None = None) -> list[Run]:
+def load_runs(
+    paths: Iterable[Path | str],
+    options: LoadOptions | None = None,
+    *,
+    workers: Workers | None = None,
+    measures: Sequence[str] = (),
+) -> list[Run]:
     """The runs that files belong to, in the order in which they come first.
 
     Files are ranks of one run where one ``run.json`` is theirs; and where their names differ in a rank number only, or
@@ -24,20 +32,28 @@ def load_runs(paths: Iterable[Path | str], options: LoadOptions | None = None) -
     Args:
         paths: Files, or folders that stand for the traces in them.
         options: How they are read.
+        workers: Who reads them; by default this process.
+        measures: What will be asked of the runs, names in ``report.MEASURES``: so each file is read once.
 
     Raises:
         TraceError: A path is not there, is given twice, or a folder holds no trace. What is wrong inside of a file is
             raised when the run is first measured.
     """
-    options = options or LoadOptions()
+    options, workers = options or LoadOptions(), workers or Workers()
     files = _find_files(paths)
     if options.one_run or options.separate:
-        return [Run(tuple(files), options)] if options.one_run else [Run((file,), options) for file in files]
-    found: dict[Path, list[Path]] = {}
-    for file in files:
-        manifest = manifest_path(file)
-        found.setdefault(manifest if manifest.is_file() else file, []).append(file)
-    return _join_ranks([Run(tuple(own), options) for own in found.values()])
+        groups = [files] if options.one_run else [[file] for file in files]
+    else:
+        by_manifest: dict[Path, list[Path]] = {}
+        for file in files:
+            manifest = manifest_path(file)
+            by_manifest.setdefault(manifest if manifest.is_file() else file, []).append(file)
+        groups = list(by_manifest.values())
+    runs = [Run(tuple(group), options, workers=workers) for group in groups]
+    alone = [] if options.one_run or options.separate else _alone(runs)
+    left = prepare_runs(runs, *measures, *(("identity",) if len(alone) > 1 else ()))
+    left_out = tuple(note for run in runs if run not in left for note in run.notes)
+    return _join_ranks(left, left_out) if len(alone) > 1 else left
 
 
 def _find_files(paths: Iterable[Path | str]) -> list[Path]:
@@ -53,37 +69,47 @@ def _find_files(paths: Iterable[Path | str]) -> list[Path]:
     return list(files.values())
 
 
-def _join_ranks(runs: list[Run]) -> list[Run]:
-    """Make one run of those of a single file each, without a ``run.json``, that are ranks of one job."""
-    alone = {run.files[0]: run for run in runs if len(run.files) == 1 and run.manifest is None}
-    if len(alone) < 2:
-        return runs
+def _alone(runs: Sequence[Run]) -> list[Run]:
+    """The runs of a single file each, without a ``run.json``: they may be ranks of one job."""
+    return [run for run in runs if len(run.files) == 1 and run.manifest is None]
+
+
+def _join_ranks(runs: Sequence[Run], left_out: tuple[str, ...]) -> list[Run]:
+    """Make one run of those of a single file that are ranks of one job; files left out may have been ranks of it."""
+    alone = {run.files[0]: run for run in _alone(runs)}
     joined: dict[Run, Run] = {}
     for group in groups_alike_but_for_a_rank(list(alone)):
         joined |= _joined([alone.pop(file) for file in group], "their names differ in a rank number only")
     by_world: dict[int, list[Run]] = {}
     for run in alone.values():
-        if world := _rank_and_world(run):
-            by_world.setdefault(world[1], []).append(run)
+        if world := _world_of_a_rank(run):
+            by_world.setdefault(world, []).append(run)
     for group_of_runs in by_world.values():
         joined |= _joined(group_of_runs, "the traces say which rank of a job each is")
+    for whole in set(joined.values()):
+        whole.notes = (*whole.notes, *left_out)
     return list(dict.fromkeys(joined.get(run, run) for run in runs))
 
 
-def _rank_and_world(run: Run) -> tuple[int, int] | None:
-    """The rank and the number of ranks, where a file says that it is one rank of a job."""
-    ranks = run.analysis().ranks
-    if len(ranks) != 1 or ranks[0].rank is None or (ranks[0].world_size or 1) < 2:
+def _world_of_a_rank(run: Run) -> int | None:
+    """The number of ranks of the job, where a file says that it is one of several."""
+    identities = run.identities()
+    if len(identities) != 1:
         return None
-    return ranks[0].rank, ranks[0].world_size or 1
+    rank, world, _ = identities[0]
+    return world if rank is not None and (world or 1) > 1 else None
 
 
 def _joined(runs: Sequence[Run], why: str) -> dict[Run, Run]:
     """The run that each becomes a part of; nothing where they do not fit together."""
-    kinds = [[sorted(rank.timings.operation.tolist()) for rank in run.analysis().ranks] for run in runs]
-    numbers = [rank.rank for run in runs for rank in run.analysis().ranks if rank.rank is not None]
+    kinds = [[operations for _, _, operations in run.identities()] for run in runs]
+    numbers = [rank for run in runs for rank, _, _ in run.identities() if rank is not None]
     if len(runs) < 2 or any(kind != kinds[0] for kind in kinds) or len(set(numbers)) < len(numbers):
         return {}
     note = f"{len(runs)} files are taken for ranks of one run, since {why}; --separate keeps them apart"
-    whole = Run(tuple(run.files[0] for run in runs), runs[0].options, notes=(note,))
+    files = tuple(run.files[0] for run in runs)
+    measured: dict[Path, dict[str, Any]] = {}
+    for run in runs:
+        measured |= run.measured
+    whole = Run(files, runs[0].options, (note,), runs[0].workers, measured)
     return dict.fromkeys(runs, whole)

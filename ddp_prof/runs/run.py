@@ -10,20 +10,22 @@
     run.timeline().show()         # a plotly figure
 
 A run is made of one file, or of one file a rank. Files are read when a figure is asked for, one after the other, and
-what is measured of each is kept; the events themselves are kept only where ``LoadOptions.keep_events`` says so.
+what is measured of each is kept, its events are not.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from ddp_prof.errors import TraceError
+from ddp_prof.errors import InterruptedReadingError, TraceError
 from ddp_prof.manifest import SUFFIX, label_of, load_manifest, manifest_path
+from ddp_prof.runs.report import LoadOptions, load_events, measure_events
+from ddp_prof.runs.workers import Workers, measure_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
     import plotly.graph_objects as go
@@ -31,9 +33,7 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.results import RunCollectives
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.collectives.straggler import RunSkew
-    from ddp_prof.analyze.core.rank_events import RankEvents
-    from ddp_prof.analyze.core.steps import RangePatterns
-    from ddp_prof.analyze.kernels.device_use import DeviceUse, RankUse
+    from ddp_prof.analyze.kernels.device_use import DeviceUse
     from ddp_prof.analyze.overlap.overlap import TraceOverlap
     from ddp_prof.analyze.quality.inventory import TraceInventory
     from ddp_prof.analyze.root_cause import RootCause
@@ -41,45 +41,12 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.variants.waterfall import Waterfall
     from ddp_prof.manifest import Manifest
     from ddp_prof.present.timeline.model import Source
-    from ddp_prof.trace import Trace
+    from ddp_prof.runs.report import TraceEvents
 
-
-@dataclass(frozen=True, slots=True)
-class LoadOptions:
-    """How files are read.
-
-    Attributes:
-        step_range: Regular expression for ranges that are steps; a first group is the step's number.
-        backward_range: Regular expression for ranges that hold the backward pass.
-        comm_patterns: Regular expressions for kernels that communicate, beside those that are known.
-        with_launches: Read more of launches: kernels' shapes, by which contention tells them apart, names and ends of
-            calls, which timelines show.
-        one_run: All files are ranks of one run, whatever their names.
-        separate: Each file is a run of its own, whatever their names.
-        keep_events: Keep the events of all files in memory; else a file is read again for each new question.
-    """
-
-    step_range: str | None = None
-    backward_range: str | None = None
-    comm_patterns: tuple[str, ...] = ()
-    with_launches: bool = False
-    one_run: bool = False
-    separate: bool = False
-    keep_events: bool = False
-
-    @property
-    def patterns(self) -> RangePatterns:
-        """How the ranges of steps and of backward are named."""
-        from ddp_prof.analyze.core.steps import RangePatterns
-
-        return RangePatterns(self.step_range, self.backward_range)
-
-
-class TraceEvents(NamedTuple):
-    """One file: what was recorded, and what each of its ranks did."""
-
-    trace: Trace
-    ranks: tuple[RankEvents, ...]
+OF_EACH_KERNEL = frozenset({"kernels", "device use"})
+"""What is measured of each kernel and has rows for all of them."""
+MOST_FILES_OF_KERNELS = 8
+"""Files of a run of which that is measured: of hundreds of ranks it would fill the memory."""
 
 
 @dataclass(eq=False)
@@ -89,14 +56,17 @@ class Run:
     Attributes:
         files: Its traces.
         options: How they are read.
-        notes: Why these files are one run, where that was not said.
+        notes: Why these files are one run, where that was not said; which could not be read.
+        workers: Who reads them.
+        measured: What was measured of each file so far.
     """
 
     files: tuple[Path, ...]
     options: LoadOptions = field(default_factory=LoadOptions)
     notes: tuple[str, ...] = ()
-    _events: list[TraceEvents] = field(default_factory=list, repr=False)
-    _measured: dict[str, list[Any]] = field(default_factory=dict, repr=False)
+    workers: Workers = field(default_factory=Workers, repr=False)
+    measured: dict[Path, dict[str, Any]] = field(default_factory=dict, repr=False)
+    _analysis: RunAnalysis | None = field(default=None, repr=False)
 
     @property
     def name(self) -> str:
@@ -120,16 +90,12 @@ class Run:
         Raises:
             TraceError: A file cannot be read.
         """
-        if self._events:
-            yield from self._events
-            return
-        kept = []
         for file in self.files:
-            part = _load(file, self.options)
-            if self.options.keep_events:
-                kept.append(part)
-            yield part
-        self._events = kept
+            yield load_events(file, self.options)
+
+    def of_files(self, files: Collection[Path]) -> Run:
+        """The same run, of which only some files are drawn."""
+        return replace(self, files=tuple(files))
 
     def overlap(self) -> TraceOverlap:
         """How much communication compute hides, by rank and step."""
@@ -143,17 +109,27 @@ class Run:
         """What each file holds, and what is missing for which question."""
         return self._measure("inventory")
 
+    def identities(self) -> list[tuple[int | None, int | None, tuple[tuple[int, int], ...]]]:
+        """Of each rank its number, the ranks of the job, and how many collectives of each operation it took part in."""
+        return [identity for of_file in self._measure("identity") for identity in of_file]
+
     def analysis(self) -> RunAnalysis:
         """The collectives of all ranks, compared."""
-        if "analysis" not in self._measured:
-            from ddp_prof.analyze.collectives.run_analysis import merge_analyses
+        from ddp_prof.analyze.collectives.run_analysis import merge_analyses
 
+        if self._analysis is None:
             merged = merge_analyses(self._measure("collectives"))
             self._refuse_repeated_ranks((rank.clock.name, rank.rank) for rank in merged.ranks)
-            warnings = (*self.notes, *merged.trace_warnings)
-            self._measured["analysis"] = [replace(merged, trace_warnings=warnings)]
-        analysis: RunAnalysis = self._measured["analysis"][0]
-        return analysis
+            self._analysis = replace(merged, trace_warnings=(*self.notes, *merged.trace_warnings))
+        return self._analysis
+
+    def analysis_of(self, parts: Sequence[TraceEvents]) -> RunAnalysis:
+        """The same from events that are there, where it is not known yet."""
+        from ddp_prof.analyze.collectives.run_analysis import merge_analyses
+
+        if self._analysis is not None:
+            return self._analysis
+        return merge_analyses([measure_events(part, self.options, ("collectives",))["collectives"] for part in parts])
 
     def collectives(self) -> RunCollectives:
         """When each collective ran on each rank, what of it is exposed, and why."""
@@ -175,13 +151,14 @@ class Run:
 
     def kernels(self) -> list[KernelSamples]:
         """The compute kernels of each rank's steps, by which contention is measured."""
-        return [samples for of_file in self._measure("kernels") for samples in of_file]
+        samples: list[KernelSamples] = self._of_few_files("kernels")
+        return samples
 
     def device_use(self) -> DeviceUse:
         """Which kernels took the time, what hid communication, and why devices were idle."""
         from ddp_prof.analyze.kernels.device_use import measure_device_use
 
-        return measure_device_use([rank for of_file in self._measure("device use") for rank in of_file])
+        return measure_device_use(self._of_few_files("device use"))
 
     def waterfall(self) -> Waterfall:
         """The mean step of this run by parts; of several runs see :func:`compare_steps`."""
@@ -201,15 +178,8 @@ class Run:
         return draw_timeline(build_timeline(sources, steps=shown, max_boxes=MAX_BOXES))
 
     def prepare(self, *measures: str) -> None:
-        """Measure several of ``_MEASURES`` in one reading of the files."""
-        missing = [measure for measure in measures if measure not in self._measured]
-        if not missing:
-            return
-        results: dict[str, list[Any]] = {measure: [] for measure in missing}
-        for part in self.events():
-            for measure in missing:
-                results[measure].append(_MEASURES[measure](part, self.options))
-        self._measured |= results
+        """Measure several of ``report.MEASURES`` in one reading of the files."""
+        prepare_runs([self], *measures)
 
     def _refuse_repeated_ranks(self, ranks: Iterable[tuple[str, int | None]]) -> None:
         """Two files of one rank would count it twice."""
@@ -222,9 +192,72 @@ class Run:
                     "give one file of each rank, or --separate",
                 )
 
+    def missing(self, measures: Sequence[str]) -> Iterator[tuple[Path, tuple[str, ...]]]:
+        """The files that are yet to be read, and what for. Kernels are many, so they are those of a few files."""
+        for index, file in enumerate(self.files):
+            wanted = tuple(name for name in measures if name not in OF_EACH_KERNEL or index < MOST_FILES_OF_KERNELS)
+            if missing := tuple(name for name in wanted if name not in self.measured.get(file, {})):
+                yield file, missing
+
+    def leave_out(self, files: Collection[Path], *notes: str) -> None:
+        """Go on without some files."""
+        self.files = tuple(file for file in self.files if file not in files)
+        self.notes = (*self.notes, *notes)
+
+    def _of_few_files(self, measure: str) -> list[Any]:
+        self.prepare(measure)
+        found = [self.measured[file] for file in self.files]
+        return [of_rank for of_file in found for of_rank in of_file.get(measure, ())]
+
     def _measure(self, measure: str) -> list[Any]:
         self.prepare(measure)
-        return self._measured[measure]
+        return [self.measured[file][measure] for file in self.files]
+
+
+def prepare_runs(runs: Sequence[Run], *measures: str) -> list[Run]:
+    """Measure several of ``report.MEASURES`` of all runs, each file read once, by the workers of the first run.
+
+    Returns:
+        The runs of which at least one file could be read.
+
+    Raises:
+        TraceError: A file cannot be read, and its run may not go on without it; or none can.
+    """
+    wanted = [(run, *missing) for run in runs for missing in run.missing(measures)]
+    if not wanted:
+        return list(runs)
+    leave_out = runs[0].workers.leave_out
+    unread = {(run, file) for run, file, _ in wanted}
+    broken: dict[tuple[Run, Path], TraceError] = {}
+    try:
+        outcomes = measure_files([(file, names) for _, file, names in wanted], runs[0].options, runs[0].workers)
+        for index, outcome in outcomes:
+            run, file, _ = wanted[index]
+            unread.discard((run, file))
+            if not isinstance(outcome, TraceError):
+                run.measured.setdefault(file, {}).update(outcome)
+            elif leave_out is None:
+                raise outcome
+            else:
+                broken[run, file] = outcome
+    except KeyboardInterrupt as stop:  # with the number of a signal that is not Ctrl-C's
+        if stop.args or leave_out is None or len(unread | broken.keys()) == len(wanted):
+            raise
+    errors = [broken[key] for key in sorted(broken, key=lambda key: key[1])]
+    if len(errors) == len(wanted) or leave_out is None:
+        if errors:
+            raise errors[0]
+        return list(runs)
+    if unread:
+        errors.append(InterruptedReadingError(min(file for _, file in unread), len(unread), len(wanted)))
+    for error in errors:
+        leave_out(error)
+    for run in runs:
+        lost = [file for file in run.files if (run, file) in unread | broken.keys()]
+        run.leave_out(lost, *(f"left out: {error}" for error in errors if error.path in lost))
+        if OF_EACH_KERNEL & {*measures} and len(run.files) > MOST_FILES_OF_KERNELS:
+            run.leave_out((), f"kernels, and the contention they tell, are of {MOST_FILES_OF_KERNELS} of its traces")
+    return [run for run in runs if run.files]
 
 
 def compare_steps(runs: Sequence[Run]) -> Waterfall:
@@ -234,8 +267,7 @@ def compare_steps(runs: Sequence[Run]) -> Waterfall:
     """
     from ddp_prof.analyze.variants.waterfall import measure_waterfall
 
-    for run in runs:
-        run.prepare("collectives", "kernels")
+    prepare_runs(runs, "collectives", "kernels")
     return measure_waterfall([(run.analysis(), run.kernels()) for run in runs])
 
 
@@ -243,13 +275,10 @@ def timeline_sources(runs: Iterable[Run]) -> list[Source]:
     """Each file as a panel of a timeline; of several with one title the rank is part of it."""
     from collections import Counter
 
-    from ddp_prof.analyze.collectives.run_analysis import merge_analyses
-
     found = []
     for run in runs:
-        kept = replace(run, options=replace(run.options, keep_events=True))  # a panel holds them anyway
-        parts = list(kept.events())
-        analysis = merge_analyses(kept._measure("collectives"))
+        parts = list(run.events())
+        analysis = run.analysis_of(parts)
         found += [timeline_source(label_of(part.trace.path, part.trace.manifest), part, analysis) for part in parts]
     times = Counter(source.title for source in found)
     return [source._replace(title=_title(source)) if times[source.title] > 1 else source for source in found]
@@ -285,51 +314,3 @@ def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Sou
 def _title(source: Source) -> str:
     rank = next((rank.rank for rank in source.ranks if rank.rank is not None), None)
     return f"{source.title} ({source.trace.path.name})" if rank is None else f"{source.title}, rank {rank}"
-
-
-def _load(file: Path, options: LoadOptions) -> TraceEvents:
-    from ddp_prof.analyze.core.rank_events import find_rank_events
-    from ddp_prof.ingest.load import load_trace
-
-    trace = load_trace(file, extra_patterns=options.comm_patterns, with_launches=options.with_launches)
-    return TraceEvents(trace, find_rank_events(trace, options.patterns))
-
-
-def _measure_overlap(part: TraceEvents, _options: LoadOptions) -> TraceOverlap:
-    from ddp_prof.analyze.overlap.overlap import measure_overlap
-
-    return measure_overlap(part.trace, part.ranks)
-
-
-def _measure_collectives(part: TraceEvents, _options: LoadOptions) -> RunAnalysis:
-    from ddp_prof.analyze.collectives.run_analysis import analyze_trace
-
-    return analyze_trace(part.trace, part.ranks)
-
-
-def _measure_kernels(part: TraceEvents, _options: LoadOptions) -> list[KernelSamples]:
-    from ddp_prof.analyze.variants.contention import sample_kernels
-
-    return [sample_kernels(rank) for rank in part.ranks]
-
-
-def _measure_device_use(part: TraceEvents, _options: LoadOptions) -> list[RankUse]:
-    from ddp_prof.analyze.kernels.device_use import use_of_rank
-
-    return [use_of_rank(rank) for rank in part.ranks]
-
-
-def _measure_inventory(part: TraceEvents, options: LoadOptions) -> TraceInventory:
-    from ddp_prof.analyze.quality.inventory import take_inventory
-
-    return take_inventory(part.trace, options.patterns)
-
-
-_MEASURES: Mapping[str, Callable[[TraceEvents, LoadOptions], Any]] = {
-    "overlap": _measure_overlap,
-    "collectives": _measure_collectives,
-    "kernels": _measure_kernels,
-    "device use": _measure_device_use,
-    "inventory": _measure_inventory,
-}
-"""What is kept of a file that was read."""

@@ -16,7 +16,7 @@ from tests.present.runs import cpu_run, run_of
 @pytest.fixture
 def page(tmp_path: Path) -> Path:
     """Two steps of 20 ns: forward 1 to 5, backward 6 to 12, all-reduce 8 to 12 of bucket 0."""
-    write_timeline_page(build_timeline(run_of(cpu_run()).sources), tmp_path / "run.html")
+    write_timeline_page(build_timeline(run_of(cpu_run()).load_sources()), tmp_path / "run.html")
     return tmp_path / "run.html"
 
 

@@ -115,7 +115,7 @@ def measured_sums(events: RankEvents, start_ns: int, end_ns: int) -> dict[str, i
 
 class TestDrawing:
     def test_a_page_needs_nothing_but_its_file(self, visit: Visit, tmp_path: Path) -> None:
-        model = build_timeline([*run_of(cpu_run(3)).sources, gpu_run()])
+        model = build_timeline([*run_of(cpu_run(3)).load_sources(), gpu_run()])
         page = write(model, tmp_path)
         visit.open_timeline(page)
         assert visit.ask("page.boxes") == model.boxes
@@ -156,13 +156,13 @@ class TestDrawing:
     @pytest.mark.parametrize("visit", ["light", "dark"], indirect=True)
     def test_the_look_follows_the_system(self, visit: Visit, tmp_path: Path, request: pytest.FixtureRequest) -> None:
         palette = theme.DARK if "dark" in request.node.name else theme.LIGHT
-        visit.open_timeline(write(build_timeline(run_of(cpu_run()).sources), tmp_path))
+        visit.open_timeline(write(build_timeline(run_of(cpu_run()).load_sources()), tmp_path))
         assert visit.ask("page.element.layout.paper_bgcolor") == palette.paper
         fills = visit.ask("page.element.data.map(({ fillcolor }) => fillcolor).filter(Boolean)")
         assert {fill[:7] for fill in fills} <= {*palette.colors.values(), palette.paper, palette.notice, palette.text}
 
     def test_a_category_switched_off_takes_its_labels_with_it(self, visit: Visit, tmp_path: Path) -> None:
-        visit.open_timeline(write(build_timeline(run_of(cpu_run(), "naive").sources), tmp_path))
+        visit.open_timeline(write(build_timeline(run_of(cpu_run(), "naive").load_sources()), tmp_path))
         labels = "page.element.data.at(-1).text.filter((text) => text.startsWith('compute only')).length"
         assert visit.ask(labels) > 0
         visit.page.locator(".legendtoggle").nth(
@@ -209,7 +209,7 @@ class TestSums:
                 assert rank["sums"][part] == sum(getattr(step, f"{part}_ns") for step in lanes.overlap.steps)
 
     def test_the_readout_tells_them(self, visit: Visit, tmp_path: Path) -> None:
-        sources = [*run_of(cpu_run(shift=4), "naive").sources, *run_of(cpu_run()).sources]
+        sources = [*run_of(cpu_run(shift=4), "naive").load_sources(), *run_of(cpu_run()).load_sources()]
         visit.open_timeline(write(build_timeline(sources), tmp_path))
         assert "naive 0 %, overlap 100 % overlapped" in visit.page.locator("#in-view").text_content()
         rows = visit.page.locator("#sums tbody tr").all_text_contents()
@@ -258,7 +258,7 @@ class TestMoving:
                     "all_reduce|bucket=0": "." * 35 + "##"},
             ranks={4242: 0},
         )  # fmt: skip
-        sources = [*run_of(cpu_run(2)).sources, source_of("late", late)]
+        sources = [*run_of(cpu_run(2)).load_sources(), source_of("late", late)]
         visit.open_timeline(write(build_timeline(sources), tmp_path))
         visit.ask("page.showStep(1)")
         assert visit.ask("page.view.offsets") == [20, 30]
@@ -311,7 +311,7 @@ class TestSearch:
         assert view[0] < starts[1] < view[1]
 
     def test_it_goes_on_from_the_last_to_the_first(self, visit: Visit, tmp_path: Path) -> None:
-        visit.open_timeline(write(build_timeline(run_of(cpu_run(2)).sources), tmp_path))
+        visit.open_timeline(write(build_timeline(run_of(cpu_run(2)).load_sources()), tmp_path))
         visit.page.locator("#search").fill("bucket 0")
         positions = []
         for _ in range(3):
@@ -322,7 +322,7 @@ class TestSearch:
         assert visit.page.locator("#found").text_content() == "2 of 2"
 
     def test_what_is_not_there(self, visit: Visit, tmp_path: Path) -> None:
-        visit.open_timeline(write(build_timeline(run_of(cpu_run(2)).sources), tmp_path))
+        visit.open_timeline(write(build_timeline(run_of(cpu_run(2)).load_sources()), tmp_path))
         visit.page.locator("#search").fill("no such thing")
         visit.page.locator("#found-after").click()
         assert visit.page.locator("#found").text_content() == "0 found"

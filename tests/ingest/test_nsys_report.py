@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -77,3 +78,14 @@ def test_without_nsys_the_way_out_is_told(report: Path, tmp_path: Path, monkeypa
     monkeypatch.setenv("NSYS", str(tmp_path / "none"))
     with pytest.raises(TraceError, match=r"there is no nsys here to export it.*NSYS=PATH"):
         load_trace(report)
+
+
+def test_where_there_is_no_room_nothing_is_exported(
+    report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = stand_in(tmp_path, monkeypatch)
+    report.write_bytes(report.read_bytes() + bytes(1_000_000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=3_999_999))
+    with pytest.raises(TraceError, match=r"x\.nsys-rep: reading it takes about 4 MB in .*, where 4 MB are free"):
+        load_trace(report)
+    assert not log.exists() or "export --type" not in log.read_text()

@@ -192,3 +192,13 @@ def test_an_open_range_lasts_until_the_last_event_of_the_capture(product: str, t
     )
     spans = load_trace(write_capture(tmp_path / "x.sqlite", capture, product)).spans
     assert spans.end_ns.tolist() == [40, 700]
+
+
+def test_the_name_of_the_machine_where_the_export_tells_it(tmp_path: Path) -> None:
+    path = write_capture(tmp_path / "x.sqlite", known_truth(1))
+    assert load_trace(path).node is None
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE TARGET_INFO_SYSTEM_ENV (name TEXT, value TEXT)")
+        database.execute("INSERT INTO TARGET_INFO_SYSTEM_ENV VALUES ('Hostname', 'node7'), ('OS', 'Linux')")
+        database.commit()
+    assert load_trace(path).node == "node7"

@@ -48,4 +48,4 @@ def run_of(trace: Trace, name: str = "overlap", label: str | None = None) -> Rep
     shown = {found.step for rank in result.ranks for found in rank.steps if found.step is not None}
     steps = {number: ranks for number in sorted(shown) if (ranks := view_step(explanation.run, number))}
     use = measure_device_use([use_of_rank(rank) for rank in find_rank_events(trace)])
-    return ReportRun(name, result, (source_of(label, trace),), explanation, summary, steps, step, use)
+    return ReportRun(name, result, lambda: (source_of(label, trace),), explanation, summary, steps, step, use)

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from ddp_prof.errors import DdpProfError
 from ddp_prof.present.columns import ALWAYS, CATALOGUE, Row
-from ddp_prof.present.table_fit import TableOptions, fit_columns, only
-from ddp_prof.present.table_view import TableView
+from ddp_prof.present.table_fit import FIRST_ROWS, MOST_ROWS, TableOptions, fit_columns, only, shorten
+from ddp_prof.present.table_view import Digest, TableView
 from ddp_prof.present.tables import render
 
 ROW: Row = {
@@ -93,3 +93,34 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are() -> None:
 def test_a_title_of_two_sentences_has_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
     render.show("table", [TableView("first\nsecond \x1b[2J", [], [], {})])
     assert capsys.readouterr().out.splitlines() == ["first", r"second \x1b[2J"]
+
+
+class TestManyRows:
+    ROWS: tuple[Row, ...] = tuple(
+        {**ROW, "rank": rank, "exposed_ms": float(rank % 50), "kernels": 2, "overlap_%": 50.0} for rank in range(100)
+    )
+    DIGEST = Digest("exposed_ms", ("kernels", "exposed_ms"))
+
+    def test_the_largest_come_first_and_the_rest_is_one_line(self) -> None:
+        *first, rest = shorten(self.ROWS, self.DIGEST)
+        assert [row["exposed_ms"] for row in first] == [49, 49, 48, 48, 47, 47, 46, 46]
+        assert (rest["rank"], rest["kernels"]) == ("92 others", 2 * 92)
+        assert rest["overlap_%"] is None, "a share of the others is not their sum"
+
+    @given(st.lists(st.one_of(st.none(), st.integers(0, 10**6).map(float)), max_size=60))
+    def test_nothing_is_lost(self, values: list[float | None]) -> None:
+        rows: list[Row] = [{"rank": rank, "exposed_ms": value} for rank, value in enumerate(values)]
+        short = shorten(rows, self.DIGEST)
+        assert len(short) == (len(rows) if len(rows) <= MOST_ROWS else FIRST_ROWS + 1)
+        assert sum(row["exposed_ms"] or 0 for row in short) == sum(value or 0 for value in values)
+
+    def test_only_on_a_terminal(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        view = TableView("", self.ROWS, [], {}, digest=self.DIGEST)
+        lines = {}
+        for width, wide in ((120, False), (120, True), (None, False)):
+            monkeypatch.setattr(render, "terminal_width", lambda width=width: width)
+            render.show(TableOptions(wide=wide), [view])
+            lines[width, wide] = capsys.readouterr().out.splitlines()
+        assert len(lines[120, False]) < 20
+        assert any("8 of 100 rows, and the others summed; all rows: --wide" in line for line in lines[120, False])
+        assert len(lines[120, True]) == len(lines[None, False]) > 100

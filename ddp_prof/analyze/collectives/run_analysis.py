@@ -14,7 +14,7 @@ import numpy as np
 from ddp_prof.analyze.collectives.clock_alignment import Alignment, align_clocks
 from ddp_prof.analyze.collectives.exposure import Exposure, explain_exposure
 from ddp_prof.analyze.collectives.matching import Matches, match_collectives, shift_unnumbered_steps
-from ddp_prof.analyze.collectives.timing import RankCollectives, find_timings
+from ddp_prof.analyze.collectives.timing import RankCollectives, beside_collectives, find_timings
 from ddp_prof.analyze.quality.diagnostics import diagnose, find_caveats
 from ddp_prof.analyze.ranks import told_apart
 from ddp_prof.manifest import label_of
@@ -101,14 +101,14 @@ class RunAnalysis:
         return _work(self.manifest) == _work(other.manifest)
 
 
-def analyze_trace(trace: Trace, ranks: Sequence[RankEvents]) -> RunAnalysis:
-    """What a single trace tells of a run."""
+def analyze_trace(trace: Trace, ranks: Sequence[RankEvents], *, to_draw: bool = True) -> RunAnalysis:
+    """What a single trace tells of a run; of compute only what exposed time, and pictures if asked for, need."""
     return RunAnalysis(
         trace=trace.path,
         label=label_of(trace.path, trace.manifest),
         device=trace.device,
         manifest=trace.manifest,
-        ranks=tuple(find_timings(rank) for rank in ranks),
+        ranks=tuple(beside_collectives(find_timings(rank), to_draw=to_draw) for rank in ranks),
         trace_warnings=diagnose(trace, ranks),
         caveats=find_caveats(trace),
     )

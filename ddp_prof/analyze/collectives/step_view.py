@@ -13,7 +13,7 @@ from ddp_prof.analyze.intervals import union
 from ddp_prof.trace import UNKNOWN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from ddp_prof.analyze.collectives.clock_alignment import ClockOffset
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
@@ -61,15 +61,18 @@ class RankStepView:
     collectives: tuple[CollectiveView, ...]
 
 
-def view_step(run: RunAnalysis, step: int) -> tuple[RankStepView, ...]:
+def view_step(run: RunAnalysis, step: int, ranks: Collection[int] | None = None) -> tuple[RankStepView, ...]:
     """What each rank communicated in a step, all on one clock; ranks without communication in it are left out.
 
     Args:
         run: The run.
         step: The step's key, see ``Steps.keys``.
+        ranks: Indices of the ranks to look at; by default all.
     """
     drawn = []
-    for rank, wait_ns in zip(run.ranks, run.waits_ns, strict=True):
+    for index, (rank, wait_ns) in enumerate(zip(run.ranks, run.waits_ns, strict=True)):
+        if ranks is not None and index not in ranks:
+            continue
         rows = np.flatnonzero(rank.keys == step)
         if len(rows):
             drawn.append((rank, rows, wait_ns, run.alignment.of(rank.clock)))

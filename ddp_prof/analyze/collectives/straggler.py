@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.matching import Matches
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.collectives.timing import RankCollectives
-    from ddp_prof.trace import Ints
+    from ddp_prof.trace import Ints, Mask
 
     Floats = NDArray[np.float64]
 
@@ -79,12 +79,14 @@ class StepSkew:
         lags_ns: The lag of each rank, in the order of :attr:`RunSkew.ranks`.
         last: Index of the rank that arrived last; ``None`` where no lag is above the residual.
         cost_ns: Longest exposed wait of any rank.
+        waits_ns: The exposed wait of each rank; ``None`` where it has no matched collective in the step.
     """
 
     step: int
     lags_ns: tuple[int | None, ...]
     last: int | None
     cost_ns: int
+    waits_ns: tuple[int | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
     ranks, matches, alignment = run.ranks, run.matches, run.alignment
     step = _step_of_each(ranks, matches)
     numbers = np.unique(step)
-    exposed_wait = _exposed_waits(run, numbers)
+    exposed_wait, takes_part = _exposed_waits(run, numbers)
     lags = _lags(ranks, matches, alignment)
     if alignment.residual_p95_ns is None:
         lags[:] = np.nan  # the clocks tell nothing about who came first
@@ -146,6 +148,9 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
                 lags_ns=tuple(_whole(lag) for lag in by_step[row]),
                 last=None if last_of_step[row] == UNKNOWN else int(last_of_step[row]),
                 cost_ns=int(cost[row]),
+                waits_ns=tuple(
+                    int(wait) if known else None for wait, known in zip(exposed_wait[row], takes_part[row], strict=True)
+                ),
             )
             for row, number in enumerate(numbers)
         ),
@@ -198,13 +203,16 @@ def _largest(lags: Floats) -> Floats:
     return result
 
 
-def _exposed_waits(run: RunAnalysis, keys: Ints) -> Ints:
-    """What each rank of each step waited for others without anything to compute."""
+def _exposed_waits(run: RunAnalysis, keys: Ints) -> tuple[Ints, Mask]:
+    """What each rank of each step waited for others without anything to compute, and whether it has a part in it."""
     exposed = np.zeros((len(keys), len(run.ranks)), np.int64)
+    takes_part = np.zeros(exposed.shape, np.bool_)
     for index, (rank, wait, exposure) in enumerate(zip(run.ranks, run.waits_ns, run.exposures, strict=True)):
         known = wait != UNKNOWN
-        np.add.at(exposed[:, index], np.searchsorted(keys, rank.keys[known]), exposure.exposed_wait_ns[known])
-    return exposed
+        step = np.searchsorted(keys, rank.keys[known])
+        np.add.at(exposed[:, index], step, exposure.exposed_wait_ns[known])
+        takes_part[step, index] = True
+    return exposed, takes_part
 
 
 def _straggler(times_last: Ints, steps: int) -> int | None:

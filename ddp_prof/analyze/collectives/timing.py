@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,11 +19,12 @@ import numpy as np
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE, last_by_step
 from ddp_prof.analyze.core.device_phases import find_device_phases
 from ddp_prof.analyze.core.operations import OPERATIONS, operation_of
+from ddp_prof.analyze.intervals import union
 from ddp_prof.analyze.ranks import Ranked
 from ddp_prof.trace import UNKNOWN, Category, CollectiveMetadata, Table, looked_up, select
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
     from ddp_prof.analyze.core.attribution import Events
@@ -88,7 +89,7 @@ class RankCollectives(Ranked):
         backward_end_ns: End of the last compute of backward in each step, ``UNKNOWN`` where none is known, as in a
             capture without steps.
         device_phases: The phase of the rank at each instant.
-        compute: All compute of the rank.
+        compute: Compute of the rank, at least all that runs while its collectives do.
         times: What filled its steps.
     """
 
@@ -145,10 +146,29 @@ def find_timings(rank: RankEvents) -> RankCollectives:
     )
 
 
+def beside_collectives(found: RankCollectives, *, to_draw: bool) -> RankCollectives:
+    """The same with only that compute which runs while collectives do, of which no exposed time is lost.
+
+    Args:
+        found: The collectives of a rank.
+        to_draw: Keep what runs between the collectives of a step, too, from the first time known of any of them.
+    """
+    timings = found.timings
+    kept = union(timings.start_ns, timings.end_ns)
+    if to_draw and len(timings):
+        steps, row = np.unique(timings.step, return_inverse=True)
+        first, last = np.full(len(steps), np.iinfo(np.int64).max), np.zeros(len(steps), np.int64)
+        for time in (timings.ready_ns, timings.launch_ns, timings.start_ns):
+            np.minimum.at(first, row[time != UNKNOWN], time[time != UNKNOWN])
+        np.maximum.at(last, row, timings.end_ns)
+        kept = union(first, last)
+    return replace(found, compute=found.compute & kept)
+
+
 def _timings(
     rank: RankEvents, events: Events, backward: Events, noted: CollectiveMetadata, groups: Sequence[int]
 ) -> CollectiveTimings:
-    ready, source = _ready(events, backward)
+    ready, source = _ready(events, backward, rank.gradient_threads)
     ranges = rank.collective_ranges
     row = ranges.launched_in(events.launch_ns)
     bucket, own_bytes = ranges.of_rows("bucket", row), ranges.of_rows("bytes", row)
@@ -172,7 +192,7 @@ def _timings(
     )
 
 
-def _ready(events: Events, backward: Events) -> tuple[Ints, Ints]:
+def _ready(events: Events, backward: Events, gradient_threads: Collection[int]) -> tuple[Ints, Ints]:
     """When the gradients of each collective were ready, and by which of :data:`READY_SOURCES` that is known."""
     ready = np.full(len(events), UNKNOWN, np.int64)
     source = ready.copy()
@@ -180,8 +200,7 @@ def _ready(events: Events, backward: Events) -> tuple[Ints, Ints]:
     ready[on_host], source[on_host] = events.launch_ns[on_host], READY_SOURCES.index("hook")
     for launcher in np.unique(events.launcher[~on_host]).tolist():
         asked = np.flatnonzero(~on_host & (events.launcher == launcher) & (events.step != UNKNOWN))
-        by_same = backward.launcher == launcher
-        gradients = select(backward, by_same if by_same.any() else np.ones(len(backward), np.bool_))
+        gradients = select(backward, backward.launcher == launcher) if launcher in gradient_threads else backward
         gradients = select(gradients, np.argsort(gradients.launch_ns, kind="stable"))
         last = np.searchsorted(gradients.launch_ns, events.launch_ns[asked], side="right") - 1
         found = (last >= 0) & (looked_up(gradients.step, last) == events.step[asked])

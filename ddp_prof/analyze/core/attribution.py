@@ -19,6 +19,8 @@ from ddp_prof.range_names import BACKWARD, PHASES, SYNCHRONIZE
 from ddp_prof.trace import UNKNOWN, Category, Kind, Table, concatenate, looked_up, select
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from ddp_prof.analyze.core.collective_ranges import CollectiveRanges
     from ddp_prof.analyze.core.phases import Phases
     from ddp_prof.analyze.core.steps import Steps
@@ -55,10 +57,19 @@ class Events(Table):
     launcher: Ints
 
 
-def device_events(trace: Trace, process: int, steps: Steps, phases: Phases) -> tuple[Events, str]:
+def device_events(
+    trace: Trace, process: int, steps: Steps, phases: Phases, launchers: Collection[int]
+) -> tuple[Events, str]:
     """All that the devices of a process did, and how backward was told: ``ranges``, ``inferred`` or ``none``.
 
     Where no range names backward, it is what autograd's threads launched.
+
+    Args:
+        trace: The trace.
+        process: Process id.
+        steps: Its steps.
+        phases: Its phases.
+        launchers: The threads that launch its collectives.
     """
     mine = trace.activities.process == process
     activities, call = select(trace.activities, mine), trace.launching_calls[mine]
@@ -66,8 +77,7 @@ def device_events(trace: Trace, process: int, steps: Steps, phases: Phases) -> t
     launcher = looked_up(trace.calls.lane, call)
     phase, backward = phases.kind_at(launch_ns), "ranges"
     if BACKWARD_PHASE not in phases.kind:
-        collective_launchers = launcher[activities.category == Category.COMMUNICATION]
-        by_autograd = np.isin(launcher, _autograd_threads(trace, process, steps, collective_launchers))
+        by_autograd = np.isin(launcher, _autograd_threads(trace, process, steps, launchers))
         phase[by_autograd] = BACKWARD_PHASE
         backward = "inferred" if by_autograd.any() else "none"
     events = Events(
@@ -123,13 +133,13 @@ def last_by_step(time_ns: Ints, step: Ints, steps: int) -> Ints:
     return last
 
 
-def _autograd_threads(trace: Trace, process: int, steps: Steps, collective_launchers: Ints) -> list[int]:
+def _autograd_threads(trace: Trace, process: int, steps: Steps, launchers: Collection[int]) -> list[int]:
     """Autograd's threads: by name, else the threads beside the main one that launch collectives."""
     named = [lane for (pid, lane), name in trace.threads.items() if pid == process and name.startswith("pt_autograd")]
     if named:
         return named
     main = {UNKNOWN, *_main_threads(trace, process, steps)}
-    return [lane for lane in np.unique(collective_launchers).tolist() if lane not in main]
+    return [lane for lane in sorted(launchers) if lane not in main]
 
 
 def _main_threads(trace: Trace, process: int, steps: Steps) -> list[int]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +26,8 @@ from ddp_prof.range_names import PROCESS, parse_range
 from ddp_prof.trace import UNKNOWN, Category, concatenate, distinct, empty, looked_up, select
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ddp_prof.trace import Ints, Mask, Trace
 
 
@@ -45,6 +47,7 @@ class RankEvents:
         warmup_steps: How many steps were left out.
         backward: How events were attributed to backward: ``ranges``, ``inferred`` (by thread) or ``none``.
         step_notes: Which ranges that could be steps were left out, a line each.
+        other_gradient_threads: Threads that launch compute of backward in other parts of the capture.
     """
 
     trace: Trace
@@ -59,6 +62,7 @@ class RankEvents:
     warmup_steps: int
     backward: str
     step_notes: tuple[str, ...]
+    other_gradient_threads: frozenset[int] = frozenset()
 
     def of(self, category: Category) -> Events:
         """The events of one category."""
@@ -86,6 +90,11 @@ class RankEvents:
         """Which events are compute of backward."""
         rows: Mask = (self.events.phase == BACKWARD_PHASE) & (self.events.category == Category.COMPUTE)
         return rows
+
+    @cached_property
+    def gradient_threads(self) -> frozenset[int]:
+        """The threads that launch compute of backward."""
+        return self.other_gradient_threads | frozenset(distinct(self.events.launcher[self.is_backward]))
 
     @cached_property
     def backward_end_ns(self) -> Ints:
@@ -134,20 +143,57 @@ class RankEvents:
         return {}
 
 
-def find_rank_events(trace: Trace, patterns: RangePatterns = NO_PATTERNS) -> tuple[RankEvents, ...]:
+@dataclass(frozen=True)
+class Known:
+    """What is known of a capture that is looked at in parts.
+
+    Attributes:
+        devices: The devices that have activities, by process.
+        launchers: The threads that launch collectives, by process.
+        gradient_threads: Those that launch compute of backward, by process and device.
+    """
+
+    devices: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    launchers: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    gradient_threads: Mapping[tuple[int, int | None], frozenset[int]] = field(default_factory=dict)
+
+    def __or__(self, other: Known) -> Known:
+        return Known(*(_joined(getattr(self, item.name), getattr(other, item.name)) for item in fields(self)))
+
+
+def _joined(one: Mapping[Any, frozenset[int]], other: Mapping[Any, frozenset[int]]) -> Mapping[Any, frozenset[int]]:
+    return {key: one.get(key, frozenset()) | other.get(key, frozenset()) for key in (*one, *other)}
+
+
+def look_round(trace: Trace) -> Known:
+    """What a trace tells of the whole capture that it is a part of."""
+    activities, devices, launchers = trace.activities, {}, {}
+    is_launched = (activities.category == Category.COMMUNICATION) & (trace.launching_calls != UNKNOWN)
+    for process in distinct(activities.process):
+        mine = activities.process == process
+        devices[process] = frozenset(distinct(activities.device[mine]))
+        launchers[process] = frozenset(distinct(looked_up(trace.calls.lane, trace.launching_calls[mine & is_launched])))
+    return Known(devices, launchers)
+
+
+def find_rank_events(
+    trace: Trace, patterns: RangePatterns = NO_PATTERNS, known: Known | None = None
+) -> tuple[RankEvents, ...]:
     """What each rank in a trace did, in the order of rank, process and device.
 
     Args:
         trace: The trace.
         patterns: How the user's own ranges are named.
+        known: What is known beside the trace, where it is part of a capture: ranks that did nothing in it are found.
 
     Raises:
         TraceError: No range is named as the user says that steps are.
     """
-    on_devices = set(distinct(trace.activities.process))
+    known = known or look_round(trace)
+    on_devices = set(known.devices)
     found: list[RankEvents] = []
-    for process in trace.processes:
-        builder = _Builder(trace, process, patterns)
+    for process in sorted({*trace.processes, *on_devices}):
+        builder = _Builder(trace, process, patterns, known)
         if process in on_devices:
             found += builder.device_ranks()
         elif process in trace.ranks or not (on_devices or trace.ranks):
@@ -165,17 +211,19 @@ def _order(rank: RankEvents) -> tuple[bool, int, int, int]:
 class _Builder:
     """Makes the ranks of one process."""
 
-    def __init__(self, trace: Trace, process: int, patterns: RangePatterns) -> None:
-        self.trace, self.process = trace, process
+    def __init__(self, trace: Trace, process: int, patterns: RangePatterns, known: Known) -> None:
+        self.trace, self.process, self.known = trace, process, known
         self.steps, self.step_notes = find_steps(trace, process, patterns.step)
         self.phases = find_phases(trace, process, patterns.backward)
         self.ranges = find_collective_ranges(trace, process)
 
     def device_ranks(self) -> list[RankEvents]:
-        events, backward = device_events(self.trace, self.process, self.steps, self.phases)
+        events, backward = device_events(
+            self.trace, self.process, self.steps, self.phases, self.known.launchers[self.process]
+        )
         device_of = self.trace.activities.device[events.activity]
         result = []
-        for device in distinct(device_of):
+        for device in sorted(self.known.devices[self.process]):
             own = select(events, device_of == device)
             if not np.any(own.category == Category.COMMUNICATION) and not self._said().intersection({"nccl"}):
                 # gloo with CUDA tensors: the host communicates
@@ -213,6 +261,7 @@ class _Builder:
             warmup_steps=0,
             backward=backward,
             step_notes=self.step_notes,
+            other_gradient_threads=self.known.gradient_threads.get((self.process, device), frozenset()),
         )
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddp_prof.trace import UNKNOWN
+from ddp_prof.analyze.intervals import EVER
+from ddp_prof.trace import UNKNOWN, select
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddp_prof.analyze.core.rank_events import RankEvents
+    from ddp_prof.analyze.intervals import Intervals
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +44,15 @@ class Attribution:
         return _ratio(self.given_time_ns, self.time_ns)
 
 
-def measure_attribution(ranks: Sequence[RankEvents]) -> Attribution:
-    """How much of the work of all ranks belongs to a step, and how backward was told."""
-    return merge_attributions([_of_rank(rank) for rank in ranks])
+def measure_attribution(ranks: Sequence[RankEvents], span: Intervals = EVER) -> Attribution:
+    """How much of the work of all ranks that starts in a span belongs to a step, and how backward was told."""
+    return merge_attributions([_of_rank(rank, span) for rank in ranks])
 
 
-def _of_rank(rank: RankEvents) -> Attribution:
-    duration = rank.events.end_ns - rank.events.start_ns
-    given = (rank.events.step != UNKNOWN) & rank.has_steps
+def _of_rank(rank: RankEvents, span: Intervals) -> Attribution:
+    events = select(rank.events, span.holds(rank.events.start_ns))
+    duration = events.end_ns - events.start_ns
+    given = (events.step != UNKNOWN) & rank.has_steps
     return Attribution(len(given), int(given.sum()), int(duration.sum()), int(duration[given].sum()), rank.backward)
 
 

@@ -13,6 +13,7 @@ the step, measured against all of C::
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +21,7 @@ import numpy as np
 from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
 from ddp_prof.analyze.core.step_breakdown import sum_by_group
 from ddp_prof.analyze.frames import Framed, frame_of_rows, known, rows_of
-from ddp_prof.analyze.intervals import Intervals, union, union_by_group
+from ddp_prof.analyze.intervals import EVER, Intervals, union, union_by_group
 from ddp_prof.analyze.outliers import Outliers, find_outliers
 from ddp_prof.analyze.overlap.coverage import Attribution, measure_attribution, merge_attributions
 from ddp_prof.analyze.quality.diagnostics import diagnose, find_caveats
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
     from ddp_prof.manifest import Caveat
     from ddp_prof.trace import Trace
 
+
+NOTHING = "no GPU activities, and no ddp_prof ranges that tell what the CPU did"
+"""Why there is no figure of a rank without events."""
 
 MOST_UNNAMED = 0.01
 """Share of kernels, in number or time, up to which those without a name do not spoil the figures."""
@@ -99,6 +103,8 @@ class RankOverlap(Ranked):
     steps: tuple[StepOverlap, ...]
     file: str = ""
     qualifier: str = ""
+    node: str | None = None
+    """Name of the machine, where the trace tells it."""
 
     @property
     def overlap_ratio(self) -> float | None:
@@ -183,27 +189,35 @@ def measure_overlap(trace: Trace, ranks: Sequence[RankEvents] | None = None) -> 
     )
 
 
-def measure_rank(rank: RankEvents) -> RankOverlap:
-    """Measure one rank."""
-    compute, communication = rank.union_of(Category.COMPUTE), rank.union_of(Category.COMMUNICATION)
+def measure_rank(rank: RankEvents, span: Intervals = EVER) -> RankOverlap:
+    """Measure one rank.
+
+    Args:
+        rank: What it did.
+        span: What counts: the time in it, the events and the steps that start in it.
+    """
+    compute, communication = rank.union_of(Category.COMPUTE), rank.union_of(Category.COMMUNICATION) & span
+    counts = span.holds(rank.events.start_ns)
     overlapped = _common_ns(communication, compute)
     is_backward = rank.is_backward
     backward = union(rank.events.start_ns[is_backward], rank.events.end_ns[is_backward])
-    blind = is_blind(rank)
+    # That nothing happened in a part of a capture is known; of a whole one it means that nothing was recorded.
+    blind = is_blind(rank) and (span is EVER or len(rank.events) > 0)
     return RankOverlap(
         process=rank.process,
         device=rank.device,
         rank=rank.rank,
-        kernels=int(rank.events.kernel.sum()),
-        collectives=int((rank.events.category == Category.COMMUNICATION).sum()),
-        compute_ns=None if blind else compute.length_ns,
+        kernels=int(rank.events.kernel[counts].sum()),
+        collectives=int((rank.events.category[counts] == Category.COMMUNICATION).sum()),
+        compute_ns=None if blind else _common_ns(span, compute),
         comm_ns=None if blind else communication.length_ns,
         overlapped_ns=None if blind else overlapped,
         exposed_ns=None if blind else communication.length_ns - overlapped,
         backward_overlapped_ns=_common_ns(communication, backward) if len(backward) and not blind else None,
         reason=_reason(rank, communication.length_ns),
-        steps=() if blind else _measure_steps(rank, backward),
+        steps=() if blind else _measure_steps(rank, backward, span),
         file=rank.trace.path.name,
+        node=rank.trace.node,
     )
 
 
@@ -226,7 +240,7 @@ def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
     )
 
 
-def _measure_steps(rank: RankEvents, backward: Intervals) -> tuple[StepOverlap, ...]:
+def _measure_steps(rank: RankEvents, backward: Intervals, span: Intervals) -> tuple[StepOverlap, ...]:
     events, steps, parts = rank.events, len(rank.steps), rank.breakdown
     launched = events.step != UNKNOWN
     communicating = launched & (events.category == Category.COMMUNICATION)
@@ -239,7 +253,7 @@ def _measure_steps(rank: RankEvents, backward: Intervals) -> tuple[StepOverlap, 
     tail_ns = sum_by_group(end - tail_from - rank.union_of(Category.COMPUTE).covered_ns(tail_from, end), step, steps)
     # Of time in which a graph recorded whole or an unnamed kernel ran it is not known what it was.
     nothing = [None] * steps
-    hides_work = np.any(np.isin(events.category, (Category.OTHER, Category.UNKNOWN)))
+    is_hidden = hides_work(rank)
     as_they_are = (
         "start_ns",
         "window_ns",
@@ -256,12 +270,18 @@ def _measure_steps(rank: RankEvents, backward: Intervals) -> tuple[StepOverlap, 
         "kernels": np.bincount(events.step[launched & (events.kernel == 1)], minlength=steps).tolist(),
         "collectives": np.bincount(events.step[communicating], minlength=steps).tolist(),
         **{name: getattr(parts, name).tolist() for name in as_they_are},
-        "compute_only_ns": nothing if hides_work else parts.compute_only_ns.tolist(),
-        "idle_ns": nothing if hides_work else parts.idle_ns.tolist(),
+        "compute_only_ns": nothing if is_hidden else parts.compute_only_ns.tolist(),
+        "idle_ns": nothing if is_hidden else parts.idle_ns.tolist(),
         "backward_overlapped_ns": known(np.where(has_backward, hidden_ns, UNKNOWN)),
         "tail_ns": known(np.where(rank.backward_end_ns == UNKNOWN, UNKNOWN, tail_ns)),
     }
-    return tuple(rows_of(StepOverlap, columns))
+    chosen = span.holds(rank.steps.start_ns)
+    return tuple(rows_of(StepOverlap, {name: list(compress(column, chosen)) for name, column in columns.items()}))
+
+
+def hides_work(rank: RankEvents) -> bool:
+    """Whether there is time of which it is not known what ran in it: CUDA graphs recorded whole, unnamed kernels."""
+    return bool(np.any(np.isin(rank.events.category, (Category.OTHER, Category.UNKNOWN))))
 
 
 def _common_ns(few: Intervals, many: Intervals) -> int:
@@ -283,7 +303,7 @@ def _reason(rank: RankEvents, comm_ns: int) -> str | None:
         share = rank.trace.unresolved_names.share
         return f"{share:.0%} of the kernels have no name, so it is not known which of them communicate"
     if not len(rank.events):
-        return "no GPU activities, and no ddp_prof ranges that tell what the CPU did"
+        return NOTHING
     if comm_ns == 0 and np.any(rank.events.category == Category.OTHER):
         return "no communication outside of CUDA graphs, and these were recorded whole"
     if comm_ns == 0:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.analyze.intervals import union
+from ddp_prof.analyze.intervals import EVER, union
 from ddp_prof.manifest import RANKS_PER_GPU, Caveat, caveats_of
 from ddp_prof.range_names import PROCESS, parse_range
-from ddp_prof.trace import UNKNOWN, Category, Kind, distinct
+from ddp_prof.trace import UNKNOWN, Category, Kind, distinct, select
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ddp_prof.analyze.core.rank_events import RankEvents
+    from ddp_prof.analyze.intervals import Intervals
     from ddp_prof.trace import Trace
 
 OVERHEAD_LIMIT = 0.01
@@ -27,16 +30,81 @@ SUSPECT_LIMIT = 0.01
 _TELLING = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|send_?recv|nvshmem|ccl|multimem", re.I)
 
 
+@dataclass(frozen=True)
+class Evidence:
+    """What doubts follow from; that of the parts of a capture adds up.
+
+    Attributes:
+        said: What is said of a trace or of steps, a line each.
+        of_overhead: What is said of the profiler's own work.
+        activities: Their number; ``graphs`` and ``orphans``, those without a launching call, are some of them.
+        calls: The number of calls.
+        busy_ns: Compute of each stream of a process and device; ``collectives`` the number of collectives on it.
+        compute_ns: Summed time of the kernels that were taken for compute, by name.
+        kernels_ns: Of all kernels.
+    """
+
+    said: tuple[str, ...] = ()
+    of_overhead: tuple[str, ...] = ()
+    activities: int = 0
+    graphs: int = 0
+    orphans: int = 0
+    calls: int = 0
+    busy_ns: Counter[tuple[int, int | None, int]] = field(default_factory=Counter)
+    collectives: Counter[tuple[int, int | None, int]] = field(default_factory=Counter)
+    compute_ns: Counter[str] = field(default_factory=Counter)
+    kernels_ns: int = 0
+
+    def __add__(self, other: Evidence) -> Evidence:
+        values = {item.name: getattr(self, item.name) + getattr(other, item.name) for item in fields(self)}
+        lines = {name: tuple(dict.fromkeys(values[name])) for name in ("said", "of_overhead")}
+        return Evidence(**{**values, **lines})
+
+    def busiest_stream(self, process: int, device: int | None) -> int:
+        """The stream of a device on which most compute time is spent, ``UNKNOWN`` where there is no compute."""
+        busy_ns = {lane: ns for (*owner, lane), ns in self.busy_ns.items() if owner == [process, device] and ns}
+        return max(sorted(busy_ns), key=busy_ns.__getitem__, default=UNKNOWN)
+
+    def doubts(self) -> tuple[str, ...]:
+        """All doubts, a line each."""
+        return (*self.said, *_about_launches(self), *self.of_overhead, *_about_streams(self), *_about_names(self))
+
+
 def diagnose(trace: Trace, ranks: Sequence[RankEvents]) -> tuple[str, ...]:
     """All doubts about the figures of a trace."""
-    return (
-        *(caveat.value for caveat in find_caveats(trace)),
-        *trace.warnings,
-        *_about_steps(ranks),
-        *_about_launches(trace),
-        *_about_overhead(trace, ranks),
-        *_about_streams(ranks),
-        *_about_names(trace),
+    return gather_evidence(trace, ranks).doubts()
+
+
+def gather_evidence(trace: Trace, ranks: Sequence[RankEvents], span: Intervals = EVER) -> Evidence:
+    """What doubts follow from, of the activities that start in a span."""
+    activities, counts = trace.activities, span.holds(trace.activities.start_ns)
+    duration = np.where(counts & (activities.kind == Kind.KERNEL), activities.end_ns - activities.start_ns, 0)
+    computing = activities.category == Category.COMPUTE
+    total = np.bincount(activities.name_id[computing], weights=duration[computing], minlength=len(trace.names))
+    busy_ns, collectives = Counter[tuple[int, int | None, int]](), Counter[tuple[int, int | None, int]]()
+    for rank in ranks:
+        events = select(rank.events, (rank.events.kernel == 1) & span.holds(rank.events.start_ns))
+        for lane in distinct(events.lane):
+            mine, key = events.lane == lane, (rank.process, rank.device, lane)
+            busy = mine & (events.category == Category.COMPUTE)
+            busy_ns[key] += int((events.end_ns[busy] - events.start_ns[busy]).sum())
+            collectives[key] += int((mine & (events.category == Category.COMMUNICATION)).sum())
+    return Evidence(
+        said=(
+            *(caveat.value for caveat in find_caveats(trace)),
+            *trace.warnings,
+            *_about_steps(ranks),
+            *_about_unnamed(trace),
+        ),
+        of_overhead=tuple(_about_overhead(trace, ranks)),
+        activities=int(counts.sum()),
+        graphs=int((counts & (activities.kind == Kind.GRAPH)).sum()),
+        orphans=int((counts & (trace.launching_calls == UNKNOWN)).sum()),
+        calls=len(trace.calls),
+        busy_ns=busy_ns,
+        collectives=collectives,
+        compute_ns=Counter({trace.names[name]: int(total[name]) for name in np.flatnonzero(total).tolist()}),
+        kernels_ns=int(duration.sum()),
     )
 
 
@@ -57,19 +125,18 @@ def _about_steps(ranks: Sequence[RankEvents]) -> Iterator[str]:
         yield "backward is inferred: what autograd's threads launched (no range names it; see --backward-range)"
 
 
-def _about_launches(trace: Trace) -> Iterator[str]:
-    activities = trace.activities
-    if graphs := int((activities.kind == Kind.GRAPH).sum()):
+def _about_launches(evidence: Evidence) -> Iterator[str]:
+    if evidence.graphs:
         yield (
-            f"{graphs} CUDA graph launches were recorded whole: the kernels in them, collectives included, are not in "
-            "this trace; record with --cuda-graph-trace=node"
+            f"{evidence.graphs} CUDA graph launches were recorded whole: the kernels in them, collectives included, "
+            "are not in this trace; record with --cuda-graph-trace=node"
         )
-    if len(activities) and not len(trace.calls):
+    if evidence.activities and not evidence.calls:
         yield "no CUDA API calls: nothing can be attributed to steps or phases; record with --trace=cuda,nvtx"
-    elif orphans := int((trace.launching_calls == UNKNOWN).sum()):
+    elif evidence.orphans:
         yield (
-            f"{orphans:,} of {len(activities):,} activities have no launching call and belong to no step or phase: "
-            "the capture seems to be trimmed"
+            f"{evidence.orphans:,} of {evidence.activities:,} activities have no launching call and belong to no step "
+            "or phase: the capture seems to be trimmed"
         )
 
 
@@ -84,40 +151,30 @@ def _about_overhead(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str]:
         yield f"the profiler itself was at work in {share:.1%} of the measured time: times are that much unsure"
 
 
-def _about_streams(ranks: Sequence[RankEvents]) -> Iterator[str]:
-    for rank in ranks:
-        events, is_kernel = rank.events, rank.events.kernel == 1
-        busy_ns = {
-            lane: int((events.end_ns[rows] - events.start_ns[rows]).sum())
-            for lane in distinct(events.lane[is_kernel])
-            if (rows := is_kernel & (events.category == Category.COMPUTE) & (events.lane == lane)).any()
-        }
-        if not busy_ns:
-            continue
-        busiest = max(busy_ns, key=busy_ns.__getitem__)
-        sharing = is_kernel & (events.category == Category.COMMUNICATION) & (events.lane == busiest)
-        if count := int(sharing.sum()):
+def _about_streams(evidence: Evidence) -> Iterator[str]:
+    owners = {(process, device) for process, device, _ in evidence.busy_ns}
+    for process, device in sorted(owners, key=lambda owner: (owner[0], owner[1] or 0)):
+        busiest = evidence.busiest_stream(process, device)
+        if count := evidence.collectives[process, device, busiest]:
             yield (
-                f"process {rank.process}, device {rank.device}: {count:,} of the collectives ran on the compute "
+                f"process {process}, device {device}: {count:,} of the collectives ran on the compute "
                 f"stream ({busiest}), where nothing can overlap with them but kernels of other streams"
             )
 
 
-def _about_names(trace: Trace) -> Iterator[str]:
-    """Kernels without a name; kernels that take time, were taken for compute, and are named like collectives."""
+def _about_unnamed(trace: Trace) -> Iterator[str]:
     if (unresolved := trace.unresolved_names).kernels:
         yield (
             f"{unresolved.kernels:,} of {unresolved.of_kernels:,} kernels have no name: "
             "whether they compute or communicate is not known"
         )
-    activities = trace.activities
-    kernels = activities.kind == Kind.KERNEL
-    duration = np.where(kernels, activities.end_ns - activities.start_ns, 0)
-    computing = kernels & (activities.category == Category.COMPUTE)
-    total = np.bincount(activities.name_id[computing], weights=duration[computing], minlength=len(trace.names))
-    for name_id in np.flatnonzero(total > SUSPECT_LIMIT * duration.sum()).tolist():
-        if _TELLING.search(trace.names[name_id]):
+
+
+def _about_names(evidence: Evidence) -> Iterator[str]:
+    """Kernels that take time, were taken for compute, and are named like collectives."""
+    for name, ns in sorted(evidence.compute_ns.items(), key=lambda item: (-item[1], item[0])):
+        if ns > SUSPECT_LIMIT * evidence.kernels_ns and _TELLING.search(name):
             yield (
-                f"'{trace.names[name_id][:80]}' was taken for compute, but its name matches a collective: if it "
+                f"'{name[:80]}' was taken for compute, but its name matches a collective: if it "
                 "is one, say so with --comm-pattern"
             )

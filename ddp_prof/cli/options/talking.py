@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 DELAY_S = 1.0
 """After which a command that still works shows its progress."""
 
+EXIT_CODE = "ddp_prof.exit_code"
+"""Key in click's context of an exit code other than 0 for a command that ran to its end."""
+
 _QUIET = "ddp_prof.quiet"
 
 

@@ -7,15 +7,25 @@ import shutil
 import sys
 import tempfile
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ddp_prof.cli.options.talking import EXIT_CODE
+from ddp_prof.errors import InterruptedReadingError, TraceError
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
+
+    from ddp_prof.runs.report import LoadOptions
+    from ddp_prof.runs.run import Run
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
+
+INTERRUPTED = 130
+"""What a shell says of a program that Ctrl-C ended."""
 
 
 def _regular_expression(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
@@ -65,51 +75,127 @@ traces_argument = click.argument(
 )
 
 
-def load_options(function: Function) -> Function:
-    """Adds what says how files are read, handed over as one ``options``."""
+@dataclass(frozen=True)
+class Loader:
+    """Reads the traces of a command.
 
-    def with_options(
+    Attributes:
+        options: How they are read.
+        jobs, scheduler: As of ``Workers``.
+        strict: Whether a trace that cannot be read ends the command.
+    """
+
+    options: LoadOptions
+    jobs: int | None
+    scheduler: str | None
+    strict: bool
+
+    def runs(self, traces: Sequence[Path], *measures: str, **reading: Any) -> list[Run]:
+        """The runs, measured.
+
+        Args:
+            traces: Files and folders.
+            measures: What the command asks of them, names in ``runs.report.MEASURES``.
+            reading: Fields of ``LoadOptions`` that the command sets.
+        """
+        from ddp_prof.runs.load import load_runs
+        from ddp_prof.runs.workers import Workers
+
+        with _progress_bar() as progress:
+            workers = Workers(self.jobs, self.scheduler, progress, None if self.strict else _say_left_out)
+            return load_runs(traces, replace(self.options, **reading), workers=workers, measures=measures)
+
+
+def _say_left_out(error: TraceError) -> None:
+    click.echo(f"warning: left out: {error}", err=True)
+    if isinstance(error, InterruptedReadingError):
+        click.get_current_context().meta[EXIT_CODE] = INTERRUPTED
+
+
+@contextmanager
+def _progress_bar() -> Iterator[Callable[[int, int], None]]:
+    """One bar for all reports on a terminal, from the second report on."""
+    if not sys.stderr.isatty():
+        yield lambda _done, _total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("reading"), BarColumn(), MofNCompleteColumn(), TextColumn("reports"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", visible=False)
+        yield lambda done, total: bar.update(task, completed=done, total=total, visible=total > 1)
+
+
+def load_options(function: Function) -> Function:
+    """Adds what says how files are read, and by whom, handed over as one ``load``, a :class:`Loader`."""
+
+    def with_loader(
         *args: Any,
         step_range: str | None,
         backward_range: str | None,
         comm_pattern: tuple[str, ...],
         one_run: bool,
         separate: bool,
+        jobs: int | None,
+        scheduler: str | None,
+        strict: bool,
+        part_rows: int | None,
         **kwargs: Any,
     ) -> Any:
-        from ddp_prof.runs.run import LoadOptions
+        from ddp_prof.runs.report import LoadOptions
 
         if one_run and separate:
             raise click.UsageError("--one-run and --separate exclude each other")
-        options = LoadOptions(step_range, backward_range, comm_pattern, one_run=one_run, separate=separate)
-        return function(*args, options=options, **kwargs)
+        options = LoadOptions(
+            step_range, backward_range, comm_pattern, one_run=one_run, separate=separate, part_rows=part_rows
+        )
+        return function(*args, load=Loader(options, jobs, scheduler, strict), **kwargs)
 
-    with_options.__doc__ = function.__doc__
-    with_options.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
-    options = (
-        click.option("--one-run", is_flag=True, help="The traces are ranks of one run, whatever their names."),
-        click.option("--separate", is_flag=True, help="Each trace is a run of its own, whatever their names."),
-        click.option(
-            "--comm-pattern",
-            metavar="REGEX",
-            multiple=True,
-            callback=_regular_expression,
-            help="Kernels whose name matches communicate, too. May be repeated.",
-        ),
-        click.option(
-            "--backward-range",
-            metavar="REGEX",
-            callback=_regular_expression,
-            help="Ranges that hold the backward pass. Default: 'backward' and the like, else autograd's threads.",
-        ),
-        click.option(
-            "--step-range",
-            metavar="REGEX",
-            callback=_regular_expression,
-            help="Ranges that are steps; a first group is the step's number. Default: the usual names.",
-        ),
-    )
-    decorated: Any = with_options
-    for option in options:
+    with_loader.__doc__ = function.__doc__
+    with_loader.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
+    decorated: Any = with_loader
+    for option in _LOAD_OPTIONS:
         decorated = option(decorated)
     return decorated  # type: ignore[no-any-return]
+
+
+_LOAD_OPTIONS = (
+    click.option("--strict", is_flag=True, help="Fail where a trace cannot be read, instead of going on without it."),
+    click.option(
+        "--scheduler",
+        metavar="ADDRESS|FILE",
+        help="Let the workers of a Dask scheduler read the traces, at the paths that these have here.",
+    ),
+    click.option(
+        "--part-rows",
+        type=click.IntRange(min=1),
+        help="Read exports in parts of about so many rows. Default: 3 million, for exports of more than 9 million.",
+    ),
+    click.option(
+        "--jobs",
+        type=click.IntRange(min=1),
+        help="Processes that read traces. Default: the cores, fewer where there is little to read.",
+    ),
+    click.option("--one-run", is_flag=True, help="The traces are ranks of one run, whatever their names."),
+    click.option("--separate", is_flag=True, help="Each trace is a run of its own, whatever their names."),
+    click.option(
+        "--comm-pattern",
+        metavar="REGEX",
+        multiple=True,
+        callback=_regular_expression,
+        help="Kernels whose name matches communicate, too. May be repeated.",
+    ),
+    click.option(
+        "--backward-range",
+        metavar="REGEX",
+        callback=_regular_expression,
+        help="Ranges that hold the backward pass. Default: 'backward' and the like, else autograd's threads.",
+    ),
+    click.option(
+        "--step-range",
+        metavar="REGEX",
+        callback=_regular_expression,
+        help="Ranges that are steps; a first group is the step's number. Default: the usual names.",
+    ),
+)

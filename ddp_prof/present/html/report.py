@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ddp_prof.present.charts.collectives import draw_step_collectives
 from ddp_prof.present.charts.comparison import draw_comparison
+from ddp_prof.present.charts.heat_map import LEAST_RANKS, draw_heat_map
 from ddp_prof.present.charts.static_images import try_pictures
 from ddp_prof.present.charts.steps import draw_overlap_by_step, draw_step_times
 from ddp_prof.present.charts.straggler import draw_skew
@@ -51,7 +52,7 @@ class ReportRun:
     Attributes:
         name: What its files are called.
         result: Its figures.
-        sources: Its traces, of which one may hold all ranks.
+        load_sources: Reads the traces that its timeline shows, of which one may hold all ranks.
         explanation: Why its communication is exposed.
         summary: Its row in the comparison of all runs.
         steps: What each rank communicated, by the key of the step.
@@ -61,7 +62,7 @@ class ReportRun:
 
     name: str
     result: TraceOverlap
-    sources: tuple[Source, ...]
+    load_sources: Callable[[], Sequence[Source]]
     explanation: RunExplanation
     summary: VariantSummary
     steps: Mapping[int, Sequence[RankStepView]]
@@ -71,7 +72,7 @@ class ReportRun:
     @property
     def manifest(self) -> Manifest | None:
         """How it was made, where its traces say it."""
-        return next((source.trace.manifest for source in self.sources if source.trace.manifest), None)
+        return self.explanation.run.manifest
 
 
 def write_report(
@@ -160,7 +161,9 @@ def _write_why_page(section: RunSection, run: ReportRun, folder: Path, navigatio
     figures |= {
         f"step-{number}": draw_step_collectives(found.run, number, ranks, title) for number, ranks in run.steps.items()
     }
-    if found.skew.reason is None:
+    if len(run.result.ranks) >= LEAST_RANKS:
+        figures["skew"] = draw_heat_map(run.result, found.skew)
+    elif found.skew.reason is None:
         figures["skew"] = draw_skew(found.run, found.skew)
     heading = f"{run.result.label}: {cause.claim}"
     write_page(
@@ -199,9 +202,10 @@ def _telling_columns(rows: Sequence[Row]) -> list[Column]:
 
 def _timelines(run: ReportRun) -> tuple[Timeline, Timeline]:
     """The timeline of the whole run, to move around in, and that of a few steps, to look at."""
-    steps = steady_steps([rank for source in run.sources for rank in source.ranks])
-    whole = build_timeline(run.sources)
-    part = build_timeline(run.sources, steps=steps, max_boxes=MAX_BOXES)
+    sources = run.load_sources()
+    steps = steady_steps([rank for source in sources for rank in source.ranks])
+    whole = build_timeline(sources)
+    part = build_timeline(sources, steps=steps, max_boxes=MAX_BOXES)
     return whole, part
 
 

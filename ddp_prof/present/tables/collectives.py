@@ -8,7 +8,8 @@ from ddp_prof.analyze.collectives.exposure import WHENS, WHYS
 from ddp_prof.present.columns import Row, Value, ms, times_of
 from ddp_prof.present.headlines import outliers_text
 from ddp_prof.present.json_documents import collectives_document
-from ddp_prof.present.table_view import TableView
+from ddp_prof.present.table_fit import MOST_ROWS
+from ddp_prof.present.table_view import Digest, TableView
 from ddp_prof.present.text import milliseconds
 
 if TYPE_CHECKING:
@@ -19,6 +20,14 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.present.headlines import Headline
 
+DIGEST = Digest(
+    "exposed_ms",
+    (
+        *("collectives", "duration_ms", "wait_ms", "overlapped_ms", "exposed_ms", "exposed_wait_ms"),
+        *(f"when_{when}_ms" for when in WHENS),
+        *(f"why_{why}_ms" for why in WHYS),
+    ),
+)
 BY = ("collective", "step", "bucket")
 """What a row can stand for."""
 SUMMED = ("duration", "wait", "overlapped", "exposed", "exposed_wait")
@@ -37,7 +46,9 @@ def collectives_view(run: RunAnalysis, result: RunCollectives, headline: Headlin
     else:
         rows = list(_summed_rows(result.collectives, by))
     document = collectives_document(run, result, headline.text)
-    return TableView(title, [{"run": run.label, **row} for row in rows], notes, document)
+    # Hundreds of collectives of a few ranks are to be read one by one, those of hundreds of ranks are not.
+    digest = DIGEST if len(run.ranks) > MOST_ROWS else None
+    return TableView(title, [{"run": run.label, **row} for row in rows], notes, document, digest=digest)
 
 
 def alignment_note(alignment: Alignment) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddp_prof.present.columns import Row, percent, times_of
 from ddp_prof.present.headlines import outliers_text
 from ddp_prof.present.json_documents import overlap_document
-from ddp_prof.present.table_view import TableView
+from ddp_prof.present.table_view import Digest, TableView
 from ddp_prof.trace import SOURCE_NAMES
 
 if TYPE_CHECKING:
@@ -16,14 +16,20 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.overlap.overlap import RankOverlap, StepOverlap, TraceOverlap
 
 
+_SUMMED = ("kernels", "collectives", "compute_ms", "comm_ms", "overlapped_ms", "exposed_ms")
+DIGEST = Digest("exposed_ms", (*_SUMMED, "window_ms", "compute_only_ms", "exposed_memory_ms", "idle_ms", "tail_ms"))
+
+
 def overlap_view(result: TraceOverlap, *, by_step: bool) -> TableView:
     """A row a rank, or a row a step of each rank."""
     rows: list[Row] = []
+    has_nodes = len({rank.node for rank in result.ranks}) > 1
     for rank in result.ranks:
         run = f"{result.label} ({rank.qualifier})" if rank.qualifier else result.label
+        of_node: Row = {"node": rank.node} if has_nodes else {}
         of_rank = [_step_row(rank, step) for step in rank.steps] if by_step else [_rank_row(rank)]
-        rows += [{"run": run, **row} for row in of_rank]
-    return TableView(_title(result), rows, overlap_notes(result), overlap_document(result))
+        rows += [{"run": run, **of_node, **row} for row in of_rank]
+    return TableView(_title(result), rows, overlap_notes(result), overlap_document(result), digest=DIGEST)
 
 
 def _title(result: TraceOverlap) -> str:

@@ -11,7 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, TextIO
 
 from ddp_prof.present.columns import columns_of
-from ddp_prof.present.table_fit import Fitted, TableOptions, fit_columns, only, terminal_width
+from ddp_prof.present.table_fit import FIRST_ROWS, Fitted, TableOptions, fit_columns, only, shorten, terminal_width
 from ddp_prof.printable import printable
 
 if TYPE_CHECKING:
@@ -109,14 +109,18 @@ def _print_table(view: TableView, own: Sequence[str], shared: Sequence[str], opt
     width = None if options.wide else terminal_width()
     # With a height, too: without one, rich takes a terminal that is called dumb for 80 characters wide.
     console = Console(width=width or ENDLESS, height=ENDLESS, highlight=False, emoji=False)
-    rows = only(view.rows_to_read, options.columns)
+    whole = view.rows_to_read
+    short = shorten(whole, view.digest) if view.digest and width is not None else whole
+    rows = only(short, options.columns)
     is_whole = width is None or options.columns or not rows
     fitted = Fitted(columns_of(rows)) if is_whole else fit_columns(rows, width or ENDLESS)
     if view.title:
         console.print(Text("\n".join(map(printable, view.title.split("\n"))), style="bold"))
     if rows:
         console.print(_table(rows, fitted.shown))
-    for note in filter(None, () if options.quiet else (*own, fitted.note, *shared)):
+    cut = f"{FIRST_ROWS} of {len(whole):,} rows, and the others summed; all rows: --wide"
+    told = (*own, cut if short is not whole else None, fitted.note, *shared)
+    for note in filter(None, () if options.quiet else told):
         console.print(Text(f"note: {printable(note)}", style="dim"))
 
 

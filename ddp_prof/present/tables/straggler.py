@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING
 from ddp_prof.present.columns import Row, ms
 from ddp_prof.present.headlines import skew_headline
 from ddp_prof.present.json_documents import skew_document
-from ddp_prof.present.table_view import TableView
+from ddp_prof.present.table_view import Digest, TableView
 from ddp_prof.present.tables.collectives import alignment_note
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew
+
+
+DIGEST = Digest("costs_others_ms", ("collectives", "last_collectives", "last_steps", "last_%", "costs_others_ms"))
 
 
 def skew_view(run: RunAnalysis, skew: RunSkew) -> TableView:
@@ -28,7 +31,7 @@ def skew_view(run: RunAnalysis, skew: RunSkew) -> TableView:
         alignment_note(skew.alignment),
         *skew.warnings,
     ]
-    return TableView(title, rows, notes, skew_document(run, skew, headline))
+    return TableView(title, rows, notes, skew_document(run, skew, headline), digest=DIGEST)
 
 
 def _row(rank: RankSkew, steps: int) -> Row:

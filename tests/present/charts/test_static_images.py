@@ -12,7 +12,7 @@ from tests.present.runs import cpu_run, run_of
 
 
 def figure():
-    return draw_timeline(build_timeline(run_of(cpu_run()).sources))
+    return draw_timeline(build_timeline(run_of(cpu_run()).load_sources()))
 
 
 @pytest.mark.browser

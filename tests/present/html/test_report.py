@@ -38,8 +38,8 @@ def manifest(**changes: object) -> Manifest:
 
 
 def made(run: ReportRun, **changes: object) -> ReportRun:
-    (source,) = run.sources
-    return replace(run, sources=(source._replace(trace=replace(source.trace, manifest=manifest(**changes))),))
+    told = replace(run.explanation, run=replace(run.explanation.run, manifest=manifest(**changes)))
+    return replace(run, explanation=told)
 
 
 def warned(run: ReportRun, *warnings: str) -> ReportRun:

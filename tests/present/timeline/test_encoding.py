@@ -102,7 +102,7 @@ def test_boxes_come_back(drawn: list[list[dict[str, int]]]) -> None:
 
 
 def test_titles_tell_boxes_apart() -> None:
-    trace_lanes = build_timeline(run_of(cpu_run()).sources).panels[0].ranks[0].lanes
+    trace_lanes = build_timeline(run_of(cpu_run()).load_sources()).panels[0].ranks[0].lanes
     titles = {box["title"] for box in read_back(list(trace_lanes))}
     assert {"all-reduce of bucket 0", "forward", "overlapped communication", "idle"} <= titles
     assert "step 0: 100 % of 0.0 µs communication overlapped" in titles
@@ -118,7 +118,7 @@ def test_a_long_name_ends_in_time() -> None:
 
 
 def test_an_overview_holds_the_time_of_each_category() -> None:
-    model = build_timeline(run_of(cpu_run()).sources)
+    model = build_timeline(run_of(cpu_run()).load_sources())
     strip = next(lane for lane in model.panels[0].ranks[0].lanes if lane.kind == STRIP)
     packed = pack_boxes([Placed(0, 0, strip)], Titles())
     shares = {
@@ -190,7 +190,7 @@ def test_links_lead_to_the_call_of_the_rank(wanted: list[list[int]], calls: list
 
 
 def test_parts_of_a_collective_sum_to_it() -> None:
-    rank = build_timeline(run_of(cpu_run(shift=2)).sources).panels[0].ranks[0]
+    rank = build_timeline(run_of(cpu_run(shift=2)).load_sources()).panels[0].ranks[0]
     placed = [Placed(0, place, lane) for place, lane in enumerate(rank.lanes)]
     titles = Titles()
     shown = pack_boxes([each for each in placed if not each.lane.is_folded], titles)

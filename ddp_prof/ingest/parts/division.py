@@ -1,0 +1,314 @@
+"""A large export cut along its time into parts, each of which the reader of exports reads as a small one.
+
+A part is made for a span of time, from the start of a step to that of a later one. It holds
+
+- every activity that runs in the span, or was launched in one of the steps that start in it, or runs beside such a one;
+- the calls that launched them;
+- all ranges that tell steps and phases, of the whole capture, and those of NCCL round the launches.
+
+So what is measured in the span, and of its steps, is what the whole capture would give. A part is a database of its own
+in a temporary folder; the capture is only read.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sqlite3
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ddp_prof.errors import TraceError
+from ddp_prof.ingest.nsys_sqlite import CALLS, COPIES, GRAPHS, KERNELS, MEMORY_SETS, NVTX, OVERHEADS, load_nsys_sqlite
+from ddp_prof.ingest.parts.blocks import Blocks, IndivisibleError, scan_blocks
+from ddp_prof.ingest.sqlite_columns import open_sqlite, require_room
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from ddp_prof.ingest.sqlite_columns import SqliteFile
+    from ddp_prof.trace import Ints, Trace
+
+BYTES_A_ROW = 300
+"""Of a part on the disk, with all that it holds beside its span."""
+EVER = 2**62
+"""Later than any event; ``-EVER`` is earlier."""
+
+_ACTIVITIES = (KERNELS, COPIES, MEMORY_SETS, GRAPHS)
+_SMALL = (
+    *("StringIds", "ThreadNames", "META_DATA_EXPORT", "EXPORT_META_DATA", "TARGET_INFO_SESSION_START_TIME"),
+    *("TARGET_INFO_SYSTEM_ENV", *OVERHEADS),
+)
+_RANGES = "eventType IN (59, 60)"
+_NCCL = re.compile("^nccl")
+_COLUMNS = {
+    CALLS: ("start", "globalTid", "correlationId"),
+    NVTX: ("start", "end", "eventType", "globalTid", "textId", "text", "domainId", "jsonText", "jsonTextId"),
+    **dict.fromkeys(
+        _ACTIVITIES,
+        (
+            *("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "bytes"),
+            *("demangledName", "shortName", "mangledName"),
+        ),
+    ),
+}
+
+
+class Part(NamedTuple):
+    """A part of a capture.
+
+    Attributes:
+        trace: What it holds: more than its span.
+        start_ns: Its span, the first one from ``-EVER`` on.
+        end_ns: The end of it, of the last one ``EVER``.
+    """
+
+    trace: Trace
+    start_ns: int
+    end_ns: int
+
+
+class Division:
+    """A large export, cut into parts.
+
+    Args:
+        file: The export.
+        folder: A folder for the parts, of which there is one at a time.
+        load: Reads an export.
+        tells_structure: Whether a range of this name tells steps, phases or the like.
+        steps_of: Starts and ends of the steps of all processes, as the ranges of a trace tell them.
+        part_rows: About so many rows of activities and calls lie in a span.
+
+    Raises:
+        IndivisibleError: It cannot be cut.
+    """
+
+    def __init__(
+        self,
+        file: SqliteFile,
+        folder: Path,
+        load: Callable[[Path], Trace],
+        tells_structure: Callable[[str], bool],
+        steps_of: Callable[[Trace], tuple[Ints, Ints]],
+        part_rows: int,
+    ) -> None:
+        self.path, self._file, self._load = file.path, file, load
+        self._base, self._made = folder / "base.sqlite", folder / "part.sqlite"
+        if not (file.has(KERNELS, "start", "end", "correlationId") and file.has(CALLS, *_COLUMNS[CALLS])):
+            raise IndivisibleError("no kernels with launching calls")
+        if not file.has(NVTX, "start", "end", "eventType", "globalTid"):
+            raise IndivisibleError("no ranges")
+        with _errors_told():
+            with closing(self._connect(self._base)) as database:
+                tables = [table for table in (*_ACTIVITIES, CALLS) if file.has(table, "start")]
+                self._blocks = {table: scan_blocks(database, "whole", table, self._present(table)) for table in tables}
+                self._ranges = scan_blocks(database, "whole", NVTX, ("start",), _RANGES)
+                last = f'SELECT max(max(start, coalesce("end", start))) FROM whole."{NVTX}" WHERE {_RANGES}'
+                ends = [int(blocks.end_ns.max()) for blocks in self._blocks.values()]
+                self._last_ns = max(*ends, database.execute(last).fetchone()[0] or 0)
+                self._nccl_ids = self._make_base(database, tells_structure)
+            self.steps = steps_of(load(self._base))
+            if not len(self.steps[0]):
+                raise IndivisibleError("no steps")
+            self._add_ranges_that_start_with_steps()
+            self.spans = self._spans(part_rows)
+
+    def parts(self, spans: Sequence[int] | None = None) -> Iterator[tuple[int, Part]]:
+        """The parts with their numbers, one after the other; all or those asked for."""
+        for number in range(len(self.spans)) if spans is None else spans:
+            with _errors_told():
+                part = self._part(*self.spans[number])
+            yield number, part
+
+    def _connect(self, path: Path) -> sqlite3.Connection:
+        """A new database beside which the export is there as ``whole``."""
+        path.unlink(missing_ok=True)
+        return self._open(path)
+
+    def _open(self, path: Path) -> sqlite3.Connection:
+        database = sqlite3.connect(f"file:{path}", uri=True)
+        database.execute("PRAGMA journal_mode=OFF")
+        database.execute("PRAGMA synchronous=OFF")
+        database.execute("ATTACH ? AS whole", (self._file.uri,))
+        return database
+
+    def _make_base(self, database: sqlite3.Connection, tells_structure: Callable[[str], bool]) -> list[int]:
+        """What all parts have in common; returns the ids of NCCL's names."""
+        for table in _SMALL:
+            if table in self._file.columns:
+                database.execute(f'CREATE TABLE main."{table}" AS SELECT * FROM whole."{table}"')
+        for table in (*self._blocks, NVTX):
+            database.execute(
+                f'CREATE TABLE main."{table}" AS SELECT {self._columns(table)} FROM whole."{table}" LIMIT 0'
+            )
+        strings = (
+            self._file.rows("SELECT id, value FROM StringIds") if self._file.has("StringIds", "id", "value") else []
+        )
+        names = {key: text for key, text in strings if isinstance(key, int) and isinstance(text, str) and text}
+        text, text_id = self._file.or_null(NVTX, "text", "textId")
+        database.execute("CREATE TEMP TABLE structure (id INTEGER PRIMARY KEY)")
+        ids = [(key,) for key, name in names.items() if tells_structure(name)]
+        database.executemany("INSERT INTO structure VALUES (?)", ids)
+        database.create_function("tells", 1, lambda name: isinstance(name, str) and tells_structure(name))
+        database.create_function("is_named", 2, lambda name, key: bool(name) or key in names)
+        unnamed = f'SELECT 1 FROM whole."{NVTX}" WHERE {_RANGES} AND NOT is_named({text}, {text_id}) LIMIT 1'
+        if database.execute(unnamed).fetchone():
+            raise IndivisibleError("ranges without a name")
+        told = f"({text_id} IN (SELECT id FROM structure) OR ({text} IS NOT NULL AND tells({text})))"
+        self._copy(database, NVTX, f"NOT {_RANGES} OR {told}")
+        database.commit()
+        return [key for key, name in names.items() if _NCCL.match(name)]
+
+    def _add_ranges_that_start_with_steps(self) -> None:
+        """Whoever opens a range in the instant in which a step begins is taken for a main thread."""
+        with closing(self._open(self._base)) as database:
+            database.execute("CREATE TEMP TABLE starts (at INTEGER PRIMARY KEY)")
+            rows = ((start,) for start in np.unique(self.steps[0]).tolist())
+            database.executemany("INSERT INTO starts VALUES (?)", rows)
+            self._copy(database, NVTX, f"{_RANGES} AND start IN (SELECT at FROM starts)")
+            database.commit()
+
+    def _present(self, table: str) -> list[str]:
+        return [column for column in _COLUMNS[table] if column in self._file.columns[table]]
+
+    def _columns(self, table: str) -> str:
+        return ", ".join(f'"{column}"' for column in self._present(table))
+
+    def _copy(self, database: sqlite3.Connection, table: str, condition: str) -> None:
+        """Copy rows at the places where they are, so that their order stays, too; those that are there stay."""
+        columns = self._columns(table)
+        database.execute(
+            f'INSERT OR IGNORE INTO main."{table}" (rowid, {columns}) '
+            f'SELECT rowid, {columns} FROM whole."{table}" WHERE {condition}'
+        )
+
+    def _spans(self, part_rows: int) -> list[tuple[int, int]]:
+        """From the start of a step to that of one so many rows later."""
+        starts = np.unique(self.steps[0])
+        blocks = list(self._blocks.values())
+        first = np.concatenate([block.start_ns for block in blocks])
+        rows = np.concatenate([block.rows for block in blocks])
+        order = np.argsort(first, kind="stable")
+        part = np.cumsum(rows[order]) // part_rows
+        borders = first[order][1:][np.diff(part) > 0]
+        at = np.unique(np.searchsorted(starts, borders))
+        edges = [-EVER, *starts[at[(at > 0) & (at < len(starts))]].tolist(), EVER]
+        return list(pairwise(edges))
+
+    def _part(self, start_ns: int, end_ns: int) -> Part:
+        shutil.copyfile(self._base, self._made)
+        with closing(self._open(self._made)) as database:
+            self._copy_activities(database, start_ns, end_ns)
+            self._copy_calls(database)
+            self._copy_nccl_ranges(database)
+            database.commit()
+        trace = replace(self._load(self._made), path=self.path)
+        is_open = trace.spans.is_open == 1
+        spans = replace(trace.spans, end_ns=np.where(is_open, self._last_ns, trace.spans.end_ns))
+        return Part(replace(trace, spans=spans), start_ns, end_ns)
+
+    def _copy_activities(self, database: sqlite3.Connection, start_ns: int, end_ns: int) -> None:
+        step_start, step_end = self.steps
+        mine = (step_start >= start_ns) & (step_start < end_ns)
+        launches = int(step_start[mine].min(initial=EVER)), int(step_end[mine].max(initial=-EVER))
+        calls = self._blocks[CALLS]
+        database.execute("CREATE TEMP TABLE launched (id INTEGER PRIMARY KEY)")
+        where = calls.where((calls.start_ns < launches[1]) & (calls.last_start_ns >= launches[0]))
+        database.execute(
+            f'INSERT OR IGNORE INTO launched SELECT correlationId FROM whole."{CALLS}" '
+            f"WHERE {where} AND start >= ? AND start < ? AND correlationId IS NOT NULL",
+            launches,
+        )
+        least, most = database.execute("SELECT coalesce(min(id), 0), coalesce(max(id), -1) FROM launched").fetchone()
+        start, end = min(start_ns, launches[0]), max(end_ns, launches[1])
+        for blocks in self._activity_blocks():
+            where = blocks.where(blocks.with_ids(least, most))
+            self._copy(database, blocks.table, f"{where} AND correlationId IN (SELECT id FROM launched)")
+            query = f'SELECT min(start), max(max(start, coalesce("end", start))) FROM main."{blocks.table}"'
+            first, last = database.execute(query).fetchone()
+            start, end = min(start, first if first is not None else start), max(end, last if last is not None else end)
+        for blocks in self._activity_blocks():
+            where = blocks.where(blocks.meeting(start, end))
+            beside = f'start < {end} AND max(start, coalesce("end", start)) >= {start}'
+            self._copy(database, blocks.table, f"{where} AND {beside}")
+
+    def _activity_blocks(self) -> Iterator[Blocks]:
+        return (blocks for table, blocks in self._blocks.items() if table != CALLS)
+
+    def _copy_calls(self, database: sqlite3.Connection) -> None:
+        """The calls that launched the part's activities."""
+        database.execute("CREATE TEMP TABLE wanted (id INTEGER PRIMARY KEY)")
+        for blocks in self._activity_blocks():
+            if "correlationId" in self._file.columns[blocks.table]:
+                database.execute(
+                    f'INSERT OR IGNORE INTO wanted SELECT correlationId FROM main."{blocks.table}" '
+                    "WHERE correlationId IS NOT NULL"
+                )
+        least, most = database.execute("SELECT coalesce(min(id), 0), coalesce(max(id), -1) FROM wanted").fetchone()
+        calls = self._blocks[CALLS]
+        where = calls.where(calls.with_ids(least, most))
+        self._copy(database, CALLS, f"{where} AND correlationId IN (SELECT id FROM wanted)")
+
+    def _copy_nccl_ranges(self, database: sqlite3.Connection) -> None:
+        """Those from one part before the launches to the last of them, which tell what copies and sizes are."""
+        first, last = database.execute(f'SELECT min(start), max(start) FROM main."{CALLS}"').fetchone()
+        if first is None:
+            return
+        text, text_id = self._file.or_null(NVTX, "text", "textId")
+        ids = ", ".join(map(str, self._nccl_ids)) or "NULL"
+        since = first - (last - first)
+        where = self._ranges.where((self._ranges.start_ns <= last) & (self._ranges.last_start_ns >= since))
+        self._copy(
+            database,
+            NVTX,
+            f"{where} AND {_RANGES} AND start BETWEEN {since} AND {last} "
+            f"AND ({text_id} IN ({ids}) OR {text} GLOB 'nccl*')",
+        )
+
+
+def count_rows(path: Path, least_bytes: int) -> int:
+    """About how many activities, calls and ranges an export holds, without reading them; 0 for what is none, or small.
+
+    Args:
+        path: Any file.
+        least_bytes: What is smaller is not opened.
+    """
+    if not path.is_file() or path.stat().st_size < least_bytes:
+        return 0
+    with path.open("rb") as head:
+        if not head.read(16).startswith(b"SQLite format 3"):
+            return 0
+    with open_sqlite(path) as file:
+        tables = [table for table in (*_ACTIVITIES, CALLS, NVTX) if table in file.columns]
+        return sum(file.rows(f'SELECT max(rowid) FROM "{table}"')[0][0] for table in tables)
+
+
+@contextmanager
+def _errors_told() -> Iterator[None]:
+    """What is wrong with a capture is said of the whole."""
+    try:
+        yield
+    except (sqlite3.Error, TraceError) as error:
+        raise IndivisibleError(str(error)) from error
+
+
+def divided(
+    file: SqliteFile,
+    part_rows: int,
+    extra_patterns: Sequence[str],
+    tells_structure: Callable[[str], bool],
+    steps_of: Callable[[Trace], tuple[Ints, Ints]],
+    folder: Path,
+) -> Division:
+    """The export cut into parts; arguments as of :class:`Division`."""
+    require_room(file.path, folder, BYTES_A_ROW * part_rows)
+
+    def load(part: Path) -> Trace:
+        return load_nsys_sqlite(part, extra_patterns=extra_patterns, run=file.path)
+
+    return Division(file, folder, load, tells_structure, steps_of, part_rows)

@@ -1,0 +1,158 @@
+"""Hundreds of ranks at a glance: a row a rank, a column a step; exposed time, exposed wait, and the step's own time."""
+
+from __future__ import annotations
+
+import html
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ddp_prof.present import theme
+from ddp_prof.present.charts.frame import chart_frame
+from ddp_prof.range_names import BACKWARD
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import plotly.graph_objects as go
+
+    from ddp_prof.analyze.collectives.straggler import RunSkew
+    from ddp_prof.analyze.overlap.overlap import RankOverlap, TraceOverlap
+
+LEAST_RANKS = 9
+"""Ranks from which a report shows the map; fewer can be told apart in the other charts."""
+MOST_COLUMNS = 600
+"""Columns that a map has at most: of more steps a column stands for several, and shows the largest figure of them."""
+
+_TOP, _BOTTOM, _LEFT, _RIGHT, _GAP, _MAP = 110, 50, 150, 90, 46, 300
+_MOST_LABELS = 24
+
+Identity = tuple[int | None, int, int | None, str]
+
+
+class Panel(NamedTuple):
+    """One of the maps: its title, the colour of its largest figure, and milliseconds by rank and column."""
+
+    title: str
+    color: str
+    values: list[list[float | None]]
+
+
+def draw_heat_map(result: TraceOverlap, skew: RunSkew) -> go.Figure:
+    """Exposed time, exposed wait and step time of each rank in each step, ranks of one node side by side.
+
+    Args:
+        result: The overlap of the run.
+        skew: Its skew, which tells the waits.
+    """
+    import plotly.graph_objects as go
+
+    ranks = sorted(result.ranks, key=lambda rank: rank.node or "")
+    columns = _columns(sorted({step.step_key for rank in ranks for step in rank.steps if step.step_key is not None}))
+    panels = _panels(ranks, skew, columns)
+    names = [f"{rank.node} · {rank.name}" if rank.node else rank.name for rank in ranks]
+    maps = [_map(index, panel, names, columns) for index, panel in enumerate(panels)]
+    figure = go.Figure(maps)
+    figure.update_layout(_layout(result, panels, names, columns))
+    return figure
+
+
+def _columns(keys: Sequence[int]) -> dict[int, list[int]]:
+    """The steps of each column, under the first of them."""
+    width = -(-len(keys) // MOST_COLUMNS) if keys else 1
+    return {keys[at]: list(keys[at : at + width]) for at in range(0, len(keys), width)}
+
+
+def _panels(ranks: Sequence[RankOverlap], skew: RunSkew, columns: Mapping[int, Sequence[int]]) -> list[Panel]:
+    waits: dict[Identity, dict[int, int | None]] = {_identity(rank): {} for rank in skew.ranks}
+    for step in skew.steps:
+        for rank, wait in zip(skew.ranks, step.waits_ns, strict=True):
+            waits[_identity(rank)][step.step] = wait
+    exposed = [{step.step_key: step.exposed_ns for step in rank.steps} for rank in ranks]
+    times = [{step.step_key: step.host_ns for step in rank.steps} for rank in ranks]
+    waited = [waits.get(_identity(rank), {}) for rank in ranks]
+    return [
+        Panel("exposed communication", theme.LIGHT.colors[theme.EXPOSED], _values(exposed, columns)),
+        Panel("exposed while waiting for a peer", theme.LIGHT.colors[theme.EXPOSED_MEMORY], _values(waited, columns)),
+        Panel("the host's time of the step", theme.LIGHT.colors[BACKWARD], _values(times, columns)),
+    ]
+
+
+def _identity(rank: Any) -> Identity:
+    return rank.rank, rank.process, rank.device, rank.qualifier
+
+
+def _values(
+    ranks: Sequence[Mapping[Any, int | None]], columns: Mapping[int, Sequence[int]]
+) -> list[list[float | None]]:
+    """Milliseconds of each rank in each column: the largest of its steps; ``None`` where nothing is known."""
+
+    def largest(of_rank: Mapping[Any, int | None], keys: Sequence[int]) -> float | None:
+        known = [value for key in keys if (value := of_rank.get(key)) is not None]
+        return max(known) / 1e6 if known else None
+
+    return [[largest(of_rank, keys) for keys in columns.values()] for of_rank in ranks]
+
+
+def _map(index: int, panel: Panel, names: Sequence[str], columns: Mapping[int, Sequence[int]]) -> dict[str, Any]:
+    number = "" if index == 0 else str(index + 1)
+    values = np.array(panel.values, float)
+    known = values[~np.isnan(values)]
+    low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
+    is_time = index == 2  # step times differ by little: their scale does not begin at 0
+    return {
+        "type": "heatmap", "x": [str(key) for key in columns], "y": list(range(len(names))), "z": values,
+        "xaxis": "x", "yaxis": f"y{number}", "zmin": low if is_time else 0, "zmax": high,
+        "colorscale": [[0, "rgba(128,128,128,0.12)"], [1, panel.color]],
+        "colorbar": {"title": {"text": "ms"}, "thickness": 10, "y": _domain(index)[1], "yanchor": "top", "len": 0.28},
+        "hoverongaps": False,
+        "customdata": np.array([[html.escape(name)] * len(columns) for name in names]),
+        "hovertemplate": f"<b>%{{customdata}}</b>, step %{{x}}: %{{z:.3f}} ms {panel.title}<extra></extra>",
+    }  # fmt: skip
+
+
+def _domain(index: int) -> tuple[float, float]:
+    """Where a map lies in the figure's height, the first one on top."""
+    inner = 3 * _MAP + 2 * _GAP
+    top = 1 - index * (_MAP + _GAP) / inner
+    return max(0.0, top - _MAP / inner), top
+
+
+def _layout(
+    result: TraceOverlap,
+    panels: Sequence[Panel],
+    names: Sequence[str],
+    columns: Mapping[int, Sequence[int]],
+) -> dict[str, Any]:
+    width = max((len(keys) for keys in columns.values()), default=1)
+    each = f"a column is up to {width} steps and shows the largest figure" if width > 1 else "a column is a step"
+    notice = theme.place_notice([result.device], result.caveats)
+    shown = list(range(0, len(names), -(-len(names) // _MOST_LABELS) or 1))
+    axis = {
+        "gridcolor": theme.LIGHT.line,
+        "zeroline": False,
+        "tickfont": {"color": theme.LIGHT.quiet},
+        "showgrid": False,
+    }
+    layout = {
+        **chart_frame(
+            title=f"{len(names)} ranks, {sum(map(len, columns.values())):,} steps",
+            subtitle=f"{notice}  ·  {html.escape(result.label)}  ·  a row is a rank, {each}",
+            height=_TOP + 3 * _MAP + 2 * _GAP + _BOTTOM, t=_TOP, b=_BOTTOM, l=_LEFT, r=_RIGHT,
+        ),
+        "xaxis": {**axis, "type": "category", "title": {"text": "step"}, "anchor": "y3", "nticks": 20},
+        "annotations": [_heading(index, panel) for index, panel in enumerate(panels)],
+    }  # fmt: skip
+    for index in range(len(panels)):
+        layout[f"yaxis{'' if index == 0 else index + 1}"] = {
+            **axis, "domain": _domain(index), "autorange": "reversed", "tickmode": "array", "tickvals": shown,
+            "ticktext": [html.escape(names[row]) + "  " for row in shown],
+        }  # fmt: skip
+    return layout
+
+
+def _heading(index: int, panel: Panel) -> dict[str, Any]:
+    return {
+        "text": f"<b>{panel.title}</b>", "xref": "paper", "x": 0, "xanchor": "left", "yref": "paper",
+        "y": _domain(index)[1], "yanchor": "bottom", "showarrow": False, "font": {"color": theme.LIGHT.text},
+    }  # fmt: skip

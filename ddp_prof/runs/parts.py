@@ -1,0 +1,165 @@
+"""A capture that is larger than the memory, measured part by part with the integers that the whole would give."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from dataclasses import replace
+from functools import reduce
+from operator import add, or_
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ddp_prof.range_names import COLLECTIVES, PROCESS, STEP
+from ddp_prof.trace import UNKNOWN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+    from ddp_prof.analyze.core.rank_events import Known, RankEvents
+    from ddp_prof.analyze.core.steps import RangePatterns
+    from ddp_prof.analyze.parts.overlap import PartOverlap
+    from ddp_prof.analyze.quality.diagnostics import Evidence
+    from ddp_prof.ingest.parts.division import Part
+    from ddp_prof.trace import Ints, Trace
+
+PART_ROWS = 3_000_000
+"""Rows of activities and calls that a part has about: some hundred megabytes while it is measured."""
+MOST_ROWS_AS_A_WHOLE = 3 * PART_ROWS
+LEAST_BYTES_A_ROW = 15
+"""Of an export: files of fewer bytes have fewer rows."""
+DIVISIBLE = frozenset({"overlap", "collectives"})
+"""What can be measured in parts."""
+
+
+class _Measured(NamedTuple):
+    """What is measured of a part, given what was known of others, and what it tells them."""
+
+    given: Known
+    told: Known
+    evidence: Evidence
+    overlap: PartOverlap
+    collectives: RunAnalysis
+
+
+def measure_in_parts(
+    file: Path,
+    patterns: RangePatterns,
+    comm_patterns: Sequence[str],
+    part_rows: int | None = None,
+    *,
+    to_draw: bool = False,
+) -> dict[str, Any] | None:
+    """The results of :data:`DIVISIBLE` of a large export; ``None`` where it is not large, or cannot be cut.
+
+    Args:
+        file: The capture, of any format.
+        patterns: How the user's own ranges are named.
+        comm_patterns: Regular expressions for kernels that communicate.
+        part_rows: Rows of a part, of exports of any size; by default large ones are cut, into parts of ``PART_ROWS``.
+        to_draw: As of ``LoadOptions``.
+    """
+    from ddp_prof.ingest.parts.blocks import IndivisibleError
+    from ddp_prof.ingest.parts.division import count_rows, divided
+    from ddp_prof.ingest.sqlite_columns import open_sqlite
+
+    least = 0 if part_rows else MOST_ROWS_AS_A_WHOLE
+    if count_rows(file, least * LEAST_BYTES_A_ROW) <= least:
+        return None
+    with open_sqlite(file) as export, tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
+        structure, steps = _structure(patterns), _steps(patterns)
+        try:
+            division = divided(export, part_rows or PART_ROWS, comm_patterns, structure, steps, Path(folder))
+            measured = [_measure(part, patterns, None, to_draw=to_draw) for _, part in division.parts()]
+            while again := _numbers_to_repeat(measured):
+                known = _all_known(measured)
+                for number, part in division.parts(again):
+                    measured[number] = _measure(part, patterns, known, to_draw=to_draw)
+        except IndivisibleError:
+            return None
+    return _merged(measured)
+
+
+def _structure(patterns: RangePatterns) -> Callable[[str], bool]:
+    """Whether a range of this name tells steps, phases, collectives or processes."""
+    from ddp_prof.analyze.core.phases import PHASE_PATTERNS
+    from ddp_prof.analyze.core.steps import STEP_PATTERNS
+
+    ours = tuple(f"{name}|" for name in (PROCESS, STEP, *COLLECTIVES))
+    usual = re.compile("|".join(f"(?:{pattern})" for pattern in (*STEP_PATTERNS, *PHASE_PATTERNS.values())), re.I)
+    own = [re.compile(pattern) for pattern in (patterns.step,) if pattern]
+    own += [re.compile(pattern, re.I) for pattern in (patterns.backward,) if pattern]
+    return lambda name: name.startswith(ours) or any(pattern.search(name) for pattern in (usual, *own))
+
+
+def _steps(patterns: RangePatterns) -> Callable[[Trace], tuple[Ints, Ints]]:
+    def of(trace: Trace) -> tuple[Ints, Ints]:
+        import numpy as np
+
+        from ddp_prof.analyze.core.steps import find_steps
+
+        found = [find_steps(trace, process, patterns.step)[0] for process in trace.processes]
+        nothing = np.empty(0, np.int64)
+        starts = np.concatenate([nothing, *(steps.start_ns for steps in found)])
+        return starts, np.concatenate([nothing, *(steps.end_ns for steps in found)])
+
+    return of
+
+
+def _measure(part: Part, patterns: RangePatterns, known: Known | None, *, to_draw: bool) -> _Measured:
+    from ddp_prof.analyze.core.rank_events import find_rank_events, look_round
+    from ddp_prof.analyze.intervals import union_of_one
+    from ddp_prof.analyze.parts.collectives import analyze_part
+    from ddp_prof.analyze.parts.overlap import measure_part_overlap
+    from ddp_prof.analyze.quality.diagnostics import gather_evidence
+
+    trace = part.trace
+    seen = look_round(trace)
+    ranks = find_rank_events(trace, patterns, known or seen)
+    _refuse_indivisible(trace, ranks)
+    told = replace(seen, gradient_threads={(rank.process, rank.device): rank.gradient_threads for rank in ranks})
+    span = union_of_one(part.start_ns, part.end_ns)
+    return _Measured(
+        known or told,
+        told,
+        gather_evidence(trace, ranks, span),
+        measure_part_overlap(trace, ranks, span),
+        analyze_part(trace, ranks, span, to_draw=to_draw),
+    )
+
+
+def _refuse_indivisible(trace: Trace, ranks: Sequence[RankEvents]) -> None:
+    """Refuse what is known of a whole capture alone: kernels without names, ranks without steps or devices."""
+    from ddp_prof.ingest.parts.blocks import IndivisibleError
+
+    if trace.unresolved_names.kernels:
+        raise IndivisibleError("kernels without names")
+    if any(not rank.has_steps or rank.device is None for rank in ranks):
+        raise IndivisibleError("ranks without steps")
+    if any((rank.events.activity == UNKNOWN).any() for rank in ranks):
+        raise IndivisibleError("collectives of the host")
+
+
+def _numbers_to_repeat(measured: Sequence[_Measured]) -> list[int]:
+    """Parts that were measured without knowing what others tell; as a rule there is none."""
+    known = _all_known(measured)
+    return [number for number, one in enumerate(measured) if one.given != known]
+
+
+def _all_known(measured: Sequence[_Measured]) -> Known:
+    return reduce(or_, (one.told for one in measured))
+
+
+def _merged(measured: Sequence[_Measured]) -> dict[str, Any]:
+    from ddp_prof.analyze.parts.collectives import merge_part_analyses
+    from ddp_prof.analyze.parts.overlap import merge_part_overlaps
+
+    evidence = reduce(add, (one.evidence for one in measured))
+    warnings = evidence.doubts()
+    ranks = measured[0].overlap.result.ranks
+    streams = [evidence.busiest_stream(rank.process, rank.device) for rank in ranks]
+    return {
+        "overlap": merge_part_overlaps([one.overlap for one in measured], warnings),
+        "collectives": merge_part_analyses([one.collectives for one in measured], streams, warnings),
+    }

@@ -1,0 +1,196 @@
+"""One report, read and measured: what a worker does, with small results and without the events."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ddp_prof.errors import DdpProfError, TraceError
+from ddp_prof.runs.wire import decode, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+    from ddp_prof.analyze.core.rank_events import RankEvents
+    from ddp_prof.analyze.core.steps import RangePatterns
+    from ddp_prof.analyze.kernels.device_use import RankUse
+    from ddp_prof.analyze.overlap.overlap import TraceOverlap
+    from ddp_prof.analyze.quality.inventory import TraceInventory
+    from ddp_prof.analyze.variants.contention import KernelSamples
+    from ddp_prof.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How files are read.
+
+    Attributes:
+        step_range: Regular expression for ranges that are steps; a first group is the step's number.
+        backward_range: Regular expression for ranges that hold the backward pass.
+        comm_patterns: Regular expressions for kernels that communicate, beside those that are known.
+        with_launches: Read more of launches: kernels' shapes, by which contention tells them apart, names and ends of
+            calls, which timelines show.
+        one_run: All files are ranks of one run, whatever their names.
+        separate: Each file is a run of its own, whatever their names.
+        part_rows: Read exports in parts of about so many rows; by default only those that are large.
+        to_draw: Keep the compute round a step's collectives, too, which pictures of the step show.
+    """
+
+    step_range: str | None = None
+    backward_range: str | None = None
+    comm_patterns: tuple[str, ...] = ()
+    with_launches: bool = False
+    one_run: bool = False
+    separate: bool = False
+    to_draw: bool = False
+    part_rows: int | None = None
+
+    @property
+    def patterns(self) -> RangePatterns:
+        """How the ranges of steps and of backward are named."""
+        from ddp_prof.analyze.core.steps import RangePatterns
+
+        return RangePatterns(self.step_range, self.backward_range)
+
+
+class TraceEvents(NamedTuple):
+    """One file: what was recorded, and what each of its ranks did."""
+
+    trace: Trace
+    ranks: tuple[RankEvents, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A report to be read, and what is to be measured of it.
+
+    Attributes:
+        path: The report, from the root, so that a worker elsewhere finds it.
+        measures: Names in :data:`MEASURES`.
+        version: Of the package that asks.
+    """
+
+    path: Path
+    options: LoadOptions
+    measures: tuple[str, ...]
+    version: str = field(default_factory=partial(version, "ddp-prof"))
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a report could not be measured; the parts of a ``TraceError``."""
+
+    path: Path
+    reason: str
+    way_out: str
+
+
+def load_events(file: Path, options: LoadOptions) -> TraceEvents:
+    """Read a report.
+
+    Raises:
+        TraceError: It cannot be read.
+    """
+    from ddp_prof.analyze.core.rank_events import find_rank_events
+    from ddp_prof.ingest.load import load_trace
+
+    trace = load_trace(file, extra_patterns=options.comm_patterns, with_launches=options.with_launches)
+    return TraceEvents(trace, find_rank_events(trace, options.patterns))
+
+
+def measure_events(part: TraceEvents, options: LoadOptions, measures: tuple[str, ...]) -> dict[str, Any]:
+    """The result of each measure."""
+    return {measure: MEASURES[measure](part, options) for measure in measures}
+
+
+def measure_report(file: Path, options: LoadOptions, measures: tuple[str, ...]) -> dict[str, Any]:
+    """Read a report and measure it: a large one in parts, where that can be.
+
+    Raises:
+        TraceError: It cannot be read.
+    """
+    from ddp_prof.runs.parts import DIVISIBLE, measure_in_parts
+
+    if DIVISIBLE | {"identity"} >= set(measures):
+        found = measure_in_parts(
+            file, options.patterns, options.comm_patterns, options.part_rows, to_draw=options.to_draw
+        )
+        if found is not None:
+            return {
+                measure: _identities(found["collectives"]) if measure == "identity" else found[measure]
+                for measure in measures
+            }
+    return measure_events(load_events(file, options), options, measures)
+
+
+def work(task: bytes) -> bytes:
+    """Measure a report: a :class:`Task` in, results by measure or a :class:`Failure` out, both by :mod:`.wire`."""
+    asked: Task = decode(task)
+    if asked.version != (own := version("ddp-prof")):
+        reason = f"a worker has ddp_prof {own}, and {asked.version} asks it"
+        return encode(Failure(asked.path, reason, "install one version everywhere"))
+    try:
+        return encode(measure_report(asked.path, asked.options, asked.measures))
+    except TraceError as error:
+        return encode(Failure(error.path, error.reason, error.way_out))
+    except (DdpProfError, OSError, MemoryError) as error:
+        reason = str(error) or type(error).__name__
+        return encode(Failure(asked.path, reason, "read it alone to see more"))
+
+
+def _measure_overlap(part: TraceEvents, _options: LoadOptions) -> TraceOverlap:
+    from ddp_prof.analyze.overlap.overlap import measure_overlap
+
+    return measure_overlap(part.trace, part.ranks)
+
+
+def _measure_collectives(part: TraceEvents, options: LoadOptions) -> RunAnalysis:
+    from ddp_prof.analyze.collectives.run_analysis import analyze_trace
+
+    return analyze_trace(part.trace, part.ranks, to_draw=options.to_draw)
+
+
+def _measure_kernels(part: TraceEvents, _options: LoadOptions) -> list[KernelSamples]:
+    from ddp_prof.analyze.variants.contention import sample_kernels
+
+    return [sample_kernels(rank) for rank in part.ranks]
+
+
+def _measure_device_use(part: TraceEvents, _options: LoadOptions) -> list[RankUse]:
+    from ddp_prof.analyze.kernels.device_use import use_of_rank
+
+    return [use_of_rank(rank) for rank in part.ranks]
+
+
+def _measure_inventory(part: TraceEvents, options: LoadOptions) -> TraceInventory:
+    from ddp_prof.analyze.quality.inventory import take_inventory
+
+    return take_inventory(part.trace, options.patterns)
+
+
+def _measure_identity(part: TraceEvents, options: LoadOptions) -> list[tuple[Any, ...]]:
+    return _identities(_measure_collectives(part, options))
+
+
+def _identities(analysis: RunAnalysis) -> list[tuple[Any, ...]]:
+    """Of each rank its number, the ranks of the job, and how many collectives of each operation it took part in."""
+    return [
+        (rank.rank, rank.world_size, tuple(sorted(Counter(rank.timings.operation.tolist()).items())))
+        for rank in analysis.ranks
+    ]
+
+
+MEASURES: Mapping[str, Callable[[TraceEvents, LoadOptions], Any]] = {
+    "overlap": _measure_overlap,
+    "collectives": _measure_collectives,
+    "kernels": _measure_kernels,
+    "device use": _measure_device_use,
+    "inventory": _measure_inventory,
+    "identity": _measure_identity,
+}
+"""What can be measured of a report; results are small beside its events."""

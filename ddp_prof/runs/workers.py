@@ -1,0 +1,170 @@
+"""Many reports measured by several workers: processes of this machine, or those of a Dask scheduler.
+
+Both run one function, ``work``, on bytes and give bytes: see :mod:`.wire` for what they can hold. The order in which
+workers end has no influence on what is made of their results.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddp_prof.errors import DdpProfError, TraceError
+from ddp_prof.runs.report import Failure, LoadOptions, Task, measure_report, work
+from ddp_prof.runs.wire import decode, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    Outcome = tuple[int, bytes]
+
+BYTES_A_WORKER = 64 * 2**20
+"""Where no number of workers is asked for, one starts for each so many bytes: it takes half a second to."""
+
+SECONDS_TO_CONNECT = 10
+
+
+def _ignore(_done: int, _total: int) -> None:
+    """Nobody asked how far it is."""
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Who reads reports.
+
+    Attributes:
+        jobs: Processes of this machine; ``None`` for as many as there are cores, and fewer where there is little to
+            read; 1 reads in this process.
+        scheduler: Address of a Dask scheduler, or a file that holds it, whose workers read instead.
+        progress: Is told how many reports of how many are done.
+        leave_out: Is told of each report that cannot be read, and the others go on; ``None`` raises.
+    """
+
+    jobs: int | None = 1
+    scheduler: str | None = None
+    progress: Callable[[int, int], None] = _ignore
+    leave_out: Callable[[TraceError], None] | None = None
+
+
+def measure_files(
+    files: Sequence[tuple[Path, tuple[str, ...]]], options: LoadOptions, workers: Workers
+) -> Iterator[tuple[int, dict[str, Any] | TraceError]]:
+    """Measure reports, each as it gets done: its position, and the results by measure or why there are none.
+
+    Args:
+        files: Reports with the measures that are wanted of each.
+        options: How they are read.
+        workers: Who reads them.
+    """
+    workers.progress(0, len(files))
+    found = _measure_here if _is_done_here(files, workers) else _measure_elsewhere
+    for done, outcome in enumerate(found(files, options, workers), 1):
+        workers.progress(done, len(files))
+        yield outcome
+
+
+def _is_done_here(files: Sequence[tuple[Path, tuple[str, ...]]], workers: Workers) -> bool:
+    return workers.scheduler is None and _processes([file for file, _ in files], workers.jobs) < 2
+
+
+def _measure_here(
+    files: Sequence[tuple[Path, tuple[str, ...]]], options: LoadOptions, _workers: Workers
+) -> Iterator[tuple[int, dict[str, Any] | TraceError]]:
+    def measured(file: Path, measures: tuple[str, ...]) -> dict[str, Any] | TraceError:
+        try:
+            return measure_report(file, options, measures)
+        except TraceError as error:
+            return error
+
+    yield from ((index, measured(file, measures)) for index, (file, measures) in enumerate(files))
+
+
+def _measure_elsewhere(
+    files: Sequence[tuple[Path, tuple[str, ...]]], options: LoadOptions, workers: Workers
+) -> Iterator[tuple[int, dict[str, Any] | TraceError]]:
+    real = [Path(os.path.realpath(file)) for file, _ in files]
+    here = {str(path): file for path, (file, _) in zip(real, files, strict=True)}
+    tasks = [encode(Task(path, options, measures)) for path, (_, measures) in zip(real, files, strict=True)]
+    if workers.scheduler:
+        outcomes = _by_scheduler(workers.scheduler, tasks)
+    else:
+        outcomes = _by_processes(_processes(real, workers.jobs), tasks)
+    for index, outcome in outcomes:
+        result = decode(outcome, here)
+        yield index, TraceError(*_parts(result)) if isinstance(result, Failure) else result
+
+
+def _parts(failure: Failure) -> tuple[Path, str, str]:
+    return failure.path, failure.reason, failure.way_out
+
+
+def _processes(files: Sequence[Path], jobs: int | None) -> int:
+    """How many processes are worth it: no more than reports."""
+    if jobs is None:
+        size = sum(file.stat().st_size for file in files if file.is_file())
+        jobs = min(_cores(), 1 + size // BYTES_A_WORKER)
+    return min(jobs, len(files))
+
+
+def _cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _by_processes(jobs: int, tasks: Sequence[bytes]) -> Iterator[Outcome]:
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from concurrent.futures.process import BrokenProcessPool
+    from multiprocessing import get_context
+
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_start_worker)
+    try:
+        futures = {pool.submit(work, task): index for index, task in enumerate(tasks)}
+        for future in as_completed(list(futures)):
+            yield futures.pop(future), future.result()
+    except BrokenProcessPool as error:
+        raise DdpProfError("a worker process was killed, as happens where memory runs out: try --jobs 1") from error
+    finally:  # Ctrl-C ends up here, too: what is under way is of no use to anyone
+        for process in list(pool._processes.values()):
+            process.kill()
+        pool.shutdown(cancel_futures=True)
+
+
+def _start_worker() -> None:
+    """Leave Ctrl-C, which reaches all processes of a terminal, to the parent; end where the parent has ended."""
+    import signal
+    from threading import Thread
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    from multiprocessing import parent_process
+
+    if parent := parent_process():
+        parent.join()
+        os._exit(1)
+
+
+def _by_scheduler(scheduler: str, tasks: Sequence[bytes]) -> Iterator[Outcome]:
+    """By Dask, which gives a report to another worker where one is lost."""
+    try:
+        from distributed import Client, KilledWorker, as_completed
+    except ImportError as error:
+        raise DdpProfError("--scheduler needs Dask: pip install 'ddp-prof[cluster]'") from error
+    where = {"scheduler_file": scheduler} if Path(scheduler).is_file() else {"address": scheduler}
+    try:
+        client = Client(**where, set_as_default=False, timeout=SECONDS_TO_CONNECT)
+    except (OSError, ValueError) as error:
+        raise DdpProfError(
+            f"no Dask scheduler at {scheduler} ({error}): start one with 'dask scheduler', workers with 'dask worker'"
+        ) from error
+    with client:
+        futures = {client.submit(work, task, pure=False): index for index, task in enumerate(tasks)}
+        try:
+            for future in as_completed(list(futures), loop=client.loop):
+                yield futures.pop(future), future.result()
+        except KilledWorker as error:
+            raise DdpProfError(f"a report was given up, for it ended several workers: {error}") from error

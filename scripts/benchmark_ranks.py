@@ -1,0 +1,184 @@
+"""Many ranks: reports a second with one and with two workers, and the same through a Dask scheduler.
+
+    python scripts/benchmark.py ranks CAPTURE.sqlite [--ranks 64] [--copies 45] [--rounds 1] [--scheduler]
+
+The capture is repeated end to end until it is large, and the file is linked once for each rank: so all ranks hold the
+same events, which the time to read them does not depend on, and are told apart by the names of the files. One and two
+workers take turns. With ``--scheduler`` a scheduler and two workers of one thread each run on the loopback interface;
+in the last run one of them is killed when half of the reports are done. Every output must be the same to the byte.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from repeat_capture import repeat_capture
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+LEAST_GAIN = 1.7
+BIN = Path(sys.executable).parent
+KILLER = """
+import os, signal, sys
+from ddp_prof.cli import main
+from ddp_prof.runs import workers
+
+measure = workers.measure_files
+def watched(files, options, asked):
+    for done, outcome in enumerate(measure(files, options, asked), 1):
+        if done == len(files) // 2:
+            os.kill(int(os.environ["DDP_PROF_VICTIM"]), signal.SIGKILL)
+        yield outcome
+workers.measure_files = watched
+from ddp_prof.runs import run
+run.measure_files = watched
+main()
+"""
+
+
+class Cost(NamedTuple):
+    """Of one command: seconds, the peak of its largest process in megabytes, and a digest of what it printed."""
+
+    seconds: float
+    megabytes: float
+    digest: str
+
+
+def measure(command: Sequence[str | Path], **environment: str) -> Cost:
+    """Run a command to its end."""
+    began = time.perf_counter()
+    digest = hashlib.sha256()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, **environment}) as process:
+        assert process.stdout
+        while part := process.stdout.read(1 << 20):
+            digest.update(part)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"benchmark: {' '.join(map(str, command))} ended with {process.returncode}")
+    return Cost(time.perf_counter() - began, usage.ru_maxrss / 1024, digest.hexdigest())
+
+
+def linked(capture: Path, folder: Path, ranks: int) -> list[Path]:
+    """The capture once a rank, without copying it."""
+    files = [folder / f"job.rank{rank}.sqlite" for rank in range(ranks)]
+    for file in files:
+        os.link(capture, file)
+    return files
+
+
+class Cluster:
+    """A scheduler and two workers, each a process of its own on the loopback interface."""
+
+    def __init__(self, folder: Path) -> None:
+        address = folder / "scheduler.json"
+        host = ["--host", "127.0.0.1"]
+        self.file = address
+        self.processes = [self._start("scheduler", *host, "--port", "0", "--no-dashboard", "--scheduler-file", address)]
+        while not address.exists():
+            time.sleep(0.1)
+        one = ["--nthreads", "1", "--no-nanny", "--no-dashboard", "--local-directory", folder]
+        self.processes += [self._start("worker", "--scheduler-file", address, *host, *one) for _ in range(2)]
+
+    @staticmethod
+    def _start(*arguments: str | Path) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [BIN / "dask", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )  # ended by stop()
+
+    def peak_megabytes(self) -> float:
+        """The peak memory of the largest worker that lives."""
+        found = [0.0]
+        for process in self.processes[1:]:
+            status = Path(f"/proc/{process.pid}/status")
+            if process.poll() is None and (peak := re.search(r"VmHWM:\s+(\d+)", status.read_text())):
+                found.append(int(peak.group(1)) / 1024)
+        return max(found)
+
+    def stop(self) -> None:
+        """End all of it."""
+        for process in reversed(self.processes):
+            process.send_signal(signal.SIGTERM)
+        for process in self.processes:
+            process.wait()
+
+
+def load_average() -> str:
+    """How busy the machine is with all that runs on it."""
+    return f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+
+
+def measure_scheduler(files: Sequence[Path], expected: str) -> bool:
+    """Print what the same takes through a scheduler, whole and with a worker killed."""
+    arguments = ["overlap", "--format", "json", *map(str, files)]
+    good = True
+    for is_killed in (False, True):
+        with tempfile.TemporaryDirectory() as folder:
+            cluster = Cluster(Path(folder))
+            try:
+                program = [sys.executable, "-c", KILLER] if is_killed else [BIN / "ddp-prof"]
+                command = [*program, *arguments, "--scheduler", cluster.file]
+                cost = measure(command, DDP_PROF_VICTIM=str(cluster.processes[1].pid))
+                peak, lost = cluster.peak_megabytes(), cluster.processes[1].poll() is not None
+            finally:
+                cluster.stop()
+        same = cost.digest == expected
+        good &= same and lost == is_killed
+        name = "scheduler, one of two workers killed half-way" if is_killed else "scheduler, two workers"
+        print(
+            f"{name}: {cost.seconds:.1f} s, a worker's peak {peak:.0f} MB, "
+            f"{'the same to the byte' if same else 'ANOTHER OUTPUT'} ({load_average()})",
+            flush=True,
+        )
+    return good
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run; 3 where a target is missed and ``--gate`` was given."""
+    parser = argparse.ArgumentParser(prog="benchmark.py ranks", description="Many ranks, one and two workers.")
+    parser.add_argument("capture", type=Path, help="an nsys SQLite export, repeated to make it large")
+    parser.add_argument("--ranks", type=int, default=64, help="default: %(default)s")
+    parser.add_argument("--copies", type=int, default=45, help="default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=1, help="default: %(default)s")
+    parser.add_argument("--scheduler", action="store_true", help="through a Dask scheduler, too")
+    parser.add_argument("--gate", action="store_true", help="exit with 3 where a target is missed")
+    arguments = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        big = repeat_capture(arguments.capture, Path(folder) / "big.sqlite", arguments.copies)
+        files = linked(big, Path(folder), arguments.ranks)
+        size = big.stat().st_size / 1e6
+        print(f"{len(files)} ranks of {size:.0f} MB each, one file with as many names", flush=True)
+        ours = [BIN / "ddp-prof", "overlap", "--format", "json", *map(str, files)]
+        best: dict[int, Cost] = {}
+        digests = set()
+        for _ in range(arguments.rounds):
+            for jobs in (1, 2):
+                cost = measure([*ours, "--jobs", str(jobs)])
+                digests.add(cost.digest)
+                best[jobs] = min(cost, best.get(jobs, cost))
+                memory = f"the largest process {cost.megabytes:.0f} MB"
+                print(f"--jobs {jobs}: {cost.seconds:.1f} s, {memory} ({load_average()})", flush=True)
+        gain = best[1].seconds / best[2].seconds
+        is_met = gain >= LEAST_GAIN and len(digests) == 1
+        words = "the same to the byte" if len(digests) == 1 else "DIFFERENT OUTPUTS"
+        print(
+            f"two workers: {gain:.2f} times as fast (at least {LEAST_GAIN}), {words}: {'met' if is_met else 'NOT MET'}"
+        )
+        if arguments.scheduler:
+            is_met &= measure_scheduler(files, best[1].digest)
+    return 3 if arguments.gate and not is_met else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

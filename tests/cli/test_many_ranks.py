@@ -1,0 +1,46 @@
+"""A report on more ranks than can be told apart event by event."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ddp_prof.cli import main
+from ddp_prof.runs import run as runs
+from ddp_prof.trace import Trace
+from tests.analyze.collectives.test_straggler import rank_capture
+from tests.nsys_factory import write_capture
+
+WORLD = 10
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Rank 1 is late: of all ranks it has the least exposed communication."""
+    for rank in range(WORLD):
+        write_capture(tmp_path / f"job.rank{rank}.sqlite", rank_capture(rank, WORLD))
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_it_draws_the_ranks_with_most_exposed_time_and_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setenv("BROWSER_PATH", str(folder / "no-browser"))
+    drawn: list[str] = []
+    source = runs.timeline_source
+
+    def noted(title: str, part: tuple[Trace, object], analysis: object) -> object:
+        drawn.append(part[0].path.name)
+        return source(title, part, analysis)
+
+    monkeypatch.setattr(runs, "timeline_source", noted)
+    result = CliRunner().invoke(main, ["report", str(folder), "-o", str(folder / "pages")])
+    assert result.exit_code == 0, result.output
+    assert len(drawn) == 8
+    assert "job.rank1.sqlite" not in drawn
+    why = next(folder.glob("pages/*-why.html"))
+    assert "10 ranks, 20 steps" in why.read_text()
+    timeline = why.with_name(why.name.replace("-why", ""))
+    assert "8 of 10 traces, those with the most exposed communication" in timeline.read_text()

@@ -1,0 +1,172 @@
+"""A capture read in parts gives the integers, and the words, of the whole."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from ddp_prof.analyze.collectives.results import measure_collectives
+from ddp_prof.errors import TraceError
+from ddp_prof.ingest.parts import blocks
+from ddp_prof.ingest.parts.division import count_rows
+from ddp_prof.runs.parts import DIVISIBLE, measure_in_parts
+from ddp_prof.runs.report import LoadOptions, load_events, measure_events, measure_report
+from ddp_prof.trace import UNKNOWN, Category, Kind, Trace
+from tests.analyze.random_runs import runs
+from tests.ingest.test_nsys_sqlite import known_truth
+from tests.nsys_factory import Capture, Kernel, Range, write_capture
+from tests.runs.test_wire import FOREIGN, same
+
+KINDS = {Kind.KERNEL: "kernel", Kind.COPY: "memcpy", Kind.MEMORY_SET: "memset", Kind.GRAPH: "graph"}
+NAMES = {Category.COMPUTE: "gemm", Category.COMMUNICATION: "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"}
+
+
+def capture_of(trace: Trace) -> Capture:
+    """What an export of a drawn trace holds."""
+    capture = Capture(threads=dict(trace.threads))
+    activities, calls = trace.activities, trace.calls
+    for row, call in enumerate(trace.launching_calls.tolist()):
+        capture.kernels.append(
+            Kernel(
+                NAMES.get(Category(activities.category[row]), "") if activities.kind[row] == Kind.KERNEL else "x",
+                int(activities.start_ns[row]),
+                int(activities.end_ns[row]),
+                None if call == UNKNOWN else int(calls.start_ns[call]),
+                0 if call == UNKNOWN else int(calls.lane[call]),
+                int(activities.process[row]),
+                int(activities.lane[row]),
+                int(activities.device[row]),
+                KINDS[Kind(activities.kind[row])],
+            )
+        )
+    for row, name_id in enumerate(trace.spans.name_id.tolist()):
+        spans = trace.spans
+        end = None if spans.is_open[row] else int(spans.end_ns[row])
+        name, start, lane = trace.names[name_id], int(spans.start_ns[row]), int(spans.lane[row])
+        capture.ranges.append(Range(name, start, end, lane, int(spans.process[row])))
+    return capture
+
+
+def whole_of(path: Path, options: LoadOptions = LoadOptions()) -> dict[str, Any]:  # noqa: B008
+    return measure_events(load_events(path, options), options, tuple(DIVISIBLE))
+
+
+def parts_of(path: Path, rows: int, options: LoadOptions = LoadOptions()) -> dict[str, Any] | None:  # noqa: B008
+    with patch.object(blocks, "BLOCK_ROWS", 4):
+        return measure_in_parts(path, options.patterns, options.comm_patterns, rows)
+
+
+def assert_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found["overlap"] == expected["overlap"]
+    assert found["collectives"].trace_warnings == expected["collectives"].trace_warnings
+    for one, other in zip(found["collectives"].ranks, expected["collectives"].ranks, strict=True):
+        for name in ("timings", "compute", "device_phases", "times", "backward_end_ns", "step_keys", "groups"):
+            assert same(getattr(one, name), getattr(other, name)), name
+        assert same(one, other)
+    assert measure_collectives(found["collectives"]) == measure_collectives(expected["collectives"])
+
+
+@pytest.mark.slow
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@given(runs(), st.integers(1, 40), st.randoms(use_true_random=False))
+def test_parts_of_any_run_tell_what_the_whole_does(traces: tuple[Trace, ...], rows: int, random: Any) -> None:
+    capture = capture_of(traces[0])
+    random.shuffle(capture.kernels)
+    random.shuffle(capture.ranges)
+    with TemporaryDirectory() as folder:
+        path = write_capture(Path(folder) / "x.sqlite", capture)
+        found = parts_of(path, rows)
+        assume(found is not None)
+        assert_equal(found, whole_of(path))
+
+
+CUDA = [trace for trace in FOREIGN if trace.suffix == ".sqlite"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [500, 7_000])
+@pytest.mark.parametrize("trace", CUDA, ids=lambda path: path.name)
+def test_parts_of_a_real_capture_tell_what_the_whole_does(trace: Path, rows: int) -> None:
+    found = measure_in_parts(trace, LoadOptions().patterns, (), rows)
+    if "ddp_unet" in trace.name:
+        assert found is not None, "it has steps and collectives, and can be cut"
+    if found is not None:
+        assert_equal(found, whole_of(trace))
+
+
+def test_a_step_that_ends_in_the_next_part_is_whole(tmp_path: Path) -> None:
+    path = write_capture(tmp_path / "x.sqlite", known_truth(5))
+    for rows in (1, 8, 14, 30):
+        found = parts_of(path, rows)
+        assert found is not None
+        assert_equal(found, whole_of(path))
+
+
+@pytest.mark.parametrize(
+    ("why", "capture"),
+    [
+        ("no steps", replace(known_truth(2), ranges=[])),
+        ("no kernels", replace(known_truth(2), kernels=[])),
+        (
+            "a kernel without a name",
+            replace(known_truth(2), kernels=[*known_truth(2).kernels, Kernel("", 1, 2, 1, 100)]),
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_cut_is_read_as_a_whole(why: str, capture: Capture, tmp_path: Path) -> None:
+    path = write_capture(tmp_path / "x.sqlite", capture)
+    assert parts_of(path, 5) is None
+    options = LoadOptions(part_rows=5)
+    assert measure_report(path, options, ("overlap",))["overlap"] == whole_of(path)["overlap"]
+
+
+def test_small_ones_are_read_as_a_whole_unless_told(tmp_path: Path) -> None:
+    path = write_capture(tmp_path / "x.sqlite", known_truth(5))
+    assert measure_in_parts(path, LoadOptions().patterns, ()) is None
+    assert count_rows(path, 0) == 5 * (15 + 15 + 3)
+
+
+def test_the_capture_stays_as_it_is(tmp_path: Path) -> None:
+    path = write_capture(tmp_path / "x.sqlite", known_truth(5))
+    path.chmod(0o400)
+    before = path.read_bytes()
+    assert parts_of(path, 10) is not None
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_damaged_capture_is_one_error(tmp_path: Path) -> None:
+    path = write_capture(tmp_path / "x.sqlite", known_truth(5))
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET start = 'soon' WHERE rowid = 3")
+        database.commit()
+    assert parts_of(path, 10) is None
+
+
+def test_marks_without_a_time_are_no_hindrance(tmp_path: Path) -> None:
+    path = write_capture(tmp_path / "x.sqlite", known_truth(5))
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("INSERT INTO NVTX_EVENTS (eventType, text, globalTid) VALUES (33, 'a category', 1)")
+        database.commit()
+    found = parts_of(path, 10)
+    assert found is not None
+    assert_equal(found, whole_of(path))
+
+
+def test_a_full_disk_is_told_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_capture(tmp_path / "x.sqlite", known_truth(5))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1_000_000))
+    with pytest.raises(TraceError, match=r"takes about 3,000 MB in .*, where 1 MB are free: make room there"):
+        parts_of(path, 10**7)

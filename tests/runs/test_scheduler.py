@@ -1,0 +1,84 @@
+"""Reports read by the workers of a Dask scheduler: the same to the byte, also where one of them is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ddp_prof import TraceError, Workers, load_runs
+from ddp_prof.cli import main
+from tests.ingest.test_nsys_sqlite import known_truth
+from tests.nsys_factory import write_capture
+
+distributed = pytest.importorskip("distributed", reason="the extra 'cluster' is not installed")
+pytestmark = pytest.mark.slow
+RANKS = 6
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("reports")
+    return [write_capture(folder / f"job.rank{rank}.sqlite", known_truth(2)) for rank in range(RANKS)]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """The address of a scheduler with two worker processes; one that is lost is started anew."""
+    kind = {"processes": True, "threads_per_worker": 1, "dashboard_address": None}
+    with distributed.LocalCluster(n_workers=2, host="127.0.0.1", **kind) as found:
+        yield found.scheduler_address
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(main, [*map(str, arguments)])
+    assert result.exit_code == 0, result.stderr
+    return result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("command", ["overlap", "collectives", "skew", "compare", "info"])
+def test_the_same_to_the_byte(cluster: str, reports: list[Path], command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(reports[0].parent)  # names are relative here, and workers are elsewhere
+    names = [report.name for report in reports]
+    assert run(command, "--format", "json", "--scheduler", cluster, *names) == run(command, "--format", "json", *names)
+
+
+def test_an_unreadable_report_is_named_as_it_was_given(cluster: str, tmp_path: Path) -> None:
+    (tmp_path / "x.sqlite").write_bytes(b"no trace")
+    with pytest.raises(TraceError, match=r"x\.sqlite: neither a report"):
+        load_runs([tmp_path / "x.sqlite"], workers=Workers(scheduler=cluster), measures=["overlap"])
+
+
+def test_what_a_lost_worker_had_begun_is_done_again(cluster: str, reports: list[Path]) -> None:
+    lost: list[int] = []
+
+    def kill(done: int, _total: int) -> None:
+        if done == 1:
+            with distributed.Client(cluster, set_as_default=False) as client:
+                lost.append(next(iter(client.run(os.getpid).values())))
+            os.kill(lost[0], signal.SIGKILL)
+
+    (found,) = load_runs(reports, workers=Workers(scheduler=cluster, progress=kill), measures=["overlap"])
+    (alone,) = load_runs(reports, measures=["overlap"])
+    assert len(lost) == 1
+    assert found.overlap() == alone.overlap()
+
+
+def test_no_scheduler_there_is_one_line(reports: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddp_prof.runs.workers.SECONDS_TO_CONNECT", 1)
+    result = CliRunner().invoke(main, ["overlap", "--scheduler", "tcp://127.0.0.1:9", str(reports[0])])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: no Dask scheduler at tcp://127.0.0.1:9")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_without_dask_the_way_out_is_said(reports: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    result = CliRunner().invoke(main, ["overlap", "--scheduler", "tcp://127.0.0.1:9", str(reports[0])])
+    assert result.exit_code == 1
+    assert result.stderr == "Error: --scheduler needs Dask: pip install 'ddp-prof[cluster]'\n"

@@ -1,0 +1,182 @@
+"""Many reports by several workers: the same results, nothing left behind, and what is lost is said."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from multiprocessing import active_children
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from ddp_prof import DdpProfError, LoadOptions, TraceError, Workers, load_runs
+from ddp_prof.cli import main
+from tests.ingest.test_nsys_sqlite import known_truth
+from tests.nsys_factory import write_capture
+
+RANKS = 5
+
+
+@pytest.fixture
+def reports(tmp_path: Path) -> list[Path]:
+    return [write_capture(tmp_path / f"job.rank{rank}.sqlite", known_truth(2)) for rank in range(RANKS)]
+
+
+def run(command: str, *arguments: object) -> Result:
+    return CliRunner().invoke(main, [command, *map(str, arguments)])
+
+
+COMMANDS = [
+    ("overlap", "--format", "json"),
+    ("overlap", "--steps"),
+    ("collectives", "--format", "json"),
+    ("skew", "--format", "json"),
+    ("compare", "--format", "json"),
+    ("info", "--format", "json"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_processes_tell_the_same_to_the_byte(reports: list[Path], command: tuple[str, ...]) -> None:
+    folder = reports[0].parent
+    (folder / "broken.rank9.sqlite").write_bytes(b"SQLite format 3\0" + b"?" * 100)
+    alone, together = (run(*command, "--jobs", jobs, folder) for jobs in (1, 2))
+    assert alone.exit_code == 0, alone.stderr
+    assert (alone.stdout, alone.stderr) == (together.stdout, together.stderr)
+    assert "broken.rank9.sqlite" in alone.stderr
+
+
+def test_an_unreadable_report_is_named_and_the_others_go_on(reports: list[Path]) -> None:
+    reports[2].write_bytes(b"no trace")
+    result = run("overlap", "--format", "json", *reports)
+    document = json.loads(result.stdout)
+    assert result.exit_code == 0
+    assert len(document["ranks"]) == RANKS - 1
+    assert f"warning: left out: {reports[2]}: neither a report" in result.stderr
+    assert any(f"left out: {reports[2]}" in warning for warning in document["warnings"])
+
+
+def test_strict_fails_where_one_cannot_be_read(reports: list[Path]) -> None:
+    reports[2].write_bytes(b"no trace")
+    result = run("overlap", "--strict", *reports)
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"Error: {reports[2]}: neither a report")
+
+
+def test_a_gate_does_not_pass_without_a_report(reports: list[Path]) -> None:
+    reports[2].write_bytes(b"no trace")
+    assert run("check", "--max-tail-ms", 1000, *reports).exit_code == 1
+
+
+def test_nothing_readable_is_an_error(reports: list[Path]) -> None:
+    for report in reports:
+        report.write_bytes(b"no trace")
+    result = run("overlap", *reports)
+    assert result.exit_code == 1
+    assert str(reports[0]) in result.stderr
+
+
+def test_a_program_is_told_by_an_exception(reports: list[Path]) -> None:
+    reports[2].write_bytes(b"no trace")
+    with pytest.raises(TraceError, match=r"rank2\.sqlite"):
+        load_runs(reports, measures=["overlap"])
+
+
+def test_each_report_is_read_once(reports: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    from ddp_prof.ingest import load
+
+    read: list[str] = []
+    load_trace = load.load_trace
+    monkeypatch.setattr(
+        load, "load_trace", lambda path, **options: (read.append(path.name), load_trace(path, **options))[1]
+    )
+    assert run("compare", *reports).exit_code == 0
+    assert sorted(read) == [report.name for report in reports]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_was_read_before_an_interruption_is_shown(reports: list[Path], jobs: int) -> None:
+    def interrupt(done: int, _total: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    left_out: list[TraceError] = []
+    workers = Workers(jobs, progress=interrupt, leave_out=left_out.append)
+    (found,) = load_runs(reports, LoadOptions(one_run=True), workers=workers, measures=["overlap"])
+    assert len(found.overlap().ranks) == 1  # the second one is read, and the interruption came before it was taken
+    assert "interrupted: 4 of 5 traces were not read" in str(left_out[0])
+    assert active_children() == []
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_told_and_nothing_hangs(reports: list[Path]) -> None:
+    def kill(_done: int, _total: int) -> None:
+        for child in active_children():
+            child.kill()
+
+    with pytest.raises(DdpProfError, match="a worker process was killed"):
+        load_runs(reports, workers=Workers(2, progress=kill), measures=["overlap"])
+    assert active_children() == []
+
+
+SLOW_READER = """
+import sys, time
+from multiprocessing import active_children
+from ddp_prof import Workers, load_runs
+
+def wait(done, total):
+    if done:
+        print(*(child.pid for child in active_children()), flush=True)
+        time.sleep(600)
+
+if __name__ == "__main__":
+    load_runs(sys.argv[1:], workers=Workers(2, progress=wait), measures=["overlap"])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_workers_end_with_their_parent(reports: list[Path], tmp_path: Path, how: signal.Signals) -> None:
+    script = tmp_path / "read.py"
+    script.write_text(SLOW_READER)
+    with subprocess.Popen(
+        [sys.executable, script, *reports], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as parent:
+        assert parent.stdout
+        workers = [int(pid) for pid in parent.stdout.readline().split()]
+        parent.send_signal(how)
+    assert len(workers) == 2
+    for _ in range(100):
+        if not any(Path(f"/proc/{pid}").exists() for pid in workers):
+            return
+        time.sleep(0.1)
+    pytest.fail(f"still running: {workers}")
+
+
+def test_an_interrupted_command_shows_what_it_has_and_says_so(
+    reports: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ddp_prof.runs import workers
+
+    measure = workers.measure_report
+    read: list[Path] = []
+
+    def interrupted(file: Path, *rest: Any) -> dict[str, Any]:
+        read.append(file)
+        if len(read) == 4:
+            raise KeyboardInterrupt
+        return measure(file, *rest)
+
+    monkeypatch.setattr(workers, "measure_report", interrupted)
+    result = run("overlap", "--format", "json", "--one-run", *reports)
+    assert result.exit_code == 130
+    assert len(json.loads(result.stdout)["ranks"]) == 3
+    assert result.stderr == (
+        f"warning: left out: {reports[3]}: interrupted: 2 of 5 traces were not read: run the command again\n"
+    )
