@@ -32,9 +32,13 @@ BOXES_READ_AT_ONCE = 100_000
 
 _ASSETS = files("ddp_prof.present.timeline") / "assets"
 _SCRIPTS = (
+    *(f"base/{name}" for name in ("dom", "format")),
     *(f"data/{name}" for name in ("columns", "tracks", "rows", "merge", "search")),
     *(f"lanes/{name}" for name in ("arrange", "labels", "launches")),
-    *(f"view/{name}" for name in ("ticks", "paint", "inspect", "details", "timeline", "controls", "address", "start")),
+    *(
+        f"view/{name}"
+        for name in ("paint", "inspect", "details", "timeline", "pointer", "controls", "address", "start")
+    ),
 )
 
 

@@ -109,25 +109,3 @@ function overlapOf(ranks) {
   const total = (part) => ranks.reduce((sum, { sums }) => sum + sums[part], 0);
   return percent(total("overlapped") / (total("overlapped") + total("exposed")));
 }
-
-/** @param {string} name @param {...(Node | string)} children @returns {HTMLElement} */
-function element(name, ...children) {
-  const made = document.createElement(name);
-  made.append(...children);
-  return made;
-}
-
-/** A share, like style.percent. */
-function percent(ratio) {
-  if (Number.isNaN(ratio)) return "n/a";
-  const value = ratio * 100;
-  const isWhole = value === 0 || value === 100 || (value >= 1 && value <= 99);
-  return `${value.toFixed(isWhole ? 0 : 1)} %`;
-}
-
-/** Bytes, and how fast they went; bytes a nanosecond are GB a second. */
-function traffic(bytes, duration) {
-  const digits = (value) => Number(value.toPrecision(3)).toString();
-  const size = bytes >= 2 ** 20 / 100 ? `${digits(bytes / 2 ** 20)} MB` : `${bytes.toLocaleString("en")} bytes`;
-  return duration ? `${size}, ${digits(bytes / duration)} GB/s` : size;
-}

@@ -239,12 +239,3 @@ function fitting(texts, room) {
 function asText(plain) {
   return plain.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 }
-
-/** A time with about three digits, like style.milliseconds. */
-function milliseconds(ns) {
-  const size = Math.abs(ns);
-  if (size >= 1e10) return `${(ns / 1e9).toFixed(2)} s`;
-  if (size >= 1e7 || ns === 0) return `${(ns / 1e6).toFixed(1)} ms`;
-  if (size >= 1e5) return `${(ns / 1e6).toFixed(2)} ms`;
-  return size >= 1000 ? `${(ns / 1e3).toFixed(1)} µs` : `${ns} ns`;
-}

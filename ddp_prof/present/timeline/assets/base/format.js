@@ -1,0 +1,50 @@
+// Numbers as text: times, shares, bytes, and the ticks of the axis in the unit that suits the window.
+
+const UNITS = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];
+
+/**
+ * @param {number} from @param {number} to ns @param {number} most how many there is room for
+ * @returns {{tickvals: number[], ticktext: string[]}} places in ms, as the figure has them
+ */
+function ticksOf(from, to, most) {
+  const step = niceStep((to - from) / Math.max(2, most));
+  const [size, unit] = UNITS.find(([size]) => to - from >= 2 * size) ?? UNITS.at(-1);
+  const decimals = Math.max(0, Math.ceil(Math.log10(size / step) - 1e-9));
+  const tickvals = [], ticktext = [];
+  for (let tick = Math.ceil(from / step); tick * step <= to; tick++) {
+    tickvals.push((tick * step) / 1e6);
+    const value = (tick * step) / size + 0; // no minus before 0
+    ticktext.push(`${value.toLocaleString("en", { minimumFractionDigits: decimals, maximumFractionDigits: decimals })} ${unit}`);
+  }
+  return { tickvals, ticktext };
+}
+
+/** The next of 1, 2, 5, 10, 20, ... */
+function niceStep(least) {
+  const power = 10 ** Math.floor(Math.log10(Math.max(1, least)));
+  return power * [1, 2, 5, 10].find((factor) => factor * power >= least);
+}
+
+/** A time with about three digits, like milliseconds in present/text.py. */
+function milliseconds(ns) {
+  const size = Math.abs(ns);
+  if (size >= 1e10) return `${(ns / 1e9).toFixed(2)} s`;
+  if (size >= 1e7 || ns === 0) return `${(ns / 1e6).toFixed(1)} ms`;
+  if (size >= 1e5) return `${(ns / 1e6).toFixed(2)} ms`;
+  return size >= 1000 ? `${(ns / 1e3).toFixed(1)} µs` : `${ns} ns`;
+}
+
+/** A share, like percent in present/text.py. */
+function percent(ratio) {
+  if (Number.isNaN(ratio)) return "n/a";
+  const value = ratio * 100;
+  const isWhole = value === 0 || value === 100 || (value >= 1 && value <= 99);
+  return `${value.toFixed(isWhole ? 0 : 1)} %`;
+}
+
+/** Bytes, and how fast they went; bytes a nanosecond are GB a second. */
+function traffic(bytes, duration) {
+  const digits = (value) => Number(value.toPrecision(3)).toString();
+  const size = bytes >= 2 ** 20 / 100 ? `${digits(bytes / 2 ** 20)} MB` : `${bytes.toLocaleString("en")} bytes`;
+  return duration ? `${size}, ${digits(bytes / duration)} GB/s` : size;
+}
