@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ddp_prof.analyze.kernels.idle import CAUSES, NOT_BEGUN
 from ddp_prof.analyze.kernels.kernel_times import LEAST_EXECUTIONS
+from ddp_prof.analyze.kernels.kinds import COMMUNICATION
 from ddp_prof.present.columns import Row, ms, percent
 from ddp_prof.present.json_documents import kernels_document
 from ddp_prof.present.table_view import TableView
@@ -76,6 +77,7 @@ def short_name(name: str) -> str:
 
 
 def _kernel_row(kernel: KernelTime, whole_ns: int) -> Row:
+    computes = kernel.kind != COMMUNICATION
     return {
         "kernel": kernel.name,
         "shape": kernel.shape or None,
@@ -85,8 +87,8 @@ def _kernel_row(kernel: KernelTime, whole_ns: int) -> Row:
         "total_ms": ms(kernel.total_ns),
         "of_kernel_time_%": percent(kernel.total_ns / whole_ns if whole_ns else None),
         "median_us": kernel.median_ns / 1e3,
-        "beside": kernel.beside,
-        "alone": kernel.alone,
+        "beside": kernel.beside if computes else None,
+        "alone": kernel.alone if computes else None,
         "slowdown": kernel.slowdown,
     }
 

@@ -57,6 +57,14 @@ def test_parts_sum_to_the_figures_of_overlap(tmp_path: Path) -> None:
     assert sum(row["count"] for row in views["kernels"].rows) == sum(rank.kernels for rank in ranks)
 
 
+def test_a_collective_is_not_called_beside_communication(tmp_path: Path) -> None:
+    _, views = views_of(write_capture(tmp_path / "x.sqlite", known_truth()))
+    found = {
+        (row["kind"] == "communication", row["beside"] is None, row["alone"] is None) for row in views["kernels"].rows
+    }
+    assert found == {(True, True, True), (False, False, False)}
+
+
 def test_only_the_first_kernels_are_shown_and_the_rest_is_counted(tmp_path: Path) -> None:
     path = write_capture(tmp_path / "x.sqlite", known_truth())
     _, every = views_of(path)
