@@ -59,14 +59,14 @@ READERS = (
         (".sqlite",),
         is_common_suffix=False,
         recognises=lambda head: head.startswith(b"SQLite format 3\0"),
-        load="ddp_prof.ingest.nsys_sqlite:load_nsys_sqlite",
+        load="ddp_prof.ingest.nsys.sqlite_export:load_nsys_sqlite",
     ),
     Reader(
         "nsys-report",
         (".nsys-rep", ".qdrep"),
         is_common_suffix=False,
         recognises=lambda head: b"Profiler Report" in head[:4096],
-        load="ddp_prof.ingest.nsys_report:load_nsys_report",
+        load="ddp_prof.ingest.nsys.raw_report:load_nsys_report",
     ),
     Reader(
         "kineto",

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from ddp_prof.cli import main
 from tests.browser.conftest import new_visit
 from tests.conftest import ROOT
-from tests.ingest.test_nsys_sqlite import known_truth
+from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.nsys_factory import write_capture
 
 TIMELINES = ("naive.html", "known.html")

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from ddp_prof.cli import main
 from tests.analyze.collectives.test_straggler import rank_capture
 from tests.conftest import ROOT
-from tests.ingest.test_nsys_sqlite import MS, known_truth
+from tests.ingest.nsys.test_sqlite_export import MS, known_truth
 from tests.nsys_factory import write_capture
 
 STEADY = (50, 50, 51, 51, 50)

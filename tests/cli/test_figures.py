@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ddp_prof.cli import main
-from tests.ingest.test_nsys_sqlite import known_truth
+from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.nsys_factory import write_capture
 
 

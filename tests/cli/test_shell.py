@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from ddp_prof.cli import COMMANDS, main
 from tests.conftest import ROOT
-from tests.ingest.test_nsys_sqlite import known_truth
+from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.nsys_factory import write_capture
 
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from ddp_prof.cli import main
 from ddp_prof.present.tables import render
 from tests.conftest import ROOT
-from tests.ingest.test_nsys_sqlite import known_truth
+from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.nsys_factory import write_capture
 
 TRACES = sorted(path.name for path in (ROOT / "traces").glob("*.sqlite"))

@@ -15,7 +15,7 @@ from ddp_prof.cli import main
 from ddp_prof.cli.report import _report_runs
 from ddp_prof.runs.load import load_runs
 from tests.analyze.collectives.test_straggler import STEPS, rank_capture
-from tests.ingest.test_nsys_sqlite import known_truth
+from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.nsys_factory import write_capture
 
 

@@ -21,7 +21,7 @@ from click.testing import CliRunner, Result
 
 from ddp_prof.cli import main
 from ddp_prof.ingest.load import load_trace
-from tests.ingest.test_nsys_sqlite import known_truth
+from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
 from tests.test_manifest import LIES
 

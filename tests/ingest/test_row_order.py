@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from ddp_prof.cli import main
 from ddp_prof.ingest.load import load_trace
 from tests.conftest import ROOT, SHARED_TRACES
+from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.ingest.test_enrich import EVERYTHING
-from tests.ingest.test_nsys_sqlite import known_truth
 from tests.nsys_factory import GENERATIONS, Capture, Kernel, Range, write_capture
 
 REAL = sorted([*(ROOT / "traces").glob("*.sqlite"), *SHARED_TRACES.glob("*.sqlite")])

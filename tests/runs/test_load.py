@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddp_prof import DdpProfError, LoadOptions, TraceError, load_runs
-from tests.ingest.test_nsys_sqlite import known_truth
+from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.nsys_factory import write_capture
 
 TRACES = Path(__file__).parents[2] / "traces"

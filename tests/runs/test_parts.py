@@ -24,7 +24,7 @@ from ddp_prof.runs.parts import DIVISIBLE, measure_in_parts
 from ddp_prof.runs.report import LoadOptions, load_events, measure_events, measure_report
 from ddp_prof.trace import UNKNOWN, Category, Kind, Trace
 from tests.analyze.random_runs import runs
-from tests.ingest.test_nsys_sqlite import known_truth
+from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
 from tests.runs.test_wire import FOREIGN, same
 

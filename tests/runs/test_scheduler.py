@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from ddp_prof import TraceError, Workers, load_runs
 from ddp_prof.cli import main
-from tests.ingest.test_nsys_sqlite import known_truth
+from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.nsys_factory import write_capture
 
 distributed = pytest.importorskip("distributed", reason="the extra 'cluster' is not installed")

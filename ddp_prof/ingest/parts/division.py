@@ -23,7 +23,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ddp_prof.errors import TraceError
-from ddp_prof.ingest.nsys_sqlite import CALLS, COPIES, GRAPHS, KERNELS, MEMORY_SETS, NVTX, OVERHEADS, load_nsys_sqlite
+from ddp_prof.ingest.nsys.sqlite_export import (
+    CALLS,
+    COPIES,
+    GRAPHS,
+    KERNELS,
+    MEMORY_SETS,
+    NVTX,
+    OVERHEADS,
+    load_nsys_sqlite,
+)
 from ddp_prof.ingest.parts.blocks import Blocks, IndivisibleError, scan_blocks
 from ddp_prof.ingest.sqlite_columns import open_sqlite, require_room
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddp_prof.errors import TraceError
-from ddp_prof.ingest.nsys_sqlite import load_nsys_sqlite
+from ddp_prof.ingest.nsys.sqlite_export import load_nsys_sqlite
 from ddp_prof.ingest.sqlite_columns import require_room
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _candidates() -> Iterator[str]:
         return
     if found := shutil.which("nsys"):
         yield found
-    checkout = Path(__file__).parent.parent.parent
+    checkout = Path(__file__).parents[3]
     for pattern in _PLACES:
         root = Path("/") if pattern.startswith("/") else checkout
         yield from sorted(map(str, root.glob(pattern.lstrip("/"))), reverse=True)

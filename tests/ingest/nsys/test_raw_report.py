@@ -10,7 +10,7 @@ import pytest
 
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.load import load_trace
-from tests.ingest.test_nsys_sqlite import known_truth
+from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.nsys_factory import write_capture
 
 STAND_IN = """#!/bin/sh
