@@ -136,7 +136,9 @@ def manifest_path(trace: Path) -> Path:
     ``overlap.sqlite`` has ``overlap.run.json`` beside it, and so have ``overlap.rank0.json.gz`` and its peers, and
     ``overlap.node1.sqlite``: files with one manifest are the ranks of one run.
     """
-    return trace.with_name(re.sub(r"(?:\.(?:rank|node)\d+)?(?:\.json\.gz|\.[^.]+)?$", "", trace.name, count=1) + SUFFIX)
+    return trace.with_name(
+        re.sub(r"(?:\.(?:rank|node)\d+)?(?:\.json\.gz|\.[^.]+|_(?:pqt|arw)dir)?$", "", trace.name, count=1) + SUFFIX
+    )
 
 
 def label_of(trace: Path, manifest: Manifest | None) -> str:

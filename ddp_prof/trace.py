@@ -29,7 +29,7 @@ __all__ = [
 ]  # fmt: skip
 """What a reader of traces needs, :mod:`ddp_prof.table` included."""
 
-SOURCE_NAMES = {"nsys-sqlite": "nsys", "nsys-report": "nsys", "kineto": "torch.profiler"}
+SOURCE_NAMES = {"nsys-sqlite": "nsys", "nsys-report": "nsys", "nsys-tables": "nsys", "kineto": "torch.profiler"}
 """The program that recorded a trace, as it is shown to users, where :attr:`Trace.source` does not name it."""
 
 

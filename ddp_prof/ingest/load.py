@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 _HEAD_BYTES = 1 << 20
 _GZIP = b"\x1f\x8b"
+_TABLE_FOLDER = b"\0folder of tables"
+"""What stands for the first bytes of a folder with an export of Nsight Systems, a file a table."""
 _KINETO_KEYS = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"')
 
 
@@ -75,6 +77,13 @@ READERS = (
         recognises=_is_kineto,
         load="ddp_prof.ingest.kineto_json:load_kineto_json",
     ),
+    Reader(
+        "nsys-tables",
+        ("_pqtdir", "_arwdir"),
+        is_common_suffix=False,
+        recognises=lambda head: head.startswith(_TABLE_FOLDER),
+        load="ddp_prof.ingest.nsys.table_folder:load_nsys_table_folder",
+    ),
 )
 """All formats. A new one is a row here, and a module that reads it."""
 
@@ -83,7 +92,8 @@ def load_trace(path: Path, *, extra_patterns: Sequence[str] = (), with_launches:
     """Read a trace of any supported format, told by content and not by name.
 
     Args:
-        path: A report of Nsight Systems or its SQLite export, or a PyTorch profiler's JSON, plain or gzipped.
+        path: A report of Nsight Systems or its export, as SQLite or as a folder of Parquet or Arrow files, or a
+            PyTorch profiler's JSON, plain or gzipped.
         extra_patterns: Regular expressions for communication kernels unknown to the classifier.
         with_launches: Read shapes of kernels, names and ends of calls, too.
 
@@ -118,10 +128,14 @@ def find_traces(path: Path) -> list[Path]:
     Raises:
         TraceError: A folder without traces.
     """
-    if not path.is_dir():
+    if not path.is_dir() or _is_table_folder(path):
         return [path]
     suffixes = [suffix for reader in READERS for suffix in reader.suffixes]
-    files = sorted(file for file in path.iterdir() if file.name.endswith(tuple(suffixes)) and file.is_file())
+    files = sorted(
+        file
+        for file in path.iterdir()
+        if file.name.endswith(tuple(suffixes)) and (file.is_file() or _is_table_folder(file))
+    )
     exports = {file.stem for file in files if file.suffix == ".sqlite"}
     traces = [file for file in files if _is_trace(file, exports)]
     if not traces:
@@ -137,9 +151,16 @@ def _is_trace(file: Path, exports: set[str]) -> bool:
     return not reader.is_common_suffix or reader.recognises(_head(file))
 
 
+def _is_table_folder(path: Path) -> bool:
+    """Whether it is an export as a file a table; each has the table of texts, which the others refer to."""
+    return any((path / f"StringIds{suffix}").is_file() for suffix in (".parquet", ".arrow"))
+
+
 def _head(path: Path) -> bytes:
     """The first bytes of a regular file. Anything else is refused: to open a pipe would wait for its writer."""
     try:
+        if _is_table_folder(path):
+            return _TABLE_FOLDER
         if not stat.S_ISREG(path.stat().st_mode):
             raise TraceError(path, "not a regular file", "give the trace itself, saved as a file")
         with path.open("rb") as file:
