@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_prof.ddp import annotate
 from ddp_prof.ddp.base import DataParallel
-from ddp_prof.ddp.engine.collective import average_op, communication_error, communication_errors
+from ddp_prof.ddp.engine.collective import average_op, communication_error_of, communication_errors
 
 if TYPE_CHECKING:
     from ddp_prof.ddp.annotate import OpenRange
@@ -112,18 +112,20 @@ class TorchDDP(DataParallel):
         if op == dist.ReduceOp.SUM:
             tensor.div_(dist.get_world_size(self.process_group))
         span = annotate.start_all_reduce(bucket.index(), tensor.nbytes, len(bucket.parameters()))
-        what = f"all-reduce of bucket {bucket.index()}"
+        what, rank = f"all-reduce of bucket {bucket.index()}", dist.get_rank(self.process_group)
         future = dist.all_reduce(tensor, op, self.process_group, async_op=True).get_future()
         if bucket.is_last():
             self._clock.start(tensor.device)
             self._open_range = annotate.start_synchronize()
 
+        # Gloo's thread may be the last to drop this function. A process group that only it held would be destroyed there,
+        # and abort, because it joins its threads: so it holds neither the group nor DDP.
         def completed(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
             span.end()
             try:
                 reduced: torch.Tensor = done.value()[0]
             except RuntimeError as error:
-                raise communication_error(self.process_group, what, error) from error
+                raise communication_error_of(rank, what, error) from error
             return reduced
 
         result: torch.futures.Future[torch.Tensor] = future.then(completed)

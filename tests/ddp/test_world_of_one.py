@@ -71,3 +71,21 @@ def test_a_bucket_size_is_a_number(size: Any) -> None:
 def test_without_a_process_group_the_error_says_what_to_do() -> None:
     with pytest.raises(CommunicationError, match="init_process_group"):
         NaiveDDP(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_gloo_calls_back_keeps_no_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Destroyed on gloo's own thread, a group would join that thread and abort the process."""
+    kept: list[Any] = []
+
+    def then(_future: Any, callback: Any) -> Any:
+        kept.extend(cell.cell_contents for cell in callback.__closure__)
+        return original(_future, callback)
+
+    original = torch.futures.Future.then
+    monkeypatch.setattr(torch.futures.Future, "then", then)
+    variant = VARIANTS["torch"](torch.nn.Linear(2, 2))
+    variant(torch.ones(2)).sum().backward()
+    variant.finish_gradient_synchronization()
+    assert kept
+    assert not any(isinstance(item, (type(variant), dist.ProcessGroup)) for item in kept)

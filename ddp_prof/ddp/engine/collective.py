@@ -138,9 +138,14 @@ def communication_errors(group: dist.ProcessGroup | None, what: str) -> Iterator
 
 def communication_error(group: dist.ProcessGroup | None, what: str, error: BaseException) -> CommunicationError:
     """Say on which rank what failed, why, and where to look."""
+    return communication_error_of(dist.get_rank(group), what, error)
+
+
+def communication_error_of(rank: int, what: str, error: BaseException) -> CommunicationError:
+    """The same where the group must not be kept alive, as in a callback on a thread of its own, which it would join."""
     line = next(iter(str(error).splitlines()), type(error).__name__)
     reason = ADVICE.sub("", SOURCE_LINE.sub("", line)).strip().rstrip(".")
-    return CommunicationError(f"rank {dist.get_rank(group)}: {what} failed: {reason}{_hint(error)}")
+    return CommunicationError(f"rank {rank}: {what} failed: {reason}{_hint(error)}")
 
 
 def _hint(error: BaseException) -> str:
