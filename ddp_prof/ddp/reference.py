@@ -118,8 +118,8 @@ class TorchDDP(DataParallel):
             self._clock.start(tensor.device)
             self._open_range = annotate.start_synchronize()
 
-        # Gloo's thread may be the last to drop this function. A process group that only it held would be destroyed there,
-        # and abort, because it joins its threads: so it holds neither the group nor DDP.
+        # Gloo's thread may be the last to drop this function. A process group that only it held would be destroyed
+        # there, and abort, because it joins its threads: so it holds neither the group nor DDP.
         def completed(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
             span.end()
             try:
