@@ -170,3 +170,17 @@ def test_a_full_disk_is_told_before_anything_is_written(tmp_path: Path, monkeypa
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1_000_000))
     with pytest.raises(TraceError, match=r"takes about 3,000 MB in .*, where 1 MB are free: make room there"):
         parts_of(path, 10**7)
+
+
+def test_a_part_in_which_nothing_ran_hides_nothing_of_the_others(tmp_path: Path) -> None:
+    """Its warm-up is a part of its own, and of no length."""
+    ranges = [Range("process|rank=0|world=1|variant=overlap|backend=nccl|device=x", 0, 600, 1)]
+    ranges += [Range("step|index=0|warmup=1", 20, 32, 1), Range("step|index=1", 32, 44, 1)]
+    kernels = [Kernel("gemm", at, at, at, 1) for at in (20, 20, 32, 32)]
+    communication = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"
+    kernels += [Kernel(communication, 32, end, 32, 1, stream=9) for end in (32, 32, 33)]
+    path = write_capture(tmp_path / "x.sqlite", Capture(kernels=kernels, ranges=ranges))
+    found = parts_of(path, 1)
+    assert found is not None
+    assert [rank.comm_ns for rank in found["overlap"].ranks] == [1]
+    assert_equal(found, whole_of(path))

@@ -72,7 +72,7 @@ def _merged(ranks: Sequence[RankOverlap], is_hidden: bool) -> RankOverlap:
         reason=None if total["comm_ns"] else reason,
         steps=tuple(steps),
     )
-    if reason != NOTHING:
+    if any(rank.reason != NOTHING for rank in ranks):
         return merged
     return replace(merged, compute_ns=None, comm_ns=None, overlapped_ns=None, exposed_ns=None, steps=())
 
