@@ -124,14 +124,14 @@ class RankEvents:
 
     @cached_property
     def compute_stream(self) -> int:
-        """The stream on which most compute time is spent, ``UNKNOWN`` on a CPU."""
+        """The stream on which most compute time is spent, ``UNKNOWN`` where there is none, as on a CPU."""
         kernels = self.of(Category.COMPUTE)
         kernels = select(kernels, kernels.lane != UNKNOWN)
         if not len(kernels):
             return UNKNOWN
         lanes, which = np.unique(kernels.lane, return_inverse=True)
         busy_ns = np.bincount(which, weights=kernels.end_ns - kernels.start_ns)
-        return int(lanes[busy_ns.argmax()])
+        return int(lanes[busy_ns.argmax()]) if busy_ns.any() else UNKNOWN
 
     @cached_property
     def step_keys(self) -> Ints:
