@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ddp_prof.cli.options.adding import add_options
 from ddp_prof.cli.options.talking import is_quiet
 
 if TYPE_CHECKING:
@@ -24,12 +25,7 @@ def table_options(function: Function) -> Function:
 
         return function(*args, output=TableOptions(form, wide, columns, is_quiet()), **kwargs)
 
-    with_output.__doc__ = function.__doc__
-    with_output.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
-    decorated: Any = with_output
-    for option in _OPTIONS:
-        decorated = option(decorated)
-    return decorated  # type: ignore[no-any-return]
+    return add_options(function, with_output, _OPTIONS)
 
 
 def _keys(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ddp_prof.cli.options.adding import add_options
 from ddp_prof.cli.options.talking import EXIT_CODE
 from ddp_prof.errors import InterruptedReadingError, TraceError
 
@@ -152,12 +153,7 @@ def load_options(function: Function) -> Function:
         )
         return function(*args, load=Loader(options, jobs, scheduler, strict), **kwargs)
 
-    with_loader.__doc__ = function.__doc__
-    with_loader.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
-    decorated: Any = with_loader
-    for option in _LOAD_OPTIONS:
-        decorated = option(decorated)
-    return decorated  # type: ignore[no-any-return]
+    return add_options(function, with_loader, _LOAD_OPTIONS)
 
 
 _LOAD_OPTIONS = (
