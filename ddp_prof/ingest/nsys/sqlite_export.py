@@ -24,13 +24,13 @@ from ddp_prof.ingest.enrich import (
     add_launch_shapes,
     close_open_ranges,
     enrich,
-    mark_copy_engine_collectives,
     name_ranks,
     plain_call,
     refuse_impossible_times,
     report_unresolved_names,
 )
 from ddp_prof.ingest.kernel_categories import KernelClassifier
+from ddp_prof.ingest.library_ranges import mark_copy_engine_collectives
 from ddp_prof.ingest.sqlite_columns import SqliteFile, are_integers, constant, open_sqlite
 from ddp_prof.ingest.string_table import NameTable, NsysStringIds, domain_name_ids
 from ddp_prof.manifest import load_manifest, manifest_path
