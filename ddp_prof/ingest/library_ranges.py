@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.trace import UNKNOWN, Category, Kind, select
+from ddp_prof.trace import UNKNOWN, Category, CollectiveMetadata, Kind, concatenate, looked_up, select
 
 if TYPE_CHECKING:
     from ddp_prof.trace import Calls, Ints, Mask, Spans, Trace
@@ -35,6 +35,57 @@ def mark_copy_engine_collectives(trace: Trace) -> Trace:
     category = trace.activities.category.copy()
     category[copies[inside]] = Category.COMMUNICATION
     return replace(trace, activities=replace(trace.activities, category=category))
+
+
+def name_operations(trace: Trace) -> Trace:
+    """Name the operation of a collective as the range round its launch does, where the profiler noted none.
+
+    A kernel's name is a hint only: NCCL carries out an all-to-all by a kernel called ``SendRecv``, and some releases
+    carry out every operation by that one. Torch's ranges (``nccl:all_to_all``) say more than NCCL's own (``ncclSend``).
+    """
+    noted = trace.collective_metadata
+    rows = (trace.activities.category == Category.COMMUNICATION) & (trace.launching_calls != UNKNOWN)
+    rows[noted.activity] = False
+    asked = np.flatnonzero(rows)
+    calls = select(trace.calls, trace.launching_calls[asked])
+    op_id = np.full(len(asked), UNKNOWN, np.int64)
+    for ranges, name_id in (_torch_ranges(trace), _nccl_ranges(trace)):
+        open_range = _last_opened(select(trace.spans, ranges), calls)
+        op_id = np.where(op_id == UNKNOWN, looked_up(name_id, open_range), op_id)
+    told = op_id != UNKNOWN
+    columns = {column.name: np.full(int(told.sum()), UNKNOWN, np.int64) for column in fields(CollectiveMetadata)}
+    found = CollectiveMetadata(**{**columns, "activity": asked[told], "op_id": op_id[told]})
+    return replace(trace, collective_metadata=concatenate(noted, found)) if told.any() else trace
+
+
+def _torch_ranges(trace: Trace) -> tuple[Ints, Ints]:
+    """Rows of torch's ranges round collectives, and the index of each one's name."""
+    ids = [index for index, name in enumerate(trace.names) if name.startswith("nccl:")]
+    rows = np.flatnonzero(np.isin(trace.spans.name_id, ids)) if ids else np.empty(0, np.int64)
+    return rows, trace.spans.name_id[rows]
+
+
+def _nccl_ranges(trace: Trace) -> tuple[Ints, Ints]:
+    """The same of NCCL's own; the end of a group has the name of the last collective in it."""
+    if not any(map(_COLLECTIVE.match, trace.names)):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    rows = _collective_ranges(trace.spans, trace.names)
+    name_id = trace.spans.name_id[rows]
+    is_end = np.array([trace.names[index] == _GROUP_END for index in name_id.tolist()], np.bool_)
+    return rows, np.where(is_end, np.roll(name_id, 1), name_id)
+
+
+def _last_opened(ranges: Spans, calls: Calls) -> Ints:
+    """Row of the range that the call's own thread had opened last, ``UNKNOWN`` where it is closed again."""
+    found = np.full(len(calls), UNKNOWN, np.int64)
+    for process, lane in np.unique(np.stack([ranges.process, ranges.lane]), axis=1).T:
+        mine = np.flatnonzero((ranges.process == process) & (ranges.lane == lane))
+        mine = mine[np.argsort(ranges.start_ns[mine], kind="stable")]
+        asked = np.flatnonzero((calls.process == process) & (calls.lane == lane))
+        at = np.searchsorted(ranges.start_ns[mine], calls.start_ns[asked], side="right") - 1
+        holds = (at >= 0) & (ranges.end_ns[mine[at]] > calls.start_ns[asked])
+        found[asked[holds]] = mine[at[holds]]
+    return found
 
 
 def _collective_ranges(spans: Spans, names: tuple[str, ...]) -> Ints:

@@ -18,7 +18,7 @@ import numpy as np
 
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE, last_by_step
 from ddp_prof.analyze.core.device_phases import find_device_phases
-from ddp_prof.analyze.core.operations import OPERATIONS, operation_of
+from ddp_prof.analyze.core.operations import OPERATIONS, POINT_TO_POINT, operation_of
 from ddp_prof.analyze.intervals import union
 from ddp_prof.analyze.ranks import Ranked
 from ddp_prof.trace import UNKNOWN, Category, CollectiveMetadata, Table, looked_up, select
@@ -226,7 +226,10 @@ def _noted(arguments: CollectiveMetadata, events: Events) -> CollectiveMetadata:
 
 
 def _operations(trace: Trace, events: Events, noted: CollectiveMetadata, by_range: Ints) -> Ints:
-    """By the kernel's name, else by the noted arguments; else by our range's."""
+    """As it was noted, else by the kernel's name; by our range's, where that tells nothing or send and receive.
+
+    NCCL carries out several operations by its kernel ``SendRecv``.
+    """
 
     def code(name_id: int) -> int:
         operation = operation_of(trace.names[name_id]) if name_id != UNKNOWN else None
@@ -237,5 +240,7 @@ def _operations(trace: Trace, events: Events, noted: CollectiveMetadata, by_rang
         return np.array([known[name_id] for name_id in name_ids.tolist()], np.int64)
 
     by_kernel = codes(looked_up(trace.activities.name_id, events.activity))
-    found = np.where(by_kernel == UNKNOWN, codes(noted.op_id), by_kernel)
-    return np.where(found == UNKNOWN, by_range, found)
+    says_little = (by_kernel == UNKNOWN) | (by_kernel == OPERATIONS.index(POINT_TO_POINT))
+    told = np.where(says_little & (by_range != UNKNOWN), by_range, by_kernel)
+    by_note = codes(noted.op_id)
+    return np.where(by_note == UNKNOWN, told, by_note)

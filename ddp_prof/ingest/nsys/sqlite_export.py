@@ -30,7 +30,7 @@ from ddp_prof.ingest.enrich import (
     report_unresolved_names,
 )
 from ddp_prof.ingest.kernel_categories import KernelClassifier
-from ddp_prof.ingest.library_ranges import mark_copy_engine_collectives
+from ddp_prof.ingest.library_ranges import mark_copy_engine_collectives, name_operations
 from ddp_prof.ingest.sqlite_columns import SqliteFile, are_integers, constant, open_sqlite
 from ddp_prof.ingest.string_table import NameTable, NsysStringIds, domain_name_ids
 from ddp_prof.manifest import load_manifest, manifest_path
@@ -137,6 +137,7 @@ def _load(file: SqliteFile, manifest: Manifest | None, classifier: KernelClassif
     ]
     if has_payloads:
         steps.append(partial(add_nccl_metadata, ranges=_nccl_payloads(file, strings)))
+    steps.append(name_operations)
     if launches:
         steps.append(partial(add_launch_shapes, columns=launches.result()))
     return enrich(trace, steps)
