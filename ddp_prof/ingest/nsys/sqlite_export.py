@@ -128,16 +128,9 @@ def _load(file: SqliteFile, manifest: Manifest | None, classifier: KernelClassif
         node=_noted(file, "TARGET_INFO_SYSTEM_ENV", "Hostname"),
         manifest=manifest,
     )
-    steps: list[Callable[[Trace], Trace]] = [
-        refuse_impossible_times,
-        report_unresolved_names,
-        close_open_ranges,
-        name_ranks,
-        mark_copy_engine_collectives,
-    ]
-    if has_payloads:
-        steps.append(partial(add_nccl_metadata, ranges=_nccl_payloads(file, strings)))
-    steps.append(name_operations)
+    payloads = [partial(add_nccl_metadata, ranges=_nccl_payloads(file, strings))] if has_payloads else []
+    steps: list[Callable[[Trace], Trace]] = [refuse_impossible_times, report_unresolved_names]
+    steps += [close_open_ranges, name_ranks, mark_copy_engine_collectives, *payloads, name_operations]
     if launches:
         steps.append(partial(add_launch_shapes, columns=launches.result()))
     return enrich(trace, steps)
