@@ -20,6 +20,7 @@ from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE,
 from ddp_prof.analyze.core.device_phases import find_device_phases
 from ddp_prof.analyze.core.operations import OPERATIONS, POINT_TO_POINT, operation_of
 from ddp_prof.analyze.intervals import union
+from ddp_prof.analyze.quality.unknown_work import why_unknown
 from ddp_prof.analyze.ranks import Ranked
 from ddp_prof.trace import UNKNOWN, Category, CollectiveMetadata, Table, looked_up, select
 
@@ -91,6 +92,7 @@ class RankCollectives(Ranked):
         device_phases: The phase of the rank at each instant.
         compute: Compute of the rank, at least all that runs while its collectives do.
         times: What filled its steps.
+        reason: Why it is not known how much of its communication hides; ``None`` where it is.
     """
 
     process: int
@@ -108,6 +110,7 @@ class RankCollectives(Ranked):
     compute: Intervals
     times: StepTimes
     qualifier: str = ""
+    reason: str | None = None
 
     @property
     def keys_of_steps(self) -> Ints:
@@ -143,6 +146,7 @@ def find_timings(rank: RankEvents) -> RankCollectives:
         device_phases=find_device_phases(rank.events, len(rank.steps)),
         compute=rank.union_of(Category.COMPUTE),
         times=rank.step_times,
+        reason=why_unknown(rank),
     )
 
 
