@@ -201,12 +201,12 @@ def skew_headline(skew: RunSkew) -> Headline:
         return Headline("No rank is last more often than chance would have it", detail, "; ")
     late = skew.ranks[skew.straggler]
     claim = (
-        f"{late.name.capitalize()} arrives last in {late.last_steps} of {steps} steps, "
-        f"by {milliseconds(late.lag_ns or 0)} (median)"
+        f"{late.name[:1].upper()}{late.name[1:]} arrives last in {late.last_steps} of {steps} steps, "
+        f"by {milliseconds(late.lag_when_last_ns or 0)} (median)"
     )
     detail = (
-        "others wait for it without anything to compute for "
-        f"{milliseconds(round(late.cost_ns / late.last_steps))} of such a step."
+        "others wait for it without anything to compute for up to "
+        f"{milliseconds(round(late.cost_ns / late.last_steps))} of such a step, on average."
     )
     return Headline(claim, detail, "; ")
 

@@ -42,12 +42,25 @@ def skew_figures(ranks: list[Rank]) -> list[tuple[int, list[int | None], int | N
         largest = [max((row[i] for row in own if row[i] is not None), default=None) for i in range(len(ranks))]
         most = max((lag for lag in largest if lag is not None), default=residual)
         last = largest.index(most) if most > residual else None
-        waits = [
-            sum(e.exposed_wait for e in rank.collectives() if e.wait is not None and _key(rank, e) == key)
-            for rank in ranks
+        late = [
+            row
+            for row, row_lags, row_key in zip(rows, lags, keys, strict=True)
+            if row_key == key and last is not None and _late_at(row_lags, residual) == last
         ]
-        figures.append((key, [None if lag is None else round(float(lag)) for lag in largest], last, max(waits)))
+        waits = [
+            sum(e.exposed_wait for row in late if (e := row[index]) is not None)
+            for index in range(len(ranks))
+            if index != last
+        ]
+        cost = max(waits, default=0) if last is not None else 0
+        figures.append((key, [None if lag is None else round(float(lag)) for lag in largest], last, cost))
     return figures
+
+
+def _late_at(lags: list[Fraction | None], residual: float) -> int | None:
+    """Who arrives last at a collective, by more than the clocks' residual."""
+    most = max((lag for lag in lags if lag is not None), default=residual)
+    return lags.index(most) if most > residual else None
 
 
 def _key(rank: Rank, e: Event) -> int | None:
