@@ -55,7 +55,7 @@ class Collective(Ranked):
         overlapped_ns, exposed_ns: Of the instants that belong to it; the collectives of a step sum to the step's.
         exposed_wait_ns: Exposed while a peer had not arrived.
         transfer_ns: Shortest duration over the ranks; ``wait_ns`` the rest of this one's.
-        ranks: Ranks in the communicator.
+        ranks: Ranks in the communicator, those of the job where it is the only one; never the number of files.
     """
 
     rank: int | None
@@ -201,7 +201,7 @@ def _of_rank(run: RunAnalysis, index: int) -> list[Collective]:
         run.exposures[index],
         run.waits_ns[index],
     )
-    ranks = rank.world_size or (len(run.ranks) if len(run.ranks) > 1 else None)
+    all_ranks = rank.world_size if len(rank.groups) < 2 else None  # of several communicators some hold a part of them
     backward_end = known(looked_up(rank.backward_end_ns, timings.step))
     start = timings.start_ns.tolist()
     columns = {
@@ -211,7 +211,7 @@ def _of_rank(run: RunAnalysis, index: int) -> list[Collective]:
         "bucket": known(timings.bucket),
         "bytes": known(timings.bytes),
         "group": _named(rank.groups, timings.group),
-        "ranks": [size or ranks for size in known(timings.group_size)],
+        "ranks": [size or all_ranks for size in known(timings.group_size)],
         "ready_ns": known(timings.ready_ns),
         "ready_source": _named(READY_SOURCES, timings.ready_source),
         "launch_ns": known(timings.launch_ns),

@@ -130,3 +130,10 @@ def test_bus_bandwidth_counts_what_an_ideal_link_carries() -> None:
     assert bus_factor("broadcast", 4) == 1
     assert bus_factor("send_recv", 2) is None
     assert bus_factor("all_reduce", None) is None
+
+
+def test_two_files_are_not_all_ranks_of_a_job() -> None:
+    """Without the job's size the communicator's is not known, nor what its link carries."""
+    one = draw_trace(launches={"main": "N"}, streams={9: ".NNN"}, path="a")
+    other = draw_trace(launches={"main": "N"}, streams={9: ".NNN"}, path="b")
+    assert [found.ranks for found in collectives_of(one, other)] == [None, None]
