@@ -86,8 +86,6 @@ _WHY = {
     PEER_WAIT: "waiting for a peer",
     TRANSFER: "in transfer",
 }
-_OF_GRADIENTS = (None, "all_reduce", "reduce_scatter")
-"""Operations that buckets and hooks are about; ``None`` where the trace does not tell the operation."""
 
 
 def _kind(cause: RootCause) -> str:
@@ -129,11 +127,11 @@ def _advice(cause: RootCause) -> str:
         return " 'ddp-prof skew' tells who arrives late."
     if cause.why == BLOCKING_CALL and cause.blocking == "compute_stream":
         return " Kernels that follow on that stream wait for them."
-    if cause.why == BLOCKING_CALL and cause.operation in _OF_GRADIENTS and not cause.follows_own_bucket:
+    if cause.why == BLOCKING_CALL and cause.carries_gradients and not cause.follows_own_bucket:
         return " Launched by gradient hooks, some of it could hide behind backward."
     if cause.why == LAUNCHED_LATE:
         return " The host is behind the device: fewer, larger kernels and collectives would help."
-    if cause.when == TAIL and cause.operation in _OF_GRADIENTS:
+    if cause.when == TAIL and cause.carries_gradients:
         return f" {_tail_advice(cause)}"
     if cause.why == QUEUED:
         return " It waits for earlier collectives on its stream: fewer bytes or a faster link would help."

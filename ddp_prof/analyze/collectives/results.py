@@ -14,6 +14,7 @@ from ddp_prof.analyze.frames import Framed, frame_of_rows, known, rows_of
 from ddp_prof.analyze.outliers import Outliers, find_outliers
 from ddp_prof.analyze.quality.unknown_work import NO_COMMUNICATION, merged_reason
 from ddp_prof.analyze.ranks import Ranked
+from ddp_prof.range_names import PHASES
 from ddp_prof.trace import UNKNOWN, looked_up
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Collective(Ranked):
         step: The step's own number.
         step_key: A number that no other step of the rank has; see ``Steps.keys``.
         index: Position in the step, by launch.
+        phase: Phase that launched it, one of ``range_names.PHASES``.
         ready_source: ``kernel`` (the last gradient's) or ``hook``.
         blocking: Why the program waits for it, one of ``timing.BLOCKING``.
         exposed_by: When and why it is exposed, without what is zero; sums to ``exposed_ns``.
@@ -84,6 +86,7 @@ class Collective(Ranked):
     """How long before the end of backward's compute it started; negative after it."""
     step_key: int | None
     qualifier: str = ""
+    phase: str | None = None
 
     @property
     def step_identity(self) -> tuple[int | None, int, int | None, int | None, str]:
@@ -208,6 +211,7 @@ def _of_rank(run: RunAnalysis, index: int) -> list[Collective]:
         "step": known(looked_up(rank.step_numbers, timings.step)),
         "index": _positions(timings.step).tolist(),
         "op": _named(OPERATIONS, timings.operation),
+        "phase": _named(PHASES, timings.phase),
         "bucket": known(timings.bucket),
         "bytes": known(timings.bytes),
         "group": _named(rank.groups, timings.group),
