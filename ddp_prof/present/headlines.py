@@ -191,6 +191,10 @@ def skew_headline(skew: RunSkew) -> Headline:
     if skew.reason:
         return Headline(f"Nothing can be said about skew: {skew.reason}")
     steps = len(skew.steps)
+    if not skew.has_steps:
+        most = max(skew.ranks, key=lambda rank: rank.last_collectives)
+        detail = f"{most.name} arrives last at {most.last_collectives} of {most.collectives} collectives."
+        return Headline("The trace tells no steps", detail, "; ")
     if skew.straggler is None:
         most = max(skew.ranks, key=lambda rank: rank.last_steps)
         if not most.last_steps:

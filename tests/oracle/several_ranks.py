@@ -21,13 +21,19 @@ def match(ranks: list[Rank]) -> list[list[Event | None]]:
             for place, e in enumerate(own):
                 key = (rank.key(step) if step else 0, place, len(own))
                 found.setdefault(key, [None] * len(ranks))[column] = e
-    rows = [row for row in found.values() if sum(e is not None for e in row) > 1]
+    rows = [row for row in found.values() if sum(e is not None for e in row) > 1 and _meet(ranks, row)]
     for row in rows:
         present = [e for e in row if e is not None]
         shortest = min(e.end - e.start for e in present)
         for e in present:
             e.transfer, e.wait = shortest, e.end - e.start - shortest
     return rows
+
+
+def _meet(ranks: list[Rank], row: list[Event | None]) -> bool:
+    """Whether each part begins before any of the same file ends: all of them are all-reduces."""
+    parts = [(rank.file, e) for rank, e in zip(ranks, row, strict=True) if e is not None]
+    return all(one.start <= other.end for file, one in parts for name, other in parts if name == file)
 
 
 def skew_figures(ranks: list[Rank]) -> list[tuple[int, list[int | None], int | None, int]]:

@@ -98,6 +98,7 @@ class RunSkew(Framed):
     Attributes:
         straggler: Index of the rank that arrives last in more steps than chance would have it; ``None`` if none does.
         reason: Why nothing can be said, if so.
+        has_steps: Whether a trace tells steps; else the whole capture is the only one.
     """
 
     ranks: tuple[RankSkew, ...]
@@ -106,6 +107,7 @@ class RunSkew(Framed):
     alignment: Alignment
     reason: str | None
     warnings: tuple[str, ...]
+    has_steps: bool = True
 
     def to_frame(self) -> pd.DataFrame:
         """A row a rank."""
@@ -164,6 +166,7 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
         alignment=alignment,
         reason=_reason(ranks, matches, alignment),
         warnings=run.warnings,
+        has_steps=any(len(rank.times) for rank in ranks),
     )
 
 

@@ -183,6 +183,27 @@ def test_collectives_are_matched_by_their_order_in_the_step() -> None:
     assert matches.unmatched == 3
 
 
+def test_what_one_rank_ends_before_another_begins_is_no_collective_of_both() -> None:
+    """Ranks 0 and 1 of one communicator, 2 and 3 of another one, which no name tells apart."""
+    first, second = ".##............##", ".....##...........##"
+    run = run_of(*(cpu_rank(rank, first if rank < 2 else second, "") for rank in range(4)))
+    assert (len(match_collectives(run.ranks)), match_collectives(run.ranks).unmatched) == (0, 8)
+    assert measure_skew(run).reason == "no collective is found on two ranks"
+    apart = run_of(cpu_rank(0, first, "", path="a"), cpu_rank(2, second, "", path="b"))
+    assert len(match_collectives(apart.ranks)) == 2, "of two clocks this is not known"
+
+
+def test_without_steps_collectives_are_counted() -> None:
+    """Three collectives, at two of which rank 1 arrives last: the whole capture is no step."""
+    launches, late = "A..B..C...", (".AAA.BBB.CCC", "..AA..BB.CCC")
+    run = run_of(
+        *(draw_trace(launches={"main": launches}, streams={9: one}, ranks={PID: at}) for at, one in enumerate(late))
+    )
+    skew = measure_skew(run)
+    assert skew_headline(skew).text == "The trace tells no steps; rank 1 arrives last at 2 of 3 collectives."
+    assert "0 steps" in skew_view(run, skew).title
+
+
 def test_a_lag_below_the_residual_of_the_clocks_is_no_lag() -> None:
     """Ends differ by 4 between files, so a start that differs by 2 means nothing."""
     run = run_of(
