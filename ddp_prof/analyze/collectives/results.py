@@ -86,6 +86,7 @@ class Collective(Ranked):
     """How long before the end of backward's compute it started; negative after it."""
     step_key: int | None
     qualifier: str = ""
+    of_several: bool = False
     phase: str | None = None
 
     @property
@@ -233,7 +234,7 @@ def _of_rank(run: RunAnalysis, index: int) -> list[Collective]:
         ],
         "step_key": known(rank.keys),
     }
-    shared = {name: getattr(rank, name) for name in ("rank", "process", "device", "qualifier")}
+    shared = {name: getattr(rank, name) for name in ("rank", "process", "device", "qualifier", "of_several")}
     return rows_of(Collective, columns, **shared)
 
 

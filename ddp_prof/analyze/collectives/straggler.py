@@ -69,6 +69,7 @@ class RankSkew(Ranked):
     exposed_wait_ns: int | None
     cost_ns: int
     qualifier: str = ""
+    of_several: bool = False
     lag_when_last_ns: int | None = None
 
 
@@ -145,6 +146,7 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
                 exposed_wait_ns=sum(int(wait[index]) for wait in exposed_wait) if len(matches) else None,
                 cost_ns=sum(ns for ns, late in zip(cost, last_of_step, strict=True) if late == index),
                 qualifier=rank.qualifier,
+                of_several=rank.of_several,
                 lag_when_last_ns=_median(by_step[last_of_step == index, index]),
             )
             for index, rank in enumerate(ranks)

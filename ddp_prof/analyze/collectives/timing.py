@@ -112,6 +112,7 @@ class RankCollectives(Ranked):
     compute: Intervals
     times: StepTimes
     qualifier: str = ""
+    of_several: bool = False
     reason: str | None = None
 
     @property
