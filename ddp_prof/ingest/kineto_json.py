@@ -32,7 +32,19 @@ from ddp_prof.ingest.kernel_categories import KernelClassifier
 from ddp_prof.ingest.library_ranges import name_operations
 from ddp_prof.ingest.string_table import NameTable
 from ddp_prof.manifest import load_manifest, manifest_path
-from ddp_prof.trace import UNKNOWN, Activities, CallDetails, Calls, Category, Kind, Overhead, Spans, Trace, concatenate
+from ddp_prof.trace import (
+    AUTOGRAD,
+    UNKNOWN,
+    Activities,
+    CallDetails,
+    Calls,
+    Category,
+    Kind,
+    Overhead,
+    Spans,
+    Trace,
+    concatenate,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,6 +57,7 @@ PROCESS = 0
 _KERNEL, _COPY, _MEMORY_SET = "kernel", ("gpu_memcpy", "memcpy"), ("gpu_memset", "memset")
 _CALLS = ("cuda_runtime", "cuda_driver", "runtime")
 _RANGE = "user_annotation"
+_ENGINE = "autograd::engine::evaluate_function"
 _UNZIPPED_BYTES, _UNZIPPED_RATIO = 1 << 28, 100  # traces shrink by 10 to 25
 _MOST_US = 2.0**52
 _MOST = 2**62
@@ -138,7 +151,7 @@ def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = (), with_lau
         spans=spans,
         calls=_calls(_several(by_category, _CALLS)),
         call_details=_call_details(_several(by_category, _CALLS), names) if with_launches else None,
-        threads=_threads(document.traceEvents),
+        threads=_threads(document.traceEvents, by_category["cpu_op"]),
         overhead=Overhead(*_times(by_category["overhead"])),
         ranks={PROCESS: rank} if _is_count(rank) else {},
         collective_metadata=_collective_metadata(by_category[_KERNEL], names),
@@ -320,6 +333,11 @@ def _integers(values: Any) -> Ints:
     )
 
 
-def _threads(events: Sequence[_Event]) -> dict[tuple[int, int], str]:
+def _threads(events: Sequence[_Event], operations: Sequence[_Event]) -> dict[tuple[int, int], str]:
+    """Names of threads; one in which autograd's engine ran is called as torch calls its threads."""
     named = (event for event in events if event.ph == "M" and event.name == "thread_name" and event.args)
-    return {(PROCESS, event.tid): str(event.args.name) for event in named if event.args and isinstance(event.tid, int)}
+    names = {event.tid: str(event.args.name) for event in named if event.args and isinstance(event.tid, int)}
+    for event in operations:
+        if isinstance(event.tid, int) and isinstance(event.name, str) and event.name.startswith(_ENGINE):
+            names[event.tid] = AUTOGRAD
+    return {(PROCESS, tid): name for tid, name in names.items()}

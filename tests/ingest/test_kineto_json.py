@@ -95,3 +95,22 @@ def test_a_file_cut_off_is_refused(tmp_path: Path) -> None:
     path.write_bytes(whole[:-20])
     with pytest.raises(TraceError, match=r"cut\.json\.gz: damaged or cut off"):
         load_trace(path)
+
+
+def launched_by(thread: int, path: Path) -> str:
+    """How backward is told of a step without collectives, in which autograd's engine ran in this thread."""
+    events = [
+        event("user_annotation", "ProfilerStep#3", "0", "100", tid=1),
+        event("cpu_op", "autograd::engine::evaluate_function: AddmmBackward0", "10", "9", tid=thread),
+        event("cuda_runtime", "cudaLaunchKernel", "12", "1", tid=thread, correlation=5),
+        event("kernel", "gemm", "20", "10", tid=7, device=0, stream=7, correlation=5),
+    ]
+    name = json.dumps(
+        {"ph": "M", "name": "thread_name", "pid": 99, "tid": thread, "args": {"name": "thread 2 (python)"}}
+    )
+    return measure_overlap(load_trace(write(path / "x.json", [*events, name]))).attribution.method
+
+
+def test_autograd_s_threads_are_told_by_its_engine(tmp_path: Path) -> None:
+    assert launched_by(2, tmp_path) == "inferred"
+    assert launched_by(1, tmp_path) == "none", "of one thread all launches would be backward's"
