@@ -260,7 +260,8 @@ def outliers_text(outliers: Outliers) -> str:
     one = len(keys) == 1
     held = milliseconds(sum(ns for _, ns in outliers.steps))
     whole = milliseconds(outliers.exposed_ns)
-    text = f"step {keys[0]} alone holds" if one else f"steps {', '.join(keys)} alone hold"
+    which = f"step{'' if one else 's'} {'at position ' if outliers.are_positions else ''}{', '.join(keys)}"
+    text = f"{which} alone hold{'s' if one else ''}"
     text += f" {held} of {whole} exposed"
     if outliers.overlap_ratio is not None and outliers.overlap_ratio_without is not None:
         without = percent(outliers.overlap_ratio_without)
