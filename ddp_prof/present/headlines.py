@@ -17,6 +17,7 @@ from ddp_prof.analyze.collectives.exposure import (
 )
 from ddp_prof.present.text import milliseconds, percent, size
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER
+from ddp_prof.variants import BASELINE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -215,7 +216,7 @@ def skew_headline(skew: RunSkew) -> Headline:
 
 def tell_story(summaries: Sequence[VariantSummary]) -> list[str]:
     """How the share of communication hidden and the time saved go together; empty without a baseline."""
-    base = next((summary for summary in summaries if summary.speedup == 1), None)
+    base = next((summary for summary in summaries if summary.speedup == 1 and summary.label == BASELINE), None)
     others = [summary for summary in summaries if summary is not base and summary.speedup]
     known = [summary for summary in others if summary.overlap_ratio is not None]
     if base is None or not known:
@@ -223,7 +224,7 @@ def tell_story(summaries: Sequence[VariantSummary]) -> list[str]:
     hides, fastest = max(known, key=lambda run: run.overlap_ratio or 0), max(others, key=lambda run: run.speedup or 0)
     story = (
         f"{hides.label} hides most, {percent(hides.overlap_ratio)} of its communication; its median step is "
-        f"{_change(hides)} than that of {base.label}."
+        f"{_change(hides, base.label)}."
     )
     if fastest is not hides and (fastest.speedup or 0) > 1:
         story += (
@@ -239,9 +240,12 @@ def tell_story(summaries: Sequence[VariantSummary]) -> list[str]:
     return told
 
 
-def _change(summary: VariantSummary) -> str:
+def _change(summary: VariantSummary, base: str = "") -> str:
     speedup = summary.speedup or 1.0
-    return f"{percent(abs(1 - 1 / speedup))} {'shorter' if speedup >= 1 else 'longer'}"
+    change = percent(abs(1 - 1 / speedup))
+    if change == percent(0):
+        return f"as long as that of {base}" if base else "as long"
+    return f"{change} {'shorter' if speedup >= 1 else 'longer'}" + (f" than that of {base}" if base else "")
 
 
 def _communicates(summary: VariantSummary, base: VariantSummary) -> str:

@@ -128,7 +128,7 @@ def _about_steps(ranks: Sequence[RankEvents]) -> Iterator[str]:
 def _about_launches(evidence: Evidence) -> Iterator[str]:
     if evidence.graphs:
         yield (
-            f"{evidence.graphs} CUDA graph launches were recorded whole: the kernels in them, collectives included, "
+            f"CUDA graphs were recorded whole, {evidence.graphs} launches: the kernels in them, collectives included, "
             "are not in this trace; record with --cuda-graph-trace=node"
         )
     if evidence.activities and not evidence.calls:
