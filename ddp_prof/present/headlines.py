@@ -137,6 +137,8 @@ def _advice(cause: RootCause) -> str:
     if cause.why == QUEUED:
         return " It waits for earlier collectives on its stream: fewer bytes or a faster link would help."
     if cause.when == UNKNOWN_WHEN:
+        if not cause.has_launch:
+            return " Launches are not in the trace, so that the phase is not known."
         return " The trace names no phases there: see --step-range and --backward-range."
     if cause.why == TRANSFER and cause.when != OUTSIDE:
         return " Compute stood still meanwhile; the trace does not tell whether it waited for this or for the host."
