@@ -112,8 +112,19 @@ def measure_events(part: TraceEvents, options: LoadOptions, measures: tuple[str,
     return {measure: MEASURES[measure](part, options) for measure in measures}
 
 
-def measure_report(file: Path, options: LoadOptions, measures: tuple[str, ...]) -> dict[str, Any]:
+def measure_report(
+    file: Path,
+    options: LoadOptions,
+    measures: tuple[str, ...],
+    keep: Callable[[TraceEvents], None] = lambda _events: None,
+) -> dict[str, Any]:
     """Read a report and measure it: a large one in parts, where that can be.
+
+    Args:
+        file: The report.
+        options: How it is read.
+        measures: Names in :data:`MEASURES`.
+        keep: Is given the events of a report that was read as a whole.
 
     Raises:
         TraceError: It cannot be read.
@@ -129,7 +140,9 @@ def measure_report(file: Path, options: LoadOptions, measures: tuple[str, ...]) 
                 measure: _identities(found["collectives"]) if measure == "identity" else found[measure]
                 for measure in measures
             }
-    return measure_events(load_events(file, options), options, measures)
+    events = load_events(file, options)
+    keep(events)
+    return measure_events(events, options, measures)
 
 
 def work(task: bytes) -> bytes:
