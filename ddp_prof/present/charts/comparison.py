@@ -137,7 +137,7 @@ def _share_label(row: int, result: TraceOverlap) -> dict[str, Any]:
 def _headline(results: Sequence[TraceOverlap]) -> str:
     known = [(ratio, result.label) for result in results if (ratio := overlap_ratio(result)) is not None]
     if not known:
-        return "No communication was recorded"
+        return "How much communication hides is not known"
     (least, worst), (most, best) = min(known), max(known)
     if percent(least) == percent(most):
         return f"{percent(most)} of the communication hides behind compute"

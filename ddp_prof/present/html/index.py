@@ -53,9 +53,7 @@ class RunSection:
     @property
     def cause(self) -> Headline:
         """The main cause of exposed time, in words."""
-        return root_cause_headline(
-            self.explanation.root_cause, has_collectives=bool(self.explanation.collectives.collectives)
-        )
+        return root_cause_headline(self.explanation.root_cause, self.explanation.collectives.reason)
 
 
 def index_values(sections: Sequence[RunSection], charts: Sequence[str], *, pictures: bool) -> dict[str, Any]:
