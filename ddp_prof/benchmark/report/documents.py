@@ -6,6 +6,8 @@ import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from ddp_prof.atomic_write import atomic_write
+from ddp_prof.benchmark.alpha_beta import Unknown
 from ddp_prof.benchmark.claims import check_claims
 from ddp_prof.benchmark.report.bandwidth_chart import draw_bandwidth
 from ddp_prof.benchmark.report.bucket_sweep_chart import batch_sizes, draw_bucket_sweep
@@ -27,7 +29,6 @@ from ddp_prof.present.charts.static_images import try_pictures
 from ddp_prof.present.html.page import write_figure_page
 from ddp_prof.present.json_documents import SCHEMA
 from ddp_prof.present.tables.render import markdown, write_csv
-from ddp_prof.unknown import Unknown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,10 +68,8 @@ def write_results(testbeds: Sequence[TestbedResults], study: Study | None, folde
 
 def write_results_csv(summaries: Sequence[SettingSummary], path: Path) -> None:
     """Write a row a setting; the file is there whole or as it was."""
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", encoding="utf-8", newline="") as file:
+    with atomic_write(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
         write_csv(csv_rows(summaries), file)
-    partial.replace(path)
 
 
 def results_markdown(
