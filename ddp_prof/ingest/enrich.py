@@ -16,7 +16,7 @@ import numpy as np
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.string_table import NameTable
 from ddp_prof.range_names import PROCESS, parse_range
-from ddp_prof.trace import UNKNOWN, Category, Kind, select
+from ddp_prof.trace import UNKNOWN, Category, Kind, distinct_rows, select
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,7 +36,6 @@ _COLLECTIVE = re.compile(
     r"^nccl(?:AllReduce|AllGather|ReduceScatter|Broadcast|Bcast|Reduce|AlltoAll|AllToAll|Gather|Scatter|Send|Recv)v?$"
 )
 _GROUP_END = "ncclGroupEnd"
-_MOST_FLAGS = 1 << 22
 _VERSION = re.compile(r"_v\d{4,}$")
 
 
@@ -191,32 +190,12 @@ def add_launch_shapes(trace: Trace, columns: Sequence[Ints]) -> Trace:
     """
     *sizes, registers = columns
     names = NameTable(trace.names)
-    first, which = _distinct_rows(sizes)
+    first, which = distinct_rows(*sizes)
     used = np.stack([size[first] for size in sizes], axis=1)
     index = [UNKNOWN if UNKNOWN in row else names.intern(_shape(row)) for row in used.tolist()]
     others = np.full(len(trace.activities) - len(which), UNKNOWN, np.int64)
     shape_id = np.concatenate([np.array(index, np.int64)[which], others])
     return replace(trace, names=names.as_tuple(), shape_id=shape_id, registers=np.concatenate([registers, others]))
-
-
-def _distinct_rows(columns: Sequence[Ints]) -> tuple[Ints, Ints]:
-    """A row of each distinct combination, and for each row which combination it is."""
-    which = np.zeros(len(columns[0]), np.int64)
-    for column in columns:
-        codes = _codes(column)
-        which = _codes(which * (codes.max(initial=0) + 1) + codes)
-    first = np.zeros(which.max(initial=-1) + 1, np.int64)
-    first[which] = np.arange(len(which))
-    return first, which
-
-
-def _codes(column: Ints) -> Ints:
-    """Distinct values as 0, 1, 2, ...; several times as fast as sorting where they are small, as sizes are."""
-    low, high = column.min(initial=0), column.max(initial=0)
-    if int(high) - int(low) > _MOST_FLAGS:
-        return np.asarray(np.unique(column, return_inverse=True)[1], np.int64).reshape(-1)
-    codes: Ints = (np.cumsum(np.bincount(column - low) > 0) - 1)[column - low]
-    return codes
 
 
 def _shape(sizes: Sequence[int]) -> str:
