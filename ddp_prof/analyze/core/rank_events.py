@@ -138,6 +138,10 @@ class RankEvents:
         """A number for each step that no other step of the rank has; ``UNKNOWN`` for a capture without steps."""
         return self.steps.keys if self.has_steps else self.steps.number
 
+    def step_at(self, time_ns: Ints) -> Ints:
+        """Key of the measured step whose host range holds each instant, ``UNKNOWN`` outside of any."""
+        return looked_up(self.step_keys, self.steps.index_at(time_ns))
+
     @cached_property
     def _unions(self) -> dict[Category, Intervals]:
         return {}
