@@ -281,7 +281,7 @@ def _measure_steps(rank: RankEvents, backward: Intervals, span: Intervals) -> tu
 
 def hides_work(rank: RankEvents) -> bool:
     """Whether there is time of which it is not known what ran in it: CUDA graphs recorded whole, unnamed kernels."""
-    return bool(np.any(np.isin(rank.events.category, (Category.OTHER, Category.UNKNOWN))))
+    return any(bool(np.any(rank.events.category == hidden)) for hidden in (Category.OTHER, Category.UNKNOWN))
 
 
 def _common_ns(few: Intervals, many: Intervals) -> int:
