@@ -15,7 +15,7 @@ import numpy as np
 
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.string_table import NameTable
-from ddp_prof.range_names import PROCESS, parse_range
+from ddp_prof.range_names import PROCESS, ranges_among
 from ddp_prof.trace import UNKNOWN, Category, Kind, distinct_rows, select
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def name_ranks(trace: Trace) -> Trace:
 
     Processes without such a range stay without a rank; the world size stays unknown where ranges disagree.
     """
-    ours = {index: parse_range(name) for index, name in enumerate(trace.names) if name.startswith(PROCESS)}
+    ours = ranges_among(trace.names, PROCESS)
     spans = trace.spans
     ranks: dict[int, int] = {}
     for index, range_ in ours.items():

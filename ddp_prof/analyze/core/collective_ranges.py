@@ -9,7 +9,7 @@ import numpy as np
 
 from ddp_prof.analyze.core.operations import OPERATIONS
 from ddp_prof.analyze.intervals import innermost
-from ddp_prof.range_names import COLLECTIVES, parse_range
+from ddp_prof.range_names import COLLECTIVES, ranges_among
 from ddp_prof.trace import UNKNOWN, Category, Table, looked_up
 
 if TYPE_CHECKING:
@@ -48,8 +48,7 @@ class CollectiveRanges(Table):
 
 def find_collective_ranges(trace: Trace, process: int) -> CollectiveRanges:
     """The ranges round the collectives of a process."""
-    starts = tuple(f"{collective}|" for collective in COLLECTIVES)
-    names = {index: parse_range(name) for index, name in enumerate(trace.names) if name.startswith(starts)}
+    names = ranges_among(trace.names, *COLLECTIVES)
     span = np.flatnonzero((trace.spans.process == process) & np.isin(trace.spans.name_id, list(names)))
     name_id = trace.spans.name_id[span]
 
