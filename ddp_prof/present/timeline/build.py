@@ -53,6 +53,17 @@ def build_timeline(
     return Timeline(tuple(map(_panel, sources, chosen, views)))
 
 
+def build_excerpt(sources: Sequence[Source], steps: Collection[int] | None = None) -> Timeline:
+    """The timeline of a few steps, of which a picture can be drawn.
+
+    Args:
+        sources: As of :func:`build_timeline`.
+        steps: Numbers of the steps to show; by default two from the middle.
+    """
+    shown = steps or steady_steps([rank for source in sources for rank in source.ranks])
+    return build_timeline(sources, steps=shown, max_boxes=MAX_BOXES)
+
+
 def steady_steps(rank_events: Sequence[RankEvents], count: int = 2) -> list[int] | None:
     """Numbers of a few steps from the middle of the capture, ``None`` where it has no steps."""
     numbers = next((events.step_keys.tolist() for events in rank_events if events.has_steps), None)
