@@ -64,7 +64,7 @@ def _rows(ranks: Sequence[RankStepView]) -> list[_Row]:
     each_rank = max(1, MOST_ROWS // max(1, len(ranks)))
     found: list[_Row] = []
     for rank in ranks:
-        found.append(_Row(len(found), f"<b>{rank.name}</b>  compute", rank, None))
+        found.append(_Row(len(found), f"<b>{shown_name(rank.name)}</b>  compute", rank, None))
         longest = sorted(rank.collectives, key=_exposed_ns, reverse=True)[:each_rank]
         shown = {line.index for line in longest}
         found += [

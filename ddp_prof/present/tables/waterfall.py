@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddp_prof.analyze.variants.before_after import DURATION, LAUNCH, QUEUEING, TRANSFER, WAIT
 from ddp_prof.analyze.variants.waterfall import PARTS
-from ddp_prof.present.columns import ms
+from ddp_prof.present.columns import ms, times_of
 from ddp_prof.present.text import milliseconds, percent
 
 if TYPE_CHECKING:
@@ -72,9 +72,9 @@ def _contention_note(found: Contention) -> str:
 def _row(name: str, parts: Budget | Change, step_ns: int) -> Row:
     return {
         "from -> to": name,
-        **{f"{part}_ms": None if (time := getattr(parts, f"{part}_ns")) is None else time / 1e6 for part in PARTS},
-        "sum_ms": parts.step_ns / 1e6,
-        "step_ms": step_ns / 1e6,
+        **times_of(parts, *PARTS),
+        "sum_ms": ms(parts.step_ns),
+        "step_ms": ms(step_ns),
     }
 
 
