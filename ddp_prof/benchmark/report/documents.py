@@ -28,7 +28,7 @@ from ddp_prof.benchmark.report.words import HEADINGS, analysis, sentence
 from ddp_prof.present.charts.static_images import try_pictures
 from ddp_prof.present.html.page import write_figure_page
 from ddp_prof.present.json_documents import SCHEMA
-from ddp_prof.present.tables.render import markdown, write_csv
+from ddp_prof.present.tables.render import markdown, markdown_text, write_csv
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,7 +92,7 @@ def results_markdown(
 
 def _section(results: TestbedResults, study: Study | None, pictures: Sequence[str]) -> list[str]:
     settings = settings_view(results)
-    parts = [f"## {_plain(settings.title)}\n", *_table(settings)]
+    parts = [f"## {markdown_text(settings.title)}\n", *_table(settings)]
     parts += [f"![{_title(name)}]({name}.png)\n" for name in pictures]
     parts += ["### What these numbers show\n", *_analysis(results)]
     if rows := bucket_rows(results):
@@ -102,7 +102,7 @@ def _section(results: TestbedResults, study: Study | None, pictures: Sequence[st
             ("The published study beside it", comparison_view(results, study)),
             ("Its claims", claims_view(results, study)),
         ):
-            parts += [f"### {heading}\n", f"{_plain(view.title)}\n", *_table(view)]
+            parts += [f"### {heading}\n", f"{markdown_text(view.title)}\n", *_table(view)]
     return parts
 
 
@@ -112,7 +112,7 @@ def _analysis(results: TestbedResults) -> list[str]:
     if not supported:
         return [f"{nothing_supported(results).capitalize()}.\n"]
     return [
-        *(f"**{heading}.** {_plain(' '.join(texts))}\n" for heading, texts in supported.items()),
+        *(f"**{heading}.** {markdown_text(' '.join(texts))}\n" for heading, texts in supported.items()),
         *_list([SUPPORTED]),
     ]
 
@@ -122,12 +122,7 @@ def _table(view: TableView) -> list[str]:
 
 
 def _list(lines: Sequence[str]) -> list[str]:
-    return ["".join(f"- {_plain(line)}\n" for line in lines)]
-
-
-def _plain(text: str) -> str:
-    """Text with Markdown's characters escaped."""
-    return re.sub(r"([\\`*\[\]<>_])", r"\\\1", text)
+    return ["".join(f"- {markdown_text(line)}\n" for line in lines)]
 
 
 def _figures(results: TestbedResults, prefix: str) -> dict[str, go.Figure]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddp_prof.analyze.variants.before_after import DURATION, LAUNCH, QUEUEING, TRANSFER, WAIT
 from ddp_prof.analyze.variants.waterfall import PARTS
 from ddp_prof.present.columns import ms, times_of
-from ddp_prof.present.text import milliseconds, percent
+from ddp_prof.present.text import collective_name, milliseconds, percent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,8 +112,7 @@ def change_texts(changes: Sequence[PartChange]) -> list[str]:
 
 def collective_change_text(change: CollectiveChange) -> str:
     """What changed of a collective, in words."""
-    which = f"collective {change.index}" if change.bucket is None else f"bucket {change.bucket}"
-    verb, more, less = _MOVES[change.moved]
+    which, (verb, more, less) = collective_name(change.index, change.bucket), _MOVES[change.moved]
     return f"{which} {verb} {milliseconds(abs(change.by_ns))} {more if change.by_ns > 0 else less}"
 
 
