@@ -22,16 +22,16 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 FOLDERS = sorted({path.parent for path in SOURCES})
 MOST_FILES, MOST_LINES, MOST_FLOORS = 9, 350, 5
 
-GROUND = {"printable", "errors", "range_names", "variants", "unknown", "run_config", "manifest", "table", "trace"}
+GROUND = {"printable", "atomic_write", "errors", "range_names", "variants", "run_config", "manifest", "table", "trace"}
 MAY_IMPORT = {
     "printable": set(),
+    "atomic_write": set(),
     "errors": {"printable"},
     "range_names": {"errors"},
     "variants": {"errors"},
-    "unknown": {"errors"},
     "table": {"errors"},
-    "run_config": {"errors", "variants", "unknown"},
-    "manifest": {"errors", "variants", "unknown", "run_config"},
+    "run_config": {"errors", "variants"},
+    "manifest": {"errors", "atomic_write", "variants", "run_config"},
     "trace": GROUND - {"trace"},
     "ingest": GROUND,
     "analyze": GROUND,

@@ -68,8 +68,7 @@ def _draw(run: Run, step: int | None, headline: Headline, page: Path | None, png
     from ddp_prof.analyze.collectives.results import typical_step
     from ddp_prof.analyze.collectives.step_view import view_step
     from ddp_prof.present.charts.collectives import draw_step_collectives
-    from ddp_prof.present.charts.static_images import write_pictures
-    from ddp_prof.present.html.page import write_figure_page
+    from ddp_prof.present.html.page import write_figure
 
     analysis = run.analysis()
     shown = typical_step(run.collectives().collectives) if step is None else step
@@ -77,7 +76,4 @@ def _draw(run: Run, step: int | None, headline: Headline, page: Path | None, png
     if not ranks:
         raise TraceError(analysis.trace, "no communication in the step asked for", "choose another one with --step")
     figure = draw_step_collectives(analysis, shown, ranks, headline)
-    if page:
-        write_figure_page(figure, page, title=headline.claim)
-    if png:
-        write_pictures([(figure, png)])
+    write_figure(figure, title=headline.claim, page=page, picture=png)

@@ -15,7 +15,7 @@ from ddp_prof.analyze.collectives.exposure import (
     TRANSFER,
     UNKNOWN_WHEN,
 )
-from ddp_prof.present.text import milliseconds, percent, size
+from ddp_prof.present.text import collective_name, milliseconds, percent, size
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _which(cause: RootCause) -> str:
     elif cause.is_last:
         which = f"the last {kind}"
     else:
-        which = f"collective {cause.index}" if cause.bucket is None else f"bucket {cause.bucket}"
+        which = collective_name(cause.index, cause.bucket)
     return f"the {operation} of {which}" if operation and cause.bucket is not None else which
 
 

@@ -152,16 +152,20 @@ def recoloring() -> dict[str, str]:
     }
 
 
-def place_notice(devices: Iterable[str], caveats: Iterable[Caveat]) -> str:
-    """Where the runs of a figure took place; what must not pass for a GPU of each rank's own stands out.
+def place_of(devices: Iterable[str], caveats: Iterable[Caveat]) -> tuple[list[str], bool]:
+    """On what runs were made, in words, and whether it must stand out: it must not pass for a GPU of each rank's own.
 
     Args:
         devices: Of the runs.
         caveats: Of the runs.
     """
-    names = sorted(set(devices))
-    notice = f"device: {', '.join(names)}"
-    is_shared = Caveat.SHARED_GPU in caveats
-    if is_shared:
-        notice += f"  ·  {Caveat.SHARED_GPU.value}"
-    return f'<b><span style="color:{LIGHT.notice}">{notice}</span></b>' if is_shared or "cpu" in names else notice
+    names, is_shared = sorted(set(devices)), Caveat.SHARED_GPU in caveats
+    words = [f"device: {', '.join(names)}", *([Caveat.SHARED_GPU.value] if is_shared else [])]
+    return words, is_shared or "cpu" in names
+
+
+def place_notice(devices: Iterable[str], caveats: Iterable[Caveat]) -> str:
+    """The same as markup of a figure."""
+    words, stands_out = place_of(devices, caveats)
+    notice = "  ·  ".join(words)
+    return f'<b><span style="color:{LIGHT.notice}">{notice}</span></b>' if stands_out else notice

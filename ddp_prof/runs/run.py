@@ -174,12 +174,10 @@ class Run:
         Args:
             steps: Numbers of the steps to show; by default two from the middle.
         """
-        from ddp_prof.present.timeline.build import MAX_BOXES, build_timeline, steady_steps
+        from ddp_prof.present.timeline.build import build_excerpt
         from ddp_prof.present.timeline.figure import draw_timeline
 
-        sources = timeline_sources([self])
-        shown = steps or steady_steps([rank for source in sources for rank in source.ranks])
-        return draw_timeline(build_timeline(sources, steps=shown, max_boxes=MAX_BOXES))
+        return draw_timeline(build_excerpt(timeline_sources([self]), steps))
 
     def prepare(self, *measures: str) -> None:
         """Measure several of ``report.MEASURES`` in one reading of the files."""

@@ -18,6 +18,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof.present import theme
+from ddp_prof.present.charts.static_images import write_pictures
 from ddp_prof.present.text import plain_name
 
 if TYPE_CHECKING:
@@ -71,6 +72,14 @@ def write_figure_page(figure: go.Figure, path: Path, *, title: str, shared_plotl
     write_page(
         path, "figure.html", {"heading": title}, title=title, figures={"figure": figure}, shared_plotly=shared_plotly
     )
+
+
+def write_figure(figure: go.Figure, *, title: str, page: Path | None, picture: Path | None) -> None:
+    """Write a figure as what is asked for: a page, see :func:`write_figure_page`, and a picture."""
+    if page:
+        write_figure_page(figure, page, title=title)
+    if picture:
+        write_pictures([(figure, picture)])
 
 
 def write_page(

@@ -7,7 +7,7 @@ import pytest
 from ddp_prof.analyze.overlap.comparison import compare_variants
 from ddp_prof.present import theme
 from ddp_prof.present.charts import comparison
-from ddp_prof.present.charts.comparison import overlap_ratio, parts_ms
+from ddp_prof.present.charts.comparison import parts_ms
 from ddp_prof.present.charts.frame import run_label
 from ddp_prof.present.tables.comparison import compare_rows
 from tests.drawing import draw_trace
@@ -65,7 +65,6 @@ def test_the_headline_names_the_extremes_and_a_cpu() -> None:
 
 def test_what_cannot_be_known_is_left_out() -> None:
     assert parts_ms(compare_variants([SILENT])[0]) == {}
-    assert overlap_ratio(SILENT) is None
     figure = draw_comparison([SILENT])
     assert [item.text for item in figure.layout.annotations] == ["<b>n/a</b>"]
     assert figure.layout.title.text == "<b>How much communication hides is not known</b>"

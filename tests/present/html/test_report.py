@@ -16,7 +16,8 @@ from ddp_prof.present.charts.steps import draw_step_times
 from ddp_prof.present.charts.straggler import draw_skew
 from ddp_prof.present.charts.waterfall import draw_waterfall
 from ddp_prof.present.headlines import Headline
-from ddp_prof.present.html.report import ReportRun, write_report
+from ddp_prof.present.html.report import write_report
+from ddp_prof.present.html.report_run import ReportRun
 from tests.present.runs import HOSTILE_TITLE, cpu_run, run_of
 
 
