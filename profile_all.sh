@@ -44,9 +44,11 @@ trap 'stop 143' TERM HUP
 
 # What takes long runs in the background, and is waited for here, so that a signal reaches the traps above at once.
 finish() {
+  local status=0
   child=$!
-  wait "$child" || { child="" && return 1; }
+  wait "$child" 2>/dev/null || status=$?
   child=""
+  return "$status"
 }
 
 known_variants() { "${VENV:-$root/.venv}/bin/python" -c "from ddp_prof.variants import VARIANTS; print(*VARIANTS)"; }
@@ -78,9 +80,12 @@ show_notes() {
   cat "$notes.new" >>"$notes"
 }
 
+# Of a capture that was killed nobody else tells.
+say_signal() { [ "$1" -le 128 ] || echo "profile_all: this capture was ended by SIG$(kill -l "$(($1 - 128))")" >&2; }
+
 # Captures everything; sets `captured` (names) and `failed` (how many).
 capture_all() {
-  local captures options label number=0 result
+  local captures options label number=0 result status
   captured=() failed=0
   mapfile -t captures < <(list_captures)
   for options in "${captures[@]}"; do
@@ -90,7 +95,9 @@ capture_all() {
     echo -n "[$number/${#captures[@]}] $label ... "
     # shellcheck disable=SC2086  # a variant and its options
     "${with_us[@]}" "$root/scripts/profile_variant.sh" $options >"$notes.said" 2>"$notes.new" &
-    if finish; then
+    status=0
+    finish || status=$?
+    if [ "$status" = 0 ]; then
       result="$(<"$notes.said")"
       captured+=("${result%%:*}")
       result="${result#*: }"
@@ -100,6 +107,7 @@ capture_all() {
       failed=$((failed + 1))
       echo "failed"
       cat "$notes.new" >&2
+      say_signal "$status"
     fi
   done
 }

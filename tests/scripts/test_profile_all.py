@@ -171,6 +171,19 @@ def test_killed_it_takes_the_capture_with_it(machine: Checkout) -> None:
     machine.wait_until(lambda: not is_running(capture))
 
 
+@pytest.mark.parametrize("name", ["TERM", "KILL"])
+def test_a_capture_that_is_killed_is_told_and_the_others_go_on(machine: Checkout, name: str) -> None:
+    process, capture = _started(machine)
+    os.kill(capture, getattr(signal, f"SIG{name}"))
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert said.splitlines()[-2:] == [
+        f"profile_all: this capture was ended by SIG{name}",
+        "profile_all: 1 of the steps above failed",
+    ]
+    assert "capture torch" in machine.calls
+
+
 def _started(machine: Checkout) -> tuple[subprocess.Popen[str], int]:
     """It, in its second capture, and the process of that."""
     process = subprocess.Popen(
