@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
+from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from threading import Thread
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddp_prof.errors import DdpProfError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     import plotly.graph_objects as go
 
+Result = TypeVar("Result")
+
 WIDTH = 1400
 SCALE = 2
+SECONDS_TO_CLOSE = 10
+"""So long an interrupted program waits for its browser."""
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")
 
 
@@ -43,10 +50,12 @@ def write_pictures(pictures: Iterable[tuple[go.Figure, Path]]) -> None:
         raise PictureError(missing)
     import kaleido
 
+    logging.getLogger("choreographer").setLevel(logging.ERROR)  # what goes wrong is raised, too
     # MathJax would be fetched from the network.
     options = {"path": str(browser), "mathjax": False}
+    orders = [_order(*picture) for picture in pictures]
     try:
-        failed = kaleido.write_fig_from_object_sync([_order(*picture) for picture in pictures], kopts=options)
+        failed = _in_daemon_thread(lambda: kaleido.write_fig_from_object_sync(orders, kopts=options))
     except (RuntimeError, OSError, TimeoutError) as error:
         raise _failure(browser, error) from error
     if failed:
@@ -60,6 +69,28 @@ def try_pictures(pictures: Iterable[tuple[go.Figure, Path]]) -> list[str]:
     except PictureError as error:
         return [str(error)]
     return []
+
+
+def _in_daemon_thread(work: Callable[[], Result]) -> Result:
+    """What the work gives, or raises.
+
+    Threads that it starts are daemons, too: kaleido has one that reads what the browser says, and that waits as long as
+    anything lives that the browser started. The program would not end before.
+    """
+    outcome: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:  # raised again below
+            outcome.set_exception(error)
+
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        return outcome.result()
+    finally:  # interrupted: the browser still writes into its folder, which is removed when the program ends
+        thread.join(SECONDS_TO_CLOSE)
 
 
 def _failure(browser: Path, error: BaseException) -> PictureError:
