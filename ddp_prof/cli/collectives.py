@@ -56,8 +56,7 @@ def command(
         raise click.UsageError("--html and --png show one run: give the traces of a single one")
     results = [run.collectives() for run in runs]
     headlines = [
-        root_cause_headline(run.root_cause(), has_collectives=bool(result.collectives))
-        for run, result in zip(runs, results, strict=True)
+        root_cause_headline(run.root_cause(), result.reason) for run, result in zip(runs, results, strict=True)
     ]
     analyses = [run.analysis() for run in runs]
     show(output, [collectives_view(*found, by) for found in zip(analyses, results, headlines, strict=True)])

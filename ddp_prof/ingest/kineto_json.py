@@ -29,6 +29,7 @@ from ddp_prof.ingest.enrich import (
     report_unresolved_names,
 )
 from ddp_prof.ingest.kernel_categories import KernelClassifier
+from ddp_prof.ingest.library_ranges import name_operations
 from ddp_prof.ingest.string_table import NameTable
 from ddp_prof.manifest import load_manifest, manifest_path
 from ddp_prof.trace import UNKNOWN, Activities, CallDetails, Calls, Category, Kind, Overhead, Spans, Trace, concatenate
@@ -146,7 +147,7 @@ def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = (), with_lau
         epoch_ns=base_ns if 0 <= base_ns < _MOST else None,
         manifest=load_manifest(manifest_path(path)),
     )
-    steps = [refuse_impossible_times, report_unresolved_names, name_ranks]
+    steps = [refuse_impossible_times, report_unresolved_names, name_ranks, name_operations]
     if with_launches:
         kernels = by_category[_KERNEL]
         registers = _integers((event.args or _EventArgs()).registers for event in kernels)

@@ -52,15 +52,17 @@ class Headline:
         return f"{self.claim}{self.joint}{self.detail}" if self.detail else f"{self.claim}."
 
 
-def root_cause_headline(cause: RootCause | None, *, has_collectives: bool) -> Headline:
+def root_cause_headline(cause: RootCause | None, reason: str | None = None) -> Headline:
     """The main cause of exposed time.
 
     Args:
         cause: ``None`` where nothing is exposed.
-        has_collectives: Whether anything was communicated.
+        reason: Why it is not known what is exposed, if so.
     """
+    if reason:
+        return Headline(f"Whether communication is exposed is not known: {reason}")
     if cause is None:
-        return Headline("Compute hides all communication" if has_collectives else "No communication was recorded")
+        return Headline("Compute hides all communication")
     if not cause.exposed_ns:
         detail = f"other steps expose {milliseconds(cause.total_exposed_ns)} in all."
         return Headline("Compute hides all communication of the typical step", detail, "; ")

@@ -19,7 +19,7 @@ TAIL = RootCause(
 
 
 def text_of(**change: object) -> str:
-    return root_cause_headline(replace(TAIL, **change), has_collectives=True).text
+    return root_cause_headline(replace(TAIL, **change)).text
 
 
 def test_the_headline_names_pair_bucket_size_parameters_and_time() -> None:
@@ -106,13 +106,14 @@ def test_where_the_typical_step_hides_all_nothing_is_advised() -> None:
 
 
 def test_nothing_exposed_and_nothing_at_all_are_told_apart() -> None:
-    assert root_cause_headline(None, has_collectives=True).text == "Compute hides all communication."
-    assert root_cause_headline(None, has_collectives=False).text == "No communication was recorded."
+    assert root_cause_headline(None).text == "Compute hides all communication."
+    unknown = root_cause_headline(replace(TAIL, exposed_ns=0), "CUDA graphs were recorded whole")
+    assert unknown.text == "Whether communication is exposed is not known: CUDA graphs were recorded whole."
 
 
 @pytest.mark.parametrize("change", [{}, {"wait_ns": 41}, {"why": "blocking_call"}, {"why": "queued"}])
 def test_the_claim_can_stand_alone(change: dict[str, object]) -> None:
-    headline = root_cause_headline(replace(TAIL, **change), has_collectives=True)
+    headline = root_cause_headline(replace(TAIL, **change))
     assert headline.claim.startswith("82 % of the typical step's exposed time is ")
     assert headline.claim[-1] not in ".,:"
     assert len(headline.claim) < 120

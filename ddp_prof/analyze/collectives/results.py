@@ -12,6 +12,7 @@ from ddp_prof.analyze.collectives.timing import BLOCKING, READY_SOURCES
 from ddp_prof.analyze.core.operations import OPERATIONS, bus_factor
 from ddp_prof.analyze.frames import Framed, frame_of_rows, known, rows_of
 from ddp_prof.analyze.outliers import Outliers, find_outliers
+from ddp_prof.analyze.quality.unknown_work import NO_COMMUNICATION, merged_reason
 from ddp_prof.analyze.ranks import Ranked
 from ddp_prof.trace import UNKNOWN, looked_up
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from ddp_prof.analyze.collectives.clock_alignment import Alignment
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+    from ddp_prof.analyze.collectives.timing import RankCollectives
     from ddp_prof.trace import Ints
 
 
@@ -131,6 +133,7 @@ class RunCollectives(Framed):
     Attributes:
         matched: Collectives that were found on several ranks.
         unmatched: Collectives of a rank that found no match on others, though there are others.
+        reason: Why it is not known what is exposed; ``None`` where it is.
     """
 
     collectives: tuple[Collective, ...]
@@ -138,6 +141,7 @@ class RunCollectives(Framed):
     matched: int
     unmatched: int
     warnings: tuple[str, ...]
+    reason: str | None = None
 
     @property
     def outliers(self) -> Outliers | None:
@@ -145,7 +149,7 @@ class RunCollectives(Framed):
         return find_outliers(
             (collective.step_key, collective.overlapped_ns + collective.exposed_ns, collective.exposed_ns)
             for collective in self.collectives
-            if collective.step_key is not None
+            if collective.step_key is not None and not self.reason
         )
 
     def to_frame(self) -> pd.DataFrame:
@@ -168,7 +172,16 @@ def measure_collectives(run: RunAnalysis) -> RunCollectives:
         matched=len(run.matches),
         unmatched=run.matches.unmatched,
         warnings=run.warnings,
+        reason=_reason(run.ranks),
     )
+
+
+def _reason(ranks: Sequence[RankCollectives]) -> str | None:
+    """Of a rank that communicates, though not all of it is known; else where no rank is known."""
+    doubtful = [rank.reason for rank in ranks if rank.reason and len(rank.timings)]
+    if doubtful or any(rank.reason is None for rank in ranks):
+        return doubtful[0] if doubtful else None
+    return merged_reason([rank.reason for rank in ranks]) if ranks else NO_COMMUNICATION
 
 
 def typical_step(collectives: Iterable[Collective]) -> int | None:

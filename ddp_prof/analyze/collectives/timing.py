@@ -18,8 +18,9 @@ import numpy as np
 
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE, last_by_step
 from ddp_prof.analyze.core.device_phases import find_device_phases
-from ddp_prof.analyze.core.operations import OPERATIONS, operation_of
+from ddp_prof.analyze.core.operations import OPERATIONS, POINT_TO_POINT, operation_of
 from ddp_prof.analyze.intervals import union
+from ddp_prof.analyze.quality.unknown_work import why_unknown
 from ddp_prof.analyze.ranks import Ranked
 from ddp_prof.trace import UNKNOWN, Category, CollectiveMetadata, Table, looked_up, select
 
@@ -91,6 +92,7 @@ class RankCollectives(Ranked):
         device_phases: The phase of the rank at each instant.
         compute: Compute of the rank, at least all that runs while its collectives do.
         times: What filled its steps.
+        reason: Why it is not known how much of its communication hides; ``None`` where it is.
     """
 
     process: int
@@ -108,6 +110,7 @@ class RankCollectives(Ranked):
     compute: Intervals
     times: StepTimes
     qualifier: str = ""
+    reason: str | None = None
 
     @property
     def keys_of_steps(self) -> Ints:
@@ -143,6 +146,7 @@ def find_timings(rank: RankEvents) -> RankCollectives:
         device_phases=find_device_phases(rank.events, len(rank.steps)),
         compute=rank.union_of(Category.COMPUTE),
         times=rank.step_times,
+        reason=why_unknown(rank),
     )
 
 
@@ -226,7 +230,10 @@ def _noted(arguments: CollectiveMetadata, events: Events) -> CollectiveMetadata:
 
 
 def _operations(trace: Trace, events: Events, noted: CollectiveMetadata, by_range: Ints) -> Ints:
-    """By the kernel's name, else by the noted arguments; else by our range's."""
+    """As it was noted, else by the kernel's name; by our range's, where that tells nothing or send and receive.
+
+    NCCL carries out several operations by its kernel ``SendRecv``.
+    """
 
     def code(name_id: int) -> int:
         operation = operation_of(trace.names[name_id]) if name_id != UNKNOWN else None
@@ -237,5 +244,7 @@ def _operations(trace: Trace, events: Events, noted: CollectiveMetadata, by_rang
         return np.array([known[name_id] for name_id in name_ids.tolist()], np.int64)
 
     by_kernel = codes(looked_up(trace.activities.name_id, events.activity))
-    found = np.where(by_kernel == UNKNOWN, codes(noted.op_id), by_kernel)
-    return np.where(found == UNKNOWN, by_range, found)
+    says_little = (by_kernel == UNKNOWN) | (by_kernel == OPERATIONS.index(POINT_TO_POINT))
+    told = np.where(says_little & (by_range != UNKNOWN), by_range, by_kernel)
+    by_note = codes(noted.op_id)
+    return np.where(by_note == UNKNOWN, told, by_note)

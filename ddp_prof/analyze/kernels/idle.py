@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddp_prof.analyze.intervals import Intervals, union
-from ddp_prof.analyze.overlap.overlap import hides_work
+from ddp_prof.analyze.quality.unknown_work import hides_work
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES, SYNCHRONIZE
 from ddp_prof.trace import UNKNOWN
 

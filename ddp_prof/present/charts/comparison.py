@@ -131,7 +131,7 @@ def _share_label(row: int, summary: VariantSummary) -> dict[str, Any]:
 def _headline(summaries: Sequence[VariantSummary]) -> str:
     known = [(summary.overlap_ratio, summary.label) for summary in summaries if summary.overlap_ratio is not None]
     if not known:
-        return "No communication was recorded"
+        return "How much communication hides is not known"
     (least, worst), (most, best) = min(known), max(known)
     if percent(least) == percent(most):
         return f"{percent(most)} of the communication hides behind compute"

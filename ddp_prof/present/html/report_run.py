@@ -52,6 +52,4 @@ class ReportRun:
     @property
     def cause(self) -> Headline:
         """The main cause of exposed time, in words."""
-        return root_cause_headline(
-            self.explanation.root_cause, has_collectives=bool(self.explanation.collectives.collectives)
-        )
+        return root_cause_headline(self.explanation.root_cause, self.explanation.collectives.reason)

@@ -48,7 +48,7 @@ def headline(model: Timeline) -> str:
     """What the figure shows, in a sentence of plain text."""
     titles = [plain_name(panel.title) for panel in model.panels]
     if all(panel.overlap_ratio is None for panel in model.panels):
-        return f"{', '.join(titles)}: no communication was recorded"
+        return f"{', '.join(titles)}: how much communication hides is not known"
     shares = [percent(panel.overlap_ratio) for panel in model.panels]
     first, *others = zip(titles, shares, strict=True)
     rest = "".join(f", {title} {share}" for title, share in others)
@@ -93,5 +93,5 @@ def explanation(model: Timeline) -> tuple[tuple[str, str | None], ...]:
         (theme.LEGEND[theme.OVERLAPPED], theme.OVERLAPPED),
         (" runs while the rank computes; during ", None),
         (theme.LEGEND[theme.EXPOSED], theme.EXPOSED),
-        (" it computes nothing, and the step lasts longer", None),
+        (" it computes nothing", None),
     )

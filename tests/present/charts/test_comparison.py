@@ -67,11 +67,11 @@ def test_what_cannot_be_known_is_left_out() -> None:
     assert parts_ms(compare_variants([SILENT])[0]) == {}
     figure = draw_comparison([SILENT])
     assert [item.text for item in figure.layout.annotations] == ["<b>n/a</b>"]
-    assert figure.layout.title.text == "<b>No communication was recorded</b>"
+    assert figure.layout.title.text == "<b>How much communication hides is not known</b>"
 
 
 def test_nothing_at_all_is_a_figure_too() -> None:
-    assert draw_comparison([]).layout.title.text == "<b>No communication was recorded</b>"
+    assert draw_comparison([]).layout.title.text == "<b>How much communication hides is not known</b>"
 
 
 def test_labels_are_text() -> None:
