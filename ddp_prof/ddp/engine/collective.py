@@ -112,6 +112,11 @@ def launch(
     return InFlight(work, span, group, what)
 
 
+def global_rank(rank: int, group: dist.ProcessGroup | None) -> int:
+    """The global rank of a rank of the group."""
+    return rank if group is None else dist.get_global_rank(group, rank)
+
+
 def average_op(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> dist.ReduceOp.RedOpType:
     """``AVG`` where the backend divides within the collective, which is NCCL; else ``SUM``: divide before."""
     return dist.ReduceOp.SUM if is_on_host(tensor, group) else dist.ReduceOp.AVG
