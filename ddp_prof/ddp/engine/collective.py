@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from ddp_prof import range_names
 from ddp_prof.ddp import annotate
-from ddp_prof.errors import CommunicationError
+from ddp_prof.errors import CommunicationError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -148,8 +148,7 @@ def communication_error(group: dist.ProcessGroup | None, what: str, error: BaseE
 
 def communication_error_of(rank: int, what: str, error: BaseException) -> CommunicationError:
     """The same where the group must not be kept alive, as in a callback on a thread of its own, which it would join."""
-    line = next(iter(str(error).splitlines()), type(error).__name__)
-    reason = ADVICE.sub("", SOURCE_LINE.sub("", line)).strip().rstrip(".")
+    reason = ADVICE.sub("", SOURCE_LINE.sub("", first_line(error))).strip().rstrip(".")
     return CommunicationError(f"rank {rank}: {what} failed: {reason}{_hint(error)}")
 
 
