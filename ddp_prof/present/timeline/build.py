@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ddp_prof.errors import TraceError
+from ddp_prof.present.text import milliseconds
 from ddp_prof.present.timeline.boxes import View
 from ddp_prof.present.timeline.lanes import lanes_of
 from ddp_prof.present.timeline.model import Panel, RankLanes, StepMark, Timeline
@@ -188,12 +189,20 @@ def _facts(source: Source, ranks: Sequence[_Rank], view: View) -> tuple[str, ...
         facts.append(f"model {manifest.model_size}, batch {manifest.batch_size} x {manifest.seq_len}")
     numbers = [events.step_keys[rows] for events, _, rows in ranks if len(rows)]
     if not numbers:
-        seconds = (view.end_ns - view.start_ns) / 1e9
-        return (*facts, "no steps are marked in this trace", f"{seconds:.3f} of {trace.duration_ns / 1e9:.3f} s shown")
+        return (*facts, "no steps are marked in this trace", _shown_without_steps(ranks, view, trace.duration_ns))
     shown, measured = len(numbers[0]), max(len(rank.events.steps) for rank in ranks)
     first, last = int(numbers[0].min()), int(numbers[0].max())
     span = f"step {first}" if first == last else f"steps {first} to {last}"
     return (*facts, span if shown == measured else f"{span} shown; percentages over all {measured} measured steps")
+
+
+def _shown_without_steps(ranks: Sequence[_Rank], view: View, captured_ns: int) -> str:
+    shown, captured = milliseconds(view.end_ns - view.start_ns), milliseconds(captured_ns)
+    if shown == captured:
+        return f"all {captured} shown"
+    is_cut = any((rank.events.events.end_ns > view.end_ns).any() for rank in ranks)
+    part = "beginning" if is_cut else "first to last compute, communication or copy"
+    return f"{shown} of {captured} shown: {part}"
 
 
 def _rank_title(events: RankEvents) -> str:

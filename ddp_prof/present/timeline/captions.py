@@ -67,7 +67,7 @@ def explanation(model: Timeline) -> tuple[tuple[str, str | None], ...]:
         return ()
     return (
         (theme.LEGEND[theme.OVERLAPPED], theme.OVERLAPPED),
-        (" runs while the rank computes; during ", None),
+        (" runs while the rank computes, ", None),
         (theme.LEGEND[theme.EXPOSED], theme.EXPOSED),
-        (" it computes nothing", None),
+        (" while it computes nothing", None),
     )

@@ -249,6 +249,16 @@ class TestSelection:
         assert [step.number for step in model.panels[0].steps] == [3]
         assert any("step 3 shown" in fact for fact in model.panels[0].facts)
 
+    def test_without_steps_it_tells_which_part_of_the_capture_is_shown(self) -> None:
+        """A range of 8 µs, and in it kernels from 2 to 6 µs."""
+        launched = {"ranges": {"range": "#" * 8000}, "streams": {7: "." * 2000 + "a" * 1000 + "." * 2000 + "b" * 1000}}
+        whole = build_timeline([source(draw_trace(**launched))])
+        assert whole.panels[0].facts[-1] == "4.0 µs of 8.0 µs shown: first to last compute, communication or copy"
+        cut = build_timeline([source(draw_trace(**launched))], max_boxes=4)
+        assert cut.panels[0].facts[-1] == "3.0 µs of 8.0 µs shown: beginning"
+        filled = build_timeline([source(draw_trace(streams=launched["streams"]))])
+        assert filled.panels[0].facts[-1] == "all 4.0 µs shown"
+
     def test_steps_that_are_not_there(self) -> None:
         with pytest.raises(TraceError, match="none of the steps asked for is among its measured steps 3 to 4"):
             build_timeline([source(cpu_trace())], steps=[17])
