@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddp_prof.analyze.collectives.exposure import (
+from ddp_prof.analyze.collectives.exposed_time import (
     BLOCKING_CALL,
     LAUNCHED_LATE,
     OUTSIDE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddp_prof.analyze.collectives.exposure import BLOCKING_CALL, PEER_WAIT, TAIL, UNKNOWN_WHEN, WHENS, WHYS
+from ddp_prof.analyze.collectives.exposed_time import BLOCKING_CALL, PEER_WAIT, TAIL, UNKNOWN_WHEN, WHENS, WHYS
 from ddp_prof.present import theme
 from ddp_prof.present.headlines import WHEN, WHY
 from ddp_prof.present.text import MAX_NAME, percent, plain_name
