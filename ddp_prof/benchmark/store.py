@@ -46,6 +46,11 @@ class Environment:
     nccl: str | None
     ddp_prof: str
 
+    @property
+    def title(self) -> str:
+        """Processor, GPUs and torch, in a line."""
+        return " · ".join(filter(None, (f"{self.cpu}, {self.cores} cores", self.gpus, f"torch {self.torch}")))
+
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddp_prof import __version__
-from ddp_prof.cli.options.talking import EXIT_CODE, TALKING
+from ddp_prof.cli.options.verbosity import EXIT_CODE, VERBOSITY
 from ddp_prof.errors import DdpProfError, NotMetError
 from ddp_prof.printable import printable
 
@@ -45,7 +45,7 @@ class Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = import_module(f"ddp_prof.cli.{cmd_name}").command
-        command.params += [option for option in TALKING if option not in command.params]
+        command.params += [option for option in VERBOSITY if option not in command.params]
         return command
 
     def resolve_command(
@@ -98,4 +98,4 @@ def main() -> None:
     """
 
 
-main.params += TALKING
+main.params += VERBOSITY

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options.tables import table_options
+from ddp_prof.cli.options.table_output import table_options
 from ddp_prof.cli.options.traces import load_options, traces_argument
 from ddp_prof.errors import NotMetError
 

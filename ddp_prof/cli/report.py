@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options.talking import progress
 from ddp_prof.cli.options.traces import load_options, traces_argument
+from ddp_prof.cli.options.verbosity import progress
 from ddp_prof.printable import printable
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddp_prof.analyze.collectives.exposure import (
+from ddp_prof.analyze.collectives.exposed_time import (
     BLOCKING_CALL,
     LAUNCHED_LATE,
     OUTSIDE,
@@ -71,32 +71,33 @@ def root_cause_headline(cause: RootCause | None, reason: str | None = None) -> H
     return Headline(f"{share} of {whole} is {_kind(cause)}{_meanwhile(cause)}", f"{_culprit(cause)}.{_advice(cause)}")
 
 
-_WHEN = {
-    FORWARD: "during forward, ",
-    BACKWARD: "during backward, ",
-    OPTIMIZER: "during the optimizer, ",
-    TAIL: "tail, ",
-    OUTSIDE: "between phases, ",
+WHEN = {
+    FORWARD: "during forward",
+    BACKWARD: "during backward",
+    OPTIMIZER: "during the optimizer",
+    TAIL: "tail",
+    OUTSIDE: "between phases",
     UNKNOWN_WHEN: "",
 }
-_WHY = {
+WHY = {
     BLOCKING_CALL: "in collectives launched after backward",
     LAUNCHED_LATE: "launched late by the host",
     QUEUED: "queued behind another collective",
     PEER_WAIT: "waiting for a peer",
     TRANSFER: "in transfer",
 }
+"""When and why communication is exposed, as parts of a sentence."""
 _OF_GRADIENTS = (None, "all_reduce", "reduce_scatter")
 """Operations that buckets and hooks are about; ``None`` where the trace does not tell the operation."""
 
 
 def _kind(cause: RootCause) -> str:
-    when = _WHEN[cause.when]
+    when = f"{words}, " if (words := WHEN[cause.when]) else ""
     if cause.why == BLOCKING_CALL and cause.blocking == "compute_stream":
         return f"{when}in collectives on the stream of compute"
     if cause.why == TRANSFER and not cause.knows_wait:
         return f"{when}in transfer or waiting for a peer"
-    return when + _WHY[cause.why]
+    return when + WHY[cause.why]
 
 
 def _meanwhile(cause: RootCause) -> str:

@@ -101,6 +101,11 @@ class Palette:
     notice: str
     colors: Mapping[str, str]
 
+    @property
+    def uncategorized(self) -> dict[str, str]:
+        """The colours of what is no category, by name."""
+        return {name: getattr(self, name) for name in ("paper", "text", "quiet", "line", "notice")}
+
 
 LIGHT = Palette(
     paper="#ffffff",
@@ -141,15 +146,9 @@ DARK = Palette(
 
 def recoloring() -> dict[str, str]:
     """The dark colour for each light one that differs; both looks paint the rest alike."""
-    named = {getattr(LIGHT, name): getattr(DARK, name) for name in ("paper", "text", "quiet", "line", "notice")}
-    return {
-        **named,
-        **{
-            LIGHT.colors[category]: DARK.colors[category]
-            for category in CATEGORIES
-            if LIGHT.colors[category] != DARK.colors[category]
-        },
-    }
+    named = dict(zip(LIGHT.uncategorized.values(), DARK.uncategorized.values(), strict=True))
+    pairs = {LIGHT.colors[category]: DARK.colors[category] for category in CATEGORIES}
+    return named | {light: dark for light, dark in pairs.items() if light != dark}
 
 
 def place_of(devices: Iterable[str], caveats: Iterable[Caveat]) -> tuple[list[str], bool]:

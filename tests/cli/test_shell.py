@@ -112,7 +112,7 @@ def test_what_takes_long_shows_its_progress_on_a_terminal(
     delay_s: int, is_shown: bool, trace: Path, tmp_path: Path
 ) -> None:
     """The terminal is stderr alone; what the command prints stays as it is."""
-    code = f"import ddp_prof.cli.options.talking as t; t.DELAY_S = {delay_s}; from ddp_prof.cli import main; main()"
+    code = f"import ddp_prof.cli.options.verbosity as t; t.DELAY_S = {delay_s}; from ddp_prof.cli import main; main()"
     ours, theirs = pty.openpty()
     environment = {**os.environ, "BROWSER_PATH": str(tmp_path / "none"), "TERM": "xterm", "COLUMNS": "100"}
     command = [sys.executable, "-c", code, "report", str(trace), "-o", str(tmp_path / "pages")]

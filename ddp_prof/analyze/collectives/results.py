@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.exposure import WHENS, WHYS
+from ddp_prof.analyze.collectives.exposed_time import WHENS, WHYS
 from ddp_prof.analyze.collectives.timing import BLOCKING, READY_SOURCES
 from ddp_prof.analyze.core.operations import OPERATIONS, bus_factor
 from ddp_prof.analyze.frames import Framed, frame_of_rows, known, rows_of
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ExposedPart:
-    """Exposed nanoseconds of one kind; see :mod:`~ddp_prof.analyze.collectives.exposure`.
+    """Exposed nanoseconds of one kind; see :mod:`~ddp_prof.analyze.collectives.exposed_time`.
 
     Attributes:
-        when: One of ``exposure.WHENS``.
-        why: One of ``exposure.WHYS``.
+        when: One of ``exposed_time.WHENS``.
+        why: One of ``exposed_time.WHYS``.
     """
 
     when: str
@@ -91,11 +91,11 @@ class Collective(Ranked):
         return self.rank, self.process, self.device, self.step_key, self.qualifier
 
     def when_ns(self, when: str) -> int:
-        """Exposed time at one of ``exposure.WHENS``."""
+        """Exposed time at one of ``exposed_time.WHENS``."""
         return sum(part.ns for part in self.exposed_by if part.when == when)
 
     def why_ns(self, why: str) -> int:
-        """Exposed time for one of ``exposure.WHYS``."""
+        """Exposed time for one of ``exposed_time.WHYS``."""
         return sum(part.ns for part in self.exposed_by if part.why == why)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddp_prof.analyze.collectives.exposure import BLOCKING_CALL, LAUNCHED_LATE, PEER_WAIT, QUEUED, TRANSFER, WHYS
+from ddp_prof.analyze.collectives.exposed_time import BLOCKING_CALL, LAUNCHED_LATE, PEER_WAIT, QUEUED, TRANSFER, WHYS
 from ddp_prof.present import theme
 from ddp_prof.present.charts.frame import LEGEND, UNSEEN, axis, chart_frame
 from ddp_prof.present.text import as_text, collective_name, milliseconds, shown_name, size

@@ -191,7 +191,7 @@ def _page_css() -> str:
 
 
 def _variables(palette: Palette) -> str:
-    return " ".join(f"--{name}: {getattr(palette, name)};" for name in ("paper", "text", "quiet", "line", "notice"))
+    return " ".join(f"--{name}: {color};" for name, color in palette.uncategorized.items())
 
 
 def _policy(scripts: Sequence[str], *, shared_plotly: bool) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddp_prof.analyze.collectives.exposure import WHENS, WHYS
+from ddp_prof.analyze.collectives.exposed_time import WHENS, WHYS
 from ddp_prof.present.columns import Row, Value, ms, times_of
 from ddp_prof.present.headlines import outliers_text
 from ddp_prof.present.json_documents import collectives_document
