@@ -87,8 +87,6 @@ WHY = {
     TRANSFER: "in transfer",
 }
 """When and why communication is exposed, as parts of a sentence."""
-_OF_GRADIENTS = (None, "all_reduce", "reduce_scatter")
-"""Operations that buckets and hooks are about; ``None`` where the trace does not tell the operation."""
 
 
 def _kind(cause: RootCause) -> str:
@@ -130,11 +128,11 @@ def _advice(cause: RootCause) -> str:
         return " 'ddp-prof skew' tells who arrives late."
     if cause.why == BLOCKING_CALL and cause.blocking == "compute_stream":
         return " Kernels that follow on that stream wait for them."
-    if cause.why == BLOCKING_CALL and cause.operation in _OF_GRADIENTS and not cause.follows_own_bucket:
+    if cause.why == BLOCKING_CALL and cause.carries_gradients and not cause.follows_own_bucket:
         return " Launched by gradient hooks, some of it could hide behind backward."
     if cause.why == LAUNCHED_LATE:
         return " The host is behind the device: fewer, larger kernels and collectives would help."
-    if cause.when == TAIL and cause.operation in _OF_GRADIENTS:
+    if cause.when == TAIL and cause.carries_gradients:
         return f" {_tail_advice(cause)}"
     if cause.why == QUEUED:
         return " It waits for earlier collectives on its stream: fewer bytes or a faster link would help."
@@ -194,6 +192,10 @@ def skew_headline(skew: RunSkew) -> Headline:
     if skew.reason:
         return Headline(f"Nothing can be said about skew: {skew.reason}")
     steps = len(skew.steps)
+    if not skew.has_steps:
+        most = max(skew.ranks, key=lambda rank: rank.last_collectives)
+        detail = f"{most.name} arrives last at {most.last_collectives} of {most.collectives} collectives."
+        return Headline("The trace tells no steps", detail, "; ")
     if skew.straggler is None:
         most = max(skew.ranks, key=lambda rank: rank.last_steps)
         if not most.last_steps:
@@ -202,12 +204,12 @@ def skew_headline(skew: RunSkew) -> Headline:
         return Headline("No rank is last more often than chance would have it", detail, "; ")
     late = skew.ranks[skew.straggler]
     claim = (
-        f"{late.name.capitalize()} arrives last in {late.last_steps} of {steps} steps, "
-        f"by {milliseconds(late.lag_ns or 0)} (median)"
+        f"{late.name[:1].upper()}{late.name[1:]} arrives last in {late.last_steps} of {steps} steps, "
+        f"by {milliseconds(late.lag_when_last_ns or 0)} (median)"
     )
     detail = (
-        "others wait for it without anything to compute for "
-        f"{milliseconds(round(late.cost_ns / late.last_steps))} of such a step."
+        "others wait for it without anything to compute for up to "
+        f"{milliseconds(round(late.cost_ns / late.last_steps))} of such a step, on average."
     )
     return Headline(claim, detail, "; ")
 

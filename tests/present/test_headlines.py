@@ -75,7 +75,7 @@ def test_a_collective_on_the_stream_of_compute_is_not_said_to_follow_backward() 
 def test_only_as_many_are_said_to_be_launched_after_backward_as_are() -> None:
     """As of two of 128 ranks: five sends and receives a step, of which the last is launched after backward."""
     change = {"operation": "send_recv", "bucket": None, "why": "blocking_call", "blocking": "after_backward"}
-    text = text_of(**change, collectives_a_step=5, alike_a_step=1)
+    text = text_of(**change, collectives_a_step=5, alike_a_step=1, carries_gradients=False)
     assert text.endswith("is tail, in collectives launched after backward: 1 of the 5 collectives of a step is.")
 
 
@@ -87,8 +87,8 @@ def test_a_collective_that_holds_little_is_not_named() -> None:
 
 def test_no_advice_about_buckets_for_what_carries_no_gradients() -> None:
     """All-to-alls of experts and gathers of parameters are no buckets of gradients."""
-    assert "bucket" not in text_of(operation="all_to_all", when="forward", bucket=None, parameters=())
-    assert "hooks" not in text_of(operation="all_gather", why="blocking_call", blocking="after_backward")
+    assert "bucket" not in text_of(operation="all_to_all", bucket=None, parameters=(), carries_gradients=False)
+    assert "hooks" not in text_of(carries_gradients=False, why="blocking_call", blocking="after_backward")
 
 
 def test_hooks_are_no_advice_for_the_second_message_of_a_bucket() -> None:

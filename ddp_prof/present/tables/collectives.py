@@ -123,7 +123,7 @@ def _key(collective: Collective, by: str) -> Row:
 
 
 def _rank(collective: Collective) -> str | int:
-    return collective.name if collective.rank is None else collective.rank
+    return collective.name if collective.rank is None or collective.of_several else collective.rank
 
 
 def _sum_known(values: Iterable[int | None]) -> int | None:
