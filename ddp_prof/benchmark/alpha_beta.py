@@ -20,7 +20,6 @@ import numpy as np
 
 from ddp_prof.benchmark.settings import Testbed
 from ddp_prof.benchmark.store import OK
-from ddp_prof.unknown import Unknown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -69,6 +68,17 @@ class LinkModel:
     def time_ns(self, size: float) -> float:
         """Time of a message of so many bytes."""
         return self.overhead_ns + size / self.bytes_per_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """In place of a model that cannot be had: why not.
+
+    Attributes:
+        reason: As part of a sentence: ``messages of fewer than two sizes were timed``.
+    """
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,10 @@ from ddp_prof.variants import BUCKETED, BYTES_PER_MB, variant_label
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from ddp_prof.benchmark.alpha_beta import Unknown
     from ddp_prof.benchmark.effects import Quantity
     from ddp_prof.benchmark.settings import SettingSummary, Timing
     from ddp_prof.benchmark.statistics import Effect
-    from ddp_prof.unknown import Unknown
 
 ONE_BLOCK = ""
 """The block of figures that are compared without pairing."""

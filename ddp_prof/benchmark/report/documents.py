@@ -6,6 +6,7 @@ import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from ddp_prof.benchmark.alpha_beta import Unknown
 from ddp_prof.benchmark.claims import check_claims
 from ddp_prof.benchmark.report.bandwidth_chart import draw_bandwidth
 from ddp_prof.benchmark.report.bucket_sweep_chart import batch_sizes, draw_bucket_sweep
@@ -27,7 +28,6 @@ from ddp_prof.present.charts.static_images import try_pictures
 from ddp_prof.present.html.page import write_figure_page
 from ddp_prof.present.json_documents import SCHEMA
 from ddp_prof.present.tables.render import markdown, write_csv
-from ddp_prof.unknown import Unknown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
