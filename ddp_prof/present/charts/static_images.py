@@ -6,11 +6,13 @@ import logging
 import os
 import shutil
 from concurrent.futures import Future
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddp_prof.errors import DdpProfError
+from ddp_prof.whole_file import written_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -53,13 +55,14 @@ def write_pictures(pictures: Iterable[tuple[go.Figure, Path]]) -> None:
     logging.getLogger("choreographer").setLevel(logging.ERROR)  # what goes wrong is raised, too
     # MathJax would be fetched from the network.
     options = {"path": str(browser), "mathjax": False}
-    orders = [_order(*picture) for picture in pictures]
-    try:
-        failed = _in_daemon_thread(lambda: kaleido.write_fig_from_object_sync(orders, kopts=options))
-    except (RuntimeError, OSError, TimeoutError) as error:
-        raise _failure(browser, error) from error
-    if failed:
-        raise _failure(browser, failed[0]) from failed[0]
+    with ExitStack() as files:
+        orders = [_order(figure, path, files.enter_context(written_whole(path))) for figure, path in pictures]
+        try:
+            failed = _in_daemon_thread(lambda: kaleido.write_fig_from_object_sync(orders, kopts=options))
+        except (RuntimeError, OSError, TimeoutError) as error:
+            raise _failure(browser, error) from error
+        if failed:
+            raise _failure(browser, failed[0]) from failed[0]
 
 
 def try_pictures(pictures: Iterable[tuple[go.Figure, Path]]) -> list[str]:
@@ -99,9 +102,9 @@ def _failure(browser: Path, error: BaseException) -> PictureError:
     return PictureError(f"pictures could not be drawn with {browser}: {reason}")
 
 
-def _order(figure: go.Figure, path: Path) -> dict[str, Any]:
+def _order(figure: go.Figure, path: Path, partial: Path) -> dict[str, Any]:
     still = figure.to_dict()
     still["layout"] = {**still["layout"], "width": WIDTH, "updatemenus": []}  # a menu cannot be opened on paper
-    path.parent.mkdir(parents=True, exist_ok=True)
     scale = SCALE if path.suffix == ".png" else 1
-    return {"fig": still, "path": path, "opts": {"width": WIDTH, "height": still["layout"]["height"], "scale": scale}}
+    size = {"width": WIDTH, "height": still["layout"]["height"], "scale": scale}
+    return {"fig": still, "path": partial, "opts": {"format": path.suffix.removeprefix(".") or None, **size}}
