@@ -75,7 +75,7 @@ def _draw(run: Run, step: int | None, headline: Headline, page: Path | None, png
     analysis = run.analysis()
     shown = typical_step(run.collectives().collectives) if step is None else step
     ranks = () if shown is None else view_step(analysis, shown)
-    if not ranks:
+    if shown is None or not ranks:
         raise TraceError(analysis.trace, "no communication in the step asked for", "choose another one with --step")
     figure = draw_step_collectives(analysis, shown, ranks, headline)
     if page:

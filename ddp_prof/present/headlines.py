@@ -192,11 +192,16 @@ def skew_headline(skew: RunSkew) -> Headline:
         return Headline(f"Nothing can be said about skew: {skew.reason}")
     steps = len(skew.steps)
     if skew.straggler is None:
-        most = max(skew.ranks, key=lambda rank: rank.last_steps)
-        if not most.last_steps:
+        most = max((rank.last_steps for rank in skew.ranks), default=0)
+        if not most:
             return Headline("No rank is late by more than the clocks' residual")
-        detail = f"{most.name} is most often, in {most.last_steps} of {steps} steps."
-        return Headline("No rank is last more often than chance would have it", detail, "; ")
+        names = [rank.name for rank in skew.ranks if rank.last_steps == most]
+        which = (
+            f"{names[0]} is last most often, in"
+            if len(names) == 1
+            else f"{len(names)} ranks are last most often, each in"
+        )
+        return Headline("No rank is last more often than chance explains", f"{which} {most} of {steps} steps.", "; ")
     late = skew.ranks[skew.straggler]
     claim = (
         f"{late.name.capitalize()} arrives last in {late.last_steps} of {steps} steps, "
