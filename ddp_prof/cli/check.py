@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ddp_prof.cli.options.tables import table_options
+from ddp_prof.cli.options.talking import progress
 from ddp_prof.cli.options.traces import load_options, traces_argument
 from ddp_prof.errors import NotMetError
 
@@ -149,7 +150,9 @@ def _changes(baseline: Run, run: Run) -> list[str]:
     from ddp_prof.present.tables.waterfall import change_texts
     from ddp_prof.runs.before_after import changes_between
 
-    return change_texts(changes_between(baseline, run))
+    with progress(1) as begin:
+        begin("looking for the cause")
+        return change_texts(changes_between(baseline, run))
 
 
 def _only_run(runs: list[Run]) -> Run:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ddp_prof.cli.options.talking import progress
 from ddp_prof.cli.options.traces import load_options, traces_argument, written
 
 if TYPE_CHECKING:
@@ -30,9 +31,13 @@ def command(traces: tuple[Path, ...], load: Loader, output: Path | None) -> None
     from ddp_prof.present.perfetto.writer import write_perfetto
     from ddp_prof.runs.run import timeline_sources
 
-    sources = timeline_sources(load.runs(traces))
+    runs = load.runs(traces)
+    with progress(1) as begin:
+        begin("reading")
+        sources = timeline_sources(runs)
     target = output or Path(f"{sources[0].title.replace('/', '-')}.perfetto.json.gz")
     if any(target.exists() and target.samefile(source.trace.path) for source in sources):
         raise click.BadParameter(f"{target} is the trace itself, choose another name", param_hint="--output")
-    with written(target) as file:
+    with written(target) as file, progress(1) as begin:
+        begin("writing")
         write_perfetto(sources, file)

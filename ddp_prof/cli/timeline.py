@@ -63,13 +63,15 @@ def command(
     from ddp_prof.present.timeline.build import build_timeline
     from ddp_prof.runs.run import timeline_sources
 
+    runs = load.runs(traces, with_launches=True)
     with progress(2) as begin:
         begin("reading")
-        sources = timeline_sources(load.runs(traces, with_launches=True))
+        sources = timeline_sources(runs)
         begin("laying out")
         model = build_timeline(sources, steps=steps)
     page = output or Path(f"{sources[0].title.replace('/', '-')}.html")
-    with written(page) as file:
+    with written(page) as file, progress(1) as begin:
+        begin("writing")
         write_timeline_page(model, file)
     if pictures := [path for path in (png, svg) if path]:
         with progress(1) as begin:

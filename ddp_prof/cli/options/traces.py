@@ -8,13 +8,14 @@ import sys
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ddp_prof.cli.options.adding import add_options
-from ddp_prof.cli.options.talking import EXIT_CODE
+from ddp_prof.cli.options.talking import EXIT_CODE, progress_bar
 from ddp_prof.errors import InterruptedReadingError, TraceError
 
 if TYPE_CHECKING:
@@ -102,8 +103,10 @@ class Loader:
         from ddp_prof.runs.load import load_runs
         from ddp_prof.runs.workers import Workers
 
-        with _progress_bar() as progress:
-            workers = Workers(self.jobs, self.scheduler, progress, None if self.strict else _say_left_out)
+        with progress_bar() as show:
+            workers = Workers(
+                self.jobs, self.scheduler, partial(show, "reading"), None if self.strict else _say_left_out
+            )
             return load_runs(traces, replace(self.options, **reading), workers=workers, measures=measures)
 
 
@@ -111,21 +114,6 @@ def _say_left_out(error: TraceError) -> None:
     click.echo(f"warning: left out: {error}", err=True)
     if isinstance(error, InterruptedReadingError):
         click.get_current_context().meta[EXIT_CODE] = INTERRUPTED
-
-
-@contextmanager
-def _progress_bar() -> Iterator[Callable[[int, int], None]]:
-    """One bar for all reports on a terminal, from the second report on."""
-    if not sys.stderr.isatty():
-        yield lambda _done, _total: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("reading"), BarColumn(), MofNCompleteColumn(), TextColumn("reports"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", visible=False)
-        yield lambda done, total: bar.update(task, completed=done, total=total, visible=total > 1)
 
 
 def load_options(function: Function) -> Function:
