@@ -11,7 +11,17 @@ from collections import Counter
 from typing import TYPE_CHECKING, TextIO
 
 from ddp_prof.present.columns import columns_of
-from ddp_prof.present.table_fit import FIRST_ROWS, GAP, Fitted, TableOptions, fit_columns, only, shorten, terminal_width
+from ddp_prof.present.table_fit import (
+    FIRST_ROWS,
+    GAP,
+    Fitted,
+    TableOptions,
+    cut_names,
+    fit_columns,
+    only,
+    shorten,
+    terminal_width,
+)
 from ddp_prof.printable import printable
 
 if TYPE_CHECKING:
@@ -111,7 +121,7 @@ def _print_table(view: TableView, own: Sequence[str], shared: Sequence[str], opt
     console = Console(width=width or ENDLESS, height=ENDLESS, highlight=False, emoji=False)
     whole = view.rows_to_read
     short = shorten(whole, view.digest) if view.digest and width is not None else whole
-    rows = only(short, options.columns)
+    rows = only(short if width is None else cut_names(short), options.columns)
     is_whole = width is None or options.columns or not rows
     fitted = Fitted(columns_of(rows)) if is_whole else fit_columns(rows, width or ENDLESS)
     if view.title:
@@ -121,7 +131,8 @@ def _print_table(view: TableView, own: Sequence[str], shared: Sequence[str], opt
     elif rows:
         console.print(_table(rows, fitted.shown))
     cut = f"{FIRST_ROWS} of {len(whole):,} rows, and the others summed; all rows: --wide"
-    told = (*own, cut if short is not whole else None, fitted.note, *shared)
+    names = "long names without their middle; whole: --wide" if rows != only(short, options.columns) else None
+    told = (*own, cut if short is not whole else None, names, fitted.note, *shared)
     for note in filter(None, () if options.quiet else told):
         console.print(Text(f"note: {printable(note)}", style="dim"))
 
