@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def command(traces: tuple[Path, ...], load: Loader, output: Path | None) -> None:
     """A file for Perfetto (ui.perfetto.dev) and chrome://tracing, with overlap and exposed communication as counters.
 
-    Several traces become processes of one file, their first steps lined up. Both viewers read the file on this machine.
+    Several traces become processes of one file, with their first steps aligned. Neither viewer uploads the file.
     """
     from ddp_prof.present.perfetto.writer import write_perfetto
     from ddp_prof.runs.run import timeline_sources

@@ -43,8 +43,8 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str | 
     type=click.Path(allow_dash=True, path_type=Path),
     help="The page; - for stdout. Default: TRACE's name .html.",
 )
-@click.option("--png", type=click.Path(path_type=Path), help="Write a picture, too; needs Chromium.")
-@click.option("--svg", type=click.Path(path_type=Path), help="Write a drawing, too; needs Chromium.")
+@click.option("--png", type=click.Path(path_type=Path), help="Also write a PNG picture; needs Chromium.")
+@click.option("--svg", type=click.Path(path_type=Path), help="Also write an SVG picture; needs Chromium.")
 @click.option("--steps", metavar="N[-M]", callback=_numbers, help="Steps to show. Default: all.")
 @load_options
 def command(
@@ -57,7 +57,8 @@ def command(
 ) -> None:
     """What ran when: host phases, compute, communication, and which of it is overlapped or exposed.
 
-    Several traces come above each other, their first steps lined up. A picture shows a few steps unless told which.
+    Several traces are drawn below each other, with their first steps aligned. A picture shows a few steps; --steps
+    chooses which.
     """
     from ddp_prof.present.html.timeline_page import write_timeline_page
     from ddp_prof.present.timeline.build import build_timeline

@@ -40,6 +40,11 @@ def test_no_summary_is_cut() -> None:
     assert set(COMMANDS) <= set(said.split())
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_line_of_a_commands_help_is_longer_than_a_terminal(command: str) -> None:
+    assert max(map(len, run(command, "--help").stdout.splitlines())) <= 80
+
+
 def test_a_trace_comes_from_stdin(trace: Path) -> None:
     piped = run("overlap", "-", "--format", "csv", stdin=trace.read_bytes()).stdout.splitlines()
     named = run("overlap", trace, "--format", "csv").stdout.splitlines()

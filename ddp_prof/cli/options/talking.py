@@ -79,7 +79,9 @@ def _be_verbose(_context: click.Context, _parameter: click.Parameter, value: boo
 
 
 TALKING = [
-    click.Option(["-q", "--quiet"], is_flag=True, expose_value=False, callback=_be_quiet, help="Leave out the notes."),
+    click.Option(
+        ["-q", "--quiet"], is_flag=True, expose_value=False, callback=_be_quiet, help="Leave out notes and progress."
+    ),
     click.Option(
         ["-v", "--verbose"],
         is_flag=True,

@@ -145,21 +145,21 @@ def load_options(function: Function) -> Function:
 
 
 _LOAD_OPTIONS = (
-    click.option("--strict", is_flag=True, help="Fail where a trace cannot be read, instead of going on without it."),
+    click.option("--strict", is_flag=True, help="Fail if a trace cannot be read, instead of going on without it."),
     click.option(
         "--scheduler",
         metavar="ADDRESS|FILE",
-        help="Let the workers of a Dask scheduler read the traces, at the paths that these have here.",
+        help="Let the workers of a Dask scheduler read the traces; they must find them at the same paths.",
     ),
     click.option(
         "--part-rows",
         type=click.IntRange(min=1),
-        help="Read exports in parts of about so many rows. Default: 3 million, for exports of more than 9 million.",
+        help="Read an export in parts of about this many rows. Default: 3 million, if it has more than 9 million.",
     ),
     click.option(
         "--jobs",
         type=click.IntRange(min=1),
-        help="Processes that read traces. Default: the cores, fewer where there is little to read.",
+        help="Number of processes that read traces. Default: one a core, fewer for small traces.",
     ),
     click.option("--one-run", is_flag=True, help="The traces are ranks of one run, whatever their names."),
     click.option("--separate", is_flag=True, help="Each trace is a run of its own, whatever their names."),
@@ -168,18 +168,18 @@ _LOAD_OPTIONS = (
         metavar="REGEX",
         multiple=True,
         callback=_regular_expression,
-        help="Kernels whose name matches communicate, too. May be repeated.",
+        help="Count kernels whose name matches as communication, too. May be repeated.",
     ),
     click.option(
         "--backward-range",
         metavar="REGEX",
         callback=_regular_expression,
-        help="Ranges that hold the backward pass. Default: 'backward' and the like, else autograd's threads.",
+        help="Names of ranges that hold the backward pass. Default: 'backward' and the like, else autograd's threads.",
     ),
     click.option(
         "--step-range",
         metavar="REGEX",
         callback=_regular_expression,
-        help="Ranges that are steps; a first group is the step's number. Default: the usual names.",
+        help="Names of ranges that are steps; a first group is the step's number. Default: the usual names.",
     ),
 )
