@@ -193,15 +193,20 @@ def skew_headline(skew: RunSkew) -> Headline:
         return Headline(f"Nothing can be said about skew: {skew.reason}")
     steps = len(skew.steps)
     if not skew.has_steps:
-        most = max(skew.ranks, key=lambda rank: rank.last_collectives)
-        detail = f"{most.name} arrives last at {most.last_collectives} of {most.collectives} collectives."
+        latest = max(skew.ranks, key=lambda rank: rank.last_collectives)
+        detail = f"{latest.name} arrives last at {latest.last_collectives} of {latest.collectives} collectives."
         return Headline("The trace tells no steps", detail, "; ")
     if skew.straggler is None:
-        most = max(skew.ranks, key=lambda rank: rank.last_steps)
-        if not most.last_steps:
+        most = max((rank.last_steps for rank in skew.ranks), default=0)
+        if not most:
             return Headline("No rank is late by more than the clocks' residual")
-        detail = f"{most.name} is most often, in {most.last_steps} of {steps} steps."
-        return Headline("No rank is last more often than chance would have it", detail, "; ")
+        names = [rank.name for rank in skew.ranks if rank.last_steps == most]
+        which = (
+            f"{names[0]} is last most often, in"
+            if len(names) == 1
+            else f"{len(names)} ranks are last most often, each in"
+        )
+        return Headline("No rank is last more often than chance explains", f"{which} {most} of {steps} steps.", "; ")
     late = skew.ranks[skew.straggler]
     claim = (
         f"{late.name[:1].upper()}{late.name[1:]} arrives last in {late.last_steps} of {steps} steps, "

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from ddp_prof.analyze.collectives.clock_alignment import Alignment
+from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew, StepSkew
 from ddp_prof.analyze.overlap.comparison import VariantSummary
 from ddp_prof.analyze.root_cause import RootCause
-from ddp_prof.present.headlines import Headline, root_cause_headline, tell_story
+from ddp_prof.present.headlines import Headline, root_cause_headline, skew_headline, tell_story
 
 TAIL = RootCause(
     step=3, steps=10, exposed_ns=100, total_exposed_ns=1000, when="tail", why="transfer", pair_ns=82, wait_ns=0,
@@ -154,3 +156,24 @@ def test_the_story_of_one_winner_is_short_and_says_that_cpu_ranks_share_cores() 
 @pytest.mark.parametrize("runs", [[], [summary("a", None, 0.5, 1)], [summary("naive", 1, 0, 1)]])
 def test_without_anything_to_compare_there_is_no_story(runs: list[VariantSummary]) -> None:
     assert tell_story(runs) == []
+
+
+@pytest.mark.parametrize(
+    ("last_steps", "said"),
+    [
+        ([0, 0], "No rank is late by more than the clocks' residual."),
+        ([3, 5], "No rank is last more often than chance explains; rank 1 is last most often, in 5 of 10 steps."),
+        (
+            [5, 5],
+            "No rank is last more often than chance explains; 2 ranks are last most often, each in 5 of 10 steps.",
+        ),
+    ],
+)
+def test_the_rank_that_is_last_most_often_is_named_where_it_is_one(last_steps: list[int], said: str) -> None:
+    rank = RankSkew(
+        rank=0, process=1, device=None, collectives=10, last_collectives=0, last_steps=0, lag_ns=0, worst_lag_ns=0,
+        exposed_wait_ns=0, cost_ns=0,
+    )  # fmt: skip
+    ranks = tuple(replace(rank, rank=number, last_steps=count) for number, count in enumerate(last_steps))
+    steps = (StepSkew(step=0, lags_ns=(0, 0), last=None, cost_ns=0),) * 10
+    assert skew_headline(RunSkew(ranks, steps, None, Alignment("one clock", 0, 0, (), ()), None, ())).text == said
