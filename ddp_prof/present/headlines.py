@@ -117,9 +117,10 @@ def _culprit(cause: RootCause) -> str:
 
 def _launched_after_backward(cause: RootCause) -> str:
     count = cause.collectives_a_step
-    if cause.alike_a_step == count:
-        return f"all {count} collectives of a step are" if count > 1 else "the only collective of a step is"
-    return f"{cause.alike_a_step} of the {count} collectives of a step {'is' if cause.alike_a_step == 1 else 'are'}"
+    if cause.alike_a_step == count == 1:
+        return "the only collective of a step is launched then"
+    which = "all" if cause.alike_a_step == count else f"{cause.alike_a_step} of the"
+    return f"{which} {count} collectives of a step {'is' if cause.alike_a_step == 1 else 'are'} launched then"
 
 
 def _advice(cause: RootCause) -> str:

@@ -55,7 +55,7 @@ def test_the_headline_names_pair_bucket_size_parameters_and_time() -> None:
         ({"why": "launched_late"}, "tail, launched late by the host"),
         (
             {"why": "blocking_call", "blocking": "after_backward"},
-            "tail, in collectives launched after backward: all 8 collectives of a step are.",
+            "tail, in collectives launched after backward: all 8 collectives of a step are launched then.",
         ),
         ({"why": "peer_wait", "when": "backward", "collective_ns": 41}, "waiting for a peer: 50 % of that with the"),
         ({"why": "peer_wait", "wait_ns": 82}, "'ddp-prof skew' tells who arrives late."),
@@ -78,7 +78,7 @@ def test_only_as_many_are_said_to_be_launched_after_backward_as_are() -> None:
     """As of two of 128 ranks: five sends and receives a step, of which the last is launched after backward."""
     change = {"operation": "send_recv", "bucket": None, "why": "blocking_call", "blocking": "after_backward"}
     text = text_of(**change, collectives_a_step=5, alike_a_step=1, carries_gradients=False)
-    assert text.endswith("is tail, in collectives launched after backward: 1 of the 5 collectives of a step is.")
+    assert text.endswith("is tail, in collectives launched after backward: 1 of the 5 collectives of a step is launched then.")
 
 
 def test_a_collective_that_holds_little_is_not_named() -> None:
