@@ -21,11 +21,6 @@ from ddp_prof.present.html.report_run import ReportRun
 from tests.present.runs import HOSTILE_TITLE, cpu_run, run_of
 
 
-@pytest.fixture
-def no_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "no-browser"))
-
-
 def manifest(**changes: object) -> Manifest:
     values = {
         "variant": "overlap", "bucket_size_mb": None, "world_size": 2, "backend": "gloo", "device": "cpu",
