@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ddp_prof.atomic_write import atomic_write
 from ddp_prof.errors import TraceError
 from ddp_prof.variants import VARIANTS, variant_extras, variant_label, variant_order
+from ddp_prof.whole_file import written_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -178,7 +178,7 @@ def write_manifest(manifest: Manifest, path: Path) -> None:
     record = {**asdict(manifest), "caveats": [caveat.value for caveat in caveats_of(manifest)]}
     if manifest.final_loss is not None and not math.isfinite(manifest.final_loss):
         record["final_loss"] = None
-    with atomic_write(path) as partial:
+    with written_whole(path) as partial:
         partial.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 

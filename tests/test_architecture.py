@@ -22,16 +22,16 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 FOLDERS = sorted({path.parent for path in SOURCES})
 MOST_FILES, MOST_LINES, MOST_FLOORS = 9, 350, 5
 
-GROUND = {"printable", "atomic_write", "errors", "range_names", "variants", "run_config", "manifest", "table", "trace"}
+GROUND = {"printable", "errors", "range_names", "variants", "run_config", "manifest", "table", "trace", "whole_file"}
 MAY_IMPORT = {
     "printable": set(),
-    "atomic_write": set(),
     "errors": {"printable"},
     "range_names": {"errors"},
     "variants": {"errors"},
     "table": {"errors"},
+    "whole_file": set(),
     "run_config": {"errors", "variants"},
-    "manifest": {"errors", "atomic_write", "variants", "run_config"},
+    "manifest": {"errors", "variants", "run_config", "whole_file"},
     "trace": GROUND - {"trace"},
     "ingest": GROUND,
     "analyze": GROUND,

@@ -21,6 +21,7 @@ from ddp_prof.variants import BUCKETED, BYTES_PER_MB, variant_label
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from ddp_prof.benchmark.alpha_beta import Unknown
     from ddp_prof.benchmark.effects import Quantity
     from ddp_prof.benchmark.settings import SettingSummary, Timing
     from ddp_prof.benchmark.statistics import Effect

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 @click.command("compare")
 @traces_argument
-@click.option("--waterfall", is_flag=True, help="A row a change from one variant to the next, by parts of the step.")
-@click.option("--html", "page", type=click.Path(path_type=Path), help="Write a page with the waterfall, too.")
-@click.option("--png", type=click.Path(path_type=Path), help="Write a picture of it, too; needs Chromium.")
+@click.option("--waterfall", is_flag=True, help="Show the change from each variant to the next, by parts of the step.")
+@click.option("--html", "page", type=click.Path(path_type=Path), help="Also write a page with the waterfall.")
+@click.option("--png", type=click.Path(path_type=Path), help="Also write a picture of it; needs Chromium.")
 @table_options
 @load_options
 def command(
@@ -38,9 +38,10 @@ def command(
 ) -> None:
     """Variants side by side: step time, communication, what hides and what does not.
 
-    Speed-ups are over the run called 'naive', where there is one. The waterfall leads from naive to flat, overlap and
-    bucketed: what each removed from the step and what it added, exactly. Of two runs of one variant, as before and
-    after a change, a second table says what changed beyond their spread, and which collective did it.
+    Speed-ups are over the run called 'naive', if there is one. The waterfall leads from naive to flat, overlap and
+    bucketed: it shows what each removed from the mean step and what it added; these parts sum exactly. For two runs of
+    one variant, such as before and after a change, a second table tells what changed beyond their spread, and which
+    collective changed most.
     """
     from ddp_prof.analyze.overlap.comparison import compare_variants
     from ddp_prof.present.json_documents import changes_document, waterfall_document

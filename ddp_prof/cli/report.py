@@ -42,9 +42,9 @@ MOST_RANKS = 8
 )
 @load_options
 def command(traces: tuple[Path, ...], load: Loader, folder: Path) -> None:
-    """One page to read on a set of runs: comparison, why communication is exposed, timelines, what is not known.
+    """Linked pages about a set of runs: comparison, why communication is exposed, timelines, what is not known.
 
-    A folder stands for the traces in it. Pictures need Chromium; without it the pages are written all the same.
+    A folder stands for the traces in it. Pictures need Chromium, the pages do not.
     """
     from ddp_prof.manifest import in_variant_order
     from ddp_prof.present.html.report import write_report

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 @click.command("skew")
 @traces_argument
-@click.option("--html", "page", type=click.Path(path_type=Path), help="Write a page with the picture, too.")
-@click.option("--png", type=click.Path(path_type=Path), help="Write the picture, too; needs Chromium.")
+@click.option("--html", "page", type=click.Path(path_type=Path), help="Also write a page with the picture.")
+@click.option("--png", type=click.Path(path_type=Path), help="Also write the picture; needs Chromium.")
 @table_options
 @load_options
 def command(traces: tuple[Path, ...], load: Loader, page: Path | None, png: Path | None, output: TableOptions) -> None:
     """Which rank arrives last at the collectives, how often, by how much, and what it costs.
 
-    Give the traces of all ranks of a run; files of their own are brought to one clock. Ranks may be missing.
+    Give the traces of all ranks of a run; the clocks of several files are aligned. Some ranks may be missing.
     """
     from ddp_prof.present.headlines import skew_headline
     from ddp_prof.present.tables.render import show

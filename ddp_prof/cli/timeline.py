@@ -40,8 +40,8 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str | 
     type=click.Path(allow_dash=True, path_type=Path),
     help="The page; - for stdout. Default: TRACE's name .html.",
 )
-@click.option("--png", type=click.Path(path_type=Path), help="Write a picture, too; needs Chromium.")
-@click.option("--svg", type=click.Path(path_type=Path), help="Write a drawing, too; needs Chromium.")
+@click.option("--png", type=click.Path(path_type=Path), help="Also write a PNG picture; needs Chromium.")
+@click.option("--svg", type=click.Path(path_type=Path), help="Also write an SVG picture; needs Chromium.")
 @click.option("--steps", metavar="N[-M]", callback=_numbers, help="Steps to show. Default: all.")
 @load_options
 def command(
@@ -54,7 +54,8 @@ def command(
 ) -> None:
     """What ran when: host phases, compute, communication, and which of it is overlapped or exposed.
 
-    Several traces come above each other, their first steps lined up. A picture shows a few steps unless told which.
+    Several traces are drawn below each other, with their first steps aligned. A picture shows a few steps; --steps
+    chooses which.
     """
     from ddp_prof.present.charts.static_images import write_pictures
     from ddp_prof.present.html.timeline_page import write_timeline_page
@@ -62,13 +63,15 @@ def command(
     from ddp_prof.present.timeline.figure import draw_timeline
     from ddp_prof.runs.run import timeline_sources
 
+    runs = load.runs(traces, with_launches=True)
     with progress(2) as begin:
         begin("reading")
-        sources = timeline_sources(load.runs(traces, with_launches=True))
+        sources = timeline_sources(runs)
         begin("laying out")
         model = build_timeline(sources, steps=steps)
     page = output or Path(f"{sources[0].title.replace('/', '-')}.html")
-    with written(page) as file:
+    with written(page) as file, progress(1) as begin:
+        begin("writing")
         write_timeline_page(model, file)
     if pictures := [path for path in (png, svg) if path]:
         with progress(1) as begin:

@@ -87,8 +87,6 @@ WHY = {
     TRANSFER: "in transfer",
 }
 """When and why communication is exposed, as parts of a sentence."""
-_OF_GRADIENTS = (None, "all_reduce", "reduce_scatter")
-"""Operations that buckets and hooks are about; ``None`` where the trace does not tell the operation."""
 
 
 def _kind(cause: RootCause) -> str:
@@ -119,9 +117,10 @@ def _culprit(cause: RootCause) -> str:
 
 def _launched_after_backward(cause: RootCause) -> str:
     count = cause.collectives_a_step
-    if cause.alike_a_step == count:
-        return f"all {count} collectives of a step are" if count > 1 else "the only collective of a step is"
-    return f"{cause.alike_a_step} of the {count} collectives of a step {'is' if cause.alike_a_step == 1 else 'are'}"
+    if cause.alike_a_step == count == 1:
+        return "the only collective of a step is launched then"
+    which = "all" if cause.alike_a_step == count else f"{cause.alike_a_step} of the"
+    return f"{which} {count} collectives of a step {'is' if cause.alike_a_step == 1 else 'are'} launched then"
 
 
 def _advice(cause: RootCause) -> str:
@@ -130,11 +129,11 @@ def _advice(cause: RootCause) -> str:
         return " 'ddp-prof skew' tells who arrives late."
     if cause.why == BLOCKING_CALL and cause.blocking == "compute_stream":
         return " Kernels that follow on that stream wait for them."
-    if cause.why == BLOCKING_CALL and cause.operation in _OF_GRADIENTS and not cause.follows_own_bucket:
+    if cause.why == BLOCKING_CALL and cause.carries_gradients and not cause.follows_own_bucket:
         return " Launched by gradient hooks, some of it could hide behind backward."
     if cause.why == LAUNCHED_LATE:
         return " The host is behind the device: fewer, larger kernels and collectives would help."
-    if cause.when == TAIL and cause.operation in _OF_GRADIENTS:
+    if cause.when == TAIL and cause.carries_gradients:
         return f" {_tail_advice(cause)}"
     if cause.why == QUEUED:
         return " It waits for earlier collectives on its stream: fewer bytes or a faster link would help."
@@ -194,20 +193,29 @@ def skew_headline(skew: RunSkew) -> Headline:
     if skew.reason:
         return Headline(f"Nothing can be said about skew: {skew.reason}")
     steps = len(skew.steps)
+    if not skew.has_steps:
+        latest = max(skew.ranks, key=lambda rank: rank.last_collectives)
+        detail = f"{latest.name} arrives last at {latest.last_collectives} of {latest.collectives} collectives."
+        return Headline("The trace tells no steps", detail, "; ")
     if skew.straggler is None:
-        most = max(skew.ranks, key=lambda rank: rank.last_steps)
-        if not most.last_steps:
+        most = max((rank.last_steps for rank in skew.ranks), default=0)
+        if not most:
             return Headline("No rank is late by more than the clocks' residual")
-        detail = f"{most.name} is most often, in {most.last_steps} of {steps} steps."
-        return Headline("No rank is last more often than chance would have it", detail, "; ")
+        names = [rank.name for rank in skew.ranks if rank.last_steps == most]
+        which = (
+            f"{names[0]} is last most often, in"
+            if len(names) == 1
+            else f"{len(names)} ranks are last most often, each in"
+        )
+        return Headline("No rank is last more often than chance explains", f"{which} {most} of {steps} steps.", "; ")
     late = skew.ranks[skew.straggler]
     claim = (
-        f"{late.name.capitalize()} arrives last in {late.last_steps} of {steps} steps, "
-        f"by {milliseconds(late.lag_ns or 0)} (median)"
+        f"{late.name[:1].upper()}{late.name[1:]} arrives last in {late.last_steps} of {steps} steps, "
+        f"by {milliseconds(late.lag_when_last_ns or 0)} (median)"
     )
     detail = (
-        "others wait for it without anything to compute for "
-        f"{milliseconds(round(late.cost_ns / late.last_steps))} of such a step."
+        "others wait for it without anything to compute for up to "
+        f"{milliseconds(round(late.cost_ns / late.last_steps))} of such a step, on average."
     )
     return Headline(claim, detail, "; ")
 

@@ -45,8 +45,9 @@ def run_of(trace: Trace, name: str = "overlap", label: str | None = None) -> Rep
     explanation = explain_run(analysis_of(trace, label=label))
     result = result_of(trace, label)
     (summary,) = compare_variants([result])
-    step = typical_step(explanation.collectives.collectives)
-    shown = {found.step for rank in result.ranks for found in rank.steps if found.step is not None}
-    steps = {number: ranks for number in sorted(shown) if (ranks := view_step(explanation.run, number))}
+    collectives = explanation.collectives.collectives
+    step = typical_step(collectives)
+    keys = {collective.step_key for collective in collectives if collective.step_key is not None}
+    steps = {key: view_step(explanation.run, key) for key in sorted(keys)}
     use = kernels_views(result, measure_device_use([use_of_rank(rank) for rank in find_rank_events(trace)]))
     return ReportRun(name, result, lambda: (source_of(label, trace),), explanation, summary, steps, step, use)

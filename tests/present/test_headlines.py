@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from ddp_prof.analyze.collectives.clock_alignment import Alignment
+from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew, StepSkew
 from ddp_prof.analyze.overlap.comparison import VariantSummary
 from ddp_prof.analyze.root_cause import RootCause
-from ddp_prof.present.headlines import Headline, root_cause_headline, tell_story
+from ddp_prof.present.headlines import Headline, root_cause_headline, skew_headline, tell_story
 
 TAIL = RootCause(
     step=3, steps=10, exposed_ns=100, total_exposed_ns=1000, when="tail", why="transfer", pair_ns=82, wait_ns=0,
@@ -53,7 +55,7 @@ def test_the_headline_names_pair_bucket_size_parameters_and_time() -> None:
         ({"why": "launched_late"}, "tail, launched late by the host"),
         (
             {"why": "blocking_call", "blocking": "after_backward"},
-            "tail, in collectives launched after backward: all 8 collectives of a step are.",
+            "tail, in collectives launched after backward: all 8 collectives of a step are launched then.",
         ),
         ({"why": "peer_wait", "when": "backward", "collective_ns": 41}, "waiting for a peer: 50 % of that with the"),
         ({"why": "peer_wait", "wait_ns": 82}, "'ddp-prof skew' tells who arrives late."),
@@ -75,8 +77,8 @@ def test_a_collective_on_the_stream_of_compute_is_not_said_to_follow_backward() 
 def test_only_as_many_are_said_to_be_launched_after_backward_as_are() -> None:
     """As of two of 128 ranks: five sends and receives a step, of which the last is launched after backward."""
     change = {"operation": "send_recv", "bucket": None, "why": "blocking_call", "blocking": "after_backward"}
-    text = text_of(**change, collectives_a_step=5, alike_a_step=1)
-    assert text.endswith("is tail, in collectives launched after backward: 1 of the 5 collectives of a step is.")
+    text = text_of(**change, collectives_a_step=5, alike_a_step=1, carries_gradients=False)
+    assert text.endswith("is tail, in collectives launched after backward: 1 of the 5 collectives of a step is launched then.")
 
 
 def test_a_collective_that_holds_little_is_not_named() -> None:
@@ -87,8 +89,8 @@ def test_a_collective_that_holds_little_is_not_named() -> None:
 
 def test_no_advice_about_buckets_for_what_carries_no_gradients() -> None:
     """All-to-alls of experts and gathers of parameters are no buckets of gradients."""
-    assert "bucket" not in text_of(operation="all_to_all", when="forward", bucket=None, parameters=())
-    assert "hooks" not in text_of(operation="all_gather", why="blocking_call", blocking="after_backward")
+    assert "bucket" not in text_of(operation="all_to_all", bucket=None, parameters=(), carries_gradients=False)
+    assert "hooks" not in text_of(carries_gradients=False, why="blocking_call", blocking="after_backward")
 
 
 def test_hooks_are_no_advice_for_the_second_message_of_a_bucket() -> None:
@@ -154,3 +156,24 @@ def test_the_story_of_one_winner_is_short_and_says_that_cpu_ranks_share_cores() 
 @pytest.mark.parametrize("runs", [[], [summary("a", None, 0.5, 1)], [summary("naive", 1, 0, 1)]])
 def test_without_anything_to_compare_there_is_no_story(runs: list[VariantSummary]) -> None:
     assert tell_story(runs) == []
+
+
+@pytest.mark.parametrize(
+    ("last_steps", "said"),
+    [
+        ([0, 0], "No rank is late by more than the clocks' residual."),
+        ([3, 5], "No rank is last more often than chance explains; rank 1 is last most often, in 5 of 10 steps."),
+        (
+            [5, 5],
+            "No rank is last more often than chance explains; 2 ranks are last most often, each in 5 of 10 steps.",
+        ),
+    ],
+)
+def test_the_rank_that_is_last_most_often_is_named_where_it_is_one(last_steps: list[int], said: str) -> None:
+    rank = RankSkew(
+        rank=0, process=1, device=None, collectives=10, last_collectives=0, last_steps=0, lag_ns=0, worst_lag_ns=0,
+        exposed_wait_ns=0, cost_ns=0,
+    )  # fmt: skip
+    ranks = tuple(replace(rank, rank=number, last_steps=count) for number, count in enumerate(last_steps))
+    steps = (StepSkew(step=0, lags_ns=(0, 0), last=None, cost_ns=0),) * 10
+    assert skew_headline(RunSkew(ranks, steps, None, Alignment("one clock", 0, 0, (), ()), None, ())).text == said

@@ -14,6 +14,7 @@ from ddp_prof.analyze.frames import Framed, frame_of_rows, known, rows_of
 from ddp_prof.analyze.outliers import Outliers, find_outliers
 from ddp_prof.analyze.quality.unknown_work import NO_COMMUNICATION, merged_reason
 from ddp_prof.analyze.ranks import Ranked
+from ddp_prof.range_names import PHASES
 from ddp_prof.trace import UNKNOWN, looked_up
 
 if TYPE_CHECKING:
@@ -49,13 +50,14 @@ class Collective(Ranked):
         step: The step's own number.
         step_key: A number that no other step of the rank has; see ``Steps.keys``.
         index: Position in the step, by launch.
+        phase: Phase that launched it, one of ``range_names.PHASES``.
         ready_source: ``kernel`` (the last gradient's) or ``hook``.
         blocking: Why the program waits for it, one of ``timing.BLOCKING``.
         exposed_by: When and why it is exposed, without what is zero; sums to ``exposed_ns``.
         overlapped_ns, exposed_ns: Of the instants that belong to it; the collectives of a step sum to the step's.
         exposed_wait_ns: Exposed while a peer had not arrived.
         transfer_ns: Shortest duration over the ranks; ``wait_ns`` the rest of this one's.
-        ranks: Ranks in the communicator.
+        ranks: Ranks in the communicator, those of the job where it is the only one; never the number of files.
     """
 
     rank: int | None
@@ -84,6 +86,8 @@ class Collective(Ranked):
     """How long before the end of backward's compute it started; negative after it."""
     step_key: int | None
     qualifier: str = ""
+    of_several: bool = False
+    phase: str | None = None
 
     @property
     def step_identity(self) -> tuple[int | None, int, int | None, int | None, str]:
@@ -201,17 +205,18 @@ def _of_rank(run: RunAnalysis, index: int) -> list[Collective]:
         run.exposures[index],
         run.waits_ns[index],
     )
-    ranks = rank.world_size or (len(run.ranks) if len(run.ranks) > 1 else None)
+    all_ranks = rank.world_size if len(rank.groups) < 2 else None  # of several communicators some hold a part of them
     backward_end = known(looked_up(rank.backward_end_ns, timings.step))
     start = timings.start_ns.tolist()
     columns = {
         "step": known(looked_up(rank.step_numbers, timings.step)),
         "index": _positions(timings.step).tolist(),
         "op": _named(OPERATIONS, timings.operation),
+        "phase": _named(PHASES, timings.phase),
         "bucket": known(timings.bucket),
         "bytes": known(timings.bytes),
         "group": _named(rank.groups, timings.group),
-        "ranks": [size or ranks for size in known(timings.group_size)],
+        "ranks": [size or all_ranks for size in known(timings.group_size)],
         "ready_ns": known(timings.ready_ns),
         "ready_source": _named(READY_SOURCES, timings.ready_source),
         "launch_ns": known(timings.launch_ns),
@@ -229,7 +234,7 @@ def _of_rank(run: RunAnalysis, index: int) -> list[Collective]:
         ],
         "step_key": known(rank.keys),
     }
-    shared = {name: getattr(rank, name) for name in ("rank", "process", "device", "qualifier")}
+    shared = {name: getattr(rank, name) for name in ("rank", "process", "device", "qualifier", "of_several")}
     return rows_of(Collective, columns, **shared)
 
 

@@ -49,6 +49,11 @@ class RunAnalysis:
     trace_warnings: tuple[str, ...] = ()
     caveats: tuple[Caveat, ...] = ()
 
+    @property
+    def has_steps(self) -> bool:
+        """Whether the traces mark steps; else the whole capture stands for one."""
+        return any(len(rank.times) for rank in self.ranks)
+
     @cached_property
     def matches(self) -> Matches:
         """The collectives that several ranks took part in."""

@@ -6,7 +6,9 @@
                             ready   start    end
 
 *Ready* is the end of the last kernel of backward that was launched before the collective was, by the same thread
-(autograd's, whose hook launches the collective). On a CPU it is the hook's own time, the start of our range.
+(autograd's, whose hook launches the collective). On a CPU it is the hook's own time, the start of our range. It is
+known of what backward launched, and of what follows it before the optimizer: what forward launches waits for no
+gradient. Nor is it known within a CUDA graph, whose kernels are launched by one call.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.core.rank_events import RankEvents
     from ddp_prof.analyze.core.step_breakdown import StepTimes
     from ddp_prof.analyze.intervals import Intervals
-    from ddp_prof.trace import Ints, Trace
+    from ddp_prof.trace import Ints, Mask, Trace
 
 BLOCKING = (None, "after_backward", "compute_stream")
 """Why the program waits for a collective, ``None`` where it does not: launched after backward, on compute's stream."""
@@ -110,6 +112,7 @@ class RankCollectives(Ranked):
     compute: Intervals
     times: StepTimes
     qualifier: str = ""
+    of_several: bool = False
     reason: str | None = None
 
     @property
@@ -172,7 +175,10 @@ def beside_collectives(found: RankCollectives, *, to_draw: bool) -> RankCollecti
 def _timings(
     rank: RankEvents, events: Events, backward: Events, noted: CollectiveMetadata, groups: Sequence[int]
 ) -> CollectiveTimings:
-    ready, source = _ready(events, backward, rank.gradient_threads)
+    blocking = _blocking(rank, events, backward)
+    follows = (blocking == BLOCKING.index("after_backward")) & (events.phase == UNKNOWN)
+    of_gradients = np.isin(events.phase, (BACKWARD_PHASE, SYNCHRONIZE_PHASE)) | follows
+    ready, source = _ready(events, backward, rank.gradient_threads, of_gradients)
     ranges = rank.collective_ranges
     row = ranges.launched_in(events.launch_ns)
     own_bytes = looked_up(ranges.bytes, row)
@@ -186,7 +192,7 @@ def _timings(
         start_ns=events.start_ns,
         end_ns=events.end_ns,
         phase=events.phase,
-        blocking=_blocking(rank, events, backward),
+        blocking=blocking,
         operation=_operations(rank.trace, events, noted, looked_up(ranges.operation, row)),
         bucket=looked_up(ranges.bucket, row),
         bytes=np.where(own_bytes != UNKNOWN, own_bytes, noted.bytes),
@@ -196,18 +202,21 @@ def _timings(
     )
 
 
-def _ready(events: Events, backward: Events, gradient_threads: Collection[int]) -> tuple[Ints, Ints]:
+def _ready(
+    events: Events, backward: Events, gradient_threads: Collection[int], of_gradients: Mask
+) -> tuple[Ints, Ints]:
     """When the gradients of each collective were ready, and by which of :data:`READY_SOURCES` that is known."""
     ready = np.full(len(events), UNKNOWN, np.int64)
     source = ready.copy()
     on_host = events.activity == UNKNOWN
     ready[on_host], source[on_host] = events.launch_ns[on_host], READY_SOURCES.index("hook")
     for launcher in np.unique(events.launcher[~on_host]).tolist():
-        asked = np.flatnonzero(~on_host & (events.launcher == launcher) & (events.step != UNKNOWN))
+        asked = np.flatnonzero(of_gradients & ~on_host & (events.launcher == launcher) & (events.step != UNKNOWN))
         gradients = select(backward, backward.launcher == launcher) if launcher in gradient_threads else backward
         gradients = select(gradients, np.argsort(gradients.launch_ns, kind="stable"))
         last = np.searchsorted(gradients.launch_ns, events.launch_ns[asked], side="right") - 1
         found = (last >= 0) & (looked_up(gradients.step, last) == events.step[asked])
+        found &= looked_up(gradients.launch_ns, last) < events.launch_ns[asked]
         ready[asked[found]] = gradients.end_ns[last[found]]
         source[asked[found]] = READY_SOURCES.index("kernel")
     return ready, source

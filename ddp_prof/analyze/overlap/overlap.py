@@ -97,6 +97,7 @@ class RankOverlap(Ranked):
     steps: tuple[StepOverlap, ...]
     file: str = ""
     qualifier: str = ""
+    of_several: bool = False
     node: str | None = None
     """Name of the machine, where the trace tells it."""
 

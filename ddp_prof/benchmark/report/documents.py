@@ -6,7 +6,6 @@ import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ddp_prof.atomic_write import atomic_write
 from ddp_prof.benchmark.alpha_beta import Unknown
 from ddp_prof.benchmark.claims import check_claims
 from ddp_prof.benchmark.report.bandwidth_chart import draw_bandwidth
@@ -29,6 +28,7 @@ from ddp_prof.present.charts.static_images import try_pictures
 from ddp_prof.present.html.page import write_figure_page
 from ddp_prof.present.json_documents import SCHEMA
 from ddp_prof.present.tables.render import markdown, markdown_text, write_csv
+from ddp_prof.whole_file import written_whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,13 +62,14 @@ def write_results(testbeds: Sequence[TestbedResults], study: Study | None, folde
         write_figure_page(figure, folder / f"{name}.html", title=_title(name), shared_plotly=True)
     problems = try_pictures([(figure, folder / f"{name}.png") for own in figures for name, figure in own.items()])
     pictures = [[] if problems else list(own) for own in figures]
-    (folder / REPORT).write_text(results_markdown(testbeds, study, pictures), encoding="utf-8")
+    with written_whole(folder / REPORT) as partial:
+        partial.write_text(results_markdown(testbeds, study, pictures), encoding="utf-8")
     return problems
 
 
 def write_results_csv(summaries: Sequence[SettingSummary], path: Path) -> None:
     """Write a row a setting; the file is there whole or as it was."""
-    with atomic_write(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
+    with written_whole(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
         write_csv(csv_rows(summaries), file)
 
 

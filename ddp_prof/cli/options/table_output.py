@@ -47,6 +47,6 @@ _OPTIONS = (
         type=click.Choice(FORMS),
         default=FORMS[0],
         show_default=True,
-        help="How to print.",
+        help="Form of the output.",
     ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from contextlib import contextmanager
+from itertools import count
 from threading import Timer
 from typing import TYPE_CHECKING
 
@@ -29,23 +30,37 @@ def is_quiet() -> bool:
 
 @contextmanager
 def progress(parts: int) -> Iterator[Callable[[str], None]]:
-    """Hands out what is to be called with the name of each part of the work when it begins.
+    """Hands out what is to be called with the name of each part of the work when it begins; shown by a bar."""
+    with progress_bar() as show:
+        done = count()
+        yield lambda part: show(part, next(done), parts)
 
-    A bar on stderr shows it where that is a terminal and the work takes more than a second.
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """Hands out what is to be called with what is done now, and how many of how many parts are done.
+
+    A bar on stderr shows it where that is a terminal and the work takes more than a second. Of a single part nobody
+    knows how far it is: the bar moves to and fro.
     """
     if is_quiet() or not sys.stderr.isatty():
-        yield lambda _part: None
+        yield lambda _what, _done, _total: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
     bar = Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
-    task = bar.add_task("", total=parts, completed=-1)
+    task = bar.add_task("", total=None)
+
+    def show(what: str, done: int, total: int) -> None:
+        text, known = (f"{what}, {done} of {total} done", total) if total > 1 else (what, None)
+        bar.update(task, description=text, completed=done, total=known)
+
     timer = Timer(DELAY_S, bar.start)
     timer.start()
     try:
-        yield lambda part: bar.update(task, description=part, advance=1)
+        yield show
     finally:
         timer.cancel()
         timer.join()
@@ -64,7 +79,9 @@ def _be_verbose(_context: click.Context, _parameter: click.Parameter, value: boo
 
 
 VERBOSITY = [
-    click.Option(["-q", "--quiet"], is_flag=True, expose_value=False, callback=_be_quiet, help="Leave out the notes."),
+    click.Option(
+        ["-q", "--quiet"], is_flag=True, expose_value=False, callback=_be_quiet, help="Leave out notes and progress."
+    ),
     click.Option(
         ["-v", "--verbose"],
         is_flag=True,

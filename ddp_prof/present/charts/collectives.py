@@ -47,7 +47,7 @@ class _Row(NamedTuple):
 
 def draw_step_collectives(
     run: RunAnalysis,
-    step: int | None,
+    step: int,
     ranks: Sequence[RankStepView],
     headline: Headline,
 ) -> go.Figure:
@@ -191,13 +191,13 @@ def _markers(rows: Sequence[_Row]) -> list[dict[str, Any]]:
 
 def _layout(
     run: RunAnalysis,
-    step: int | None,
+    step: int,
     ranks: Sequence[RankStepView],
     rows: Sequence[_Row],
     headline: Headline,
 ) -> dict[str, Any]:
     notice = theme.place_notice([run.device], run.caveats)
-    where = "no step with communication" if step is None else f"step {step}"
+    where = f"step {step}" if run.has_steps else "the whole capture, in which no steps are marked"
     there, shown = sum(len(rank.collectives) for rank in ranks), sum(row.line is not None for row in rows)
     if shown < there:
         where += f" (the {shown} of {there} collectives that are exposed longest)"
@@ -210,7 +210,7 @@ def _layout(
         ),
         "barmode": "overlay",
         "legend": {**LEGEND, "traceorder": "normal"},
-        "xaxis": axis() | {"title": {"text": "ms from the step's first readiness or launch"}},
+        "xaxis": axis() | {"title": {"text": "ms since the first collective was ready or launched"}},
         "yaxis": {
             "tickmode": "array", "tickvals": [row.y for row in rows], "ticktext": [f"{row.label}  " for row in rows],
             "range": [len(rows) - 0.4, -0.6], "showgrid": False, "zeroline": False,

@@ -101,7 +101,7 @@ def _layout(results: Sequence[TraceOverlap], summaries: Sequence[VariantSummary]
     return {
         **chart_frame(
             title=_headline(summaries),
-            subtitle=subtitle(results),
+            subtitle="  ·  ".join([subtitle(results), *_caveats(summaries)]),
             height=_TOP + _BOTTOM + _ROW * max(1, len(results)), t=_TOP, b=_BOTTOM, l=_LEFT, r=90,
         ),
         "barmode": "stack",
@@ -109,16 +109,24 @@ def _layout(results: Sequence[TraceOverlap], summaries: Sequence[VariantSummary]
         **STILL,
         "legend": {**LEGEND, "traceorder": "normal"},
         "xaxis": axis(
-            "median step by parts, ms, over steps and ranks",
-            domain=[0, 0.58], range=[0, longest * 1.02 or 1], fixedrange=True,
+            "window of a step by parts, ms: medians over steps and ranks",
+            domain=[0, 0.58], range=[0, longest * 1.02 or 1], fixedrange=True, visible=bool(longest),
         ),
         "xaxis2": axis(
             "communication overlapped by compute",
-            domain=[0.66, 1], range=[-4, 104], anchor="y", ticksuffix=" %", fixedrange=True,
+            domain=[0.66 if longest else 0, 1], range=[-4, 104], anchor="y", ticksuffix=" %", fixedrange=True,
         ),
         "yaxis": rows_axis([run_label(result.label) for result in results], tickfont={"size": 13}),
         "annotations": [_share_label(row, summary) for row, summary in enumerate(summaries)],
     }  # fmt: skip
+
+
+def _caveats(summaries: Sequence[VariantSummary]) -> list[str]:
+    """Why the bars may be longer than the steps of the table."""
+    known = [(run.window_ns, run.step_ns) for run in summaries if run.window_ns is not None and run.step_ns is not None]
+    if all(window_ns <= step_ns for window_ns, step_ns in known):
+        return []
+    return ["windows of steps overlap: the device ends a step while the host is in the next one"]
 
 
 def _share_label(row: int, summary: VariantSummary) -> dict[str, Any]:
@@ -146,4 +154,4 @@ def subtitle(results: Sequence[TraceOverlap]) -> str:
     caveats = {caveat for result in results for caveat in result.caveats}
     text = theme.place_notice((result.device for result in results), caveats)
     ranks = sorted({len(result.ranks) for result in results})
-    return f"{text}  ·  {'/'.join(map(str, ranks))} {'rank' if ranks == [1] else 'ranks'}  ·  warm-up left out"
+    return f"{text}  ·  {'/'.join(map(str, ranks))} {'rank' if ranks == [1] else 'ranks'}"

@@ -39,16 +39,21 @@ def _heat(skew: RunSkew) -> dict[str, Any]:
         # From clear to red, so that it is right on a light page and on a dark one.
         "colorscale": [[0, "rgba(128,128,128,0.12)"], [1, theme.LIGHT.colors[theme.EXPOSED]]],
         "colorbar": {"title": {"text": "lag, ms"}, "thickness": 12, "y": 1, "yanchor": "top", "len": 0.6},
-        "customdata": [[name] * len(skew.steps) for name in names],
-        "hovertemplate": "<b>%{customdata}</b>, step %{x}<br>%{z:.3f} ms after the others' median<extra></extra>",
+        "customdata": [
+            [(name, None if (lag := step.lags_ns[row]) is None else lag / 1e6) for step in skew.steps]
+            for row, name in enumerate(names)
+        ],
+        "hovertemplate": (
+            "<b>%{customdata[0]}</b>, step %{x}<br>%{customdata[1]:.3f} ms after the others' median<extra></extra>"
+        ),
     }  # fmt: skip
 
 
 def _cost(skew: RunSkew) -> dict[str, Any]:
     return {
         "type": "bar", "x": _columns(skew), "y": [step.cost_ns / 1e6 for step in skew.steps], "yaxis": "y2",
-        "name": "exposed wait", "showlegend": False, "marker": {"color": theme.LIGHT.colors[theme.EXPOSED]},
-        "hovertemplate": "step %{x}: %{y:.3f} ms exposed wait<extra></extra>",
+        "name": "exposed wait of others", "showlegend": False, "marker": {"color": theme.LIGHT.colors[theme.EXPOSED]},
+        "hovertemplate": "step %{x}: %{y:.3f} ms others wait for the last rank, exposed<extra></extra>",
     }  # fmt: skip
 
 
@@ -64,7 +69,7 @@ def _layout(run: RunAnalysis, skew: RunSkew) -> dict[str, Any]:
     return {
         **chart_frame(
             title=as_text(skew_headline(skew).claim),
-            subtitle=f"{notice}  ·  {shown_name(run.label)}  ·  above the lag of each rank, below the exposed wait",
+            subtitle=f"{notice}  ·  {shown_name(run.label)}  ·  lag of each rank; others' exposed wait for the last",
             height=_TOP + inner + _BOTTOM, t=_TOP, b=_BOTTOM, l=_LEFT, r=90,
         ),
         "xaxis": {**plain, "type": "category", "showgrid": False, "title": {"text": "step"}, "anchor": "y2"},

@@ -28,7 +28,7 @@ def index_values(runs: Sequence[ReportRun], charts: Sequence[str], *, pictures: 
 
     Args:
         runs: The runs, in the order in which they are told of.
-        charts: Names of its figures but the waterfall, the most telling one first.
+        charts: Names of its figures but the waterfall.
         pictures: Whether ``.png`` files of timelines and charts lie beside the page.
     """
     rows = compare_rows(run.summary for run in runs)
@@ -41,7 +41,7 @@ def index_values(runs: Sequence[ReportRun], charts: Sequence[str], *, pictures: 
         "charts": charts,
         "pictures": pictures,
         "comparison": rows,
-        "comparison_columns": columns_of(rows),
+        "comparison_columns": [item for item in columns_of(rows) if any(row[item.key] is not None for row in rows)],
         "how_to_read": HOW_TO_READ,
         "unknown": _unknown(runs),
         "shared_facts": [pair for pair in (facts[0].items() if facts else ()) if pair in shared],

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
+    import plotly.graph_objects as go
+
     from ddp_prof.analyze.variants.waterfall import Waterfall
     from ddp_prof.present.columns import Column, Row
     from ddp_prof.present.html.report_run import ReportRun
@@ -60,7 +62,7 @@ def write_report(
     runs = [replace(run, name=name) for name, run in zip(names, runs, strict=True)]
     results, summaries = [run.result for run in runs], [run.summary for run in runs]
     figures = (draw_comparison(results, summaries), draw_overlap_by_step(results), draw_step_times(results))
-    charts = dict(zip(CHARTS, figures, strict=True))
+    charts = {name: figure for name, figure in zip(CHARTS, figures, strict=True) if _shows_something(figure)}
     if waterfall is not None and waterfall.changes:
         charts[WATERFALL] = draw_waterfall(waterfall)
     pictures = [(chart, folder / f"{name}.png") for name, chart in charts.items()]
@@ -77,7 +79,7 @@ def write_report(
     write_page(
         folder / f"{INDEX}.html",
         "index.html",
-        index_values(runs, list(CHARTS), pictures=not problems),
+        index_values(runs, [name for name in CHARTS if name in charts], pictures=not problems),
         title="Communication behind compute",
         figures=charts,
         css=asset("index.css") + asset("tables.css"),
@@ -85,6 +87,11 @@ def write_report(
         shared_plotly=True,
     )
     return problems
+
+
+def _shows_something(figure: go.Figure) -> bool:
+    """Captures without steps, or without communication, leave some charts empty."""
+    return any(len(trace.x) for trace in figure.data)
 
 
 _PAGES = {TIMELINE: "timeline", WHY: "why it is exposed", KERNELS: "kernels"}
@@ -114,21 +121,21 @@ def _navigation(runs: Sequence[ReportRun], at: int, here: str) -> Navigation:
 def _write_why_page(run: ReportRun, folder: Path, navigation: Navigation) -> None:
     """The collectives of each step, of which one is seen, and who was late in which."""
     found, cause, step = run.explanation, run.cause, run.typical_step
-    typical = () if step is None else run.steps[step]
-    title = Headline("The collectives of a step")  # the cause is the page's heading
-    figures = {"collectives": draw_step_collectives(found.run, step, typical, title)}
-    figures |= {
-        f"step-{number}": draw_step_collectives(found.run, number, ranks, title) for number, ranks in run.steps.items()
-    }
+    of_what = "a step" if found.run.has_steps else "the capture"
+    title = Headline(f"The collectives of {of_what}")  # the cause is the page's heading
+    drawn = {number: draw_step_collectives(found.run, number, ranks, title) for number, ranks in run.steps.items()}
+    figures = {} if step is None else {"collectives": drawn[step]}
+    steps = list(drawn) if found.run.has_steps else []
+    figures |= {f"step-{number}": drawn[number] for number in steps}
     if len(run.result.ranks) >= LEAST_RANKS:
         figures["skew"] = draw_heat_map(run.result, found.skew)
     elif found.skew.reason is None:
         figures["skew"] = draw_skew(found.run, found.skew)
-    heading = f"{run.result.label}: {cause.claim}"
+    heading = f"{run.result.label}: {cause.claim[:1].lower()}{cause.claim[1:]}"
     write_page(
         folder / f"{run.name}{WHY}.html",
         "why.html",
-        {"heading": heading, "detail": cause.detail, "steps": list(run.steps), "typical": step},
+        {"heading": heading, "detail": cause.detail, "steps": steps, "typical": step},
         title=heading,
         navigation=navigation,
         figures=figures,

@@ -16,9 +16,9 @@ from typing import IO, TYPE_CHECKING
 import numpy as np
 
 from ddp_prof import __version__
-from ddp_prof.atomic_write import atomic_write
 from ddp_prof.present.perfetto.tracks import CATEGORIES, tracks_of
 from ddp_prof.trace import UNKNOWN, select
+from ddp_prof.whole_file import written_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,9 +43,8 @@ def write_perfetto(sources: Sequence[Source], path: Path) -> None:
         sources: The traces; where there are several, their titles are part of the processes'.
         path: The file.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     zeros = _zeros(sources)
-    with atomic_write(path) as partial, _opened(partial, compressed=path.suffix == ".gz") as file:
+    with written_whole(path) as partial, _opened(partial, compressed=path.suffix == ".gz") as file:
         file.write(f'{{"displayTimeUnit":"ns","otherData":{json.dumps(_about(sources, zeros))},"traceEvents":[')
         separator = "\n"
         for events in _events(sources, zeros):

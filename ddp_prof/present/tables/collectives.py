@@ -30,6 +30,8 @@ DIGEST = Digest(
 )
 BY = ("collective", "step", "bucket")
 """What a row can stand for."""
+MOST_READ = 1000
+"""Rows of a few ranks that are shown one by one on a terminal."""
 SUMMED = ("duration", "wait", "overlapped", "exposed", "exposed_wait")
 """Times of collectives that are summed in a row of several."""
 
@@ -47,7 +49,7 @@ def collectives_view(run: RunAnalysis, result: RunCollectives, headline: Headlin
         rows = list(_summed_rows(result.collectives, by))
     document = collectives_document(run, result, headline.text)
     # Hundreds of collectives of a few ranks are to be read one by one, those of hundreds of ranks are not.
-    digest = DIGEST if len(run.ranks) > MOST_ROWS else None
+    digest = DIGEST if len(run.ranks) > MOST_ROWS or len(rows) > MOST_READ else None
     return TableView(title, [{"run": run.label, **row} for row in rows], notes, document, digest=digest)
 
 
@@ -123,7 +125,7 @@ def _key(collective: Collective, by: str) -> Row:
 
 
 def _rank(collective: Collective) -> str | int:
-    return collective.name if collective.rank is None else collective.rank
+    return collective.name if collective.rank is None or collective.of_several else collective.rank
 
 
 def _sum_known(values: Iterable[int | None]) -> int | None:

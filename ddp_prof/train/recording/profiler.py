@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from ddp_prof.atomic_write import atomic_write
 from ddp_prof.ddp import annotate
+from ddp_prof.whole_file import written_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -128,7 +128,7 @@ def rank_path(path: Path, rank: int) -> Path:
 
 def write_kineto(recorded: profile, crossing: Sequence[Recorded], path: Path) -> None:
     """Export the profile with the ranges that cross threads added; the file is there whole or not at all."""
-    with atomic_write(path) as partial:
+    with written_whole(path) as partial:
         recorded.export_chrome_trace(str(partial))
         document = json.loads(partial.read_bytes())
         document["traceEvents"] += in_flight_events(crossing, document.get("baseTimeNanoseconds", 0), os.getpid())
