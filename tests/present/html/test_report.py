@@ -185,7 +185,8 @@ class TestPages:
         write_report([run_of(draw_trace(streams={7: "aa.bb"}), "silent")], tmp_path)
         assert [chart for page in tmp_path.glob("*.html") for chart in charts_of(page)] == []
         assert "There is no overlap figure" in " ".join(read(tmp_path / "index.html").sections[""])
-        assert "nothing in this trace is known to communicate" in (tmp_path / "silent-why.html").read_text(encoding="utf-8")
+        why = (tmp_path / "silent-why.html").read_text(encoding="utf-8")
+        assert "nothing in this trace is known to communicate" in why
 
     def test_ranks_that_shared_a_gpu_are_told_of_in_each_page_and_figure(self, tmp_path: Path) -> None:
         trace = cpu_run()
