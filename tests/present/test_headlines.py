@@ -78,7 +78,8 @@ def test_only_as_many_are_said_to_be_launched_after_backward_as_are() -> None:
     """As of two of 128 ranks: five sends and receives a step, of which the last is launched after backward."""
     change = {"operation": "send_recv", "bucket": None, "why": "blocking_call", "blocking": "after_backward"}
     text = text_of(**change, collectives_a_step=5, alike_a_step=1, carries_gradients=False)
-    assert text.endswith("is tail, in collectives launched after backward: 1 of the 5 collectives of a step is launched then.")
+    end = "is tail, in collectives launched after backward: 1 of the 5 collectives of a step is launched then."
+    assert text.endswith(end)
 
 
 def test_a_collective_that_holds_little_is_not_named() -> None:
