@@ -236,7 +236,7 @@ def _reason(ranks: Sequence[RankCollectives], matches: Matches, alignment: Align
     if len(matches):
         return None
     if len(ranks) < 2:
-        return "it takes the traces of at least two ranks of a run: give the others', too (--one-run joins files)"
+        return "that takes the traces of at least two ranks of a run; give the others, too (--one-run joins files)"
     return "no collective is found on two ranks"
 
 

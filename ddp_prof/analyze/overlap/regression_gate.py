@@ -202,7 +202,9 @@ def _pool(run: TraceOverlap, measure: Callable[[RankOverlap], Sequence[int] | st
         values += of_rank
         counts.append(len(of_rank))
     found = median_of_steps(values, min(counts, default=0))
-    return f"fewer than {LEAST_STEPS} steps tell no spread" if found is None or found.half_width is None else found
+    return (
+        f"fewer than {LEAST_STEPS} steps, so no spread is known" if found is None or found.half_width is None else found
+    )
 
 
 # What follows gives figures, or a text: why they are not known.
@@ -212,7 +214,7 @@ def _overlap(rank: RankOverlap) -> float | str:
     if rank.overlap_ratio is None:
         return rank.reason or "no communication in this trace"
     if any(step.idle_ns is None for step in rank.steps):
-        return "CUDA graphs were recorded whole, and so not the collectives in them"
+        return "CUDA graphs were recorded whole, without the collectives in them"
     return rank.overlap_ratio
 
 
