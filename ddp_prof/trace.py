@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.table import UNKNOWN, Ints, Mask, Table, concatenate, distinct, empty, looked_up, select
+from ddp_prof.table import UNKNOWN, Ints, Mask, Table, concatenate, distinct, distinct_rows, empty, looked_up, select
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,11 +23,15 @@ if TYPE_CHECKING:
     from ddp_prof.manifest import Manifest
 
 __all__ = [
-    "SOURCE_NAMES", "UNKNOWN", "Activities", "CallDetails", "Calls", "Category", "CollectiveMetadata", "Ints", "Kind",
-    "Mask", "Overhead", "Spans", "Table", "Trace", "UnresolvedNames", "concatenate", "distinct", "empty",
-    "find_launching_calls", "looked_up", "select",
+    "AUTOGRAD", "SOURCE_NAMES", "UNKNOWN", "Activities", "CallDetails", "Calls", "Category", "CollectiveMetadata",
+    "Ints", "Kind", "Mask", "Overhead", "Spans", "Table", "Trace", "UnresolvedNames", "concatenate", "distinct",
+    "distinct_rows",
+    "empty", "find_launching_calls", "looked_up", "select",
 ]  # fmt: skip
 """What a reader of traces needs, :mod:`ddp_prof.table` included."""
+
+AUTOGRAD = "pt_autograd"
+"""What torch calls the threads in which autograd computes backward, before their number."""
 
 SOURCE_NAMES = {"nsys-sqlite": "nsys", "nsys-report": "nsys", "nsys-tables": "nsys", "kineto": "torch.profiler"}
 """The program that recorded a trace, as it is shown to users, where :attr:`Trace.source` does not name it."""

@@ -1,10 +1,12 @@
 """Kills parts of real runs, and tells what came of it: a table with a row for each victim and signal.
 
-    .venv/bin/python scripts/kill_matrix.py [--scenes capture sweep report] [--format markdown]
+    .venv/bin/python scripts/kill_matrix.py [--scenes capture sweep report]
+        [--victims rank launcher nsys recorder command]
 
 Three scenes: ``profile_all.sh`` in its second capture, a sweep in its second run, a report half-way. The victim is one
-rank, the launcher of the ranks, nsys, or the command itself, and gets SIGINT, SIGTERM or SIGKILL; the command itself
-gets SIGINT as Ctrl-C sends it, to all of its group. Then the command is started again.
+rank, the launcher of the ranks, nsys, the recorder (scripts/profile_variant.sh, which ignores SIGINT as what a shell
+starts in the background does), or the command itself, and gets SIGINT, SIGTERM or SIGKILL; the command itself gets
+SIGINT as Ctrl-C sends it, to all of its group. Then the command is started again.
 
 A row is good when the command ends with a line that says what happened, no process of it is left, what was finished
 before is unchanged, and the next run completes the rest. Exit: 0 when all rows are good, else 1.
@@ -22,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = ROOT / ".venv/bin"
+VICTIMS = ("rank", "launcher", "nsys", "recorder", "command")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 WAIT_S = 180.0
 """For a state to be reached, and for a command to end."""
@@ -153,6 +156,14 @@ def nsys_in(processes: Sequence[int]) -> int:
     )  # fmt: skip
 
 
+def recorder_in(processes: Sequence[int]) -> int:
+    """The shell that makes one capture."""
+    return next(
+        process for process in processes
+        if any(argument.endswith("/profile_variant.sh") for argument in arguments_of(process)[:2])
+    )  # fmt: skip
+
+
 def digests(folder: Path) -> dict[str, str]:
     """What is in a folder, hidden files left out."""
     return {
@@ -231,7 +242,8 @@ def end_all(seen: set[Process]) -> list[str]:
         time.sleep(0.1)
     names = [" ".join(arguments_of(process)[:4])[:60] for process, _ in left]
     for process, _ in left:
-        os.kill(process, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
     return names
 
 
@@ -259,7 +271,12 @@ def capture_scene() -> Scene:
         settings,
         prepare,
         lambda processes, _: len(ranks_in(processes)) == 2 and all(map(has_torch, ranks_in(processes))),
-        {"rank": lambda processes: ranks_in(processes)[-1], "launcher": launcher_in, "nsys": nsys_in},
+        {
+            "rank": lambda processes: ranks_in(processes)[-1],
+            "launcher": launcher_in,
+            "nsys": nsys_in,
+            "recorder": recorder_in,
+        },
         is_complete,
     )
 
@@ -330,14 +347,14 @@ def report_scene() -> Scene:
 SCENES = {"capture": capture_scene, "sweep": sweep_scene, "report": report_scene}
 
 
-def run_scene(scene: Scene) -> Iterator[Outcome]:
-    """All rows of a scene."""
+def run_scene(scene: Scene, victims: Sequence[str]) -> Iterator[Outcome]:
+    """The rows of a scene for the victims that it has."""
     with tempfile.TemporaryDirectory(prefix="kill.before.") as name:
         before = Path(name) / "before"
         before.mkdir()
         scene.prepare(before)
-        for victim in (*scene.victims, "command"):
-            for number in SIGNALS:
+        for victim in (name for name in (*scene.victims, "command") if name in victims):
+            for number in SIGNALS[1:] if victim == "recorder" else SIGNALS:
                 yield strike(scene, victim, number, before)
 
 
@@ -345,11 +362,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Kill, print the table, and say by the exit status whether all rows are good."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scenes", nargs="+", choices=SCENES, default=list(SCENES))
+    parser.add_argument("--victims", nargs="+", choices=VICTIMS, default=VICTIMS)
     arguments = parser.parse_args(argv)
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # by nohup or in the background the victims would ignore it
     print("|", " | ".join(HEADER), "|\n|", " | ".join("---" for _ in HEADER), "|", flush=True)
     is_good = True
     for name in arguments.scenes:
-        for outcome in run_scene(SCENES[name]()):
+        for outcome in run_scene(SCENES[name](), arguments.victims):
             is_good = is_good and outcome.is_good
             print("|", " | ".join(cell.replace("|", "\\|") for cell in outcome.cells()), "|", flush=True)
     return 0 if is_good else 1

@@ -48,7 +48,7 @@ def _lines_of_run(run: Run) -> Iterator[str]:
     result, overlap, cause = run.collectives(), run.overlap(), run.root_cause()
     found = result.collectives
     yield f"== {', '.join(path.name for path in run.files)}: {len(found)} collectives, {len(overlap.ranks)} ranks"
-    yield f"  EXPOSED  {root_cause_headline(cause, has_collectives=bool(found)).text}"
+    yield f"  EXPOSED  {root_cause_headline(cause, result.reason).text}"
     if cause is not None:
         yield from _evidence(cause)
     pairs: Counter[str] = Counter()

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from ddp_prof.present.charts.static_images import find_browser
 
@@ -15,6 +16,10 @@ from ddp_prof.present.charts.static_images import find_browser
 for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
+
+# A busy machine is no failure.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent

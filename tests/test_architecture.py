@@ -22,16 +22,16 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 FOLDERS = sorted({path.parent for path in SOURCES})
 MOST_FILES, MOST_LINES, MOST_FLOORS = 9, 350, 5
 
-GROUND = {"printable", "errors", "range_names", "variants", "unknown", "run_config", "manifest", "table", "trace"}
+GROUND = {"printable", "errors", "range_names", "variants", "run_config", "manifest", "table", "trace", "whole_file"}
 MAY_IMPORT = {
     "printable": set(),
     "errors": {"printable"},
     "range_names": {"errors"},
     "variants": {"errors"},
-    "unknown": {"errors"},
     "table": {"errors"},
-    "run_config": {"errors", "variants", "unknown"},
-    "manifest": {"errors", "variants", "unknown", "run_config"},
+    "whole_file": set(),
+    "run_config": {"errors", "variants"},
+    "manifest": {"errors", "variants", "run_config", "whole_file"},
     "trace": GROUND - {"trace"},
     "ingest": GROUND,
     "analyze": GROUND,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,27 +16,32 @@ class Ranked:
     Attributes:
         rank: Its number in the job; ``None`` where the trace does not tell.
         process: Process id.
+        device: CUDA ordinal; ``None`` on a CPU.
         qualifier: The file, where ranks of several files have one process number and no rank number, as in containers.
+        of_several: Whether its process uses other devices, too, each of which is measured as a rank.
     """
 
     __slots__ = ()
     rank: int | None
     process: int
+    device: int | None
     qualifier: str
+    of_several: bool
 
     @property
     def name(self) -> str:
         """What a person calls it: by its process, and if need be its file, where its number is not known."""
+        device = f"device {self.device} of " if self.of_several else ""
         if self.rank is not None:
-            return f"rank {self.rank}"
-        return f"process {self.process}" + (f" of {self.qualifier}" if self.qualifier else "")
+            return f"{device}rank {self.rank}"
+        return f"{device}process {self.process}" + (f" of {self.qualifier}" if self.qualifier else "")
 
 
 AnyRanked = TypeVar("AnyRanked", bound=Ranked)
 
 
 def told_apart(ranks: Sequence[AnyRanked], files: Sequence[str]) -> tuple[AnyRanked, ...]:
-    """The ranks, with the name of its file where it takes that to tell one from another.
+    """The ranks, with the name of its file, or its device, where it takes that to tell one from another.
 
     Args:
         ranks: Frozen dataclasses.
@@ -45,8 +51,11 @@ def told_apart(ranks: Sequence[AnyRanked], files: Sequence[str]) -> tuple[AnyRan
     for rank, file in zip(ranks, files, strict=True):
         if rank.rank is None:
             found.setdefault(rank.process, set()).add(file)
+    devices = Counter((rank.rank, rank.process, file) for rank, file in zip(ranks, files, strict=True))
     named: list[Any] = list(ranks)
     for index, (rank, file) in enumerate(zip(ranks, files, strict=True)):
         if rank.rank is None and len(found[rank.process]) > 1:
             named[index] = replace(named[index], qualifier=file)
+        if devices[rank.rank, rank.process, file] > 1:
+            named[index] = replace(named[index], of_several=True)
     return tuple(named)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ddp_prof.analyze.collectives.results import measure_collectives, typical_step
 from ddp_prof.analyze.collectives.straggler import measure_skew
+from ddp_prof.range_names import BACKWARD, FORWARD
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.collectives.straggler import RunSkew
     from ddp_prof.manifest import Manifest
+
+
+REDUCTIONS = (None, "all_reduce", "reduce_scatter")
+"""Operations that gradients may be reduced by; ``None`` where the trace does not tell the operation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +33,8 @@ class RootCause:
         steps: How many steps communicate.
         exposed_ns: Its exposed time; 0 where compute hides everything in it, and then nothing else counts.
         total_exposed_ns: Exposed time of all steps.
-        when: One of ``exposure.WHENS``.
-        why: One of ``exposure.WHYS``.
+        when: One of ``exposed_time.WHENS``.
+        why: One of ``exposed_time.WHYS``.
         pair_ns: The part of ``exposed_ns`` that is exposed then and for that reason.
         wait_ns: The part of the exposed time in which a peer had not arrived.
         knows_wait: Whether peers tell waiting from transfer.
@@ -43,6 +48,7 @@ class RootCause:
         index: Position in the step.
         is_last: Whether it is the step's last collective of its operation.
         follows_own_bucket: Whether its bucket had another one of its operation before it, as PowerSGD's second message.
+        carries_gradients: Whether it may be taken for a reduction of gradients; see :func:`_carries_gradients`.
         collective_ns: Its part.
         bytes: Its size.
         parameters: Names of its parameters, in the model's order; empty where not known.
@@ -72,6 +78,7 @@ class RootCause:
     bytes: int | None
     parameters: tuple[str, ...]
     lead_ns: int | None
+    carries_gradients: bool = True
 
 
 @dataclass(frozen=True)
@@ -156,7 +163,23 @@ def _describe(
         bytes=own[0].bytes,
         parameters=_parameters(manifest, culprit[0]),
         lead_ns=round(median(leads)) if leads else None,
+        carries_gradients=_carries_gradients(own[0], mine),
     )
+
+
+def _carries_gradients(collective: Collective, of_step: Sequence[Collective]) -> bool:
+    """Whether a collective reduces gradients, which buckets and hooks are about, among those of its rank's step.
+
+    A bucket of ours does. Of others, a reduction that backward launched; or one that was launched after it, where
+    backward launched none: else it is that of a norm or a loss. Where forward launches the same, it is of tensors.
+    """
+    if collective.op not in REDUCTIONS or collective.bucket is not None:
+        return collective.op in REDUCTIONS
+    alike = [other for other in of_step if other.op == collective.op and other.group == collective.group]
+    if any(other.phase == FORWARD for other in alike):
+        return False
+    has_hooks = any(other.op in REDUCTIONS and other.phase == BACKWARD for other in of_step)
+    return collective.phase == BACKWARD or not has_hooks
 
 
 def _part_ns(collective: Collective, pair: tuple[str, str]) -> int:

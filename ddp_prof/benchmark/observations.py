@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from ddp_prof.benchmark import effects
-from ddp_prof.benchmark.alpha_beta import BucketModel
+from ddp_prof.benchmark.alpha_beta import BucketModel, Unknown
 from ddp_prof.benchmark.effects import FLAT, HARDLY, NAIVE, OVERLAP, TORCH, Variant
 from ddp_prof.benchmark.statistics import Estimate, combine, relative_saving
 from ddp_prof.variants import BUCKETED, BYTES_PER_MB, variant_label
@@ -21,10 +21,10 @@ from ddp_prof.variants import BUCKETED, BYTES_PER_MB, variant_label
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from ddp_prof.benchmark.alpha_beta import Unknown
     from ddp_prof.benchmark.effects import Quantity
     from ddp_prof.benchmark.settings import SettingSummary, Timing
     from ddp_prof.benchmark.statistics import Effect
-    from ddp_prof.unknown import Unknown
 
 ONE_BLOCK = ""
 """The block of figures that are compared without pairing."""

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options.tables import table_options
-from ddp_prof.cli.options.talking import progress
+from ddp_prof.cli.options.table_output import table_options
 from ddp_prof.cli.options.traces import load_options, traces_argument
+from ddp_prof.cli.options.verbosity import progress
 from ddp_prof.errors import NotMetError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options.tables import table_options
+from ddp_prof.cli.options.table_output import table_options
 from ddp_prof.cli.options.traces import load_options, traces_argument
 from ddp_prof.errors import TraceError
 
@@ -56,8 +56,7 @@ def command(
         raise click.UsageError("--html and --png show one run: give the traces of a single one")
     results = [run.collectives() for run in runs]
     headlines = [
-        root_cause_headline(run.root_cause(), has_collectives=bool(result.collectives))
-        for run, result in zip(runs, results, strict=True)
+        root_cause_headline(run.root_cause(), result.reason) for run, result in zip(runs, results, strict=True)
     ]
     analyses = [run.analysis() for run in runs]
     show(output, [collectives_view(*found, by) for found in zip(analyses, results, headlines, strict=True)])
@@ -69,8 +68,7 @@ def _draw(run: Run, step: int | None, headline: Headline, page: Path | None, png
     from ddp_prof.analyze.collectives.results import typical_step
     from ddp_prof.analyze.collectives.step_view import view_step
     from ddp_prof.present.charts.collectives import draw_step_collectives
-    from ddp_prof.present.charts.static_images import write_pictures
-    from ddp_prof.present.html.page import write_figure_page
+    from ddp_prof.present.html.page import write_figure
 
     analysis = run.analysis()
     shown = typical_step(run.collectives().collectives) if step is None else step
@@ -78,7 +76,4 @@ def _draw(run: Run, step: int | None, headline: Headline, page: Path | None, png
     if shown is None or not ranks:
         raise TraceError(analysis.trace, "no communication in the step asked for", "choose another one with --step")
     figure = draw_step_collectives(analysis, shown, ranks, headline)
-    if page:
-        write_figure_page(figure, page, title=headline.claim)
-    if png:
-        write_pictures([(figure, png)])
+    write_figure(figure, title=headline.claim, page=page, picture=png)

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options.tables import table_options
+from ddp_prof.cli.options.table_output import table_options
 from ddp_prof.cli.options.traces import load_options, traces_argument
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddp_prof.analyze.variants.before_after import PartChange
-    from ddp_prof.analyze.variants.waterfall import Waterfall
     from ddp_prof.cli.options.traces import Loader
     from ddp_prof.present.table_fit import TableOptions
     from ddp_prof.present.table_view import TableView
@@ -67,7 +66,11 @@ def command(
         is_read = parts and output.form == "table" and not output.columns
         show(output, [replace(view, document=document), *([_changes_view(runs, parts)] if is_read else [])])
     if page or png:
-        _draw(changes, page, png)
+        from ddp_prof.present.charts.waterfall import draw_waterfall
+        from ddp_prof.present.html.page import write_figure
+
+        title = "What each variant changed in the step"
+        write_figure(draw_waterfall(changes), title=title, page=page, picture=png)
 
 
 def _changes_view(runs: Sequence[Run], parts: Sequence[PartChange]) -> TableView:
@@ -76,15 +79,3 @@ def _changes_view(runs: Sequence[Run], parts: Sequence[PartChange]) -> TableView
 
     texts = "; ".join(change_texts(parts)) or "nothing changed beyond the spread"
     return TableView(f"from {runs[0].name} to {runs[1].name}: {texts}", change_rows(parts), [HOW_TO_READ_CHANGES], {})
-
-
-def _draw(changes: Waterfall, page: Path | None, png: Path | None) -> None:
-    from ddp_prof.present.charts.static_images import write_pictures
-    from ddp_prof.present.charts.waterfall import draw_waterfall
-    from ddp_prof.present.html.page import write_figure_page
-
-    figure = draw_waterfall(changes)
-    if page:
-        write_figure_page(figure, page, title="What each variant changed in the step")
-    if png:
-        write_pictures([(figure, png)])

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options.talking import progress
 from ddp_prof.cli.options.traces import load_options, traces_argument, written
+from ddp_prof.cli.options.verbosity import progress
 
 if TYPE_CHECKING:
     from ddp_prof.cli.options.traces import Loader

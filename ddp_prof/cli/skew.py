@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options.tables import table_options
+from ddp_prof.cli.options.table_output import table_options
 from ddp_prof.cli.options.traces import load_options, traces_argument
 
 if TYPE_CHECKING:
@@ -32,16 +32,12 @@ def command(traces: tuple[Path, ...], load: Loader, page: Path | None, png: Path
 
     runs = load.runs(traces, "collectives")
     if (page or png) and len(runs) > 1:
-        raise click.UsageError("--html and --png draw one run: give the traces of a single one")
+        raise click.UsageError("--html and --png show one run: give the traces of a single one")
     skews = [run.skew() for run in runs]
     show(output, [skew_view(run.analysis(), skew) for run, skew in zip(runs, skews, strict=True)])
     if page or png:
-        from ddp_prof.present.charts.static_images import write_pictures
         from ddp_prof.present.charts.straggler import draw_skew
-        from ddp_prof.present.html.page import write_figure_page
+        from ddp_prof.present.html.page import write_figure
 
-        figure = draw_skew(runs[0].analysis(), skews[0])
-        if page:
-            write_figure_page(figure, page, title=skew_headline(skews[0]).claim)
-        if png:
-            write_pictures([(figure, png)])
+        title = skew_headline(skews[0]).claim
+        write_figure(draw_skew(runs[0].analysis(), skews[0]), title=title, page=page, picture=png)

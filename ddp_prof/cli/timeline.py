@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options.talking import progress
 from ddp_prof.cli.options.traces import load_options, traces_argument, written
+from ddp_prof.cli.options.verbosity import progress
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ddp_prof.cli.options.traces import Loader
-    from ddp_prof.present.timeline.model import Source
 
 _MOST_STEPS = 1_000_000
 
@@ -60,8 +57,10 @@ def command(
     Several traces are drawn below each other, with their first steps aligned. A picture shows a few steps; --steps
     chooses which.
     """
+    from ddp_prof.present.charts.static_images import write_pictures
     from ddp_prof.present.html.timeline_page import write_timeline_page
-    from ddp_prof.present.timeline.build import build_timeline
+    from ddp_prof.present.timeline.build import build_excerpt, build_timeline
+    from ddp_prof.present.timeline.figure import draw_timeline
     from ddp_prof.runs.run import timeline_sources
 
     runs = load.runs(traces, with_launches=True)
@@ -77,16 +76,5 @@ def command(
     if pictures := [path for path in (png, svg) if path]:
         with progress(1) as begin:
             begin("drawing")
-            _draw(sources, steps, pictures)
+            write_pictures([(draw_timeline(build_excerpt(sources, steps)), path) for path in pictures])
         click.echo("\n".join(map(str, pictures)))
-
-
-def _draw(sources: Sequence[Source], steps: list[int] | None, pictures: Sequence[Path]) -> None:
-    """Pictures of a few steps."""
-    from ddp_prof.present.charts.static_images import write_pictures
-    from ddp_prof.present.timeline.build import MAX_BOXES, build_timeline, steady_steps
-    from ddp_prof.present.timeline.figure import draw_timeline
-
-    shown = steps or steady_steps([events for source in sources for events in source.ranks])
-    part = build_timeline(sources, steps=shown, max_boxes=MAX_BOXES)
-    write_pictures([(draw_timeline(part), path) for path in pictures])

@@ -15,14 +15,14 @@ import numpy as np
 
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.string_table import NameTable
-from ddp_prof.range_names import PROCESS, parse_range
-from ddp_prof.trace import UNKNOWN, Category, Kind, select
+from ddp_prof.range_names import PROCESS, ranges_among
+from ddp_prof.trace import UNKNOWN, distinct_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from ddp_prof.trace import Calls, Ints, Mask, Spans, Trace
+    from ddp_prof.trace import Ints, Mask, Trace
 
 LAUNCH_COLUMNS = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread")
 """What makes a launch shape, and the registers a thread uses, as Nsight Systems calls its columns."""
@@ -32,11 +32,6 @@ _LONGEST_NS = 10 * 365 * 86_400 * 10**9
 UNNAMED_KERNEL, UNNAMED_RANGE, UNNAMED_CALL = "unnamed kernel", "unnamed range", "unnamed call"
 """What kernels, ranges and calls are called whose names the file does not hold."""
 
-_COLLECTIVE = re.compile(
-    r"^nccl(?:AllReduce|AllGather|ReduceScatter|Broadcast|Bcast|Reduce|AlltoAll|AllToAll|Gather|Scatter|Send|Recv)v?$"
-)
-_GROUP_END = "ncclGroupEnd"
-_MOST_FLAGS = 1 << 22
 _VERSION = re.compile(r"_v\d{4,}$")
 
 
@@ -116,7 +111,7 @@ def name_ranks(trace: Trace) -> Trace:
 
     Processes without such a range stay without a rank; the world size stays unknown where ranges disagree.
     """
-    ours = {index: parse_range(name) for index, name in enumerate(trace.names) if name.startswith(PROCESS)}
+    ours = ranges_among(trace.names, PROCESS)
     spans = trace.spans
     ranks: dict[int, int] = {}
     for index, range_ in ours.items():
@@ -125,54 +120,6 @@ def name_ranks(trace: Trace) -> Trace:
     worlds = {world for range_ in ours.values() if (world := range_.number("world")) is not None}
     world_size = worlds.pop() if len(worlds) == 1 else None
     return replace(trace, ranks=trace.ranks or ranks, world_size=trace.world_size or world_size)
-
-
-def mark_copy_engine_collectives(trace: Trace) -> Trace:
-    """Make copies COMMUNICATION whose launch call lies in the range of an NCCL collective, on the same thread.
-
-    NCCL 2.28 and later lets the copy engines carry out collectives on symmetric windows. A collective within a group
-    is launched by the ``ncclGroupEnd`` that follows it, so that range counts, too.
-    """
-    if not any(map(_COLLECTIVE.match, trace.names)):
-        return trace
-    ranges = _collective_ranges(trace.spans, trace.names)
-    copies = np.flatnonzero((trace.activities.kind == Kind.COPY) & (trace.launching_calls != UNKNOWN))
-    inside = _inside(select(trace.spans, ranges), select(trace.calls, trace.launching_calls[copies]))
-    if not inside.any():
-        return trace
-    category = trace.activities.category.copy()
-    category[copies[inside]] = Category.COMMUNICATION
-    return replace(trace, activities=replace(trace.activities, category=category))
-
-
-def _collective_ranges(spans: Spans, names: tuple[str, ...]) -> Ints:
-    """Rows of the ranges of collectives, and of group ends with a collective since the last group end."""
-    is_collective = np.array([bool(_COLLECTIVE.match(name)) for name in names] + [False])[spans.name_id]
-    is_group_end = np.array([name == _GROUP_END for name in names] + [False])[spans.name_id]
-    rows = np.flatnonzero(is_collective | is_group_end)
-    rows = rows[np.lexsort((spans.start_ns[rows], spans.lane[rows], spans.process[rows]))]
-    follows = np.zeros(len(rows), np.bool_)
-    follows[1:] = is_collective[rows[:-1]] & _same_thread(spans, rows)
-    return rows[is_collective[rows] | follows]
-
-
-def _same_thread(spans: Spans, rows: Ints) -> Mask:
-    """Whether each row but the first is of the same thread as the one before."""
-    same: Mask = (np.diff(spans.process[rows]) == 0) & (np.diff(spans.lane[rows]) == 0)
-    return same
-
-
-def _inside(ranges: Spans, calls: Calls) -> Mask:
-    """Whether each call starts within a range of its own thread."""
-    inside = np.zeros(len(calls), np.bool_)
-    for process, lane in np.unique(np.stack([ranges.process, ranges.lane]), axis=1).T:
-        mine = select(ranges, (ranges.process == process) & (ranges.lane == lane))
-        asked = np.flatnonzero((calls.process == process) & (calls.lane == lane))
-        at = calls.start_ns[asked]
-        begun = np.searchsorted(np.sort(mine.start_ns), at, side="right")
-        ended = np.searchsorted(np.sort(mine.end_ns), at, side="right")
-        inside[asked] = begun > ended
-    return inside
 
 
 def plain_call(name: str) -> str:
@@ -191,32 +138,12 @@ def add_launch_shapes(trace: Trace, columns: Sequence[Ints]) -> Trace:
     """
     *sizes, registers = columns
     names = NameTable(trace.names)
-    first, which = _distinct_rows(sizes)
+    first, which = distinct_rows(*sizes)
     used = np.stack([size[first] for size in sizes], axis=1)
     index = [UNKNOWN if UNKNOWN in row else names.intern(_shape(row)) for row in used.tolist()]
     others = np.full(len(trace.activities) - len(which), UNKNOWN, np.int64)
     shape_id = np.concatenate([np.array(index, np.int64)[which], others])
     return replace(trace, names=names.as_tuple(), shape_id=shape_id, registers=np.concatenate([registers, others]))
-
-
-def _distinct_rows(columns: Sequence[Ints]) -> tuple[Ints, Ints]:
-    """A row of each distinct combination, and for each row which combination it is."""
-    which = np.zeros(len(columns[0]), np.int64)
-    for column in columns:
-        codes = _codes(column)
-        which = _codes(which * (codes.max(initial=0) + 1) + codes)
-    first = np.zeros(which.max(initial=-1) + 1, np.int64)
-    first[which] = np.arange(len(which))
-    return first, which
-
-
-def _codes(column: Ints) -> Ints:
-    """Distinct values as 0, 1, 2, ...; several times as fast as sorting where they are small, as sizes are."""
-    low, high = column.min(initial=0), column.max(initial=0)
-    if int(high) - int(low) > _MOST_FLAGS:
-        return np.asarray(np.unique(column, return_inverse=True)[1], np.int64).reshape(-1)
-    codes: Ints = (np.cumsum(np.bincount(column - low) > 0) - 1)[column - low]
-    return codes
 
 
 def _shape(sizes: Sequence[int]) -> str:

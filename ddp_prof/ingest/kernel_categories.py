@@ -33,11 +33,12 @@ COMMUNICATION_KERNELS = (
     KernelFamily("NCCL >= 2.28 symmetric", r"ncclSymkDevKernel_", "ncclSymkDevKernel_AllGather_LL"),
     KernelFamily("NCCL >= 2.19", r"ncclDevKernel_", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)"),
     KernelFamily("NCCL 2.8 to 2.18", r"ncclKernel_", "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)"),
-    KernelFamily("NCCL <= 2.7", r"nccl\w+Kernel", "ncclAllReduceRingLLKernel_sum_f32(ncclColl)"),
+    KernelFamily("NCCL <= 2.7", r"(?<![A-Za-z])nccl\w+Kernel", "ncclAllReduceRingLLKernel_sum_f32(ncclColl)"),
     KernelFamily("NCCL, one rank", r"oneRankReduce", "void oneRankReduce<FuncPreMulSum<float>>(void*, void*)"),
     KernelFamily("RCCL", r"rcclGenericKernel", "rcclGenericKernel_1(ncclDevComm*)"),
     KernelFamily("MSCCL", r"mscclKernel", "mscclKernel_Sum_half_LL_false(ncclDevComm*)"),
-    KernelFamily("other NCCL descendants", r"nccl", "void my_nccl_all_to_all<float>()"),
+    # Not within a word: AsyncClear and FuncClamp hold the four letters, too.
+    KernelFamily("other NCCL descendants", r"(?-i:(?<![A-Za-z])nccl|Nccl|NCCL)", "void my_nccl_all_to_all<float>()"),
     KernelFamily(
         "PyTorch symmetric memory",
         r"multimem_all_reduce|(?:one|two)_shot_all_reduce",
@@ -47,6 +48,12 @@ COMMUNICATION_KERNELS = (
     KernelFamily(
         "FlashInfer, TensorRT-LLM", r"allreduce_fusion", "void allreduce_fusion_kernel_oneshot_lamport<...>()"
     ),
+    KernelFamily(
+        "TensorRT-LLM", r"(?:one|two)ShotAllReduce", "void tensorrt_llm::twoShotAllReduceKernel<__half, (int)8>(...)"
+    ),
+    KernelFamily("MSCCL++", r"mscclpp", "void allreduce_simple<__half>(mscclpp::SmChannelDeviceHandle *, ...)"),
+    KernelFamily("Transformer Engine", r"userbuffers_", "kuserbuffers_pushsend(int*, int*, int4*, int4*, int)"),
+    KernelFamily("oneCCL", r"oneccl", "oneccl_reduce_base<float, 2, 16, 1, 1, 2>"),
     KernelFamily(
         "DeepEP",
         r"::ep::(?:intranode|internode|internode_ll|elastic)::|deep_ep::(?:intranode|internode|internode_ll|elastic)::",

@@ -7,6 +7,7 @@ the process id. ``gpu_user_annotation`` mirrors the host's ranges onto streams; 
 from __future__ import annotations
 
 import gzip
+import re
 import zlib
 from collections import defaultdict
 from decimal import Decimal
@@ -29,12 +30,14 @@ from ddp_prof.ingest.enrich import (
     report_unresolved_names,
 )
 from ddp_prof.ingest.kernel_categories import KernelClassifier
+from ddp_prof.ingest.library_ranges import name_operations
 from ddp_prof.ingest.string_table import NameTable
 from ddp_prof.manifest import load_manifest, manifest_path
-from ddp_prof.trace import UNKNOWN, Activities, CallDetails, Calls, Category, Kind, Overhead, Spans, Trace, concatenate
+from ddp_prof.table import concatenate
+from ddp_prof.trace import AUTOGRAD, UNKNOWN, Activities, CallDetails, Calls, Category, Kind, Overhead, Spans, Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from ddp_prof.trace import CollectiveMetadata, Ints
@@ -42,8 +45,9 @@ if TYPE_CHECKING:
 PROCESS = 0
 
 _KERNEL, _COPY, _MEMORY_SET = "kernel", ("gpu_memcpy", "memcpy"), ("gpu_memset", "memset")
-_CALLS = ("cuda_runtime", "cuda_driver", "runtime")
+_CALL = re.compile(r"(?:.*_)?(?:runtime|driver)$")  # cuda_runtime, xpu_runtime, privateuse1_driver
 _RANGE = "user_annotation"
+_ENGINE = "autograd::engine::evaluate_function"
 _UNZIPPED_BYTES, _UNZIPPED_RATIO = 1 << 28, 100  # traces shrink by 10 to 25
 _MOST_US = 2.0**52
 _MOST = 2**62
@@ -120,6 +124,10 @@ def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = (), with_lau
     for event in document.traceEvents:
         if event.ph == "X":
             by_category[(event.cat or "").lower()].append(event)
+    if by_category.keys() == {""}:
+        reason = "a Chrome trace without the categories that tell kernels from ranges, as JAX writes it"
+        raise TraceError(path, reason, "record with torch.profiler or with nsys")
+    launches = _several(by_category, sorted(filter(_CALL.match, by_category)))
     names = NameTable()
     classifier = KernelClassifier(extra_patterns)
     spans = _spans(by_category[_RANGE], names)
@@ -135,9 +143,9 @@ def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = (), with_lau
             _activities(_several(by_category, _MEMORY_SET), names, Kind.MEMORY_SET),
         ),
         spans=spans,
-        calls=_calls(_several(by_category, _CALLS)),
-        call_details=_call_details(_several(by_category, _CALLS), names) if with_launches else None,
-        threads=_threads(document.traceEvents),
+        calls=_calls(launches),
+        call_details=_call_details(launches, names) if with_launches else None,
+        threads=_threads(document.traceEvents, by_category["cpu_op"]),
         overhead=Overhead(*_times(by_category["overhead"])),
         ranks={PROCESS: rank} if _is_count(rank) else {},
         collective_metadata=_collective_metadata(by_category[_KERNEL], names),
@@ -145,13 +153,23 @@ def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = (), with_lau
         names=names.as_tuple(),
         epoch_ns=base_ns if 0 <= base_ns < _MOST else None,
         manifest=load_manifest(manifest_path(path)),
+        warnings=tuple(_about_processes(launches)),
     )
-    steps = [refuse_impossible_times, report_unresolved_names, name_ranks]
+    steps = [refuse_impossible_times, report_unresolved_names, name_ranks, name_operations]
     if with_launches:
         kernels = by_category[_KERNEL]
         registers = _integers((event.args or _EventArgs()).registers for event in kernels)
         steps.append(partial(add_launch_shapes, columns=[*_sizes(kernels), registers]))
     return enrich(trace, steps)
+
+
+def _about_processes(launches: Sequence[_Event]) -> Iterator[str]:
+    """What is said of a file that was put together from several."""
+    if len(processes := {str(event.pid) for event in launches}) > 1:
+        yield (
+            f"{len(processes)} processes launched what is in this file, and are taken for one: steps, phases and ranks "
+            "may be wrong; give the file of each rank"
+        )
 
 
 def _is_count(value: object) -> TypeGuard[int]:
@@ -319,6 +337,11 @@ def _integers(values: Any) -> Ints:
     )
 
 
-def _threads(events: Sequence[_Event]) -> dict[tuple[int, int], str]:
+def _threads(events: Sequence[_Event], operations: Sequence[_Event]) -> dict[tuple[int, int], str]:
+    """Names of threads; one in which autograd's engine ran is called as torch calls its threads."""
     named = (event for event in events if event.ph == "M" and event.name == "thread_name" and event.args)
-    return {(PROCESS, event.tid): str(event.args.name) for event in named if event.args and isinstance(event.tid, int)}
+    names = {event.tid: str(event.args.name) for event in named if event.args and isinstance(event.tid, int)}
+    for event in operations:
+        if isinstance(event.tid, int) and isinstance(event.name, str) and event.name.startswith(_ENGINE):
+            names[event.tid] = AUTOGRAD
+    return {(PROCESS, tid): name for tid, name in names.items()}

@@ -183,7 +183,7 @@ _SKEW = (
     _share("last_%", "share of the steps in which the rank arrived last", WITH_ROOM),
     _time("lag_ms", "how much later than the others it arrives: median over steps", ALWAYS),
     _time("worst_lag_ms", "the largest lag of any step"),
-    _time("costs_others_ms", "exposed wait of others in the steps in which it is last, a step"),
+    _time("costs_others_ms", "exposed wait of another rank where it is last, a step"),
 )
 _WATERFALL = (
     _name("from -> to", "the run, or the change from one run to the next", ALWAYS),

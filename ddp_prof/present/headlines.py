@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddp_prof.analyze.collectives.exposure import (
+from ddp_prof.analyze.collectives.exposed_time import (
     BLOCKING_CALL,
     LAUNCHED_LATE,
     OUTSIDE,
@@ -15,7 +15,7 @@ from ddp_prof.analyze.collectives.exposure import (
     TRANSFER,
     UNKNOWN_WHEN,
 )
-from ddp_prof.present.text import milliseconds, percent, size
+from ddp_prof.present.text import collective_name, milliseconds, percent, size
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER
 
 if TYPE_CHECKING:
@@ -52,15 +52,17 @@ class Headline:
         return f"{self.claim}{self.joint}{self.detail}" if self.detail else f"{self.claim}."
 
 
-def root_cause_headline(cause: RootCause | None, *, has_collectives: bool) -> Headline:
+def root_cause_headline(cause: RootCause | None, reason: str | None = None) -> Headline:
     """The main cause of exposed time.
 
     Args:
         cause: ``None`` where nothing is exposed.
-        has_collectives: Whether anything was communicated.
+        reason: Why it is not known what is exposed, if so.
     """
+    if reason:
+        return Headline(f"Whether communication is exposed is not known: {reason}")
     if cause is None:
-        return Headline("Compute hides all communication" if has_collectives else "No communication was recorded")
+        return Headline("Compute hides all communication")
     if not cause.exposed_ns:
         detail = f"other steps expose {milliseconds(cause.total_exposed_ns)} in all."
         return Headline("Compute hides all communication of the typical step", detail, "; ")
@@ -69,32 +71,31 @@ def root_cause_headline(cause: RootCause | None, *, has_collectives: bool) -> He
     return Headline(f"{share} of {whole} is {_kind(cause)}{_meanwhile(cause)}", f"{_culprit(cause)}.{_advice(cause)}")
 
 
-_WHEN = {
-    FORWARD: "during forward, ",
-    BACKWARD: "during backward, ",
-    OPTIMIZER: "during the optimizer, ",
-    TAIL: "tail, ",
-    OUTSIDE: "between phases, ",
+WHEN = {
+    FORWARD: "during forward",
+    BACKWARD: "during backward",
+    OPTIMIZER: "during the optimizer",
+    TAIL: "tail",
+    OUTSIDE: "between phases",
     UNKNOWN_WHEN: "",
 }
-_WHY = {
+WHY = {
     BLOCKING_CALL: "in collectives launched after backward",
     LAUNCHED_LATE: "launched late by the host",
     QUEUED: "queued behind another collective",
     PEER_WAIT: "waiting for a peer",
     TRANSFER: "in transfer",
 }
-_OF_GRADIENTS = (None, "all_reduce", "reduce_scatter")
-"""Operations that buckets and hooks are about; ``None`` where the trace does not tell the operation."""
+"""When and why communication is exposed, as parts of a sentence."""
 
 
 def _kind(cause: RootCause) -> str:
-    when = _WHEN[cause.when]
+    when = f"{words}, " if (words := WHEN[cause.when]) else ""
     if cause.why == BLOCKING_CALL and cause.blocking == "compute_stream":
         return f"{when}in collectives on the stream of compute"
     if cause.why == TRANSFER and not cause.knows_wait:
         return f"{when}in transfer or waiting for a peer"
-    return when + _WHY[cause.why]
+    return when + WHY[cause.why]
 
 
 def _meanwhile(cause: RootCause) -> str:
@@ -129,11 +130,11 @@ def _advice(cause: RootCause) -> str:
         return " 'ddp-prof skew' tells who arrives late."
     if cause.why == BLOCKING_CALL and cause.blocking == "compute_stream":
         return " Kernels that follow on that stream wait for them."
-    if cause.why == BLOCKING_CALL and cause.operation in _OF_GRADIENTS and not cause.follows_own_bucket:
+    if cause.why == BLOCKING_CALL and cause.carries_gradients and not cause.follows_own_bucket:
         return " If gradient hooks launched them, backward could hide part of their time."
     if cause.why == LAUNCHED_LATE:
         return " The host is behind the device: fewer, larger kernels and collectives would help."
-    if cause.when == TAIL and cause.operation in _OF_GRADIENTS:
+    if cause.when == TAIL and cause.carries_gradients:
         return f" {_tail_advice(cause)}"
     if cause.why == QUEUED:
         return " It waits for earlier collectives on its stream: fewer bytes or a faster link would help."
@@ -154,7 +155,7 @@ def _which(cause: RootCause) -> str:
     elif cause.is_last:
         which = f"the last {kind}"
     else:
-        which = f"collective {cause.index}" if cause.bucket is None else f"bucket {cause.bucket}"
+        which = collective_name(cause.index, cause.bucket)
     return f"the {operation} of {which}" if operation and cause.bucket is not None else which
 
 
@@ -193,6 +194,10 @@ def skew_headline(skew: RunSkew) -> Headline:
     if skew.reason:
         return Headline(f"The skew is not known: {skew.reason}")
     steps = len(skew.steps)
+    if not skew.has_steps:
+        latest = max(skew.ranks, key=lambda rank: rank.last_collectives)
+        detail = f"{latest.name} arrives last at {latest.last_collectives} of {latest.collectives} collectives."
+        return Headline("The trace marks no steps", detail, "; ")
     if skew.straggler is None:
         most = max((rank.last_steps for rank in skew.ranks), default=0)
         if not most:
@@ -206,12 +211,12 @@ def skew_headline(skew: RunSkew) -> Headline:
         return Headline("No rank is last more often than chance explains", f"{which} {most} of {steps} steps.", "; ")
     late = skew.ranks[skew.straggler]
     claim = (
-        f"{late.name.capitalize()} arrives last in {late.last_steps} of {steps} steps, "
-        f"by {milliseconds(late.lag_ns or 0)} (median)"
+        f"{late.name[:1].upper()}{late.name[1:]} arrives last in {late.last_steps} of {steps} steps, "
+        f"by {milliseconds(late.lag_when_last_ns or 0)} (median)"
     )
     detail = (
-        f"in such a step the others wait {milliseconds(round(late.cost_ns / late.last_steps))} for it, and compute "
-        "nothing meanwhile."
+        f"others wait for it up to {milliseconds(round(late.cost_ns / late.last_steps))} in such a step (mean), and "
+        "compute nothing meanwhile."
     )
     return Headline(claim, detail, "; ")
 

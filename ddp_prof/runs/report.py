@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import partial
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddp_prof.errors import DdpProfError, TraceError
@@ -65,6 +63,12 @@ class TraceEvents(NamedTuple):
     ranks: tuple[RankEvents, ...]
 
 
+def _own_version() -> str:
+    from importlib.metadata import version
+
+    return version("ddp-prof")
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """A report to be read, and what is to be measured of it.
@@ -78,7 +82,7 @@ class Task:
     path: Path
     options: LoadOptions
     measures: tuple[str, ...]
-    version: str = field(default_factory=partial(version, "ddp-prof"))
+    version: str = field(default_factory=_own_version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +112,19 @@ def measure_events(part: TraceEvents, options: LoadOptions, measures: tuple[str,
     return {measure: MEASURES[measure](part, options) for measure in measures}
 
 
-def measure_report(file: Path, options: LoadOptions, measures: tuple[str, ...]) -> dict[str, Any]:
+def measure_report(
+    file: Path,
+    options: LoadOptions,
+    measures: tuple[str, ...],
+    keep: Callable[[TraceEvents], None] = lambda _events: None,
+) -> dict[str, Any]:
     """Read a report and measure it: a large one in parts, where that can be.
+
+    Args:
+        file: The report.
+        options: How it is read.
+        measures: Names in :data:`MEASURES`.
+        keep: Is given the events of a report that was read as a whole.
 
     Raises:
         TraceError: It cannot be read.
@@ -125,13 +140,15 @@ def measure_report(file: Path, options: LoadOptions, measures: tuple[str, ...]) 
                 measure: _identities(found["collectives"]) if measure == "identity" else found[measure]
                 for measure in measures
             }
-    return measure_events(load_events(file, options), options, measures)
+    events = load_events(file, options)
+    keep(events)
+    return measure_events(events, options, measures)
 
 
 def work(task: bytes) -> bytes:
     """Measure a report: a :class:`Task` in, results by measure or a :class:`Failure` out, both by :mod:`.wire`."""
     asked: Task = decode(task)
-    if asked.version != (own := version("ddp-prof")):
+    if asked.version != (own := _own_version()):
         reason = f"a worker has ddp_prof {own}, and {asked.version} asks it"
         return encode(Failure(asked.path, reason, "install one version everywhere"))
     try:

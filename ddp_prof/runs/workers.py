@@ -18,6 +18,8 @@ from ddp_prof.runs.wire import decode, encode
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from ddp_prof.runs.report import TraceEvents
+
     Outcome = tuple[int, bytes]
 
 BYTES_A_WORKER = 64 * 2**20
@@ -30,6 +32,10 @@ def _ignore(_done: int, _total: int) -> None:
     """Nobody asked how far it is."""
 
 
+def _ignore_events(_events: TraceEvents) -> None:
+    """Events are many: as a rule only what was measured of them is kept."""
+
+
 @dataclass(frozen=True)
 class Workers:
     """Who reads reports.
@@ -40,12 +46,14 @@ class Workers:
         scheduler: Address of a Dask scheduler, or a file that holds it, whose workers read instead.
         progress: Is told how many reports of how many are done.
         leave_out: Is told of each report that cannot be read, and the others go on; ``None`` raises.
+        keep: Is given the events of each report that this process reads as a whole.
     """
 
     jobs: int | None = 1
     scheduler: str | None = None
     progress: Callable[[int, int], None] = _ignore
     leave_out: Callable[[TraceError], None] | None = None
+    keep: Callable[[TraceEvents], None] = _ignore_events
 
 
 def measure_files(
@@ -70,11 +78,11 @@ def _is_done_here(files: Sequence[tuple[Path, tuple[str, ...]]], workers: Worker
 
 
 def _measure_here(
-    files: Sequence[tuple[Path, tuple[str, ...]]], options: LoadOptions, _workers: Workers
+    files: Sequence[tuple[Path, tuple[str, ...]]], options: LoadOptions, workers: Workers
 ) -> Iterator[tuple[int, dict[str, Any] | TraceError]]:
     def measured(file: Path, measures: tuple[str, ...]) -> dict[str, Any] | TraceError:
         try:
-            return measure_report(file, options, measures)
+            return measure_report(file, options, measures, workers.keep)
         except TraceError as error:
             return error
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import HealthCheck, given, settings
 
 from ddp_prof.analyze.collectives.results import typical_step
@@ -129,3 +131,28 @@ def test_figures_are_of_one_step_in_the_middle(traces: tuple[Trace, ...]) -> Non
     assert cause.exposed_ns in values
     assert 2 * sum(value <= cause.exposed_ns for value in values) >= len(values)
     assert 2 * sum(value >= cause.exposed_ns for value in values) >= len(values)
+
+
+def carries(launches: dict[str, str], streams: dict[int, str]) -> bool:
+    """Whether what the headline is about is taken for a reduction of gradients; every collective is an all-reduce."""
+    ranges = {"step 0": "#" * 30, "forward": "####", "backward": "....#####", "optimizer": "............##"}
+    trace = draw_trace(ranges=ranges, launches=launches, streams=streams)
+    names = tuple(f"ncclDevKernel_AllReduce {name}" if "communication" in name else name for name in trace.names)
+    cause = find_root_cause(collectives_of(replace(trace, names=names)))
+    assert cause is not None
+    assert cause.operation == "all_reduce"
+    return cause.carries_gradients
+
+
+COMPUTE = ".ff.bb.cc....................."
+
+
+def test_hooks_and_buckets_are_advised_only_for_what_may_carry_gradients() -> None:
+    by_hooks = {"main": "f......", "pt_autograd_0": "....bMcN"}
+    assert carries(by_hooks, {7: COMPUTE, 9: ".......MM.NNNNNNNN"}), "DDP"
+    after = {"main": "f........MN", "pt_autograd_0": "....b.c"}
+    assert carries(after, {7: COMPUTE, 9: "..........MM.NNNNNNNN"}), "naive"
+    norm = {"main": "f.........N", "pt_autograd_0": "....bMc"}
+    assert not carries(norm, {7: COMPUTE, 9: ".......MM.....NNNNNNNN"}), "the norm of gradients that hooks have reduced"
+    tensors = {"main": "fT.......", "pt_autograd_0": "....bMcN"}
+    assert not carries(tensors, {7: COMPUTE, 9: "..T....MM.NNNNNNNN"}), "tensor parallelism, in forward and backward"

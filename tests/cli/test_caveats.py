@@ -99,4 +99,4 @@ def test_gloo_communicates_on_the_host_and_a_single_rank_of_nccl_not_at_all(tmp_
     assert gloo["collectives"] == 20
     assert gloo["comm_ns"] == 20 * 5_000_000, "the ranges, launch to completion"
     assert (nccl["collectives"], nccl["comm_ns"], nccl["overlap_ratio"]) == (0, 0, None)
-    assert nccl["reason"] == "no communication in this trace"
+    assert nccl["reason"] == "nothing in this trace is known to communicate"

@@ -79,7 +79,9 @@ def test_missing_data_is_exit_code_3(tmp_path: Path) -> None:
     result = run(path, "--min-overlap", "0", "--max-exposed-ms", "1000", "--max-tail-ms", "1000", "--format", "csv")
     assert result.exit_code == 3
     rows = list(csv.DictReader(io.StringIO(result.stdout)))
-    assert [(row["verdict"], row["why"]) for row in rows] == [("unknown", "no communication in this trace")] * 3
+    assert [(row["verdict"], row["why"]) for row in rows] == [
+        ("unknown", "nothing in this trace is known to communicate")
+    ] * 3
 
 
 def test_noise_within_the_spread_is_exit_code_0(tmp_path: Path) -> None:
@@ -149,7 +151,7 @@ def test_markdown_stands_alone(tmp_path: Path) -> None:
     assert (title, blank) == ("### ddp-prof check: failed, 1 of 1 requirements not met", "")
     table, notes = rest[: rest.index("")], rest[rest.index("") + 1 :]
     assert len({line.count("|") for line in table}) == 1
-    assert "| unknown | process 100 | no communication in this trace |" in table[-1]
+    assert "| unknown | process 100 | nothing in this trace is known to communicate |" in table[-1]
     assert all(line.startswith("- ") for line in notes)
     assert any(r"all_reduce\<float>\*" in line for line in notes), "doubts, as text"
 

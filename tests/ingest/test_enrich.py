@@ -12,7 +12,7 @@ import pytest
 
 import ddp_prof.trace
 from ddp_prof.ingest.load import load_trace
-from ddp_prof.trace import Activities, Calls, Category
+from ddp_prof.trace import UNKNOWN, Activities, Calls, Category
 from tests.ingest.nsys.test_raw_report import report, stand_in  # noqa: F401
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
 
@@ -60,7 +60,7 @@ def test_launches_are_joined_once(joins: list[int], tmp_path: Path) -> None:
     trace = load_trace(everything(tmp_path / "x.sqlite"), with_launches=True)
     assert trace.activities.category.tolist() == [Category.COMPUTE, Category.COMMUNICATION, Category.COMMUNICATION]
     assert (trace.ranks, trace.world_size) == ({MAIN: 1}, 2)
-    assert trace.collective_metadata.bytes.tolist() == [4096]
+    assert trace.collective_metadata.bytes.tolist() == [4096, UNKNOWN], "the copies' range has no payload"
     assert trace.shape_id is not None
     assert trace.calls.start_ns[trace.launching_calls].tolist() == [100, 610, 510]
     assert joins == [3]

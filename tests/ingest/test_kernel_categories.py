@@ -31,6 +31,9 @@ def test_every_family_is_known_by_its_example(family) -> None:
         "void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_twoshot_sync<...>()",
         "void deep_ep::internode_ll::combine<false, 7168>(...)",
         "void deep_ep::elastic::dispatch<...>(...)",
+        "void userbuffers_fp16_sum_inplace_gpu_rr_rs_oop<8>(int, int, int, int, int, int, int, int, int, void**)",
+        "NCCL_AllReduce_custom",
+        "void MyNcclAllGather<float>()",
     ],
 )
 def test_communication_is_known(name: str) -> None:
@@ -46,6 +49,9 @@ def test_communication_is_known(name: str) -> None:
         "void flash::flash_bwd_kernel<...>(...)",
         "hipblaslt_gemm_kernel",
         "void combine_gradients(float*)",
+        "void at::native::AsyncClearKernel(int*)",
+        "void kernel<FuncClamp<float>>(float*)",
+        "trunccluster_kernel",
         "",
     ],
 )

@@ -95,3 +95,45 @@ def test_a_file_cut_off_is_refused(tmp_path: Path) -> None:
     path.write_bytes(whole[:-20])
     with pytest.raises(TraceError, match=r"cut\.json\.gz: damaged or cut off"):
         load_trace(path)
+
+
+def launched_by(thread: int, path: Path) -> str:
+    """How backward is told of a step without collectives, in which autograd's engine ran in this thread."""
+    events = [
+        event("user_annotation", "ProfilerStep#3", "0", "100", tid=1),
+        event("cpu_op", "autograd::engine::evaluate_function: AddmmBackward0", "10", "9", tid=thread),
+        event("cuda_runtime", "cudaLaunchKernel", "12", "1", tid=thread, correlation=5),
+        event("kernel", "gemm", "20", "10", tid=7, device=0, stream=7, correlation=5),
+    ]
+    name = json.dumps(
+        {"ph": "M", "name": "thread_name", "pid": 99, "tid": thread, "args": {"name": "thread 2 (python)"}}
+    )
+    return measure_overlap(load_trace(write(path / "x.json", [*events, name]))).attribution.method
+
+
+def test_autograd_s_threads_are_told_by_its_engine(tmp_path: Path) -> None:
+    assert launched_by(2, tmp_path) == "inferred"
+    assert launched_by(1, tmp_path) == "none", "of one thread all launches would be backward's"
+
+
+def test_jax_s_trace_is_refused_and_not_said_to_hold_no_gpu(tmp_path: Path) -> None:
+    kernel = {"ph": "X", "name": "ncclDevKernel_AllReduce", "pid": 1, "tid": 14, "ts": 5.1, "dur": 2}
+    path = write(tmp_path / "x.json", [json.dumps(kernel), "{}"], displayTimeUnit="ns")
+    with pytest.raises(TraceError, match="without the categories"):
+        load_trace(path)
+
+
+def test_launches_of_other_accelerators_are_known(tmp_path: Path) -> None:
+    events = [
+        event("xpu_runtime", "urEnqueueKernelLaunch", "12", "1", correlation=5),
+        event("kernel", "oneccl_reduce_base<float, 2, 16, 1, 1, 2>", "20", "10", device=0, correlation=5),
+    ]
+    assert load_trace(write(tmp_path / "x.json", events)).launching_calls.tolist() == [0]
+
+
+def test_a_file_put_together_from_two_processes_says_so(tmp_path: Path) -> None:
+    events = [event("cuda_runtime", "cudaLaunchKernel", "12", "1", correlation=5)]
+    other = events[0].replace('"pid": 99', '"pid": 98')
+    assert not load_trace(write(tmp_path / "one.json", events)).warnings
+    (warning,) = load_trace(write(tmp_path / "two.json", [*events, other])).warnings
+    assert warning.startswith("2 processes")

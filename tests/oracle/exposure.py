@@ -14,15 +14,23 @@ BLOCKING_CALL, PEER_WAIT, LAUNCHED_LATE, QUEUED, TRANSFER = (
 
 
 def ready_at(rank: Rank, collective: Event) -> int | None:
-    """The end of the last compute of backward that the same thread launched before, if that is of the same step."""
+    """The end of the last compute of backward that the same thread launched before, if that is of the same step.
+
+    Not of what forward or the optimizer launched, nor of what one call launched together with compute of backward.
+    """
     if collective.stream is None:
         return collective.launch
     if collective.step is None or collective.launch is None:
         return None
+    follows = collective.phase is None and is_after_backward(rank, collective)
+    if collective.phase not in ("backward", "synchronize") and not follows:
+        return None
     gradients = [e for e in rank.backward() if e.thread == collective.thread] or rank.backward()
     before = [e for e in gradients if (-1 if e.launch is None else e.launch) <= collective.launch]
     last = max(enumerate(before), key=lambda found: (_or(found[1].launch, -1), found[0]), default=None)
-    return last[1].end if last and last[1].step is collective.step else None
+    if last is None or last[1].step is not collective.step or _or(last[1].launch, -1) == collective.launch:
+        return None
+    return last[1].end
 
 
 def _or(value: int | None, other: int) -> int:
@@ -32,17 +40,20 @@ def _or(value: int | None, other: int) -> int:
 def compute_stream(rank: Rank) -> int | None:
     busy: Counter[int] = Counter()
     for e in rank.of(Category.COMPUTE):
-        if e.stream is not None:
+        if e.stream is not None and e.end > e.start:
             busy[e.stream] += e.end - e.start
     return min((stream for stream in busy if busy[stream] == max(busy.values())), default=None)
 
 
+def is_after_backward(rank: Rank, collective: Event) -> bool:
+    last = max((_or(e.launch, -1) for e in rank.backward(collective.step)), default=-1) if collective.step else -1
+    return collective.phase != "backward" and last >= 0 and _or(collective.launch, -1) > last
+
+
 def is_blocking(rank: Rank, collective: Event) -> bool:
     """Launched in ``synchronize``; or after all of backward; or on the stream of compute."""
-    last = max((_or(e.launch, -1) for e in rank.backward(collective.step)), default=-1) if collective.step else -1
-    after = collective.phase != "backward" and last >= 0 and _or(collective.launch, -1) > last
     on_stream = collective.stream is not None and collective.stream == compute_stream(rank)
-    return collective.phase == "synchronize" or after or on_stream
+    return collective.phase == "synchronize" or is_after_backward(rank, collective) or on_stream
 
 
 def explain(ranks: list[Rank]) -> None:

@@ -21,13 +21,19 @@ def match(ranks: list[Rank]) -> list[list[Event | None]]:
             for place, e in enumerate(own):
                 key = (rank.key(step) if step else 0, place, len(own))
                 found.setdefault(key, [None] * len(ranks))[column] = e
-    rows = [row for row in found.values() if sum(e is not None for e in row) > 1]
+    rows = [row for row in found.values() if sum(e is not None for e in row) > 1 and _meet(ranks, row)]
     for row in rows:
         present = [e for e in row if e is not None]
         shortest = min(e.end - e.start for e in present)
         for e in present:
             e.transfer, e.wait = shortest, e.end - e.start - shortest
     return rows
+
+
+def _meet(ranks: list[Rank], row: list[Event | None]) -> bool:
+    """Whether each part begins before any of the same file ends: all of them are all-reduces."""
+    parts = [(rank.file, e) for rank, e in zip(ranks, row, strict=True) if e is not None]
+    return all(one.start <= other.end for file, one in parts for name, other in parts if name == file)
 
 
 def skew_figures(ranks: list[Rank]) -> list[tuple[int, list[int | None], int | None, int]]:
@@ -42,12 +48,25 @@ def skew_figures(ranks: list[Rank]) -> list[tuple[int, list[int | None], int | N
         largest = [max((row[i] for row in own if row[i] is not None), default=None) for i in range(len(ranks))]
         most = max((lag for lag in largest if lag is not None), default=residual)
         last = largest.index(most) if most > residual else None
-        waits = [
-            sum(e.exposed_wait for e in rank.collectives() if e.wait is not None and _key(rank, e) == key)
-            for rank in ranks
+        late = [
+            row
+            for row, row_lags, row_key in zip(rows, lags, keys, strict=True)
+            if row_key == key and last is not None and _late_at(row_lags, residual) == last
         ]
-        figures.append((key, [None if lag is None else round(float(lag)) for lag in largest], last, max(waits)))
+        waits = [
+            sum(e.exposed_wait for row in late if (e := row[index]) is not None)
+            for index in range(len(ranks))
+            if index != last
+        ]
+        cost = max(waits, default=0) if last is not None else 0
+        figures.append((key, [None if lag is None else round(float(lag)) for lag in largest], last, cost))
     return figures
+
+
+def _late_at(lags: list[Fraction | None], residual: float) -> int | None:
+    """Who arrives last at a collective, by more than the clocks' residual."""
+    most = max((lag for lag in lags if lag is not None), default=residual)
+    return lags.index(most) if most > residual else None
 
 
 def _key(rank: Rank, e: Event) -> int | None:

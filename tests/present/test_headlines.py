@@ -21,7 +21,7 @@ TAIL = RootCause(
 
 
 def text_of(**change: object) -> str:
-    return root_cause_headline(replace(TAIL, **change), has_collectives=True).text
+    return root_cause_headline(replace(TAIL, **change)).text
 
 
 def test_the_headline_names_pair_bucket_size_parameters_and_time() -> None:
@@ -77,7 +77,7 @@ def test_a_collective_on_the_stream_of_compute_is_not_said_to_follow_backward() 
 def test_only_as_many_are_said_to_be_launched_after_backward_as_are() -> None:
     """As of two of 128 ranks: five sends and receives a step, of which the last is launched after backward."""
     change = {"operation": "send_recv", "bucket": None, "why": "blocking_call", "blocking": "after_backward"}
-    text = text_of(**change, collectives_a_step=5, alike_a_step=1)
+    text = text_of(**change, collectives_a_step=5, alike_a_step=1, carries_gradients=False)
     assert text.endswith("is tail, in collectives launched after backward: this is 1 of 5 collectives of a step.")
 
 
@@ -89,8 +89,8 @@ def test_a_collective_that_holds_little_is_not_named() -> None:
 
 def test_no_advice_about_buckets_for_what_carries_no_gradients() -> None:
     """All-to-alls of experts and gathers of parameters are no buckets of gradients."""
-    assert "bucket" not in text_of(operation="all_to_all", when="forward", bucket=None, parameters=())
-    assert "hooks" not in text_of(operation="all_gather", why="blocking_call", blocking="after_backward")
+    assert "bucket" not in text_of(operation="all_to_all", bucket=None, parameters=(), carries_gradients=False)
+    assert "hooks" not in text_of(carries_gradients=False, why="blocking_call", blocking="after_backward")
 
 
 def test_hooks_are_no_advice_for_the_second_message_of_a_bucket() -> None:
@@ -108,13 +108,14 @@ def test_where_the_typical_step_hides_all_nothing_is_advised() -> None:
 
 
 def test_nothing_exposed_and_nothing_at_all_are_told_apart() -> None:
-    assert root_cause_headline(None, has_collectives=True).text == "Compute hides all communication."
-    assert root_cause_headline(None, has_collectives=False).text == "No communication was recorded."
+    assert root_cause_headline(None).text == "Compute hides all communication."
+    unknown = root_cause_headline(replace(TAIL, exposed_ns=0), "CUDA graphs were recorded whole")
+    assert unknown.text == "Whether communication is exposed is not known: CUDA graphs were recorded whole."
 
 
 @pytest.mark.parametrize("change", [{}, {"wait_ns": 41}, {"why": "blocking_call"}, {"why": "queued"}])
 def test_the_claim_can_stand_alone(change: dict[str, object]) -> None:
-    headline = root_cause_headline(replace(TAIL, **change), has_collectives=True)
+    headline = root_cause_headline(replace(TAIL, **change))
     assert headline.claim.startswith("82 % of the typical step's exposed time is ")
     assert headline.claim[-1] not in ".,:"
     assert len(headline.claim) < 120

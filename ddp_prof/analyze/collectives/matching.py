@@ -3,6 +3,7 @@
 Ranks issue the collectives of a communicator in one order (otherwise they would hang). So of each communicator the
 n-th of a step on one rank is the n-th of that step on the others; where the profiler noted the number within the
 communicator, that one counts. What does not fit is left unmatched: another operation or size, another count in a step.
+So is what one rank ends before another one on the same clock begins it: communicators that no name tells apart.
 Sends and receives are no collectives and have no match.
 """
 
@@ -19,6 +20,7 @@ from ddp_prof.trace import UNKNOWN, looked_up
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
+    from pathlib import Path
 
     from ddp_prof.analyze.collectives.timing import RankCollectives
     from ddp_prof.trace import Ints
@@ -26,10 +28,16 @@ if TYPE_CHECKING:
 LEAST_COMMON_STEPS = 3
 """Steps that two ranks must have in common to tell by how many steps one is ahead."""
 
+_LATEST = 2**62
+
 CLEARLY = 3
 """So many times less must ends scatter with steps moved than as they are."""
 
 _NO_COLLECTIVE = OPERATIONS.index(POINT_TO_POINT)
+_NEEDS_ALL = {
+    OPERATIONS.index(name) for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+}
+"""Collectives that no rank can end before each has begun."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +99,21 @@ def _keys(rank: RankCollectives) -> list[Hashable | None]:
 
 
 def _agree(ranks: Sequence[RankCollectives], rows: Sequence[int]) -> bool:
-    """Whether all parts are of one operation and, as far as known, of one size."""
+    """Whether all parts are of one operation and, as far as known, of one size, and none ends before another begins."""
     parts = [(rank.timings, row) for rank, row in zip(ranks, rows, strict=True) if row != UNKNOWN]
     operations = {int(timings.operation[row]) for timings, row in parts}
     sizes = {int(timings.bytes[row]) for timings, row in parts} - {UNKNOWN}
-    return len(operations) == 1 and len(sizes) <= 1
+    return len(operations) == 1 and len(sizes) <= 1 and (not operations <= _NEEDS_ALL or _are_at_one_time(ranks, rows))
+
+
+def _are_at_one_time(ranks: Sequence[RankCollectives], rows: Sequence[int]) -> bool:
+    """Whether the parts on each clock have an instant in common."""
+    times: dict[Path, tuple[int, int]] = {}
+    for rank, row in zip(ranks, rows, strict=True):
+        if row != UNKNOWN:
+            start, end = times.get(rank.clock, (-_LATEST, _LATEST))
+            times[rank.clock] = max(start, int(rank.timings.start_ns[row])), min(end, int(rank.timings.end_ns[row]))
+    return all(start <= end for start, end in times.values())
 
 
 def shift_unnumbered_steps(ranks: Sequence[RankCollectives]) -> tuple[tuple[RankCollectives, ...], int]:

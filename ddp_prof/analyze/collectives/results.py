@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.exposure import WHENS, WHYS
+from ddp_prof.analyze.collectives.exposed_time import WHENS, WHYS
 from ddp_prof.analyze.collectives.timing import BLOCKING, READY_SOURCES
 from ddp_prof.analyze.core.operations import OPERATIONS, bus_factor
 from ddp_prof.analyze.frames import Framed, frame_of_rows, known, rows_of
 from ddp_prof.analyze.outliers import Outliers, find_outliers
+from ddp_prof.analyze.quality.unknown_work import NO_COMMUNICATION, merged_reason
 from ddp_prof.analyze.ranks import Ranked
+from ddp_prof.range_names import PHASES
 from ddp_prof.trace import UNKNOWN, looked_up
 
 if TYPE_CHECKING:
@@ -22,16 +24,17 @@ if TYPE_CHECKING:
 
     from ddp_prof.analyze.collectives.clock_alignment import Alignment
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+    from ddp_prof.analyze.collectives.timing import RankCollectives
     from ddp_prof.trace import Ints
 
 
 @dataclass(frozen=True, slots=True)
 class ExposedPart:
-    """Exposed nanoseconds of one kind; see :mod:`~ddp_prof.analyze.collectives.exposure`.
+    """Exposed nanoseconds of one kind; see :mod:`~ddp_prof.analyze.collectives.exposed_time`.
 
     Attributes:
-        when: One of ``exposure.WHENS``.
-        why: One of ``exposure.WHYS``.
+        when: One of ``exposed_time.WHENS``.
+        why: One of ``exposed_time.WHYS``.
     """
 
     when: str
@@ -47,13 +50,14 @@ class Collective(Ranked):
         step: The step's own number.
         step_key: A number that no other step of the rank has; see ``Steps.keys``.
         index: Position in the step, by launch.
+        phase: Phase that launched it, one of ``range_names.PHASES``.
         ready_source: ``kernel`` (the last gradient's) or ``hook``.
         blocking: Why the program waits for it, one of ``timing.BLOCKING``.
         exposed_by: When and why it is exposed, without what is zero; sums to ``exposed_ns``.
         overlapped_ns, exposed_ns: Of the instants that belong to it; the collectives of a step sum to the step's.
         exposed_wait_ns: Exposed while a peer had not arrived.
         transfer_ns: Shortest duration over the ranks; ``wait_ns`` the rest of this one's.
-        ranks: Ranks in the communicator.
+        ranks: Ranks in the communicator, those of the job where it is the only one; never the number of files.
     """
 
     rank: int | None
@@ -82,6 +86,8 @@ class Collective(Ranked):
     """How long before the end of backward's compute it started; negative after it."""
     step_key: int | None
     qualifier: str = ""
+    of_several: bool = False
+    phase: str | None = None
 
     @property
     def step_identity(self) -> tuple[int | None, int, int | None, int | None, str]:
@@ -89,11 +95,11 @@ class Collective(Ranked):
         return self.rank, self.process, self.device, self.step_key, self.qualifier
 
     def when_ns(self, when: str) -> int:
-        """Exposed time at one of ``exposure.WHENS``."""
+        """Exposed time at one of ``exposed_time.WHENS``."""
         return sum(part.ns for part in self.exposed_by if part.when == when)
 
     def why_ns(self, why: str) -> int:
-        """Exposed time for one of ``exposure.WHYS``."""
+        """Exposed time for one of ``exposed_time.WHYS``."""
         return sum(part.ns for part in self.exposed_by if part.why == why)
 
     @property
@@ -131,6 +137,7 @@ class RunCollectives(Framed):
     Attributes:
         matched: Collectives that were found on several ranks.
         unmatched: Collectives of a rank that found no match on others, though there are others.
+        reason: Why it is not known what is exposed; ``None`` where it is.
     """
 
     collectives: tuple[Collective, ...]
@@ -138,6 +145,7 @@ class RunCollectives(Framed):
     matched: int
     unmatched: int
     warnings: tuple[str, ...]
+    reason: str | None = None
 
     @property
     def outliers(self) -> Outliers | None:
@@ -145,7 +153,7 @@ class RunCollectives(Framed):
         return find_outliers(
             (collective.step_key, collective.overlapped_ns + collective.exposed_ns, collective.exposed_ns)
             for collective in self.collectives
-            if collective.step_key is not None
+            if collective.step_key is not None and not self.reason
         )
 
     def to_frame(self) -> pd.DataFrame:
@@ -168,7 +176,16 @@ def measure_collectives(run: RunAnalysis) -> RunCollectives:
         matched=len(run.matches),
         unmatched=run.matches.unmatched,
         warnings=run.warnings,
+        reason=_reason(run.ranks),
     )
+
+
+def _reason(ranks: Sequence[RankCollectives]) -> str | None:
+    """Of a rank that communicates, though not all of it is known; else where no rank is known."""
+    doubtful = [rank.reason for rank in ranks if rank.reason and len(rank.timings)]
+    if doubtful or any(rank.reason is None for rank in ranks):
+        return doubtful[0] if doubtful else None
+    return merged_reason([rank.reason for rank in ranks]) if ranks else NO_COMMUNICATION
 
 
 def typical_step(collectives: Iterable[Collective]) -> int | None:
@@ -188,17 +205,18 @@ def _of_rank(run: RunAnalysis, index: int) -> list[Collective]:
         run.exposures[index],
         run.waits_ns[index],
     )
-    ranks = rank.world_size or (len(run.ranks) if len(run.ranks) > 1 else None)
+    all_ranks = rank.world_size if len(rank.groups) < 2 else None  # of several communicators some hold a part of them
     backward_end = known(looked_up(rank.backward_end_ns, timings.step))
     start = timings.start_ns.tolist()
     columns = {
         "step": known(looked_up(rank.step_numbers, timings.step)),
         "index": _positions(timings.step).tolist(),
         "op": _named(OPERATIONS, timings.operation),
+        "phase": _named(PHASES, timings.phase),
         "bucket": known(timings.bucket),
         "bytes": known(timings.bytes),
         "group": _named(rank.groups, timings.group),
-        "ranks": [size or ranks for size in known(timings.group_size)],
+        "ranks": [size or all_ranks for size in known(timings.group_size)],
         "ready_ns": known(timings.ready_ns),
         "ready_source": _named(READY_SOURCES, timings.ready_source),
         "launch_ns": known(timings.launch_ns),
@@ -216,7 +234,7 @@ def _of_rank(run: RunAnalysis, index: int) -> list[Collective]:
         ],
         "step_key": known(rank.keys),
     }
-    shared = {name: getattr(rank, name) for name in ("rank", "process", "device", "qualifier")}
+    shared = {name: getattr(rank, name) for name in ("rank", "process", "device", "qualifier", "of_several")}
     return rows_of(Collective, columns, **shared)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddp_prof.analyze.collectives.clock_alignment import Alignment, align_clocks
-from ddp_prof.analyze.collectives.exposure import Exposure, explain_exposure
+from ddp_prof.analyze.collectives.exposed_time import Exposure, explain_exposure
 from ddp_prof.analyze.collectives.matching import Matches, match_collectives, shift_unnumbered_steps
 from ddp_prof.analyze.collectives.timing import RankCollectives, beside_collectives, find_timings
 from ddp_prof.analyze.quality.diagnostics import diagnose, find_caveats

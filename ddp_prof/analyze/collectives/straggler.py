@@ -9,8 +9,8 @@ the others wait there, or it stays late for all that follow::
     rank 2    LCCCCCCCCCC
 
 A lag below the residual of the clocks is no lag: nobody is said to be last. Where the clocks cannot be compared there
-are no lags. The *cost* of a step is the longest
-exposed wait of any rank in it; it is put down to the rank with the largest lag.
+are no lags. The *cost* of a step is put down to the rank with the largest lag: the longest exposed wait of another rank
+at the collectives of the step where that rank arrived last.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.matching import Matches
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.collectives.timing import RankCollectives
-    from ddp_prof.trace import Ints, Mask
+    from ddp_prof.trace import Ints
 
     Floats = NDArray[np.float64]
 
@@ -52,6 +52,7 @@ class RankSkew(Ranked):
         last_collectives: Those at which it arrived last, by more than the residual.
         last_steps: Steps in which it had the largest lag, by more than the residual.
         lag_ns: Median over the steps; negative where it is early.
+        lag_when_last_ns: Median over the steps in which it had the largest lag; ``None`` where there are none.
         worst_lag_ns: The largest of any step.
         exposed_wait_ns: Its own wait for others that no compute hid, summed.
         cost_ns: Summed cost of the steps in which it had the largest lag.
@@ -68,6 +69,8 @@ class RankSkew(Ranked):
     exposed_wait_ns: int | None
     cost_ns: int
     qualifier: str = ""
+    of_several: bool = False
+    lag_when_last_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ class StepSkew:
         step: Its key: its own number, its position where it carries none or numbers come again.
         lags_ns: The lag of each rank, in the order of :attr:`RunSkew.ranks`.
         last: Index of the rank that arrived last; ``None`` where no lag is above the residual.
-        cost_ns: Longest exposed wait of any rank.
+        cost_ns: Longest exposed wait of another rank where that one arrived last; 0 where nobody did.
         waits_ns: The exposed wait of each rank; ``None`` where it has no matched collective in the step.
     """
 
@@ -96,6 +99,7 @@ class RunSkew(Framed):
     Attributes:
         straggler: Index of the rank that arrives last in more steps than chance would have it; ``None`` if none does.
         reason: Why nothing can be said, if so.
+        has_steps: Whether a trace tells steps; else the whole capture is the only one.
     """
 
     ranks: tuple[RankSkew, ...]
@@ -104,6 +108,7 @@ class RunSkew(Framed):
     alignment: Alignment
     reason: str | None
     warnings: tuple[str, ...]
+    has_steps: bool = True
 
     def to_frame(self) -> pd.DataFrame:
         """A row a rank."""
@@ -114,16 +119,18 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
     """Compare the arrivals of the ranks of one run."""
     ranks, matches, alignment = run.ranks, run.matches, run.alignment
     step = _step_of_each(ranks, matches)
-    numbers = np.unique(step)
-    exposed_wait, takes_part = _exposed_waits(run, numbers)
+    numbers = np.unique(step[step != UNKNOWN])
+    waits, takes_part = _exposed_waits(run), matches.rows != UNKNOWN
     lags = _lags(ranks, matches, alignment)
     if alignment.residual_p95_ns is None:
         lags[:] = np.nan  # the clocks tell nothing about who came first
     least = alignment.residual_p95_ns or 0
     last = _last(lags, least)
-    by_step = np.array([_largest(lags[step == number]) for number in numbers]).reshape(len(numbers), len(ranks))
+    of_steps = [step == number for number in numbers]
+    by_step = np.array([_largest(lags[rows]) for rows in of_steps]).reshape(len(numbers), len(ranks))
     last_of_step = _last(by_step, least)
-    cost = exposed_wait.max(axis=1, initial=0)
+    cost = [_cost(waits[rows & (last == late)], late) for rows, late in zip(of_steps, last_of_step, strict=True)]
+    exposed_wait = [waits[rows].sum(axis=0) for rows in of_steps]
     times_last = np.bincount(last_of_step[last_of_step != UNKNOWN], minlength=len(ranks))
     return RunSkew(
         ranks=tuple(
@@ -136,9 +143,11 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
                 last_steps=int(times_last[index]),
                 lag_ns=_median(by_step[:, index]),
                 worst_lag_ns=_whole(_largest(by_step[:, [index]])[0]),
-                exposed_wait_ns=int(exposed_wait[:, index].sum()) if len(matches) else None,
-                cost_ns=int(cost[last_of_step == index].sum()),
+                exposed_wait_ns=sum(int(wait[index]) for wait in exposed_wait) if len(matches) else None,
+                cost_ns=sum(ns for ns, late in zip(cost, last_of_step, strict=True) if late == index),
                 qualifier=rank.qualifier,
+                of_several=rank.of_several,
+                lag_when_last_ns=_median(by_step[last_of_step == index, index]),
             )
             for index, rank in enumerate(ranks)
         ),
@@ -147,9 +156,10 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
                 step=int(number),
                 lags_ns=tuple(_whole(lag) for lag in by_step[row]),
                 last=None if last_of_step[row] == UNKNOWN else int(last_of_step[row]),
-                cost_ns=int(cost[row]),
+                cost_ns=cost[row],
                 waits_ns=tuple(
-                    int(wait) if known else None for wait, known in zip(exposed_wait[row], takes_part[row], strict=True)
+                    int(wait) if known else None
+                    for wait, known in zip(exposed_wait[row], takes_part[of_steps[row]].any(axis=0), strict=True)
                 ),
             )
             for row, number in enumerate(numbers)
@@ -158,6 +168,7 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
         alignment=alignment,
         reason=_reason(ranks, matches, alignment),
         warnings=run.warnings,
+        has_steps=any(len(rank.times) for rank in ranks),
     )
 
 
@@ -203,16 +214,18 @@ def _largest(lags: Floats) -> Floats:
     return result
 
 
-def _exposed_waits(run: RunAnalysis, keys: Ints) -> tuple[Ints, Mask]:
-    """What each rank of each step waited for others without anything to compute, and whether it has a part in it."""
-    exposed = np.zeros((len(keys), len(run.ranks)), np.int64)
-    takes_part = np.zeros(exposed.shape, np.bool_)
-    for index, (rank, wait, exposure) in enumerate(zip(run.ranks, run.waits_ns, run.exposures, strict=True)):
-        known = wait != UNKNOWN
-        step = np.searchsorted(keys, rank.keys[known])
-        np.add.at(exposed[:, index], step, exposure.exposed_wait_ns[known])
-        takes_part[step, index] = True
-    return exposed, takes_part
+def _exposed_waits(run: RunAnalysis) -> Ints:
+    """For each matched collective and rank, what it waited for others without anything to compute; 0 without a part."""
+    columns = [
+        np.maximum(0, looked_up(exposure.exposed_wait_ns, run.matches.rows[:, index]))
+        for index, exposure in enumerate(run.exposures)
+    ]
+    return np.stack(columns, axis=1) if columns else np.empty((0, 0), np.int64)
+
+
+def _cost(waits_ns: Ints, late: int) -> int:
+    """The longest wait of any rank but the late one, over the collectives at which that one arrived last."""
+    return 0 if late == UNKNOWN else int(np.delete(waits_ns.sum(axis=0), late).max(initial=0))
 
 
 def _straggler(times_last: Ints, steps: int) -> int | None:

@@ -6,7 +6,9 @@
                             ready   start    end
 
 *Ready* is the end of the last kernel of backward that was launched before the collective was, by the same thread
-(autograd's, whose hook launches the collective). On a CPU it is the hook's own time, the start of our range.
+(autograd's, whose hook launches the collective). On a CPU it is the hook's own time, the start of our range. It is
+known of what backward launched, and of what follows it before the optimizer: what forward launches waits for no
+gradient. Nor is it known within a CUDA graph, whose kernels are launched by one call.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ import numpy as np
 
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE, last_by_step
 from ddp_prof.analyze.core.device_phases import find_device_phases
-from ddp_prof.analyze.core.operations import OPERATIONS, operation_of
+from ddp_prof.analyze.core.operations import OPERATIONS, POINT_TO_POINT, operation_of
 from ddp_prof.analyze.intervals import union
+from ddp_prof.analyze.quality.unknown_work import why_unknown
 from ddp_prof.analyze.ranks import Ranked
 from ddp_prof.trace import UNKNOWN, Category, CollectiveMetadata, Table, looked_up, select
 
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.core.rank_events import RankEvents
     from ddp_prof.analyze.core.step_breakdown import StepTimes
     from ddp_prof.analyze.intervals import Intervals
-    from ddp_prof.trace import Ints, Trace
+    from ddp_prof.trace import Ints, Mask, Trace
 
 BLOCKING = (None, "after_backward", "compute_stream")
 """Why the program waits for a collective, ``None`` where it does not: launched after backward, on compute's stream."""
@@ -91,6 +94,7 @@ class RankCollectives(Ranked):
         device_phases: The phase of the rank at each instant.
         compute: Compute of the rank, at least all that runs while its collectives do.
         times: What filled its steps.
+        reason: Why it is not known how much of its communication hides; ``None`` where it is.
     """
 
     process: int
@@ -108,6 +112,8 @@ class RankCollectives(Ranked):
     compute: Intervals
     times: StepTimes
     qualifier: str = ""
+    of_several: bool = False
+    reason: str | None = None
 
     @property
     def keys_of_steps(self) -> Ints:
@@ -125,7 +131,7 @@ def find_timings(rank: RankEvents) -> RankCollectives:
     trace = rank.trace
     events = rank.of(Category.COMMUNICATION)
     events = select(events, np.lexsort((events.start_ns, events.launch_ns, events.step)))
-    backward = select(rank.events, (rank.events.phase == BACKWARD_PHASE) & (rank.events.category == Category.COMPUTE))
+    backward = select(rank.events, rank.is_backward)
     noted = _noted(trace.collective_metadata, events)
     groups = [int(group) for group in np.unique(noted.group_id) if group != UNKNOWN]
     return RankCollectives(
@@ -143,6 +149,7 @@ def find_timings(rank: RankEvents) -> RankCollectives:
         device_phases=find_device_phases(rank.events, len(rank.steps)),
         compute=rank.union_of(Category.COMPUTE),
         times=rank.step_times,
+        reason=why_unknown(rank),
     )
 
 
@@ -168,10 +175,13 @@ def beside_collectives(found: RankCollectives, *, to_draw: bool) -> RankCollecti
 def _timings(
     rank: RankEvents, events: Events, backward: Events, noted: CollectiveMetadata, groups: Sequence[int]
 ) -> CollectiveTimings:
-    ready, source = _ready(events, backward, rank.gradient_threads)
+    blocking = _blocking(rank, events, backward)
+    follows = (blocking == BLOCKING.index("after_backward")) & (events.phase == UNKNOWN)
+    of_gradients = np.isin(events.phase, (BACKWARD_PHASE, SYNCHRONIZE_PHASE)) | follows
+    ready, source = _ready(events, backward, rank.gradient_threads, of_gradients)
     ranges = rank.collective_ranges
     row = ranges.launched_in(events.launch_ns)
-    bucket, own_bytes = ranges.of_rows("bucket", row), ranges.of_rows("bytes", row)
+    own_bytes = looked_up(ranges.bytes, row)
     group = np.searchsorted(np.array(groups, np.int64), noted.group_id)
     return CollectiveTimings(
         step=events.step,
@@ -182,9 +192,9 @@ def _timings(
         start_ns=events.start_ns,
         end_ns=events.end_ns,
         phase=events.phase,
-        blocking=_blocking(rank, events, backward),
-        operation=_operations(rank.trace, events, noted, ranges.of_rows("operation", row)),
-        bucket=bucket,
+        blocking=blocking,
+        operation=_operations(rank.trace, events, noted, looked_up(ranges.operation, row)),
+        bucket=looked_up(ranges.bucket, row),
         bytes=np.where(own_bytes != UNKNOWN, own_bytes, noted.bytes),
         group=np.where(noted.group_id == UNKNOWN, UNKNOWN, group),
         group_size=noted.group_size,
@@ -192,18 +202,21 @@ def _timings(
     )
 
 
-def _ready(events: Events, backward: Events, gradient_threads: Collection[int]) -> tuple[Ints, Ints]:
+def _ready(
+    events: Events, backward: Events, gradient_threads: Collection[int], of_gradients: Mask
+) -> tuple[Ints, Ints]:
     """When the gradients of each collective were ready, and by which of :data:`READY_SOURCES` that is known."""
     ready = np.full(len(events), UNKNOWN, np.int64)
     source = ready.copy()
     on_host = events.activity == UNKNOWN
     ready[on_host], source[on_host] = events.launch_ns[on_host], READY_SOURCES.index("hook")
     for launcher in np.unique(events.launcher[~on_host]).tolist():
-        asked = np.flatnonzero(~on_host & (events.launcher == launcher) & (events.step != UNKNOWN))
+        asked = np.flatnonzero(of_gradients & ~on_host & (events.launcher == launcher) & (events.step != UNKNOWN))
         gradients = select(backward, backward.launcher == launcher) if launcher in gradient_threads else backward
         gradients = select(gradients, np.argsort(gradients.launch_ns, kind="stable"))
         last = np.searchsorted(gradients.launch_ns, events.launch_ns[asked], side="right") - 1
         found = (last >= 0) & (looked_up(gradients.step, last) == events.step[asked])
+        found &= looked_up(gradients.launch_ns, last) < events.launch_ns[asked]
         ready[asked[found]] = gradients.end_ns[last[found]]
         source[asked[found]] = READY_SOURCES.index("kernel")
     return ready, source
@@ -226,7 +239,10 @@ def _noted(arguments: CollectiveMetadata, events: Events) -> CollectiveMetadata:
 
 
 def _operations(trace: Trace, events: Events, noted: CollectiveMetadata, by_range: Ints) -> Ints:
-    """By the kernel's name, else by the noted arguments; else by our range's."""
+    """As it was noted, else by the kernel's name; by our range's, where that tells nothing or send and receive.
+
+    NCCL carries out several operations by its kernel ``SendRecv``.
+    """
 
     def code(name_id: int) -> int:
         operation = operation_of(trace.names[name_id]) if name_id != UNKNOWN else None
@@ -237,5 +253,7 @@ def _operations(trace: Trace, events: Events, noted: CollectiveMetadata, by_rang
         return np.array([known[name_id] for name_id in name_ids.tolist()], np.int64)
 
     by_kernel = codes(looked_up(trace.activities.name_id, events.activity))
-    found = np.where(by_kernel == UNKNOWN, codes(noted.op_id), by_kernel)
-    return np.where(found == UNKNOWN, by_range, found)
+    says_little = (by_kernel == UNKNOWN) | (by_kernel == OPERATIONS.index(POINT_TO_POINT))
+    told = np.where(says_little & (by_range != UNKNOWN), by_range, by_kernel)
+    by_note = codes(noted.op_id)
+    return np.where(by_note == UNKNOWN, told, by_note)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddp_prof.range_names import BACKWARD, PHASES, SYNCHRONIZE
-from ddp_prof.trace import UNKNOWN, Category, Kind, Table, concatenate, looked_up, select
+from ddp_prof.trace import AUTOGRAD, UNKNOWN, Category, Kind, Table, concatenate, looked_up, select
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -135,10 +135,10 @@ def last_by_step(time_ns: Ints, step: Ints, steps: int) -> Ints:
 
 def _autograd_threads(trace: Trace, process: int, steps: Steps, launchers: Collection[int]) -> list[int]:
     """Autograd's threads: by name, else the threads beside the main one that launch collectives."""
-    named = [lane for (pid, lane), name in trace.threads.items() if pid == process and name.startswith("pt_autograd")]
-    if named:
-        return named
     main = {UNKNOWN, *_main_threads(trace, process, steps)}
+    named = [lane for (pid, lane), name in trace.threads.items() if pid == process and name.startswith(AUTOGRAD)]
+    if named:  # the engine may run on the main thread, too, all of whose launches are not backward's
+        return [lane for lane in named if lane not in main]
     return [lane for lane in sorted(launchers) if lane not in main]
 
 

@@ -21,6 +21,7 @@ OPERATIONS = (
 """All that are told apart; a table holds an index into it."""
 
 _SIGNS = (
+    ("onecclreducebase", None),  # so it is called for an all-reduce, too
     ("allreduce", ALL_REDUCE),
     ("crossdevicereduce", ALL_REDUCE),
     ("onerankreduce", ALL_REDUCE),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddp_prof.analyze.intervals import innermost
-from ddp_prof.range_names import STEP, parse_range
+from ddp_prof.range_names import STEP, ranges_among
 from ddp_prof.trace import UNKNOWN, Table
 
 if TYPE_CHECKING:
@@ -94,8 +94,8 @@ def find_steps(trace: Trace, process: int, pattern: str | None = None) -> tuple[
     mine = trace.spans.process == process
     if pattern is not None:
         return _steps_named(trace, mine, _numbered(trace, pattern, re.RegexFlag(0)))
-    ours = {index: parse_range(name) for index, name in enumerate(trace.names) if name.startswith(f"{STEP}|")}
-    named = {index: (name.number("index"), bool(name.number("warmup"))) for index, name in ours.items()}
+    ours = ranges_among(trace.names, STEP).items()
+    named = {index: (name.number("index"), bool(name.number("warmup"))) for index, name in ours}
     steps, notes = _steps_named(trace, mine, named)
     for usual in STEP_PATTERNS:
         if len(steps) or notes:

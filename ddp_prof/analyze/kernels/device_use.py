@@ -9,7 +9,7 @@ from ddp_prof.analyze.frames import Framed, frame_of
 from ddp_prof.analyze.kernels.hidden import HiddenTime, measure_hidden
 from ddp_prof.analyze.kernels.idle import IdleTime, measure_idle
 from ddp_prof.analyze.kernels.kernel_times import KernelRuns, KernelTime, find_kernel_runs, measure_kernels
-from ddp_prof.analyze.overlap.overlap import is_blind
+from ddp_prof.analyze.quality.unknown_work import is_blind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -141,6 +141,6 @@ def _median(result: TraceOverlap, name: str, steps: Sequence[StepOverlap]) -> St
 
 def _share(result: TraceOverlap, part: str) -> float | None:
     """The part's share of communication over the ranks where both are known."""
-    known = [rank for rank in result.ranks if rank.comm_ns and getattr(rank, part) is not None]
+    known = [rank for rank in result.ranks if rank.overlap_ratio is not None and getattr(rank, part) is not None]
     total = sum(rank.comm_ns or 0 for rank in known)
     return sum(getattr(rank, part) for rank in known) / total if total else None

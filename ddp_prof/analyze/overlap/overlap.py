@@ -25,6 +25,7 @@ from ddp_prof.analyze.intervals import EVER, Intervals, union, union_by_group
 from ddp_prof.analyze.outliers import Outliers, find_outliers
 from ddp_prof.analyze.overlap.coverage import Attribution, measure_attribution, merge_attributions
 from ddp_prof.analyze.quality.diagnostics import diagnose, find_caveats
+from ddp_prof.analyze.quality.unknown_work import hides_work, is_blind, why_unknown
 from ddp_prof.analyze.ranks import Ranked, told_apart
 from ddp_prof.manifest import label_of
 from ddp_prof.trace import UNKNOWN, Category
@@ -37,13 +38,6 @@ if TYPE_CHECKING:
 
     from ddp_prof.manifest import Caveat
     from ddp_prof.trace import Trace
-
-
-NOTHING = "no GPU activities, and no ddp_prof ranges that tell what the CPU did"
-"""Why there is no figure of a rank without events."""
-
-MOST_UNNAMED = 0.01
-"""Share of kernels, in number or time, up to which those without a name do not spoil the figures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +97,19 @@ class RankOverlap(Ranked):
     steps: tuple[StepOverlap, ...]
     file: str = ""
     qualifier: str = ""
+    of_several: bool = False
     node: str | None = None
     """Name of the machine, where the trace tells it."""
 
     @property
     def overlap_ratio(self) -> float | None:
         """Share of communication that compute hides, 0 to 1."""
-        return _ratio(self.overlapped_ns, self.comm_ns)
+        return None if self.reason else _ratio(self.overlapped_ns, self.comm_ns)
 
     @property
     def backward_overlap_ratio(self) -> float | None:
         """Share of communication that compute of backward hides, 0 to 1."""
-        return _ratio(self.backward_overlapped_ns, self.comm_ns)
+        return None if self.reason else _ratio(self.backward_overlapped_ns, self.comm_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +142,7 @@ class TraceOverlap(Framed):
             (step.step_key, step.comm_ns, step.exposed_ns)
             for rank in self.ranks
             for step in rank.steps
-            if step.step_key is not None
+            if step.step_key is not None and not rank.reason
         )
 
     def to_frame(self, *, by_step: bool = False) -> pd.DataFrame:
@@ -214,7 +209,7 @@ def measure_rank(rank: RankEvents, span: Intervals = EVER) -> RankOverlap:
         overlapped_ns=None if blind else overlapped,
         exposed_ns=None if blind else communication.length_ns - overlapped,
         backward_overlapped_ns=_common_ns(communication, backward) if len(backward) and not blind else None,
-        reason=_reason(rank, communication.length_ns),
+        reason=why_unknown(rank),
         steps=() if blind else _measure_steps(rank, backward, span),
         file=rank.trace.path.name,
         node=rank.trace.node,
@@ -279,36 +274,9 @@ def _measure_steps(rank: RankEvents, backward: Intervals, span: Intervals) -> tu
     return tuple(rows_of(StepOverlap, {name: list(compress(column, chosen)) for name, column in columns.items()}))
 
 
-def hides_work(rank: RankEvents) -> bool:
-    """Whether there is time of which it is not known what ran in it: CUDA graphs recorded whole, unnamed kernels."""
-    return bool(np.any(np.isin(rank.events.category, (Category.OTHER, Category.UNKNOWN))))
-
-
 def _common_ns(few: Intervals, many: Intervals) -> int:
     """Length of the intersection, quickest where the first set has few intervals."""
     return int(many.covered_ns(few.start_ns, few.end_ns).sum())
-
-
-def is_blind(rank: RankEvents) -> bool:
-    """Whether the trace does not tell what the rank computed and communicated."""
-    return not len(rank.events) or _has_too_many_unnamed(rank)
-
-
-def _has_too_many_unnamed(rank: RankEvents) -> bool:
-    return rank.trace.unresolved_names.share > MOST_UNNAMED
-
-
-def _reason(rank: RankEvents, comm_ns: int) -> str | None:
-    if _has_too_many_unnamed(rank):
-        share = rank.trace.unresolved_names.share
-        return f"{share:.0%} of the kernels have no name, so it is not known which of them communicate"
-    if not len(rank.events):
-        return NOTHING
-    if comm_ns == 0 and np.any(rank.events.category == Category.OTHER):
-        return "no communication outside of CUDA graphs, and these were recorded whole"
-    if comm_ns == 0:
-        return "no communication in this trace"
-    return None
 
 
 def _ratio(part: int | None, whole: int | None) -> float | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from ddp_prof.analyze.quality.unknown_work import NO_COMMUNICATION
 from ddp_prof.analyze.statistics import LEAST_STEPS, StepMedian, median_of_steps
 
 if TYPE_CHECKING:
@@ -212,9 +213,7 @@ def _pool(run: TraceOverlap, measure: Callable[[RankOverlap], Sequence[int] | st
 
 def _overlap(rank: RankOverlap) -> float | str:
     if rank.overlap_ratio is None:
-        return rank.reason or "no communication in this trace"
-    if any(step.idle_ns is None for step in rank.steps):
-        return "CUDA graphs were recorded whole, without the collectives in them"
+        return rank.reason or NO_COMMUNICATION
     return rank.overlap_ratio
 
 

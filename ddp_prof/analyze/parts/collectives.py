@@ -11,6 +11,7 @@ import numpy as np
 from ddp_prof.analyze.collectives.run_analysis import analyze_trace
 from ddp_prof.analyze.collectives.timing import BLOCKING, CollectiveTimings
 from ddp_prof.analyze.core.device_phases import ALWAYS, BETWEEN_STEPS, NONE, DevicePhases
+from ddp_prof.analyze.quality.unknown_work import merged_reason
 from ddp_prof.trace import UNKNOWN, concatenate, select
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ def _merged(parts: Sequence[RankCollectives], compute_stream: int) -> RankCollec
         device_phases=concatenate(select(phases, np.argsort(phases.step, kind="stable")), outside),
         compute=reduce(lambda one, other: one | other, (part.compute for part in parts)),
         times=concatenate(*(part.times for part in parts)),
+        reason=merged_reason([part.reason for part in parts]),
     )
 
 

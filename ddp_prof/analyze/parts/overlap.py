@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddp_prof.analyze.overlap.coverage import measure_attribution, merge_attributions
-from ddp_prof.analyze.overlap.overlap import NOTHING, hides_work, measure_overlap, measure_rank
+from ddp_prof.analyze.overlap.overlap import measure_overlap, measure_rank
+from ddp_prof.analyze.quality.unknown_work import NOTHING, hides_work, merged_reason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,19 +65,13 @@ def _merged(ranks: Sequence[RankOverlap], is_hidden: bool) -> RankOverlap:
         steps = [replace(step, compute_only_ns=None, idle_ns=None) for step in steps]
     total = {name: sum(getattr(rank, name) for rank in ranks) for name in _ADDED}
     hidden = [rank.backward_overlapped_ns for rank in ranks if rank.backward_overlapped_ns is not None]
-    reason = min((rank.reason for rank in ranks if rank.reason), key=_weight, default=None)
     merged = replace(
         ranks[0],
         **total,
         backward_overlapped_ns=sum(hidden) if hidden else None,
-        reason=None if total["comm_ns"] else reason,
+        reason=merged_reason([rank.reason for rank in ranks]),
         steps=tuple(steps),
     )
     if any(rank.reason != NOTHING for rank in ranks):
         return merged
     return replace(merged, compute_ns=None, comm_ns=None, overlapped_ns=None, exposed_ns=None, steps=())
-
-
-def _weight(reason: str) -> int:
-    """CUDA graphs explain more than that there is no communication, and that more than that nothing happened."""
-    return ("graphs" not in reason) + (reason == NOTHING)

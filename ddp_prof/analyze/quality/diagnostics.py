@@ -12,7 +12,7 @@ import numpy as np
 from ddp_prof.analyze.intervals import EVER, union
 from ddp_prof.manifest import RANKS_PER_GPU, Caveat, caveats_of
 from ddp_prof.range_names import PROCESS, parse_range
-from ddp_prof.trace import UNKNOWN, Category, Kind, distinct, select
+from ddp_prof.trace import UNKNOWN, Category, Kind, distinct
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -83,12 +83,12 @@ def gather_evidence(trace: Trace, ranks: Sequence[RankEvents], span: Intervals =
     total = np.bincount(activities.name_id[computing], weights=duration[computing], minlength=len(trace.names))
     busy_ns, collectives = Counter[tuple[int, int | None, int]](), Counter[tuple[int, int | None, int]]()
     for rank in ranks:
-        events = select(rank.events, (rank.events.kernel == 1) & span.holds(rank.events.start_ns))
-        for lane in distinct(events.lane):
-            mine, key = events.lane == lane, (rank.process, rank.device, lane)
-            busy = mine & (events.category == Category.COMPUTE)
-            busy_ns[key] += int((events.end_ns[busy] - events.start_ns[busy]).sum())
-            collectives[key] += int((mine & (events.category == Category.COMMUNICATION)).sum())
+        events, kernels = rank.events, (rank.events.kernel == 1) & span.holds(rank.events.start_ns)
+        busy, collective = (kernels & (events.category == kind) for kind in (Category.COMPUTE, Category.COMMUNICATION))
+        for lane in distinct(events.lane[kernels]):
+            key, rows = (rank.process, rank.device, lane), np.flatnonzero(busy & (events.lane == lane))
+            busy_ns[key] += int((events.end_ns[rows] - events.start_ns[rows]).sum())
+            collectives[key] += int((collective & (events.lane == lane)).sum())
     return Evidence(
         said=(
             *(caveat.value for caveat in find_caveats(trace)),

@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
 from ddp_prof.analyze.core.phases import find_phases
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.core.steps import NO_PATTERNS, RangePatterns, find_steps
 from ddp_prof.analyze.quality.diagnostics import diagnose
 from ddp_prof.manifest import label_of
-from ddp_prof.range_names import BACKWARD, PHASES
 from ddp_prof.trace import Category, Kind
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
+    from ddp_prof.analyze.core.rank_events import RankEvents
     from ddp_prof.manifest import Manifest
     from ddp_prof.trace import Trace
 
@@ -73,7 +75,7 @@ def take_inventory(trace: Trace, patterns: RangePatterns = NO_PATTERNS) -> Trace
         duration_ns=trace.duration_ns,
         manifest=trace.manifest,
         processes=tuple(processes),
-        advice=tuple(_advice(processes, has_work=any(len(rank.events) for rank in ranks))),
+        advice=tuple(_advice(processes, ranks)),
         warnings=diagnose(trace, ranks),
     )
 
@@ -93,20 +95,20 @@ def _process_inventory(trace: Trace, process: int, patterns: RangePatterns) -> P
         ranges=int((trace.spans.process == process).sum()),
         steps=len(steps),
         warmup_steps=int(steps.warmup.sum()),
-        backward_ranges=int((find_phases(trace, process, patterns.backward).kind == PHASES.index(BACKWARD)).sum()),
+        backward_ranges=int((find_phases(trace, process, patterns.backward).kind == BACKWARD_PHASE).sum()),
     )
 
 
-def _advice(processes: list[ProcessInventory], *, has_work: bool) -> list[str]:
-    advice = []
+def _advice(processes: Sequence[ProcessInventory], ranks: Sequence[RankEvents]) -> list[str]:
+    advice, has_work = [], any(len(rank.events) for rank in ranks)
     if not has_work:
         advice.append("overlap: no GPU activities and no ddp_prof ranges: record with --trace=cuda,nvtx")
     if not any(process.steps for process in processes):
         advice.append("steps: no range that looks like a step: name yours with --step-range, or add 'step N' ranges")
     if has_work and not any(process.backward_ranges for process in processes):
-        advice.append(
-            "backward: no range names it, it is inferred from autograd's threads; name yours with --backward-range"
-        )
+        is_inferred = any(rank.backward == "inferred" for rank in ranks)
+        how = "it is inferred from autograd's threads" if is_inferred else "and no thread is known to be autograd's"
+        advice.append(f"backward: no range names it, {how}; name yours with --backward-range")
     if all(process.rank is None for process in processes):
         advice.append("ranks: the trace does not tell which process is which rank")
     return advice

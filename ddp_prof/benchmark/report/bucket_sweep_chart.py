@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from ddp_prof.benchmark.alpha_beta import Unknown
 from ddp_prof.benchmark.effects import bucket_sizes
 from ddp_prof.benchmark.observations import contradicts_model
 from ddp_prof.benchmark.report.chart_layout import LINE, TOP, layout
@@ -12,7 +13,6 @@ from ddp_prof.benchmark.report.rows import half_ms, value_ms
 from ddp_prof.present import theme
 from ddp_prof.present.charts.frame import axis
 from ddp_prof.present.text import shown_name, size
-from ddp_prof.unknown import Unknown
 from ddp_prof.variants import BUCKETED, BYTES_PER_MB
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, load_results, open_database, update_run, write_run
-from ddp_prof.benchmark.sweep.capture import CaptureFigures, capture
+from ddp_prof.benchmark.sweep.capture import FIGURES, CaptureFigures, capture
 from ddp_prof.benchmark.sweep.measure import measure, rows_of
 from ddp_prof.benchmark.sweep.progress import show_progress
 from ddp_prof.errors import WorkloadError
@@ -172,10 +172,7 @@ def _with_figures(run: StoredRun, figures: CaptureFigures, database: Path) -> St
     return replace(
         run,
         trace=os.path.relpath(figures.file.absolute(), database.parent.absolute()),
-        trace_comm_ns=figures.comm_ns,
-        trace_overlapped_ns=figures.overlapped_ns,
-        trace_exposed_ns=figures.exposed_ns,
-        trace_tail_ns=figures.tail_ns,
+        **{f"trace_{name}": getattr(figures, name) for name in FIGURES},
     )
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ddp_prof.cli.options.adding import add_options
-from ddp_prof.cli.options.talking import EXIT_CODE, progress_bar
+from ddp_prof.cli.options.verbosity import EXIT_CODE, progress_bar
 from ddp_prof.errors import InterruptedReadingError, TraceError
 
 if TYPE_CHECKING:

@@ -24,13 +24,13 @@ from ddp_prof.ingest.enrich import (
     add_launch_shapes,
     close_open_ranges,
     enrich,
-    mark_copy_engine_collectives,
     name_ranks,
     plain_call,
     refuse_impossible_times,
     report_unresolved_names,
 )
 from ddp_prof.ingest.kernel_categories import KernelClassifier
+from ddp_prof.ingest.library_ranges import mark_copy_engine_collectives, name_operations
 from ddp_prof.ingest.sqlite_columns import SqliteFile, are_integers, constant, open_sqlite
 from ddp_prof.ingest.string_table import NameTable, NsysStringIds, domain_name_ids
 from ddp_prof.manifest import load_manifest, manifest_path
@@ -128,15 +128,9 @@ def _load(file: SqliteFile, manifest: Manifest | None, classifier: KernelClassif
         node=_noted(file, "TARGET_INFO_SYSTEM_ENV", "Hostname"),
         manifest=manifest,
     )
-    steps: list[Callable[[Trace], Trace]] = [
-        refuse_impossible_times,
-        report_unresolved_names,
-        close_open_ranges,
-        name_ranks,
-        mark_copy_engine_collectives,
-    ]
-    if has_payloads:
-        steps.append(partial(add_nccl_metadata, ranges=_nccl_payloads(file, strings)))
+    payloads = [partial(add_nccl_metadata, ranges=_nccl_payloads(file, strings))] if has_payloads else []
+    steps: list[Callable[[Trace], Trace]] = [refuse_impossible_times, report_unresolved_names]
+    steps += [close_open_ranges, name_ranks, mark_copy_engine_collectives, *payloads, name_operations]
     if launches:
         steps.append(partial(add_launch_shapes, columns=launches.result()))
     return enrich(trace, steps)

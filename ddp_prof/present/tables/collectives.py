@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddp_prof.analyze.collectives.exposure import WHENS, WHYS
+from ddp_prof.analyze.collectives.exposed_time import WHENS, WHYS
 from ddp_prof.present.columns import Row, Value, ms, times_of
 from ddp_prof.present.headlines import outliers_text
 from ddp_prof.present.json_documents import collectives_document
@@ -127,7 +127,7 @@ def _key(collective: Collective, by: str) -> Row:
 
 
 def _rank(collective: Collective) -> str | int:
-    return collective.name if collective.rank is None else collective.rank
+    return collective.name if collective.rank is None or collective.of_several else collective.rank
 
 
 def _sum_known(values: Iterable[int | None]) -> int | None:

@@ -21,7 +21,8 @@ DIGEST = Digest("costs_others_ms", ("collectives", "last_collectives", "last_ste
 def skew_view(run: RunAnalysis, skew: RunSkew) -> TableView:
     """A row a rank."""
     headline = skew_headline(skew).text
-    title = f"{run.trace} · device: {run.device} · {len(skew.steps)} steps\n{headline}"
+    steps = len(skew.steps) if skew.has_steps else 0
+    title = f"{run.trace} · device: {run.device} · {steps} steps\n{headline}"
     if skew.reason:  # a table would be of zeros
         return TableView(title, [], skew.warnings, skew_document(run, skew, headline))
     rows: list[Row] = [{"run": run.label, **_row(rank, len(skew.steps))} for rank in skew.ranks]

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from ddp_prof.analyze.variants.before_after import DURATION, LAUNCH, QUEUEING, TRANSFER, WAIT
 from ddp_prof.analyze.variants.waterfall import PARTS
-from ddp_prof.present.columns import ms
-from ddp_prof.present.text import milliseconds, percent
+from ddp_prof.present.columns import ms, times_of
+from ddp_prof.present.text import collective_name, milliseconds, percent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,9 +72,9 @@ def _contention_note(found: Contention) -> str:
 def _row(name: str, parts: Budget | Change, step_ns: int) -> Row:
     return {
         "from -> to": name,
-        **{f"{part}_ms": None if (time := getattr(parts, f"{part}_ns")) is None else time / 1e6 for part in PARTS},
-        "sum_ms": parts.step_ns / 1e6,
-        "step_ms": step_ns / 1e6,
+        **times_of(parts, *PARTS),
+        "sum_ms": ms(parts.step_ns),
+        "step_ms": ms(step_ns),
     }
 
 
@@ -112,8 +112,7 @@ def change_texts(changes: Sequence[PartChange]) -> list[str]:
 
 def collective_change_text(change: CollectiveChange) -> str:
     """What changed of a collective, in words."""
-    which = f"collective {change.index}" if change.bucket is None else f"bucket {change.bucket}"
-    verb, more, less = _MOVES[change.moved]
+    which, (verb, more, less) = collective_name(change.index, change.bucket), _MOVES[change.moved]
     return f"{which} {verb} {milliseconds(abs(change.by_ns))} {more if change.by_ns > 0 else less}"
 
 

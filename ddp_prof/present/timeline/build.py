@@ -11,7 +11,7 @@ from ddp_prof.present.text import milliseconds
 from ddp_prof.present.timeline.boxes import View
 from ddp_prof.present.timeline.lanes import lanes_of
 from ddp_prof.present.timeline.model import Panel, RankLanes, StepMark, Timeline
-from ddp_prof.range_names import PROCESS, parse_range
+from ddp_prof.range_names import PROCESS, ranges_among
 from ddp_prof.trace import select
 
 if TYPE_CHECKING:
@@ -54,6 +54,17 @@ def build_timeline(
     return Timeline(tuple(map(_panel, sources, chosen, views)))
 
 
+def build_excerpt(sources: Sequence[Source], steps: Collection[int] | None = None) -> Timeline:
+    """The timeline of a few steps, of which a picture can be drawn.
+
+    Args:
+        sources: As of :func:`build_timeline`.
+        steps: Numbers of the steps to show; by default two from the middle.
+    """
+    shown = steps or steady_steps([rank for source in sources for rank in source.ranks])
+    return build_timeline(sources, steps=shown, max_boxes=MAX_BOXES)
+
+
 def steady_steps(rank_events: Sequence[RankEvents], count: int = 2) -> list[int] | None:
     """Numbers of a few steps from the middle of the capture, ``None`` where it has no steps."""
     numbers = next((events.step_keys.tolist() for events in rank_events if events.has_steps), None)
@@ -74,7 +85,7 @@ class _Rank(NamedTuple):
 def _panel(source: Source, ranks: Sequence[_Rank], view: View) -> Panel:
     return Panel(
         title=source.title,
-        device="cuda" if len(source.trace.activities) else "cpu",
+        device=source.trace.device,
         facts=_facts(source, ranks, view),
         ranks=tuple(
             RankLanes(
@@ -166,7 +177,7 @@ def _step_marks(ranks: Sequence[_Rank], view: View) -> tuple[StepMark, ...]:
 def _facts(source: Source, ranks: Sequence[_Rank], view: View) -> tuple[str, ...]:
     """What a reader of the figure should know of the run beside its name."""
     trace = source.trace
-    said = next((parse_range(name) for name in trace.names if name.startswith(f"{PROCESS}|")), None)
+    said = next(iter(ranges_among(trace.names, PROCESS).values()), None)
     manifest = trace.manifest
     world = manifest.world_size if manifest else said and said.number("world")
     backend = manifest.backend if manifest else said and said.text("backend")

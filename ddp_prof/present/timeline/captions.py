@@ -4,42 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddp_prof.analyze.collectives.exposure import (
-    BLOCKING_CALL,
-    LAUNCHED_LATE,
-    OUTSIDE,
-    PEER_WAIT,
-    QUEUED,
-    TAIL,
-    TRANSFER,
-    UNKNOWN_WHEN,
-    WHENS,
-    WHYS,
-)
+from ddp_prof.analyze.collectives.exposed_time import BLOCKING_CALL, PEER_WAIT, TAIL, UNKNOWN_WHEN, WHENS, WHYS
 from ddp_prof.present import theme
+from ddp_prof.present.headlines import WHEN, WHY
 from ddp_prof.present.text import MAX_NAME, percent, plain_name
 from ddp_prof.present.timeline.model import COMMUNICATION, COMPUTE, HOST, STRIP
-from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER
 from ddp_prof.trace import UNKNOWN
 
 if TYPE_CHECKING:
     from ddp_prof.present.timeline.model import Lane, Timeline
 
-_WHEN = {
-    FORWARD: "during forward",
-    BACKWARD: "during backward",
-    TAIL: "in the tail, after backward's last compute",
-    OPTIMIZER: "during the optimizer",
-    OUTSIDE: "between phases",
-    UNKNOWN_WHEN: "in no known phase",
-}
-_WHY = {
-    BLOCKING_CALL: "the program waits for it",
-    LAUNCHED_LATE: "launched late by the host",
-    QUEUED: "queued behind another collective",
-    PEER_WAIT: "a peer had not arrived",
-    TRANSFER: "in transfer",
-}
+_WHEN = WHEN | {TAIL: "in the tail, after backward's last compute", UNKNOWN_WHEN: "in no known phase"}
+_WHY = WHY | {BLOCKING_CALL: "the program waits for it", PEER_WAIT: "a peer had not arrived"}
 EXPOSED_PARTS = tuple((_WHEN[when], _WHY[why]) for when in WHENS for why in WHYS)
 """When and why a part of a collective is exposed, in the order of ``Exposure.pairs_ns``."""
 
@@ -48,7 +24,7 @@ def headline(model: Timeline) -> str:
     """What the figure shows, in a sentence of plain text."""
     titles = [plain_name(panel.title) for panel in model.panels]
     if all(panel.overlap_ratio is None for panel in model.panels):
-        return f"{', '.join(titles)}: no communication was recorded"
+        return f"{', '.join(titles)}: how much communication hides is not known"
     shares = [percent(panel.overlap_ratio) for panel in model.panels]
     first, *others = zip(titles, shares, strict=True)
     rest = "".join(f", {title} {share}" for title, share in others)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,11 @@ from ddp_prof.analyze.collectives.straggler import _straggler, measure_skew
 from ddp_prof.analyze.root_cause import find_root_cause
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.charts.straggler import draw_skew
+from ddp_prof.present.headlines import skew_headline
 from ddp_prof.present.tables.straggler import skew_view
 from ddp_prof.trace import Trace
 from tests.drawing import PID, draw_trace
+from tests.ingest.test_kineto_json import event, write
 from tests.measuring import analysis_of
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
 
@@ -180,6 +183,27 @@ def test_collectives_are_matched_by_their_order_in_the_step() -> None:
     assert matches.unmatched == 3
 
 
+def test_what_one_rank_ends_before_another_begins_is_no_collective_of_both() -> None:
+    """Ranks 0 and 1 of one communicator, 2 and 3 of another one, which no name tells apart."""
+    first, second = ".##............##", ".....##...........##"
+    run = run_of(*(cpu_rank(rank, first if rank < 2 else second, "") for rank in range(4)))
+    assert (len(match_collectives(run.ranks)), match_collectives(run.ranks).unmatched) == (0, 8)
+    assert measure_skew(run).reason == "no collective is found on two ranks"
+    apart = run_of(cpu_rank(0, first, "", path="a"), cpu_rank(2, second, "", path="b"))
+    assert len(match_collectives(apart.ranks)) == 2, "of two clocks this is not known"
+
+
+def test_without_steps_collectives_are_counted() -> None:
+    """Three collectives, at two of which rank 1 arrives last: the whole capture is no step."""
+    launches, late = "A..B..C...", (".AAA.BBB.CCC", "..AA..BB.CCC")
+    run = run_of(
+        *(draw_trace(launches={"main": launches}, streams={9: one}, ranks={PID: at}) for at, one in enumerate(late))
+    )
+    skew = measure_skew(run)
+    assert skew_headline(skew).text == "The trace marks no steps; rank 1 arrives last at 2 of 3 collectives."
+    assert "0 steps" in skew_view(run, skew).title
+
+
 def test_a_lag_below_the_residual_of_the_clocks_is_no_lag() -> None:
     """Ends differ by 4 between files, so a start that differs by 2 means nothing."""
     run = run_of(
@@ -220,3 +244,55 @@ def test_a_long_run_may_drift() -> None:
     alignment = align_clocks(ranks, match_collectives(ranks))
     assert alignment.clocks[1].drift == pytest.approx(-1e-6, rel=1e-3)
     assert (alignment.residual_p95_ns or 0) < 5
+
+
+def ranks_that_start(starts: list[list[int]], width: int = 10) -> RunAnalysis:
+    """CPU ranks of one clock: in each step of ``width`` one all-reduce, which all end together."""
+    traces = []
+    for rank, at in enumerate(starts):
+        pictures = ["." * start + "#" * (width - 1 - start) + "." for start in at]
+        steps = [(f"step|index={n}", "." * width * n + "#" * width) for n in range(len(at))]
+        whole = (f"process|rank={rank}|world={len(starts)}", "#" * width * len(at))
+        ranges = [whole, *steps, ("all_reduce|bucket=0|bytes=8|params=1", "".join(pictures))]
+        traces.append(draw_trace(ranges=ranges, ranks={PID: rank}, world_size=len(starts)))
+    return run_of(*traces)
+
+
+def test_a_straggler_is_late_by_as_much_as_where_it_is_last() -> None:
+    """Rank 0 is last in four of nine steps, by 3, and early by 1 in the others: its median over all steps is -1."""
+    late = [[5, *[2] * 7]] * 4 + [[1, *(4 if rank == turn else 2 for rank in range(1, 8))] for turn in range(1, 6)]
+    run = ranks_that_start([list(rank) for rank in zip(*late, strict=True)])
+    skew = measure_skew(run)
+    assert (skew.straggler, skew.ranks[0].last_steps, skew.ranks[0].lag_ns) == (0, 4, -1)
+    assert skew.ranks[0].lag_when_last_ns == 3
+    slower = replace(skew.ranks[0], lag_ns=-1 * MS, lag_when_last_ns=3 * MS)
+    headline = skew_headline(replace(skew, ranks=(slower, *skew.ranks[1:]))).claim
+    assert headline == "Rank 0 arrives last in 4 of 9 steps, by 3.00 ms (median)"
+
+
+def test_what_a_rank_costs_others_is_no_wait_for_another_one_nor_its_own() -> None:
+    """Rank 1 is late for A by 5, and rank 0 for B by 4: rank 2 waits for both, rank 1 for B."""
+    a, late_a = ".#######.......", "......##......."
+    b, late_b = ".........######", ".............##"
+    skew = measure_skew(run_of(cpu_rank(0, a, late_b), cpu_rank(1, late_a, b), cpu_rank(2, a, b)))
+    (step,) = skew.steps
+    assert (step.last, step.cost_ns, step.waits_ns) == (1, 5, (5, 4, 9))
+    assert [rank.cost_ns for rank in skew.ranks] == [0, 5, 0]
+
+
+def test_collectives_outside_of_steps_are_no_step(tmp_path: Path) -> None:
+    traces = []
+    for rank in (0, 1):
+        events = [event("user_annotation", "ProfilerStep#3", "0", "100")]
+        for sequence, (launch, start) in enumerate(((10, 20 + rank), (200, 210 + rank))):
+            noted = {"Collective name": "allreduce", "Process Group Name": "0", "Group size": 2, "Seq": sequence}
+            events += [
+                event("cuda_runtime", "cudaLaunchKernel", str(launch), "1", correlation=sequence + 1),
+                event("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", str(start), str(30 - rank), tid=20, device=0,
+                      stream=20, correlation=sequence + 1, **noted),
+            ]  # fmt: skip
+        path = write(tmp_path / f"rank{rank}.json", events, distributedInfo={"rank": rank, "world_size": 2})
+        traces.append(load_trace(path))
+    skew = measure_skew(run_of(*traces))
+    assert [step.step for step in skew.steps] == [3]
+    assert [rank.collectives for rank in skew.ranks] == [2, 2]

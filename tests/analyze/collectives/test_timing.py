@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ddp_prof.analyze.core.operations import bus_factor, operation_of
@@ -110,6 +112,7 @@ def test_a_frame_has_a_row_a_collective() -> None:
         ("send", "send_recv"),
         ("void vllm::cross_device_reduce_1stage<float, 2>(...)", "all_reduce"),
         ("ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)", None),
+        ("oneccl_reduce_base<float, 2, 16, 1, 1, 2>", None),
     ],
 )
 def test_operations_are_told_from_names(name: str, operation: str | None) -> None:
@@ -118,7 +121,9 @@ def test_operations_are_told_from_names(name: str, operation: str | None) -> Non
 
 def test_names_of_all_libraries_are_looked_at() -> None:
     unknown = {family.origin for family in COMMUNICATION_KERNELS if operation_of(family.example) is None}
-    assert unknown == {"RCCL", "MSCCL", "DeepEP"}, "names that do not tell the operation"
+    assert unknown == {"RCCL", "MSCCL", "DeepEP", "Transformer Engine", "oneCCL"}, (
+        "names that do not tell the operation"
+    )
 
 
 def test_bus_bandwidth_counts_what_an_ideal_link_carries() -> None:
@@ -127,3 +132,34 @@ def test_bus_bandwidth_counts_what_an_ideal_link_carries() -> None:
     assert bus_factor("broadcast", 4) == 1
     assert bus_factor("send_recv", 2) is None
     assert bus_factor("all_reduce", None) is None
+
+
+def test_two_files_are_not_all_ranks_of_a_job() -> None:
+    """Without the job's size the communicator's is not known, nor what its link carries."""
+    one = draw_trace(launches={"main": "N"}, streams={9: ".NNN"}, path="a")
+    other = draw_trace(launches={"main": "N"}, streams={9: ".NNN"}, path="b")
+    assert [found.ranks for found in collectives_of(one, other)] == [None, None]
+
+
+def test_what_forward_launches_waits_for_no_gradient() -> None:
+    """Two microbatches: N, of tensor parallelism, is launched by the second forward, long after the first backward."""
+    trace = draw_trace(
+        ranges={"step 0": "#" * 20, "forward": "###......###", "backward": "...###......##"},
+        launches={"main": "f..b.....gN..c"},
+        streams={7: ".ff.bb......gg....cc", 9: "..............NNNN.."},
+    )
+    (only,) = collectives_of(trace)
+    assert (only.phase, only.ready_ns, only.ready_source) == ("forward", None, None)
+    assert {part.why for part in only.exposed_by} == {"transfer"}, "it was said to be launched late"
+
+
+def test_within_a_graph_nothing_tells_when_gradients_are_ready() -> None:
+    """One call launches backward and its all-reduce, which may begin before the last kernel of that call ends."""
+    trace = draw_trace(
+        ranges={"step 0": "#" * 12, "backward": "###"}, launches={"main": ".a"}, streams={7: "..aa...", 9: "....NN...."}
+    )
+    correlation = trace.activities.correlation.copy()
+    correlation[:] = correlation[0]
+    whole = replace(trace, activities=replace(trace.activities, correlation=correlation), launching_calls=None)
+    (only,) = collectives_of(whole)
+    assert (only.launch_ns, only.phase, only.ready_ns) == (1, "backward", None)

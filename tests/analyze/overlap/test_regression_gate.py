@@ -53,7 +53,7 @@ def a_rank(*steps: StepOverlap, number: int = 0, comm: int | None = None) -> Ran
         overlapped_ns=overlapped,
         exposed_ns=comm - overlapped,
         backward_overlapped_ns=overlapped,
-        reason=None if comm else "no communication in this trace",
+        reason=None if comm else "nothing in this trace is known to communicate",
         steps=steps,
     )
 
@@ -71,7 +71,7 @@ def only_verdict(check: GateReport) -> GateResult:
 
 
 SOUND = a_rank(a_step(40), a_step(20), a_step(90))
-GRAPHS = a_rank(a_step(1, idle=None), a_step(1), a_step(1))
+GRAPHS = replace(a_rank(a_step(1, idle=None), a_step(1), a_step(1)), reason="CUDA graphs were recorded whole")
 
 
 def test_the_worst_rank_decides_the_overlap() -> None:
@@ -101,8 +101,8 @@ EVERYTHING = Requirements(min_overlap=0.0, max_exposed_ns=1e18, max_tail_ns=1e18
     ("ranks", "unknown", "reason"),
     [
         ([], "min overlap, max exposed, max tail", "no ranks"),
-        ([a_rank(a_step(0, hidden=0))], "min overlap, max exposed, max tail", "no communication"),
-        ([SOUND, a_rank(a_step(0, hidden=0))], "min overlap, max exposed, max tail", "no communication"),
+        ([a_rank(a_step(0, hidden=0))], "min overlap, max exposed, max tail", "nothing in this trace"),
+        ([SOUND, a_rank(a_step(0, hidden=0))], "min overlap, max exposed, max tail", "nothing in this trace"),
         ([GRAPHS], "min overlap, max exposed, max tail", "CUDA graphs"),
         ([a_rank(a_step(40, host=None))], "max exposed, max tail", "--step-range"),
         ([a_rank(a_step(0), a_step(0), comm=200)], "max exposed, max tail", "belongs to no step"),

@@ -69,6 +69,25 @@ def test_the_trace_is_that_of_the_database(tmp_path: Path, product: str, kind: s
     assert_same(trace, load_trace(export, with_launches=True))
 
 
+def test_text_as_other_programs_write_it_is_text(tmp_path: Path) -> None:
+    export = write_capture(tmp_path / "x.sqlite", known_truth())
+    folder = write_tables(export, tmp_path / "x_pqtdir", "parquet")
+    for file in folder.iterdir():
+        table = parquet.read_table(file)
+        types = [pa.large_string() if pa.types.is_string(kind) else kind for kind in table.schema.types]
+        parquet.write_table(table.cast(pa.schema(zip(table.schema.names, types, strict=True))), file)
+    assert_same(load_trace(folder), load_trace(export))
+
+
+def test_what_is_wrong_within_is_said_of_the_folder(tmp_path: Path) -> None:
+    folder = write_tables(write_capture(tmp_path / "x.sqlite", known_truth()), tmp_path / "x_pqtdir", "parquet")
+    strings = parquet.read_table(folder / "StringIds.parquet")
+    parquet.write_table(strings.slice(0, 0), folder / "StringIds.parquet")
+    with pytest.raises(TraceError, match=r"none of its .* kernels has a name") as caught:
+        load_trace(folder)
+    assert caught.value.path == folder
+
+
 def test_a_real_capture_with_its_run_json(tmp_path: Path) -> None:
     for name in ("overlap.sqlite", "overlap.run.json"):
         shutil.copy(ROOT / "traces" / name, tmp_path)

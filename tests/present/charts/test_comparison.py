@@ -7,7 +7,7 @@ import pytest
 from ddp_prof.analyze.overlap.comparison import compare_variants
 from ddp_prof.present import theme
 from ddp_prof.present.charts import comparison
-from ddp_prof.present.charts.comparison import overlap_ratio, parts_ms
+from ddp_prof.present.charts.comparison import parts_ms
 from ddp_prof.present.charts.frame import run_label
 from ddp_prof.present.tables.comparison import compare_rows
 from tests.drawing import draw_trace
@@ -82,14 +82,13 @@ def test_without_steps_the_shares_take_the_room_of_the_bars() -> None:
 
 def test_what_cannot_be_known_is_left_out() -> None:
     assert parts_ms(compare_variants([SILENT])[0]) == {}
-    assert overlap_ratio(SILENT) is None
     figure = draw_comparison([SILENT])
     assert [item.text for item in figure.layout.annotations] == ["<b>n/a</b>"]
-    assert figure.layout.title.text == "<b>No communication was recorded</b>"
+    assert figure.layout.title.text == "<b>How much communication hides is not known</b>"
 
 
 def test_nothing_at_all_is_a_figure_too() -> None:
-    assert draw_comparison([]).layout.title.text == "<b>No communication was recorded</b>"
+    assert draw_comparison([]).layout.title.text == "<b>How much communication hides is not known</b>"
 
 
 def test_labels_are_text() -> None:

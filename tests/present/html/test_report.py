@@ -16,7 +16,8 @@ from ddp_prof.present.charts.steps import draw_step_times
 from ddp_prof.present.charts.straggler import draw_skew
 from ddp_prof.present.charts.waterfall import draw_waterfall
 from ddp_prof.present.headlines import Headline
-from ddp_prof.present.html.report import ReportRun, write_report
+from ddp_prof.present.html.report import write_report
+from ddp_prof.present.html.report_run import ReportRun
 from tests.drawing import draw_trace
 from tests.present.runs import HOSTILE_TITLE, cpu_run, run_of
 
@@ -189,7 +190,9 @@ class TestPages:
         write_report([run_of(draw_trace(streams={7: "aa.bb"}), "silent")], tmp_path)
         assert [chart for page in tmp_path.glob("*.html") for chart in charts_of(page)] == []
         assert "There is no overlap figure" in " ".join(read(tmp_path / "index.html").sections[""])
-        assert "silent: no communication was recorded" in (tmp_path / "silent-why.html").read_text(encoding="utf-8")
+        assert "nothing in this trace is known to communicate" in (tmp_path / "silent-why.html").read_text(
+            encoding="utf-8"
+        )
 
     def test_ranks_that_shared_a_gpu_are_told_of_in_each_page_and_figure(self, tmp_path: Path) -> None:
         trace = cpu_run()

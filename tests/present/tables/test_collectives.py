@@ -29,7 +29,7 @@ def view_of(trace, by: str = "collective"):
     run = analysis_of(trace)
     result = measure_collectives(run)
     cause = find_root_cause(result.collectives, run.manifest)
-    return collectives_view(run, result, root_cause_headline(cause, has_collectives=True), by)
+    return collectives_view(run, result, root_cause_headline(cause, result.reason), by)
 
 
 def test_the_document_keeps_the_contract() -> None:

@@ -78,7 +78,7 @@ def _be_verbose(_context: click.Context, _parameter: click.Parameter, value: boo
         logging.getLogger("ddp_prof").setLevel(logging.INFO)
 
 
-TALKING = [
+VERBOSITY = [
     click.Option(
         ["-q", "--quiet"], is_flag=True, expose_value=False, callback=_be_quiet, help="Leave out notes and progress."
     ),

@@ -1,0 +1,58 @@
+"""Why it is not known how much of a rank's communication hides: what it did is not, or not all of it, in the trace."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddp_prof.trace import Category
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from ddp_prof.analyze.core.rank_events import RankEvents
+
+NOTHING = "no GPU activities, and no ddp_prof ranges that tell what the CPU did"
+"""Of a rank without events."""
+
+GRAPHS = "CUDA graphs were recorded whole, so what they compute and communicate is not in this trace"
+
+NO_COMMUNICATION = "nothing in this trace is known to communicate"
+
+MOST_UNNAMED = 0.01
+"""Share of kernels, in number or time, up to which those without a name do not spoil the figures."""
+
+
+def why_unknown(rank: RankEvents) -> str | None:
+    """Why there is no share of communication that hides; ``None`` where there is one."""
+    if _has_too_many_unnamed(rank):
+        share = rank.trace.unresolved_names.share
+        return f"{share:.0%} of the kernels have no name, so it is not known which of them communicate"
+    if not len(rank.events):
+        return NOTHING
+    if np.any(rank.events.category == Category.OTHER):
+        return GRAPHS
+    return None if rank.union_of(Category.COMMUNICATION).length_ns else NO_COMMUNICATION
+
+
+def merged_reason(reasons: Collection[str | None]) -> str | None:
+    """Why of a capture, from why of each of its parts."""
+    said = set(reasons)
+    if GRAPHS in said or None in said:
+        return GRAPHS if GRAPHS in said else None
+    return max((reason for reason in said if reason), default=None, key=lambda reason: reason != NOTHING)
+
+
+def hides_work(rank: RankEvents) -> bool:
+    """Whether there is time of which it is not known what ran in it: CUDA graphs recorded whole, unnamed kernels."""
+    return any(bool(np.any(rank.events.category == hidden)) for hidden in (Category.OTHER, Category.UNKNOWN))
+
+
+def is_blind(rank: RankEvents) -> bool:
+    """Whether the trace does not tell what the rank computed and communicated."""
+    return not len(rank.events) or _has_too_many_unnamed(rank)
+
+
+def _has_too_many_unnamed(rank: RankEvents) -> bool:
+    return rank.trace.unresolved_names.share > MOST_UNNAMED

@@ -1,0 +1,24 @@
+"""What ranks are called: no two alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ddp_prof.analyze.collectives.straggler import measure_skew
+from ddp_prof.analyze.overlap.overlap import measure_overlap, merge_ranks
+from ddp_prof.ingest.load import load_trace
+from tests.measuring import analysis_of, collectives_of
+from tests.nsys_factory import Capture, Kernel, write_capture
+
+
+def test_devices_of_one_process_have_names_of_their_own(tmp_path: Path) -> None:
+    """As of JAX, where one process drives all GPUs of a machine: each was 'process 100'."""
+    kernels = [
+        Kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 20 + device, 40, 10 + device, 100, device=device, stream=9)
+        for device in (0, 1)
+    ]
+    trace = load_trace(write_capture(tmp_path / "x.sqlite", Capture(kernels)))
+    names = ["device 0 of process 100", "device 1 of process 100"]
+    assert [rank.name for rank in merge_ranks([measure_overlap(trace)]).ranks] == names
+    assert [rank.name for rank in measure_skew(analysis_of(trace)).ranks] == names
+    assert [collective.name for collective in collectives_of(trace)] == names
