@@ -168,7 +168,7 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
         alignment=alignment,
         reason=_reason(ranks, matches, alignment),
         warnings=run.warnings,
-        has_steps=any(len(rank.times) for rank in ranks),
+        has_steps=run.has_steps,
     )
 
 

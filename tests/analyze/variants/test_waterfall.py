@@ -125,6 +125,9 @@ def test_a_run_without_steps_is_left_out() -> None:
     trace = draw_trace(streams={7: "aa"})
     waterfall = waterfall_of(replace(analysis_of(trace), label="x"), NAIVE)
     assert (waterfall.left_out, waterfall.changes) == (("x",), ())
+    (how, *_) = waterfall_notes(waterfall)
+    assert how == "mean step, ms: the first row has the parts of the step", "nothing is said of changes"
+    assert not any("mean step" in note for note in waterfall_notes(waterfall_of(analysis_of(trace))))
     assert draw_waterfall(waterfall_of()).layout.title.text == "<b>No run marks its steps</b>"
 
 
