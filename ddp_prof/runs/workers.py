@@ -137,7 +137,7 @@ def _by_processes(jobs: int, tasks: Sequence[bytes]) -> Iterator[Outcome]:
         for future in as_completed(list(futures)):
             yield futures.pop(future), future.result()
     except BrokenProcessPool as error:
-        raise DdpProfError("a worker process was killed, as happens where memory runs out: try --jobs 1") from error
+        raise DdpProfError("a worker process was killed, perhaps for want of memory: try --jobs 1") from error
     finally:  # Ctrl-C ends up here, too: what is under way is of no use to anyone
         for process in list(pool._processes.values()):
             process.kill()
@@ -182,4 +182,4 @@ def _by_scheduler(scheduler: str, tasks: Sequence[bytes]) -> Iterator[Outcome]:
             for future in as_completed(list(futures), loop=client.loop):
                 yield futures.pop(future), future.result()
         except KilledWorker as error:
-            raise DdpProfError(f"a report was given up, for it ended several workers: {error}") from error
+            raise DdpProfError(f"a report was given up: several workers ended while they read it: {error}") from error
