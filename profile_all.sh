@@ -25,10 +25,31 @@ traces="${TRACES_DIR:-$root/traces/local}"
 figures="${FIGURES_DIR:-$root/figures/local}"
 ddp_prof="${VENV:-$root/.venv}/bin/ddp-prof"
 notes="$(mktemp)"
+child=""
+# What is started ends with this script, however that ends.
+with_us=()
+! setpriv --pdeathsig TERM true 2>/dev/null || with_us=(setpriv --pdeathsig TERM)
 
-trap 'rm -f "$notes" "$notes.new"' EXIT
-trap 'echo && exit 130' INT
-trap 'exit 143' TERM HUP
+# stop CODE
+stop() {
+  [ -z "$child" ] || kill -TERM "$child" 2>/dev/null || true
+  [ -z "$child" ] || wait "$child" || true
+  echo
+  echo "profile_all: stopped; what was captured before is kept, and the next run goes on" >&2
+  exit "$1"
+}
+trap 'rm -f "$notes" "$notes.new" "$notes.said"' EXIT
+trap 'stop 130' INT
+trap 'stop 143' TERM HUP
+
+# What takes long runs in the background, and is waited for here, so that a signal reaches the traps above at once.
+finish() {
+  local status=0
+  child=$!
+  wait "$child" 2>/dev/null || status=$?
+  child=""
+  return "$status"
+}
 
 known_variants() { "${VENV:-$root/.venv}/bin/python" -c "from ddp_prof.variants import VARIANTS; print(*VARIANTS)"; }
 
@@ -59,9 +80,12 @@ show_notes() {
   cat "$notes.new" >>"$notes"
 }
 
+# Of a capture that was killed nobody else tells.
+say_signal() { [ "$1" -le 128 ] || echo "profile_all: this capture was ended by SIG$(kill -l "$(($1 - 128))")" >&2; }
+
 # Captures everything; sets `captured` (names) and `failed` (how many).
 capture_all() {
-  local captures options label number=0 result
+  local captures options label number=0 result status
   captured=() failed=0
   mapfile -t captures < <(list_captures)
   for options in "${captures[@]}"; do
@@ -70,7 +94,11 @@ capture_all() {
     [ "$label" = "$options" ] || label+=" MB"
     echo -n "[$number/${#captures[@]}] $label ... "
     # shellcheck disable=SC2086  # a variant and its options
-    if result="$("$root/scripts/profile_variant.sh" $options 2>"$notes.new")"; then
+    "${with_us[@]}" "$root/scripts/profile_variant.sh" $options >"$notes.said" 2>"$notes.new" &
+    status=0
+    finish || status=$?
+    if [ "$status" = 0 ]; then
+      result="$(<"$notes.said")"
       captured+=("${result%%:*}")
       result="${result#*: }"
       echo "${result#captured by * in }"
@@ -79,6 +107,7 @@ capture_all() {
       failed=$((failed + 1))
       echo "failed"
       cat "$notes.new" >&2
+      say_signal "$status"
     fi
   done
 }
@@ -98,7 +127,8 @@ draw() {
     return
   fi
   echo "drawing the timelines"
-  "$ddp_prof" report "$@" -o "$figures" >"$notes.new" || { cat "$notes.new" && return 1; }
+  "${with_us[@]}" "$ddp_prof" report "$@" -o "$figures" >"$notes.new" &
+  finish || { cat "$notes.new" && return 1; }
 }
 
 print_next() {
@@ -120,14 +150,15 @@ main() {
   # Paths that are shown are shown as one would type them here.
   traces="${traces#"$root"/}" figures="${figures#"$root"/}"
   export TRACES_DIR="$traces"
-  "$root/scripts/env.sh" train
+  "${with_us[@]}" "$root/scripts/env.sh" train
   find_nsys
   capture_all
   [ ${#captured[@]} -gt 0 ] || exit 1
   mapfile -t captures < <(list_traces "${captured[@]}")
   draw "${captures[@]}" || failed=$((failed + 1))
   echo
-  "$ddp_prof" compare "${captures[@]}"
+  "${with_us[@]}" "$ddp_prof" compare "${captures[@]}" &
+  finish
   print_next
   if [ "$failed" -gt 0 ]; then
     echo "profile_all: $failed of the steps above failed" >&2

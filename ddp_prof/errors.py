@@ -61,3 +61,8 @@ class OutOfMemoryError(WorkloadError):
 
 class NotMetError(DdpProfError):
     """A run does not meet what was required of it. The command line exits with 3."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says first; the name of its kind where it says nothing."""
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddp_prof.errors import TraceError
 from ddp_prof.variants import VARIANTS, variant_extras, variant_label, variant_order
+from ddp_prof.whole_file import written_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -174,12 +175,11 @@ def in_variant_order(items: Sequence[Item], manifest_of: Callable[[Item], Manife
 
 def write_manifest(manifest: Manifest, path: Path) -> None:
     """Write ``path`` in one go: it is there whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
     record = {**asdict(manifest), "caveats": [caveat.value for caveat in caveats_of(manifest)]}
     if manifest.final_loss is not None and not math.isfinite(manifest.final_loss):
         record["final_loss"] = None
-    partial.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    partial.replace(path)
+    with written_whole(path) as partial:
+        partial.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def load_manifest(path: Path) -> Manifest | None:

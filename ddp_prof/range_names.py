@@ -22,7 +22,10 @@ This module needs nothing but Python, so that any program can use it.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 DOMAIN = "ddp_prof"
 """The NVTX domain of our ranges."""
@@ -86,6 +89,12 @@ def parse_range(text: str) -> Range:
             return Range(text, {})
         fields[key] = _value(value)
     return Range(name, fields)
+
+
+def ranges_among(names: Sequence[str], *kinds: str) -> dict[int, Range]:
+    """Our ranges of these kinds among names of any origin, by their position."""
+    starts = tuple(f"{kind}|" for kind in kinds)
+    return {index: parse_range(name) for index, name in enumerate(names) if name.startswith(starts)}
 
 
 def _value(text: str) -> Value:

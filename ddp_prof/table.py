@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+_MOST_FLAGS = 1 << 20
 UNKNOWN = -1
 """In a column: no value (no correlation, no name, size not known)."""
 
@@ -60,6 +61,30 @@ def distinct(column: Ints) -> list[int]:
     if high - low > 1 << 24:
         return [int(value) for value in np.unique(column)]
     return [low + row for row in np.flatnonzero(np.bincount(column - low)).tolist()]
+
+
+def distinct_rows(*columns: Ints) -> tuple[Ints, Ints]:
+    """The first row of each distinct combination, and for each row which combination it is."""
+    which = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        codes = _codes(column)
+        which = _codes(which * (codes.max(initial=0) + 1) + codes)
+    first = np.zeros(which.max(initial=-1) + 1, np.int64)
+    first[which[::-1]] = np.arange(len(which))[::-1]  # of several rows of a combination the last one written stays
+    return first, which
+
+
+def _codes(column: Ints) -> Ints:
+    """Distinct values as 0, 1, 2, ...; several times as fast as sorting where they are small, as sizes are."""
+    low, high = int(column.min(initial=0)), int(column.max(initial=0))
+    if low == high:
+        return np.zeros_like(column)
+    if high - low > _MOST_FLAGS:
+        return np.asarray(np.unique(column, return_inverse=True)[1], np.int64)
+    seen = np.zeros(high - low + 1, np.int64)
+    seen[column - low] = 1
+    codes: Ints = (np.cumsum(seen) - 1)[column - low]
+    return codes
 
 
 def concatenate(first: AnyTable, *others: AnyTable) -> AnyTable:

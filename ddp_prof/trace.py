@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.table import UNKNOWN, Ints, Mask, Table, concatenate, distinct, empty, looked_up, select
+from ddp_prof.table import UNKNOWN, Ints, Mask, Table, concatenate, distinct, distinct_rows, empty, looked_up, select
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AUTOGRAD", "SOURCE_NAMES", "UNKNOWN", "Activities", "CallDetails", "Calls", "Category", "CollectiveMetadata",
     "Ints", "Kind", "Mask", "Overhead", "Spans", "Table", "Trace", "UnresolvedNames", "concatenate", "distinct",
+    "distinct_rows",
     "empty", "find_launching_calls", "looked_up", "select",
 ]  # fmt: skip
 """What a reader of traces needs, :mod:`ddp_prof.table` included."""

@@ -1,6 +1,6 @@
 """Reading a large capture: the whole ``ddp-prof overlap`` process against the floor and against others, in one run.
 
-    python scripts/benchmark.py ingest CAPTURE.sqlite [--copies 50] [--kineto TRACE.json.gz]
+    python scripts/benchmark.py ingest CAPTURE.sqlite [--copies 50] [--kineto TRACE.json.gz] [--before CHECKOUT]
 
 The floor is SQLite summing ``end - start`` over the same three tables. Everything is repeated in turn; the best of
 each counts, since noise only ever adds.
@@ -62,6 +62,13 @@ for table in sys.argv[2:]:
     pd.read_sql(f"SELECT {columns} FROM {table}", database)
 """
 
+OTHER_CHECKOUT = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+from ddp_prof.cli import main
+main()
+"""
+
 
 def measure_process(command: Sequence[str]) -> Cost:
     """A whole process: wall time and peak memory. A child's peak begins with its parent's: this one must stay small."""
@@ -74,7 +81,7 @@ def measure_process(command: Sequence[str]) -> Cost:
     return Cost(time.perf_counter() - began, usage.ru_maxrss / 1024)
 
 
-def contestants(capture: Path) -> dict[str, Callable[[], Cost]]:
+def contestants(capture: Path, before: Path | None) -> dict[str, Callable[[], Cost]]:
     """What is measured on the capture, by name; others only where they are installed."""
     ours = str(Path(sys.executable).parent / "ddp-prof")
     found: dict[str, Callable[[], Cost]] = {
@@ -84,6 +91,10 @@ def contestants(capture: Path) -> dict[str, Callable[[], Cost]]:
             [sys.executable, "-c", PANDAS, str(capture), *TABLES]
         ),
     }
+    if before:
+        found[f"ddp-prof overlap of {before}"] = lambda: measure_process(
+            [sys.executable, "-c", OTHER_CHECKOUT, str(before), "overlap", "--format", "json", str(capture)]
+        )
     if nsys := os.environ.get("NSYS") or shutil.which("nsys"):
         stats = [nsys, "stats", "-r", "gpukernsum", str(capture)]
         found["nsys stats -r gpukernsum"] = lambda: measure_process(stats)
@@ -142,12 +153,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("capture", type=Path, help="an nsys SQLite export, repeated to make it large")
     parser.add_argument("--copies", type=int, default=50, help="default: %(default)s")
     parser.add_argument("--kineto", type=Path, help="a gzipped Kineto trace, repeated likewise")
+    parser.add_argument("--before", type=Path, help="another checkout of ddp_prof, measured in the same run")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
     parser.add_argument("--gate", action="store_true", help="exit with 3 where a target is missed")
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         big = repeat_capture(arguments.capture, Path(folder) / "big.sqlite", arguments.copies)
-        costs = best_of(arguments.rounds, contestants(big))
+        costs = best_of(arguments.rounds, contestants(big, arguments.before))
         floor = costs["floor: sum(end - start)"].seconds
         for name, cost in costs.items():
             memory = f", {cost.megabytes:.0f} MB" if cost.megabytes else ""

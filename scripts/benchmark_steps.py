@@ -11,15 +11,13 @@ processes on the CPU (gloo) unless said otherwise (``--device cuda``, ``--backen
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddp_prof.errors import DdpProfError, WorkloadError
-from ddp_prof.manifest import Caveat
-from ddp_prof.train.ranks.launch import die_with_launcher, leave_failure, run_script
+from script_ranks import add_options, run_ranks
+
+from ddp_prof.errors import WorkloadError
 from ddp_prof.train.workload.sizes import MODEL_SIZES
 
 if TYPE_CHECKING:
@@ -28,8 +26,11 @@ if TYPE_CHECKING:
     import torch
 
     from ddp_prof.ddp import DataParallel
+    from ddp_prof.train.ranks.process_group import RankInfo
     from ddp_prof.train.workload.step import Trainer
 
+Seconds = tuple[list[float], list[float]]
+"""Of each step of the two."""
 WARMUP = 4  # torch's DDP makes its buckets in the first two steps
 
 
@@ -117,11 +118,11 @@ def make_taker(
     return take
 
 
-def measure(contest: Contest, steps: int, device: torch.device) -> tuple[list[float], list[float]]:
+def measure(contest: Contest, steps: int, device: torch.device) -> Seconds:
     """Seconds of each step of the two, the slower rank's; which of them goes first changes every time."""
     import torch
 
-    seconds: tuple[list[float], list[float]] = ([], [])
+    seconds: Seconds = ([], [])
     for index in range(WARMUP + steps):
         for which in (0, 1) if index % 2 else (1, 0):
             seconds[which].append(contest.take[which](index))
@@ -131,35 +132,7 @@ def measure(contest: Contest, steps: int, device: torch.device) -> tuple[list[fl
     return first, second
 
 
-def run_rank(arguments: argparse.Namespace) -> int:
-    """Measure on this rank; rank 0 prints, and fails where the gate is asked for and not met."""
-    die_with_launcher()
-    from ddp_prof.train.ranks.process_group import choose_device, count_ranks_per_gpu, find_place, process_group
-
-    place = find_place(os.environ)
-    try:
-        device, backend = choose_device(arguments, place)  # type: ignore[arg-type]  # it reads the three options alone
-        sharing = count_ranks_per_gpu(arguments, place, device)  # type: ignore[arg-type]
-        arguments.chosen_device = device
-        with process_group(place, device, backend, 120, ranks_per_gpu=sharing):
-            contest = BENCHMARKS[arguments.benchmark](arguments)
-            seconds = measure(contest, arguments.steps, device)
-        if place.rank == 0:
-            print(f"{place.world} ranks, {backend}, device: {device.type}")
-            if sharing > 1:
-                print(Caveat.SHARED_GPU.value)
-            judge(
-                contest if arguments.target is None else contest._replace(target=arguments.target),
-                seconds,
-                arguments.gate,
-            )
-    except DdpProfError as error:
-        leave_failure(place.rank, error)
-        os._exit(1)
-    return 0
-
-
-def judge(contest: Contest, seconds: tuple[list[float], list[float]], gate: bool) -> None:
+def judge(contest: Contest, seconds: Seconds, gate: bool) -> None:
     """Print the medians, their ratio, and as its error the standard error of the median ratio of neighbouring steps."""
     medians = [statistics.median(second) for second in seconds]
     ratio = medians[0] / medians[1]
@@ -182,9 +155,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         sub = subparsers.add_parser(name, help=function.__doc__, description=function.__doc__)
         sub.add_argument("--steps", type=int, default=60, help="measured steps of each (default: %(default)s)")
         sub.add_argument("--world-size", type=int, default=2, help="ranks (default: %(default)s)")
-        sub.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
-        sub.add_argument("--backend", choices=("auto", "gloo", "nccl"), default="auto", help="default: what fits")
-        sub.add_argument("--ranks-per-gpu", type=int, metavar="N", help="let so many ranks take turns on each GPU")
+        add_options(sub)
         sub.add_argument("--model-size", choices=MODEL_SIZES, default="mini", help="default: %(default)s")
         sub.add_argument("--batch-size", type=int, default=4, help="of all ranks together (default: %(default)s)")
         sub.add_argument("--seq-len", type=int, default=128, help="default: %(default)s")
@@ -197,7 +168,19 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Start the ranks, or be one."""
     arguments = parse(argv)
-    return run_script(arguments.world_size, partial(run_rank, arguments))
+    make = BENCHMARKS[arguments.benchmark]
+
+    def measure_on_rank(_place: RankInfo, device: torch.device) -> tuple[Contest, Seconds]:
+        arguments.chosen_device = device
+        contest = make(arguments)
+        return contest, measure(contest, arguments.steps, device)
+
+    def report(found: tuple[Contest, Seconds]) -> None:
+        contest, seconds = found
+        target = contest.target if arguments.target is None else arguments.target
+        judge(contest._replace(target=target), seconds, arguments.gate)
+
+    return run_ranks(arguments, measure_on_rank, report)
 
 
 if __name__ == "__main__":

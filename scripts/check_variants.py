@@ -12,7 +12,6 @@ Exit: 0, or 1 where a variant differs or fails.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -20,14 +19,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from ddp_prof.errors import DdpProfError, WorkloadError
-from ddp_prof.manifest import Caveat
-from ddp_prof.train.ranks.launch import die_with_launcher, leave_failure, run_script
+from script_ranks import add_options, run_ranks
+
+from ddp_prof.errors import WorkloadError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
+
+    from ddp_prof.train.ranks.process_group import RankInfo
 
 TOLERANCE = 1e-9
 """Of double precision; sums come in another order than in one process."""
@@ -125,47 +126,38 @@ def describe(findings: Sequence[Finding]) -> list[str]:
     return lines
 
 
-def run_rank(arguments: argparse.Namespace) -> int:
-    """Check on this rank; rank 0 prints."""
-    die_with_launcher()
-    from ddp_prof.train.ranks.process_group import choose_device, count_ranks_per_gpu, find_place, process_group
+def check_all(arguments: argparse.Namespace, place: RankInfo, device: torch.device) -> list[Finding]:
+    """Check all cases that were asked for on this rank."""
     from tests.ddp import cases
 
-    place = find_place(os.environ)
-    try:
-        device, backend = choose_device(arguments, place)  # type: ignore[arg-type]  # it reads the three options alone
-        sharing = count_ranks_per_gpu(arguments, place, device)  # type: ignore[arg-type]
-        if device.type == "cuda":
-            add_streams()
-        with process_group(place, device, backend, 120, ranks_per_gpu=sharing):
-            findings = [
-                check(setting, case, optimizer, device, place.rank, place.world)
-                for case, setting, optimizer in cases.possible()
-                if not arguments.variants or cases.SETTINGS[setting][0] in arguments.variants
-            ]
-        if not findings:
-            raise WorkloadError(
-                f"tests/ddp/cases.py has no case of {', '.join(arguments.variants)}: add one to SETTINGS"
-            )
-        if place.rank == 0:
-            shared = [Caveat.SHARED_GPU.value] if sharing > 1 else []
-            print("\n".join([f"{place.world} ranks, {backend}, device: {device.type}", *shared, *describe(findings)]))
-            if not all(finding.agrees for finding in findings):
-                raise WorkloadError("a variant differs from one process")
-    except DdpProfError as error:
-        leave_failure(place.rank, error)
-        sys.stdout.flush()
-        os._exit(1)
-    return 0
+    if device.type == "cuda":
+        add_streams()
+    findings = [
+        check(setting, case, optimizer, device, place.rank, place.world)
+        for case, setting, optimizer in cases.possible()
+        if not arguments.variants or cases.SETTINGS[setting][0] in arguments.variants
+    ]
+    if not findings:
+        raise WorkloadError(f"tests/ddp/cases.py has no case of {', '.join(arguments.variants)}: add one to SETTINGS")
+    return findings
+
+
+def report(findings: Sequence[Finding]) -> None:
+    """Print what was found.
+
+    Raises:
+        WorkloadError: A variant differs from one process.
+    """
+    print("\n".join(describe(findings)))
+    if not all(finding.agrees for finding in findings):
+        raise WorkloadError("a variant differs from one process")
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--world-size", type=int, choices=(2, 4), default=2, help="ranks (default: %(default)s)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
-    parser.add_argument("--backend", choices=("auto", "gloo", "nccl"), default="auto", help="default: what fits")
-    parser.add_argument("--ranks-per-gpu", type=int, metavar="N", help="let so many ranks take turns on each GPU")
+    add_options(parser)
     parser.add_argument(
         "--variants", type=lambda text: text.split(","), metavar="NAME,...", help="which (default: all)"
     )
@@ -175,7 +167,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Start the ranks, or be one."""
     arguments = parse(argv)
-    return run_script(arguments.world_size, partial(run_rank, arguments))
+    return run_ranks(arguments, partial(check_all, arguments), report)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
 """Kills parts of real runs, and tells what came of it: a table with a row for each victim and signal.
 
-    .venv/bin/python scripts/kill_matrix.py [--scenes capture sweep report] [--format markdown]
+    .venv/bin/python scripts/kill_matrix.py [--scenes capture sweep report]
+        [--victims rank launcher nsys recorder command disk]
 
 Three scenes: ``profile_all.sh`` in its second capture, a sweep in its second run, a report half-way. The victim is one
-rank, the launcher of the ranks, nsys, or the command itself, and gets SIGINT, SIGTERM or SIGKILL; the command itself
-gets SIGINT as Ctrl-C sends it, to all of its group. Then the command is started again.
+rank, the launcher of the ranks, nsys, the recorder (scripts/profile_variant.sh, which ignores SIGINT as what a shell
+starts in the background does), or the command itself, and gets SIGINT, SIGTERM or SIGKILL; the command itself gets
+SIGINT as Ctrl-C sends it, to all of its group. Or the disk with the results fills up, a small one that is mounted for
+that as root; it has room again for the next run. Then the command is started again.
 
 A row is good when the command ends with a line that says what happened, no process of it is left, what was finished
 before is unchanged, and the next run completes the rest. Exit: 0 when all rows are good, else 1.
@@ -22,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +35,12 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = ROOT / ".venv/bin"
+DISK = "disk"
+VICTIMS = ("rank", "launcher", "nsys", "recorder", "command", DISK)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+SIGNALS_OF: dict[str, tuple[signal.Signals | None, ...]] = {"recorder": SIGNALS[1:], DISK: (None,)}
+DISK_BYTES = 60_000_000
+FILLER = ".filler"
 WAIT_S = 180.0
 """For a state to be reached, and for a command to end."""
 SETTLE_S = 5.0
@@ -83,7 +91,7 @@ class Outcome:
     def is_good(self) -> bool:
         """Whether all that the module asks for holds; who is killed by SIGKILL cannot say anything."""
         speechless = self.victim == "command" and self.signal == "SIGKILL"
-        ended = self.exit_code is not None and (self.exit_code != 0 or self.victim != "command")
+        ended = self.exit_code is not None and (self.exit_code != 0 or self.victim not in {"command", DISK})
         has_said = bool(self.said) or speechless
         return ended and has_said and not self.left and self.is_kept and self.next_run == 0 and self.is_complete
 
@@ -153,6 +161,14 @@ def nsys_in(processes: Sequence[int]) -> int:
     )  # fmt: skip
 
 
+def recorder_in(processes: Sequence[int]) -> int:
+    """The shell that makes one capture."""
+    return next(
+        process for process in processes
+        if any(argument.endswith("/profile_variant.sh") for argument in arguments_of(process)[:2])
+    )  # fmt: skip
+
+
 def digests(folder: Path) -> dict[str, str]:
     """What is in a folder, hidden files left out."""
     return {
@@ -170,12 +186,16 @@ def quietly(command: Sequence[str], settings: dict[str, str]) -> int:
     ).returncode
 
 
-def strike(scene: Scene, victim: str, number: signal.Signals, before: Path) -> Outcome:
+def strike(scene: Scene, victim: str, number: signal.Signals | None, before: Path) -> Outcome:
     """One row: run, kill, look, run again."""
-    outcome = Outcome(scene.name, victim, number.name)
-    with tempfile.TemporaryDirectory(prefix="kill.") as name:
+    outcome = Outcome(scene.name, victim, number.name if number else "full")
+    with tempfile.TemporaryDirectory(prefix="kill.") as name, ExitStack() as undone:
         folder = Path(name) / "run"
-        shutil.copytree(before, folder)
+        folder.mkdir()
+        if victim == DISK:
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", folder], check=True)
+            undone.callback(subprocess.run, ["umount", folder], check=True)
+        shutil.copytree(before, folder, dirs_exist_ok=True)
         finished = digests(folder)
         command, settings = scene.command(folder), scene.settings(folder)
         log = Path(name) / "log"
@@ -188,9 +208,12 @@ def strike(scene: Scene, victim: str, number: signal.Signals, before: Path) -> O
         try:
             descendants = wait_until_reached(scene, process, folder)
             seen |= {known for known in map(identity, [process.pid, *descendants]) if known}
-            if victim == "command" and number == signal.SIGINT:
+            if victim == DISK:
+                fill(folder / FILLER)
+            elif victim == "command" and number == signal.SIGINT:
                 os.killpg(process.pid, number)
             else:
+                assert number is not None
                 os.kill(process.pid if victim == "command" else scene.victims[victim](descendants), number)
             outcome.exit_code = wait_for_end(process, seen)
         finally:
@@ -199,9 +222,17 @@ def strike(scene: Scene, victim: str, number: signal.Signals, before: Path) -> O
         outcome.said = " / ".join(said[-2:])
         now = digests(folder)
         outcome.is_kept = all(now.get(path) == digest for path, digest in finished.items() if not path.endswith(".db"))
+        (folder / FILLER).unlink(missing_ok=True)
         outcome.next_run = quietly(command, settings)
         outcome.is_complete = scene.is_complete(folder)
     return outcome
+
+
+def fill(path: Path) -> None:
+    """Until there is no room on its disk."""
+    with suppress(OSError), path.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
 
 
 def wait_until_reached(scene: Scene, process: subprocess.Popen[bytes], folder: Path) -> list[int]:
@@ -231,7 +262,8 @@ def end_all(seen: set[Process]) -> list[str]:
         time.sleep(0.1)
     names = [" ".join(arguments_of(process)[:4])[:60] for process, _ in left]
     for process, _ in left:
-        os.kill(process, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
     return names
 
 
@@ -259,7 +291,12 @@ def capture_scene() -> Scene:
         settings,
         prepare,
         lambda processes, _: len(ranks_in(processes)) == 2 and all(map(has_torch, ranks_in(processes))),
-        {"rank": lambda processes: ranks_in(processes)[-1], "launcher": launcher_in, "nsys": nsys_in},
+        {
+            "rank": lambda processes: ranks_in(processes)[-1],
+            "launcher": launcher_in,
+            "nsys": nsys_in,
+            "recorder": recorder_in,
+        },
         is_complete,
     )
 
@@ -330,14 +367,14 @@ def report_scene() -> Scene:
 SCENES = {"capture": capture_scene, "sweep": sweep_scene, "report": report_scene}
 
 
-def run_scene(scene: Scene) -> Iterator[Outcome]:
-    """All rows of a scene."""
+def run_scene(scene: Scene, victims: Sequence[str]) -> Iterator[Outcome]:
+    """The rows of a scene for the victims that it has."""
     with tempfile.TemporaryDirectory(prefix="kill.before.") as name:
         before = Path(name) / "before"
         before.mkdir()
         scene.prepare(before)
-        for victim in (*scene.victims, "command"):
-            for number in SIGNALS:
+        for victim in (name for name in (*scene.victims, "command", DISK) if name in victims):
+            for number in SIGNALS_OF.get(victim, SIGNALS):
                 yield strike(scene, victim, number, before)
 
 
@@ -345,11 +382,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Kill, print the table, and say by the exit status whether all rows are good."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scenes", nargs="+", choices=SCENES, default=list(SCENES))
+    parser.add_argument("--victims", nargs="+", choices=VICTIMS, default=VICTIMS)
     arguments = parser.parse_args(argv)
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # by nohup or in the background the victims would ignore it
     print("|", " | ".join(HEADER), "|\n|", " | ".join("---" for _ in HEADER), "|", flush=True)
     is_good = True
     for name in arguments.scenes:
-        for outcome in run_scene(SCENES[name]()):
+        for outcome in run_scene(SCENES[name](), arguments.victims):
             is_good = is_good and outcome.is_good
             print("|", " | ".join(cell.replace("|", "\\|") for cell in outcome.cells()), "|", flush=True)
     return 0 if is_good else 1

@@ -309,14 +309,19 @@ check_torch_sees_gpus() {
 # The daemon of CUDA's multi-process service listens here; it would turn away processes of another namespace.
 uses_mps() { [ "$device" = cuda ] && [ -e "${CUDA_MPS_PIPE_DIRECTORY:-/tmp/nvidia-mps}/control" ]; }
 
+# Put before a command: it gets the signal when this script ends, however that ends.
+with_us() { ! setpriv --pdeathsig "$1" true 2>/dev/null || echo setpriv --pdeathsig "$1"; }
+
 # Runs a command with the cleaned environment, in a process namespace where wanted and possible; ranks that a launcher
 # started must see each other: NCCL's shared memory is named after processes.
 run() {
   local clean isolate=() limit=()
   mapfile -t clean < <(environment)
-  [ -z "${LIMIT_S:-}" ] || limit=(timeout --kill-after=10 "$LIMIT_S")
+  # shellcheck disable=SC2207  # several words
+  [ -z "${LIMIT_S:-}" ] || limit=($(with_us TERM) timeout --kill-after=10 "$LIMIT_S")
   if [ "${ISOLATE:-1}" = 1 ] && [ -n "$nsys" ] && [ "$is_launched" = 0 ] && ! uses_mps; then
-    isolate=(unshare --pid --fork --mount-proc --kill-child)
+    # shellcheck disable=SC2207
+    isolate=($(with_us KILL) unshare --pid --fork --mount-proc --kill-child)
     [ "$(id -u)" = 0 ] || isolate+=(--user --map-root-user)
     # Shared memory of its own too: nsys names a file there after its process id, which is the same in each namespace.
     # shellcheck disable=SC2016  # expanded by the inner shell
@@ -328,6 +333,8 @@ run() {
       echo "profile_variant: no process namespace here, so the report holds the environments of other processes, too" >&2
     fi
   fi
+  # shellcheck disable=SC2207
+  [ "$is_isolated" = 1 ] || isolate=($(with_us TERM))
   # Under TMPDIR nsys opens sockets, whose paths must be short.
   env -i "${clean[@]}" HOME="$scratch" TMPDIR="$scratch" "${limit[@]}" "${isolate[@]}" "$@" >"$scratch/log" 2>&1 </dev/null 9>&- &
   child=$!
@@ -335,10 +342,14 @@ run() {
   wait "$child"
 }
 
-# What the workload gave as its reason, else the last thing that was said.
+# What the workload gave as its reason, else the signal that ended nsys or it, else the last thing that was said.
 reason() {
-  local line
+  local line signal status="${1:-0}"
   line="$(tr '\r' '\n' <"$scratch/log" | grep -v '^ *$' | { grep -E ': error: |^[A-Za-z.]*Error\b' || true; } | tail -1)"
+  ! grep -q '^unshare: sigprocmask unblock failed' "$scratch/log" || status=137 # its words for that
+  if [ -z "$line" ] && [ "$status" -gt 128 ] && signal="$(kill -l "$((status - 128))" 2>/dev/null)"; then
+    line="${profiler:+$profiler or }the ranks were ended by SIG$signal"
+  fi
   [ -n "$line" ] || line="$(tr '\r' '\n' <"$scratch/log" | grep -v '^ *$' | tail -1)"
   line="${line#*: error: }"
   echo "${line:0:300}"
@@ -368,7 +379,7 @@ record() {
   fi
   # Rank 0 writes run.json, on its node; it tells better than the exit code, which nsys has its own of.
   [ -s "$partial/$base.run.json" ] || { is_part && [ "$status" = 0 ]; } ||
-    fail "$name: the workload failed (exit code $status): $(reason) [all that was said: VERBOSE=1]"
+    fail "$name: the workload failed (exit code $status): $(reason "$status") [all that was said: VERBOSE=1]"
 }
 
 # An nsys without its importer leaves what it recorded as it is.

@@ -22,16 +22,16 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 FOLDERS = sorted({path.parent for path in SOURCES})
 MOST_FILES, MOST_LINES, MOST_FLOORS = 9, 350, 5
 
-GROUND = {"printable", "errors", "range_names", "variants", "unknown", "run_config", "manifest", "table", "trace"}
+GROUND = {"printable", "errors", "range_names", "variants", "run_config", "manifest", "table", "trace", "whole_file"}
 MAY_IMPORT = {
     "printable": set(),
     "errors": {"printable"},
     "range_names": {"errors"},
     "variants": {"errors"},
-    "unknown": {"errors"},
     "table": {"errors"},
-    "run_config": {"errors", "variants", "unknown"},
-    "manifest": {"errors", "variants", "unknown", "run_config"},
+    "whole_file": set(),
+    "run_config": {"errors", "variants"},
+    "manifest": {"errors", "variants", "run_config", "whole_file"},
     "trace": GROUND - {"trace"},
     "ingest": GROUND,
     "analyze": GROUND,
@@ -244,6 +244,22 @@ def test_importing_is_light(module: str) -> None:
     code = f"import sys, {module}; print([m for m in {heavy!r} if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("program", ["ddp_prof.train", "ddp_prof.benchmark.sweep", "ddp_prof.benchmark.allreduce"])
+def test_help_of_a_program_is_light(program: str) -> None:
+    heavy = ["torch", "plotly", "pandas", "rich", "sqlite_utils"]
+    code = f"""
+import runpy, sys
+sys.argv = ["program", "--help"]
+try:
+    runpy.run_module({program!r}, run_name="__main__")
+except SystemExit:
+    print([module for module in {heavy!r} if module in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "--help" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_reading_never_loads_torch() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.golden import DOCUMENTS, FOLDER, ROOT, document
@@ -10,4 +12,9 @@ from tests.golden import DOCUMENTS, FOLDER, ROOT, document
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_document_is_unchanged(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    assert document(DOCUMENTS[name]) == (FOLDER / name).read_text(encoding="utf-8")
+    assert _rounded(document(DOCUMENTS[name])) == _rounded((FOLDER / name).read_text(encoding="utf-8"))
+
+
+def _rounded(text: str) -> str:
+    """Without the last digits of fractions, which differ between versions of scipy."""
+    return re.sub(r"\d+\.\d+", lambda number: f"{float(number.group()):.12g}", text)

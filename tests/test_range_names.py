@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_prof.range_names import Range, format_range, parse_range
+from ddp_prof.range_names import Range, format_range, parse_range, ranges_among
 
 # Any text that the grammar can carry; numbers of up to 18 digits, as 64 bits hold them.
 names = st.text(st.characters(exclude_characters="|="), min_size=1)
@@ -63,3 +63,8 @@ def test_fields_by_type() -> None:
     parsed = parse_range("a|n=3|t=x")
     assert (parsed.number("n"), parsed.number("t"), parsed.number("absent")) == (3, None, None)
     assert (parsed.text("n"), parsed.text("t"), parsed.text("absent")) == ("3", "x", None)
+
+
+def test_our_ranges_among_the_names_of_others() -> None:
+    names = ["step", "step|index=3", "stepper|index=4", "process|rank=1", "nccl|step|index=5", "backward"]
+    assert ranges_among(names, "step", "process") == {1: Range("step", {"index": 3}), 3: Range("process", {"rank": 1})}

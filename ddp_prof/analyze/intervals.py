@@ -83,6 +83,9 @@ class Intervals:
 
     def holds(self, time_ns: Ints) -> Mask:
         """Whether each time lies in the set."""
+        if len(self) == 1:
+            within: Mask = (time_ns >= self.start_ns[0]) & (time_ns < self.end_ns[0])
+            return within
         begun = np.searchsorted(self.start_ns, time_ns, side="right")
         ended = np.searchsorted(self.end_ns, time_ns, side="right")
         inside: Mask = begun > ended
@@ -133,14 +136,13 @@ def _unite(start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
     if not len(rows):
         nothing = np.empty(0, np.int64)
         return nothing, nothing, nothing
-    starts = start[rows]
-    if np.any(starts[1:] < starts[:-1]):
-        rows = rows[np.argsort(starts, kind="stable")]
-        starts = start[rows]
-    reach = np.maximum.accumulate(end[rows])
-    first = np.flatnonzero(np.concatenate([[True], starts[1:] > reach[:-1]]))
+    if len(rows) < len(start) or np.any(start[1:] < start[:-1]):
+        rows = rows[np.argsort(start[rows], kind="stable")]
+        start, end = start[rows], end[rows]
+    reach = np.maximum.accumulate(end)
+    first = np.flatnonzero(np.concatenate([[True], start[1:] > reach[:-1]]))
     last = np.append(first[1:], len(rows)) - 1
-    return starts[first], reach[last], rows[first]
+    return start[first], reach[last], rows[first]
 
 
 def _runs(edges: Ints, inside: Mask) -> Intervals:

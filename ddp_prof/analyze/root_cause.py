@@ -33,8 +33,8 @@ class RootCause:
         steps: How many steps communicate.
         exposed_ns: Its exposed time; 0 where compute hides everything in it, and then nothing else counts.
         total_exposed_ns: Exposed time of all steps.
-        when: One of ``exposure.WHENS``.
-        why: One of ``exposure.WHYS``.
+        when: One of ``exposed_time.WHENS``.
+        why: One of ``exposed_time.WHYS``.
         pair_ns: The part of ``exposed_ns`` that is exposed then and for that reason.
         wait_ns: The part of the exposed time in which a peer had not arrived.
         knows_wait: Whether peers tell waiting from transfer.

@@ -20,7 +20,6 @@ import numpy as np
 
 from ddp_prof.benchmark.settings import Testbed
 from ddp_prof.benchmark.store import OK
-from ddp_prof.unknown import Unknown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +30,17 @@ HUBER = 1.345
 """Residuals beyond so many standard deviations lose weight: 95 % efficient on normal ones (P. J. Huber, 1964)."""
 MAD_TO_SIGMA = 1.4826
 ROUNDS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """In place of a model that cannot be had: why not.
+
+    Attributes:
+        reason: As part of a sentence: ``messages of fewer than two sizes were timed``.
+    """
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from ddp_prof.benchmark import effects
-from ddp_prof.benchmark.alpha_beta import BucketModel
+from ddp_prof.benchmark.alpha_beta import BucketModel, Unknown
 from ddp_prof.benchmark.effects import FLAT, HARDLY, NAIVE, OVERLAP, TORCH, Variant
 from ddp_prof.benchmark.statistics import Estimate, combine, relative_saving
 from ddp_prof.variants import BUCKETED, BYTES_PER_MB, variant_label
@@ -21,10 +21,10 @@ from ddp_prof.variants import BUCKETED, BYTES_PER_MB, variant_label
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from ddp_prof.benchmark.alpha_beta import Unknown
     from ddp_prof.benchmark.effects import Quantity
     from ddp_prof.benchmark.settings import SettingSummary, Timing
     from ddp_prof.benchmark.statistics import Effect
-    from ddp_prof.unknown import Unknown
 
 ONE_BLOCK = ""
 """The block of figures that are compared without pairing."""
@@ -141,9 +141,8 @@ def contradicts_model(observations: Sequence[Observation]) -> bool:
 
 
 def _host_timer(summaries: Sequence[SettingSummary]) -> Iterator[Observation]:
-    variants = dict.fromkeys((summary.setting.variant, summary.setting.bucket_size_mb) for summary in summaries)
-    for variant in variants:
-        own = [summary for summary in summaries if (summary.setting.variant, summary.setting.bucket_size_mb) == variant]
+    for variant in dict.fromkeys(summary.setting.kind for summary in summaries):
+        own = [summary for summary in summaries if summary.setting.kind == variant]
         label = own[0].setting.label
         timers = [
             (summary.timing.communication_ns, summary.synchronized_ns)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 
-from ddp_prof.analyze.statistics import CONFIDENCE, LEAST_STEPS, NOTCH, student_t
+from ddp_prof.analyze.statistics import CONFIDENCE, median_of_steps, student_t
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -132,7 +132,9 @@ def estimate_all(
         half_width, freedom = _interval(value, len(runs), alone, pools)
         between = half_width is not None
         if not between:
-            half_width = _within_run(next(steps for steps in samples[key].values() if len(steps)))
+            steps = next(steps for steps in samples[key].values() if len(steps))
+            of_run = median_of_steps(steps, len(steps))
+            half_width = of_run.half_width if of_run else None
         # Where too few settings share blocks to estimate the blocks' part, it stays in.
         of_pairs, freedom_of_pairs = _interval(value, len(runs), paired, pools)
         if of_pairs is None and between:
@@ -203,14 +205,6 @@ def _interval(
         return None, None
     whole = int(freedom + 1e-6)
     return half_width(value, runs, math.sqrt(squares / freedom), whole), whole
-
-
-def _within_run(steps: Sequence[float]) -> float | None:
-    """Half the interval of the median of one run's steps; ``None`` for too few steps."""
-    if len(steps) < LEAST_STEPS:
-        return None
-    low, high = np.percentile(steps, [25, 75]).tolist()
-    return NOTCH * float(high - low) / math.sqrt(len(steps))
 
 
 def quotient(above: Estimate, below: Estimate) -> Estimate:

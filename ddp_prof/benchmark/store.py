@@ -19,9 +19,10 @@ from ddp_prof.errors import TraceError
 from ddp_prof.manifest import HostTimes, MessageTimes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sqlite_utils import Database
+    from sqlite_utils.db import Table
 
 OK, OUT_OF_MEMORY, FAILED = STATUSES = ("ok", "out_of_memory", "failed")
 
@@ -44,6 +45,11 @@ class Environment:
     cuda: str | None
     nccl: str | None
     ddp_prof: str
+
+    @property
+    def title(self) -> str:
+        """Processor, GPUs and torch, in a line."""
+        return " · ".join(filter(None, (f"{self.cpu}, {self.cores} cores", self.gpus, f"torch {self.torch}")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,11 +212,18 @@ def open_database(path: Path) -> Database:
                 foreign_keys=FOREIGN_KEYS.get(name, []),
                 if_not_exists=True,
             )
-            known = table.columns_dict  # of a table of an earlier version
-            for column, (base, _) in columns.items():
-                if column not in known:
-                    table.add_column(column, base)
+            _bring_up_to_date(table, columns)
     return database
+
+
+def _bring_up_to_date(table: Table, columns: Mapping[str, tuple[type, bool]]) -> None:
+    """Give a table of an earlier version the columns that came since; and let be null what may be now."""
+    known = {column.name: column for column in table.columns}
+    for name, (base, is_null) in columns.items():
+        if name not in known:
+            table.add_column(name, base)
+        elif is_null and known[name].notnull:
+            table.transform(not_null={name: False})
 
 
 def write_run(
@@ -266,14 +279,25 @@ def load_results(path: Path) -> Results:
 
 
 def _upsert(database: Database, **rows: Sequence[Any]) -> None:
+    """Write rows, in place of those of the same key.
+
+    Not by ``upsert_all``: it tries out what SQLite can and hides that this failed on a full disk. SQLite then undoes
+    all that follows in the transaction, without an error at its end.
+    """
     for name, of_table in rows.items():
-        key = TABLES[name][1]
-        database.table(name).upsert_all([asdict(row) for row in of_table], pk=key if len(key) > 1 else key[0])
+        row, key = TABLES[name]
+        columns = [column.name for column in fields(row)]
+        changes = ", ".join(f"{column} = excluded.{column}" for column in columns if column not in key)
+        database.conn.executemany(
+            f"INSERT INTO {name} ({', '.join(columns)}) VALUES ({', '.join(f':{column}' for column in columns)}) "
+            f"ON CONFLICT ({', '.join(key)}) DO UPDATE SET {changes}",
+            [asdict(each) for each in of_table],
+        )
 
 
 def _path_of(database: Database) -> Path:
-    ((_, _, path),) = database.execute("pragma database_list").fetchall()
-    return Path(path)
+    files = {name: file for _, name, file in database.execute("pragma database_list").fetchall()}
+    return Path(files["main"])
 
 
 def _load(connection: sqlite3.Connection, name: str, row: type[Any]) -> tuple[Any, ...]:
@@ -303,6 +327,8 @@ def _errors_of(path: Path) -> Iterator[None]:
         yield
     except (OSError, sqlite3.OperationalError) as error:
         way_out = "see that no other program holds it, that it and its folder can be written, or name another file"
+        if "full" in str(error):
+            way_out = "what was written before is kept: make room there, and the same command goes on"
         raise TraceError(path, f"cannot be used ({error})", way_out) from error
     except sqlite3.IntegrityError:  # a row that we made wrong
         raise

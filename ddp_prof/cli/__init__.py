@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 from difflib import get_close_matches
 from importlib import import_module
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddp_prof import __version__
-from ddp_prof.cli.options.talking import EXIT_CODE, TALKING
+from ddp_prof.cli.options.verbosity import EXIT_CODE, VERBOSITY
 from ddp_prof.errors import DdpProfError, NotMetError
 from ddp_prof.printable import printable
 
@@ -29,6 +30,16 @@ class NotMet(click.ClickException):
     exit_code = 3
 
 
+def _words_of(error: DdpProfError | OSError) -> str:
+    """What is wrong; of the system's errors which file it is about, where that is known."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    words = f"{error.filename}: {error.strerror}" if error.filename else f"cannot write ({error.strerror})"
+    if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+        words += ": make room there, or set TMPDIR where it is for temporary files"
+    return words
+
+
 def _interrupt(number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt(number)
 
@@ -45,7 +56,7 @@ class Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = import_module(f"ddp_prof.cli.{cmd_name}").command
-        command.params += [option for option in TALKING if option not in command.params]
+        command.params += [option for option in VERBOSITY if option not in command.params]
         return command
 
     def resolve_command(
@@ -81,7 +92,7 @@ class Commands(click.Group):
             if isinstance(error, BrokenPipeError):  # the reader of our output has seen enough: click ends quietly
                 raise
             failure = NotMet if isinstance(error, NotMetError) else click.ClickException
-            raise failure(printable(" ".join(str(error).split()))) from error
+            raise failure(printable(" ".join(_words_of(error).split()))) from error
         finally:
             signal.signal(signal.SIGTERM, before)
         if code := ctx.meta.get(EXIT_CODE):
@@ -98,4 +109,4 @@ def main() -> None:
     """
 
 
-main.params += TALKING
+main.params += VERBOSITY

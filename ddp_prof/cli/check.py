@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options.tables import table_options
+from ddp_prof.cli.options.table_output import table_options
 from ddp_prof.cli.options.traces import load_options, traces_argument
+from ddp_prof.cli.options.verbosity import progress
 from ddp_prof.errors import NotMetError
 
 if TYPE_CHECKING:
@@ -54,16 +55,26 @@ def _ns(_context: click.Context, _parameter: click.Parameter, ms: float | None) 
 
 @click.command("check")
 @traces_argument
-@click.option("--min-overlap", metavar="SHARE", callback=_share, help="Least share of communication that hides: 80%.")
-@click.option("--max-exposed-ms", type=float, callback=_ns, help="Most exposed communication a step.")
-@click.option("--max-tail-ms", type=float, callback=_ns, help="Most communication after backward's compute, a step.")
+@click.option(
+    "--min-overlap",
+    metavar="SHARE",
+    callback=_share,
+    help="Least share of communication that compute hides, such as 80%.",
+)
+@click.option("--max-exposed-ms", type=float, callback=_ns, help="Most exposed communication in a step.")
+@click.option(
+    "--max-tail-ms",
+    type=float,
+    callback=_ns,
+    help="Most exposed communication after backward's last compute in a step.",
+)
 @click.option(
     "--baseline",
     "baselines",
     metavar="TRACE",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="A run that steps may not fall behind. May be repeated, for the ranks of one run.",
+    help="A run to compare with. May be repeated, for the ranks of one run.",
 )
 @click.option(
     "--max-regression",
@@ -79,7 +90,7 @@ def _ns(_context: click.Context, _parameter: click.Parameter, ms: float | None) 
     help="Percentile of the steps that --max-exposed-ms and --max-tail-ms limit; 100 is the worst step.",
 )
 @click.option("--max", "worst", is_flag=True, help="Limit the worst step: --percentile 100.")
-@click.option("--all-ranks", is_flag=True, help="The traces of every rank of the job must be there.")
+@click.option("--all-ranks", is_flag=True, help="Require the traces of all ranks of the job.")
 @table_options
 @load_options
 def command(
@@ -97,9 +108,9 @@ def command(
 ) -> None:
     """Hold runs against requirements: exit code 0 where all are met, 3 where one is not.
 
-    The worst of the ranks given decides, by the median over its steps unless --percentile says otherwise. What a trace
-    does not tell is not met. Slower than the baseline is what is so beyond the spread of both runs. '--format markdown'
-    prints a summary for a pull request.
+    The worst of the given ranks decides, by the median over its steps; --percentile chooses another one. A requirement
+    that the traces cannot answer is not met. A run fails against the baseline only if the difference is beyond
+    --max-regression and beyond the spread of both runs. '--format markdown' prints a summary for a pull request.
     """
     if max_regression is not None and not baselines:
         raise click.UsageError("--max-regression needs a --baseline")
@@ -149,7 +160,9 @@ def _changes(baseline: Run, run: Run) -> list[str]:
     from ddp_prof.present.tables.waterfall import change_texts
     from ddp_prof.runs.before_after import changes_between
 
-    return change_texts(changes_between(baseline, run))
+    with progress(1) as begin:
+        begin("looking for the cause")
+        return change_texts(changes_between(baseline, run))
 
 
 def _only_run(runs: list[Run]) -> Run:

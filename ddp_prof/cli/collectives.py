@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options.tables import table_options
+from ddp_prof.cli.options.table_output import table_options
 from ddp_prof.cli.options.traces import load_options, traces_argument
 from ddp_prof.errors import TraceError
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     show_default=True,
     help="What a row stands for; JSON always lists every collective.",
 )
-@click.option("--html", "page", type=click.Path(path_type=Path), help="Write a page that shows one step, too.")
-@click.option("--png", type=click.Path(path_type=Path), help="Write a picture of it, too; needs Chromium.")
+@click.option("--html", "page", type=click.Path(path_type=Path), help="Also write a page that shows one step.")
+@click.option("--png", type=click.Path(path_type=Path), help="Also write a picture of it; needs Chromium.")
 @click.option("--step", type=int, help="The step that --html and --png show. Default: a typical one.")
 @table_options
 @load_options
@@ -43,9 +43,9 @@ def command(
 ) -> None:
     """The life of each collective, and why it is exposed.
 
-    Ready, launch, start, end; what of it is overlapped or exposed; and for each exposed nanosecond when
-    (forward, backward, tail, optimizer, outside) and why (blocking call, launched late, queued, peer wait, transfer).
-    The ranks of one run may lie in several files.
+    A row tells when the collective was ready, launched, started and ended, and how much of it is overlapped or exposed.
+    Exposed time is divided by when (forward, backward, tail, optimizer, outside) and by why (blocking call, launched
+    late, queued, peer wait, transfer). The ranks of a run may be in several files.
     """
     from ddp_prof.present.headlines import root_cause_headline
     from ddp_prof.present.tables.collectives import collectives_view
@@ -68,16 +68,12 @@ def _draw(run: Run, step: int | None, headline: Headline, page: Path | None, png
     from ddp_prof.analyze.collectives.results import typical_step
     from ddp_prof.analyze.collectives.step_view import view_step
     from ddp_prof.present.charts.collectives import draw_step_collectives
-    from ddp_prof.present.charts.static_images import write_pictures
-    from ddp_prof.present.html.page import write_figure_page
+    from ddp_prof.present.html.page import write_figure
 
     analysis = run.analysis()
     shown = typical_step(run.collectives().collectives) if step is None else step
     ranks = () if shown is None else view_step(analysis, shown)
-    if not ranks:
+    if shown is None or not ranks:
         raise TraceError(analysis.trace, "no communication in the step asked for", "choose another one with --step")
     figure = draw_step_collectives(analysis, shown, ranks, headline)
-    if page:
-        write_figure_page(figure, page, title=headline.claim)
-    if png:
-        write_pictures([(figure, png)])
+    write_figure(figure, title=headline.claim, page=page, picture=png)

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options.tables import table_options
+from ddp_prof.cli.options.table_output import table_options
 from ddp_prof.cli.options.traces import load_options, traces_argument
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddp_prof.analyze.variants.before_after import PartChange
-    from ddp_prof.analyze.variants.waterfall import Waterfall
     from ddp_prof.cli.options.traces import Loader
     from ddp_prof.present.table_fit import TableOptions
     from ddp_prof.present.table_view import TableView
@@ -24,9 +23,9 @@ if TYPE_CHECKING:
 
 @click.command("compare")
 @traces_argument
-@click.option("--waterfall", is_flag=True, help="A row a change from one variant to the next, by parts of the step.")
-@click.option("--html", "page", type=click.Path(path_type=Path), help="Write a page with the waterfall, too.")
-@click.option("--png", type=click.Path(path_type=Path), help="Write a picture of it, too; needs Chromium.")
+@click.option("--waterfall", is_flag=True, help="Show the change from each variant to the next, by parts of the step.")
+@click.option("--html", "page", type=click.Path(path_type=Path), help="Also write a page with the waterfall.")
+@click.option("--png", type=click.Path(path_type=Path), help="Also write a picture of it; needs Chromium.")
 @table_options
 @load_options
 def command(
@@ -39,9 +38,10 @@ def command(
 ) -> None:
     """Variants side by side: step time, communication, what hides and what does not.
 
-    Speed-ups are over the run called 'naive', where there is one. The waterfall leads from naive to flat, overlap and
-    bucketed: what each removed from the step and what it added, exactly. Of two runs of one variant, as before and
-    after a change, a second table says what changed beyond their spread, and which collective did it.
+    Speed-ups are over the run called 'naive', if there is one. The waterfall leads from naive to flat, overlap and
+    bucketed: it shows what each removed from the mean step and what it added; these parts sum exactly. For two runs of
+    one variant, such as before and after a change, a second table tells what changed beyond their spread, and which
+    collective changed most.
     """
     from ddp_prof.analyze.overlap.comparison import compare_variants
     from ddp_prof.present.json_documents import changes_document, waterfall_document
@@ -66,7 +66,11 @@ def command(
         is_read = parts and output.form == "table" and not output.columns
         show(output, [replace(view, document=document), *([_changes_view(runs, parts)] if is_read else [])])
     if page or png:
-        _draw(changes, page, png)
+        from ddp_prof.present.charts.waterfall import draw_waterfall
+        from ddp_prof.present.html.page import write_figure
+
+        title = "What each variant changed in the step"
+        write_figure(draw_waterfall(changes), title=title, page=page, picture=png)
 
 
 def _changes_view(runs: Sequence[Run], parts: Sequence[PartChange]) -> TableView:
@@ -75,15 +79,3 @@ def _changes_view(runs: Sequence[Run], parts: Sequence[PartChange]) -> TableView
 
     texts = "; ".join(change_texts(parts)) or "nothing changed beyond the spread"
     return TableView(f"from {runs[0].name} to {runs[1].name}: {texts}", change_rows(parts), [HOW_TO_READ_CHANGES], {})
-
-
-def _draw(changes: Waterfall, page: Path | None, png: Path | None) -> None:
-    from ddp_prof.present.charts.static_images import write_pictures
-    from ddp_prof.present.charts.waterfall import draw_waterfall
-    from ddp_prof.present.html.page import write_figure_page
-
-    figure = draw_waterfall(changes)
-    if page:
-        write_figure_page(figure, page, title="What each variant changed in the step")
-    if png:
-        write_pictures([(figure, png)])

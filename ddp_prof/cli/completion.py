@@ -11,9 +11,11 @@ from click.shell_completion import get_completion_class
 def command(shell: str) -> None:
     """The script that lets a shell complete commands, options and files.
 
-    Of bash: eval "$(ddp-prof completion bash)" in ~/.bashrc; zsh alike in ~/.zshrc; of fish: ddp-prof completion fish >
-    ~/.config/fish/completions/ddp-prof.fish
-    """
+    \b
+    bash: eval "$(ddp-prof completion bash)" in ~/.bashrc
+    zsh: eval "$(ddp-prof completion zsh)" in ~/.zshrc
+    fish: ddp-prof completion fish > ~/.config/fish/completions/ddp-prof.fish
+    """  # noqa: D301
     from ddp_prof.cli import main
 
     kind = get_completion_class(shell)

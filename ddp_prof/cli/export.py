@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ddp_prof.cli.options.traces import load_options, traces_argument, written
+from ddp_prof.cli.options.verbosity import progress
 
 if TYPE_CHECKING:
     from ddp_prof.cli.options.traces import Loader
@@ -25,14 +26,18 @@ if TYPE_CHECKING:
 def command(traces: tuple[Path, ...], load: Loader, output: Path | None) -> None:
     """A file for Perfetto (ui.perfetto.dev) and chrome://tracing, with overlap and exposed communication as counters.
 
-    Several traces become processes of one file, their first steps lined up. Both viewers read the file on this machine.
+    Several traces become processes of one file, with their first steps aligned. Neither viewer uploads the file.
     """
     from ddp_prof.present.perfetto.writer import write_perfetto
     from ddp_prof.runs.run import timeline_sources
 
-    sources = timeline_sources(load.runs(traces))
+    runs = load.runs(traces)
+    with progress(1) as begin:
+        begin("reading")
+        sources = timeline_sources(runs)
     target = output or Path(f"{sources[0].title.replace('/', '-')}.perfetto.json.gz")
     if any(target.exists() and target.samefile(source.trace.path) for source in sources):
         raise click.BadParameter(f"{target} is the trace itself, choose another name", param_hint="--output")
-    with written(target) as file:
+    with written(target) as file, progress(1) as begin:
+        begin("writing")
         write_perfetto(sources, file)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options.tables import table_options
+from ddp_prof.cli.options.table_output import table_options
 from ddp_prof.cli.options.traces import load_options, traces_argument
 
 if TYPE_CHECKING:

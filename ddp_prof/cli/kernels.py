@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options.tables import table_options
+from ddp_prof.cli.options.table_output import table_options
 from ddp_prof.cli.options.traces import load_options, traces_argument
 
 if TYPE_CHECKING:
@@ -34,8 +34,9 @@ TABLES = ("kernels", "hidden", "idle")
 def command(traces: tuple[Path, ...], load: Loader, name: str | None, top: int, output: TableOptions) -> None:
     """Which kernels took the time, what hid communication, and why devices were idle.
 
-    A kernel's slowdown is its median duration beside communication over that alone. Overlapped communication is divided
-    by the compute beside it, idle time by its cause; the parts sum to what 'ddp-prof overlap' says, to the nanosecond.
+    A kernel's slowdown is its median duration beside communication, divided by its median duration without. Overlapped
+    communication is divided by the compute beside it, idle time by its cause; both sum exactly to the figures of
+    'ddp-prof overlap'.
     """
     from ddp_prof.present.tables.kernels import kernels_views
     from ddp_prof.present.tables.render import show

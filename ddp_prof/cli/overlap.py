@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options.tables import table_options
+from ddp_prof.cli.options.table_output import table_options
 from ddp_prof.cli.options.traces import load_options, traces_argument
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 def command(traces: tuple[Path, ...], load: Loader, steps: bool, output: TableOptions) -> None:
     """How much communication hides behind compute, per rank and step.
 
-    TRACE is a SQLite export of Nsight Systems or a trace of torch.profiler (.json, .json.gz).
+    TRACE is a report of Nsight Systems (.nsys-rep) or its export (sqlite, parquetdir, arrowdir), a trace of
+    torch.profiler (.json, .json.gz), or a folder with several of these.
     """
     from ddp_prof.present.tables.overlap import overlap_view
     from ddp_prof.present.tables.render import show

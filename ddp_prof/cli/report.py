@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options.talking import progress
 from ddp_prof.cli.options.traces import load_options, traces_argument
+from ddp_prof.cli.options.verbosity import progress
 from ddp_prof.printable import printable
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.results import Collective
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.cli.options.traces import Loader
-    from ddp_prof.present.html.report import ReportRun
+    from ddp_prof.present.html.report_run import ReportRun
     from ddp_prof.present.timeline.model import Source
     from ddp_prof.runs.run import Run
 
@@ -42,9 +42,9 @@ MOST_RANKS = 8
 )
 @load_options
 def command(traces: tuple[Path, ...], load: Loader, folder: Path) -> None:
-    """One page to read on a set of runs: comparison, why communication is exposed, timelines, what is not known.
+    """Linked pages about a set of runs: comparison, why communication is exposed, timelines, what is not known.
 
-    A folder stands for the traces in it. Pictures need Chromium; without it the pages are written all the same.
+    A folder stands for the traces in it. Pictures need Chromium, the pages do not.
     """
     from ddp_prof.manifest import in_variant_order
     from ddp_prof.present.html.report import write_report
@@ -65,7 +65,8 @@ def _report_runs(runs: Sequence[Run], begin: Callable[[str], None] = lambda _par
     from ddp_prof.analyze.collectives.step_view import view_step
     from ddp_prof.analyze.overlap.comparison import compare_variants
     from ddp_prof.analyze.root_cause import explain_run
-    from ddp_prof.present.html.report import ReportRun
+    from ddp_prof.present.html.report_run import ReportRun
+    from ddp_prof.present.tables.kernels import kernels_views
 
     results = [run.overlap() for run in runs]
     found = []
@@ -77,7 +78,8 @@ def _report_runs(runs: Sequence[Run], begin: Callable[[str], None] = lambda _par
         views = {key: view_step(explanation.run, key, ranks) for key in _steps_to_view(collectives, step)}
         files = {explanation.run.ranks[index].clock for index in ranks}
         sources = partial(_sources, run, [file for file in run.files if file in files] or run.files)
-        found.append(ReportRun(run.name, result, sources, explanation, summary, views, step, run.device_use()))
+        use = kernels_views(result, run.device_use())
+        found.append(ReportRun(run.name, result, sources, explanation, summary, views, step, use))
     return found
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options.tables import table_options
+from ddp_prof.cli.options.table_output import table_options
 from ddp_prof.cli.options.traces import load_options, traces_argument
 
 if TYPE_CHECKING:
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 @click.command("skew")
 @traces_argument
-@click.option("--html", "page", type=click.Path(path_type=Path), help="Write a page with the picture, too.")
-@click.option("--png", type=click.Path(path_type=Path), help="Write the picture, too; needs Chromium.")
+@click.option("--html", "page", type=click.Path(path_type=Path), help="Also write a page with the picture.")
+@click.option("--png", type=click.Path(path_type=Path), help="Also write the picture; needs Chromium.")
 @table_options
 @load_options
 def command(traces: tuple[Path, ...], load: Loader, page: Path | None, png: Path | None, output: TableOptions) -> None:
     """Which rank arrives last at the collectives, how often, by how much, and what it costs.
 
-    Give the traces of all ranks of a run; files of their own are brought to one clock. Ranks may be missing.
+    Give the traces of all ranks of a run; the clocks of several files are aligned. Some ranks may be missing.
     """
     from ddp_prof.present.headlines import skew_headline
     from ddp_prof.present.tables.render import show
@@ -32,16 +32,12 @@ def command(traces: tuple[Path, ...], load: Loader, page: Path | None, png: Path
 
     runs = load.runs(traces, "collectives")
     if (page or png) and len(runs) > 1:
-        raise click.UsageError("--html and --png draw one run: give the traces of a single one")
+        raise click.UsageError("--html and --png show one run: give the traces of a single one")
     skews = [run.skew() for run in runs]
     show(output, [skew_view(run.analysis(), skew) for run, skew in zip(runs, skews, strict=True)])
     if page or png:
-        from ddp_prof.present.charts.static_images import write_pictures
         from ddp_prof.present.charts.straggler import draw_skew
-        from ddp_prof.present.html.page import write_figure_page
+        from ddp_prof.present.html.page import write_figure
 
-        figure = draw_skew(runs[0].analysis(), skews[0])
-        if page:
-            write_figure_page(figure, page, title=skew_headline(skews[0]).claim)
-        if png:
-            write_pictures([(figure, png)])
+        title = skew_headline(skews[0]).claim
+        write_figure(draw_skew(runs[0].analysis(), skews[0]), title=title, page=page, picture=png)

@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options.talking import progress
 from ddp_prof.cli.options.traces import load_options, traces_argument, written
+from ddp_prof.cli.options.verbosity import progress
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ddp_prof.cli.options.traces import Loader
-    from ddp_prof.present.timeline.model import Source
 
 _MOST_STEPS = 1_000_000
 
@@ -30,7 +27,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str | 
             raise click.BadParameter(f"'{value}' is neither a number nor a range such as 3-5")
         low, high = int(first), int(last or first)
         if not 0 <= high - low < _MOST_STEPS:
-            raise click.BadParameter(f"'{part}' is no range of at most {_MOST_STEPS} steps, the first one first")
+            raise click.BadParameter(f"'{part}' is no range of at most {_MOST_STEPS} steps in rising order")
         numbers += range(low, high + 1)
     return numbers
 
@@ -43,8 +40,8 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str | 
     type=click.Path(allow_dash=True, path_type=Path),
     help="The page; - for stdout. Default: TRACE's name .html.",
 )
-@click.option("--png", type=click.Path(path_type=Path), help="Write a picture, too; needs Chromium.")
-@click.option("--svg", type=click.Path(path_type=Path), help="Write a drawing, too; needs Chromium.")
+@click.option("--png", type=click.Path(path_type=Path), help="Also write a PNG picture; needs Chromium.")
+@click.option("--svg", type=click.Path(path_type=Path), help="Also write an SVG picture; needs Chromium.")
 @click.option("--steps", metavar="N[-M]", callback=_numbers, help="Steps to show. Default: all.")
 @load_options
 def command(
@@ -57,33 +54,27 @@ def command(
 ) -> None:
     """What ran when: host phases, compute, communication, and which of it is overlapped or exposed.
 
-    Several traces come above each other, their first steps lined up. A picture shows a few steps unless told which.
+    Several traces are drawn below each other, with their first steps aligned. A picture shows a few steps; --steps
+    chooses which.
     """
+    from ddp_prof.present.charts.static_images import write_pictures
     from ddp_prof.present.html.timeline_page import write_timeline_page
-    from ddp_prof.present.timeline.build import build_timeline
+    from ddp_prof.present.timeline.build import build_excerpt, build_timeline
+    from ddp_prof.present.timeline.figure import draw_timeline
     from ddp_prof.runs.run import timeline_sources
 
+    runs = load.runs(traces, with_launches=True)
     with progress(2) as begin:
         begin("reading")
-        sources = timeline_sources(load.runs(traces, with_launches=True))
+        sources = timeline_sources(runs)
         begin("laying out")
         model = build_timeline(sources, steps=steps)
     page = output or Path(f"{sources[0].title.replace('/', '-')}.html")
-    with written(page) as file:
+    with written(page) as file, progress(1) as begin:
+        begin("writing")
         write_timeline_page(model, file)
     if pictures := [path for path in (png, svg) if path]:
         with progress(1) as begin:
             begin("drawing")
-            _draw(sources, steps, pictures)
+            write_pictures([(draw_timeline(build_excerpt(sources, steps)), path) for path in pictures])
         click.echo("\n".join(map(str, pictures)))
-
-
-def _draw(sources: Sequence[Source], steps: list[int] | None, pictures: Sequence[Path]) -> None:
-    """Pictures of a few steps."""
-    from ddp_prof.present.charts.static_images import write_pictures
-    from ddp_prof.present.timeline.build import MAX_BOXES, build_timeline, steady_steps
-    from ddp_prof.present.timeline.figure import draw_timeline
-
-    shown = steps or steady_steps([events for source in sources for events in source.ranks])
-    part = build_timeline(sources, steps=shown, max_boxes=MAX_BOXES)
-    write_pictures([(draw_timeline(part), path) for path in pictures])

@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from ddp_prof.ddp.engine.broadcast import source_rank
 from ddp_prof.ddp.engine.bucket_assignment import assign_buckets, assign_by_readiness, cap_in_bytes
+from ddp_prof.ddp.engine.collective import global_rank
 from ddp_prof.ddp.engine.reducer import Reducer
 from ddp_prof.ddp.options.bf16_compression import Bf16Reducer
 from ddp_prof.ddp.options.powersgd import PowerSGD, PowerSGDReducer
@@ -123,7 +123,7 @@ class BucketedDDP(ReducingVariant):
     def _rebuild(self) -> None:
         """Take rank 0's order, so that all ranks have the same buckets."""
         order = [self._reducer.order]
-        dist.broadcast_object_list(order, source_rank(self.process_group), self.process_group)
+        dist.broadcast_object_list(order, global_rank(0, self.process_group), self.process_group)
         if len(order[0]) < len(self._trained):
             return
         self.assignment = assign_by_readiness(self._sizes(), self._cap_bytes, order[0])

@@ -15,8 +15,8 @@ import numpy as np
 
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.string_table import NameTable
-from ddp_prof.range_names import PROCESS, parse_range
-from ddp_prof.trace import UNKNOWN
+from ddp_prof.range_names import PROCESS, ranges_among
+from ddp_prof.trace import UNKNOWN, distinct_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,7 +32,6 @@ _LONGEST_NS = 10 * 365 * 86_400 * 10**9
 UNNAMED_KERNEL, UNNAMED_RANGE, UNNAMED_CALL = "unnamed kernel", "unnamed range", "unnamed call"
 """What kernels, ranges and calls are called whose names the file does not hold."""
 
-_MOST_FLAGS = 1 << 22
 _VERSION = re.compile(r"_v\d{4,}$")
 
 
@@ -68,7 +67,7 @@ def refuse_impossible_times(trace: Trace) -> Trace:
     first = min((int(column.min()) for column in columns if len(column)), default=0)
     last = max((int(column.max()) for column in columns if len(column)), default=0)
     if first < -_LATEST_NS or last > _LATEST_NS or last - first > _LONGEST_NS:
-        reason = f"it holds times that cannot be, from {first} to {last} ns"
+        reason = f"it holds impossible times, from {first} to {last} ns"
         raise TraceError(trace.path, reason, "it is damaged: export or record it again")
     return trace
 
@@ -92,7 +91,7 @@ def report_unresolved_names(trace: Trace) -> Trace:
     if UNNAMED_RANGE in trace.names:
         unnamed = int((trace.spans.name_id == trace.names.index(UNNAMED_RANGE)).sum())
         warnings.append(
-            f"{unnamed:,} of {len(trace.spans):,} ranges have no name in this trace: no step or phase is known by them"
+            f"{unnamed:,} of {len(trace.spans):,} ranges have no name in this trace: they name no step or phase"
         )
     return replace(trace, warnings=(*trace.warnings, *warnings)) if warnings else trace
 
@@ -112,7 +111,7 @@ def name_ranks(trace: Trace) -> Trace:
 
     Processes without such a range stay without a rank; the world size stays unknown where ranges disagree.
     """
-    ours = {index: parse_range(name) for index, name in enumerate(trace.names) if name.startswith(PROCESS)}
+    ours = ranges_among(trace.names, PROCESS)
     spans = trace.spans
     ranks: dict[int, int] = {}
     for index, range_ in ours.items():
@@ -139,32 +138,12 @@ def add_launch_shapes(trace: Trace, columns: Sequence[Ints]) -> Trace:
     """
     *sizes, registers = columns
     names = NameTable(trace.names)
-    first, which = _distinct_rows(sizes)
+    first, which = distinct_rows(*sizes)
     used = np.stack([size[first] for size in sizes], axis=1)
     index = [UNKNOWN if UNKNOWN in row else names.intern(_shape(row)) for row in used.tolist()]
     others = np.full(len(trace.activities) - len(which), UNKNOWN, np.int64)
     shape_id = np.concatenate([np.array(index, np.int64)[which], others])
     return replace(trace, names=names.as_tuple(), shape_id=shape_id, registers=np.concatenate([registers, others]))
-
-
-def _distinct_rows(columns: Sequence[Ints]) -> tuple[Ints, Ints]:
-    """A row of each distinct combination, and for each row which combination it is."""
-    which = np.zeros(len(columns[0]), np.int64)
-    for column in columns:
-        codes = _codes(column)
-        which = _codes(which * (codes.max(initial=0) + 1) + codes)
-    first = np.zeros(which.max(initial=-1) + 1, np.int64)
-    first[which] = np.arange(len(which))
-    return first, which
-
-
-def _codes(column: Ints) -> Ints:
-    """Distinct values as 0, 1, 2, ...; several times as fast as sorting where they are small, as sizes are."""
-    low, high = column.min(initial=0), column.max(initial=0)
-    if int(high) - int(low) > _MOST_FLAGS:
-        return np.asarray(np.unique(column, return_inverse=True)[1], np.int64).reshape(-1)
-    codes: Ints = (np.cumsum(np.bincount(column - low) > 0) - 1)[column - low]
-    return codes
 
 
 def _shape(sizes: Sequence[int]) -> str:

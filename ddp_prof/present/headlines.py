@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddp_prof.analyze.collectives.exposure import (
+from ddp_prof.analyze.collectives.exposed_time import (
     BLOCKING_CALL,
     LAUNCHED_LATE,
     OUTSIDE,
@@ -15,7 +15,7 @@ from ddp_prof.analyze.collectives.exposure import (
     TRANSFER,
     UNKNOWN_WHEN,
 )
-from ddp_prof.present.text import milliseconds, percent, size
+from ddp_prof.present.text import collective_name, milliseconds, percent, size
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER
 from ddp_prof.variants import BASELINE
 
@@ -72,30 +72,31 @@ def root_cause_headline(cause: RootCause | None, reason: str | None = None) -> H
     return Headline(f"{share} of {whole} is {_kind(cause)}{_meanwhile(cause)}", f"{_culprit(cause)}.{_advice(cause)}")
 
 
-_WHEN = {
-    FORWARD: "during forward, ",
-    BACKWARD: "during backward, ",
-    OPTIMIZER: "during the optimizer, ",
-    TAIL: "tail, ",
-    OUTSIDE: "between phases, ",
+WHEN = {
+    FORWARD: "during forward",
+    BACKWARD: "during backward",
+    OPTIMIZER: "during the optimizer",
+    TAIL: "tail",
+    OUTSIDE: "between phases",
     UNKNOWN_WHEN: "",
 }
-_WHY = {
+WHY = {
     BLOCKING_CALL: "in collectives launched after backward",
     LAUNCHED_LATE: "launched late by the host",
     QUEUED: "queued behind another collective",
     PEER_WAIT: "waiting for a peer",
     TRANSFER: "in transfer",
 }
+"""When and why communication is exposed, as parts of a sentence."""
 
 
 def _kind(cause: RootCause) -> str:
-    when = _WHEN[cause.when]
+    when = f"{words}, " if (words := WHEN[cause.when]) else ""
     if cause.why == BLOCKING_CALL and cause.blocking == "compute_stream":
         return f"{when}in collectives on the stream of compute"
     if cause.why == TRANSFER and not cause.knows_wait:
         return f"{when}in transfer or waiting for a peer"
-    return when + _WHY[cause.why]
+    return when + WHY[cause.why]
 
 
 def _meanwhile(cause: RootCause) -> str:
@@ -118,8 +119,10 @@ def _culprit(cause: RootCause) -> str:
 def _launched_after_backward(cause: RootCause) -> str:
     count = cause.collectives_a_step
     if cause.alike_a_step == count:
-        return f"all {count} collectives of a step are" if count > 1 else "the only collective of a step is"
-    return f"{cause.alike_a_step} of the {count} collectives of a step {'is' if cause.alike_a_step == 1 else 'are'}"
+        return f"these are all {count} collectives of a step" if count > 1 else "this is the only collective of a step"
+    return (
+        f"{'this is' if cause.alike_a_step == 1 else 'these are'} {cause.alike_a_step} of {count} collectives of a step"
+    )
 
 
 def _advice(cause: RootCause) -> str:
@@ -129,7 +132,7 @@ def _advice(cause: RootCause) -> str:
     if cause.why == BLOCKING_CALL and cause.blocking == "compute_stream":
         return " Kernels that follow on that stream wait for them."
     if cause.why == BLOCKING_CALL and cause.carries_gradients and not cause.follows_own_bucket:
-        return " Launched by gradient hooks, some of it could hide behind backward."
+        return " If gradient hooks launched them, backward could hide part of their time."
     if cause.why == LAUNCHED_LATE:
         return " The host is behind the device: fewer, larger kernels and collectives would help."
     if cause.when == TAIL and cause.carries_gradients:
@@ -141,7 +144,7 @@ def _advice(cause: RootCause) -> str:
             return " Launches are not in the trace, so that the phase is not known."
         return " The trace names no phases there: see --step-range and --backward-range."
     if cause.why == TRANSFER and cause.when != OUTSIDE:
-        return " Compute stood still meanwhile; the trace does not tell whether it waited for this or for the host."
+        return " No compute ran meanwhile; the trace does not tell whether the device waited for this or for the host."
     return ""
 
 
@@ -155,7 +158,7 @@ def _which(cause: RootCause) -> str:
     elif cause.is_last:
         which = f"the last {kind}"
     else:
-        which = f"collective {cause.index}" if cause.bucket is None else f"bucket {cause.bucket}"
+        which = collective_name(cause.index, cause.bucket)
     return f"the {operation} of {which}" if operation and cause.bucket is not None else which
 
 
@@ -192,26 +195,31 @@ def _tail_advice(cause: RootCause) -> str:
 def skew_headline(skew: RunSkew) -> Headline:
     """Who arrives last, how often, by how much, and what that costs."""
     if skew.reason:
-        return Headline(f"Nothing can be said about skew: {skew.reason}")
+        return Headline(f"The skew is not known: {skew.reason}")
     steps = len(skew.steps)
     if not skew.has_steps:
-        most = max(skew.ranks, key=lambda rank: rank.last_collectives)
-        detail = f"{most.name} arrives last at {most.last_collectives} of {most.collectives} collectives."
-        return Headline("The trace tells no steps", detail, "; ")
+        latest = max(skew.ranks, key=lambda rank: rank.last_collectives)
+        detail = f"{latest.name} arrives last at {latest.last_collectives} of {latest.collectives} collectives."
+        return Headline("The trace marks no steps", detail, "; ")
     if skew.straggler is None:
-        most = max(skew.ranks, key=lambda rank: rank.last_steps)
-        if not most.last_steps:
+        most = max((rank.last_steps for rank in skew.ranks), default=0)
+        if not most:
             return Headline("No rank is late by more than the clocks' residual")
-        detail = f"{most.name} is most often, in {most.last_steps} of {steps} steps."
-        return Headline("No rank is last more often than chance would have it", detail, "; ")
+        names = [rank.name for rank in skew.ranks if rank.last_steps == most]
+        which = (
+            f"{names[0]} is last most often, in"
+            if len(names) == 1
+            else f"{len(names)} ranks are last most often, each in"
+        )
+        return Headline("No rank is last more often than chance explains", f"{which} {most} of {steps} steps.", "; ")
     late = skew.ranks[skew.straggler]
     claim = (
         f"{late.name[:1].upper()}{late.name[1:]} arrives last in {late.last_steps} of {steps} steps, "
         f"by {milliseconds(late.lag_when_last_ns or 0)} (median)"
     )
     detail = (
-        "others wait for it without anything to compute for up to "
-        f"{milliseconds(round(late.cost_ns / late.last_steps))} of such a step, on average."
+        f"others wait for it up to {milliseconds(round(late.cost_ns / late.last_steps))} in such a step (mean), and "
+        "compute nothing meanwhile."
     )
     return Headline(claim, detail, "; ")
 
@@ -224,8 +232,11 @@ def tell_story(summaries: Sequence[VariantSummary]) -> list[str]:
     if base is None or not known:
         return []
     hides, fastest = max(known, key=lambda run: run.overlap_ratio or 0), max(others, key=lambda run: run.speedup or 0)
+    most = percent(hides.overlap_ratio)
+    alike = [run.label for run in known if run is not hides and percent(run.overlap_ratio) == most]
+    others_too = f" ({_and(alike)} {'hides' if len(alike) == 1 else 'hide'} as much)" if alike else ""
     story = (
-        f"{hides.label} hides most, {percent(hides.overlap_ratio)} of its communication; its median step is "
+        f"{hides.label} hides most, {most} of its communication{others_too}; its median step is "
         f"{_change(hides, base.label)}."
     )
     if fastest is not hides and (fastest.speedup or 0) > 1:
@@ -236,10 +247,14 @@ def tell_story(summaries: Sequence[VariantSummary]) -> list[str]:
     told = [story + " Time is saved in two ways: by hiding communication, and by having less of it."]
     if any(summary.device == "cpu" for summary in summaries):
         told.append(
-            "These runs used CPUs, whose ranks share cores: communication takes time from the compute that hides it, "
-            "so that hiding it saves less than its share suggests."
+            "These runs used CPUs, and their ranks share cores. Communication takes time from the compute that "
+            "hides it, so hiding it saves less than its share suggests."
         )
     return told
+
+
+def _and(labels: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(labels[:-1]), labels[-1])))
 
 
 def _change(summary: VariantSummary, base: str = "") -> str:

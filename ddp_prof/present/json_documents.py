@@ -117,9 +117,7 @@ def kernels_document(result: TraceOverlap, use: DeviceUse, warnings: Sequence[st
     """Of ``ddp-prof kernels``."""
     return {
         "schema": SCHEMA,
-        "trace": str(result.trace),
-        "label": result.label,
-        "device": result.device,
+        **_run(result),
         "kernels": [asdict(kernel) for kernel in use.kernels],
         "ranks": [
             {

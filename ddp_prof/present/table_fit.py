@@ -28,6 +28,10 @@ GAP = 3
 WORDS = 22
 """Width that a column of words keeps where there is little room; its cells wrap."""
 
+NAMES = frozenset({"run", "variant", "node", "rank", "decided_by"})
+"""Columns of names that others gave, of any length."""
+LONGEST_NAME = 2 * WORDS
+
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
@@ -100,6 +104,17 @@ def shorten(rows: Sequence[Row], digest: Digest) -> Sequence[Row]:
         known = [value for row in others if isinstance(value := row[key], (int, float))]
         rest[key] = sum(known) if known else None
     return [*first, {**rest, digest.rest: f"{len(others):,} others"}]
+
+
+def cut_names(rows: Sequence[Row]) -> Sequence[Row]:
+    """The rows, in which no name fills the terminal: names of files differ at their ends, so the middle goes."""
+    return [{key: _cut(value) if key in NAMES else value for key, value in row.items()} for row in rows]
+
+
+def _cut(name: Value) -> Value:
+    if not isinstance(name, str) or len(name) <= LONGEST_NAME:
+        return name
+    return f"{name[: WORDS - 1]}…{name[-WORDS:]}"
 
 
 def _number(value: Value) -> float:

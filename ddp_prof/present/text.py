@@ -30,6 +30,11 @@ def shown_name(name: str) -> str:
     return as_text(plain_name(name))
 
 
+def collective_name(index: int | None, bucket: int | None) -> str:
+    """What a collective is called: by its bucket, else by its position in the step."""
+    return f"collective {index}" if bucket is None else f"bucket {bucket}"
+
+
 def percent(ratio: float | None) -> str:
     """A share; what is not quite nothing or all is not rounded to it."""
     if ratio is None:

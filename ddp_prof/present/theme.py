@@ -101,6 +101,11 @@ class Palette:
     notice: str
     colors: Mapping[str, str]
 
+    @property
+    def uncategorized(self) -> dict[str, str]:
+        """The colours of what is no category, by name."""
+        return {name: getattr(self, name) for name in ("paper", "text", "quiet", "line", "notice")}
+
 
 LIGHT = Palette(
     paper="#ffffff",
@@ -141,27 +146,25 @@ DARK = Palette(
 
 def recoloring() -> dict[str, str]:
     """The dark colour for each light one that differs; both looks paint the rest alike."""
-    named = {getattr(LIGHT, name): getattr(DARK, name) for name in ("paper", "text", "quiet", "line", "notice")}
-    return {
-        **named,
-        **{
-            LIGHT.colors[category]: DARK.colors[category]
-            for category in CATEGORIES
-            if LIGHT.colors[category] != DARK.colors[category]
-        },
-    }
+    named = dict(zip(LIGHT.uncategorized.values(), DARK.uncategorized.values(), strict=True))
+    pairs = {LIGHT.colors[category]: DARK.colors[category] for category in CATEGORIES}
+    return named | {light: dark for light, dark in pairs.items() if light != dark}
 
 
-def place_notice(devices: Iterable[str], caveats: Iterable[Caveat]) -> str:
-    """Where the runs of a figure took place; what must not pass for a GPU of each rank's own stands out.
+def place_of(devices: Iterable[str], caveats: Iterable[Caveat]) -> tuple[list[str], bool]:
+    """On what runs were made, in words, and whether it must stand out: it must not pass for a GPU of each rank's own.
 
     Args:
         devices: Of the runs.
         caveats: Of the runs.
     """
-    names = sorted(set(devices))
-    notice = f"device: {', '.join(names)}"
-    is_shared = Caveat.SHARED_GPU in caveats
-    if is_shared:
-        notice += f"  ·  {Caveat.SHARED_GPU.value}"
-    return f'<b><span style="color:{LIGHT.notice}">{notice}</span></b>' if is_shared or "cpu" in names else notice
+    names, is_shared = sorted(set(devices)), Caveat.SHARED_GPU in caveats
+    words = [f"device: {', '.join(names)}", *([Caveat.SHARED_GPU.value] if is_shared else [])]
+    return words, is_shared or "cpu" in names
+
+
+def place_notice(devices: Iterable[str], caveats: Iterable[Caveat]) -> str:
+    """The same as markup of a figure."""
+    words, stands_out = place_of(devices, caveats)
+    notice = "  ·  ".join(words)
+    return f'<b><span style="color:{LIGHT.notice}">{notice}</span></b>' if stands_out else notice

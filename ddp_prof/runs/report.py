@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import partial
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddp_prof.errors import DdpProfError, TraceError
@@ -23,6 +21,9 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.quality.inventory import TraceInventory
     from ddp_prof.analyze.variants.contention import KernelSamples
     from ddp_prof.trace import Trace
+
+
+ALL_AT_ONCE = "this needs all events at once"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,12 @@ class TraceEvents(NamedTuple):
     ranks: tuple[RankEvents, ...]
 
 
+def _own_version() -> str:
+    from importlib.metadata import version
+
+    return version("ddp-prof")
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """A report to be read, and what is to be measured of it.
@@ -78,7 +85,7 @@ class Task:
     path: Path
     options: LoadOptions
     measures: tuple[str, ...]
-    version: str = field(default_factory=partial(version, "ddp-prof"))
+    version: str = field(default_factory=_own_version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +97,22 @@ class Failure:
     way_out: str
 
 
-def load_events(file: Path, options: LoadOptions) -> TraceEvents:
-    """Read a report.
+def load_events(file: Path, options: LoadOptions, why: str = ALL_AT_ONCE) -> TraceEvents:
+    """Read a report as a whole.
+
+    Args:
+        file: The report.
+        options: How it is read.
+        why: Why not in parts, which is said of a large one.
 
     Raises:
         TraceError: It cannot be read.
     """
     from ddp_prof.analyze.core.rank_events import find_rank_events
     from ddp_prof.ingest.load import load_trace
+    from ddp_prof.runs.parts import note_whole
 
+    note_whole(file, why, asked=options.part_rows is not None, with_launches=options.with_launches)
     trace = load_trace(file, extra_patterns=options.comm_patterns, with_launches=options.with_launches)
     return TraceEvents(trace, find_rank_events(trace, options.patterns))
 
@@ -108,30 +122,49 @@ def measure_events(part: TraceEvents, options: LoadOptions, measures: tuple[str,
     return {measure: MEASURES[measure](part, options) for measure in measures}
 
 
-def measure_report(file: Path, options: LoadOptions, measures: tuple[str, ...]) -> dict[str, Any]:
+def measure_report(
+    file: Path,
+    options: LoadOptions,
+    measures: tuple[str, ...],
+    keep: Callable[[TraceEvents], None] = lambda _events: None,
+) -> dict[str, Any]:
     """Read a report and measure it: a large one in parts, where that can be.
+
+    Args:
+        file: The report.
+        options: How it is read.
+        measures: Names in :data:`MEASURES`.
+        keep: Is given the events of a report that was read as a whole.
 
     Raises:
         TraceError: It cannot be read.
     """
+    from ddp_prof.ingest.parts.blocks import IndivisibleError
     from ddp_prof.runs.parts import DIVISIBLE, measure_in_parts
 
+    why = ALL_AT_ONCE
     if DIVISIBLE | {"identity"} >= set(measures):
-        found = measure_in_parts(
-            file, options.patterns, options.comm_patterns, options.part_rows, to_draw=options.to_draw
-        )
+        found = None
+        try:
+            found = measure_in_parts(
+                file, options.patterns, options.comm_patterns, options.part_rows, to_draw=options.to_draw
+            )
+        except IndivisibleError as error:
+            why = f"{error}, so it cannot be cut into parts"
         if found is not None:
             return {
                 measure: _identities(found["collectives"]) if measure == "identity" else found[measure]
                 for measure in measures
             }
-    return measure_events(load_events(file, options), options, measures)
+    events = load_events(file, options, why)
+    keep(events)
+    return measure_events(events, options, measures)
 
 
 def work(task: bytes) -> bytes:
     """Measure a report: a :class:`Task` in, results by measure or a :class:`Failure` out, both by :mod:`.wire`."""
     asked: Task = decode(task)
-    if asked.version != (own := version("ddp-prof")):
+    if asked.version != (own := _own_version()):
         reason = f"a worker has ddp_prof {own}, and {asked.version} asks it"
         return encode(Failure(asked.path, reason, "install one version everywhere"))
     try:

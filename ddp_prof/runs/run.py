@@ -10,7 +10,8 @@
     run.timeline().show()         # a plotly figure
 
 A run is made of one file, or of one file a rank. Files are read when a figure is asked for, one after the other, and
-what is measured of each is kept, its events are not.
+what is measured of each is kept. Events are kept of a report that is read alone: the next figure asked for needs no
+second reading.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class Run:
     workers: Workers = field(default_factory=Workers, repr=False)
     measured: dict[Path, dict[str, Any]] = field(default_factory=dict, repr=False)
     _analysis: RunAnalysis | None = field(default=None, repr=False)
+    _kept: TraceEvents | None = field(default=None, repr=False)
 
     @property
     def name(self) -> str:
@@ -90,8 +92,10 @@ class Run:
         Raises:
             TraceError: A file cannot be read.
         """
-        for file in self.files:
-            yield load_events(file, self.options)
+        if self._kept:
+            yield self._kept
+        else:
+            yield from (load_events(file, self.options) for file in self.files)
 
     def of_files(self, files: Collection[Path]) -> Run:
         """The same run, of which only some files are drawn."""
@@ -170,12 +174,10 @@ class Run:
         Args:
             steps: Numbers of the steps to show; by default two from the middle.
         """
-        from ddp_prof.present.timeline.build import MAX_BOXES, build_timeline, steady_steps
+        from ddp_prof.present.timeline.build import build_excerpt
         from ddp_prof.present.timeline.figure import draw_timeline
 
-        sources = timeline_sources([self])
-        shown = steps or steady_steps([rank for source in sources for rank in source.ranks])
-        return draw_timeline(build_timeline(sources, steps=shown, max_boxes=MAX_BOXES))
+        return draw_timeline(build_excerpt(timeline_sources([self]), steps))
 
     def prepare(self, *measures: str) -> None:
         """Measure several of ``report.MEASURES`` in one reading of the files."""
@@ -198,6 +200,16 @@ class Run:
             wanted = tuple(name for name in measures if name not in OF_EACH_KERNEL or index < MOST_FILES_OF_KERNELS)
             if missing := tuple(name for name in wanted if name not in self.measured.get(file, {})):
                 yield file, missing
+
+    def keep(self, events: TraceEvents) -> None:
+        """Do not read its one report again."""
+        self._kept = events
+
+    def measure_kept(self, measures: Sequence[str]) -> None:
+        """What can be measured without reading."""
+        if self._kept:
+            for file, missing in list(self.missing(measures)):
+                self.measured.setdefault(file, {}).update(measure_events(self._kept, self.options, missing))
 
     def leave_out(self, files: Collection[Path], *notes: str) -> None:
         """Go on without some files."""
@@ -223,14 +235,19 @@ def prepare_runs(runs: Sequence[Run], *measures: str) -> list[Run]:
     Raises:
         TraceError: A file cannot be read, and its run may not go on without it; or none can.
     """
+    for run in runs:
+        run.measure_kept(measures)
     wanted = [(run, *missing) for run in runs for missing in run.missing(measures)]
     if not wanted:
         return list(runs)
-    leave_out = runs[0].workers.leave_out
+    workers = runs[0].workers
+    if len(wanted) == 1 and len(wanted[0][0].files) == 1:
+        workers = replace(workers, keep=wanted[0][0].keep)
+    leave_out = workers.leave_out
     unread = {(run, file) for run, file, _ in wanted}
     broken: dict[tuple[Run, Path], TraceError] = {}
     try:
-        outcomes = measure_files([(file, names) for _, file, names in wanted], runs[0].options, runs[0].workers)
+        outcomes = measure_files([(file, names) for _, file, names in wanted], runs[0].options, workers)
         for index, outcome in outcomes:
             run, file, _ = wanted[index]
             unread.discard((run, file))
@@ -256,7 +273,7 @@ def prepare_runs(runs: Sequence[Run], *measures: str) -> list[Run]:
         lost = [file for file in run.files if (run, file) in unread | broken.keys()]
         run.leave_out(lost, *(f"left out: {error}" for error in errors if error.path in lost))
         if OF_EACH_KERNEL & {*measures} and len(run.files) > MOST_FILES_OF_KERNELS:
-            run.leave_out((), f"kernels, and the contention they tell, are of {MOST_FILES_OF_KERNELS} of its traces")
+            run.leave_out((), f"kernels and contention are measured in {MOST_FILES_OF_KERNELS} of its traces only")
     return [run for run in runs if run.files]
 
 

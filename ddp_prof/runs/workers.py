@@ -6,6 +6,7 @@ workers end has no influence on what is made of their results.
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,11 @@ from ddp_prof.runs.wire import decode, encode
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from ddp_prof.runs.report import TraceEvents
+
     Outcome = tuple[int, bytes]
+
+_LOG = logging.getLogger("ddp_prof")
 
 BYTES_A_WORKER = 64 * 2**20
 """Where no number of workers is asked for, one starts for each so many bytes: it takes half a second to."""
@@ -28,6 +33,10 @@ SECONDS_TO_CONNECT = 10
 
 def _ignore(_done: int, _total: int) -> None:
     """Nobody asked how far it is."""
+
+
+def _ignore_events(_events: TraceEvents) -> None:
+    """Events are many: as a rule only what was measured of them is kept."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +49,14 @@ class Workers:
         scheduler: Address of a Dask scheduler, or a file that holds it, whose workers read instead.
         progress: Is told how many reports of how many are done.
         leave_out: Is told of each report that cannot be read, and the others go on; ``None`` raises.
+        keep: Is given the events of each report that this process reads as a whole.
     """
 
     jobs: int | None = 1
     scheduler: str | None = None
     progress: Callable[[int, int], None] = _ignore
     leave_out: Callable[[TraceError], None] | None = None
+    keep: Callable[[TraceEvents], None] = _ignore_events
 
 
 def measure_files(
@@ -70,11 +81,11 @@ def _is_done_here(files: Sequence[tuple[Path, tuple[str, ...]]], workers: Worker
 
 
 def _measure_here(
-    files: Sequence[tuple[Path, tuple[str, ...]]], options: LoadOptions, _workers: Workers
+    files: Sequence[tuple[Path, tuple[str, ...]]], options: LoadOptions, workers: Workers
 ) -> Iterator[tuple[int, dict[str, Any] | TraceError]]:
     def measured(file: Path, measures: tuple[str, ...]) -> dict[str, Any] | TraceError:
         try:
-            return measure_report(file, options, measures)
+            return measure_report(file, options, measures, workers.keep)
         except TraceError as error:
             return error
 
@@ -118,24 +129,28 @@ def _by_processes(jobs: int, tasks: Sequence[bytes]) -> Iterator[Outcome]:
     from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context
 
-    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_start_worker)
+    pool = ProcessPoolExecutor(
+        jobs, mp_context=get_context("spawn"), initializer=_start_worker, initargs=(_LOG.getEffectiveLevel(),)
+    )
     try:
         futures = {pool.submit(work, task): index for index, task in enumerate(tasks)}
         for future in as_completed(list(futures)):
             yield futures.pop(future), future.result()
     except BrokenProcessPool as error:
-        raise DdpProfError("a worker process was killed, as happens where memory runs out: try --jobs 1") from error
+        raise DdpProfError("a worker process was killed, perhaps for want of memory: try --jobs 1") from error
     finally:  # Ctrl-C ends up here, too: what is under way is of no use to anyone
         for process in list(pool._processes.values()):
             process.kill()
         pool.shutdown(cancel_futures=True)
 
 
-def _start_worker() -> None:
+def _start_worker(log_level: int) -> None:
     """Leave Ctrl-C, which reaches all processes of a terminal, to the parent; end where the parent has ended."""
     import signal
     from threading import Thread
 
+    logging.basicConfig(format="%(message)s")
+    _LOG.setLevel(log_level)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_end_with_parent, daemon=True).start()
 
@@ -167,4 +182,4 @@ def _by_scheduler(scheduler: str, tasks: Sequence[bytes]) -> Iterator[Outcome]:
             for future in as_completed(list(futures), loop=client.loop):
                 yield futures.pop(future), future.result()
         except KilledWorker as error:
-            raise DdpProfError(f"a report was given up, for it ended several workers: {error}") from error
+            raise DdpProfError(f"a report was given up: several workers ended while they read it: {error}") from error

@@ -4,12 +4,12 @@ import random
 
 import pytest
 
+from ddp_prof.benchmark.alpha_beta import Unknown
 from ddp_prof.benchmark.effects import relative_saving
 from ddp_prof.benchmark.observations import Observation, find_observations
 from ddp_prof.benchmark.report.testbeds import TestbedResults, gather_testbeds
 from ddp_prof.benchmark.settings import summarize_settings
 from ddp_prof.benchmark.statistics import combine, estimate_all
-from ddp_prof.unknown import Unknown
 from tests.benchmark.results_factory import MS, Sweep, study_like
 
 

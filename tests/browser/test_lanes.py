@@ -234,10 +234,15 @@ def test_inferred_backward_is_shown_on_the_host_and_says_so(visit: Visit, page: 
     assert ["backward (inferred: launched by autograd's threads)", 5, 6] in rows
 
 
+FEW_LANES = {"streams": {7: "aa..bb"}}
+
+
 @pytest.mark.parametrize("height", [700, 900, 1080])
-def test_lanes_fill_the_window_and_overflow_it_little(visit: Visit, page: Path, height: int) -> None:
+@pytest.mark.parametrize("trace", [gpu_trace(), draw_trace(**FEW_LANES)], ids=["many lanes", "two lanes"])
+def test_lanes_fill_the_window_and_overflow_it_little(visit: Visit, trace: Trace, height: int, tmp_path: Path) -> None:
+    write_timeline_page(build_timeline([source_of("run", trace)]), tmp_path / "run.html")
     visit.page.set_viewport_size({"width": 1400, "height": height})
-    visit.open_timeline(page)
+    visit.open_timeline(tmp_path / "run.html")
     (bottom,) = (box["bottom"] for box in boxes_of(visit, ".below"))
     assert 0.8 * height <= bottom <= 1.05 * height
     assert visit.ask("page.element._fullLayout._size.h") == pytest.approx(visit.ask("page.arrangement.height"), abs=1)
@@ -252,3 +257,14 @@ def test_what_the_address_asks_for_is_kept_however_long_reading_takes(visit: Vis
     visit.page.goto(f"{page.as_uri()}#lanes=stream")
     visit.wait_for_timeline()
     assert labels(visit) == ["compute, stream 7", "communication, stream 9"]
+
+
+def test_the_bar_begins_at_the_left_edge_with_steps_and_without(visit: Visit, page: Path, tmp_path: Path) -> None:
+    without = tmp_path / "without.html"
+    write_timeline_page(build_timeline([source_of("run", draw_trace(**FEW_LANES))]), without)
+    lefts = set()
+    for path in (page, without):
+        visit.open_timeline(path)
+        lefts.add(min(box["left"] for box in boxes_of(visit, ".bar button") if box["width"]))
+        assert boxes_of(visit, "h1")[0]["left"] in lefts
+    assert len(lefts) == 1

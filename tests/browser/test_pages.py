@@ -6,6 +6,7 @@ import plotly.graph_objects as go
 import pytest
 
 from ddp_prof.present import theme
+from ddp_prof.present.charts.frame import chart_frame
 from ddp_prof.present.html.page import write_figure_page
 from ddp_prof.present.html.report import write_report
 from tests.browser.conftest import Visit
@@ -38,7 +39,7 @@ def test_pages_lead_to_each_other(visit: Visit, tmp_path: Path, monkeypatch: pyt
     assert visit.page.locator('nav a[rel="next"]').count() == 0
     visit.page.select_option("#steps", "1")
     assert visit.page.url.endswith("#step=1")
-    visit.page.locator("#collectives").get_by_text("step 1").wait_for()
+    visit.page.locator(".chart:has(#collectives) .title").get_by_text("step 1").wait_for()
     visit.page.get_by_role("link", name="timeline").click()
     visit.wait_for_timeline()
     assert visit.ask("page.step") == 1
@@ -74,3 +75,29 @@ def test_a_figure_is_repainted_with_the_readers_look(visit: Visit, tmp_path: Pat
                 arg=[selector, kind, f"rgb({red}, {green}, {blue})"],
                 timeout=5000,
             )
+
+
+def test_on_a_phone_titles_wrap_and_findings_need_no_scrolling(
+    visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))
+    write_report([run_of(cpu_run(shift=4), "naive"), run_of(cpu_run(), "overlap", HOSTILE_TITLE)], tmp_path)
+    visit.page.set_viewport_size({"width": 390, "height": 844})
+    visit.open(tmp_path / "index.html")
+    boxes = visit.page.locator(".title p, .words").evaluate_all(
+        """(found) => found.map((each) =>
+            [each.textContent.trim(), each.getBoundingClientRect().right, each.scrollWidth])"""
+    )
+    assert [text for text, right, width in boxes if right > 390 or width > 390] == []
+    titles = [text for text, _, _ in boxes]
+    assert f"From 0 % (naive) to 100 % ({HOSTILE_TITLE}) of the communication hides behind compute" in titles
+    assert visit.count(".gtitle") == 0, "the chart does not repeat it"
+    assert visit.complaints == []
+
+
+def test_a_page_of_one_figure_says_its_title_once(visit: Visit, tmp_path: Path) -> None:
+    layout = chart_frame(title="once", subtitle="below", height=300, t=100)
+    write_figure_page(go.Figure(go.Bar(x=[1], y=[1]), layout), tmp_path / "figure.html", title="once")
+    visit.open(tmp_path / "figure.html")
+    assert visit.page.get_by_text("once").count() == 1
+    assert visit.page.locator(".title").text_content() == "below"

@@ -9,16 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from ddp_prof.cli import COMMANDS, main
+from ddp_prof.cli import COMMANDS
+from tests.command_line import run
 from tests.conftest import ROOT
 from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.nsys_factory import write_capture
-
-
-def run(*arguments: str | Path, stdin: bytes | None = None) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments], input=stdin)
 
 
 @pytest.fixture
@@ -38,6 +34,11 @@ def test_no_summary_is_cut() -> None:
     assert "..." not in said
     assert max(map(len, said.splitlines())) <= 80
     assert set(COMMANDS) <= set(said.split())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_line_of_a_commands_help_is_longer_than_a_terminal(command: str) -> None:
+    assert max(map(len, run(command, "--help").stdout.splitlines())) <= 80
 
 
 def test_a_trace_comes_from_stdin(trace: Path) -> None:
@@ -106,25 +107,47 @@ def test_own_results_come_before_those_of_the_repository(tmp_path: Path, monkeyp
     assert (result.exit_code, "naive" in result.stdout) == (0, True)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("delay_s", "is_shown"), [(0, True), (600, False)])
-def test_what_takes_long_shows_its_progress_on_a_terminal(
-    delay_s: int, is_shown: bool, trace: Path, tmp_path: Path
-) -> None:
-    """The terminal is stderr alone; what the command prints stays as it is."""
-    code = f"import ddp_prof.cli.options.talking as t; t.DELAY_S = {delay_s}; from ddp_prof.cli import main; main()"
+READING = ("overlap", "collectives", "skew", "kernels", "compare", "check --min-overlap 1%", "info", "export")
+
+
+def said_on_a_terminal(arguments: list[str], delay_s: int, folder: Path) -> tuple[str, str]:
+    """What a command prints where stderr alone is a terminal: on stdout, and there."""
+    code = f"import ddp_prof.cli.options.verbosity as t; t.DELAY_S = {delay_s}; from ddp_prof.cli import main; main()"
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "BROWSER_PATH": str(tmp_path / "none"), "TERM": "xterm", "COLUMNS": "100"}
-    command = [sys.executable, "-c", code, "report", str(trace), "-o", str(tmp_path / "pages")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=environment) as process:
+    environment = {
+        **os.environ, "BROWSER_PATH": str(folder / "none"), "TERM": "xterm", "COLUMNS": "100", "PYTHONPATH": str(ROOT),
+    }  # fmt: skip
+    command = [sys.executable, "-c", code, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=environment, cwd=folder) as process:
         os.close(theirs)
         said = b""
         while block := _read(ours):
             said += block
         os.close(ours)
         assert process.stdout
-        assert process.stdout.read().decode().strip() == str(tmp_path / "pages" / "index.html")
-    assert (b"pages of known" in said) == is_shown
+        return process.stdout.read().decode(), said.decode()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("delay_s", "is_shown"), [(0, True), (600, False)])
+def test_what_takes_long_shows_its_progress_on_a_terminal(
+    delay_s: int, is_shown: bool, trace: Path, tmp_path: Path
+) -> None:
+    """What the command prints stays as it is."""
+    printed, said = said_on_a_terminal(["report", str(trace), "-o", str(tmp_path / "pages")], delay_s, tmp_path)
+    assert printed.strip() == str(tmp_path / "pages" / "index.html")
+    assert ("pages of known, " in said) == is_shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", READING)
+def test_reading_shows_its_progress_on_a_terminal_and_nowhere_else(command: str, trace: Path, tmp_path: Path) -> None:
+    arguments = [*command.split(), str(trace)]
+    printed, said = said_on_a_terminal(arguments, 0, tmp_path)
+    assert "reading" in said
+    quiet, said = said_on_a_terminal([*arguments, "-q"], 0, tmp_path)
+    assert said == ""
+    assert quiet == "".join(line for line in printed.splitlines(keepends=True) if not line.startswith("note: "))
 
 
 def _read(descriptor: int) -> bytes:

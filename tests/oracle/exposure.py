@@ -40,7 +40,7 @@ def _or(value: int | None, other: int) -> int:
 def compute_stream(rank: Rank) -> int | None:
     busy: Counter[int] = Counter()
     for e in rank.of(Category.COMPUTE):
-        if e.stream is not None:
+        if e.stream is not None and e.end > e.start:
             busy[e.stream] += e.end - e.start
     return min((stream for stream in busy if busy[stream] == max(busy.values()) > 0), default=None)
 

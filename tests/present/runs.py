@@ -11,7 +11,8 @@ from ddp_prof.analyze.kernels.device_use import measure_device_use, use_of_rank
 from ddp_prof.analyze.overlap.comparison import compare_variants
 from ddp_prof.analyze.overlap.overlap import TraceOverlap, measure_overlap
 from ddp_prof.analyze.root_cause import explain_run
-from ddp_prof.present.html.report import ReportRun
+from ddp_prof.present.html.report_run import ReportRun
+from ddp_prof.present.tables.kernels import kernels_views
 from ddp_prof.trace import Trace
 from tests.drawing import draw_trace
 from tests.measuring import analysis_of, source_of
@@ -44,8 +45,9 @@ def run_of(trace: Trace, name: str = "overlap", label: str | None = None) -> Rep
     explanation = explain_run(analysis_of(trace, label=label))
     result = result_of(trace, label)
     (summary,) = compare_variants([result])
-    step = typical_step(explanation.collectives.collectives)
-    shown = {found.step for rank in result.ranks for found in rank.steps if found.step is not None}
-    steps = {number: ranks for number in sorted(shown) if (ranks := view_step(explanation.run, number))}
-    use = measure_device_use([use_of_rank(rank) for rank in find_rank_events(trace)])
+    collectives = explanation.collectives.collectives
+    step = typical_step(collectives)
+    keys = {collective.step_key for collective in collectives if collective.step_key is not None}
+    steps = {key: view_step(explanation.run, key) for key in sorted(keys)}
+    use = kernels_views(result, measure_device_use([use_of_rank(rank) for rank in find_rank_events(trace)]))
     return ReportRun(name, result, lambda: (source_of(label, trace),), explanation, summary, steps, step, use)

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from ddp_prof.analyze.collectives.clock_alignment import Alignment
+from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew, StepSkew
 from ddp_prof.analyze.overlap.comparison import VariantSummary
 from ddp_prof.analyze.root_cause import RootCause
-from ddp_prof.present.headlines import Headline, root_cause_headline, tell_story
+from ddp_prof.present.headlines import Headline, root_cause_headline, skew_headline, tell_story
 
 TAIL = RootCause(
     step=3, steps=10, exposed_ns=100, total_exposed_ns=1000, when="tail", why="transfer", pair_ns=82, wait_ns=0,
@@ -53,7 +55,7 @@ def test_the_headline_names_pair_bucket_size_parameters_and_time() -> None:
         ({"why": "launched_late"}, "tail, launched late by the host"),
         (
             {"why": "blocking_call", "blocking": "after_backward"},
-            "tail, in collectives launched after backward: all 8 collectives of a step are.",
+            "tail, in collectives launched after backward: these are all 8 collectives of a step.",
         ),
         ({"why": "peer_wait", "when": "backward", "collective_ns": 41}, "waiting for a peer: 50 % of that with the"),
         ({"why": "peer_wait", "wait_ns": 82}, "'ddp-prof skew' tells who arrives late."),
@@ -76,7 +78,7 @@ def test_only_as_many_are_said_to_be_launched_after_backward_as_are() -> None:
     """As of two of 128 ranks: five sends and receives a step, of which the last is launched after backward."""
     change = {"operation": "send_recv", "bucket": None, "why": "blocking_call", "blocking": "after_backward"}
     text = text_of(**change, collectives_a_step=5, alike_a_step=1, carries_gradients=False)
-    assert text.endswith("is tail, in collectives launched after backward: 1 of the 5 collectives of a step is.")
+    assert text.endswith("is tail, in collectives launched after backward: this is 1 of 5 collectives of a step.")
 
 
 def test_a_collective_that_holds_little_is_not_named() -> None:
@@ -159,3 +161,31 @@ def test_the_story_of_one_winner_is_short_and_says_that_cpu_ranks_share_cores() 
 @pytest.mark.parametrize("runs", [[], [summary("a", None, 0.5, 1)], [summary("naive", 1, 0, 1)]])
 def test_without_anything_to_compare_there_is_no_story(runs: list[VariantSummary]) -> None:
     assert tell_story(runs) == []
+
+
+def test_runs_that_hide_as_much_as_can_be_shown_share_the_praise() -> None:
+    runs = [summary("naive", 1, 0, 85), summary("a", 1.1, 0.669, 85), summary("b", 1.1, 0.671, 85)]
+    assert tell_story(runs)[0].startswith("b hides most, 67 % of its communication (a hides as much); ")
+    runs.append(summary("c", 1.1, 0.67, 85))
+    assert tell_story(runs)[0].startswith("b hides most, 67 % of its communication (a and c hide as much); ")
+
+
+@pytest.mark.parametrize(
+    ("last_steps", "said"),
+    [
+        ([0, 0], "No rank is late by more than the clocks' residual."),
+        ([3, 5], "No rank is last more often than chance explains; rank 1 is last most often, in 5 of 10 steps."),
+        (
+            [5, 5],
+            "No rank is last more often than chance explains; 2 ranks are last most often, each in 5 of 10 steps.",
+        ),
+    ],
+)
+def test_the_rank_that_is_last_most_often_is_named_where_it_is_one(last_steps: list[int], said: str) -> None:
+    rank = RankSkew(
+        rank=0, process=1, device=None, collectives=10, last_collectives=0, last_steps=0, lag_ns=0, worst_lag_ns=0,
+        exposed_wait_ns=0, cost_ns=0,
+    )  # fmt: skip
+    ranks = tuple(replace(rank, rank=number, last_steps=count) for number, count in enumerate(last_steps))
+    steps = (StepSkew(step=0, lags_ns=(0, 0), last=None, cost_ns=0),) * 10
+    assert skew_headline(RunSkew(ranks, steps, None, Alignment("one clock", 0, 0, (), ()), None, ())).text == said

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,6 +63,21 @@ def test_no_line_is_longer_than_the_terminal(
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width
     assert any("103.25" in line for line in lines) or width == 30
+
+
+def test_a_name_that_fills_the_terminal_keeps_its_ends(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows: list[Row] = [{**ROW, "run": f"{'a-long-name-' * 9}rank{rank}.sqlite", "why": "w" * 60} for rank in range(2)]
+    for width, wide in ((80, False), (80, True), (None, False)):
+        monkeypatch.setattr(render, "terminal_width", lambda width=width: width)
+        render.show(TableOptions(wide=wide, columns=() if wide else ("run", "rank")), [TableView("", rows, [], {})])
+        said = capsys.readouterr().out
+        names = re.findall(r"a-long\S*", said)
+        assert [name.endswith(f"rank{rank}.sqlite") for rank, name in enumerate(names)] == [True, True]
+        is_cut = width is not None and not wide
+        assert [name == row["run"] for name, row in zip(names, rows, strict=True)] == [not is_cut] * 2
+        assert ("long names without their middle; whole: --wide" in said) == is_cut
 
 
 def test_what_is_piped_stays_whole(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from ddp_prof import DdpProfError, LoadOptions, TraceError, Workers, load_runs
-from ddp_prof.cli import main
+from tests.command_line import run
 from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.nsys_factory import write_capture
 
@@ -25,10 +24,6 @@ RANKS = 5
 @pytest.fixture
 def reports(tmp_path: Path) -> list[Path]:
     return [write_capture(tmp_path / f"job.rank{rank}.sqlite", known_truth(2)) for rank in range(RANKS)]
-
-
-def run(command: str, *arguments: object) -> Result:
-    return CliRunner().invoke(main, [command, *map(str, arguments)])
 
 
 COMMANDS = [
@@ -88,16 +83,39 @@ def test_a_program_is_told_by_an_exception(reports: list[Path]) -> None:
         load_runs(reports, measures=["overlap"])
 
 
-def test_each_report_is_read_once(reports: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that were read."""
     from ddp_prof.ingest import load
 
-    read: list[str] = []
+    names: list[str] = []
     load_trace = load.load_trace
     monkeypatch.setattr(
-        load, "load_trace", lambda path, **options: (read.append(path.name), load_trace(path, **options))[1]
+        load, "load_trace", lambda path, **options: (names.append(path.name), load_trace(path, **options))[1]
     )
+    return names
+
+
+def test_each_report_is_read_once(reports: list[Path], read: list[str]) -> None:
     assert run("compare", *reports).exit_code == 0
     assert sorted(read) == [report.name for report in reports]
+
+
+@pytest.mark.parametrize("command", ["report", "timeline"])
+def test_a_report_that_is_read_alone_is_read_once(
+    reports: list[Path], read: list[str], tmp_path: Path, command: str
+) -> None:
+    assert run(command, reports[0], "-o", tmp_path / "page").exit_code == 0
+    assert read == [reports[0].name]
+
+
+def test_a_figure_asked_for_later_needs_no_second_reading(reports: list[Path], read: list[str]) -> None:
+    (kept,), (again,) = load_runs(reports[:1]), load_runs(reports[:1], measures=["collectives", "device use"])
+    kept.overlap()
+    assert kept.collectives().to_frame().equals(again.collectives().to_frame())
+    assert kept.device_use().to_frame().equals(again.device_use().to_frame())
+    assert len(list(kept.events())) == 1
+    assert len(read) == 2
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

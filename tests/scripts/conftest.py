@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,6 +56,13 @@ class Checkout:
             timeout=120,
             check=False,
         )
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Until it is so, which a test of a signal cannot do without."""
+        deadline = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
 
 
 @pytest.fixture

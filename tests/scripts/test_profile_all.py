@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.train.ranks.test_launch import is_running
 
 if TYPE_CHECKING:
     from conftest import Checkout
@@ -20,6 +23,7 @@ CAPTURE = """
 echo "capture $*" >>"$CALLS"
 name="$1${3:+_$3mb}"
 echo "profile_variant: a note" >&2
+[ "$1" != "${SLOW:-}" ] || { echo $$ >"$CALLS.pid"; exec sleep 60; }
 [ "$1" != "${BROKEN:-}" ] || { echo "profile_variant: $1: the workload failed: too big" >&2; exit 1; }
 [ -e "$TRACES_DIR/$name.sqlite" ] && echo "$name: up to date" && exit
 mkdir -p "$TRACES_DIR" && touch "$TRACES_DIR/$name.${SUFFIX:-sqlite}"
@@ -148,3 +152,47 @@ def test_without_nsys_all_ranks_are_compared(machine: Checkout) -> None:
     assert done.returncode == 0, done.stderr
     files = ["naive.rank0.json.gz", "flat.rank0.json.gz", "flat.rank1.json.gz"]
     assert machine.calls[-1] == "ddp-prof compare " + " ".join(f"traces/local/{name}" for name in files)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)])
+def test_a_signal_ends_the_capture_in_one_line(machine: Checkout, number: signal.Signals, code: int) -> None:
+    process, capture = _started(machine)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=20)
+    assert (process.returncode, is_running(capture)) == (code, False)
+    assert said.splitlines()[-1] == "profile_all: stopped; what was captured before is kept, and the next run goes on"
+    assert not any(call.startswith("ddp-prof") for call in machine.calls)
+
+
+def test_killed_it_takes_the_capture_with_it(machine: Checkout) -> None:
+    process, capture = _started(machine)
+    process.kill()
+    process.communicate(timeout=20)
+    machine.wait_until(lambda: not is_running(capture))
+
+
+@pytest.mark.parametrize("name", ["TERM", "KILL"])
+def test_a_capture_that_is_killed_is_told_and_the_others_go_on(machine: Checkout, name: str) -> None:
+    process, capture = _started(machine)
+    os.kill(capture, getattr(signal, f"SIG{name}"))
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert said.splitlines()[-2:] == [
+        f"profile_all: this capture was ended by SIG{name}",
+        "profile_all: 1 of the steps above failed",
+    ]
+    assert "capture torch" in machine.calls
+
+
+def _started(machine: Checkout) -> tuple[subprocess.Popen[str], int]:
+    """It, in its second capture, and the process of that."""
+    process = subprocess.Popen(
+        ["bash", str(machine.root / SCRIPT)],
+        env=machine.full_environment(SLOW="flat"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    pid_file = machine.calls_file.with_name("calls.pid")
+    machine.wait_until(lambda: pid_file.exists() and bool(pid_file.read_text().strip()))
+    return process, int(pid_file.read_text())

@@ -312,11 +312,35 @@ def test_an_interrupted_capture_leaves_nothing(machine: Checkout, tmp_path: Path
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    _wait_for(lambda: (tmp_path / "began").exists())
+    machine.wait_until(lambda: (tmp_path / "began").exists())
     assert _sleeping(marker)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=20) == 143
-    _wait_for(lambda: not _sleeping(marker))
+    machine.wait_until(lambda: not _sleeping(marker))
+    assert _traces(tmp_path) == []
+
+
+def test_killed_it_takes_what_it_records_with_it(machine: Checkout, tmp_path: Path) -> None:
+    marker = 6000 + os.getpid() % 1000
+    _workload(tmp_path, f'touch "${{CALLS%/*}}/began"; exec sleep {marker}')
+    process = subprocess.Popen(
+        ["bash", str(machine.root / SCRIPT), "overlap"], env=machine.full_environment(ISOLATE="1")
+    )
+    machine.wait_until((tmp_path / "began").exists)
+    process.kill()
+    process.wait(timeout=20)
+    machine.wait_until(lambda: not _sleeping(marker))
+    (tmp_path / "workload").unlink()
+    assert machine.run(SCRIPT, "overlap").returncode == 0, "there is no lock, and what is half made does no harm"
+
+
+@pytest.mark.parametrize("name", ["TERM", "KILL"])
+@pytest.mark.parametrize("isolate", ["0", "1"])
+def test_who_was_ended_by_a_signal_is_told(machine: Checkout, tmp_path: Path, isolate: str, name: str) -> None:
+    _workload(tmp_path, f"echo noise; kill -{name} $$; sleep 60")
+    done = machine.run(SCRIPT, "overlap", ISOLATE=isolate)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert f"nsys 2022.4.2.1 or the ranks were ended by SIG{name}" in done.stderr
     assert _traces(tmp_path) == []
 
 
@@ -330,14 +354,6 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError:  # it has ended
         return b""
-
-
-def _wait_for(condition: object) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 GPU_PYTHON = f'[ "$1" != -c ] || exit 0\n{PYTHON}'

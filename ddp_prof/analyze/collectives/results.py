@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.exposure import WHENS, WHYS
+from ddp_prof.analyze.collectives.exposed_time import WHENS, WHYS
 from ddp_prof.analyze.collectives.timing import BLOCKING, READY_SOURCES
 from ddp_prof.analyze.core.operations import OPERATIONS, bus_factor
 from ddp_prof.analyze.frames import Framed, frame_of_rows, known, rows_of
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ExposedPart:
-    """Exposed nanoseconds of one kind; see :mod:`~ddp_prof.analyze.collectives.exposure`.
+    """Exposed nanoseconds of one kind; see :mod:`~ddp_prof.analyze.collectives.exposed_time`.
 
     Attributes:
-        when: One of ``exposure.WHENS``.
-        why: One of ``exposure.WHYS``.
+        when: One of ``exposed_time.WHENS``.
+        why: One of ``exposed_time.WHYS``.
     """
 
     when: str
@@ -95,11 +95,11 @@ class Collective(Ranked):
         return self.rank, self.process, self.device, self.step_key, self.qualifier
 
     def when_ns(self, when: str) -> int:
-        """Exposed time at one of ``exposure.WHENS``."""
+        """Exposed time at one of ``exposed_time.WHENS``."""
         return sum(part.ns for part in self.exposed_by if part.when == when)
 
     def why_ns(self, why: str) -> int:
-        """Exposed time for one of ``exposure.WHYS``."""
+        """Exposed time for one of ``exposed_time.WHYS``."""
         return sum(part.ns for part in self.exposed_by if part.why == why)
 
     @property
@@ -210,7 +210,7 @@ def _of_rank(run: RunAnalysis, index: int) -> list[Collective]:
     start = timings.start_ns.tolist()
     columns = {
         "step": known(looked_up(rank.step_numbers, timings.step)),
-        "index": _positions(timings.step).tolist(),
+        "index": timings.index.tolist(),
         "op": _named(OPERATIONS, timings.operation),
         "phase": _named(PHASES, timings.phase),
         "bucket": known(timings.bucket),
@@ -245,12 +245,6 @@ def _exposed_parts(pairs_ns: Sequence[Sequence[int]]) -> tuple[ExposedPart, ...]
         for why, ns in zip(WHYS, of_when, strict=True)
         if ns
     )
-
-
-def _positions(step: Ints) -> Ints:
-    """The position of each row within its step; rows are ordered by step."""
-    first = np.searchsorted(step, step, side="left")
-    return np.arange(len(step)) - first
 
 
 def _named(names: Sequence[str | None], indices: Ints) -> list[str | None]:

@@ -77,6 +77,11 @@ class CollectiveTimings(Table):
     group_size: Ints
     sequence: Ints
 
+    @property
+    def index(self) -> Ints:
+        """The position of each in its step."""
+        return np.arange(len(self)) - np.searchsorted(self.step, self.step, side="left")
+
 
 @dataclass(frozen=True)
 class RankCollectives(Ranked):
@@ -131,7 +136,7 @@ def find_timings(rank: RankEvents) -> RankCollectives:
     trace = rank.trace
     events = rank.of(Category.COMMUNICATION)
     events = select(events, np.lexsort((events.start_ns, events.launch_ns, events.step)))
-    backward = select(rank.events, (rank.events.phase == BACKWARD_PHASE) & (rank.events.category == Category.COMPUTE))
+    backward = select(rank.events, rank.is_backward)
     noted = _noted(trace.collective_metadata, events)
     groups = [int(group) for group in np.unique(noted.group_id) if group != UNKNOWN]
     return RankCollectives(
@@ -181,7 +186,7 @@ def _timings(
     ready, source = _ready(events, backward, rank.gradient_threads, of_gradients)
     ranges = rank.collective_ranges
     row = ranges.launched_in(events.launch_ns)
-    bucket, own_bytes = ranges.of_rows("bucket", row), ranges.of_rows("bytes", row)
+    own_bytes = looked_up(ranges.bytes, row)
     group = np.searchsorted(np.array(groups, np.int64), noted.group_id)
     return CollectiveTimings(
         step=events.step,
@@ -193,8 +198,8 @@ def _timings(
         end_ns=events.end_ns,
         phase=events.phase,
         blocking=blocking,
-        operation=_operations(rank.trace, events, noted, ranges.of_rows("operation", row)),
-        bucket=bucket,
+        operation=_operations(rank.trace, events, noted, looked_up(ranges.operation, row)),
+        bucket=looked_up(ranges.bucket, row),
         bytes=np.where(own_bytes != UNKNOWN, own_bytes, noted.bytes),
         group=np.where(noted.group_id == UNKNOWN, UNKNOWN, group),
         group_size=noted.group_size,

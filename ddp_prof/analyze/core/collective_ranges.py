@@ -9,11 +9,11 @@ import numpy as np
 
 from ddp_prof.analyze.core.operations import OPERATIONS
 from ddp_prof.analyze.intervals import innermost
-from ddp_prof.range_names import COLLECTIVES, parse_range
-from ddp_prof.trace import UNKNOWN, Table, looked_up
+from ddp_prof.range_names import COLLECTIVES, ranges_among
+from ddp_prof.trace import UNKNOWN, Category, Table, looked_up
 
 if TYPE_CHECKING:
-    from ddp_prof.trace import Ints, Trace
+    from ddp_prof.trace import Ints, Mask, Trace
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,15 @@ class CollectiveRanges(Table):
         """Row of the range that was opened last before, or at, each launch and is open still; ``UNKNOWN`` if none."""
         return innermost(self.start_ns, self.end_ns, launch_ns)
 
-    def of_rows(self, column: str, rows: Ints) -> Ints:
-        """The column's values at rows of :meth:`launched_in`, ``UNKNOWN`` where the row is."""
-        return looked_up(getattr(self, column), rows)
+    def round_activities(self, trace: Trace, chosen: Mask | Ints) -> Ints:
+        """Row of the range that each of some activities was launched in; ``UNKNOWN`` of what is no collective."""
+        row = self.launched_in(looked_up(trace.calls.start_ns, trace.launching_calls[chosen]))
+        return np.where(trace.activities.category[chosen] == Category.COMMUNICATION, row, UNKNOWN)
 
 
 def find_collective_ranges(trace: Trace, process: int) -> CollectiveRanges:
     """The ranges round the collectives of a process."""
-    starts = tuple(f"{collective}|" for collective in COLLECTIVES)
-    names = {index: parse_range(name) for index, name in enumerate(trace.names) if name.startswith(starts)}
+    names = ranges_among(trace.names, *COLLECTIVES)
     span = np.flatnonzero((trace.spans.process == process) & np.isin(trace.spans.name_id, list(names)))
     name_id = trace.spans.name_id[span]
 

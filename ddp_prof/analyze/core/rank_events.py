@@ -22,7 +22,7 @@ from ddp_prof.analyze.core.step_breakdown import StepBreakdown, StepTimes, measu
 from ddp_prof.analyze.core.steps import NO_PATTERNS, RangePatterns, Steps, find_steps, name_ranges
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.errors import TraceError
-from ddp_prof.range_names import PROCESS, parse_range
+from ddp_prof.range_names import PROCESS, ranges_among
 from ddp_prof.trace import UNKNOWN, Category, concatenate, distinct, empty, looked_up, select
 
 if TYPE_CHECKING:
@@ -138,6 +138,10 @@ class RankEvents:
         """A number for each step that no other step of the rank has; ``UNKNOWN`` for a capture without steps."""
         return self.steps.keys if self.has_steps else self.steps.number
 
+    def step_at(self, time_ns: Ints) -> Ints:
+        """Key of the measured step whose host range holds each instant, ``UNKNOWN`` outside of any."""
+        return looked_up(self.step_keys, self.steps.index_at(time_ns))
+
     @cached_property
     def _unions(self) -> dict[Category, Intervals]:
         return {}
@@ -240,8 +244,8 @@ class _Builder:
     def _said(self) -> set[str]:
         """The backends that ranges of ours round the process name; a backend not named is empty text."""
         ids = np.unique(self.trace.spans.name_id[self.trace.spans.process == self.process]).tolist()
-        names = (self.trace.names[name_id] for name_id in ids)
-        return {parse_range(name).text("backend") or "" for name in names if name.startswith(f"{PROCESS}|")}
+        names = [self.trace.names[name_id] for name_id in ids]
+        return {range_.text("backend") or "" for range_ in ranges_among(names, PROCESS).values()}
 
     def _rank(self, device: int | None, events: Events, backward: str) -> RankEvents:
         steps, has_steps = self.steps, bool(len(self.steps))

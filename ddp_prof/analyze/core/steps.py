@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddp_prof.analyze.intervals import innermost
-from ddp_prof.range_names import STEP, parse_range
+from ddp_prof.range_names import STEP, ranges_among
 from ddp_prof.trace import UNKNOWN, Table
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class RangePatterns:
 
 
 NO_PATTERNS = RangePatterns()
+_NAMED_RANGES = 8
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,8 @@ def find_steps(trace: Trace, process: int, pattern: str | None = None) -> tuple[
     mine = trace.spans.process == process
     if pattern is not None:
         return _steps_named(trace, mine, _numbered(trace, pattern, re.RegexFlag(0)))
-    ours = {index: parse_range(name) for index, name in enumerate(trace.names) if name.startswith(f"{STEP}|")}
-    named = {index: (name.number("index"), bool(name.number("warmup"))) for index, name in ours.items()}
+    ours = ranges_among(trace.names, STEP).items()
+    named = {index: (name.number("index"), bool(name.number("warmup"))) for index, name in ours}
     steps, notes = _steps_named(trace, mine, named)
     for usual in STEP_PATTERNS:
         if len(steps) or notes:
@@ -104,13 +105,13 @@ def find_steps(trace: Trace, process: int, pattern: str | None = None) -> tuple[
     return steps, notes
 
 
-def name_ranges(trace: Trace, most: int = 8) -> str:
+def name_ranges(trace: Trace) -> str:
     """The names of the ranges that occur most often, numbers in them as ``N``, as part of a sentence."""
     count = Counter[str]()
     ids, times = np.unique(trace.spans.name_id, return_counts=True)
     for name_id, often in zip(ids.tolist(), times.tolist(), strict=True):
         count[re.sub(r"\d+", "N", trace.names[name_id])[:60]] += often
-    names = [f"'{name}'" for name, _ in count.most_common(most)]
+    names = [f"'{name}'" for name, _ in count.most_common(_NAMED_RANGES)]
     more = len(count) - len(names)
     return ", ".join(names) + (f" and {more} more" if more > 0 else "") if names else "none"
 

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddp_prof.analyze.intervals import Intervals, union
+from ddp_prof.analyze.quality.unknown_work import hides_work
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES, SYNCHRONIZE
-from ddp_prof.trace import UNKNOWN, Category
+from ddp_prof.trace import UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,7 +57,7 @@ def measure_idle(rank: RankEvents) -> IdleTime:
     """Divide the idle time of a rank's steps by cause."""
     if not len(rank.events):
         return IdleTime(None, (), "the trace does not tell what the rank did")
-    if np.any(np.isin(rank.events.category, (Category.OTHER, Category.UNKNOWN))):
+    if hides_work(rank):
         return IdleTime(None, (), "CUDA graphs were recorded whole, or kernels have no name: what ran is not known")
     parts = rank.breakdown
     if not len(parts):

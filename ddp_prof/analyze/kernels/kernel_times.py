@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ddp_prof.analyze.core.same_kernels import mostly_beside, numbered_together, same_kernels
 from ddp_prof.analyze.kernels.kinds import COMMUNICATION, UNNAMED, kind_of_compute
 from ddp_prof.range_names import PHASES
 from ddp_prof.trace import UNKNOWN, Category, select
@@ -81,18 +82,11 @@ class KernelTime:
 
 def find_kernel_runs(rank: RankEvents) -> KernelRuns:
     """All kernels of a rank, those outside of steps included, warm-up left out."""
-    trace = rank.trace
     events = select(rank.events, rank.events.kernel == 1)
-    shape_id = np.full(len(events), UNKNOWN) if trace.shape_id is None else trace.shape_id[events.activity]
-    texts = (*trace.names, "")  # UNKNOWN, which is -1, finds the last one
-    name_id = trace.activities.name_id[events.activity]
-    columns = (name_id % len(texts), shape_id % len(texts), events.phase + 1, events.category)
-    sizes = (len(texts), len(texts), len(PHASES) + 1, len(Category))
-    used, kernel = np.unique(np.ravel_multi_index(columns, sizes), return_inverse=True)
-    rows = zip(*(column.tolist() for column in np.unravel_index(used, sizes)), strict=True)
+    found, kernel = same_kernels(rank.trace, events.activity, events.phase, events.category)
     return KernelRuns(
-        keys=tuple(_key(texts[name], texts[shape], phase - 1, category) for name, shape, phase, category in rows),
-        kernel=kernel.astype(np.int64),
+        keys=tuple(_key(*key) for key in found),
+        kernel=kernel,
         duration_ns=events.end_ns - events.start_ns,
         beside_ns=rank.union_of(Category.COMMUNICATION).covered_ns(events.start_ns, events.end_ns),
     )
@@ -106,11 +100,9 @@ def _key(name: str, shape: str, phase: int, category: int) -> Key:
 
 def measure_kernels(ranks: Sequence[KernelRuns]) -> tuple[KernelTime, ...]:
     """The kernels of all ranks together, those that took most time first."""
-    keys = list(dict.fromkeys(key for runs in ranks for key in runs.keys))
+    keys, kernel = numbered_together((runs.keys, runs.kernel) for runs in ranks)
     if not keys:
         return ()
-    index = {key: number for number, key in enumerate(keys)}
-    kernel = np.concatenate([np.array([index[key] for key in runs.keys], np.int64)[runs.kernel] for runs in ranks])
     order = np.argsort(kernel, kind="stable")
     borders = np.cumsum(np.bincount(kernel, minlength=len(keys)))[:-1]
     durations = np.split(np.concatenate([runs.duration_ns for runs in ranks])[order], borders)
@@ -120,7 +112,7 @@ def measure_kernels(ranks: Sequence[KernelRuns]) -> tuple[KernelTime, ...]:
 
 
 def _measured(key: Key, duration_ns: Ints, beside_ns: Ints) -> KernelTime:
-    beside, alone = duration_ns[2 * beside_ns > duration_ns], duration_ns[beside_ns == 0]
+    beside, alone = duration_ns[mostly_beside(duration_ns, beside_ns)], duration_ns[beside_ns == 0]
     medians = [float(np.median(part)) if len(part) else None for part in (beside, alone)]
     reason = _refusal(key[3], len(beside), len(alone), medians[1])
     return KernelTime(

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
 from ddp_prof.analyze.core.phases import find_phases
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.core.steps import NO_PATTERNS, RangePatterns, find_steps
 from ddp_prof.analyze.quality.diagnostics import diagnose
 from ddp_prof.manifest import label_of
-from ddp_prof.range_names import BACKWARD, PHASES
 from ddp_prof.trace import Category, Kind
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _process_inventory(trace: Trace, process: int, patterns: RangePatterns) -> P
         ranges=int((trace.spans.process == process).sum()),
         steps=len(steps),
         warmup_steps=int(steps.warmup.sum()),
-        backward_ranges=int((find_phases(trace, process, patterns.backward).kind == PHASES.index(BACKWARD)).sum()),
+        backward_ranges=int((find_phases(trace, process, patterns.backward).kind == BACKWARD_PHASE).sum()),
     )
 
 

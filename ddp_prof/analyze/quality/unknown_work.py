@@ -46,7 +46,7 @@ def merged_reason(reasons: Collection[str | None]) -> str | None:
 
 def hides_work(rank: RankEvents) -> bool:
     """Whether there is time of which it is not known what ran in it: CUDA graphs recorded whole, unnamed kernels."""
-    return bool(np.any(np.isin(rank.events.category, (Category.OTHER, Category.UNKNOWN))))
+    return any(bool(np.any(rank.events.category == hidden)) for hidden in (Category.OTHER, Category.UNKNOWN))
 
 
 def is_blind(rank: RankEvents) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.exposure import TAIL
+from ddp_prof.analyze.collectives.exposed_time import TAIL
 from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.analyze.statistics import LEAST_STEPS, half_width_of_mean
 from ddp_prof.analyze.variants.waterfall import PARTS, measure_waterfall, without_contention

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ddp_prof.analyze.core.same_kernels import mostly_beside, numbered_together, same_kernels
 from ddp_prof.trace import UNKNOWN, Category, select
 
 if TYPE_CHECKING:
@@ -89,18 +90,15 @@ class Contention:
 
 def sample_kernels(rank: RankEvents) -> KernelSamples:
     """The kernels of compute in a rank's steps, in the order of launch."""
-    trace, events = rank.trace, rank.events
+    events = rank.events
     rows = (events.kernel == 1) & (events.category == Category.COMPUTE) & (events.step != UNKNOWN) & rank.has_steps
     chosen = select(events, rows)
     chosen = select(chosen, np.lexsort((chosen.launch_ns, chosen.step)))
-    name_id = trace.activities.name_id[chosen.activity]
-    shape_id = np.full(len(chosen), UNKNOWN) if trace.shape_id is None else trace.shape_id[chosen.activity]
-    texts = (*trace.names, "")  # UNKNOWN, which is -1, finds the last one
-    used, kernel = np.unique(name_id * len(texts) + shape_id % len(texts), return_inverse=True)
+    found, kernel = same_kernels(rank.trace, chosen.activity)
     return KernelSamples(
-        names=tuple(f"{texts[value // len(texts)]} {texts[value % len(texts)]}".rstrip() for value in used.tolist()),
-        kernel=kernel.astype(np.int64),
-        position=_positions(chosen, kernel.astype(np.int64)),
+        names=tuple(f"{name} {shape}".rstrip() for name, shape in found),
+        kernel=kernel,
+        position=_positions(chosen, kernel),
         duration_ns=chosen.end_ns - chosen.start_ns,
         beside_ns=rank.union_of(Category.COMMUNICATION).covered_ns(chosen.start_ns, chosen.end_ns),
         step=chosen.step,
@@ -127,13 +125,13 @@ def measure_contention(samples: Sequence[KernelSamples], reference: Sequence[Ker
         reference: Ranks of other runs of the same model, whose kernels count only where they ran alone.
     """
     if not any(len(sample.kernel) for sample in samples):
-        return _refused("no GPU kernels in steps: contention cannot be told from compute")
+        return _refused("no GPU kernels in steps: contention is not told apart from compute")
     both = (*samples, *reference)
     key = _keys(both)
     duration = np.concatenate([sample.duration_ns for sample in both])
     beside = np.concatenate([sample.beside_ns for sample in both])
     own = np.arange(len(key)) < sum(len(sample.kernel) for sample in samples)
-    is_beside: Mask = own & (2 * beside > duration)
+    is_beside: Mask = own & mostly_beside(duration, beside)
     if not is_beside.any():
         return _refused("no kernel ran beside communication")
     alone_ns, has_alone = _medians(key, duration, beside == 0)
@@ -187,15 +185,7 @@ def _other_difference(
 
 def _keys(samples: Sequence[KernelSamples]) -> Ints:
     """One number for each kernel that is the same (name and position), over all samples."""
-    names = {name: None for sample in samples for name in sample.names}
-    index = {name: number for number, name in enumerate(names)}
-    kernel = np.concatenate(
-        [
-            np.array([index[name] for name in sample.names], np.int64)[sample.kernel]
-            for sample in samples
-            if sample.names
-        ]
-    )
+    _, kernel = numbered_together((sample.names, sample.kernel) for sample in samples)
     position = np.concatenate([sample.position for sample in samples])
     _, key = np.unique(kernel * (int(position.max(initial=0)) + 1) + position, return_inverse=True)
     return key.astype(np.int64)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.exposure import TAIL, WHENS
+from ddp_prof.analyze.collectives.exposed_time import TAIL, WHENS
 from ddp_prof.analyze.core.step_breakdown import sum_by_group
 from ddp_prof.analyze.frames import Framed, frame_of
 from ddp_prof.analyze.statistics import LEAST_STEPS, half_width_of_mean

@@ -77,13 +77,11 @@ def _show(rows: dict[int, list[StoredAllReduce]], arguments: Namespace, environm
     from ddp_prof.present.json_documents import SCHEMA
     from ddp_prof.present.tables.render import show
 
-    machine = " · ".join(filter(None, (f"{environment.cpu}, {environment.cores} cores", environment.gpus)))
     gradient_bytes = MODEL_SIZES[arguments.model_size].gradient_bytes()
     views = [
         timings_view(
             own,
-            f"all-reduce · {world} ranks · {own[0].backend} · device: {own[0].device} · {machine} · torch "
-            f"{environment.torch}",
+            f"all-reduce · {world} ranks · {own[0].backend} · device: {own[0].device} · {environment.title}",
             gradient_bytes,
             arguments.model_size,
         )

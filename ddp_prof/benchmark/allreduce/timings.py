@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddp_prof.analyze.core.operations import ALL_REDUCE, bus_factor
-from ddp_prof.benchmark.alpha_beta import BucketModel, cost_alone, fit_link
+from ddp_prof.benchmark.alpha_beta import BucketModel, Unknown, cost_alone, fit_link
 from ddp_prof.benchmark.statistics import median_interval
 from ddp_prof.benchmark.store import StoredAllReduce
 from ddp_prof.present.columns import Row, ms
 from ddp_prof.present.json_documents import SCHEMA
 from ddp_prof.present.table_view import TableView
 from ddp_prof.present.text import milliseconds, percent, size
-from ddp_prof.unknown import Unknown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ddp_prof.benchmark.alpha_beta import Unknown
 from ddp_prof.benchmark.report.chart_layout import layout
 from ddp_prof.present import theme
 from ddp_prof.present.charts.frame import axis
 from ddp_prof.present.text import milliseconds, percent, size
-from ddp_prof.unknown import Unknown
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from ddp_prof.benchmark.alpha_beta import Unknown
 from ddp_prof.benchmark.effects import bucket_sizes
 from ddp_prof.benchmark.observations import contradicts_model
 from ddp_prof.benchmark.report.chart_layout import LINE, TOP, layout
@@ -12,7 +13,6 @@ from ddp_prof.benchmark.report.rows import half_ms, value_ms
 from ddp_prof.present import theme
 from ddp_prof.present.charts.frame import axis
 from ddp_prof.present.text import shown_name, size
-from ddp_prof.unknown import Unknown
 from ddp_prof.variants import BUCKETED, BYTES_PER_MB
 
 if TYPE_CHECKING:
@@ -76,11 +76,7 @@ def batch_sizes(results: TestbedResults) -> list[int]:
 
 
 def _buckets(summaries: Sequence[SettingSummary]) -> list[SettingSummary]:
-    return [
-        summary
-        for summary in summaries
-        if summary.timing.step_ns and summary.setting.variant == BUCKETED and summary.setting.bucket_size_mb is not None
-    ]
+    return [summary for summary in summaries if summary.timing.step_ns and summary.setting.swept_mb is not None]
 
 
 def _fastest_without_buckets(measured: Sequence[SettingSummary], context: int) -> SettingSummary | None:

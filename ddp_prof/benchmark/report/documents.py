@@ -6,6 +6,7 @@ import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from ddp_prof.benchmark.alpha_beta import Unknown
 from ddp_prof.benchmark.claims import check_claims
 from ddp_prof.benchmark.report.bandwidth_chart import draw_bandwidth
 from ddp_prof.benchmark.report.bucket_sweep_chart import batch_sizes, draw_bucket_sweep
@@ -26,8 +27,8 @@ from ddp_prof.benchmark.report.words import HEADINGS, analysis, sentence
 from ddp_prof.present.charts.static_images import try_pictures
 from ddp_prof.present.html.page import write_figure_page
 from ddp_prof.present.json_documents import SCHEMA
-from ddp_prof.present.tables.render import markdown, write_csv
-from ddp_prof.unknown import Unknown
+from ddp_prof.present.tables.render import markdown, markdown_text, write_csv
+from ddp_prof.whole_file import written_whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,16 +62,15 @@ def write_results(testbeds: Sequence[TestbedResults], study: Study | None, folde
         write_figure_page(figure, folder / f"{name}.html", title=_title(name), shared_plotly=True)
     problems = try_pictures([(figure, folder / f"{name}.png") for own in figures for name, figure in own.items()])
     pictures = [[] if problems else list(own) for own in figures]
-    (folder / REPORT).write_text(results_markdown(testbeds, study, pictures), encoding="utf-8")
+    with written_whole(folder / REPORT) as partial:
+        partial.write_text(results_markdown(testbeds, study, pictures), encoding="utf-8")
     return problems
 
 
 def write_results_csv(summaries: Sequence[SettingSummary], path: Path) -> None:
     """Write a row a setting; the file is there whole or as it was."""
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", encoding="utf-8", newline="") as file:
+    with written_whole(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
         write_csv(csv_rows(summaries), file)
-    partial.replace(path)
 
 
 def results_markdown(
@@ -93,7 +93,7 @@ def results_markdown(
 
 def _section(results: TestbedResults, study: Study | None, pictures: Sequence[str]) -> list[str]:
     settings = settings_view(results)
-    parts = [f"## {_plain(settings.title)}\n", *_table(settings)]
+    parts = [f"## {markdown_text(settings.title)}\n", *_table(settings)]
     parts += [f"![{_title(name)}]({name}.png)\n" for name in pictures]
     parts += ["### What these numbers show\n", *_analysis(results)]
     if rows := bucket_rows(results):
@@ -103,7 +103,7 @@ def _section(results: TestbedResults, study: Study | None, pictures: Sequence[st
             ("The published study beside it", comparison_view(results, study)),
             ("Its claims", claims_view(results, study)),
         ):
-            parts += [f"### {heading}\n", f"{_plain(view.title)}\n", *_table(view)]
+            parts += [f"### {heading}\n", f"{markdown_text(view.title)}\n", *_table(view)]
     return parts
 
 
@@ -113,7 +113,7 @@ def _analysis(results: TestbedResults) -> list[str]:
     if not supported:
         return [f"{nothing_supported(results).capitalize()}.\n"]
     return [
-        *(f"**{heading}.** {_plain(' '.join(texts))}\n" for heading, texts in supported.items()),
+        *(f"**{heading}.** {markdown_text(' '.join(texts))}\n" for heading, texts in supported.items()),
         *_list([SUPPORTED]),
     ]
 
@@ -123,12 +123,7 @@ def _table(view: TableView) -> list[str]:
 
 
 def _list(lines: Sequence[str]) -> list[str]:
-    return ["".join(f"- {_plain(line)}\n" for line in lines)]
-
-
-def _plain(text: str) -> str:
-    """Text with Markdown's characters escaped."""
-    return re.sub(r"([\\`*\[\]<>_])", r"\\\1", text)
+    return ["".join(f"- {markdown_text(line)}\n" for line in lines)]
 
 
 def _figures(results: TestbedResults, prefix: str) -> dict[str, go.Figure]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddp_prof.benchmark.alpha_beta import BucketModel, fit_link, message_costs
+from ddp_prof.benchmark.alpha_beta import BucketModel, Unknown, fit_link, message_costs
 from ddp_prof.benchmark.claims import check_claims
 from ddp_prof.benchmark.observations import find_observations
 from ddp_prof.benchmark.settings import by_testbed
-from ddp_prof.unknown import Unknown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

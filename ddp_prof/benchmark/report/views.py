@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddp_prof.benchmark.alpha_beta import BucketModel, Unknown
 from ddp_prof.benchmark.claims import check_claims
 from ddp_prof.benchmark.observations import contradicts_model
 from ddp_prof.benchmark.report.rows import comparison_rows, csv_rows, half_ms, setting_rows, value_ms
@@ -12,13 +13,11 @@ from ddp_prof.benchmark.store import OK
 from ddp_prof.present.columns import Row, ms
 from ddp_prof.present.table_view import TableView
 from ddp_prof.present.text import milliseconds, percent, size
-from ddp_prof.unknown import Unknown
-from ddp_prof.variants import BUCKETED, BYTES_PER_MB
+from ddp_prof.variants import BYTES_PER_MB
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddp_prof.benchmark.alpha_beta import BucketModel
     from ddp_prof.benchmark.claims import ClaimResult
     from ddp_prof.benchmark.report.testbeds import TestbedResults
     from ddp_prof.benchmark.settings import SettingSummary
@@ -187,9 +186,7 @@ def bucket_rows(results: TestbedResults) -> list[Row]:
             "step_±_ms": half_ms(summary.timing.step_ns),
         }
         for summary in results.summaries
-        if summary.setting.variant == BUCKETED
-        and summary.setting.bucket_size_mb is not None
-        and summary.timing.status == OK
+        if summary.setting.swept_mb is not None and summary.timing.status == OK
     ]
 
 

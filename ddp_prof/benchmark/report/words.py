@@ -33,9 +33,7 @@ def testbed_title(testbed: Testbed, environment: Environment | None) -> str:
     ranks = f"{testbed.world_size} rank{'' if testbed.world_size == 1 else 's'}"
     parts = [f"{testbed.model_size} model", ranks, f"device: {testbed.device or 'n/a'}"]
     if environment:
-        parts += [f"{environment.cpu}, {environment.cores} cores"]
-        parts += [environment.gpus] if environment.gpus else []
-        parts += [f"torch {environment.torch}", f"environment {testbed.environment[:ID_LENGTH]}"]
+        parts += [environment.title, f"environment {testbed.environment[:ID_LENGTH]}"]
     return " · ".join(parts)
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 CHECKOUT = Path(__file__).parents[3]
 SCRIPT = CHECKOUT / "scripts" / "profile_variant.sh"
 """Knows how to capture with Nsight Systems; not there where only the package is installed."""
+FIGURES = ("comm_ns", "overlapped_ns", "exposed_ns", "tail_ns")
 STOP_S = 15.0
 """How long the script may take to end what it started."""
 
@@ -72,8 +73,7 @@ def read_figures(files: Sequence[Path]) -> CaptureFigures:
         steps = [step for file in files for rank in measure_overlap(load_trace(file)).ranks for step in rank.steps]
     except TraceError as error:
         raise WorkloadError(f"{files[0]} cannot be measured: {error}") from error
-    names = ("comm_ns", "overlapped_ns", "exposed_ns", "tail_ns")
-    return CaptureFigures(files[0], **{name: _median(steps, name) for name in names})
+    return CaptureFigures(files[0], **{name: _median(steps, name) for name in FIGURES})
 
 
 def _median(steps: Sequence[StepOverlap], name: str) -> int | None:

@@ -131,6 +131,6 @@ def digest(value: Any) -> str:  # whatever JSON can hold
     return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _rotate(candidates: list[tuple[str, float | None]], testbeds: int) -> list[tuple[str, float | None]]:
-    first = testbeds % len(candidates)
+def _rotate(candidates: list[tuple[str, float | None]], positions: int) -> list[tuple[str, float | None]]:
+    first = positions % len(candidates)
     return candidates[first:] + candidates[:first]

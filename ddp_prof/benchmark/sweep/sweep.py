@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import statistics
 from collections import Counter
 from contextlib import closing, contextmanager
@@ -11,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, load_results, open_database, update_run, write_run
-from ddp_prof.benchmark.sweep.capture import CaptureFigures, capture
+from ddp_prof.benchmark.sweep.capture import FIGURES, CaptureFigures, capture
 from ddp_prof.benchmark.sweep.measure import measure, rows_of
 from ddp_prof.benchmark.sweep.progress import show_progress
-from ddp_prof.errors import WorkloadError
+from ddp_prof.errors import TraceError, WorkloadError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from ddp_prof.benchmark.sweep.probe import Machine
     from ddp_prof.benchmark.sweep.progress import Progress
     from ddp_prof.run_config import RunConfig
+
+
+LEAST_ROOM = 16 * 2**20
+"""Free bytes on the disk of the database, below which no run begins, since its rows might not be kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +107,7 @@ class _Sweep:
         self._outcome[KNOWN] = len(self._plan.jobs) - len(jobs)
         with show_progress(len(jobs) + len(captures)) as progress:
             for job in jobs:
+                _require_room(self._plan.database)
                 self._measure(job, progress)
             for job in captures:
                 self._capture(job, progress)
@@ -150,6 +156,13 @@ class _Sweep:
         progress.end(what, "done", is_bad=False)
 
 
+def _require_room(database: Path) -> None:
+    free = shutil.disk_usage(database.parent).free
+    if free < LEAST_ROOM:
+        reason = f"only {free / 2**20:.1f} MiB are free on its disk; runs begin from {LEAST_ROOM // 2**20} MiB on"
+        raise TraceError(database, reason, "what was written before is kept: make room, and the same command goes on")
+
+
 def _describe(result: RunRows) -> str:
     if result.run.status == FAILED:
         return f"failed: {result.run.reason}"
@@ -172,10 +185,7 @@ def _with_figures(run: StoredRun, figures: CaptureFigures, database: Path) -> St
     return replace(
         run,
         trace=os.path.relpath(figures.file.absolute(), database.parent.absolute()),
-        trace_comm_ns=figures.comm_ns,
-        trace_overlapped_ns=figures.overlapped_ns,
-        trace_exposed_ns=figures.exposed_ns,
-        trace_tail_ns=figures.tail_ns,
+        **{f"trace_{name}": getattr(figures, name) for name in FIGURES},
     )
 
 

@@ -8,13 +8,14 @@ import sys
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ddp_prof.cli.options.adding import add_options
-from ddp_prof.cli.options.talking import EXIT_CODE
+from ddp_prof.cli.options.verbosity import EXIT_CODE, progress_bar
 from ddp_prof.errors import InterruptedReadingError, TraceError
 
 if TYPE_CHECKING:
@@ -102,8 +103,10 @@ class Loader:
         from ddp_prof.runs.load import load_runs
         from ddp_prof.runs.workers import Workers
 
-        with _progress_bar() as progress:
-            workers = Workers(self.jobs, self.scheduler, progress, None if self.strict else _say_left_out)
+        with progress_bar() as show:
+            workers = Workers(
+                self.jobs, self.scheduler, partial(show, "reading"), None if self.strict else _say_left_out
+            )
             return load_runs(traces, replace(self.options, **reading), workers=workers, measures=measures)
 
 
@@ -111,21 +114,6 @@ def _say_left_out(error: TraceError) -> None:
     click.echo(f"warning: left out: {error}", err=True)
     if isinstance(error, InterruptedReadingError):
         click.get_current_context().meta[EXIT_CODE] = INTERRUPTED
-
-
-@contextmanager
-def _progress_bar() -> Iterator[Callable[[int, int], None]]:
-    """One bar for all reports on a terminal, from the second report on."""
-    if not sys.stderr.isatty():
-        yield lambda _done, _total: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("reading"), BarColumn(), MofNCompleteColumn(), TextColumn("reports"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", visible=False)
-        yield lambda done, total: bar.update(task, completed=done, total=total, visible=total > 1)
 
 
 def load_options(function: Function) -> Function:
@@ -157,21 +145,21 @@ def load_options(function: Function) -> Function:
 
 
 _LOAD_OPTIONS = (
-    click.option("--strict", is_flag=True, help="Fail where a trace cannot be read, instead of going on without it."),
+    click.option("--strict", is_flag=True, help="Fail if a trace cannot be read, instead of going on without it."),
     click.option(
         "--scheduler",
         metavar="ADDRESS|FILE",
-        help="Let the workers of a Dask scheduler read the traces, at the paths that these have here.",
+        help="Let the workers of a Dask scheduler read the traces; they must find them at the same paths.",
     ),
     click.option(
         "--part-rows",
         type=click.IntRange(min=1),
-        help="Read exports in parts of about so many rows. Default: 3 million, for exports of more than 9 million.",
+        help="Read an export in parts of about this many rows. Default: 3 million, if it has more than 9 million.",
     ),
     click.option(
         "--jobs",
         type=click.IntRange(min=1),
-        help="Processes that read traces. Default: the cores, fewer where there is little to read.",
+        help="Number of processes that read traces. Default: one a core, fewer for small traces.",
     ),
     click.option("--one-run", is_flag=True, help="The traces are ranks of one run, whatever their names."),
     click.option("--separate", is_flag=True, help="Each trace is a run of its own, whatever their names."),
@@ -180,18 +168,18 @@ _LOAD_OPTIONS = (
         metavar="REGEX",
         multiple=True,
         callback=_regular_expression,
-        help="Kernels whose name matches communicate, too. May be repeated.",
+        help="Count kernels whose name matches as communication, too. May be repeated.",
     ),
     click.option(
         "--backward-range",
         metavar="REGEX",
         callback=_regular_expression,
-        help="Ranges that hold the backward pass. Default: 'backward' and the like, else autograd's threads.",
+        help="Names of ranges that hold the backward pass. Default: 'backward' and the like, else autograd's threads.",
     ),
     click.option(
         "--step-range",
         metavar="REGEX",
         callback=_regular_expression,
-        help="Ranges that are steps; a first group is the step's number. Default: the usual names.",
+        help="Names of ranges that are steps; a first group is the step's number. Default: the usual names.",
     ),
 )

@@ -8,17 +8,17 @@ import torch
 import torch.distributed as dist
 
 from ddp_prof import range_names
-from ddp_prof.ddp.engine.collective import launch
+from ddp_prof.ddp.engine.collective import global_rank, launch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 
 def broadcast_state(module: torch.nn.Module, group: dist.ProcessGroup | None) -> None:
     """Make parameters and buffers those of rank 0, one by one."""
     for tensor in (*module.parameters(), *module.buffers()):
         dense = tensor.detach().contiguous()
-        dist.broadcast(dense, source_rank(group), group)
+        dist.broadcast(dense, global_rank(0, group), group)
         if dense.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(dense)
 
@@ -29,23 +29,42 @@ def broadcast_buffers(buffers: Sequence[torch.Tensor], group: dist.ProcessGroup 
     Raises:
         CommunicationError: The broadcast failed.
     """
+    for number, members in enumerate(by_kind(buffer.detach() for buffer in buffers)):
+        launch_broadcast(members, 0, group, number)()
+
+
+def by_kind(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Those of one data type and device together."""
     kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-    for buffer in buffers:
-        kinds.setdefault((buffer.dtype, buffer.device), []).append(buffer.detach())
-    for number, members in enumerate(kinds.values()):
-        flat = torch.cat([member.flatten() for member in members])
-        _broadcast(flat, group, number, len(members))
-        for member, part in zip(members, torch.split(flat, [member.numel() for member in members]), strict=True):
-            member.copy_(part.view(member.shape))
+    for tensor in tensors:
+        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    return list(kinds.values())
 
 
-def _broadcast(flat: torch.Tensor, group: dist.ProcessGroup | None, number: int, tensors: int) -> None:
+def launch_broadcast(
+    tensors: Sequence[torch.Tensor], source: int, group: dist.ProcessGroup | None, bucket: int
+) -> Callable[[], None]:
+    """Launch one broadcast of tensors of one kind; returns what waits for it and then makes them those of the source.
+
+    Args:
+        tensors: At least one.
+        source: Rank in the group.
+        group: ``None`` is the default group.
+        bucket: Number in the range.
+
+    Raises:
+        CommunicationError: The broadcast could not be launched.
+    """
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+
     def start() -> Any:
-        return dist.broadcast(flat, source_rank(group), group, async_op=True)
+        return dist.broadcast(flat, global_rank(source, group), group, async_op=True)
 
-    launch(start, range_names.BROADCAST, flat, group, number, tensors).wait()
+    flight = launch(start, range_names.BROADCAST, flat, group, bucket, len(tensors))
 
+    def finish() -> None:
+        flight.wait()
+        for tensor, part in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(part.view(tensor.shape))
 
-def source_rank(group: dist.ProcessGroup | None) -> int:
-    """The global rank of the group's rank 0."""
-    return 0 if group is None else dist.get_global_rank(group, 0)
+    return finish

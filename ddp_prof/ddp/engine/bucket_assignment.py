@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+from ddp_prof.variants import BYTES_PER_MB
+
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
-
-MB = 2**20
-"""Bytes of one MB, here and in ``bucket_size_mb``."""
 
 Assignment = list[tuple[int, ...]]
 """For each bucket, in the order of launch, the positions of its parameters, in the order in which they were taken."""
@@ -81,10 +80,10 @@ def cap_in_bytes(size_mb: float | Sequence[float] | None) -> float | list[float]
         ValueError: A cap is not positive, or there is none in the list.
     """
     if size_mb is None or isinstance(size_mb, (int, float, str)):
-        return None if size_mb is None else check_bucket_size(size_mb) * MB
+        return None if size_mb is None else check_bucket_size(size_mb) * BYTES_PER_MB
     if not size_mb:
         raise ValueError("bucket_size_mb must name at least one cap")
-    return [check_bucket_size(size) * MB for size in size_mb]
+    return [check_bucket_size(size) * BYTES_PER_MB for size in size_mb]
 
 
 def check_bucket_size(size: float) -> float:

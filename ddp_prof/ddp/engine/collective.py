@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from ddp_prof import range_names
 from ddp_prof.ddp import annotate
-from ddp_prof.errors import CommunicationError
+from ddp_prof.errors import CommunicationError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,14 +61,12 @@ def launch_all_reduce(
     group: dist.ProcessGroup | None,
     bucket: int,
     params: int,
-    *,
-    op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
     **more: int,
 ) -> InFlight:
     """Start an asynchronous all-reduce of ``tensor``, in place; see :func:`launch`."""
 
     def start() -> Any:
-        return dist.all_reduce(tensor, op, group, async_op=True)
+        return dist.all_reduce(tensor, group=group, async_op=True)
 
     return launch(start, range_names.ALL_REDUCE, tensor, group, bucket, params, **more)
 
@@ -112,6 +110,11 @@ def launch(
     return InFlight(work, span, group, what)
 
 
+def global_rank(rank: int, group: dist.ProcessGroup | None) -> int:
+    """The global rank of a rank of the group."""
+    return rank if group is None else dist.get_global_rank(group, rank)
+
+
 def average_op(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> dist.ReduceOp.RedOpType:
     """``AVG`` where the backend divides within the collective, which is NCCL; else ``SUM``: divide before."""
     return dist.ReduceOp.SUM if is_on_host(tensor, group) else dist.ReduceOp.AVG
@@ -143,8 +146,7 @@ def communication_error(group: dist.ProcessGroup | None, what: str, error: BaseE
 
 def communication_error_of(rank: int, what: str, error: BaseException) -> CommunicationError:
     """The same where the group must not be kept alive, as in a callback on a thread of its own, which it would join."""
-    line = next(iter(str(error).splitlines()), type(error).__name__)
-    reason = ADVICE.sub("", SOURCE_LINE.sub("", line)).strip().rstrip(".")
+    reason = ADVICE.sub("", SOURCE_LINE.sub("", first_line(error))).strip().rstrip(".")
     return CommunicationError(f"rank {rank}: {what} failed: {reason}{_hint(error)}")
 
 

@@ -34,7 +34,7 @@ class Listener(Protocol):
 
 def add_hooks(
     listener: Listener, parameters: Sequence[torch.nn.Parameter], stepped: Sequence[torch.Tensor]
-) -> weakref.finalize[[list[RemovableHandle]], Any]:
+) -> weakref.finalize[[Sequence[RemovableHandle]], Any]:
     """Let ``listener`` hear of the gradients of ``parameters`` and of steps on ``stepped``; refuse these if unfinished.
 
     Returns:
@@ -48,7 +48,12 @@ def add_hooks(
     ids = frozenset(map(id, stepped))
     handles.append(register_optimizer_step_pre_hook(partial(_check_finished, owner, ids)))
     handles.append(register_optimizer_step_post_hook(partial(_report_step, owner, ids)))
-    remover = weakref.finalize(listener, _remove, handles)
+    return removal(listener, handles)
+
+
+def removal(owner: object, handles: Sequence[RemovableHandle]) -> weakref.finalize[[Sequence[RemovableHandle]], Any]:
+    """What removes hooks when it is called, or by itself when their owner is gone."""
+    remover = weakref.finalize(owner, _remove, handles)
     remover.atexit = False
     return remover
 
@@ -82,6 +87,6 @@ def _steps_on(optimizer: torch.optim.Optimizer, stepped: frozenset[int]) -> bool
     return any(id(parameter) in stepped for group in optimizer.param_groups for parameter in group["params"])
 
 
-def _remove(handles: list[RemovableHandle]) -> None:
+def _remove(handles: Sequence[RemovableHandle]) -> None:
     for handle in handles:
         handle.remove()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch.distributed as dist
 
-from ddp_prof.ddp.engine.collective import communication_errors
+from ddp_prof.ddp.engine.collective import communication_errors, global_rank
 from ddp_prof.errors import CommunicationError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def check_rank_consistency(
     own = {name: _comparable(value) for name, value in options.items()}, describe(module)
     with communication_errors(group, "the comparison of the models"):
         reference = [own]
-        dist.broadcast_object_list(reference, 0 if group is None else dist.get_global_rank(group, 0), group)
+        dist.broadcast_object_list(reference, global_rank(0, group), group)
         found = find_other_option(own[0], reference[0][0]) or find_difference(own[1], reference[0][1])
         differences: list[str | None] = [None] * dist.get_world_size(group)
         dist.all_gather_object(differences, found, group)

@@ -16,13 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from ddp_prof import range_names
-from ddp_prof.ddp.engine.collective import launch
+from ddp_prof.ddp.engine.broadcast import by_kind, launch_broadcast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-
-    from ddp_prof.ddp.engine.collective import InFlight
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
@@ -109,33 +106,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def _exchange(self) -> None:
         """One broadcast an owner, data type and device; all are in flight together."""
-        flights = [
-            self._launch(owner, number, members)
+        launched = [
+            launch_broadcast(members, owner, self._group, owner + number * self._world)
             for owner, owned in enumerate(self._owned)
-            for number, members in enumerate(_by_kind(owned))
+            for number, members in enumerate(by_kind(owned))
         ]
-        for flight, flat, members in flights:
-            flight.wait()
-            parts = torch.split(flat, [member.numel() for member in members])
-            for member, part in zip(members, parts, strict=True):
-                member.copy_(part.view(member.shape))
-
-    def _launch(
-        self, owner: int, number: int, members: list[torch.Tensor]
-    ) -> tuple[InFlight, torch.Tensor, list[torch.Tensor]]:
-        flat = torch.cat([member.flatten() for member in members])
-        source = owner if self._group is None else dist.get_global_rank(self._group, owner)
-
-        def start() -> Any:
-            return dist.broadcast(flat, source, self._group, async_op=True)
-
-        bucket = owner + number * self._world
-        flight = launch(start, range_names.BROADCAST, flat, self._group, bucket, len(members))
-        return flight, flat, members
-
-
-def _by_kind(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-    kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-    for tensor in tensors:
-        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-    return list(kinds.values())
+        for finish in launched:
+            finish()

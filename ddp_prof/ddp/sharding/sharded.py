@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddp_prof.ddp import annotate
 from ddp_prof.ddp.engine.bucket_assignment import assign_buckets, cap_in_bytes
+from ddp_prof.ddp.engine.hooks import removal
 from ddp_prof.ddp.reducing import ReducingVariant
 from ddp_prof.ddp.sharding.shards import ShardReducer
 from ddp_prof.errors import CommunicationError
@@ -129,9 +130,7 @@ class ShardedDDP(ReducingVariant):
             own = {bucket_of[parameter] for parameter in parameters if parameter in bucket_of}
             if own:
                 handles.append(layer.register_forward_pre_hook(partial(_wait_for_layer, owner, sorted(own))))
-        remover = weakref.finalize(self, _remove, handles)
-        remover.atexit = False
-        return remover
+        return removal(self, handles)
 
     def _wait_for_buckets(self, buckets: Sequence[int]) -> None:
         pending = [bucket for bucket in buckets if bucket in self._gathers]
@@ -152,8 +151,3 @@ def _wait_for_all(owner: weakref.ref[ShardedDDP], *_: object) -> None:
     variant = owner()
     if variant is not None:
         variant.wait_for_parameters()
-
-
-def _remove(handles: list[Any]) -> None:
-    for handle in handles:
-        handle.remove()

@@ -44,7 +44,10 @@ def load_nsys_table_folder(path: Path, *, extra_patterns: Sequence[str] = (), wi
         require_room(path, Path(folder), FOLDER_TO_EXPORT * sum(file.stat().st_size for file in tables))
         export = Path(folder) / "export.sqlite"
         _write(tables, export)
-        trace = load_nsys_sqlite(export, extra_patterns=extra_patterns, run=path, with_launches=with_launches)
+        try:
+            trace = load_nsys_sqlite(export, extra_patterns=extra_patterns, run=path, with_launches=with_launches)
+        except TraceError as error:
+            raise TraceError(path, error.reason, error.way_out) from error
     return replace(trace, path=path, source="nsys-tables")
 
 
@@ -81,12 +84,14 @@ _READERS = {".parquet": _read_parquet, ".arrow": _read_arrow}
 
 def _as_sqlite_has_it(table: Any) -> Any:
     """Unsigned integers as the signed ones with the same bits; columns that are no numbers or text are left out."""
-    from pyarrow import int64, types
+    from pyarrow import int64, string, types
 
     columns = {}
     for field, column in zip(table.schema, table.columns, strict=True):
         if types.is_integer(field.type):
             columns[field.name] = column.cast(int64(), safe=False)
+        elif types.is_large_string(field.type):  # as other programs write text
+            columns[field.name] = column.cast(string())
         elif types.is_floating(field.type) or types.is_string(field.type):
             columns[field.name] = column
     return type(table).from_pydict(columns)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddp_prof.analyze.collectives.exposure import BLOCKING_CALL, LAUNCHED_LATE, PEER_WAIT, QUEUED, TRANSFER, WHYS
+from ddp_prof.analyze.collectives.exposed_time import BLOCKING_CALL, LAUNCHED_LATE, PEER_WAIT, QUEUED, TRANSFER, WHYS
 from ddp_prof.present import theme
 from ddp_prof.present.charts.frame import LEGEND, UNSEEN, axis, chart_frame
-from ddp_prof.present.text import as_text, milliseconds, shown_name, size
+from ddp_prof.present.text import as_text, collective_name, milliseconds, shown_name, size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ class _Row(NamedTuple):
 
 def draw_step_collectives(
     run: RunAnalysis,
-    step: int | None,
+    step: int,
     ranks: Sequence[RankStepView],
     headline: Headline,
 ) -> go.Figure:
@@ -64,7 +64,7 @@ def _rows(ranks: Sequence[RankStepView]) -> list[_Row]:
     each_rank = max(1, MOST_ROWS // max(1, len(ranks)))
     found: list[_Row] = []
     for rank in ranks:
-        found.append(_Row(len(found), f"<b>{rank.name}</b>  compute", rank, None))
+        found.append(_Row(len(found), f"<b>{shown_name(rank.name)}</b>  compute", rank, None))
         longest = sorted(rank.collectives, key=_exposed_ns, reverse=True)[:each_rank]
         shown = {line.index for line in longest}
         found += [
@@ -79,7 +79,7 @@ def _exposed_ns(line: CollectiveView) -> int:
 
 
 def _label(line: CollectiveView) -> str:
-    name = f"collective {line.index}" if line.bucket is None else f"bucket {line.bucket}"
+    name = collective_name(line.index, line.bucket)
     return name if line.bytes is None else f"{name}, {size(line.bytes)}"
 
 
@@ -191,13 +191,13 @@ def _markers(rows: Sequence[_Row]) -> list[dict[str, Any]]:
 
 def _layout(
     run: RunAnalysis,
-    step: int | None,
+    step: int,
     ranks: Sequence[RankStepView],
     rows: Sequence[_Row],
     headline: Headline,
 ) -> dict[str, Any]:
     notice = theme.place_notice([run.device], run.caveats)
-    where = "no step with communication" if step is None else f"step {step}"
+    where = f"step {step}" if run.has_steps else "the whole capture, in which no steps are marked"
     there, shown = sum(len(rank.collectives) for rank in ranks), sum(row.line is not None for row in rows)
     if shown < there:
         where += f" (the {shown} of {there} collectives that are exposed longest)"
@@ -210,7 +210,7 @@ def _layout(
         ),
         "barmode": "overlay",
         "legend": {**LEGEND, "traceorder": "normal"},
-        "xaxis": axis() | {"title": {"text": "ms from the step's first readiness or launch"}},
+        "xaxis": axis() | {"title": {"text": "ms since the first collective was ready or launched"}},
         "yaxis": {
             "tickmode": "array", "tickvals": [row.y for row in rows], "ticktext": [f"{row.label}  " for row in rows],
             "range": [len(rows) - 0.4, -0.6], "showgrid": False, "zeroline": False,

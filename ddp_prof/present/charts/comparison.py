@@ -23,7 +23,7 @@ def draw_comparison(results: Sequence[TraceOverlap], summaries: Sequence[Variant
     """A row a run, in the order given: at the left the median step by parts, at the right the overlap of each step."""
     import plotly.graph_objects as go
 
-    figure = go.Figure([*_split_bars(summaries), *_step_dots(results), _totals(results)])
+    figure = go.Figure([*_split_bars(summaries), *_step_dots(results), _totals(summaries)])
     figure.update_layout(_layout(results, summaries))
     return figure
 
@@ -31,12 +31,6 @@ def draw_comparison(results: Sequence[TraceOverlap], summaries: Sequence[Variant
 def parts_ms(summary: VariantSummary) -> dict[str, float]:
     """Median length in milliseconds of each part of a step's window, as in the table; empty without steps."""
     return {part: (getattr(summary, f"{part}_ns") or 0) / 1e6 for part in theme.STRIP if summary.steps}
-
-
-def overlap_ratio(result: TraceOverlap) -> float | None:
-    """Share of all communication of all ranks that compute hides; ``None`` where there is none."""
-    comm_ns = sum(rank.comm_ns or 0 for rank in result.ranks)
-    return sum(rank.overlapped_ns or 0 for rank in result.ranks) / comm_ns if comm_ns else None
 
 
 def _split_bars(summaries: Sequence[VariantSummary]) -> list[dict[str, Any]]:
@@ -73,8 +67,7 @@ def _step_dots(results: Sequence[TraceOverlap]) -> list[dict[str, Any]]:
                 "name": "overlap of one step of one rank",
                 "x": shares, "y": [row + spread for spread in _spread(len(shares))],
                 "hovertext": [
-                    f"<b>{shown_name(result.label)}</b><br>step {step.step}, "
-                    f"{'process ' + str(rank.process) if rank.rank is None else 'rank ' + str(rank.rank)}<br>"
+                    f"<b>{shown_name(result.label)}</b><br>step {step.step}, {shown_name(rank.name)}<br>"
                     f"{share:.1f} % of {step.comm_ns / 1e6:.3f} ms communication overlapped"
                     for (rank, step), share in zip(known, shares, strict=True)
                 ],
@@ -90,8 +83,9 @@ def _spread(count: int) -> list[float]:
     return [0.44 * ((index * 0.618034) % 1 - 0.5) for index in range(count)]
 
 
-def _totals(results: Sequence[TraceOverlap]) -> dict[str, Any]:
-    shares = [(row, 100 * ratio) for row, result in enumerate(results) if (ratio := overlap_ratio(result)) is not None]
+def _totals(summaries: Sequence[VariantSummary]) -> dict[str, Any]:
+    ratios = enumerate(summary.overlap_ratio for summary in summaries)
+    shares = [(row, 100 * ratio) for row, ratio in ratios if ratio is not None]
     return {
         "type": "scatter", "mode": "markers", "xaxis": "x2", "name": "overlap of all communication",
         "x": [share for _, share in shares], "y": [row for row, _ in shares],
@@ -106,8 +100,8 @@ def _layout(results: Sequence[TraceOverlap], summaries: Sequence[VariantSummary]
     longest = max((sum(parts_ms(summary).values()) for summary in summaries), default=0)
     return {
         **chart_frame(
-            title=_headline(results),
-            subtitle=subtitle(results),
+            title=_headline(summaries),
+            subtitle="  ·  ".join([subtitle(results), *_caveats(summaries)]),
             height=_TOP + _BOTTOM + _ROW * max(1, len(results)), t=_TOP, b=_BOTTOM, l=_LEFT, r=90,
         ),
         "barmode": "stack",
@@ -115,27 +109,35 @@ def _layout(results: Sequence[TraceOverlap], summaries: Sequence[VariantSummary]
         **STILL,
         "legend": {**LEGEND, "traceorder": "normal"},
         "xaxis": axis(
-            "median step by parts, ms, over steps and ranks",
-            domain=[0, 0.58], range=[0, longest * 1.02 or 1], fixedrange=True,
+            "window of a step by parts, ms: medians over steps and ranks",
+            domain=[0, 0.58], range=[0, longest * 1.02 or 1], fixedrange=True, visible=bool(longest),
         ),
         "xaxis2": axis(
             "communication overlapped by compute",
-            domain=[0.66, 1], range=[-4, 104], anchor="y", ticksuffix=" %", fixedrange=True,
+            domain=[0.66 if longest else 0, 1], range=[-4, 104], anchor="y", ticksuffix=" %", fixedrange=True,
         ),
         "yaxis": rows_axis([run_label(result.label) for result in results], tickfont={"size": 13}),
-        "annotations": [_share_label(row, result) for row, result in enumerate(results)],
+        "annotations": [_share_label(row, summary) for row, summary in enumerate(summaries)],
     }  # fmt: skip
 
 
-def _share_label(row: int, result: TraceOverlap) -> dict[str, Any]:
+def _caveats(summaries: Sequence[VariantSummary]) -> list[str]:
+    """Why the bars may be longer than the steps of the table."""
+    known = [(run.window_ns, run.step_ns) for run in summaries if run.window_ns is not None and run.step_ns is not None]
+    if all(window_ns <= step_ns for window_ns, step_ns in known):
+        return []
+    return ["windows of steps overlap: the device ends a step while the host is in the next one"]
+
+
+def _share_label(row: int, summary: VariantSummary) -> dict[str, Any]:
     return {
         "xref": "paper", "x": 1, "xanchor": "left", "xshift": 14, "yref": "y", "y": row, "showarrow": False,
-        "text": f"<b>{percent(overlap_ratio(result))}</b>", "font": {"size": 16},
+        "text": f"<b>{percent(summary.overlap_ratio)}</b>", "font": {"size": 16},
     }  # fmt: skip
 
 
-def _headline(results: Sequence[TraceOverlap]) -> str:
-    known = [(ratio, result.label) for result in results if (ratio := overlap_ratio(result)) is not None]
+def _headline(summaries: Sequence[VariantSummary]) -> str:
+    known = [(summary.overlap_ratio, summary.label) for summary in summaries if summary.overlap_ratio is not None]
     if not known:
         return "How much communication hides is not known"
     (least, worst), (most, best) = min(known), max(known)
@@ -152,4 +154,4 @@ def subtitle(results: Sequence[TraceOverlap]) -> str:
     caveats = {caveat for result in results for caveat in result.caveats}
     text = theme.place_notice((result.device for result in results), caveats)
     ranks = sorted({len(result.ranks) for result in results})
-    return f"{text}  ·  {'/'.join(map(str, ranks))} {'rank' if ranks == [1] else 'ranks'}  ·  warm-up left out"
+    return f"{text}  ·  {'/'.join(map(str, ranks))} {'rank' if ranks == [1] else 'ranks'}"

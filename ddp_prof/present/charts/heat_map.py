@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import html
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ddp_prof.present import theme
-from ddp_prof.present.charts.frame import chart_frame
+from ddp_prof.present.charts.frame import axis, chart_frame
+from ddp_prof.present.text import shown_name
 from ddp_prof.range_names import BACKWARD
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _map(index: int, panel: Panel, names: Sequence[str], columns: Mapping[int, S
         "colorscale": [[0, "rgba(128,128,128,0.12)"], [1, panel.color]],
         "colorbar": {"title": {"text": "ms"}, "thickness": 10, "y": _domain(index)[1], "yanchor": "top", "len": 0.28},
         "hoverongaps": False,
-        "customdata": np.array([[html.escape(name)] * len(columns) for name in names]),
+        "customdata": np.array([[shown_name(name)] * len(columns) for name in names]),
         "hovertemplate": f"<b>%{{customdata}}</b>, step %{{x}}: %{{z:.3f}} ms {panel.title}<extra></extra>",
     }  # fmt: skip
 
@@ -128,25 +128,20 @@ def _layout(
     each = f"a column is up to {width} steps and shows the largest figure" if width > 1 else "a column is a step"
     notice = theme.place_notice([result.device], result.caveats)
     shown = list(range(0, len(names), -(-len(names) // _MOST_LABELS) or 1))
-    axis = {
-        "gridcolor": theme.LIGHT.line,
-        "zeroline": False,
-        "tickfont": {"color": theme.LIGHT.quiet},
-        "showgrid": False,
-    }
+    plain = axis(showgrid=False)
     layout = {
         **chart_frame(
             title=f"{len(names)} ranks, {sum(map(len, columns.values())):,} steps",
-            subtitle=f"{notice}  ·  {html.escape(result.label)}  ·  a row is a rank, {each}",
+            subtitle=f"{notice}  ·  {shown_name(result.label)}  ·  a row is a rank, {each}",
             height=_TOP + 3 * _MAP + 2 * _GAP + _BOTTOM, t=_TOP, b=_BOTTOM, l=_LEFT, r=_RIGHT,
         ),
-        "xaxis": {**axis, "type": "category", "title": {"text": "step"}, "anchor": "y3", "nticks": 20},
+        "xaxis": {**plain, "type": "category", "title": {"text": "step"}, "anchor": "y3", "nticks": 20},
         "annotations": [_heading(index, panel) for index, panel in enumerate(panels)],
     }  # fmt: skip
     for index in range(len(panels)):
         layout[f"yaxis{'' if index == 0 else index + 1}"] = {
-            **axis, "domain": _domain(index), "autorange": "reversed", "tickmode": "array", "tickvals": shown,
-            "ticktext": [html.escape(names[row]) + "  " for row in shown],
+            **plain, "domain": _domain(index), "autorange": "reversed", "tickmode": "array", "tickvals": shown,
+            "ticktext": [shown_name(names[row]) + "  " for row in shown],
         }  # fmt: skip
     return layout
 

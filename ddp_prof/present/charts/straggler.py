@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import html
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof.present import theme
 from ddp_prof.present.charts.frame import axis, chart_frame
 from ddp_prof.present.headlines import skew_headline
+from ddp_prof.present.text import as_text, shown_name
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -28,7 +28,7 @@ def draw_skew(run: RunAnalysis, skew: RunSkew) -> go.Figure:
 
 
 def _heat(skew: RunSkew) -> dict[str, Any]:
-    names = [rank.name for rank in skew.ranks]
+    names = [shown_name(rank.name) for rank in skew.ranks]
     lags = [
         [None if (lag := step.lags_ns[row]) is None else max(0, lag) / 1e6 for step in skew.steps]
         for row in range(len(skew.ranks))
@@ -68,15 +68,15 @@ def _layout(run: RunAnalysis, skew: RunSkew) -> dict[str, Any]:
     notice = theme.place_notice([run.device], run.caveats)
     return {
         **chart_frame(
-            title=html.escape(skew_headline(skew).claim),
-            subtitle=f"{notice}  ·  {html.escape(run.label)}  ·  lag of each rank; others' exposed wait for the last",
+            title=as_text(skew_headline(skew).claim),
+            subtitle=f"{notice}  ·  {shown_name(run.label)}  ·  lag of each rank; others' exposed wait for the last",
             height=_TOP + inner + _BOTTOM, t=_TOP, b=_BOTTOM, l=_LEFT, r=90,
         ),
         "xaxis": {**plain, "type": "category", "showgrid": False, "title": {"text": "step"}, "anchor": "y2"},
         "yaxis": {
             **plain, "domain": [1 - heat / inner, 1], "showgrid": False, "autorange": "reversed",
             "tickmode": "array", "tickvals": list(range(len(skew.ranks))),
-            "ticktext": [f"<b>{rank.name}</b>  " for rank in skew.ranks],
+            "ticktext": [f"<b>{shown_name(rank.name)}</b>  " for rank in skew.ranks],
         },
         "yaxis2": {**plain, "domain": [0, (_COST - 30) / inner], "title": {"text": "ms"}, "rangemode": "tozero"},
     }  # fmt: skip

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _HEIGHT, _TOP, _BOTTOM = 520, 120, 110
 _LEAST_SHOWN = 0.005
-"""Share of the longest step below which a part has no bar of its own; those go into the last one, *other*."""
+"""Share of the longest step below which a part has no bar of its own; those go into the last one, *small parts*."""
 
 
 def draw_waterfall(waterfall: Waterfall) -> go.Figure:
@@ -62,7 +62,7 @@ def waterfall_steps(waterfall: Waterfall) -> list[Bar]:
             found.append(Bar("", part, level / 1e6, length / 1e6, within))
             level += length
         if other:
-            found.append(Bar("", "other", level / 1e6, other / 1e6))
+            found.append(Bar("", "small parts", level / 1e6, other / 1e6))
     return found
 
 
@@ -86,7 +86,7 @@ def _bars(waterfall: Waterfall) -> list[dict[str, Any]]:
 
 
 def _hover(bar: Bar) -> str:
-    spread = f"<br>no change told: within ±{bar.within:.3f} ms (95 %)" if bar.within else ""
+    spread = f"<br>no clear change: within ±{bar.within:.3f} ms (95 %)" if bar.within else ""
     return f"<b>{shown_name(bar.run or bar.name)}</b><br>{bar.length:+.3f} ms{spread}"
 
 
@@ -103,7 +103,7 @@ def _layout(waterfall: Waterfall) -> dict[str, Any]:
     return {
         **chart_frame(
             title=_headline(waterfall),
-            subtitle=f"{notice}  ·  mean step, and what each variant took away (downwards) or added (upwards)"
+            subtitle=f"{notice}  ·  mean step (means of parts sum to it), and what each variant took away or added"
             + ("; hatched: within the spread of both runs" if any(bar.within for bar in steps) else ""),
             height=_HEIGHT, t=_TOP, b=_BOTTOM, l=70, r=40,
         ),
@@ -118,10 +118,10 @@ def _layout(waterfall: Waterfall) -> dict[str, Any]:
 
 def _headline(waterfall: Waterfall) -> str:
     if not waterfall.budgets:
-        return "No run tells its steps"
+        return "No run marks its steps"
     first = waterfall.budgets[0]
     best = min(waterfall.budgets, key=lambda budget: budget.step_ns)
     if best is first:
         return f"No run is faster than {shown_name(first.label)}"
     share = percent(1 - best.step_ns / first.step_ns)
-    return f"{shown_name(best.label)} takes {share} off the step of {shown_name(first.label)}"
+    return f"{shown_name(best.label)} takes {share} off the mean step of {shown_name(first.label)}"

@@ -18,7 +18,9 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof.present import theme
+from ddp_prof.present.charts.static_images import write_pictures
 from ddp_prof.present.text import plain_name
+from ddp_prof.whole_file import written_whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -73,6 +75,14 @@ def write_figure_page(figure: go.Figure, path: Path, *, title: str, shared_plotl
     )
 
 
+def write_figure(figure: go.Figure, *, title: str, page: Path | None, picture: Path | None) -> None:
+    """Write a figure as what is asked for: a page, see :func:`write_figure_page`, and a picture."""
+    if page:
+        write_figure_page(figure, page, title=title)
+    if picture:
+        write_pictures([(figure, picture)])
+
+
 def write_page(
     path: Path,
     template: str,
@@ -85,7 +95,7 @@ def write_page(
     script: str = "",
     shared_plotly: bool = False,
 ) -> None:
-    """Write a page.
+    """Write a page; it is there whole or as it was.
 
     Args:
         path: The page.
@@ -100,9 +110,9 @@ def write_page(
     """
     from plotly.offline import get_plotlyjs
 
-    path.parent.mkdir(parents=True, exist_ok=True)
     if shared_plotly and not (path.parent / PLOTLY_FILE).is_file():
-        (path.parent / PLOTLY_FILE).write_text(get_plotlyjs(), encoding="utf-8")
+        with written_whole(path.parent / PLOTLY_FILE) as partial:
+            partial.write_text(get_plotlyjs(), encoding="utf-8")
     plotly = "" if shared_plotly else get_plotlyjs()
     scripts = [part for part in (asset("draw.js"), script) if part]
     stream = (
@@ -121,7 +131,7 @@ def write_page(
             figures={name: _drawn(figure) for name, figure in (figures or {}).items()},
         )
     )
-    with path.open("w", encoding="utf-8", newline="\n") as file:
+    with written_whole(path) as partial, partial.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(stream)
 
 
@@ -182,7 +192,7 @@ def _page_css() -> str:
 
 
 def _variables(palette: Palette) -> str:
-    return " ".join(f"--{name}: {getattr(palette, name)};" for name in ("paper", "text", "quiet", "line", "notice"))
+    return " ".join(f"--{name}: {color};" for name, color in palette.uncategorized.items())
 
 
 def _policy(scripts: Sequence[str], *, shared_plotly: bool) -> str:

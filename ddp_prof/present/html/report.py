@@ -6,7 +6,7 @@ It works from disk and without network; its pages share one plotly.js.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddp_prof.present.charts.collectives import draw_step_collectives
@@ -18,61 +18,26 @@ from ddp_prof.present.charts.straggler import draw_skew
 from ddp_prof.present.charts.waterfall import draw_waterfall
 from ddp_prof.present.columns import columns_of
 from ddp_prof.present.headlines import Headline
-from ddp_prof.present.html.index import INDEX, KERNELS, TIMELINE, WHY, RunSection, index_values, place_notice
+from ddp_prof.present.html.index import INDEX, KERNELS, TIMELINE, WHY, index_values, place_values
 from ddp_prof.present.html.page import Link, Navigation, asset, write_page
 from ddp_prof.present.html.timeline_page import write_timeline_page
-from ddp_prof.present.tables.kernels import kernels_views
-from ddp_prof.present.timeline.build import MAX_BOXES, build_timeline, steady_steps
+from ddp_prof.present.timeline.build import build_excerpt, build_timeline
 from ddp_prof.present.timeline.figure import draw_timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from ddp_prof.analyze.collectives.step_view import RankStepView
-    from ddp_prof.analyze.kernels.device_use import DeviceUse
-    from ddp_prof.analyze.overlap.comparison import VariantSummary
-    from ddp_prof.analyze.overlap.overlap import TraceOverlap
-    from ddp_prof.analyze.root_cause import RunExplanation
+    import plotly.graph_objects as go
+
     from ddp_prof.analyze.variants.waterfall import Waterfall
-    from ddp_prof.manifest import Manifest
     from ddp_prof.present.columns import Column, Row
-    from ddp_prof.present.timeline.model import Source, Timeline
+    from ddp_prof.present.html.report_run import ReportRun
 
 WATERFALL = "waterfall"
 """Name of the chart that tells what the runs changed of each other."""
 CHARTS = ("comparison", "overlap-by-step", "step-times")
 """Names of the charts of all runs, in the order of the page."""
-
-
-@dataclass(frozen=True)
-class ReportRun:
-    """One run.
-
-    Attributes:
-        name: What its files are called.
-        result: Its figures.
-        load_sources: Reads the traces that its timeline shows, of which one may hold all ranks.
-        explanation: Why its communication is exposed.
-        summary: Its row in the comparison of all runs.
-        steps: What each rank communicated, by the key of the step.
-        typical_step: One of them; ``None`` where there are none.
-        use: What its devices spent their time on.
-    """
-
-    name: str
-    result: TraceOverlap
-    load_sources: Callable[[], Sequence[Source]]
-    explanation: RunExplanation
-    summary: VariantSummary
-    steps: Mapping[int, Sequence[RankStepView]]
-    typical_step: int | None
-    use: DeviceUse
-
-    @property
-    def manifest(self) -> Manifest | None:
-        """How it was made, where its traces say it."""
-        return self.explanation.run.manifest
 
 
 def write_report(
@@ -94,30 +59,27 @@ def write_report(
     """
     folder.mkdir(parents=True, exist_ok=True)
     names = _file_names(run.name for run in runs)
-    sections = [
-        RunSection(name, run.result, run.summary, run.manifest, run.explanation, kernels_views(run.result, run.use))
-        for name, run in zip(names, runs, strict=True)
-    ]
+    runs = [replace(run, name=name) for name, run in zip(names, runs, strict=True)]
     results, summaries = [run.result for run in runs], [run.summary for run in runs]
     figures = (draw_comparison(results, summaries), draw_overlap_by_step(results), draw_step_times(results))
-    charts = dict(zip(CHARTS, figures, strict=True))
+    charts = {name: figure for name, figure in zip(CHARTS, figures, strict=True) if _shows_something(figure)}
     if waterfall is not None and waterfall.changes:
         charts[WATERFALL] = draw_waterfall(waterfall)
     pictures = [(chart, folder / f"{name}.png") for name, chart in charts.items()]
-    for at, (section, run) in enumerate(zip(sections, runs, strict=True)):
-        begin(f"pages of {section.result.label}")
-        whole, part = _timelines(run)
-        path = folder / f"{section.name}.html"
-        write_timeline_page(whole, path, navigation=_navigation(sections, at, TIMELINE), shared_plotly=True)
-        _write_why_page(section, run, folder, _navigation(sections, at, WHY))
-        _write_kernels_page(section, folder, _navigation(sections, at, KERNELS))
-        pictures.append((draw_timeline(part), folder / f"{section.name}.png"))
+    for at, run in enumerate(runs):
+        begin(f"pages of {run.result.label}")
+        sources, path = run.load_sources(), folder / f"{run.name}.html"
+        navigation = _navigation(runs, at, TIMELINE)
+        write_timeline_page(build_timeline(sources), path, navigation=navigation, shared_plotly=True)
+        _write_why_page(run, folder, _navigation(runs, at, WHY))
+        _write_kernels_page(run, folder, _navigation(runs, at, KERNELS))
+        pictures.append((draw_timeline(build_excerpt(sources)), folder / f"{run.name}.png"))
     begin("pictures")
     problems = try_pictures(pictures)
     write_page(
         folder / f"{INDEX}.html",
         "index.html",
-        index_values(sections, list(CHARTS), pictures=not problems),
+        index_values(runs, [name for name in CHARTS if name in charts], pictures=not problems),
         title="Communication behind compute",
         figures=charts,
         css=asset("index.css") + asset("tables.css"),
@@ -127,49 +89,53 @@ def write_report(
     return problems
 
 
+def _shows_something(figure: go.Figure) -> bool:
+    """Captures without steps, or without communication, leave some charts empty."""
+    return any(len(trace.x) for trace in figure.data)
+
+
 _PAGES = {TIMELINE: "timeline", WHY: "why it is exposed", KERNELS: "kernels"}
 """The pages of a run: how their names end, and what links to them say."""
 
 
-def _navigation(sections: Sequence[RunSection], at: int, here: str) -> Navigation:
+def _navigation(runs: Sequence[ReportRun], at: int, here: str) -> Navigation:
     """From a page of a run to its other ones, and to those of its neighbours.
 
     Args:
-        sections: All runs.
+        runs: All of them.
         at: The run's position.
         here: A key of ``_PAGES``.
     """
-    name = sections[at].name
+    name = runs[at].name
     links = [
         Link(title, f"{name}{end}.html", keeps_step=KERNELS not in (here, end))
         for end, title in _PAGES.items()
         if end != here
     ]
-    if at:
-        links.append(Link(sections[at - 1].result.label, f"{sections[at - 1].name}{here}.html", "prev"))
-    if at + 1 < len(sections):
-        links.append(Link(sections[at + 1].result.label, f"{sections[at + 1].name}{here}.html", "next"))
+    for other, relation in ((at - 1, "prev"), (at + 1, "next")):
+        if 0 <= other < len(runs):
+            links.append(Link(runs[other].result.label, f"{runs[other].name}{here}.html", relation))
     return Navigation(f"{INDEX}.html", tuple(links))
 
 
-def _write_why_page(section: RunSection, run: ReportRun, folder: Path, navigation: Navigation) -> None:
+def _write_why_page(run: ReportRun, folder: Path, navigation: Navigation) -> None:
     """The collectives of each step, of which one is seen, and who was late in which."""
-    found, cause, step = run.explanation, section.cause, run.typical_step
-    typical = () if step is None else run.steps[step]
-    title = Headline("The collectives of a step")  # the cause is the page's heading
-    figures = {"collectives": draw_step_collectives(found.run, step, typical, title)}
-    figures |= {
-        f"step-{number}": draw_step_collectives(found.run, number, ranks, title) for number, ranks in run.steps.items()
-    }
+    found, cause, step = run.explanation, run.cause, run.typical_step
+    of_what = "a step" if found.run.has_steps else "the capture"
+    title = Headline(f"The collectives of {of_what}")  # the cause is the page's heading
+    drawn = {number: draw_step_collectives(found.run, number, ranks, title) for number, ranks in run.steps.items()}
+    figures = {} if step is None else {"collectives": drawn[step]}
+    steps = list(drawn) if found.run.has_steps else []
+    figures |= {f"step-{number}": drawn[number] for number in steps}
     if len(run.result.ranks) >= LEAST_RANKS:
         figures["skew"] = draw_heat_map(run.result, found.skew)
     elif found.skew.reason is None:
         figures["skew"] = draw_skew(found.run, found.skew)
-    heading = f"{run.result.label}: {cause.claim}"
+    heading = f"{run.result.label}: {cause.claim[:1].lower()}{cause.claim[1:]}"
     write_page(
-        folder / f"{section.name}{WHY}.html",
+        folder / f"{run.name}{WHY}.html",
         "why.html",
-        {"heading": heading, "detail": cause.detail, "steps": list(run.steps), "typical": step},
+        {"heading": heading, "detail": cause.detail, "steps": steps, "typical": step},
         title=heading,
         navigation=navigation,
         figures=figures,
@@ -178,15 +144,14 @@ def _write_why_page(section: RunSection, run: ReportRun, folder: Path, navigatio
     )
 
 
-def _write_kernels_page(section: RunSection, folder: Path, navigation: Navigation) -> None:
+def _write_kernels_page(run: ReportRun, folder: Path, navigation: Navigation) -> None:
     """Which kernels took the time, what hid communication, why devices were idle."""
-    heading = f"{section.result.label}: what took the time"
-    where = place_notice([section.result.device], section.result.caveats)
-    views = [(view, _telling_columns(view.rows_to_read)) for view in section.use.values()]
+    heading = f"{run.result.label}: what took the time"
+    views = [(view, _telling_columns(view.rows_to_read)) for view in run.use.values()]
     write_page(
-        folder / f"{section.name}{KERNELS}.html",
+        folder / f"{run.name}{KERNELS}.html",
         "kernels.html",
-        {"heading": heading, **where, "views": views},
+        {"heading": heading, **place_values([run]), "views": views},
         title=heading,
         navigation=navigation,
         css=asset("tables.css"),
@@ -198,15 +163,6 @@ def _write_kernels_page(section: RunSection, folder: Path, navigation: Navigatio
 def _telling_columns(rows: Sequence[Row]) -> list[Column]:
     """The columns in which something is known, without the run, which is all of the page's."""
     return [column for column in columns_of(rows) if column.key != "run" and any(row[column.key] for row in rows)]
-
-
-def _timelines(run: ReportRun) -> tuple[Timeline, Timeline]:
-    """The timeline of the whole run, to move around in, and that of a few steps, to look at."""
-    sources = run.load_sources()
-    steps = steady_steps([rank for source in sources for rank in source.ranks])
-    whole = build_timeline(sources)
-    part = build_timeline(sources, steps=steps, max_boxes=MAX_BOXES)
-    return whole, part
 
 
 def _file_names(names: Iterable[str]) -> list[str]:

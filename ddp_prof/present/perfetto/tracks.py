@@ -194,18 +194,16 @@ class _Builder:
     def _streams(self) -> Iterator[tuple[str, Slices, Sequence[str]]]:
         """What each device did, by stream."""
         activities = select(self.trace.activities, self.activities)
-        launch = self.trace.launching_calls[self.activities]
-        launch_ns = looked_up(self.trace.calls.start_ns, launch)
-        row = self.collectives.launched_in(launch_ns)
-        row = np.where(activities.category == Category.COMMUNICATION, row, UNKNOWN)
-        own_bytes = self.collectives.of_rows("bytes", row)
+        launch_ns = looked_up(self.trace.calls.start_ns, self.trace.launching_calls[self.activities])
+        row = self.collectives.round_activities(self.trace, self.activities)
+        own_bytes = looked_up(self.collectives.bytes, row)
         slices = _slices(
             activities.start_ns,
             activities.end_ns,
             activities.name_id,
             activities.category,
             bytes=np.where(activities.bytes == UNKNOWN, own_bytes, activities.bytes),
-            bucket=self.collectives.of_rows("bucket", row),
+            bucket=looked_up(self.collectives.bucket, row),
             step=self._step_at(launch_ns),
             correlation=activities.correlation,
         )
@@ -218,11 +216,8 @@ class _Builder:
         return f"main thread {thread}" if thread == self.process else f"{name} {thread}"
 
     def _step_at(self, time_ns: Ints) -> Ints:
-        """Number of the measured step whose host range holds each instant."""
-        if not self.ranks or not self.ranks[0].has_steps:
-            return np.full(len(time_ns), UNKNOWN, np.int64)
-        rank = self.ranks[0]
-        return looked_up(rank.step_keys, rank.steps.index_at(time_ns))
+        """Key of the measured step whose host range holds each instant; a process that is no rank has none."""
+        return self.ranks[0].step_at(time_ns) if self.ranks else np.full_like(time_ns, UNKNOWN)
 
 
 def _slices(start_ns: Ints, end_ns: Ints, name_id: Ints, category: Ints | int, **columns: Ints) -> Slices:

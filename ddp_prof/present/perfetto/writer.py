@@ -18,6 +18,7 @@ import numpy as np
 from ddp_prof import __version__
 from ddp_prof.present.perfetto.tracks import CATEGORIES, tracks_of
 from ddp_prof.trace import UNKNOWN, select
+from ddp_prof.whole_file import written_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,20 +43,14 @@ def write_perfetto(sources: Sequence[Source], path: Path) -> None:
         sources: The traces; where there are several, their titles are part of the processes'.
         path: The file.
     """
-    partial = path.with_name(path.name + ".partial")
-    path.parent.mkdir(parents=True, exist_ok=True)
     zeros = _zeros(sources)
-    try:
-        with _opened(partial, compressed=path.suffix == ".gz") as file:
-            file.write(f'{{"displayTimeUnit":"ns","otherData":{json.dumps(_about(sources, zeros))},"traceEvents":[')
-            separator = "\n"
-            for events in _events(sources, zeros):
-                file.write(separator + ",\n".join(events))
-                separator = ",\n"
-            file.write("\n]}\n")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with written_whole(path) as partial, _opened(partial, compressed=path.suffix == ".gz") as file:
+        file.write(f'{{"displayTimeUnit":"ns","otherData":{json.dumps(_about(sources, zeros))},"traceEvents":[')
+        separator = "\n"
+        for events in _events(sources, zeros):
+            file.write(separator + ",\n".join(events))
+            separator = ",\n"
+        file.write("\n]}\n")
 
 
 @contextmanager

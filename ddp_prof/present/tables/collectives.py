@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddp_prof.analyze.collectives.exposure import WHENS, WHYS
+from ddp_prof.analyze.collectives.exposed_time import WHENS, WHYS
 from ddp_prof.present.columns import Row, Value, ms, times_of
 from ddp_prof.present.headlines import outliers_text
 from ddp_prof.present.json_documents import collectives_document
@@ -30,6 +30,8 @@ DIGEST = Digest(
 )
 BY = ("collective", "step", "bucket")
 """What a row can stand for."""
+MOST_READ = 1000
+"""Rows of a few ranks that are shown one by one on a terminal."""
 SUMMED = ("duration", "wait", "overlapped", "exposed", "exposed_wait")
 """Times of collectives that are summed in a row of several."""
 
@@ -42,12 +44,12 @@ def collectives_view(run: RunAnalysis, result: RunCollectives, headline: Headlin
     if by == BY[0]:
         origins = _origins(result.collectives)
         rows = [_collective_row(collective, origins[collective.step_identity]) for collective in result.collectives]
-        notes.append("ready, launch, start, end: within the step, from the first of these times")
+        notes.append("ready, launch, start, end: time since the first of these in the step")
     else:
         rows = list(_summed_rows(result.collectives, by))
     document = collectives_document(run, result, headline.text)
     # Hundreds of collectives of a few ranks are to be read one by one, those of hundreds of ranks are not.
-    digest = DIGEST if len(run.ranks) > MOST_ROWS else None
+    digest = DIGEST if len(run.ranks) > MOST_ROWS or len(rows) > MOST_READ else None
     return TableView(title, [{"run": run.label, **row} for row in rows], notes, document, digest=digest)
 
 
@@ -58,7 +60,9 @@ def alignment_note(alignment: Alignment) -> str:
     if not alignment.residual_p95_ns:
         return f"clocks of the ranks: {alignment.method}"
     p50, p95 = milliseconds(alignment.residual_p50_ns or 0), milliseconds(alignment.residual_p95_ns)
-    return f"clocks of the ranks: {alignment.method}; residual p50 {p50}, p95 {p95}: nothing below that is claimed"
+    return (
+        f"clocks of the ranks: {alignment.method}; residual p50 {p50}, p95 {p95}; smaller differences are not reported"
+    )
 
 
 def _origins(collectives: Sequence[Collective]) -> dict[Hashable, int]:

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.overlap.overlap import TraceOverlap
 
 HOW_TO_READ = (
-    "medians over the steps of all ranks, of communication over those that communicate; overlapped: comm less exposed; "
-    "spread: interquartile range; overlap: of all communication"
+    "times are medians over the steps of all ranks; those of communication over the steps that communicate; "
+    "overlapped: comm minus exposed; spread: interquartile range of the steps; overlap: share of all communication; "
+    "speedup: over naive"
 )
 
 

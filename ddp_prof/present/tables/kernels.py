@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 _LONGEST_NAME = 60
 _SUMMED = "durations are summed over ranks, steps and streams, so that they may exceed the time that passed"
 _SLOWDOWN = (
-    f"slowdown: the same kernel, launch shape and phase beside communication and alone; n/a below {LEAST_EXECUTIONS} "
-    "executions of each"
+    f"slowdown: median duration beside communication over that alone, of one kernel, launch shape and phase; n/a with "
+    f"fewer than {LEAST_EXECUTIONS} executions of either"
 )
 _NO_SHAPES = "no launch shapes in this trace: kernels of one name and phase count as the same"
 _IDLE = (
-    "idle time of all steps, summed over ranks; 'host ...': where the host was while the next work was not launched; "
-    f"'{NOT_BEGUN}': after its launch"
+    "idle time within steps, or within a capture that marks none, summed over ranks; 'host ...': where the host was "
+    f"before it launched the next work; '{NOT_BEGUN}': the next work was launched, and had not begun"
 )
 NO_KERNELS = "no kernels were recorded: on a CPU only the program's ranges are known"
 
@@ -73,7 +73,8 @@ def short_name(name: str) -> str:
     *_, folder, last = ("", *outer.split("::"))
     short = f"{folder}::{last}" if last.lower() == "kernel" else last
     types = re.sub(r"(?:[A-Za-z_]\w*::)+", "", inner)
-    return plain_name(f"{short}{bracket}{types}", _LONGEST_NAME).rstrip("<, ")
+    named = plain_name(f"{short}{bracket}{types}", _LONGEST_NAME).rstrip("<, ")
+    return f"{named}…" if named.count("<") > named.count(">") and not named.endswith("…") else named
 
 
 def _kernel_row(kernel: KernelTime, whole_ns: int) -> Row:

@@ -13,7 +13,6 @@ from ddp_prof.range_names import PHASES
 from ddp_prof.trace import UNKNOWN
 
 if TYPE_CHECKING:
-    from ddp_prof.analyze.core.rank_events import RankEvents
     from ddp_prof.trace import Ints, Mask
 
 CODE = {category: code for code, category in enumerate(theme.CATEGORIES)}
@@ -96,9 +95,3 @@ def make_boxes(view: View, start_ns: Ints, end_ns: Ints, category: Ints, **colum
 def codes_of(category: str, rows: int) -> Ints:
     """A column of one category."""
     return np.broadcast_to(np.int64(CODE[category]), rows)
-
-
-def step_at(rank: RankEvents, time_ns: Ints) -> Ints:
-    """Number of the step whose host range holds each instant."""
-    numbers: Ints = np.append(rank.step_keys, UNKNOWN)[rank.steps.index_at(time_ns)]
-    return numbers

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ddp_prof.errors import TraceError
+from ddp_prof.present.text import milliseconds
 from ddp_prof.present.timeline.boxes import View
 from ddp_prof.present.timeline.lanes import lanes_of
 from ddp_prof.present.timeline.model import Panel, RankLanes, StepMark, Timeline
-from ddp_prof.range_names import PROCESS, parse_range
+from ddp_prof.range_names import PROCESS, ranges_among
 from ddp_prof.trace import select
 
 if TYPE_CHECKING:
@@ -53,13 +54,24 @@ def build_timeline(
     return Timeline(tuple(map(_panel, sources, chosen, views)))
 
 
-def steady_steps(rank_events: Sequence[RankEvents], count: int = 2) -> list[int] | None:
-    """Numbers of a few steps from the middle of the capture, ``None`` where it has no steps."""
+def build_excerpt(sources: Sequence[Source], steps: Collection[int] | None = None) -> Timeline:
+    """The timeline of a few steps, of which a picture can be drawn.
+
+    Args:
+        sources: As of :func:`build_timeline`.
+        steps: Numbers of the steps to show; by default two from the middle.
+    """
+    shown = steps or steady_steps([rank for source in sources for rank in source.ranks])
+    return build_timeline(sources, steps=shown, max_boxes=MAX_BOXES)
+
+
+def steady_steps(rank_events: Sequence[RankEvents]) -> list[int] | None:
+    """Numbers of two steps from the middle of the capture, ``None`` where it has no steps."""
     numbers = next((events.step_keys.tolist() for events in rank_events if events.has_steps), None)
     if numbers is None:
         return None
-    first = max(0, (len(numbers) - count + 1) // 2)
-    return list(numbers[first : first + count])
+    first = max(0, (len(numbers) - 1) // 2)
+    return list(numbers[first : first + 2])
 
 
 class _Rank(NamedTuple):
@@ -73,7 +85,7 @@ class _Rank(NamedTuple):
 def _panel(source: Source, ranks: Sequence[_Rank], view: View) -> Panel:
     return Panel(
         title=source.title,
-        device="cuda" if len(source.trace.activities) else "cpu",
+        device=source.trace.device,
         facts=_facts(source, ranks, view),
         ranks=tuple(
             RankLanes(
@@ -165,7 +177,7 @@ def _step_marks(ranks: Sequence[_Rank], view: View) -> tuple[StepMark, ...]:
 def _facts(source: Source, ranks: Sequence[_Rank], view: View) -> tuple[str, ...]:
     """What a reader of the figure should know of the run beside its name."""
     trace = source.trace
-    said = next((parse_range(name) for name in trace.names if name.startswith(f"{PROCESS}|")), None)
+    said = next(iter(ranges_among(trace.names, PROCESS).values()), None)
     manifest = trace.manifest
     world = manifest.world_size if manifest else said and said.number("world")
     backend = manifest.backend if manifest else said and said.text("backend")
@@ -177,12 +189,20 @@ def _facts(source: Source, ranks: Sequence[_Rank], view: View) -> tuple[str, ...
         facts.append(f"model {manifest.model_size}, batch {manifest.batch_size} x {manifest.seq_len}")
     numbers = [events.step_keys[rows] for events, _, rows in ranks if len(rows)]
     if not numbers:
-        seconds = (view.end_ns - view.start_ns) / 1e9
-        return (*facts, "no steps are marked in this trace", f"{seconds:.3f} of {trace.duration_ns / 1e9:.3f} s shown")
+        return (*facts, "no steps are marked in this trace", _shown_without_steps(ranks, view, trace.duration_ns))
     shown, measured = len(numbers[0]), max(len(rank.events.steps) for rank in ranks)
     first, last = int(numbers[0].min()), int(numbers[0].max())
     span = f"step {first}" if first == last else f"steps {first} to {last}"
     return (*facts, span if shown == measured else f"{span} shown; percentages over all {measured} measured steps")
+
+
+def _shown_without_steps(ranks: Sequence[_Rank], view: View, captured_ns: int) -> str:
+    shown, captured = milliseconds(view.end_ns - view.start_ns), milliseconds(captured_ns)
+    if shown == captured:
+        return f"all {captured} shown"
+    is_cut = any((rank.events.events.end_ns > view.end_ns).any() for rank in ranks)
+    part = "beginning" if is_cut else "first to last compute, communication or copy"
+    return f"{shown} of {captured} shown: {part}"
 
 
 def _rank_title(events: RankEvents) -> str:

@@ -4,42 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddp_prof.analyze.collectives.exposure import (
-    BLOCKING_CALL,
-    LAUNCHED_LATE,
-    OUTSIDE,
-    PEER_WAIT,
-    QUEUED,
-    TAIL,
-    TRANSFER,
-    UNKNOWN_WHEN,
-    WHENS,
-    WHYS,
-)
+from ddp_prof.analyze.collectives.exposed_time import BLOCKING_CALL, PEER_WAIT, TAIL, UNKNOWN_WHEN, WHENS, WHYS
 from ddp_prof.present import theme
+from ddp_prof.present.headlines import WHEN, WHY
 from ddp_prof.present.text import MAX_NAME, percent, plain_name
 from ddp_prof.present.timeline.model import COMMUNICATION, COMPUTE, HOST, STRIP
-from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER
 from ddp_prof.trace import UNKNOWN
 
 if TYPE_CHECKING:
     from ddp_prof.present.timeline.model import Lane, Timeline
 
-_WHEN = {
-    FORWARD: "during forward",
-    BACKWARD: "during backward",
-    TAIL: "in the tail, after backward's last compute",
-    OPTIMIZER: "during the optimizer",
-    OUTSIDE: "between phases",
-    UNKNOWN_WHEN: "in no known phase",
-}
-_WHY = {
-    BLOCKING_CALL: "the program waits for it",
-    LAUNCHED_LATE: "launched late by the host",
-    QUEUED: "queued behind another collective",
-    PEER_WAIT: "a peer had not arrived",
-    TRANSFER: "in transfer",
-}
+_WHEN = WHEN | {TAIL: "in the tail, after backward's last compute", UNKNOWN_WHEN: "in no known phase"}
+_WHY = WHY | {BLOCKING_CALL: "the program waits for it", PEER_WAIT: "a peer had not arrived"}
 EXPOSED_PARTS = tuple((_WHEN[when], _WHY[why]) for when in WHENS for why in WHYS)
 """When and why a part of a collective is exposed, in the order of ``Exposure.pairs_ns``."""
 
@@ -59,7 +35,7 @@ def axis_title(model: Timeline) -> str:
     """What time 0 is."""
     marks = [panel.steps[0].number for panel in model.panels if panel.steps]
     if not marks:
-        return "time since the start of the capture"
+        return "time since the first compute, communication or copy"
     return f"time since the start of step {marks[0]}" if len(set(marks)) == 1 else "time since the first step shown"
 
 
@@ -91,7 +67,7 @@ def explanation(model: Timeline) -> tuple[tuple[str, str | None], ...]:
         return ()
     return (
         (theme.LEGEND[theme.OVERLAPPED], theme.OVERLAPPED),
-        (" runs while the rank computes; during ", None),
+        (" runs while the rank computes, ", None),
         (theme.LEGEND[theme.EXPOSED], theme.EXPOSED),
-        (" it computes nothing", None),
+        (" while it computes nothing", None),
     )

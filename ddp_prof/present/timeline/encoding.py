@@ -27,7 +27,7 @@ from ddp_prof.analyze.intervals import Intervals
 from ddp_prof.present import theme
 from ddp_prof.present.timeline.captions import box_label, box_title
 from ddp_prof.present.timeline.model import STRIP, Boxes
-from ddp_prof.trace import UNKNOWN, select
+from ddp_prof.trace import UNKNOWN, distinct_rows, select
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -41,7 +41,6 @@ LONGEST_TITLE = 1000
 OVERVIEW_COLUMNS = 1000
 
 _COMPRESSION = 4  # 6 is a fifth smaller and takes twice as long
-_MOST_FLAGS = 1_000_000
 
 
 class Placed(NamedTuple):
@@ -99,14 +98,14 @@ class Titles:
 
     def of(self, lane: Lane, boxes: Boxes) -> Ints:
         """The number of each box's title, where it is new after those that there are."""
-        first, which = _distinct(boxes.category, boxes.name_id, boxes.bucket)
+        first, which = distinct_rows(boxes.category, boxes.name_id, boxes.bucket)
         ids = [self.titles.setdefault(_title(lane, boxes, row), len(self.titles)) for row in first.tolist()]
         numbered: Ints = np.array(ids, np.int64)[which]
         return numbered
 
     def shape_of(self, lane: Lane, boxes: Boxes) -> Ints:
         """The number of each box's launch shape."""
-        first, which = _distinct(boxes.shape, boxes.registers)
+        first, which = distinct_rows(boxes.shape, boxes.registers)
         used = zip(boxes.shape[first].tolist(), boxes.registers[first].tolist(), strict=True)
         keys = [("" if shape == UNKNOWN else lane.names[shape], registers) for shape, registers in used]
         numbered: Ints = np.array([self.shapes.setdefault(key, len(self.shapes)) for key in keys], np.int64)[which]
@@ -294,32 +293,6 @@ def _rows_of(placed: Placed, boxes: Boxes) -> Iterator[PackedRow]:
     for level, start, end in zip(levels.tolist(), first.tolist(), ends, strict=True):
         own = Boxes(**{column.name: getattr(boxes, column.name)[start:end] for column in fields(Boxes)})
         yield PackedRow(placed, level, own)
-
-
-def _distinct(*columns: Ints) -> tuple[Ints, Ints]:
-    """A row of each distinct combination, and for each row which combination it is."""
-    which = np.zeros(len(columns[0]), np.int64)
-    for column in columns:
-        codes = _codes(column)
-        which = _codes(which * (codes.max(initial=0) + 1) + codes)
-    rows = np.arange(len(which))[::-1]
-    first = np.zeros(which.max(initial=-1) + 1, np.int64)
-    first[which[::-1]] = rows  # of several rows of one combination the last one written stays: the first
-    return first, which
-
-
-def _codes(column: Ints) -> Ints:
-    """Distinct values as 0, 1, 2, ..."""
-    low, high = column.min(initial=0), column.max(initial=0)
-    if low == high:
-        return np.zeros_like(column)
-    if high - low > _MOST_FLAGS:
-        return np.asarray(np.unique(column, return_inverse=True)[1], np.int64)
-    # Several times as fast as sorting.
-    seen = np.zeros(high - low + 1, np.int64)
-    seen[column - low] = 1
-    numbered: Ints = (np.cumsum(seen) - 1)[column - low]
-    return numbered
 
 
 def _title(lane: Lane, boxes: Boxes, row: int) -> tuple[str, str, int]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ddp_prof.present import theme
 from ddp_prof.present.text import milliseconds, percent
-from ddp_prof.present.timeline.boxes import PHASE_CODE, codes_of, make_boxes, nest, stack, step_at
+from ddp_prof.present.timeline.boxes import PHASE_CODE, codes_of, make_boxes, nest, stack
 from ddp_prof.present.timeline.model import CALLS, HOST, RANGES, Lane
 from ddp_prof.range_names import PROCESS
 from ddp_prof.trace import UNKNOWN, concatenate, distinct, select
@@ -45,7 +45,7 @@ def host_lane(rank: RankEvents, view: View) -> Lane:
         phases.end_ns,
         PHASE_CODE[phases.kind],
         name_id=np.repeat([UNKNOWN, len(numbers)], [len(told), len(inferred)]),
-        step=step_at(rank, phases.start_ns),
+        step=rank.step_at(phases.start_ns),
         level=stack(phases.start_ns, phases.end_ns) + steps.level.max(initial=-1) + 1,
     )
     parts = select(rank.breakdown, seen)
@@ -77,7 +77,7 @@ def range_lanes(rank: RankEvents, view: View) -> Iterator[Lane]:
             spans.end_ns[rows],
             codes_of(theme.RANGE, len(rows)),
             name_id=spans.name_id[rows],
-            step=step_at(rank, spans.start_ns[rows]),
+            step=rank.step_at(spans.start_ns[rows]),
             level=np.concatenate([depth, below]),
         )
         yield Lane(f"ranges, {thread_name(trace, rank.process, thread)}", RANGES, boxes, trace.names)
@@ -104,7 +104,7 @@ def call_lanes(rank: RankEvents, view: View) -> Iterator[Lane]:
             end,
             codes_of(theme.CALL, len(rows)),
             name_id=details.name_id[rows],
-            step=step_at(rank, start),
+            step=rank.step_at(start),
             call=rows,
             level=nest(start, end),
         )

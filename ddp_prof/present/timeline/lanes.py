@@ -8,10 +8,10 @@ import numpy as np
 
 from ddp_prof.analyze.intervals import union
 from ddp_prof.present import theme
-from ddp_prof.present.timeline.boxes import CODE, PHASE_CODE, codes_of, make_boxes, step_at
+from ddp_prof.present.timeline.boxes import CODE, PHASE_CODE, codes_of, make_boxes
 from ddp_prof.present.timeline.host_lanes import call_lanes, host_lane, range_lanes
 from ddp_prof.present.timeline.model import COMMUNICATION, COMPUTE, COPIES, GRAPHS, STRIP, UNNAMED, Boxes, Lane
-from ddp_prof.trace import UNKNOWN, Category, concatenate, empty, select
+from ddp_prof.trace import UNKNOWN, Category, concatenate, empty, looked_up, select
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.core.rank_events import RankEvents
@@ -72,7 +72,7 @@ def lanes_of(rank: RankEvents, view: View, explained: Explained) -> tuple[Lane, 
 def _host_compute_lane(rank: RankEvents, view: View) -> Lane:
     events = rank.of(Category.COMPUTE)
     events = select(events, view.holds(events.start_ns, events.end_ns))
-    numbers = np.append(rank.step_keys, UNKNOWN)[events.step]
+    numbers = looked_up(rank.step_keys, events.step)
     return Lane(
         "compute", COMPUTE, make_boxes(view, events.start_ns, events.end_ns, PHASE_CODE[events.phase], step=numbers)
     )
@@ -88,7 +88,7 @@ def _host_communication_lane(rank: RankEvents, view: View, explained: Explained)
         ranges.end_ns,
         codes_of(theme.COMMUNICATION, len(ranges)),
         name_id=ranges.name_id,
-        step=step_at(rank, ranges.start_ns),
+        step=rank.step_at(ranges.start_ns),
         bucket=ranges.bucket,
         bytes=ranges.bytes,
         collective=_collectives(explained, ranges.start_ns, ranges.end_ns, np.full(len(ranges), UNKNOWN)),
@@ -102,14 +102,14 @@ def _device_lanes(rank: RankEvents, view: View, explained: Explained) -> list[La
     mine = view.holds(trace.activities.start_ns, trace.activities.end_ns) & _on_device(rank)
     activities = select(trace.activities, mine)
     event = _event_of(rank)[mine]
-    ranges, launched_in = rank.collective_ranges, _launching_range(rank, mine)
-    phase = np.append(rank.events.phase, UNKNOWN)[event]
+    ranges, launched_in = rank.collective_ranges, rank.collective_ranges.round_activities(trace, mine)
+    phase = looked_up(rank.events.phase, event)
     columns = {
         "category": _category_codes(activities.category, phase),
         "name_id": activities.name_id,
-        "step": np.append(rank.step_keys, UNKNOWN)[np.append(rank.events.step, UNKNOWN)[event]],
-        "bucket": ranges.of_rows("bucket", launched_in),
-        "bytes": np.where(activities.bytes == UNKNOWN, ranges.of_rows("bytes", launched_in), activities.bytes),
+        "step": looked_up(rank.step_keys, looked_up(rank.events.step, event)),
+        "bucket": looked_up(ranges.bucket, launched_in),
+        "bytes": np.where(activities.bytes == UNKNOWN, looked_up(ranges.bytes, launched_in), activities.bytes),
         "phase": phase,
         "call": trace.launching_calls[mine],
     }
@@ -126,7 +126,7 @@ def _device_lanes(rank: RankEvents, view: View, explained: Explained) -> list[La
             start, end = activities.start_ns[rows], activities.end_ns[rows]
             if kind == COMMUNICATION:
                 found = own["collective"] = _collectives(explained, start, end, activities.lane[rows])
-                noted = np.append(explained.timings.bytes, UNKNOWN)[found]
+                noted = looked_up(explained.timings.bytes, found)
                 own["bytes"] = np.where(own["bytes"] == UNKNOWN, noted, own["bytes"])
             boxes = make_boxes(view, start, end, **own)
             title = _TITLES.get(kind, kind)
@@ -169,14 +169,6 @@ def _event_of(rank: RankEvents) -> Ints:
     measured = rank.events.activity != UNKNOWN
     event[rank.events.activity[measured]] = np.flatnonzero(measured)
     return event
-
-
-def _launching_range(rank: RankEvents, mine: Mask) -> Ints:
-    """For each of the activities the row of our range that its launch lies in, if it is a collective."""
-    trace = rank.trace
-    launch_ns = np.append(trace.calls.start_ns, UNKNOWN)[trace.launching_calls[mine]]
-    row = rank.collective_ranges.launched_in(launch_ns)
-    return np.where(trace.activities.category[mine] == Category.COMMUNICATION, row, UNKNOWN)
 
 
 def _strip_lane(rank: RankEvents, view: View) -> Lane:

@@ -24,7 +24,7 @@ from ddp_prof.trace import Table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddp_prof.analyze.collectives.exposure import Exposure
+    from ddp_prof.analyze.collectives.exposed_time import Exposure
     from ddp_prof.analyze.collectives.timing import CollectiveTimings
     from ddp_prof.analyze.core.rank_events import RankEvents
     from ddp_prof.analyze.overlap.overlap import RankOverlap

@@ -65,18 +65,6 @@ def launch(world: int, command: Sequence[str], log: Path | None = None) -> None:
             raise _cause(failed, Path(directory), log, can_lack_memory=kills is None or kills != kills_before)
 
 
-def run_script(world: int, run_rank: Callable[[], int]) -> int:
-    """Start this script once more as ``world`` ranks, or be one of them; returns the exit code.
-
-    Args:
-        world: Number of ranks.
-        run_rank: What a rank does; returns its exit code.
-    """
-    if "RANK" in os.environ:
-        return run_rank()
-    return exit_code_of(Path(sys.argv[0]).stem, lambda: launch(world, sys.argv))
-
-
 def exit_code_of(program: str, action: Callable[[], int | None], *, on_stop: str = "") -> int:
     """Do what a command line asks for: a failure is a line on stderr and 1, a signal to end 128 plus its number."""
     try:

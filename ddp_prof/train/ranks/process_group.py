@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore, HashStore, Store, TCPStore  # type: ignore[attr-defined]  # not in torch's __all__
 
-from ddp_prof.errors import WorkloadError
+from ddp_prof.errors import WorkloadError, first_line
 from ddp_prof.train.ranks.launch import LAUNCH_DIRECTORY
 from ddp_prof.train.ranks.shared_gpu import nccl_environment, refusal
 
@@ -151,7 +151,7 @@ def process_group(
         if is_shared and (refused := refusal(str(error), _nccl_version())):
             raise WorkloadError(f"rank {place.rank}: {refused}") from error
         raise WorkloadError(
-            f"rank {place.rank}: cannot form a process group with {backend}: {_first_line(error)}"
+            f"rank {place.rank}: cannot form a process group with {backend}: {first_line(error)}"
         ) from error
     yield
     # Only after success: with a peer gone it could wait for it.
@@ -174,14 +174,10 @@ def _meeting_place(place: RankInfo, timeout: timedelta) -> Store | None:
     try:
         return TCPStore(address, int(port), place.world, is_master=place.rank == 0, timeout=timeout)
     except (OSError, RuntimeError, ValueError) as error:
-        reason = "is another program's" if "EADDRINUSE" in str(error) else f"cannot be had ({_first_line(error)})"
+        reason = "is another program's" if "EADDRINUSE" in str(error) else f"cannot be had ({first_line(error)})"
         raise WorkloadError(
             f"rank {place.rank}: MASTER_PORT {port} of {address} {reason}: choose another, or unset it"
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _nccl_version() -> tuple[int, ...]:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ddp_prof.ddp import annotate
+from ddp_prof.whole_file import written_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -127,13 +128,12 @@ def rank_path(path: Path, rank: int) -> Path:
 
 def write_kineto(recorded: profile, crossing: Sequence[Recorded], path: Path) -> None:
     """Export the profile with the ranges that cross threads added; the file is there whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    recorded.export_chrome_trace(str(partial))
-    document = json.loads(partial.read_bytes())
-    document["traceEvents"] += in_flight_events(crossing, document.get("baseTimeNanoseconds", 0), os.getpid())
-    text = json.dumps(document, separators=(",", ":")).encode()
-    partial.write_bytes(gzip.compress(text, 6) if path.name.endswith(".gz") else text)
-    partial.replace(path)
+    with written_whole(path) as partial:
+        recorded.export_chrome_trace(str(partial))
+        document = json.loads(partial.read_bytes())
+        document["traceEvents"] += in_flight_events(crossing, document.get("baseTimeNanoseconds", 0), os.getpid())
+        text = json.dumps(document, separators=(",", ":")).encode()
+        partial.write_bytes(gzip.compress(text, 6) if path.name.endswith(".gz") else text)
 
 
 def in_flight_events(crossing: Sequence[Recorded], base_ns: int, process: int) -> list[dict[str, Any]]:

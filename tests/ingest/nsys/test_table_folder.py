@@ -11,13 +11,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
 from pyarrow import ipc, parquet
 
-from ddp_prof.cli import main
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.load import find_traces, load_trace
 from ddp_prof.trace import Trace
+from tests.command_line import run
 from tests.conftest import ROOT
 from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.nsys_factory import GENERATIONS, write_capture
@@ -69,6 +68,25 @@ def test_the_trace_is_that_of_the_database(tmp_path: Path, product: str, kind: s
     assert_same(trace, load_trace(export, with_launches=True))
 
 
+def test_text_as_other_programs_write_it_is_text(tmp_path: Path) -> None:
+    export = write_capture(tmp_path / "x.sqlite", known_truth())
+    folder = write_tables(export, tmp_path / "x_pqtdir", "parquet")
+    for file in folder.iterdir():
+        table = parquet.read_table(file)
+        types = [pa.large_string() if pa.types.is_string(kind) else kind for kind in table.schema.types]
+        parquet.write_table(table.cast(pa.schema(zip(table.schema.names, types, strict=True))), file)
+    assert_same(load_trace(folder), load_trace(export))
+
+
+def test_what_is_wrong_within_is_said_of_the_folder(tmp_path: Path) -> None:
+    folder = write_tables(write_capture(tmp_path / "x.sqlite", known_truth()), tmp_path / "x_pqtdir", "parquet")
+    strings = parquet.read_table(folder / "StringIds.parquet")
+    parquet.write_table(strings.slice(0, 0), folder / "StringIds.parquet")
+    with pytest.raises(TraceError, match=r"none of its .* kernels has a name") as caught:
+        load_trace(folder)
+    assert caught.value.path == folder
+
+
 def test_a_real_capture_with_its_run_json(tmp_path: Path) -> None:
     for name in ("overlap.sqlite", "overlap.run.json"):
         shutil.copy(ROOT / "traces" / name, tmp_path)
@@ -92,7 +110,7 @@ def test_a_damaged_table_is_named_and_nothing_is_written(tmp_path: Path) -> None
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(TraceError, match=r"NVTX_EVENTS\.parquet: cannot be read \("):
         load_trace(folder)
-    done = CliRunner().invoke(main, ["overlap", str(folder)])
+    done = run("overlap", str(folder))
     assert (done.exit_code, done.output.count("\n")) == (1, 1)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
@@ -102,6 +120,6 @@ def test_the_command_line_reads_it_by_two_processes(tmp_path: Path) -> None:
     folder = write_tables(export, tmp_path / "y_arwdir", "arrow")
     shutil.copytree(folder, tmp_path / "z_arwdir")
     command = ["overlap", str(folder), str(tmp_path / "z_arwdir"), "--format", "csv", "--separate"]
-    by_two, by_one = (CliRunner().invoke(main, [*command, "--jobs", jobs]) for jobs in ("2", "1"))
+    by_two, by_one = (run(*command, "--jobs", jobs) for jobs in ("2", "1"))
     assert (by_two.exit_code, by_two.stdout) == (0, by_one.stdout), by_two.output
     assert by_two.stdout.count("\n") == 3

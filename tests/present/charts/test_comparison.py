@@ -7,7 +7,7 @@ import pytest
 from ddp_prof.analyze.overlap.comparison import compare_variants
 from ddp_prof.present import theme
 from ddp_prof.present.charts import comparison
-from ddp_prof.present.charts.comparison import overlap_ratio, parts_ms
+from ddp_prof.present.charts.comparison import parts_ms
 from ddp_prof.present.charts.frame import run_label
 from ddp_prof.present.tables.comparison import compare_rows
 from tests.drawing import draw_trace
@@ -63,9 +63,25 @@ def test_the_headline_names_the_extremes_and_a_cpu() -> None:
     assert "device: cpu" in title.subtitle.text
 
 
+def test_bars_longer_than_the_steps_of_the_table_are_explained() -> None:
+    """The device ends what the first step launched at 14, when the host's step is over since 8."""
+    late = draw_trace(
+        ranges={"step|index=0": "########", "forward": ".##.....", "backward": "...####."},
+        launches={"main": ".a.bB"},
+        streams={7: "..aabbbb", 9: "......BBBBBBBB"},
+    )
+    assert "windows of steps overlap" in draw_comparison([result_of(late)]).layout.title.subtitle.text
+    assert "windows" not in draw_comparison([BARE]).layout.title.subtitle.text
+
+
+def test_without_steps_the_shares_take_the_room_of_the_bars() -> None:
+    figure = draw_comparison([result_of(draw_trace(streams={7: "aa..", 9: ".BB."}), "no steps")])
+    assert (figure.layout.xaxis2.domain, figure.layout.xaxis.visible) == ((0, 1), False)
+    assert draw_comparison([BARE]).layout.xaxis2.domain[0] > 0.5
+
+
 def test_what_cannot_be_known_is_left_out() -> None:
     assert parts_ms(compare_variants([SILENT])[0]) == {}
-    assert overlap_ratio(SILENT) is None
     figure = draw_comparison([SILENT])
     assert [item.text for item in figure.layout.annotations] == ["<b>n/a</b>"]
     assert figure.layout.title.text == "<b>How much communication hides is not known</b>"

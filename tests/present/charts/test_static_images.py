@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import os
+import signal
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +12,7 @@ import pytest
 from ddp_prof.present.charts.static_images import SCALE, WIDTH, PictureError, find_browser, write_pictures
 from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.present.timeline.figure import draw_timeline
+from tests.conftest import ROOT
 from tests.present.runs import cpu_run, run_of
 
 
@@ -52,3 +57,28 @@ def test_a_browser_that_fails_is_one_clear_error(tmp_path: Path, monkeypatch: py
     with pytest.raises(PictureError, match=r"could not be drawn with .*/broken: [^(]") as raised:
         write_pictures([(figure(), tmp_path / "a.png")])
     assert "\n" not in str(raised.value)
+
+
+def test_what_a_failed_browser_leaves_running_does_not_keep_the_program_from_ending(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! >> {tmp_path}/left\nexit 1\n")
+    broken.chmod(0o755)
+    report = [
+        sys.executable,
+        "-c",
+        "from ddp_prof.cli import main; main()",
+        "report",
+        "-q",
+        ROOT / "traces/overlap.sqlite",
+        "-o",
+        tmp_path,
+    ]
+    try:
+        ended = subprocess.run(
+            report, env={**os.environ, "BROWSER_PATH": str(broken)}, capture_output=True, text=True, timeout=300
+        )
+    finally:
+        for process in (tmp_path / "left").read_text().split():
+            os.kill(int(process), signal.SIGKILL)
+    assert ended.returncode == 0
+    assert "pictures could not be drawn" in ended.stderr

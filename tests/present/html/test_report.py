@@ -16,13 +16,10 @@ from ddp_prof.present.charts.steps import draw_step_times
 from ddp_prof.present.charts.straggler import draw_skew
 from ddp_prof.present.charts.waterfall import draw_waterfall
 from ddp_prof.present.headlines import Headline
-from ddp_prof.present.html.report import ReportRun, write_report
+from ddp_prof.present.html.report import write_report
+from ddp_prof.present.html.report_run import ReportRun
+from tests.drawing import draw_trace
 from tests.present.runs import HOSTILE_TITLE, cpu_run, run_of
-
-
-@pytest.fixture
-def no_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "no-browser"))
 
 
 def manifest(**changes: object) -> Manifest:
@@ -82,6 +79,10 @@ class _Reader(HTMLParser):
         elif self._tag in {"dt", "dd"}:
             key, value = self.pairs[-1]
             self.pairs[-1] = (key + data, value) if self._tag == "dt" else (key, value + data)
+
+
+def charts_of(page: Path) -> list[str]:
+    return re.findall(r'class="figure" id="([^"]*)"', page.read_text(encoding="utf-8"))
 
 
 def read(page: Path) -> _Reader:
@@ -169,6 +170,23 @@ class TestPages:
         assert [dict(zip(heads, row, strict=True))["overlap %"] for row in (naive, half)] == ["0.0", "50.0"]
         assert "device: cpu" in page.sections[""]
         assert "50 % overlapped, device: cpu" in page.sections["timelines"]
+
+    def test_without_steps_no_page_speaks_of_any(self, tmp_path: Path) -> None:
+        write_report([run_of(draw_trace(streams={7: "aa....", 9: ".BBB.."}), "stepless")], tmp_path)
+        page = read(tmp_path / "index.html")
+        assert charts_of(tmp_path / "index.html") == ["chart-comparison"]
+        assert "steps" not in page.sections
+        assert page.rows[0] == ["variant", "device", "ranks", "steps", "overlap %"], "columns of n/a are left out"
+        why = (tmp_path / "stepless-why.html").read_text(encoding="utf-8")
+        assert "<select" not in why
+        assert "the whole capture, in which no steps are marked" in why
+
+    def test_without_communication_no_chart_is_empty(self, tmp_path: Path) -> None:
+        write_report([run_of(draw_trace(streams={7: "aa.bb"}), "silent")], tmp_path)
+        assert [chart for page in tmp_path.glob("*.html") for chart in charts_of(page)] == []
+        assert "There is no overlap figure" in " ".join(read(tmp_path / "index.html").sections[""])
+        why = (tmp_path / "silent-why.html").read_text(encoding="utf-8")
+        assert "nothing in this trace is known to communicate" in why
 
     def test_ranks_that_shared_a_gpu_are_told_of_in_each_page_and_figure(self, tmp_path: Path) -> None:
         trace = cpu_run()

@@ -10,6 +10,7 @@ from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.analyze.root_cause import find_root_cause
 from ddp_prof.present.headlines import root_cause_headline
 from ddp_prof.present.json_documents import COLLECTIVES_SCHEMA
+from ddp_prof.present.tables import collectives
 from ddp_prof.present.tables.collectives import collectives_view
 from tests.analyze.collectives.test_timing import OURS
 from tests.measuring import analysis_of
@@ -47,6 +48,12 @@ def test_rows_sum_to_the_same(by: str, rows: int) -> None:
     assert len(found) == rows
     assert sum(row["exposed_ms"] for row in found) * 1e6 == pytest.approx(8)
     assert sum(row["when_tail_ms"] for row in found) * 1e6 == pytest.approx(4)
+
+
+def test_thousands_of_rows_are_shortened_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert view_of(OURS).digest is None
+    monkeypatch.setattr(collectives, "MOST_READ", 1)
+    assert view_of(OURS).digest is not None
 
 
 def test_times_are_within_the_step() -> None:

@@ -17,6 +17,7 @@ from tests.nsys_factory import write_capture
     ("name", "short"),
     [
         ("ampere_sgemm_128x64_nn", "ampere_sgemm_128x64_nn"),
+        ("void at::native::unrolled_kernel<at::native::copy(at::Iterator&)::{lambda}>(int)", "unrolled_kernel<copy…"),
         ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)", "ncclDevKernel_AllReduce_Sum_f32_RING_LL"),
         (
             "void at::native::vectorized_elementwise_kernel<(int)4, at::native::CUDAFunctor_add<float>>(int, T2)",

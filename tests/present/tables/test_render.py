@@ -1,9 +1,15 @@
 from __future__ import annotations
 
-import pytest
+import io
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from ddp_prof.present.columns import Row, columns_of
 from ddp_prof.present.table_view import TableView
-from ddp_prof.present.tables.render import markdown, markdown_text, show
+from ddp_prof.present.tables.render import _table, markdown, markdown_text, plain_lines, show
 
 
 @pytest.mark.parametrize(
@@ -37,3 +43,25 @@ def test_a_note_of_several_tables_is_told_once(form: str, capsys: pytest.Capture
     printed = capsys.readouterr()
     lines = [line for line in (printed.out + printed.err).splitlines() if line.startswith("note: ")]
     assert lines == ["note: one", "note: all", "note: two (2 of 3 tables)"]
+
+
+NAMES = st.sampled_from(["overlap", "two words", "a[b]c", "\N{CJK UNIFIED IDEOGRAPH-4E2D}", "", "x" * 50])
+ROWS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "run": NAMES,
+            "exposed_memory_ms": st.none() | st.floats(0, 1e6),
+            "steps": st.none() | st.integers(0, 10**6),
+            "cause": NAMES,
+        }
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(ROWS)
+def test_what_is_piped_is_laid_out_as_on_a_terminal(rows: list[Row]) -> None:
+    terminal = Console(file=io.StringIO(), width=1000, height=100, emoji=False, highlight=False)
+    terminal.print(_table(rows, columns_of(rows)))
+    assert list(plain_lines(rows, columns_of(rows))) == terminal.file.getvalue().splitlines()

@@ -17,7 +17,7 @@ from ddp_prof.present import theme
 from ddp_prof.present.text import shown_name
 from ddp_prof.present.timeline.boxes import stack
 from ddp_prof.present.timeline.build import build_timeline, steady_steps
-from ddp_prof.present.timeline.captions import headline
+from ddp_prof.present.timeline.captions import axis_title, headline
 from ddp_prof.present.timeline.figure import draw_timeline
 from ddp_prof.present.timeline.model import GRAPHS, STRIP, UNNAMED, Lane, Source, Timeline
 from ddp_prof.trace import UNKNOWN, Category, Trace
@@ -249,6 +249,17 @@ class TestSelection:
         assert [step.number for step in model.panels[0].steps] == [3]
         assert any("step 3 shown" in fact for fact in model.panels[0].facts)
 
+    def test_without_steps_it_tells_which_part_of_the_capture_is_shown(self) -> None:
+        """A range of 8 µs, and in it kernels from 2 to 6 µs."""
+        launched = {"ranges": {"range": "#" * 8000}, "streams": {7: "." * 2000 + "a" * 1000 + "." * 2000 + "b" * 1000}}
+        whole = build_timeline([source(draw_trace(**launched))])
+        assert whole.panels[0].facts[-1] == "4.0 µs of 8.0 µs shown: first to last compute, communication or copy"
+        cut = build_timeline([source(draw_trace(**launched))], max_boxes=4)
+        assert cut.panels[0].facts[-1] == "3.0 µs of 8.0 µs shown: beginning"
+        assert axis_title(cut) == "time since the first compute, communication or copy"
+        filled = build_timeline([source(draw_trace(streams=launched["streams"]))])
+        assert filled.panels[0].facts[-1] == "all 4.0 µs shown"
+
     def test_steps_that_are_not_there(self) -> None:
         with pytest.raises(TraceError, match="none of the steps asked for is among its measured steps 3 to 4"):
             build_timeline([source(cpu_trace())], steps=[17])
@@ -259,10 +270,9 @@ class TestSelection:
         assert [step.number for step in model.panels[0].steps] == [0, 1, 2]
 
     def test_steady_steps_are_from_the_middle(self) -> None:
-        steps = {f"step|index={number}": "." * number + "#" for number in range(6)}
-        rank_events = find_rank_events(draw_trace(ranges=steps))
-        assert steady_steps(rank_events) == [2, 3]
-        assert steady_steps(rank_events, 99) == [0, 1, 2, 3, 4, 5]
+        steps = [(f"step|index={number}", "." * number + "#") for number in range(6)]
+        for count, steady in ((6, [2, 3]), (5, [2, 3]), (2, [0, 1]), (1, [0])):
+            assert steady_steps(find_rank_events(draw_trace(ranges=steps[:count]))) == steady
         assert steady_steps(find_rank_events(draw_trace(streams={7: "aa"}))) is None
 
 

@@ -9,10 +9,34 @@ const config = { displaylogo: false, scrollZoom: true, responsive: true,
 const COLORED = ["marker", "line", "error_x", "error_y"];
 const repaint = (trace) => ({ ...trace,
   ...Object.fromEntries(COLORED.filter((key) => trace[key]).map((key) => [key, recolor(trace[key])])) });
+const TITLE_PX = 64, LEGEND_PX = 40, NARROW_PX = 1000;
+/** The words of a title with their weights and colours; nothing else of it becomes part of the page. */
+function copyWords(from, to) {
+  for (const node of from.childNodes) {
+    if (node.nodeType === Node.TEXT_NODE || node.tagName === "BR") { to.append(node.textContent || " "); continue; }
+    const part = document.createElement(node.tagName === "B" ? "b" : "span");
+    part.style.color = node.style.color;
+    copyWords(node, part);
+    to.append(part);
+  }
+}
+/** Writes a chart's title above it, where it wraps; the page's own heading is not repeated. */
+function writeTitle(element, { title = {}, margin, height, ...layout }) {
+  const place = element.closest(".chart").querySelector(".title"), heading = document.querySelector("h1").textContent;
+  place.replaceChildren(...[title.text, title.subtitle?.text].filter(Boolean).map((text) => {
+    const line = document.createElement("p");
+    copyWords(new DOMParser().parseFromString(text, "text/html").body, line);
+    return line;
+  }).filter(({ textContent }) => textContent !== heading));
+  const above = margin?.t - TITLE_PX, isNarrow = element.clientWidth < NARROW_PX;
+  if (!title.text) return { ...layout, margin, height };
+  const t = isNarrow ? above : Math.min(above, LEGEND_PX);
+  return { ...layout, margin: { ...margin, t }, height: height - margin.t + t };
+}
 function draw() {
   for (const element of document.querySelectorAll(".figure")) {
     const { data, layout } = read((element.dataset.shows ?? element.id) + "-data");
-    Plotly.react(element, data.map(repaint), recolor(layout), config);
+    Plotly.react(element, data.map(repaint), writeTitle(element, recolor(layout)), config);
   }
 }
 dark.addEventListener("change", draw);

@@ -13,7 +13,6 @@
 const LEVEL = { host: 16, compute: 18, strip: 32, ranges: 15, calls: 15 }, OTHER_LEVEL = 17;
 const LOWEST_LEVEL = 1.3, TALLEST_STACK = 44, MOST_LEVELS = 12;
 const GAP = { panel: 12, rank: 15, lane: 3 }, PANEL_HEADER = 32, LOWEST_RANK = 72, LABEL = 17, RANK_LINE = 24;
-const MOST_STRETCH = 5;
 const MARGIN = { t: 44, b: 62, l: 300, r: 28 }, NARROW = 640, NARROW_SIDE = 10, NARROW_LEGEND = 10;
 const LEGEND_LINE = 19, LEGEND_ITEM = 42, LEGEND_FREE = 22; // pixels of a line, around an entry, above the lanes anyway
 const TOGETHER = { calls: "CUDA calls", ranges: "ranges" };
@@ -69,7 +68,7 @@ class Arrangement {
     this.#place(1);
     const flexible = this.#seen().reduce((sum, lane) => sum + lane.levels * lane.level, 0);
     const stretch = 1 + (room - this.height) / Math.max(1, flexible);
-    if (stretch > 1) this.#place(Math.min(stretch, MOST_STRETCH));
+    if (stretch > 1) this.#place(stretch);
   }
 
   #seen() {

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ddp_prof.cli.options.adding import add_options
-from ddp_prof.cli.options.talking import is_quiet
+from ddp_prof.cli.options.verbosity import is_quiet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,6 +47,6 @@ _OPTIONS = (
         type=click.Choice(FORMS),
         default=FORMS[0],
         show_default=True,
-        help="How to print.",
+        help="Form of the output.",
     ),
 )

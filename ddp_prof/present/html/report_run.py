@@ -1,0 +1,55 @@
+"""A run as a report tells of it: its figures, and why its communication is exposed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddp_prof.present.headlines import root_cause_headline
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ddp_prof.analyze.collectives.step_view import RankStepView
+    from ddp_prof.analyze.overlap.comparison import VariantSummary
+    from ddp_prof.analyze.overlap.overlap import TraceOverlap
+    from ddp_prof.analyze.root_cause import RunExplanation
+    from ddp_prof.manifest import Manifest
+    from ddp_prof.present.headlines import Headline
+    from ddp_prof.present.table_view import TableView
+    from ddp_prof.present.timeline.model import Source
+
+
+@dataclass(frozen=True)
+class ReportRun:
+    """One run.
+
+    Attributes:
+        name: What its files are called; on the pages what theirs are.
+        result: Its figures.
+        load_sources: Reads the traces that its timeline shows, of which one may hold all ranks.
+        explanation: Why its communication is exposed.
+        summary: Its row in the comparison of all runs.
+        steps: What each rank communicated, by the key of the step.
+        typical_step: One of them; ``None`` where there are none.
+        use: What its devices spent their time on, as tables by name.
+    """
+
+    name: str
+    result: TraceOverlap
+    load_sources: Callable[[], Sequence[Source]]
+    explanation: RunExplanation
+    summary: VariantSummary
+    steps: Mapping[int, Sequence[RankStepView]]
+    typical_step: int | None
+    use: Mapping[str, TableView]
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """How it was made, where its traces say it."""
+        return self.explanation.run.manifest
+
+    @property
+    def cause(self) -> Headline:
+        """The main cause of exposed time, in words."""
+        return root_cause_headline(self.explanation.root_cause, self.explanation.collectives.reason)

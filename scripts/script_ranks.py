@@ -1,0 +1,64 @@
+"""What scripts that run on ranks of their own have in common: options, the start of the ranks, how these fail."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from ddp_prof.errors import DdpProfError
+from ddp_prof.manifest import Caveat
+from ddp_prof.train.ranks.launch import die_with_launcher, exit_code_of, launch, leave_failure
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+    import torch
+
+    from ddp_prof.train.ranks.process_group import RankInfo
+
+Result = TypeVar("Result")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add where the ranks run; ``--world-size`` is the script's own."""
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
+    parser.add_argument("--backend", choices=("auto", "gloo", "nccl"), default="auto", help="default: what fits")
+    parser.add_argument("--ranks-per-gpu", type=int, metavar="N", help="let so many ranks take turns on each GPU")
+
+
+def run_ranks(
+    arguments: argparse.Namespace,
+    measure: Callable[[RankInfo, torch.device], Result],
+    report: Callable[[Result], None],
+) -> int:
+    """Start this script once more as so many ranks, or be one of them; returns the exit code.
+
+    Args:
+        arguments: With ``world_size`` and the options of :func:`add_options`.
+        measure: What each rank does, within the process group.
+        report: What rank 0 then makes of its result; fails by an error of this package.
+    """
+    if "RANK" not in os.environ:
+        return exit_code_of(Path(sys.argv[0]).stem, lambda: launch(arguments.world_size, sys.argv))
+    die_with_launcher()
+    from ddp_prof.train.ranks.process_group import choose_device, count_ranks_per_gpu, find_place, process_group
+
+    place = find_place(os.environ)
+    try:
+        device, backend = choose_device(arguments, place)  # type: ignore[arg-type]  # it reads the three options alone
+        sharing = count_ranks_per_gpu(arguments, place, device)  # type: ignore[arg-type]
+        with process_group(place, device, backend, 120, ranks_per_gpu=sharing):
+            result = measure(place, device)
+        if place.rank == 0:
+            print(f"{place.world} ranks, {backend}, device: {device.type}")
+            if sharing > 1:
+                print(Caveat.SHARED_GPU.value)
+            report(result)
+    except DdpProfError as error:
+        leave_failure(place.rank, error)
+        sys.stdout.flush()
+        os._exit(1)
+    return 0

@@ -1,0 +1,70 @@
+"""A disk that fills up while a command writes: one line that names the file, and nothing half-written."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.ingest.nsys.test_sqlite_export import known_truth
+from tests.nsys_factory import write_capture
+
+ROOM = 3000
+"""Bytes that a file may have: the system refuses the rest, as on a full disk."""
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return write_capture(tmp_path / "known.sqlite", known_truth())
+
+
+def run(*arguments: str | Path, room: int = ROOM) -> subprocess.CompletedProcess[str]:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+
+    return subprocess.run(
+        [sys.executable, "-c", "from ddp_prof.cli import main; main()", *map(str, arguments)],
+        env=os.environ | {"BROWSER_PATH": ""}, cwd=ROOT, capture_output=True, text=True, check=False, preexec_fn=limit,
+    )  # fmt: skip
+
+
+WRITERS = {
+    "timeline": ["timeline", "TRACE", "-o", "x.html"],
+    "report": ["report", "TRACE", "-o", "."],
+    "export": ["export", "traces/naive.sqlite", "-o", "x.json"],
+    "export, packed": ["export", "traces/naive.sqlite", "-o", "x.json.gz"],
+    "collectives": ["collectives", "TRACE", "--html", "x.html"],
+    "skew": ["skew", "traces/overlap.sqlite", "--html", "x.html"],
+    "compare": ["compare", "TRACE", "--html", "x.html"],
+    "results": ["results", "traces/results.db", "-o", "."],
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_was_there_stays(name: str, trace: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    for file in ("x.html", "x.json", "x.json.gz", "index.html", "plotly.min.js", "results.md"):
+        (folder / file).write_text("of before")
+    *command, output = WRITERS[name]
+    done = run(*(trace if word == "TRACE" else word for word in command), folder / output)
+    said = done.stderr.splitlines()
+    assert (done.returncode, len(said)) == (1, 1), done.stderr
+    assert f"{folder}" in said[0]
+    assert "File too large: make room there" in said[0]
+    assert {path.read_text() for path in folder.iterdir()} == {"of before"}
+    assert len(list(folder.iterdir())) == 6
+
+
+@pytest.mark.parametrize("command", ["timeline", "export"])
+def test_of_what_goes_to_stdout_nothing_is_left(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    done = run(command, "traces/naive.sqlite", "-o", "-")
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
+    assert "make room there, or set TMPDIR" in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,25 @@
+"""Tables of columns: what is one and the same in several of them."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_prof.table import distinct_rows
+
+VALUES = st.integers(-3, 3) | st.sampled_from((-(2**62), 2**21, 2**62))
+ROWS = st.integers(1, 3).flatmap(lambda width: st.lists(st.tuples(*[VALUES] * width), min_size=1, max_size=20))
+
+
+@given(ROWS)
+def test_distinct_rows_are_the_first_of_each_combination(rows: list[tuple[int, ...]]) -> None:
+    first, which = distinct_rows(*(np.array(column, np.int64) for column in zip(*rows, strict=True)))
+    assert sorted(first.tolist()) == [at for at, row in enumerate(rows) if row not in rows[:at]]
+    assert [rows[first[combination]] for combination in which.tolist()] == rows
+
+
+def test_no_row_is_no_combination() -> None:
+    nothing = np.empty(0, np.int64)
+    first, which = distinct_rows(nothing, nothing)
+    assert (len(first), len(which)) == (0, 0)
