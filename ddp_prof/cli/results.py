@@ -94,7 +94,7 @@ def command(
 
     table = database.with_suffix(".csv")
     if folder and table == database:
-        raise click.BadParameter("its table would take its results: call it otherwise", param_hint="DATABASE")
+        raise click.BadParameter("its table would replace the results: choose another name", param_hint="DATABASE")
     results = load_results(database)
     summaries = summarize_settings(results)
     selected = _select(database, summaries, filters)

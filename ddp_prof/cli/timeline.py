@@ -27,7 +27,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str | 
             raise click.BadParameter(f"'{value}' is neither a number nor a range such as 3-5")
         low, high = int(first), int(last or first)
         if not 0 <= high - low < _MOST_STEPS:
-            raise click.BadParameter(f"'{part}' is no range of at most {_MOST_STEPS} steps, the first one first")
+            raise click.BadParameter(f"'{part}' is no range of at most {_MOST_STEPS} steps in rising order")
         numbers += range(low, high + 1)
     return numbers
 

@@ -67,7 +67,7 @@ def refuse_impossible_times(trace: Trace) -> Trace:
     first = min((int(column.min()) for column in columns if len(column)), default=0)
     last = max((int(column.max()) for column in columns if len(column)), default=0)
     if first < -_LATEST_NS or last > _LATEST_NS or last - first > _LONGEST_NS:
-        reason = f"it holds times that cannot be, from {first} to {last} ns"
+        reason = f"it holds impossible times, from {first} to {last} ns"
         raise TraceError(trace.path, reason, "it is damaged: export or record it again")
     return trace
 
@@ -91,7 +91,7 @@ def report_unresolved_names(trace: Trace) -> Trace:
     if UNNAMED_RANGE in trace.names:
         unnamed = int((trace.spans.name_id == trace.names.index(UNNAMED_RANGE)).sum())
         warnings.append(
-            f"{unnamed:,} of {len(trace.spans):,} ranges have no name in this trace: no step or phase is known by them"
+            f"{unnamed:,} of {len(trace.spans):,} ranges have no name in this trace: they name no step or phase"
         )
     return replace(trace, warnings=(*trace.warnings, *warnings)) if warnings else trace
 

@@ -139,7 +139,7 @@ class SqliteFile:
         try:
             return integer_array(found.column(name))
         except TypeError as error:
-            raise TraceError(self.path, f"column {name} holds what is no integer", _WAY_OUT) from error
+            raise TraceError(self.path, f"column {name} holds something that is no integer", _WAY_OUT) from error
 
     def query(self, query: str) -> Any:
         """The result of a query as a ``pyarrow.Table``; runs outside Python's global lock."""

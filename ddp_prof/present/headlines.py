@@ -117,10 +117,11 @@ def _culprit(cause: RootCause) -> str:
 
 def _launched_after_backward(cause: RootCause) -> str:
     count = cause.collectives_a_step
-    if cause.alike_a_step == count == 1:
-        return "the only collective of a step is launched then"
-    which = "all" if cause.alike_a_step == count else f"{cause.alike_a_step} of the"
-    return f"{which} {count} collectives of a step {'is' if cause.alike_a_step == 1 else 'are'} launched then"
+    if cause.alike_a_step == count:
+        return f"these are all {count} collectives of a step" if count > 1 else "this is the only collective of a step"
+    return (
+        f"{'this is' if cause.alike_a_step == 1 else 'these are'} {cause.alike_a_step} of {count} collectives of a step"
+    )
 
 
 def _advice(cause: RootCause) -> str:
@@ -130,7 +131,7 @@ def _advice(cause: RootCause) -> str:
     if cause.why == BLOCKING_CALL and cause.blocking == "compute_stream":
         return " Kernels that follow on that stream wait for them."
     if cause.why == BLOCKING_CALL and cause.carries_gradients and not cause.follows_own_bucket:
-        return " Launched by gradient hooks, some of it could hide behind backward."
+        return " If gradient hooks launched them, backward could hide part of their time."
     if cause.why == LAUNCHED_LATE:
         return " The host is behind the device: fewer, larger kernels and collectives would help."
     if cause.when == TAIL and cause.carries_gradients:
@@ -140,7 +141,7 @@ def _advice(cause: RootCause) -> str:
     if cause.when == UNKNOWN_WHEN:
         return " The trace names no phases there: see --step-range and --backward-range."
     if cause.why == TRANSFER and cause.when != OUTSIDE:
-        return " Compute stood still meanwhile; the trace does not tell whether it waited for this or for the host."
+        return " No compute ran meanwhile; the trace does not tell whether the device waited for this or for the host."
     return ""
 
 
@@ -191,12 +192,12 @@ def _tail_advice(cause: RootCause) -> str:
 def skew_headline(skew: RunSkew) -> Headline:
     """Who arrives last, how often, by how much, and what that costs."""
     if skew.reason:
-        return Headline(f"Nothing can be said about skew: {skew.reason}")
+        return Headline(f"The skew is not known: {skew.reason}")
     steps = len(skew.steps)
     if not skew.has_steps:
         latest = max(skew.ranks, key=lambda rank: rank.last_collectives)
         detail = f"{latest.name} arrives last at {latest.last_collectives} of {latest.collectives} collectives."
-        return Headline("The trace tells no steps", detail, "; ")
+        return Headline("The trace marks no steps", detail, "; ")
     if skew.straggler is None:
         most = max((rank.last_steps for rank in skew.ranks), default=0)
         if not most:
@@ -214,8 +215,8 @@ def skew_headline(skew: RunSkew) -> Headline:
         f"by {milliseconds(late.lag_when_last_ns or 0)} (median)"
     )
     detail = (
-        "others wait for it without anything to compute for up to "
-        f"{milliseconds(round(late.cost_ns / late.last_steps))} of such a step, on average."
+        f"others wait for it up to {milliseconds(round(late.cost_ns / late.last_steps))} in such a step (mean), and "
+        "compute nothing meanwhile."
     )
     return Headline(claim, detail, "; ")
 
@@ -228,9 +229,12 @@ def tell_story(summaries: Sequence[VariantSummary]) -> list[str]:
     if base is None or not known:
         return []
     hides, fastest = max(known, key=lambda run: run.overlap_ratio or 0), max(others, key=lambda run: run.speedup or 0)
+    most = percent(hides.overlap_ratio)
+    alike = [run.label for run in known if run is not hides and percent(run.overlap_ratio) == most]
+    others_too = f" ({_and(alike)} {'hides' if len(alike) == 1 else 'hide'} as much)" if alike else ""
     story = (
-        f"{hides.label} hides most, {percent(hides.overlap_ratio)} of its communication; its median step is "
-        f"{_change(hides)} than that of {base.label}."
+        f"{hides.label} hides most, {most} of its communication{others_too}; its median step is {_change(hides)} than "
+        f"that of {base.label}."
     )
     if fastest is not hides and (fastest.speedup or 0) > 1:
         story += (
@@ -240,10 +244,14 @@ def tell_story(summaries: Sequence[VariantSummary]) -> list[str]:
     told = [story + " Time is saved in two ways: by hiding communication, and by having less of it."]
     if any(summary.device == "cpu" for summary in summaries):
         told.append(
-            "These runs used CPUs, whose ranks share cores: communication takes time from the compute that hides it, "
-            "so that hiding it saves less than its share suggests."
+            "These runs used CPUs, and their ranks share cores. Communication takes time from the compute that "
+            "hides it, so hiding it saves less than its share suggests."
         )
     return told
+
+
+def _and(labels: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(labels[:-1]), labels[-1])))
 
 
 def _change(summary: VariantSummary) -> str:

@@ -106,7 +106,7 @@ def _joined(runs: Sequence[Run], why: str) -> dict[Run, Run]:
     numbers = [rank for run in runs for rank, _, _ in run.identities() if rank is not None]
     if len(runs) < 2 or any(kind != kinds[0] for kind in kinds) or len(set(numbers)) < len(numbers):
         return {}
-    note = f"{len(runs)} files are taken for ranks of one run, since {why}; --separate keeps them apart"
+    note = f"{len(runs)} files are read as ranks of one run, because {why}; --separate keeps them apart"
     files = tuple(run.files[0] for run in runs)
     measured: dict[Path, dict[str, Any]] = {}
     for run in runs:

@@ -273,7 +273,7 @@ def prepare_runs(runs: Sequence[Run], *measures: str) -> list[Run]:
         lost = [file for file in run.files if (run, file) in unread | broken.keys()]
         run.leave_out(lost, *(f"left out: {error}" for error in errors if error.path in lost))
         if OF_EACH_KERNEL & {*measures} and len(run.files) > MOST_FILES_OF_KERNELS:
-            run.leave_out((), f"kernels, and the contention they tell, are of {MOST_FILES_OF_KERNELS} of its traces")
+            run.leave_out((), f"kernels and contention are measured in {MOST_FILES_OF_KERNELS} of its traces only")
     return [run for run in runs if run.files]
 
 

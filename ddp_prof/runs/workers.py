@@ -6,6 +6,7 @@ workers end has no influence on what is made of their results.
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from ddp_prof.runs.report import TraceEvents
 
     Outcome = tuple[int, bytes]
+
+_LOG = logging.getLogger("ddp_prof")
 
 BYTES_A_WORKER = 64 * 2**20
 """Where no number of workers is asked for, one starts for each so many bytes: it takes half a second to."""
@@ -126,24 +129,28 @@ def _by_processes(jobs: int, tasks: Sequence[bytes]) -> Iterator[Outcome]:
     from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context
 
-    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_start_worker)
+    pool = ProcessPoolExecutor(
+        jobs, mp_context=get_context("spawn"), initializer=_start_worker, initargs=(_LOG.getEffectiveLevel(),)
+    )
     try:
         futures = {pool.submit(work, task): index for index, task in enumerate(tasks)}
         for future in as_completed(list(futures)):
             yield futures.pop(future), future.result()
     except BrokenProcessPool as error:
-        raise DdpProfError("a worker process was killed, as happens where memory runs out: try --jobs 1") from error
+        raise DdpProfError("a worker process was killed, perhaps for want of memory: try --jobs 1") from error
     finally:  # Ctrl-C ends up here, too: what is under way is of no use to anyone
         for process in list(pool._processes.values()):
             process.kill()
         pool.shutdown(cancel_futures=True)
 
 
-def _start_worker() -> None:
+def _start_worker(log_level: int) -> None:
     """Leave Ctrl-C, which reaches all processes of a terminal, to the parent; end where the parent has ended."""
     import signal
     from threading import Thread
 
+    logging.basicConfig(format="%(message)s")
+    _LOG.setLevel(log_level)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_end_with_parent, daemon=True).start()
 
@@ -175,4 +182,4 @@ def _by_scheduler(scheduler: str, tasks: Sequence[bytes]) -> Iterator[Outcome]:
             for future in as_completed(list(futures), loop=client.loop):
                 yield futures.pop(future), future.result()
         except KilledWorker as error:
-            raise DdpProfError(f"a report was given up, for it ended several workers: {error}") from error
+            raise DdpProfError(f"a report was given up: several workers ended while they read it: {error}") from error

@@ -98,7 +98,7 @@ def test_too_few_steps_are_exit_code_3(trace: Path, tmp_path: Path) -> None:
     short = capture(tmp_path / "short.sqlite", STEADY[:2])
     result = run("check", trace, "--baseline", short)
     assert result.exit_code == 3
-    assert "baseline: fewer than 3 steps tell no spread" in result.stdout
+    assert "baseline: fewer than 3 steps, so no spread is known" in result.stdout
 
 
 def test_a_cpu_is_not_compared_with_a_gpu(trace: Path) -> None:

@@ -78,7 +78,7 @@ def test_the_short_name_stands_in_for_the_long_one(lost: str, tmp_path: Path) ->
 def test_ranges_without_a_name_are_counted(tmp_path: Path) -> None:
     path = damaged(tmp_path / "x.sqlite", "DELETE FROM StringIds WHERE value = 'forward'")
     trace = load_trace(path)
-    assert trace.warnings == ("1 of 3 ranges have no name in this trace: no step or phase is known by them",)
+    assert trace.warnings == ("1 of 3 ranges have no name in this trace: they name no step or phase",)
 
 
 def test_kinetos_kernels_may_lack_names_too(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_the_headline_names_pair_bucket_size_parameters_and_time() -> None:
         ({"why": "launched_late"}, "tail, launched late by the host"),
         (
             {"why": "blocking_call", "blocking": "after_backward"},
-            "tail, in collectives launched after backward: all 8 collectives of a step are launched then.",
+            "tail, in collectives launched after backward: these are all 8 collectives of a step.",
         ),
         ({"why": "peer_wait", "when": "backward", "collective_ns": 41}, "waiting for a peer: 50 % of that with the"),
         ({"why": "peer_wait", "wait_ns": 82}, "'ddp-prof skew' tells who arrives late."),
@@ -78,8 +78,7 @@ def test_only_as_many_are_said_to_be_launched_after_backward_as_are() -> None:
     """As of two of 128 ranks: five sends and receives a step, of which the last is launched after backward."""
     change = {"operation": "send_recv", "bucket": None, "why": "blocking_call", "blocking": "after_backward"}
     text = text_of(**change, collectives_a_step=5, alike_a_step=1, carries_gradients=False)
-    end = "is tail, in collectives launched after backward: 1 of the 5 collectives of a step is launched then."
-    assert text.endswith(end)
+    assert text.endswith("is tail, in collectives launched after backward: this is 1 of 5 collectives of a step.")
 
 
 def test_a_collective_that_holds_little_is_not_named() -> None:
@@ -157,6 +156,13 @@ def test_the_story_of_one_winner_is_short_and_says_that_cpu_ranks_share_cores() 
 @pytest.mark.parametrize("runs", [[], [summary("a", None, 0.5, 1)], [summary("naive", 1, 0, 1)]])
 def test_without_anything_to_compare_there_is_no_story(runs: list[VariantSummary]) -> None:
     assert tell_story(runs) == []
+
+
+def test_runs_that_hide_as_much_as_can_be_shown_share_the_praise() -> None:
+    runs = [summary("naive", 1, 0, 85), summary("a", 1.1, 0.669, 85), summary("b", 1.1, 0.671, 85)]
+    assert tell_story(runs)[0].startswith("b hides most, 67 % of its communication (a hides as much); ")
+    runs.append(summary("c", 1.1, 0.67, 85))
+    assert tell_story(runs)[0].startswith("b hides most, 67 % of its communication (a and c hide as much); ")
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ def test_files_that_differ_in_a_rank_are_one_run_and_say_so(foreign: list[Path])
     (run,) = load_runs(foreign)
     result = run.overlap()
     assert len(result.ranks) == 2
-    assert any("taken for ranks of one run" in warning for warning in result.warnings)
-    assert any("taken for ranks of one run" in warning for warning in run.collectives().warnings)
+    assert any("read as ranks of one run" in warning for warning in result.warnings)
+    assert any("read as ranks of one run" in warning for warning in run.collectives().warnings)
 
 
 def test_a_folder_stands_for_its_files(foreign: list[Path]) -> None:

@@ -155,19 +155,19 @@ def _diagnose(run: RunAnalysis) -> Iterator[str]:
     if (missing := run.alignment.missing_ranks) and any(len(rank.timings) for rank in ranks):
         which = f"rank {missing[0]} is" if len(missing) == 1 else f"ranks {_ranges(missing)} are"
         effect = (
-            "waiting cannot be told from transfer"
+            "waiting is not told apart from transfer"
             if len(ranks) < 2
-            else "transfer may be shorter and waiting longer than told"
+            else "transfer may be shorter, and waiting longer, than reported"
         )
         yield f"{which} not among the traces: {effect}"
     if unmatched := run.matches.unmatched:
         yield (
-            f"{unmatched:,} collectives have no match on the other ranks: their waiting cannot be told from transfer"
+            f"{unmatched:,} collectives have no match on the other ranks: their waiting is not told apart from transfer"
         )
     if any(len(rank.timings) and not len(rank.times) for rank in ranks):
-        yield "the trace tells no steps: no tail is known; see --step-range"
+        yield "the trace marks no steps, so no tail is known: see --step-range"
     elif any(np.any(rank.backward_end_ns == UNKNOWN) for rank in ranks if len(rank.timings)):
-        yield "some steps have no compute known to be backward: their tail is not known"
+        yield "no compute of some steps is known to be backward, so their tail is not known"
 
 
 def _ranges(numbers: tuple[int, ...]) -> str:

@@ -168,7 +168,7 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
         alignment=alignment,
         reason=_reason(ranks, matches, alignment),
         warnings=run.warnings,
-        has_steps=any(len(rank.times) for rank in ranks),
+        has_steps=run.has_steps,
     )
 
 
@@ -249,7 +249,7 @@ def _reason(ranks: Sequence[RankCollectives], matches: Matches, alignment: Align
     if len(matches):
         return None
     if len(ranks) < 2:
-        return "it takes the traces of at least two ranks of a run: give the others', too (--one-run joins files)"
+        return "that takes the traces of at least two ranks of a run; give the others, too (--one-run joins files)"
     return "no collective is found on two ranks"
 
 

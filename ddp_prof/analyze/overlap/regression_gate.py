@@ -203,7 +203,9 @@ def _pool(run: TraceOverlap, measure: Callable[[RankOverlap], Sequence[int] | st
         values += of_rank
         counts.append(len(of_rank))
     found = median_of_steps(values, min(counts, default=0))
-    return f"fewer than {LEAST_STEPS} steps tell no spread" if found is None or found.half_width is None else found
+    return (
+        f"fewer than {LEAST_STEPS} steps, so no spread is known" if found is None or found.half_width is None else found
+    )
 
 
 # What follows gives figures, or a text: why they are not known.

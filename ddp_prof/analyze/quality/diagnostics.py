@@ -122,7 +122,7 @@ def _about_steps(ranks: Sequence[RankEvents]) -> Iterator[str]:
     if left_out := max((rank.warmup_steps for rank in ranks), default=0):
         yield f"{left_out} warm-up step{'s' if left_out > 1 else ''} left out"
     if any(rank.backward == "inferred" for rank in ranks):
-        yield "backward is inferred: what autograd's threads launched (no range names it; see --backward-range)"
+        yield "backward is inferred from what autograd's threads launched: no range names it (see --backward-range)"
 
 
 def _about_launches(evidence: Evidence) -> Iterator[str]:
@@ -148,7 +148,7 @@ def _about_overhead(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str]:
     )
     share = (union(trace.overhead.start_ns, trace.overhead.end_ns) & measured).length_ns / max(1, measured.length_ns)
     if share > OVERHEAD_LIMIT:
-        yield f"the profiler itself was at work in {share:.1%} of the measured time: times are that much unsure"
+        yield f"the profiler itself was at work in {share:.1%} of the measured time: times are uncertain by as much"
 
 
 def _about_streams(evidence: Evidence) -> Iterator[str]:
@@ -157,8 +157,8 @@ def _about_streams(evidence: Evidence) -> Iterator[str]:
         busiest = evidence.busiest_stream(process, device)
         if count := evidence.collectives[process, device, busiest]:
             yield (
-                f"process {process}, device {device}: {count:,} of the collectives ran on the compute "
-                f"stream ({busiest}), where nothing can overlap with them but kernels of other streams"
+                f"process {process}, device {device}: {count:,} collective{'' if count == 1 else 's'} ran on the "
+                f"compute stream ({busiest}): only kernels of other streams can overlap with them"
             )
 
 
@@ -175,6 +175,6 @@ def _about_names(evidence: Evidence) -> Iterator[str]:
     for name, ns in sorted(evidence.compute_ns.items(), key=lambda item: (-item[1], item[0])):
         if ns > SUSPECT_LIMIT * evidence.kernels_ns and _TELLING.search(name):
             yield (
-                f"'{name[:80]}' was taken for compute, but its name matches a collective: if it "
-                "is one, say so with --comm-pattern"
+                f"'{name[:80]}' counts as compute, but its name looks like a collective's: if it is one, say so with "
+                "--comm-pattern"
             )

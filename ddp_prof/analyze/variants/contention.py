@@ -125,7 +125,7 @@ def measure_contention(samples: Sequence[KernelSamples], reference: Sequence[Ker
         reference: Ranks of other runs of the same model, whose kernels count only where they ran alone.
     """
     if not any(len(sample.kernel) for sample in samples):
-        return _refused("no GPU kernels in steps: contention cannot be told from compute")
+        return _refused("no GPU kernels in steps: contention is not told apart from compute")
     both = (*samples, *reference)
     key = _keys(both)
     duration = np.concatenate([sample.duration_ns for sample in both])

@@ -26,7 +26,7 @@ END = 'max(start, coalesce("end", start))'
 
 
 class IndivisibleError(DdpProfError):
-    """A capture that has to be read as a whole, and why; nobody but this program is told."""
+    """A capture that has to be read as a whole, and why: ``it has no steps``."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def write_pictures(pictures: Iterable[tuple[go.Figure, Path]]) -> None:
     """
     browser = find_browser()
     if browser is None:
-        missing = "pictures need Chromium, which is not installed: apt-get install chromium, or set BROWSER_PATH to one"
+        missing = "pictures need Chromium, and none was found: apt-get install chromium, or set BROWSER_PATH to one"
         raise PictureError(missing)
     import kaleido
 

@@ -86,7 +86,7 @@ def _bars(waterfall: Waterfall) -> list[dict[str, Any]]:
 
 
 def _hover(bar: Bar) -> str:
-    spread = f"<br>no change told: within ±{bar.within:.3f} ms (95 %)" if bar.within else ""
+    spread = f"<br>no clear change: within ±{bar.within:.3f} ms (95 %)" if bar.within else ""
     return f"<b>{shown_name(bar.run or bar.name)}</b><br>{bar.length:+.3f} ms{spread}"
 
 
@@ -118,7 +118,7 @@ def _layout(waterfall: Waterfall) -> dict[str, Any]:
 
 def _headline(waterfall: Waterfall) -> str:
     if not waterfall.budgets:
-        return "No run tells its steps"
+        return "No run marks its steps"
     first = waterfall.budgets[0]
     best = min(waterfall.budgets, key=lambda budget: budget.step_ns)
     if best is first:

@@ -44,7 +44,7 @@ def collectives_view(run: RunAnalysis, result: RunCollectives, headline: Headlin
     if by == BY[0]:
         origins = _origins(result.collectives)
         rows = [_collective_row(collective, origins[collective.step_identity]) for collective in result.collectives]
-        notes.append("ready, launch, start, end: within the step, from the first of these times")
+        notes.append("ready, launch, start, end: time since the first of these in the step")
     else:
         rows = list(_summed_rows(result.collectives, by))
     document = collectives_document(run, result, headline.text)
@@ -60,7 +60,9 @@ def alignment_note(alignment: Alignment) -> str:
     if not alignment.residual_p95_ns:
         return f"clocks of the ranks: {alignment.method}"
     p50, p95 = milliseconds(alignment.residual_p50_ns or 0), milliseconds(alignment.residual_p95_ns)
-    return f"clocks of the ranks: {alignment.method}; residual p50 {p50}, p95 {p95}: nothing below that is claimed"
+    return (
+        f"clocks of the ranks: {alignment.method}; residual p50 {p50}, p95 {p95}; smaller differences are not reported"
+    )
 
 
 def _origins(collectives: Sequence[Collective]) -> dict[Hashable, int]:

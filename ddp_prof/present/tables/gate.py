@@ -17,10 +17,13 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.overlap.regression_gate import GateReport, GateResult
     from ddp_prof.present.columns import Row
 
-HOW_TO_READ = "the worst rank decides: overlap is of all its communication, times are medians over its steps"
+HOW_TO_READ = (
+    "the worst rank decides; its overlap is that of all its communication; its times are medians over its steps, "
+    "unless the requirement names a percentile"
+)
 HOW_TO_READ_BASELINE = (
-    "against the baseline: a step's medians over all ranks; failed is what is beyond the limit and further from the "
-    "baseline than both runs' spread (1.57 IQR / sqrt(steps) of each, McGill, Tukey and Larsen 1978)"
+    "against the baseline: medians over the steps of all ranks; a run fails if it is beyond the limit, and further "
+    "from the baseline than both runs' spread (1.57 IQR / sqrt(steps) of each, McGill, Tukey and Larsen 1978)"
 )
 
 UNITS = {"ratio": (100, "%"), "ns": (1e-6, "ms"), "ranks": (1, "ranks")}

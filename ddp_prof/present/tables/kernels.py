@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 _LONGEST_NAME = 60
 _SUMMED = "durations are summed over ranks, steps and streams, so that they may exceed the time that passed"
 _SLOWDOWN = (
-    f"slowdown: the same kernel, launch shape and phase beside communication and alone; n/a below {LEAST_EXECUTIONS} "
-    "executions of each"
+    f"slowdown: median duration beside communication over that alone, of one kernel, launch shape and phase; n/a with "
+    f"fewer than {LEAST_EXECUTIONS} executions of either"
 )
 _NO_SHAPES = "no launch shapes in this trace: kernels of one name and phase count as the same"
 _IDLE = (

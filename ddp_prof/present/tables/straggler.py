@@ -21,28 +21,32 @@ DIGEST = Digest("costs_others_ms", ("collectives", "last_collectives", "last_ste
 def skew_view(run: RunAnalysis, skew: RunSkew) -> TableView:
     """A row a rank."""
     headline = skew_headline(skew).text
-    steps = len(skew.steps) if skew.has_steps else 0
-    title = f"{run.trace} · device: {run.device} · {steps} steps\n{headline}"
+    title = f"{run.trace} · device: {run.device}"
     if skew.reason:  # a table would be of zeros
-        return TableView(title, [], skew.warnings, skew_document(run, skew, headline))
-    rows: list[Row] = [{"run": run.label, **_row(rank, len(skew.steps))} for rank in skew.ranks]
-    notes = [
-        "lag: how much later than the other ranks' median it arrives, at most in a step; its median over the steps",
-        "exposed wait and what it costs others: mean of a step",
-        alignment_note(skew.alignment),
-        *skew.warnings,
-    ]
+        return TableView(f"{title}\n{headline}", [], skew.warnings, skew_document(run, skew, headline))
+    rows: list[Row] = [{"run": run.label, **_row(rank, skew)} for rank in skew.ranks]
+    notes = [*(_OF_STEPS if skew.has_steps else _OF_THE_CAPTURE), alignment_note(skew.alignment), *skew.warnings]
+    title += f" · {len(skew.steps) if skew.has_steps else 0} steps\n{headline}"
     return TableView(title, rows, notes, skew_document(run, skew, headline), digest=DIGEST)
 
 
-def _row(rank: RankSkew, steps: int) -> Row:
+_LATER = "lag: how much later than the other ranks' median it arrives, at most in"
+_OF_STEPS = (
+    f"{_LATER} a step; its median over the steps",
+    "exposed wait and what it costs others: mean of a step",
+)
+_OF_THE_CAPTURE = (f"{_LATER} the capture", "exposed wait and what it costs others: of the whole capture")
+
+
+def _row(rank: RankSkew, skew: RunSkew) -> Row:
+    steps = len(skew.steps)
     per_step = 1e6 * max(1, steps)
     return {
         "rank": rank.name.removeprefix("rank "),
         "collectives": rank.collectives,
         "last_collectives": rank.last_collectives,
-        "last_steps": rank.last_steps,
-        "last_%": 100 * rank.last_steps / steps if steps else None,
+        "last_steps": rank.last_steps if skew.has_steps else None,
+        "last_%": 100 * rank.last_steps / steps if skew.has_steps and steps else None,
         "lag_ms": ms(rank.lag_ns),
         "worst_lag_ms": ms(rank.worst_lag_ns),
         "exposed_wait_ms": None if rank.exposed_wait_ns is None else rank.exposed_wait_ns / per_step,

@@ -42,11 +42,13 @@ def readable_rows(waterfall: Waterfall) -> list[Row]:
 
 def waterfall_notes(waterfall: Waterfall) -> list[str]:
     """How to read the table, and what it does not know."""
-    notes = [
-        "mean step, ms: the first row is divided into its parts, each other one is the change, which they sum to",
-        "within ±: the steps of both runs scatter too much to tell a change (95 % intervals); CSV and JSON sum",
-    ]
-    notes += [f"{label}: left out, its trace tells no steps" for label in waterfall.left_out]
+    notes = ["mean step, ms: the first row has the parts of the step"] if waterfall.budgets else []
+    if waterfall.changes:
+        notes = [
+            f"{notes[0]}, each other row their changes and that of the step",
+            "within ±: steps of both runs scatter too much to tell a change (95 % interval); the CSV has the figure",
+        ]
+    notes += [f"{label}: left out, its trace marks no steps" for label in waterfall.left_out]
     notes += [f"{label}: left out, it ran on another device than the first run" for label in waterfall.other_device]
     notes += [
         f"{budget.label}: the ranks could not be compared, so waiting is part of transfer and tail"
@@ -63,9 +65,9 @@ def _contention_note(found: Contention) -> str:
     if found.slowdown is None:
         return found.reason or "not known"
     return (
-        f"beside communication kernels take {found.slowdown:.2f} times as long (95 % interval "
-        f"{found.slowdown_low:.2f} to {found.slowdown_high:.2f}), by {found.kernels} kernels in "
-        f"{percent(found.share)} of the time beside it"
+        f"kernels beside communication take {found.slowdown:.2f} times as long (95 % interval "
+        f"{found.slowdown_low:.2f} to {found.slowdown_high:.2f}; measured on {found.kernels} kernels, which take "
+        f"{percent(found.share)} of the time beside it)"
     )
 
 
@@ -79,8 +81,8 @@ def _row(name: str, parts: Budget | Change, step_ns: int) -> Row:
 
 
 HOW_TO_READ_CHANGES = (
-    "before and after: mean step of both runs by parts; ±: half of the change's 95 % interval, within which nothing is "
-    "told; launches are told against the end of backward's compute"
+    "before and after: mean step of both runs by parts; ±: half of the change's 95 % interval; a smaller change is "
+    "within the spread; launches are measured from the end of backward's compute"
 )
 
 

@@ -35,7 +35,7 @@ def axis_title(model: Timeline) -> str:
     """What time 0 is."""
     marks = [panel.steps[0].number for panel in model.panels if panel.steps]
     if not marks:
-        return "time since the start of the capture"
+        return "time since the first compute, communication or copy"
     return f"time since the start of step {marks[0]}" if len(set(marks)) == 1 else "time since the first step shown"
 
 

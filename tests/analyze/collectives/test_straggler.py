@@ -200,7 +200,7 @@ def test_without_steps_collectives_are_counted() -> None:
         *(draw_trace(launches={"main": launches}, streams={9: one}, ranks={PID: at}) for at, one in enumerate(late))
     )
     skew = measure_skew(run)
-    assert skew_headline(skew).text == "The trace tells no steps; rank 1 arrives last at 2 of 3 collectives."
+    assert skew_headline(skew).text == "The trace marks no steps; rank 1 arrives last at 2 of 3 collectives."
     assert "0 steps" in skew_view(run, skew).title
 
 
@@ -296,3 +296,14 @@ def test_collectives_outside_of_steps_are_no_step(tmp_path: Path) -> None:
     skew = measure_skew(run_of(*traces))
     assert [step.step for step in skew.steps] == [3]
     assert [rank.collectives for rank in skew.ranks] == [2, 2]
+
+
+def test_without_steps_the_table_has_none_and_of_one_rank_nothing_is_counted() -> None:
+    launches, late = "A..B..C...", (".AAA.BBB.CCC", "..AA..BB.CCC")
+    ranks = [draw_trace(launches={"main": launches}, streams={9: one}, ranks={PID: at}) for at, one in enumerate(late)]
+    view = skew_view(run := run_of(*ranks), measure_skew(run))
+    assert {(row["last_steps"], row["last_%"]) for row in view.rows} == {(None, None)}
+    assert [row["last_collectives"] for row in view.rows] == [0, 2]
+    assert not any("step" in note.partition(":")[2] for note in view.notes if note.startswith(("lag", "exposed wait")))
+    alone = skew_view(run := run_of(ranks[0]), measure_skew(run))
+    assert "steps" not in alone.title.partition("\n")[0]

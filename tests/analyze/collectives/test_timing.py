@@ -90,7 +90,7 @@ def test_what_a_foreign_trace_does_not_tell_is_none() -> None:
     (only,) = collectives_of(trace)
     assert (only.op, only.bucket, only.bytes, only.ready_ns, only.launch_ns, only.step) == (None,) * 6
     assert (only.transfer_ns, only.wait_ns, only.busbw_bytes_per_s, only.exposed_ns) == (None, None, None, 2)
-    assert any("tells no steps" in warning for warning in results_of(trace).warnings)
+    assert any("marks no steps" in warning for warning in results_of(trace).warnings)
 
 
 def test_a_frame_has_a_row_a_collective() -> None:

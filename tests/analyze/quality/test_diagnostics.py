@@ -26,7 +26,7 @@ def test_a_sound_trace_raises_none() -> None:
 
 def test_collectives_on_the_compute_stream() -> None:
     trace = draw_trace(launches={"main": "aNb......."}, streams={7: ".aaaaNNNbb"}, ranges={"backward": "#"})
-    assert "1 of the collectives ran on the compute stream (7)" in doubts(trace)
+    assert "1 collective ran on the compute stream (7)" in doubts(trace)
 
 
 def test_no_calls() -> None:
@@ -44,7 +44,7 @@ def test_overhead_of_the_profiler_above_one_percent() -> None:
 
 def test_a_name_that_smells_of_communication() -> None:
     names = tuple(name.replace("compute a", "my_all_reduce_kernel") for name in SOUND.names)
-    assert "'my_all_reduce_kernel' was taken for compute" in doubts(replace(SOUND, names=names))
+    assert "'my_all_reduce_kernel' counts as compute" in doubts(replace(SOUND, names=names))
 
 
 def test_graphs_recorded_whole_are_no_idle_gpu() -> None:

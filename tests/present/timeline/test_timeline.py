@@ -17,7 +17,7 @@ from ddp_prof.present import theme
 from ddp_prof.present.text import shown_name
 from ddp_prof.present.timeline.boxes import stack
 from ddp_prof.present.timeline.build import build_timeline, steady_steps
-from ddp_prof.present.timeline.captions import headline
+from ddp_prof.present.timeline.captions import axis_title, headline
 from ddp_prof.present.timeline.figure import draw_timeline
 from ddp_prof.present.timeline.model import GRAPHS, STRIP, UNNAMED, Lane, Source, Timeline
 from ddp_prof.trace import UNKNOWN, Category, Trace
@@ -256,6 +256,7 @@ class TestSelection:
         assert whole.panels[0].facts[-1] == "4.0 µs of 8.0 µs shown: first to last compute, communication or copy"
         cut = build_timeline([source(draw_trace(**launched))], max_boxes=4)
         assert cut.panels[0].facts[-1] == "3.0 µs of 8.0 µs shown: beginning"
+        assert axis_title(cut) == "time since the first compute, communication or copy"
         filled = build_timeline([source(draw_trace(streams=launched["streams"]))])
         assert filled.panels[0].facts[-1] == "all 4.0 µs shown"
 
