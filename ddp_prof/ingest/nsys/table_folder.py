@@ -54,12 +54,14 @@ def _write(tables: Sequence[Path], export: Path) -> None:
 
     with closing(dbapi.connect(str(export))) as connection, closing(connection.cursor()) as cursor:
         for file in tables:
+            if file.exists() and not file.is_file():  # to open a pipe would wait for its writer
+                raise TraceError(file, "not a regular file", _WAY_OUT)
             try:
                 table = _as_sqlite_has_it(_READERS[file.suffix](file))
-            except (ArrowException, OSError) as error:
+                if table.num_rows and table.num_columns:
+                    cursor.adbc_ingest(file.stem, table, mode="create")
+            except (ArrowException, OSError, dbapi.Error) as error:
                 raise TraceError(file, f"cannot be read ({str(error).splitlines()[0]})", _WAY_OUT) from error
-            if table.num_rows and table.num_columns:
-                cursor.adbc_ingest(file.stem, table, mode="create")
         connection.commit()
 
 
