@@ -1,7 +1,8 @@
-"""``python -m tests.ingest`` prints what each hostile input gives: the input, the exit code and the line that is said."""
+"""``python -m tests.ingest`` prints what each hostile input gives: input, exit code and the line that is said."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,12 +29,13 @@ def inputs() -> Iterator[tuple[str, test_hostile.Make]]:
 
 
 def main() -> None:
-    print("| input | exit | what `ddp-prof overlap` says |\n| --- | --- | --- |")
+    sys.stdout.write("| input | exit | what `ddp-prof overlap` says |\n| --- | --- | --- |\n")
     for name, make in inputs():
         with TemporaryDirectory() as folder:
             result = test_hostile.run(make(Path(folder)))
             said = result.stderr.strip().replace(folder, "").replace("|", "\\|")
-        print(f"| {name} | {result.exit_code} | {said or 'its figures'} |".encode("ascii", "backslashreplace").decode())
+        row = f"| {name} | {result.exit_code} | {said or 'its figures'} |\n"
+        sys.stdout.write(row.encode("ascii", "backslashreplace").decode())
 
 
 if __name__ == "__main__":

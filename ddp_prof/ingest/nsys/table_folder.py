@@ -41,10 +41,15 @@ def load_nsys_table_folder(path: Path, *, extra_patterns: Sequence[str] = (), wi
     """
     tables = [file for file in sorted(path.iterdir()) if file.suffix in _READERS and _READ.match(file.name)]
     with tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
-        require_room(path, Path(folder), FOLDER_TO_EXPORT * sum(file.stat().st_size for file in tables))
+        require_room(
+            path, Path(folder), FOLDER_TO_EXPORT * sum(file.stat().st_size for file in tables if file.is_file())
+        )
         export = Path(folder) / "export.sqlite"
         _write(tables, export)
-        trace = load_nsys_sqlite(export, extra_patterns=extra_patterns, run=path, with_launches=with_launches)
+        try:
+            trace = load_nsys_sqlite(export, extra_patterns=extra_patterns, run=path, with_launches=with_launches)
+        except TraceError as error:
+            raise TraceError(path if error.path == export else error.path, error.reason, error.way_out) from error
     return replace(trace, path=path, source="nsys-tables")
 
 
