@@ -31,6 +31,7 @@ MARKERS_OF = {
     "scripts": "slow",
     "cli/test_terminal.py": "slow",
     "ingest/test_hostile.py": "slow",
+    "ingest/test_hostile_tables.py": "slow",
     "ingest/test_row_order.py": "slow",
 }
 IS_WHOLE_GATE = os.environ.get("DDP_PROF_GATE") == "whole"  # scripts/test.sh: nothing may be left out

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
 
 from ddp_prof.ingest.load import load_trace
 from tests.command_line import run
@@ -207,21 +208,21 @@ HOSTILE: dict[str, tuple[Make, int, str]] = {
     "kernels without process": (without(KERNELS, "globalPid"), 0, ""),
     "metadata without values": (without("META_DATA_EXPORT", "value"), 0, ""),
     # SQLite, wrong values
-    "words for times": (export(*retyped(KERNELS, "start", "'soon'")), 1, "column start holds what is no integer"),
-    "fractions for times": (export(*retyped(KERNELS, "start", "1.5")), 1, "column start holds what is no integer"),
-    "blobs for times": (export(*retyped(KERNELS, "end", "x'ff'")), 1, "column end holds what is no integer"),
+    "words for times": (export(*retyped(KERNELS, "start", "'soon'")), 1, "start holds something that is no integer"),
+    "fractions for times": (export(*retyped(KERNELS, "start", "1.5")), 1, "start holds something that is no integer"),
+    "blobs for times": (export(*retyped(KERNELS, "end", "x'ff'")), 1, "end holds something that is no integer"),
     "one word among the times": (
         export(*retyped(KERNELS, "start", "CASE rowid WHEN 3 THEN 'soon' ELSE rowid END")), 1, "no integer"),
-    "words for devices": (export(*retyped(KERNELS, "deviceId", "'one'")), 1, "deviceId holds what is no integer"),
-    "words for the times of ranges": (export(*retyped(NVTX, "start", "'soon'")), 1, "start holds what is no integer"),
-    "words for threads": (export(*retyped(NVTX, "globalTid", "'main'")), 1, "globalTid holds what is no integer"),
-    "words for the threads of calls": (export(*retyped(CALLS, "globalTid", "'x'")), 1, "globalTid holds what is no"),
+    "words for devices": (export(*retyped(KERNELS, "deviceId", "'one'")), 1, "deviceId something that is no integer"),
+    "words for the times of ranges": (export(*retyped(NVTX, "start", "'soon'")), 1, "start something that is no integer"),
+    "words for threads": (export(*retyped(NVTX, "globalTid", "'main'")), 1, "globalTid something that is no integer"),
+    "words for the threads of calls": (export(*retyped(CALLS, "globalTid", "'x'")), 1, "globalTid something that is no integer"),
     "numbers for names of ranges": (export(*retyped(NVTX, "text", "7")), 0, ""),
     "blobs for names of ranges": (export(*retyped(NVTX, "text", "x'ff00'")), 0, ""),
     "numbers for strings": (export(*retyped("StringIds", "value", "7")), 1, "has a name"),
     "blobs for strings": (export(*retyped("StringIds", "value", "x'ff'")), 1, "has a name"),
     "words for ids of strings": (export(*retyped("StringIds", "id", "'x' || rowid")), 1, "has a name"),
-    "words for domains": (export(*retyped(NVTX, "domainId", "'x'")), 1, "domainId holds what is no integer"),
+    "words for domains": (export(*retyped(NVTX, "domainId", "'x'")), 1, "domainId something that is no integer"),
     "words for ids of names of threads": (export(*retyped("ThreadNames", "nameId", "'x'")), 0, ""),
     "words for threads that have names": (export(*retyped("ThreadNames", "globalTid", "'x'")), 0, ""),
     "a word for the session's start": (
@@ -329,6 +330,35 @@ def export_of(folder: Path, statement: str) -> Path:
     return folder / "x.sqlite"
 
 
+COMMANDS = {
+    "overlap": ["--format", "json"],
+    "info": ["--format", "json"],
+    "collectives": [],
+    "skew": [],
+    "kernels": [],
+    "compare": [],
+    "check": ["--min-overlap", "0%"],
+    "timeline": ["-o", "OUT/x.html"],
+    "export": ["-o", "OUT/x.json"],
+    "report": ["-o", "OUT/report"],
+}
+
+
+def run_on(path: Path, command: str, out: Path) -> Result:
+    return run(command, path, *(word.replace("OUT", str(out)) for word in COMMANDS[command]))
+
+
+def assert_said(result: Result, code: int, told: str) -> None:
+    """One line where it cannot be read; else a result, or of ``check`` that a requirement is not met."""
+    assert result.exit_code in ({code} if code else {0, 3}), result.stderr or repr(result.exception)
+    assert isinstance(result.exception, (SystemExit, type(None)))
+    assert "\x1b" not in result.stderr
+    if code:
+        assert told in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+        assert len(result.stderr) < 1000
+
+
 def contents(folder: Path) -> dict[str, str]:
     """Digest by name of every regular file."""
     files = (path for path in folder.iterdir() if path.is_file())
@@ -339,18 +369,15 @@ def contents(folder: Path) -> dict[str, str]:
 def test_hostile_input(name: str, tmp_path: Path) -> None:
     make, code, told = HOSTILE[name]
     path = make(tmp_path)
-    before = contents(tmp_path)
-    for command in ("overlap", "info"):
-        result = run(command, path, "--format", "json")
-        assert result.exit_code == code, result.stderr
-        if code:
-            assert told in result.stderr
-            assert len(result.stderr.splitlines()) == 1
-            assert "\x1b" not in result.stderr
-            assert len(result.stderr) < 1000
-        else:
+    before, out = contents(tmp_path), tmp_path / "out"
+    for command in COMMANDS if code else [name for name in COMMANDS if name != "report"]:  # which takes seconds
+        result = run_on(path, command, out)
+        assert_said(result, code, told)
+        if not code and "json" in COMMANDS[command]:
             json.loads(result.stdout)
     assert contents(tmp_path) == before
+    if code:
+        assert not list(out.rglob("*"))
 
 
 def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

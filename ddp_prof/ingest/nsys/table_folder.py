@@ -41,13 +41,15 @@ def load_nsys_table_folder(path: Path, *, extra_patterns: Sequence[str] = (), wi
     """
     tables = [file for file in sorted(path.iterdir()) if file.suffix in _READERS and _READ.match(file.name)]
     with tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
-        require_room(path, Path(folder), FOLDER_TO_EXPORT * sum(file.stat().st_size for file in tables))
+        require_room(
+            path, Path(folder), FOLDER_TO_EXPORT * sum(file.stat().st_size for file in tables if file.is_file())
+        )
         export = Path(folder) / "export.sqlite"
         _write(tables, export)
         try:
             trace = load_nsys_sqlite(export, extra_patterns=extra_patterns, run=path, with_launches=with_launches)
         except TraceError as error:
-            raise TraceError(path, error.reason, error.way_out) from error
+            raise TraceError(path if error.path == export else error.path, error.reason, error.way_out) from error
     return replace(trace, path=path, source="nsys-tables")
 
 
@@ -57,12 +59,14 @@ def _write(tables: Sequence[Path], export: Path) -> None:
 
     with closing(dbapi.connect(str(export))) as connection, closing(connection.cursor()) as cursor:
         for file in tables:
+            if file.exists() and not file.is_file():  # to open a pipe would wait for its writer
+                raise TraceError(file, "not a regular file", _WAY_OUT)
             try:
                 table = _as_sqlite_has_it(_READERS[file.suffix](file))
-            except (ArrowException, OSError) as error:
+                if table.num_rows and table.num_columns:
+                    cursor.adbc_ingest(file.stem, table, mode="create")
+            except (ArrowException, OSError, dbapi.Error) as error:
                 raise TraceError(file, f"cannot be read ({str(error).splitlines()[0]})", _WAY_OUT) from error
-            if table.num_rows and table.num_columns:
-                cursor.adbc_ingest(file.stem, table, mode="create")
         connection.commit()
 
 
