@@ -22,9 +22,11 @@ def waterfall_rows(waterfall: Waterfall) -> list[Row]:
     """The first run's mean step by parts; then, run by run, what changed, and the step that this leads to."""
     if not waterfall.budgets:
         return []
-    rows = [_row(waterfall.budgets[0].label, waterfall.budgets[0], waterfall.budgets[0].step_ns)]
-    for budget, change in zip(waterfall.budgets[1:], waterfall.changes, strict=True):
-        rows.append(_row(f"{change.before} -> {change.after}", change, budget.step_ns))
+    first = waterfall.budgets[0]
+    rows = [_row(first.label, first, first.step_ns, knows_wait=first.knows_wait)]
+    for before, after, change in zip(waterfall.budgets, waterfall.budgets[1:], waterfall.changes, strict=False):
+        knows_wait = before.knows_wait or after.knows_wait
+        rows.append(_row(f"{change.before} -> {change.after}", change, after.step_ns, knows_wait=knows_wait))
     return rows
 
 
@@ -72,10 +74,12 @@ def _contention_note(found: Contention) -> str:
     )
 
 
-def _row(name: str, parts: Budget | Change, step_ns: int) -> Row:
+def _row(name: str, parts: Budget | Change, step_ns: int, *, knows_wait: bool) -> Row:
+    """A row; waiting that is part of transfer and tail is not known, and not 0."""
     return {
         "from -> to": name,
         **times_of(parts, *PARTS),
+        **({} if knows_wait else {"wait_ms": None}),
         "sum_ms": ms(parts.step_ns),
         "step_ms": ms(step_ns),
     }

@@ -228,3 +228,11 @@ def test_parts_sum_exactly_for_any_schedule(schedules: list[str], collectives: s
     if waterfall.budgets:
         total = sum(change.step_ns for change in waterfall.changes)
         assert Fraction(total) == waterfall.budgets[-1].step_ns - waterfall.budgets[0].step_ns
+
+
+def test_waiting_that_cannot_be_told_is_not_0() -> None:
+    """Of one rank it is part of transfer and tail; the table said 0.00."""
+    phases = {"backward": "##........", "synchronize": "..########"}
+    early, late = (phases | {FIRST: picture} for picture in ("...#####..", ".....###.."))
+    assert [row["wait_ms"] for row in waterfall_rows(waterfall_of(run_of("naive", early)))] == [None]
+    assert [row["wait_ms"] for row in waterfall_rows(waterfall_of(run_of("naive", early, late)))] == [1e-6]
