@@ -1,12 +1,13 @@
 """Kills parts of real runs, and tells what came of it: a table with a row for each victim and signal.
 
     .venv/bin/python scripts/kill_matrix.py [--scenes capture sweep report]
-        [--victims rank launcher nsys recorder command]
+        [--victims rank launcher nsys recorder command disk]
 
 Three scenes: ``profile_all.sh`` in its second capture, a sweep in its second run, a report half-way. The victim is one
 rank, the launcher of the ranks, nsys, the recorder (scripts/profile_variant.sh, which ignores SIGINT as what a shell
 starts in the background does), or the command itself, and gets SIGINT, SIGTERM or SIGKILL; the command itself gets
-SIGINT as Ctrl-C sends it, to all of its group. Then the command is started again.
+SIGINT as Ctrl-C sends it, to all of its group. Or the disk with the results fills up, a small one that is mounted for
+that as root; it has room again for the next run. Then the command is started again.
 
 A row is good when the command ends with a line that says what happened, no process of it is left, what was finished
 before is unchanged, and the next run completes the rest. Exit: 0 when all rows are good, else 1.
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,8 +35,12 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = ROOT / ".venv/bin"
-VICTIMS = ("rank", "launcher", "nsys", "recorder", "command")
+DISK = "disk"
+VICTIMS = ("rank", "launcher", "nsys", "recorder", "command", DISK)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+SIGNALS_OF: dict[str, tuple[signal.Signals | None, ...]] = {"recorder": SIGNALS[1:], DISK: (None,)}
+DISK_BYTES = 60_000_000
+FILLER = ".filler"
 WAIT_S = 180.0
 """For a state to be reached, and for a command to end."""
 SETTLE_S = 5.0
@@ -86,7 +91,7 @@ class Outcome:
     def is_good(self) -> bool:
         """Whether all that the module asks for holds; who is killed by SIGKILL cannot say anything."""
         speechless = self.victim == "command" and self.signal == "SIGKILL"
-        ended = self.exit_code is not None and (self.exit_code != 0 or self.victim != "command")
+        ended = self.exit_code is not None and (self.exit_code != 0 or self.victim not in {"command", DISK})
         has_said = bool(self.said) or speechless
         return ended and has_said and not self.left and self.is_kept and self.next_run == 0 and self.is_complete
 
@@ -181,12 +186,16 @@ def quietly(command: Sequence[str], settings: dict[str, str]) -> int:
     ).returncode
 
 
-def strike(scene: Scene, victim: str, number: signal.Signals, before: Path) -> Outcome:
+def strike(scene: Scene, victim: str, number: signal.Signals | None, before: Path) -> Outcome:
     """One row: run, kill, look, run again."""
-    outcome = Outcome(scene.name, victim, number.name)
-    with tempfile.TemporaryDirectory(prefix="kill.") as name:
+    outcome = Outcome(scene.name, victim, number.name if number else "full")
+    with tempfile.TemporaryDirectory(prefix="kill.") as name, ExitStack() as undone:
         folder = Path(name) / "run"
-        shutil.copytree(before, folder)
+        folder.mkdir()
+        if victim == DISK:
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", folder], check=True)
+            undone.callback(subprocess.run, ["umount", folder], check=True)
+        shutil.copytree(before, folder, dirs_exist_ok=True)
         finished = digests(folder)
         command, settings = scene.command(folder), scene.settings(folder)
         log = Path(name) / "log"
@@ -199,9 +208,12 @@ def strike(scene: Scene, victim: str, number: signal.Signals, before: Path) -> O
         try:
             descendants = wait_until_reached(scene, process, folder)
             seen |= {known for known in map(identity, [process.pid, *descendants]) if known}
-            if victim == "command" and number == signal.SIGINT:
+            if victim == DISK:
+                fill(folder / FILLER)
+            elif victim == "command" and number == signal.SIGINT:
                 os.killpg(process.pid, number)
             else:
+                assert number is not None
                 os.kill(process.pid if victim == "command" else scene.victims[victim](descendants), number)
             outcome.exit_code = wait_for_end(process, seen)
         finally:
@@ -210,9 +222,17 @@ def strike(scene: Scene, victim: str, number: signal.Signals, before: Path) -> O
         outcome.said = " / ".join(said[-2:])
         now = digests(folder)
         outcome.is_kept = all(now.get(path) == digest for path, digest in finished.items() if not path.endswith(".db"))
+        (folder / FILLER).unlink(missing_ok=True)
         outcome.next_run = quietly(command, settings)
         outcome.is_complete = scene.is_complete(folder)
     return outcome
+
+
+def fill(path: Path) -> None:
+    """Until there is no room on its disk."""
+    with suppress(OSError), path.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
 
 
 def wait_until_reached(scene: Scene, process: subprocess.Popen[bytes], folder: Path) -> list[int]:
@@ -353,8 +373,8 @@ def run_scene(scene: Scene, victims: Sequence[str]) -> Iterator[Outcome]:
         before = Path(name) / "before"
         before.mkdir()
         scene.prepare(before)
-        for victim in (name for name in (*scene.victims, "command") if name in victims):
-            for number in SIGNALS[1:] if victim == "recorder" else SIGNALS:
+        for victim in (name for name in (*scene.victims, "command", DISK) if name in victims):
+            for number in SIGNALS_OF.get(victim, SIGNALS):
                 yield strike(scene, victim, number, before)
 
 

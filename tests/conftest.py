@@ -67,6 +67,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         (pytest.fail if IS_WHOLE_GATE else pytest.skip)(f"needs {', '.join(missing)}")
 
 
+@pytest.fixture
+def no_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which no picture can be drawn."""
+    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "no-browser"))
+
+
 @pytest.fixture(scope="session")
 def shared_traces() -> Path:
     """A folder of real captures by others, with the figures an independent program measured on them."""

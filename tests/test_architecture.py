@@ -246,6 +246,22 @@ def test_importing_is_light(module: str) -> None:
     assert found.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("program", ["ddp_prof.train", "ddp_prof.benchmark.sweep", "ddp_prof.benchmark.allreduce"])
+def test_help_of_a_program_is_light(program: str) -> None:
+    heavy = ["torch", "plotly", "pandas", "rich", "sqlite_utils"]
+    code = f"""
+import runpy, sys
+sys.argv = ["program", "--help"]
+try:
+    runpy.run_module({program!r}, run_name="__main__")
+except SystemExit:
+    print([module for module in {heavy!r} if module in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "--help" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 def test_reading_never_loads_torch() -> None:
     """Even where it is installed: no command and no module of the reading side imports it."""
     rooms = {"ingest", "analyze", "present", "runs", "cli"} & {room_of(path) for path in SOURCES}

@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from ddp_prof.cli import COMMANDS, main
+from ddp_prof.cli import COMMANDS
+from tests.command_line import run
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
 
 MS = 1_000_000
@@ -69,7 +69,7 @@ def trace(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def answer(*arguments: str | Path) -> str:
     """What a command prints; where it cannot answer, its one line on stderr, which names the file."""
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    result = run(*arguments)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     assert result.exit_code in {0, 1, 3}
     assert "Traceback" not in result.stderr

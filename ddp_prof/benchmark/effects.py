@@ -91,12 +91,8 @@ def hidden_but_not_saved(timings: Sequence[Timing]) -> Effect | None:
 
 def bucket_sizes(timings: Sequence[Timing]) -> list[float]:
     """The bucket sizes measured, in MB, ascending."""
-    sizes = {
-        timing.setting.bucket_size_mb
-        for timing in timings
-        if timing.setting.variant == BUCKETED and timing.step_ns and timing.setting.bucket_size_mb is not None
-    }
-    return sorted(sizes)
+    measured = (timing.setting.swept_mb for timing in timings if timing.step_ns)
+    return sorted({size for size in measured if size is not None})
 
 
 def fastest_bucket_size(timings: Sequence[Timing]) -> float | None:
@@ -140,9 +136,5 @@ def share_drop_with_context(timings: Sequence[Timing]) -> Effect | None:
 
 
 def _figures(timings: Sequence[Timing], variant: Variant, quantity: Quantity) -> dict[Workload, Estimate]:
-    found = {
-        timing.setting.workload: quantity(timing)
-        for timing in timings
-        if (timing.setting.variant, timing.setting.bucket_size_mb) == variant
-    }
+    found = {timing.setting.workload: quantity(timing) for timing in timings if timing.setting.kind == variant}
     return {work: figure for work, figure in found.items() if figure}

@@ -141,9 +141,8 @@ def contradicts_model(observations: Sequence[Observation]) -> bool:
 
 
 def _host_timer(summaries: Sequence[SettingSummary]) -> Iterator[Observation]:
-    variants = dict.fromkeys((summary.setting.variant, summary.setting.bucket_size_mb) for summary in summaries)
-    for variant in variants:
-        own = [summary for summary in summaries if (summary.setting.variant, summary.setting.bucket_size_mb) == variant]
+    for variant in dict.fromkeys(summary.setting.kind for summary in summaries):
+        own = [summary for summary in summaries if summary.setting.kind == variant]
         label = own[0].setting.label
         timers = [
             (summary.timing.communication_ns, summary.synchronized_ns)

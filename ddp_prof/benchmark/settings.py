@@ -14,7 +14,7 @@ import numpy as np
 
 from ddp_prof.benchmark.statistics import Estimate, estimate_all, quotient
 from ddp_prof.benchmark.store import OK
-from ddp_prof.variants import BASELINE, variant_label, variant_order
+from ddp_prof.variants import BASELINE, BUCKETED, variant_label, variant_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -60,7 +60,17 @@ class Setting:
     @property
     def label(self) -> str:
         """What tables and figures call the variant: ``bucketed 10 MB``."""
-        return variant_label(self.variant, self.bucket_size_mb)
+        return variant_label(*self.kind)
+
+    @property
+    def kind(self) -> tuple[str, float | None]:
+        """Variant and bucket size."""
+        return self.variant, self.bucket_size_mb
+
+    @property
+    def swept_mb(self) -> float | None:
+        """The bucket size, where the variant is the one whose sizes are compared."""
+        return self.bucket_size_mb if self.variant == BUCKETED else None
 
     @property
     def workload(self) -> tuple[int, int]:
@@ -156,7 +166,7 @@ def summarize_settings(results: Results) -> tuple[SettingSummary, ...]:
 
 def setting_order(setting: Setting) -> tuple[int, int, int, str, float]:
     """Sorts settings by workload, then by variant, buckets by size."""
-    return *setting.workload, *variant_order(setting.variant, setting.bucket_size_mb)
+    return *setting.workload, *variant_order(*setting.kind)
 
 
 def by_testbed(summaries: Iterable[SettingSummary]) -> dict[Testbed, list[SettingSummary]]:

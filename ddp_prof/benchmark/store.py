@@ -279,9 +279,20 @@ def load_results(path: Path) -> Results:
 
 
 def _upsert(database: Database, **rows: Sequence[Any]) -> None:
+    """Write rows, in place of those of the same key.
+
+    Not by ``upsert_all``: it tries out what SQLite can and hides that this failed on a full disk. SQLite then undoes
+    all that follows in the transaction, without an error at its end.
+    """
     for name, of_table in rows.items():
-        key = TABLES[name][1]
-        database.table(name).upsert_all([asdict(row) for row in of_table], pk=key if len(key) > 1 else key[0])
+        row, key = TABLES[name]
+        columns = [column.name for column in fields(row)]
+        changes = ", ".join(f"{column} = excluded.{column}" for column in columns if column not in key)
+        database.conn.executemany(
+            f"INSERT INTO {name} ({', '.join(columns)}) VALUES ({', '.join(f':{column}' for column in columns)}) "
+            f"ON CONFLICT ({', '.join(key)}) DO UPDATE SET {changes}",
+            [asdict(each) for each in of_table],
+        )
 
 
 def _path_of(database: Database) -> Path:
@@ -316,6 +327,8 @@ def _errors_of(path: Path) -> Iterator[None]:
         yield
     except (OSError, sqlite3.OperationalError) as error:
         way_out = "see that no other program holds it, that it and its folder can be written, or name another file"
+        if "full" in str(error):
+            way_out = "what was written before is kept: make room there, and the same command goes on"
         raise TraceError(path, f"cannot be used ({error})", way_out) from error
     except sqlite3.IntegrityError:  # a row that we made wrong
         raise

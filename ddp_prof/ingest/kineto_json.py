@@ -145,7 +145,7 @@ def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = (), with_lau
         spans=spans,
         calls=_calls(launches),
         call_details=_call_details(launches, names) if with_launches else None,
-        threads=_threads(document.traceEvents, by_category["cpu_op"]),
+        threads=_threads(document.traceEvents, by_category["cpu_op"], by_category[_RANGE]),
         overhead=Overhead(*_times(by_category["overhead"])),
         ranks={PROCESS: rank} if _is_count(rank) else {},
         collective_metadata=_collective_metadata(by_category[_KERNEL], names),
@@ -337,11 +337,13 @@ def _integers(values: Any) -> Ints:
     )
 
 
-def _threads(events: Sequence[_Event], operations: Sequence[_Event]) -> dict[tuple[int, int], str]:
-    """Names of threads; one in which autograd's engine ran is called as torch calls its threads."""
+def _threads(
+    events: Sequence[_Event], operations: Sequence[_Event], ranges: Sequence[_Event]
+) -> dict[tuple[int, int], str]:
+    """Names of threads; one beside the main one in which autograd's engine ran is called as torch calls its threads."""
     named = (event for event in events if event.ph == "M" and event.name == "thread_name" and event.args)
     names = {event.tid: str(event.args.name) for event in named if event.args and isinstance(event.tid, int)}
-    for event in operations:
-        if isinstance(event.tid, int) and isinstance(event.name, str) and event.name.startswith(_ENGINE):
-            names[event.tid] = AUTOGRAD
+    main = {str(event.tid) for event in ranges if str(event.name).startswith("ProfilerStep#")}
+    engine = (event for event in operations if str(event.name).startswith(_ENGINE) and event.tid != event.pid)
+    names |= {event.tid: AUTOGRAD for event in engine if isinstance(event.tid, int) and str(event.tid) not in main}
     return {(PROCESS, tid): name for tid, name in names.items()}

@@ -110,7 +110,8 @@ def _ratio(key: str, meaning: str, stays: int = USUALLY) -> Column:
     return Column(key, key.replace("_", " "), meaning=meaning, stays=stays)
 
 
-_IDENTITY = (
+_COLUMNS = (
+    # What a row is of.
     _name("run", "the run: its variant, or the name of its file", WITH_ROOM),
     _name("variant", "the variant of data parallelism", ALWAYS),
     _name("node", "name of the machine", WITH_ROOM),
@@ -123,8 +124,7 @@ _IDENTITY = (
     _count("bucket", "number of the bucket that it carries", ALWAYS),
     _name("op", "what the collective does", WITH_MUCH_ROOM),
     _count("bytes", "bytes of the message", WITH_ROOM),
-)
-_COUNTS = (
+    # How many.
     _count("ranks", "ranks of the run"),
     _count("steps", "measured steps, warm-up left out"),
     _count("kernels", "kernels that ran on the device"),
@@ -135,8 +135,7 @@ _COUNTS = (
     _count("ranges", "NVTX ranges"),
     _count("warm-up_steps", "steps of warm-up, which are left out"),
     _count("backward_ranges", "ranges that name the backward pass"),
-)
-_TIMES = (
+    # Where time went.
     _time("step_ms", "the host's time of a step", ALWAYS),
     _time("spread_ms", "interquartile range of the step times", WITH_ROOM),
     _time("window_ms", "from the first to the last thing that the step did on the device", WITH_ROOM),
@@ -151,8 +150,7 @@ _TIMES = (
     _share("overlap_%", "share of communication that is overlapped", ALWAYS),
     _share("in_backward_%", "share of communication that compute of backward overlaps", WITH_ROOM),
     _ratio("speedup", "step time of the baseline over that of this run"),
-)
-_COLLECTIVES = (
+    # Collectives.
     _time("ready_ms", "when the last gradient of the bucket was ready", WITH_ROOM),
     _time("launch_ms", "when the host launched it", WITH_ROOM),
     _time("start_ms", "when it started on the device"),
@@ -176,31 +174,27 @@ _COLLECTIVES = (
     _time("why_peer_wait_ms", "exposed since a peer had not arrived"),
     _time("why_transfer_ms", "exposed while bytes moved, or for a reason that is not told"),
     _name("ready_by", "where readiness is known from", WITH_MUCH_ROOM),
-)
-_SKEW = (
+    # Who is late.
     _count("last_collectives", "collectives at which the rank arrived last", WITH_ROOM),
     _count("last_steps", "steps in which the rank arrived last", ALWAYS),
     _share("last_%", "share of the steps in which the rank arrived last", WITH_ROOM),
     _time("lag_ms", "how much later than the others it arrives: median over steps", ALWAYS),
     _time("worst_lag_ms", "the largest lag of any step"),
     _time("costs_others_ms", "exposed wait of another rank where it is last, a step"),
-)
-_WATERFALL = (
+    # From variant to variant.
     _name("from -> to", "the run, or the change from one run to the next", ALWAYS),
     _time("contention_ms", "what communication beside it adds to compute"),
     _time("calls_ms", "the host's work round blocking collectives"),
     _time("rest_ms", "data, the host between phases, idle device"),
     _time("sum_ms", "sum of the parts", WITH_ROOM),
-)
-_CHANGES = (
+    # Two runs of one variant.
     _name("part", "part of the mean step, or all of it", ALWAYS),
     _time("before_ms", "in the first run", USUALLY),
     _time("after_ms", "in the second run", USUALLY),
     _time("change_ms", "after less before", ALWAYS),
     _time("change_±_ms", "half of the change's 95 % interval"),
     _name("told", "whether the change is beyond the spread of both runs", ALWAYS),
-)
-_GATE = (
+    # Requirements.
     _name("requirement", "what was required", ALWAYS),
     _ratio("measured", "what was measured", ALWAYS),
     _ratio("limit", "what was allowed", ALWAYS),
@@ -210,8 +204,7 @@ _GATE = (
     _name("verdict", "passed, failed or not known", ALWAYS),
     _name("decided_by", "the rank that decided", WITH_ROOM),
     _name("why", "why nothing is known", USUALLY),
-)
-_KERNELS = (
+    # Kernels, what they hide, idle time.
     _name("kernel", "name of the kernel", ALWAYS),
     _name("shape", "grid and block of its launch", WITH_MUCH_ROOM),
     _name("phase", "phase of the step that launched it", ALWAYS),
@@ -226,8 +219,7 @@ _KERNELS = (
     _share("of_overlapped_%", "share of all overlapped communication", ALWAYS),
     _name("cause", "what did it", ALWAYS),
     _share("of_idle_%", "share of all idle time", ALWAYS),
-)
-_STUDY = (
+    # The study.
     _count("batch", "sequences of a rank's batch", ALWAYS),
     _count("context", "tokens of a sequence", ALWAYS),
     _name("status", "whether the runs came to their end", WITH_ROOM),
@@ -253,8 +245,7 @@ _STUDY = (
     _name("observation", "a sentence that the numbers support", ALWAYS),
     _measured("bucket_mb", "mb", "largest bucket, in MB of 2**20 bytes", ALWAYS),
     _time("predicted_ms", "communication left after backward, by the model"),
-)
-_ALL_REDUCE = (
+    # All-reduces alone.
     _name("size", "size of the message", ALWAYS),
     _count("calls", "timed calls", WITH_MUCH_ROOM),
     _time("latency_ms", "time of a call: median over calls of the shortest over the ranks", ALWAYS),
@@ -270,20 +261,5 @@ _ALL_REDUCE = (
     _measured("busbw_high_GB/s", "GB/s", "busbw at the lower end of the latency", WITH_MUCH_ROOM, decimals=4),
 )
 
-CATALOGUE = {
-    column.key: column
-    for column in (
-        *_IDENTITY,
-        *_COUNTS,
-        *_TIMES,
-        *_COLLECTIVES,
-        *_SKEW,
-        *_WATERFALL,
-        *_CHANGES,
-        *_GATE,
-        *_KERNELS,
-        *_STUDY,
-        *_ALL_REDUCE,
-    )
-}
+CATALOGUE = {column.key: column for column in _COLUMNS}
 """Every column by its key."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import tempfile
 from dataclasses import replace
@@ -10,6 +11,7 @@ from operator import add, or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ddp_prof.printable import printable
 from ddp_prof.range_names import COLLECTIVES, PROCESS, STEP
 from ddp_prof.trace import UNKNOWN
 
@@ -24,11 +26,15 @@ if TYPE_CHECKING:
     from ddp_prof.ingest.parts.division import Part
     from ddp_prof.trace import Ints, Trace
 
+_LOG = logging.getLogger(__name__)
+
 PART_ROWS = 3_000_000
 """Rows of activities and calls that a part has about: some hundred megabytes while it is measured."""
 MOST_ROWS_AS_A_WHOLE = 3 * PART_ROWS
 LEAST_BYTES_A_ROW = 15
 """Of an export: files of fewer bytes have fewer rows."""
+BYTES_A_ROW, BYTES_A_ROW_TO_DRAW = 250, 450
+"""Of memory for a row that is read as a whole: of ``collectives`` and of ``timeline``, which take most."""
 DIVISIBLE = frozenset({"overlap", "collectives"})
 """What can be measured in parts."""
 
@@ -51,7 +57,7 @@ def measure_in_parts(
     *,
     to_draw: bool = False,
 ) -> dict[str, Any] | None:
-    """The results of :data:`DIVISIBLE` of a large export; ``None`` where it is not large, or cannot be cut.
+    """The results of :data:`DIVISIBLE` of a large export; ``None`` where it is not large.
 
     Args:
         file: The capture, of any format.
@@ -59,8 +65,11 @@ def measure_in_parts(
         comm_patterns: Regular expressions for kernels that communicate.
         part_rows: Rows of a part, of exports of any size; by default large ones are cut, into parts of ``PART_ROWS``.
         to_draw: As of ``LoadOptions``.
+
+    Raises:
+        IndivisibleError: It cannot be cut.
+        TraceError: There is no room for its parts.
     """
-    from ddp_prof.ingest.parts.blocks import IndivisibleError
     from ddp_prof.ingest.parts.division import count_rows, divided
     from ddp_prof.ingest.sqlite_columns import open_sqlite
 
@@ -69,16 +78,46 @@ def measure_in_parts(
         return None
     with open_sqlite(file) as export, tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
         structure, steps = _structure(patterns), _steps(patterns)
-        try:
-            division = divided(export, part_rows or PART_ROWS, comm_patterns, structure, steps, Path(folder))
-            measured = [_measure(part, patterns, None, to_draw=to_draw) for _, part in division.parts()]
-            while again := _numbers_to_repeat(measured):
-                known = _all_known(measured)
-                for number, part in division.parts(again):
-                    measured[number] = _measure(part, patterns, known, to_draw=to_draw)
-        except IndivisibleError:
-            return None
+        division = divided(export, part_rows or PART_ROWS, comm_patterns, structure, steps, Path(folder))
+        measured = [_measure(part, patterns, None, to_draw=to_draw) for _, part in division.parts()]
+        while again := _numbers_to_repeat(measured):
+            known = _all_known(measured)
+            for number, part in division.parts(again):
+                measured[number] = _measure(part, patterns, known, to_draw=to_draw)
     return _merged(measured)
+
+
+def note_whole(file: Path, why: str, *, asked: bool, with_launches: bool) -> None:
+    """Say that a large export is read as a whole, what that takes, and what to do where it is too much.
+
+    Args:
+        file: The capture, of any format.
+        why: Part of a sentence.
+        asked: Whether parts were asked for, of captures of any size.
+        with_launches: As of ``LoadOptions``.
+    """
+    from ddp_prof.ingest.parts.division import count_rows
+
+    least = 0 if asked else MOST_ROWS_AS_A_WHOLE
+    rows = count_rows(file, least * LEAST_BYTES_A_ROW)
+    if rows <= least:
+        return
+    needed, free = rows * (BYTES_A_ROW_TO_DRAW if with_launches else BYTES_A_ROW), _free_memory()
+    told = f"note: {file}: read as a whole, {rows:,} rows in up to {needed / 1e9:.1f} GB of memory: {why}"
+    if free is not None and free < needed:
+        told += (
+            f"; {free / 1e9:.1f} GB are free: leave steps out with scripts/trim_capture.py, or take a larger machine"
+        )
+    _LOG.warning("%s", printable(told))
+
+
+def _free_memory() -> int | None:
+    """Bytes that can be had without swapping; ``None`` where the system does not tell."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
 def _structure(patterns: RangePatterns) -> Callable[[str], bool]:
@@ -134,11 +173,11 @@ def _refuse_indivisible(trace: Trace, ranks: Sequence[RankEvents]) -> None:
     from ddp_prof.ingest.parts.blocks import IndivisibleError
 
     if trace.unresolved_names.kernels:
-        raise IndivisibleError("kernels without names")
+        raise IndivisibleError("it has kernels without a name")
     if any(not rank.has_steps or rank.device is None for rank in ranks):
-        raise IndivisibleError("ranks without steps")
+        raise IndivisibleError("a rank of it has no steps")
     if any((rank.events.activity == UNKNOWN).any() for rank in ranks):
-        raise IndivisibleError("collectives of the host")
+        raise IndivisibleError("its hosts communicate for GPUs")
 
 
 def _numbers_to_repeat(measured: Sequence[_Measured]) -> list[int]:

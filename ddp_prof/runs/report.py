@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from ddp_prof.trace import Trace
 
 
+ALL_AT_ONCE = "this needs all events at once"
+
+
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
     """How files are read.
@@ -94,15 +97,22 @@ class Failure:
     way_out: str
 
 
-def load_events(file: Path, options: LoadOptions) -> TraceEvents:
-    """Read a report.
+def load_events(file: Path, options: LoadOptions, why: str = ALL_AT_ONCE) -> TraceEvents:
+    """Read a report as a whole.
+
+    Args:
+        file: The report.
+        options: How it is read.
+        why: Why not in parts, which is said of a large one.
 
     Raises:
         TraceError: It cannot be read.
     """
     from ddp_prof.analyze.core.rank_events import find_rank_events
     from ddp_prof.ingest.load import load_trace
+    from ddp_prof.runs.parts import note_whole
 
+    note_whole(file, why, asked=options.part_rows is not None, with_launches=options.with_launches)
     trace = load_trace(file, extra_patterns=options.comm_patterns, with_launches=options.with_launches)
     return TraceEvents(trace, find_rank_events(trace, options.patterns))
 
@@ -129,18 +139,24 @@ def measure_report(
     Raises:
         TraceError: It cannot be read.
     """
+    from ddp_prof.ingest.parts.blocks import IndivisibleError
     from ddp_prof.runs.parts import DIVISIBLE, measure_in_parts
 
+    why = ALL_AT_ONCE
     if DIVISIBLE | {"identity"} >= set(measures):
-        found = measure_in_parts(
-            file, options.patterns, options.comm_patterns, options.part_rows, to_draw=options.to_draw
-        )
+        found = None
+        try:
+            found = measure_in_parts(
+                file, options.patterns, options.comm_patterns, options.part_rows, to_draw=options.to_draw
+            )
+        except IndivisibleError as error:
+            why = f"{error}, so it cannot be cut into parts"
         if found is not None:
             return {
                 measure: _identities(found["collectives"]) if measure == "identity" else found[measure]
                 for measure in measures
             }
-    events = load_events(file, options)
+    events = load_events(file, options, why)
     keep(events)
     return measure_events(events, options, measures)
 

@@ -6,6 +6,7 @@ workers end has no influence on what is made of their results.
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from ddp_prof.runs.report import TraceEvents
 
     Outcome = tuple[int, bytes]
+
+_LOG = logging.getLogger("ddp_prof")
 
 BYTES_A_WORKER = 64 * 2**20
 """Where no number of workers is asked for, one starts for each so many bytes: it takes half a second to."""
@@ -126,7 +129,9 @@ def _by_processes(jobs: int, tasks: Sequence[bytes]) -> Iterator[Outcome]:
     from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context
 
-    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_start_worker)
+    pool = ProcessPoolExecutor(
+        jobs, mp_context=get_context("spawn"), initializer=_start_worker, initargs=(_LOG.getEffectiveLevel(),)
+    )
     try:
         futures = {pool.submit(work, task): index for index, task in enumerate(tasks)}
         for future in as_completed(list(futures)):
@@ -139,11 +144,13 @@ def _by_processes(jobs: int, tasks: Sequence[bytes]) -> Iterator[Outcome]:
         pool.shutdown(cancel_futures=True)
 
 
-def _start_worker() -> None:
+def _start_worker(log_level: int) -> None:
     """Leave Ctrl-C, which reaches all processes of a terminal, to the parent; end where the parent has ended."""
     import signal
     from threading import Thread
 
+    logging.basicConfig(format="%(message)s")
+    _LOG.setLevel(log_level)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_end_with_parent, daemon=True).start()
 

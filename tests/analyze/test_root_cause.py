@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import HealthCheck, given, settings
 
 from ddp_prof.analyze.collectives.results import typical_step
-from ddp_prof.analyze.root_cause import find_root_cause
+from ddp_prof.analyze.root_cause import RootCause, find_root_cause
 from ddp_prof.trace import Trace
 from tests.analyze.random_runs import runs
 from tests.drawing import PID, draw_trace
@@ -21,6 +21,12 @@ PHASES = {
 }
 
 
+def cause_of(trace: Trace) -> RootCause:
+    cause = find_root_cause(collectives_of(trace))
+    assert cause is not None
+    return cause
+
+
 def test_one_stalled_step_does_not_decide() -> None:
     """Two steps expose 2 within backward; the third 10 in its tail, more than both."""
     trace = draw_trace(
@@ -28,8 +34,7 @@ def test_one_stalled_step_does_not_decide() -> None:
         launches={"pt_autograd_0": "aMc.........bNd.........eO"},
         streams={7: ".aa..cc......bb..dd......ee.................", 9: "..MMM.........NNN..........OOOOOOOOOO......."},
     )
-    cause = find_root_cause(collectives_of(trace))
-    assert cause is not None
+    cause = cause_of(trace)
     assert (cause.when, cause.exposed_ns, cause.pair_ns) == ("backward", 2, 2)
     assert (cause.total_exposed_ns, cause.steps) == (14, 3)
 
@@ -41,8 +46,7 @@ def test_the_figure_of_a_step_shows_the_step_that_the_headline_is_about() -> Non
         launches={"pt_autograd_0": "aM..........bN..........eO"},
         streams={7: ".aa..........bbbbb.......eeeeeeeee..........", 9: "...MMM........NNNNN.......OOOOOOOO.........."},
     )
-    cause = find_root_cause(collectives_of(trace))
-    assert cause is not None
+    cause = cause_of(trace)
     assert (typical_step(collectives_of(trace)), cause.step, cause.exposed_ns) == (1, 1, 1)
 
 
@@ -52,8 +56,7 @@ def test_a_typical_step_that_hides_all_says_so() -> None:
         launches={"pt_autograd_0": "aM..........bN..........eO"},
         streams={7: ".aaaa........bbbb........ee.................", 9: "..MM..........NN...........OOOO............."},
     )
-    cause = find_root_cause(collectives_of(trace))
-    assert cause is not None
+    cause = cause_of(trace)
     assert (cause.exposed_ns, cause.pair_ns, cause.total_exposed_ns) == (0, 0, 4)
 
 
@@ -64,8 +67,7 @@ def test_of_five_collectives_one_is_launched_after_backward() -> None:
         launches={"main": "fM...bN.c...O."},
         streams={7: ".fff..bb..cc..................", 9: "..MM...NN.......OOOOOOOO......"},
     )
-    cause = find_root_cause(collectives_of(trace))
-    assert cause is not None
+    cause = cause_of(trace)
     assert (cause.when, cause.why, cause.blocking) == ("tail", "blocking_call", "after_backward")
     assert (cause.alike_a_step, cause.collectives_a_step) == (1, 3)
 
@@ -106,8 +108,7 @@ def test_the_gather_of_a_bucket_is_not_taken_for_its_reduction() -> None:
         ranks={PID: 0},
         world_size=1,
     )
-    cause = find_root_cause(collectives_of(trace))
-    assert cause is not None
+    cause = cause_of(trace)
     assert (cause.operation, cause.bucket, cause.last_bucket, cause.lead_ns) == ("reduce_scatter", 0, 0, 1)
     assert (cause.collectives_a_step, cause.same_operation_a_step, cause.is_last) == (2, 1, True)
 

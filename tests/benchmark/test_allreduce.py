@@ -93,19 +93,6 @@ def test_mistakes_exit_with_2(argv: list[str], message: str, capsys: pytest.Capt
     assert message in capsys.readouterr().err
 
 
-def test_help_needs_no_torch() -> None:
-    code = """
-import sys
-from ddp_prof.benchmark.allreduce.__main__ import main
-try:
-    main(["--help"])
-except SystemExit:
-    print("torch" in sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "False"
-
-
 class TestDatabase:
     def test_rows_come_back_and_are_replaced(self, tmp_path: Path) -> None:
         sweep = Sweep()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from argparse import Namespace
 from dataclasses import replace
 from itertools import groupby
@@ -141,17 +139,3 @@ def test_a_default_and_the_same_value_asked_for_are_the_same_run() -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0 s"), (99, "99 s"), (300, "5 min"), (7500, "2 h 05 min")])
 def test_times(seconds: float, text: str) -> None:
     assert format_time(seconds) == text
-
-
-def test_help_needs_no_torch() -> None:
-    code = """
-import sys
-sys.argv = ["x", "--help"]
-from ddp_prof.benchmark.sweep.__main__ import main
-try:
-    main()
-except SystemExit:
-    print([each for each in ("torch", "rich", "sqlite_utils") if each in sys.modules])
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"

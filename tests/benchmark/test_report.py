@@ -305,11 +305,8 @@ class TestFigures:
         assert dots.y[0] - dots.error_y.arrayminus[0] == pytest.approx(1000 / small.high_ns)
 
 
+@pytest.mark.usefixtures("no_browser")
 class TestFiles:
-    @pytest.fixture(autouse=True)
-    def no_browser(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "no-browser"))
-
     def test_without_chromium_pages_and_text_are_written_all_the_same(self, tmp_path: Path) -> None:
         (problem,) = write_results([testbed_of(exact())], load_study("cs336"), tmp_path / "new")
         assert "apt-get install chromium" in problem

@@ -11,16 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
 from ddp_prof.benchmark.store import open_database
-from ddp_prof.cli import main
 from tests.benchmark.results_factory import OTHER_ENVIRONMENT, Sweep, study_like
+from tests.command_line import run
 
-
-@pytest.fixture(autouse=True)
-def no_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "no-browser"))
+pytestmark = pytest.mark.usefixtures("no_browser")
 
 
 @pytest.fixture
@@ -30,17 +26,13 @@ def database(tmp_path: Path) -> Path:
     return sweep.write(tmp_path / "traces" / "results.db")
 
 
-def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, ["results", *map(str, arguments)])
-
-
 def rows_of(*arguments: str | Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(run(*arguments, "--format", "csv").stdout)))
+    return list(csv.DictReader(io.StringIO(run("results", *arguments, "--format", "csv").stdout)))
 
 
 def test_the_default_is_the_suites_database(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(database.parent.parent)
-    result = run()
+    result = run("results")
     assert result.exit_code == 0
     assert "mini model · 2 ranks · device: cpu" in result.stdout
     assert "out_of_memory" in result.stdout
@@ -70,30 +62,30 @@ def test_a_filter_does_not_change_what_a_row_says(database: Path) -> None:
 
 
 def test_a_filter_that_leaves_nothing_is_an_error_that_tells_what_is_there(database: Path) -> None:
-    result = run(database, "--variant", "flat", "--seq-len", "7", "--seq-len", "9")
+    result = run("results", database, "--variant", "flat", "--seq-len", "7", "--seq-len", "9")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == f"Error: {database}: no setting with --seq-len 7 or 9: choose from 64, 128\n"
 
 
 @pytest.mark.parametrize("option", [["--batch-size", "two"], ["--against", "me"], ["--format", "xml"]])
 def test_wrong_usage_is_exit_code_2(database: Path, option: list[str]) -> None:
-    assert run(database, *option).exit_code == 2
+    assert run("results", database, *option).exit_code == 2
 
 
 def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
-    missing = run(tmp_path / "none.db")
+    missing = run("results", tmp_path / "none.db")
     assert (missing.exit_code, missing.stderr.count("\n")) == (1, 1)
     assert "no such file: make it with scripts/run_comparison.sh" in missing.stderr
     open_database(tmp_path / "empty.db").close()
-    empty = run(tmp_path / "empty.db")
+    empty = run("results", tmp_path / "empty.db")
     assert (empty.exit_code, empty.stderr.count("\n")) == (1, 1)
     assert "no runs in it yet: fill it with scripts/run_comparison.sh" in empty.stderr
     (tmp_path / "text.db").write_text("no database " * 200)
-    assert "not a results database" in run(tmp_path / "text.db").stderr
+    assert "not a results database" in run("results", tmp_path / "text.db").stderr
 
 
 def test_json(database: Path) -> None:
-    document = json.loads(run(database, "--format", "json", "--against", "cs336").stdout)
+    document = json.loads(run("results", database, "--format", "json", "--against", "cs336").stdout)
     assert (document["schema"], document["database"]) == (1, str(database))
     (testbed,) = document["testbeds"]
     assert (testbed["model_size"], testbed["world_size"], testbed["environment"]["cpu"]) == ("mini", 2, "Two Cores")
@@ -109,15 +101,15 @@ def test_json(database: Path) -> None:
 
 
 def test_against_the_study(database: Path) -> None:
-    text = run(database, "--against", "cs336").stdout
+    text = run("results", database, "--against", "cs336").stdout
     assert "Of 9 claims that the study's own figures support, 9 hold here" in text
     rows = rows_of(database, "--against", "cs336")
     assert (len(rows), rows[0]["study_step_ms"], rows[0]["environment"]) == (42, "783.3", "e1")
-    assert "study's conclusions" not in run(database).stdout
+    assert "study's conclusions" not in run("results", database).stdout
 
 
 def test_markdown_stands_alone(database: Path) -> None:
-    result = run(database, "--format", "markdown", "--against", "cs336")
+    result = run("results", database, "--format", "markdown", "--against", "cs336")
     assert result.stdout.startswith("# Results\n\n## mini model")
     assert "### What these numbers show" in result.stdout
     assert result.stderr == ""
@@ -128,7 +120,7 @@ def test_two_environments_are_told_apart(tmp_path: Path) -> None:
     sweep.environment = OTHER_ENVIRONMENT
     sweep.add("overlap", 50, 5)
     path = sweep.write(tmp_path / "results.db")
-    text = run(path).stdout
+    text = run("results", path).stdout
     assert text.index("Two Cores") < text.index("Other Cores")
     assert "2 testbeds are shown separately" in text
     assert {row["environment"] for row in rows_of(path)} == {"e1", "e2"}
@@ -137,7 +129,7 @@ def test_two_environments_are_told_apart(tmp_path: Path) -> None:
 
 def test_output_writes_figures_text_and_the_whole_csv(database: Path, tmp_path: Path) -> None:
     before = hashlib.sha256(database.read_bytes()).hexdigest()
-    result = run(database, "-o", tmp_path / "figures", "--variant", "naive")
+    result = run("results", database, "-o", tmp_path / "figures", "--variant", "naive")
     assert result.exit_code == 0
     problem, written = result.stderr.splitlines()
     assert problem.startswith("note: pictures need Chromium")
@@ -163,7 +155,7 @@ def test_a_single_failed_setting_is_shown(tmp_path: Path) -> None:
     sweep = Sweep(repeats=1)
     sweep.fail("naive")
     path = sweep.write(tmp_path / "results.db")
-    result = run(path, "-o", tmp_path / "figures")
+    result = run("results", path, "-o", tmp_path / "figures")
     assert result.exit_code == 0
     assert "out_of_memory" in result.stdout
 
@@ -171,14 +163,14 @@ def test_a_single_failed_setting_is_shown(tmp_path: Path) -> None:
 def test_the_table_never_takes_the_place_of_its_database(database: Path, tmp_path: Path) -> None:
     odd = database.rename(database.with_suffix(".csv"))
     before = odd.read_bytes()
-    assert run(odd, "-o", tmp_path / "figures").exit_code == 2
+    assert run("results", odd, "-o", tmp_path / "figures").exit_code == 2
     assert odd.read_bytes() == before
-    assert run(odd).exit_code == 0
+    assert run("results", odd).exit_code == 0
 
 
 def test_a_table_that_cannot_be_written_does_not_cost_the_figures(database: Path, tmp_path: Path) -> None:
     database.with_suffix(".csv").mkdir()
-    result = run(database, "-o", tmp_path / "new")
+    result = run("results", database, "-o", tmp_path / "new")
     assert (result.exit_code, result.stderr.splitlines()[-1].startswith("Error: ")) == (1, True)
     assert "results.csv" in result.stderr
     assert (tmp_path / "new" / "results.md").is_file()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +24,7 @@ from ddp_prof.benchmark.store import (
     write_run,
 )
 from ddp_prof.errors import TraceError
+from tests.conftest import ROOT
 
 ENVIRONMENT = Environment("e1", "some CPU", 2, 2**34, "Linux", "", "3.11", "2.13", None, None, "0.1")
 RUN = StoredRun(
@@ -69,6 +72,68 @@ def test_a_run_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert (found.environments, found.runs, found.steps) == ((), (), ())
 
 
+def test_a_full_disk_loses_no_run_that_was_written(tmp_path: Path) -> None:
+    """SQLite says of a largest size that is reached what it says of a full disk."""
+    path = tmp_path / "results.db"
+    database = open_database(path)
+    write_run(database, ENVIRONMENT, RUN, STEPS, MESSAGES)
+    pages = database.execute("PRAGMA page_count").fetchone()[0]
+    database.execute(f"PRAGMA max_page_count = {pages}")
+    many = [replace(STEPS[0], run="r2", step=step) for step in range(5000)]
+    with pytest.raises(TraceError, match=r"results\.db: .*full.*make room there, and the same command goes on"):
+        write_run(database, ENVIRONMENT, replace(RUN, id="r2"), many)
+    found = load_results(path)
+    assert (found.runs, found.steps, found.messages) == ((RUN,), STEPS, MESSAGES)
+    database.execute("PRAGMA max_page_count = 1000000")
+    write_run(database, ENVIRONMENT, replace(RUN, id="r2"), many)
+    database.close()
+    assert len(load_results(path).steps) == 5002
+
+
+ON_A_FULL_DISK = """
+import sys
+from pathlib import Path
+from dataclasses import replace
+from ddp_prof.benchmark.store import load_results, open_database, write_run
+from ddp_prof.errors import TraceError
+from tests.conftest import ROOT
+from tests.benchmark.test_store import ENVIRONMENT, RUN, STEPS
+folder = Path(sys.argv[1])
+def write(run):
+    database = open_database(folder / "r.db")
+    if run == "r2":
+        try:
+            with (folder / "filler").open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(4096))
+        except OSError:
+            pass
+    write_run(database, ENVIRONMENT, replace(RUN, id=run), [replace(STEPS[0], run=run, step=n) for n in range(400)])
+write("r1")
+try:
+    write("r2")
+except TraceError as error:
+    print(error)
+(folder / "filler").unlink()
+assert [run.id for run in load_results(folder / "r.db").runs] == ["r1"]
+write("r3")
+assert [run.id for run in load_results(folder / "r.db").runs] == ["r1", "r3"]
+"""
+
+
+def test_on_a_disk_that_is_really_full(tmp_path: Path) -> None:
+    mount = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=2m tmpfs "$1" && shift && exec "$@"', "sh"]
+    if subprocess.run([*mount, str(tmp_path), "true"], capture_output=True, check=False).returncode:
+        pytest.skip("a small disk cannot be mounted here")
+    done = subprocess.run(
+        [*mount, str(tmp_path), sys.executable, "-c", ON_A_FULL_DISK, str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "full" in done.stdout
+    assert "make room there, and the same command goes on" in done.stdout
+
+
 def test_a_database_from_before_a_column_was_added_is_read_and_written(tmp_path: Path) -> None:
     path = tmp_path / "results.db"
     database = open_database(path)
@@ -96,16 +161,6 @@ def test_a_database_from_before_a_value_could_be_missing_takes_rows_without_it(t
     found = load_results(path)
     assert [run.id for run in found.runs] == ["r1", "r2"]
     assert found.steps == (*STEPS, later)
-
-
-def test_a_database_without_a_column_that_must_be_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "results.db"
-    database = open_database(path)
-    write_run(database, ENVIRONMENT, RUN)
-    database.table("runs").transform(drop={"variant"})
-    database.close()
-    with pytest.raises(TraceError, match=r"results\.db: not a results database"):
-        load_results(path)
 
 
 def test_opening_again_and_reading_leave_the_file_as_it_is(tmp_path: Path) -> None:
@@ -140,6 +195,7 @@ def test_another_file_is_refused_in_one_line(tmp_path: Path) -> None:
         ("update measurements set step_ns = 0", r"measurements: Expected `int` >= 1 - at `\$\.step_ns`"),
         ("update runs set gradient_bytes = 0", r"runs: Expected `int` >= 1 - at `\$\.gradient_bytes`"),
         ("alter table runs drop column status", r"runs: Object missing required field `status`"),
+        ("alter table runs drop column variant", r"runs: Object missing required field `variant`"),
         ("drop table measurements", "no table measurements"),
     ],
 )

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from click.testing import CliRunner
 
-from ddp_prof.cli import main
 from tests.browser.conftest import new_visit
+from tests.command_line import run
 from tests.conftest import ROOT
 from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.nsys_factory import write_capture
@@ -37,7 +36,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ["skew", naive, "--html", folder / "skew-page.html"],
             ["results", _results(folder), "-o", folder],
         ):
-            result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+            result = run(*arguments)
             assert result.exit_code == 0, result.output
     return folder
 

@@ -8,20 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from ddp_prof.cli import main
 from ddp_prof.manifest import Caveat, write_manifest
 from tests.analyze.collectives.test_straggler import rank_capture
+from tests.command_line import run
 from tests.nsys_factory import write_capture
 from tests.test_manifest import MANIFEST
 
 MEASURING = ["overlap", "overlap --steps", "collectives", "skew", "compare", "compare --waterfall", "info"]
 MEASURING += ["check --max-tail-ms 100"]
-
-
-def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments], catch_exceptions=False)
 
 
 def write_run(folder: Path, name: str, ranks_per_gpu: int) -> list[Path]:

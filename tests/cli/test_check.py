@@ -8,10 +8,9 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from ddp_prof.cli import main
 from tests.analyze.collectives.test_straggler import rank_capture
+from tests.command_line import run
 from tests.conftest import ROOT
 from tests.ingest.nsys.test_sqlite_export import MS, known_truth
 from tests.nsys_factory import write_capture
@@ -19,10 +18,6 @@ from tests.nsys_factory import write_capture
 STEADY = (50, 50, 51, 51, 50)
 NOISY = (30, 45, 58, 70, 85)
 SLOW = (60, 60, 61, 61, 60)
-
-
-def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, ["check", *map(str, arguments)])
 
 
 def capture(path: Path, step_ms: tuple[int, ...] = STEADY) -> Path:
@@ -50,7 +45,7 @@ def trace(tmp_path: Path) -> Path:
     ],
 )
 def test_met_is_exit_code_0(trace: Path, limits: list[str]) -> None:
-    result = run(trace, *limits)
+    result = run("check", trace, *limits)
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.startswith("passed, ")
 
@@ -66,7 +61,7 @@ def test_met_is_exit_code_0(trace: Path, limits: list[str]) -> None:
 )
 @pytest.mark.parametrize("form", ["table", "markdown", "csv", "json"])
 def test_not_met_is_exit_code_3_in_every_format(trace: Path, limits: list[str], form: str) -> None:
-    result = run(trace, *limits, "--format", form)
+    result = run("check", trace, *limits, "--format", form)
     assert result.exit_code == 3
     assert "failed" in result.stdout
     assert result.stderr.splitlines()[-1] == f"Error: failed, 1 of {len(limits) // 2} requirements not met"
@@ -76,7 +71,8 @@ def test_missing_data_is_exit_code_3(tmp_path: Path) -> None:
     truth = known_truth()
     truth.kernels = [kernel for kernel in truth.kernels if "nccl" not in kernel.name]
     path = write_capture(tmp_path / "x.sqlite", truth)
-    result = run(path, "--min-overlap", "0", "--max-exposed-ms", "1000", "--max-tail-ms", "1000", "--format", "csv")
+    limits = ("--min-overlap", "0", "--max-exposed-ms", "1000", "--max-tail-ms", "1000")
+    result = run("check", path, *limits, "--format", "csv")
     assert result.exit_code == 3
     rows = list(csv.DictReader(io.StringIO(result.stdout)))
     assert [(row["verdict"], row["why"]) for row in rows] == [
@@ -86,7 +82,7 @@ def test_missing_data_is_exit_code_3(tmp_path: Path) -> None:
 
 def test_noise_within_the_spread_is_exit_code_0(tmp_path: Path) -> None:
     baseline, noisy = capture(tmp_path / "a.sqlite"), capture(tmp_path / "b.sqlite", NOISY)
-    result = run(noisy, "--baseline", baseline, "--max-regression", "5%")
+    result = run("check", noisy, "--baseline", baseline, "--max-regression", "5%")
     assert result.exit_code == 0
     assert "beyond the limit, but within both runs' spread" in result.stdout
 
@@ -94,26 +90,26 @@ def test_noise_within_the_spread_is_exit_code_0(tmp_path: Path) -> None:
 def test_a_regression_beyond_the_spread_is_exit_code_3(tmp_path: Path) -> None:
     baseline, slow = capture(tmp_path / "a.sqlite"), capture(tmp_path / "b.sqlite", SLOW)
     for limit, code in (([], 3), (["--max-regression", "5%"], 3), (["--max-regression", "0.25"], 0)):
-        assert run(slow, "--baseline", baseline, *limit).exit_code == code
-    assert run(baseline, "--baseline", slow, "--max-regression", "0").exit_code == 0, "faster is no regression"
+        assert run("check", slow, "--baseline", baseline, *limit).exit_code == code
+    assert run("check", baseline, "--baseline", slow, "--max-regression", "0").exit_code == 0, "faster is no regression"
 
 
 def test_too_few_steps_are_exit_code_3(trace: Path, tmp_path: Path) -> None:
     short = capture(tmp_path / "short.sqlite", STEADY[:2])
-    result = run(trace, "--baseline", short)
+    result = run("check", trace, "--baseline", short)
     assert result.exit_code == 3
     assert "baseline: fewer than 3 steps, so no spread is known" in result.stdout
 
 
 def test_a_cpu_is_not_compared_with_a_gpu(trace: Path) -> None:
-    result = run(trace, "--baseline", ROOT / "traces" / "flat.sqlite")
+    result = run("check", trace, "--baseline", ROOT / "traces" / "flat.sqlite")
     assert result.exit_code == 3
     assert "a run on cuda cannot be compared with one on cpu" in result.stdout
 
 
 def test_one_run_that_fails_is_enough(trace: Path, tmp_path: Path) -> None:
     slow = capture(tmp_path / "slow.sqlite", SLOW)
-    result = run(trace, slow, "--baseline", trace, "--format", "json")
+    result = run("check", trace, slow, "--baseline", trace, "--format", "json")
     assert result.exit_code == 3
     document = json.loads(result.stdout)
     assert [(entry["label"], entry["passed"]) for entry in document["runs"]] == [("known", True), ("slow", False)]
@@ -123,7 +119,7 @@ def test_one_run_that_fails_is_enough(trace: Path, tmp_path: Path) -> None:
 
 
 def test_json_carries_nanoseconds_and_the_rank(trace: Path) -> None:
-    document = json.loads(run(trace, "--max-exposed-ms", "10", "--format", "json").stdout)
+    document = json.loads(run("check", trace, "--max-exposed-ms", "10", "--format", "json").stdout)
     (verdict,) = document["runs"][0]["verdicts"]
     assert verdict == {
         "requirement": "max exposed",
@@ -146,7 +142,7 @@ def test_markdown_stands_alone(tmp_path: Path) -> None:
     for item in truth.kernels:
         item.name = item.name.replace("gemm_forward", "all_reduce<float>*")
     title, blank, *rest = run(
-        write_capture(tmp_path / "x.sqlite", truth), "--min-overlap", "80%", "--format", "markdown"
+        "check", write_capture(tmp_path / "x.sqlite", truth), "--min-overlap", "80%", "--format", "markdown"
     ).stdout.splitlines()
     assert (title, blank) == ("### ddp-prof check: failed, 1 of 1 requirements not met", "")
     table, notes = rest[: rest.index("")], rest[rest.index("") + 1 :]
@@ -171,7 +167,7 @@ def test_markdown_stands_alone(tmp_path: Path) -> None:
     ],
 )
 def test_nonsense_is_wrong_usage_in_one_line(trace: Path, arguments: list[str], words: str) -> None:
-    result = run(trace, *arguments)
+    result = run("check", trace, *arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
     assert words in line
@@ -179,7 +175,7 @@ def test_nonsense_is_wrong_usage_in_one_line(trace: Path, arguments: list[str], 
 
 def test_a_baseline_is_one_run(trace: Path, tmp_path: Path) -> None:
     capture(tmp_path / "other.sqlite")
-    result = run(trace, "--baseline", tmp_path)
+    result = run("check", trace, "--baseline", tmp_path)
     assert result.exit_code == 2
     assert "2 runs (known, other)" in result.stderr
 
@@ -189,7 +185,7 @@ def test_an_unreadable_baseline_is_exit_code_1(trace: Path, tmp_path: Path, cont
     bad = tmp_path / "bad.sqlite"
     if content is not None:
         bad.write_bytes(content)
-    result = run(trace, "--baseline", bad)
+    result = run("check", trace, "--baseline", bad)
     assert (result.exit_code, result.stdout) == (1, "")
     (line,) = result.stderr.splitlines()
     assert line.startswith(f"Error: {bad}: ")
@@ -197,11 +193,11 @@ def test_an_unreadable_baseline_is_exit_code_1(trace: Path, tmp_path: Path, cont
 
 def test_a_missing_rank_is_told_and_can_be_forbidden(tmp_path: Path) -> None:
     files = [write_capture(tmp_path / f"x.rank{rank}.sqlite", rank_capture(rank)) for rank in (0, 1)]
-    alone = run(files[0], "--max-tail-ms", "1000")
+    alone = run("check", files[0], "--max-tail-ms", "1000")
     assert alone.exit_code == 0
     assert "x: judged by 1 of 2 ranks" in alone.stdout
-    assert run(files[0], "--all-ranks").exit_code == 3
-    both = run(*files, "--all-ranks", "--format", "csv")
+    assert run("check", files[0], "--all-ranks").exit_code == 3
+    both = run("check", *files, "--all-ranks", "--format", "csv")
     assert both.exit_code == 0
     (row,) = csv.DictReader(io.StringIO(both.stdout))
     assert (row["measured"], row["limit"], row["unit"]) == ("2", "2", "ranks")

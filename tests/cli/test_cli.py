@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from ddp_prof.cli import COMMANDS, main
+from ddp_prof.cli import COMMANDS
+from tests.command_line import run
 from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.nsys_factory import write_capture
 
@@ -25,10 +25,6 @@ CONTRACT = {
     "steps": "step kernels collectives comm_ns overlapped_ns exposed_ns tail_ns window_ns compute_only_ns "
     "exposed_memory_ns idle_ns",
 }
-
-
-def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 @pytest.fixture

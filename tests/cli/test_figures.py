@@ -7,25 +7,17 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from ddp_prof.cli import main
+from tests.command_line import run
 from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.nsys_factory import write_capture
+
+pytestmark = pytest.mark.usefixtures("no_browser")
 
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     return write_capture(tmp_path / "known.sqlite", known_truth())
-
-
-@pytest.fixture(autouse=True)
-def no_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "no-browser"))
-
-
-def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 def test_a_timeline_of_two_traces(trace: Path, tmp_path: Path) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from ddp_prof.cli import main
 from ddp_prof.runs import run as runs
 from ddp_prof.trace import Trace
 from tests.analyze.collectives.test_straggler import rank_capture
+from tests.command_line import run
 from tests.nsys_factory import write_capture
 
 WORLD = 10
@@ -36,7 +35,7 @@ def test_it_draws_the_ranks_with_most_exposed_time_and_says_so(folder: Path, mon
         return source(title, part, analysis)
 
     monkeypatch.setattr(runs, "timeline_source", noted)
-    result = CliRunner().invoke(main, ["report", str(folder), "-o", str(folder / "pages")])
+    result = run("report", str(folder), "-o", str(folder / "pages"))
     assert result.exit_code == 0, result.output
     assert len(drawn) == 8
     assert "job.rank1.sqlite" not in drawn

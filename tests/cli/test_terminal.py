@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from ddp_prof.cli import main
 from ddp_prof.present.tables import render
+from tests.command_line import run
 from tests.conftest import ROOT
 from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.nsys_factory import write_capture
@@ -32,7 +31,7 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def printed(arguments: list[str], width: int | None, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(render, "terminal_width", lambda: width)
-    result = CliRunner().invoke(main, arguments)
+    result = run(*arguments)
     assert result.exit_code in (0, 3), result.output
     return result.stdout
 
@@ -77,7 +76,7 @@ def test_all_columns_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_columns_are_chosen_by_their_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ["overlap", "traces/overlap.sqlite", "--columns", "overlap %, rank", "--format", "csv"]
     assert printed(asked, None, monkeypatch).splitlines()[0] == "overlap_%,rank"
-    refused = CliRunner().invoke(main, ["overlap", "traces/overlap.sqlite", "--columns", "nothing"])
+    refused = run("overlap", "traces/overlap.sqlite", "--columns", "nothing")
     assert (refused.exit_code, refused.output.startswith("Error: no column 'nothing'")) == (1, True)
 
 

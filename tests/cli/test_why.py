@@ -9,18 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from ddp_prof.cli import main
 from ddp_prof.cli.report import _report_runs
 from ddp_prof.runs.load import load_runs
 from tests.analyze.collectives.test_straggler import STEPS, rank_capture
+from tests.command_line import run
 from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.nsys_factory import write_capture
-
-
-def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 @pytest.fixture

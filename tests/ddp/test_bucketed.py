@@ -12,7 +12,6 @@ from torch import nn
 from ddp_prof.ddp import BucketedDDP, annotate
 from ddp_prof.ddp.annotate import Recorder
 from ddp_prof.range_names import parse_range
-from tests.ddp.gloo_ranks import run_ranks
 
 WIDTH = 8
 LAYER_MB = WIDTH * WIDTH * 4 / 2**20
@@ -99,11 +98,6 @@ def stepped(rank: int) -> dict[str, Any]:
 
 def everything(rank: int) -> dict[str, Any]:
     return {"rebuilt": rebuilt(rank), "compressed": compressed(rank), "stepped": stepped(rank)}
-
-
-@pytest.fixture(scope="module")
-def results() -> list[dict[str, Any]]:
-    return run_ranks(everything)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from ddp_prof.ddp import BucketedDDP, FlatDDP, NaiveDDP, OverlapDDP, ShardedOptimizer
-from tests.ddp.gloo_ranks import run_ranks
 from tests.ddp.sharding.test_optimizer import Toy
 
 STEPS = 5
@@ -96,18 +95,13 @@ def train(rank: int, make: Any, is_tied: bool, is_sharded: bool) -> list[bool]:
     return answers
 
 
-def all_runs(rank: int) -> dict[tuple[str, bool, bool], list[bool]]:
+def everything(rank: int) -> dict[tuple[str, bool, bool], list[bool]]:
     return {
         (name, is_tied, is_sharded): train(rank, make, is_tied, is_sharded)
         for name, make in MAKE.items()
         for is_tied in (False, True)
         for is_sharded in (False, True)
     }
-
-
-@pytest.fixture(scope="module")
-def results() -> list[Any]:
-    return run_ranks(all_runs)
 
 
 @pytest.mark.parametrize("is_sharded", [False, True])

@@ -16,7 +16,6 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from ddp_prof.ddp import VARIANTS, DataParallel, NaiveDDP, OverlapDDP
 from ddp_prof.errors import CommunicationError
-from tests.ddp.gloo_ranks import run_ranks
 
 OURS = [key for key in VARIANTS if key in ("naive", "flat", "overlap", "bucketed")]
 
@@ -152,11 +151,6 @@ def normalized(rank: int) -> dict[str, list[float]]:
 
 def everything(rank: int) -> dict[str, Any]:
     return {check.__name__: check(rank) for check in (copies, groups, dropped, forgotten, frozen_later, normalized)}
-
-
-@pytest.fixture(scope="module")
-def results() -> list[dict[str, Any]]:
-    return run_ranks(everything)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

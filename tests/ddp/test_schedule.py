@@ -15,7 +15,6 @@ from ddp_prof.ddp.annotate import Recorded, Recorder
 from ddp_prof.ddp.engine.collective import launch_all_reduce
 from ddp_prof.errors import CommunicationError
 from ddp_prof.range_names import Range, parse_range
-from tests.ddp.gloo_ranks import run_ranks
 
 WIDTH = 64
 LAYERS = 8
@@ -181,11 +180,6 @@ def take_apart(recorded: list[Recorded]) -> Step:
     (backward,) = (taken for taken in recorded if taken.text == "backward")
     (synchronize,) = (taken for taken in recorded if taken.text == "synchronize")
     return Step(all_reduces, [parse_range(all_reduce.text) for all_reduce in all_reduces], backward, synchronize)
-
-
-@pytest.fixture(scope="module")
-def results() -> list[dict[str, Any]]:
-    return run_ranks(everything)
 
 
 @pytest.fixture(params=[(rank, key) for rank in (0, 1) for key in MAKE], ids=str)

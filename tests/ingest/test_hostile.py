@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from ddp_prof.cli import main
 from ddp_prof.ingest.load import load_trace
+from tests.command_line import run
 from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
 from tests.test_manifest import LIES
@@ -330,10 +329,6 @@ def export_of(folder: Path, statement: str) -> Path:
     return folder / "x.sqlite"
 
 
-def run(path: Path, command: str = "overlap") -> Result:
-    return CliRunner().invoke(main, [command, str(path), "--format", "json"])
-
-
 def contents(folder: Path) -> dict[str, str]:
     """Digest by name of every regular file."""
     files = (path for path in folder.iterdir() if path.is_file())
@@ -346,8 +341,8 @@ def test_hostile_input(name: str, tmp_path: Path) -> None:
     path = make(tmp_path)
     before = contents(tmp_path)
     for command in ("overlap", "info"):
-        result = run(path, command)
-        assert result.exit_code == code, result.stderr or repr(result.exception)
+        result = run(command, path, "--format", "json")
+        assert result.exit_code == code, result.stderr
         if code:
             assert told in result.stderr
             assert len(result.stderr.splitlines()) == 1
@@ -366,7 +361,7 @@ def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "open", refuse)
-    result = run(path)
+    result = run("overlap", path)
     assert (result.exit_code, "x.sqlite: Permission denied: give a file that can be read" in result.stderr) == (1, True)
 
 
@@ -374,7 +369,7 @@ def test_a_database_that_another_process_has_locked_is_read(tmp_path: Path) -> N
     path = write_capture(tmp_path / "x.sqlite", known_truth(1))
     with closing(sqlite3.connect(path)) as database:
         database.execute("BEGIN EXCLUSIVE")
-        assert run(path).exit_code == 0
+        assert run("overlap", path).exit_code == 0
 
 
 def test_rows_that_are_only_in_the_log_count(tmp_path: Path) -> None:
@@ -434,6 +429,6 @@ def test_many_nested_ranges_take_no_time_that_grows_with_their_square(tmp_path: 
 def test_no_table_passes_an_escape_sequence_on(command: str, form: str, tmp_path: Path) -> None:
     make = HOSTILE["names with escape sequences"][0]
     path = make(tmp_path).rename(tmp_path / f"{ESCAPE}.sqlite")
-    result = CliRunner().invoke(main, [command, str(path), "--format", form])
+    result = run(command, str(path), "--format", form)
     assert result.exit_code == 0, result.stderr
     assert "\x1b" not in result.stdout + result.stderr

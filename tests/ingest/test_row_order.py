@@ -10,10 +10,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from ddp_prof.cli import main
 from ddp_prof.ingest.load import load_trace
+from tests.command_line import run
 from tests.conftest import ROOT, SHARED_TRACES
 from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.ingest.test_enrich import EVERYTHING
@@ -44,10 +43,7 @@ def shuffle_tables(path: Path, seed: int) -> None:
 
 def documents(path: Path) -> list[str]:
     """What the commands say of a capture, or the reason why they say nothing."""
-    results = [
-        CliRunner().invoke(main, [*command, str(path), "--format", "json"])
-        for command in (["overlap"], ["collectives"], ["info"])
-    ]
+    results = [run(*command, str(path), "--format", "json") for command in (["overlap"], ["collectives"], ["info"])]
     assert {result.exit_code for result in results} <= {0, 1}
     return [result.stdout + result.stderr for result in results]
 

@@ -8,12 +8,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from ddp_prof.cli import main
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.trace import Category, UnresolvedNames
+from tests.command_line import run
 from tests.ingest.nsys.test_sqlite_export import MS, known_truth
 from tests.nsys_factory import GENERATIONS, write_capture
 
@@ -43,7 +42,7 @@ def damaged(path: Path, *statements: str, product: str = "2024.6") -> Path:
 def test_a_capture_whose_kernels_have_no_names_is_refused(product: str, statement: str, tmp_path: Path) -> None:
     """It was measured before: communication 0.00 ms, "no communication in this trace"."""
     path = damaged(tmp_path / "x.sqlite", statement, product=product)
-    result = CliRunner().invoke(main, ["overlap", str(path)])
+    result = run("overlap", str(path))
     assert result.exit_code == 1
     assert "x.sqlite: none of its 15 kernels has a name" in result.stderr
     assert result.stdout == ""

@@ -42,7 +42,7 @@ def compute_stream(rank: Rank) -> int | None:
     for e in rank.of(Category.COMPUTE):
         if e.stream is not None and e.end > e.start:
             busy[e.stream] += e.end - e.start
-    return min((stream for stream in busy if busy[stream] == max(busy.values())), default=None)
+    return min((stream for stream in busy if busy[stream] == max(busy.values()) > 0), default=None)
 
 
 def is_after_backward(rank: Rank, collective: Event) -> bool:
@@ -97,6 +97,12 @@ def why_of(rank: Rank, owner: Event, time: int, every: list[Event]) -> str:
     return QUEUED if time >= owner.end - late - len(queued) else TRANSFER
 
 
+def _goes_on(optimizer: Event, others: list[Event]) -> bool:
+    """Whether the next compute of another phase is backward's."""
+    first = min((e.start for e in others if e.start >= optimizer.start), default=None)
+    return any(e.start == first and e.phase == "backward" for e in others)
+
+
 def when_of(rank: Rank, owner: Event, time: int) -> str:
     """By the compute that starts last before the instant and the one that starts next, in the collective's step."""
     if owner.step is None:
@@ -107,10 +113,10 @@ def when_of(rank: Rank, owner: Event, time: int) -> str:
     compute = [e for e in rank.of(Category.COMPUTE, owner.step) if e.phase != "synchronize"]
     if any(e.phase == "forward" for e in compute):
         compute = [e for e in compute if e.phase is not None]
-    backward = [e.start for e in compute if e.phase == "backward"]
-    if backward:  # an optimizer that steps on a bucket before backward ends
-        compute = [e for e in compute if e.phase != "optimizer" or e.start > max(backward)]
+    # An optimizer that steps on a bucket while backward goes on is within backward.
     compute.sort(key=lambda e: e.start)
+    own = [e for e in compute if e.phase != "optimizer"]
+    compute = [e for e in compute if e in own or not _goes_on(e, own)]
     before = [e.phase for e in compute if e.start <= time]
     after = [e.phase for e in compute if e.start > time]
     phase_before, phase_after = before[-1] if before else None, after[0] if after else None

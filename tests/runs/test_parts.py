@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from contextlib import closing
+import subprocess
+import sys
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +21,8 @@ from hypothesis import strategies as st
 from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.parts import blocks
-from ddp_prof.ingest.parts.division import count_rows
+from ddp_prof.ingest.parts.division import Division, count_rows
+from ddp_prof.runs import parts
 from ddp_prof.runs.parts import DIVISIBLE, measure_in_parts
 from ddp_prof.runs.report import LoadOptions, load_events, measure_events, measure_report
 from ddp_prof.trace import UNKNOWN, Category, Kind, Trace
@@ -63,8 +66,9 @@ def whole_of(path: Path, options: LoadOptions = LoadOptions()) -> dict[str, Any]
 
 
 def parts_of(path: Path, rows: int, options: LoadOptions = LoadOptions()) -> dict[str, Any] | None:  # noqa: B008
-    with patch.object(blocks, "BLOCK_ROWS", 4):
+    with patch.object(blocks, "BLOCK_ROWS", 4), suppress(blocks.IndivisibleError):
         return measure_in_parts(path, options.patterns, options.comm_patterns, rows)
+    return None
 
 
 def assert_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -98,7 +102,9 @@ CUDA = [trace for trace in FOREIGN if trace.suffix == ".sqlite"]
 @pytest.mark.parametrize("rows", [500, 7_000])
 @pytest.mark.parametrize("trace", CUDA, ids=lambda path: path.name)
 def test_parts_of_a_real_capture_tell_what_the_whole_does(trace: Path, rows: int) -> None:
-    found = measure_in_parts(trace, LoadOptions().patterns, (), rows)
+    found = None
+    with suppress(blocks.IndivisibleError):
+        found = measure_in_parts(trace, LoadOptions().patterns, (), rows)
     if "ddp_unet" in trace.name:
         assert found is not None, "it has steps and collectives, and can be cut"
     if found is not None:
@@ -116,20 +122,49 @@ def test_a_step_that_ends_in_the_next_part_is_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("why", "capture"),
     [
-        ("no steps", replace(known_truth(2), ranges=[])),
-        ("no kernels", replace(known_truth(2), kernels=[])),
+        ("it has no ranges", replace(known_truth(2), ranges=[])),
+        ("it has no kernels with the calls", replace(known_truth(2), kernels=[])),
         (
-            "a kernel without a name",
+            "it has kernels without a name",
             replace(known_truth(2), kernels=[*known_truth(2).kernels, Kernel("", 1, 2, 1, 100)]),
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_cannot_be_cut_is_read_as_a_whole(why: str, capture: Capture, tmp_path: Path) -> None:
+def test_what_cannot_be_cut_is_read_as_a_whole(
+    why: str, capture: Capture, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = write_capture(tmp_path / "x.sqlite", capture)
     assert parts_of(path, 5) is None
     options = LoadOptions(part_rows=5)
     assert measure_report(path, options, ("overlap",))["overlap"] == whole_of(path)["overlap"]
+    (told,) = caplog.messages
+    assert f"x.sqlite: read as a whole, {count_rows(path, 0)} rows in up to" in told
+    assert f": {why}" in told
+    assert told.endswith("so it cannot be cut into parts")
+
+
+@pytest.mark.parametrize(("free", "is_too_little"), [(33 * 250 - 1, True), (33 * 250, False)])
+def test_where_the_memory_would_not_do_a_way_out_is_told(
+    free: int, is_too_little: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_capture(tmp_path / "x.sqlite", known_truth(1))
+    with patch.object(parts, "MOST_ROWS_AS_A_WHOLE", 32), patch.object(parts, "_free_memory", lambda: free):
+        load_events(path, LoadOptions())
+    (told,) = caplog.messages
+    assert "33 rows in up to 0.0 GB of memory: this needs all events at once" in told
+    assert ("leave steps out" in told) == is_too_little
+    assert parts._free_memory() is None or parts._free_memory() > 2**20
+
+
+@pytest.mark.parametrize("command", ["kernels", "info", "timeline"])
+def test_a_command_that_reads_all_at_once_says_so_unless_quiet(command: str, tmp_path: Path) -> None:
+    path = write_capture(tmp_path / "x.sqlite", known_truth(1))
+    asked = [command, str(path), "--part-rows", "5"] + ["-o", str(tmp_path / "x.html")] * (command == "timeline")
+    code = "from ddp_prof.cli import main; main()"
+    for quiet in ([], ["-q"]):
+        done = subprocess.run([sys.executable, "-c", code, *asked, *quiet], capture_output=True, text=True, check=True)
+        assert ("note: " in done.stderr and "this needs all events at once" in done.stderr) == (not quiet)
 
 
 def test_small_ones_are_read_as_a_whole_unless_told(tmp_path: Path) -> None:
@@ -170,6 +205,19 @@ def test_a_full_disk_is_told_before_anything_is_written(tmp_path: Path, monkeypa
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1_000_000))
     with pytest.raises(TraceError, match=r"takes about 3,000 MB in .*, where 1 MB are free: make room there"):
         parts_of(path, 10**7)
+
+
+def test_a_disk_that_fills_up_while_parts_are_made_is_told(tmp_path: Path) -> None:
+    path = write_capture(tmp_path / "x.sqlite", known_truth(200))
+
+    def refuse(*_arguments: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with (
+        patch.object(Division, "_copy_calls", refuse),
+        pytest.raises(TraceError, match=r"no room in .*: make room there"),
+    ):
+        parts_of(path, 100)
 
 
 def test_a_part_in_which_nothing_ran_hides_nothing_of_the_others(tmp_path: Path) -> None:

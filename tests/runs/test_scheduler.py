@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from ddp_prof import TraceError, Workers, load_runs
-from ddp_prof.cli import main
+from tests.command_line import run
 from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.nsys_factory import write_capture
 
@@ -35,8 +34,8 @@ def cluster() -> Iterator[str]:
         yield found.scheduler_address
 
 
-def run(*arguments: object) -> str:
-    result = CliRunner().invoke(main, [*map(str, arguments)])
+def said(*arguments: object) -> str:
+    result = run(*arguments)
     assert result.exit_code == 0, result.stderr
     return result.stdout + result.stderr
 
@@ -44,8 +43,8 @@ def run(*arguments: object) -> str:
 @pytest.mark.parametrize("command", ["overlap", "collectives", "skew", "compare", "info"])
 def test_the_same_to_the_byte(cluster: str, reports: list[Path], command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(reports[0].parent)  # names are relative here, and workers are elsewhere
-    names = [report.name for report in reports]
-    assert run(command, "--format", "json", "--scheduler", cluster, *names) == run(command, "--format", "json", *names)
+    asked = (command, "--format", "json", *(report.name for report in reports))
+    assert said(*asked, "--scheduler", cluster) == said(*asked)
 
 
 def test_an_unreadable_report_is_named_as_it_was_given(cluster: str, tmp_path: Path) -> None:
@@ -71,7 +70,7 @@ def test_what_a_lost_worker_had_begun_is_done_again(cluster: str, reports: list[
 
 def test_no_scheduler_there_is_one_line(reports: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddp_prof.runs.workers.SECONDS_TO_CONNECT", 1)
-    result = CliRunner().invoke(main, ["overlap", "--scheduler", "tcp://127.0.0.1:9", str(reports[0])])
+    result = run("overlap", "--scheduler", "tcp://127.0.0.1:9", str(reports[0]))
     assert result.exit_code == 1
     assert result.stderr.startswith("Error: no Dask scheduler at tcp://127.0.0.1:9")
     assert len(result.stderr.splitlines()) == 1
@@ -79,6 +78,6 @@ def test_no_scheduler_there_is_one_line(reports: list[Path], monkeypatch: pytest
 
 def test_without_dask_the_way_out_is_said(reports: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
-    result = CliRunner().invoke(main, ["overlap", "--scheduler", "tcp://127.0.0.1:9", str(reports[0])])
+    result = run("overlap", "--scheduler", "tcp://127.0.0.1:9", str(reports[0]))
     assert result.exit_code == 1
     assert result.stderr == "Error: --scheduler needs Dask: pip install 'ddp-prof[cluster]'\n"

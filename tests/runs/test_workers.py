@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from ddp_prof import DdpProfError, LoadOptions, TraceError, Workers, load_runs
-from ddp_prof.cli import main
+from tests.command_line import run
 from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.nsys_factory import write_capture
 
@@ -25,10 +24,6 @@ RANKS = 5
 @pytest.fixture
 def reports(tmp_path: Path) -> list[Path]:
     return [write_capture(tmp_path / f"job.rank{rank}.sqlite", known_truth(2)) for rank in range(RANKS)]
-
-
-def run(command: str, *arguments: object) -> Result:
-    return CliRunner().invoke(main, [command, *map(str, arguments)])
 
 
 COMMANDS = [

@@ -154,10 +154,6 @@ def _scatter_of_ends(first: RankCollectives, other: RankCollectives, shift: int)
 
 def _ends(rank: RankCollectives, shift: int) -> dict[tuple[int, int], int]:
     """End of each collective by its step, moved by so many, and its position in it."""
-    count: Counter[int] = Counter()
-    ends = {}
-    for step, end in zip(rank.timings.step.tolist(), rank.timings.end_ns.tolist(), strict=True):
-        if step != UNKNOWN:
-            ends[step + shift, count[step]] = end
-            count[step] += 1
-    return ends
+    timings = rank.timings
+    rows = zip(timings.step.tolist(), timings.index.tolist(), timings.end_ns.tolist(), strict=True)
+    return {(step + shift, index): end for step, index, end in rows if step != UNKNOWN}

@@ -210,7 +210,7 @@ def _of_rank(run: RunAnalysis, index: int) -> list[Collective]:
     start = timings.start_ns.tolist()
     columns = {
         "step": known(looked_up(rank.step_numbers, timings.step)),
-        "index": _positions(timings.step).tolist(),
+        "index": timings.index.tolist(),
         "op": _named(OPERATIONS, timings.operation),
         "phase": _named(PHASES, timings.phase),
         "bucket": known(timings.bucket),
@@ -245,12 +245,6 @@ def _exposed_parts(pairs_ns: Sequence[Sequence[int]]) -> tuple[ExposedPart, ...]
         for why, ns in zip(WHYS, of_when, strict=True)
         if ns
     )
-
-
-def _positions(step: Ints) -> Ints:
-    """The position of each row within its step; rows are ordered by step."""
-    first = np.searchsorted(step, step, side="left")
-    return np.arange(len(step)) - first
 
 
 def _named(names: Sequence[str | None], indices: Ints) -> list[str | None]:

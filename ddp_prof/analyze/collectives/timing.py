@@ -77,6 +77,11 @@ class CollectiveTimings(Table):
     group_size: Ints
     sequence: Ints
 
+    @property
+    def index(self) -> Ints:
+        """The position of each in its step."""
+        return np.arange(len(self)) - np.searchsorted(self.step, self.step, side="left")
+
 
 @dataclass(frozen=True)
 class RankCollectives(Ranked):

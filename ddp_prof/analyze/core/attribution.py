@@ -135,10 +135,10 @@ def last_by_step(time_ns: Ints, step: Ints, steps: int) -> Ints:
 
 def _autograd_threads(trace: Trace, process: int, steps: Steps, launchers: Collection[int]) -> list[int]:
     """Autograd's threads: by name, else the threads beside the main one that launch collectives."""
-    main = {UNKNOWN, *_main_threads(trace, process, steps)}
     named = [lane for (pid, lane), name in trace.threads.items() if pid == process and name.startswith(AUTOGRAD)]
-    if named:  # the engine may run on the main thread, too, all of whose launches are not backward's
-        return [lane for lane in named if lane not in main]
+    if named:
+        return named
+    main = {UNKNOWN, *_main_threads(trace, process, steps)}
     return [lane for lane in sorted(launchers) if lane not in main]
 
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE, last_by_step
+from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE
 from ddp_prof.range_names import FORWARD, OPTIMIZER, PHASES
 from ddp_prof.trace import UNKNOWN, Category, Table
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.core.attribution import Events
-    from ddp_prof.trace import Ints
+    from ddp_prof.trace import Ints, Mask
 
 NONE = -2
 """Stands for the phase before a step's first compute and after its last."""
@@ -51,7 +51,8 @@ def find_device_phases(events: Events, steps: int) -> DevicePhases:
     """The stretches of all steps, each of which has at least one; the last stretch is the time outside of them.
 
     Compute of no phase counts only in steps without any of forward: beside named phases it is a helper's, as a data
-    loader's, and the rank's own phase goes on. So it does where an optimizer steps on a bucket before backward ends.
+    loader's, and the rank's own phase goes on. So it does where an optimizer steps on a bucket and backward follows;
+    where forward does, as in a step of two networks, backward was done.
 
     Args:
         events: All of the rank's.
@@ -63,9 +64,7 @@ def find_device_phases(events: Events, steps: int) -> DevicePhases:
     has_forward = np.zeros(steps, np.bool_)
     has_forward[events.step[rows][events.phase[rows] == PHASES.index(FORWARD)]] = True
     rows = rows[(events.phase[rows] != UNKNOWN) | ~has_forward[events.step[rows]]]
-    in_backward = rows[events.phase[rows] == BACKWARD_PHASE]
-    backward_end = last_by_step(events.start_ns[in_backward], events.step[in_backward], steps)[events.step[rows]]
-    rows = rows[(events.phase[rows] != PHASES.index(OPTIMIZER)) | (events.start_ns[rows] > backward_end)]
+    rows = rows[~_is_within_backward(events, rows)]
     rows = rows[np.lexsort((events.start_ns[rows], events.step[rows]))]
     # A row a step stands before its first compute, and each compute begins a stretch.
     step = np.concatenate([np.arange(steps + 1), events.step[rows]])
@@ -77,3 +76,19 @@ def find_device_phases(events: Events, steps: int) -> DevicePhases:
     changes = np.ones(len(step), np.bool_)
     changes[1:] = (step[1:] != step[:-1]) | (before[1:] != before[:-1]) | (after[1:] != after[:-1])
     return DevicePhases(step[changes], start[changes], before[changes], after[changes])
+
+
+def _is_within_backward(events: Events, rows: Ints) -> Mask:
+    """Which of the rows are compute of an optimizer after which backward's is the next of another phase in the step."""
+    is_optimizer = events.phase[rows] == PHASES.index(OPTIMIZER)
+    others = rows[~is_optimizer]
+    others = others[np.lexsort((events.phase[others] != BACKWARD_PHASE, events.start_ns[others], events.step[others]))]
+    if not is_optimizer.any() or not len(others):
+        return np.zeros(len(rows), np.bool_)
+    # Steps laid end to end on one axis cannot reach into each other, so one search serves all of them.
+    low = int(events.start_ns[rows].min())
+    axis = events.step * (int(events.start_ns[rows].max()) - low + 1) + events.start_ns - low
+    following = np.append(others, others[-1])[np.searchsorted(axis[others], axis[rows])]
+    follows = (axis[following] >= axis[rows]) & (events.step[following] == events.step[rows])
+    within: Mask = is_optimizer & follows & (events.phase[following] == BACKWARD_PHASE)
+    return within

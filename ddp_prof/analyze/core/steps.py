@@ -39,6 +39,7 @@ class RangePatterns:
 
 
 NO_PATTERNS = RangePatterns()
+_NAMED_RANGES = 8
 
 
 @dataclass(frozen=True)
@@ -104,13 +105,13 @@ def find_steps(trace: Trace, process: int, pattern: str | None = None) -> tuple[
     return steps, notes
 
 
-def name_ranges(trace: Trace, most: int = 8) -> str:
+def name_ranges(trace: Trace) -> str:
     """The names of the ranges that occur most often, numbers in them as ``N``, as part of a sentence."""
     count = Counter[str]()
     ids, times = np.unique(trace.spans.name_id, return_counts=True)
     for name_id, often in zip(ids.tolist(), times.tolist(), strict=True):
         count[re.sub(r"\d+", "N", trace.names[name_id])[:60]] += often
-    names = [f"'{name}'" for name, _ in count.most_common(most)]
+    names = [f"'{name}'" for name, _ in count.most_common(_NAMED_RANGES)]
     more = len(count) - len(names)
     return ", ".join(names) + (f" and {more} more" if more > 0 else "") if names else "none"
 

@@ -76,11 +76,7 @@ def batch_sizes(results: TestbedResults) -> list[int]:
 
 
 def _buckets(summaries: Sequence[SettingSummary]) -> list[SettingSummary]:
-    return [
-        summary
-        for summary in summaries
-        if summary.timing.step_ns and summary.setting.variant == BUCKETED and summary.setting.bucket_size_mb is not None
-    ]
+    return [summary for summary in summaries if summary.timing.step_ns and summary.setting.swept_mb is not None]
 
 
 def _fastest_without_buckets(measured: Sequence[SettingSummary], context: int) -> SettingSummary | None:

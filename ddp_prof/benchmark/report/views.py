@@ -13,7 +13,7 @@ from ddp_prof.benchmark.store import OK
 from ddp_prof.present.columns import Row, ms
 from ddp_prof.present.table_view import TableView
 from ddp_prof.present.text import milliseconds, percent, size
-from ddp_prof.variants import BUCKETED, BYTES_PER_MB
+from ddp_prof.variants import BYTES_PER_MB
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -186,9 +186,7 @@ def bucket_rows(results: TestbedResults) -> list[Row]:
             "step_±_ms": half_ms(summary.timing.step_ns),
         }
         for summary in results.summaries
-        if summary.setting.variant == BUCKETED
-        and summary.setting.bucket_size_mb is not None
-        and summary.timing.status == OK
+        if summary.setting.swept_mb is not None and summary.timing.status == OK
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import statistics
 from collections import Counter
 from contextlib import closing, contextmanager
@@ -14,7 +15,7 @@ from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, load_results, op
 from ddp_prof.benchmark.sweep.capture import FIGURES, CaptureFigures, capture
 from ddp_prof.benchmark.sweep.measure import measure, rows_of
 from ddp_prof.benchmark.sweep.progress import show_progress
-from ddp_prof.errors import WorkloadError
+from ddp_prof.errors import TraceError, WorkloadError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from ddp_prof.benchmark.sweep.probe import Machine
     from ddp_prof.benchmark.sweep.progress import Progress
     from ddp_prof.run_config import RunConfig
+
+
+LEAST_ROOM = 16 * 2**20
+"""Free bytes on the disk of the database, below which no run begins, since its rows might not be kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +107,7 @@ class _Sweep:
         self._outcome[KNOWN] = len(self._plan.jobs) - len(jobs)
         with show_progress(len(jobs) + len(captures)) as progress:
             for job in jobs:
+                _require_room(self._plan.database)
                 self._measure(job, progress)
             for job in captures:
                 self._capture(job, progress)
@@ -148,6 +154,13 @@ class _Sweep:
         update_run(self._database, _with_figures(found, figures, self._plan.database))
         self._outcome[CAPTURED] += 1
         progress.end(what, "done", is_bad=False)
+
+
+def _require_room(database: Path) -> None:
+    free = shutil.disk_usage(database.parent).free
+    if free < LEAST_ROOM:
+        reason = f"only {free / 2**20:.1f} MiB are free on its disk; runs begin from {LEAST_ROOM // 2**20} MiB on"
+        raise TraceError(database, reason, "what was written before is kept: make room, and the same command goes on")
 
 
 def _describe(result: RunRows) -> str:

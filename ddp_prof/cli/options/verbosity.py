@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from threading import Timer
 from typing import TYPE_CHECKING
@@ -70,12 +71,20 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
 def _be_quiet(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
     if value:
         context.meta[_QUIET] = True
+        _set_level(context, logging.ERROR)
 
 
-def _be_verbose(_context: click.Context, _parameter: click.Parameter, value: bool) -> None:
+def _be_verbose(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
     if value:
         logging.basicConfig(format="%(message)s", force=True)
-        logging.getLogger("ddp_prof").setLevel(logging.INFO)
+        _set_level(context, logging.INFO)
+
+
+def _set_level(context: click.Context, level: int) -> None:
+    """As long as the command runs."""
+    log = logging.getLogger("ddp_prof")
+    log.setLevel(level)
+    context.call_on_close(partial(log.setLevel, logging.NOTSET))
 
 
 VERBOSITY = [

@@ -61,14 +61,12 @@ def launch_all_reduce(
     group: dist.ProcessGroup | None,
     bucket: int,
     params: int,
-    *,
-    op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
     **more: int,
 ) -> InFlight:
     """Start an asynchronous all-reduce of ``tensor``, in place; see :func:`launch`."""
 
     def start() -> Any:
-        return dist.all_reduce(tensor, op, group, async_op=True)
+        return dist.all_reduce(tensor, group=group, async_op=True)
 
     return launch(start, range_names.ALL_REDUCE, tensor, group, bucket, params, **more)
 

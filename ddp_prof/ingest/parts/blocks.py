@@ -24,7 +24,7 @@ BLOCK_ROWS = 1 << 16
 
 
 class IndivisibleError(DdpProfError):
-    """A capture that has to be read as a whole, and why; nobody but this program is told."""
+    """A capture that has to be read as a whole, and why: ``it has no steps``."""
 
 
 @dataclass(frozen=True)

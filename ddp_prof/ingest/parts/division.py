@@ -109,10 +109,10 @@ class Division:
         self.path, self._file, self._load = file.path, file, load
         self._base, self._made = folder / "base.sqlite", folder / "part.sqlite"
         if not (file.has(KERNELS, "start", "end", "correlationId") and file.has(CALLS, *_COLUMNS[CALLS])):
-            raise IndivisibleError("no kernels with launching calls")
+            raise IndivisibleError("it has no kernels with the calls that launched them")
         if not file.has(NVTX, "start", "end", "eventType", "globalTid"):
-            raise IndivisibleError("no ranges")
-        with _errors_told():
+            raise IndivisibleError("it has no ranges")
+        with self._errors_told():
             with closing(self._connect(self._base)) as database:
                 tables = [table for table in (*_ACTIVITIES, CALLS) if file.has(table, "start")]
                 self._blocks = {table: scan_blocks(database, "whole", table, self._present(table)) for table in tables}
@@ -123,16 +123,27 @@ class Division:
                 self._nccl_ids = self._make_base(database, tells_structure)
             self.steps = steps_of(load(self._base))
             if not len(self.steps[0]):
-                raise IndivisibleError("no steps")
+                raise IndivisibleError("no range of it tells steps, as --step-range may")
             self._add_ranges_that_start_with_steps()
             self.spans = self._spans(part_rows)
 
     def parts(self, spans: Sequence[int] | None = None) -> Iterator[tuple[int, Part]]:
         """The parts with their numbers, one after the other; all or those asked for."""
         for number in range(len(self.spans)) if spans is None else spans:
-            with _errors_told():
+            with self._errors_told():
                 part = self._part(*self.spans[number])
             yield number, part
+
+    @contextmanager
+    def _errors_told(self) -> Iterator[None]:
+        """What is wrong with a capture is said of the whole; that the disk is full is not."""
+        try:
+            yield
+        except (sqlite3.Error, TraceError) as error:
+            if "full" in str(error) and isinstance(error, sqlite3.Error):
+                reason = f"its parts, one at a time, find no room in {self._made.parent.parent}"
+                raise TraceError(self.path, reason, "make room there, or set TMPDIR") from error
+            raise IndivisibleError(f"its parts cannot be made ({error})") from error
 
     def _connect(self, path: Path) -> sqlite3.Connection:
         """A new database beside which the export is there as ``whole``."""
@@ -167,7 +178,7 @@ class Division:
         database.create_function("is_named", 2, lambda name, key: bool(name) or key in names)
         unnamed = f'SELECT 1 FROM whole."{NVTX}" WHERE {_RANGES} AND NOT is_named({text}, {text_id}) LIMIT 1'
         if database.execute(unnamed).fetchone():
-            raise IndivisibleError("ranges without a name")
+            raise IndivisibleError("it has ranges without a name")
         told = f"({text_id} IN (SELECT id FROM structure) OR ({text} IS NOT NULL AND tells({text})))"
         self._copy(database, NVTX, f"NOT {_RANGES} OR {told}")
         database.commit()
@@ -295,15 +306,6 @@ def count_rows(path: Path, least_bytes: int) -> int:
     with open_sqlite(path) as file:
         tables = [table for table in (*_ACTIVITIES, CALLS, NVTX) if table in file.columns]
         return sum(file.rows(f'SELECT max(rowid) FROM "{table}"')[0][0] for table in tables)
-
-
-@contextmanager
-def _errors_told() -> Iterator[None]:
-    """What is wrong with a capture is said of the whole."""
-    try:
-        yield
-    except (sqlite3.Error, TraceError) as error:
-        raise IndivisibleError(str(error)) from error
 
 
 def divided(

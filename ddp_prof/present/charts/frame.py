@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 LEGEND = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
 """A legend in a line above the chart."""
 
+EDGE = 24
+"""Pixels to the left of titles."""
+
 _LABEL, _LABEL_LINES = 22, 2
 """Characters of a line of a run's label, and lines."""
 
@@ -75,10 +78,15 @@ def chart_frame(
         "template": "none", "height": height, "margin": margins,
         "paper_bgcolor": theme.LIGHT.paper, "plot_bgcolor": theme.LIGHT.paper,
         "font": {"family": theme.FONT, "size": theme.FONT_SIZE, "color": theme.LIGHT.text},
-        "title": {
-            "text": f"<b>{title}</b>", "font": {"size": size},
-            "subtitle": {"text": subtitle, "font": {"size": 13, "color": theme.LIGHT.quiet}},
-            "x": 0, "xref": "container", "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top",
-            "pad": {"l": 24, "t": pad},
-        },
+        "title": chart_title(title, subtitle, size, pad),
+    }  # fmt: skip
+
+
+def chart_title(title: str, subtitle: str, size: int = 20, pad: int = 20) -> dict[str, Any]:
+    """The two lines above a chart, flush with the left edge; arguments as of :func:`chart_frame`."""
+    return {
+        "text": f"<b>{title}</b>", "font": {"size": size},
+        "subtitle": {"text": subtitle, "font": {"size": 13, "color": theme.LIGHT.quiet}},
+        "x": 0, "xref": "container", "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top",
+        "pad": {"l": EDGE, "t": pad},
     }  # fmt: skip

@@ -95,7 +95,7 @@ def _page_data(
 ) -> dict[str, Any]:
     codes = sorted({code for each in placed for code in np.unique(each.lane.boxes.category).tolist()})
     names = [theme.CATEGORIES[code] for code in codes]
-    figure = base_layout(model, theme.LIGHT)
+    figure = base_layout(model)
     figure["xaxis"] |= {"fixedrange": True}
     figure["yaxis"] |= {"showticklabels": False}
     figure |= {"hovermode": False, "dragmode": False}

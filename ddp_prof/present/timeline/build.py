@@ -65,13 +65,13 @@ def build_excerpt(sources: Sequence[Source], steps: Collection[int] | None = Non
     return build_timeline(sources, steps=shown, max_boxes=MAX_BOXES)
 
 
-def steady_steps(rank_events: Sequence[RankEvents], count: int = 2) -> list[int] | None:
-    """Numbers of a few steps from the middle of the capture, ``None`` where it has no steps."""
+def steady_steps(rank_events: Sequence[RankEvents]) -> list[int] | None:
+    """Numbers of two steps from the middle of the capture, ``None`` where it has no steps."""
     numbers = next((events.step_keys.tolist() for events in rank_events if events.has_steps), None)
     if numbers is None:
         return None
-    first = max(0, (len(numbers) - count + 1) // 2)
-    return list(numbers[first : first + count])
+    first = max(0, (len(numbers) - 1) // 2)
+    return list(numbers[first : first + 2])
 
 
 class _Rank(NamedTuple):

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ddp_prof.present import theme
-from ddp_prof.present.charts.frame import UNSEEN
+from ddp_prof.present.charts.frame import UNSEEN, chart_title
 from ddp_prof.present.text import as_text, milliseconds
 from ddp_prof.present.timeline.captions import box_label, explanation, headline
-from ddp_prof.present.timeline.layout import EDGE, figure_layout, lay_out
+from ddp_prof.present.timeline.layout import figure_layout, lay_out
 from ddp_prof.present.timeline.model import STRIP
 from ddp_prof.trace import concatenate, select
 
@@ -20,20 +20,19 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     from numpy.typing import NDArray
 
-    from ddp_prof.present.theme import Palette
     from ddp_prof.present.timeline.layout import Layout, Row
     from ddp_prof.present.timeline.model import Boxes, Lane, Timeline
 
 
-def draw_timeline(model: Timeline, palette: Palette = theme.LIGHT) -> go.Figure:
+def draw_timeline(model: Timeline) -> go.Figure:
     """The picture of a timeline of a few steps; its width is set where it is written."""
     import plotly.graph_objects as go
 
     layout = lay_out(model)
-    figure = go.Figure(data=[go.Bar(bars) for bars in _bars(model, layout, palette)])
-    figure.update_layout(figure_layout(model, layout, palette))
+    figure = go.Figure(data=[go.Bar(bars) for bars in _bars(model, layout)])
+    figure.update_layout(figure_layout(model, layout))
     figure.update_layout(
-        title=_title(model, palette),
+        title=chart_title(as_text(headline(model)), _subtitle(model)),
         barmode="overlay",
         bargap=0.01,  # none at all, and Plotly rounds boxes to whole pixels
         uniformtext={"mode": "hide", "minsize": theme.FONT_SIZE - 1},
@@ -41,18 +40,12 @@ def draw_timeline(model: Timeline, palette: Palette = theme.LIGHT) -> go.Figure:
     return figure
 
 
-def _title(model: Timeline, palette: Palette) -> dict[str, Any]:
-    said = "".join(
-        as_text(words) if category is None else f'<b><span style="color:{palette.colors[category]}">{words}</span></b>'
+def _subtitle(model: Timeline) -> str:
+    colors = theme.LIGHT.colors
+    return "".join(
+        as_text(words) if category is None else f'<b><span style="color:{colors[category]}">{words}</span></b>'
         for words, category in explanation(model)
     )
-    return {
-        "text": f"<b>{as_text(headline(model))}</b>",
-        "subtitle": {"text": said, "font": {"size": 13, "color": palette.quiet}},
-        "font": {"size": 20, "color": palette.text},
-        "x": 0, "xref": "container", "xanchor": "left",
-        "y": 1, "yref": "container", "yanchor": "top", "pad": {"l": EDGE, "t": 20},
-    }  # fmt: skip
 
 
 def shown_in_legend(category: str, categories: Collection[str]) -> bool:
@@ -61,7 +54,7 @@ def shown_in_legend(category: str, categories: Collection[str]) -> bool:
     return category not in plain and not (category == theme.COMPUTE and theme.COMPUTE_ONLY in categories)
 
 
-def _bars(model: Timeline, layout: Layout, palette: Palette) -> Iterator[dict[str, Any]]:
+def _bars(model: Timeline, layout: Layout) -> Iterator[dict[str, Any]]:
     """The properties of one ``go.Bar`` a category."""
     least_ns = _shortest_with_text(model)
     rows = [row for blocks in layout.blocks for block in blocks for row in block.rows]
@@ -73,7 +66,7 @@ def _bars(model: Timeline, layout: Layout, palette: Palette) -> Iterator[dict[st
         yield {
             "orientation": "h",
             "name": theme.LEGEND[category],
-            "legendgroup": palette.colors[category],
+            "legendgroup": theme.LIGHT.colors[category],
             "showlegend": shown_in_legend(category, categories),
             "base": boxes.start_ns / 1e6,
             "x": (boxes.end_ns - boxes.start_ns) / 1e6,
@@ -84,8 +77,8 @@ def _bars(model: Timeline, layout: Layout, palette: Palette) -> Iterator[dict[st
             "insidetextanchor": "middle",
             "textangle": 0,
             "marker": {
-                "color": palette.colors[category],
-                "line": {"width": 1, "color": palette.paper} if category == theme.STEP else UNSEEN,
+                "color": theme.LIGHT.colors[category],
+                "line": {"width": 1, "color": theme.LIGHT.paper} if category == theme.STEP else UNSEEN,
             },
         }
 

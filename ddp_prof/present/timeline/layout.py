@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddp_prof.present import theme
+from ddp_prof.present.charts.frame import EDGE, LEGEND
 from ddp_prof.present.text import percent, shown_name
 from ddp_prof.present.timeline.captions import axis_title
 from ddp_prof.present.timeline.model import COMPUTE, HOST, STRIP
@@ -13,11 +14,10 @@ from ddp_prof.present.timeline.model import COMPUTE, HOST, STRIP
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddp_prof.present.theme import Palette
     from ddp_prof.present.timeline.model import Lane, Panel, RankLanes, Timeline
 
-LEFT, RIGHT, BOTTOM, EDGE = 300, 28, 62, 24
-"""Pixels around the lanes, and to the left of titles."""
+LEFT, RIGHT, BOTTOM = 300, 28, 62
+"""Pixels around the lanes."""
 
 MARGIN = 0.005
 """Share of the time shown that is added on either side."""
@@ -110,40 +110,40 @@ def _level_height(lane: Lane) -> float:
     return max(LOWEST_ROW, min(full, TALLEST_STACK / lane.levels))
 
 
-def figure_layout(model: Timeline, layout: Layout, palette: Palette) -> dict[str, Any]:
+def figure_layout(model: Timeline, layout: Layout) -> dict[str, Any]:
     """Plotly's layout of a picture: all but the boxes and the title."""
-    base = base_layout(model, palette)
+    base = base_layout(model)
     base["yaxis"] |= {"range": [layout.height, 0], **_lane_titles(layout)}
     return base | {
         "height": round(layout.height + TOP + BOTTOM),
         "margin": {"t": TOP, "b": BOTTOM, "l": LEFT, "r": RIGHT},
-        "annotations": [*_panel_headers(model, layout, palette), *_rank_titles(layout, palette)],
-        "shapes": _separators(layout, palette),
+        "annotations": [*_panel_headers(model, layout), *_rank_titles(layout)],
+        "shapes": _separators(layout),
     }
 
 
-def base_layout(model: Timeline, palette: Palette) -> dict[str, Any]:
+def base_layout(model: Timeline) -> dict[str, Any]:
     """What a picture and a page have in common."""
     start, end = model.start_ns / 1e6, model.end_ns / 1e6
     margin = (end - start) * MARGIN
     return {
         "template": "none",
-        "paper_bgcolor": palette.paper,
-        "plot_bgcolor": palette.paper,
-        "font": {"family": theme.FONT, "size": theme.FONT_SIZE, "color": palette.text},
+        "paper_bgcolor": theme.LIGHT.paper,
+        "plot_bgcolor": theme.LIGHT.paper,
+        "font": {"family": theme.FONT, "size": theme.FONT_SIZE, "color": theme.LIGHT.text},
         "legend": {
-            "orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "traceorder": "normal",
-            "font": {"size": theme.FONT_SIZE}, "itemsizing": "constant",
+            **LEGEND, "traceorder": "normal", "font": {"size": theme.FONT_SIZE}, "itemsizing": "constant",
         },
         "xaxis": {
             "range": [start - margin, end + margin],
-            "title": {"text": axis_title(model), "font": {"color": palette.quiet, "size": 12}, "standoff": 8},
+            "title": {"text": axis_title(model), "font": {"color": theme.LIGHT.quiet, "size": 12}, "standoff": 8},
             "ticksuffix": " ms", "exponentformat": "none", "separatethousands": True,
-            "gridcolor": palette.line, "gridwidth": 1, "zeroline": False,
-            "tickfont": {"color": palette.quiet}, "layer": "below traces",
+            "gridcolor": theme.LIGHT.line, "gridwidth": 1, "zeroline": False,
+            "tickfont": {"color": theme.LIGHT.quiet}, "layer": "below traces",
         },
         "yaxis": {
-            "fixedrange": True, "showgrid": False, "zeroline": False, "tickfont": {"color": palette.quiet}, "ticks": "",
+            "fixedrange": True, "showgrid": False, "zeroline": False,
+            "tickfont": {"color": theme.LIGHT.quiet}, "ticks": "",
         },
     }  # fmt: skip
 
@@ -157,9 +157,9 @@ def _lane_titles(layout: Layout) -> dict[str, Any]:
     }
 
 
-def _panel_headers(model: Timeline, layout: Layout, palette: Palette) -> list[dict[str, Any]]:
+def _panel_headers(model: Timeline, layout: Layout) -> list[dict[str, Any]]:
     return [
-        {**_at_left(top + 16), "text": _panel_header(panel, palette), "font": {"size": 13}, "bgcolor": palette.paper}
+        {**_at_left(top + 16), "text": _panel_header(panel), "font": {"size": 13}, "bgcolor": theme.LIGHT.paper}
         for panel, top in zip(model.panels, layout.headers, strict=True)
     ]
 
@@ -172,30 +172,30 @@ def _at_left(y: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _panel_header(panel: Panel, palette: Palette) -> str:
+def _panel_header(panel: Panel) -> str:
     device = f"device: {panel.device}"
-    device = f'<b><span style="color:{palette.notice}">{device}</span></b>' if panel.device == "cpu" else device
+    device = f'<b><span style="color:{theme.LIGHT.notice}">{device}</span></b>' if panel.device == "cpu" else device
     facts = "  ·  ".join([device, *map(shown_name, panel.facts)])
     return f'<b><span style="font-size:16px">{shown_name(panel.title)}</span></b>    {facts}'
 
 
-def _rank_titles(layout: Layout, palette: Palette) -> Iterator[dict[str, Any]]:
+def _rank_titles(layout: Layout) -> Iterator[dict[str, Any]]:
     """Name, share and what it is a share of, in three lines of different size."""
     for block in (block for blocks in layout.blocks for block in blocks):
         ratio, middle = block.rank.overlap.overlap_ratio, (block.top + block.bottom) / 2
         yield {**_at_left(middle - 24), "text": f"<b>{block.rank.title}</b>", "font": {"size": 13}}
         share, below = ("n/a", "no overlap figure") if ratio is None else (percent(ratio), "overlapped")
         yield {**_at_left(middle), "text": f"<b>{share}</b>", "font": {"size": 24}}
-        yield {**_at_left(middle + 22), "text": below, "font": {"size": theme.FONT_SIZE, "color": palette.quiet}}
+        yield {**_at_left(middle + 22), "text": below, "font": {"size": theme.FONT_SIZE, "color": theme.LIGHT.quiet}}
 
 
-def _separators(layout: Layout, palette: Palette) -> list[dict[str, Any]]:
+def _separators(layout: Layout) -> list[dict[str, Any]]:
     """Thin lines: one above each panel but the first, one between ranks."""
     thin = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "yref": "y", "layer": "below"}
     tops = [blocks[0].top - PANEL_HEADER for blocks in layout.blocks[1:] if blocks]
     between = [block.top - RANK_GAP / 2 for blocks in layout.blocks for block in blocks[1:]]
     return [
         {**thin, "y0": y, "y1": y, "line": {"width": width, "color": color}}
-        for ys, width, color in ((tops, 1.5, palette.quiet), (between, 1, palette.line))
+        for ys, width, color in ((tops, 1.5, theme.LIGHT.quiet), (between, 1, theme.LIGHT.line))
         for y in ys
     ]

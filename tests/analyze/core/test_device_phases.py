@@ -66,6 +66,18 @@ def test_an_optimizer_that_steps_within_backward_does_not_end_it() -> None:
     assert found == (".fffbbbbbbbbbooooooo", "fbbbbbbbbbooooooo...")
 
 
+def test_an_optimizer_between_two_networks_of_a_step_ends_backward() -> None:
+    """As of a generator and a discriminator: what the first optimizer exposes is exposed in it, not between phases."""
+    found = phases_of(
+        compute=".bb.oo.pp.ff.cc.qq.",
+        launches="b.opf.c.q..........",
+        forward="....##",
+        backward="##....##",
+        optimizer="..##....###",
+    )
+    assert found == (".bbboooooofffbbbooo", "boooooofffbbbooo...")
+
+
 def test_each_step_has_stretches_of_its_own() -> None:
     steps = {"step 0": "####......", "step 1": "....######", "forward": "####", "backward": "....##"}
     assert phases_of(compute=".aa..bb...", launches="a...b", **steps) == (".fffffffff", "f.........")

@@ -6,20 +6,19 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from ddp_prof.analyze.overlap.comparison import compare_variants
 from ddp_prof.analyze.overlap.overlap import measure_overlap
 from ddp_prof.analyze.quality.unknown_work import GRAPHS, NO_COMMUNICATION, NOTHING, merged_reason
-from ddp_prof.cli import main
 from ddp_prof.ingest.load import load_trace
+from tests.command_line import run
 from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.ingest.test_kineto_json import event, write
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
 
 
 def said(command: str, path: Path) -> str:
-    return CliRunner().invoke(main, [*command.split(), "--format", "json", str(path)]).stdout
+    return run(*command.split(), "--format", "json", str(path)).stdout
 
 
 def headline(path: Path) -> str:

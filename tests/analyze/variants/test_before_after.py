@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from ddp_prof.analyze.variants.before_after import CollectiveChange, PartChange, compare_before_after
-from ddp_prof.cli import main
 from ddp_prof.present.tables.waterfall import change_rows, change_texts
+from tests.command_line import run
 from tests.drawing import PID, draw_trace
 from tests.measuring import analysis_of
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
@@ -98,15 +97,15 @@ def two_runs(tmp_path: Path) -> list[str]:
 
 
 def test_the_command_line_says_what_changed_and_why(two_runs: list[str]) -> None:
-    said = CliRunner().invoke(main, ["compare", *two_runs]).stdout
+    said = run("compare", *two_runs).stdout
     assert "from old to new:" in said
     assert "tail +4.00 ms: collective 0 launches 4.00 ms later" in said
-    document = json.loads(CliRunner().invoke(main, ["compare", "--format", "json", *two_runs]).stdout)
+    document = json.loads(run("compare", "--format", "json", *two_runs).stdout)
     (tail,) = [change for change in document["changes"] if change["part"] == "tail"]
     assert (tail["change_ns"], tail["cause"]["moved"], tail["cause"]["by_ns"]) == (4 * MS, "launch", 4 * MS)
 
 
 def test_a_gate_that_fails_says_so_too(two_runs: list[str]) -> None:
-    result = CliRunner().invoke(main, ["check", "--baseline", *two_runs])
+    result = run("check", "--baseline", *two_runs)
     assert result.exit_code == 3
     assert "note: new, against the baseline: tail +4.00 ms: collective 0 launches 4.00 ms later" in result.stdout

@@ -14,7 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_prof.ddp import BucketedDDP, PowerSGD, annotate
 from ddp_prof.ddp.annotate import Recorder
 from ddp_prof.range_names import parse_range
-from tests.ddp.gloo_ranks import run_ranks
 
 STEPS = 4
 EMPTY_STEPS = 16
@@ -127,11 +126,6 @@ def everything(rank: int) -> dict[str, Any]:
         "messages": messages(rank),
         "beside torch": beside_torch(rank),
     }
-
-
-@pytest.fixture(scope="module")
-def results() -> list[dict[str, Any]]:
-    return run_ranks(everything)
 
 
 def formula(how: PowerSGD) -> list[list[torch.Tensor]]:

@@ -14,7 +14,6 @@ from ddp_prof.ddp.annotate import Recorder
 from ddp_prof.errors import CommunicationError
 from ddp_prof.range_names import COLLECTIVES, SYNCHRONIZE, parse_range
 from tests.ddp.cases import Blocks
-from tests.ddp.gloo_ranks import run_ranks
 
 BLOCKS = 3
 
@@ -57,11 +56,6 @@ def refused(rank: int) -> list[str]:
 
 def everything(rank: int) -> dict[str, Any]:
     return {"phases": phases(rank), "refused": refused(rank)}
-
-
-@pytest.fixture(scope="module")
-def results() -> list[dict[str, Any]]:
-    return run_ranks(everything)
 
 
 def test_forward_gathers_each_unit_and_backward_gathers_and_reduces_it(results: list[dict[str, Any]]) -> None:

@@ -11,7 +11,6 @@ from torch import nn
 
 from ddp_prof.ddp import ShardedDDP
 from ddp_prof.errors import CommunicationError
-from tests.ddp.gloo_ranks import run_ranks
 from tests.ddp.sharding.test_optimizer import state_bytes
 
 
@@ -82,11 +81,6 @@ def refused(rank: int) -> list[str]:
 
 def everything(rank: int) -> dict[str, Any]:
     return {check.__name__: check(rank) for check in (kept, accumulated, whole, refused)}
-
-
-@pytest.fixture(scope="module")
-def results() -> list[dict[str, Any]]:
-    return run_ranks(everything)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -11,13 +11,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
 from pyarrow import ipc, parquet
 
-from ddp_prof.cli import main
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.load import find_traces, load_trace
 from ddp_prof.trace import Trace
+from tests.command_line import run
 from tests.conftest import ROOT
 from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.nsys_factory import GENERATIONS, write_capture
@@ -111,7 +110,7 @@ def test_a_damaged_table_is_named_and_nothing_is_written(tmp_path: Path) -> None
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(TraceError, match=r"NVTX_EVENTS\.parquet: cannot be read \("):
         load_trace(folder)
-    done = CliRunner().invoke(main, ["overlap", str(folder)])
+    done = run("overlap", str(folder))
     assert (done.exit_code, done.output.count("\n")) == (1, 1)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
@@ -121,6 +120,6 @@ def test_the_command_line_reads_it_by_two_processes(tmp_path: Path) -> None:
     folder = write_tables(export, tmp_path / "y_arwdir", "arrow")
     shutil.copytree(folder, tmp_path / "z_arwdir")
     command = ["overlap", str(folder), str(tmp_path / "z_arwdir"), "--format", "csv", "--separate"]
-    by_two, by_one = (CliRunner().invoke(main, [*command, "--jobs", jobs]) for jobs in ("2", "1"))
+    by_two, by_one = (run(*command, "--jobs", jobs) for jobs in ("2", "1"))
     assert (by_two.exit_code, by_two.stdout) == (0, by_one.stdout), by_two.output
     assert by_two.stdout.count("\n") == 3

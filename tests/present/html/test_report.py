@@ -22,11 +22,6 @@ from tests.drawing import draw_trace
 from tests.present.runs import HOSTILE_TITLE, cpu_run, run_of
 
 
-@pytest.fixture
-def no_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "no-browser"))
-
-
 def manifest(**changes: object) -> Manifest:
     values = {
         "variant": "overlap", "bucket_size_mb": None, "world_size": 2, "backend": "gloo", "device": "cpu",
@@ -190,9 +185,8 @@ class TestPages:
         write_report([run_of(draw_trace(streams={7: "aa.bb"}), "silent")], tmp_path)
         assert [chart for page in tmp_path.glob("*.html") for chart in charts_of(page)] == []
         assert "There is no overlap figure" in " ".join(read(tmp_path / "index.html").sections[""])
-        assert "nothing in this trace is known to communicate" in (tmp_path / "silent-why.html").read_text(
-            encoding="utf-8"
-        )
+        why = (tmp_path / "silent-why.html").read_text(encoding="utf-8")
+        assert "nothing in this trace is known to communicate" in why
 
     def test_ranks_that_shared_a_gpu_are_told_of_in_each_page_and_figure(self, tmp_path: Path) -> None:
         trace = cpu_run()

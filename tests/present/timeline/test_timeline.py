@@ -275,10 +275,9 @@ class TestSelection:
         assert [step.number for step in model.panels[0].steps] == [0, 1, 2]
 
     def test_steady_steps_are_from_the_middle(self) -> None:
-        steps = {f"step|index={number}": "." * number + "#" for number in range(6)}
-        rank_events = find_rank_events(draw_trace(ranges=steps))
-        assert steady_steps(rank_events) == [2, 3]
-        assert steady_steps(rank_events, 99) == [0, 1, 2, 3, 4, 5]
+        steps = [(f"step|index={number}", "." * number + "#") for number in range(6)]
+        for count, steady in ((6, [2, 3]), (5, [2, 3]), (2, [0, 1]), (1, [0])):
+            assert steady_steps(find_rank_events(draw_trace(ranges=steps[:count]))) == steady
         assert steady_steps(find_rank_events(draw_trace(streams={7: "aa"}))) is None
 
 
