@@ -24,6 +24,7 @@ class Outliers:
 
     Attributes:
         steps: Their keys, with the exposed time of each, of all ranks; the largest first.
+        are_positions: Whether keys are positions among the steps, which have no numbers or the same ones again.
         exposed_ns: Of all steps, outliers included.
         overlap_ratio: Share of all steps' communication that compute hides, outliers included.
         exposed_without_ns: Exposed time of the other steps.
@@ -35,6 +36,7 @@ class Outliers:
     overlap_ratio: float | None
     exposed_without_ns: int
     overlap_ratio_without: float | None
+    are_positions: bool = False
 
 
 def outliers_among(exposed_ns: Mapping[Key, int]) -> list[Key]:
@@ -48,16 +50,19 @@ def outliers_among(exposed_ns: Mapping[Key, int]) -> list[Key]:
     return sorted(found, key=lambda key: -exposed_ns[key])
 
 
-def find_outliers(steps: Iterable[tuple[int, int, int]]) -> Outliers | None:
+def find_outliers(steps: Iterable[tuple[int | None, int | None, int, int]]) -> Outliers | None:
     """The steps of a run that stand out; ``None`` where none does.
 
     Args:
-        steps: Of each step of each rank its key, its communication and how much of that is exposed, in nanoseconds.
+        steps: Of each step of each rank its key, its own number, its communication and how much of that is exposed, in
+            nanoseconds. What has no key belongs to no step.
     """
     exposed: dict[int, int] = {}
     communicated: dict[int, int] = {}
-    for key, comm_ns, exposed_ns in steps:
-        if comm_ns:
+    are_positions = False
+    for key, number, comm_ns, exposed_ns in steps:
+        if comm_ns and key is not None:
+            are_positions |= key != number
             exposed[key] = exposed.get(key, 0) + exposed_ns
             communicated[key] = communicated.get(key, 0) + comm_ns
     keys = outliers_among(exposed)
@@ -70,6 +75,7 @@ def find_outliers(steps: Iterable[tuple[int, int, int]]) -> Outliers | None:
         overlap_ratio=_overlapped(exposed, communicated, list(exposed)),
         exposed_without_ns=sum(exposed[key] for key in rest),
         overlap_ratio_without=_overlapped(exposed, communicated, rest),
+        are_positions=are_positions,
     )
 
 

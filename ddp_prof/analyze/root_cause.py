@@ -48,6 +48,7 @@ class RootCause:
         index: Position in the step.
         is_last: Whether it is the step's last collective of its operation.
         follows_own_bucket: Whether its bucket had another one of its operation before it, as PowerSGD's second message.
+        has_launch: Whether the trace holds its launch, by which its phase is told.
         carries_gradients: Whether it may be taken for a reduction of gradients; see :func:`_carries_gradients`.
         collective_ns: Its part.
         bytes: Its size.
@@ -79,6 +80,7 @@ class RootCause:
     parameters: tuple[str, ...]
     lead_ns: int | None
     carries_gradients: bool = True
+    has_launch: bool = True
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,7 @@ def _describe(
         parameters=_parameters(manifest, culprit[0]),
         lead_ns=round(median(leads)) if leads else None,
         carries_gradients=_carries_gradients(own[0], mine),
+        has_launch=own[0].launch_ns is not None,
     )
 
 

@@ -17,6 +17,7 @@ from ddp_prof.analyze.collectives.exposed_time import (
 )
 from ddp_prof.present.text import collective_name, milliseconds, percent, size
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER
+from ddp_prof.variants import BASELINE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -139,6 +140,8 @@ def _advice(cause: RootCause) -> str:
     if cause.why == QUEUED:
         return " It waits for earlier collectives on its stream: fewer bytes or a faster link would help."
     if cause.when == UNKNOWN_WHEN:
+        if not cause.has_launch:
+            return " Launches are not in the trace, so that the phase is not known."
         return " The trace names no phases there: see --step-range and --backward-range."
     if cause.why == TRANSFER and cause.when != OUTSIDE:
         return " No compute ran meanwhile; the trace does not tell whether the device waited for this or for the host."
@@ -223,7 +226,7 @@ def skew_headline(skew: RunSkew) -> Headline:
 
 def tell_story(summaries: Sequence[VariantSummary]) -> list[str]:
     """How the share of communication hidden and the time saved go together; empty without a baseline."""
-    base = next((summary for summary in summaries if summary.speedup == 1), None)
+    base = next((summary for summary in summaries if summary.speedup == 1 and summary.label == BASELINE), None)
     others = [summary for summary in summaries if summary is not base and summary.speedup]
     known = [summary for summary in others if summary.overlap_ratio is not None]
     if base is None or not known:
@@ -233,8 +236,8 @@ def tell_story(summaries: Sequence[VariantSummary]) -> list[str]:
     alike = [run.label for run in known if run is not hides and percent(run.overlap_ratio) == most]
     others_too = f" ({_and(alike)} {'hides' if len(alike) == 1 else 'hide'} as much)" if alike else ""
     story = (
-        f"{hides.label} hides most, {most} of its communication{others_too}; its median step is {_change(hides)} than "
-        f"that of {base.label}."
+        f"{hides.label} hides most, {most} of its communication{others_too}; its median step is "
+        f"{_change(hides, base.label)}."
     )
     if fastest is not hides and (fastest.speedup or 0) > 1:
         story += (
@@ -254,9 +257,12 @@ def _and(labels: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(labels[:-1]), labels[-1])))
 
 
-def _change(summary: VariantSummary) -> str:
+def _change(summary: VariantSummary, base: str = "") -> str:
     speedup = summary.speedup or 1.0
-    return f"{percent(abs(1 - 1 / speedup))} {'shorter' if speedup >= 1 else 'longer'}"
+    change = percent(abs(1 - 1 / speedup))
+    if change == percent(0):
+        return f"as long as that of {base}" if base else "as long"
+    return f"{change} {'shorter' if speedup >= 1 else 'longer'}" + (f" than that of {base}" if base else "")
 
 
 def _communicates(summary: VariantSummary, base: VariantSummary) -> str:
@@ -275,7 +281,8 @@ def outliers_text(outliers: Outliers) -> str:
     one = len(keys) == 1
     held = milliseconds(sum(ns for _, ns in outliers.steps))
     whole = milliseconds(outliers.exposed_ns)
-    text = f"step {keys[0]} alone holds" if one else f"steps {', '.join(keys)} alone hold"
+    which = f"step{'' if one else 's'} {'at position ' if outliers.are_positions else ''}{', '.join(keys)}"
+    text = f"{which} alone hold{'s' if one else ''}"
     text += f" {held} of {whole} exposed"
     if outliers.overlap_ratio is not None and outliers.overlap_ratio_without is not None:
         without = percent(outliers.overlap_ratio_without)

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from ddp_prof.analyze.outliers import LARGE_SHARE, TIMES_MEDIAN, outliers_among
 from ddp_prof.analyze.overlap.overlap import measure_overlap
+from ddp_prof.present.headlines import outliers_text
 from tests.drawing import draw_trace
+from tests.measuring import results_of
 
 EXPOSED = st.dictionaries(st.integers(0, 50), st.integers(0, 1_000), min_size=1, max_size=20)
 
@@ -76,3 +78,23 @@ def test_steps_that_only_accumulate_gradients_make_no_outlier_of_the_others() ->
         streams={7: ".a...b...c...d...e..", 9: "..........MM......NN"},
     )
     assert measure_overlap(trace).outliers is None
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["step 0", "step 1", "step 2", "step 3"], "step 3 alone holds"),
+        (["step 0", "step 1", "step 0", "step 1"], "step at position 3 alone holds"),
+    ],
+)
+def test_a_step_is_named_by_a_number_only_where_that_is_its_own(names: list[str], said: str) -> None:
+    """Each epoch counts anew: no step is called 3, and step 1 is two."""
+    pictures = ["####", "....####", "........####", "............############"]
+    trace = draw_trace(
+        ranges=list(zip(names, pictures, strict=True)),
+        launches={"main": "aM..bN..cO..dP"},
+        streams={7: ".aa..bb..cc..dd.........", 9: "..MM..NN..OO..PPPPPPPPPP"},
+    )
+    for outliers in (measure_overlap(trace).outliers, results_of(trace).outliers):
+        assert outliers is not None
+        assert outliers_text(outliers).startswith(said)

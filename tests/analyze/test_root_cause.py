@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 
 from ddp_prof.analyze.collectives.results import typical_step
 from ddp_prof.analyze.root_cause import RootCause, find_root_cause
+from ddp_prof.present.headlines import root_cause_headline
 from ddp_prof.trace import Trace
 from tests.analyze.random_runs import runs
 from tests.drawing import PID, draw_trace
@@ -70,6 +71,15 @@ def test_of_five_collectives_one_is_launched_after_backward() -> None:
     cause = cause_of(trace)
     assert (cause.when, cause.why, cause.blocking) == ("tail", "blocking_call", "after_backward")
     assert (cause.alike_a_step, cause.collectives_a_step) == (1, 3)
+
+
+def test_without_launches_nothing_is_said_to_be_between_phases() -> None:
+    """The capture was trimmed: steps are there, and no call that tells what belongs to them."""
+    trace = draw_trace(ranges={"step 0": "#" * 12, "backward": "####"}, streams={7: ".aa.......", 9: "..NNNN...."})
+    cause = find_root_cause(collectives_of(trace))
+    assert cause is not None
+    assert (cause.when, cause.why, cause.has_launch) == ("unknown", "transfer", False)
+    assert "the phase is not known" in root_cause_headline(cause).text
 
 
 def test_the_second_message_of_a_bucket_is_told_from_the_first() -> None:

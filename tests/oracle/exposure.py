@@ -106,7 +106,7 @@ def _goes_on(optimizer: Event, others: list[Event]) -> bool:
 def when_of(rank: Rank, owner: Event, time: int) -> str:
     """By the compute that starts last before the instant and the one that starts next, in the collective's step."""
     if owner.step is None:
-        return "outside"
+        return "unknown" if owner.launch is None else "outside"
     last = rank.backward_end(owner.step)
     if last is not None and time >= last:
         return "tail"

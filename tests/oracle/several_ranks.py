@@ -89,16 +89,16 @@ def _lag(row: list[Event | None], index: int, ranks: list[Rank], offset: dict[st
 def clocks(ranks: list[Rank], rows: list[list[Event | None]]) -> tuple[dict[str, int], float] | None:
     """Offset of each file by the median difference of matched ends, and the 95th percentile of what remains.
 
-    ``None`` where a file has nothing in common with the first.
+    ``None`` where a file has fewer than two collectives in common with the first.
     """
     files = list(dict.fromkeys(rank.file for rank in ranks))
     offset, rest = {files[0]: 0}, []
     for file in files[1:]:
         pairs = [(_end(row, ranks, file), _end(row, ranks, files[0])) for row in rows]
         differences = [reference - own for own, reference in pairs if own is not None and reference is not None]
-        offset[file] = round(float(median(differences))) if differences else 0
-        if not differences:
+        if len(differences) < 2:
             return None
+        offset[file] = round(float(median(differences)))
         rest += [abs(difference - offset[file]) for difference in differences]
     return offset, round(float(np.percentile(rest, 95))) if rest else 0.0
 

@@ -146,6 +146,11 @@ def test_the_story_reconciles_the_share_hidden_with_the_time_saved() -> None:
     )
 
 
+def test_the_story_is_told_against_the_baseline_and_not_against_what_is_as_fast() -> None:
+    (told,) = tell_story([summary("flat", 1, 0.5, 34), summary("naive", 1, 0, 85)])
+    assert told.startswith("flat hides most, 50 % of its communication; its median step is as long as that of naive.")
+
+
 def test_the_story_of_one_winner_is_short_and_says_that_cpu_ranks_share_cores() -> None:
     first, second = tell_story([summary("naive", 1, 0, 85, "cpu"), summary("overlap", 0.8, 0.67, 96, "cpu")])
     assert first.startswith("overlap hides most, 67 % of its communication; its median step is 25 % longer than that")

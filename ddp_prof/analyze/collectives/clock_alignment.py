@@ -28,6 +28,9 @@ SESSION_START = "session start"
 MATCHED_ENDS = "ends of matched collectives"
 NONE = "none"
 
+LEAST_PAIRS = 2
+"""Matched ends of two files below which nothing tells how well the clocks agree: a single one is met exactly."""
+
 _DRIFT_AFTER_NS = 10_000_000_000
 _DRIFT_PAIRS = 20
 
@@ -100,7 +103,8 @@ def align_clocks(ranks: Sequence[RankCollectives], matches: Matches) -> Alignmen
         offset, drift = _fit(own, reference - own - base[file])
         offsets.append(ClockOffset(file, base[file] + offset, offset, drift, int(own.min())))
         residuals.append(np.abs(offsets[-1].common_ns(own) - reference))
-    known = np.concatenate(residuals) if residuals and aligned_by_ends else None
+    tells = aligned_by_ends and all(len(residual) >= LEAST_PAIRS for residual in residuals)
+    known = np.concatenate(residuals) if tells else None
     methods = ([SESSION_START] if has_epochs else []) + ([MATCHED_ENDS] if aligned_by_ends else [])
     return Alignment(
         method=", ".join(methods) or NONE,

@@ -16,7 +16,7 @@ forward    Between compute of forward, or before it where forward launched the c
 backward   The same of backward.
 optimizer  The same of the optimizer.
 outside    Between two phases, before the first or after the last.
-unknown    The trace names no phases there.
+unknown    The trace names no phases there, or does not tell what launched the collective.
 =========  ==========================================================================================================
 
 *Why*, the first that holds, from the top. ``E`` exposed instants in question, ``#`` compute, ``r`` ready, ``L`` launch,
@@ -185,6 +185,8 @@ def divide_by_when(rank: RankCollectives, part: Part) -> Cell:
     start = np.maximum(part.start_ns[row], phases.start_ns[stretch])
     end = np.minimum(part.end_ns[row], ends[stretch])
     when = _when(phases.before[stretch], phases.after[stretch], rank.timings.phase[row])
+    is_lost = (rank.timings.step[row] == UNKNOWN) & (rank.timings.launch_ns[row] == UNKNOWN)
+    when[is_lost] = WHENS.index(UNKNOWN_WHEN)
     tail_from = np.clip(backward_end_ns(rank)[row], start, np.maximum(start, end))
     cells = Cell(
         np.concatenate([row, row]),

@@ -151,9 +151,9 @@ class RunCollectives(Framed):
     def outliers(self) -> Outliers | None:
         """The steps that alone hold a large part of the exposed time; ``None`` where none does."""
         return find_outliers(
-            (collective.step_key, collective.overlapped_ns + collective.exposed_ns, collective.exposed_ns)
-            for collective in self.collectives
-            if collective.step_key is not None and not self.reason
+            (one.step_key, one.step, one.overlapped_ns + one.exposed_ns, one.exposed_ns)
+            for one in self.collectives
+            if not self.reason
         )
 
     def to_frame(self) -> pd.DataFrame:

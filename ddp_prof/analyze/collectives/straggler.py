@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ddp_prof.analyze.collectives.clock_alignment import LEAST_PAIRS
 from ddp_prof.analyze.frames import Framed, frame_of
 from ddp_prof.analyze.ranks import Ranked
 from ddp_prof.trace import UNKNOWN, looked_up
@@ -245,7 +246,7 @@ def _at_least(times: int, trials: int, chance: float) -> float:
 
 def _reason(ranks: Sequence[RankCollectives], matches: Matches, alignment: Alignment) -> str | None:
     if len(matches) and alignment.residual_p95_ns is None:
-        return "the clocks of the files cannot be compared: one has no collective in common with the first"
+        return f"clocks of the files cannot be compared: one shares fewer than {LEAST_PAIRS} collectives with the first"
     if len(matches):
         return None
     if len(ranks) < 2:

@@ -139,10 +139,10 @@ class TraceOverlap(Framed):
     def outliers(self) -> Outliers | None:
         """The steps that alone hold a large part of the exposed time; ``None`` where none does."""
         return find_outliers(
-            (step.step_key, step.comm_ns, step.exposed_ns)
+            (step.step_key, step.step, step.comm_ns, step.exposed_ns)
             for rank in self.ranks
             for step in rank.steps
-            if step.step_key is not None and not rank.reason
+            if not rank.reason
         )
 
     def to_frame(self, *, by_step: bool = False) -> pd.DataFrame:

@@ -12,14 +12,14 @@ import numpy as np
 from ddp_prof.analyze.intervals import EVER, union
 from ddp_prof.manifest import RANKS_PER_GPU, Caveat, caveats_of
 from ddp_prof.range_names import PROCESS, parse_range
-from ddp_prof.trace import UNKNOWN, Category, Kind, distinct
+from ddp_prof.trace import UNKNOWN, Category, Kind, distinct, select
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ddp_prof.analyze.core.rank_events import RankEvents
     from ddp_prof.analyze.intervals import Intervals
-    from ddp_prof.trace import Trace
+    from ddp_prof.trace import Activities, Trace
 
 OVERHEAD_LIMIT = 0.01
 """Share of a capture's duration from which the profiler's own work is reported."""
@@ -38,6 +38,7 @@ class Evidence:
         said: What is said of a trace or of steps, a line each.
         of_overhead: What is said of the profiler's own work.
         activities: Their number; ``graphs`` and ``orphans``, those without a launching call, are some of them.
+        repeated: Collectives that are in the trace more than once: of one stream, and of one time.
         calls: The number of calls.
         busy_ns: Compute of each stream of a process and device; ``collectives`` the number of collectives on it.
         compute_ns: Summed time of the kernels that were taken for compute, by name.
@@ -50,6 +51,7 @@ class Evidence:
     graphs: int = 0
     orphans: int = 0
     calls: int = 0
+    repeated: int = 0
     busy_ns: Counter[tuple[int, int | None, int]] = field(default_factory=Counter)
     collectives: Counter[tuple[int, int | None, int]] = field(default_factory=Counter)
     compute_ns: Counter[str] = field(default_factory=Counter)
@@ -67,7 +69,8 @@ class Evidence:
 
     def doubts(self) -> tuple[str, ...]:
         """All doubts, a line each."""
-        return (*self.said, *_about_launches(self), *self.of_overhead, *_about_streams(self), *_about_names(self))
+        recorded = (*_about_launches(self), *_about_repetition(self))
+        return (*self.said, *recorded, *self.of_overhead, *_about_streams(self), *_about_names(self))
 
 
 def diagnose(trace: Trace, ranks: Sequence[RankEvents]) -> tuple[str, ...]:
@@ -101,6 +104,7 @@ def gather_evidence(trace: Trace, ranks: Sequence[RankEvents], span: Intervals =
         graphs=int((counts & (activities.kind == Kind.GRAPH)).sum()),
         orphans=int((counts & (trace.launching_calls == UNKNOWN)).sum()),
         calls=len(trace.calls),
+        repeated=_repeated(select(activities, counts & (activities.category == Category.COMMUNICATION))),
         busy_ns=busy_ns,
         collectives=collectives,
         compute_ns=Counter({trace.names[name]: int(total[name]) for name in np.flatnonzero(total).tolist()}),
@@ -128,7 +132,7 @@ def _about_steps(ranks: Sequence[RankEvents]) -> Iterator[str]:
 def _about_launches(evidence: Evidence) -> Iterator[str]:
     if evidence.graphs:
         yield (
-            f"{evidence.graphs} CUDA graph launches were recorded whole: the kernels in them, collectives included, "
+            f"CUDA graphs were recorded whole, {evidence.graphs} launches: the kernels in them, collectives included, "
             "are not in this trace; record with --cuda-graph-trace=node"
         )
     if evidence.activities and not evidence.calls:
@@ -138,6 +142,17 @@ def _about_launches(evidence: Evidence) -> Iterator[str]:
             f"{evidence.orphans:,} of {evidence.activities:,} activities have no launching call and belong to no step "
             "or phase: the capture seems to be trimmed"
         )
+
+
+def _repeated(collectives: Activities) -> int:
+    columns = (collectives.start_ns, collectives.end_ns, collectives.lane, collectives.device, collectives.process)
+    order = np.lexsort(columns)
+    return int(np.all([np.diff(column[order]) == 0 for column in columns], axis=0).sum())
+
+
+def _about_repetition(evidence: Evidence) -> Iterator[str]:
+    if evidence.repeated:
+        yield f"collectives that are in the trace again: {evidence.repeated:,}; they count again, their time does not"
 
 
 def _about_overhead(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str]:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ddp_prof.trace import Ints, Mask
 
 BLOCK_ROWS = 1 << 16
+END = 'max(start, coalesce("end", start))'
+"""When a row ends, in SQL: not before it starts, and where it starts if it has no end."""
 
 
 class IndivisibleError(DdpProfError):
@@ -85,7 +87,7 @@ def scan_blocks(
     Raises:
         IndivisibleError: A row has no start, or not a number for one.
     """
-    end = 'max(start, coalesce("end", start))' if "end" in columns else "start"
+    end = END if "end" in columns else "start"
     number = "correlationId" if "correlationId" in columns else "NULL"
     query = (
         f"SELECT count(*), sum(typeof(start) = 'integer'), min(start), max(start), max({end}), "

@@ -33,7 +33,7 @@ from ddp_prof.ingest.nsys.sqlite_export import (
     OVERHEADS,
     load_nsys_sqlite,
 )
-from ddp_prof.ingest.parts.blocks import Blocks, IndivisibleError, scan_blocks
+from ddp_prof.ingest.parts.blocks import END, Blocks, IndivisibleError, scan_blocks
 from ddp_prof.ingest.sqlite_columns import open_sqlite, require_room
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ _SMALL = (
 )
 _RANGES = "eventType IN (59, 60)"
 _NCCL = re.compile("^nccl")
+_ID_RANGE = "SELECT coalesce(min(id), 0), coalesce(max(id), -1) FROM {}"
 _COLUMNS = {
     CALLS: ("start", "globalTid", "correlationId"),
     NVTX: ("start", "end", "eventType", "globalTid", "textId", "text", "domainId", "jsonText", "jsonTextId"),
@@ -117,7 +118,7 @@ class Division:
                 tables = [table for table in (*_ACTIVITIES, CALLS) if file.has(table, "start")]
                 self._blocks = {table: scan_blocks(database, "whole", table, self._present(table)) for table in tables}
                 self._ranges = scan_blocks(database, "whole", NVTX, ("start",), _RANGES)
-                last = f'SELECT max(max(start, coalesce("end", start))) FROM whole."{NVTX}" WHERE {_RANGES}'
+                last = f'SELECT max({END}) FROM whole."{NVTX}" WHERE {_RANGES}'
                 ends = [int(blocks.end_ns.max()) for blocks in self._blocks.values()]
                 self._last_ns = max(*ends, database.execute(last).fetchone()[0] or 0)
                 self._nccl_ids = self._make_base(database, tells_structure)
@@ -244,17 +245,17 @@ class Division:
             f"WHERE {where} AND start >= ? AND start < ? AND correlationId IS NOT NULL",
             launches,
         )
-        least, most = database.execute("SELECT coalesce(min(id), 0), coalesce(max(id), -1) FROM launched").fetchone()
+        least, most = database.execute(_ID_RANGE.format("launched")).fetchone()
         start, end = min(start_ns, launches[0]), max(end_ns, launches[1])
         for blocks in self._activity_blocks():
             where = blocks.where(blocks.with_ids(least, most))
             self._copy(database, blocks.table, f"{where} AND correlationId IN (SELECT id FROM launched)")
-            query = f'SELECT min(start), max(max(start, coalesce("end", start))) FROM main."{blocks.table}"'
+            query = f'SELECT min(start), max({END}) FROM main."{blocks.table}"'
             first, last = database.execute(query).fetchone()
             start, end = min(start, first if first is not None else start), max(end, last if last is not None else end)
         for blocks in self._activity_blocks():
             where = blocks.where(blocks.meeting(start, end))
-            beside = f'start < {end} AND max(start, coalesce("end", start)) >= {start}'
+            beside = f"start < {end} AND {END} >= {start}"
             self._copy(database, blocks.table, f"{where} AND {beside}")
 
     def _activity_blocks(self) -> Iterator[Blocks]:
@@ -269,7 +270,7 @@ class Division:
                     f'INSERT OR IGNORE INTO wanted SELECT correlationId FROM main."{blocks.table}" '
                     "WHERE correlationId IS NOT NULL"
                 )
-        least, most = database.execute("SELECT coalesce(min(id), 0), coalesce(max(id), -1) FROM wanted").fetchone()
+        least, most = database.execute(_ID_RANGE.format("wanted")).fetchone()
         calls = self._blocks[CALLS]
         where = calls.where(calls.with_ids(least, most))
         self._copy(database, CALLS, f"{where} AND correlationId IN (SELECT id FROM wanted)")

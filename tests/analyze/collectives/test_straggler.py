@@ -229,6 +229,15 @@ def test_nobody_is_late_where_a_file_has_nothing_in_common_with_the_first() -> N
     assert "clocks of the files cannot be compared" in (skew.reason or "")
 
 
+def test_a_single_collective_does_not_tell_how_well_clocks_agree() -> None:
+    """Its ends are met exactly, so that a residual of nothing let any difference be claimed."""
+    run = run_of(cpu_rank(0, ".#####", "", path="a"), cpu_rank(1, "...###", "", path="b"))
+    skew = measure_skew(run)
+    assert (skew.alignment.method, skew.alignment.residual_p95_ns) == ("ends of matched collectives", None)
+    assert (skew.straggler, skew.steps[0].lags_ns) == (None, (None, None))
+    assert "fewer than 2 collectives" in (skew.reason or "")
+
+
 def test_a_long_run_may_drift() -> None:
     """One part in a million: 60 microseconds in a minute."""
     second = 1_000_000_000

@@ -5,7 +5,7 @@ from dataclasses import replace
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.overlap.overlap import measure_overlap
 from ddp_prof.analyze.quality.diagnostics import diagnose
-from ddp_prof.trace import Calls, Category, Kind, Overhead, Trace, empty
+from ddp_prof.trace import Calls, Category, Kind, Overhead, Trace, concatenate, empty
 from tests.drawing import column, draw_trace
 
 
@@ -31,6 +31,14 @@ def test_collectives_on_the_compute_stream() -> None:
 
 def test_no_calls() -> None:
     assert "--trace=cuda,nvtx" in doubts(replace(SOUND, calls=empty(Calls)))
+
+
+def test_collectives_that_were_recorded_twice() -> None:
+    """As where two exports of one report were put together: their number doubles, their time does not."""
+    twice = replace(SOUND, activities=concatenate(SOUND.activities, SOUND.activities), launching_calls=None)
+    assert "in the trace again: 1;" in doubts(twice)
+    (once, again) = (measure_overlap(trace).ranks[0] for trace in (SOUND, twice))
+    assert (once.comm_ns, again.collectives - once.collectives) == (again.comm_ns, 1)
 
 
 def test_a_trimmed_capture() -> None:
