@@ -26,6 +26,7 @@ import numpy as np
 from ddp_prof.analyze.collectives.exposed_time import TAIL, WHENS
 from ddp_prof.analyze.core.step_breakdown import sum_by_group
 from ddp_prof.analyze.frames import Framed, frame_of
+from ddp_prof.analyze.quality.unknown_work import NO_COMMUNICATION, NOTHING
 from ddp_prof.analyze.statistics import LEAST_STEPS, half_width_of_mean
 from ddp_prof.analyze.variants.contention import measure_contention
 from ddp_prof.trace import UNKNOWN
@@ -108,6 +109,7 @@ class Waterfall(Framed):
 
     Attributes:
         left_out: Labels of runs without steps, which have no step time.
+        unknown: Labels of runs whose traces do not tell all that ran in their steps, as of CUDA graphs recorded whole.
         other_device: Labels of runs on another device than the first, ``cpu`` or ``cuda``, which are other jobs.
         warnings: Of all runs.
         caveats: Why runs are not representative, of all runs.
@@ -119,6 +121,7 @@ class Waterfall(Framed):
     warnings: tuple[str, ...]
     caveats: tuple[Caveat, ...] = ()
     other_device: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
 
     def to_frame(self) -> pd.DataFrame:
         """A row a change."""
@@ -132,13 +135,15 @@ def measure_waterfall(runs: Sequence[tuple[RunAnalysis, Sequence[KernelSamples]]
         runs: Each with the kernels of its ranks, from which contention is measured: within a run, and against those
             that do the same work.
     """
+    unknown = tuple(run.label for run, _ in runs if _is_unknown(run))
+    told = [(run, kernels) for run, kernels in runs if not _is_unknown(run)]
     contentions = [
         measure_contention(
-            own, [kernel for other, kernels in runs if run.does_the_work_of(other) for kernel in kernels]
+            own, [kernel for other, kernels in told if run.does_the_work_of(other) for kernel in kernels]
         )
-        for run, own in runs
+        for run, own in told
     ]
-    priced = [(run, contention) for (run, _), contention in zip(runs, contentions, strict=True)]
+    priced = [(run, contention) for (run, _), contention in zip(told, contentions, strict=True)]
     ordered = sorted(priced, key=lambda item: _position(item[0]))
     budgets = [(run, _budget(run, contention)) for run, contention in ordered]
     known = [(run.device, budget) for run, budget in budgets if budget is not None]
@@ -150,7 +155,13 @@ def measure_waterfall(runs: Sequence[tuple[RunAnalysis, Sequence[KernelSamples]]
         caveats=tuple(dict.fromkeys(caveat for run, _ in runs for caveat in run.caveats)),
         warnings=tuple(dict.fromkeys(warning for run, _ in runs for warning in run.trace_warnings)),
         other_device=tuple(budget.label for device, budget in known if device != known[0][0]),
+        unknown=unknown,
     )
+
+
+def _is_unknown(run: RunAnalysis) -> bool:
+    """Whether a rank has steps of which the trace does not tell all that ran in them."""
+    return any(len(rank.times) and rank.reason not in (None, NO_COMMUNICATION, NOTHING) for rank in run.ranks)
 
 
 def _position(run: RunAnalysis) -> int:

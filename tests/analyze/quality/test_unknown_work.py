@@ -46,6 +46,11 @@ def test_beside_a_graph_recorded_whole_nothing_is_said_to_be_exposed(tmp_path: P
     assert [(verdict["status"], verdict["reason"]) for verdict in verdicts] == [("unknown", GRAPHS)] * 2
 
 
+def test_what_a_graph_computes_is_not_said_to_be_the_rest_of_a_step(tmp_path: Path) -> None:
+    document = json.loads(said("compare", with_a_graph(tmp_path)))
+    assert (document["waterfall"]["budgets"], document["waterfall"]["unknown"]) == ([], ["graph"])
+
+
 def test_collectives_within_a_graph_are_not_said_to_be_absent(tmp_path: Path) -> None:
     kernels = [Kernel("graph", 10, 90, 5, 100, kind="graph"), Kernel("gemm", 90, 95, 6, 100)]
     assert GRAPHS in headline(write_capture(tmp_path / "x.sqlite", Capture(kernels=kernels)))
