@@ -96,8 +96,9 @@ def test_on_a_phone_titles_wrap_and_findings_need_no_scrolling(
 
 
 def test_a_page_of_one_figure_says_its_title_once(visit: Visit, tmp_path: Path) -> None:
-    layout = chart_frame(title="once", subtitle="below", height=300, t=100)
+    layout = chart_frame(title="once", subtitle="below<br>in two lines", height=300, t=100)
     write_figure_page(go.Figure(go.Bar(x=[1], y=[1]), layout), tmp_path / "figure.html", title="once")
     visit.open(tmp_path / "figure.html")
     assert visit.page.get_by_text("once").count() == 1
-    assert visit.page.locator(".title").text_content() == "below"
+    assert visit.page.locator(".title").inner_text() == "below\nin two lines"
+    assert visit.page.locator(".title p").evaluate("(line) => getComputedStyle(line).fontSize") == "13px"

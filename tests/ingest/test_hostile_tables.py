@@ -115,7 +115,7 @@ HOSTILE: dict[str, tuple[Change, int, str]] = {
     "unsigned times beyond all bounds": (
         edited(KERNELS, column("end", lambda n: pa.array([2**64 - 1] * n, pa.uint64()))), 0, ""),
     "times of eight bits": (edited(KERNELS, column("start", lambda n: pa.array([7] * n, pa.int8()))), 0, ""),
-    "the largest of times": (edited(KERNELS, column("end", lambda n: pa.array([2 * HUGE - 1] * n))), 1, "impossible times"),
+    "the largest of times": (edited(KERNELS, column("end", lambda n: pa.array([2 * HUGE - 1] * n))), 1, "impossible"),
     "numbers for strings": (edited("StringIds", column("value", lambda n: pa.array([7] * n))), 1, "has a name"),
     "blobs for strings": (edited("StringIds", column("value", lambda n: pa.array([b"\xff"] * n))), 1, "name"),
     "strings of four million letters": (

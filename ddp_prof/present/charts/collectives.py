@@ -201,7 +201,8 @@ def _layout(
     there, shown = sum(len(rank.collectives) for rank in ranks), sum(row.line is not None for row in rows)
     if shown < there:
         where += f" (the {shown} of {there} collectives that are exposed longest)"
-    detail = "".join(f"<br>{as_text(line)}" for line in wrap(headline.detail, LINE))
+    sentence = f"{headline.detail[:1].upper()}{headline.detail[1:]}"
+    detail = "".join(f"<br>{as_text(line)}" for line in wrap(sentence, LINE))
     return {
         **chart_frame(
             title=as_text(headline.claim),

@@ -187,13 +187,20 @@ def _facts(source: Source, ranks: Sequence[_Rank], view: View) -> tuple[str, ...
         facts.append(backend)
     if manifest:
         facts.append(f"model {manifest.model_size}, batch {manifest.batch_size} x {manifest.seq_len}")
-    numbers = [events.step_keys[rows] for events, _, rows in ranks if len(rows)]
+    numbers = [_begun(events, view) for events, _, rows in ranks if len(rows)]
     if not numbers:
         return (*facts, "no steps are marked in this trace", _shown_without_steps(ranks, view, trace.duration_ns))
     shown, measured = len(numbers[0]), max(len(rank.events.steps) for rank in ranks)
     first, last = int(numbers[0].min()), int(numbers[0].max())
     span = f"step {first}" if first == last else f"steps {first} to {last}"
     return (*facts, span if shown == measured else f"{span} shown; percentages over all {measured} measured steps")
+
+
+def _begun(events: RankEvents, view: View) -> Ints:
+    """Numbers of the steps that begin in what is shown: beside a longer panel more than those chosen."""
+    begins = events.steps.start_ns
+    numbers: Ints = events.step_keys[(begins >= view.start_ns) & (begins < view.end_ns)]
+    return numbers
 
 
 def _shown_without_steps(ranks: Sequence[_Rank], view: View, captured_ns: int) -> str:

@@ -61,7 +61,7 @@ def _bars(model: Timeline, layout: Layout) -> Iterator[dict[str, Any]]:
     used = sorted({code for row in rows for code in np.unique(row.lane.boxes.category).tolist()})
     categories = [theme.CATEGORIES[code] for code in used]
     for code, category in zip(used, categories, strict=True):
-        parts = [_part(row, code, least_ns, model.end_ns - model.start_ns) for row in rows]
+        parts = [_part(row, code, least_ns, model) for row in rows]
         boxes = concatenate(*(part.boxes for part in parts))
         yield {
             "orientation": "h",
@@ -103,12 +103,13 @@ class _Part(NamedTuple):
     texts: list[str]
 
 
-def _part(row: Row, code: int, least_ns: int, shown_ns: int) -> _Part:
+def _part(row: Row, code: int, least_ns: int, model: Timeline) -> _Part:
     boxes = select(row.lane.boxes, row.lane.boxes.category == code)
-    duration_ns = boxes.end_ns - boxes.start_ns
+    # The text of a box that the edge cuts would be cut, too.
+    is_whole = (boxes.start_ns >= model.start_ns) & (boxes.end_ns <= model.end_ns)
     texts = [""] * len(boxes)
-    for item in np.flatnonzero(duration_ns >= least_ns).tolist():
-        texts[item] = _text(row.lane, theme.CATEGORIES[code], boxes, item, shown_ns)
+    for item in np.flatnonzero(is_whole & (boxes.end_ns - boxes.start_ns >= least_ns)).tolist():
+        texts[item] = _text(row.lane, theme.CATEGORIES[code], boxes, item, model.end_ns - model.start_ns)
     return _Part(
         boxes=boxes,
         y=row.top + (boxes.level + 0.5) * row.level,

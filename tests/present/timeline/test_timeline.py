@@ -244,6 +244,11 @@ class TestSelection:
         assert [panel.steps[0].start_ns for panel in model.panels] == [0, 0]
         assert [(panel.start_ns, panel.end_ns) for panel in model.panels] == [(0, 20), (0, 20)]
 
+    def test_beside_a_longer_panel_all_steps_that_are_seen_are_named(self) -> None:
+        steps = {f"step|index={number}": "." * 9 * (number - 3) + "#" * 9 for number in (3, 4, 5, 6)}
+        model = build_timeline([source(cpu_trace()), source(draw_trace(ranges=steps), "short")], steps=[3])
+        assert [panel.facts[-1].partition(";")[0] for panel in model.panels] == ["step 3 shown", "steps 3 to 5 shown"]
+
     def test_as_many_steps_as_fit(self) -> None:
         model = build_timeline([source(cpu_trace())], max_boxes=10)
         assert [step.number for step in model.panels[0].steps] == [3]
@@ -308,6 +313,20 @@ class TestFigure:
         written = {bars.name: list(bars.text) for bars in figure.data}
         assert written["communication"] == ["bucket 0", "bucket 1", "bucket 1"]
         assert written["exposed communication"] == ["exposed<br>0.0 µs"] * 2
+
+    def test_nothing_is_written_in_a_box_that_the_edge_cuts(self) -> None:
+        trace = draw_trace(
+            ranges={
+                "step|index=0": "########",
+                "step|index=1": "........########",
+                "all_reduce|bucket=0": "......####......",
+                "all_reduce|bucket=1": "..........####..",
+            }
+        )
+        for steps, seen in ((None, ["bucket 0", "bucket 1"]), ([1], ["", "bucket 1"])):
+            figure = draw_timeline(build_timeline([source(trace)], steps=steps))
+            (written,) = (list(bars.text) for bars in figure.data if bars.name == "communication")
+            assert written == seen
 
     def test_a_step_tells_its_own_share_where_there_is_room(self) -> None:
         steps = next(bars for bars in draw_timeline(build_timeline([source(cpu_trace())])).data if bars.name == "step")

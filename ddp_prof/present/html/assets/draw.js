@@ -13,8 +13,8 @@ const TITLE_PX = 64, LEGEND_PX = 40, NARROW_PX = 1000;
 /** The words of a title with their weights and colours; nothing else of it becomes part of the page. */
 function copyWords(from, to) {
   for (const node of from.childNodes) {
-    if (node.nodeType === Node.TEXT_NODE || node.tagName === "BR") { to.append(node.textContent || " "); continue; }
-    const part = document.createElement(node.tagName === "B" ? "b" : "span");
+    if (node.nodeType === Node.TEXT_NODE) { to.append(node.textContent); continue; }
+    const part = document.createElement({ B: "b", BR: "br" }[node.tagName] ?? "span");
     part.style.color = node.style.color;
     copyWords(node, part);
     to.append(part);
@@ -23,8 +23,10 @@ function copyWords(from, to) {
 /** Writes a chart's title above it, where it wraps; the page's own heading is not repeated. */
 function writeTitle(element, { title = {}, margin, height, ...layout }) {
   const place = element.closest(".chart").querySelector(".title"), heading = document.querySelector("h1").textContent;
-  place.replaceChildren(...[title.text, title.subtitle?.text].filter(Boolean).map((text) => {
+  const lines = Object.entries({ claim: title.text, where: title.subtitle?.text });
+  place.replaceChildren(...lines.filter(([, text]) => text).map(([kind, text]) => {
     const line = document.createElement("p");
+    line.className = kind;
     copyWords(new DOMParser().parseFromString(text, "text/html").body, line);
     return line;
   }).filter(({ textContent }) => textContent !== heading));
