@@ -246,7 +246,7 @@ def wait_until_reached(scene: Scene, process: subprocess.Popen[bytes], folder: P
         if scene.is_reached(descendants, folder):
             return descendants
         time.sleep(0.02)
-    raise SystemExit(f"kill_matrix: {scene.name}: the time to strike never came")
+    raise SystemExit(f"kill_matrix: {scene.name}: the time to strike never came; exit code {process.poll()}")
 
 
 def wait_for_end(process: subprocess.Popen[bytes], seen: set[Process]) -> int | None:
