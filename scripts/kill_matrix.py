@@ -179,11 +179,14 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def quietly(command: Sequence[str], settings: dict[str, str]) -> int:
-    """Run it to its end; returns the exit code."""
-    environment = {**os.environ, **settings}
-    return subprocess.run(
-        command, env=environment, cwd=ROOT, capture_output=True, check=False, timeout=WAIT_S * 3
-    ).returncode
+    """Run it to its end; returns the exit code, and shows what it said where that is not 0."""
+    done = subprocess.run(
+        command, env={**os.environ, **settings}, cwd=ROOT, capture_output=True, text=True, check=False,
+        timeout=WAIT_S * 3,
+    )  # fmt: skip
+    if done.returncode:
+        sys.stderr.write(f"the next run: {done.stdout[-300:]}{done.stderr[-600:]}\n")
+    return done.returncode
 
 
 def strike(scene: Scene, victim: str, number: signal.Signals | None, before: Path) -> Outcome:
@@ -243,7 +246,7 @@ def wait_until_reached(scene: Scene, process: subprocess.Popen[bytes], folder: P
         if scene.is_reached(descendants, folder):
             return descendants
         time.sleep(0.02)
-    raise SystemExit(f"kill_matrix: {scene.name}: the time to strike never came")
+    raise SystemExit(f"kill_matrix: {scene.name}: the time to strike never came; exit code {process.poll()}")
 
 
 def wait_for_end(process: subprocess.Popen[bytes], seen: set[Process]) -> int | None:
