@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ddp_prof.cli.options.traces import load_options, traces_argument
-from ddp_prof.cli.options.verbosity import progress
-from ddp_prof.printable import printable
+from ddp_prof.cli.options.verbosity import progress, say_note
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -55,7 +54,7 @@ def command(traces: tuple[Path, ...], load: Loader, folder: Path) -> None:
     with progress(2 * len(runs) + 1) as begin:
         problems = write_report(_report_runs(runs, begin), folder, compare_steps(runs), begin)
     for problem in problems:
-        click.echo(f"note: {printable(problem)}", err=True)
+        say_note(problem)
     click.echo(folder / "index.html")
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ddp_prof.cli.options.table_output import table_options
+from ddp_prof.cli.options.verbosity import say_note
 from ddp_prof.errors import TraceError
-from ddp_prof.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -105,7 +105,7 @@ def command(
         from ddp_prof.benchmark.report.documents import REPORT, write_results, write_results_csv
 
         for problem in write_results(testbeds, study, folder):
-            click.echo(f"note: {printable(problem)}", err=True)
+            say_note(problem)
         # The table of the database is whole, whatever was asked to be shown; its folder may be somebody else's.
         write_results_csv(summaries, table)
         click.echo(f"{folder / REPORT} {table}", err=True)

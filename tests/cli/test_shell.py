@@ -67,6 +67,12 @@ def test_quiet_leaves_out_the_notes_and_nothing_else(before: bool, trace: Path) 
     assert quiet == "".join(line for line in whole.splitlines(keepends=True) if not line.startswith("note: "))
 
 
+@pytest.mark.usefixtures("no_browser")
+def test_quiet_leaves_out_why_there_are_no_pictures(trace: Path, tmp_path: Path) -> None:
+    assert "note: pictures need Chromium" in run("report", trace, "-o", tmp_path / "pages").stderr
+    assert run("report", "-q", trace, "-o", tmp_path / "pages").stderr == ""
+
+
 def test_verbose_says_on_stderr_what_is_read(trace: Path) -> None:
     code = "from ddp_prof.cli import main; main()"
     command = [sys.executable, "-c", code, "overlap", "-v", "--format", "csv", str(trace)]

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ddp_prof.printable import printable
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -27,6 +29,12 @@ _QUIET = "ddp_prof.quiet"
 def is_quiet() -> bool:
     """Whether notes are left out in the command that runs."""
     return bool(click.get_current_context().meta.get(_QUIET))
+
+
+def say_note(text: str) -> None:
+    """A note on stderr, where they are not left out."""
+    if not is_quiet():
+        click.echo(f"note: {printable(text)}", err=True)
 
 
 @contextmanager
