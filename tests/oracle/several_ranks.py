@@ -108,7 +108,9 @@ def _end(row: list[Event | None], ranks: list[Rank], file: str) -> int | None:
 
 
 def budget(ranks: list[Rank]) -> dict[str, int] | None:
-    """The mean step by parts, contention aside; after :func:`explain`."""
+    """The mean step by parts, contention aside; after :func:`explain`. None where it is not known what ran in steps."""
+    if any(rank.has_steps and rank.steps and _is_unknown(rank) for rank in ranks):
+        return None
     sums: Counter[str] = Counter()
     steps = 0
     for rank in ranks:
@@ -128,6 +130,10 @@ def budget(ranks: list[Rank]) -> dict[str, int] | None:
             sums["tail"] += tail
             sums["transfer"] += sum(sum(e.exposed.values()) for e in own) - wait - tail
     return {part: round(sums[part] / steps) for part in ("step", *PARTS)} if steps else None
+
+
+def _is_unknown(rank: Rank) -> bool:
+    return rank.is_blind or any(event.category is Category.OTHER for event in rank.events)
 
 
 PARTS = ("compute", "transfer", "tail", "wait", "calls")

@@ -191,6 +191,8 @@ def _facts(source: Source, ranks: Sequence[_Rank], view: View) -> tuple[str, ...
     if not numbers:
         return (*facts, "no steps are marked in this trace", _shown_without_steps(ranks, view, trace.duration_ns))
     shown, measured = len(numbers[0]), max(len(rank.events.steps) for rank in ranks)
+    if not shown:
+        return tuple(facts)
     first, last = int(numbers[0].min()), int(numbers[0].max())
     span = f"step {first}" if first == last else f"steps {first} to {last}"
     return (*facts, span if shown == measured else f"{span} shown; percentages over all {measured} measured steps")
@@ -198,8 +200,8 @@ def _facts(source: Source, ranks: Sequence[_Rank], view: View) -> tuple[str, ...
 
 def _begun(events: RankEvents, view: View) -> Ints:
     """Numbers of the steps that begin in what is shown: beside a longer panel more than those chosen."""
-    begins = events.steps.start_ns
-    numbers: Ints = events.step_keys[(begins >= view.start_ns) & (begins < view.end_ns)]
+    begins, end_ns = events.steps.start_ns, max(view.end_ns, view.start_ns + 1)  # a step may have no length
+    numbers: Ints = events.step_keys[(begins >= view.start_ns) & (begins < end_ns)]
     return numbers
 
 
