@@ -68,7 +68,6 @@ def test_what_a_failed_browser_leaves_running_does_not_keep_the_program_from_end
         "-c",
         "from ddp_prof.cli import main; main()",
         "report",
-        "-q",
         ROOT / "traces/overlap.sqlite",
         "-o",
         tmp_path,
