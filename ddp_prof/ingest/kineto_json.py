@@ -19,6 +19,7 @@ import numpy as np
 
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.collective_args import CollectiveRow, collective_metadata, message_bytes
+from ddp_prof.ingest.communication_ranges import name_operations
 from ddp_prof.ingest.enrich import (
     UNNAMED_CALL,
     UNNAMED_KERNEL,
@@ -30,7 +31,6 @@ from ddp_prof.ingest.enrich import (
     report_unresolved_names,
 )
 from ddp_prof.ingest.kernel_categories import KernelClassifier
-from ddp_prof.ingest.library_ranges import name_operations
 from ddp_prof.ingest.string_table import NameTable
 from ddp_prof.manifest import load_manifest, manifest_path
 from ddp_prof.table import concatenate

@@ -15,6 +15,7 @@ import numpy as np
 
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.collective_args import NcclRange, add_nccl_metadata
+from ddp_prof.ingest.communication_ranges import mark_copy_engine_collectives, name_operations
 from ddp_prof.ingest.enrich import (
     LAUNCH_COLUMNS,
     UNNAMED_CALL,
@@ -30,7 +31,6 @@ from ddp_prof.ingest.enrich import (
     report_unresolved_names,
 )
 from ddp_prof.ingest.kernel_categories import KernelClassifier
-from ddp_prof.ingest.library_ranges import mark_copy_engine_collectives, name_operations
 from ddp_prof.ingest.sqlite_columns import SqliteFile, are_integers, constant, open_sqlite
 from ddp_prof.ingest.string_table import NameTable, NsysStringIds, domain_name_ids
 from ddp_prof.manifest import load_manifest, manifest_path
