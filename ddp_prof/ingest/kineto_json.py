@@ -69,6 +69,7 @@ class _EventArgs(msgspec.Struct, gc=False):
     elements_out: Any = msgspec.field(default=None, name="Out msg nelems")
     element_type: Any = msgspec.field(default=None, name="dtype")
     group: Any = msgspec.field(default=None, name="Process Group Name")
+    group_ranks: Any = msgspec.field(default="", name="Process Group Ranks")
     group_size: Any = msgspec.field(default=None, name="Group size")
     sequence: Any = msgspec.field(default=None, name="Seq")
 
@@ -302,7 +303,8 @@ def _collective_metadata(kernels: Sequence[_Event], names: NameTable) -> Collect
             activity,
             op=str(noted.collective),
             bytes=message_bytes((noted.elements_in, noted.elements_out), noted.element_type),
-            group=None if noted.group is None else str(noted.group),
+            # Several releases give the groups that one is split into one name.
+            group=None if noted.group is None else f"{noted.group} {noted.group_ranks}".strip(),
             group_size=noted.group_size if isinstance(noted.group_size, int) else UNKNOWN,
             sequence=noted.sequence if isinstance(noted.sequence, int) else UNKNOWN,
         )
