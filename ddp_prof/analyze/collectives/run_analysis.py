@@ -164,10 +164,26 @@ def _diagnose(run: RunAnalysis) -> Iterator[str]:
         yield (
             f"{unmatched:,} collectives have no match on the other ranks: their waiting is not told apart from transfer"
         )
+    if len(run.matches) and _may_mix_communicators(ranks):
+        yield (
+            "collectives ran on several streams, and nothing tells their communicators apart: if these are several, "
+            "collectives of different ones may be matched, and waiting is not what is reported"
+        )
     if any(len(rank.timings) and not len(rank.times) for rank in ranks):
         yield "the trace marks no steps, so no tail is known: see --step-range"
     elif any(np.any(rank.backward_end_ns == UNKNOWN) for rank in ranks if len(rank.timings)):
         yield "no compute of some steps is known to be backward, so their tail is not known"
+
+
+def _may_mix_communicators(ranks: Sequence[RankCollectives]) -> bool:
+    """Whether a job of more than two ranks has collectives of unknown communicators on several streams of a rank.
+
+    NCCL's streams are those of communicators in most frameworks; of two ranks all communicators are of the same two.
+    """
+    unnamed = [rank.timings.lane[rank.timings.group == UNKNOWN] for rank in ranks]
+    return max(len(ranks), *(rank.world_size or 0 for rank in ranks)) > 2 and any(
+        len(np.unique(lanes[lanes != UNKNOWN])) > 1 for lanes in unnamed
+    )
 
 
 def _ranges(numbers: tuple[int, ...]) -> str:

@@ -54,3 +54,19 @@ def test_groups_that_one_was_split_into_are_told_apart_by_their_ranks(tmp_path: 
     run = analysis_of(*traces)
     assert len(run.matches) == 2
     assert [wait.tolist() for wait in run.waits_ns] == [[1_000], [0], [1_000], [0]]
+
+
+@pytest.mark.parametrize(
+    ("streams", "world", "warns"),
+    [({9: "..MMNN"}, 4, False), ({9: "..MM..", 11: "....NN"}, 4, True), ({9: "..MM..", 11: "....NN"}, 2, False)],
+)
+def test_streams_without_names_of_communicators_are_a_doubt(streams: dict[int, str], world: int, warns: bool) -> None:
+    """As of tensor and data parallelism: rank 1 may share a communicator with rank 0 for M, and with rank 2 for N."""
+    traces = [
+        draw_trace(
+            ranges={"step 0": "######"}, launches={"main": "MN"}, streams=streams, ranks={PID: rank},
+            world_size=world, path=f"{rank}",
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+    assert any("communicators apart" in warning for warning in analysis_of(*traces).warnings) is warns
