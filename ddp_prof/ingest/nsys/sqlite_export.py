@@ -28,6 +28,7 @@ from ddp_prof.ingest.enrich import (
     name_ranks,
     plain_call,
     refuse_impossible_times,
+    refuse_one_number_for_several,
     report_unresolved_names,
 )
 from ddp_prof.ingest.kernel_categories import KernelClassifier
@@ -106,6 +107,7 @@ def _load(file: SqliteFile, manifest: Manifest | None, classifier: KernelClassif
         has_payloads = rows is not None and bool(np.any(file.integer_column(rows, "hasPayload") == 1))
         del rows
         columns = activity_columns.result()
+        refuse_one_number_for_several(file.path, columns["globalPid"])
         activities = _activities(columns, _kernel_names(file, columns, strings, names), names, classifier)
         calls = call_columns.result()
         call_details = _call_details(calls, strings, names) if with_launches else None
