@@ -82,7 +82,8 @@ class NsysStringIds:
             text.decode(errors="replace") for text in encoded[0].dictionary.cast(pyarrow.large_binary()).to_pylist()
         ]
         index = np.array([*map(names.intern, texts), UNKNOWN], np.int64)  # UNKNOWN, which is -1, finds the last one
-        return index[integer_array(pyarrow.chunked_array([chunk.indices for chunk in encoded]))]
+        rows: Ints = index[np.concatenate([integer_array(chunk.indices) for chunk in encoded])]
+        return rows
 
 
 def domain_name_ids(process: Ints, domain: Ints, domains: Mapping[tuple[int, int], str], names: NameTable) -> Ints:

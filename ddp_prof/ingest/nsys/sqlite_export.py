@@ -31,7 +31,7 @@ from ddp_prof.ingest.enrich import (
     report_unresolved_names,
 )
 from ddp_prof.ingest.kernel_categories import KernelClassifier
-from ddp_prof.ingest.sqlite_columns import SqliteFile, are_integers, constant, open_sqlite
+from ddp_prof.ingest.sqlite_columns import GrowingColumn, SqliteFile, are_integers, constant, open_sqlite
 from ddp_prof.ingest.string_table import NameTable, NsysStringIds, domain_name_ids
 from ddp_prof.manifest import load_manifest, manifest_path
 from ddp_prof.trace import (
@@ -157,22 +157,15 @@ def _activity_columns(file: SqliteFile) -> dict[str, Ints]:
     """The rows of all activities, kernels first."""
     name = "demangledName" if file.has(KERNELS, "demangledName") else "shortName"
     tables = {KERNELS: Kind.KERNEL, COPIES: Kind.COPY, MEMORY_SETS: Kind.MEMORY_SET, GRAPHS: Kind.GRAPH}
-    parts = []
+    grown = {column: GrowingColumn() for column in (*_ACTIVITY_COLUMNS, "name", "kind")}
     for table, kind in tables.items():
         file.require(table, "start", "end")
-        columns = file.integers(table, (*_ACTIVITY_COLUMNS, name))
-        rows = len(columns["start"])
-        if rows or table == KERNELS:
-            parts.append(columns | {"name": columns.pop(name), "kind": constant(kind, rows)})
-    return {column: _joined([part.pop(column) for part in parts]) for column in list(parts[0])}
-
-
-def _joined(parts: Sequence[Ints]) -> Ints:
-    """The parts of a column one after the other; a single one, or one value throughout, is not copied."""
-    values = {int(part[0]) for part in parts if len(part)}
-    if len(parts) > 1 and len(values) == 1 and not any(part.strides[0] for part in parts):
-        return constant(values.pop(), sum(map(len, parts)))
-    return np.concatenate(parts) if len(parts) > 1 else parts[0]
+        for batch in file.batches(table, (*_ACTIVITY_COLUMNS, name)):
+            grown["kind"].add(constant(kind, len(batch["start"])))
+            grown["name"].add(batch.pop(name))
+            for column, values in batch.items():
+                grown[column].add(values)
+    return {column: values.whole() for column, values in grown.items()}
 
 
 def _kernel_names(file: SqliteFile, columns: dict[str, Ints], strings: NsysStringIds, names: NameTable) -> Ints:
