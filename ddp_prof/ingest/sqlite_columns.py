@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 _WAY_OUT = "export the report again with nsys export"
 _BATCH_ROWS = 1 << 14
 """So few rows at a time that each batch lies in the memory of the one before: new memory costs more than the copy."""
-_ALL_ROWS = 1 << 24
-"""More than there are, as a rule."""
 _LATE_MISMATCH = re.compile(r"Type mismatch in column (\d+): expected INT64")
 """What is said of a value that does not fit the type of those in the first batch."""
 
@@ -141,21 +139,13 @@ class SqliteFile:
     def batches(self, table: str, columns: Sequence[str]) -> Iterator[dict[str, Ints]]:
         """The same, some rows at a time; each batch counts until the next one only."""
         present = [column for column in columns if self.has(table, column)]
-        if not present:
-            return
-        with self._reading(f"SELECT {', '.join(map(_quoted, present))} FROM {_quoted(table)}", _BATCH_ROWS) as reader:
-            for batch in reader:
-                absent = constant(UNKNOWN, batch.num_rows)
-                yield {name: self._integers(batch, name) if name in present else absent for name in columns}
+        query = f"SELECT {', '.join(map(_quoted, present))} FROM {_quoted(table)}"
+        for batch in self.query(query) if present else ():
+            absent = constant(UNKNOWN, batch.num_rows)
+            yield {name: self.integers_of(batch, name) if name in present else absent for name in columns}
 
-    def integer_column(self, found: Any, name: str) -> Ints:
-        """A column of a query's result as int64, NULL as ``UNKNOWN``."""
-        chunks = [self._integers(batch, name) for batch in found.select([name]).to_batches()]
-        if len(chunks) == 1:
-            return chunks[0]
-        return np.concatenate(chunks) if chunks else np.empty(0, np.int64)
-
-    def _integers(self, batch: Any, name: str) -> Ints:
+    def integers_of(self, batch: Any, name: str) -> Ints:
+        """A column of a batch of rows as int64, NULL as ``UNKNOWN``."""
         try:
             return integer_array(batch.column(name))
         except TypeError as error:
@@ -164,14 +154,11 @@ class SqliteFile:
     def _no_integer(self, column: str) -> TraceError:
         return TraceError(self.path, f"column {column} holds something that is no integer", _WAY_OUT)
 
-    def query(self, query: str) -> Any:
-        """The result of a query as a ``pyarrow.Table``; runs outside Python's global lock."""
-        with self._reading(query, _ALL_ROWS) as reader:
-            return reader.read_all()
+    def query(self, query: str) -> Iterator[Any]:
+        """The result of a query as batches of rows, ``pyarrow.RecordBatch``; read outside Python's global lock.
 
-    @contextmanager
-    def _reading(self, query: str, batch_rows: int) -> Iterator[Any]:
-        """A ``pyarrow.RecordBatchReader`` of the result of a query."""
+        What is NULL throughout the first batch is taken for integers.
+        """
         import adbc_driver_sqlite
         import pyarrow
         from adbc_driver_manager import AdbcConnection, AdbcDatabase, AdbcStatement, Error
@@ -182,12 +169,12 @@ class SqliteFile:
                 closing(AdbcConnection(database)) as connection,
                 closing(AdbcStatement(connection)) as statement,
             ):
-                statement.set_options(**{"adbc.sqlite.query.batch_rows": str(batch_rows)})
+                statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
                 statement.set_sql_query(query)
                 stream, _ = statement.execute_query()
                 with pyarrow.RecordBatchReader.from_stream(stream) as reader:
                     names = reader.schema.names
-                    yield reader
+                    yield from reader
         except (Error, pyarrow.ArrowException, OSError) as error:
             reason = str(error).strip().splitlines()[0]
             if late := _LATE_MISMATCH.search(reason):
@@ -249,7 +236,7 @@ class GrowingColumn:
                 self._values = constant(only, self._rows)
                 return
         if is_constant(self._values) or self._rows > len(self._values):
-            grown = np.empty(2 * self._rows, np.int64)
+            grown = np.empty(4 * self._rows, np.int64)  # what is never written to takes no memory
             grown[:before] = self._values[:before]
             self._values = grown
         self._values[before : self._rows] = values

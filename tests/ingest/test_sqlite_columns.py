@@ -15,8 +15,11 @@ from hypothesis import strategies as st
 
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest import sqlite_columns
+from ddp_prof.ingest.enrich import UNNAMED_RANGE
+from ddp_prof.ingest.nsys.sqlite_export import load_nsys_sqlite
 from ddp_prof.ingest.sqlite_columns import GrowingColumn, is_constant, open_sqlite
 from ddp_prof.trace import UNKNOWN
+from tests.nsys_factory import Capture, Range, write_capture
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,3 +67,13 @@ def test_a_column_grows_as_a_list_does(parts: list[list[int]]) -> None:
     for part in parts:
         column.add(np.array(part, np.int64))
     assert column.whole().tolist() == [value for part in parts for value in part]
+
+
+@given(st.lists(st.tuples(st.sampled_from(("", "step", "backward")), st.booleans()), min_size=1, max_size=9))
+def test_names_of_ranges_arrive_inline_and_by_number_whatever_the_batch(ranges: list[tuple[str, bool]]) -> None:
+    spans = [Range(name, at, at + 1, 100, registered=by_number) for at, (name, by_number) in enumerate(ranges, 1)]
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setattr(sqlite_columns, "_BATCH_ROWS", 2)
+        trace = load_nsys_sqlite(write_capture(Path(folder) / "capture.sqlite", Capture(ranges=spans)))
+    found = [trace.names[name_id] for name_id in trace.spans.name_id[np.argsort(trace.spans.start_ns)]]
+    assert found == [name or UNNAMED_RANGE for name, _ in ranges]

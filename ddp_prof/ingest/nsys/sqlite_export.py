@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from ddp_prof.ingest.enrich import (
 )
 from ddp_prof.ingest.kernel_categories import KernelClassifier
 from ddp_prof.ingest.sqlite_columns import GrowingColumn, SqliteFile, are_integers, constant, open_sqlite
-from ddp_prof.ingest.string_table import NameTable, NsysStringIds, domain_name_ids
+from ddp_prof.ingest.string_table import NameTable, NsysStringIds, domain_name_ids, intern_texts
 from ddp_prof.manifest import load_manifest, manifest_path
 from ddp_prof.trace import (
     UNKNOWN,
@@ -44,7 +44,6 @@ from ddp_prof.trace import (
     Overhead,
     Spans,
     Trace,
-    empty,
     select,
 )
 
@@ -101,10 +100,9 @@ def _load(file: SqliteFile, manifest: Manifest | None, classifier: KernelClassif
         has_strings = file.has("StringIds", "id", "value")
         strings = NsysStringIds(file.rows("SELECT id, value FROM StringIds") if has_strings else [])
         names = NameTable()
-        rows = range_rows.result()
-        spans = _spans(file, rows, strings, names, _domains(file, strings))
-        has_payloads = rows is not None and bool(np.any(file.integer_column(rows, "hasPayload") == 1))
-        del rows
+        ranges, texts = range_rows.result()
+        spans = _spans(ranges, texts, strings, names, _domains(file, strings))
+        has_payloads = 1 in ranges["hasPayload"]
         columns = activity_columns.result()
         activities = _activities(columns, _kernel_names(file, columns, strings, names), names, classifier)
         calls = call_columns.result()
@@ -227,26 +225,37 @@ def _call_details(columns: dict[str, Ints], strings: NsysStringIds, names: NameT
     return CallDetails(np.maximum(columns["start"], columns["end"]), names.name_the_unknown(name_id, UNNAMED_CALL))
 
 
-def _range_rows(file: SqliteFile) -> Any:
-    """Ranges of both kinds, as an Arrow table whose inline texts are dictionary-encoded by the C library."""
-    if not file.has(NVTX):
-        return None
+def _range_rows(file: SqliteFile) -> tuple[dict[str, Ints], tuple[str, ...]]:
+    """Ranges of both kinds, and their inline texts, which column ``text`` points into."""
+    columns, texts = (*_RANGE_COLUMNS, "textId", "domainId", "hasPayload"), NameTable()
+    grown = {column: GrowingColumn() for column in (*columns, "text")}
+    for batch in file.query(_range_query(file)) if file.has(NVTX) else ():
+        for column in columns:
+            grown[column].add(file.integers_of(batch, column))
+        grown["text"].add(intern_texts(batch.column("text"), texts))
+    return {column: values.whole() for column, values in grown.items()}, texts.as_tuple()
+
+
+def _range_query(file: SqliteFile) -> str:
     file.require(NVTX, *_RANGE_COLUMNS)
     text_id, text, domain, json, json_id = file.or_null(NVTX, "textId", "text", "domainId", "jsonText", "jsonTextId")
-    columns = f"{', '.join(_RANGE_COLUMNS)}, {text_id} AS textId, {text} AS text, {domain} AS domainId"
-    columns += f", {json} IS NOT NULL OR {json_id} IS NOT NULL AS hasPayload"
-    return file.query(f"SELECT {columns} FROM {NVTX} WHERE eventType IN ({_PUSH_POP}, {_START_END})")
+    return (
+        f"SELECT {', '.join(_RANGE_COLUMNS)}, {text_id} AS textId, {domain} AS domainId, "
+        f"coalesce(CAST({text} AS TEXT), '') AS text, "  # no NULL, or a first batch without text would be of integers
+        f"{json} IS NOT NULL OR {json_id} IS NOT NULL AS hasPayload "
+        f"FROM {NVTX} WHERE eventType IN ({_PUSH_POP}, {_START_END})"
+    )
 
 
 def _spans(
-    file: SqliteFile, rows: Any, strings: NsysStringIds, names: NameTable, domains: dict[tuple[int, int], str]
+    column: dict[str, Ints],
+    texts: Sequence[str],
+    strings: NsysStringIds,
+    names: NameTable,
+    domains: dict[tuple[int, int], str],
 ) -> Spans:
-    if rows is None or not rows.num_rows:
-        return empty(Spans)
-    wanted = ("start", "end", "eventType", "globalTid", "textId", "domainId")
-    column = {name: file.integer_column(rows, name) for name in wanted}
     start, end, tid = column["start"], column["end"], column["globalTid"]
-    inline = strings.intern_texts(rows.column("text"), names)
+    inline = np.array([*map(names.intern, texts), UNKNOWN], np.int64)[column["text"]]  # UNKNOWN, -1, finds the last
     name_id = np.where(inline == UNKNOWN, strings.intern(column["textId"], names), inline)
     process = _process(tid)
     return Spans(
