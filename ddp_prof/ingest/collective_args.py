@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ELEMENT_BYTES = {
     "double": 8, "long": 8, "complexfloat": 8, "complexdouble": 16, "float": 4, "int": 4, "half": 2, "bfloat16": 2,
-    "short": 2, "char": 1, "byte": 1, "bool": 1,
+    "short": 2, "uint64": 8, "uint32": 4, "uint16": 2, "char": 1, "byte": 1, "bool": 1,
 }  # fmt: skip
 """Size of an element by torch's name of its type, in lower case; each kind of Float8 has one byte."""
 

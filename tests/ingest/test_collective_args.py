@@ -45,6 +45,7 @@ def test_numbers_that_no_column_holds_are_not_known(tmp_path: Path) -> None:
         ((3, 2), "Float", 12),
         ((None, 2), "Float8_e4m3fn", 2),
         ((None,), "Float", UNKNOWN),
+        ((3,), "UInt16", 6),
         ((1,), "Quaternion", UNKNOWN),
     ],
 )

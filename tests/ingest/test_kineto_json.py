@@ -97,6 +97,12 @@ def test_of_streams_that_no_event_names_none_is_said_to_be_computes(tmp_path: Pa
     )
 
 
+def test_what_to_record_is_said_in_the_profilers_own_words(tmp_path: Path) -> None:
+    kernels_only = [text for text in gpu_step() if '"kernel"' in text]
+    (warning, *_) = measure_overlap(load_trace(write(tmp_path / "x.json", kernels_only))).warnings
+    assert "ProfilerActivity.CPU" in warning
+
+
 def test_a_bare_list_of_events_is_a_trace(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text(f"[{', '.join(gpu_step())}]")

@@ -137,7 +137,10 @@ def _about_launches(evidence: Evidence) -> Iterator[str]:
             "are not in this trace; record with --cuda-graph-trace=node"
         )
     if evidence.activities and not evidence.calls:
-        yield "no CUDA API calls: nothing can be attributed to steps or phases; record with --trace=cuda,nvtx"
+        yield (
+            "no CUDA API calls: nothing can be attributed to steps or phases; record with nsys' --trace=cuda,nvtx, or "
+            "with ProfilerActivity.CPU, too"
+        )
     elif evidence.orphans:
         yield (
             f"{evidence.orphans:,} of {evidence.activities:,} activities have no launching call and belong to no step "

@@ -102,7 +102,8 @@ def _process_inventory(trace: Trace, process: int, patterns: RangePatterns) -> P
 def _advice(processes: Sequence[ProcessInventory], ranks: Sequence[RankEvents]) -> list[str]:
     advice, has_work = [], any(len(rank.events) for rank in ranks)
     if not has_work:
-        advice.append("overlap: no GPU activities and no ddp_prof ranges: record with --trace=cuda,nvtx")
+        how = "record with nsys' --trace=cuda,nvtx, or with ProfilerActivity.CUDA, too"
+        advice.append(f"overlap: no GPU activities and no ddp_prof ranges: {how}")
     if not any(process.steps for process in processes):
         advice.append("steps: no range that looks like a step: name yours with --step-range, or add 'step N' ranges")
     if has_work and not any(process.backward_ranges for process in processes):
