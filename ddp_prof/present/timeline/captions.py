@@ -9,6 +9,7 @@ from ddp_prof.present import theme
 from ddp_prof.present.headlines import WHEN, WHY
 from ddp_prof.present.text import MAX_NAME, percent, plain_name
 from ddp_prof.present.timeline.model import COMMUNICATION, COMPUTE, HOST, STRIP
+from ddp_prof.range_names import parse_range
 from ddp_prof.trace import UNKNOWN
 
 if TYPE_CHECKING:
@@ -44,8 +45,9 @@ def box_title(lane: Lane, category: str, name_id: int, bucket: int, longest: int
     name = plain_name(lane.names[name_id], longest) if name_id != UNKNOWN else theme.LEGEND[category]
     if bucket == UNKNOWN:
         return name
-    # The host's range says no more than that; a kernel has a name of its own.
-    return f"all-reduce of bucket {bucket}" + ("" if lane.from_launch else f": {name}")
+    if lane.from_launch:  # the host's range says no more than that; a kernel has a name of its own
+        return f"{parse_range(lane.names[name_id]).name.replace('_', '-')} of bucket {bucket}"
+    return f"collective of bucket {bucket}: {name}"
 
 
 def box_label(lane: Lane, category: str, name_id: int, bucket: int, step: int) -> str:

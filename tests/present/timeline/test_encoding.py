@@ -24,7 +24,8 @@ from ddp_prof.present.timeline.encoding import (
 )
 from ddp_prof.present.timeline.model import COMPUTE, STRIP, Boxes, Lane
 from ddp_prof.trace import UNKNOWN
-from tests.drawing import column, table
+from tests.drawing import PID, column, draw_trace, table
+from tests.measuring import source_of
 from tests.present.runs import cpu_run, run_of
 
 COMPUTE_CODE = theme.CATEGORIES.index(theme.COMPUTE)
@@ -106,6 +107,23 @@ def test_titles_tell_boxes_apart() -> None:
     titles = {box["title"] for box in read_back(list(trace_lanes))}
     assert {"all-reduce of bucket 0", "forward", "overlapped communication", "idle"} <= titles
     assert "step 0: 100 % of 0.0 µs communication overlapped" in titles
+
+
+def test_a_collective_of_a_bucket_is_called_what_it_is() -> None:
+    """Sharded data parallelism reduces a bucket and gathers it."""
+    said = {
+        "process|rank=0|world=2": "########",
+        "reduce_scatter|bucket=2|bytes=8": ".####...",
+        "all_gather|bucket=2|bytes=8": ".....##.",
+    }
+    on_host = draw_trace(ranges=said, ranks={PID: 0})
+    on_device = draw_trace(ranges=said, launches={"main": ".N...G.."}, streams={9: "..NN..GG"})
+    titles = [
+        {box["title"] for box in read_back(list(panel.ranks[0].lanes)) if "bucket 2" in str(box["title"])}
+        for panel in build_timeline([source_of("host", on_host), source_of("device", on_device)]).panels
+    ]
+    assert titles[0] == {"reduce-scatter of bucket 2", "all-gather of bucket 2"}
+    assert titles[1] == {"collective of bucket 2: communication N", "collective of bucket 2: communication G"}
 
 
 def test_a_long_name_ends_in_time() -> None:
