@@ -65,7 +65,7 @@ def _step_dots(results: Sequence[TraceOverlap]) -> list[dict[str, Any]]:
                 "name": "overlap of one step of one rank",
                 "x": shares, "y": [row + spread for spread in _spread(len(shares))],
                 "hovertext": [
-                    f"<b>{shown_name(result.label)}</b><br>step {step.step}, {shown_name(rank.name)}<br>"
+                    f"<b>{shown_name(result.label)}</b><br>step {step.step_key}, {shown_name(rank.name)}<br>"
                     f"{share:.1f} % of {step.comm_ns / 1e6:.3f} ms communication overlapped"
                     for (rank, step), share in zip(known, shares, strict=True)
                 ],

@@ -57,6 +57,12 @@ def test_each_step_is_a_dot_and_each_run_has_its_share() -> None:
     assert list(totals.x) == [0, 50]
 
 
+def test_a_dot_of_a_step_without_a_number_has_its_position() -> None:
+    trace = draw_trace(ranges=[("step|", "###..###")], launches={"main": ".M...N.."}, streams={9: ".MM..NN."})
+    (dots,) = (item for item in draw_comparison([result_of(trace)]).data if item.name.startswith("overlap of one"))
+    assert [re.search(r"step \w+", text).group() for text in dots.hovertext] == ["step 0", "step 1"]
+
+
 def test_the_headline_names_the_extremes_and_a_cpu() -> None:
     title = draw_comparison([BARE, HIDDEN]).layout.title
     assert title.text == "<b>From 0 % (naive) to 100 % (overlap) of the communication hides behind compute</b>"
