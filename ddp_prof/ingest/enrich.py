@@ -56,6 +56,22 @@ def about_missing_starts(path: Path, has_start: Mapping[str, Mask]) -> Iterator[
             yield f"{missing:,} of {len(rows):,} {table} have no start and are left out"
 
 
+def refuse_one_number_for_several(path: Path, global_id: Ints) -> None:
+    """Let no two processes pass that have one number on two machines: nothing else tells them apart.
+
+    Args:
+        path: The file.
+        global_id: Packed ids of Nsight Systems; the bits above the process' number are the machine's.
+
+    Raises:
+        TraceError: There are two.
+    """
+    low, high = (int(edge) >> 48 for edge in (global_id.min(initial=0), global_id.max(initial=0)))
+    numbers = np.unique(global_id >> 24) & 0xFFFFFF if low != high else global_id[:0]
+    if len(np.unique(numbers)) < len(numbers):
+        raise TraceError(path, "processes of several machines in it have one number", "give the export of each machine")
+
+
 def refuse_impossible_times(trace: Trace) -> Trace:
     """Let no time pass that only a damaged file can hold: sums and differences of the others fit into 64 bits.
 

@@ -28,6 +28,7 @@ from ddp_prof.ingest.enrich import (
     name_ranks,
     plain_call,
     refuse_impossible_times,
+    refuse_one_number_for_several,
     report_unresolved_names,
 )
 from ddp_prof.ingest.kernel_categories import KernelClassifier
@@ -104,6 +105,7 @@ def _load(file: SqliteFile, manifest: Manifest | None, classifier: KernelClassif
         spans = _spans(ranges, texts, strings, names, _domains(file, strings))
         has_payloads = 1 in ranges["hasPayload"]
         columns = activity_columns.result()
+        refuse_one_number_for_several(file.path, columns["globalPid"])
         activities = _activities(columns, _kernel_names(file, columns, strings, names), names, classifier)
         calls = call_columns.result()
         call_details = _call_details(calls, strings, names) if with_launches else None
