@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ddp_prof.present.charts.collectives import draw_step_collectives
 from ddp_prof.present.charts.comparison import draw_comparison
 from ddp_prof.present.charts.heat_map import LEAST_RANKS, draw_heat_map
-from ddp_prof.present.charts.static_images import try_pictures
+from ddp_prof.present.charts.static_images import Pictures
 from ddp_prof.present.charts.steps import draw_overlap_by_step, draw_step_times
 from ddp_prof.present.charts.straggler import draw_skew
 from ddp_prof.present.charts.waterfall import draw_waterfall
@@ -65,17 +65,19 @@ def write_report(
     charts = {name: figure for name, figure in zip(CHARTS, figures, strict=True) if _shows_something(figure)}
     if waterfall is not None and waterfall.changes:
         charts[WATERFALL] = draw_waterfall(waterfall)
-    pictures = [(chart, folder / f"{name}.png") for name, chart in charts.items()]
-    for at, run in enumerate(runs):
-        begin(f"pages of {run.result.label}")
-        sources, path = run.load_sources(), folder / f"{run.name}.html"
-        navigation = _navigation(runs, at, TIMELINE)
-        write_timeline_page(build_timeline(sources), path, navigation=navigation, shared_plotly=True)
-        _write_why_page(run, folder, _navigation(runs, at, WHY))
-        _write_kernels_page(run, folder, _navigation(runs, at, KERNELS))
-        pictures.append((draw_timeline(build_excerpt(sources)), folder / f"{run.name}.png"))
-    begin("pictures")
-    problems = try_pictures(pictures)
+    with Pictures() as pictures:
+        for name, chart in charts.items():
+            pictures.draw(chart, folder / f"{name}.png")
+        for at, run in enumerate(runs):
+            begin(f"pages of {run.result.label}")
+            sources, path = run.load_sources(), folder / f"{run.name}.html"
+            pictures.draw(draw_timeline(build_excerpt(sources)), folder / f"{run.name}.png")
+            navigation = _navigation(runs, at, TIMELINE)
+            write_timeline_page(build_timeline(sources), path, navigation=navigation, shared_plotly=True)
+            _write_why_page(run, folder, _navigation(runs, at, WHY))
+            _write_kernels_page(run, folder, _navigation(runs, at, KERNELS))
+        begin("pictures")
+        problems = pictures.try_finish()
     write_page(
         folder / f"{INDEX}.html",
         "index.html",
