@@ -6,6 +6,7 @@ It works from disk and without network; its pages share one plotly.js.
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,7 @@ def write_report(
     folder: Path,
     waterfall: Waterfall | None = None,
     begin: Callable[[str], None] = lambda _part: None,
+    pictures: Pictures | None = None,
 ) -> list[str]:
     """Write ``index.html``, a page and a picture of each run's timeline, and a page on why it is exposed.
 
@@ -53,6 +55,7 @@ def write_report(
         folder: Made where it is missing; files of the same names are replaced.
         waterfall: What the runs changed of each other.
         begin: Called with the name of each part of the work when it begins: the pages of each run, the pictures.
+        pictures: Who draws them, where a browser was started before.
 
     Returns:
         What could not be made, a line each.
@@ -65,19 +68,19 @@ def write_report(
     charts = {name: figure for name, figure in zip(CHARTS, figures, strict=True) if _shows_something(figure)}
     if waterfall is not None and waterfall.changes:
         charts[WATERFALL] = draw_waterfall(waterfall)
-    with Pictures() as pictures:
+    with nullcontext(pictures) if pictures else Pictures() as drawing:
         for name, chart in charts.items():
-            pictures.draw(chart, folder / f"{name}.png")
+            drawing.draw(chart, folder / f"{name}.png")
         for at, run in enumerate(runs):
             begin(f"pages of {run.result.label}")
             sources, path = run.load_sources(), folder / f"{run.name}.html"
-            pictures.draw(draw_timeline(build_excerpt(sources)), folder / f"{run.name}.png")
+            drawing.draw(draw_timeline(build_excerpt(sources)), folder / f"{run.name}.png")
             navigation = _navigation(runs, at, TIMELINE)
             write_timeline_page(build_timeline(sources), path, navigation=navigation, shared_plotly=True)
             _write_why_page(run, folder, _navigation(runs, at, WHY))
             _write_kernels_page(run, folder, _navigation(runs, at, KERNELS))
         begin("pictures")
-        problems = pictures.try_finish()
+        problems = drawing.try_finish()
     write_page(
         folder / f"{INDEX}.html",
         "index.html",
