@@ -75,8 +75,11 @@ def intern_texts(column: Any, names: NameTable) -> Ints:
     """Indices into ``names`` for an Arrow array of text; ``UNKNOWN`` for an empty one."""
     import pyarrow
 
-    encoded = column.dictionary_encode()
-    texts = [text.decode(errors="replace") for text in encoded.dictionary.cast(pyarrow.large_binary()).to_pylist()]
+    # pyarrow.compute makes a Python function of each kernel when it is imported, which takes longer than all this.
+    from pyarrow._compute import call_function
+
+    encoded = call_function("dictionary_encode", [column])
+    texts = [text.decode(errors="replace") for text in encoded.dictionary.view(pyarrow.binary()).to_pylist()]
     index = np.array([names.intern(text) if text else UNKNOWN for text in texts], np.int64)
     return index[integer_array(encoded.indices)]
 

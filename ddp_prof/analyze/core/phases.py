@@ -47,7 +47,7 @@ class Phases(Table):
 
     def innermost_of(self, kind: int) -> Intervals:
         """The time in which the innermost phase is of this kind; of two kinds these are disjoint."""
-        edges = np.unique(np.concatenate([self.start_ns, self.end_ns]))
+        edges = np.sort(np.concatenate([self.start_ns, self.end_ns]))
         rows = np.flatnonzero(self.kind_at(edges) == kind)
         return union(edges[rows], edges[rows + 1])
 
