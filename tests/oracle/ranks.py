@@ -243,7 +243,11 @@ def _autograd_threads(trace, process, steps, ranges, events) -> set[int]:
     if not main:
         opened = Counter(r.lane for r in ranges)
         main = {lane for lane in opened if opened[lane] == max(opened.values())} | {process}
-    return {e.thread for e in events if e.category == Category.COMMUNICATION and e.thread is not None} - main
+    sends, computes = (
+        {e.thread for e in events if e.category == category and e.thread is not None}
+        for category in (Category.COMMUNICATION, Category.COMPUTE)
+    )
+    return (sends & computes) - main
 
 
 def _host_events(collectives: list[Range], phases: list[tuple[str, Range]]) -> list[Event]:

@@ -69,7 +69,7 @@ def device_events(
         process: Process id.
         steps: Its steps.
         phases: Its phases.
-        launchers: The threads that launch its collectives.
+        launchers: The threads that launch its collectives, and compute, too.
     """
     mine = trace.activities.process == process
     activities, call = select(trace.activities, mine), trace.launching_calls[mine]
@@ -134,7 +134,10 @@ def last_by_step(time_ns: Ints, step: Ints, steps: int) -> Ints:
 
 
 def _autograd_threads(trace: Trace, process: int, steps: Steps, launchers: Collection[int]) -> list[int]:
-    """Autograd's threads: by name, else the threads beside the main one that launch collectives."""
+    """Autograd's threads: by name, else the threads beside the main one that launch collectives and compute.
+
+    One that launches collectives alone is a communication library's, as Horovod's.
+    """
     named = [lane for (pid, lane), name in trace.threads.items() if pid == process and name.startswith(AUTOGRAD)]
     if named:
         return named

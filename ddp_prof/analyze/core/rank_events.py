@@ -153,12 +153,13 @@ class Known:
 
     Attributes:
         devices: The devices that have activities, by process.
-        launchers: The threads that launch collectives, by process.
+        launchers: The threads that launch collectives, by process; ``computing`` those that launch compute.
         gradient_threads: Those that launch compute of backward, by process and device.
     """
 
     devices: Mapping[int, frozenset[int]] = field(default_factory=dict)
     launchers: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    computing: Mapping[int, frozenset[int]] = field(default_factory=dict)
     gradient_threads: Mapping[tuple[int, int | None], frozenset[int]] = field(default_factory=dict)
 
     def __or__(self, other: Known) -> Known:
@@ -171,13 +172,17 @@ def _joined(one: Mapping[Any, frozenset[int]], other: Mapping[Any, frozenset[int
 
 def look_round(trace: Trace) -> Known:
     """What a trace tells of the whole capture that it is a part of."""
-    activities, devices, launchers = trace.activities, {}, {}
-    is_launched = (activities.category == Category.COMMUNICATION) & (trace.launching_calls != UNKNOWN)
+    activities, devices = trace.activities, {}
+    launchers: dict[int, frozenset[int]] = {}
+    computing: dict[int, frozenset[int]] = {}
+    is_launched = trace.launching_calls != UNKNOWN
     for process in distinct(activities.process):
         mine = activities.process == process
         devices[process] = frozenset(distinct(activities.device[mine]))
-        launchers[process] = frozenset(distinct(looked_up(trace.calls.lane, trace.launching_calls[mine & is_launched])))
-    return Known(devices, launchers)
+        for found, category in ((launchers, Category.COMMUNICATION), (computing, Category.COMPUTE)):
+            call = trace.launching_calls[mine & is_launched & (activities.category == category)]
+            found[process] = frozenset(distinct(looked_up(trace.calls.lane, call)))
+    return Known(devices, launchers, computing)
 
 
 def find_rank_events(
@@ -222,9 +227,8 @@ class _Builder:
         self.ranges = find_collective_ranges(trace, process)
 
     def device_ranks(self) -> list[RankEvents]:
-        events, backward = device_events(
-            self.trace, self.process, self.steps, self.phases, self.known.launchers[self.process]
-        )
+        launchers = self.known.launchers[self.process] & self.known.computing[self.process]
+        events, backward = device_events(self.trace, self.process, self.steps, self.phases, launchers)
         device_of = self.trace.activities.device[events.activity]
         result = []
         for device in sorted(self.known.devices[self.process]):

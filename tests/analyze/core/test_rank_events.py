@@ -70,3 +70,15 @@ def test_info_takes_the_name_of_the_backward_range() -> None:
     assert process.backward_ranges == 1
     (process,) = take_inventory(trace).processes
     assert process.backward_ranges == 0
+
+
+@pytest.mark.parametrize(("launched", "method"), [("..NM", "none"), (".bNM", "inferred")])
+def test_a_thread_that_launches_collectives_alone_is_not_taken_for_autograds(launched: str, method: str) -> None:
+    """As Horovod's, which sends what TensorFlow's threads computed."""
+    main = "".join(character if character not in launched else "." for character in "ab..")
+    trace = draw_trace(
+        ranges={"step 0": "#" * 9},
+        launches={"main": main, "python3": launched},
+        streams={7: ".aabb....", 9: "...NNMM.."},
+    )
+    assert measure_overlap(trace).attribution.method == method
