@@ -6,9 +6,7 @@ the process id. ``gpu_user_annotation`` mirrors the host's ranges onto streams; 
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
 from collections import defaultdict
 from decimal import Decimal
 from functools import cache, partial
@@ -31,6 +29,7 @@ from ddp_prof.ingest.enrich import (
     report_unresolved_names,
 )
 from ddp_prof.ingest.kernel_categories import KernelClassifier
+from ddp_prof.ingest.kineto_document import Event, EventArguments, read_document
 from ddp_prof.ingest.string_table import NameTable
 from ddp_prof.manifest import load_manifest, manifest_path
 from ddp_prof.table import concatenate
@@ -49,66 +48,14 @@ _CALL = re.compile(r"(?:.*_)?(?:runtime|driver)$")  # cuda_runtime, xpu_runtime,
 _RANGE, _OPERATIONS = "user_annotation", ("cpu_op", "operator")  # the last as old torch has it
 _NUMBER = re.compile(r"\d{1,18}")
 _ENGINE = "autograd::engine::evaluate_function"
-_UNZIPPED_BYTES, _UNZIPPED_RATIO = 1 << 28, 100  # traces shrink by 10 to 25
 _MOST_US = 2.0**52
 _MOST = 2**62
-_SAFE_US = 2.0**43  # below it a float64 of microseconds still tells nanoseconds apart
-
-
-class _EventArgs(msgspec.Struct, gc=False):
-    name: Any = None
-    device: Any = None
-    stream: Any = None
-    correlation: Any = None
-    bytes: Any = None
-    grid: msgspec.Raw = msgspec.Raw()  # decoded on request
-    block: msgspec.Raw = msgspec.Raw()
-    registers: Any = msgspec.field(default=None, name="registers per thread")
-    collective: Any = msgspec.field(default=None, name="Collective name")
-    elements_in: Any = msgspec.field(default=None, name="In msg nelems")
-    elements_out: Any = msgspec.field(default=None, name="Out msg nelems")
-    element_type: Any = msgspec.field(default=None, name="dtype")
-    group: Any = msgspec.field(default=None, name="Process Group Name")
-    group_ranks: Any = msgspec.field(default="", name="Process Group Ranks")
-    group_size: Any = msgspec.field(default=None, name="Group size")
-    sequence: Any = msgspec.field(default=None, name="Seq")
-
-
-class _Event(msgspec.Struct, gc=False):
-    ph: str = ""
-    cat: str | None = None
-    name: Any = ""
-    pid: Any = 0
-    tid: Any = 0
-    ts: int | float = 0
-    dur: int | float = 0
-    args: _EventArgs | None = None
-
-
-class _ExactEvent(_Event, gc=False):
-    """As an event, its times without rounding; slower."""
-
-    ts: Decimal = Decimal(0)  # type: ignore[assignment]
-    dur: Decimal = Decimal(0)  # type: ignore[assignment]
-
-
-class _Document(msgspec.Struct):
-    traceEvents: list[_Event]  # noqa: N815
-    baseTimeNanoseconds: int = 0  # noqa: N815
-    distributedInfo: dict[str, Any] | None = None  # noqa: N815
-
-
-class _ExactDocument(_Document):
-    traceEvents: list[_ExactEvent]  # type: ignore[assignment]  # noqa: N815
 
 
 def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = (), with_launches: bool = False) -> Trace:
     """Read a whole trace; arguments and errors as of :func:`ddp_prof.ingest.load.load_trace`."""
-    data = _bytes(path)
-    document = _decode(path, data, exact=False)
-    if any(event.ts >= _SAFE_US and isinstance(event.ts, float) for event in document.traceEvents):
-        document = _decode(path, data, exact=True)
-    by_category: dict[str, list[_Event]] = defaultdict(list)
+    document = read_document(path)
+    by_category: dict[str, list[Event]] = defaultdict(list)
     for event in document.traceEvents:
         if event.ph == "X":
             by_category[(event.cat or "").lower()].append(event)
@@ -150,12 +97,12 @@ def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = (), with_lau
     steps = [refuse_impossible_times, report_unresolved_names, name_ranks, name_operations]
     if with_launches:
         kernels = by_category[_KERNEL]
-        registers = _integers((event.args or _EventArgs()).registers for event in kernels)
+        registers = _integers((event.args or EventArguments()).registers for event in kernels)
         steps.append(partial(add_launch_shapes, columns=[*_sizes(kernels), registers]))
     return enrich(trace, steps)
 
 
-def _about_processes(launches: Sequence[_Event]) -> Iterator[str]:
+def _about_processes(launches: Sequence[Event]) -> Iterator[str]:
     """What is said of a file that was put together from several."""
     if len(processes := {str(event.pid) for event in launches}) > 1:
         yield (
@@ -168,40 +115,11 @@ def _is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and 0 <= value < 1 << 31
 
 
-def _bytes(path: Path) -> bytes:
-    with path.open("rb") as file:
-        if file.read(2) != b"\x1f\x8b":
-            return path.read_bytes()
-    most = max(_UNZIPPED_BYTES, _UNZIPPED_RATIO * path.stat().st_size)
-    try:
-        with gzip.open(path) as unzipped:
-            data = unzipped.read(most + 1)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise TraceError(path, f"damaged or cut off ({error})", "copy or record it again") from error
-    if len(data) > most:
-        reason = f"it unpacks to more than {most >> 20:,} MiB, which no trace of its size does"
-        raise TraceError(path, reason, "unpack it with gunzip, if you trust it, and give the .json")
-    return data
-
-
-def _decode(path: Path, data: bytes, *, exact: bool) -> _Document:
-    document, events = (_ExactDocument, list[_ExactEvent]) if exact else (_Document, list[_Event])
-    wanted: Any = document if data.lstrip()[:1] == b"{" else events  # Chrome's format allows the bare list, too
-    try:
-        found = msgspec.json.decode(data, type=wanted, strict=False)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        reason = "nested too deep" if isinstance(error, RecursionError) else str(error)
-        raise TraceError(
-            path, f"not a PyTorch profiler trace ({reason})", "record it again with torch.profiler"
-        ) from error
-    return found if isinstance(found, _Document) else document(traceEvents=found)
-
-
-def _several(by_category: dict[str, list[_Event]], categories: Sequence[str]) -> list[_Event]:
+def _several(by_category: dict[str, list[Event]], categories: Sequence[str]) -> list[Event]:
     return [event for category in categories for event in by_category[category]]
 
 
-def _times(events: Sequence[_Event]) -> tuple[Ints, Ints]:
+def _times(events: Sequence[Event]) -> tuple[Ints, Ints]:
     """Starts and ends."""
     start = _nanoseconds([event.ts for event in events])
     return (start, start + np.maximum(0, _nanoseconds([event.dur for event in events])))
@@ -230,7 +148,7 @@ def _bounded(microseconds: Decimal | float) -> Decimal | float:
 
 
 def _activities(
-    events: Sequence[_Event], names: NameTable, kind: Kind, classifier: KernelClassifier | None = None
+    events: Sequence[Event], names: NameTable, kind: Kind, classifier: KernelClassifier | None = None
 ) -> Activities:
     if classifier:
         name_id = _interned(events, names)
@@ -240,7 +158,7 @@ def _activities(
         name_id = _interned(events, names, unnamed=kind.name.lower())
         category = np.full(len(events), Category.MEMORY, np.int64)
     start_ns, end_ns = _times(events)
-    arguments = [event.args or _EventArgs() for event in events]
+    arguments = [event.args or EventArguments() for event in events]
     return Activities(
         start_ns=start_ns,
         end_ns=end_ns,
@@ -255,7 +173,7 @@ def _activities(
     )
 
 
-def _sizes(kernels: Sequence[_Event]) -> list[Ints]:
+def _sizes(kernels: Sequence[Event]) -> list[Ints]:
     """A column for each size of grid and block; there are few shapes, so each is decoded once."""
 
     @cache
@@ -267,12 +185,12 @@ def _sizes(kernels: Sequence[_Event]) -> list[Ints]:
         is_shape = isinstance(found, list) and len(found) == 3 and all(map(_is_count, found))
         return tuple(found) if is_shape else (UNKNOWN,) * 3
 
-    noted = [event.args or _EventArgs() for event in kernels]
+    noted = [event.args or EventArguments() for event in kernels]
     rows = [decoded(bytes(arguments.grid)) + decoded(bytes(arguments.block)) for arguments in noted]
     return list(np.array(rows, np.int64).reshape(len(rows), 6).T)
 
 
-def _spans(events: Sequence[_Event], names: NameTable) -> Spans:
+def _spans(events: Sequence[Event], names: NameTable) -> Spans:
     start_ns, end_ns = _times(events)
     rows = len(events)
     return Spans(
@@ -287,16 +205,16 @@ def _spans(events: Sequence[_Event], names: NameTable) -> Spans:
     )
 
 
-def _calls(events: Sequence[_Event]) -> Calls:
+def _calls(events: Sequence[Event]) -> Calls:
     return Calls(
         start_ns=_times(events)[0],
         process=np.full(len(events), PROCESS, np.int64),
         lane=_threads_of(events),
-        correlation=_integers((event.args or _EventArgs()).correlation for event in events),
+        correlation=_integers((event.args or EventArguments()).correlation for event in events),
     )
 
 
-def _collective_metadata(kernels: Sequence[_Event], names: NameTable) -> CollectiveMetadata:
+def _collective_metadata(kernels: Sequence[Event], names: NameTable) -> CollectiveMetadata:
     """Those of the collectives among the kernels, which are the first of the activities."""
     rows = [
         CollectiveRow(
@@ -314,7 +232,7 @@ def _collective_metadata(kernels: Sequence[_Event], names: NameTable) -> Collect
     return collective_metadata(rows, names)
 
 
-def _interned(events: Sequence[_Event], names: NameTable, unnamed: str = "") -> Ints:
+def _interned(events: Sequence[Event], names: NameTable, unnamed: str = "") -> Ints:
     """Indices of the events' names; what has none is called ``unnamed``, and is ``UNKNOWN`` where that is empty."""
     found = (event.name if isinstance(event.name, str) and event.name else unnamed for event in events)
     return np.array([names.intern(name) if name else UNKNOWN for name in found], np.int64)
@@ -330,12 +248,12 @@ def _integers(values: Any) -> Ints:
     return np.array([v if isinstance(v, int) and -_MOST <= v < _MOST else within(v) for v in values], np.int64)
 
 
-def _threads_of(events: Iterable[_Event]) -> Ints:
+def _threads_of(events: Iterable[Event]) -> Ints:
     return _integers(event.tid for event in events)
 
 
 def _threads(
-    events: Sequence[_Event], operations: Sequence[_Event], ranges: Sequence[_Event]
+    events: Sequence[Event], operations: Sequence[Event], ranges: Sequence[Event]
 ) -> dict[tuple[int, int], str]:
     """Names of threads; one beside the main one in which autograd's engine ran is called as torch calls its threads."""
     named = [event for event in events if event.ph == "M" and event.name == "thread_name" and event.args]

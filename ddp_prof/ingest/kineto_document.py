@@ -1,0 +1,113 @@
+"""The document that ``torch.profiler`` writes: from a file to its events."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ddp_prof.errors import TraceError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_UNZIPPED_BYTES, _UNZIPPED_RATIO = 1 << 28, 100  # traces shrink by 10 to 25
+_SAFE_US = 2.0**43  # below it a float64 of microseconds still tells nanoseconds apart
+
+
+class EventArguments(msgspec.Struct, gc=False):
+    """What is noted of an event beside its time, as far as it is used; any of it may be of any type."""
+
+    name: Any = None
+    device: Any = None
+    stream: Any = None
+    correlation: Any = None
+    bytes: Any = None
+    grid: msgspec.Raw = msgspec.Raw()  # decoded on request
+    block: msgspec.Raw = msgspec.Raw()
+    registers: Any = msgspec.field(default=None, name="registers per thread")
+    collective: Any = msgspec.field(default=None, name="Collective name")
+    elements_in: Any = msgspec.field(default=None, name="In msg nelems")
+    elements_out: Any = msgspec.field(default=None, name="Out msg nelems")
+    element_type: Any = msgspec.field(default=None, name="dtype")
+    group: Any = msgspec.field(default=None, name="Process Group Name")
+    group_ranks: Any = msgspec.field(default="", name="Process Group Ranks")
+    group_size: Any = msgspec.field(default=None, name="Group size")
+    sequence: Any = msgspec.field(default=None, name="Seq")
+
+
+class Event(msgspec.Struct, gc=False):
+    """One event; times are microseconds."""
+
+    ph: str = ""
+    cat: str | None = None
+    name: Any = ""
+    pid: Any = 0
+    tid: Any = 0
+    ts: int | float = 0
+    dur: int | float = 0
+    args: EventArguments | None = None
+
+
+class _ExactEvent(Event, gc=False):
+    """As an event, its times without rounding; slower."""
+
+    ts: Decimal = Decimal(0)  # type: ignore[assignment]
+    dur: Decimal = Decimal(0)  # type: ignore[assignment]
+
+
+class Document(msgspec.Struct):
+    """All that is read of a file."""
+
+    traceEvents: list[Event]  # noqa: N815
+    baseTimeNanoseconds: int = 0  # noqa: N815
+    distributedInfo: dict[str, Any] | None = None  # noqa: N815
+
+
+class _ExactDocument(Document):
+    traceEvents: list[_ExactEvent]  # type: ignore[assignment]  # noqa: N815
+
+
+def read_document(path: Path) -> Document:
+    """The document in a file, gzipped or not, with exact times.
+
+    Raises:
+        TraceError: Not JSON, cut off, or no trace.
+    """
+    data = _bytes(path)
+    document = _decode(path, data, exact=False)
+    if any(event.ts >= _SAFE_US and isinstance(event.ts, float) for event in document.traceEvents):
+        return _decode(path, data, exact=True)
+    return document
+
+
+def _bytes(path: Path) -> bytes:
+    with path.open("rb") as file:
+        if file.read(2) != b"\x1f\x8b":
+            return path.read_bytes()
+    most = max(_UNZIPPED_BYTES, _UNZIPPED_RATIO * path.stat().st_size)
+    try:
+        with gzip.open(path) as unzipped:
+            data = unzipped.read(most + 1)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise TraceError(path, f"damaged or cut off ({error})", "copy or record it again") from error
+    if len(data) > most:
+        reason = f"it unpacks to more than {most >> 20:,} MiB, which no trace of its size does"
+        raise TraceError(path, reason, "unpack it with gunzip, if you trust it, and give the .json")
+    return data
+
+
+def _decode(path: Path, data: bytes, *, exact: bool) -> Document:
+    document, events = (_ExactDocument, list[_ExactEvent]) if exact else (Document, list[Event])
+    wanted: Any = document if data.lstrip()[:1] == b"{" else events  # Chrome's format allows the bare list, too
+    try:
+        found = msgspec.json.decode(data, type=wanted, strict=False)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        reason = "nested too deep" if isinstance(error, RecursionError) else str(error)
+        raise TraceError(
+            path, f"not a PyTorch profiler trace ({reason})", "record it again with torch.profiler"
+        ) from error
+    return found if isinstance(found, Document) else document(traceEvents=found)
