@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import re
 import zlib
+from contextlib import suppress
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
 
 _UNZIPPED_BYTES, _UNZIPPED_RATIO = 1 << 28, 100  # traces shrink by 10 to 25
 _SAFE_US = 2.0**43  # below it a float64 of microseconds still tells nanoseconds apart
+_NO_CONTROLS = bytes.maketrans(bytes(range(32)), b" " * 32)
+_BACKSLASH = re.compile(rb'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
+_NO_NUMBER = re.compile(rb":\s*-?(?:inf|nan)(?:inity)?(?=\s*[,}\]])", re.IGNORECASE)
 
 
 class EventArguments(msgspec.Struct, gc=False):
@@ -78,6 +83,25 @@ def read_document(path: Path) -> Document:
         TraceError: Not JSON, cut off, or no trace.
     """
     data = _bytes(path)
+    try:
+        return _decoded(path, data)
+    except TraceError:
+        with suppress(TraceError):
+            return _decoded(path, _mended(data))
+        raise
+
+
+def _mended(data: bytes) -> bytes:
+    """What some releases of torch write and JSON does not allow made harmless.
+
+    These are ``inf`` and ``nan``, and names with control characters, single backslashes or bytes that are no UTF-8.
+    """
+    text = data.translate(_NO_CONTROLS).decode(errors="replace").encode()
+    text = _BACKSLASH.sub(lambda found: found[0] if found[1] else rb"\\", text)
+    return _NO_NUMBER.sub(b":null", text)
+
+
+def _decoded(path: Path, data: bytes) -> Document:
     document = _decode(path, data, exact=False)
     if any(event.ts >= _SAFE_US and isinstance(event.ts, float) for event in document.traceEvents):
         return _decode(path, data, exact=True)

@@ -6,6 +6,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -101,6 +102,25 @@ def test_what_to_record_is_said_in_the_profilers_own_words(tmp_path: Path) -> No
     kernels_only = [text for text in gpu_step() if '"kernel"' in text]
     (warning, *_) = measure_overlap(load_trace(write(tmp_path / "x.json", kernels_only))).warnings
     assert "ProfilerActivity.CPU" in warning
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        (b'"stream": 7', b'"memory bandwidth (GB/s)": inf, "stream": 7'),
+        (b'"stream": 7', b'"occupancy": -NaN,\n "stream": 7'),
+        (b'"gemm"', b'"ge\x01mm\t"'),
+        (b'"gemm"', b'"C:\\users\\Gemm \\"new\\" \\u00e9"'),
+        (b'"gemm"', b'"gemm\xff\xe9"'),
+    ],
+)
+def test_what_torch_writes_and_json_does_not_allow_is_read(good: bytes, bad: bytes, tmp_path: Path) -> None:
+    path = write(tmp_path / "x.json", gpu_step())
+    expected = measure_overlap(load_trace(path))
+    path.write_bytes(path.read_bytes().replace(good, bad, 1))
+    with pytest.raises(ValueError, match=r"."):
+        msgspec.json.decode(path.read_bytes())
+    assert measure_overlap(load_trace(path)) == expected
 
 
 def test_a_bare_list_of_events_is_a_trace(tmp_path: Path) -> None:
