@@ -229,7 +229,7 @@ def _device_events(trace, process, steps, ranges, phases, device) -> list[Event]
     if not any(phase == "backward" for phase, _ in phases):
         autograd = _autograd_threads(trace, process, steps, ranges, list(events.values()))
         for e in events.values():
-            if e.thread in autograd:
+            if e.thread in autograd and e.phase != "optimizer":
                 e.phase = "backward"
     return [e for row, e in events.items() if table.device[row] == device]
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.range_names import BACKWARD, PHASES, SYNCHRONIZE
+from ddp_prof.range_names import BACKWARD, OPTIMIZER, PHASES, SYNCHRONIZE
 from ddp_prof.trace import AUTOGRAD, UNKNOWN, Category, Kind, Table, concatenate, looked_up, select
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.core.steps import Steps
     from ddp_prof.trace import Ints, Trace
 
-BACKWARD_PHASE = PHASES.index(BACKWARD)
+BACKWARD_PHASE, OPTIMIZER_PHASE = PHASES.index(BACKWARD), PHASES.index(OPTIMIZER)
 SYNCHRONIZE_PHASE = PHASES.index(SYNCHRONIZE)
 
 
@@ -62,7 +62,8 @@ def device_events(
 ) -> tuple[Events, str]:
     """All that the devices of a process did, and how backward was told: ``ranges``, ``inferred`` or ``none``.
 
-    Where no range names backward, it is what autograd's threads launched.
+    Where no range names backward, it is what autograd's threads launched, but for what an optimizer's range holds: one
+    that steps in a gradient's hook.
 
     Args:
         trace: The trace.
@@ -78,7 +79,7 @@ def device_events(
     phase, backward = phases.kind_at(launch_ns), "ranges"
     if BACKWARD_PHASE not in phases.kind:
         by_autograd = np.isin(launcher, _autograd_threads(trace, process, steps, launchers))
-        phase[by_autograd] = BACKWARD_PHASE
+        phase[by_autograd & (phase != OPTIMIZER_PHASE)] = BACKWARD_PHASE
         backward = "inferred" if by_autograd.any() else "none"
     events = Events(
         start_ns=activities.start_ns,

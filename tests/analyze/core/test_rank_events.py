@@ -82,3 +82,14 @@ def test_a_thread_that_launches_collectives_alone_is_not_taken_for_autograds(lau
         streams={7: ".aabb....", 9: "...NNMM.."},
     )
     assert measure_overlap(trace).attribution.method == method
+
+
+def test_an_optimizer_that_steps_in_a_hook_is_not_backward() -> None:
+    """As torch's _apply_optimizer_in_backward: autograd's thread launches c, which does not end backward."""
+    trace = draw_trace(
+        ranges={"step 0": "#" * 14, "Optimizer.step#SGD.step": "....##"},
+        launches={"main": "a.....", "pt_autograd_0": "..bN.c"},
+        streams={7: ".aabbb......cc", 9: "......NNNNNN.."},
+    )
+    ((step,),) = (rank.steps for rank in measure_overlap(trace).ranks)
+    assert (step.exposed_ns, step.tail_ns) == (6, 6)
