@@ -82,14 +82,19 @@ _OPTIONAL = ("name_id", "step", "bucket", "bytes", "phase", "call", "shape", "re
 def make_boxes(view: View, start_ns: Ints, end_ns: Ints, category: Ints, **columns: Ints) -> Boxes:
     """Boxes on the panel's own time; columns not given hold ``UNKNOWN``, levels are those of a stack."""
     optional = dict.fromkeys(_OPTIONAL, np.broadcast_to(np.int64(UNKNOWN), len(start_ns)))
-    level = columns.pop("level") if "level" in columns else stack(start_ns, end_ns)
+    if "level" not in columns:
+        columns["level"] = stack(start_ns, end_ns)
     return Boxes(
         start_ns=start_ns - view.zero_ns,
         end_ns=end_ns - view.zero_ns,
         category=category,
-        level=level,
-        **(optional | columns),
+        **(optional | {name: _lean(column) for name, column in columns.items()}),
     )
+
+
+def _lean(column: Ints) -> Ints:
+    """A column of one value as one that takes no memory."""
+    return np.broadcast_to(column[0], len(column)) if len(column) and np.all(column == column[0]) else column
 
 
 def codes_of(category: str, rows: int) -> Ints:
