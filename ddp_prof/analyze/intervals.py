@@ -157,7 +157,7 @@ def innermost(start_ns: Ints, end_ns: Ints, time_ns: Ints) -> Ints:
                   ...111......
         innermost 000111000000..  and UNKNOWN after the end
     """
-    edges = np.unique(np.concatenate([start_ns, end_ns]))
+    edges = np.sort(np.concatenate([start_ns, end_ns]))
     if not len(edges):
         return np.full(len(time_ns), UNKNOWN, np.int64)
     owner = np.full(len(edges) + 1, UNKNOWN, np.int64)

@@ -1,4 +1,7 @@
-"""Runs a function on ranks of a gloo process group, each in a process of its own, and brings the results back."""
+"""Runs a function on ranks of a gloo process group, each in a process of its own, and brings the results back.
+
+Ranks are forked from a server that has imported torch and has no thread: to import it takes a process some seconds.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +22,18 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 TIMEOUT_S = 240
+CONTEXT = multiprocessing.get_context("forkserver")
+# The last two are imported by the first step of an optimizer, and by FullyShardedDDP.
+CONTEXT.set_forkserver_preload(["torch", "ddp_prof.ddp", "torch._dynamo", "torch.distributed.fsdp"])
 
 
 def run_ranks(function: Callable[[int], Any], world: int = 2) -> list[Any]:
     """Results of ``function(rank)`` by rank; ``None`` for one that died. A raised exception is raised here."""
-    context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as directory:
         ends, processes = [], []
         for rank in range(world):
-            receiver, sender = context.Pipe(duplex=False)
-            process = context.Process(target=_rank, args=(function, rank, world, directory, sender), daemon=True)
+            receiver, sender = CONTEXT.Pipe(duplex=False)
+            process = CONTEXT.Process(target=_rank, args=(function, rank, world, directory, sender), daemon=True)
             process.start()
             sender.close()
             ends.append(receiver)
