@@ -2,7 +2,7 @@
 
     python scripts/check_variants.py --device cuda --backend nccl --ranks-per-gpu 2 --variants overlap,torch
 
-A case is five steps of a small model on the whole batch in one process, and on a share of it in each rank: unused and
+A case is four steps of a small model on the whole batch in one process, and on a share of it in each rank: unused and
 tied parameters, gradients that share storage, channels_last, accumulation, checkpoints, on GPUs branches on streams of
 their own, with SGD and with AdamW, plain, foreach and fused. Parameters and buffers must agree.
 

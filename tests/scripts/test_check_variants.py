@@ -10,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts/check_variants.py"
-# As the script, with a variant that adds a little to each gradient after the ranks have agreed.
+# As the script, with a variant that adds a little to each gradient after the ranks have agreed. It stands for fsdp,
+# which has the fewest cases.
 SABOTAGED = f"""
 import sys
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "scripts")!r}]
@@ -24,7 +25,7 @@ class Wrong(VARIANTS["naive"]):
             if parameter.grad is not None:
                 parameter.grad.add_(1e-3)
 
-VARIANTS["naive"] = Wrong
+VARIANTS["fsdp"] = Wrong
 sys.exit(check_variants.main())
 """
 pytestmark = pytest.mark.torch
@@ -35,23 +36,23 @@ def check(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_variant_equals_one_process() -> None:
-    done = check(str(SCRIPT), "--variants", "naive")
+    done = check(str(SCRIPT), "--variants", "fsdp")
     assert done.returncode == 0, done.stderr
     where, line = done.stdout.splitlines()
     assert where == "2 ranks, gloo, device: cpu"
-    agreeing, total = line.removeprefix("naive: ").split(" runs")[0].split(" of ")
+    agreeing, total = line.removeprefix("fsdp: ").split(" runs")[0].split(" of ")
     assert agreeing == total
-    assert int(total) > 50
+    assert int(total) > 10
 
 
 def test_one_that_does_not_is_named_with_its_cases(tmp_path: Path) -> None:
     script = tmp_path / "sabotaged.py"
     script.write_text(SABOTAGED)
-    done = check(str(script), "--variants", "naive")
+    done = check(str(script), "--variants", "fsdp")
     assert done.returncode == 1
-    assert "naive: 0 of " in done.stdout
+    assert "fsdp: 0 of " in done.stdout
     assert "  differs by " in done.stdout
-    assert ": shared-storage, adamw-fused" in done.stdout
+    assert ": blocks, adamw\n" in done.stdout
     assert done.stderr == "sabotaged: error: a variant differs from one process\n"
 
 
