@@ -38,14 +38,13 @@ def select(table: AnyTable, rows: Mask | Ints) -> AnyTable:
     """The chosen rows, as a table of the same kind; the very same where all are chosen."""
     if rows.dtype == np.bool_ and rows.all():
         return table
-    return type(table)(**{column.name: _chosen(getattr(table, column.name), rows) for column in fields(table)})
+    chosen = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+    return type(table)(**{column.name: _chosen(getattr(table, column.name), chosen) for column in fields(table)})
 
 
 def _chosen(column: Ints, rows: Mask | Ints) -> Ints:
     """The chosen rows; of a column of one value, which takes no memory, another such column."""
-    if column.strides[0] or not len(column):
-        return column[rows]
-    return np.broadcast_to(column[0], int(rows.sum()) if rows.dtype == np.bool_ else len(rows))
+    return column[rows] if column.strides[0] or not len(column) else np.broadcast_to(column[0], len(rows))
 
 
 def looked_up(column: Ints, rows: Ints) -> Ints:
@@ -66,9 +65,13 @@ def distinct(column: Ints) -> list[int]:
 def distinct_rows(*columns: Ints) -> tuple[Ints, Ints]:
     """The first row of each distinct combination, and for each row which combination it is."""
     which = np.zeros(len(columns[0]), np.int64)
+    combinations = 1
     for column in columns:
         codes = _codes(column)
-        which = _codes(which * (codes.max(initial=0) + 1) + codes)
+        values = int(codes.max(initial=0)) + 1
+        if values > 1:
+            which = codes if combinations == 1 else _codes(which * values + codes)
+            combinations = int(which.max()) + 1
     first = np.zeros(which.max(initial=-1) + 1, np.int64)
     first[which[::-1]] = np.arange(len(which))[::-1]  # of several rows of a combination the last one written stays
     return first, which
@@ -81,9 +84,10 @@ def _codes(column: Ints) -> Ints:
         return np.zeros_like(column)
     if high - low > _MOST_FLAGS:
         return np.asarray(np.unique(column, return_inverse=True)[1], np.int64)
+    place = column - low
     seen = np.zeros(high - low + 1, np.int64)
-    seen[column - low] = 1
-    codes: Ints = (np.cumsum(seen) - 1)[column - low]
+    seen[place] = 1
+    codes: Ints = (np.cumsum(seen) - 1)[place]
     return codes
 
 

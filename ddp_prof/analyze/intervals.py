@@ -55,9 +55,12 @@ class Intervals:
         return union(start, np.concatenate([self.end_ns, other.end_ns]))
 
     def __sub__(self, other: Intervals) -> Intervals:
-        common = self & other  # often far smaller than the other set
-        edges = np.sort(np.concatenate([self.start_ns, self.end_ns, common.start_ns, common.end_ns]), kind="stable")
-        return _runs(edges, self.holds(edges) & ~common.holds(edges))
+        """Each interval ends where what is common begins, and goes on where that ends."""
+        common = self & other
+        start = np.sort(np.concatenate([self.start_ns, common.end_ns]), kind="stable")
+        end = np.sort(np.concatenate([common.start_ns, self.end_ns]), kind="stable")
+        some = end > start
+        return Intervals(start[some], end[some])
 
     def covered_ns(self, start_ns: Ints, end_ns: Ints) -> Ints:
         """For each interval ``[start, end)`` asked for, how much of it lies in this set.
@@ -145,12 +148,6 @@ def _unite(start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
     return start[first], reach[last], rows[first]
 
 
-def _runs(edges: Ints, inside: Mask) -> Intervals:
-    """The set that holds ``[edge, next edge)`` wherever ``inside`` is true; equal edges have equal ``inside``."""
-    change = np.diff(inside.astype(np.int8), prepend=0)
-    return Intervals(edges[change == 1], edges[change == -1])
-
-
 def innermost(start_ns: Ints, end_ns: Ints, time_ns: Ints) -> Ints:
     """Index of the range that holds each instant, ``UNKNOWN`` where none does.
 
@@ -160,7 +157,7 @@ def innermost(start_ns: Ints, end_ns: Ints, time_ns: Ints) -> Ints:
                   ...111......
         innermost 000111000000..  and UNKNOWN after the end
     """
-    edges = np.unique(np.concatenate([start_ns, end_ns]))
+    edges = np.sort(np.concatenate([start_ns, end_ns]))
     if not len(edges):
         return np.full(len(time_ns), UNKNOWN, np.int64)
     owner = np.full(len(edges) + 1, UNKNOWN, np.int64)

@@ -46,13 +46,14 @@ def command(traces: tuple[Path, ...], load: Loader, folder: Path) -> None:
     A folder stands for the traces in it. Pictures need Chromium, the pages do not.
     """
     from ddp_prof.manifest import in_variant_order
+    from ddp_prof.present.charts.static_images import Pictures
     from ddp_prof.present.html.report import write_report
     from ddp_prof.runs.run import compare_steps
 
     runs = load.runs(traces, "overlap", "collectives", "kernels", "device use", with_launches=True, to_draw=True)
     runs = in_variant_order(runs, lambda run: run.manifest)
-    with progress(2 * len(runs) + 1) as begin:
-        problems = write_report(_report_runs(runs, begin), folder, compare_steps(runs), begin)
+    with Pictures() as pictures, progress(2 * len(runs) + 1) as begin:  # the browser starts while runs are compared
+        problems = write_report(_report_runs(runs, begin), folder, compare_steps(runs), begin, pictures)
     for problem in problems:
         say_note(problem)
     click.echo(folder / "index.html")

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.trace import UNKNOWN, Category, CollectiveMetadata, Kind, concatenate, looked_up, select
+from ddp_prof.trace import UNKNOWN, Category, CollectiveMetadata, Kind, concatenate, distinct_rows, looked_up, select
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ddp_prof.trace import Calls, Ints, Mask, Spans, Trace
 
 _COLLECTIVE = re.compile(
@@ -78,10 +80,8 @@ def _nccl_ranges(trace: Trace) -> tuple[Ints, Ints]:
 def _last_opened(ranges: Spans, calls: Calls) -> Ints:
     """Row of the range that the call's own thread had opened last, ``UNKNOWN`` where it is closed again."""
     found = np.full(len(calls), UNKNOWN, np.int64)
-    for process, lane in np.unique(np.stack([ranges.process, ranges.lane]), axis=1).T:
-        mine = np.flatnonzero((ranges.process == process) & (ranges.lane == lane))
+    for mine, asked in _by_thread(ranges, calls):
         mine = mine[np.argsort(ranges.start_ns[mine], kind="stable")]
-        asked = np.flatnonzero((calls.process == process) & (calls.lane == lane))
         at = np.searchsorted(ranges.start_ns[mine], calls.start_ns[asked], side="right") - 1
         holds = (at >= 0) & (ranges.end_ns[mine[at]] > calls.start_ns[asked])
         found[asked[holds]] = mine[at[holds]]
@@ -108,11 +108,17 @@ def _same_thread(spans: Spans, rows: Ints) -> Mask:
 def _inside(ranges: Spans, calls: Calls) -> Mask:
     """Whether each call starts within a range of its own thread."""
     inside = np.zeros(len(calls), np.bool_)
-    for process, lane in np.unique(np.stack([ranges.process, ranges.lane]), axis=1).T:
-        mine = select(ranges, (ranges.process == process) & (ranges.lane == lane))
-        asked = np.flatnonzero((calls.process == process) & (calls.lane == lane))
+    for mine, asked in _by_thread(ranges, calls):
         at = calls.start_ns[asked]
-        begun = np.searchsorted(np.sort(mine.start_ns), at, side="right")
-        ended = np.searchsorted(np.sort(mine.end_ns), at, side="right")
+        begun = np.searchsorted(np.sort(ranges.start_ns[mine]), at, side="right")
+        ended = np.searchsorted(np.sort(ranges.end_ns[mine]), at, side="right")
         inside[asked] = begun > ended
     return inside
+
+
+def _by_thread(ranges: Spans, calls: Calls) -> Iterator[tuple[Ints, Ints]]:
+    """Rows of the ranges and of the calls of each thread that has ranges."""
+    first, which = distinct_rows(ranges.process, ranges.lane)
+    for thread, row in enumerate(first.tolist()):
+        asked = (calls.process == ranges.process[row]) & (calls.lane == ranges.lane[row])
+        yield np.flatnonzero(which == thread), np.flatnonzero(asked)

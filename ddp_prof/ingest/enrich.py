@@ -16,7 +16,7 @@ import numpy as np
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.string_table import NameTable
 from ddp_prof.range_names import PROCESS, ranges_among
-from ddp_prof.trace import UNKNOWN, distinct_rows
+from ddp_prof.trace import UNKNOWN, distinct, distinct_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -54,6 +54,23 @@ def about_missing_starts(path: Path, has_start: Mapping[str, Mask]) -> Iterator[
             raise TraceError(path, f"none of its {missing:,} {table} has a start", "export or record it again")
         if missing:
             yield f"{missing:,} of {len(rows):,} {table} have no start and are left out"
+
+
+def refuse_one_number_for_several(path: Path, global_id: Ints) -> None:
+    """Let no two processes pass that have one number on two machines: nothing else tells them apart.
+
+    Args:
+        path: The file.
+        global_id: Packed ids of Nsight Systems; the bits above the process' number are the machine's.
+
+    Raises:
+        TraceError: There are two.
+    """
+    if not len(global_id) or int(global_id.min()) >> 48 == int(global_id.max()) >> 48:
+        return
+    numbers = np.unique(global_id >> 24) & 0xFFFFFF
+    if len(np.unique(numbers)) < len(numbers):
+        raise TraceError(path, "processes of several machines in it have one number", "give the export of each machine")
 
 
 def refuse_impossible_times(trace: Trace) -> Trace:
@@ -116,7 +133,7 @@ def name_ranks(trace: Trace) -> Trace:
     ranks: dict[int, int] = {}
     for index, range_ in ours.items():
         if (rank := range_.number("rank")) is not None:
-            ranks |= dict.fromkeys(map(int, np.unique(spans.process[spans.name_id == index])), rank)
+            ranks |= dict.fromkeys(distinct(spans.process[spans.name_id == index]), rank)
     worlds = {world for range_ in ours.values() if (world := range_.number("world")) is not None}
     world_size = worlds.pop() if len(worlds) == 1 else None
     return replace(trace, ranks=trace.ranks or ranks, world_size=trace.world_size or world_size)

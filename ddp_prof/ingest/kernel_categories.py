@@ -39,18 +39,20 @@ COMMUNICATION_KERNELS = (
     KernelFamily("MSCCL", r"mscclKernel", "mscclKernel_Sum_half_LL_false(ncclDevComm*)"),
     # Not within a word: AsyncClear and FuncClamp hold the four letters, too.
     KernelFamily("other NCCL descendants", r"(?-i:(?<![A-Za-z])nccl|Nccl|NCCL)", "void my_nccl_all_to_all<float>()"),
+    KernelFamily("PyTorch symmetric memory", r"multimem_\w*(?:reduce|gather)", "multimem_all_gather_kernel<16>(...)"),
     KernelFamily(
-        "PyTorch symmetric memory",
-        r"multimem_all_reduce|(?:one|two)_shot_all_reduce",
+        "PyTorch symmetric memory, TensorRT-LLM",
+        r"(?:one|two)_?shot_?all_?reduce",
         "void (anonymous namespace)::two_shot_all_reduce_kernel_inplace<c10::BFloat16, 16>(...)",
     ),
-    KernelFamily("vLLM, aiter", r"cross_device_reduce", "void vllm::cross_device_reduce_1stage<float, 2>(...)"),
+    KernelFamily("vLLM, aiter", r"cross_device_(?:reduce|all_gather)", "void vllm::cross_device_reduce_1stage<half>()"),
+    KernelFamily("QuickReduce", r"quickreduce::", "quickreduce::allreduce_prototype_twoshot<AllReduceTwoshot<...>>()"),
     KernelFamily(
-        "FlashInfer, TensorRT-LLM", r"allreduce_fusion", "void allreduce_fusion_kernel_oneshot_lamport<...>()"
+        "FlashInfer, TensorRT-LLM",
+        r"allreduce_fusion|moeA2A(?:Dispatch|Combine)",
+        "void allreduce_fusion_kernel_oneshot_lamport<...>()",
     ),
-    KernelFamily(
-        "TensorRT-LLM", r"(?:one|two)ShotAllReduce", "void tensorrt_llm::twoShotAllReduceKernel<__half, (int)8>(...)"
-    ),
+    KernelFamily("NVSHMEM", r"nvshmemi_|_on_stream_kernel", "void barrier_on_stream_kernel_threadgroup<1>(int, int)"),
     KernelFamily("MSCCL++", r"mscclpp", "void allreduce_simple<__half>(mscclpp::SmChannelDeviceHandle *, ...)"),
     KernelFamily("Transformer Engine", r"userbuffers_", "kuserbuffers_pushsend(int*, int*, int4*, int4*, int)"),
     KernelFamily("oneCCL", r"oneccl", "oneccl_reduce_base<float, 2, 16, 1, 1, 2>"),

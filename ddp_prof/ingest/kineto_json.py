@@ -12,7 +12,7 @@ import zlib
 from collections import defaultdict
 from decimal import Decimal
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import msgspec
 import numpy as np
@@ -37,7 +37,7 @@ from ddp_prof.table import concatenate
 from ddp_prof.trace import AUTOGRAD, UNKNOWN, Activities, CallDetails, Calls, Category, Kind, Overhead, Spans, Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from ddp_prof.trace import CollectiveMetadata, Ints
@@ -46,7 +46,8 @@ PROCESS = 0
 
 _KERNEL, _COPY, _MEMORY_SET = "kernel", ("gpu_memcpy", "memcpy"), ("gpu_memset", "memset")
 _CALL = re.compile(r"(?:.*_)?(?:runtime|driver)$")  # cuda_runtime, xpu_runtime, privateuse1_driver
-_RANGE = "user_annotation"
+_RANGE, _OPERATIONS = "user_annotation", ("cpu_op", "operator")  # the last as old torch has it
+_NUMBER = re.compile(r"\d{1,18}")
 _ENGINE = "autograd::engine::evaluate_function"
 _UNZIPPED_BYTES, _UNZIPPED_RATIO = 1 << 28, 100  # traces shrink by 10 to 25
 _MOST_US = 2.0**52
@@ -68,6 +69,7 @@ class _EventArgs(msgspec.Struct, gc=False):
     elements_out: Any = msgspec.field(default=None, name="Out msg nelems")
     element_type: Any = msgspec.field(default=None, name="dtype")
     group: Any = msgspec.field(default=None, name="Process Group Name")
+    group_ranks: Any = msgspec.field(default="", name="Process Group Ranks")
     group_size: Any = msgspec.field(default=None, name="Group size")
     sequence: Any = msgspec.field(default=None, name="Seq")
 
@@ -100,22 +102,8 @@ class _ExactDocument(_Document):
     traceEvents: list[_ExactEvent]  # type: ignore[assignment]  # noqa: N815
 
 
-class _Times(NamedTuple):
-    start_ns: Ints
-    end_ns: Ints
-
-
 def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = (), with_launches: bool = False) -> Trace:
-    """Read a whole trace.
-
-    Args:
-        path: The file, gzipped or not.
-        extra_patterns: Regular expressions for communication kernels unknown to the classifier.
-        with_launches: Read shapes of kernels, names and ends of calls, too.
-
-    Raises:
-        TraceError: Not JSON, cut off, or no trace.
-    """
+    """Read a whole trace; arguments and errors as of :func:`ddp_prof.ingest.load.load_trace`."""
     data = _bytes(path)
     document = _decode(path, data, exact=False)
     if any(event.ts >= _SAFE_US and isinstance(event.ts, float) for event in document.traceEvents):
@@ -128,9 +116,11 @@ def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = (), with_lau
         reason = "a Chrome trace without the categories that tell kernels from ranges, as JAX writes it"
         raise TraceError(path, reason, "record with torch.profiler or with nsys")
     launches = _several(by_category, sorted(filter(_CALL.match, by_category)))
+    operations = _several(by_category, _OPERATIONS)
+    ranges = by_category[_RANGE] or [event for event in by_category["operator"] if "::" not in str(event.name)]
     names = NameTable()
     classifier = KernelClassifier(extra_patterns)
-    spans = _spans(by_category[_RANGE], names)
+    spans = _spans(ranges, names)
     told = document.distributedInfo or {}
     rank, world, base_ns = told.get("rank"), told.get("world_size"), document.baseTimeNanoseconds
     trace = Trace(
@@ -144,8 +134,10 @@ def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = (), with_lau
         ),
         spans=spans,
         calls=_calls(launches),
-        call_details=_call_details(launches, names) if with_launches else None,
-        threads=_threads(document.traceEvents, by_category["cpu_op"], by_category[_RANGE]),
+        call_details=CallDetails(_times(launches)[1], _interned(launches, names, UNNAMED_CALL))
+        if with_launches
+        else None,
+        threads=_threads(document.traceEvents, operations, ranges),
         overhead=Overhead(*_times(by_category["overhead"])),
         ranks={PROCESS: rank} if _is_count(rank) else {},
         collective_metadata=_collective_metadata(by_category[_KERNEL], names),
@@ -209,9 +201,10 @@ def _several(by_category: dict[str, list[_Event]], categories: Sequence[str]) ->
     return [event for category in categories for event in by_category[category]]
 
 
-def _times(events: Sequence[_Event]) -> _Times:
+def _times(events: Sequence[_Event]) -> tuple[Ints, Ints]:
+    """Starts and ends."""
     start = _nanoseconds([event.ts for event in events])
-    return _Times(start, start + np.maximum(0, _nanoseconds([event.dur for event in events])))
+    return (start, start + np.maximum(0, _nanoseconds([event.dur for event in events])))
 
 
 def _nanoseconds(microseconds: Sequence[float | Decimal]) -> Ints:
@@ -246,11 +239,11 @@ def _activities(
     else:
         name_id = _interned(events, names, unnamed=kind.name.lower())
         category = np.full(len(events), Category.MEMORY, np.int64)
-    times = _times(events)
+    start_ns, end_ns = _times(events)
     arguments = [event.args or _EventArgs() for event in events]
     return Activities(
-        start_ns=times.start_ns,
-        end_ns=times.end_ns,
+        start_ns=start_ns,
+        end_ns=end_ns,
         process=np.full(len(events), PROCESS, np.int64),
         device=_integers(a.device if a.device is not None else e.pid for a, e in zip(arguments, events, strict=True)),
         lane=_integers(a.stream if a.stream is not None else e.tid for a, e in zip(arguments, events, strict=True)),
@@ -280,13 +273,13 @@ def _sizes(kernels: Sequence[_Event]) -> list[Ints]:
 
 
 def _spans(events: Sequence[_Event], names: NameTable) -> Spans:
-    times = _times(events)
+    start_ns, end_ns = _times(events)
     rows = len(events)
     return Spans(
-        start_ns=times.start_ns,
-        end_ns=times.end_ns,
+        start_ns=start_ns,
+        end_ns=end_ns,
         process=np.full(rows, PROCESS, np.int64),
-        lane=_integers(event.tid for event in events),
+        lane=_threads_of(events),
         name_id=_interned(events, names, unnamed=UNNAMED_RANGE),
         domain_id=np.full(rows, UNKNOWN, np.int64),
         is_start_end=np.zeros(rows, np.int64),
@@ -296,15 +289,11 @@ def _spans(events: Sequence[_Event], names: NameTable) -> Spans:
 
 def _calls(events: Sequence[_Event]) -> Calls:
     return Calls(
-        start_ns=_times(events).start_ns,
+        start_ns=_times(events)[0],
         process=np.full(len(events), PROCESS, np.int64),
-        lane=_integers(event.tid for event in events),
+        lane=_threads_of(events),
         correlation=_integers((event.args or _EventArgs()).correlation for event in events),
     )
-
-
-def _call_details(events: Sequence[_Event], names: NameTable) -> CallDetails:
-    return CallDetails(_times(events).end_ns, _interned(events, names, unnamed=UNNAMED_CALL))
 
 
 def _collective_metadata(kernels: Sequence[_Event], names: NameTable) -> CollectiveMetadata:
@@ -314,7 +303,8 @@ def _collective_metadata(kernels: Sequence[_Event], names: NameTable) -> Collect
             activity,
             op=str(noted.collective),
             bytes=message_bytes((noted.elements_in, noted.elements_out), noted.element_type),
-            group=None if noted.group is None else str(noted.group),
+            # Several releases give the groups that one is split into one name.
+            group=None if noted.group is None else f"{noted.group} {noted.group_ranks}".strip(),
             group_size=noted.group_size if isinstance(noted.group_size, int) else UNKNOWN,
             sequence=noted.sequence if isinstance(noted.sequence, int) else UNKNOWN,
         )
@@ -331,19 +321,27 @@ def _interned(events: Sequence[_Event], names: NameTable, unnamed: str = "") -> 
 
 
 def _integers(values: Any) -> Ints:
-    """Whole numbers of 63 bits, ``UNKNOWN`` for anything else."""
-    return np.array(
-        [value if isinstance(value, int) and -_MOST <= value < _MOST else UNKNOWN for value in values], np.int64
-    )
+    """Whole numbers of 63 bits, also within texts as torch 1.8 writes ids, ``"stream 7"``; else ``UNKNOWN``."""
+
+    def within(text: object) -> int:
+        found = _NUMBER.search(text) if isinstance(text, str) else None
+        return int(found.group()) if found else UNKNOWN
+
+    return np.array([v if isinstance(v, int) and -_MOST <= v < _MOST else within(v) for v in values], np.int64)
+
+
+def _threads_of(events: Iterable[_Event]) -> Ints:
+    return _integers(event.tid for event in events)
 
 
 def _threads(
     events: Sequence[_Event], operations: Sequence[_Event], ranges: Sequence[_Event]
 ) -> dict[tuple[int, int], str]:
     """Names of threads; one beside the main one in which autograd's engine ran is called as torch calls its threads."""
-    named = (event for event in events if event.ph == "M" and event.name == "thread_name" and event.args)
-    names = {event.tid: str(event.args.name) for event in named if event.args and isinstance(event.tid, int)}
-    main = {str(event.tid) for event in ranges if str(event.name).startswith("ProfilerStep#")}
+    named = [event for event in events if event.ph == "M" and event.name == "thread_name" and event.args]
+    texts = (str(event.args and event.args.name) for event in named)
+    names = dict(zip(_threads_of(named).tolist(), texts, strict=True))
+    main = _threads_of(event for event in ranges if str(event.name).startswith("ProfilerStep#"))
     engine = (event for event in operations if str(event.name).startswith(_ENGINE) and event.tid != event.pid)
-    names |= {event.tid: AUTOGRAD for event in engine if isinstance(event.tid, int) and str(event.tid) not in main}
-    return {(PROCESS, tid): name for tid, name in names.items()}
+    names |= dict.fromkeys(np.setdiff1d(_threads_of(engine), main).tolist(), AUTOGRAD)
+    return {(PROCESS, tid): name for tid, name in names.items() if tid != UNKNOWN}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sqlite3
 import tempfile
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
     from ddp_prof.trace import Ints
 
 _WAY_OUT = "export the report again with nsys export"
-_BATCH_ROWS = 1 << 24
-"""All rows in one batch, as a rule: a column is then used where it lies, without copying it together."""
+_BATCH_ROWS = 1 << 14
+"""So few rows at a time that each batch lies in the memory of the one before: new memory costs more than the copy."""
+_LATE_MISMATCH = re.compile(r"Type mismatch in column (\d+): expected INT64")
+"""What is said of a value that does not fit the type of those in the first batch."""
 
 
 @contextmanager
@@ -127,22 +130,35 @@ class SqliteFile:
 
         Without rows where the table is absent: exporters leave out what was not recorded.
         """
+        grown = {column: GrowingColumn() for column in columns}
+        for batch in self.batches(table, columns):
+            for column, values in batch.items():
+                grown[column].add(values)
+        return {column: values.whole() for column, values in grown.items()}
+
+    def batches(self, table: str, columns: Sequence[str]) -> Iterator[dict[str, Ints]]:
+        """The same, some rows at a time; each batch counts until the next one only."""
         present = [column for column in columns if self.has(table, column)]
-        if not present:
-            return {column: np.empty(0, np.int64) for column in columns}
-        found = self.query(f"SELECT {', '.join(map(_quoted, present))} FROM {_quoted(table)}")
-        absent = constant(UNKNOWN, found.num_rows)
-        return {column: self.integer_column(found, column) if column in present else absent for column in columns}
+        query = f"SELECT {', '.join(map(_quoted, present))} FROM {_quoted(table)}"
+        for batch in self.query(query) if present else ():
+            absent = constant(UNKNOWN, batch.num_rows)
+            yield {name: self.integers_of(batch, name) if name in present else absent for name in columns}
 
-    def integer_column(self, found: Any, name: str) -> Ints:
-        """A column of a query's result as int64, NULL as ``UNKNOWN``."""
+    def integers_of(self, batch: Any, name: str) -> Ints:
+        """A column of a batch of rows as int64, NULL as ``UNKNOWN``."""
         try:
-            return integer_array(found.column(name))
+            return integer_array(batch.column(name))
         except TypeError as error:
-            raise TraceError(self.path, f"column {name} holds something that is no integer", _WAY_OUT) from error
+            raise self._no_integer(name) from error
 
-    def query(self, query: str) -> Any:
-        """The result of a query as a ``pyarrow.Table``; runs outside Python's global lock."""
+    def _no_integer(self, column: str) -> TraceError:
+        return TraceError(self.path, f"column {column} holds something that is no integer", _WAY_OUT)
+
+    def query(self, query: str) -> Iterator[Any]:
+        """The result of a query as batches of rows, ``pyarrow.RecordBatch``; read outside Python's global lock.
+
+        What is NULL throughout the first batch is taken for integers.
+        """
         import adbc_driver_sqlite
         import pyarrow
         from adbc_driver_manager import AdbcConnection, AdbcDatabase, AdbcStatement, Error
@@ -156,9 +172,13 @@ class SqliteFile:
                 statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
                 statement.set_sql_query(query)
                 stream, _ = statement.execute_query()
-                return pyarrow.RecordBatchReader.from_stream(stream).read_all()
-        except (Error, pyarrow.ArrowException) as error:
+                with pyarrow.RecordBatchReader.from_stream(stream) as reader:
+                    names = reader.schema.names
+                    yield from reader
+        except (Error, pyarrow.ArrowException, OSError) as error:
             reason = str(error).strip().splitlines()[0]
+            if late := _LATE_MISMATCH.search(reason):
+                raise self._no_integer(names[int(late[1])]) from error
             raise TraceError(self.path, f"cannot be read ({reason})", _WAY_OUT) from error
 
 
@@ -172,8 +192,13 @@ def constant(value: int, rows: int) -> Ints:
     return np.broadcast_to(np.int64(value), rows)
 
 
+def is_constant(column: Ints) -> bool:
+    """Whether it is such a column."""
+    return not column.strides[0]
+
+
 def integer_array(column: Any) -> Ints:
-    """A ``pyarrow`` column of integers as int64, NULL as ``UNKNOWN``.
+    """A ``pyarrow`` array of integers as int64, NULL as ``UNKNOWN``.
 
     Reads Arrow's buffers (validity bits, values) itself: pyarrow's own conversions import pandas, which takes longer
     than reading a million rows.
@@ -185,20 +210,40 @@ def integer_array(column: Any) -> Ints:
 
     if not pyarrow.types.is_integer(column.type):
         raise TypeError(f"{column.type} is no integer")
-    chunks = [_chunk_array(chunk) for chunk in column.chunks]
-    if len(chunks) == 1:
-        return chunks[0]
-    return np.concatenate(chunks) if chunks else np.empty(0, np.int64)
-
-
-def _chunk_array(chunk: Any) -> Ints:
-    validity, values = chunk.buffers()
-    rows = slice(chunk.offset, chunk.offset + len(chunk))
-    array: Ints = np.frombuffer(values, f"i{chunk.type.bit_width // 8}")[rows].astype(np.int64, copy=False)
-    if not chunk.null_count:
+    validity, values = column.buffers()
+    rows = slice(column.offset, column.offset + len(column))
+    array: Ints = np.frombuffer(values, f"i{column.type.bit_width // 8}")[rows].astype(np.int64, copy=False)
+    if not column.null_count:
         return array
     is_valid = np.unpackbits(np.frombuffer(validity, np.uint8), bitorder="little")[rows].view(np.bool_)
     return np.where(is_valid, array, UNKNOWN)
+
+
+class GrowingColumn:
+    """A column of int64 that grows by some rows at a time; while all are of one value it takes no memory."""
+
+    def __init__(self) -> None:
+        self._rows = 0
+        self._values = constant(UNKNOWN, 0)
+        """With room for more rows than there are, unless of one value."""
+
+    def add(self, values: Ints) -> None:
+        """Append rows."""
+        before, self._rows = self._rows, self._rows + len(values)
+        if is_constant(self._values) and len(values):
+            only = self._values[0] if before else values[0]
+            if np.all(values == only):
+                self._values = constant(only, self._rows)
+                return
+        if is_constant(self._values) or self._rows > len(self._values):
+            grown = np.empty(4 * self._rows, np.int64)  # what is never written to takes no memory
+            grown[:before] = self._values[:before]
+            self._values = grown
+        self._values[before : self._rows] = values
+
+    def whole(self) -> Ints:
+        """All rows; not to be written to."""
+        return self._values[: self._rows]
 
 
 def _quoted(name: str) -> str:

@@ -70,19 +70,18 @@ class NsysStringIds:
         slots[np.array(used) - used[0]] = index
         return slots[string_ids - used[0]]
 
-    @staticmethod
-    def intern_texts(column: Any, names: NameTable) -> Ints:
-        """Indices into ``names`` for an Arrow column of text; NULL becomes ``UNKNOWN``."""
-        import pyarrow
 
-        if pyarrow.types.is_integer(column.type) or not len(column):  # a column that holds nothing but NULL
-            return np.full(len(column), UNKNOWN, np.int64)
-        encoded = column.dictionary_encode().chunks  # all chunks share one dictionary
-        texts = [
-            text.decode(errors="replace") for text in encoded[0].dictionary.cast(pyarrow.large_binary()).to_pylist()
-        ]
-        index = np.array([*map(names.intern, texts), UNKNOWN], np.int64)  # UNKNOWN, which is -1, finds the last one
-        return index[integer_array(pyarrow.chunked_array([chunk.indices for chunk in encoded]))]
+def intern_texts(column: Any, names: NameTable) -> Ints:
+    """Indices into ``names`` for an Arrow array of text; ``UNKNOWN`` for an empty one."""
+    import pyarrow
+
+    # pyarrow.compute makes a Python function of each kernel when it is imported, which takes longer than all this.
+    from pyarrow._compute import call_function
+
+    encoded = call_function("dictionary_encode", [column])
+    texts = [text.decode(errors="replace") for text in encoded.dictionary.view(pyarrow.binary()).to_pylist()]
+    index = np.array([names.intern(text) if text else UNKNOWN for text in texts], np.int64)
+    return index[integer_array(encoded.indices)]
 
 
 def domain_name_ids(process: Ints, domain: Ints, domains: Mapping[tuple[int, int], str], names: NameTable) -> Ints:

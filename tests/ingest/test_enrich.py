@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ddp_prof.trace
+from ddp_prof.errors import TraceError
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.trace import UNKNOWN, Activities, Calls, Category
 from tests.ingest.nsys.test_raw_report import report, stand_in  # noqa: F401
@@ -85,3 +86,17 @@ def test_launches_of_kineto_are_joined_once(joins: list[int], tmp_path: Path) ->
     path.write_text(json.dumps({"traceEvents": [event | {"cat": "kernel"}, event | {"cat": "cuda_runtime"}]}))
     assert load_trace(path, with_launches=True).launching_calls.tolist() == [0]
     assert joins == [1]
+
+
+@pytest.mark.parametrize(("other", "refused"), [(MAIN, True), (MAIN + 1, False)])
+def test_one_number_for_processes_of_two_machines_is_refused(tmp_path: Path, other: int, refused: bool) -> None:
+    """Their kernels would be one rank's. Processes of several machines that have numbers of their own are read."""
+    kernels = [Kernel("gemm", 10 * at, 20 * at, launch=at, thread=MAIN, process=at) for at in (MAIN, MAIN + 1)]
+    path = write_capture(tmp_path / "x.sqlite", Capture(kernels))
+    with closing(sqlite3.connect(path)) as database:
+        database.execute(
+            "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET globalPid = ? WHERE start = ?", (7 << 48 | other << 24, 1010)
+        )
+        database.commit()
+    with pytest.raises(TraceError, match="several machines") if refused else nullcontext():
+        load_trace(path)

@@ -17,7 +17,7 @@ from ddp_prof.ingest.load import load_trace
 BASE = 1_790_857_026_000_000_000
 
 
-def event(category: str, name: str, ts: str, dur: str, tid: int = 1, **arguments: Any) -> str:
+def event(category: str, name: str, ts: str, dur: str, tid: int | str = 1, **arguments: Any) -> str:
     """One event as text: the digits of its times are ours, not a float's."""
     rest = json.dumps({"ph": "X", "cat": category, "name": name, "pid": 99, "tid": tid, "args": arguments})
     return f'{rest[:-1]}, "ts": {ts}, "dur": {dur}}}'
@@ -70,6 +70,31 @@ def test_a_step_is_measured(name: str, tmp_path: Path) -> None:
 def test_old_capitalised_categories_are_known(tmp_path: Path) -> None:
     path = write(tmp_path / "x.json", gpu_step(kernel="Kernel"))
     assert measure_overlap(load_trace(path)).ranks[0].kernels == 2
+
+
+def test_torch_1_8_calls_all_operations_operator_and_writes_ids_as_texts(tmp_path: Path) -> None:
+    events = [
+        event("Operator", "ProfilerStep#3", "0", "100", tid="123"),
+        event("Operator", "aten::forward", "1", "2", tid="123"),
+        event("Runtime", "cudaLaunchKernel", "12", "1", tid="456 (python)", correlation="5"),
+        event("Runtime", "cudaLaunchKernel", "14", "1", tid="456 (python)", correlation=6),
+        event("Kernel", "gemm", "20", "10", tid="stream 7", device=0, correlation=5),
+        event("Kernel", "ncclKernel_AllReduce_RING_LL_Sum_float(x)", "25", "10", tid="stream 20", correlation=6),
+    ]
+    trace = load_trace(write(tmp_path / "x.json", [text.replace('"pid": 99', '"pid": 0') for text in events]))
+    assert (trace.activities.lane.tolist(), trace.activities.device.tolist()) == ([7, 20], [0, 0])
+    assert (trace.calls.lane.tolist(), trace.launching_calls.tolist()) == ([456, 456], [0, 1])
+    assert [trace.names[name] for name in trace.spans.name_id] == ["ProfilerStep#3"]
+    result = measure_overlap(trace)
+    ((step,),) = (rank.steps for rank in result.ranks)
+    assert (step.step, step.tail_ns, result.attribution.method) == (3, 5_000, "inferred")
+
+
+def test_of_streams_that_no_event_names_none_is_said_to_be_computes(tmp_path: Path) -> None:
+    kernels = [event("kernel", name, "20", "10", tid="gpu", device=0) for name in ("gemm", "ncclDevKernel_Generic")]
+    assert not any(
+        "stream" in warning for warning in measure_overlap(load_trace(write(tmp_path / "x.json", kernels))).warnings
+    )
 
 
 def test_a_bare_list_of_events_is_a_trace(tmp_path: Path) -> None:

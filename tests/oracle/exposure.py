@@ -16,7 +16,8 @@ BLOCKING_CALL, PEER_WAIT, LAUNCHED_LATE, QUEUED, TRANSFER = (
 def ready_at(rank: Rank, collective: Event) -> int | None:
     """The end of the last compute of backward that the same thread launched before, if that is of the same step.
 
-    Not of what forward or the optimizer launched, nor of what one call launched together with compute of backward.
+    Not of what forward or the optimizer launched, nor of what one call launched together with compute of backward, nor
+    of what began before that end.
     """
     if collective.stream is None:
         return collective.launch
@@ -30,7 +31,7 @@ def ready_at(rank: Rank, collective: Event) -> int | None:
     last = max(enumerate(before), key=lambda found: (_or(found[1].launch, -1), found[0]), default=None)
     if last is None or last[1].step is not collective.step or _or(last[1].launch, -1) == collective.launch:
         return None
-    return last[1].end
+    return last[1].end if last[1].end <= collective.start else None
 
 
 def _or(value: int | None, other: int) -> int:

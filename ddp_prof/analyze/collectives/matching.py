@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ddp_prof.analyze.core.attribution import last_by_step
 from ddp_prof.analyze.core.operations import OPERATIONS, POINT_TO_POINT
 from ddp_prof.trace import UNKNOWN, looked_up
 
@@ -119,7 +120,7 @@ def _are_at_one_time(ranks: Sequence[RankCollectives], rows: Sequence[int]) -> b
 def shift_unnumbered_steps(ranks: Sequence[RankCollectives]) -> tuple[tuple[RankCollectives, ...], int]:
     """Let steps without numbers begin at the same one on all ranks, and say on how many ranks they did not.
 
-    Recordings of two files may begin a step apart. Then the n-th step of one rank is the one before or after it on the
+    Recordings of two files may begin some steps apart. Then the n-th step of one rank is an earlier or later one on the
     other, which the differences of their collectives' ends tell: of the right shift they are nearly constant, as clocks
     differ by a constant, and of a wrong one they scatter as steps do.
     """
@@ -130,30 +131,30 @@ def shift_unnumbered_steps(ranks: Sequence[RankCollectives]) -> tuple[tuple[Rank
     shifts = {id(rank): _shift(first, rank) for rank in unnumbered[1:] if rank.clock != first.clock}
     if not any(shifts.values()):
         return tuple(ranks), 0
-    # One is added to all, so that no key is negative.
-    moved = {id(rank): replace(rank, step_keys=rank.keys_of_steps + 1 + shifts.get(id(rank), 0)) for rank in unnumbered}
+    least = min(0, *shifts.values())  # no key may be negative
+    moved = {
+        id(rank): replace(rank, step_keys=rank.keys_of_steps - least + shifts.get(id(rank), 0)) for rank in unnumbered
+    }
     return tuple(moved.get(id(rank), rank) for rank in ranks), sum(shift != 0 for shift in shifts.values())
 
 
 def _shift(first: RankCollectives, other: RankCollectives) -> int:
     """By how many steps the other rank's are to be moved, 0 where nothing speaks clearly for another number."""
-    scatter = {shift: _scatter_of_ends(first, other, shift) for shift in (0, -1, 1)}
+    own, others = (last_by_step(rank.timings.end_ns, rank.timings.step, len(rank.times)) for rank in (first, other))
+    scatter = {shift: _scatter(own, others, shift) for shift in range(-len(others) // 2, len(own) // 2 + 1)}
     best = min(scatter, key=scatter.__getitem__)
     return best if CLEARLY * scatter[best] < scatter[0] else 0
 
 
-def _scatter_of_ends(first: RankCollectives, other: RankCollectives, shift: int) -> float:
-    """Median distance of the ends' differences from their median, infinite where fewer than three steps are common."""
-    ends, moved = _ends(first, 0), _ends(other, shift)
-    common = [key for key in ends if key in moved]
-    if len({step for step, _ in common}) < LEAST_COMMON_STEPS:
+def _scatter(first: Ints, other: Ints, shift: int) -> float:
+    """Median distance of the ends' differences from their median, infinite where too few steps are common.
+
+    The more steps a rank is moved by, the more it must have in common: among many shifts chance makes one look right.
+    """
+    first, other = first[max(0, shift) :], other[max(0, -shift) :]
+    common = min(len(first), len(other))
+    both = (first[:common] != UNKNOWN) & (other[:common] != UNKNOWN)
+    if both.sum() < LEAST_COMMON_STEPS or both.sum() <= 2 * abs(shift):
         return float("inf")
-    difference = np.array([ends[key] - moved[key] for key in common])
+    difference = (first[:common] - other[:common])[both]
     return float(np.median(np.abs(difference - np.median(difference))))
-
-
-def _ends(rank: RankCollectives, shift: int) -> dict[tuple[int, int], int]:
-    """End of each collective by its step, moved by so many, and its position in it."""
-    timings = rank.timings
-    rows = zip(timings.step.tolist(), timings.index.tolist(), timings.end_ns.tolist(), strict=True)
-    return {(step + shift, index): end for step, index, end in rows if step != UNKNOWN}

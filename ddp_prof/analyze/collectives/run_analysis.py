@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.clock_alignment import Alignment, align_clocks
+from ddp_prof.analyze.collectives.clock_alignment import SESSION_START, Alignment, align_clocks
 from ddp_prof.analyze.collectives.exposed_time import Exposure, explain_exposure
 from ddp_prof.analyze.collectives.matching import Matches, match_collectives, shift_unnumbered_steps
 from ddp_prof.analyze.collectives.timing import RankCollectives, beside_collectives, find_timings
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.core.rank_events import RankEvents
     from ddp_prof.manifest import Caveat, Manifest
     from ddp_prof.trace import Ints, Trace
+
+_APART_NS = 10_000_000_000
+"""What the clocks of machines may differ by; a step is seldom longer."""
 
 
 @dataclass(frozen=True)
@@ -164,10 +167,40 @@ def _diagnose(run: RunAnalysis) -> Iterator[str]:
         yield (
             f"{unmatched:,} collectives have no match on the other ranks: their waiting is not told apart from transfer"
         )
+    if (apart_ns := _apart_ns(run)) > _APART_NS:
+        yield (
+            f"by the files' clocks what was matched ran {apart_ns / 1e9:,.0f} s apart, and steps have no numbers: if "
+            "the clocks are right, it is of different steps, and waiting is not what is reported"
+        )
+    if len(run.matches) and _may_mix_communicators(ranks):
+        yield (
+            "collectives ran on several streams, and nothing tells their communicators apart: if these are several, "
+            "collectives of different ones may be matched, and waiting is not what is reported"
+        )
     if any(len(rank.timings) and not len(rank.times) for rank in ranks):
         yield "the trace marks no steps, so no tail is known: see --step-range"
     elif any(np.any(rank.backward_end_ns == UNKNOWN) for rank in ranks if len(rank.timings)):
         yield "no compute of some steps is known to be backward, so their tail is not known"
+
+
+def _apart_ns(run: RunAnalysis) -> int:
+    """By how much the files' words on UTC differ from the ends of what was matched without any number; else 0."""
+    ranks = [rank for rank in run.ranks if len(rank.timings)]
+    by_order = any(np.all(rank.step_numbers == UNKNOWN) and UNKNOWN in rank.timings.sequence for rank in ranks)
+    if not by_order or SESSION_START not in run.alignment.method:
+        return 0
+    return max(abs(clock.beyond_epoch_ns) for clock in run.alignment.clocks)
+
+
+def _may_mix_communicators(ranks: Sequence[RankCollectives]) -> bool:
+    """Whether a job of more than two ranks has collectives of unknown communicators on several streams of a rank.
+
+    NCCL's streams are those of communicators in most frameworks; of two ranks all communicators are of the same two.
+    """
+    unnamed = [rank.timings.lane[rank.timings.group == UNKNOWN] for rank in ranks]
+    return max(len(ranks), *(rank.world_size or 0 for rank in ranks)) > 2 and any(
+        len(np.unique(lanes[lanes != UNKNOWN])) > 1 for lanes in unnamed
+    )
 
 
 def _ranges(numbers: tuple[int, ...]) -> str:

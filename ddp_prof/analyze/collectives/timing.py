@@ -8,7 +8,8 @@
 *Ready* is the end of the last kernel of backward that was launched before the collective was, by the same thread
 (autograd's, whose hook launches the collective). On a CPU it is the hook's own time, the start of our range. It is
 known of what backward launched, and of what follows it before the optimizer: what forward launches waits for no
-gradient. Nor is it known within a CUDA graph, whose kernels are launched by one call.
+gradient. Nor does an all-gather or a broadcast, as those of parameters. It is not known within a CUDA graph, whose
+kernels are launched by one call, nor of what began earlier: that kernel's gradient was another one's.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ BLOCKING = (None, "after_backward", "compute_stream")
 
 READY_SOURCES = ("kernel", "hook")
 """Where the time of readiness is from: the last gradient kernel's end, or the hook that launched the collective."""
+
+_OF_NONE = [OPERATIONS.index(operation) for operation in ("all_gather", "broadcast", POINT_TO_POINT)]
+"""Operations that wait for no gradient."""
 
 
 @dataclass(frozen=True)
@@ -182,10 +186,13 @@ def _timings(
 ) -> CollectiveTimings:
     blocking = _blocking(rank, events, backward)
     follows = (blocking == BLOCKING.index("after_backward")) & (events.phase == UNKNOWN)
-    of_gradients = np.isin(events.phase, (BACKWARD_PHASE, SYNCHRONIZE_PHASE)) | follows
-    ready, source = _ready(events, backward, rank.gradient_threads, of_gradients)
     ranges = rank.collective_ranges
     row = ranges.launched_in(events.launch_ns)
+    operation = _operations(rank.trace, events, noted, looked_up(ranges.operation, row))
+    of_gradients = (np.isin(events.phase, (BACKWARD_PHASE, SYNCHRONIZE_PHASE)) | follows) & ~np.isin(
+        operation, _OF_NONE
+    )
+    ready, source = _ready(events, backward, rank.gradient_threads, of_gradients)
     own_bytes = looked_up(ranges.bytes, row)
     group = np.searchsorted(np.array(groups, np.int64), noted.group_id)
     return CollectiveTimings(
@@ -198,7 +205,7 @@ def _timings(
         end_ns=events.end_ns,
         phase=events.phase,
         blocking=blocking,
-        operation=_operations(rank.trace, events, noted, looked_up(ranges.operation, row)),
+        operation=operation,
         bucket=looked_up(ranges.bucket, row),
         bytes=np.where(own_bytes != UNKNOWN, own_bytes, noted.bytes),
         group=np.where(noted.group_id == UNKNOWN, UNKNOWN, group),
@@ -222,6 +229,7 @@ def _ready(
         last = np.searchsorted(gradients.launch_ns, events.launch_ns[asked], side="right") - 1
         found = (last >= 0) & (looked_up(gradients.step, last) == events.step[asked])
         found &= looked_up(gradients.launch_ns, last) < events.launch_ns[asked]
+        found &= looked_up(gradients.end_ns, last) <= events.start_ns[asked]
         ready[asked[found]] = gradients.end_ns[last[found]]
         source[asked[found]] = READY_SOURCES.index("kernel")
     return ready, source

@@ -145,7 +145,9 @@ def _autograd_threads(trace: Trace, process: int, steps: Steps, launchers: Colle
 def _main_threads(trace: Trace, process: int, steps: Steps) -> list[int]:
     """The threads that open the ranges of steps; without steps, the one that opens most ranges."""
     mine = trace.spans.process == process
-    openers = trace.spans.lane[mine & np.isin(trace.spans.start_ns, steps.start_ns)]
+    step = steps.index_at(trace.spans.start_ns)
+    opens_one = (step != UNKNOWN) & (looked_up(steps.start_ns, step) == trace.spans.start_ns)
+    openers = trace.spans.lane[mine & opens_one]
     lanes, counts = np.unique(trace.spans.lane[mine], return_counts=True)
     busiest = lanes[counts == counts.max(initial=0)]
     return [int(lane) for lane in (openers if len(openers) else np.append(busiest, process))]

@@ -23,11 +23,12 @@ OPERATIONS = (
 _SIGNS = (
     ("onecclreducebase", None),  # so it is called for an all-reduce, too
     ("allreduce", ALL_REDUCE),
-    ("crossdevicereduce", ALL_REDUCE),
     ("onerankreduce", ALL_REDUCE),
     ("allgather", "all_gather"),
     ("reducescatter", "reduce_scatter"),
+    ("crossdevicereduce", ALL_REDUCE),
     ("alltoall", "all_to_all"),
+    ("moeaa", "all_to_all"),  # moeA2ADispatchKernel
     ("broadcast", "broadcast"),
     ("bcast", "broadcast"),
     ("sendrecv", "send_recv"),
@@ -36,6 +37,7 @@ _SIGNS = (
     ("gather", "gather"),
     ("scatter", "scatter"),
     ("barrier", "barrier"),
+    ("deepep", "all_to_all"),  # its dispatch and combine
     ("reduce", "reduce"),
 )
 """What a name holds, letters only and small, and the operation that it then is; the first sign found counts."""

@@ -11,7 +11,7 @@ import numpy as np
 from ddp_prof.analyze.core.steps import rows_named
 from ddp_prof.analyze.intervals import Intervals, innermost, union
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES, SYNCHRONIZE
-from ddp_prof.trace import Table, looked_up
+from ddp_prof.trace import Table, looked_up, select
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,7 +47,7 @@ class Phases(Table):
 
     def innermost_of(self, kind: int) -> Intervals:
         """The time in which the innermost phase is of this kind; of two kinds these are disjoint."""
-        edges = np.unique(np.concatenate([self.start_ns, self.end_ns]))
+        edges = np.sort(np.concatenate([self.start_ns, self.end_ns]))
         rows = np.flatnonzero(self.kind_at(edges) == kind)
         return union(edges[rows], edges[rows + 1])
 
@@ -72,4 +72,7 @@ def find_phases(trace: Trace, process: int, backward_pattern: str | None = None)
         rows.append(rows_named(trace.spans, mine, [index for index, name in enumerate(trace.names) if matches(name)]))
         kinds.append(np.full(len(rows[-1]), kind, np.int64))
     row = np.concatenate(rows)
-    return Phases(trace.spans.start_ns[row], trace.spans.end_ns[row], np.concatenate(kinds))
+    phases = Phases(trace.spans.start_ns[row], trace.spans.end_ns[row], np.concatenate(kinds))
+    # What is computed again in backward, as with activation checkpointing, is backward's.
+    is_again = (phases.kind == PHASES.index(FORWARD)) & phases.union_of(PHASES.index(BACKWARD)).holds(phases.start_ns)
+    return select(phases, ~is_again)

@@ -23,7 +23,7 @@ from ddp_prof.analyze.core.steps import NO_PATTERNS, RangePatterns, Steps, find_
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.errors import TraceError
 from ddp_prof.range_names import PROCESS, ranges_among
-from ddp_prof.trace import UNKNOWN, Category, concatenate, distinct, empty, looked_up, select
+from ddp_prof.trace import UNKNOWN, Category, concatenate, distinct, distinct_rows, empty, looked_up, select
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -125,13 +125,13 @@ class RankEvents:
     @cached_property
     def compute_stream(self) -> int:
         """The stream on which most compute time is spent, ``UNKNOWN`` where there is none, as on a CPU."""
-        kernels = self.of(Category.COMPUTE)
-        kernels = select(kernels, kernels.lane != UNKNOWN)
-        if not len(kernels):
+        rows = np.flatnonzero((self.events.category == Category.COMPUTE) & (self.events.lane != UNKNOWN))
+        if not len(rows):
             return UNKNOWN
-        lanes, which = np.unique(kernels.lane, return_inverse=True)
-        busy_ns = np.bincount(which, weights=kernels.end_ns - kernels.start_ns)
-        return int(lanes[busy_ns.argmax()]) if busy_ns.any() else UNKNOWN
+        lane = self.events.lane[rows]
+        first, which = distinct_rows(lane)
+        busy_ns = np.bincount(which, weights=self.events.end_ns[rows] - self.events.start_ns[rows])
+        return int(lane[first[busy_ns.argmax()]]) if busy_ns.any() else UNKNOWN
 
     @cached_property
     def step_keys(self) -> Ints:

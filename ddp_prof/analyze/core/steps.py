@@ -66,7 +66,7 @@ class Steps(Table):
         """
         position = np.arange(len(self), dtype=np.int64)
         known = self.number[self.number != UNKNOWN]
-        if len(np.unique(known)) < len(known):
+        if np.any(np.diff(np.sort(known)) == 0):
             return position
         return np.where(self.number == UNKNOWN, position, self.number)
 

@@ -126,12 +126,11 @@ def _half_width(median: StepMedian | None) -> int | None:
 
 
 def _steps_of_a_rank(result: TraceOverlap) -> int:
-    return max((sum(step.host_ns is not None for step in rank.steps) for rank in result.ranks), default=0)
+    return max((len(rank.told_steps) for rank in result.ranks), default=0)
 
 
 def _steps(result: TraceOverlap) -> list[StepOverlap]:
-    """The steps that the trace tells; the whole capture is none."""
-    return [step for rank in result.ranks for step in rank.steps if step.host_ns is not None]
+    return [step for rank in result.ranks for step in rank.told_steps]
 
 
 def _median(result: TraceOverlap, name: str, steps: Sequence[StepOverlap]) -> StepMedian | None:

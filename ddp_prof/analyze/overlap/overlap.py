@@ -102,6 +102,16 @@ class RankOverlap(Ranked):
     """Name of the machine, where the trace tells it."""
 
     @property
+    def told_steps(self) -> tuple[StepOverlap, ...]:
+        """The steps that the trace tells; none where the whole capture stands for one."""
+        return tuple(step for step in self.steps if step.host_ns is not None)
+
+    @property
+    def communicating_steps(self) -> tuple[StepOverlap, ...]:
+        """Those of them that communicate."""
+        return tuple(step for step in self.told_steps if step.comm_ns)
+
+    @property
     def overlap_ratio(self) -> float | None:
         """Share of communication that compute hides, 0 to 1."""
         return None if self.reason else _ratio(self.overlapped_ns, self.comm_ns)

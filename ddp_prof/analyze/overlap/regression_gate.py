@@ -245,12 +245,11 @@ def _communicating_steps(rank: RankOverlap) -> Sequence[StepOverlap] | str:
     overlap = _overlap(rank)
     if isinstance(overlap, str):
         return overlap
-    told = [step for step in rank.steps if step.host_ns is not None]
-    if not told:
+    if not rank.told_steps:
         return NO_STEPS
-    if sum(step.comm_ns for step in told) < LEAST_IN_STEPS * (rank.comm_ns or 0):
+    if sum(step.comm_ns for step in rank.told_steps) < LEAST_IN_STEPS * (rank.comm_ns or 0):
         return "too much of the communication belongs to no step"
-    return [step for step in told if step.comm_ns]
+    return rank.communicating_steps
 
 
 def find_differences(run: Manifest | None, baseline: Manifest | None) -> tuple[str, ...]:

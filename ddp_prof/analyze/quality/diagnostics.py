@@ -63,7 +63,7 @@ class Evidence:
         return Evidence(**{**values, **lines})
 
     def busiest_stream(self, process: int, device: int | None) -> int:
-        """The stream of a device on which most compute time is spent, ``UNKNOWN`` where there is no compute."""
+        """The stream of a device on which most compute time is spent, ``UNKNOWN`` where there is none."""
         busy_ns = {lane: ns for (*owner, lane), ns in self.busy_ns.items() if owner == [process, device] and ns}
         return max(sorted(busy_ns), key=busy_ns.__getitem__, default=UNKNOWN)
 
@@ -86,7 +86,8 @@ def gather_evidence(trace: Trace, ranks: Sequence[RankEvents], span: Intervals =
     total = np.bincount(activities.name_id[computing], weights=duration[computing], minlength=len(trace.names))
     busy_ns, collectives = Counter[tuple[int, int | None, int]](), Counter[tuple[int, int | None, int]]()
     for rank in ranks:
-        events, kernels = rank.events, (rank.events.kernel == 1) & span.holds(rank.events.start_ns)
+        events = rank.events
+        kernels = (events.kernel == 1) & (events.lane != UNKNOWN) & span.holds(events.start_ns)
         busy, collective = (kernels & (events.category == kind) for kind in (Category.COMPUTE, Category.COMMUNICATION))
         for lane in distinct(events.lane[kernels]):
             key, rows = (rank.process, rank.device, lane), np.flatnonzero(busy & (events.lane == lane))

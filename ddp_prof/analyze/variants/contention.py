@@ -133,7 +133,7 @@ def measure_contention(samples: Sequence[KernelSamples], reference: Sequence[Ker
     own = np.arange(len(key)) < sum(len(sample.kernel) for sample in samples)
     is_beside: Mask = own & mostly_beside(duration, beside)
     if not is_beside.any():
-        return _refused("no kernel ran beside communication")
+        return _refused("no kernel ran beside communication for more than half of its time")
     alone_ns, has_alone = _medians(key, duration, beside == 0)
     compared = is_beside & has_alone[key]
     kernels = np.unique(key[compared])

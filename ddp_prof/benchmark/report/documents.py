@@ -24,7 +24,7 @@ from ddp_prof.benchmark.report.views import (
     testbed_notes,
 )
 from ddp_prof.benchmark.report.words import HEADINGS, analysis, sentence
-from ddp_prof.present.charts.static_images import try_pictures
+from ddp_prof.present.charts.static_images import Pictures
 from ddp_prof.present.html.page import write_figure_page
 from ddp_prof.present.json_documents import SCHEMA
 from ddp_prof.present.tables.render import markdown, markdown_text, write_csv
@@ -58,9 +58,11 @@ def write_results(testbeds: Sequence[TestbedResults], study: Study | None, folde
     """
     folder.mkdir(parents=True, exist_ok=True)
     figures = [_figures(results, prefix) for results, prefix in zip(testbeds, _prefixes(testbeds), strict=True)]
-    for name, figure in (pair for own in figures for pair in own.items()):
-        write_figure_page(figure, folder / f"{name}.html", title=_title(name), shared_plotly=True)
-    problems = try_pictures([(figure, folder / f"{name}.png") for own in figures for name, figure in own.items()])
+    with Pictures() as drawing:
+        for name, figure in (pair for own in figures for pair in own.items()):
+            drawing.draw(figure, folder / f"{name}.png")
+            write_figure_page(figure, folder / f"{name}.html", title=_title(name), shared_plotly=True)
+        problems = drawing.try_finish()
     pictures = [[] if problems else list(own) for own in figures]
     with written_whole(folder / REPORT) as partial:
         partial.write_text(results_markdown(testbeds, study, pictures), encoding="utf-8")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,11 +28,12 @@ from ddp_prof.ingest.enrich import (
     name_ranks,
     plain_call,
     refuse_impossible_times,
+    refuse_one_number_for_several,
     report_unresolved_names,
 )
 from ddp_prof.ingest.kernel_categories import KernelClassifier
-from ddp_prof.ingest.sqlite_columns import SqliteFile, are_integers, constant, open_sqlite
-from ddp_prof.ingest.string_table import NameTable, NsysStringIds, domain_name_ids
+from ddp_prof.ingest.sqlite_columns import GrowingColumn, SqliteFile, are_integers, constant, open_sqlite
+from ddp_prof.ingest.string_table import NameTable, NsysStringIds, domain_name_ids, intern_texts
 from ddp_prof.manifest import load_manifest, manifest_path
 from ddp_prof.trace import (
     UNKNOWN,
@@ -44,7 +45,6 @@ from ddp_prof.trace import (
     Overhead,
     Spans,
     Trace,
-    empty,
     select,
 )
 
@@ -101,11 +101,11 @@ def _load(file: SqliteFile, manifest: Manifest | None, classifier: KernelClassif
         has_strings = file.has("StringIds", "id", "value")
         strings = NsysStringIds(file.rows("SELECT id, value FROM StringIds") if has_strings else [])
         names = NameTable()
-        rows = range_rows.result()
-        spans = _spans(file, rows, strings, names, _domains(file, strings))
-        has_payloads = rows is not None and bool(np.any(file.integer_column(rows, "hasPayload") == 1))
-        del rows
+        ranges, texts = range_rows.result()
+        spans = _spans(ranges, texts, strings, names, _domains(file, strings))
+        has_payloads = 1 in ranges["hasPayload"]
         columns = activity_columns.result()
+        refuse_one_number_for_several(file.path, columns["globalPid"])
         activities = _activities(columns, _kernel_names(file, columns, strings, names), names, classifier)
         calls = call_columns.result()
         call_details = _call_details(calls, strings, names) if with_launches else None
@@ -157,22 +157,15 @@ def _activity_columns(file: SqliteFile) -> dict[str, Ints]:
     """The rows of all activities, kernels first."""
     name = "demangledName" if file.has(KERNELS, "demangledName") else "shortName"
     tables = {KERNELS: Kind.KERNEL, COPIES: Kind.COPY, MEMORY_SETS: Kind.MEMORY_SET, GRAPHS: Kind.GRAPH}
-    parts = []
+    grown = {column: GrowingColumn() for column in (*_ACTIVITY_COLUMNS, "name", "kind")}
     for table, kind in tables.items():
         file.require(table, "start", "end")
-        columns = file.integers(table, (*_ACTIVITY_COLUMNS, name))
-        rows = len(columns["start"])
-        if rows or table == KERNELS:
-            parts.append(columns | {"name": columns.pop(name), "kind": constant(kind, rows)})
-    return {column: _joined([part.pop(column) for part in parts]) for column in list(parts[0])}
-
-
-def _joined(parts: Sequence[Ints]) -> Ints:
-    """The parts of a column one after the other; a single one, or one value throughout, is not copied."""
-    values = {int(part[0]) for part in parts if len(part)}
-    if len(parts) > 1 and len(values) == 1 and not any(part.strides[0] for part in parts):
-        return constant(values.pop(), sum(map(len, parts)))
-    return np.concatenate(parts) if len(parts) > 1 else parts[0]
+        for batch in file.batches(table, (*_ACTIVITY_COLUMNS, name)):
+            grown["kind"].add(constant(kind, len(batch["start"])))
+            grown["name"].add(batch.pop(name))
+            for column, values in batch.items():
+                grown[column].add(values)
+    return {column: values.whole() for column, values in grown.items()}
 
 
 def _kernel_names(file: SqliteFile, columns: dict[str, Ints], strings: NsysStringIds, names: NameTable) -> Ints:
@@ -234,26 +227,37 @@ def _call_details(columns: dict[str, Ints], strings: NsysStringIds, names: NameT
     return CallDetails(np.maximum(columns["start"], columns["end"]), names.name_the_unknown(name_id, UNNAMED_CALL))
 
 
-def _range_rows(file: SqliteFile) -> Any:
-    """Ranges of both kinds, as an Arrow table whose inline texts are dictionary-encoded by the C library."""
-    if not file.has(NVTX):
-        return None
+def _range_rows(file: SqliteFile) -> tuple[dict[str, Ints], tuple[str, ...]]:
+    """Ranges of both kinds, and their inline texts, which column ``text`` points into."""
+    columns, texts = (*_RANGE_COLUMNS, "textId", "domainId", "hasPayload"), NameTable()
+    grown = {column: GrowingColumn() for column in (*columns, "text")}
+    for batch in file.query(_range_query(file)) if file.has(NVTX) else ():
+        for column in columns:
+            grown[column].add(file.integers_of(batch, column))
+        grown["text"].add(intern_texts(batch.column("text"), texts))
+    return {column: values.whole() for column, values in grown.items()}, texts.as_tuple()
+
+
+def _range_query(file: SqliteFile) -> str:
     file.require(NVTX, *_RANGE_COLUMNS)
     text_id, text, domain, json, json_id = file.or_null(NVTX, "textId", "text", "domainId", "jsonText", "jsonTextId")
-    columns = f"{', '.join(_RANGE_COLUMNS)}, {text_id} AS textId, {text} AS text, {domain} AS domainId"
-    columns += f", {json} IS NOT NULL OR {json_id} IS NOT NULL AS hasPayload"
-    return file.query(f"SELECT {columns} FROM {NVTX} WHERE eventType IN ({_PUSH_POP}, {_START_END})")
+    return (
+        f"SELECT {', '.join(_RANGE_COLUMNS)}, {text_id} AS textId, {domain} AS domainId, "
+        f"coalesce(CAST({text} AS TEXT), '') AS text, "  # no NULL, or a first batch without text would be of integers
+        f"{json} IS NOT NULL OR {json_id} IS NOT NULL AS hasPayload "
+        f"FROM {NVTX} WHERE eventType IN ({_PUSH_POP}, {_START_END})"
+    )
 
 
 def _spans(
-    file: SqliteFile, rows: Any, strings: NsysStringIds, names: NameTable, domains: dict[tuple[int, int], str]
+    column: dict[str, Ints],
+    texts: Sequence[str],
+    strings: NsysStringIds,
+    names: NameTable,
+    domains: dict[tuple[int, int], str],
 ) -> Spans:
-    if rows is None or not rows.num_rows:
-        return empty(Spans)
-    wanted = ("start", "end", "eventType", "globalTid", "textId", "domainId")
-    column = {name: file.integer_column(rows, name) for name in wanted}
     start, end, tid = column["start"], column["end"], column["globalTid"]
-    inline = strings.intern_texts(rows.column("text"), names)
+    inline = np.array([*map(names.intern, texts), UNKNOWN], np.int64)[column["text"]]  # UNKNOWN, -1, finds the last
     name_id = np.where(inline == UNKNOWN, strings.intern(column["textId"], names), inline)
     process = _process(tid)
     return Spans(

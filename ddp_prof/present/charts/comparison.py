@@ -57,9 +57,7 @@ def _step_dots(results: Sequence[TraceOverlap]) -> list[dict[str, Any]]:
     """A dot a step of each rank, spread a little in height so that equal ones are seen."""
     dots = []
     for row, result in enumerate(results):
-        known = [
-            (rank, step) for rank in result.ranks for step in rank.steps if step.comm_ns and step.host_ns is not None
-        ]
+        known = [(rank, step) for rank in result.ranks for step in rank.communicating_steps]
         shares = [100 * step.overlapped_ns / step.comm_ns for _, step in known]
         dots.append(
             {

@@ -8,18 +8,17 @@ import shutil
 from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
+from queue import SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ddp_prof.errors import DdpProfError
 from ddp_prof.whole_file import written_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import AsyncIterator, Iterable, Sequence
 
     import plotly.graph_objects as go
-
-Result = TypeVar("Result")
 
 WIDTH = 1400
 SCALE = 2
@@ -40,60 +39,107 @@ def find_browser() -> Path | None:
     return Path(found) if found else None
 
 
+class Pictures:
+    """Figures that a browser draws while the program goes on.
+
+    ::
+
+        with Pictures() as pictures:
+            pictures.draw(figure, path)  # returns at once
+            ...
+            pictures.finish()
+
+    All of them are written by :meth:`finish`, or none is.
+    """
+
+    def __init__(self) -> None:
+        self._browser = find_browser()
+        self._files = ExitStack()
+        self._orders: SimpleQueue[dict[str, Any] | InterruptedError | None] = SimpleQueue()
+        self._outcome: Future[Sequence[Exception]] = Future()
+        # Threads that it starts are daemons, too: kaleido has one that reads what the browser says, and that waits as
+        # long as anything lives that the browser started. The program would not end before.
+        self._thread = Thread(target=self._work, daemon=True)
+
+    def __enter__(self) -> Pictures:
+        if self._browser:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self._thread.is_alive():  # interrupted: the browser still writes into its folder, which is removed then
+            self._orders.put(InterruptedError())
+            self._thread.join(SECONDS_TO_CLOSE)
+        self._files.__exit__(InterruptedError, InterruptedError(), None)
+
+    def draw(self, figure: go.Figure, path: Path) -> None:
+        """Have a figure drawn as ``.png`` or ``.svg``, as the name ends."""
+        if self._browser:
+            self._orders.put(_order(figure, path, self._files.enter_context(written_whole(path))))
+
+    def finish(self) -> None:
+        """Wait until all are drawn, and write them.
+
+        Raises:
+            PictureError: No Chromium is installed, or the browser failed.
+        """
+        if self._browser is None:
+            missing = "pictures need Chromium, and none was found: apt-get install chromium, or set BROWSER_PATH to one"
+            raise PictureError(missing)
+        self._orders.put(None)
+        try:
+            failed = self._outcome.result()
+        except (RuntimeError, OSError, TimeoutError) as error:
+            raise _failure(self._browser, error) from error
+        if failed:
+            raise _failure(self._browser, failed[0]) from failed[0]
+        self._files.close()
+
+    def try_finish(self) -> list[str]:
+        """The same for pictures beside pages that show the same; returns why there are none, if there are none."""
+        try:
+            self.finish()
+        except PictureError as error:
+            return [str(error)]
+        return []
+
+    def _work(self) -> None:
+        import asyncio
+
+        try:
+            self._outcome.set_result(asyncio.run(self._draw_all()))
+        except BaseException as error:  # raised again by finish
+            self._outcome.set_exception(error)
+
+    async def _draw_all(self) -> Sequence[Exception]:
+        import kaleido
+
+        logging.getLogger("choreographer").setLevel(logging.ERROR)  # what goes wrong is raised, too
+        # MathJax would be fetched from the network.
+        options = {"path": str(self._browser), "mathjax": False}
+        failed: Sequence[Exception] = await kaleido.write_fig_from_object(self._ordered(), kopts=options)
+        return failed
+
+    async def _ordered(self) -> AsyncIterator[dict[str, Any]]:
+        import asyncio
+
+        while (order := await asyncio.to_thread(self._orders.get)) is not None:
+            if isinstance(order, InterruptedError):
+                asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # of what closing breaks off
+                raise order
+            yield order
+
+
 def write_pictures(pictures: Iterable[tuple[go.Figure, Path]]) -> None:
     """Write figures as ``.png`` or ``.svg``, as the names end, with one start of the browser for all.
 
     Raises:
         PictureError: No Chromium is installed, and nothing was written; or the browser failed.
     """
-    browser = find_browser()
-    if browser is None:
-        missing = "pictures need Chromium, and none was found: apt-get install chromium, or set BROWSER_PATH to one"
-        raise PictureError(missing)
-    import kaleido
-
-    logging.getLogger("choreographer").setLevel(logging.ERROR)  # what goes wrong is raised, too
-    # MathJax would be fetched from the network.
-    options = {"path": str(browser), "mathjax": False}
-    with ExitStack() as files:
-        orders = [_order(figure, path, files.enter_context(written_whole(path))) for figure, path in pictures]
-        try:
-            failed = _in_daemon_thread(lambda: kaleido.write_fig_from_object_sync(orders, kopts=options))
-        except (RuntimeError, OSError, TimeoutError) as error:
-            raise _failure(browser, error) from error
-        if failed:
-            raise _failure(browser, failed[0]) from failed[0]
-
-
-def try_pictures(pictures: Iterable[tuple[go.Figure, Path]]) -> list[str]:
-    """Write pictures beside pages that show the same; returns why there are none, if there are none."""
-    try:
-        write_pictures(pictures)
-    except PictureError as error:
-        return [str(error)]
-    return []
-
-
-def _in_daemon_thread(work: Callable[[], Result]) -> Result:
-    """What the work gives, or raises.
-
-    Threads that it starts are daemons, too: kaleido has one that reads what the browser says, and that waits as long as
-    anything lives that the browser started. The program would not end before.
-    """
-    outcome: Future[Result] = Future()
-
-    def run() -> None:
-        try:
-            outcome.set_result(work())
-        except BaseException as error:  # raised again below
-            outcome.set_exception(error)
-
-    thread = Thread(target=run, daemon=True)
-    thread.start()
-    try:
-        return outcome.result()
-    finally:  # interrupted: the browser still writes into its folder, which is removed when the program ends
-        thread.join(SECONDS_TO_CLOSE)
+    with Pictures() as drawing:
+        for figure, path in pictures:
+            drawing.draw(figure, path)
+        drawing.finish()
 
 
 def _failure(browser: Path, error: BaseException) -> PictureError:

@@ -54,8 +54,8 @@ def step_shares(rank: RankOverlap) -> list[tuple[int, float]]:
     """Number of each step that communicates, its position where it carries none, and the share overlapped, 0 to 1."""
     return [
         (position if step.step is None else step.step, step.overlapped_ns / step.comm_ns)
-        for position, step in enumerate(rank.steps)
-        if step.comm_ns and step.host_ns is not None
+        for position, step in enumerate(rank.told_steps)
+        if step.comm_ns
     ]
 
 

@@ -76,6 +76,10 @@ def place_values(runs: Sequence[ReportRun]) -> dict[str, Any]:
 def _unknown(runs: Sequence[ReportRun]) -> list[tuple[str, str]]:
     """Each warning with the runs that it is about."""
     warnings = warnings_by_run([run.result for run in runs])
+    for run in runs:
+        for text in run.explanation.run.warnings:
+            if run.result.label not in warnings.setdefault(text, []):
+                warnings[text].append(run.result.label)
     if unmade := [run.result.label for run in runs if run.manifest is None]:
         warnings["how the run was made: no run.json lies beside its trace"] = unmade
     everyone = len(runs) if len(runs) > 1 else None

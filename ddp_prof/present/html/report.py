@@ -6,13 +6,14 @@ It works from disk and without network; its pages share one plotly.js.
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddp_prof.present.charts.collectives import draw_step_collectives
 from ddp_prof.present.charts.comparison import draw_comparison
 from ddp_prof.present.charts.heat_map import LEAST_RANKS, draw_heat_map
-from ddp_prof.present.charts.static_images import try_pictures
+from ddp_prof.present.charts.static_images import Pictures
 from ddp_prof.present.charts.steps import draw_overlap_by_step, draw_step_times
 from ddp_prof.present.charts.straggler import draw_skew
 from ddp_prof.present.charts.waterfall import draw_waterfall
@@ -45,6 +46,7 @@ def write_report(
     folder: Path,
     waterfall: Waterfall | None = None,
     begin: Callable[[str], None] = lambda _part: None,
+    pictures: Pictures | None = None,
 ) -> list[str]:
     """Write ``index.html``, a page and a picture of each run's timeline, and a page on why it is exposed.
 
@@ -53,6 +55,7 @@ def write_report(
         folder: Made where it is missing; files of the same names are replaced.
         waterfall: What the runs changed of each other.
         begin: Called with the name of each part of the work when it begins: the pages of each run, the pictures.
+        pictures: Who draws them, where a browser was started before.
 
     Returns:
         What could not be made, a line each.
@@ -65,17 +68,19 @@ def write_report(
     charts = {name: figure for name, figure in zip(CHARTS, figures, strict=True) if _shows_something(figure)}
     if waterfall is not None and waterfall.changes:
         charts[WATERFALL] = draw_waterfall(waterfall)
-    pictures = [(chart, folder / f"{name}.png") for name, chart in charts.items()]
-    for at, run in enumerate(runs):
-        begin(f"pages of {run.result.label}")
-        sources, path = run.load_sources(), folder / f"{run.name}.html"
-        navigation = _navigation(runs, at, TIMELINE)
-        write_timeline_page(build_timeline(sources), path, navigation=navigation, shared_plotly=True)
-        _write_why_page(run, folder, _navigation(runs, at, WHY))
-        _write_kernels_page(run, folder, _navigation(runs, at, KERNELS))
-        pictures.append((draw_timeline(build_excerpt(sources)), folder / f"{run.name}.png"))
-    begin("pictures")
-    problems = try_pictures(pictures)
+    with nullcontext(pictures) if pictures else Pictures() as drawing:
+        for name, chart in charts.items():
+            drawing.draw(chart, folder / f"{name}.png")
+        for at, run in enumerate(runs):
+            begin(f"pages of {run.result.label}")
+            sources, path = run.load_sources(), folder / f"{run.name}.html"
+            drawing.draw(draw_timeline(build_excerpt(sources)), folder / f"{run.name}.png")
+            navigation = _navigation(runs, at, TIMELINE)
+            write_timeline_page(build_timeline(sources), path, navigation=navigation, shared_plotly=True)
+            _write_why_page(run, folder, _navigation(runs, at, WHY))
+            _write_kernels_page(run, folder, _navigation(runs, at, KERNELS))
+        begin("pictures")
+        problems = drawing.try_finish()
     write_page(
         folder / f"{INDEX}.html",
         "index.html",

@@ -6,8 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ddp_prof.present import theme
 from ddp_prof.present.html.page import json_in_page, markup, write_page
 from ddp_prof.present.text import plain_name
@@ -16,12 +14,11 @@ from ddp_prof.present.timeline.encoding import Placed, Titles, overview, pack_bo
 from ddp_prof.present.timeline.figure import shown_in_legend
 from ddp_prof.present.timeline.layout import MARGIN, base_layout
 from ddp_prof.range_names import PHASES
+from ddp_prof.trace import distinct
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
-
-    from markupsafe import Markup
 
     from ddp_prof.present.html.page import Navigation
     from ddp_prof.present.timeline.encoding import PackedBoxes
@@ -50,14 +47,18 @@ def write_timeline_page(
     of_rank = [(at, lane) for at, rank in enumerate(ranks) for lane in rank.lanes]
     placed = [Placed(rank, place, lane) for place, (rank, lane) in enumerate(of_rank)]
     titles = Titles()
-    shown = pack_boxes([each for each in placed if not each.lane.is_folded], titles)
-    explained = [rank.explained for rank in ranks]
-    folded = pack_folded([each for each in placed if each.lane.is_folded], shown, explained, titles)
+    with ThreadPoolExecutor() as pool:  # compresses what is packed while the rest is
+        shown = pack_boxes([each for each in placed if not each.lane.is_folded], titles)
+        payloads = {"boxes": pool.submit(shown.payload)}
+        explained = [rank.explained for rank in ranks]
+        folded = pack_folded([each for each in placed if each.lane.is_folded], shown, explained, titles)
+        payloads["folded"] = pool.submit(folded.payload)
+        data = json_in_page(_page_data(model, placed, shown, folded, titles))
     values = {
         "headline": headline(model),
         "explanation": explanation(model),
-        "data": json_in_page(_page_data(model, placed, shown, folded, titles)),
-        "payloads": _payloads({"boxes": shown, "folded": folded}),
+        "data": data,
+        "payloads": {name: markup(payload.result()) for name, payload in payloads.items()},
     }
     write_page(
         path,
@@ -70,12 +71,6 @@ def write_timeline_page(
         script="\n".join(["(() => {", '"use strict";', *(_asset(f"{name}.js") for name in _SCRIPTS), "})();"]),
         shared_plotly=shared_plotly,
     )
-
-
-def _payloads(packed: Mapping[str, PackedBoxes]) -> dict[str, Markup]:
-    """Compressed side by side."""
-    with ThreadPoolExecutor() as pool:
-        return dict(zip(packed, map(markup, pool.map(lambda each: each.payload, packed.values())), strict=True))
 
 
 def _colors() -> str:
@@ -93,7 +88,7 @@ def _asset(name: str) -> str:
 def _page_data(
     model: Timeline, placed: Sequence[Placed], shown: PackedBoxes, folded: PackedBoxes, titles: Titles
 ) -> dict[str, Any]:
-    codes = sorted({code for each in placed for code in np.unique(each.lane.boxes.category).tolist()})
+    codes = sorted({code for each in placed for code in distinct(each.lane.boxes.category)})
     names = [theme.CATEGORIES[code] for code in codes]
     figure = base_layout(model)
     figure["xaxis"] |= {"fixedrange": True}

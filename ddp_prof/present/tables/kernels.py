@@ -30,8 +30,8 @@ _SLOWDOWN = (
 )
 _NO_SHAPES = "no launch shapes in this trace: kernels of one name and phase count as the same"
 _IDLE = (
-    "idle time within steps, or within a capture that marks none, summed over ranks; 'host ...': where the host was "
-    f"before it launched the next work; '{NOT_BEGUN}': the next work was launched, and had not begun"
+    "idle time from the first to the last work of a step, or of a capture that marks none, summed over ranks; "
+    f"'host ...': where the host was before it launched the next work; '{NOT_BEGUN}': that was launched already"
 )
 NO_KERNELS = "no kernels were recorded: on a CPU only the program's ranges are known"
 
@@ -141,5 +141,5 @@ def _idle_notes(use: DeviceUse) -> list[str]:
     reasons: Mapping[str, None] = dict.fromkeys(rank.idle.reason for rank in use.ranks if rank.idle.reason)
     notes = [f"idle time not known: {reason}" for reason in reasons]
     if not any(rank.idle.causes for rank in use.ranks):
-        return notes or ["no device was idle in the steps"]
+        return notes or ["no device was idle from the first to the last work of a step"]
     return [_IDLE, *notes]

@@ -77,7 +77,7 @@ def _identity(rank: RankOverlap) -> Row:
 def _rank_row(rank: RankOverlap) -> Row:
     return {
         **_identity(rank),
-        "steps": sum(step.host_ns is not None for step in rank.steps),
+        "steps": len(rank.told_steps),
         "kernels": rank.kernels,
         "collectives": rank.collectives,
         **times_of(rank, "compute", "comm", "overlapped", "exposed"),

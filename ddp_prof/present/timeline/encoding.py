@@ -27,10 +27,12 @@ from ddp_prof.analyze.intervals import Intervals
 from ddp_prof.present import theme
 from ddp_prof.present.timeline.captions import box_label, box_title
 from ddp_prof.present.timeline.model import STRIP, Boxes
-from ddp_prof.trace import UNKNOWN, distinct_rows, select
+from ddp_prof.trace import UNKNOWN, distinct, distinct_rows, select
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from ddp_prof.present.timeline.model import Explained, Lane
     from ddp_prof.trace import Ints
@@ -39,6 +41,9 @@ LONGEST_TITLE = 1000
 """Names are searched in so many characters; templates of kernels have thousands."""
 
 OVERVIEW_COLUMNS = 1000
+
+_BLOCK = 1 << 16
+"""Rows that are encoded at once: what that takes stays in the processor's cache."""
 
 _COMPRESSION = 4  # 6 is a fifth smaller and takes twice as long
 
@@ -78,7 +83,6 @@ class PackedBoxes:
     tables: tuple[PackedTable, ...]
     packed: bytes
 
-    @property
     def payload(self) -> str:
         """All tables, compressed, as base64."""
         return base64.b64encode(zlib.compress(self.packed, _COMPRESSION)).decode()
@@ -125,13 +129,12 @@ def pack_boxes(lanes: Sequence[Placed], titles: Titles) -> PackedBoxes:
             positioned.append(placed)
             continue
         boxes, times = placed.lane.boxes, _times(lanes, placed.rank)
-        untold.append(_missing(times, boxes.start_ns, boxes.end_ns))
-        ranks.append(np.full(len(untold[-1]), placed.rank, np.int64))
-        times = np.insert(times, np.searchsorted(times, untold[-1]), untold[-1])
-        starts, ends = np.searchsorted(times, boxes.start_ns), np.searchsorted(times, boxes.end_ns)
+        starts, ends, missing = _positions(times, boxes)
+        untold.append(missing)
+        ranks.append(np.full(len(missing), placed.rank, np.int64))
         positioned.append(_with_boxes(placed, replace(boxes, start_ns=starts, end_ns=ends)))
     table, packed = _pack_rows(positioned, titles)
-    widths, more = pack_columns({"rank": np.concatenate(ranks), "time": _differences(np.concatenate(untold))})
+    widths, more = pack_columns({"rank": ranks, "time": [_differences(np.concatenate(untold))]})
     return PackedBoxes(_rows(lanes), (table, PackedTable(sum(map(len, untold)), widths)), packed + more)
 
 
@@ -162,17 +165,19 @@ def pack_folded(
     table, packed = _pack_rows(lanes, titles)
     rows = _rows(lanes)
     facts = {
-        "call": _links(rows, shown.rows),
-        "shape": _joined([titles.shape_of(row.placed.lane, row.boxes) for row in shown.rows]),
-        "phase": _joined([row.boxes.phase + 1 for row in shown.rows]),
+        "call": [_links(rows, shown.rows)],
+        "shape": (titles.shape_of(row.placed.lane, row.boxes) for row in shown.rows),
+        "phase": (row.boxes.phase + 1 for row in shown.rows),
     }
     collectives = _exposed(shown.rows, explained)
-    tables = [table]
-    for columns in (facts, collectives):
-        widths, more = pack_columns(columns)
-        tables.append(PackedTable(len(next(iter(columns.values()))), widths))
-        packed += more
-    return PackedBoxes(rows, tuple(tables), packed)
+    widths, more = pack_columns(facts)
+    exposed_widths, exposed = pack_columns({name: [column] for name, column in collectives.items()})
+    tables = (
+        table,
+        PackedTable(sum(len(row.boxes) for row in shown.rows), widths),
+        PackedTable(len(collectives["box"]), exposed_widths),
+    )
+    return PackedBoxes(rows, tables, packed + more + exposed)
 
 
 def _rows(lanes: Sequence[Placed]) -> tuple[PackedRow, ...]:
@@ -181,15 +186,14 @@ def _rows(lanes: Sequence[Placed]) -> tuple[PackedRow, ...]:
 
 def _pack_rows(lanes: Sequence[Placed], titles: Titles) -> tuple[PackedTable, bytes]:
     tables = [placed.lane.boxes for placed in lanes]
-    named = [titles.of(placed.lane, placed.lane.boxes) for placed in lanes]
     widths, packed = pack_columns(
         {
-            "gap": _gaps(_joined([boxes.start_ns for boxes in tables]), _joined([boxes.end_ns for boxes in tables])),
-            "duration": _joined([boxes.end_ns - boxes.start_ns for boxes in tables]),
-            "category": _joined([boxes.category for boxes in tables]),
-            "title": _joined(named),
-            "step": _differences(_joined([boxes.step for boxes in tables])),
-            "bytes": _joined([boxes.bytes for boxes in tables]),
+            "gap": _since([boxes.start_ns for boxes in tables], [boxes.end_ns for boxes in tables]),
+            "duration": (boxes.end_ns - boxes.start_ns for boxes in tables),
+            "category": (boxes.category for boxes in tables),
+            "title": (titles.of(placed.lane, placed.lane.boxes) for placed in lanes),
+            "step": _since([boxes.step for boxes in tables], [boxes.step for boxes in tables]),
+            "bytes": (boxes.bytes for boxes in tables),
         }
     )
     return PackedTable(sum(map(len, tables)), widths), packed
@@ -203,10 +207,16 @@ def _times(lanes: Sequence[Placed], rank: int) -> Ints:
     return times[np.diff(times, prepend=times[:1] - 1) > 0]
 
 
-def _missing(times: Ints, *columns: Ints) -> Ints:
-    """What columns hold that is not among the times."""
-    found = [column[np.append(times, 0)[np.searchsorted(times, column)] != column] for column in columns]
-    return np.unique(np.concatenate(found))
+def _positions(times: Ints, boxes: Boxes) -> tuple[Ints, Ints, Ints]:
+    """Positions of starts and ends once those that are not among the times are added to them; and which these are."""
+    columns = (boxes.start_ns, boxes.end_ns)
+    found = [np.searchsorted(times, column) for column in columns]
+    known = np.append(times, 0)
+    missing = np.unique(
+        np.concatenate([column[known[at] != column] for column, at in zip(columns, found, strict=True)])
+    )
+    starts, ends = (at + np.searchsorted(missing, column) for column, at in zip(columns, found, strict=True))
+    return starts, ends, missing
 
 
 def _links(folded: Sequence[PackedRow], shown: Sequence[PackedRow]) -> Ints:
@@ -252,27 +262,41 @@ def _exposed(shown: Sequence[PackedRow], explained: Sequence[Explained]) -> dict
     return {"box": _differences(_joined(boxes)), "part": _joined(parts), "ns": _joined(lengths)}
 
 
-def pack_columns(columns: Mapping[str, Ints]) -> tuple[dict[str, int], bytes]:
-    """Columns as planes of bytes, and the number of planes of each."""
-    natural = {name: _natural(column) for name, column in columns.items()}
-    widths = {name: (int(column.max(initial=0)).bit_length() + 7) // 8 for name, column in natural.items()}
-    digits = {name: column.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8) for name, column in natural.items()}
-    return widths, b"".join(digits[name][:, plane].tobytes() for name in columns for plane in range(widths[name]))
+def pack_columns(columns: Mapping[str, Iterable[Ints]]) -> tuple[dict[str, int], bytes]:
+    """Columns, in parts one after the other, as planes of bytes, and the number of planes of each."""
+    widths: dict[str, int] = {}
+    packed: list[bytes] = []
+    for name, parts in columns.items():
+        blocks = [_planes(part[at : at + _BLOCK]) for part in parts for at in range(0, len(part), _BLOCK)]
+        widths[name] = max(map(len, blocks), default=0)
+        packed += (_plane(block, number) for number in range(widths[name]) for block in blocks)
+    return widths, b"".join(packed)
 
 
-def _natural(column: Ints) -> Ints:
-    """0, -1, 1, -2, ... as 0, 1, 2, 3, ..."""
-    natural: Ints = (column << 1) ^ (column >> 63)
-    return natural
+def _planes(column: Ints) -> NDArray[np.uint8]:
+    """0, -1, 1, -2, ... as 0, 1, 2, 3, ..., and of that a row of bytes a digit, the lowest first."""
+    natural = ((column << 1) ^ (column >> 63)).view(np.uint64)
+    width = (int(natural.max()).bit_length() + 7) // 8
+    digits = natural.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
+    planes: NDArray[np.uint8] = digits[:, :width].T.copy()
+    return planes
+
+
+def _plane(block: NDArray[np.uint8], number: int) -> bytes:
+    return block[number].tobytes() if number < len(block) else bytes(block.shape[1])
 
 
 def _joined(columns: list[Ints]) -> Ints:
     return np.concatenate(columns) if columns else np.empty(0, np.int64)
 
 
-def _gaps(start_ns: Ints, end_ns: Ints) -> Ints:
-    before: Ints = np.concatenate([np.zeros(1, np.int64), end_ns])[:-1]
-    return start_ns - before
+def _since(columns: Sequence[Ints], before: Sequence[Ints]) -> Iterator[Ints]:
+    """Each value less the other column's of the row before, the first as it is; the rows come in parts."""
+    last = 0
+    for column, other in zip(columns, before, strict=True):
+        if len(column):
+            yield column - np.append(last, other[:-1])
+            last = int(other[-1])
 
 
 def _differences(column: Ints) -> Ints:
@@ -288,9 +312,8 @@ def _in_order(boxes: Boxes) -> Boxes:
 
 
 def _rows_of(placed: Placed, boxes: Boxes) -> Iterator[PackedRow]:
-    levels, first = np.unique(boxes.level, return_index=True)
-    ends = [*first.tolist(), len(boxes)][1:]
-    for level, start, end in zip(levels.tolist(), first.tolist(), ends, strict=True):
+    first = np.flatnonzero(np.diff(boxes.level, prepend=-1))
+    for level, start, end in zip(boxes.level[first].tolist(), first, np.append(first, len(boxes))[1:], strict=True):
         own = Boxes(**{column.name: getattr(boxes, column.name)[start:end] for column in fields(Boxes)})
         yield PackedRow(placed, level, own)
 
@@ -314,9 +337,9 @@ def overview(boxes: Boxes, start_ns: int, end_ns: int) -> dict[int, str]:
     """
     edges = np.linspace(start_ns, end_ns, OVERVIEW_COLUMNS + 1).astype(np.int64)
     result = {}
-    for category in np.unique(boxes.category).tolist():
-        mine = select(boxes, boxes.category == category)
-        covered = Intervals(mine.start_ns, mine.end_ns).covered_ns(edges[:-1], edges[1:])
+    for category in distinct(boxes.category):
+        rows = np.flatnonzero(boxes.category == category)
+        covered = Intervals(boxes.start_ns[rows], boxes.end_ns[rows]).covered_ns(edges[:-1], edges[1:])
         shares = np.ceil(255 * covered / np.maximum(1, np.diff(edges)))  # whatever is there is seen
         result[category] = base64.b64encode(shares.astype(np.uint8).tobytes()).decode()
     return result

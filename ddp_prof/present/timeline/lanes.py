@@ -11,7 +11,7 @@ from ddp_prof.present import theme
 from ddp_prof.present.timeline.boxes import CODE, PHASE_CODE, codes_of, make_boxes
 from ddp_prof.present.timeline.host_lanes import call_lanes, host_lane, range_lanes
 from ddp_prof.present.timeline.model import COMMUNICATION, COMPUTE, COPIES, GRAPHS, STRIP, UNNAMED, Boxes, Lane
-from ddp_prof.trace import UNKNOWN, Category, concatenate, empty, looked_up, select
+from ddp_prof.trace import UNKNOWN, Category, concatenate, distinct, empty, looked_up, select
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.core.rank_events import RankEvents
@@ -119,9 +119,9 @@ def _device_lanes(rank: RankEvents, view: View, explained: Explained) -> list[La
     for category, kind in _KINDS.items():
         of_kind = activities.category == category
         # Copies share a lane: many streams copy, each a little.
-        streams = [UNKNOWN] if kind == COPIES else np.unique(activities.lane[of_kind]).tolist()
+        streams = [UNKNOWN] if kind == COPIES else distinct(activities.lane[of_kind])
         for stream in streams:
-            rows = of_kind if stream == UNKNOWN else of_kind & (activities.lane == stream)
+            rows = np.flatnonzero(of_kind if stream == UNKNOWN else of_kind & (activities.lane == stream))
             own = {name: column[rows] for name, column in columns.items()}
             start, end = activities.start_ns[rows], activities.end_ns[rows]
             if kind == COMMUNICATION:

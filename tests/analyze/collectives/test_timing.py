@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from ddp_prof.analyze.core.operations import bus_factor, operation_of
 from ddp_prof.ingest.kernel_categories import COMMUNICATION_KERNELS
+from ddp_prof.ingest.load import load_trace
 from tests.drawing import PID, draw_trace
 from tests.measuring import collectives_of, results_of
+from tests.nsys_factory import Capture, Kernel, Range, write_capture
 
 OURS = draw_trace(
     ranges={
@@ -111,6 +114,10 @@ def test_a_frame_has_a_row_a_collective() -> None:
         ("broadcast", "broadcast"),
         ("send", "send_recv"),
         ("void vllm::cross_device_reduce_1stage<float, 2>(...)", "all_reduce"),
+        ("void sglang::cross_device_reduce_scatter<__half, 8>(...)", "reduce_scatter"),
+        ("void deep_ep::intranode::combine<__nv_bfloat16, 8>(...)", "all_to_all"),
+        ("void deep_ep::intranode::barrier<8>(...)", "barrier"),
+        ("void tensorrt_llm::kernels::moe_comm::moeA2ADispatchKernel(...)", "all_to_all"),
         ("ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)", None),
         ("oneccl_reduce_base<float, 2, 16, 1, 1, 2>", None),
     ],
@@ -121,9 +128,7 @@ def test_operations_are_told_from_names(name: str, operation: str | None) -> Non
 
 def test_names_of_all_libraries_are_looked_at() -> None:
     unknown = {family.origin for family in COMMUNICATION_KERNELS if operation_of(family.example) is None}
-    assert unknown == {"RCCL", "MSCCL", "DeepEP", "Transformer Engine", "oneCCL"}, (
-        "names that do not tell the operation"
-    )
+    assert unknown == {"RCCL", "MSCCL", "Transformer Engine", "oneCCL"}, "names that do not tell the operation"
 
 
 def test_bus_bandwidth_counts_what_an_ideal_link_carries() -> None:
@@ -139,6 +144,29 @@ def test_two_files_are_not_all_ranks_of_a_job() -> None:
     one = draw_trace(launches={"main": "N"}, streams={9: ".NNN"}, path="a")
     other = draw_trace(launches={"main": "N"}, streams={9: ".NNN"}, path="b")
     assert [found.ranks for found in collectives_of(one, other)] == [None, None]
+
+
+def test_an_all_gather_waits_for_no_gradient(tmp_path: Path) -> None:
+    """The next layer's parameters, gathered by fully_shard while backward computes; the reduce-scatter waits."""
+    kernels = [
+        Kernel("gemm", 20, 30, 10, 131),
+        Kernel("ncclDevKernel_AllGather_RING_LL(x)", 35, 40, 12, 131, stream=9),
+        Kernel("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(x)", 40, 45, 14, 131, stream=9),
+    ]
+    capture = Capture(kernels, [Range("step 0", 0, 90, 100)], {(100, 131): "pt_autograd_0"})
+    found = collectives_of(load_trace(write_capture(tmp_path / "x.sqlite", capture)))
+    assert [(one.op, one.ready_ns) for one in found] == [("all_gather", None), ("reduce_scatter", 30)]
+
+
+def test_what_begins_before_a_gradient_is_there_does_not_wait_for_it() -> None:
+    """N reduces the gradients of b; c, of the next layer, was launched before it."""
+    trace = draw_trace(
+        ranges={"step 0": "#" * 20, "backward": "####"},
+        launches={"main": "bcN."},
+        streams={7: ".bbb..cccc", 9: "....NNNN"},
+    )
+    (only,) = collectives_of(trace)
+    assert (only.ready_ns, only.ready_source) == (None, None)
 
 
 def test_what_forward_launches_waits_for_no_gradient() -> None:

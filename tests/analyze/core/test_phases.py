@@ -37,6 +37,14 @@ def test_of_phases_within_each_other_the_innermost_counts() -> None:
     }
 
 
+def test_forward_again_in_backward_is_backward() -> None:
+    """Activation checkpointing of a model that names its own forward."""
+    ranges = {"forward": "###...##...##", "backward": "...########.."}
+    phases = find_phases(draw_trace(ranges=ranges), PID)
+    assert picture_of(phases.innermost_of(PHASES.index("forward")), 13) == "###........##"
+    assert picture_of(phases.innermost_of(PHASES.index("backward")), 13) == "...########.."
+
+
 def test_an_optimizer_range_of_another_bucket_is_no_phase_of_that_name() -> None:
     """A foreign name that only begins alike."""
     assert len(find_phases(draw_trace(ranges={"optimizer|bucket=x": "##", "optimizer|more": "##"}), PID)) == 0

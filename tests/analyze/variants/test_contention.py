@@ -10,6 +10,7 @@ import pytest
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.variants.contention import Contention, KernelSamples, measure_contention, sample_kernels
 from ddp_prof.ingest.load import load_trace
+from tests.drawing import draw_trace
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
 
 KERNELS, STEPS = 8, 6
@@ -76,7 +77,14 @@ def test_a_kernel_is_known_by_its_launch_shape_too(
 
 
 def test_without_overlap_there_is_nothing_to_pay(tmp_path: Path) -> None:
-    assert measure_contention(samples(tmp_path, overlapping=False)).reason == "no kernel ran beside communication"
+    assert "no kernel ran beside" in (measure_contention(samples(tmp_path, overlapping=False)).reason or "")
+
+
+def test_a_kernel_that_is_beside_communication_for_a_while_is_not_said_to_be_without_any() -> None:
+    trace = draw_trace(ranges={"step 0": "#" * 9}, launches={"main": "aN"}, streams={7: "..aaaa", 9: ".....NN"})
+    (rank,) = find_rank_events(trace)
+    reason = measure_contention([sample_kernels(rank)]).reason
+    assert reason == "no kernel ran beside communication for more than half of its time"
 
 
 def test_without_kernels_nothing_is_said() -> None:

@@ -5,11 +5,13 @@ import signal
 import struct
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from time import sleep
 
 import pytest
 
-from ddp_prof.present.charts.static_images import SCALE, WIDTH, PictureError, find_browser, write_pictures
+from ddp_prof.present.charts.static_images import SCALE, WIDTH, PictureError, Pictures, find_browser, write_pictures
 from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.present.timeline.figure import draw_timeline
 from tests.conftest import ROOT
@@ -30,6 +32,26 @@ def test_pictures_have_the_size_of_the_figure_and_show_its_text(tmp_path: Path) 
     text = svg.read_text(encoding="utf-8")
     assert all(part in text for part in ("device: cpu", "rank 0", "where time goes", "synchronize"))
     assert "all steps" not in text  # a menu cannot be opened on paper
+
+
+@pytest.mark.browser
+def test_an_interrupted_program_leaves_neither_a_browser_nor_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    started, folder = tmp_path / "started", tmp_path / "pictures"
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho $$ > {started}\nexec {find_browser()} "$@"\n')
+    browser.chmod(0o755)
+    monkeypatch.setenv("BROWSER_PATH", str(browser))
+    with suppress(KeyboardInterrupt), Pictures() as pictures:
+        pictures.draw(figure(), folder / "a.png")
+        while not (started.exists() and started.read_text().endswith("\n")):
+            sleep(0.01)
+        raise KeyboardInterrupt
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(started.read_text()), 0)
+    assert list(folder.iterdir()) == []
+    assert capfd.readouterr().err == ""
 
 
 def test_without_chromium_one_line_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

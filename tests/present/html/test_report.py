@@ -234,6 +234,12 @@ class TestPages:
             ("c", "how the run was made: no run.json lies beside its trace"),
         ]
 
+    def test_what_comparing_the_ranks_does_not_tell_is_among_it(self, tmp_path: Path) -> None:
+        run = made(run_of(cpu_run(), "a"))
+        told = replace(run.explanation, run=replace(run.explanation.run, trace_warnings=("of both", "of waiting")))
+        write_report([warned(replace(run, explanation=told), "of both")], tmp_path)
+        assert read(tmp_path / "index.html").pairs[:2] == [("a", "of both"), ("a", "of waiting")]
+
     def test_where_nothing_is_in_doubt_the_page_says_so(self, tmp_path: Path) -> None:
         write_report([made(run_of(cpu_run()))], tmp_path)
         assert read(tmp_path / "index.html").sections["unknown"][1:] == ["Nothing."]

@@ -1,0 +1,79 @@
+"""Columns out of SQLite, read some rows at a time."""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_prof.errors import TraceError
+from ddp_prof.ingest import sqlite_columns
+from ddp_prof.ingest.enrich import UNNAMED_RANGE
+from ddp_prof.ingest.nsys.sqlite_export import load_nsys_sqlite
+from ddp_prof.ingest.sqlite_columns import GrowingColumn, is_constant, open_sqlite
+from ddp_prof.trace import UNKNOWN
+from tests.nsys_factory import Capture, Range, write_capture
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+VALUES = st.none() | st.sampled_from((7, -(2**63), 2**63 - 1)) | st.integers(-3, 3)
+
+
+def write_column(file: Path, values: Sequence[object]) -> None:
+    with closing(sqlite3.connect(file)) as database, database:
+        database.execute("CREATE TABLE t (a, b)")
+        database.executemany("INSERT INTO t VALUES (?, 5)", [(value,) for value in values])
+
+
+@given(st.lists(VALUES, min_size=1, max_size=20), st.integers(1, 7))
+def test_all_rows_arrive_whatever_the_size_of_a_batch(values: list[int | None], batch_rows: int) -> None:
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setattr(sqlite_columns, "_BATCH_ROWS", batch_rows)
+        file = Path(folder) / "file.sqlite"
+        write_column(file, values)
+        with open_sqlite(file) as database:
+            found = database.integers("t", ("a", "b", "absent"))
+    assert found["a"].tolist() == [UNKNOWN if value is None else value for value in values]
+    assert found["b"].tolist() == [5] * len(values)
+    assert found["absent"].tolist() == [UNKNOWN] * len(values)
+    assert is_constant(found["b"])
+    assert is_constant(found["absent"])
+
+
+@pytest.mark.parametrize("value", ["text", 0.5, b"\0"])
+@pytest.mark.parametrize("row", [0, 1, 5])
+def test_what_is_no_integer_is_refused_in_each_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: object, row: int
+) -> None:
+    monkeypatch.setattr(sqlite_columns, "_BATCH_ROWS", 2)
+    file = tmp_path / "file.sqlite"
+    write_column(file, [value if at == row else at for at in range(7)])
+    with open_sqlite(file) as database, pytest.raises(TraceError) as caught:
+        database.integers("t", ("b", "a"))
+    assert caught.value.reason == "column a holds something that is no integer"
+
+
+@given(st.lists(st.lists(st.sampled_from((1, 2)), max_size=5), max_size=8))
+def test_a_column_grows_as_a_list_does(parts: list[list[int]]) -> None:
+    column = GrowingColumn()
+    for part in parts:
+        column.add(np.array(part, np.int64))
+    assert column.whole().tolist() == [value for part in parts for value in part]
+
+
+@given(st.lists(st.tuples(st.sampled_from(("", "step", "backward")), st.booleans()), min_size=1, max_size=9))
+def test_names_of_ranges_arrive_inline_and_by_number_whatever_the_batch(ranges: list[tuple[str, bool]]) -> None:
+    spans = [Range(name, at, at + 1, 100, registered=by_number) for at, (name, by_number) in enumerate(ranges, 1)]
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setattr(sqlite_columns, "_BATCH_ROWS", 2)
+        trace = load_nsys_sqlite(write_capture(Path(folder) / "capture.sqlite", Capture(ranges=spans)))
+    found = [trace.names[name_id] for name_id in trace.spans.name_id[np.argsort(trace.spans.start_ns)]]
+    assert found == [name or UNNAMED_RANGE for name, _ in ranges]
