@@ -69,12 +69,15 @@ def command(
         sources = timeline_sources(runs)
         begin("laying out")
         model = build_timeline(sources, steps=steps)
+    pictures = [path for path in (png, svg) if path]
+    figure = draw_timeline(build_excerpt(sources, steps)) if pictures else None
     page = output or Path(f"{sources[0].title.replace('/', '-')}.html")
+    del sources  # the events take more memory than all that is drawn
     with written(page) as file, progress(1) as begin:
         begin("writing")
         write_timeline_page(model, file)
-    if pictures := [path for path in (png, svg) if path]:
+    if figure is not None:
         with progress(1) as begin:
             begin("drawing")
-            write_pictures([(draw_timeline(build_excerpt(sources, steps)), path) for path in pictures])
+            write_pictures([(figure, path) for path in pictures])
         click.echo("\n".join(map(str, pictures)))

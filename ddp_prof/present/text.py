@@ -14,7 +14,9 @@ _NOT_TEXT = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 def plain_name(name: str, longest: int = MAX_NAME) -> str:
     """A name in which each character shows, and that ends in time."""
-    plain = "".join(" " if unicodedata.category(item) in _NOT_TEXT else item for item in name[: 4 * longest])
+    plain = name[: 4 * longest]
+    if not plain.isprintable():  # most names are
+        plain = "".join(" " if unicodedata.category(item) in _NOT_TEXT else item for item in plain)
     plain = " ".join(plain.split())
     return plain if len(plain) <= longest else plain[: longest - 1] + "…"
 

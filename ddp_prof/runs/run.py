@@ -211,6 +211,16 @@ class Run:
             for file, missing in list(self.missing(measures)):
                 self.measured.setdefault(file, {}).update(measure_events(self._kept, self.options, missing))
 
+    def forget_events(self) -> None:
+        """Make room in memory; what is asked for later is read again."""
+        self._kept = None
+
+    def forget_kernels(self) -> None:
+        """The same of what was measured of each kernel."""
+        for of_file in self.measured.values():
+            for measure in OF_EACH_KERNEL & of_file.keys():
+                del of_file[measure]
+
     def leave_out(self, files: Collection[Path], *notes: str) -> None:
         """Go on without some files."""
         self.files = tuple(file for file in self.files if file not in files)

@@ -74,19 +74,44 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
+@pytest.fixture(scope="session")
+def tab(chromium: Any) -> Any:
+    """The page of most visits, one after the other: Chromium keeps the scripts that it compiled for the last one."""
+    return chromium.new_page()
+
+
 @pytest.fixture(params=["light"])
-def visit(chromium: Any, request: pytest.FixtureRequest) -> Iterator[Visit]:
-    with new_visit(chromium, request.param) as visit:
+def visit(tab: Any, request: pytest.FixtureRequest) -> Iterator[Visit]:
+    with visit_in(tab, request.param) as visit:
         yield visit
 
 
 @contextmanager
-def new_visit(chromium: Any, palette: str = "light") -> Iterator[Visit]:
-    page = chromium.new_page(viewport={"width": 1400, "height": 800}, color_scheme=palette)
-    visit = Visit(page)
-    page.on("console", lambda message: visit.complaints.append(f"{message.type}: {message.text}"))
-    page.on("pageerror", lambda error: visit.complaints.append(str(error)))
-    page.on("dialog", lambda dialog: (visit.complaints.append("a dialog"), dialog.dismiss()))
-    page.on("request", lambda request: visit.requests.append(request.url))
-    yield visit
+def visit_in(tab: Any, palette: str = "light") -> Iterator[Visit]:
+    """A visit that begins and ends on an empty page, of the usual size and palette."""
+    tab.set_viewport_size({"width": 1400, "height": 800})
+    tab.emulate_media(color_scheme=palette)
+    visit = Visit(tab)
+    heard = {
+        "console": lambda message: visit.complaints.append(f"{message.type}: {message.text}"),
+        "pageerror": lambda error: visit.complaints.append(str(error)),
+        "dialog": lambda dialog: (visit.complaints.append("a dialog"), dialog.dismiss()),
+        "request": lambda request: visit.requests.append(request.url),
+    }
+    for event, listener in heard.items():
+        tab.on(event, listener)
+    try:
+        yield visit
+    finally:
+        for event, listener in heard.items():
+            tab.remove_listener(event, listener)
+        tab.goto("about:blank")
+
+
+@contextmanager
+def new_visit(chromium: Any) -> Iterator[Visit]:
+    """A visit beside others, or one that changes its page for good."""
+    page = chromium.new_page()
+    with visit_in(page) as visit:
+        yield visit
     page.close()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
-from tests.browser.conftest import new_visit
+from tests.browser.conftest import visit_in
 from tests.command_line import run
 from tests.conftest import ROOT
 from tests.ingest.nsys.test_sqlite_export import known_truth
@@ -50,8 +50,8 @@ def _results(folder: Path) -> Path:
 
 @pytest.mark.parametrize("palette", ["light", "dark"])
 @pytest.mark.parametrize("page", PAGES)
-def test_axe_finds_nothing_serious(chromium: Any, pages: Path, page: str, palette: str) -> None:
-    with new_visit(chromium, palette) as visit:
+def test_axe_finds_nothing_serious(tab: Any, pages: Path, page: str, palette: str) -> None:
+    with visit_in(tab, palette) as visit:
         if page in TIMELINES:
             visit.open_timeline(pages / page)
         else:
@@ -60,12 +60,12 @@ def test_axe_finds_nothing_serious(chromium: Any, pages: Path, page: str, palett
         assert serious_violations(visit.page) == []
 
 
-def test_axe_sees_what_is_serious(chromium: Any, tmp_path: Path) -> None:
+def test_axe_sees_what_is_serious(tab: Any, tmp_path: Path) -> None:
     page = tmp_path / "bad.html"
     page.write_text(
         '<html lang="en"><title>x</title><p style="color: #bbb; background: #fff">pale</p><img src="data:,">'
     )
-    with new_visit(chromium) as visit:
+    with visit_in(tab) as visit:
         visit.page.goto(page.as_uri())
         assert {text.partition(":")[0] for text in serious_violations(visit.page)} == {"color-contrast", "image-alt"}
 

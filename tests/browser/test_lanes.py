@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddp_prof.present.html.timeline_page import write_timeline_page
 from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.trace import CallDetails, Trace
-from tests.browser.conftest import Visit
+from tests.browser.conftest import Visit, new_visit
 from tests.browser.test_inspecting import boxes_of, details, place_of
 from tests.drawing import column, draw_trace
 from tests.measuring import source_of
@@ -248,15 +249,16 @@ def test_lanes_fill_the_window_and_overflow_it_little(visit: Visit, trace: Trace
     assert visit.ask("page.element._fullLayout._size.h") == pytest.approx(visit.ask("page.arrangement.height"), abs=1)
 
 
-def test_what_the_address_asks_for_is_kept_however_long_reading_takes(visit: Visit, page: Path) -> None:
-    visit.page.add_init_script("""const kept = DecompressionStream;
-        globalThis.DecompressionStream = class { constructor(format) {
-          const { readable, writable } = new kept(format);
-          const slow = new TransformStream({ flush: () => new Promise((done) => setTimeout(done, 600)) });
-          return { writable, readable: readable.pipeThrough(slow) }; } };""")
-    visit.page.goto(f"{page.as_uri()}#lanes=stream")
-    visit.wait_for_timeline()
-    assert labels(visit) == ["compute, stream 7", "communication, stream 9"]
+def test_what_the_address_asks_for_is_kept_however_long_reading_takes(chromium: Any, page: Path) -> None:
+    with new_visit(chromium) as visit:
+        visit.page.add_init_script("""const kept = DecompressionStream;
+            globalThis.DecompressionStream = class { constructor(format) {
+              const { readable, writable } = new kept(format);
+              const slow = new TransformStream({ flush: () => new Promise((done) => setTimeout(done, 600)) });
+              return { writable, readable: readable.pipeThrough(slow) }; } };""")
+        visit.page.goto(f"{page.as_uri()}#lanes=stream")
+        visit.wait_for_timeline()
+        assert labels(visit) == ["compute, stream 7", "communication, stream 9"]
 
 
 def test_the_bar_begins_at_the_left_edge_with_steps_and_without(visit: Visit, page: Path, tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ def by_half(step: int, sample: int) -> int:
 
 
 def seldom(step: int, sample: int) -> int:
-    """1 only in steps 1 and 3, for the second half: unused everywhere before, and between, once optimizer state exists."""
+    """1 only in steps 1 and 3, for the second half: unused everywhere in step 0, and in 2, with optimizer state."""
     return int(step in (1, 3) and sample >= BATCH // 2)
 
 

@@ -1,4 +1,4 @@
-"""Runs a function on ranks of a gloo process group, each in a process of its own, and brings the results back.
+"""Runs a function on ranks, each in a process of its own, most in a gloo process group, and brings the results back.
 
 Ranks are forked from a server that has imported torch and has no thread: to import it takes a process some seconds.
 """
@@ -11,6 +11,7 @@ import os
 import tempfile
 import traceback
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,15 @@ CONTEXT.set_forkserver_preload(["torch", "ddp_prof.ddp", "torch._dynamo", "torch
 
 
 def run_ranks(function: Callable[[int], Any], world: int = 2) -> list[Any]:
-    """Results of ``function(rank)`` by rank; ``None`` for one that died. A raised exception is raised here."""
+    """Results of ``function(rank)`` by rank in a process group; as :func:`fork_ranks`."""
+    return fork_ranks(partial(_in_group, function), world)
+
+
+def fork_ranks(function: Callable[[int, int, str], Any], world: int) -> list[Any]:
+    """Results of ``function(rank, world, shared folder)`` by rank; ``None`` for one that died.
+
+    A raised exception is raised here.
+    """
     with tempfile.TemporaryDirectory() as directory:
         ends, processes = [], []
         for rank in range(world):
@@ -58,13 +67,17 @@ def _receive(end: Connection) -> Any:
         return None
 
 
-def _rank(function: Callable[[int], Any], rank: int, world: int, directory: str, sender: Connection) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
+def _in_group(function: Callable[[int], Any], rank: int, world: int, directory: str) -> Any:
     store = dist.FileStore(str(Path(directory) / "store"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT_S))
+    return function(rank)
+
+
+def _rank(function: Callable[[int, int, str], Any], rank: int, world: int, directory: str, sender: Connection) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
     try:
-        answer: Any = (function(rank),)
+        answer: Any = (function(rank, world, directory),)
     except Exception:
         answer = f"rank {rank}:\n{traceback.format_exc()}"
     buffer = io.BytesIO()
@@ -73,4 +86,5 @@ def _rank(function: Callable[[int], Any], rank: int, world: int, directory: str,
     sender.close()
     if isinstance(answer, str):
         os._exit(1)
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -22,7 +22,7 @@ def runs() -> list[Run]:
 
 
 def is_run_on_four(case: str, setting: str, optimizer: str) -> bool:
-    """One optimizer a case; all settings that divide by the number of ranks, and of the others every second, in turns."""
+    """One optimizer a case; all settings that divide by the number of ranks, of the others every second in turns."""
     turn = list(cases.CASES).index(case) + list(cases.SETTINGS).index(setting)
     is_divided = cases.SETTINGS[setting][0] in ("sharded", "fsdp")
     return optimizer == cases.CASES[case].optimizers[-1] and (is_divided or turn % 2 == 0)

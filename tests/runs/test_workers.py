@@ -118,6 +118,17 @@ def test_a_figure_asked_for_later_needs_no_second_reading(reports: list[Path], r
     assert len(read) == 2
 
 
+def test_what_is_forgotten_is_read_again_when_it_is_asked_for(reports: list[Path], read: list[str]) -> None:
+    (run_,) = load_runs(reports[:1], measures=["device use"])
+    before, events = run_.device_use().to_frame(), len(next(run_.events()).trace.activities)
+    run_.forget_kernels()
+    run_.forget_events()
+    assert len(read) == 1
+    assert run_.device_use().to_frame().equals(before)
+    assert len(next(run_.events()).trace.activities) == events
+    assert len(read) == 2
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_what_was_read_before_an_interruption_is_shown(reports: list[Path], jobs: int) -> None:
     def interrupt(done: int, _total: int) -> None:

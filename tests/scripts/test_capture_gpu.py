@@ -298,12 +298,12 @@ def test_what_failed_is_done_again_only_when_asked_for(machine: Checkout) -> Non
 
 def test_a_slice_ends_in_time_and_the_next_goes_on(machine: Checkout) -> None:
     """Slices are told how much of their time is over by bash's own clock."""
-    quick = {"ROUNDS": "0", "SETUPS": "gloo", "LEAST_S": "5"}
-    late = machine.run(SCRIPT, SECONDS="476", **quick)  # of 480: too late to begin anything
+    quick = {"ROUNDS": "0", "SETUPS": "gloo", "LEAST_S": "2"}
+    late = machine.run(SCRIPT, SECONDS="479", **quick)  # of 480: too late to begin anything
     assert late.returncode == 75
     assert late.stdout.splitlines()[-1] == "capture_gpu: the time of this slice is over: call it again to go on"
     assert _captures(machine, "gloo2 shared by 2") == []
-    cut = machine.run(SCRIPT, SECONDS="465", HANGS="--variants overlap", **quick)
+    cut = machine.run(SCRIPT, SECONDS="470", HANGS="--variants overlap", **quick)
     assert cut.returncode == 75
     assert "capture_gpu: left to the next slice: " in cut.stderr
     assert (machine.root / "gpu_capture/done/check/gloo/flat").read_text() == "ok\n"

@@ -10,8 +10,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts/check_variants.py"
-# As the script, with a variant that adds a little to each gradient after the ranks have agreed. It stands for fsdp, which
-# has the fewest cases.
+# As the script, with a variant that adds a little to each gradient after the ranks have agreed. It stands for fsdp,
+# which has the fewest cases.
 SABOTAGED = f"""
 import sys
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "scripts")!r}]

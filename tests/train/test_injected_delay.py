@@ -7,10 +7,14 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.analyze.collectives.straggler import measure_skew
+from ddp_prof.errors import WorkloadError
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.manifest import load_manifest
+from ddp_prof.train.arguments import parse_arguments
+from ddp_prof.train.ranks.process_group import RankInfo
+from ddp_prof.train.run import check
 from tests.measuring import analysis_of
-from tests.train.test_workload import run
+from tests.train.forked import train
 
 DELAY_MS = 150
 
@@ -19,8 +23,7 @@ def test_skew_names_the_delayed_rank_and_its_delay(tmp_path: Path) -> None:
     sizes = ["--model-size", "tiny", "--seq-len", "16", "--batch-size", "4", "--steps", "5", "--warmup", "1"]
     outputs = ["--kineto", tmp_path / "x.json.gz", "--run-json", tmp_path / "x.run.json"]
     delay = ["--inject-delay-ms", str(DELAY_MS), "--inject-delay-rank", "1"]
-    done = run("--variant", "overlap", "--world-size", "2", *sizes, *delay, *outputs)
-    assert done.returncode == 0, done.stderr
+    train("--variant", "overlap", *sizes, *delay, *outputs)
     manifest = load_manifest(tmp_path / "x.run.json")
     assert manifest is not None
     assert (manifest.options["inject_delay_ms"], manifest.options["inject_delay_rank"]) == (DELAY_MS, 1)
@@ -32,6 +35,6 @@ def test_skew_names_the_delayed_rank_and_its_delay(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_is_not_there_cannot_be_delayed() -> None:
-    done = run("--variant", "flat", "--world-size", "2", "--inject-delay-ms", "5", "--inject-delay-rank", "2")
-    assert done.returncode == 1
-    assert "--inject-delay-rank 2, but the ranks are 0 to 1" in done.stderr
+    arguments = parse_arguments(["--variant", "flat", "--inject-delay-ms", "5", "--inject-delay-rank", "2"])
+    with pytest.raises(WorkloadError, match="--inject-delay-rank 2, but the ranks are 0 to 1"):
+        check(arguments, RankInfo(0, 2, 0, 2))

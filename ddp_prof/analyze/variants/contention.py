@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddp_prof.analyze.core.same_kernels import mostly_beside, numbered_together, same_kernels
-from ddp_prof.trace import UNKNOWN, Category, select
+from ddp_prof.trace import UNKNOWN, Category
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from ddp_prof.analyze.core.attribution import Events
     from ddp_prof.analyze.core.rank_events import RankEvents
     from ddp_prof.trace import Ints, Mask
 
@@ -91,28 +90,29 @@ class Contention:
 def sample_kernels(rank: RankEvents) -> KernelSamples:
     """The kernels of compute in a rank's steps, in the order of launch."""
     events = rank.events
-    rows = (events.kernel == 1) & (events.category == Category.COMPUTE) & (events.step != UNKNOWN) & rank.has_steps
-    chosen = select(events, rows)
-    chosen = select(chosen, np.lexsort((chosen.launch_ns, chosen.step)))
-    found, kernel = same_kernels(rank.trace, chosen.activity)
+    is_compute = (events.kernel == 1) & (events.category == Category.COMPUTE)
+    rows = np.flatnonzero(is_compute & (events.step != UNKNOWN) & rank.has_steps)
+    rows = rows[np.lexsort((events.launch_ns[rows], events.step[rows]))]
+    start, end, step = events.start_ns[rows], events.end_ns[rows], events.step[rows]
+    found, kernel = same_kernels(rank.trace, events.activity[rows])
     return KernelSamples(
         names=tuple(f"{name} {shape}".rstrip() for name, shape in found),
         kernel=kernel,
-        position=_positions(chosen, kernel),
-        duration_ns=chosen.end_ns - chosen.start_ns,
-        beside_ns=rank.union_of(Category.COMMUNICATION).covered_ns(chosen.start_ns, chosen.end_ns),
-        step=chosen.step,
+        position=_positions(step, kernel),
+        duration_ns=end - start,
+        beside_ns=rank.union_of(Category.COMMUNICATION).covered_ns(start, end),
+        step=step,
         steps=len(rank.steps),
     )
 
 
-def _positions(events: Events, kernel: Ints) -> Ints:
+def _positions(step: Ints, kernel: Ints) -> Ints:
     """For each kernel, how many of its name came before it in its step; rows are in the order of launch."""
-    order = np.lexsort((np.arange(len(events)), kernel, events.step))
-    is_first = np.ones(len(events), np.bool_)
-    is_first[1:] = (np.diff(kernel[order]) != 0) | (np.diff(events.step[order]) != 0)
-    count = np.arange(len(events))
-    position = np.empty(len(events), np.int64)
+    order = np.lexsort((kernel, step))
+    is_first = np.ones(len(step), np.bool_)
+    is_first[1:] = (np.diff(kernel[order]) != 0) | (np.diff(step[order]) != 0)
+    count = np.arange(len(step))
+    position = np.empty(len(step), np.int64)
     position[order] = count - np.maximum.accumulate(np.where(is_first, count, 0))
     return position
 

@@ -75,8 +75,10 @@ def write_report(
             begin(f"pages of {run.result.label}")
             sources, path = run.load_sources(), folder / f"{run.name}.html"
             drawing.draw(draw_timeline(build_excerpt(sources)), folder / f"{run.name}.png")
-            navigation = _navigation(runs, at, TIMELINE)
-            write_timeline_page(build_timeline(sources), path, navigation=navigation, shared_plotly=True)
+            model, navigation = build_timeline(sources), _navigation(runs, at, TIMELINE)
+            del sources  # the events take more memory than all that is drawn
+            write_timeline_page(model, path, navigation=navigation, shared_plotly=True)
+            del model
             _write_why_page(run, folder, _navigation(runs, at, WHY))
             _write_kernels_page(run, folder, _navigation(runs, at, KERNELS))
         begin("pictures")

@@ -41,6 +41,8 @@ def stack(start_ns: Ints, end_ns: Ints) -> Ints:
     ..222222..
     """
     level = np.zeros(len(start_ns), np.int64)
+    if np.all(start_ns[1:] >= end_ns[:-1]):
+        return level
     order = np.argsort(start_ns, kind="stable")
     if np.all(start_ns[order][1:] >= end_ns[order][:-1]):
         return level
@@ -64,6 +66,8 @@ def nest(start_ns: Ints, end_ns: Ints) -> Ints:
 
     Intervals that cross, as ranges of a thread never do, are stacked.
     """
+    if np.all(start_ns[1:] >= np.maximum(end_ns, start_ns + 1)[:-1]):
+        return np.zeros(len(start_ns), np.int64)
     order = np.lexsort((-end_ns, start_ns))
     start, end = start_ns[order], end_ns[order]
     ended = np.searchsorted(np.sort(np.maximum(end, start + 1)), start, side="right")
@@ -82,14 +86,20 @@ _OPTIONAL = ("name_id", "step", "bucket", "bytes", "phase", "call", "shape", "re
 def make_boxes(view: View, start_ns: Ints, end_ns: Ints, category: Ints, **columns: Ints) -> Boxes:
     """Boxes on the panel's own time; columns not given hold ``UNKNOWN``, levels are those of a stack."""
     optional = dict.fromkeys(_OPTIONAL, np.broadcast_to(np.int64(UNKNOWN), len(start_ns)))
-    level = columns.pop("level") if "level" in columns else stack(start_ns, end_ns)
+    if "level" not in columns:
+        columns["level"] = stack(start_ns, end_ns)
     return Boxes(
         start_ns=start_ns - view.zero_ns,
         end_ns=end_ns - view.zero_ns,
         category=category,
-        level=level,
-        **(optional | columns),
+        **(optional | {name: _lean(column) for name, column in columns.items()}),
     )
+
+
+def _lean(column: Ints) -> Ints:
+    """A column of one value as one that takes no memory."""
+    is_one = len(column) and column[0] == column[-1] and np.all(column == column[0])
+    return np.broadcast_to(column[0], len(column)) if is_one else column
 
 
 def codes_of(category: str, rows: int) -> Ints:

@@ -11,7 +11,7 @@ from ddp_prof.present import theme
 from ddp_prof.present.timeline.boxes import CODE, PHASE_CODE, codes_of, make_boxes
 from ddp_prof.present.timeline.host_lanes import call_lanes, host_lane, range_lanes
 from ddp_prof.present.timeline.model import COMMUNICATION, COMPUTE, COPIES, GRAPHS, STRIP, UNNAMED, Boxes, Lane
-from ddp_prof.trace import UNKNOWN, Category, concatenate, distinct, empty, looked_up, select
+from ddp_prof.trace import UNKNOWN, Category, distinct, empty, looked_up, select
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.core.rank_events import RankEvents
@@ -98,40 +98,46 @@ def _host_communication_lane(rank: RankEvents, view: View, explained: Explained)
 
 def _device_lanes(rank: RankEvents, view: View, explained: Explained) -> list[Lane]:
     """A lane for each stream and what it does there."""
-    trace = rank.trace
-    mine = view.holds(trace.activities.start_ns, trace.activities.end_ns) & _on_device(rank)
-    activities = select(trace.activities, mine)
-    event = _event_of(rank)[mine]
-    ranges, launched_in = rank.collective_ranges, rank.collective_ranges.round_activities(trace, mine)
-    phase = looked_up(rank.events.phase, event)
-    columns = {
-        "category": _category_codes(activities.category, phase),
-        "name_id": activities.name_id,
-        "step": looked_up(rank.step_keys, looked_up(rank.events.step, event)),
-        "bucket": looked_up(ranges.bucket, launched_in),
-        "bytes": np.where(activities.bytes == UNKNOWN, looked_up(ranges.bytes, launched_in), activities.bytes),
-        "phase": phase,
-        "call": trace.launching_calls[mine],
-    }
-    if trace.shape_id is not None and trace.registers is not None:
-        columns |= {"shape": trace.shape_id[mine], "registers": trace.registers[mine]}
+    activities, event_of = rank.trace.activities, _event_of(rank)
+    seen = np.flatnonzero(view.holds(activities.start_ns, activities.end_ns) & _on_device(rank))
     lanes = []
     for category, kind in _KINDS.items():
-        of_kind = activities.category == category
+        of_kind = seen[activities.category[seen] == category]
         # Copies share a lane: many streams copy, each a little.
         streams = [UNKNOWN] if kind == COPIES else distinct(activities.lane[of_kind])
         for stream in streams:
-            rows = np.flatnonzero(of_kind if stream == UNKNOWN else of_kind & (activities.lane == stream))
-            own = {name: column[rows] for name, column in columns.items()}
-            start, end = activities.start_ns[rows], activities.end_ns[rows]
-            if kind == COMMUNICATION:
-                found = own["collective"] = _collectives(explained, start, end, activities.lane[rows])
-                noted = looked_up(explained.timings.bytes, found)
-                own["bytes"] = np.where(own["bytes"] == UNKNOWN, noted, own["bytes"])
-            boxes = make_boxes(view, start, end, **own)
+            rows = of_kind if stream == UNKNOWN else of_kind[activities.lane[of_kind] == stream]
+            boxes = _device_boxes(rank, view, explained, category, rows, event_of[rows])
             title = _TITLES.get(kind, kind)
-            lanes.append(Lane(title if stream == UNKNOWN else f"{title}, stream {stream}", kind, boxes, trace.names))
+            name = title if stream == UNKNOWN else f"{title}, stream {stream}"
+            lanes.append(Lane(name, kind, boxes, rank.trace.names))
     return lanes
+
+
+def _device_boxes(
+    rank: RankEvents, view: View, explained: Explained, category: Category, rows: Ints, event: Ints
+) -> Boxes:
+    """Some activities of one category; ``event`` is the row of each among what is measured."""
+    trace, activities = rank.trace, rank.trace.activities
+    start, end = activities.start_ns[rows], activities.end_ns[rows]
+    ranges, launched_in = rank.collective_ranges, rank.collective_ranges.round_activities(trace, rows)
+    phase, told = looked_up(rank.events.phase, event), activities.bytes[rows]
+    columns = {
+        "name_id": activities.name_id[rows],
+        "step": looked_up(rank.step_keys, looked_up(rank.events.step, event)),
+        "bucket": looked_up(ranges.bucket, launched_in),
+        "bytes": np.where(told == UNKNOWN, looked_up(ranges.bytes, launched_in), told),
+        "phase": phase,
+        "call": trace.launching_calls[rows],
+    }
+    if trace.shape_id is not None and trace.registers is not None:
+        columns |= {"shape": trace.shape_id[rows], "registers": trace.registers[rows]}
+    if category == Category.COMMUNICATION:
+        found = columns["collective"] = _collectives(explained, start, end, activities.lane[rows])
+        noted = looked_up(explained.timings.bytes, found)
+        columns["bytes"] = np.where(columns["bytes"] == UNKNOWN, noted, columns["bytes"])
+    drawn_as = PHASE_CODE[phase] if category == Category.COMPUTE else codes_of(_DRAWN_AS[category], len(rows))
+    return make_boxes(view, start, end, drawn_as, **columns)
 
 
 def _collectives(explained: Explained, start_ns: Ints, end_ns: Ints, stream: Ints) -> Ints:
@@ -144,16 +150,6 @@ def _collectives(explained: Explained, start_ns: Ints, end_ns: Ints, stream: Int
 
 def _as_lists(*columns: Ints) -> list[list[int]]:
     return [column.tolist() for column in columns]
-
-
-def _category_codes(category: Ints, phase: Ints) -> Ints:
-    """What each activity is drawn as; compute by the phase that launched it."""
-    codes: Ints = np.select(
-        [category == Category.COMPUTE, *(category == other for other in _DRAWN_AS)],
-        [PHASE_CODE[phase], *(CODE[name] for name in _DRAWN_AS.values())],
-        UNKNOWN,
-    )
-    return codes
 
 
 def _on_device(rank: RankEvents) -> Mask:
@@ -182,15 +178,16 @@ def _strip_lane(rank: RankEvents, view: View) -> Lane:
         return Lane(_STRIP_TITLE, STRIP, empty(Boxes))
     rows = rows[np.argsort(parts.start_ns[rows], kind="stable")]
     begins, numbers = parts.start_ns[rows], rank.step_keys[rows]
-    tables = []
-    for name, part in _divided(rank, rows).items():
-        start, end = cut(part, begins)
-        shown = view.holds(start, end)
-        start, end = start[shown], end[shown]
-        step = numbers[np.searchsorted(begins, start, side="right") - 1]
-        level = np.zeros(len(start), np.int64)
-        tables.append(make_boxes(view, start, end, codes_of(name, len(start)), step=step, level=level))
-    return Lane(_STRIP_TITLE, STRIP, concatenate(*tables))
+    divided = _divided(rank, rows)
+    pieces = [cut(part, begins) for part in divided.values()]
+    start, end = (np.concatenate(column) for column in zip(*pieces, strict=True))
+    category = np.repeat([CODE[name] for name in divided], [len(starts) for starts, _ in pieces])
+    order = np.argsort(start, kind="stable")
+    order = order[view.holds(start, end)[order]]
+    start, end = start[order], end[order]
+    step = numbers[np.searchsorted(begins, start, side="right") - 1]
+    boxes = make_boxes(view, start, end, category[order], step=step, level=np.zeros_like(start))
+    return Lane(_STRIP_TITLE, STRIP, boxes)
 
 
 def _divided(rank: RankEvents, rows: Ints) -> dict[str, Intervals]:

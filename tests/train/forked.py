@@ -1,0 +1,29 @@
+"""``ddp_prof.train`` on forked ranks, for what a run computes and writes. How ranks are launched: test_workload.py."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from contextlib import redirect_stdout
+from functools import partial
+from pathlib import Path
+
+from ddp_prof.train.__main__ import main
+from ddp_prof.train.ranks.launch import LAUNCH_DIRECTORY
+from tests.ddp.gloo_ranks import fork_ranks
+
+
+def train(*argv: str | Path) -> str:
+    """Run a command line on two ranks as one that was launched does; what rank 0 prints."""
+    said, _ = fork_ranks(partial(_train, list(map(str, argv))), world=2)
+    assert said is not None, "it failed: see its line on stderr"
+    return str(said)
+
+
+def _train(argv: list[str], rank: int, world: int, directory: str) -> str:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), LAUNCH_DIRECTORY: directory}
+    sys.argv = ["ddp_prof.train", *argv]
+    with redirect_stdout(io.StringIO()) as said:
+        assert main() == 0
+    return said.getvalue()
