@@ -176,7 +176,7 @@ def unnamed_share(trace: Trace) -> float:
 
 
 def steps_among(ranges: list[Range]) -> list[Step]:
-    """Ours, else others'; open ones are none; of overlapping ones the busiest thread's, the inner, the first."""
+    """Ours, else others'; open ones are none; of overlapping ones the busiest thread's, the inner, cut."""
     ours = [r for r in ranges if r.name.startswith("step|")]
     found = ours or [r for r in ranges if re.fullmatch(r"step \d+", r.name)]
     found = [r for r in found if not r.is_open]
@@ -185,12 +185,8 @@ def steps_among(ranges: list[Range]) -> list[Step]:
         busiest = min(lane for lane in lanes if lanes[lane] == max(lanes.values()))
         found = [r for r in found if r.lane == busiest]
         found = [r for i, r in enumerate(found) if not _holds_another(r, i, found)]
-        kept: list[Range] = []
-        for r in found:
-            if not kept or r.start >= kept[-1].end:
-                kept.append(r)
-        found = kept
-    return [Step(_number(r.name), r.start, r.end, "warmup=1" in r.name) for r in found]
+    ends = [min([r.end, *(other.start for other in found if other.start > r.start)]) for r in found]
+    return [Step(_number(r.name), r.start, end, "warmup=1" in r.name) for r, end in zip(found, ends, strict=True)]
 
 
 def _holds_another(outer: Range, place: int, ranges: list[Range]) -> bool:

@@ -46,7 +46,7 @@ class RankEvents:
         has_steps: Whether the trace tells steps.
         warmup_steps: How many steps were left out.
         backward: How events were attributed to backward: ``ranges``, ``inferred`` (by thread) or ``none``.
-        step_notes: Which ranges that could be steps were left out, a line each.
+        step_notes: Which ranges that could be steps were left out or cut, a line each.
         other_gradient_threads: Threads that launch compute of backward in other parts of the capture.
     """
 

@@ -81,10 +81,10 @@ class Steps(Table):
 
 
 def find_steps(trace: Trace, process: int, pattern: str | None = None) -> tuple[Steps, tuple[str, ...]]:
-    """The steps of a process, and what was left out, a line each.
+    """The steps of a process, and what was left out or cut, a line each.
 
     Steps do not overlap. Where ranges that match do: of those on several threads the thread with most of them counts;
-    of nested ones the inner ones; of others the one that starts first.
+    of nested ones the inner ones; of others each ends where the next one starts, as its work is what is launched last.
 
     Args:
         trace: The trace.
@@ -128,7 +128,9 @@ def _steps_named(trace: Trace, mine: Mask, named: dict[int, tuple[int | None, bo
     found = [named[name_id] for name_id in trace.spans.name_id[rows].tolist()]
     number = np.array([UNKNOWN if number is None else number for number, _ in found], np.int64)
     warmup = np.array([is_warmup for _, is_warmup in found], np.bool_)
-    return Steps(number, trace.spans.start_ns[rows], trace.spans.end_ns[rows], warmup), notes
+    start, end = trace.spans.start_ns[rows], trace.spans.end_ns[rows]
+    end[:-1] = np.minimum(end[:-1], start[1:])
+    return Steps(number, start, end, warmup), notes
 
 
 def _steps_among(spans: Spans, rows: Ints) -> tuple[Ints, tuple[str, ...]]:
@@ -148,7 +150,10 @@ def _steps_among(spans: Spans, rows: Ints) -> tuple[Ints, tuple[str, ...]]:
     if len(lanes) > 1:
         rows = leave_out(rows[spans.lane[rows] == busiest], f"they overlap those of thread {busiest}, which has most")
     rows = leave_out(rows[~_holds_another(spans, rows)], "they hold others that could be")
-    rows = leave_out(_first_come(spans, rows), "they begin before the step before them ends")
+    if cut := int((spans.start_ns[rows][1:] < spans.end_ns[rows][:-1]).sum()):
+        notes.append(
+            f"ranges of steps that end after the next step begins: {cut}; each is taken to end where that begins"
+        )
     return rows, tuple(notes)
 
 
@@ -165,15 +170,6 @@ def _holds_another(spans: Spans, rows: Ints) -> Mask:
     holds = np.zeros(len(rows), np.bool_)
     holds[order] = later <= end
     return holds
-
-
-def _first_come(spans: Spans, rows: Ints) -> Ints:
-    kept, end = [], -1
-    for row in rows.tolist():
-        if spans.start_ns[row] >= end:
-            kept.append(row)
-            end = int(spans.end_ns[row])
-    return np.array(kept, np.int64)
 
 
 def _number(hit: re.Match[str]) -> int | None:

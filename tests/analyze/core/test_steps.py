@@ -117,11 +117,12 @@ class TestRangesThatOverlap:
         assert steps.number.tolist() == [0, 1, 2]
         assert f"overlap those of thread {PID}" in note
 
-    def test_of_others_the_first_counts(self) -> None:
+    def test_of_others_each_ends_where_the_next_one_starts(self) -> None:
+        """As of a scheduler that begins a step before the one before it has ended."""
         trace = draw_trace(ranges=[("step 0", "####"), ("step 1", "...####"), ("step 2", "........####")])
         steps, (note,) = find_steps_and_notes(trace, PID)
-        assert steps.number.tolist() == [0, 2]
-        assert "begin before the step before them ends" in note
+        assert (steps.number.tolist(), steps.end_ns.tolist()) == ([0, 1, 2], [3, 7, 12])
+        assert note.startswith("ranges of steps that end after the next step begins: 1;")
 
 
 def spans_of(trace):
