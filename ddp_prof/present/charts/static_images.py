@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import shutil
@@ -40,17 +41,7 @@ def find_browser() -> Path | None:
 
 
 class Pictures:
-    """Figures that a browser draws while the program goes on.
-
-    ::
-
-        with Pictures() as pictures:
-            pictures.draw(figure, path)  # returns at once
-            ...
-            pictures.finish()
-
-    All of them are written by :meth:`finish`, or none is.
-    """
+    """Figures that a browser draws while the program goes on; all of them are written by :meth:`finish`, or none is."""
 
     def __init__(self) -> None:
         self._browser = find_browser()
@@ -104,8 +95,6 @@ class Pictures:
         return []
 
     def _work(self) -> None:
-        import asyncio
-
         try:
             self._outcome.set_result(asyncio.run(self._draw_all()))
         except BaseException as error:  # raised again by finish
@@ -121,8 +110,6 @@ class Pictures:
         return failed
 
     async def _ordered(self) -> AsyncIterator[dict[str, Any]]:
-        import asyncio
-
         while (order := await asyncio.to_thread(self._orders.get)) is not None:
             if isinstance(order, InterruptedError):
                 asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # of what closing breaks off
@@ -131,11 +118,7 @@ class Pictures:
 
 
 def write_pictures(pictures: Iterable[tuple[go.Figure, Path]]) -> None:
-    """Write figures as ``.png`` or ``.svg``, as the names end, with one start of the browser for all.
-
-    Raises:
-        PictureError: No Chromium is installed, and nothing was written; or the browser failed.
-    """
+    """Write figures with one start of the browser for all; raises what :meth:`Pictures.finish` does."""
     with Pictures() as drawing:
         for figure, path in pictures:
             drawing.draw(figure, path)
