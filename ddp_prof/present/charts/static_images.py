@@ -25,6 +25,8 @@ WIDTH = 1400
 SCALE = 2
 SECONDS_TO_CLOSE = 10
 """So long an interrupted program waits for its browser."""
+_BROWSER_ERRORS = (RuntimeError, OSError, TimeoutError, asyncio.TimeoutError, asyncio.CancelledError)
+"""What is raised where a browser fails; the last where it closes while it is started."""
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")
 
 
@@ -80,7 +82,7 @@ class Pictures:
         self._orders.put(None)
         try:
             failed = self._outcome.result()
-        except (RuntimeError, OSError, TimeoutError) as error:
+        except _BROWSER_ERRORS as error:
             raise _failure(self._browser, error) from error
         if failed:
             raise _failure(self._browser, failed[0]) from failed[0]
