@@ -53,10 +53,7 @@ def command(traces: tuple[Path, ...], load: Loader, folder: Path) -> None:
     runs = load.runs(traces, "overlap", "collectives", "kernels", "device use", with_launches=True, to_draw=True)
     runs = in_variant_order(runs, lambda run: run.manifest)
     with Pictures() as pictures, progress(2 * len(runs) + 1) as begin:  # the browser starts while runs are compared
-        reports, waterfall = _report_runs(runs, begin), compare_steps(runs)
-        for run in runs:
-            run.forget_kernels()
-        problems = write_report(reports, folder, waterfall, begin, pictures)
+        problems = write_report(_report_runs(runs, begin), folder, compare_steps(runs), begin, pictures)
     for problem in problems:
         say_note(problem)
     click.echo(folder / "index.html")
@@ -97,7 +94,7 @@ def _sources(run: Run, files: Sequence[Path]) -> list[Source]:
     from ddp_prof.runs.run import timeline_sources
 
     first, *others = timeline_sources([run.of_files(files)])
-    run.forget_events()
+    run.forget()  # the pages need no more of either
     if len(files) < len(run.files):
         caveat = f"{len(files)} of {len(run.files)} traces, those with the most exposed communication"
         first = first._replace(caveats=(caveat, *first.caveats))

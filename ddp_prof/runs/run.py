@@ -211,12 +211,9 @@ class Run:
             for file, missing in list(self.missing(measures)):
                 self.measured.setdefault(file, {}).update(measure_events(self._kept, self.options, missing))
 
-    def forget_events(self) -> None:
-        """Make room in memory; what is asked for later is read again."""
+    def forget(self) -> None:
+        """Make room in memory: events, and what was measured of each kernel, are read again if asked for."""
         self._kept = None
-
-    def forget_kernels(self) -> None:
-        """The same of what was measured of each kernel."""
         for of_file in self.measured.values():
             for measure in OF_EACH_KERNEL & of_file.keys():
                 del of_file[measure]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import shutil
@@ -24,6 +25,8 @@ WIDTH = 1400
 SCALE = 2
 SECONDS_TO_CLOSE = 10
 """So long an interrupted program waits for its browser."""
+_BROWSER_ERRORS = (RuntimeError, OSError, TimeoutError, asyncio.TimeoutError, asyncio.CancelledError)
+"""What is raised where a browser fails; the last where it closes while it is started."""
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")
 
 
@@ -40,17 +43,7 @@ def find_browser() -> Path | None:
 
 
 class Pictures:
-    """Figures that a browser draws while the program goes on.
-
-    ::
-
-        with Pictures() as pictures:
-            pictures.draw(figure, path)  # returns at once
-            ...
-            pictures.finish()
-
-    All of them are written by :meth:`finish`, or none is.
-    """
+    """Figures that a browser draws while the program goes on; all of them are written by :meth:`finish`, or none is."""
 
     def __init__(self) -> None:
         self._browser = find_browser()
@@ -89,7 +82,7 @@ class Pictures:
         self._orders.put(None)
         try:
             failed = self._outcome.result()
-        except (RuntimeError, OSError, TimeoutError) as error:
+        except _BROWSER_ERRORS as error:
             raise _failure(self._browser, error) from error
         if failed:
             raise _failure(self._browser, failed[0]) from failed[0]
@@ -104,8 +97,6 @@ class Pictures:
         return []
 
     def _work(self) -> None:
-        import asyncio
-
         try:
             self._outcome.set_result(asyncio.run(self._draw_all()))
         except BaseException as error:  # raised again by finish
@@ -121,8 +112,6 @@ class Pictures:
         return failed
 
     async def _ordered(self) -> AsyncIterator[dict[str, Any]]:
-        import asyncio
-
         while (order := await asyncio.to_thread(self._orders.get)) is not None:
             if isinstance(order, InterruptedError):
                 asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # of what closing breaks off
@@ -131,11 +120,7 @@ class Pictures:
 
 
 def write_pictures(pictures: Iterable[tuple[go.Figure, Path]]) -> None:
-    """Write figures as ``.png`` or ``.svg``, as the names end, with one start of the browser for all.
-
-    Raises:
-        PictureError: No Chromium is installed, and nothing was written; or the browser failed.
-    """
+    """Write figures with one start of the browser for all; raises what :meth:`Pictures.finish` does."""
     with Pictures() as drawing:
         for figure, path in pictures:
             drawing.draw(figure, path)

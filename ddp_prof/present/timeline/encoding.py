@@ -134,8 +134,9 @@ def pack_boxes(lanes: Sequence[Placed], titles: Titles) -> PackedBoxes:
         ranks.append(np.full(len(missing), placed.rank, np.int64))
         positioned.append(_with_boxes(placed, replace(boxes, start_ns=starts, end_ns=ends)))
     table, packed = _pack_rows(positioned, titles)
-    widths, more = pack_columns({"rank": ranks, "time": [_differences(np.concatenate(untold))]})
-    return PackedBoxes(_rows(lanes), (table, PackedTable(sum(map(len, untold)), widths)), packed + more)
+    columns = {"rank": ranks, "time": [_differences(np.concatenate(untold))]}
+    others, more = _pack_table(sum(map(len, untold)), columns)
+    return PackedBoxes(_rows(lanes), (table, others), packed + more)
 
 
 def _ordered(placed: Placed) -> Placed:
@@ -169,15 +170,10 @@ def pack_folded(
         "shape": (titles.shape_of(row.placed.lane, row.boxes) for row in shown.rows),
         "phase": (row.boxes.phase + 1 for row in shown.rows),
     }
-    collectives = _exposed(shown.rows, explained)
-    widths, more = pack_columns(facts)
-    exposed_widths, exposed = pack_columns({name: [column] for name, column in collectives.items()})
-    tables = (
-        table,
-        PackedTable(sum(len(row.boxes) for row in shown.rows), widths),
-        PackedTable(len(collectives["box"]), exposed_widths),
-    )
-    return PackedBoxes(rows, tables, packed + more + exposed)
+    exposed = _exposed(shown.rows, explained)
+    told, more = _pack_table(sum(len(row.boxes) for row in shown.rows), facts)
+    parts, last = _pack_table(len(exposed["box"][0]), exposed)
+    return PackedBoxes(rows, (table, told, parts), packed + more + last)
 
 
 def _rows(lanes: Sequence[Placed]) -> tuple[PackedRow, ...]:
@@ -186,17 +182,20 @@ def _rows(lanes: Sequence[Placed]) -> tuple[PackedRow, ...]:
 
 def _pack_rows(lanes: Sequence[Placed], titles: Titles) -> tuple[PackedTable, bytes]:
     tables = [placed.lane.boxes for placed in lanes]
-    widths, packed = pack_columns(
-        {
-            "gap": _since([boxes.start_ns for boxes in tables], [boxes.end_ns for boxes in tables]),
-            "duration": (boxes.end_ns - boxes.start_ns for boxes in tables),
-            "category": (boxes.category for boxes in tables),
-            "title": (titles.of(placed.lane, placed.lane.boxes) for placed in lanes),
-            "step": _since([boxes.step for boxes in tables], [boxes.step for boxes in tables]),
-            "bytes": (boxes.bytes for boxes in tables),
-        }
-    )
-    return PackedTable(sum(map(len, tables)), widths), packed
+    columns = {
+        "gap": _since([boxes.start_ns for boxes in tables], [boxes.end_ns for boxes in tables]),
+        "duration": (boxes.end_ns - boxes.start_ns for boxes in tables),
+        "category": (boxes.category for boxes in tables),
+        "title": (titles.of(placed.lane, placed.lane.boxes) for placed in lanes),
+        "step": _since([boxes.step for boxes in tables], [boxes.step for boxes in tables]),
+        "bytes": (boxes.bytes for boxes in tables),
+    }
+    return _pack_table(sum(map(len, tables)), columns)
+
+
+def _pack_table(rows: int, columns: Mapping[str, Iterable[Ints]]) -> tuple[PackedTable, bytes]:
+    widths, packed = pack_columns(columns)
+    return PackedTable(rows, widths), packed
 
 
 def _times(lanes: Sequence[Placed], rank: int) -> Ints:
@@ -209,14 +208,10 @@ def _times(lanes: Sequence[Placed], rank: int) -> Ints:
 
 def _positions(times: Ints, boxes: Boxes) -> tuple[Ints, Ints, Ints]:
     """Positions of starts and ends once those that are not among the times are added to them; and which these are."""
-    columns = (boxes.start_ns, boxes.end_ns)
-    found = [np.searchsorted(times, column) for column in columns]
-    known = np.append(times, 0)
-    missing = np.unique(
-        np.concatenate([column[known[at] != column] for column, at in zip(columns, found, strict=True)])
-    )
-    starts, ends = (at + np.searchsorted(missing, column) for column, at in zip(columns, found, strict=True))
-    return starts, ends, missing
+    start, end, known = boxes.start_ns, boxes.end_ns, np.append(times, 0)
+    starts, ends = np.searchsorted(times, start), np.searchsorted(times, end)
+    missing = np.unique(np.append(start[known[starts] != start], end[known[ends] != end]))
+    return starts + np.searchsorted(missing, start), ends + np.searchsorted(missing, end), missing
 
 
 def _links(folded: Sequence[PackedRow], shown: Sequence[PackedRow]) -> Ints:
@@ -244,7 +239,7 @@ def _places(folded: Sequence[PackedRow], rank: int) -> Ints:
     return places
 
 
-def _exposed(shown: Sequence[PackedRow], explained: Sequence[Explained]) -> dict[str, Ints]:
+def _exposed(shown: Sequence[PackedRow], explained: Sequence[Explained]) -> dict[str, list[Ints]]:
     boxes, parts, lengths = [], [], []
     offset = 0
     for row in shown:
@@ -259,7 +254,7 @@ def _exposed(shown: Sequence[PackedRow], explained: Sequence[Explained]) -> dict
             parts.append(part)
             lengths.append(all_ns[at, part])
         offset += len(row.boxes)
-    return {"box": _differences(_joined(boxes)), "part": _joined(parts), "ns": _joined(lengths)}
+    return {"box": [_differences(_joined(boxes))], "part": [_joined(parts)], "ns": [_joined(lengths)]}
 
 
 def pack_columns(columns: Mapping[str, Iterable[Ints]]) -> tuple[dict[str, int], bytes]:
@@ -269,7 +264,8 @@ def pack_columns(columns: Mapping[str, Iterable[Ints]]) -> tuple[dict[str, int],
     for name, parts in columns.items():
         blocks = [_planes(part[at : at + _BLOCK]) for part in parts for at in range(0, len(part), _BLOCK)]
         widths[name] = max(map(len, blocks), default=0)
-        packed += (_plane(block, number) for number in range(widths[name]) for block in blocks)
+        for at in range(widths[name]):
+            packed += (block[at].tobytes() if at < len(block) else bytes(block.shape[1]) for block in blocks)
     return widths, b"".join(packed)
 
 
@@ -280,10 +276,6 @@ def _planes(column: Ints) -> NDArray[np.uint8]:
     digits = natural.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
     planes: NDArray[np.uint8] = digits[:, :width].T.copy()
     return planes
-
-
-def _plane(block: NDArray[np.uint8], number: int) -> bytes:
-    return block[number].tobytes() if number < len(block) else bytes(block.shape[1])
 
 
 def _joined(columns: list[Ints]) -> Ints:

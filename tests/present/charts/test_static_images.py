@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import struct
@@ -79,6 +80,20 @@ def test_a_browser_that_fails_is_one_clear_error(tmp_path: Path, monkeypatch: py
     with pytest.raises(PictureError, match=r"could not be drawn with .*/broken: [^(]") as raised:
         write_pictures([(figure(), tmp_path / "a.png")])
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), asyncio.TimeoutError(), RuntimeError("gone")])
+def test_however_a_browser_breaks_off_it_is_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    async def break_off(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setenv("BROWSER_PATH", sys.executable)
+    monkeypatch.setattr("kaleido.write_fig_from_object", break_off)
+    with pytest.raises(PictureError, match=r"could not be drawn with .*: (CancelledError|TimeoutError|gone)$"):
+        write_pictures([(figure(), tmp_path / "a.png")])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_a_failed_browser_leaves_running_does_not_keep_the_program_from_ending(tmp_path: Path) -> None:
