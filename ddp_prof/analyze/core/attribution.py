@@ -62,8 +62,9 @@ def device_events(
 ) -> tuple[Events, str]:
     """All that the devices of a process did, and how backward was told: ``ranges``, ``inferred`` or ``none``.
 
-    Where no range names backward, it is what autograd's threads launched, but for what an optimizer's range holds: one
-    that steps in a gradient's hook.
+    Where no range names backward, it is what autograd's threads launched, but for what they launched in an optimizer's
+    range of their own: it steps in a gradient's hook. The optimizer's range of another thread may hold all of backward,
+    as where it is given a closure that computes the gradients.
 
     Args:
         trace: The trace.
@@ -78,8 +79,10 @@ def device_events(
     launcher = looked_up(trace.calls.lane, call)
     phase, backward = phases.kind_at(launch_ns), "ranges"
     if BACKWARD_PHASE not in phases.kind:
-        by_autograd = np.isin(launcher, _autograd_threads(trace, process, steps, launchers))
-        phase[by_autograd & (phase != OPTIMIZER_PHASE)] = BACKWARD_PHASE
+        autograd = _autograd_threads(trace, process, steps, launchers)
+        by_autograd = np.isin(launcher, autograd)
+        in_hook = select(phases, np.isin(phases.lane, autograd)).kind_at(launch_ns) == OPTIMIZER_PHASE
+        phase[by_autograd & ~in_hook] = BACKWARD_PHASE
         backward = "inferred" if by_autograd.any() else "none"
     events = Events(
         start_ns=activities.start_ns,

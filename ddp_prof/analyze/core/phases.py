@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from ddp_prof.trace import Ints, Trace
 
 PHASE_PATTERNS: Mapping[str, str] = {
-    FORWARD: r"^#* ?(?:forward|fwd)(?:[ _]?pass)? ?#*$",
-    BACKWARD: r"^#* ?(?:loss[._])?(?:backward|bwd)(?:[ _]?pass)? ?#*$",
+    FORWARD: r"^#* ?(?:forward|fwd)(?:[ _]?pass)? ?#*$|^DeepSpeedEngine\.forward$|\[Strategy\]\w+\.training_step$",
+    BACKWARD: r"^#* ?(?:loss[._]|DeepSpeedEngine\.|.*\[Strategy\]\w+\.)?(?:backward|bwd)(?:[ _]?pass)? ?#*$",
     SYNCHRONIZE: r"^synchronize$",
-    OPTIMIZER: r"^#* ?(?:optimizer|opt)(?:[ _.]?step)? ?#*$|^Optimizer\.step#|^optimizer\|bucket=\d+$",
+    OPTIMIZER: r"^#* ?(?:optimizer|opt)(?:[ _.]?step)? ?#*$|^Optimizer\.step#|^optimizer\|bucket=\d+$|"
+    r"^DeepSpeedEngine\.step$|\[Strategy\]\w+\.optimizer_step$",
 }
-"""How ranges of phases are named, by us and by others; any case."""
+"""How ranges of phases are named, by us, by torch, DeepSpeed, Lightning (``[Strategy]``) and others; any case."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,13 @@ class Phases(Table):
         start_ns: Start of the host's range.
         end_ns: Its end.
         kind: Index into ``range_names.PHASES``.
+        lane: Thread that opened the range.
     """
 
     start_ns: Ints
     end_ns: Ints
     kind: Ints
+    lane: Ints
 
     def union_of(self, kind: int) -> Intervals:
         """The time covered by the ranges of one kind."""
@@ -72,7 +75,8 @@ def find_phases(trace: Trace, process: int, backward_pattern: str | None = None)
         rows.append(rows_named(trace.spans, mine, [index for index, name in enumerate(trace.names) if matches(name)]))
         kinds.append(np.full(len(rows[-1]), kind, np.int64))
     row = np.concatenate(rows)
-    phases = Phases(trace.spans.start_ns[row], trace.spans.end_ns[row], np.concatenate(kinds))
+    spans = trace.spans
+    phases = Phases(spans.start_ns[row], spans.end_ns[row], np.concatenate(kinds), spans.lane[row])
     # What is computed again in backward, as with activation checkpointing, is backward's.
     is_again = (phases.kind == PHASES.index(FORWARD)) & phases.union_of(PHASES.index(BACKWARD)).holds(phases.start_ns)
     return select(phases, ~is_again)

@@ -120,7 +120,7 @@ class RankEvents:
         changes = np.flatnonzero((np.diff(is_backward) != 0) | (np.diff(events.step) != 0))
         first, last = np.append(0, changes + 1), np.append(changes, len(events) - 1)
         first, last = first[is_backward[first]], last[is_backward[first]]
-        return Phases(events.launch_ns[first], events.launch_ns[last], events.phase[first])
+        return Phases(events.launch_ns[first], events.launch_ns[last], events.phase[first], events.launcher[first])
 
     @cached_property
     def compute_stream(self) -> int:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 STEP_PATTERNS = (
     r"^ProfilerStep#(\d+)$",
     r"^(?:training|train|global)?[ _-]?(?:step|iteration|iter)[ _#:=-]{0,2}(\d+)$",
+    r"^(?:\[pl\]\[profile\])?run_training_batch$",
 )
 """How others name their steps, tried in this order where there are no ranges of ours; any case."""
 

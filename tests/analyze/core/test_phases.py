@@ -66,6 +66,7 @@ def test_phases_are_disjoint_and_cover_what_the_ranges_do(drawn: list[tuple[int,
         column(start for start, _, _ in drawn),
         column(start + length for start, length, _ in drawn),
         column(kind for _, _, kind in drawn),
+        column(0 for _ in drawn),
     )
     pictures = [picture_of(phases.innermost_of(kind), 45) for kind in range(len(PHASES))]
     for instant in range(45):

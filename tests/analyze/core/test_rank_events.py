@@ -12,6 +12,7 @@ from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.core.steps import RangePatterns
 from ddp_prof.analyze.overlap.overlap import measure_overlap
 from ddp_prof.analyze.quality.inventory import take_inventory
+from ddp_prof.range_names import PHASES
 from tests.drawing import PID, draw_trace
 from tests.measuring import analysis_of, collectives_of
 
@@ -84,12 +85,45 @@ def test_a_thread_that_launches_collectives_alone_is_not_taken_for_autograds(lau
     assert measure_overlap(trace).attribution.method == method
 
 
-def test_an_optimizer_that_steps_in_a_hook_is_not_backward() -> None:
-    """As torch's _apply_optimizer_in_backward: autograd's thread launches c, which does not end backward."""
+@pytest.mark.parametrize(("opener", "tail"), [("autograd", 6), ("main", 0)])
+def test_what_autograd_launches_in_an_optimizers_range_is_backward_but_where_it_opens_the_range(
+    opener: str, tail: int
+) -> None:
+    """In a hook, as of torch's _apply_optimizer_in_backward, c does not end backward; in a closure, as Lightning's, it
+    is backward's.
+    """
     trace = draw_trace(
         ranges={"step 0": "#" * 14, "Optimizer.step#SGD.step": "....##"},
         launches={"main": "a.....", "pt_autograd_0": "..bN.c"},
         streams={7: ".aabbb......cc", 9: "......NNNNNN.."},
     )
+    if opener == "autograd":
+        ((_, lane),) = (thread for thread, name in trace.threads.items() if name == "pt_autograd_0")
+        of_optimizer = trace.spans.name_id == trace.names.index("Optimizer.step#SGD.step")
+        trace = replace(trace, spans=replace(trace.spans, lane=np.where(of_optimizer, lane, trace.spans.lane)))
     ((step,),) = (rank.steps for rank in measure_overlap(trace).ranks)
-    assert (step.exposed_ns, step.tail_ns) == (6, 6)
+    assert (step.exposed_ns, step.tail_ns) == (6, tail)
+
+
+def test_phases_in_the_closure_of_an_optimizer_count() -> None:
+    """Lightning computes forward and backward in a closure that it gives to the optimizer."""
+    trace = draw_trace(
+        ranges={
+            "[pl][profile]run_training_batch": "##############",
+            "Optimizer.step#Adam.step": "##############",
+            "[pl][profile][Strategy]DDPStrategy.training_step": "##............",
+            "[pl][profile][Strategy]DDPStrategy.backward": "..####........",
+        },
+        launches={"main": "a.....d", "pt_autograd_0": "..bNc.."},
+        streams={7: ".aabbcc.....dd", 9: "....NNNNNNN..."},
+    )
+    (rank,) = find_rank_events(trace)
+    assert [PHASES[phase] for phase in rank.events.phase] == [
+        "forward",
+        "backward",
+        "backward",
+        "optimizer",
+        "backward",
+    ]
+    assert len(rank.steps) == 1
+    assert rank.has_steps
