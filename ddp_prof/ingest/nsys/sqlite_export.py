@@ -91,9 +91,8 @@ def load_nsys_sqlite(
 
 def _load(file: SqliteFile, manifest: Manifest | None, classifier: KernelClassifier, with_launches: bool) -> Trace:
     _require_export(file)
-    # The tables are read side by side: SQLite and Arrow work outside Python's lock. The activities, which take about as
-    # long as the rest, have a thread to themselves; ranges come before calls, for there is more to do with them.
-    with ThreadPoolExecutor(max_workers=2) as pool:
+    # The tables are read side by side: SQLite and Arrow work outside Python's lock.
+    with ThreadPoolExecutor() as pool:
         activity_columns = pool.submit(_activity_columns, file)
         range_rows = pool.submit(_range_rows, file)
         call_columns = pool.submit(_call_columns, file, with_launches)
