@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 LEAST_GAIN = 1.7
+SECONDS_TO_END = 10
 BIN = Path(sys.executable).parent
 KILLER = """
 import os, signal, sys
@@ -114,10 +116,13 @@ class Cluster:
         return max(found)
 
     def stop(self) -> None:
-        """End all of it."""
+        """End all of it. A worker whose scheduler ends meanwhile may wait for it for good."""
         for process in reversed(self.processes):
             process.send_signal(signal.SIGTERM)
         for process in self.processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(SECONDS_TO_END)
+            process.kill()
             process.wait()
 
 

@@ -10,6 +10,7 @@ import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof.errors import DdpProfError, TraceError
@@ -29,6 +30,7 @@ BYTES_A_WORKER = 64 * 2**20
 """Where no number of workers is asked for, one starts for each so many bytes: it takes half a second to."""
 
 SECONDS_TO_CONNECT = 10
+SECONDS_WITHOUT_WORKERS = 10
 
 
 def _ignore(_done: int, _total: int) -> None:
@@ -147,7 +149,6 @@ def _by_processes(jobs: int, tasks: Sequence[bytes]) -> Iterator[Outcome]:
 def _start_worker(log_level: int) -> None:
     """Leave Ctrl-C, which reaches all processes of a terminal, to the parent; end where the parent has ended."""
     import signal
-    from threading import Thread
 
     logging.basicConfig(format="%(message)s")
     _LOG.setLevel(log_level)
@@ -176,10 +177,24 @@ def _by_scheduler(scheduler: str, tasks: Sequence[bytes]) -> Iterator[Outcome]:
         raise DdpProfError(
             f"no Dask scheduler at {scheduler} ({error}): start one with 'dask scheduler', workers with 'dask worker'"
         ) from error
+    done = Event()
     with client:
+        Thread(target=_tell_of_no_workers, args=(client, scheduler, done), daemon=True).start()
         futures = {client.submit(work, task, pure=False): index for index, task in enumerate(tasks)}
         try:
             for future in as_completed(list(futures), loop=client.loop):
                 yield futures.pop(future), future.result()
         except KilledWorker as error:
             raise DdpProfError(f"a report was given up: several workers ended while they read it: {error}") from error
+        finally:
+            done.set()
+
+
+def _tell_of_no_workers(client: Any, scheduler: str, done: Event) -> None:
+    """Say once that reports wait where no worker is there; one may come later, as on a cluster that is busy."""
+    while not done.wait(SECONDS_WITHOUT_WORKERS):
+        if not client.scheduler_info()["workers"]:
+            _LOG.warning(
+                "note: no worker is connected to the Dask scheduler at %s: the reports wait for one", scheduler
+            )
+            return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,6 +67,21 @@ def test_what_a_lost_worker_had_begun_is_done_again(cluster: str, reports: list[
     (alone,) = load_runs(reports, measures=["overlap"])
     assert len(lost) == 1
     assert found.overlap() == alone.overlap()
+
+
+def test_a_scheduler_without_workers_is_told_and_waited_for(
+    reports: list[Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("ddp_prof.runs.workers.SECONDS_WITHOUT_WORKERS", 0.2)
+    kind = {"processes": True, "threads_per_worker": 1, "dashboard_address": None}
+    with distributed.LocalCluster(n_workers=0, host="127.0.0.1", **kind) as found:
+        later = threading.Timer(1.5, found.scale, [1])
+        later.start()
+        (run,) = load_runs(reports, workers=Workers(scheduler=found.scheduler_address), measures=["overlap"])
+        later.join()
+    (told,) = [record.getMessage() for record in caplog.records if record.name == "ddp_prof"]
+    assert told.startswith("note: no worker is connected to the Dask scheduler at tcp://127.0.0.1:")
+    assert len(run.overlap().ranks) == RANKS
 
 
 def test_no_scheduler_there_is_one_line(reports: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
