@@ -182,12 +182,13 @@ def _say_step(draw: st.DrawFn, file: _File, process: int, plan: Plan, index: int
 
 
 def _say_phases(draw: st.DrawFn, file: _File, process: int, plan: Plan, time: int, length: int) -> None:
-    """Phases that fill the step in their order; backward is long, as a rule."""
+    """Phases that fill the step in their order; backward is long, as a rule. A hook's optimizer is autograd's."""
     forward, synchronize, optimizer = draw(small(5)), draw(st.integers(5, length)), draw(st.integers(9, length))
     borders = [0, forward, min(synchronize, optimizer), optimizer, length]
     for phase, start, end in zip(PHASES, borders, borders[1:], strict=False):
         if phase in plan.phases and end > start:
-            file.say(process, phase, time + start, time + end)
+            in_hook = phase == "optimizer" and draw(st.integers(0, 3)) == 0
+            file.say(process, phase, time + start, time + end, AUTOGRAD if in_hook else MAIN)
 
 
 def _draw_work(draw: st.DrawFn, file: _File, process: int, time: int, devices: int) -> None:

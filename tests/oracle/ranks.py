@@ -224,8 +224,9 @@ def _device_events(trace, process, steps, ranges, phases, device) -> list[Event]
         )  # fmt: skip
     if not any(phase == "backward" for phase, _ in phases):
         autograd = _autograd_threads(trace, process, steps, ranges, list(events.values()))
+        own = [(phase, r) for phase, r in phases if r.lane in autograd]  # an optimizer in a hook, not round a closure
         for e in events.values():
-            if e.thread in autograd and e.phase != "optimizer":
+            if e.thread in autograd and _phase_at(own, e.launch) != "optimizer":
                 e.phase = "backward"
     return [e for row, e in events.items() if table.device[row] == device]
 
