@@ -5,8 +5,8 @@
 The capture is repeated end to end until it is large, and the file is linked once for each rank: so all ranks hold the
 same events, which the time to read them does not depend on, and are told apart by the names of the files.
 
-One worker on one core, one on two cores, and two on two cores take turns. A worker reads a file with several threads, so
-its time on two cores does not tell what a second worker adds.
+One worker on one core, one on two cores, and two on two cores take turns. A worker reads a file with several threads,
+so its time on two cores does not tell what a second worker adds.
 
 With ``--scheduler`` a scheduler and two workers of one thread each run on the loopback interface; in the last run one
 of them is killed when half of the reports are done. Every output must be the same to the byte.
