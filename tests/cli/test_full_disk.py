@@ -14,6 +14,8 @@ from tests.conftest import ROOT
 from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.nsys_factory import write_capture
 
+pytestmark = pytest.mark.slow
+
 ROOM = 3000
 """Bytes that a file may have: the system refuses the rest, as on a full disk."""
 

@@ -101,6 +101,7 @@ def test_each_report_is_read_once(reports: list[Path], read: list[str]) -> None:
     assert sorted(read) == [report.name for report in reports]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["report", "timeline"])
 def test_a_report_that_is_read_alone_is_read_once(
     reports: list[Path], read: list[str], tmp_path: Path, command: str

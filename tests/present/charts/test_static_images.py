@@ -96,6 +96,7 @@ def test_however_a_browser_breaks_off_it_is_one_clear_error(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_a_failed_browser_leaves_running_does_not_keep_the_program_from_ending(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! >> {tmp_path}/left\nexit 1\n")
