@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from ddp_prof.variants import EXTRA_FLAGS, VARIANTS, variant_extras, variant_label
+from ddp_prof.variants import VARIANTS, variant_extras, variant_label
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -25,6 +25,8 @@ SCRIPT_VARIABLES = {
 """Fields that ``scripts/profile_variant.sh`` reads from its environment, and under which names."""
 MANIFEST_FIELDS = ("variant", "bucket_size_mb", "model_size", "batch_size", "seq_len", "steps", "warmup", "seed")
 """Fields that a ``run.json`` has under the same names."""
+FAULTS = ("nothing", "host-sync", "one-bucket", "reversed", "slow-rank", "starved")
+"""What ``--inject`` can put into a run, for tests of what finds faults."""
 NUMERICS = ("precision", "tf32", "compile", "activation_checkpointing")
 
 
@@ -35,8 +37,7 @@ class RunConfig:
     Attributes:
         variant: Key of :data:`ddp_prof.variants.VARIANTS`.
         bucket_size_mb: Cap of a bucket in MB of 2**20 bytes; ``None``: no cap, or the variant takes none.
-        compression: ``None``, ``bf16`` or ``powersgd-RANK``.
-        step_in_backward: Whether each bucket is stepped on as it arrives.
+        comm_hook: One of ``variants.COMM_HOOKS``, of torch's DDP; ``None``: gradients travel as they are.
         batch_size: Sequences a step of all ranks together.
         seq_len: Tokens of a sequence.
         steps: Measured steps.
@@ -45,12 +46,12 @@ class RunConfig:
         world_size: Ranks; ``None``: as many as the launcher started, else one.
         timeout: Seconds that a rank waits for another.
         compile: ``None``, ``blocks`` or ``model``.
+        inject: One of :data:`FAULTS`.
     """
 
     variant: str
     bucket_size_mb: float | None = None
-    compression: str | None = None
-    step_in_backward: bool = False
+    comm_hook: str | None = None
     find_unused_parameters: bool = False
     no_communication_hook: bool = False
     model_size: str = "mini"
@@ -72,6 +73,7 @@ class RunConfig:
     activation_checkpointing: bool = False
     inject_delay_ms: float = 0.0
     inject_delay_rank: int = 1
+    inject: str = "nothing"
 
     def __str__(self) -> str:
         ranks = self.world_size or 1
@@ -81,14 +83,6 @@ class RunConfig:
     def label(self) -> str:
         """The variant with its bucket size and options, as tables show it: ``bucketed 10 MB``."""
         return variant_label(self.variant, self.bucket_size_mb, variant_extras(self.manifest_options()))
-
-    @property
-    def file_name(self) -> str:
-        """What the files of a capture are called, before their suffixes: ``bucketed_10mb_bf16``."""
-        name = self.variant if self.bucket_size_mb is None else f"{self.variant}_{self.bucket_size_mb:g}mb"
-        if self.bucket_size_mb is None and VARIANTS[self.variant].can_be_uncapped:
-            name = f"{self.variant}_unbounded"
-        return "_".join([name, *variant_extras(self.manifest_options())]).replace(" ", "_")
 
     @property
     def local_batch_size(self) -> int:
@@ -120,7 +114,8 @@ class RunConfig:
     def manifest_options(self) -> dict[str, Any]:
         """What the ``run.json`` lists under ``options``."""
         delay = ("inject_delay_ms", "inject_delay_rank") if self.inject_delay_ms else ()
-        names = ("lr", "compression", *EXTRA_FLAGS, "find_unused_parameters", *delay, *NUMERICS)
+        fault = ("inject",) if self.inject != FAULTS[0] else ()
+        names = ("lr", "comm_hook", "no_communication_hook", "find_unused_parameters", *delay, *fault, *NUMERICS)
         return {name: getattr(self, name) for name in names}
 
     def row_fields(self) -> dict[str, Any]:

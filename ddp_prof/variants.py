@@ -6,7 +6,6 @@ A new variant is a row of :data:`VARIANTS` and a class in ``ddp_prof.ddp``.
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -48,12 +47,12 @@ VARIANTS: dict[str, VariantInfo] = {
 """In the order in which tables and figures show them: each improves on the one before; the reference comes after."""
 VARIANT_NAMES = tuple(VARIANTS)
 UNKNOWN_VARIANT = VariantInfo()
-EXTRA_FLAGS = ("step_in_backward", "no_communication_hook")
-"""Options of one variant that change what it is to be compared as."""
+COMM_HOOKS = ("bf16", "powersgd")
+"""Communication hooks that torch's DDP can be given."""
 
 
 def variant_label(name: str, bucket_size_mb: float | None, extras: Sequence[str] = ()) -> str:
-    """What tables and figures call a variant: ``overlap``, ``bucketed 10 MB``, ``bucketed no cap + powersgd-4``.
+    """What tables and figures call a variant: ``overlap``, ``bucketed 10 MB``, ``bucketed no cap``, ``torch + bf16``.
 
     Args:
         name: One of :data:`VARIANT_NAMES`, or a variant of a later version.
@@ -67,16 +66,16 @@ def variant_label(name: str, bucket_size_mb: float | None, extras: Sequence[str]
 
 
 def variant_extras(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """What the options of a run change in its variant, in short words: the compression, ``step in backward``."""
-    compression = options.get("compression")
-    sent = (compression,) if isinstance(compression, str) else ()
-    return (*sent, *(flag.replace("_", " ") for flag in EXTRA_FLAGS if options.get(flag) is True))
+    """What the options of a run change in its variant, in short words: ``bf16``, ``no communication hook``.
 
-
-def powersgd_rank(compression: str | None) -> int | None:
-    """4 of ``powersgd-4``; ``None`` of any other word."""
-    found = re.fullmatch(r"powersgd-([1-9]\d{0,3})", compression or "")
-    return int(found[1]) if found else None
+    Captures of version 0.1 may name a ``compression``, or ``step_in_backward``.
+    """
+    words = (options.get(name) for name in ("comm_hook", "compression"))
+    flags = ("no_communication_hook", "step_in_backward")
+    return (
+        *(word for word in words if isinstance(word, str)),
+        *(flag.replace("_", " ") for flag in flags if options.get(flag) is True),
+    )
 
 
 def variant_position(name: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -55,41 +54,32 @@ def test_the_command_line_says_all_of_a_run(config: RunConfig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variant", "size", "words", "file_name"),
+    ("variant", "size", "words"),
     [
-        ("naive", None, [], "naive"),
-        ("bucketed", 10.0, ["--bucket-size-mb", "10"], "bucketed_10mb"),
-        ("bucketed", 2.5, ["--bucket-size-mb", "2.5"], "bucketed_2.5mb"),
-        ("bucketed", None, ["--bucket-size-mb", "none"], "bucketed_unbounded"),
-        ("torch", None, [], "torch"),
-        ("torch", 10.0, ["--bucket-size-mb", "10"], "torch_10mb"),
+        ("naive", None, []),
+        ("bucketed", 10.0, ["--bucket-size-mb", "10"]),
+        ("bucketed", 2.5, ["--bucket-size-mb", "2.5"]),
+        ("bucketed", None, ["--bucket-size-mb", "none"]),
+        ("torch", None, []),
+        ("torch", 10.0, ["--bucket-size-mb", "10"]),
     ],
 )
-def test_bucket_sizes(variant: str, size: float | None, words: list[str], file_name: str) -> None:
+def test_bucket_sizes(variant: str, size: float | None, words: list[str]) -> None:
     config = RunConfig(variant=variant, bucket_size_mb=size)
     assert config.argv()[2:4] == words or not words
     assert "--bucket-size-mb" in config.argv() or not words
     assert parse_arguments(config.argv()).bucket_size_mb == size
-    assert config.file_name == file_name
 
 
-@pytest.mark.parametrize(
-    ("options", "words", "file_name"),
-    [
-        ({"compression": "powersgd-4"}, ["--compression", "powersgd-4"], "bucketed_10mb_powersgd-4"),
-        ({"step_in_backward": True}, ["--step-in-backward"], "bucketed_10mb_step_in_backward"),
-    ],
-)
-def test_options_of_bucketed(options: dict[str, Any], words: list[str], file_name: str) -> None:
-    config = RunConfig(variant="bucketed", bucket_size_mb=10.0, **options)
-    assert config.argv()[4 : 4 + len(words)] == words
+def test_a_hook_of_torchs_is_part_of_the_name() -> None:
+    config = RunConfig(variant="torch", bucket_size_mb=10.0, comm_hook="powersgd")
+    assert config.argv()[4:6] == ["--comm-hook", "powersgd"]
     assert parse_arguments(config.argv()).manifest_options() == config.manifest_options()
-    assert config.file_name == file_name
+    assert config.label == "torch 10 MB + powersgd"
 
 
 def test_ddp_as_it_is_has_a_name_of_its_own() -> None:
     config = RunConfig(variant="torch", no_communication_hook=True)
-    assert config.file_name == "torch_no_communication_hook"
     assert config.label == "torch + no communication hook"
 
 

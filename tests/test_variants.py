@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_prof.variants import BASELINE, VARIANT_NAMES, powersgd_rank, variant_extras, variant_label, variant_order
+from ddp_prof.variants import BASELINE, VARIANT_NAMES, variant_extras, variant_label, variant_order
 
 
 @pytest.mark.parametrize(
@@ -27,23 +27,15 @@ def test_label(name: str, bucket_size_mb: float | None, label: str) -> None:
     ("options", "label"),
     [
         ({}, "bucketed 10 MB"),
-        ({"compression": None, "step_in_backward": False}, "bucketed 10 MB"),
-        ({"compression": "powersgd-4"}, "bucketed 10 MB + powersgd-4"),
-        ({"step_in_backward": True}, "bucketed 10 MB + step in backward"),
+        ({"comm_hook": None, "no_communication_hook": False}, "bucketed 10 MB"),
+        ({"comm_hook": "powersgd"}, "bucketed 10 MB + powersgd"),
+        ({"compression": "powersgd-4", "step_in_backward": True}, "bucketed 10 MB + powersgd-4 + step in backward"),
         ({"no_communication_hook": True}, "bucketed 10 MB + no communication hook"),
-        ({"compression": ["of another version"], "step_in_backward": "no"}, "bucketed 10 MB"),
+        ({"comm_hook": ["of another version"], "no_communication_hook": "no"}, "bucketed 10 MB"),
     ],
 )
 def test_a_label_says_what_the_options_add(options: dict[str, object], label: str) -> None:
     assert variant_label("bucketed", 10.0, variant_extras(options)) == label
-
-
-@pytest.mark.parametrize(
-    ("word", "rank"),
-    [("powersgd-4", 4), ("powersgd-32", 32), ("powersgd-0", None), ("powersgd", None), ("bf16", None), (None, None)],
-)
-def test_the_rank_in_a_word(word: str | None, rank: int | None) -> None:
-    assert powersgd_rank(word) == rank
 
 
 def test_variants_sort_in_their_order_and_buckets_by_size() -> None:

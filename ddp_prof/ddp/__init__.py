@@ -4,7 +4,6 @@ from ddp_prof.ddp.base import DataParallel
 from ddp_prof.ddp.bucketed import BucketedDDP
 from ddp_prof.ddp.flat import FlatDDP
 from ddp_prof.ddp.naive import NaiveDDP
-from ddp_prof.ddp.options.powersgd import PowerSGD
 from ddp_prof.ddp.overlap import OverlapDDP
 from ddp_prof.ddp.reference import TorchDDP
 from ddp_prof.ddp.sharding.fully_sharded import FullyShardedDDP
@@ -30,7 +29,6 @@ __all__ = [
     "FullyShardedDDP",
     "NaiveDDP",
     "OverlapDDP",
-    "PowerSGD",
     "ShardedDDP",
     "ShardedOptimizer",
     "TorchDDP",

@@ -6,9 +6,9 @@
     variant.finish_gradient_synchronization()
     optimizer.step()
 
-Gradients are averaged over the ranks. A step is always finished by ``finish_gradient_synchronization``; should backward
-raise, call it on every rank all the same and set the gradients to zero. A gradient may be a view of a buffer that the
-next step overwrites: keep a copy, not the tensor.
+Gradients are averaged over the ranks. A step is finished by ``finish_gradient_synchronization``. Where it is skipped,
+``zero_grad()`` on every rank is enough, or ``discard()``: the next step is without what backward brought. A gradient
+may be a view of a buffer that the next step overwrites: keep a copy, not the tensor.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from ddp_prof.ddp import annotate
 from ddp_prof.ddp.engine.clock import CommunicationClock
+from ddp_prof.ddp.engine.hooks import is_heard
 from ddp_prof.ddp.engine.rank_consistency import check_rank_consistency
 from ddp_prof.errors import CommunicationError
 
@@ -53,6 +55,7 @@ class DataParallel(torch.nn.Module, ABC):
         """Compare model and ``schedule`` over the ranks: the options that decide what is communicated, and when."""
         super().__init__()
         _check_initialized()
+        _check_wrapped_once(module)
         check_rank_consistency(module, {"variant": type(self).__name__, **schedule}, process_group)
         self.module = module
         self.process_group = process_group
@@ -79,7 +82,8 @@ class DataParallel(torch.nn.Module, ABC):
         """Return when every gradient is the average over the ranks. Does nothing within :meth:`no_sync`.
 
         Raises:
-            CommunicationError: A collective failed, as a rule because another rank ended.
+            CommunicationError: A collective failed, as a rule because another rank ended; with NCCL that is not known
+                here, and torch ends this process when the time limit of the group is over.
         """
         if not self._is_synchronizing:
             return
@@ -89,6 +93,41 @@ class DataParallel(torch.nn.Module, ABC):
         with annotate.synchronize():
             self._synchronize()
         self._clock.stop(device)
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Scale all gradients by one factor where their norm is above ``max_norm``; returns the norm they had.
+
+        Call it on every rank, after :meth:`finish_gradient_synchronization`: all ranks have one norm and one factor.
+
+        Args:
+            max_norm: The largest norm that is left as it is.
+            norm_type: 2 is the Euclidean norm, ``inf`` the largest absolute value.
+
+        Raises:
+            CommunicationError: The gradients are not synchronized yet.
+        """
+        if self.is_unfinished:
+            raise CommunicationError(
+                "clip_grad_norm_() on gradients that are not synchronized: "
+                "call finish_gradient_synchronization() after backward, before it"
+            )
+        return self._clip(max_norm, norm_type)
+
+    def _clip(self, max_norm: float, norm_type: float) -> torch.Tensor:
+        return torch.nn.utils.clip_grad_norm_(self.optimizer_parameters(), max_norm, norm_type)
+
+    def discard(self) -> None:
+        """Drop the gradients that backward brought, as where a step is skipped; call it on every rank.
+
+        ``zero_grad()`` on every rank is enough, too: what it dropped is forgotten by the next forward.
+        """
+        for parameter in (*self.trained_parameters(), *self.optimizer_parameters()):
+            parameter.grad = None
+        self._forget_dropped()
+        self.is_unfinished = False
+
+    def _forget_dropped(self) -> None:
+        """Forget what backward brought and ``zero_grad`` dropped; the averages of the next step are without it."""
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -119,11 +158,6 @@ class DataParallel(torch.nn.Module, ABC):
     def optimizer_parameters(self) -> list[torch.nn.Parameter]:
         """What an optimizer is to step on."""
         return self.trained_parameters()
-
-    @property
-    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
-        """Those that step by themselves, on what is not among :meth:`optimizer_parameters`."""
-        return ()
 
     def kept_tensors(self) -> Sequence[torch.Tensor]:
         """What the variant keeps from step to step besides parameters, gradients and the states of optimizers."""
@@ -158,3 +192,12 @@ class DataParallel(torch.nn.Module, ABC):
 def _check_initialized() -> None:
     if not dist.is_initialized():
         raise CommunicationError("there is no process group: call torch.distributed.init_process_group() first")
+
+
+def _check_wrapped_once(module: torch.nn.Module) -> None:
+    if any(isinstance(each, (DataParallel, DistributedDataParallel)) for each in module.modules()) or any(
+        map(is_heard, module.parameters())
+    ):
+        raise CommunicationError(
+            "the module, or a part of it, is wrapped already: wrap it once, or call remove() of the variant that has it"
+        )

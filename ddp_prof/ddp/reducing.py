@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from ddp_prof.ddp import annotate
 from ddp_prof.ddp.base import DataParallel
 from ddp_prof.ddp.engine.broadcast import broadcast_buffers, broadcast_state
 from ddp_prof.ddp.engine.bucket_assignment import ParameterSize
@@ -15,11 +17,13 @@ from ddp_prof.ddp.engine.reducer import Reducer
 from ddp_prof.errors import CommunicationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import torch.distributed as dist
 
     from ddp_prof.ddp.engine.bucket_assignment import Assignment
+
+WRAP_AGAIN = "call remove() and wrap the module again"
 
 
 class ReducingVariant(DataParallel):
@@ -36,7 +40,7 @@ class ReducingVariant(DataParallel):
         schedule: Options of a subclass that decide what is communicated, and when.
     """
 
-    _not_copied: ClassVar[frozenset[str]] = DataParallel._not_copied | {"_reducer", "_remover"}
+    _not_copied: ClassVar[frozenset[str]] = DataParallel._not_copied | {"_reducer", "_remover", "_structure"}
 
     def __init__(
         self,
@@ -54,13 +58,14 @@ class ReducingVariant(DataParallel):
         self._find_unused = find_unused_parameters
         self._broadcast_buffers = self._are_buffers_due = broadcast_buffers
         self._trained = self.trained_parameters()
-        self._frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
+        self._frozen = [each for each in module.named_parameters() if not each[1].requires_grad]
         self._set_up()
 
     def _set_up(self) -> None:
         super()._set_up()
         self._reducer = self._make_reducer()
         self._remover = add_hooks(self, self._trained, self.optimizer_parameters())
+        self._structure: Structure | None = None
 
     def _make_reducer(self) -> Reducer:
         return Reducer(self._trained, self.assignment, self.process_group, self._find_unused)
@@ -76,13 +81,15 @@ class ReducingVariant(DataParallel):
         """Compute what the module computes.
 
         Raises:
-            CommunicationError: A parameter that was frozen when the variant was made requires a gradient now.
+            CommunicationError: The model has a parameter now whose gradients would not be synchronized.
         """
+        if torch.is_grad_enabled():
+            self._forget_dropped()
         if self._are_buffers_due:
             broadcast_buffers(list(self.module.buffers()), self.process_group)
         is_trained = self._is_synchronizing and torch.is_grad_enabled()
         if is_trained:
-            self._check_frozen()
+            self._check_model()
         self._are_buffers_due = is_trained and self._broadcast_buffers
         return super().forward(*args, **kwargs)
 
@@ -99,19 +106,50 @@ class ReducingVariant(DataParallel):
         self._remover()
 
     def kept_tensors(self) -> list[torch.Tensor]:
-        """The buckets, and what a compression keeps."""
+        """The buckets."""
         return self._reducer.kept_tensors()
 
     def _synchronize(self) -> None:
         self._reducer.finish()
 
-    def _check_frozen(self) -> None:
-        for name in self._frozen:
-            if self.module.get_parameter(name).requires_grad:
+    def _forget_dropped(self) -> None:
+        if self.is_unfinished and self._reducer.is_dropped():
+            self.is_unfinished = False
+            with annotate.synchronize():
+                self._reducer.finish(is_discarded=True)
+
+    def _check_model(self) -> None:
+        for name, parameter in self._frozen:
+            if parameter.requires_grad:
                 raise CommunicationError(
-                    f"parameter {name!r} was frozen when the variant was made and requires a gradient now: "
-                    "call remove() and wrap the module again"
+                    f"parameter {name!r} was frozen when the variant was made and requires a gradient now: {WRAP_AGAIN}"
                 )
+        if self._structure is not None and self._structure.is_unchanged():
+            return
+        known = {id(parameter) for parameter in self._trained}
+        for name, parameter in self.module.named_parameters():
+            if parameter.requires_grad and id(parameter) not in known:
+                raise CommunicationError(
+                    f"parameter {name!r} came to the model after the variant was made: {WRAP_AGAIN}"
+                )
+        self._structure = Structure(self.module)
+
+
+class Structure:
+    """Which modules and parameters a module holds; whether it still does is found out fast, in each forward."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._holders: list[Any] = [held for layer in module.modules() for held in (layer._parameters, layer._modules)]
+        self._objects = [*self._held()]  # kept, so that no other object gets the identity of one of them
+        self._ids = [*map(id, self._objects)]
+
+    def is_unchanged(self) -> bool:
+        """Whether nothing was added, taken away, or replaced."""
+        return self._ids == [*map(id, self._held())]
+
+    def _held(self) -> Iterator[object]:
+        # Past the waiting of ``sharded``, which is for the values of parameters.
+        return chain.from_iterable(map(dict.values, self._holders))
 
 
 def _size(parameter: torch.nn.Parameter) -> ParameterSize:

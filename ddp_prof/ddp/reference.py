@@ -15,6 +15,12 @@ optimizer    steps on the averaged gradients.
 DDP shows its buckets to a communication hook, which marks them with ranges; ``mark_buckets=False`` leaves DDP alone.
 With a hook DDP does not divide while it copies. On NCCL the hook lets the collective average, which costs no pass over
 memory; gloo has no such operation, so there the hook divides, one pass more than DDP by itself.
+
+``comm_hook`` names one of torch's hooks, which send less; each of their messages is marked by the bucket's range.
+
+bf16      torch's ``bf16_compress_hook``: buckets travel as bfloat16, half the bytes of float32.
+powersgd  torch's ``powerSGD_hook`` of rank 1: matrices travel as products of two thin ones (Vogels, Karimireddy and
+          Jaggi 2019), in three messages a bucket. The first two steps are sent whole, as torch demands.
 """
 
 from __future__ import annotations
@@ -24,14 +30,22 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_prof.ddp import annotate
 from ddp_prof.ddp.base import DataParallel
-from ddp_prof.ddp.engine.collective import average_op, communication_error_of, communication_errors
+from ddp_prof.ddp.engine.collective import average_op, communication_error_of, communication_errors, is_on_host
+from ddp_prof.errors import CommunicationError
+from ddp_prof.variants import COMM_HOOKS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ddp_prof.ddp.annotate import OpenRange
+
+    Hook = Callable[["MarkingGroup", Any], torch.futures.Future[torch.Tensor]]
 
 
 class TorchDDP(DataParallel):
@@ -43,11 +57,15 @@ class TorchDDP(DataParallel):
         find_unused_parameters: As DDP's.
         mark_buckets: Mark each bucket's all-reduce by a communication hook. Without it ``communication_seconds`` is not
             known (NaN), and buckets can be told from kernels only.
+        comm_hook: ``None``, ``"bf16"`` or ``"powersgd"``. A copy of the variant starts without PowerSGD's errors.
         options: Go to DDP, whose own defaults hold.
+
+    Raises:
+        ValueError: There is no such hook, or it is to be left unmarked.
     """
 
     _ddp: DistributedDataParallel | None
-    _not_copied: ClassVar[frozenset[str]] = DataParallel._not_copied | {"_ddp", "_open_range"}
+    _not_copied: ClassVar[frozenset[str]] = DataParallel._not_copied | {"_ddp", "_open_range", "_hook", "_group"}
 
     def __init__(
         self,
@@ -56,11 +74,19 @@ class TorchDDP(DataParallel):
         process_group: dist.ProcessGroup | None = None,
         find_unused_parameters: bool = False,
         mark_buckets: bool = True,
+        comm_hook: str | None = None,
         **options: Any,
     ) -> None:
+        if comm_hook not in (None, *COMM_HOOKS):
+            raise ValueError(f"comm_hook must be None, {' or '.join(map(repr, COMM_HOOKS))}, got {comm_hook!r}")
+        if comm_hook and not mark_buckets:
+            raise ValueError("comm_hook goes with mark_buckets: torch's own hooks are marked, too")
         self._options = {"find_unused_parameters": find_unused_parameters, **options}
-        super().__init__(module, process_group, {"mark_buckets": mark_buckets, **self._options})
-        self._mark_buckets = mark_buckets
+        schedule = {"mark_buckets": mark_buckets, "comm_hook": comm_hook, **self._options}
+        super().__init__(module, process_group, schedule)
+        if comm_hook == "powersgd" and not all(parameter.dim() for parameter in self.trained_parameters()):
+            raise CommunicationError("torch's powerSGD_hook takes no scalar parameter: choose bf16 or no hook")
+        self._mark_buckets, self._comm_hook = mark_buckets, comm_hook
         self._set_up()
         # A copy is made of what is equal on all ranks already, and possibly on one of them alone.
         self._options["init_sync"] = False
@@ -72,12 +98,15 @@ class TorchDDP(DataParallel):
         self.__dict__["_ddp"] = ddp
         self._open_range: OpenRange | None = None
         if self._mark_buckets:
+            self._group = MarkingGroup(self.process_group)
+            self._hook = _make_hook(self._comm_hook)
             owner = weakref.ref(self)
             ddp.register_comm_hook(None, lambda _state, bucket: _owner(owner)._reduce_bucket(bucket))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute what the module computes."""
         assert self._ddp is not None, "not after remove()"
+        self._forget_dropped()
         with communication_errors(self.process_group, "DDP's exchange before forward"):
             return self._ddp(*args, **kwargs)
 
@@ -105,31 +134,94 @@ class TorchDDP(DataParallel):
     def _synchronize(self) -> None:
         """Nothing is left to do."""
 
+    def _forget_dropped(self) -> None:
+        """End the range of a step that was not finished."""
+        self.finish_gradient_synchronization()
+
     def _reduce_bucket(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        """All-reduce one bucket as DDP itself would, with a range from launch to completion."""
-        tensor = bucket.buffer()
-        op = average_op(tensor, self.process_group)
-        if op == dist.ReduceOp.SUM:
-            tensor.div_(dist.get_world_size(self.process_group))
-        span = annotate.start_all_reduce(bucket.index(), tensor.nbytes, len(bucket.parameters()))
+        """Let the hook reduce one bucket."""
+        self._group.bucket, self._group.params = bucket.index(), len(bucket.parameters())
+        spans = self._group.spans = []
         what, rank = f"all-reduce of bucket {bucket.index()}", dist.get_rank(self.process_group)
-        future = dist.all_reduce(tensor, op, self.process_group, async_op=True).get_future()
+        future = self._hook(self._group, bucket)
         if bucket.is_last():
-            self._clock.start(tensor.device)
+            self._clock.start(bucket.buffer().device)
             self._open_range = annotate.start_synchronize()
 
         # Gloo's thread may be the last to drop this function. A process group that only it held would be destroyed
         # there, and abort, because it joins its threads: so it holds neither the group nor DDP.
-        def completed(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-            span.end()
+        def completed(done: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+            for span in spans:
+                span.end()  # at the latest: backward may return before gloo's thread calls back
             try:
-                reduced: torch.Tensor = done.value()[0]
+                return done.value()
             except RuntimeError as error:
                 raise communication_error_of(rank, what, error) from error
-            return reduced
 
-        result: torch.futures.Future[torch.Tensor] = future.then(completed)
-        return result
+        return future.then(completed)
+
+
+class MarkingGroup(dist.ProcessGroup):
+    """Stands before a process group and marks each all-reduce with a range of the bucket that is being reduced."""
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        super().__init__(dist.get_rank(group), dist.get_world_size(group))  # type: ignore[call-arg]  # torch's stub
+        self.marked = group or dist.distributed_c10d._get_default_group()
+        self.bucket = self.params = 0
+        self.spans: list[OpenRange] = []
+
+    def allreduce(self, tensors: Any, *options: Any) -> Any:
+        """As the process group's own."""
+        span = annotate.start_all_reduce(self.bucket, tensors[0].nbytes, self.params)
+        self.spans.append(span)
+        work = self.marked.allreduce(tensors, *options)
+        work.get_future().add_done_callback(span.end)
+        return work
+
+
+def sent_bytes(gradient: torch.Tensor, comm_hook: str | None) -> int:
+    """How much of a gradient travels: as it is, in bfloat16, or where that halves a matrix as its two products."""
+    numel = gradient.numel()
+    if comm_hook == "bf16":
+        return 2 * numel
+    if comm_hook == "powersgd" and gradient.dim() > 1:
+        products = gradient.shape[0] + numel // gradient.shape[0]
+        numel = products if 2 * products < numel else numel
+    return numel * gradient.element_size()
+
+
+def _make_hook(name: str | None) -> Hook:
+    if name == "bf16":
+        return default_hooks.bf16_compress_hook
+    if name is None:
+        return _average
+    # An epsilon, since the gradient of an unused parameter is zeros, which have no orthonormal columns.
+    state = PowerSGDState(None, start_powerSGD_iter=2, orthogonalization_epsilon=1e-8)
+
+    def compress(group: MarkingGroup, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        state.process_group = group
+        future = powerSGD_hook(state, bucket)
+        if is_on_host(bucket.buffer(), group.marked):
+            # Gloo's threads would launch a bucket's later messages, in an order that ranks do not share: torch hangs.
+            waiting = annotate.start_synchronize()
+            try:
+                with communication_errors(group.marked, f"all-reduce of bucket {bucket.index()}"):
+                    future.wait()
+            finally:
+                waiting.end()
+        return future
+
+    return compress
+
+
+def _average(group: MarkingGroup, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    """All-reduce a bucket as DDP itself would."""
+    tensor = bucket.buffer()
+    op = average_op(tensor, group.marked)
+    if op == dist.ReduceOp.SUM:
+        tensor.div_(group.size())
+    future: torch.futures.Future[list[torch.Tensor]] = dist.all_reduce(tensor, op, group, async_op=True).get_future()
+    return future.then(lambda done: done.value()[0])
 
 
 def _owner(reference: weakref.ref[TorchDDP]) -> TorchDDP:

@@ -47,7 +47,10 @@ def _run_rank(arguments: Arguments) -> int:
     from ddp_prof.train import run
     from ddp_prof.train.ranks.process_group import find_place
 
-    place = find_place(os.environ)
+    try:
+        place = find_place(os.environ)
+    except DdpProfError as error:
+        return _fail(error)
     try:
         if place.rank == 0:
             clear_outputs(arguments)

@@ -8,9 +8,9 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddp_prof.run_config import RunConfig
+from ddp_prof.run_config import FAULTS, RunConfig
 from ddp_prof.train.workload.sizes import MODEL_SIZES
-from ddp_prof.variants import BUCKETED, VARIANT_NAMES, VARIANTS, powersgd_rank
+from ddp_prof.variants import COMM_HOOKS, VARIANT_NAMES, VARIANTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,13 +61,10 @@ def _add_variant(group: argparse._ArgumentGroup) -> None:
         help="cap of a bucket in MB of 2**20 bytes; bucketed, sharded: default 25, none is one bucket; torch: its own",
     )
     group.add_argument(
-        "--compression",
-        type=_compression,
-        metavar="bf16|powersgd-RANK",
-        help="bucketed: send gradients as bfloat16, or matrices as products of two with so many columns (powersgd-4)",
-    )
-    group.add_argument(
-        "--step-in-backward", action="store_true", help="bucketed: an optimizer a bucket, which steps as it arrives"
+        "--comm-hook",
+        choices=COMM_HOOKS,
+        help="torch: its bf16_compress_hook, which sends gradients as bfloat16, or its powerSGD_hook of rank 1, which "
+        "from the third step on sends matrices as products of two thin ones",
     )
     group.add_argument(
         "--no-communication-hook",
@@ -155,6 +152,13 @@ def _add_ranks(group: argparse._ArgumentGroup) -> None:
 
 def _add_experiment(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
+        "--inject",
+        choices=FAULTS,
+        help="put a fault into the run: the host waits for each collective when it launched it, one bucket holds all "
+        "gradients, parameters are registered in reverse, rank 1 is slow, or each step begins late "
+        "(default: %(default)s)",
+    )
+    group.add_argument(
         "--inject-delay-ms",
         type=_not_negative,
         metavar="MS",
@@ -192,12 +196,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     arguments = Arguments(**{**vars(asked), "bucket_size_mb": _bucket_size(parser, asked)})
     if arguments.no_communication_hook and arguments.variant != "torch":
         parser.error(f"--no-communication-hook: variant {arguments.variant} has none")
-    if arguments.variant != BUCKETED and (arguments.compression or arguments.step_in_backward):
-        parser.error(f"--compression and --step-in-backward: {BUCKETED} has them, not {arguments.variant}")
-    if arguments.step_in_backward and (arguments.compression or arguments.find_unused_parameters):
-        parser.error("--step-in-backward goes with neither --compression nor --find-unused-parameters")
-    if powersgd_rank(arguments.compression) and arguments.find_unused_parameters:
-        parser.error("--compression powersgd does not go with --find-unused-parameters")
+    if arguments.comm_hook and (arguments.variant != "torch" or arguments.no_communication_hook):
+        parser.error("--comm-hook: torch has it, without --no-communication-hook")
     if arguments.compile and not arguments.warmup:
         parser.error("--compile: the first step compiles, so it takes a --warmup of at least 1")
     if arguments.kineto is not None and not arguments.kineto.name.endswith((".json", ".json.gz")):
@@ -240,12 +240,6 @@ def _not_negative(text: str) -> float:
     return value
 
 
-def _compression(text: str) -> str:
-    if text != "bf16" and not powersgd_rank(text):
-        raise argparse.ArgumentTypeError(f"must be bf16, or powersgd with its rank as in powersgd-4, not {text}")
-    return text
-
-
 def bucket_size(text: str) -> float:
     """Reads MB, or ``none`` as :data:`NO_CAP`."""
     if text.lower() == "none":
@@ -253,4 +247,6 @@ def bucket_size(text: str) -> float:
     value = float(text)
     if not value > 0:
         raise argparse.ArgumentTypeError(f"must be positive, not {text}")
+    if value >= 2**40:
+        raise argparse.ArgumentTypeError(f"must be less than 2**40, not {text[:80]}")
     return value

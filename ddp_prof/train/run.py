@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 
 from ddp_prof import variants
-from ddp_prof.ddp import VARIANTS, PowerSGD, annotate
+from ddp_prof.ddp import VARIANTS, annotate
 from ddp_prof.ddp.engine.collective import communication_errors
+from ddp_prof.ddp.reference import sent_bytes
 from ddp_prof.errors import OutOfMemoryError, WorkloadError
 from ddp_prof.manifest import write_manifest
 from ddp_prof.train.ranks.process_group import RankInfo, choose_device, count_ranks_per_gpu, process_group
@@ -23,6 +24,16 @@ from ddp_prof.train.recording.messages import MessageLog
 from ddp_prof.train.recording.profiler import choose_window
 from ddp_prof.train.recording.record import Measured, describe_run
 from ddp_prof.train.workload.data import scatter_batches
+from ddp_prof.train.workload.inject import (
+    HOST_SYNC,
+    ONE_BUCKET,
+    REVERSED,
+    SLOW_RANK,
+    SLOW_RANK_S,
+    STARVED,
+    ReversedModules,
+    waiting_collectives,
+)
 from ddp_prof.train.workload.model import TransformerLM, activation_bytes
 from ddp_prof.train.workload.numerics import check_numerics, set_numerics
 from ddp_prof.train.workload.sizes import MODEL_SIZES
@@ -75,7 +86,8 @@ def run(arguments: Arguments, place: RankInfo, device: torch.device, backend: st
         _say(describe_step(arguments, place.world))
     sharing = count_ranks_per_gpu(arguments, place, device)
     group = process_group(place, device, backend, arguments.timeout, ranks_per_gpu=sharing)
-    with group, _clear_errors(arguments, place):
+    waiting = waiting_collectives(device) if arguments.inject == HOST_SYNC else nullcontext()
+    with group, _clear_errors(arguments, place), waiting:
         trainer = make_trainer(arguments, device, place.rank)
         measured = _train(trainer, arguments, place, device, backend, sharing)
         manifest = describe_run(arguments, trainer.variant, measured, device, backend, sharing)
@@ -89,7 +101,7 @@ def run(arguments: Arguments, place: RankInfo, device: torch.device, backend: st
             f"{arguments.variant}: step {step_ms:.1f} ms, waiting for gradients {wait} "
             f"(medians of {arguments.steps} on rank 0), final loss {measured.final_loss:.4f}"
         )
-        kept = (f"{name} {size / 2**20:.1f} MB" for name, size in asdict(measured.state_bytes).items())
+        kept = (f"{name} {size / 2**20:.1f} MiB" for name, size in asdict(measured.state_bytes).items())
         _say(f"{arguments.variant}: rank 0 keeps between steps: {', '.join(kept)}")
 
 
@@ -100,22 +112,17 @@ def describe_step(arguments: Arguments, world: int) -> str:
     with torch.device("meta"):
         model = TransformerLM(size, checkpoint_blocks=arguments.activation_checkpointing)
         kept = activation_bytes(model, torch.zeros(local, arguments.seq_len, dtype=torch.long))
-    gradients, sent = size.gradient_bytes(), 4 * sum(sent_numel(arguments, item.shape) for item in model.parameters())
-    compressed = f", as {arguments.compression} {sent / 2**20:.1f} MB" if arguments.compression else ""
+    gradients = size.gradient_bytes()
+    sent = sum(sent_bytes(parameter, arguments.comm_hook) for parameter in model.parameters())
+    compressed = f", as {arguments.comm_hook} {sent / 2**20:.1f} MiB" if arguments.comm_hook else ""
     return (
         f"accounting of a step of one rank ({local} x {arguments.seq_len} tokens, float32): "
         f"{size.step_flops(local * arguments.seq_len, arguments.seq_len):.4g} FLOPs, "
-        f"{size.parameters:,} parameters ({4 * size.parameters / 2**20:.1f} MB), "
-        f"activations {kept / 2**20:.1f} MB (attention not fused), "
-        f"gradients {gradients / 2**20:.1f} MB{compressed}, sent by a ring all-reduce "
-        f"{2 * (world - 1) / world * sent / 2**20:.1f} MB"
+        f"{size.parameters:,} parameters ({4 * size.parameters / 2**20:.1f} MiB), "
+        f"activations {kept / 2**20:.1f} MiB (attention not fused), "
+        f"gradients {gradients / 2**20:.1f} MiB{compressed}, sent by a ring all-reduce "
+        f"{2 * (world - 1) / world * sent / 2**20:.1f} MiB"
     )
-
-
-def sent_numel(arguments: Arguments, shape: torch.Size) -> float:
-    """How many float32 numbers the gradient of one parameter is when it is sent."""
-    rank = variants.powersgd_rank(arguments.compression)
-    return PowerSGD(rank).sent_numel(shape) if rank else shape.numel() / (2 if arguments.compression == "bf16" else 1)
 
 
 def make_trainer(arguments: Arguments, device: torch.device, rank: int) -> Trainer:
@@ -124,28 +131,29 @@ def make_trainer(arguments: Arguments, device: torch.device, rank: int) -> Train
     with device:
         model = TransformerLM(MODEL_SIZES[arguments.model_size], checkpoint_blocks=arguments.activation_checkpointing)
     set_numerics(model, arguments)
-    make_optimizer = partial(torch.optim.AdamW, lr=arguments.lr, fused=device.type == "cuda")
-    variant = make_variant(arguments, model, make_optimizer)
-    parameters = variant.optimizer_parameters()
-    optimizer = make_optimizer(parameters) if parameters else None
-    delay_s = arguments.inject_delay_ms / 1000 if rank == arguments.inject_delay_rank else 0.0
-    return Trainer(variant, optimizer, delay_s, arguments.precision)
+    variant = make_variant(arguments, ReversedModules(model) if arguments.inject == REVERSED else model)
+    optimizer = torch.optim.AdamW(variant.optimizer_parameters(), lr=arguments.lr, fused=device.type == "cuda")
+    delay_s = arguments.inject_delay_ms / 1000 or (SLOW_RANK_S if arguments.inject == SLOW_RANK else 0.0)
+    return Trainer(
+        variant,
+        optimizer,
+        delay_s if rank == arguments.inject_delay_rank else 0.0,
+        arguments.precision,
+        begins_late=arguments.inject == STARVED,
+    )
 
 
-def make_variant(
-    arguments: Arguments, model: torch.nn.Module, make_optimizer: Callable[..., torch.optim.Optimizer]
-) -> DataParallel:
+def make_variant(arguments: Arguments, model: torch.nn.Module) -> DataParallel:
     """The variant with its own options."""
     options: dict[str, Any] = {}
     if arguments.variant == "torch":
-        options = {"bucket_cap_mb": arguments.bucket_size_mb, "mark_buckets": not arguments.no_communication_hook}
+        options = {
+            "bucket_cap_mb": arguments.bucket_size_mb,
+            "mark_buckets": not arguments.no_communication_hook,
+            "comm_hook": arguments.comm_hook,
+        }
     elif variants.VARIANTS[arguments.variant].takes_bucket_size:
-        options = {"bucket_size_mb": arguments.bucket_size_mb}
-    if arguments.compression:
-        rank = variants.powersgd_rank(arguments.compression)
-        options["compression"] = PowerSGD(rank) if rank else arguments.compression
-    if arguments.step_in_backward:
-        options["step_in_backward"] = make_optimizer
+        options = {"bucket_size_mb": None if arguments.inject == ONE_BUCKET else arguments.bucket_size_mb}
     make: Callable[..., DataParallel] = VARIANTS[arguments.variant]
     return make(model, find_unused_parameters=arguments.find_unused_parameters, **options)
 
@@ -156,7 +164,7 @@ def _train(
     """Warm-up steps, then the measured ones, then synchronized ones."""
     steps = arguments.warmup + arguments.steps
     batches = scatter_batches(steps, arguments.batch_size, arguments.seq_len, arguments.seed, device)
-    window = choose_window(device, arguments.kineto, place.rank)
+    window = choose_window(device, arguments.kineto, place.rank, arguments.timeout)
     process = annotate.process(
         rank=place.rank,
         world=place.world,

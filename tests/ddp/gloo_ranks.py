@@ -28,12 +28,12 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch", "ddp_prof.ddp", "torch._dynamo", "torch.distributed.fsdp"])
 
 
-def run_ranks(function: Callable[[int], Any], world: int = 2) -> list[Any]:
+def run_ranks(function: Callable[[int], Any], world: int = 2, timeout_s: float = TIMEOUT_S) -> list[Any]:
     """Results of ``function(rank)`` by rank in a process group; as :func:`fork_ranks`."""
-    return fork_ranks(partial(_in_group, function), world)
+    return fork_ranks(partial(_in_group, function, timeout_s), world, timeout_s)
 
 
-def fork_ranks(function: Callable[[int, int, str], Any], world: int) -> list[Any]:
+def fork_ranks(function: Callable[[int, int, str], Any], world: int, timeout_s: float = TIMEOUT_S) -> list[Any]:
     """Results of ``function(rank, world, shared folder)`` by rank; ``None`` for one that died.
 
     A raised exception is raised here.
@@ -48,7 +48,7 @@ def fork_ranks(function: Callable[[int, int, str], Any], world: int) -> list[Any
             ends.append(receiver)
             processes.append(process)
         try:
-            results = [_receive(end) for end in ends]
+            results = [_receive(end, timeout_s) for end in ends]
         finally:
             for process in processes:
                 process.join(5)
@@ -59,17 +59,17 @@ def fork_ranks(function: Callable[[int, int, str], Any], world: int) -> list[Any
     return [None if result is None else result[0] for result in results]
 
 
-def _receive(end: Connection) -> Any:
-    assert end.poll(TIMEOUT_S), f"no rank answered within {TIMEOUT_S} s"
+def _receive(end: Connection, timeout_s: float) -> Any:
+    assert end.poll(timeout_s), f"no rank answered within {timeout_s} s"
     try:
         return torch.load(io.BytesIO(end.recv_bytes()), weights_only=False)
     except EOFError:
         return None
 
 
-def _in_group(function: Callable[[int], Any], rank: int, world: int, directory: str) -> Any:
+def _in_group(function: Callable[[int], Any], timeout_s: float, rank: int, world: int, directory: str) -> Any:
     store = dist.FileStore(str(Path(directory) / "store"), world)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT_S))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=timeout_s))
     return function(rank)
 
 

@@ -125,6 +125,7 @@ def frozen_later(rank: int) -> dict[str, list[Any]]:
             variant.finish_gradient_synchronization()
             optimizer.step()
         moved = [not torch.equal(old, new) for old, new in zip(before, (module.weight, module.bias), strict=True)]
+        variant.remove()
         partly = make(key, module)
         module.weight.requires_grad_(True)
         with pytest.raises(CommunicationError) as caught:

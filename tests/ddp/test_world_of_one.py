@@ -77,21 +77,30 @@ def test_without_a_process_group_the_error_says_what_to_do() -> None:
 def test_what_gloo_calls_back_keeps_no_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """Destroyed on gloo's own thread, a group would join that thread and abort the process."""
     kept: list[Any] = []
-    all_reduce = dist.all_reduce
 
-    class Work:
-        def __init__(self, *args: Any, **options: Any) -> None:
-            self._future = all_reduce(*args, **options).get_future()
+    class Watched(torch.futures.Future):
+        """A future that is done, as the work of an all-reduce hands out."""
 
         def get_future(self) -> Any:
             return self
 
         def then(self, callback: Any) -> Any:
-            kept.extend(cell.cell_contents for cell in callback.__closure__)
-            return self._future.then(callback)
+            kept.extend(cell.cell_contents for cell in callback.__closure__ or ())
+            after = Watched()
+            after.set_result(callback(self))
+            return after
+
+        def add_done_callback(self, callback: Any) -> None:
+            kept.append(callback.__self__)
+            callback(self)
+
+    def all_reduce(tensor: torch.Tensor, *_: Any, **__: Any) -> Any:
+        work = Watched()
+        work.set_result([tensor])
+        return work
 
     variant = VARIANTS["torch"](torch.nn.Linear(2, 2))
-    monkeypatch.setattr(dist, "all_reduce", Work)
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
     variant(torch.ones(2)).sum().backward()
     variant.finish_gradient_synchronization()
     assert kept

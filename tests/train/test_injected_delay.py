@@ -20,7 +20,7 @@ DELAY_MS = 150
 
 
 def test_skew_names_the_delayed_rank_and_its_delay(tmp_path: Path) -> None:
-    sizes = ["--model-size", "tiny", "--seq-len", "16", "--batch-size", "4", "--steps", "5", "--warmup", "1"]
+    sizes = ["--model-size", "tiny", "--seq-len", "16", "--batch-size", "4", "--steps", "8", "--warmup", "1"]
     outputs = ["--kineto", tmp_path / "x.json.gz", "--run-json", tmp_path / "x.run.json"]
     delay = ["--inject-delay-ms", str(DELAY_MS), "--inject-delay-rank", "1"]
     train("--variant", "overlap", *sizes, *delay, *outputs)

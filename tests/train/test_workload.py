@@ -109,7 +109,7 @@ def test_the_output_is_a_few_lines(finished: Finished) -> None:
     lines = [line for line in finished.output.splitlines() if not line.startswith("USDT")]
     assert len(lines) <= 7
     assert lines[-2].startswith("bucketed: step ")
-    assert lines[-1].startswith("bucketed: rank 0 keeps between steps: parameters 2.5 MB")
+    assert lines[-1].startswith("bucketed: rank 0 keeps between steps: parameters 2.5 MiB")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -145,29 +145,27 @@ def _begins_within(inner: dict[str, Any], outer: dict[str, Any]) -> bool:
 @pytest.mark.parametrize(
     ("options", "label", "accounted"),
     [
-        ([], "bucketed 1 MB", "gradients {all} MB, sent by a ring all-reduce {sent} MB"),
-        (["--compression", "bf16"], "bucketed 1 MB + bf16", "as bf16 {sent} MB, sent by a ring all-reduce {sent} MB"),
+        ([], "torch 1 MB", "gradients {all} MiB, sent by a ring all-reduce {sent} MiB"),
+        (["--comm-hook", "bf16"], "torch 1 MB + bf16", "as bf16 {sent} MiB, sent by a ring all-reduce {sent} MiB"),
         (
-            ["--compression", "powersgd-4"],
-            "bucketed 1 MB + powersgd-4",
-            "as powersgd-4 {sent} MB, sent by a ring all-reduce {sent} MB",
+            ["--comm-hook", "powersgd", "--warmup", "1"],
+            "torch 1 MB + powersgd",
+            "as powersgd {sent} MiB, sent by a ring all-reduce {sent} MiB",
         ),
-        (["--step-in-backward"], "bucketed 1 MB + step in backward", "gradients {all} MB, sent"),
     ],
 )
-def test_options_of_bucketed_from_the_command_line_to_the_label(
+def test_hooks_of_torch_from_the_command_line_to_the_label(
     tmp_path: Path, options: list[str], label: str, accounted: str
 ) -> None:
     """Two ranks send what the accounting says, as the ranges tell."""
     more = ["--accounting", "--synchronized-steps", "1", "--run-json", tmp_path / "run.json"]
-    said = train("--variant", "bucketed", "--bucket-size-mb", "1", *SMALL, *options, *more)
+    said = train("--variant", "torch", "--bucket-size-mb", "1", *SMALL, *options, *more)
     manifest = load_manifest(tmp_path / "run.json")
     assert manifest is not None
     assert label_of(tmp_path / "run.json", manifest) == label
     assert manifest.communicated_bytes is not None
     in_mb = {"all": 4 * sum(parameter.numel for parameter in manifest.parameters), "sent": manifest.communicated_bytes}
     assert accounted.format(**{name: f"{size / 2**20:.1f}" for name, size in in_mb.items()}) in said
-    assert manifest.collectives == len(manifest.options["buckets"]) * (2 if "powersgd-4" in options else 1)
 
 
 def test_torchrun_starts_it_too(tmp_path: Path) -> None:

@@ -46,6 +46,8 @@ def launch_broadcast(
 ) -> Callable[[], None]:
     """Launch one broadcast of tensors of one kind; returns what waits for it and then makes them those of the source.
 
+    A contiguous tensor alone is sent from and received in its own memory.
+
     Args:
         tensors: At least one.
         source: Rank in the group.
@@ -55,7 +57,8 @@ def launch_broadcast(
     Raises:
         CommunicationError: The broadcast could not be launched.
     """
-    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    is_in_place = len(tensors) == 1 and tensors[0].is_contiguous()
+    flat = tensors[0].detach() if is_in_place else torch.cat([tensor.flatten() for tensor in tensors])
 
     def start() -> Any:
         return dist.broadcast(flat, global_rank(source, group), group, async_op=True)
@@ -64,6 +67,8 @@ def launch_broadcast(
 
     def finish() -> None:
         flight.wait()
+        if is_in_place:
+            return
         for tensor, part in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(part.view(tensor.shape))
 

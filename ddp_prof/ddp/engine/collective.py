@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import re
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from ddp_prof import range_names
 from ddp_prof.ddp import annotate
+from ddp_prof.ddp.annotate import OpenRange
 from ddp_prof.errors import CommunicationError, first_line
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    import torch
-
-    from ddp_prof.ddp.annotate import OpenRange
 
 PEER_IS_GONE = ("closed by peer", "connection reset", "connection refused", "broken pipe", "socket", "remote process")
 TIMED_OUT = ("timed out", "timeout")
@@ -61,12 +57,13 @@ def launch_all_reduce(
     group: dist.ProcessGroup | None,
     bucket: int,
     params: int,
+    operation: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
     **more: int,
 ) -> InFlight:
     """Start an asynchronous all-reduce of ``tensor``, in place; see :func:`launch`."""
 
     def start() -> Any:
-        return dist.all_reduce(tensor, group=group, async_op=True)
+        return dist.all_reduce(tensor, operation, group, async_op=True)
 
     return launch(start, range_names.ALL_REDUCE, tensor, group, bucket, params, **more)
 
@@ -123,6 +120,11 @@ def average_op(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> dist.Re
 def is_on_host(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> bool:
     """Whether the collectives of this tensor run on the host, which are gloo's."""
     return not tensor.is_cuda or dist.get_backend(group) == dist.Backend.GLOO
+
+
+def current_device(device: torch.device) -> AbstractContextManager[Any]:
+    """Round collectives of objects: NCCL sends these from the current GPU, which without ``set_device`` is 0."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @contextmanager

@@ -58,6 +58,12 @@ def removal(owner: object, handles: Sequence[RemovableHandle]) -> weakref.finali
     return remover
 
 
+def is_heard(parameter: torch.Tensor) -> bool:
+    """Whether a listener hears of this parameter's gradients."""
+    hooks = (parameter._post_accumulate_grad_hooks or {}).values()
+    return any(getattr(hook, "func", None) is _hear and hook.args[0]() is not None for hook in hooks)
+
+
 def _hear(owner: weakref.ref[Listener], index: int, _parameter: torch.Tensor) -> None:
     listener = owner()
     if listener is not None:

@@ -5,18 +5,17 @@ Otherwise gloo ends in its C++ code, and NCCL waits for ever or mixes the parame
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, TypeVar
 
+import torch
 import torch.distributed as dist
 
-from ddp_prof.ddp.engine.collective import communication_errors, global_rank
+from ddp_prof.ddp.engine.collective import communication_errors, current_device, global_rank
 from ddp_prof.errors import CommunicationError
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    import torch
+T = TypeVar("T")
 
 
 class Described(NamedTuple):
@@ -42,15 +41,35 @@ def check_rank_consistency(
     Raises:
         CommunicationError: They differ; on every rank the error names the ranks that do, and in what the first does.
     """
+    compare_with_rank_0(
+        ({name: _comparable(value) for name, value in options.items()}, describe(module)),
+        lambda own, reference: find_other_option(own[0], reference[0]) or find_difference(own[1], reference[1]),
+        group,
+        next((parameter.device for parameter in module.parameters()), torch.device("cpu")),
+    )
+
+
+def compare_with_rank_0(
+    own: T, find: Callable[[T, T], str | None], group: dist.ProcessGroup | None, device: torch.device
+) -> None:
+    """Compare what this rank has with what rank 0 has. Every rank must call this.
+
+    Args:
+        own: Can be pickled.
+        find: The first difference of its first argument from its second, in words; ``None`` where there is none.
+        group: ``None`` is the default group.
+        device: This rank's.
+
+    Raises:
+        CommunicationError: They differ; on every rank the error names the ranks that do, and in what the first does.
+    """
     if dist.get_world_size(group) == 1:
         return
-    own = {name: _comparable(value) for name, value in options.items()}, describe(module)
-    with communication_errors(group, "the comparison of the models"):
+    with communication_errors(group, "the comparison of the models"), current_device(device):
         reference = [own]
         dist.broadcast_object_list(reference, global_rank(0, group), group)
-        found = find_other_option(own[0], reference[0][0]) or find_difference(own[1], reference[0][1])
         differences: list[str | None] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(differences, found, group)
+        dist.all_gather_object(differences, find(own, reference[0]), group)
     others = [rank for rank, difference in enumerate(differences) if difference is not None]
     if others:
         more = f" (so ranks {', '.join(map(str, others))} differ from rank 0)" if len(others) > 1 else ""
@@ -63,10 +82,12 @@ def describe(module: torch.nn.Module) -> list[Described]:
         *((f"parameter {name!r}", parameter) for name, parameter in module.named_parameters()),
         *((f"buffer {name!r}", buffer) for name, buffer in module.named_buffers()),
     ]
-    return [
-        Described(what, tuple(tensor.shape), str(tensor.dtype), tensor.stride(), tensor.requires_grad)
-        for what, tensor in named
-    ]
+    return [describe_tensor(what, tensor) for what, tensor in named]
+
+
+def describe_tensor(what: str, tensor: torch.Tensor) -> Described:
+    """What must be alike of one tensor."""
+    return Described(what, tuple(tensor.shape), str(tensor.dtype), tensor.stride(), tensor.requires_grad)
 
 
 def find_other_option(own: Mapping[str, object], reference: Mapping[str, object]) -> str | None:

@@ -6,9 +6,15 @@ Every rank must issue the same collectives in the same order, whatever its own b
 on another rank hooks may fire in another order or leave other parameters unused. Incomplete buckets are launched, in
 order, by :meth:`Reducer.finish`, with zeros for what is missing; so nothing ever waits for a hook that does not fire.
 
-*Late contributions.* A gradient is taken at the first firing of its hook. Re-entrant checkpointing may fire a hook
-again in the same backward; what arrives then is kept apart and reduced on its own at the end, whether or not the
-bucket was already launched: that depends on timing, which differs between ranks, the count of firings does not.
+*Late contributions.* A gradient is taken at the first firing of its hook. A second backward, or re-entrant
+checkpointing within one, may fire it again. What arrives then is kept in a bucket of its own and reduced in a second
+round at the end, whether or not the first bucket was already launched: that depends on timing, which differs between
+ranks. Before that round a sum of votes tells which buckets have such contributions on any rank; those travel whole,
+with zeros for what is missing. A rank takes the votes if something came late there: so something must have come late on
+every rank or on none, though not the same; with ``find_unused`` the votes are taken in each step.
+
+What ``zero_grad()`` drops between backward and :meth:`Reducer.finish` is reduced all the same, as other ranks may keep
+theirs, and is not given back.
 """
 
 from __future__ import annotations
@@ -36,9 +42,9 @@ class Reducer:
         parameters: Those that are trained, each once, in the same order on every rank.
         assignment: For each bucket the positions of its parameters.
         group: ``None`` is the default group.
-        find_unused: Find out which parameters no rank used, by one small all-reduce in :meth:`finish` (its range
-            carries ``params=0``); they are left without a gradient, as in one process. Otherwise they get zeros. It
-            also lets ranks differ in their late contributions; without it each parameter must be late on all or none.
+        find_unused: Take the votes in each step, by one small all-reduce in :meth:`finish` (its range carries
+            ``params=0``). They tell, too, which parameters no rank used: these are left without a gradient, as in one
+            process. Otherwise they get zeros.
     """
 
     def __init__(
@@ -64,18 +70,20 @@ class Reducer:
         self._scale = 1.0 / dist.get_world_size(group)
         self._lock = threading.Lock()  # autograd has a thread a device
         self._in_flight: list[InFlight] = []
-        self._late: set[int] = set()
+        self._late: dict[int, GradientBucket] = {}
+        self._came_late: set[int] = set()
         self.order: list[int] = []
         """Positions of the parameters whose gradients came by hooks, in the order of the last finished step."""
         self._order: list[int] = []
         self._unused: set[int] = set()
+        self._torn: list[torch.nn.Parameter] = []
 
     def ready(self, index: int) -> None:
         """Take the gradient of one parameter, which autograd just finished, and launch what this completes."""
         with self._lock:
             bucket, slot = self._places[index]
             if bucket.is_taken(slot):
-                self._late.add(index)
+                self._take_late(index)
                 return
             bucket.take(slot, self._scale)
             self._order.append(index)
@@ -92,24 +100,35 @@ class Reducer:
         self._in_flight.append(flight)
         return flight
 
-    def finish(self) -> None:
+    def is_dropped(self) -> bool:
+        """Whether ``zero_grad()`` dropped all that backward brought."""
+        return bool(self._order) and all(bucket.is_dropped() for bucket in self.buckets)
+
+    def finish(self, *, is_discarded: bool = False) -> None:
         """Launch what is left, wait for everything, give the gradients back.
 
+        Args:
+            is_discarded: All was dropped: parameters that brought no gradient keep what they have.
+
         Raises:
-            CommunicationError: A collective failed, or a gradient is sparse; then the next step can be taken.
+            CommunicationError: A collective failed; or a gradient is sparse, or a parameter is frozen on this rank
+                only: then the next step can be taken.
         """
         while len(self._in_flight) < len(self.buckets):
             self.launch_next()
-        bitmap = self._launch_used_bitmap() if self._find_unused else None
+        votes = self._launch_votes() if self._find_unused or self._came_late else None
         for flight in self._in_flight:
             flight.wait()
-        unused, late = (self._unused, self._late) if bitmap is None else self._read_used_bitmap(*bitmap)
+        unused, late = (self._unused, set()) if votes is None else self._read_votes(*votes)
         # Frozen since the variant was made: no gradient, or weight decay and momentum would move it.
         frozen = {index for index in self._unused if not self.parameter(index).requires_grad}
-        self._give_back(unused if self._find_unused else frozen, self._reduce_late(sorted(late)))
-        refused = [parameter for bucket in self.buckets for parameter in bucket.refused]
+        without = self._unused if is_discarded else unused if self._find_unused else frozen
+        self._give_back(without, self._reduce_late(late))
+        sparse = [parameter for bucket in self.buckets for parameter in bucket.refused]
+        torn, self._torn = self._torn, []
         self._reset()
-        _check_dense(refused)
+        self._refuse(sparse, "has a sparse gradient, which cannot be reduced here: build its layer with sparse=False")
+        self._refuse(torn, "is frozen here and trained on another rank: freeze it on all ranks or on none")
 
     def parameter(self, index: int) -> torch.nn.Parameter:
         """The parameter at a position."""
@@ -132,17 +151,28 @@ class Reducer:
             self.launch_next()
             launched += 1
 
-    def _launch_used_bitmap(self) -> tuple[torch.Tensor, InFlight]:
+    def _take_late(self, index: int) -> None:
+        bucket, slot = self._places[index]
+        if bucket.index not in self._late:
+            self._late[bucket.index] = GradientBucket(bucket.index, bucket.parameters)
+        is_dropped, gradient = bucket.take_late(slot)
+        if is_dropped:
+            self._late[bucket.index].add(slot, None, self._scale)
+        if gradient is not None:
+            self._late[bucket.index].add(slot, gradient, self._scale)
+        self._came_late.add(index)
+
+    def _launch_votes(self) -> tuple[torch.Tensor, InFlight]:
         """Ask all ranks which parameters they used, and which came late: a sum of votes, one row each."""
         votes = torch.zeros(2, len(self._places), dtype=torch.int32)
         votes[0] = 1
         votes[0, list(self._unused)] = 0
-        votes[1, list(self._late)] = 1
+        votes[1, list(self._came_late)] = 1
         if self.buckets:
             votes = votes.to(self.buckets[0].parameters[0].device)
         return votes, launch_all_reduce(votes, self._group, len(self.buckets), 0)
 
-    def _read_used_bitmap(self, votes: torch.Tensor, flight: InFlight) -> tuple[set[int], set[int]]:
+    def _read_votes(self, votes: torch.Tensor, flight: InFlight) -> tuple[set[int], set[int]]:
         flight.wait()
         used, late = votes.tolist()
         return (
@@ -150,21 +180,26 @@ class Reducer:
             {index for index, count in enumerate(late) if count},
         )
 
-    def _reduce_late(self, late: Sequence[int]) -> dict[int, torch.Tensor]:
-        reduced = {}
-        for index in late:
-            bucket, slot = self._places[index]
-            parameter = bucket.parameters[slot]
-            own, parameter.grad = parameter.grad, None
-            tensor = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-            if own is not None:
-                torch.mul(own.detach(), self._scale, out=tensor)
-            launch_all_reduce(tensor, self._group, bucket.index, 1, late=1).wait()
-            reduced[index] = tensor
-        return reduced
+    def _reduce_late(self, late: set[int]) -> dict[int, torch.Tensor]:
+        """The second round: averages of what came late on any rank, by the position of the parameter."""
+        numbers = sorted({self._places[index][0].index for index in late})
+        second = {
+            number: self._late.get(number) or GradientBucket(number, self.buckets[number].parameters)
+            for number in numbers
+        }
+        flights = [
+            launch_all_reduce(bucket.tensor(), self._group, number, len(bucket), late=1)
+            for number, bucket in second.items()
+        ]
+        for flight in flights:
+            flight.wait()
+        places = {index: self._places[index] for index in late}
+        return {index: second[bucket.index].views[slot] for index, (bucket, slot) in places.items()}
 
     def _give_back(self, unused: set[int], late: dict[int, torch.Tensor]) -> None:
         for index, (bucket, slot) in self._places.items():
+            if index in self._unused and not bucket.parameters[slot].requires_grad and bucket.views[slot].any():
+                self._torn.append(bucket.parameters[slot])  # on a GPU the host waits for this, where one is frozen
             bucket.give_back(slot, index not in unused, late.get(index))
 
     def _reset(self) -> None:
@@ -173,12 +208,10 @@ class Reducer:
         self.order, self._order = self._order, []
         self._in_flight.clear()
         self._late.clear()
+        self._came_late.clear()
         self._unused.clear()
 
-
-def _check_dense(refused: Sequence[torch.nn.Parameter]) -> None:
-    for parameter in refused:
-        raise CommunicationError(
-            f"a parameter of shape {tuple(parameter.shape)} has a sparse gradient, which cannot be reduced here: "
-            "build its layer with sparse=False"
-        )
+    def _refuse(self, parameters: Sequence[torch.nn.Parameter], reason: str) -> None:
+        for parameter in parameters:
+            rank = dist.get_rank(self._group)
+            raise CommunicationError(f"rank {rank}: a parameter of shape {tuple(parameter.shape)} {reason}")

@@ -32,3 +32,9 @@ class StreamFence:
         for stream, event in self._events.items():
             if stream != current:
                 current.wait_event(event)
+
+
+def hold_for_current_stream(tensor: torch.Tensor) -> None:
+    """Let the memory of a tensor of another stream live until the current stream has used it."""
+    if tensor.is_cuda:
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))

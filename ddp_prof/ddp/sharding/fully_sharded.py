@@ -102,6 +102,11 @@ class FullyShardedDDP(DataParallel):
     def __deepcopy__(self, memo: dict[int, Any]) -> DataParallel:
         raise CommunicationError("a module under fully_shard cannot be copied or pickled: save its state_dict()")
 
+    def _clip(self, max_norm: float, norm_type: float) -> torch.Tensor:
+        norm: Any = super()._clip(max_norm, norm_type)
+        whole: torch.Tensor = norm.full_tensor()  # of inf, ``item()`` would be the norm of this rank's part
+        return whole
+
     def _synchronize(self) -> None:
         """Backward has ended with all gradients reduced."""
 

@@ -18,25 +18,25 @@ all-gather together send what one all-reduce does, but the second half hides beh
 
 from __future__ import annotations
 
+import math
 import weakref
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from ddp_prof.ddp import annotate
-from ddp_prof.ddp.engine.bucket_assignment import assign_buckets, cap_in_bytes
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ddp_prof.ddp.engine.bucket_assignment import Assignment, ParameterSize, assign_buckets, cap_in_bytes
+from ddp_prof.ddp.engine.collective import launch_all_reduce
 from ddp_prof.ddp.engine.hooks import removal
+from ddp_prof.ddp.engine.reducer import Reducer
 from ddp_prof.ddp.reducing import ReducingVariant
+from ddp_prof.ddp.sharding.gathers import AwaitedParameters, Gathers
+from ddp_prof.ddp.sharding.optimizer import ShardedOptimizer
 from ddp_prof.ddp.sharding.shards import ShardReducer
 from ddp_prof.errors import CommunicationError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import torch
-
-    from ddp_prof.ddp.engine.bucket_assignment import Assignment, ParameterSize
-    from ddp_prof.ddp.engine.collective import InFlight
-    from ddp_prof.ddp.engine.reducer import Reducer
 
 
 class ShardedDDP(ReducingVariant):
@@ -44,9 +44,9 @@ class ShardedDDP(ReducingVariant):
 
     The optimizer must step element by element (SGD, Adam, AdamW) and on :meth:`optimizer_parameters`, which are flat
     parts of buckets: every parameter has the same learning rate and weight decay, and a parameter that no rank used
-    counts as one whose gradient is zeros. Between the optimizer's step and the end of the next forward, read parameters
-    through ``state_dict()`` or after :meth:`wait_for_parameters`. A layer's parameters are used in its own ``forward``
-    only, unless the layer that owns them ran before.
+    counts as one whose gradient is zeros. After a step, who reads a parameter through its module waits for its
+    all-gather; before you read one that you kept in a list of your own, call :meth:`wait_for_parameters`. An overflow
+    that ``torch.amp.GradScaler`` finds on one rank is found on all.
 
     Args:
         module: What is trained.
@@ -54,7 +54,7 @@ class ShardedDDP(ReducingVariant):
         options: As of :class:`ReducingVariant`, without ``find_unused_parameters``.
     """
 
-    _not_copied: ClassVar[frozenset[str]] = ReducingVariant._not_copied | {"_gathers", "_layer_hooks"}
+    _not_copied: ClassVar[frozenset[str]] = ReducingVariant._not_copied | {"_gathers", "_layers", "_step_hook"}
 
     def __init__(
         self, module: torch.nn.Module, bucket_size_mb: float | Sequence[float] | None = 25.0, **options: Any
@@ -69,8 +69,13 @@ class ShardedDDP(ReducingVariant):
 
     def _set_up(self) -> None:
         super()._set_up()
-        self._gathers: dict[int, InFlight] = {}
-        self._layer_hooks = self._hook_layers()
+        self._gathers = Gathers()
+        bucket_of = {id(parameter): bucket.index for bucket in self._reducer.buckets for parameter in bucket.parameters}
+        self._layers = list(self.module.modules())
+        for layer in self._layers:
+            layer._parameters = AwaitedParameters(layer._parameters, bucket_of, self._gathers)
+        hook = register_optimizer_step_pre_hook(partial(_before_step, weakref.ref(self)))
+        self._step_hook = removal(self, [hook])
 
     def _assign(self, sizes: Sequence[ParameterSize]) -> Assignment:
         return assign_buckets(sizes, cap_bytes=self._cap_bytes)
@@ -82,11 +87,16 @@ class ShardedDDP(ReducingVariant):
         """This rank's part of each bucket."""
         return [bucket.shard for bucket in self._shards.shard_buckets()]
 
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute what the module computes."""
+        if torch.compiler.is_compiling() or any(map(_is_compiled, self._layers)):
+            self.wait_for_parameters()  # compiled code cannot wait, it would come in pieces
+        return super().forward(*args, **kwargs)
+
     def on_step(self) -> None:
         """Launch the all-gathers of what the optimizer changed. Called by a hook when a step on the shards ends."""
-        self.wait_for_parameters()
         for bucket in reversed(self._shards.shard_buckets()):
-            self._gathers[bucket.index] = bucket.gather()
+            self._gathers.add(bucket.index, bucket.gather())
 
     def wait_for_parameters(self) -> None:
         """Return when all parameters are those of the last step.
@@ -94,13 +104,31 @@ class ShardedDDP(ReducingVariant):
         Raises:
             CommunicationError: A rank is gone.
         """
-        self._wait_for_buckets(list(self._gathers))
+        self._gathers.settle()
 
     def remove(self) -> None:
         """Take the variant's hooks off the module, which then trains alone; the variant is of no use afterwards."""
         self.wait_for_parameters()
-        self._layer_hooks()
+        for layer in self._layers:
+            layer._parameters = dict(layer._parameters)
+        self._step_hook()
         super().remove()
+
+    def _clip(self, max_norm: float, norm_type: float) -> torch.Tensor:
+        if not norm_type > 0:
+            raise ValueError(f"norm_type must be positive, got {norm_type}")
+        gradients = [shard.grad for shard in self.optimizer_parameters() if shard.grad is not None]
+        parts = [torch.linalg.vector_norm(gradient, norm_type).double().to(self.device) for gradient in gradients]
+        own = torch.stack([torch.zeros((), dtype=torch.double, device=self.device), *parts])
+        is_largest = math.isinf(norm_type)
+        total = own.max() if is_largest else own.pow(norm_type).sum()
+        operation = dist.ReduceOp.MAX if is_largest else dist.ReduceOp.SUM
+        launch_all_reduce(total, self.process_group, len(self._reducer.buckets), 0, operation).wait()
+        norm = total if is_largest else total.pow(1 / norm_type)
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(factor.to(gradient))
+        return norm
 
     def _synchronize(self) -> None:
         self.wait_for_parameters()  # of layers that did not run
@@ -111,43 +139,37 @@ class ShardedDDP(ReducingVariant):
         assert isinstance(self._reducer, ShardReducer)
         return self._reducer
 
-    def _check_frozen(self) -> None:
-        super()._check_frozen()
+    def _check_model(self) -> None:
+        super()._check_model()
         if not all(parameter.requires_grad for parameter in self._trained):
             raise CommunicationError(
                 "a parameter was frozen after the variant was made, but sharded steps on flat parts of buckets: "
                 "call remove() and wrap the module again"
             )
 
-    def _hook_layers(self) -> weakref.finalize[..., Any]:
-        """Let each layer wait for the all-gathers of its own parameters, and ``state_dict`` for all."""
-        owner = weakref.ref(self)
-        bucket_of = {id(parameter): bucket.index for bucket in self._shards.buckets for parameter in bucket.parameters}
-        wait = partial(_wait_for_all, owner)
-        handles: list[Any] = [self.module.register_state_dict_pre_hook(wait)]  # type: ignore[no-untyped-call]
-        for layer in self.module.modules():
-            parameters = map(id, layer.parameters(recurse=False))
-            own = {bucket_of[parameter] for parameter in parameters if parameter in bucket_of}
-            if own:
-                handles.append(layer.register_forward_pre_hook(partial(_wait_for_layer, owner, sorted(own))))
-        return removal(self, handles)
-
-    def _wait_for_buckets(self, buckets: Sequence[int]) -> None:
-        pending = [bucket for bucket in buckets if bucket in self._gathers]
-        if not pending:
-            return
-        with annotate.synchronize():  # in forward, too: gloo blocks the host here
-            for bucket in pending:
-                self._gathers.pop(bucket).wait()
+    def _state(self) -> dict[str, Any]:
+        self.wait_for_parameters()
+        return super()._state()
 
 
-def _wait_for_layer(owner: weakref.ref[ShardedDDP], buckets: Sequence[int], *_: object) -> None:
+def _is_compiled(layer: torch.nn.Module) -> bool:
+    return layer._compiled_call_impl is not None or "_orig_mod" in layer._modules
+
+
+def _before_step(owner: weakref.ref[ShardedDDP], optimizer: torch.optim.Optimizer, *_: object) -> None:
     variant = owner()
-    if variant is not None:
-        variant._wait_for_buckets(buckets)
-
-
-def _wait_for_all(owner: weakref.ref[ShardedDDP], *_: object) -> None:
-    variant = owner()
-    if variant is not None:
-        variant.wait_for_parameters()
+    if variant is None:
+        return
+    stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if any(id(parameter) in stepped for parameter in variant._trained):
+        raise CommunicationError(
+            "the optimizer steps on the module's parameters, whose gradients sharded keeps in parts: "
+            "make it of variant.optimizer_parameters()"
+        )
+    if any(id(parameter) in stepped for parameter in variant.optimizer_parameters()):
+        if isinstance(optimizer, ShardedOptimizer):
+            raise CommunicationError(
+                "sharded divides the optimizer's state already, and a ShardedOptimizer would give every rank one "
+                "rank's part: use the optimizer itself"
+            )
+        variant.wait_for_parameters()  # an all-gather still reads the part that is stepped on

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
 from ddp_prof import range_names
-from ddp_prof.ddp.engine.collective import InFlight, all_gather, is_on_host, launch, reduce_scatter
+from ddp_prof.ddp.engine.collective import InFlight, all_gather, is_on_host, launch, launch_all_reduce, reduce_scatter
 from ddp_prof.ddp.engine.gradient_bucket import GradientBucket, flat_buffer, flat_views
 from ddp_prof.ddp.engine.reducer import Reducer
+from ddp_prof.ddp.engine.taken_gradient import TakenGradient
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+
+class ShardGradient(torch.Tensor):
+    """The gradient of a rank's part: an overflow that GradScaler finds in it is found on all ranks.
+
+    Otherwise one rank would skip a step that the others take, and halve a scale that they keep.
+    """
+
+    group: dist.ProcessGroup | None
+    bucket: int
+
+    @classmethod
+    def __torch_function__(cls, function: Any, _types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            result = function(*arguments, **(keywords or {}))
+        if function is torch._amp_foreach_non_finite_check_and_unscale_:
+            (gradient, *_), found, _ = arguments
+            launch_all_reduce(found, gradient.group, gradient.bucket, 0).wait()
+        return result
 
 
 class ShardBucket(GradientBucket):
@@ -41,12 +59,37 @@ class ShardBucket(GradientBucket):
         self.shard = torch.nn.Parameter(self._flat[self._own])
         self._reduced = torch.zeros_like(self.shard, requires_grad=False)
         self._received: torch.Tensor | None = None
+        self._taken_shard = TakenGradient(self.shard)
+        self._before: torch.Tensor | None = None
 
     def take(self, slot: int, scale: float) -> bool:
-        """As of any bucket; the buffer, which is released after each reduction, is allocated again where needed."""
+        """As of any bucket; the buffer, which is released after each reduction, is allocated again where needed.
+
+        From the first gradient on, a placeholder stands at the shard's, too, which is what ``zero_grad()`` reaches.
+        """
         if not len(self._buffer):
             self._allocate()
+        if self.missing == len(self.parameters):
+            self._before = self.shard.grad
+            self._taken_shard.reset()
+            self.shard.grad = self._taken_shard
+        else:
+            self._hand_drop_down()
         return super().take(slot, scale)
+
+    def take_late(self, slot: int) -> tuple[bool, torch.Tensor | None]:
+        """As of any bucket; ``zero_grad()`` may have reached the shard alone."""
+        late = self.parameters[slot].grad  # autograd has just added to it: after ``zero_grad()``
+        was_dropped = self._hand_drop_down()
+        self.parameters[slot].grad = late
+        is_dropped, late = super().take_late(slot)
+        if was_dropped:
+            self._dropped.add(slot)
+        return is_dropped or was_dropped, late
+
+    def is_dropped(self) -> bool:
+        """As of any bucket, or for the shard as a whole."""
+        return (self.missing < len(self.parameters) and self._is_shard_dropped()) or super().is_dropped()
 
     def release(self) -> None:
         """Free the memory of the full gradients."""
@@ -59,7 +102,7 @@ class ShardBucket(GradientBucket):
         which is as much on the wire as a reduce-scatter, and add up in :meth:`give_shard`.
         """
         full = self.tensor()
-        if self.shard.grad is not None:  # gradients add up until they are set to None
+        if self._before is not None:  # gradients add up until they are set to None
             self._reduced = torch.zeros_like(self._reduced)
         self._received = torch.empty_like(full) if is_on_host(full, self._group) else None
 
@@ -88,16 +131,46 @@ class ShardBucket(GradientBucket):
         if self._received is not None:
             torch.sum(self._received.view(-1, len(self._reduced)), 0, out=self._reduced)
             self._received = None
-        if late:
-            full = flat_buffer(self.parameters, self._multiple)
-            views = flat_views(full, self.parameters)
-            for slot, tensor in late.items():
-                views[slot].copy_(tensor)
-            self._reduced.add_(full[self._own])
-        if self.shard.grad is None:
-            self.shard.grad = self._reduced
+        dropped = {slot for slot in range(len(self)) if self._since_taken(slot)[0]}
+        if dropped or self._dropped:  # what is dropped need not be finite
+            ones = {slot: torch.ones_like(self.parameters[slot]) for slot in dropped | self._dropped}
+            self._reduced.masked_fill_(self._own_part(ones) != 0, 0)
+        kept = {slot: tensor for slot, tensor in late.items() if slot not in dropped}
+        if kept:
+            self._reduced.add_(self._own_part(kept))
+        for slot, parameter in enumerate(self.parameters):
+            parameter.grad = self._since_taken(slot)[1]  # what came under ``no_sync`` waits for the next step
+        if self._is_shard_dropped():
+            self._before = self._reduced.zero_() if self._taken_shard.is_zeroed else None
+        elif self._before is not None:
+            self._before.add_(self._reduced)
         else:
-            self.shard.grad.add_(self._reduced)
+            self._before = self._reduced.as_subclass(ShardGradient)
+            self._before.group, self._before.bucket = self._group, self.index
+        self.shard.grad, self._before = self._before, None
+
+    def _is_shard_dropped(self) -> bool:
+        return self.shard.grad is not self._taken_shard or self._taken_shard.is_zeroed
+
+    def _hand_drop_down(self) -> bool:
+        """Drop what was taken of each parameter where ``zero_grad()`` reached the shard; says whether it did."""
+        is_dropped = self._is_shard_dropped()
+        if is_dropped:
+            for parameter, is_taken in zip(self.parameters, self._taken, strict=True):
+                if is_taken:
+                    parameter.grad = None
+            self._before = None
+            self._taken_shard.reset()
+            self.shard.grad = self._taken_shard
+        return is_dropped
+
+    def _own_part(self, tensors: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        """Of tensors by slot, zeros for all others, what this rank has."""
+        full = flat_buffer(self.parameters, self._multiple)
+        views = flat_views(full, self.parameters)
+        for slot, tensor in tensors.items():
+            views[slot].copy_(tensor)
+        return full[self._own]
 
 
 class ShardReducer(Reducer):

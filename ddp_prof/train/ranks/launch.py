@@ -15,7 +15,7 @@ import tempfile
 import time
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from ddp_prof.errors import CommunicationError, DdpProfError, OutOfMemoryError, WorkloadError
 
@@ -31,6 +31,8 @@ LAUNCHER = "DDP_PROF_LAUNCHER"
 GRACE_S = 2.0
 """How long the other ranks may take to end by themselves after one failed, and again after being asked to."""
 POLL_S = 0.02
+RANK_BYTES = 2**28
+"""What torch alone takes in each rank."""
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -52,10 +54,12 @@ def launch(world: int, command: Sequence[str], log: Path | None = None) -> None:
         log: File for what the ranks say; ``None`` lets them say it.
 
     Raises:
-        WorkloadError: A rank failed; the message is the one that it left.
+        WorkloadError: A rank failed; the message is the one that it left. Or there are more than the memory holds.
         OutOfMemoryError: A rank failed for want of memory, or was killed while the system killed for want of it.
         Stopped: A signal asked this process to end; the ranks are gone.
     """
+    if world > most_ranks():
+        raise WorkloadError(f"{world} ranks do not fit: the memory of this machine holds at most {most_ranks()}")
     with stoppable(), tempfile.TemporaryDirectory(prefix="ddp_prof.") as directory:
         kills_before = _kills_for_memory()
         with log.open("ab") if log else nullcontext() as output:
@@ -63,6 +67,11 @@ def launch(world: int, command: Sequence[str], log: Path | None = None) -> None:
         if failed:
             kills = _kills_for_memory()
             raise _cause(failed, Path(directory), log, can_lack_memory=kills is None or kills != kills_before)
+
+
+def most_ranks() -> int:
+    """So many ranks are held by this machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // RANK_BYTES + 1
 
 
 def exit_code_of(program: str, action: Callable[[], int | None], *, on_stop: str = "") -> int:
@@ -80,13 +89,21 @@ def exit_code_of(program: str, action: Callable[[], int | None], *, on_stop: str
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Within the block a signal that asks this process to end raises :class:`Stopped`."""
+    """Within the block a signal that asks this process to end raises :class:`Stopped`; all further ones are ignored."""
     before = {number: signal.signal(number, _stop) for number in STOPPING}
     try:
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    except Stopped:  # on its way out: what tidies up is not to be cut off
+        raise
+    except BaseException:
+        _handle_signals(before)
+        raise
+    _handle_signals(before)
+
+
+def _handle_signals(handlers: Mapping[signal.Signals, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def _run(world: int, directory: str, command: Sequence[str], output: IO[bytes] | None) -> dict[int, int]:
@@ -120,6 +137,7 @@ def _start(
 
 
 def _stop(number: int, _frame: FrameType | None) -> None:
+    _handle_signals(dict.fromkeys(STOPPING, signal.SIG_IGN))
     raise Stopped(number)
 
 
@@ -135,8 +153,7 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> dict[int, int]:
 
 def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
     """End all ranks, also when further signals arrive."""
-    for number in STOPPING:
-        signal.signal(number, signal.SIG_IGN)
+    _handle_signals(dict.fromkeys(STOPPING, signal.SIG_IGN))
     for end in (subprocess.Popen.terminate, subprocess.Popen.kill):
         for rank in _running(ranks):
             end(rank)

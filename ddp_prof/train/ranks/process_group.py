@@ -41,16 +41,24 @@ class RankInfo:
 
 
 def find_place(environment: Mapping[str, str]) -> RankInfo:
-    """Read torchrun's variables, or the launcher's, which are the same; alone where there are none."""
+    """Read torchrun's variables, or the launcher's, which are the same; alone where there are none.
+
+    Raises:
+        WorkloadError: One is missing, or no number.
+    """
     if "RANK" not in environment:
         return RankInfo()
-    rank, world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
-    return RankInfo(
-        rank,
-        world,
-        int(environment.get("LOCAL_RANK", rank)),
-        int(environment.get("LOCAL_WORLD_SIZE", world)),
-    )
+    try:
+        rank, world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+        return RankInfo(
+            rank,
+            world,
+            int(environment.get("LOCAL_RANK", rank)),
+            int(environment.get("LOCAL_WORLD_SIZE", world)),
+        )
+    except (KeyError, ValueError) as error:
+        names = "RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE"
+        raise WorkloadError(f"a launcher tells {names} as whole numbers: {error}") from error
 
 
 def choose_device(config: RunConfig, place: RankInfo) -> tuple[torch.device, str]:
@@ -162,7 +170,7 @@ def _meeting_place(place: RankInfo, timeout: timedelta) -> Store | None:
     """Where the ranks find each other; ``None`` is torchrun's, by the environment.
 
     Raises:
-        WorkloadError: It is a port that cannot be had.
+        WorkloadError: It is no port, or one that cannot be had.
     """
     directory = os.environ.get(LAUNCH_DIRECTORY)
     if directory is None:
@@ -170,10 +178,12 @@ def _meeting_place(place: RankInfo, timeout: timedelta) -> Store | None:
     port = os.environ.get("MASTER_PORT")
     if port is None:
         return FileStore(str(Path(directory) / "store"), place.world)  # a file: no port that could be busy
+    if not (port.isdecimal() and len(port) <= 5 and 0 < int(port) < 65536):
+        raise WorkloadError(f"MASTER_PORT={port[:80]}: no port from 1 to 65535: choose one, or unset it")
     address = os.environ.get("MASTER_ADDR", "127.0.0.1")
     try:
         return TCPStore(address, int(port), place.world, is_master=place.rank == 0, timeout=timeout)
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError) as error:
         reason = "is another program's" if "EADDRINUSE" in str(error) else f"cannot be had ({first_line(error)})"
         raise WorkloadError(
             f"rank {place.rank}: MASTER_PORT {port} of {address} {reason}: choose another, or unset it"

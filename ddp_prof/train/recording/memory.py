@@ -40,7 +40,7 @@ class StateBytes:
 
     Attributes:
         parameters: Weights, whole or in part.
-        gradients: With the buckets of which they are views, and what a compression keeps.
+        gradients: With the buckets of which they are views.
         optimizer: Moments and the like.
     """
 
@@ -49,18 +49,17 @@ class StateBytes:
     optimizer: int
 
 
-def count_state(variant: DataParallel, optimizer: torch.optim.Optimizer | None) -> StateBytes:
+def count_state(variant: DataParallel, optimizer: torch.optim.Optimizer) -> StateBytes:
     """Count the memory of each storage once; call it after a step.
 
     Args:
-        variant: Which communicates, and may have optimizers of its own.
-        optimizer: Steps on the others of its parameters.
+        variant: Which communicates.
+        optimizer: Steps on its parameters.
     """
     stepped = variant.optimizer_parameters()
     parameters = [*variant.module.parameters(), *stepped]
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    optimizers = [*variant.optimizers, *([] if optimizer is None else [optimizer])]
-    states = [value for one in optimizers for kept in one.state.values() for value in kept.values()]
+    states = [value for kept in optimizer.state.values() for value in kept.values()]
     return StateBytes(
         _storage_bytes(parameters),
         _storage_bytes([*gradients, *variant.kept_tensors()]),

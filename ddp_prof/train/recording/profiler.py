@@ -7,10 +7,12 @@ import json
 import os
 import threading
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ddp_prof.ddp import annotate
@@ -38,43 +40,42 @@ class CaptureWindow(NamedTuple):
     includes_warmup: bool = False
 
 
-def choose_window(device: torch.device, kineto: Path | None, rank: int) -> CaptureWindow:
+def choose_window(device: torch.device, kineto: Path | None, rank: int, timeout_s: float) -> CaptureWindow:
     """What fits the device and the options; nothing is to be done where a profiler records the whole process, or none.
 
-    Every rank must enter it.
+    Every rank must enter it, and then waits for the others for ``timeout_s`` seconds.
     """
     if kineto is not None:
-        return CaptureWindow(_kineto(rank_path(kineto, rank), device))
+        return CaptureWindow(_kineto(rank_path(kineto, rank), GlooBarrier(device, timeout_s)))
     if device.type == "cuda":
-        return CaptureWindow(_cuda_profiler(device))
+        return CaptureWindow(_cuda_profiler(GlooBarrier(device, timeout_s)))
     return CaptureWindow(nullcontext(), includes_warmup=True)
 
 
-class Meeting:
+class GlooBarrier:
     """Lets all ranks come to the same point, with their device idle.
 
     Through gloo, whatever the backend: NCCL's barrier is an all-reduce, which would be recorded with the others.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._group = dist.new_group(backend="gloo")
-        self._device = device
+    def __init__(self, device: torch.device, timeout_s: float) -> None:
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        self.device = device
 
     def __call__(self) -> None:
         """Wait for all."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
         dist.barrier(self._group)
 
 
 @contextmanager
-def _cuda_profiler(device: torch.device) -> Iterator[None]:
+def _cuda_profiler(meet: GlooBarrier) -> Iterator[None]:
     """``cudaProfilerStart`` to ``cudaProfilerStop``, which ``nsys --capture-range=cudaProfilerApi`` waits for.
 
     The ranks meet on both sides: the first to stop may end the recording for all. After a failure they do not: a peer
     may be gone, and would be waited for.
     """
-    meet = Meeting(device)
     meet()
     torch.cuda.profiler.start()  # type: ignore[no-untyped-call]  # torch's omission
     meet()
@@ -85,10 +86,14 @@ def _cuda_profiler(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def _kineto(path: Path, device: torch.device) -> Iterator[None]:
+def _kineto(path: Path, meet: GlooBarrier) -> Iterator[None]:
     """``torch.profiler``, written as Kineto JSON: one file a rank, our ranges included; none after a failure."""
-    meet, ranges = Meeting(device), KinetoRanges()
-    recorded = profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])])
+    ranges, on_gpu = KinetoRanges(), meet.device.type == "cuda"
+    recorded = profile(
+        activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])],
+        # Stream waits with the records that they are for: what blocks is told by them.
+        experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True),
+    )
     meet()
     with recorded, annotate.listening(ranges):
         meet()

@@ -64,22 +64,27 @@ class Trainer:
 
     Args:
         variant: What is trained.
-        optimizer: Steps on its parameters; ``None`` where the variant has optimizers that step in backward.
+        optimizer: Steps on its parameters.
         delay_s: Sleep so long at the start of each backward; a straggler to be found.
         precision: ``fp32``, or ``bf16`` by autocast.
+        begins_late: Sleep at the start of each step for as long as the one before took; a host that prepares data.
     """
 
     def __init__(
         self,
         variant: DataParallel,
-        optimizer: torch.optim.Optimizer | None,
+        optimizer: torch.optim.Optimizer,
         delay_s: float = 0.0,
         precision: str = "fp32",
+        *,
+        begins_late: bool = False,
     ) -> None:
         self.precision = precision
         self.variant = variant
         self.optimizer = optimizer
         self.delay_s = delay_s
+        self.begins_late = begins_late
+        self._last_seconds = 0.0
         self._done = {False: 0, True: 0}
 
     def train_step(
@@ -99,16 +104,19 @@ class Trainer:
         clock = PhaseClock(partial(settle, inputs.device) if synchronized else _no_wait)
         begin = time.perf_counter()
         with annotate.step(self._done[warmup], warmup):
+            if self.begins_late:
+                time.sleep(self._last_seconds)
+            started = time.perf_counter()
             loss = self._step(inputs, targets, clock)
             if inputs.is_cuda:
                 torch.cuda.synchronize(inputs.device)
+            self._last_seconds = time.perf_counter() - started
         self._done[warmup] += 1
         seconds = time.perf_counter() - begin
         return StepResult(loss.item(), seconds, self.variant.communication_seconds, clock.seconds)
 
     def _step(self, inputs: Tensor, targets: Tensor, clock: PhaseClock) -> Tensor:
-        if self.optimizer is not None:
-            self.optimizer.zero_grad()
+        self.optimizer.zero_grad()
         with clock.phase(range_names.FORWARD), annotate.forward(), autocast(inputs.device, self.precision):
             loss = functional.cross_entropy(self.variant(inputs).flatten(0, 1), targets.flatten())
         # torch's DDP communicates in backward, where it fails with a bare RuntimeError.
@@ -120,8 +128,7 @@ class Trainer:
         self.variant.finish_gradient_synchronization()
         clock.settle()
         with clock.phase(range_names.OPTIMIZER), annotate.optimizer():
-            if self.optimizer is not None:
-                self.optimizer.step()
+            self.optimizer.step()
         return loss.detach()
 
 

@@ -94,6 +94,21 @@ def test_a_launch_waits_for_the_copies_of_all_streams(monkeypatch: pytest.Monkey
     assert seen == [("note", [2.0, 2.0]), ("wait", [2.0, 2.0])]
 
 
+def test_memory_that_crosses_streams_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hook drops the gradient, the launch uses the buffer, ``finish`` what came late: each on its own stream."""
+    held: list[torch.Tensor] = []
+    monkeypatch.setattr("ddp_prof.ddp.engine.gradient_bucket.hold_for_current_stream", held.append)
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    bucket, late_bucket = GradientBucket(0, [parameter]), GradientBucket(0, [parameter])
+    gradient, late = torch.ones(2), torch.ones(2)
+    parameter.grad = gradient
+    bucket.take(0, SCALE)
+    buffer = bucket.tensor()
+    late_bucket.add(0, late, SCALE)
+    bucket.give_back(0, True, late_bucket.views[0])
+    assert [id(tensor) for tensor in held] == [id(gradient), id(buffer), id(late), id(late_bucket.views[0])]
+
+
 def test_what_is_reduced_is_one_contiguous_tensor_of_all_gradients() -> None:
     weights = [torch.nn.Parameter(torch.randn(2, 3).t()), torch.nn.Parameter(torch.randn(4))]
     bucket = GradientBucket(0, weights)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ddp_prof.ddp import BucketedDDP, FlatDDP, FullyShardedDDP, NaiveDDP, PowerSGD, ShardedDDP, TorchDDP
+from ddp_prof.ddp import BucketedDDP, FlatDDP, FullyShardedDDP, NaiveDDP, ShardedDDP, TorchDDP
 from ddp_prof.ddp.engine.rank_consistency import describe, find_difference
 from ddp_prof.errors import CommunicationError
 from tests.ddp.gloo_ranks import run_ranks
@@ -62,13 +62,11 @@ def test_equal_models_have_no_difference() -> None:
 
 def wrap_with_other_options_on_rank_1(rank: int) -> dict[str, str]:
     """On each rank; on rank 1 as its second argument says."""
-    sgd = torch.optim.SGD
     made: dict[str, Callable[[nn.Module, bool], object]] = {
         "size": lambda module, other: BucketedDDP(module, 1.5 if other else 1),
         "sizes": lambda module, other: BucketedDDP(module, [1, 25] if other else [1, 5]),
         "rebuild": lambda module, other: BucketedDDP(module, 1, rebuild_buckets=other),
-        "compression": lambda module, other: BucketedDDP(module, 1, compression=PowerSGD(2) if other else PowerSGD(1)),
-        "stepping": lambda module, other: BucketedDDP(module, 1, step_in_backward=sgd if other else None),
+        "hook": lambda module, other: TorchDDP(module, comm_hook="bf16" if other else None),
         "unused": lambda module, other: NaiveDDP(module, find_unused_parameters=other),
         "buffers": lambda module, other: NaiveDDP(module, broadcast_buffers=not other),
         "variant": lambda module, other: NaiveDDP(module) if other else FlatDDP(module),
@@ -81,7 +79,6 @@ def wrap_with_other_options_on_rank_1(rank: int) -> dict[str, str]:
         with pytest.raises(CommunicationError) as caught:
             make(nn.Linear(2, 3), rank == 1)
         messages[name] = str(caught.value)
-    BucketedDDP(nn.Linear(2, 3), 1, step_in_backward=lambda own: sgd(own, lr=0.1 + rank))  # of functions none can tell
     return messages
 
 
@@ -94,9 +91,7 @@ def test_options_that_change_the_schedule_must_be_alike() -> None:
         "size": "bucket_size_mb=1.5, on rank 0 bucket_size_mb=1",
         "sizes": "bucket_size_mb=[1, 25], on rank 0 bucket_size_mb=[1, 5]",
         "rebuild": "rebuild_buckets=True, on rank 0 rebuild_buckets=False",
-        "compression": "compression=PowerSGD(rank=2, error_feedback=True, warm_start=True), on rank 0 "
-        "compression=PowerSGD(rank=1, error_feedback=True, warm_start=True)",
-        "stepping": "step_in_backward=True, on rank 0 step_in_backward=False",
+        "hook": "comm_hook=bf16, on rank 0 comm_hook=None",
         "unused": "find_unused_parameters=True, on rank 0 find_unused_parameters=False",
         "buffers": "broadcast_buffers=False, on rank 0 broadcast_buffers=True",
         "variant": "variant=NaiveDDP, on rank 0 variant=FlatDDP",

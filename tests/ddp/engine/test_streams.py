@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddp_prof.ddp.engine.streams import StreamFence
+from ddp_prof.ddp.engine.streams import StreamFence, hold_for_current_stream
 
 GPU = torch.device("cuda", 0)
 
@@ -79,3 +79,20 @@ def test_a_cpu_has_no_streams(gpu: FakeGpu) -> None:
     fence.note(torch.device("cpu"))
     fence.wait(torch.device("cpu"))
     assert gpu.current.waited == []
+
+
+@pytest.mark.parametrize("is_cuda", [True, False])
+def test_a_tensor_of_another_stream_is_held_for_the_current_one(gpu: FakeGpu, is_cuda: bool) -> None:
+    held: list[str] = []
+
+    class Tensor:
+        device = GPU
+
+        def record_stream(self, stream: FakeStream) -> None:
+            held.append(stream.name)
+
+    tensor: Any = Tensor()
+    tensor.is_cuda = is_cuda
+    gpu.on("right")
+    hold_for_current_stream(tensor)
+    assert held == ["right"] * is_cuda

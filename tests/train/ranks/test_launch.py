@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.errors import OutOfMemoryError, WorkloadError
-from ddp_prof.train.ranks.launch import launch
+from ddp_prof.train.ranks.launch import launch, most_ranks
 
 PRELUDE = """
 import os, sys, time
@@ -36,6 +36,13 @@ def is_running(process: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"  # of a child of this test nobody may have taken note yet
+
+
+def test_no_more_ranks_than_the_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2**18}.__getitem__)  # 1 GiB
+    assert most_ranks() == 5
+    with pytest.raises(WorkloadError, match="1000000000 ranks do not fit: the memory of this machine holds at most 5"):
+        launch(1_000_000_000, ["-c", "pass"])
 
 
 def test_every_rank_knows_its_place(tmp_path: Path) -> None:

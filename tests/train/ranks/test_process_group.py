@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,6 +12,7 @@ import torch.distributed as dist
 from ddp_prof.errors import WorkloadError
 from ddp_prof.train import run
 from ddp_prof.train.arguments import parse_arguments
+from ddp_prof.train.ranks import process_group
 from ddp_prof.train.ranks.process_group import RankInfo, choose_device, find_place
 from ddp_prof.train.recording import memory
 
@@ -81,6 +85,20 @@ def test_place() -> None:
     torchrun = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
     assert find_place(torchrun) == RankInfo(5, 8, 1, 4)
     assert find_place({}) == RankInfo(0, 1, 0, 1)
+
+
+@pytest.mark.parametrize("told", [{"RANK": "0"}, {"RANK": "x", "WORLD_SIZE": "2"}, {"RANK": "0", "WORLD_SIZE": ""}])
+def test_a_place_that_is_no_number_is_refused(told: dict[str, str]) -> None:
+    with pytest.raises(WorkloadError, match=r"a launcher tells RANK, WORLD_SIZE, .* as whole numbers"):
+        find_place(told)
+
+
+@pytest.mark.parametrize("port", ["x", "", "0", "65536", "99999999", "-1", "1e3"])
+def test_a_port_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, port: str) -> None:
+    monkeypatch.setenv("DDP_PROF_LAUNCH_DIRECTORY", str(tmp_path))
+    monkeypatch.setenv("MASTER_PORT", port)
+    with pytest.raises(WorkloadError, match=f"MASTER_PORT={port}: no port from 1 to 65535"):
+        process_group._meeting_place(RankInfo(0, 2, 0, 2), timedelta(seconds=1))
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_prof.ddp.annotate import Recorded
-from ddp_prof.train.recording.profiler import IN_FLIGHT_LANE, in_flight_events, rank_path
+from ddp_prof.train.recording.profiler import IN_FLIGHT_LANE, GlooBarrier, in_flight_events, rank_path
+from tests.ddp.gloo_ranks import run_ranks
 
 BASE = 1_790_857_026_000_000_000
 QUARTER = 7_900_000_000_000_000  # ns: Kineto's base moves on every three months
@@ -53,3 +56,19 @@ def test_ranges_in_a_lane_do_not_overlap(spans: list[tuple[int, int]]) -> None:
 )
 def test_each_rank_has_a_file(path: str, expected: str) -> None:
     assert rank_path(Path(path), 1) == Path(expected)
+
+
+def wait_for_a_rank_that_does_not_come(rank: int) -> float:
+    meet = GlooBarrier(torch.device("cpu"), timeout_s=1.0)
+    begin = time.monotonic()
+    if rank == 0:
+        with pytest.raises(RuntimeError, match=r"[Tt]imed? ?out"):
+            meet()
+    else:
+        time.sleep(3)
+    return time.monotonic() - begin
+
+
+def test_ranks_wait_for_each_other_no_longer_than_the_user_said() -> None:
+    """Groups that are made with no word on it wait for half an hour."""
+    assert run_ranks(wait_for_a_rank_that_does_not_come)[0] < 3

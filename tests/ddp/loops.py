@@ -1,0 +1,350 @@
+"""Ordinary training loops, written once for one process and for ranks under any variant, or under torch's own classes.
+
+The samples come in shares, one a rank. A rank computes the loss of its own share, one process the mean over all of
+them; what a loop returns must be equal.
+"""
+
+from __future__ import annotations
+
+import copy
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ddp_prof.ddp import ShardedOptimizer
+from tests.ddp.cases import whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+WIDTH = 8
+SAMPLES = 4
+STEPS = 4
+Tensors = dict[str, torch.Tensor]
+
+
+class OneProcess:
+    """A module that is trained, and what a loop calls besides; others override what they do in another way."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = self.model = module
+
+    def parameters(self) -> list[nn.Parameter]:
+        """What an optimizer steps on."""
+        return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+
+    def optimizer(
+        self, cls: Callable[..., torch.optim.Optimizer], groups: Any = None, **options: Any
+    ) -> torch.optim.Optimizer:
+        """Of all parameters, or of groups of the module's."""
+        return cls(groups or self.parameters(), **options)
+
+    def saved(self, optimizer: torch.optim.Optimizer) -> Any:
+        return copy.deepcopy(optimizer.state_dict())
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def finish(self) -> None:
+        pass
+
+    def clip(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        return torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
+
+
+class Variant(OneProcess):
+    """One of ours."""
+
+    def __init__(self, variant: Any) -> None:
+        super().__init__(variant.module)
+        self.model = self.variant = variant
+
+    def parameters(self) -> list[nn.Parameter]:
+        return self.variant.optimizer_parameters()
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        return self.variant.no_sync()
+
+    def finish(self) -> None:
+        self.variant.finish_gradient_synchronization()
+
+    def clip(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        return self.variant.clip_grad_norm_(max_norm, norm_type)
+
+
+class Divided(Variant):
+    """One of ours with a ShardedOptimizer."""
+
+    def optimizer(
+        self, cls: Callable[..., torch.optim.Optimizer], groups: Any = None, **options: Any
+    ) -> torch.optim.Optimizer:
+        return ShardedOptimizer(groups or self.parameters(), cls, **options)
+
+
+class Loop(NamedTuple):
+    """A model, and a way to train it: what it gets is the wrapped model and the shares that this process computes."""
+
+    build: Callable[[], nn.Module]
+    train: Callable[[Callable[[nn.Module], OneProcess], nn.Module, Sequence[int]], Tensors]
+
+
+def run(loop: Loop, wrap: Callable[[nn.Module], OneProcess], shares: Sequence[int]) -> Tensors:
+    """What the loop returns; every rank starts from the same weights."""
+    torch.manual_seed(0)
+    return loop.train(wrap, loop.build().double(), shares)
+
+
+def inputs(step: int, share: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(100 * step + share)
+    return torch.randn(SAMPLES, WIDTH, generator=generator, dtype=torch.float64)
+
+
+def mean(losses: Iterable[torch.Tensor]) -> torch.Tensor:
+    return torch.stack(list(losses)).mean()
+
+
+def loss_of(model: Callable[[torch.Tensor], torch.Tensor], step: int, shares: Sequence[int]) -> torch.Tensor:
+    return mean(model(inputs(step, share)).square().mean() for share in shares)
+
+
+def weights(module: nn.Module) -> Tensors:
+    return {name: whole(tensor).detach().clone() for name, tensor in module.state_dict().items()}
+
+
+def take_step(trained: OneProcess, optimizer: torch.optim.Optimizer, step: int, shares: Sequence[int]) -> None:
+    optimizer.zero_grad()
+    loss_of(trained.model, step, shares).backward()
+    trained.finish()
+    optimizer.step()
+
+
+def plainly(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    trained = wrap(model)
+    optimizer = trained.optimizer(torch.optim.AdamW, lr=0.02)
+    for step in range(STEPS):
+        take_step(trained, optimizer, step, shares)
+    return weights(model)
+
+
+def grouping(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """Matrices have weight decay, biases none."""
+    trained = wrap(model)
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    biases = [parameter for parameter in model.parameters() if parameter.dim() == 1]
+    groups = [{"params": matrices, "weight_decay": 0.5}, {"params": biases, "weight_decay": 0.0}]
+    optimizer = trained.optimizer(torch.optim.AdamW, groups, lr=0.02)
+    for step in range(STEPS):
+        take_step(trained, optimizer, step, shares)
+    return weights(model)
+
+
+def twice(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """Two steps on the same gradients."""
+    trained = wrap(model)
+    optimizer = trained.optimizer(torch.optim.AdamW, lr=0.02)
+    for step in range(STEPS):
+        take_step(trained, optimizer, step, shares)
+        optimizer.step()
+    return weights(model)
+
+
+def loading(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """Every second step is taken back: what was saved before is loaded right after it."""
+    trained = wrap(model)
+    optimizer = trained.optimizer(torch.optim.AdamW, lr=0.02)
+    for step in range(STEPS):
+        before = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+        take_step(trained, optimizer, step, shares)
+        if step % 2:
+            model.load_state_dict(before)
+    return weights(model)
+
+
+def averaging(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """A running mean of the weights is kept, from ``parameters()`` right after each step."""
+    trained = wrap(model)
+    optimizer = trained.optimizer(torch.optim.AdamW, lr=0.02)
+    averages = [torch.zeros_like(whole(parameter.detach())) for parameter in model.parameters()]
+    for step in range(STEPS):
+        take_step(trained, optimizer, step, shares)
+        for average, parameter in zip(averages, model.parameters(), strict=True):
+            average.lerp_(whole(parameter.detach()), 0.3)
+    return {f"average {index}": average for index, average in enumerate(averages)}
+
+
+def clamping(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """Weights are clamped after each step, as a Wasserstein critic's."""
+    trained = wrap(model)
+    optimizer = trained.optimizer(torch.optim.AdamW, lr=0.02)
+    for step in range(STEPS):
+        take_step(trained, optimizer, step, shares)
+        for parameter in model.parameters():
+            parameter.data.clamp_(-0.1, 0.1)
+    return weights(model)
+
+
+def keeping(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """A copy of the module is kept right after each step, as of the best one so far."""
+    trained = wrap(model)
+    optimizer = trained.optimizer(torch.optim.AdamW, lr=0.02)
+    kept = []
+    for step in range(STEPS):
+        take_step(trained, optimizer, step, shares)
+        kept.append(copy.deepcopy(model))
+    return {f"{step} {name}": value for step, each in enumerate(kept) for name, value in weights(each).items()}
+
+
+def evaluating(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """The module itself, not what wraps it, is evaluated after each step."""
+    trained = wrap(model)
+    optimizer = trained.optimizer(torch.optim.AdamW, lr=0.02)
+    outputs = []
+    for step in range(STEPS):
+        take_step(trained, optimizer, step, shares)
+        model.eval()
+        with torch.no_grad():
+            outputs.append(model(inputs(99, 0)).clone())
+        model.train()
+    return {f"output {step}": output for step, output in enumerate(outputs)}
+
+
+def scaling(
+    wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int], fused: bool = False
+) -> Tensors:
+    """Accumulation under a GradScaler; in the second step one gradient of one share overflows.
+
+    A fused optimizer is called nevertheless, and skips the step itself.
+    """
+    trained = wrap(model)
+    optimizer = trained.optimizer(torch.optim.AdamW, lr=0.02, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for micro in range(2):
+            with nullcontext() if micro else trained.no_sync():
+                loss = loss_of(trained.model, 2 * step + micro, shares)
+                if (step, micro) == (1, 0) and 1 in shares:
+                    loss = loss + model.gain.sum() * torch.inf
+                scaler.scale(loss / 2).backward()
+        trained.finish()
+        scaler.step(optimizer)
+        scaler.update()
+    return {**weights(model), "scale": torch.tensor(scaler.get_scale())}
+
+
+def clipping(
+    wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int], norm_type: float = 2.0
+) -> Tensors:
+    """Gradients are clipped; their norms are returned, too."""
+    trained = wrap(model)
+    optimizer = trained.optimizer(torch.optim.SGD, lr=0.5)
+    norms = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(trained.model, step, shares).mul(10).backward()
+        trained.finish()
+        norms.append(float(trained.clip(0.5, norm_type)))
+        optimizer.step()
+    return {**weights(model), "norms": torch.tensor(norms, dtype=torch.float64)}
+
+
+def resuming(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """The learning rate is halved after each step; half way optimizer and schedule are saved and made anew."""
+    trained = wrap(model)
+
+    def make() -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+        optimizer = trained.optimizer(torch.optim.AdamW, lr=0.05)
+        return optimizer, torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+
+    optimizer, schedule = make()
+    for step in range(STEPS):
+        if step == STEPS // 2:
+            saved = trained.saved(optimizer), copy.deepcopy(schedule.state_dict())
+            optimizer, schedule = make()
+            optimizer.load_state_dict(saved[0])
+            schedule.load_state_dict(saved[1])
+        take_step(trained, optimizer, step, shares)
+        schedule.step()
+    return weights(model)
+
+
+def cycling(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """OneCycleLR moves learning rate and momentum."""
+    trained = wrap(model)
+    optimizer = trained.optimizer(torch.optim.AdamW, lr=0.05)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=STEPS)
+    for step in range(STEPS):
+        take_step(trained, optimizer, step, shares)
+        schedule.step()
+    return weights(model)
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3))
+
+
+def attention() -> nn.Module:
+    """Reads ``out_proj.weight`` without calling ``out_proj``."""
+    layers = [nn.TransformerEncoderLayer(WIDTH, 2, 16, dropout=0.0, batch_first=True) for _ in range(2)]
+    return nn.Sequential(nn.Unflatten(0, (1, -1)), *layers)
+
+
+class Lists(nn.Module):
+    """Parameters in a list and in a dictionary, which are modules that nobody calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrices = nn.ParameterList(torch.randn(WIDTH, WIDTH) for _ in range(3))
+        self.gains = nn.ParameterDict({"first": torch.ones(WIDTH), "second": torch.ones(WIDTH)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * self.gains["first"]
+        for matrix in self.matrices:
+            x = torch.tanh(x @ matrix)
+        return x * self.gains["second"]
+
+
+class Gained(nn.Module):
+    """A network and one number, which is in one rank's part when parameters are divided."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.gain = mlp(), nn.Parameter(torch.tensor([1.5]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x) * self.gain
+
+
+class Borrowed(nn.Module):
+    """Reads the weight of a layer before it calls that layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(WIDTH, WIDTH)
+        self.first = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.first(nn.functional.linear(x, self.last.weight))))
+
+
+LOOPS = {
+    "attention": Loop(attention, plainly),
+    "parameter list": Loop(Lists, plainly),
+    "borrowed weight": Loop(Borrowed, plainly),
+    "groups": Loop(mlp, grouping),
+    "kept copies": Loop(mlp, keeping),
+    "two steps": Loop(mlp, twice),
+    "load after step": Loop(mlp, loading),
+    "running mean of weights": Loop(mlp, averaging),
+    "clamped weights": Loop(mlp, clamping),
+    "accumulation with an overflow": Loop(Gained, scaling),
+    "accumulation with an overflow, fused": Loop(Gained, partial(scaling, fused=True)),
+    "clipping": Loop(mlp, clipping),
+    "clipping of the largest": Loop(mlp, partial(clipping, norm_type=torch.inf)),
+    "resume with a schedule": Loop(mlp, resuming),
+    "one cycle": Loop(mlp, cycling),
+    "evaluation": Loop(attention, evaluating),
+}

@@ -1,0 +1,63 @@
+"""Ordinary training loops under each variant equal one process."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any
+
+import pytest
+import torch
+
+from ddp_prof.ddp import VARIANTS
+from tests.ddp import loops
+from tests.ddp.gloo_ranks import run_ranks
+
+WORLDS = (2, 4)
+ON_FOUR = ("attention", "accumulation with an overflow")
+KEYS = (*VARIANTS, "divided")
+IMPOSSIBLE = [("groups", "sharded"), ("kept copies", "fsdp")]
+Run = tuple[int, str, str]
+
+
+def wrap_in(key: str) -> Any:
+    """The variant, or the one with a ShardedOptimizer."""
+    if key == "divided":
+        return lambda module: loops.Divided(VARIANTS["overlap"](module))
+    options = {"bucket_size_mb": 0.0005} if key in ("bucketed", "sharded") else {}
+    return lambda module: loops.Variant(VARIANTS[key](module, **options))
+
+
+def runs() -> list[Run]:
+    """(world, loop, variant)."""
+    loops_on = {2: loops.LOOPS, 4: ON_FOUR}
+    return [
+        (world, name, key)
+        for world in WORLDS
+        for name in loops_on[world]
+        for key in KEYS
+        if (name, key) not in IMPOSSIBLE
+    ]
+
+
+def all_runs(rank: int, world: int) -> dict[Run, loops.Tensors]:
+    return {run: loops.run(loops.LOOPS[run[1]], wrap_in(run[2]), [rank]) for run in runs() if run[0] == world}
+
+
+@pytest.fixture(scope="module")
+def ranks() -> dict[int, list[Any]]:
+    return {world: run_ranks(partial(all_runs, world=world), world) for world in WORLDS}
+
+
+@cache
+def one_process(world: int, name: str) -> loops.Tensors:
+    return loops.run(loops.LOOPS[name], loops.OneProcess, range(world))
+
+
+@pytest.mark.parametrize(("world", "name", "key"), runs())
+def test_equals_one_process(ranks: dict[int, list[Any]], world: int, name: str, key: str) -> None:
+    expected = one_process(world, name)
+    for results in ranks[world]:
+        got = results[world, name, key]
+        assert got.keys() == expected.keys()
+        for tensor, value in expected.items():
+            torch.testing.assert_close(got[tensor], value, rtol=1e-10, atol=1e-10, msg=tensor)
