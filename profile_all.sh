@@ -17,32 +17,30 @@
 #   RANKS_PER_GPU  PROFILER  NSYS
 # of scripts/env.sh (PYTHON, VENV, CHROMIUM) and of scripts/install_nsys.sh (NSYS_PREFIX, NSYS_FETCH).
 #
-# Exit: 0 when every capture is there, 1 when one failed (the others are captured nevertheless).
+# Exit: 0 when every capture is there, 1 when one failed (the others are captured nevertheless), 2 for wrong usage.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+. "$root/scripts/common.sh"
 traces="${TRACES_DIR:-$root/traces/local}"
 figures="${FIGURES_DIR:-$root/figures/local}"
 ddp_prof="${VENV:-$root/.venv}/bin/ddp-prof"
-notes="$(mktemp)"
-child=""
+child="" scratch=""
 # What is started ends with this script, however that ends.
 with_us=()
 ! setpriv --pdeathsig TERM true 2>/dev/null || with_us=(setpriv --pdeathsig TERM)
 
-# stop CODE
-stop() {
-  [ -z "$child" ] || kill -TERM "$child" 2>/dev/null || true
-  [ -z "$child" ] || wait "$child" || true
-  echo
-  echo "profile_all: stopped; what was captured before is kept, and the next run goes on" >&2
-  exit "$1"
-}
-trap 'rm -f "$notes" "$notes.new" "$notes.said"' EXIT
-trap 'stop 130' INT
-trap 'stop 143' TERM HUP
+say() { echo "profile_all: $*" >&2; }
 
-# What takes long runs in the background, and is waited for here, so that a signal reaches the traps above at once.
+# clean_up CODE
+clean_up() {
+  [ -z "$child" ] || { kill -TERM "$child" && wait "$child"; } 2>/dev/null || true
+  rm -rf "$scratch"
+  [ "$1" -le 128 ] || { echo && say "stopped; what was captured before is kept, and the next run goes on"; }
+}
+on_exit clean_up
+
+# What takes long runs in the background, and is waited for here, so that a signal reaches the traps at once.
 finish() {
   local status=0
   child=$!
@@ -55,10 +53,12 @@ known_variants() { "${VENV:-$root/.venv}/bin/python" -c "from ddp_prof.variants 
 
 # One line for each capture: the variant and its options.
 list_captures() {
-  local variant size
-  for variant in ${VARIANTS:-$(known_variants)}; do
+  local variant size variants sizes
+  read -r -d '' -a variants <<<"${VARIANTS:-$(known_variants)}" || true
+  read -r -d '' -a sizes <<<"${BUCKET_SIZES_MB:-1 10 100}" || true
+  for variant in "${variants[@]}"; do
     if [ "$variant" = bucketed ]; then
-      for size in ${BUCKET_SIZES_MB:-1 10 100}; do echo "bucketed --bucket-size-mb $size"; done
+      for size in "${sizes[@]}"; do echo "bucketed --bucket-size-mb $size"; done
     else
       echo "$variant"
     fi
@@ -74,31 +74,38 @@ find_nsys() {
   fi
 }
 
+# A capture says this itself, but what it says is shown when it is done.
+say_whether_it_waits() {
+  flock -n "$traces" true || echo "profile_variant: waiting for another capture into $traces" | tee -a "$scratch/notes" >&2
+}
+
 # What a capture said beside its result: each line once, though every capture says it.
 show_notes() {
-  grep -vxFf "$notes" "$notes.new" >&2 || true
-  cat "$notes.new" >>"$notes"
+  grep -vxFf "$scratch/notes" "$scratch/new" >&2 || true
+  cat "$scratch/new" >>"$scratch/notes"
 }
 
 # Of a capture that was killed nobody else tells.
-say_signal() { [ "$1" -le 128 ] || echo "profile_all: this capture was ended by SIG$(kill -l "$(($1 - 128))")" >&2; }
+say_signal() { [ "$1" -le 128 ] || say "this capture was ended by SIG$(kill -l "$(($1 - 128))")"; }
 
 # Captures everything; sets `captured` (names) and `failed` (how many).
 capture_all() {
-  local captures options label number=0 result status
+  local captures capture options label number=0 result status
   captured=() failed=0
   mapfile -t captures < <(list_captures)
-  for options in "${captures[@]}"; do
+  [ ${#captures[@]} -gt 0 ] || { say "VARIANTS or BUCKET_SIZES_MB names nothing to capture; there are $(known_variants)" && exit 2; }
+  for capture in "${captures[@]}"; do
     number=$((number + 1))
-    label="${options/ --bucket-size-mb /, }"
-    [ "$label" = "$options" ] || label+=" MB"
+    label="${capture/ --bucket-size-mb /, }"
+    [ "$label" = "$capture" ] || label+=" MB"
+    read -r -a options <<<"$capture"
+    say_whether_it_waits
     echo -n "[$number/${#captures[@]}] $label ... "
-    # shellcheck disable=SC2086  # a variant and its options
-    "${with_us[@]}" "$root/scripts/profile_variant.sh" $options >"$notes.said" 2>"$notes.new" &
+    "${with_us[@]}" "$root/scripts/profile_variant.sh" "${options[@]}" >"$scratch/said" 2>"$scratch/new" &
     status=0
     finish || status=$?
     if [ "$status" = 0 ]; then
-      result="$(<"$notes.said")"
+      result="$(<"$scratch/said")"
       captured+=("${result%%:*}")
       result="${result#*: }"
       echo "${result#captured by * in }"
@@ -106,8 +113,9 @@ capture_all() {
     else
       failed=$((failed + 1))
       echo "failed"
-      cat "$notes.new" >&2
+      cat "$scratch/new" >&2
       say_signal "$status"
+      [ "$status" != 2 ] || exit 2 # a setting that no capture can have
     fi
   done
 }
@@ -127,8 +135,8 @@ draw() {
     return
   fi
   echo "drawing the timelines"
-  "${with_us[@]}" "$ddp_prof" report "$@" -o "$figures" >"$notes.new" &
-  finish || { cat "$notes.new" && return 1; }
+  "${with_us[@]}" "$ddp_prof" report "$@" -o "$figures" >"$scratch/new" &
+  finish || { cat "$scratch/new" && return 1; }
 }
 
 print_next() {
@@ -150,6 +158,10 @@ main() {
   # Paths that are shown are shown as one would type them here.
   traces="${traces#"$root"/}" figures="${figures#"$root"/}"
   export TRACES_DIR="$traces"
+  make_scratch profile_all
+  : >"$scratch/notes"
+  mkdir -p "$traces" "$figures" 2>"$scratch/new" ||
+    { say "$(tail -1 "$scratch/new"): set TRACES_DIR and FIGURES_DIR to folders of yours" && exit 1; }
   "${with_us[@]}" "$root/scripts/env.sh" train
   find_nsys
   capture_all
@@ -161,7 +173,7 @@ main() {
   finish
   print_next
   if [ "$failed" -gt 0 ]; then
-    echo "profile_all: $failed of the steps above failed" >&2
+    say "$failed of the steps above failed"
     exit 1
   fi
 }

@@ -16,7 +16,7 @@
 # on where this one stopped, by OUT/done. Each slice packs what it made into at most 8 files, OUT.slice1.tar.gz,
 # OUT.slice1.2.tar.gz ...; unpacked in another checkout they let the work go on there. The order is
 #   1. preflight: what there is, and which recorder records CUDA here
-#   2. correctness of every variant on the GPU, against one process (scripts/check_variants.py)
+#   2. correctness of every variant on the GPU, against one process (scripts/dev/check_variants.py)
 #   3. captures of every variant in every setup, and their tables
 #   4. bucketed against torch's DDP, in turns
 #   5. what recording costs, in turns
@@ -45,6 +45,7 @@
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+. "$root/scripts/common.sh"
 bin="${VENV:-.venv}/bin"
 is_dry=0 wheels="" archive="" out="gpu_capture" max_mb=16 minutes=9
 model_size="${MODEL_SIZE:-medium}"
@@ -80,8 +81,15 @@ read_arguments() {
     esac
     shift
   done
-  [[ "$max_mb" =~ ^[1-9][0-9]*$ ]] || usage "--max-mb $max_mb is no whole number of MB"
-  [[ "$minutes" =~ ^[1-9][0-9]*$ ]] && [ "$minutes" -ge 3 ] || usage "--minutes $minutes is no whole number from 3 on"
+  require_whole --max-mb 1 1000000 "$max_mb"
+  require_whole --minutes 3 100000 "$minutes"
+}
+
+read_settings() {
+  local name
+  require_whole GPUS 1 4096
+  for name in BATCH_SIZE MOST_S STEPS SEQ_LEN; do require_whole "$name" 1 999999999; done
+  for name in ROUNDS DDP_STEPS LEAST_S WARMUP; do require_whole "$name" 0 999999999; done
 }
 
 # A command as one would type it in the checkout.
@@ -196,7 +204,7 @@ check_variants() {
   [ "${CHECKS:-1}" = 1 ] && [ "$ranks" -gt 1 ] || return 0
   for variant in $variants; do
     step "check/$setup/$variant" "$out/tables/$setup/equals_one_process.$variant.txt" "$bin/python" \
-      scripts/check_variants.py --device cuda --backend "$setup" "${shared[@]}" --variants "$variant"
+      scripts/dev/check_variants.py --device cuda --backend "$setup" "${shared[@]}" --variants "$variant"
   done
 }
 
@@ -246,7 +254,7 @@ write_tables() {
 race_ddp() {
   local setup="$1"
   [ "${DDP_STEPS:-40}" -gt 0 ] && [ "$ranks" -gt 1 ] && has_captures "$setup" || return 0
-  step "race/$setup" "$out/tables/$setup/against_ddp.txt" "$bin/python" scripts/benchmark.py ddp --device cuda \
+  step "race/$setup" "$out/tables/$setup/against_ddp.txt" "$bin/python" scripts/dev/benchmark.py ddp --device cuda \
     --backend "${settings[0]#BACKEND=}" --world-size "$ranks" "${shared[@]}" --model-size "$model_size" \
     --batch-size "$batch_size" --seq-len "${SEQ_LEN:-128}" --steps "${DDP_STEPS:-40}" --target 1.02
 }
@@ -262,7 +270,7 @@ measure_cost() {
       "${settings[@]}" STEPS=10 scripts/profile_variant.sh bucketed --bucket-size-mb 10
   done
   [ "$is_left" = 1 ] || step "cost/$setup/table" "$out/tables/$setup/cost_of_recording.txt" \
-    "$bin/python" scripts/profiling_cost.py "$out/cost/$setup"
+    "$bin/python" scripts/dev/profiling_cost.py "$out/cost/$setup"
 }
 
 # for_setups FUNCTION...: each of them, for one setup after the other.
@@ -278,7 +286,7 @@ for_setups() {
 pack() {
   local number=1
   while [ -e "$out.slice$number.tar.gz" ]; do number=$((number + 1)); done
-  run "$bin/python" scripts/pack_captures.py "$out" --target "$out.slice$number.tar.gz" --newer-than "$out/.slice" \
+  run "$bin/python" scripts/dev/pack_captures.py "$out" --target "$out.slice$number.tar.gz" --newer-than "$out/.slice" \
     --max-mb "$max_mb" --max-files 8 || echo "capture_gpu: nothing was packed" >&2
 }
 
@@ -298,6 +306,7 @@ finish() {
 
 main() {
   read_arguments "$@"
+  read_settings
   cd "$root"
   [ -z "$wheels" ] || export NSYS_FETCH="${NSYS_FETCH:-0}" # offline
   [ "$is_dry" = 1 ] || { mkdir -p "$out/done" && touch "$out/.slice"; }

@@ -17,9 +17,10 @@
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+. "$root/scripts/common.sh"
 venv="${VENV:-$root/.venv}"
 stamp="$venv/ddp-prof.stamp"
-log=""
+log="" scratch=""
 unfinished=""
 
 say() { echo "env: $*" >&2; }
@@ -29,13 +30,8 @@ fail() {
   exit 1
 }
 
-clean_up() {
-  [ -z "$unfinished" ] || rm -rf "$unfinished"
-  [ -z "$log" ] || rm -f "$log"
-}
-trap clean_up EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM HUP
+clean_up() { rm -rf "$unfinished" "$scratch"; }
+on_exit clean_up
 
 # Runs a command and shows what it says only on request.
 quietly() {
@@ -139,7 +135,7 @@ find_uv() {
   uv="$(command -v uv || true)"
   if [ -z "$uv" ] && wants_uv; then
     say "no GPU here: fetching uv, which finds the torch without CUDA"
-    if quietly "$venv/bin/python" -m pip install uv; then uv="$venv/bin/uv"; fi
+    if quietly "$venv/bin/python" -m pip install -c "$root/constraints.txt" uv; then uv="$venv/bin/uv"; fi
   fi
 }
 
@@ -160,6 +156,9 @@ install_package() {
   list="$(IFS=, && echo "${extras[*]}")"
   [ -z "$list" ] || target+="[$list]"
   find_uv
+  # What builds this package is pinned by the environment alone, by a path without blanks, which would divide it.
+  cd "$root"
+  export PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt UV_BUILD_CONSTRAINT=constraints.txt
   say "installing ddp-prof${list:+[$list]} and what it needs (a minute or two)"
   if [ -n "$uv" ]; then
     quietly env UV_TORCH_BACKEND="${UV_TORCH_BACKEND:-auto}" "$uv" pip install --python "$venv/bin/python" \
@@ -193,7 +192,8 @@ main() {
   exec 9<"$root"
   flock 9
   ! up_to_date || return 0
-  log="$(mktemp)"
+  make_scratch env
+  log="$scratch/log"
   if [ -n "${WHEELS:-}" ]; then
     find_python
     make_venv

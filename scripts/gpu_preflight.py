@@ -21,12 +21,13 @@ import subprocess
 import sys
 import tempfile
 from contextlib import closing
+from functools import partial
 from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 ROOT = Path(__file__).resolve().parent.parent
 NSIGHT_COMPUTE = (
@@ -47,7 +48,9 @@ WHOLE_RUN = "CAPTURE_RANGE=none"
 """What scripts/profile_variant.sh advises where ranks or kernels did not arrive."""
 TORCH_LIMIT_S = 300
 """Gigabytes of libraries, read for the first time."""
+DOWNLOAD = "nsys by download"
 DOWNLOAD_LIMIT_S = 600
+"""More than a slice of scripts/capture_gpu.sh, in which it is tried once: a network may drop all packets."""
 ASK_TORCH = """
 import torch, torch.distributed as dist
 nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.version.cuda and dist.is_nccl_available() else ""
@@ -140,7 +143,7 @@ def untried_recorders() -> str:
     return f"{'recorder':9} {'untried':8} {found}: to find out which records CUDA takes what is missing above"
 
 
-def find_recorders(environment: Mapping[str, str], log: Path) -> Iterator[Recorder]:
+def find_recorders(environment: Mapping[str, str], log: Path, tried: Tried) -> Iterator[Recorder | Finding]:
     """What may record CUDA here, in the order in which it is tried: torch.profiler last, a download just before."""
     if own := environment.get("NSYS"):
         yield _nsys(own)
@@ -150,11 +153,18 @@ def find_recorders(environment: Mapping[str, str], log: Path) -> Iterator[Record
         for pattern in environment.get("NSIGHT_COMPUTE_SEARCH", NSIGHT_COMPUTE).split():
             yield from map(_nsys, sorted(glob(pattern), reverse=True))  # noqa: PTH207  # the patterns are absolute
         if not found:
-            ok, said = ask(INSTALL_NSYS, DOWNLOAD_LIMIT_S)
-            _write(log, f"scripts/install_nsys.sh: exit code {int(not ok)}", said)
-            if ok:
-                yield _nsys(said.splitlines()[-1])
+            reason = tried.reason(DOWNLOAD) or tried.attempt(DOWNLOAD, lambda: download(log))
+            if reason:
+                yield Finding("recorder", DOWNLOAD, reason, is_needed=False)
+            yield from map(_nsys, list_nsys())
     yield Recorder("torch.profiler", {"PROFILER": "kineto"})
+
+
+def download(log: Path) -> str:
+    """Fetch an nsys; returns the reason where there is none then, else nothing."""
+    ok, said = ask(INSTALL_NSYS, DOWNLOAD_LIMIT_S)
+    _write(log, f"scripts/install_nsys.sh: exit code {int(not ok)}", said)
+    return "" if ok else (said.splitlines() or ["it said nothing"])[-1]
 
 
 def _nsys(path: str) -> Recorder:
@@ -187,29 +197,29 @@ def try_recorder(recorder: Recorder, log: Path) -> str:
 
 
 class Tried:
-    """What was tried already, and why it does not record: a preflight that was cut off goes on with the next.
+    """What was tried already, and why it failed: a preflight that was cut off goes on with the next.
 
     Attributes:
-        path: A JSON object; while a recorder is being tried it says that it did not end.
+        path: A JSON object; while something is being tried it says that it did not end.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._reasons: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
-    def reason(self, recorder: Recorder) -> str:
-        """Why it did not record; empty where it was not tried, or records."""
-        return self._reasons.get(recorder.name, "")
+    def reason(self, name: str) -> str:
+        """Why it failed; empty where it was not tried, or did not fail."""
+        return self._reasons.get(name, "")
 
-    def note(self, recorder: Recorder, log: Path) -> str:
+    def attempt(self, name: str, attempt: Callable[[], str]) -> str:
         """Try it, and keep and return the reason."""
-        self._keep(recorder, "it was cut off before it was done")
-        reason = try_recorder(recorder, log)
-        self._keep(recorder, reason)
+        self._keep(name, "it was cut off before it was done")
+        reason = attempt()
+        self._keep(name, reason)
         return reason
 
-    def _keep(self, recorder: Recorder, reason: str) -> None:
-        self._reasons[recorder.name] = reason
+    def _keep(self, name: str, reason: str) -> None:
+        self._reasons[name] = reason
         self.path.write_text(json.dumps(self._reasons), encoding="utf-8")
 
 
@@ -243,9 +253,12 @@ def count_kernels(folder: Path) -> int:
 def find_recorder(log: Path, chosen: Path) -> Iterator[Finding]:
     """Try what may record until something does; its settings are written down."""
     tried = Tried(chosen.with_name(f"{chosen.name}.tried"))
-    for recorder in find_recorders(os.environ, log):
+    for recorder in find_recorders(os.environ, log, tried):
+        if isinstance(recorder, Finding):
+            yield recorder
+            continue
         for way in (recorder, _of_whole_run(recorder)):
-            reason = tried.reason(way) or tried.note(way, log)
+            reason = tried.reason(way.name) or tried.attempt(way.name, partial(try_recorder, way, log))
             if not reason:
                 chosen.write_text("".join(f"{key}={value}\n" for key, value in way.settings.items()), encoding="utf-8")
                 yield Finding("recorder", f"{way.name} records CUDA")

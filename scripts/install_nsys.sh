@@ -3,7 +3,8 @@
 #
 #   nsys="$(scripts/install_nsys.sh)"
 #   scripts/install_nsys.sh --list    # every one that is there, a line each, and fetch none
-#   scripts/install_nsys.sh --pack F  # an archive of it, of about 35 MB, for NSYS_ARCHIVE on a machine without network
+#   scripts/install_nsys.sh --pack F  # an archive of it, of about 35 MB, for NSYS_ARCHIVE on a machine without network,
+#                                     # and F.sha256
 #
 # Looks at $NSYS, then PATH, then the usual places. Where there is none, the distribution's own packages (Debian: non-free,
 # Ubuntu: multiverse) are fetched into a private folder: about 180 MB to download, 0.6 GB unpacked, no root needed, and
@@ -15,7 +16,8 @@
 #   NSYS_FETCH       0: only look, fetch nothing                            (default: 1)
 #   NSYS_RELEASE     the distribution's release to fetch it from, such as experimental, which has Debian's newest; what it
 #                    loads beside it comes from the system's own release    (default: the system's own)
-#   NSYS_ARCHIVE     a file that --pack made: unpacked into the private folder, unless an nsys is there, and taken
+#   NSYS_ARCHIVE     a file that --pack made, with its checksum beside it (FILE.sha256): unpacked into the private folder,
+#                    unless an nsys is there, and taken
 #   NSYS_SEARCH      patterns of the usual places                           (default: see below)
 #   OS_RELEASE       what says which distribution this is                   (default: /etc/os-release)
 #
@@ -23,11 +25,12 @@
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+. "$root/scripts/common.sh"
 prefix="${NSYS_PREFIX:-$root/.nsys}"
 release="${NSYS_RELEASE:-}"
 search="${NSYS_SEARCH-/opt/nvidia/nsight-systems*/*/bin/nsys /opt/nvidia/nsight-systems*/*/target-linux-*/nsys
   /usr/local/cuda*/bin/nsys /usr/lib/nsight-systems/bin/nsys}"
-work=""
+work="" scratch=""
 
 say() { echo "install_nsys: $*" >&2; }
 
@@ -47,11 +50,9 @@ stop_tree() {
 
 clean_up() {
   stop_tree "$$"
-  [ -z "$work" ] || rm -rf "$work"
+  rm -rf "$work" "$scratch"
 }
-trap clean_up EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM HUP
+on_exit clean_up
 
 usable() { [ -x "$1" ] && "$1" --version >/dev/null 2>&1; }
 
@@ -199,8 +200,14 @@ fetch() {
   lay_out
 }
 
-# Lays out in $work/nsight-systems what --pack made.
+digest() { sha256sum "$1" | cut -d' ' -f1; }
+
+# Lays out in $work/nsight-systems what --pack made, if nobody has changed it since.
 unpack() {
+  [ -r "$NSYS_ARCHIVE.sha256" ] ||
+    fail "NSYS_ARCHIVE=$NSYS_ARCHIVE has no checksum beside it: bring $NSYS_ARCHIVE.sha256, too, which --pack writes"
+  [ "$(digest "$NSYS_ARCHIVE")" = "$(cut -d' ' -f1 "$NSYS_ARCHIVE.sha256")" ] ||
+    fail "NSYS_ARCHIVE=$NSYS_ARCHIVE is not what $NSYS_ARCHIVE.sha256 says: bring both anew"
   tar -xaf "$NSYS_ARCHIVE" -C "$work" 2>"$work/log" || fail "NSYS_ARCHIVE=$NSYS_ARCHIVE cannot be unpacked ($(head -1 "$work/log"))"
   target="$(compgen -G "$work/nsight-systems/target-linux-*")" || fail "NSYS_ARCHIVE=$NSYS_ARCHIVE holds no nsys: make it with --pack"
 }
@@ -245,12 +252,14 @@ pack() {
   nsys="$(main)"
   target="$(dirname "$(readlink -f "$nsys")")"
   host="$(compgen -G "${target%/*}/host-linux-*")" && [ -x "$host/QdstrmImporter" ] || fail "$nsys has no importer beside it: $by_hand"
-  work="$(mktemp -d)"
+  make_scratch nsys
+  work="$scratch"
   partial="$work/${1##*/}" # tar compresses by the suffix
   list_needed | sort -u | tar -chaf "$partial" --transform 's|^|nsight-systems/|' -C "${target%/*}" -T -
+  echo "$(digest "$partial")  ${1##*/}" >"$partial.sha256"
   NSYS_ARCHIVE="$partial" unpack
   check "$target/nsys"
-  mv "$partial" "$1" || fail "cannot write $1"
+  mv "$partial" "$partial.sha256" "$(dirname "$1")" || fail "cannot write $1"
   say "packed $("$nsys" --version), $(($(stat -c %s "$1") / 1000000)) MB: give it as NSYS_ARCHIVE=$1"
 }
 

@@ -18,20 +18,16 @@
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+. "$root/scripts/common.sh"
 database="${RESULTS_DB:-$root/traces/local/results.db}"
 figures="${FIGURES_DIR:-$root/figures/local}"
 venv="${VENV:-$root/.venv}"
 child=""
 
-# stop CODE: the sweep ends its ranks itself, when it is told to end: by SIGTERM, as bash has what runs in the background
-# ignore SIGINT until it says otherwise.
-stop() {
-  [ -z "$child" ] || kill -TERM "$child" 2>/dev/null || true
-  [ -z "$child" ] || wait "$child" || true
-  exit "$1"
-}
-trap 'stop 130' INT
-trap 'stop 143' TERM HUP
+# The sweep ends its ranks itself, when it is told to end: by SIGTERM, as bash has what runs in the background ignore
+# SIGINT until it says otherwise.
+clean_up() { [ -z "$child" ] || { kill -TERM "$child" && wait "$child"; } 2>/dev/null || true; }
+on_exit clean_up
 
 read_arguments() {
   local argument

@@ -146,7 +146,7 @@ def trim_capture(big: Path, small: Path, steps: int) -> None:
     Raises:
         TraceError: Not a capture of this toolkit, or one file is meant to be both.
     """
-    if small.resolve() == big.resolve():
+    if small.exists() and big.exists() and small.samefile(big):  # a hard link, too
         raise TraceError(big, "it would be written over itself", "give the smaller one another name")
     trim = trim_sqlite if big.suffix == ".sqlite" else trim_kineto
     try:

@@ -1,11 +1,11 @@
 """Measures what this toolkit itself costs, each time as ratios within one run.
 
-python scripts/benchmark.py ddp        # step time of our bucketed variant against torch's DDP
-python scripts/benchmark.py sharded    # step time of our sharded variant against DDP with ZeroRedundancyOptimizer
-python scripts/benchmark.py ranges     # step time with ranges against without
-python scripts/benchmark.py ingest CAPTURE.sqlite     # reading a large capture, against SQLite's floor and others
-python scripts/benchmark.py ranks CAPTURE.sqlite      # many ranks: one worker, two, and through a scheduler
-python scripts/benchmark.py timeline CAPTURE.sqlite   # the page of a timeline: build, size, first view, redraw
+python scripts/dev/benchmark.py ddp        # step time of our bucketed variant against torch's DDP
+python scripts/dev/benchmark.py sharded    # step time of our sharded variant against DDP with ZeroRedundancyOptimizer
+python scripts/dev/benchmark.py ranges     # step time with ranges against without
+python scripts/dev/benchmark.py ingest CAPTURE.sqlite     # reading a large capture, against SQLite's floor and others
+python scripts/dev/benchmark.py ranks CAPTURE.sqlite      # many ranks: one worker, two, and through a scheduler
+python scripts/dev/benchmark.py timeline CAPTURE.sqlite   # the page of a timeline: build, size, first view, redraw
 
 Each explains its options with ``--help`` and says whether its target was met.
 """

@@ -1,6 +1,6 @@
 """Reading a large capture: the whole ``ddp-prof overlap`` process against the floor and against others, in one run.
 
-    python scripts/benchmark.py ingest CAPTURE.sqlite [--copies 50] [--kineto TRACE.json.gz] [--before CHECKOUT]
+    python scripts/dev/benchmark.py ingest CAPTURE.sqlite [--copies 50] [--kineto TRACE.json.gz] [--before CHECKOUT]
 
 The floor is SQLite summing ``end - start`` over the same three tables. Everything is repeated in turn; the best of
 each counts, since noise only ever adds.

@@ -1,6 +1,6 @@
 """Many ranks: reports a second with one and with two workers, and the same through a Dask scheduler.
 
-    python scripts/benchmark.py ranks CAPTURE.sqlite [--ranks 64] [--copies 45] [--rounds 1] [--scheduler]
+    python scripts/dev/benchmark.py ranks CAPTURE.sqlite [--ranks 64] [--copies 45] [--rounds 1] [--scheduler]
 
 The capture is repeated end to end until it is large, and the file is linked once for each rank: so all ranks hold the
 same events, which the time to read them does not depend on, and are told apart by the names of the files.

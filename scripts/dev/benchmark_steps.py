@@ -1,8 +1,8 @@
 """Measures what our variants and ranges cost a step. Each prints one ratio and the target that it has to meet.
 
-    python scripts/benchmark.py ddp       # step time of our bucketed variant against torch's DDP
-    python scripts/benchmark.py sharded   # of our sharded variant against torch's DDP with ZeroRedundancyOptimizer
-    python scripts/benchmark.py ranges    # step time with ranges against without
+    python scripts/dev/benchmark.py ddp       # step time of our bucketed variant against torch's DDP
+    python scripts/dev/benchmark.py sharded   # of our sharded variant against torch's DDP with ZeroRedundancyOptimizer
+    python scripts/dev/benchmark.py ranges    # step time with ranges against without
 
 All alternate step by step within one run, so that whatever else the machine does hits both alike. The ranks are
 processes on the CPU (gloo) unless said otherwise (``--device cuda``, ``--backend``, ``--ranks-per-gpu``).

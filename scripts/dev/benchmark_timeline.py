@@ -1,7 +1,7 @@
 """Measures the page of a timeline: how long it takes to build, how large it is, how fast it shows and redraws.
 
-    python scripts/benchmark.py timeline BIG.sqlite
-    python scripts/benchmark.py timeline SMALL.sqlite --copies 40
+    python scripts/dev/benchmark.py timeline BIG.sqlite
+    python scripts/dev/benchmark.py timeline SMALL.sqlite --copies 40
 
 The page is opened in a headless Chromium of 1400 x 800, each time in a new one. "First view" is when the whole was on
 the screen, counted from navigation; "complete" when each box could be zoomed into; a "redraw" lasts from the request

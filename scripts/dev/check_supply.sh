@@ -3,20 +3,25 @@
 # against it; then looks for known weaknesses of what came along (pip-audit) and compares the licences with
 # docs/licences.md, which --write makes anew.
 #
-#   scripts/check_supply.sh [--write]
+#   scripts/dev/check_supply.sh [--write]
 #
 # Settings (environment):
 #   PYTHONS   the Pythons to try, each a command          (default: those of python3.10 to python3.14 on PATH)
 #   PYTHON    the one that builds                         (default: python3)
+#   VENV      an environment with torch, whose licences are listed, too               (default: .venv in the checkout)
 #   AUDIT     0: do not ask for known weaknesses, as where the package index does not answer such questions  (default: 1)
 #
 # Exit: 0 when all holds; 1 when something does not.
 set -euo pipefail
 
-root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
+. "$root/scripts/common.sh"
 list="$root/docs/licences.md"
-work="$(mktemp -d)"
-trap 'rm -rf "$work"' EXIT
+venv="${VENV:-$root/.venv}"
+
+clean_up() { rm -rf "$scratch"; }
+on_exit clean_up
+make_scratch supply
 
 say() { echo "check_supply: $*" >&2; }
 
@@ -30,51 +35,86 @@ tests=(-m "not torch and not nsys and not browser and not slow" --ignore tests/d
   --ignore tests/browser --ignore tests/test_architecture.py --ignore tests/test_docs.py)
 
 build() {
-  "${PYTHON:-python3}" -m venv "$work/tools"
-  "$work/tools/bin/pip" -q install build pip-audit pip-licenses
-  "$work/tools/bin/python" -m build -o "$work" "$root" >"$work/log" 2>&1 || fail "$(tail -1 "$work/log")"
-  tar -xzf "$work"/*.tar.gz -C "$work"
-  mv "$work"/ddp_prof-*/ "$work/sources"
-  rm -r "$work/sources/ddp_prof" # what is tested is what is installed
+  "${PYTHON:-python3}" -m venv "$scratch/tools"
+  "$scratch/tools/bin/pip" -q install -c "$root/constraints.txt" build pip-audit pip-licenses
+  (cd "$root" && PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
+    "$scratch/tools/bin/python" -m build -o "$scratch" .) >"$scratch/log" 2>&1 || fail "$(tail -1 "$scratch/log")"
+  tar -xzf "$scratch"/*.tar.gz -C "$scratch"
+  mv "$scratch"/ddp_prof-*/ "$scratch/sources"
+  rm -r "$scratch/sources/ddp_prof" # what is tested is what is installed
 }
 
 # What git knows of the package is in the wheel: templates, scripts and style sheets of the pages, too.
 check_data() {
-  "$work/tools/bin/python" -m zipfile -l "$work"/*.whl | grep -o '^ddp_prof/[^ ]*' | LC_ALL=C sort >"$work/inside"
-  git -C "$root" ls-files ddp_prof | LC_ALL=C sort | diff - "$work/inside" >&2 || fail "the wheel holds other files than git"
+  "$scratch/tools/bin/python" -m zipfile -l "$scratch"/*.whl | grep -o '^ddp_prof/[^ ]*' | LC_ALL=C sort >"$scratch/inside"
+  git -C "$root" ls-files ddp_prof | LC_ALL=C sort | diff - "$scratch/inside" >&2 || fail "the wheel holds other files than git"
 }
 
 # Strictly: what the index does not answer for is no pass.
 audit() {
   local packages
   packages="$("$1/bin/python" -c 'import site; print(site.getsitepackages()[0])')"
-  "$work/tools/bin/pip-audit" --strict --progress-spinner off --path "$packages" >"$work/audit" 2>&1 ||
-    fail "pip-audit: $(tail -1 "$work/audit") [AUDIT=0 leaves it out]"
+  "$scratch/tools/bin/pip-audit" --strict --progress-spinner off --path "$packages" >"$scratch/audit" 2>&1 ||
+    fail "pip-audit: $(tail -1 "$scratch/audit") [AUDIT=0 leaves it out]"
 }
 
 try() {
-  local environment="$work/$1"
+  local environment="$scratch/$1"
   "$2" -m venv "$environment"
-  "$environment/bin/pip" -q install "$work"/*.whl
+  "$environment/bin/pip" -q install "$scratch"/*.whl
   [ "${AUDIT:-1}" = 0 ] || audit "$environment"
-  # A licence that is given as a text begins with its name.
-  "$work/tools/bin/pip-licenses" --python "$environment/bin/python" --format markdown --with-urls --no-version \
-    --ignore-packages pip setuptools ddp-prof | grep -v '^| *|' | tr -s ' -' >"$work/licences"
-  "$environment/bin/pip" -q install pytest hypothesis
-  (cd "$work/sources" && "$environment/bin/pytest" -q -p no:cacheprovider "${tests[@]}" | tail -1)
+  list_licences "$environment" --ignore-packages pip setuptools ddp-prof >"$scratch/reading"
+  "$environment/bin/pip" -q install pytest pytest-timeout hypothesis
+  (cd "$scratch/sources" && "$environment/bin/pytest" -q -p no:cacheprovider "${tests[@]}" >"$scratch/tests" 2>&1) ||
+    fail "$1: $(grep -E '^(FAILED|ERROR)' "$scratch/tests" | head -3) $(tail -1 "$scratch/tests")"
+  say "$1: $(tail -1 "$scratch/tests")"
 }
 
-licences() { printf '# Licences\n\nOf all that the reading side installs on the newest Python tried, as its packages tell;\nmade by `scripts/check_supply.sh --write`.\n\n%s\n' "$(<"$work/licences")"; }
+# list_licences ENVIRONMENT ARGUMENTS...: a licence that is given as a text begins with its name.
+list_licences() {
+  "$scratch/tools/bin/pip-licenses" --python "$1/bin/python" --format markdown --with-urls --no-version "${@:2}" |
+    grep -v '^| *|' | tr -s ' -'
+}
+
+# What `train` brings beside the reading side: found in the checkout's own environment, whose torch is a large download.
+list_training() {
+  local packages
+  mapfile -t packages < <("$venv/bin/python" - "$scratch/reading" <<'PYTHON'
+import re, sys
+from importlib.metadata import requires
+from pathlib import Path
+
+known = {line.split("|")[1].strip().lower().replace("_", "-") for line in Path(sys.argv[1]).read_text().splitlines()}
+found, waiting = set(), ["torch", "nvtx"]
+while waiting:
+    name = waiting.pop()
+    if name not in found | known:
+        found.add(name)
+        needed = [each for each in requires(name) or () if "extra ==" not in each and "platform_" not in each]
+        waiting += [re.match(r"[\w.-]+", each)[0].lower().replace("_", "-") for each in needed]
+print(*sorted(found), sep="\n")
+PYTHON
+)
+  list_licences "$venv" --packages "${packages[@]}"
+}
+
+licences() {
+  printf '# Licences\n\nAs the packages tell; made by `scripts/dev/check_supply.sh --write`.\n\n'
+  printf 'Of all that the reading side installs on the newest Python tried:\n\n%s\n\n' "$(<"$scratch/reading")"
+  printf "What recording (\`train\`) brings beside it. A torch for CUDA brings NVIDIA's libraries, too, under NVIDIA's terms.\n\n"
+  list_training
+}
 
 main() {
   local python pythons number
   read -r -a pythons <<<"${PYTHONS:-$(for number in 10 11 12 13 14; do command -v "python3.$number" || true; done | tr '\n' ' ')}"
   [ "${#pythons[@]}" -gt 0 ] || fail "no Python to try: say PYTHONS"
+  [ -x "$venv/bin/python" ] || fail "no $venv, whose licences are listed: run scripts/env.sh train"
   build
   check_data
   for python in "${pythons[@]}"; do
     number="$("$python" -c 'import platform; print(platform.python_version())')"
-    say "$number: $(try "$number" "$python")"
+    try "$number" "$python"
   done
   if [ "${1:-}" = --write ]; then licences >"$list"; fi
   licences | diff "$list" - >&2 || fail "other licences than docs/licences.md has: see them, then run this with --write"

@@ -1,6 +1,6 @@
 """Checks on real ranks that every variant trains as one process does: the cases of tests/ddp on any device.
 
-    python scripts/check_variants.py --device cuda --backend nccl --ranks-per-gpu 2 --variants overlap,torch
+    python scripts/dev/check_variants.py --device cuda --backend nccl --ranks-per-gpu 2 --variants overlap,torch
 
 A case is four steps of a small model on the whole batch in one process, and on a share of it in each rank: unused and
 tied parameters, gradients that share storage, channels_last, accumulation, checkpoints, on GPUs branches on streams of
@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from script_ranks import add_options, run_ranks
 

@@ -47,7 +47,7 @@ def corpus(reader: str, folder: Path) -> list[bytes]:
     if reader == "kineto":
         return [json.dumps(document).encode() for document in _documents()]
     paths = [write_capture(folder / f"{product}.sqlite", _capture(), product) for product in GENERATIONS]
-    paths += sorted((Path(__file__).parent.parent / "traces").glob("overlap.sqlite"))
+    paths += sorted((Path(__file__).parents[2] / "traces").glob("overlap.sqlite"))
     return [path.read_bytes() for path in paths]
 
 
@@ -183,7 +183,7 @@ def report(reader: str, executions: int, found: dict[int, str], seconds: float) 
     print(f"{reader}: {executions:,} executions in {seconds:.0f} s, {len(kinds)} kinds of findings")
     for kind, times in kinds.most_common():
         seed = next(seed for seed, text in found.items() if text == kind)
-        print(f"  {times:>5} x {kind}\n          run again: scripts/fuzz.sh --reader {reader} --seed {seed} --once")
+        print(f"  {times:>5} x {kind}\n          run again: scripts/dev/fuzz.sh --reader {reader} --seed {seed} --once")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -2,12 +2,12 @@
 # Feeds damaged captures to the readers, byte by byte and table by table, and reports what is neither a trace nor one
 # clear error: tracebacks, crashes, hangs, changed input, traces whose columns contradict each other.
 #
-#   scripts/fuzz.sh [--minutes N] [--reader nsys|kineto] [--seed N [--once]]
+#   scripts/dev/fuzz.sh [--minutes N] [--reader nsys|kineto] [--seed N [--once]]
 #
-# scripts/fuzz.py --help tells the options. Settings: VENV, as in scripts/env.sh.
+# scripts/dev/fuzz.py --help tells the options. Settings: VENV, as in scripts/env.sh.
 #
 # Exit: 0 when nothing was found, 1 when something was, 2 for wrong usage.
 set -euo pipefail
 
-root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" exec "${VENV:-$root/.venv}/bin/python" "$root/scripts/fuzz.py" "$@"
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
+PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" exec "${VENV:-$root/.venv}/bin/python" "$root/scripts/dev/fuzz.py" "$@"

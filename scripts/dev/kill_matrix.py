@@ -1,13 +1,13 @@
 """Kills parts of real runs, and tells what came of it: a table with a row for each victim and signal.
 
-    .venv/bin/python scripts/kill_matrix.py [--scenes capture sweep report]
+    .venv/bin/python scripts/dev/kill_matrix.py [--scenes capture sweep report]
         [--victims rank launcher nsys recorder command disk]
 
 Three scenes: ``profile_all.sh`` in its second capture, a sweep in its second run, a report half-way. The victim is one
-rank, the launcher of the ranks, nsys, the recorder (scripts/profile_variant.sh, which ignores SIGINT as what a shell
-starts in the background does), or the command itself, and gets SIGINT, SIGTERM or SIGKILL; the command itself gets
-SIGINT as Ctrl-C sends it, to all of its group. Or the disk with the results fills up, a small one that is mounted for
-that as root; it has room again for the next run. Then the command is started again.
+rank, the launcher of the ranks, nsys, the recorder (``ddp_prof.capture``), or the command itself, and gets SIGINT,
+SIGTERM or SIGKILL; the command itself gets SIGINT as Ctrl-C sends it, to all of its group. Or the disk with the results
+fills up, a small one that is mounted for that as root; it has room again for the next run. Then the command is started
+again.
 
 A row is good when the command ends with a line that says what happened, no process of it is left, what was finished
 before is unchanged, and the next run completes the rest. Exit: 0 when all rows are good, else 1.
@@ -33,12 +33,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 BIN = ROOT / ".venv/bin"
 DISK = "disk"
 VICTIMS = ("rank", "launcher", "nsys", "recorder", "command", DISK)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
-SIGNALS_OF: dict[str, tuple[signal.Signals | None, ...]] = {"recorder": SIGNALS[1:], DISK: (None,)}
+SIGNALS_OF: dict[str, tuple[signal.Signals | None, ...]] = {DISK: (None,)}
 DISK_BYTES = 60_000_000
 FILLER = ".filler"
 WAIT_S = 180.0
@@ -162,11 +162,8 @@ def nsys_in(processes: Sequence[int]) -> int:
 
 
 def recorder_in(processes: Sequence[int]) -> int:
-    """The shell that makes one capture."""
-    return next(
-        process for process in processes
-        if any(argument.endswith("/profile_variant.sh") for argument in arguments_of(process)[:2])
-    )  # fmt: skip
+    """What makes one capture."""
+    return next(process for process in processes if arguments_of(process)[1:3] == ["-m", "ddp_prof.capture"])
 
 
 def digests(folder: Path) -> dict[str, str]:

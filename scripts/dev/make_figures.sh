@@ -3,28 +3,28 @@
 # beside bucketed, of a step's collectives, of the waterfall, of the benchmark suite and of the timelines' pages, and the
 # profiler's own screenshots of naive and overlap. Nothing there is made by hand.
 #
-#   scripts/make_figures.sh
+#   scripts/dev/make_figures.sh
 #
 # Settings (environment):
 #   TRACES_DIR    where the captures are                               (default: traces in the checkout)
 #   FIGURES_DIR   where the figures go                                 (default: figures in the checkout)
 #   SCREENSHOTS   0: leave out the profiler's own                      (default: 1)
 #   GPU_CAPTURE   an nsys export of DDP on a GPU, whose collectives are drawn as gpu_collectives.png (default: none)
-# and those of scripts/env.sh (VENV, PYTHON, CHROMIUM) and scripts/nsys_screenshot.sh (NSYS_UI, WIDTH, TIMEOUT).
+# and those of scripts/env.sh (VENV, PYTHON, CHROMIUM) and scripts/dev/nsys_screenshot.sh (NSYS_UI, WIDTH, TIMEOUT).
 #
 # Exit: 0 when all is there, save screenshots where the GUI does not run; 1 when something else could not be made.
 set -euo pipefail
 
-root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
+. "$root/scripts/common.sh"
 traces="${TRACES_DIR:-$root/traces}"
 figures="${FIGURES_DIR:-$root/figures}"
 ddp_prof="${VENV:-$root/.venv}/bin/ddp-prof"
 failed=0
-scratch="$(mktemp -d -t make_figures.XXXXXX)"
 
-trap 'rm -rf "$scratch"' EXIT
-trap 'echo && exit 130' INT
-trap 'exit 143' TERM HUP
+clean_up() { rm -rf "$scratch"; }
+on_exit clean_up
+make_scratch figures
 
 say() { echo "make_figures: $*" >&2; }
 
@@ -89,7 +89,7 @@ make_page() {
 make_screenshots() {
   local gui variant report
   [ "${SCREENSHOTS:-1}" = 1 ] || return 0
-  if ! gui="$("$root/scripts/nsys_ui.sh")"; then
+  if ! gui="$("$root/scripts/dev/nsys_ui.sh")"; then
     say "the profiler's own screenshots are left out, the GUI does not run here"
     return
   fi
@@ -100,7 +100,7 @@ make_screenshots() {
       continue
     fi
     echo "screenshot of $variant"
-    NSYS_UI="$gui" "$root/scripts/nsys_screenshot.sh" "$report" -o "$figures/nsys_$variant.png" >/dev/null ||
+    NSYS_UI="$gui" "$root/scripts/dev/nsys_screenshot.sh" "$report" -o "$figures/nsys_$variant.png" >/dev/null ||
       say "the screenshot of $variant is left out"
   done
 }

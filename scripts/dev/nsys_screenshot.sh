@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Takes a picture of a capture in the real Nsight Systems GUI: one step from the middle of the run, the rows of all ranks.
 #
-#   scripts/nsys_screenshot.sh REPORT.nsys-rep -o out.png
+#   scripts/dev/nsys_screenshot.sh REPORT.nsys-rep -o out.png
 #
-# The GUI (see scripts/nsys_ui.sh, which finds it) runs on a display of its own that nobody sees, with settings of its own:
+# The GUI (see scripts/dev/nsys_ui.sh, which finds it) runs on a display of its own that nobody sees, with settings of its own:
 # yours are neither read nor changed. Takes about half a minute.
 #
 # Settings (environment):
-#   NSYS_UI    this GUI and no other                              (default: see scripts/nsys_ui.sh)
+#   NSYS_UI    this GUI and no other                              (default: see scripts/dev/nsys_ui.sh)
 #   WIDTH      of the picture in pixels                           (default: 1600)
 #   HEIGHT     of the window; the picture is cut to its rows      (default: 2000)
 #   TIMEOUT    seconds to wait for the GUI's window and its rows  (default: 120)
@@ -15,13 +15,14 @@
 # Exit: 0 and the picture's path on stdout, 1 and one line that says what is missing, 2 for wrong usage.
 set -euo pipefail
 
-root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
+. "$root/scripts/common.sh"
 width="${WIDTH:-1600}" height="${HEIGHT:-2000}" timeout="${TIMEOUT:-120}"
 # How ranges without a colour of their own are drawn, and how high a row of them is.
 range_color="#1414ff" highlight_color="#AFFFFF" row=21
 # Where the timeline's ruler ends; above it a link has the colour of ranges.
 ruler=105
-work="" server="" gui=""
+scratch="" server="" gui=""
 
 say() { echo "nsys_screenshot: $*" >&2; }
 
@@ -32,7 +33,7 @@ fail() {
 
 usage() {
   say "$1"
-  say "usage: scripts/nsys_screenshot.sh REPORT.nsys-rep -o out.png"
+  say "usage: scripts/dev/nsys_screenshot.sh REPORT.nsys-rep -o out.png"
   exit 2
 }
 
@@ -45,13 +46,14 @@ stop_gui() {
 clean_up() {
   stop_gui
   [ -z "$server" ] || { kill "$server" && wait "$server"; } 2>/dev/null || true
-  [ -z "$work" ] || rm -rf "$work"
+  rm -rf "$scratch"
 }
-trap clean_up EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM HUP
+on_exit clean_up
 
 read_arguments() {
+  require_whole WIDTH 400 30000
+  require_whole HEIGHT 400 30000
+  require_whole TIMEOUT 1 86400
   report="" picture=""
   while [ $# -gt 0 ]; do
     case "$1" in
@@ -73,19 +75,19 @@ read_arguments() {
 
 # A free display number is chosen by the server itself.
 start_display() {
-  Xvfb -displayfd 1 -screen 0 "${width}x${height}x24" -nolisten tcp >"$work/display" 2>"$work/server.log" &
+  Xvfb -displayfd 1 -screen 0 "${width}x${height}x24" -nolisten tcp >"$scratch/display" 2>"$scratch/server.log" &
   server=$!
-  wait_until 20 "the virtual display (Xvfb) did not start" test -s "$work/display"
-  DISPLAY=":$(cat "$work/display")"
+  wait_until 20 "the virtual display (Xvfb) did not start" test -s "$scratch/display"
+  DISPLAY=":$(cat "$scratch/display")"
   export DISPLAY
 }
 
 # The answers to what a first start asks, as far as they do not depend on the version: no data to anybody.
 write_settings() {
-  local folder="$work/home/.config/NVIDIA Corporation"
-  rm -rf "${work:?}"/{home,run}
-  mkdir -p "$folder" "$work/run"
-  chmod 700 "$work/run"
+  local folder="$scratch/home/.config/NVIDIA Corporation"
+  rm -rf "${scratch:?}"/{home,run}
+  mkdir -p "$folder" "$scratch/run"
+  chmod 700 "$scratch/run"
   printf '%s\n' "[CorePlugin.Privacy]" "CorePlugin.AllowAnalytics=false" "[CorePlugin.Environment]" \
     "CorePlugin.ShowVersionUpdateNotifications=false" >"$folder/NVIDIA Nsight Systems.ini"
 }
@@ -93,10 +95,10 @@ write_settings() {
 # Without an instance of its own it would hand the report to a GUI that is open already, and end.
 start_gui() {
   # The report's name is in the picture; what the GUI writes beside it goes with the copy.
-  cp "$report" "$work/$(basename "$report")"
-  env HOME="$work/home" XDG_CONFIG_HOME="$work/home/.config" XDG_RUNTIME_DIR="$work/run" XDG_DATA_HOME="$work/home/.data" \
-    XDG_CACHE_HOME="$work/home/.cache" QT_QPA_PLATFORM=xcb LIBGL_ALWAYS_SOFTWARE=1 TMPDIR="$work" \
-    setsid "$NSYS_UI" --no-splash --shared-instance=no "$work/$(basename "$report")" >"$work/gui.log" 2>&1 </dev/null &
+  cp "$report" "$scratch/$(basename "$report")"
+  env HOME="$scratch/home" XDG_CONFIG_HOME="$scratch/home/.config" XDG_RUNTIME_DIR="$scratch/run" XDG_DATA_HOME="$scratch/home/.data" \
+    XDG_CACHE_HOME="$scratch/home/.cache" QT_QPA_PLATFORM=xcb LIBGL_ALWAYS_SOFTWARE=1 TMPDIR="$scratch" \
+    setsid "$NSYS_UI" --no-splash --shared-instance=no "$scratch/$(basename "$report")" >"$scratch/gui.log" 2>&1 </dev/null &
   gui=$!
 }
 
@@ -106,7 +108,7 @@ is_within() {
   shift
   until "$@"; do
     [ "$SECONDS" -lt "$end" ] || return 1
-    [ -z "$gui" ] || kill -0 "$gui" 2>/dev/null || fail "the GUI ended by itself: $(tail -1 "$work/gui.log" | cut -c1-200)"
+    [ -z "$gui" ] || kill -0 "$gui" 2>/dev/null || fail "the GUI ended by itself: $(tail -1 "$scratch/gui.log" | cut -c1-200)"
     sleep 0.5
   done
 }
@@ -219,15 +221,15 @@ rows_are_open() {
 
 # From the top of the window to the last row with ranges.
 take_picture() {
-  import -silent -window root -crop "${width}x$((box_top + box_height + 2 * row))+0+0" +repage "$work/picture.png"
-  cp "$work/picture.png" "$picture"
+  import -silent -window root -crop "${width}x$((box_top + box_height + 2 * row))+0+0" +repage "$scratch/picture.png"
+  cp "$scratch/picture.png" "$picture"
 }
 
 main() {
   local attempt
   read_arguments "$@"
-  work="$(mktemp -d -t nsys_screenshot.XXXXXX)"
-  NSYS_UI="$("$root/scripts/nsys_ui.sh")" || exit 1
+  make_scratch screenshot
+  NSYS_UI="$("$root/scripts/dev/nsys_ui.sh")" || exit 1
   start_display
   for attempt in 1 2 3; do
     write_settings

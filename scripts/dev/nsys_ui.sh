@@ -3,7 +3,7 @@
 # a virtual display, the tools that work it, and the libraries that the GUI does not bring. As root on Debian and its kin
 # it installs what is missing. All that it has to say goes to stderr.
 #
-#   gui="$(scripts/nsys_ui.sh)"
+#   gui="$(scripts/dev/nsys_ui.sh)"
 #
 # Settings (environment):
 #   NSYS_UI   this GUI and no other    (default: the one on PATH, else beside the nsys that scripts/install_nsys.sh finds)
@@ -11,11 +11,12 @@
 # Exit: 0 and the path, or 1 and one line that says what is missing.
 set -euo pipefail
 
-root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-log="$(mktemp)"
-trap 'rm -f "$log"' EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM HUP
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
+. "$root/scripts/common.sh"
+clean_up() { rm -rf "$scratch"; }
+on_exit clean_up
+make_scratch nsys_ui
+log="$scratch/log"
 
 say() { echo "nsys_ui: $*" >&2; }
 

@@ -1,7 +1,7 @@
 """Packs what scripts/capture_gpu.sh made into a few files of at most so many MB each, to carry away.
 
-    python scripts/pack_captures.py gpu_capture --max-mb 16     # gpu_capture.tar.gz
-    python scripts/pack_captures.py gpu_capture --max-mb 16 --max-files 8     # and gpu_capture.2.tar.gz ..., as needed
+    python scripts/dev/pack_captures.py gpu_capture --max-mb 16     # gpu_capture.tar.gz
+    python scripts/dev/pack_captures.py gpu_capture --max-mb 16 --max-files 8     # and gpu_capture.2.tar.gz ...
 
 What does not fit is left out in this order, and the first file says so itself (``LEFT_OUT.txt``): the profiler's own
 reports (their exports hold the same), then steps of the captures, as many as it takes, from the first on. The tables
@@ -19,10 +19,11 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trim_capture import trim_capture
-
 from ddp_prof.errors import DdpProfError, TraceError
 from ddp_prof.train.arguments import at_least
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from trim_capture import trim_capture
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -1,8 +1,8 @@
 """Every headline that captures give, with the numbers that it rests on, so that each can be read and judged.
 
-python scripts/print_headlines.py                          # traces/*.sqlite
-python scripts/print_headlines.py --one-run a.json b.json  # the ranks of one run
-python scripts/print_headlines.py folder/*.sqlite
+python scripts/dev/print_headlines.py                          # traces/*.sqlite
+python scripts/dev/print_headlines.py --one-run a.json b.json  # the ranks of one run
+python scripts/dev/print_headlines.py folder/*.sqlite
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.root_cause import RootCause
     from ddp_prof.runs.run import Run
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def main() -> None:

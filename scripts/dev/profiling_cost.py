@@ -1,6 +1,6 @@
 """What recording costs a step: the same run with and without recorder, in turns, from the run.json of each.
 
-    python scripts/profiling_cost.py FOLDER     # with.1/*.run.json, without.1/*.run.json, with.2/..., without.2/...
+    python scripts/dev/profiling_cost.py FOLDER     # with.1/*.run.json, without.1/*.run.json, with.2/..., without.2/...
 
 The median step of each run with is held against that of the run without of its round; the median of these ratios is
 the cost.

@@ -1,6 +1,6 @@
 """Runs commands for the blocks of README.md that ``cog`` fills in, so that what it shows is what happens.
 
-Rebuild with ``python -m cogapp -r -I scripts README.md``; the tests run it with ``--check``.
+Rebuild with ``python -m cogapp -r -I scripts/dev README.md``; the tests run it with ``--check``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import termios
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 WIDTH = 110
 """Characters of a line: what a page of GitHub shows without scrolling."""
 
@@ -76,6 +76,8 @@ def runs() -> str:
 JSON_COMMANDS = (
     "overlap traces/overlap.sqlite",
     "collectives traces/overlap.sqlite",
+    "critical traces/overlap.sqlite",
+    "doctor traces/flat.sqlite",
     "skew traces/overlap.sqlite",
     "kernels traces/overlap.sqlite",
     "compare traces/naive.sqlite traces/flat.sqlite",
@@ -98,6 +100,20 @@ def json_keys_of(*path: str) -> str:
     for key in path:
         found = found[key][0]
     return f"{_keys(found)}\n\n"
+
+
+def fault_table() -> str:
+    """What the doctor finds in each capture with a fault, as rows of a Markdown table."""
+    from ddp_prof.run_config import FAULTS
+
+    lines = ["| fault | found | evidence |", "|---|---|---|"]
+    for fault in FAULTS:
+        capture = f"tests/analyze/doctor/captures/{fault.replace('-', '_')}.sqlite"
+        document = _json_document(f"doctor {capture}")
+        found = document["findings"]
+        rules = ", ".join(finding["rule"] for finding in found) or "none"
+        lines.append(f"| `{fault}` | {rules} | {' '.join(finding['evidence'] for finding in found)} |")
+    return "\n".join(lines) + "\n\n"
 
 
 def _keys(document: dict[str, Any]) -> str:

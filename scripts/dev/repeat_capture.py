@@ -1,6 +1,6 @@
 """Makes a large Nsight Systems export out of a small one, for benchmarks: the same events, end to end, many times.
 
-    python scripts/repeat_capture.py SMALL.sqlite BIG.sqlite --copies 50
+    python scripts/dev/repeat_capture.py SMALL.sqlite BIG.sqlite --copies 50
 
 Times move by the capture's length and correlation ids by a constant, so that every copy measures as the original does.
 """
@@ -21,6 +21,8 @@ _MARKS = 70  # NVTX event types from here on name domains, once
 
 def repeat_capture(small: Path, big: Path, copies: int) -> Path:
     """Write ``big`` with the events of ``small`` ``copies`` times over; returns ``big``."""
+    if big.exists() and big.samefile(small):
+        raise SystemExit(f"{big}: it would be written over itself: give the larger one another name")
     big.unlink(missing_ok=True)
     with closing(sqlite3.connect(f"file:{small.absolute()}?mode=ro", uri=True)) as source:
         source.execute("VACUUM INTO ?", (str(big),))

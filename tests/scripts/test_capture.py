@@ -10,10 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.analyze.core.rank_events import find_rank_events
-from ddp_prof.ingest.load import load_trace
-from ddp_prof.trace import Category
-
 pytestmark = [pytest.mark.nsys, pytest.mark.torch]
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,31 +73,6 @@ def test_the_capture_tells_nothing_of_the_users_environment(traces: Path) -> Non
         content = (traces / name).read_bytes()
         assert b"hush-hush" not in content
         assert b"A_SECRET" not in content
-
-
-def test_optimizer_steps_within_backward_leave_it_whole(tmp_path: Path) -> None:
-    """Each bucket's step arrives with its range, lies in one phase, and backward lasts as long as its range."""
-    # A model whose backward is long against an all-reduce: else all buckets may arrive after it.
-    options = ("bucketed", "--bucket-size-mb", "1", "--", "--step-in-backward")
-    done = capture(tmp_path, *options, MODEL_SIZE="mini", SEQ_LEN="128")
-    assert done.returncode == 0, done.stderr
-    trace = load_trace(tmp_path / "bucketed_1mb_step_in_backward.sqlite")
-    assert trace.manifest is not None
-    buckets = len(trace.manifest.options["buckets"])
-    within = []
-    for rank in find_rank_events(trace):
-        ours = [index for index in range(len(trace.spans)) if trace.spans.process[index] == rank.process]
-        spans = [(trace.names[trace.spans.name_id[i]], trace.spans.start_ns[i], trace.spans.end_ns[i]) for i in ours]
-        steps = [(start, end) for name, start, end in spans if name.startswith("optimizer|bucket=")]
-        backward = [(start, end) for name, start, end in spans if name == "backward"]
-        waits = [(start, end) for name, start, end in spans if name == "synchronize"]
-        assert len(steps) == 4 * buckets
-        assert all(any(a <= start <= end <= b for a, b in backward + waits) for start, end in steps)
-        within += [start for start, end in steps if any(a <= start <= end <= b for a, b in backward)]
-        compute = rank.of(Category.COMPUTE)
-        assert (compute.end_ns - compute.start_ns).sum() == rank.union_of(Category.COMPUTE).length_ns
-        assert rank.backward_end_ns.tolist() == [end for _, end in sorted(backward)[1:]]
-    assert within, "of the rank that comes last buckets are there during its backward"
 
 
 def test_a_finished_capture_is_left_alone(traces: Path) -> None:

@@ -1,4 +1,4 @@
-"""scripts/check_variants.py: a real run on CPU ranks, and what it says of a variant that differs."""
+"""scripts/dev/check_variants.py: a real run on CPU ranks, and what it says of a variant that differs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "scripts/check_variants.py"
+SCRIPT = ROOT / "scripts/dev/check_variants.py"
 # As the script, with a variant that adds a little to each gradient after the ranks have agreed. It stands for fsdp,
 # which has the fewest cases.
 SABOTAGED = f"""
 import sys
-sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "scripts")!r}]
+sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "scripts/dev")!r}]
 import check_variants
 from ddp_prof.ddp import VARIANTS
 

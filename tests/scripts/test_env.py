@@ -26,8 +26,8 @@ case "$*" in
   *"import site"*) echo /packages/of/the/machine ;;
   *purelib*) echo "$(dirname "$0")/../packages" ;;
   *"pip install --dry-run"*) echo "Would install ${WOULD_INSTALL:-torch-2.13.0+cpu}" ;;
-  *"pip install uv"*)
-    echo "pip install uv" >>"$CALLS"
+  *"pip install "*" uv")
+    all="$*"; echo "pip install ${all#*install }" >>"$CALLS"
     uv="$(dirname "$0")/uv"
     printf '#!/bin/bash\necho "uv $UV_TORCH_BACKEND $*" >>"%s"' "$CALLS" >"$uv" && chmod +x "$uv" ;;
   *"pip install"* | *"pip --python "*" install "*) all="$*"; echo "pip ${all#*install }" >>"$CALLS"; eval "${PIP:-:}" ;;
@@ -110,7 +110,7 @@ def test_uv_is_preferred_and_replaced_where_it_fails(env: Checkout) -> None:
 def test_without_a_gpu_no_cuda_is_fetched(env: Checkout) -> None:
     done = env.run(SCRIPT, WOULD_INSTALL="torch-2.13.0 nvidia-cublas-13.1")
     assert done.returncode == 0, done.stderr
-    assert env.calls[1] == "pip install uv"
+    assert env.calls[1] == f"pip install -c {env.root}/constraints.txt uv"
     assert env.calls[2].startswith("uv auto pip install")
     assert len(env.calls) == 3
 
@@ -170,13 +170,32 @@ def test_constraints_pin_everything_that_is_asked_for() -> None:
     tomllib = pytest.importorskip("tomllib")  # Python 3.11
     pins = _pins()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked = [*project["dependencies"], *(item for group in project["optional-dependencies"].values() for item in group)]
+    tools = ["uv", "editables", "build", "pip-audit", "pip-licenses"]  # of scripts, and of what builds the package
+    tools += tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    asked = [
+        *tools,
+        *project["dependencies"],
+        *(item for group in project["optional-dependencies"].values() for item in group),
+    ]
     for requirement in map(Requirement, asked):
         if requirement.name == project["name"]:  # an extra of ours, whose packages are among these
             continue
         (specifier,) = pins[requirement.name].specifier
         assert specifier.operator == "=="
         assert requirement.specifier.contains(specifier.version), requirement
+
+
+def test_what_builds_the_package_is_pinned_too(env: Checkout) -> None:
+    """The environment tells pip and uv by a path without blanks; pip keeps ``-c`` from what builds."""
+    env.run(SCRIPT, PIP='echo "$PIP_CONSTRAINT $PIP_BUILD_CONSTRAINT $UV_BUILD_CONSTRAINT $PWD" >>"$CALLS"')
+    assert env.calls[-1] == f"{' '.join(['constraints.txt'] * 3)} {env.root}"
+
+
+def test_actions_of_the_continuous_integration_are_named_by_commit() -> None:
+    workflows = "".join(path.read_text() for path in (ROOT / ".github/workflows").glob("*.yml"))
+    used = re.findall(r"uses: (.*)", workflows)
+    assert used
+    assert all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v[\d.]+", each) for each in used), used
 
 
 def test_constraints_leave_the_build_of_torch_open() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = pytest.mark.torch
 
-SCRIPTS = sorted((Path(__file__).resolve().parents[2] / "scripts").glob("*.py"))
+SCRIPTS = sorted((Path(__file__).resolve().parents[2] / "scripts").rglob("*.py"))
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)

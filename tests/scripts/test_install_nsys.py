@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import subprocess
 from pathlib import Path
@@ -261,6 +262,18 @@ def packed(repository: Checkout, tmp_path: Path) -> Path:
     return tmp_path / "nsys.tar.gz"
 
 
+def test_what_was_changed_on_its_way_is_refused(repository: Checkout, packed: Path, tmp_path: Path) -> None:
+    checked = subprocess.run(
+        ["sha256sum", "-c", f"{packed.name}.sha256"], cwd=tmp_path, capture_output=True, check=False
+    )
+    assert checked.returncode == 0, "it is what sha256sum writes"
+    with packed.open("ab") as file:
+        file.write(b"more")
+    done = repository.run(SCRIPT, NSYS_ARCHIVE=str(packed), NSYS_PREFIX=str(tmp_path / "elsewhere"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"install_nsys: NSYS_ARCHIVE={packed} is not what {packed}.sha256 says: bring both anew\n"
+
+
 def test_what_is_packed_is_taken_where_there_is_no_network(repository: Checkout, packed: Path, tmp_path: Path) -> None:
     repository.program("nsys", NSYS)  # one on PATH does not hide what the user brings
     repository.program("apt-get", "exit 1")
@@ -274,11 +287,24 @@ def test_what_is_packed_is_taken_where_there_is_no_network(repository: Checkout,
     assert files == {"nsys", "libcupti.so.12.5", "libssh.so.4", "QdstrmImporter"}
 
 
-@pytest.mark.parametrize(("content", "reason"), [(None, "cannot be read"), ("half", "cannot be unpacked")])
-def test_a_broken_archive_is_refused(repository: Checkout, tmp_path: Path, content: str | None, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "checksum_of", "reason"),
+    [
+        (None, None, "cannot be read"),
+        ("half", None, "has no checksum beside it: bring "),
+        ("half", "whole", "is not what "),
+        ("half", "half", "cannot be unpacked"),
+    ],
+)
+def test_a_broken_archive_is_refused(
+    repository: Checkout, tmp_path: Path, content: str | None, checksum_of: str | None, reason: str
+) -> None:
     archive = tmp_path / "nsys.tar.gz"
     if content:
         archive.write_text(content)
+    if checksum_of:
+        digest = hashlib.sha256(checksum_of.encode()).hexdigest()
+        (tmp_path / "nsys.tar.gz.sha256").write_text(f"{digest}  nsys.tar.gz\n")
     done = repository.run(SCRIPT, NSYS_ARCHIVE=str(archive))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"install_nsys: NSYS_ARCHIVE={archive} {reason}")

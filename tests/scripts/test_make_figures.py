@@ -1,4 +1,4 @@
-"""scripts/make_figures.sh: which figures it makes of what is there, and what it says of the rest."""
+"""scripts/dev/make_figures.sh: which figures it makes of what is there, and what it says of the rest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 if TYPE_CHECKING:
     from conftest import Checkout
 
-SCRIPT = "scripts/make_figures.sh"
+SCRIPT = "scripts/dev/make_figures.sh"
 SCREENSHOT = 'echo "screenshot $* by $NSYS_UI" >>"$CALLS"; exit "${SHOT:-0}"'
 
 
@@ -18,8 +18,8 @@ SCREENSHOT = 'echo "screenshot $* by $NSYS_UI" >>"$CALLS"; exit "${SHOT:-0}"'
 def machine(checkout: Checkout) -> Checkout:
     """A machine with ddp-prof, the GUI and the captures that pictures are made of."""
     checkout.program("ddp-prof", 'echo "$*" >>"$CALLS"; exit "${DDP_PROF:-0}"', checkout.root / ".venv" / "bin")
-    checkout.program("nsys_ui.sh", "echo /the/gui; exit ${GUI:-0}", checkout.root / "scripts")
-    checkout.program("nsys_screenshot.sh", SCREENSHOT, checkout.root / "scripts")
+    checkout.program("nsys_ui.sh", "echo /the/gui; exit ${GUI:-0}", checkout.root / "scripts/dev")
+    checkout.program("nsys_screenshot.sh", SCREENSHOT, checkout.root / "scripts/dev")
     checkout.program("chromium", "exit 0")
     traces = checkout.root / "traces"
     traces.mkdir()

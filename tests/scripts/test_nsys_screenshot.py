@@ -1,4 +1,4 @@
-"""scripts/nsys_screenshot.sh and nsys_ui.sh: what they say, how they work the GUI, and that nothing of theirs stays.
+"""scripts/dev/nsys_screenshot.sh and nsys_ui.sh: what they say, how they work the GUI, and that nothing stays.
 
 The GUI, its display and what looks at it are stand-ins: a folder of theirs holds what the screen would show.
 """
@@ -18,9 +18,25 @@ import pytest
 if TYPE_CHECKING:
     from conftest import Checkout
 
-SCRIPT, FINDER = "scripts/nsys_screenshot.sh", "scripts/nsys_ui.sh"
+SCRIPT, FINDER = "scripts/dev/nsys_screenshot.sh", "scripts/dev/nsys_ui.sh"
 BASICS = (
-    *("awk", "basename", "bash", "cat", "chmod", "cp", "cut", "dirname", "env", "find", "grep", "head", "ldd", "mkdir"),
+    *(
+        "awk",
+        "basename",
+        "bash",
+        "cat",
+        "chmod",
+        "cp",
+        "cut",
+        "dirname",
+        "env",
+        "find",
+        "flock",
+        "grep",
+        "head",
+        "ldd",
+        "mkdir",
+    ),
     *("mktemp", "od", "readlink", "rm", "sed", "seq", "setsid", "sort", "tail", "touch", "tr", "wc"),
 )
 FOR_EVER = "while :; do sleep; done"
@@ -123,12 +139,12 @@ class TestArguments:
         done = machine.run(SCRIPT, *arguments)
         assert done.returncode == 2
         assert reason in done.stderr
-        assert "usage: scripts/nsys_screenshot.sh" in done.stderr
+        assert "usage: scripts/dev/nsys_screenshot.sh" in done.stderr
 
     def test_help_is_its_head(self, machine: Checkout) -> None:
         done = machine.run(SCRIPT, "--help")
         assert done.returncode == 0
-        assert "scripts/nsys_screenshot.sh REPORT.nsys-rep -o out.png" in done.stdout
+        assert "scripts/dev/nsys_screenshot.sh REPORT.nsys-rep -o out.png" in done.stdout
         assert "set -euo" not in done.stdout
 
     @pytest.mark.parametrize(

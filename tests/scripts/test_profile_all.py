@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -22,11 +23,18 @@ SCRIPT = "profile_all.sh"
 CAPTURE = """
 echo "capture $*" >>"$CALLS"
 name="$1${3:+_$3mb}"
+[ -z "${WRONG:-}" ] || { echo "profile_variant: DEVICE=tpu: there are auto, cpu and cuda" >&2; exit 2; }
+exec 7<"$TRACES_DIR"
+flock -n 7 || { echo "profile_variant: waiting for another capture into $TRACES_DIR" >&2; flock 7; }
 echo "profile_variant: a note" >&2
-[ "$1" != "${SLOW:-}" ] || { echo $$ >"$CALLS.pid"; exec sleep 60; }
+if [ "$1" = "${SLOW:-}" ]; then
+  [ -z "${TIDY:-}" ] || trap 'trap "" TERM HUP; sleep 1; echo tidied >>"$CALLS"; exit 143' TERM HUP
+  echo $$ >"$CALLS.pid"
+  while :; do sleep 0.1 7<&-; done
+fi
 [ "$1" != "${BROKEN:-}" ] || { echo "profile_variant: $1: the workload failed: too big" >&2; exit 1; }
 [ -e "$TRACES_DIR/$name.sqlite" ] && echo "$name: up to date" && exit
-mkdir -p "$TRACES_DIR" && touch "$TRACES_DIR/$name.${SUFFIX:-sqlite}"
+touch "$TRACES_DIR/$name.${SUFFIX:-sqlite}"
 echo "$name: captured by nsys 2022.4.2.1 in 6 s"
 """
 DDP_PROF = """
@@ -184,15 +192,106 @@ def test_a_capture_that_is_killed_is_told_and_the_others_go_on(machine: Checkout
     assert "capture torch" in machine.calls
 
 
-def _started(machine: Checkout) -> tuple[subprocess.Popen[str], int]:
+def test_a_second_signal_does_not_cut_off_the_clean_up(machine: Checkout, tmp_path: Path) -> None:
+    """The end of a session reaches the whole group, and more than once."""
+    (tmp_path / "temporary").mkdir()
+    process, capture = _started(machine, TIDY="1", TMPDIR=str(tmp_path / "temporary"))
+    assert list((tmp_path / "temporary").iterdir())
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+        os.killpg(process.pid, number)
+        time.sleep(0.1)
+    _, said = process.communicate(timeout=20)
+    assert (process.returncode, is_running(capture)) == (143, False)
+    assert "tidied" in machine.calls, "it waits for the capture, which has its own to tidy up"
+    assert said.count("profile_all: stopped") == 1
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_the_next_run_removes_what_a_killed_one_left(machine: Checkout, tmp_path: Path) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    process, _ = _started(machine, TMPDIR=str(temporary))
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=20)
+    (left,) = temporary.iterdir()
+    other, _ = _started(machine, TMPDIR=str(temporary))
+    (own,) = temporary.iterdir()
+    assert own != left
+    assert machine.run(SCRIPT, TMPDIR=str(temporary), TRACES_DIR="elsewhere").returncode == 0
+    assert list(temporary.iterdir()) == [own], "that of a run which lives stays"
+    os.killpg(other.pid, signal.SIGTERM)
+    other.communicate(timeout=20)
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "said"),
+    [
+        (
+            {"VARIANTS": " "},
+            2,
+            "profile_all: VARIANTS or BUCKET_SIZES_MB names nothing to capture; there are naive flat",
+        ),
+        (
+            {"VARIANTS": "bucketed", "BUCKET_SIZES_MB": "\n"},
+            2,
+            "profile_all: VARIANTS or BUCKET_SIZES_MB names nothing",
+        ),
+        ({"TRACES_DIR": "/proc/mine"}, 1, "No such file or directory: set TRACES_DIR and FIGURES_DIR to"),
+        ({"FIGURES_DIR": "/proc/mine"}, 1, "No such file or directory: set TRACES_DIR and FIGURES_DIR to"),
+        ({"WRONG": "1"}, 2, "profile_variant: DEVICE=tpu: there are auto, cpu and cuda"),
+    ],
+)
+def test_a_setting_that_no_capture_can_have_is_one_line(
+    machine: Checkout, settings: dict[str, str], code: int, said: str
+) -> None:
+    done = machine.run(SCRIPT, LC_ALL="C.UTF-8", **settings)
+    assert done.returncode == code
+    assert len(done.stderr.splitlines()) == 1
+    assert said in done.stderr
+    assert sum(call.startswith("capture") for call in machine.calls) <= 1
+
+
+def test_a_variant_is_no_pattern_for_files(machine: Checkout) -> None:
+    machine.run(SCRIPT, VARIANTS="* flat\noverlap")
+    assert [call for call in machine.calls if call.startswith("capture")] == [
+        "capture *",
+        "capture flat",
+        "capture overlap",
+    ]
+
+
+def test_that_it_waits_is_said_while_it_waits_and_once(machine: Checkout, tmp_path: Path) -> None:
+    traces = machine.root / "traces/local"
+    traces.mkdir(parents=True)
+    said = tmp_path / "said"
+    held = os.open(traces, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    with said.open("w") as file:
+        process = subprocess.Popen(
+            ["bash", str(machine.root / SCRIPT)], env=machine.full_environment(), stderr=file, start_new_session=True
+        )
+    try:
+        machine.wait_until(lambda: "waiting" in said.read_text())
+        assert process.poll() is None
+    finally:
+        os.close(held)
+    assert process.wait(timeout=20) == 0
+    waiting = "profile_variant: waiting for another capture into traces/local"
+    assert said.read_text().splitlines() == [waiting, "profile_variant: a note"]
+
+
+def _started(machine: Checkout, **settings: str) -> tuple[subprocess.Popen[str], int]:
     """It, in its second capture, and the process of that."""
+    pid_file = machine.calls_file.with_name("calls.pid")
+    pid_file.unlink(missing_ok=True)
     process = subprocess.Popen(
         ["bash", str(machine.root / SCRIPT)],
-        env=machine.full_environment(SLOW="flat"),
+        env=machine.full_environment(**{"SLOW": "flat", **settings}),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
-    pid_file = machine.calls_file.with_name("calls.pid")
     machine.wait_until(lambda: pid_file.exists() and bool(pid_file.read_text().strip()))
     return process, int(pid_file.read_text())

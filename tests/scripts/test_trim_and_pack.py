@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from tests.nsys_factory import GENERATIONS, Capture, Kernel, Range, write_captur
 from tests.test_manifest import MANIFEST
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "scripts/dev")]
 from pack_captures import pack  # noqa: E402
 from profiling_cost import describe, read_rounds  # noqa: E402
 from trim_capture import main, trim_capture  # noqa: E402
@@ -124,6 +125,16 @@ def test_a_capture_without_our_steps_is_refused(tmp_path: Path) -> None:
     big = write_capture(tmp_path / "big.sqlite", capture)
     with pytest.raises(TraceError, match="no measured step is marked in it"):
         trim_capture(big, tmp_path / "small.sqlite", 1)
+
+
+@pytest.mark.parametrize("link", [Path.hardlink_to, Path.symlink_to])
+def test_a_link_to_the_capture_is_the_capture(tmp_path: Path, link: Callable[[Path, Path], None]) -> None:
+    big = tmp_path / "big.json"
+    big.write_text('{"traceEvents": []}')
+    link(tmp_path / "small.json", big)
+    with pytest.raises(TraceError, match="over itself"):
+        trim_capture(big, tmp_path / "small.json", 1)
+    assert big.read_text() == '{"traceEvents": []}'
 
 
 @pytest.mark.parametrize(
@@ -266,7 +277,7 @@ def test_the_cost_is_that_of_neighbouring_runs(tmp_path: Path) -> None:
 
 
 def test_without_rounds_the_cost_is_one_clear_error(tmp_path: Path) -> None:
-    script = ROOT / "scripts/profiling_cost.py"
+    script = ROOT / "scripts/dev/profiling_cost.py"
     done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith(f"profiling_cost: error: {tmp_path}: no round with both")

@@ -1,0 +1,222 @@
+"""Runs what is recorded, and ends all of it on every path: processes, temporary files, what a killed run left.
+
+All that is started has a folder of this run alone as its TMPDIR. By that it is found again, also nsys's daemon, which
+leaves the family; and in it nsys opens its sockets, whose paths must be short.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ddp_prof.errors import WorkloadError
+from ddp_prof.printable import printable
+
+PREFIX = "ddp_prof.capture."
+LOG = "log"
+SHARED_MEMORY = "/dev/shm/"  # noqa: S108
+SHARED_NAMES = ("quadd-agent-instance-", "sem.nsys_sem_")
+OUTSIDE = "outside"
+"""File in the folder of a run that names what nsys keeps outside of it."""
+NOTING_S = 20.0
+"""So long after its start what nsys keeps outside is looked for."""
+POLL_S = 0.1
+GRACE_S = 10.0
+"""For a run that took too long to end by itself."""
+PATIENCE_S = 3.0
+"""For all other that is told to end."""
+NSYS_TALK = re.compile(r"\[\d+/\d+\]|Generat(ing|ed)\b|Collecting data|Processing events|.*\.(nsys-rep|qdstrm)$")
+NOT_DONE = 124
+"""Exit code of a run that took too long."""
+# Shared memory of its own, too: nsys names a file there after its process id, which is the same in each namespace.
+MOUNT = 'mount -t tmpfs tmpfs /dev/shm && exec "$@"'
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """The folder of this run. Those of runs that were killed are removed first, with all that these left elsewhere."""
+    root = Path("/tmp")  # noqa: S108  # a short path; made by mkdtemp
+    for left in root.glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            lock = _lock(left)
+            _remove(left)
+            os.close(lock)
+    folder, lock = _new_folder(root)
+    try:
+        yield folder
+    finally:
+        _remove(folder)
+        os.close(lock)
+
+
+def _new_folder(root: Path) -> tuple[Path, int]:
+    for _ in range(10):
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))
+        with suppress(OSError):
+            lock = _lock(folder)
+            if folder.exists():
+                return folder, lock
+            os.close(lock)  # another run took it for one that was killed
+    raise WorkloadError(f"no folder in {root} can be locked: is it on a file system without locks?")
+
+
+def _lock(folder: Path) -> int:
+    """Hold a folder; the system lets go of it when this process ends, however that ends.
+
+    Raises:
+        OSError: Somebody holds it, or it is somebody else's, or none.
+    """
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(lock).st_uid != os.getuid():
+            raise PermissionError(folder)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _remove(folder: Path) -> None:
+    end_started(folder)
+    with suppress(OSError):
+        for path in (folder / OUTSIDE).read_text(encoding="ascii").splitlines():
+            Path(path).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def run(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    scratch: Path,
+    *,
+    namespace: Sequence[str] = (),
+    limit_s: int | None = None,
+) -> int:
+    """Run a command to its end; what it says goes to the log in ``scratch``.
+
+    Args:
+        command: A program and its arguments.
+        environ: All that it is given, but for TMPDIR.
+        scratch: See :func:`scratch_folder`.
+        namespace: Of :func:`process_namespace`.
+        limit_s: End it after so many seconds.
+
+    Returns:
+        Its exit code, 128 and the number of the signal that ended it, or :data:`NOT_DONE`. It is gone then, and
+        likewise where a signal to this process ends the call by an exception.
+    """
+    # It ends with this process, however that ends.
+    tether = ["setpriv", "--pdeathsig", "KILL" if namespace else "TERM"] if shutil.which("setpriv") else []
+    with (scratch / LOG).open("ab") as log:
+        process = subprocess.Popen(  # noqa: S603
+            [*tether, *namespace, *command], env={**environ, "TMPDIR": str(scratch)}, stdin=subprocess.DEVNULL,
+            stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    try:
+        code = _wait(process, scratch, limit_s, has_namespace=bool(namespace))
+        return 128 - code if code < 0 else code
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)
+        return NOT_DONE
+    finally:
+        if namespace:
+            process.kill()  # which ends all of the namespace
+        end_started(scratch)
+        process.wait()
+
+
+def _wait(process: subprocess.Popen[bytes], scratch: Path, limit_s: int | None, *, has_namespace: bool) -> int:
+    """The exit code; meanwhile it is noted what nsys keeps outside of its folder."""
+    began = time.monotonic()
+    while not _note_outside(scratch, has_namespace=has_namespace) and time.monotonic() < began + NOTING_S:
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(0.5 if limit_s is None else min(0.5, limit_s))
+        if limit_s is not None and time.monotonic() >= began + limit_s:
+            raise subprocess.TimeoutExpired(process.args, limit_s)
+    return process.wait(None if limit_s is None else max(0, began + limit_s - time.monotonic()))
+
+
+def _note_outside(scratch: Path, *, has_namespace: bool) -> bool:
+    """Note what nsys keeps in /tmp and in shared memory, if that is not the namespace's: it stays where nsys is killed.
+
+    Returns:
+        Whether it is there: nsys has begun.
+    """
+    environments = _environments(scratch)
+    configs = {environ.get("QUADD_INJECTION_CONFIG", "") for environ in environments.values()}
+    outside = [config for config in configs if re.fullmatch(r"/tmp/injection_config_[0-9a-f]+", config)]  # noqa: S108
+    if outside and not has_namespace:
+        outside += [f"{SHARED_MEMORY}{name}{process}" for name in SHARED_NAMES for process in environments]
+    if outside:
+        (scratch / OUTSIDE).write_text("\n".join(outside), encoding="ascii")
+    return bool(outside)
+
+
+def end_started(scratch: Path) -> None:
+    """End all processes of a run, politely first."""
+    told: set[int] = set()
+    deadline = time.monotonic() + PATIENCE_S
+    while processes := set(_environments(scratch)):
+        is_over = time.monotonic() > deadline
+        for process in processes if is_over else processes - told:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(process, signal.SIGKILL if is_over else signal.SIGTERM)
+        told |= processes
+        time.sleep(POLL_S)
+
+
+def _environments(scratch: Path) -> dict[int, dict[str, str]]:
+    """The processes of a run by their ids, as this process sees them, with their environments."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            words = path.read_text(encoding="utf-8", errors="replace").split("\0")
+            if f"TMPDIR={scratch}" in words:
+                found[int(path.parent.name)] = dict(word.split("=", 1) for word in words if "=" in word)
+    return found
+
+
+def process_namespace() -> list[str]:
+    """What starts a command in a process namespace of its own; nothing where that is not possible.
+
+    Without one nsys notes the names, and of the same user also the environments, of all processes of the machine.
+    """
+    words = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if os.geteuid():
+        words += ["--user", "--map-root-user"]
+    words += ["sh", "-c", MOUNT, "sh"]
+    with suppress(OSError, subprocess.TimeoutExpired):
+        if subprocess.run([*words, "true"], capture_output=True, timeout=30, check=False).returncode == 0:  # noqa: S603
+            return words
+    return []
+
+
+def find_reason(scratch: Path, code: int, program: str) -> str:
+    """Why a run failed: what the workload gave as its reason, else the signal that ended it, else the last it said."""
+    text = (scratch / LOG).read_text(encoding="utf-8", errors="replace").replace("\r", "\n")
+    said = [line.strip() for line in text.splitlines() if line.strip()]
+    if any(line.startswith("unshare: sigprocmask unblock failed") for line in said):  # its words for that
+        code = 128 + signal.SIGKILL
+    said = [line for line in said if not NSYS_TALK.match(line)] or said
+    errors = [line for line in said if re.search(r": error: |^[A-Za-z.]*Error\b", line)]
+    if errors:
+        reason = errors[-1].partition(": error: ")[2] or errors[-1]
+    elif code > 128 and code - 128 in set(signal.Signals):
+        reason = f"{program} or the ranks were ended by {signal.Signals(code - 128).name}"
+    elif any(line.startswith("usage: nsys") for line in said):
+        reason = f"{said[0]} (see NSYS_FLAGS)"
+    else:
+        reason = said[-1] if said else "without a word"
+    return printable(reason[:300])
