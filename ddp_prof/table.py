@@ -2,25 +2,49 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass, fields, is_dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 _MOST_FLAGS = 1 << 20
 UNKNOWN = -1
 """In a column: no value (no correlation, no name, size not known)."""
+NO_TIME = -(2**62)
+"""In a column of times: not known. Times of a trace may be negative; this is earlier than any of them."""
+
+
+class Brief:
+    """A dataclass whose repr is one short line: what may be long in it is counted, not listed."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls) -> None:
+        cls.__repr__ = cls.__repr__  # type: ignore[method-assign]  # as its own: else the dataclass makes a long one
+
+    def __repr__(self) -> str:
+        values = (f"{item.name}={_brief(getattr(self, item.name))}" for item in fields(self))  # type: ignore[arg-type]
+        return f"{type(self).__name__}({', '.join(values)})"
+
+
+def _brief(value: object) -> str:
+    if is_dataclass(value) and not isinstance(value, Table):
+        return f"<{type(value).__name__}>"
+    if isinstance(value, Sized) and not isinstance(value, str | Table):
+        return f"[{len(value)}]"
+    return repr(value)
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(Brief):
     """Columns of equal length."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {len(self)} rows>"
 
     def __post_init__(self) -> None:
         lengths = {column.name: len(getattr(self, column.name)) for column in fields(self)}
@@ -47,9 +71,9 @@ def _chosen(column: Ints, rows: Mask | Ints) -> Ints:
     return column[rows] if column.strides[0] or not len(column) else np.broadcast_to(column[0], len(rows))
 
 
-def looked_up(column: Ints, rows: Ints) -> Ints:
-    """The column's values at the rows, ``UNKNOWN`` where the row is."""
-    return np.where(rows == UNKNOWN, UNKNOWN, column[rows]) if len(column) else np.full_like(rows, UNKNOWN)
+def looked_up(column: Ints, rows: Ints, missing: int = UNKNOWN) -> Ints:
+    """The column's values at the rows, ``missing`` where the row is ``UNKNOWN``."""
+    return np.where(rows == UNKNOWN, missing, column[rows]) if len(column) else np.full_like(rows, missing)
 
 
 def distinct(column: Ints) -> list[int]:
@@ -108,3 +132,42 @@ def _joined(parts: Sequence[Ints]) -> Ints:
 def empty(kind: type[AnyTable]) -> AnyTable:
     """A table without rows."""
     return kind(**{item.name: np.empty(0, np.int64) for item in fields(kind)})
+
+
+class Sequences:
+    """Rows in groups, each group in order of its places: which row comes last before a place, or first after it?
+
+    Args:
+        group: Number of each row's group, from 0 on and small.
+        place: Where in its group each row stands.
+    """
+
+    def __init__(self, group: Ints, place: Ints) -> None:
+        self._low = int(place.min(initial=0))
+        self._span = int(place.max(initial=0)) - self._low + 3
+        if self._span * (int(group.max(initial=0)) + 2) >= 1 << 63:
+            raise ValueError("places are too far apart")
+        key = self._key(group, place)
+        self.order = np.argsort(key, kind="stable")
+        """The rows by group and place."""
+        self._keys = key[self.order]
+        self._group = group
+
+    def _key(self, group: Ints, place: Ints) -> Ints:
+        key: Ints = group * self._span + np.clip(place - self._low + 1, 0, self._span - 1)
+        return key
+
+    def last_before(self, group: Ints, place: Ints) -> Ints:
+        """The row that comes last before each place of a group, ``UNKNOWN`` where none does."""
+        return self._checked(np.searchsorted(self._keys, self._key(group, place)) - 1, group)
+
+    def first_after(self, group: Ints, place: Ints) -> Ints:
+        """The row that comes first after each place of a group, ``UNKNOWN`` where none does."""
+        return self._checked(np.searchsorted(self._keys, self._key(group, place), side="right"), group)
+
+    def _checked(self, at: Ints, group: Ints) -> Ints:
+        if not len(self.order):
+            return np.full(len(at), UNKNOWN, np.int64)
+        row = self.order[np.clip(at, 0, len(self.order) - 1)]
+        is_there = (at >= 0) & (at < len(self.order)) & (self._group[row] == group)
+        return np.where(is_there, row, UNKNOWN)

@@ -14,7 +14,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.table import UNKNOWN, Ints, Mask, Table, concatenate, distinct, distinct_rows, empty, looked_up, select
+from ddp_prof.table import (
+    NO_TIME,
+    UNKNOWN,
+    Brief,
+    Ints,
+    Mask,
+    Table,
+    concatenate,
+    distinct,
+    distinct_rows,
+    empty,
+    looked_up,
+    select,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,15 +36,41 @@ if TYPE_CHECKING:
     from ddp_prof.manifest import Manifest
 
 __all__ = [
-    "AUTOGRAD", "SOURCE_NAMES", "UNKNOWN", "Activities", "CallDetails", "Calls", "Category", "CollectiveMetadata",
-    "Ints", "Kind", "Mask", "Overhead", "Spans", "Table", "Trace", "UnresolvedNames", "concatenate", "distinct",
+    "AUTOGRAD",
+    "NO_TIME",
+    "SOURCE_NAMES",
+    "SYNC_IN_PARTS",
+    "UNKNOWN",
+    "Activities",
+    "CallDetails",
+    "Calls",
+    "Category",
+    "CollectiveMetadata",
+    "Ints",
+    "Kind",
+    "Mask",
+    "Overhead",
+    "Spans",
+    "SyncKind",
+    "Synchronizations",
+    "Table",
+    "Trace",
+    "UnresolvedNames",
+    "concatenate",
+    "distinct",
     "distinct_rows",
-    "empty", "find_launching_calls", "looked_up", "select",
+    "empty",
+    "find_launching_calls",
+    "looked_up",
+    "select",
 ]  # fmt: skip
 """What a reader of traces needs, :mod:`ddp_prof.table` included."""
 
 AUTOGRAD = "pt_autograd"
 """What torch calls the threads in which autograd computes backward, before their number."""
+
+SYNC_IN_PARTS = "the capture was read in parts, in which waits are not followed"
+"""Why who waited for whom is not known of a part of a capture."""
 
 SOURCE_NAMES = {"nsys-sqlite": "nsys", "nsys-report": "nsys", "nsys-tables": "nsys", "kineto": "torch.profiler"}
 """The program that recorded a trace, as it is shown to users, where :attr:`Trace.source` does not name it."""
@@ -132,6 +171,43 @@ class CallDetails(Table):
     name_id: Ints
 
 
+class SyncKind(IntEnum):
+    """What a call does to the order of work."""
+
+    RECORD = 0  # marks a place in a stream
+    STREAM_WAIT = 1  # a stream waits for such a place
+    HOST_WAIT_EVENT = 2  # the host waits for such a place
+    HOST_WAIT_STREAM = 3  # the host waits for all of a stream
+    HOST_WAIT_DEVICE = 4  # the host waits for all of a device
+    COPY = 5  # launches a copy, and may return only once it is done
+
+
+@dataclass(frozen=True)
+class Synchronizations(Table):
+    """Calls that make a stream or the host wait, or may do so, and those that record the events waited for.
+
+    Attributes:
+        kind: A :class:`SyncKind`.
+        start_ns: Start of the call on the host; ``end_ns`` its end. ``NO_TIME`` where only its effect was recorded.
+        process: Operating-system process id.
+        thread: Thread that made the call, ``UNKNOWN`` likewise.
+        correlation: Number of the call; calls of a process are numbered in their order.
+        device: CUDA ordinal.
+        stream: The stream that waits, that is waited for by the host, or that the event is recorded on.
+        awaits: Of a wait for an event the row of its record, ``UNKNOWN`` where the trace does not tell it.
+    """
+
+    kind: Ints
+    start_ns: Ints
+    end_ns: Ints
+    process: Ints
+    thread: Ints
+    correlation: Ints
+    device: Ints
+    stream: Ints
+    awaits: Ints
+
+
 @dataclass(frozen=True)
 class CollectiveMetadata(Table):
     """What is known of collectives beside their kernels, where the profiler noted it; ``UNKNOWN`` where not.
@@ -180,7 +256,7 @@ class UnresolvedNames:
 
 
 @dataclass(frozen=True)
-class Trace:
+class Trace(Brief):
     """Everything read from one capture.
 
     Attributes:
@@ -191,6 +267,9 @@ class Trace:
         threads: Name of a thread by (process, lane), where known.
         ranks: Rank of a process, where the trace says it.
         collective_metadata: What is known of the collectives beside their kernels.
+        synchronizations: Who was made to wait for whom.
+        sync_source: Where that is from: ``cuda_events``, ``event_sync_ids``, ``kineto`` or ``none``.
+        sync_reason: Why it is not known, or not all of it; ``None`` where it is.
         launching_calls: Row in ``calls`` of the call that launched each activity, ``UNKNOWN`` where the trace holds
             none. Joined when the trace is built, and kept by ``replace``: who replaces the rows of activities or calls
             must hand over ``None``, which joins again.
@@ -203,6 +282,8 @@ class Trace:
         manifest: The ``run.json`` beside the trace, if any.
         warnings: What the reader could not know or had to assume, a line each.
         node: Name of the machine, ``None`` where the trace does not tell it.
+        gpus: Name of the GPU by (process, device), where the trace tells it.
+        gpu_ids: The machine's number of the GPU likewise; the same for two processes that share it.
     """
 
     path: Path
@@ -216,6 +297,9 @@ class Trace:
     ranks: Mapping[int, int]
     overhead: Overhead
     collective_metadata: CollectiveMetadata = field(default_factory=lambda: empty(CollectiveMetadata))
+    synchronizations: Synchronizations = field(default_factory=lambda: empty(Synchronizations))
+    sync_source: str = "none"
+    sync_reason: str | None = None
     launching_calls: Ints = None  # type: ignore[assignment]  # never None once the trace is built
     shape_id: Ints | None = None
     registers: Ints | None = None
@@ -225,12 +309,24 @@ class Trace:
     manifest: Manifest | None = None
     warnings: tuple[str, ...] = ()
     node: str | None = None
+    gpus: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    gpu_ids: Mapping[tuple[int, int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.launching_calls is None:
             object.__setattr__(self, "launching_calls", find_launching_calls(self.activities, self.calls))
         if len(self.launching_calls) != len(self.activities):
             raise ValueError("launching_calls were joined for other activities")
+
+    @cached_property
+    def has_ambiguous_launch(self) -> Mask:
+        """Of which activities several calls before them carry the number, so that the last one is taken for theirs."""
+        is_one_number_each = all(
+            _are_unique(self.calls.correlation[_rows(self.calls.process == process)])
+            for process in distinct(self.calls.process)
+        )
+        nothing: Mask = np.zeros(len(self.activities), np.bool_)
+        return nothing if is_one_number_each else join_launches(self.activities, self.calls)[1]
 
     @property
     def device(self) -> str:
@@ -261,20 +357,43 @@ class Trace:
 
 
 def find_launching_calls(activities: Activities, calls: Calls) -> Ints:
-    """Row in ``calls`` of the call that launched each activity, ``UNKNOWN`` where the trace holds none.
+    """Row in ``calls`` of the call that launched each activity, ``UNKNOWN`` where the trace holds none."""
+    return join_launches(activities, calls)[0]
 
-    Joined on process *and* correlation: the ids of two processes collide. Where several calls of a process carry one
-    id (a runtime call and the driver call in it), the one that starts first counts.
+
+def join_launches(activities: Activities, calls: Calls) -> tuple[Ints, Mask]:
+    """Row in ``calls`` of the call that launched each activity, and whether that is one of several with its number.
+
+    Joined on process *and* correlation: the ids of two processes collide. Where a process uses a number again, the last
+    call before the activity counts::
+
+        calls         5.......5........     both of number 5
+        activities    ..5.......5......     each launched by the call before it
+
+    Of a runtime call and the driver call in it, which may carry one number, the first counts.
     """
-    result = np.full(len(activities), UNKNOWN, np.int64)
+    row, is_one_of_several = np.full(len(activities), UNKNOWN, np.int64), np.zeros(len(activities), np.bool_)
     for process in distinct(activities.process):
         asked, offered = _rows(activities.process == process), _rows(calls.process == process)
         keys, wanted = calls.correlation[offered], activities.correlation[asked]
-        if len(keys):
-            found = _positions(keys, calls.start_ns[offered], wanted)
-            found[wanted == UNKNOWN] = UNKNOWN
-            result[asked] = found if isinstance(offered, slice) else np.append(offered, UNKNOWN)[found]
-    return result
+        if not len(keys):
+            continue
+        order = None if np.all(keys[1:] >= keys[:-1]) else np.argsort(keys, kind="stable")
+        ordered = keys if order is None else keys[order]
+        if _are_unique(ordered):
+            at = np.minimum(np.searchsorted(ordered, wanted), len(keys) - 1)
+            found = np.where(ordered[at] == wanted, at if order is None else order[at], UNKNOWN)
+        else:
+            times = calls.start_ns[offered], activities.start_ns[asked]
+            found, is_one_of_several[asked] = _last_before(keys, calls.lane[offered], wanted, *times)
+        found[wanted == UNKNOWN] = UNKNOWN
+        row[asked] = found if isinstance(offered, slice) else np.append(offered, UNKNOWN)[found]
+    return row, is_one_of_several & (row != UNKNOWN)
+
+
+def _are_unique(keys: Ints) -> bool:
+    ordered = keys if np.all(keys[1:] >= keys[:-1]) else np.sort(keys)
+    return bool(np.all(ordered[1:] != ordered[:-1]))
 
 
 def _rows(chosen: Mask) -> Ints | slice:
@@ -282,13 +401,32 @@ def _rows(chosen: Mask) -> Ints | slice:
     return slice(None) if chosen.all() else np.flatnonzero(chosen)
 
 
-def _positions(keys: Ints, start_ns: Ints, wanted: Ints) -> Ints:
-    """Position in ``keys`` of each wanted value, the earliest of several; ``UNKNOWN`` where it is absent."""
-    order = None if np.all(keys[1:] >= keys[:-1]) else np.argsort(keys, kind="stable")
-    ordered = keys if order is None else keys[order]
-    if np.any(ordered[1:] == ordered[:-1]):
-        order = np.lexsort((start_ns, keys))
-        ordered = keys[order]
-    at = np.minimum(np.searchsorted(ordered, wanted), len(keys) - 1)
-    position = at if order is None else order[at]
-    return np.where(ordered[at] == wanted, position, UNKNOWN)
+def _last_before(keys: Ints, lanes: Ints, wanted: Ints, call_ns: Ints, activity_ns: Ints) -> tuple[Ints, Mask]:
+    """Position of the last call with each wanted key before the activity, and whether others are before it, too.
+
+    Where none is, as clocks of host and device may differ, it is the first one after it; ``UNKNOWN`` where none has it.
+    A call that follows one of its key on its thread, with no activity of that key between, is a part of that one.
+    """
+    is_call = np.arange(len(keys) + len(wanted)) < len(keys)
+    key, time = np.concatenate([keys, wanted]), np.concatenate([call_ns, activity_ns])
+    order = np.lexsort((~is_call, time, key))
+    key, time, is_call = key[order], time[order], is_call[order]
+    on_thread = np.empty(len(keys), np.int64)
+    on_thread[np.lexsort((call_ns, lanes))] = np.arange(len(keys))
+    call = np.where(is_call, order, 0)
+    is_part = np.zeros(len(order), np.bool_)
+    is_part[1:] = is_call[1:] & is_call[:-1] & (key[1:] == key[:-1]) & (lanes[call[1:]] == lanes[call[:-1]])
+    is_part[1:] &= (on_thread[call[1:]] == on_thread[call[:-1]] + 1) | (time[1:] == time[:-1])
+    begins = is_call & ~is_part
+    # Places in the order: of the last call at or before each, of the next one after it, of the first of its key.
+    place = np.arange(len(order))
+    before = np.maximum.accumulate(np.where(begins, place, -1))
+    after = np.minimum.accumulate(np.where(begins, place, len(order))[::-1])[::-1]
+    first = np.searchsorted(key, key)
+    has_before, has_after = before >= first, (after < len(order)) & (key[np.minimum(after, len(order) - 1)] == key)
+    found = np.where(has_before, call[before], np.where(has_after, call[np.minimum(after, len(order) - 1)], UNKNOWN))
+    calls_before = np.cumsum(begins) - np.append(0, np.cumsum(begins))[first]
+    row, several = np.empty(len(wanted), np.int64), np.empty(len(wanted), np.bool_)
+    activity = order[~is_call] - len(keys)
+    row[activity], several[activity] = found[~is_call], calls_before[~is_call] > 1
+    return row, several

@@ -29,6 +29,24 @@ class Kernel:
     kind: str = "kernel"
     bytes: int = 0
     grid: int = 64
+    number: int | None = None
+    """Of the launch call; by default calls are numbered as they are listed."""
+
+
+@dataclass
+class Sync:
+    """A call that records an event or waits; ``call`` is its name, ``sync_type`` what the release says it is."""
+
+    call: str
+    at: int
+    number: int
+    stream: int
+    event: int = 4294967295
+    sync_id: int = 4294967295
+    sync_type: int = 3
+    thread: int = 100
+    process: int = 100
+    device: int = 0
 
 
 @dataclass
@@ -52,6 +70,8 @@ class Capture:
     kernels: list[Kernel] = field(default_factory=list)
     ranges: list[Range] = field(default_factory=list)
     threads: dict[tuple[int, int], str] = field(default_factory=dict)
+    syncs: list[Sync] = field(default_factory=list)
+    has_event_records: bool = True
 
 
 @dataclass(frozen=True)
@@ -70,6 +90,7 @@ class Generation:
 KERNEL, COPY, MEMORY_SET = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
 GRAPH = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 CALL, NVTX = "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
+SYNC, EVENT = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "CUPTI_ACTIVITY_KIND_CUDA_EVENT"
 _PREFIX = "start deviceId contextId streamId correlationId globalPid end"
 
 TABLES = {
@@ -79,7 +100,8 @@ TABLES = {
     MEMORY_SET: f"{_PREFIX} value bytes memKind",
     CALL: "start end eventClass globalTid correlationId nameId returnValue",
     GRAPH: f"{_PREFIX} graphId graphExecId",
-    "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION": f"{_PREFIX} syncType eventId",
+    SYNC: f"{_PREFIX} syncType eventId",
+    EVENT: "deviceId contextId streamId correlationId globalPid eventId",
     NVTX: "start end eventType rangeId category color text globalTid endGlobalTid textId domainId jsonText",
     "ThreadNames": "nameId priority globalTid",
     "PROCESSES": "globalPid pid name",
@@ -102,7 +124,12 @@ GENERATIONS = {
             "3.25.0",
             without=("PROCESSES",),
             with_columns=_GREEN
-            | {KERNEL: "greenContextId graphId clusterX tensorSizeMinusOneElements", NVTX: "binaryData"},
+            | {
+                KERNEL: "greenContextId graphId clusterX tensorSizeMinusOneElements",
+                NVTX: "binaryData",
+                SYNC: "deprecatedSyncType eventSyncId",
+                EVENT: "timestamp eventSyncId",
+            },
         ),
         Generation(
             "2026.4",
@@ -143,12 +170,12 @@ class _Writer:
             return
         extra = self.generation.with_columns.get(table, "")
         self.columns[table] = (TABLES.get(table, "name value") + " " + extra).split()
-        declared = ", ".join(f'"{name}" {_type(name)}' for name in self.columns[table])
+        declared = ", ".join(f'"{name}" {_type(table, name)}' for name in self.columns[table])
         self.database.execute(f'CREATE TABLE "{table}" ({declared})')
 
 
-def _type(column: str) -> str:
-    if column == "eventId":
+def _type(table: str, column: str) -> str:
+    if (table, column) == (NVTX, "eventId"):
         return "INTEGER PRIMARY KEY"
     return "TEXT" if column in {"value", "text", "name", "jsonText", "utcTime", "localTime"} else "INTEGER"
 
@@ -160,6 +187,7 @@ def write_capture(path: Path, capture: Capture, product: str = "2024.6") -> Path
         writer = _Writer(database, generation)
         _write_kernels(writer, capture)
         _write_ranges(writer, capture, generation)
+        _write_syncs(writer, capture)
         for (process, thread), name in capture.threads.items():
             writer.insert("ThreadNames", nameId=writer.string(name), priority=0, globalTid=global_tid(process, thread))
         for process in sorted({kernel.process for kernel in (*capture.kernels, *capture.ranges)}):
@@ -178,7 +206,8 @@ def _write_kernels(writer: _Writer, capture: Capture) -> None:
     per_process: dict[int, int] = {}
     for kernel in capture.kernels:
         # Correlation ids count per process, so they collide between processes.
-        correlation = per_process[kernel.process] = per_process.get(kernel.process, 0) + 1
+        per_process[kernel.process] = per_process.get(kernel.process, 0) + 1
+        correlation = per_process[kernel.process] if kernel.number is None else kernel.number
         place = {"deviceId": kernel.device, "contextId": 1, "greenContextId": None, "streamId": kernel.stream}
         writer.insert(
             {"kernel": KERNEL, "memcpy": COPY, "memset": MEMORY_SET, "graph": GRAPH}[kernel.kind],
@@ -210,6 +239,35 @@ def _write_kernels(writer: _Writer, capture: Capture) -> None:
                 correlationId=correlation,
                 nameId=writer.string("cudaLaunchKernel_v7000"),
                 returnValue=0,
+            )
+
+
+def _write_syncs(writer: _Writer, capture: Capture) -> None:
+    for sync in capture.syncs:
+        writer.insert(
+            CALL,
+            start=sync.at,
+            end=sync.at + 1,
+            eventClass=0,
+            globalTid=global_tid(sync.process, sync.thread),
+            correlationId=sync.number,
+            nameId=writer.string(sync.call),
+            returnValue=0,
+        )
+        is_record = "EventRecord" in sync.call
+        if not is_record or capture.has_event_records:
+            writer.insert(
+                EVENT if is_record else SYNC,
+                start=sync.at,
+                end=sync.at + 1,
+                deviceId=sync.device,
+                contextId=1,
+                streamId=sync.stream,
+                correlationId=sync.number,
+                globalPid=global_tid(sync.process, 0),
+                eventId=sync.event,
+                syncType=sync.sync_type,
+                eventSyncId=sync.sync_id,
             )
 
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ddp_prof.ingest.communication_ranges import find_nccl_calls, last_opened
 from ddp_prof.ingest.string_table import NameTable
-from ddp_prof.trace import UNKNOWN, Category, CollectiveMetadata
+from ddp_prof.trace import UNKNOWN, Category, CollectiveMetadata, looked_up, select
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -88,47 +90,53 @@ def message_bytes(elements: Iterable[object], element_type: object) -> int:
 
 
 def add_nccl_metadata(trace: Trace, ranges: Sequence[NcclRange]) -> Trace:
-    """Give each collective the payload of the last NCCL range that its own thread had opened before the launch.
+    """Give each collective the payload of NCCL's call that launched it, which is open at the launch.
 
-    The launch itself may lie in the ``ncclGroupEnd`` that follows; of several collectives that one kernel carries out
-    the last one counts.
+    What was launched while none is open, as the nodes of a graph, is not known. One kernel may carry out all of a
+    group, whose bytes are then summed. Where several kernels do, nothing tells which of them carries out which.
     """
-    activities, calls = trace.activities, trace.calls
-    launched = (activities.category == Category.COMMUNICATION) & (trace.launching_calls != UNKNOWN)
+    payloads = {(item.process, item.lane, item.start_ns, item.name): item.payload for item in ranges}
+    spans, nccl_calls = trace.spans, find_nccl_calls(trace)
+    launched = (trace.activities.category == Category.COMMUNICATION) & (trace.launching_calls != UNKNOWN)
     asked = np.flatnonzero(launched)
-    call = trace.launching_calls[asked]
-    by_thread: dict[tuple[int, int], list[NcclRange]] = {}
-    for range_ in sorted(ranges):
-        by_thread.setdefault((range_.process, range_.lane), []).append(range_)
-    rows = []
-    for (process, lane), mine in by_thread.items():
-        own = np.flatnonzero((calls.process[call] == process) & (calls.lane[call] == lane))
-        before = np.searchsorted([range_.start_ns for range_ in mine], calls.start_ns[call[own]], side="right") - 1
-        rows += [
-            _from_payload(activity, mine[index])
-            for activity, index in zip(asked[own].tolist(), before.tolist(), strict=True)
-            if index >= 0
+    rows = np.array(list(nccl_calls), np.int64)
+    call = looked_up(rows, last_opened(select(spans, rows), select(trace.calls, trace.launching_calls[asked])))
+    kernels = Counter(call.tolist())
+    found = []
+    for activity, row in zip(asked.tolist(), call.tolist(), strict=True):
+        keys = [
+            (int(spans.process[member]), int(spans.lane[member]), int(spans.start_ns[member]), name)
+            for member in nccl_calls.get(row, ())
+            if (name := trace.names[spans.name_id[member]])
         ]
+        if any(key in payloads for key in keys):
+            told = [_size_and_group(key[-1], payloads.get(key, "")) for key in keys]
+            found.append(_row(activity, told, kernels[row]))
     names = NameTable(trace.names)
-    return replace(trace, collective_metadata=collective_metadata(rows, names), names=names.as_tuple())
+    return replace(trace, collective_metadata=collective_metadata(found, names), names=names.as_tuple())
 
 
-def _from_payload(activity: int, nccl_range: NcclRange) -> CollectiveRow:
+def _row(activity: int, members: Sequence[tuple[int, str | None]], kernels: int) -> CollectiveRow:
+    """What is known of one of the kernels that carry out some collectives, of which size and communicator are given."""
+    sizes, groups = [size for size, _ in members], {group for _, group in members}
+    size = UNKNOWN
+    if kernels == 1 and UNKNOWN not in sizes:
+        size = sum(sizes)
+    elif kernels == len(members) and len(set(members)) == 1:
+        size = sizes[0]
+    group = groups.pop() if len(groups) == 1 else None
+    return CollectiveRow(activity, op=None, bytes=size, group=group, group_size=UNKNOWN, sequence=UNKNOWN)
+
+
+def _size_and_group(name: str, payload: str) -> tuple[int, str | None]:
+    """Bytes of a call's message and the name of its communicator."""
     try:
-        fields = dict(_fields(json.loads(nccl_range.payload)))
+        fields = dict(_fields(json.loads(payload)))
     except (ValueError, RecursionError):
         fields = {}
-    size = fields.get("message size [bytes]")
-    group = fields.get("nccl communicator id")
-    is_whole = isinstance(size, int) and _WHOLE_MESSAGE.match(nccl_range.name)
-    return CollectiveRow(
-        activity,
-        op=nccl_range.name,
-        bytes=size if is_whole and isinstance(size, int) else UNKNOWN,
-        group=None if group is None else str(group),
-        group_size=UNKNOWN,
-        sequence=UNKNOWN,
-    )
+    size, group = fields.get("message size [bytes]"), fields.get("nccl communicator id")
+    is_whole = isinstance(size, int) and size >= 0 and _WHOLE_MESSAGE.match(name)
+    return (size if is_whole and isinstance(size, int) else UNKNOWN), (None if group is None else str(group))
 
 
 def _fields(document: Any) -> Iterable[tuple[str, Any]]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _COLLECTIVE = re.compile(
     r"^nccl(?:AllReduce|AllGather|ReduceScatter|Broadcast|Bcast|Reduce|AlltoAll|AllToAll|Gather|Scatter|Send|Recv)v?$"
 )
-_GROUP_END = "ncclGroupEnd"
+_GROUP = ("ncclGroupStart", "ncclGroupEnd")
 
 
 def mark_copy_engine_collectives(trace: Trace) -> Trace:
@@ -27,10 +27,8 @@ def mark_copy_engine_collectives(trace: Trace) -> Trace:
     NCCL 2.28 and later lets the copy engines carry out collectives on symmetric windows. A collective within a group
     is launched by the ``ncclGroupEnd`` that follows it, so that range counts, too.
     """
-    if not any(map(_COLLECTIVE.match, trace.names)):
-        return trace
-    ranges = _collective_ranges(trace.spans, trace.names)
     copies = np.flatnonzero((trace.activities.kind == Kind.COPY) & (trace.launching_calls != UNKNOWN))
+    ranges = np.array(list(find_nccl_calls(trace)) if len(copies) else [], np.int64)
     inside = _inside(select(trace.spans, ranges), select(trace.calls, trace.launching_calls[copies]))
     if not inside.any():
         return trace
@@ -47,17 +45,21 @@ def name_operations(trace: Trace) -> Trace:
     """
     noted = trace.collective_metadata
     rows = (trace.activities.category == Category.COMMUNICATION) & (trace.launching_calls != UNKNOWN)
-    rows[noted.activity] = False
+    rows[noted.activity[noted.op_id != UNKNOWN]] = False
     asked = np.flatnonzero(rows)
     calls = select(trace.calls, trace.launching_calls[asked])
     op_id = np.full(len(asked), UNKNOWN, np.int64)
     for ranges, name_id in (_torch_ranges(trace), _nccl_ranges(trace)):
-        open_range = _last_opened(select(trace.spans, ranges), calls)
+        open_range = last_opened(select(trace.spans, ranges), calls)
         op_id = np.where(op_id == UNKNOWN, looked_up(name_id, open_range), op_id)
     told = op_id != UNKNOWN
-    columns = {column.name: np.full(int(told.sum()), UNKNOWN, np.int64) for column in fields(CollectiveMetadata)}
-    found = CollectiveMetadata(**{**columns, "activity": asked[told], "op_id": op_id[told]})
-    return replace(trace, collective_metadata=concatenate(noted, found)) if told.any() else trace
+    row = np.full(len(trace.activities), UNKNOWN, np.int64)
+    row[noted.activity] = np.arange(len(noted))
+    is_new, noted_ops = told & (row[asked] == UNKNOWN), noted.op_id.copy()
+    noted_ops[row[asked[told & ~is_new]]] = op_id[told & ~is_new]
+    columns = {column.name: np.full(int(is_new.sum()), UNKNOWN, np.int64) for column in fields(CollectiveMetadata)}
+    found = CollectiveMetadata(**{**columns, "activity": asked[is_new], "op_id": op_id[is_new]})
+    return replace(trace, collective_metadata=concatenate(replace(noted, op_id=noted_ops), found))
 
 
 def _torch_ranges(trace: Trace) -> tuple[Ints, Ints]:
@@ -68,16 +70,56 @@ def _torch_ranges(trace: Trace) -> tuple[Ints, Ints]:
 
 
 def _nccl_ranges(trace: Trace) -> tuple[Ints, Ints]:
-    """The same of NCCL's own; the end of a group has the name of the last collective in it."""
-    if not any(map(_COLLECTIVE.match, trace.names)):
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    rows = _collective_ranges(trace.spans, trace.names)
-    name_id = trace.spans.name_id[rows]
-    is_end = np.array([trace.names[index] == _GROUP_END for index in name_id.tolist()], np.bool_)
-    return rows, np.where(is_end, np.roll(name_id, 1), name_id)
+    """The same of NCCL's calls that launch; ``UNKNOWN`` for a group of several operations."""
+    calls = find_nccl_calls(trace)
+    ids = {name: index for index, name in enumerate(trace.names)}
+    operations = [operation_of_group({trace.names[trace.spans.name_id[row]] for row in of}) for of in calls.values()]
+    name_id = [UNKNOWN if operation is None else ids[operation] for operation in operations]
+    return np.array(list(calls), np.int64), np.array(name_id, np.int64)
 
 
-def _last_opened(ranges: Spans, calls: Calls) -> Ints:
+def operation_of_group(names: set[str]) -> str | None:
+    """The name of all of NCCL's calls in a group, ``None`` where they differ but for sending and receiving."""
+    names = names - {"ncclSend"} if "ncclRecv" in names else names
+    return next(iter(names)) if len(names) == 1 else None
+
+
+def find_nccl_calls(trace: Trace) -> dict[int, list[int]]:
+    """NCCL's calls that may launch collectives, and which these are, both as rows of the trace's spans.
+
+    A collective is launched by its own call; in a group, by the end of the outermost one::
+
+        ncclGroupStart  ncclAllReduce  ncclAllReduce  ncclGroupEnd
+                             A              B            A and B
+    """
+    calls: dict[int, list[int]] = {}
+    is_collective = np.array([bool(_COLLECTIVE.match(name)) for name in (*trace.names, "")])
+    if not is_collective.any():
+        return calls
+    is_start, is_end = (np.array([name == border for name in (*trace.names, "")]) for border in _GROUP)
+    spans = trace.spans
+    rows = np.flatnonzero((is_collective | is_start | is_end)[spans.name_id])
+    rows = rows[np.lexsort((spans.start_ns[rows], spans.lane[rows], spans.process[rows]))]
+    name_id = spans.name_id[rows]
+    depth, members, thread = 0, list[int](), (UNKNOWN, UNKNOWN)
+    columns = (rows, spans.process[rows], spans.lane[rows], is_start[name_id], is_end[name_id])
+    for row, process, lane, starts, ends in zip(*(column.tolist() for column in columns), strict=True):
+        if thread != (process, lane):
+            depth, members, thread = 0, [], (process, lane)
+        if starts:
+            members = members if depth else []
+            depth += 1
+        elif ends:
+            depth = max(0, depth - 1)
+            if members and not depth:
+                calls[row], members = members, []
+        else:
+            calls[row] = [row]
+            members.append(row)
+    return calls
+
+
+def last_opened(ranges: Spans, calls: Calls) -> Ints:
     """Row of the range that the call's own thread had opened last, ``UNKNOWN`` where it is closed again."""
     found = np.full(len(calls), UNKNOWN, np.int64)
     for mine, asked in _by_thread(ranges, calls):
@@ -86,23 +128,6 @@ def _last_opened(ranges: Spans, calls: Calls) -> Ints:
         holds = (at >= 0) & (ranges.end_ns[mine[at]] > calls.start_ns[asked])
         found[asked[holds]] = mine[at[holds]]
     return found
-
-
-def _collective_ranges(spans: Spans, names: tuple[str, ...]) -> Ints:
-    """Rows of the ranges of collectives, and of group ends with a collective since the last group end."""
-    is_collective = np.array([bool(_COLLECTIVE.match(name)) for name in names] + [False])[spans.name_id]
-    is_group_end = np.array([name == _GROUP_END for name in names] + [False])[spans.name_id]
-    rows = np.flatnonzero(is_collective | is_group_end)
-    rows = rows[np.lexsort((spans.start_ns[rows], spans.lane[rows], spans.process[rows]))]
-    follows = np.zeros(len(rows), np.bool_)
-    follows[1:] = is_collective[rows[:-1]] & _same_thread(spans, rows)
-    return rows[is_collective[rows] | follows]
-
-
-def _same_thread(spans: Spans, rows: Ints) -> Mask:
-    """Whether each row but the first is of the same thread as the one before."""
-    same: Mask = (np.diff(spans.process[rows]) == 0) & (np.diff(spans.lane[rows]) == 0)
-    return same
 
 
 def _inside(ranges: Spans, calls: Calls) -> Mask:

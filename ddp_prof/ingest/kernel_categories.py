@@ -58,7 +58,8 @@ COMMUNICATION_KERNELS = (
     KernelFamily("oneCCL", r"oneccl", "oneccl_reduce_base<float, 2, 16, 1, 1, 2>"),
     KernelFamily(
         "DeepEP",
-        r"::ep::(?:intranode|internode|internode_ll|elastic)::|deep_ep::(?:intranode|internode|internode_ll|elastic)::",
+        # What counts tokens before a dispatch only computes.
+        r"(?:::|deep_)ep::(?:intranode|internode|internode_ll|elastic)::(?!get_dispatch_layout)",
         "void deep_ep::intranode::dispatch<8, 768>(...)",
     ),
 )

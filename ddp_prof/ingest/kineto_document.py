@@ -42,6 +42,8 @@ class EventArguments(msgspec.Struct, gc=False):
     group_ranks: Any = msgspec.field(default="", name="Process Group Ranks")
     group_size: Any = msgspec.field(default=None, name="Group size")
     sequence: Any = msgspec.field(default=None, name="Seq")
+    awaited_stream: Any = msgspec.field(default=None, name="wait_on_stream")
+    awaited_record: Any = msgspec.field(default=None, name="wait_on_cuda_event_record_corr_id")
 
 
 class Event(msgspec.Struct, gc=False):
@@ -70,6 +72,7 @@ class Document(msgspec.Struct):
     traceEvents: list[Event]  # noqa: N815
     baseTimeNanoseconds: int = 0  # noqa: N815
     distributedInfo: dict[str, Any] | None = None  # noqa: N815
+    deviceProperties: Any = None  # noqa: N815
 
 
 class _ExactDocument(Document):

@@ -33,7 +33,22 @@ from ddp_prof.ingest.kineto_document import Event, EventArguments, read_document
 from ddp_prof.ingest.string_table import NameTable
 from ddp_prof.manifest import load_manifest, manifest_path
 from ddp_prof.table import concatenate
-from ddp_prof.trace import AUTOGRAD, UNKNOWN, Activities, CallDetails, Calls, Category, Kind, Overhead, Spans, Trace
+from ddp_prof.trace import (
+    AUTOGRAD,
+    NO_TIME,
+    UNKNOWN,
+    Activities,
+    CallDetails,
+    Calls,
+    Category,
+    Kind,
+    Overhead,
+    Spans,
+    Synchronizations,
+    SyncKind,
+    Trace,
+    distinct,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -46,10 +61,12 @@ PROCESS = 0
 _KERNEL, _COPY, _MEMORY_SET = "kernel", ("gpu_memcpy", "memcpy"), ("gpu_memset", "memset")
 _CALL = re.compile(r"(?:.*_)?(?:runtime|driver)$")  # cuda_runtime, xpu_runtime, privateuse1_driver
 _RANGE, _OPERATIONS = "user_annotation", ("cpu_op", "operator")  # the last as old torch has it
+_SYNCHRONIZATION = "cuda_sync"
 _NUMBER = re.compile(r"\d{1,18}")
 _ENGINE = "autograd::engine::evaluate_function"
 _MOST_US = 2.0**52
 _MOST = 2**62
+_MOST_LETTERS = 100
 
 
 def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = (), with_launches: bool = False) -> Trace:
@@ -70,15 +87,17 @@ def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = (), with_lau
     spans = _spans(ranges, names)
     told = document.distributedInfo or {}
     rank, world, base_ns = told.get("rank"), told.get("world_size"), document.baseTimeNanoseconds
+    synchronizations, sync_source, sync_reason = _synchronizations(by_category[_SYNCHRONIZATION], launches)
+    activities = concatenate(
+        _activities(by_category[_KERNEL], names, Kind.KERNEL, classifier),
+        _activities(_several(by_category, _COPY), names, Kind.COPY),
+        _activities(_several(by_category, _MEMORY_SET), names, Kind.MEMORY_SET),
+    )
     trace = Trace(
         path=path,
         source="kineto",
         producer=None,
-        activities=concatenate(
-            _activities(by_category[_KERNEL], names, Kind.KERNEL, classifier),
-            _activities(_several(by_category, _COPY), names, Kind.COPY),
-            _activities(_several(by_category, _MEMORY_SET), names, Kind.MEMORY_SET),
-        ),
+        activities=activities,
         spans=spans,
         calls=_calls(launches),
         call_details=CallDetails(_times(launches)[1], _interned(launches, names, UNNAMED_CALL))
@@ -86,13 +105,17 @@ def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = (), with_lau
         else None,
         threads=_threads(document.traceEvents, operations, ranges),
         overhead=Overhead(*_times(by_category["overhead"])),
-        ranks={PROCESS: rank} if _is_count(rank) else {},
+        ranks={PROCESS: rank} if _is_count(rank) and not _may_hold_several(launches, activities) else {},
+        synchronizations=synchronizations,
+        sync_source=sync_source,
+        sync_reason=sync_reason,
         collective_metadata=_collective_metadata(by_category[_KERNEL], names),
         world_size=world if world and _is_count(world) else None,
         names=names.as_tuple(),
         epoch_ns=base_ns if 0 <= base_ns < _MOST else None,
         manifest=load_manifest(manifest_path(path)),
         warnings=tuple(_about_processes(launches)),
+        gpus=dict(_gpus(document.deviceProperties)),
     )
     steps = [refuse_impossible_times, report_unresolved_names, name_ranks, name_operations]
     if with_launches:
@@ -106,9 +129,23 @@ def _about_processes(launches: Sequence[Event]) -> Iterator[str]:
     """What is said of a file that was put together from several."""
     if len(processes := {str(event.pid) for event in launches}) > 1:
         yield (
-            f"{len(processes)} processes launched what is in this file, and are taken for one: steps, phases and ranks "
-            "may be wrong; give the file of each rank"
+            f"{len(processes)} processes launched what is in this file, and are taken for one: steps and phases may be "
+            "wrong, and which rank each device is of is not known; give the file of each rank"
         )
+
+
+def _may_hold_several(launches: Sequence[Event], activities: Activities) -> bool:
+    """Whether it may be the file of several ranks, of which ``distributedInfo`` is that of one."""
+    processes = {str(event.pid) for event in launches}
+    return len(processes) > 1 or (not processes and len(distinct(activities.device)) > 1)
+
+
+def _gpus(noted: Any) -> Iterator[tuple[tuple[int, int], str]]:
+    """Names of GPUs; what is noted may be of any type."""
+    for properties in noted if isinstance(noted, list) else ():
+        number, name = (properties.get(key) for key in ("id", "name")) if isinstance(properties, dict) else (None, None)
+        if isinstance(number, int) and isinstance(name, str):
+            yield (PROCESS, number), name[:_MOST_LETTERS]
 
 
 def _is_count(value: object) -> TypeGuard[int]:
@@ -210,8 +247,77 @@ def _calls(events: Sequence[Event]) -> Calls:
         start_ns=_times(events)[0],
         process=np.full(len(events), PROCESS, np.int64),
         lane=_threads_of(events),
-        correlation=_integers((event.args or EventArguments()).correlation for event in events),
+        correlation=_correlations(events),
     )
+
+
+_SYNC_KINDS = {
+    "Stream Wait Event": SyncKind.STREAM_WAIT,
+    "Event Sync": SyncKind.HOST_WAIT_EVENT,
+    "Stream Sync": SyncKind.HOST_WAIT_STREAM,
+    "Context Sync": SyncKind.HOST_WAIT_DEVICE,
+}
+_CALL_KINDS = {"StreamWaitEvent": SyncKind.STREAM_WAIT, "Memcpy": SyncKind.COPY}
+_CALL_NAME = re.compile(f"cu(?:da)?({'|'.join(_CALL_KINDS)})")
+_NO_SYNCS = (
+    "synchronizations were not recorded (torch.profiler records them with "
+    "experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True))"
+)
+_NO_RECORDS = "the trace does not tell which records stream waits are for, as with CUDA 12.9 and later"
+
+
+def _synchronizations(events: Sequence[Event], launches: Sequence[Event]) -> tuple[Synchronizations, str, str | None]:
+    """The waits, each with the record that it names by its call's number and its stream; where that is from; why not.
+
+    A wait that is known by its call alone is one whose record is not known.
+    """
+    rows = [event for event in events if event.name in _SYNC_KINDS]
+    noted = [event.args or EventArguments() for event in rows]
+    seen = set(_integers(arguments.correlation for arguments in noted).tolist())
+    bare = [event for event in launches if _CALL_NAME.match(str(event.name))]
+    bare = [event for event, number in zip(bare, _correlations(bare), strict=True) if number not in seen]
+    both = [*rows, *bare]
+    of_calls = [_CALL_KINDS[found[1]] for event in bare if (found := _CALL_NAME.match(str(event.name)))]
+    start_ns, end_ns = _times(both)
+    count = len(both)
+    thread_of = dict(zip(_correlations(launches).tolist(), _threads_of(launches).tolist(), strict=True))
+    arguments = [event.args or EventArguments() for event in both]
+    record, stream = (
+        _integers(getattr(one, name) for one in arguments) for name in ("awaited_record", "awaited_stream")
+    )
+    is_told = (record > 0) & (stream >= 0)
+    device = _integers(one.device for one in arguments)
+    waits = Synchronizations(
+        kind=np.array([*(_SYNC_KINDS[event.name] for event in rows), *of_calls], np.int64),
+        start_ns=start_ns,
+        end_ns=end_ns,
+        process=np.full(count, PROCESS, np.int64),
+        thread=np.array([thread_of.get(number, UNKNOWN) for number in _correlations(both).tolist()], np.int64),
+        correlation=_correlations(both),
+        device=device,
+        stream=_integers(one.stream for one in arguments),
+        awaits=np.where(is_told, count + np.cumsum(is_told) - 1, UNKNOWN),
+    )
+    told = int(is_told.sum())
+    nothing = np.full(told, UNKNOWN, np.int64)
+    no_time = np.full(told, NO_TIME, np.int64)
+    records = Synchronizations(
+        kind=np.full(told, SyncKind.RECORD, np.int64),
+        start_ns=no_time,
+        end_ns=no_time,
+        process=np.full(told, PROCESS, np.int64),
+        thread=nothing,
+        correlation=record[is_told],
+        device=device[is_told],
+        stream=stream[is_told],
+        awaits=nothing,
+    )
+    reason = None if told else _NO_RECORDS if rows else _NO_SYNCS
+    return concatenate(waits, records), "kineto" if told else "none", reason
+
+
+def _correlations(events: Sequence[Event]) -> Ints:
+    return _integers((event.args or EventArguments()).correlation for event in events)
 
 
 def _collective_metadata(kernels: Sequence[Event], names: NameTable) -> CollectiveMetadata:

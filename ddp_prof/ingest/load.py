@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ddp_prof.errors import TraceError
 from ddp_prof.manifest import in_variant_order, load_manifest, manifest_path
+from ddp_prof.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from ddp_prof.trace import Trace
@@ -109,7 +110,9 @@ def load_trace(path: Path, *, extra_patterns: Sequence[str] = (), with_launches:
             started = perf_counter()
             trace = load(path, extra_patterns=extra_patterns, with_launches=with_launches)
             counts = f"{len(trace.activities):,} activities, {len(trace.calls):,} calls, {len(trace.spans):,} ranges"
-            _LOG.info("%s: %s, %s, read in %.2f s", path, reader.source, counts, perf_counter() - started)
+            _LOG.info(
+                "%s: %s, %s, read in %.2f s", printable(str(path)), reader.source, counts, perf_counter() - started
+            )
             return trace
     raise TraceError(
         path,
@@ -141,6 +144,16 @@ def find_traces(path: Path) -> list[Path]:
     if not traces:
         raise TraceError(path, "a folder without traces", f"it should hold files named *{', *'.join(suffixes)}")
     return in_variant_order(traces, lambda trace: load_manifest(manifest_path(trace)))
+
+
+def files_of(trace: Path) -> Iterator[Path]:
+    """All files that a trace is read from, or that would be taken for a part of it if they were there."""
+    yield from (trace, manifest_path(trace))
+    if trace.is_dir():
+        yield from trace.iterdir()
+        return
+    for export in (trace, trace.with_suffix(".sqlite")):
+        yield from (export, *(export.with_name(export.name + side) for side in ("-journal", "-wal", "-shm")))
 
 
 def _is_trace(file: Path, exports: set[str]) -> bool:

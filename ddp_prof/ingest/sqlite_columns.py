@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sqlite3
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ddp_prof.trace import Ints
 
 _WAY_OUT = "export the report again with nsys export"
+_JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 _BATCH_ROWS = 1 << 14
 """So few rows at a time that each batch lies in the memory of the one before: new memory costs more than the copy."""
 _LATE_MISMATCH = re.compile(r"Type mismatch in column (\d+): expected INT64")
@@ -34,6 +36,10 @@ def open_sqlite(path: Path) -> Iterator[SqliteFile]:
 
     'immutable' takes no lock and leaves no side file, but ignores a journal or log beside the file, whose content
     belongs to the database. Where there is one, both are copied, put together, and the copy is read.
+
+    Raises:
+        TraceError: There is no room for the copy; or the journal is one of a transaction over several databases: it
+            names a file, anywhere, which SQLite deletes when it puts the copy together.
     """
     real = path.resolve()
     journals = [real.with_name(real.name + suffix) for suffix in ("-wal", "-journal")]
@@ -46,9 +52,19 @@ def open_sqlite(path: Path) -> Iterator[SqliteFile]:
         for file in (real, *journals):
             shutil.copyfile(file, Path(folder) / file.name)
         copy = Path(folder) / real.name
+        if any(_names_a_file(Path(folder) / journal.name) for journal in journals):
+            reason = "the journal beside it belongs to a transaction over several databases, which nsys never makes"
+            raise TraceError(path, reason, f"delete {journals[-1].name} if it is not yours, or {_WAY_OUT}")
         with suppress(sqlite3.Error), closing(sqlite3.connect(copy)) as database:  # what is damaged is told below
             database.execute("PRAGMA journal_mode=DELETE")
         yield SqliteFile(path, _immutable(copy))
+
+
+def _names_a_file(journal: Path) -> bool:
+    """Whether it ends as journals do that name one: with the same eight bytes as all begin."""
+    with journal.open("rb") as file:
+        file.seek(-min(8, journal.stat().st_size), os.SEEK_END)
+        return file.read() == _JOURNAL_MAGIC
 
 
 def require_room(path: Path, folder: Path, needed: int) -> None:

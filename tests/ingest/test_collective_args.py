@@ -14,7 +14,7 @@ from ddp_prof.ingest.load import load_trace
 from ddp_prof.trace import UNKNOWN
 from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.ingest.test_kineto_json import event, write
-from tests.measuring import collectives_of
+from tests.measuring import collectives_of, results_of
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
 
 
@@ -79,6 +79,113 @@ def test_nccls_payload_gives_size_and_communicator(tmp_path: Path, product: str,
         database.commit()
     (only,) = collectives_of(load_trace(path))
     assert (only.op, only.bytes, only.group) == ("all_reduce", 4096, "77")
+
+
+def nccl_capture(path: Path, launches: list[int], ranges: list[tuple[str, int, int, int | None]]) -> Path:
+    """Collectives of a communicator, each on the device for 10 us, and NCCL's ranges: name, start, end and bytes.
+
+    Args:
+        path: To be written.
+        launches: When each kernel is launched; kernels with one launch are nodes of a graph.
+        ranges: All of one thread.
+    """
+    capture = Capture(
+        kernels=[
+            Kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", at, at + 10_000, launch, 131, stream=9)
+            for at, launch in zip(range(100_000, 10**6, 20_000), launches, strict=False)
+        ],
+        ranges=[Range(name, start, end, 131, domain="NCCL", registered=True) for name, start, end, _ in ranges],
+    )
+    write_capture(path, capture)
+    with closing(sqlite3.connect(path)) as database:
+        for _, start, _, size in ranges:
+            payload = json.dumps({"NCCL communicator ID": 77, "Message size [bytes]": size})
+            if size is not None:
+                database.execute("UPDATE NVTX_EVENTS SET jsonText = ? WHERE start = ?", (payload, start))
+        database.commit()
+    return path
+
+
+MB = 1_000_000
+GROUPED = [
+    ("ncclGroupStart", 50, 55, None),
+    ("ncclAllReduce", 60, 65, 3 * MB),
+    ("ncclAllReduce", 70, 75, 5 * MB),
+    ("ncclAllReduce", 80, 85, 2 * MB),
+    ("ncclGroupEnd", 90, 110, None),
+]
+START = ("ncclGroupStart", 70, 72, None)
+
+
+def test_a_range_that_is_closed_at_the_launch_tells_nothing_of_what_is_launched(tmp_path: Path) -> None:
+    """A graph by node: its all-reduces of 1, 2 and 64 MB are captured one by one, and launched long after."""
+    captured = [("ncclAllReduce", at, at + 5, size * MB) for at, size in ((10, 1), (20, 2), (30, 64))]
+    found = collectives_of(load_trace(nccl_capture(tmp_path / "x.sqlite", [500, 500, 500], captured)))
+    assert [(one.op, one.bytes, one.group, one.algbw_bytes_per_s) for one in found] == [
+        ("all_reduce", None, None, None)
+    ] * 3
+
+
+def test_a_kernel_that_carries_out_a_group_moves_all_bytes_of_the_group(tmp_path: Path) -> None:
+    (only,) = collectives_of(load_trace(nccl_capture(tmp_path / "x.sqlite", [100], GROUPED)))
+    assert (only.op, only.bytes, only.group) == ("all_reduce", 10 * MB, "77")
+    assert only.algbw_bytes_per_s == pytest.approx(1e12)
+
+
+@pytest.mark.parametrize(
+    ("launches", "ranges", "expected"),
+    [
+        pytest.param([100, 101], GROUPED, [None, None], id="two kernels for three collectives"),
+        pytest.param([100, 101, 102], GROUPED, [None] * 3, id="as many kernels, of different sizes"),
+        pytest.param(
+            [100, 101],
+            [GROUPED[0], ("ncclAllReduce", 60, 65, MB), ("ncclAllReduce", 70, 75, MB), GROUPED[-1]],
+            [MB, MB],
+            id="as many kernels, of one size",
+        ),
+        pytest.param(
+            [62, 100],
+            [("ncclAllReduce", 60, 65, 4 * MB), START, ("ncclAllReduce", 75, 78, MB), GROUPED[-1]],
+            [4 * MB, MB],
+            id="one before the group",
+        ),
+        pytest.param(
+            [100],
+            [*GROUPED[:2], START, ("ncclAllReduce", 75, 78, MB), ("ncclGroupEnd", 80, 85, None), GROUPED[-1]],
+            [4 * MB],
+            id="a group within a group",
+        ),
+        pytest.param(
+            [100],
+            [GROUPED[0], ("ncclAllReduce", 60, 65, MB), ("ncclReduceScatter", 70, 75, MB), GROUPED[-1]],
+            [None],
+            id="one of which the whole size is not noted",
+        ),
+    ],
+)
+def test_bytes_of_what_groups_launch(
+    launches: list[int], ranges: list[tuple[str, int, int, int | None]], expected: list[int | None], tmp_path: Path
+) -> None:
+    found = collectives_of(load_trace(nccl_capture(tmp_path / "x.sqlite", launches, ranges)))
+    assert [one.bytes for one in found] == expected
+
+
+def test_a_group_of_several_operations_names_none(tmp_path: Path) -> None:
+    ranges = [GROUPED[0], ("ncclBroadcast", 60, 65, MB), ("ncclReduce", 70, 75, MB), GROUPED[-1]]
+    path = nccl_capture(tmp_path / "x.sqlite", [100], ranges)
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("UPDATE StringIds SET value = 'ncclDevKernel_Generic' WHERE value LIKE 'ncclDevKernel%'")
+        database.commit()
+    (only,) = collectives_of(load_trace(path))
+    assert (only.op, only.bytes) == (None, 2 * MB)
+
+
+def test_what_no_link_can_do_is_a_doubt_and_no_figure(tmp_path: Path) -> None:
+    """64 MB in 10 us; the other one, with 10 MB, is as fast as it says."""
+    calls = [("ncclAllReduce", 60, 65, 64 * MB), ("ncclAllReduce", 70, 75, 10 * MB)]
+    result = results_of(load_trace(nccl_capture(tmp_path / "x.sqlite", [62, 72], calls)))
+    assert [(one.bytes, one.algbw_bytes_per_s) for one in result.collectives] == [(64 * MB, None), (10 * MB, 1e12)]
+    assert any("over 4,000 GB/s: 1; their sizes are in doubt" in warning for warning in result.warnings)
 
 
 def test_without_a_payload_the_size_is_not_known(tmp_path: Path) -> None:

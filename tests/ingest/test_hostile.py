@@ -1,7 +1,8 @@
 """Broken, hostile and odd input: what each gives, as a table.
 
-Every row is an input, the exit code and a part of the one line that is printed. The command runs as its users run it;
-the input stays as it was and nothing is left beside it.
+Every row is an input, the exit code and a part of the one line that is printed. The command runs as its users run it,
+in bounded time and memory; the input stays as it was, nothing is left beside it, and nothing else changes: a folder of
+files that no command has any business with lies there as a canary.
 """
 
 from __future__ import annotations
@@ -10,10 +11,15 @@ import gzip
 import hashlib
 import json
 import os
+import re
 import sqlite3
-from collections.abc import Callable
-from contextlib import closing
+import stat
+import struct
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -152,6 +158,42 @@ def with_log(folder: Path) -> Path:
     return folder / "x.sqlite"
 
 
+JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
+
+
+def journal(path: Path, super_journal: Path | None = None) -> None:
+    """The rollback journal that a crashed writer leaves: it restores the first page as it is.
+
+    One of a transaction over several databases names a file at its end, which is deleted once all are rolled back.
+    """
+    data = path.read_bytes()
+    page, nonce, sector = data[:4096], 7, 512
+    checksum = nonce + sum(page[at] for at in range(len(page) - 200, 0, -200))
+    head = JOURNAL_MAGIC + struct.pack(">IIIII", 1, nonce, len(data) // 4096, sector, 4096)
+    rows = head.ljust(sector, b"\0") + struct.pack(">I", 1) + page + struct.pack(">I", checksum)
+    if super_journal:
+        name = bytes(super_journal)
+        rows = rows.ljust(-(-len(rows) // sector) * sector, b"\0") + struct.pack(">I", (1 << 30) // 4096 + 1) + name
+        rows += struct.pack(">II", len(name), sum(name)) + JOURNAL_MAGIC
+    path.with_name(f"{path.name}-journal").write_bytes(rows)
+
+
+def with_journal(super_journal: str | None, *, hidden: bool = False) -> Make:
+    """An export beside its journal, which may name a file, relative to the folder."""
+
+    def make(folder: Path) -> Path:
+        path = write_capture(folder / "x.sqlite", known_truth(1))
+        journal(path, folder / super_journal if super_journal else None)
+        if not hidden:
+            return path
+        path.rename(folder / "y.sqlite")  # the journal beside what a link leads to counts
+        path.with_name("x.sqlite-journal").rename(folder / "y.sqlite-journal")
+        path.symlink_to("y.sqlite")
+        return path
+
+    return make
+
+
 def big_utf16(folder: Path) -> Path:
     return content(json.dumps({"traceEvents": [KERNEL]}).encode("utf-16"), "x.json")(folder)
 
@@ -196,6 +238,12 @@ HOSTILE: dict[str, tuple[Make, int, str]] = {
         f"CREATE VIEW {KERNELS} AS WITH RECURSIVE n(start) AS (SELECT 1 UNION ALL SELECT start FROM n) SELECT * FROM n",
     ), 0, ""),
     "a log beside it": (with_log, 0, ""),
+    "a journal beside it": (with_journal(None), 0, ""),
+    "a journal that names a file": (with_journal("../canary/precious"), 1, "a transaction over several databases"),
+    "a journal that names the input": (with_journal("x.sqlite"), 1, "a transaction over several databases"),
+    "a journal that names nothing": (with_journal("../canary/none"), 1, "a transaction over several databases"),
+    "a journal that names a file, behind a link": (
+        with_journal("../canary/precious", hidden=True), 1, "a transaction over several databases"),
     # SQLite, wrong columns
     "kernels without start": (without(KERNELS, "start"), 1, f"{KERNELS} has no column start"),
     "kernels without end": (without(KERNELS, "end"), 1, f"{KERNELS} has no column end"),
@@ -363,25 +411,63 @@ def assert_said(result: Result, code: int, told: str) -> None:
         assert len(result.stderr) < 1000
 
 
+MOST_SECONDS, MOST_BYTES = 30, 1 << 30
+"""Of one command on one input; a machine that does other work, too, is given time."""
+
+
 def contents(folder: Path) -> dict[str, str]:
-    """Digest by name of every regular file."""
-    files = (path for path in folder.iterdir() if path.is_file())
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    """What lies in a folder and below by name: digests of files, targets of links, else the kind."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name, kind = str(path.relative_to(folder)), stat.S_IFMT(path.lstat().st_mode)
+        if kind == stat.S_IFREG:
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        else:
+            found[name] = str(path.readlink()) if kind == stat.S_IFLNK else oct(kind)
+    return found
+
+
+def put_canary(folder: Path) -> None:
+    """Files that nothing has any business with."""
+    (folder / "deep").mkdir(parents=True)
+    (folder / "precious").write_bytes(b"precious\0")
+    (folder / "deep" / "other.run.json").write_text("{}")
+    write_capture(folder / "deep" / "other.sqlite", known_truth(1))
+
+
+@contextmanager
+def bounded() -> Iterator[None]:
+    """Fails where what runs within takes long, or much memory at any time."""
+
+    def peak() -> int:
+        return int(re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())[1]) << 10  # type: ignore[index]
+
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before, started = peak(), perf_counter()
+    yield
+    assert perf_counter() - started < MOST_SECONDS
+    assert peak() - before < MOST_BYTES
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_input(name: str, tmp_path: Path) -> None:
+def test_hostile_input(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make, code, told = HOSTILE[name]
-    path = make(tmp_path)
-    before, out = contents(tmp_path), tmp_path / "out"
+    folder, out = tmp_path / "in", tmp_path / "out"
+    folder.mkdir()
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    put_canary(tmp_path / "canary")
+    path = make(folder)
+    before = contents(tmp_path)
     for command in FEW if name in LARGE else COMMANDS if code else [name for name in COMMANDS if name != "report"]:
-        result = run_on(path, command, out)
+        with bounded():
+            result = run_on(path, command, out)
         assert_said(result, code, told)
         if not code and "json" in COMMANDS[command]:
             json.loads(result.stdout)
-    assert contents(tmp_path) == before
-    if code:
-        assert not list(out.rglob("*"))
+    written = [name for name in contents(tmp_path) if name.partition("/")[0] == "out"]
+    assert {name: kind for name, kind in contents(tmp_path).items() if name not in written} == before
+    assert not (code and written)
 
 
 def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

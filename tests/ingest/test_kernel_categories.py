@@ -58,6 +58,7 @@ def test_communication_is_known(name: str) -> None:
         "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float> >(...)",
         "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >(...)",
         "void flash::flash_bwd_kernel<...>(...)",
+        "void deep_ep::internode::get_dispatch_layout<256, 32, 8>(...)",
         "hipblaslt_gemm_kernel",
         "void combine_gradients(float*)",
         "void moe_dispatch_kernel<float>(...)",

@@ -32,6 +32,25 @@ def write(path: Path, events: list[str], **top: Any) -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    ("pids", "devices", "ranks"),
+    [((1, 2), (0, 1), {}), ((1, 1), (0, 1), {0: 3}), ((), (0, 1), {}), ((), (0, 0), {0: 3})],
+    ids=["two processes", "one process drives both", "who launched is not told", "one device"],
+)
+def test_a_file_put_together_of_two_ranks_does_not_tell_which_is_which(
+    tmp_path: Path, pids: tuple[int, ...], devices: tuple[int, int], ranks: dict[int, int]
+) -> None:
+    events = [
+        event("kernel", "gemm", "20", "10", tid=7, device=device, stream=7, correlation=number)
+        for number, device in enumerate(devices)
+    ]
+    for number, pid in enumerate(pids):
+        call = event("cuda_runtime", "cudaLaunchKernel", "12", "1", tid=2, correlation=number)
+        events.append(call.replace('"pid": 99', f'"pid": {pid}'))
+    trace = load_trace(write(tmp_path / "x.json", events, distributedInfo={"rank": 3, "world_size": 8}))
+    assert trace.ranks == ranks
+
+
 def gpu_step(**kernel: Any) -> list[str]:
     return [
         event("user_annotation", "ProfilerStep#3", "0", "100"),
@@ -66,6 +85,14 @@ def test_a_step_is_measured(name: str, tmp_path: Path) -> None:
         5_500,
     )
     assert (rank.steps[0].step, rank.steps[0].tail_ns) == (3, 4_500)
+
+
+def test_the_name_of_the_gpu_is_read(tmp_path: Path) -> None:
+    noted = [{"id": 0, "name": "NVIDIA A100"}, {"id": 1, "name": 5}, "?", {"name": "nameless"}]
+    trace = load_trace(write(tmp_path / "x.json", gpu_step(), deviceProperties=noted))
+    assert trace.gpus == {(0, 0): "NVIDIA A100"}
+    assert measure_overlap(trace).ranks[0].gpu == "NVIDIA A100"
+    assert load_trace(write(tmp_path / "y.json", gpu_step(), deviceProperties={"id": 0})).gpus == {}
 
 
 def test_old_capitalised_categories_are_known(tmp_path: Path) -> None:

@@ -61,6 +61,17 @@ def test_what_is_no_integer_is_refused_in_each_batch(
     assert caught.value.reason == "column a holds something that is no integer"
 
 
+def test_a_file_is_closed_when_reading_it_fails(tmp_path: Path) -> None:
+    """The error holds the frames of what raised it: whatever is closed by the garbage collector alone is open here."""
+    write_column(tmp_path / "file.sqlite", ["text"])
+    with open_sqlite(tmp_path / "file.sqlite") as database, pytest.raises(TraceError) as failed:
+        database.integers("t", ("a",))
+    assert [
+        path for path in Path("/proc/self/fd").iterdir() if path.exists() and "file.sqlite" in str(path.readlink())
+    ] == []
+    assert failed.value.path.name == "file.sqlite"
+
+
 @given(st.lists(st.lists(st.sampled_from((1, 2)), max_size=5), max_size=8))
 def test_a_column_grows_as_a_list_does(parts: list[list[int]]) -> None:
     column = GrowingColumn()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,6 +33,7 @@ from ddp_prof.ingest.enrich import (
     report_unresolved_names,
 )
 from ddp_prof.ingest.kernel_categories import KernelClassifier
+from ddp_prof.ingest.nsys.synchronization import find_streams_of_records, read_synchronizations
 from ddp_prof.ingest.sqlite_columns import GrowingColumn, SqliteFile, are_integers, constant, open_sqlite
 from ddp_prof.ingest.string_table import NameTable, NsysStringIds, domain_name_ids, intern_texts
 from ddp_prof.manifest import load_manifest, manifest_path
@@ -45,11 +47,12 @@ from ddp_prof.trace import (
     Overhead,
     Spans,
     Trace,
+    distinct,
     select,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from ddp_prof.manifest import Manifest
@@ -68,6 +71,7 @@ _ACTIVITY_COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "g
 _RANGE_COLUMNS = ("start", "end", "eventType", "globalTid")
 _CALL_COLUMNS = ("start", "globalTid", "correlationId")
 _CALL_DETAILS = ("end", "nameId")
+_MOST_LETTERS = 100
 _UNNAMED = {Kind.COPY: "memcpy", Kind.MEMORY_SET: "memset", Kind.GRAPH: "CUDA graph"}
 
 
@@ -96,6 +100,7 @@ def _load(file: SqliteFile, manifest: Manifest | None, classifier: KernelClassif
         activity_columns = pool.submit(_activity_columns, file)
         range_rows = pool.submit(_range_rows, file)
         call_columns = pool.submit(_call_columns, file, with_launches)
+        synchronizations = pool.submit(read_synchronizations, file)
         launches = pool.submit(_launch_columns, file) if with_launches else None
         has_strings = file.has("StringIds", "id", "value")
         strings = NsysStringIds(file.rows("SELECT id, value FROM StringIds") if has_strings else [])
@@ -108,6 +113,8 @@ def _load(file: SqliteFile, manifest: Manifest | None, classifier: KernelClassif
         activities = _activities(columns, _kernel_names(file, columns, strings, names), names, classifier)
         calls = call_columns.result()
         call_details = _call_details(calls, strings, names) if with_launches else None
+        waits, sync_source, sync_reason = synchronizations.result()
+    gpu_ids = _gpu_ids(file, activities)
     starts = {"activities": activities.start_ns, "ranges": spans.start_ns, "calls": calls["start"]}
     has_start = {table: start_ns != UNKNOWN for table, start_ns in starts.items()}
     trace = Trace(
@@ -118,6 +125,9 @@ def _load(file: SqliteFile, manifest: Manifest | None, classifier: KernelClassif
         activities=select(activities, has_start["activities"]),
         spans=select(spans, has_start["ranges"]),
         calls=select(_calls(calls), has_start["calls"]),
+        synchronizations=waits,
+        sync_source=sync_source,
+        sync_reason=sync_reason,
         call_details=call_details and select(call_details, has_start["calls"]),
         warnings=tuple(about_missing_starts(file.path, has_start)),
         threads=_threads(file, strings),
@@ -125,11 +135,20 @@ def _load(file: SqliteFile, manifest: Manifest | None, classifier: KernelClassif
         overhead=_overhead(file),
         epoch_ns=_session_start(file),
         node=_noted(file, "TARGET_INFO_SYSTEM_ENV", "Hostname"),
+        gpus=_gpus(file, activities, gpu_ids),
+        gpu_ids=gpu_ids,
         manifest=manifest,
     )
     payloads = [partial(add_nccl_metadata, ranges=_nccl_payloads(file, strings))] if has_payloads else []
     steps: list[Callable[[Trace], Trace]] = [refuse_impossible_times, report_unresolved_names]
-    steps += [close_open_ranges, name_ranks, mark_copy_engine_collectives, *payloads, name_operations]
+    steps += [
+        close_open_ranges,
+        find_streams_of_records,
+        name_ranks,
+        mark_copy_engine_collectives,
+        *payloads,
+        name_operations,
+    ]
     if launches:
         steps.append(partial(add_launch_shapes, columns=launches.result()))
     return enrich(trace, steps)
@@ -337,6 +356,40 @@ def _noted(file: SqliteFile, table: str, name: str) -> str | None:
         return None
     found = file.rows(f"SELECT DISTINCT value FROM {table} WHERE name = '{name}'")
     return found[0][0] if len(found) == 1 and isinstance(found[0][0], str) else None
+
+
+def _gpu_ids(file: SqliteFile, activities: Activities) -> dict[tuple[int, int], int]:
+    """The machine's numbers of GPUs by process and CUDA's number, which differs where a process sees some of them."""
+    if file.has("TARGET_INFO_CUDA_DEVICE", "pid", "cudaId", "gpuId"):
+        seen = file.rows(
+            f"SELECT pid, cudaId, gpuId FROM TARGET_INFO_CUDA_DEVICE WHERE {are_integers('pid', 'cudaId', 'gpuId')}"
+        )
+        return {(pid & 0xFFFFFF, device): gpu for pid, device, gpu in seen}
+    only = _gpu_names(file).keys()
+    return dict.fromkeys(_devices(activities), *only) if len(only) == 1 else {}
+
+
+def _gpus(file: SqliteFile, activities: Activities, ids: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], str]:
+    """Names of GPUs by process and CUDA's number."""
+    names = _gpu_names(file)
+    if ids:
+        return {key: names[gpu] for key, gpu in ids.items() if gpu in names}
+    return dict.fromkeys(_devices(activities), *set(names.values())) if len(set(names.values())) == 1 else {}
+
+
+def _gpu_names(file: SqliteFile) -> dict[int, str]:
+    if not file.has("TARGET_INFO_GPU", "id", "name"):
+        return {}
+    return dict(
+        file.rows(
+            f"SELECT id, substr(CAST(name AS TEXT), 1, {_MOST_LETTERS}) FROM TARGET_INFO_GPU "
+            f"WHERE {are_integers('id')} AND name IS NOT NULL"
+        )
+    )
+
+
+def _devices(activities: Activities) -> Iterable[tuple[int, int]]:
+    return product(distinct(activities.process), distinct(activities.device))
 
 
 def _session_start(file: SqliteFile) -> int | None:

@@ -35,6 +35,7 @@ from ddp_prof.ingest.nsys.sqlite_export import (
 )
 from ddp_prof.ingest.parts.blocks import END, Blocks, IndivisibleError, scan_blocks
 from ddp_prof.ingest.sqlite_columns import open_sqlite, require_room
+from ddp_prof.trace import SYNC_IN_PARTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -51,7 +52,7 @@ EVER = 2**62
 _ACTIVITIES = (KERNELS, COPIES, MEMORY_SETS, GRAPHS)
 _SMALL = (
     *("StringIds", "ThreadNames", "META_DATA_EXPORT", "EXPORT_META_DATA", "TARGET_INFO_SESSION_START_TIME"),
-    *("TARGET_INFO_SYSTEM_ENV", *OVERHEADS),
+    *("TARGET_INFO_SYSTEM_ENV", "TARGET_INFO_GPU", "TARGET_INFO_CUDA_DEVICE", *OVERHEADS),
 )
 _RANGES = "eventType IN (59, 60)"
 _NCCL = re.compile("^nccl")
@@ -91,7 +92,8 @@ class Division:
         folder: A folder for the parts, of which there is one at a time.
         load: Reads an export.
         tells_structure: Whether a range of this name tells steps, phases or the like.
-        steps_of: Starts and ends of the steps of all processes, as the ranges of a trace tell them.
+        steps_of: Of the steps of all processes, as the ranges of a trace tell them, when each starts and until when
+            what is launched counts with it.
         part_rows: About so many rows of activities and calls lie in a span.
 
     Raises:
@@ -321,6 +323,7 @@ def divided(
     require_room(file.path, folder, BYTES_A_ROW * part_rows)
 
     def load(part: Path) -> Trace:
-        return load_nsys_sqlite(part, extra_patterns=extra_patterns, run=file.path)
+        trace = load_nsys_sqlite(part, extra_patterns=extra_patterns, run=file.path)
+        return replace(trace, sync_reason=SYNC_IN_PARTS)
 
     return Division(file, folder, load, tells_structure, steps_of, part_rows)

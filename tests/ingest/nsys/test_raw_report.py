@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import pytest
 
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.load import load_trace
+from ddp_prof.ingest.nsys import program
 from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.nsys_factory import write_capture
 
@@ -77,6 +79,36 @@ def test_a_newer_report_names_both_versions(report: Path, tmp_path: Path, monkey
 def test_without_nsys_the_way_out_is_told(report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NSYS", str(tmp_path / "none"))
     with pytest.raises(TraceError, match=r"there is no nsys here to export it.*NSYS=PATH"):
+        load_trace(report)
+
+
+def test_a_name_that_looks_like_an_option_is_a_name(
+    report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = stand_in(tmp_path, monkeypatch)
+    report.rename(report.with_name("--help.nsys-rep"))
+    monkeypatch.chdir(report.parent)
+    assert load_trace(Path("--help.nsys-rep")).source == "nsys-report"
+    (call,) = log.read_text().splitlines()
+    assert call.endswith(f" {report.parent}/--help.nsys-rep")
+    assert "--output /" in call
+
+
+def test_an_nsys_that_hangs_is_ended(report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(tmp_path, monkeypatch, action="exec sleep 60")
+    monkeypatch.setattr(program, "EXPORT_LIMIT_S", 1)
+    with pytest.raises(
+        TraceError, match=r"x\.nsys-rep: nsys 2023\.4\.4\.54 cannot export it \(error: not done after 1 s"
+    ):
+        load_trace(report)
+    assert [path.name for path in report.parent.iterdir()] == ["x.nsys-rep"]
+
+
+def test_an_nsys_that_does_not_answer_is_none(report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(tmp_path, monkeypatch)
+    Path(os.environ["NSYS"]).write_text("#!/bin/sh\nexec sleep 60\n")
+    monkeypatch.setattr(program, "ANSWER_LIMIT_S", 0.5)
+    with pytest.raises(TraceError, match="there is no nsys here to export it"):
         load_trace(report)
 
 

@@ -202,3 +202,68 @@ def test_the_name_of_the_machine_where_the_export_tells_it(tmp_path: Path) -> No
         database.execute("INSERT INTO TARGET_INFO_SYSTEM_ENV VALUES ('Hostname', 'node7'), ('OS', 'Linux')")
         database.commit()
     assert load_trace(path).node == "node7"
+
+
+@pytest.mark.parametrize(
+    ("machine", "seen", "gpu"),
+    [
+        ([(0, "Intel Iris"), (3, "NVIDIA H100")], [(100, 0, 3), (7, 0, 0)], "NVIDIA H100"),
+        ([(0, "NVIDIA A100"), (3, "NVIDIA A100")], None, "NVIDIA A100"),
+        ([(0, "Quadro"), (3, "NVIDIA H100")], None, None),
+        ([(0, "Quadro")], [(100, 0, 9)], None),
+    ],
+    ids=[
+        "a process sees some of the GPUs",
+        "all are of one kind",
+        "which of them is not told",
+        "one that is not listed",
+    ],
+)
+def test_the_name_of_the_gpu_where_the_export_tells_it(
+    tmp_path: Path, machine: list[tuple[int, str]], seen: list[tuple[int, int, int]] | None, gpu: str | None
+) -> None:
+    path = write_capture(tmp_path / "x.sqlite", known_truth(1))
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE TARGET_INFO_GPU (vmId INTEGER, id INTEGER, name TEXT)")
+        database.executemany("INSERT INTO TARGET_INFO_GPU VALUES (1, ?, ?)", machine)
+        if seen is not None:
+            database.execute("CREATE TABLE TARGET_INFO_CUDA_DEVICE (pid INTEGER, cudaId INTEGER, gpuId INTEGER)")
+            database.executemany("INSERT INTO TARGET_INFO_CUDA_DEVICE VALUES (?, ?, ?)", seen)
+        database.commit()
+    assert overlap_of(path).ranks[0].gpu == gpu
+
+
+SHARED = "shared GPU: time-sliced"
+PERHAPS = "processes 100, 101 use a device 0 at one time"
+
+
+@pytest.mark.parametrize(
+    ("machine", "seen", "second", "said"),
+    [
+        ([0], None, 0, SHARED),  # the only GPU of the machine
+        ([0, 1], [(100, 0, 1), (101, 0, 1)], 0, SHARED),
+        ([0, 1], [(100, 0, 1), (101, 0, 0)], 0, None),  # each process sees one GPU, and calls it 0
+        ([0, 1], None, 0, PERHAPS),
+        ([], None, 0, PERHAPS),
+        ([0], None, 50, None),  # one after the other
+    ],
+)
+def test_two_processes_that_compute_on_one_gpu_share_it(
+    tmp_path: Path, machine: list[int], seen: list[tuple[int, int, int]] | None, second: int, said: str | None
+) -> None:
+    kernels = [
+        Kernel("gemm", start, start + 10, launch=start, thread=process, process=process)
+        for process, begin in ((100, 0), (101, second))
+        for start in (begin, begin + 20)
+    ]
+    path = write_capture(tmp_path / "x.sqlite", Capture(kernels=kernels))
+    with closing(sqlite3.connect(path)) as database:
+        if machine:
+            database.execute("CREATE TABLE TARGET_INFO_GPU (id INTEGER, name TEXT)")
+            database.executemany("INSERT INTO TARGET_INFO_GPU VALUES (?, 'NVIDIA A100')", [(one,) for one in machine])
+        if seen is not None:
+            database.execute("CREATE TABLE TARGET_INFO_CUDA_DEVICE (pid INTEGER, cudaId INTEGER, gpuId INTEGER)")
+            database.executemany("INSERT INTO TARGET_INFO_CUDA_DEVICE VALUES (?, ?, ?)", seen)
+        database.commit()
+    warnings = overlap_of(path).warnings
+    assert [text for text in (SHARED, PERHAPS) if any(text in warning for warning in warnings)] == [said] * bool(said)

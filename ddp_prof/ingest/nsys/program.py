@@ -1,0 +1,110 @@
+"""The nsys of this machine: which one is taken, its version, what it can do, the export of a report."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+PLACES = (
+    ".nsys/bin/nsys",
+    "/opt/nvidia/nsight-systems*/*/bin/nsys",
+    "/opt/nvidia/nsight-systems/*/target-linux-*/nsys",
+    "/usr/local/cuda*/bin/nsys",
+    "/usr/lib/nsight-systems/bin/nsys",
+)
+"""Where an nsys may be that is not on PATH; relative to the checkout, where the package lies in one."""
+ANSWER_LIMIT_S = 30
+"""For what it is asked about itself."""
+EXPORT_LIMIT_S = 300
+EXPORT_BYTES_PER_S = 100_000
+"""An export may take the limit and the time for its bytes: a tenth of the speed of a slow machine."""
+
+
+@dataclass(frozen=True)
+class Nsys:
+    """A program of Nsight Systems that runs here; ``version`` is as in 2022.4.2.1."""
+
+    path: str
+    version: str
+
+    def supports(self, command: str, option: str) -> bool:
+        """Whether this version knows an option of ``nsys profile`` or ``nsys export``."""
+        return option in (self._profile_help if command == "profile" else self._export_help)
+
+    @cached_property
+    def _profile_help(self) -> str:
+        return _ask(self.path, "profile", "--help")
+
+    @cached_property
+    def _export_help(self) -> str:
+        return _ask(self.path, "export", "--help")
+
+    def export(self, report: Path, target: Path) -> str:
+        """Export a report to SQLite; returns all that nsys said. ``target`` must be a name that is free.
+
+        Paths are absolute: one that begins with a dash would be an option.
+        """
+        # Sizes of collectives travel in JSON, which newer releases leave out unless told.
+        more = ["--include-json", "true"] if self.supports("export", "--include-json") else []
+        command = [self.path, "export", "--type", "sqlite", "--output", str(target.absolute()), *more]
+        limit_s = EXPORT_LIMIT_S + report.stat().st_size // EXPORT_BYTES_PER_S
+        try:
+            code, said = _run([*command, str(report.absolute())], limit_s)
+        except subprocess.TimeoutExpired:
+            code, said = 1, f"error: not done after {limit_s} s"
+        if code:
+            target.unlink(missing_ok=True)
+        return said
+
+
+def find_nsys(environ: Mapping[str, str] = os.environ) -> Nsys | None:
+    """``$NSYS``, PATH, then the usual places, the newest first; beside the package where that is a checkout."""
+    for candidate in _candidates(environ):
+        if os.access(candidate, os.X_OK) and (version := _version(candidate)):
+            return Nsys(candidate, version)
+    return None
+
+
+def _candidates(environ: Mapping[str, str]) -> Iterator[str]:
+    if chosen := environ.get("NSYS"):
+        yield chosen
+        return
+    if found := shutil.which("nsys"):
+        yield found
+    checkout = Path(__file__).parents[3]
+    for pattern in PLACES:
+        root = Path("/") if pattern.startswith("/") else checkout
+        yield from sorted(map(str, root.glob(pattern.lstrip("/"))), reverse=True)
+
+
+def _version(nsys: str) -> str | None:
+    found = re.search(r"20\d\d(\.\d+)+", _ask(nsys, "--version"))
+    return found.group() if found else None
+
+
+def _ask(nsys: str, *question: str) -> str:
+    """What it answers; nothing where it does not run."""
+    try:
+        return _run([nsys, *question], ANSWER_LIMIT_S)[1]
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _run(command: Sequence[str], limit_s: float) -> tuple[int, str]:
+    """The exit code, and what it said."""
+    done = subprocess.run(  # noqa: S603
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=limit_s,
+        check=False,
+    )
+    return done.returncode, done.stderr + done.stdout

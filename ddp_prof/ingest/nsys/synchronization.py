@@ -1,0 +1,181 @@
+"""Who was made to wait for whom, as Nsight Systems recorded it.
+
+What a row of the synchronization table means depends on the release: the name of the API call tells it, never
+``syncType``. The record that a wait is for is told
+
+- by the table of event records (``--cuda-event-trace=true``): the latest record of the same event by the same process
+  that was called before the wait. Handles of events are reused, so it is not the first;
+- else by ``eventSyncId``, which numbers the records of a process: of a wait for the latest record it exceeds the number
+  of records before the wait by a constant. Where most waits have this constant, and none exceeds it, it holds. The
+  stream of a record is then that of its thread's last launch before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ddp_prof.ingest.sqlite_columns import SqliteFile, constant
+from ddp_prof.table import (
+    NO_TIME,
+    UNKNOWN,
+    Ints,
+    Mask,
+    Sequences,
+    concatenate,
+    distinct,
+    distinct_rows,
+    empty,
+    looked_up,
+    select,
+)
+from ddp_prof.trace import Synchronizations, SyncKind, Trace
+
+EVENTS = "CUPTI_ACTIVITY_KIND_CUDA_EVENT"
+SYNCHRONIZATIONS = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
+CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
+
+_CALL_NAMES = {
+    "EventRecord": SyncKind.RECORD,
+    "StreamWaitEvent": SyncKind.STREAM_WAIT,
+    "EventSynchronize": SyncKind.HOST_WAIT_EVENT,
+    "StreamSynchronize": SyncKind.HOST_WAIT_STREAM,
+    "DeviceSynchronize": SyncKind.HOST_WAIT_DEVICE,
+    "CtxSynchronize": SyncKind.HOST_WAIT_DEVICE,
+    "Memcpy": SyncKind.COPY,
+}
+_COLUMNS = ("correlationId", "globalPid", "deviceId", "streamId", "eventId", "eventSyncId")
+_NO_IDS = (UNKNOWN, 0, 2**32 - 1)
+_LAW_HOLDS = 0.5
+"""Share of a process's waits that must have the constant; torch waits for most events as soon as they are recorded."""
+
+NOT_RECORDED = "no stream waits were recorded"
+NO_EVENTS = "event records were not recorded (nsys profile --cuda-event-trace=true records them)"
+
+
+def read_synchronizations(file: SqliteFile) -> tuple[Synchronizations, str, str | None]:
+    """The calls that make a stream or the host wait; where that is from; and why it is not known, if it is not."""
+    calls = _calls(file)
+    if not len(calls):
+        return calls, "none", NOT_RECORDED
+    noted = file.integers(SYNCHRONIZATIONS, _COLUMNS)
+    row = _join(noted["globalPid"] >> 24 & 0xFFFFFF, noted["correlationId"], calls.process, calls.correlation)
+    calls = replace(calls, device=looked_up(noted["deviceId"], row), stream=looked_up(noted["streamId"], row))
+    is_wait = np.isin(calls.kind, (SyncKind.STREAM_WAIT, SyncKind.HOST_WAIT_EVENT)) & (row != UNKNOWN)
+    if not np.any(is_wait & (calls.kind == SyncKind.STREAM_WAIT)):
+        return calls, "none", NOT_RECORDED
+    events = file.integers(EVENTS, _COLUMNS)
+    if len(events["correlationId"]):
+        return _by_events(calls, is_wait, looked_up(noted["eventId"], row), events), "cuda_events", None
+    awaits = _by_sync_ids(calls, is_wait, looked_up(noted["eventSyncId"], row))
+    if awaits is None:
+        return calls, "none", NO_EVENTS
+    return replace(calls, awaits=awaits), "event_sync_ids", None
+
+
+def _calls(file: SqliteFile) -> Synchronizations:
+    """All calls of interest, in the order of their numbers; their streams and records not known yet."""
+    if not file.has(CALLS, "nameId", "correlationId", "globalTid", "end") or not file.has("StringIds", "id", "value"):
+        return empty(Synchronizations)
+    alike = " OR ".join(f"value GLOB 'cu*{name}*'" for name in _CALL_NAMES)
+    kinds = {
+        number: kind
+        for number, name in file.rows(f"SELECT id, value FROM StringIds WHERE typeof(id) = 'integer' AND ({alike})")
+        for part, kind in _CALL_NAMES.items()
+        if name.startswith((f"cuda{part}", f"cu{part}"))  # cudaStreamWaitEvent_v3020, cuStreamWaitEvent_ptsz
+    }
+    columns = ("start", "end", "globalTid", "correlationId", "nameId")
+    query = f"SELECT {', '.join(columns)} FROM {CALLS} WHERE nameId IN ({', '.join(map(str, kinds))})"
+    batches = (
+        [[file.integers_of(batch, name).copy() for name in columns] for batch in file.query(query)] if kinds else []
+    )
+    if not batches:
+        return empty(Synchronizations)
+    start, end, tid, correlation, name = (np.concatenate(column) for column in zip(*batches, strict=True))
+    numbers = sorted(kinds)
+    unknown = constant(UNKNOWN, len(start))
+    found = Synchronizations(
+        kind=np.array([kinds[number] for number in numbers], np.int64)[np.searchsorted(numbers, name)],
+        start_ns=start,
+        end_ns=np.maximum(start, end),
+        process=tid >> 24 & 0xFFFFFF,
+        thread=tid & 0xFFFFFF,
+        correlation=correlation,
+        device=unknown,
+        stream=unknown,
+        awaits=unknown,
+    )
+    return select(found, np.argsort(correlation, kind="stable"))
+
+
+def _join(process: Ints, correlation: Ints, asked_process: Ints, asked_correlation: Ints) -> Ints:
+    """The row of each process and correlation asked for, ``UNKNOWN`` where there is none."""
+    found = np.full(len(asked_process), UNKNOWN, np.int64)
+    for pid in distinct(asked_process):
+        rows = np.flatnonzero((process == pid) & (correlation != UNKNOWN))
+        asked = np.flatnonzero(asked_process == pid)
+        if len(rows):
+            rows = rows[np.argsort(correlation[rows], kind="stable")]
+            at = np.minimum(np.searchsorted(correlation[rows], asked_correlation[asked]), len(rows) - 1)
+            found[asked] = np.where(correlation[rows[at]] == asked_correlation[asked], rows[at], UNKNOWN)
+    return found
+
+
+def _by_events(calls: Synchronizations, is_wait: Mask, event: Ints, noted: dict[str, Ints]) -> Synchronizations:
+    """The waits, and the records that the event table holds: each wait finds the latest of its event before it."""
+    process, rows = noted["globalPid"] >> 24 & 0xFFFFFF, len(noted["globalPid"])
+    call = _join(calls.process, calls.correlation, process, noted["correlationId"])
+    records = Synchronizations(
+        kind=constant(SyncKind.RECORD, rows),
+        start_ns=looked_up(calls.start_ns, call, NO_TIME),
+        end_ns=looked_up(calls.end_ns, call, NO_TIME),
+        process=process,
+        thread=looked_up(calls.thread, call),
+        correlation=noted["correlationId"],
+        device=noted["deviceId"],
+        stream=noted["streamId"],
+        awaits=constant(UNKNOWN, rows),
+    )
+    is_kept = calls.kind != SyncKind.RECORD
+    waits = select(calls, is_kept)
+    _, handle = distinct_rows(
+        np.concatenate([process, waits.process]), np.concatenate([noted["eventId"], event[is_kept]])
+    )
+    found = Sequences(handle[:rows], records.correlation).last_before(handle[rows:], waits.correlation)
+    return concatenate(records, replace(waits, awaits=np.where(is_wait[is_kept], found, UNKNOWN)))
+
+
+def _by_sync_ids(calls: Synchronizations, is_wait: Mask, sync_id: Ints) -> Ints | None:
+    """The record of each wait by its number; ``None`` where the numbers do not follow the law."""
+    awaits = np.full(len(calls), UNKNOWN, np.int64)
+    for process in distinct(calls.process):
+        records = np.flatnonzero((calls.process == process) & (calls.kind == SyncKind.RECORD))
+        waits = np.flatnonzero((calls.process == process) & is_wait & ~np.isin(sync_id, _NO_IDS))
+        if len(waits):
+            before = np.searchsorted(calls.correlation[records], calls.correlation[waits])
+            beyond = sync_id[waits] - before
+            if np.mean(beyond == beyond.max()) < _LAW_HOLDS:
+                return None
+            number = sync_id[waits] - beyond.max() - 1
+            awaits[waits] = np.where(number >= 0, looked_up(records, number), UNKNOWN)
+    return awaits if np.any(awaits != UNKNOWN) else None
+
+
+def find_streams_of_records(trace: Trace) -> Trace:
+    """The trace with a stream of each record that has none: that of the last launch of its thread before it."""
+    calls, activities = trace.synchronizations, trace.activities
+    records = np.flatnonzero((calls.kind == SyncKind.RECORD) & (calls.stream == UNKNOWN))
+    if trace.sync_source != "event_sync_ids" or not len(records):
+        return trace
+    launched = np.flatnonzero(trace.launching_calls != UNKNOWN)
+    thread = trace.calls.lane[trace.launching_calls[launched]]
+    _, group = distinct_rows(
+        np.concatenate([activities.process[launched], calls.process[records]]),
+        np.concatenate([thread, calls.thread[records]]),
+    )
+    launches = Sequences(group[: len(launched)], activities.correlation[launched])
+    last = looked_up(launched, launches.last_before(group[len(launched) :], calls.correlation[records]))
+    device, stream = calls.device.copy(), calls.stream.copy()
+    device[records], stream[records] = looked_up(activities.device, last), looked_up(activities.lane, last)
+    return replace(trace, synchronizations=replace(calls, device=device, stream=stream))

@@ -1,0 +1,75 @@
+"""Who waited for whom, as torch.profiler writes it with ``enable_cuda_sync_events``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ddp_prof.analyze.core.blocking import RankBlocking
+from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.ingest.load import load_trace
+from tests.ingest.test_kineto_json import event, write
+
+
+def launch(number: int, at: float, name: str = "cudaLaunchKernel") -> str:
+    return event("cuda_runtime", name, str(at), "0.1", correlation=number)
+
+
+def kernel(name: str, number: int, stream: int, start: float, length: float) -> str:
+    return event("kernel", name, str(start), str(length), tid=stream, device=0, stream=stream, correlation=number)
+
+
+def wait(number: int, stream: int, on: int, record: int, **more: Any) -> str:
+    return event(
+        "cuda_sync", "Stream Wait Event", "1", "0.1", tid=stream, cuda_sync_kind="Stream Wait Event", stream=stream,
+        correlation=number, device=0, context=1, wait_on_stream=on, wait_on_cuda_event_record_corr_id=record,
+        wait_on_cuda_event_id=5, **more,
+    )  # fmt: skip
+
+
+def one_bucket(*waits: str) -> list[str]:
+    """stream 7 stands still from 15 to 25 us for the all-reduce on stream 20."""
+    return [
+        *(launch(number, number / 10) for number in (1, 4, 6, 8)),
+        kernel("gradient", 1, 7, 1, 4),
+        kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 4, 20, 5, 20),
+        kernel("other", 6, 7, 5, 10),
+        kernel("copy", 8, 7, 25, 3),
+        *(launch(number, number / 10, "cudaStreamWaitEvent") for number in (3, 7)),
+        *waits,
+    ]
+
+
+def blocking(tmp_path: Path, *waits: str) -> RankBlocking:
+    (rank,) = find_rank_events(load_trace(write(tmp_path / "x.json", one_bucket(*waits))))
+    return rank.blocking
+
+
+def test_waits_name_their_records(tmp_path: Path) -> None:
+    found = blocking(tmp_path, wait(3, 20, 7, 2), wait(7, 7, 20, 5))
+    assert (found.coverage.source, found.coverage.waits, found.coverage.resolved) == ("kineto", 2, 2)
+    assert found.total_ns == 10_000
+
+
+def test_a_wait_without_its_record_leaves_blocking_unknown(tmp_path: Path) -> None:
+    found = blocking(tmp_path, wait(3, 20, 7, 2), wait(7, 7, -1, -1))
+    assert (found.coverage.waits, found.coverage.resolved) == (2, 1)
+    assert found.total_ns is None
+
+
+def test_a_wait_that_is_known_by_its_call_alone_counts_as_unresolved(tmp_path: Path) -> None:
+    found = blocking(tmp_path, wait(3, 20, 7, 2))
+    assert (found.coverage.waits, found.coverage.resolved) == (2, 1)
+    assert found.total_ns is None
+
+
+def test_without_synchronizations_it_says_how_to_record_them(tmp_path: Path) -> None:
+    found = blocking(tmp_path)
+    assert (found.coverage.source, found.coverage.waits, found.total_ns) == ("none", 2, None)
+    assert "enable_cuda_sync_events" in str(found.coverage.reason)
+
+
+def test_ids_that_stay_unresolved_are_said_to_be_those_of_new_cuda(tmp_path: Path) -> None:
+    found = blocking(tmp_path, wait(3, 20, -1, -1), wait(7, 7, -1, -1))
+    assert found.total_ns is None
+    assert "CUDA 12.9" in str(found.coverage.reason)
