@@ -1,14 +1,15 @@
-"""Traces and sets of instants drawn with characters: one character is one nanosecond."""
+"""Traces and sets of instants drawn with characters: one character is one nanosecond, if nothing else is said."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 
 from ddp_prof.analyze.intervals import Intervals, union
-from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind, Overhead, Spans, Table, Trace, empty
+from ddp_prof.trace import UNKNOWN, Activities, CallDetails, Calls, Category, Kind, Overhead, Spans, Table, Trace, empty
 
 PID = 4242
 MAIN = 4242
@@ -44,6 +45,13 @@ def column(values) -> np.ndarray:
     return np.array(list(values), np.int64)
 
 
+def with_details(trace: Trace, length: int = 2) -> Trace:
+    """The same with names and ends of its calls, each of so many nanoseconds."""
+    names = (*trace.names, "cudaLaunchKernel")
+    ends, name_id = trace.calls.start_ns + length, np.full(len(trace.calls), len(trace.names))
+    return replace(trace, names=names, call_details=CallDetails(ends, name_id))
+
+
 def table(kind: type[Table], rows: list[dict[str, int]]) -> Table:
     return kind(**{name: column(row[name] for row in rows) for name in kind.__dataclass_fields__})
 
@@ -57,10 +65,14 @@ def draw_trace(
     ranks: dict[int, int] | None = None,
     world_size: int | None = None,
     path: str = "drawn.sqlite",
+    first_ns: int = 0,
+    character_ns: int = 1,
 ) -> Trace:
     """One process.
 
     Args:
+        first_ns: Time of the first character of each picture.
+        character_ns: What a character lasts.
         ranges: Name and picture; all on the main thread.
         launches: Picture by thread name (``main`` is the main thread): each character, anywhere in any of them, is
             the launch of the activity drawn with it.
@@ -77,6 +89,7 @@ def draw_trace(
     activities, spans, calls, threads = [], [], [], {}
     for stream, picture in (streams or {}).items():
         for character, start, end in runs(picture):
+            start, end = start * character_ns + first_ns, end * character_ns + first_ns
             category = Category.MEMORY if character.isdigit() else Category.COMPUTE
             category = Category.COMMUNICATION if character.isupper() else category
             activities.append(
@@ -98,13 +111,20 @@ def draw_trace(
         threads[PID, lane] = thread
         for character, start, end in runs(picture):
             assert end == start + 1, "a launch is one character"
-            calls.append({"start_ns": start, "process": PID, "lane": lane, "correlation": ord(character)})
+            calls.append(
+                {
+                    "start_ns": start * character_ns + first_ns,
+                    "process": PID,
+                    "lane": lane,
+                    "correlation": ord(character),
+                }
+            )
     for name, picture in ranges.items() if isinstance(ranges, dict) else ranges:
         for _, start, end in runs(picture):
             spans.append(
                 {
-                    "start_ns": start,
-                    "end_ns": end,
+                    "start_ns": start * character_ns + first_ns,
+                    "end_ns": end * character_ns + first_ns,
                     "process": PID,
                     "lane": MAIN,
                     "name_id": name_id(name),

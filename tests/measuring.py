@@ -28,5 +28,11 @@ def collectives_of(*traces: Trace) -> tuple[Collective, ...]:
 
 
 def source_of(title: str, trace: Trace) -> Source:
-    part = TraceEvents(trace, find_rank_events(trace))
-    return timeline_source(title, part, merge_analyses([analyze_trace(*part)]))
+    return sources_of({title: trace})[0]
+
+
+def sources_of(traces: dict[str, Trace]) -> list[Source]:
+    """The traces of one run, by title."""
+    parts = [TraceEvents(trace, find_rank_events(trace)) for trace in traces.values()]
+    analysis = merge_analyses([analyze_trace(*part) for part in parts])
+    return [timeline_source(title, part, analysis) for title, part in zip(traces, parts, strict=True)]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ddp_prof.trace import UNKNOWN
+from ddp_prof.table import UNKNOWN, Brief
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 Row = TypeVar("Row")
 
 
-def known(column: Ints) -> list[Any]:
-    """The column's values, ``None`` for ``UNKNOWN``."""
-    return [None if value == UNKNOWN else value for value in column.tolist()]
+def known(column: Ints, missing: int = UNKNOWN) -> list[Any]:
+    """The column's values, ``None`` for what stands for nothing known: ``NO_TIME`` in a column of times."""
+    return [None if value == missing else value for value in column.tolist()]
 
 
 def rows_of(kind: Callable[..., Row], columns: Mapping[str, Iterable[Any]], **shared: Any) -> list[Row]:
@@ -34,7 +34,7 @@ def rows_of(kind: Callable[..., Row], columns: Mapping[str, Iterable[Any]], **sh
     return [kind(**shared, **dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
 
 
-class Framed:
+class Framed(Brief):
     """A result that is a table, which notebooks show as one."""
 
     __slots__ = ()
@@ -48,14 +48,20 @@ class Framed:
         return html
 
 
-def frame_of(results: Iterable[Any]) -> pd.DataFrame:
-    """A row a result and a column a field; what is nested becomes ``outer_inner``; unknown is ``NA``."""
-    return frame_of_rows([asdict(result) for result in results])
+def frame_of(kind: type, results: Iterable[Any]) -> pd.DataFrame:
+    """A row a result of this kind, a column a field; what is nested becomes ``outer_inner``; unknown is ``NA``."""
+    return frame_of_rows([field.name for field in fields(kind)], [asdict(result) for result in results])
 
 
-def frame_of_rows(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """As :func:`frame_of`, from dictionaries; columns have pandas' own types, in which whole numbers may be unknown."""
+def frame_of_rows(columns: Iterable[str], rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """As :func:`frame_of`, from dictionaries; columns have pandas' own types, in which whole numbers may be unknown.
+
+    Args:
+        columns: Those of a table without rows.
+        rows: The rows.
+    """
     import pandas as pd
 
-    frame: pd.DataFrame = pd.json_normalize(rows, sep="_").convert_dtypes()
-    return frame
+    frame = pd.json_normalize(rows, sep="_") if rows else pd.DataFrame(columns=list(columns))
+    typed: pd.DataFrame = frame.convert_dtypes()
+    return typed

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
-from typing import TYPE_CHECKING
+from types import MappingProxyType
 
-from ddp_prof.analyze.collectives.results import measure_collectives, typical_step
-from ddp_prof.analyze.collectives.straggler import measure_skew
+from ddp_prof.analyze.collectives.results import Collective, RunCollectives, measure_collectives, typical_step
+from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+from ddp_prof.analyze.collectives.straggler import RunSkew, measure_skew
+from ddp_prof.analyze.core.operations import NOTIFY
+from ddp_prof.manifest import Manifest
 from ddp_prof.range_names import BACKWARD, FORWARD
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ddp_prof.analyze.collectives.results import Collective, RunCollectives
-    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
-    from ddp_prof.analyze.collectives.straggler import RunSkew
-    from ddp_prof.manifest import Manifest
-
+from ddp_prof.trace import UNKNOWN
 
 REDUCTIONS = (None, "all_reduce", "reduce_scatter")
 """Operations that gradients may be reduced by; ``None`` where the trace does not tell the operation."""
@@ -47,13 +43,15 @@ class RootCause:
         last_bucket: The largest number of a bucket with its operation.
         index: Position in the step.
         is_last: Whether it is the step's last collective of its operation.
-        follows_own_bucket: Whether its bucket had another one of its operation before it, as PowerSGD's second message.
+        follows_own_bucket: Whether its bucket had another one of its operation before it, as what came late.
         has_launch: Whether the trace holds its launch, by which its phase is told.
-        carries_gradients: Whether it may be taken for a reduction of gradients; see :func:`_carries_gradients`.
+        carries_gradients: Whether it may be taken for a reduction of gradients; see :func:`carries_gradients`.
         collective_ns: Its part.
         bytes: Its size.
         parameters: Names of its parameters, in the model's order; empty where not known.
+        knows_late: Whether the clocks of the ranks tell who is late, where one waits.
         lead_ns: By how much it starts before backward's compute ends; negative after it; ``None`` if not known.
+        step_ns: Summed length of the step over the ranks; ``None`` where it is not known.
     """
 
     step: int | None
@@ -80,7 +78,9 @@ class RootCause:
     parameters: tuple[str, ...]
     lead_ns: int | None
     carries_gradients: bool = True
+    knows_late: bool = True
     has_launch: bool = True
+    step_ns: int | None = None
 
 
 @dataclass(frozen=True)
@@ -100,11 +100,30 @@ class RunExplanation:
 def explain_run(run: RunAnalysis) -> RunExplanation:
     """Measure the collectives and the skew of a run."""
     collectives = measure_collectives(run)
-    root_cause = find_root_cause(collectives.collectives, run.manifest)
-    return RunExplanation(run, collectives, measure_skew(run), root_cause)
+    skew = measure_skew(run)
+    knows_late = skew.reason is None
+    root_cause = find_root_cause(
+        collectives.collectives, run.manifest, knows_late=knows_late, step_lengths=_step_lengths(run)
+    )
+    return RunExplanation(run, collectives, skew, root_cause)
 
 
-def find_root_cause(collectives: Sequence[Collective], manifest: Manifest | None = None) -> RootCause | None:
+def _step_lengths(run: RunAnalysis) -> dict[int, int]:
+    """The length of each step by its key, summed over the ranks; of which it is known on all that have it."""
+    lengths: dict[int, list[int]] = {}
+    for rank in run.ranks:
+        for key, length_ns in zip(rank.keys_of_steps.tolist(), rank.times.length_ns.tolist(), strict=False):
+            lengths.setdefault(key, []).append(length_ns)
+    return {key: sum(of_ranks) for key, of_ranks in lengths.items() if UNKNOWN not in of_ranks}
+
+
+def find_root_cause(
+    collectives: Sequence[Collective],
+    manifest: Manifest | None = None,
+    *,
+    knows_late: bool = True,
+    step_lengths: Mapping[int, int] = MappingProxyType({}),
+) -> RootCause | None:
     """The main finding, ``None`` where nothing is exposed."""
     by_step: dict[int | None, list[Collective]] = {}
     for collective in collectives:
@@ -118,9 +137,9 @@ def find_root_cause(collectives: Sequence[Collective], manifest: Manifest | None
         for part in collective.exposed_by:
             pairs[part.when, part.why] += part.ns
     when, why = max(pairs, key=pairs.__getitem__, default=("unknown", "transfer"))
-    return _describe(
-        by_step[typical], (when, why), pairs[when, why], total, max(1, len(by_step.keys() - {None})), manifest
-    )
+    steps = max(1, len(by_step.keys() - {None}))
+    cause = _describe(by_step[typical], (when, why), pairs[when, why], total, steps, manifest)
+    return replace(cause, knows_late=knows_late, step_ns=None if typical is None else step_lengths.get(typical))
 
 
 def _describe(
@@ -137,7 +156,11 @@ def _describe(
     (culprit, culprit_ns), *_ = parts.most_common(1)
     own = [collective for collective in step if _identity(collective) == culprit]
     # Ranks may differ in how many they have: what is counted, is counted on one rank, where the parts fit the whole.
-    mine = [collective for collective in step if collective.step_identity == own[0].step_identity]
+    mine = [
+        collective
+        for collective in step
+        if collective.step_identity == own[0].step_identity and (collective.op != NOTIFY or own[0].op == NOTIFY)
+    ]
     same = [collective for collective in step if collective.op == own[0].op]
     last = {collective.step_identity: collective.index for collective in sorted(same, key=lambda one: one.index)}
     leads = [lead for collective in own if (lead := collective.before_backward_end_ns) is not None]
@@ -165,12 +188,12 @@ def _describe(
         bytes=own[0].bytes,
         parameters=_parameters(manifest, culprit[0]),
         lead_ns=round(median(leads)) if leads else None,
-        carries_gradients=_carries_gradients(own[0], mine),
+        carries_gradients=carries_gradients(own[0], mine),
         has_launch=own[0].launch_ns is not None,
     )
 
 
-def _carries_gradients(collective: Collective, of_step: Sequence[Collective]) -> bool:
+def carries_gradients(collective: Collective, of_step: Sequence[Collective]) -> bool:
     """Whether a collective reduces gradients, which buckets and hooks are about, among those of its rank's step.
 
     A bucket of ours does. Of others, a reduction that backward launched; or one that was launched after it, where

@@ -37,11 +37,13 @@ class StepMedian:
     half_width: float | None
 
 
-def median_of_steps(values: Sequence[float], steps: int) -> StepMedian | None:
-    """The median of values of so many steps, some ranks each; ``None`` without values."""
+def median_of_steps(ranks: Sequence[Sequence[float]]) -> StepMedian | None:
+    """The median of a figure of the steps of each rank, over all of them; ``None`` without values."""
+    values = [value for of_rank in ranks for value in of_rank]
     if not values:
         return None
     low, median, high = np.percentile(values, [25, 50, 75]).tolist()
+    steps = min(len(of_rank) for of_rank in ranks if of_rank)
     return StepMedian(median, NOTCH * (high - low) / steps**0.5 if steps >= LEAST_STEPS else None)
 
 

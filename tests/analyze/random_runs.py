@@ -1,15 +1,19 @@
 """Whole runs drawn by Hypothesis: several ranks in one or more files, and much that makes real captures awkward.
 
-Ranks of a run share a plan (how many steps, how they are named, how many collectives each launches), and differ in all
-times. Drawn are: several devices and files, repeated and missing step numbers, steps that hold others or are open or on
-two threads, phases that are missing, unnamed autograd threads, kernels without a call, without a name or within a
-graph, collectives on the stream of compute or launched outside of steps, one stalled collective, gloo on the CPU and
-gloo with CUDA tensors.
+Ranks of a run share a plan (how many steps, how they are named, how many collectives each launches). They differ in all
+times, or keep one pace: their collectives end together, on the streams of two communicators, which each rank launches
+in an order of its own; in some steps one rank is late, in the others none is. Drawn are: hosts that run ahead of their
+device, streams that idle before a start, times before the clock's 0, captures without steps, several devices and files,
+files that tell UTC, repeated and missing step numbers, steps that hold others or are open or on two threads, numbers of
+calls that come again, graphs and groups (many things launched by one call), phases that are missing, unnamed autograd
+threads, kernels without a call, without a name or within a graph recorded whole, collectives on the stream of compute
+or launched outside of steps, one stalled collective, gloo on the CPU and gloo with CUDA tensors.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import itertools
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hypothesis import strategies as st
@@ -31,7 +35,12 @@ class Plan:
         numbers: Of the steps; ``None`` for a capture without steps.
         collectives: Of each step.
         phases: Those that ranges name.
+        warmup: Position of the step that is marked as warm-up, ``None`` for none.
         stalled: Step of which a collective stalls, ``None`` for none.
+        has_graph: Whether each step launches a graph by node, or a group of collectives: many things by one call.
+        rounds: Steps, or what would be steps where the capture has none.
+        pace: Of ranks that keep one, the length of a step, then begin and end of each collective in it, from there on.
+        late: Rank that is late in two of three steps of these, ``None`` for none.
     """
 
     numbers: tuple[int, ...] | None
@@ -42,26 +51,46 @@ class Plan:
     has_named_autograd: bool
     has_nested: bool
     has_open: bool
-    has_warmup: bool
+    warmup: int | None
     stalled: int | None
+    has_graph: bool
+    rounds: int
+    pace: tuple[int, tuple[tuple[int, int], ...]] | None
+    late: int | None
 
 
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
-    count = draw(st.integers(0, 4))
+    pace = draw(st.one_of(st.none(), paces()))
+    count = draw(st.sampled_from([0, 0, 1, 2, 3, 4 if pace is None else 10]))
     numbers = tuple(draw(st.sampled_from([range(count), range(7, 7 + count), [n % 2 for n in range(count)]])))
     return Plan(
         numbers=numbers or None,
         is_ours=draw(st.booleans()),
-        collectives=tuple(draw(st.lists(st.integers(0, 4), min_size=5, max_size=5))),
+        collectives=tuple(draw(st.lists(st.integers(0, 4), min_size=5, max_size=5))) * 2,
         phases=tuple(phase for phase in PHASES if draw(st.integers(0, 4))),
         device=draw(st.sampled_from(["cuda", "cuda", "cuda", "gloo", "gloo with cuda"])),
         has_named_autograd=draw(st.booleans()),
         has_nested=draw(st.integers(0, 4)) == 0,
         has_open=draw(st.integers(0, 4)) == 0,
-        has_warmup=draw(st.integers(0, 4)) == 0,
+        warmup=draw(st.sampled_from([None] * 8 + [0, 1])),
         stalled=draw(st.sampled_from([None, None, 0, count // 2])),
+        has_graph=draw(st.integers(0, 4)) == 0,
+        rounds=count or draw(st.integers(1, 4)),
+        pace=pace,
+        late=draw(st.sampled_from([None, 0, 1, 1])),
     )
+
+
+@st.composite
+def paces(draw: st.DrawFn) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """Two collectives of each of two streams, one after the other."""
+    times: list[tuple[int, int]] = []
+    for bucket in range(4):
+        earliest = times[bucket - 2][1] if bucket > 1 else 0
+        begin = earliest + draw(st.integers(2, 6))
+        times.append((begin, begin + draw(st.integers(4, 9))))
+    return max(end for _, end in times) + draw(small(4)), tuple(times)
 
 
 @dataclass
@@ -74,6 +103,8 @@ class _File:
     calls: list[dict[str, int]] = field(default_factory=list)
     threads: dict[tuple[int, int], str] = field(default_factory=dict)
     ranks: dict[int, int] = field(default_factory=dict)
+    numbers: int = 10**6
+    launched: int = 0
 
     def name_id(self, name: str) -> int:
         if name not in self.names:
@@ -86,20 +117,27 @@ class _File:
             "domain_id": UNKNOWN, "is_start_end": 0, "is_open": int(is_open),
         })  # fmt: skip
 
+    def say_all_reduce(self, process: int, bucket: int, start: int, end: int) -> None:
+        """No two of a process begin at one instant."""
+        begun = {span["start_ns"] for span in self.spans if span["process"] == process and span["lane"] == AUTOGRAD}
+        start = next(time for time in itertools.count(start) if time not in begun)
+        self.say(process, f"all_reduce|bucket={bucket}|bytes=8|params=1", start, max(start + 1, end), AUTOGRAD)
+
     def launch(
         self, process: int, thread: int | None, at: int, start: int, length: int, stream: int, category: Category,
-        device: int,
+        device: int, *, by_last_call: bool = False,
     ) -> None:  # fmt: skip
-        """An activity and, with a thread, the call that launched it."""
+        """An activity and, with a thread, the call that launched it, of a number that comes again after some calls."""
         kind = {Category.MEMORY: Kind.COPY, Category.OTHER: Kind.GRAPH}.get(category, Kind.KERNEL)
         name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)" if category == Category.COMMUNICATION else category.name
-        correlation = len(self.activities) + 100
+        self.launched += not by_last_call
+        correlation = 100 + self.launched % self.numbers
         self.activities.append({
             "start_ns": start, "end_ns": start + length, "process": process, "device": device, "lane": stream,
             "name_id": UNKNOWN if category == Category.UNKNOWN else self.name_id(name), "kind": kind,
             "category": category, "correlation": correlation, "bytes": UNKNOWN,
         })  # fmt: skip
-        if thread is not None:
+        if thread is not None and not by_last_call:
             self.calls.append({"start_ns": at, "process": process, "lane": thread, "correlation": correlation})
 
     def trace(self, path: str, world_size: int) -> Trace:
@@ -123,7 +161,7 @@ COMPUTES = st.lists(
 """In a step: when launched, by whom, how much later it starts, how long it lasts, on which stream."""
 
 COLLECTIVE = st.tuples(
-    small(16), st.sampled_from([MAIN, *[AUTOGRAD] * 4]), small(6), small(10),
+    small(16), st.sampled_from([MAIN, *[AUTOGRAD] * 4]), st.one_of(small(6), small(6), small(24)), small(10),
     st.sampled_from([COMM_STREAM] * 5 + [COMM_STREAM + 1, COMPUTE_STREAM]),
 )  # fmt: skip
 RARE = st.lists(
@@ -137,34 +175,47 @@ def runs(draw: st.DrawFn) -> tuple[Trace, ...]:
     """The traces of one run, a few hundred nanoseconds each."""
     plan = draw(plans())
     ranks, one_file, devices = draw(st.integers(1, 3)), draw(st.booleans()), draw(st.sampled_from([1, 1, 1, 2]))
-    files = [_File()] if one_file else [_File() for _ in range(ranks)]
-    for rank in range(ranks):
-        file, clock = files[0 if one_file else rank], 0 if one_file else draw(small(30))
+    first = draw(st.sampled_from([0, 0, -40, -1000]))
+    numbers = draw(st.sampled_from([10**6, 10**6, 10**6, 12, 5]))
+    files = [_File(numbers=numbers) for _ in range(1 if one_file else ranks)]
+    clocks = [first if one_file else first + draw(small(30)) for _ in range(ranks)]
+    for rank, clock in enumerate(clocks):
+        file = files[0 if one_file else rank]
         _draw_rank(draw, file, plan, rank, clock, devices)
         if draw(st.integers(0, 19)) == 0:
-            file.launch(100 + rank, MAIN, 20, 22, 3, COMPUTE_STREAM, Category.UNKNOWN, 0)
-    return tuple(file.trace(f"rank{index}.sqlite", ranks) for index, file in enumerate(files))
+            file.launch(100 + rank, MAIN, first + 20, first + 22, 3, COMPUTE_STREAM, Category.UNKNOWN, 0)
+    told = tuple(file.trace(f"rank{index}.sqlite", ranks) for index, file in enumerate(files))
+    if draw(st.booleans()):  # UTC, nearly
+        return tuple(
+            replace(trace, epoch_ns=10_000 - clock + draw(small(2))) for trace, clock in zip(told, clocks, strict=False)
+        )
+    return told
 
 
 def _draw_rank(draw: st.DrawFn, file: _File, plan: Plan, rank: int, clock: int, devices: int) -> None:
-    process, time = 100 + rank, 20 + clock
+    process, time, ahead = 100 + rank, 20 + clock, draw(st.sampled_from([0, 0, 8, 40]))
     file.ranks[process] = rank
     backend = {"cuda": "nccl"}.get(plan.device, "gloo")
-    file.say(process, f"process|rank={rank}|world=3|variant=overlap|backend={backend}|device=x", 0, 600)
+    file.say(process, f"process|rank={rank}|world=3|variant=overlap|backend={backend}|device=x", clock, clock + 600)
     file.threads[process, MAIN] = "python"
     if plan.has_named_autograd:
         file.threads[process, AUTOGRAD] = "pt_autograd_0"
-    for index in range(max(1, len(plan.numbers or ()))):
-        length = draw(st.integers(12, 20))
+    for index in range(plan.rounds):
+        length = plan.pace[0] if plan.pace else draw(st.integers(12, 20))
         if plan.numbers is not None:
             _say_step(draw, file, process, plan, index, time, length)
         _say_phases(draw, file, process, plan, time, length)
         if plan.device != "gloo":
-            _draw_work(draw, file, process, time, devices)
-        _draw_collectives(draw, file, process, plan, index, time, devices)
-        time += length + draw(small(4))
+            _draw_work(draw, file, process, time, ahead, devices)
+        if plan.pace:
+            _draw_paced(draw, file, process, plan, index, time, rank, devices)
+        else:
+            _draw_collectives(draw, file, process, plan, index, time, ahead, devices)
+        if plan.has_graph and plan.device == "cuda":
+            _draw_graph(draw, file, process, time, ahead)
+        time += length + (2 if plan.pace else draw(small(4)))
     if plan.has_open and plan.numbers is not None:
-        file.say(process, _step_name(plan, 9), time, 600, is_open=True)
+        file.say(process, _step_name(plan, 9), time, clock + 600, is_open=True)
 
 
 def _step_name(plan: Plan, number: int) -> str:
@@ -172,7 +223,7 @@ def _step_name(plan: Plan, number: int) -> str:
 
 
 def _say_step(draw: st.DrawFn, file: _File, process: int, plan: Plan, index: int, time: int, length: int) -> None:
-    warmup = "|warmup=1" if plan.has_warmup and plan.is_ours and index == 0 else ""
+    warmup = "|warmup=1" if plan.warmup == index and plan.is_ours else ""
     file.say(process, _step_name(plan, plan.numbers[index]) + warmup, time, time + length)
     if plan.has_nested and index == 0:
         before, after = draw(small(1)), draw(small(1))
@@ -191,24 +242,49 @@ def _say_phases(draw: st.DrawFn, file: _File, process: int, plan: Plan, time: in
             file.say(process, phase, time + start, time + end, AUTOGRAD if in_hook else MAIN)
 
 
-def _draw_work(draw: st.DrawFn, file: _File, process: int, time: int, devices: int) -> None:
+def _draw_work(draw: st.DrawFn, file: _File, process: int, time: int, ahead: int, devices: int) -> None:
     for at, thread, delay, length, stream in draw(COMPUTES):
-        device = at % devices
-        file.launch(process, thread, time + at, time + at + delay, length, stream, Category.COMPUTE, device)
+        device, start = at % devices, time + at + delay + ahead
+        file.launch(process, thread, time + at, start, length, stream, Category.COMPUTE, device)
     for at, delay, length, category in draw(RARE):
-        file.launch(process, MAIN, time + at, time + at + delay, length, SECOND_STREAM, category, 0)
+        file.launch(process, MAIN, time + at, time + at + delay + ahead, length, SECOND_STREAM, category, 0)
+
+
+def _draw_graph(draw: st.DrawFn, file: _File, process: int, time: int, ahead: int) -> None:
+    """One call, and what it launches: compute, two collectives, compute."""
+    thread, at = draw(st.sampled_from([MAIN, AUTOGRAD])), time + draw(small(12))
+    start = at + ahead
+    categories = (Category.COMPUTE, Category.COMMUNICATION, Category.COMMUNICATION, Category.COMPUTE)
+    for number, category in enumerate(categories):
+        start += draw(small(4))
+        stream = COMPUTE_STREAM if category == Category.COMPUTE else COMM_STREAM
+        file.launch(process, thread, at, start, draw(small(6)), stream, category, 0, by_last_call=number > 0)
+
+
+def _draw_paced(
+    draw: st.DrawFn, file: _File, process: int, plan: Plan, index: int, time: int, rank: int, devices: int
+) -> None:
+    """Those of even number are one communicator's, the others another's; a rank may have its streams exchanged."""
+    exchanged, is_late = draw(st.integers(0, 5)) == 0, plan.late == rank and index % 3 != 0
+    for bucket, (begin, end) in list(enumerate(plan.pace[1]))[: plan.collectives[index]]:
+        at = time + begin - draw(st.integers(0, 2))
+        start, stop = time + (end - 2 if is_late else begin), time + end + draw(st.sampled_from([0, 0, 0, 1]))
+        if plan.device == "cuda":
+            stream = COMM_STREAM + (bucket + exchanged) % 2
+            file.launch(process, AUTOGRAD, at, start, stop - start, stream, Category.COMMUNICATION, bucket % devices)
+        else:
+            file.say_all_reduce(process, bucket, start, stop)
 
 
 def _draw_collectives(
-    draw: st.DrawFn, file: _File, process: int, plan: Plan, index: int, time: int, devices: int
+    draw: st.DrawFn, file: _File, process: int, plan: Plan, index: int, time: int, ahead: int, devices: int
 ) -> None:
     count = plan.collectives[index] - (draw(st.integers(0, 9)) == 0)  # now and then ranks disagree
     for bucket in range(count):
         at, thread, delay, length, stream = draw(COLLECTIVE)
         length += STALL_NS if plan.stalled == index and bucket == 0 else 0
         if plan.device == "cuda":
-            device = bucket % devices
-            file.launch(process, thread, time + at, time + at + delay, length, stream, Category.COMMUNICATION, device)
+            device, start = bucket % devices, time + at + delay + ahead
+            file.launch(process, thread, time + at, start, length, stream, Category.COMMUNICATION, device)
         elif length:
-            name = f"all_reduce|bucket={bucket}|bytes=8|params=1"
-            file.say(process, name, time + at, time + at + length, AUTOGRAD)
+            file.say_all_reduce(process, bucket, time + at, time + at + length)

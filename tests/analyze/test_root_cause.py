@@ -7,12 +7,12 @@ from dataclasses import replace
 from hypothesis import HealthCheck, given, settings
 
 from ddp_prof.analyze.collectives.results import typical_step
-from ddp_prof.analyze.root_cause import RootCause, find_root_cause
+from ddp_prof.analyze.root_cause import RootCause, explain_run, find_root_cause
 from ddp_prof.present.headlines import root_cause_headline
 from ddp_prof.trace import Trace
 from tests.analyze.random_runs import runs
 from tests.drawing import PID, draw_trace
-from tests.measuring import collectives_of
+from tests.measuring import analysis_of, collectives_of
 
 PHASES = {
     "backward": "######......######......######..............",
@@ -73,6 +73,41 @@ def test_of_five_collectives_one_is_launched_after_backward() -> None:
     assert (cause.alike_a_step, cause.collectives_a_step) == (1, 3)
 
 
+def test_the_only_collective_of_a_step_is_queued_behind_no_other() -> None:
+    """The host is 17 ms ahead, so the all-reduce of the step before runs after the launch; all waits for b."""
+    trace = draw_trace(
+        ranges={"step 0": "##", "step 1": "..##", "step 2": "....##"},
+        launches={"main": "aMbNcO"},
+        streams={
+            7: "..aaaaaaaa.....bbbbbbbb.....cccccccc......",
+            9: "..........MMMM.........NNNN.........OOOO..",
+        },
+        character_ns=1_000_000,
+    )
+    cause = cause_of(trace)
+    assert (cause.why, cause.pair_ns) == ("late_input", cause.exposed_ns)
+    assert "queued" not in root_cause_headline(cause).text
+
+
+def test_the_length_of_the_typical_step_is_known_over_all_ranks() -> None:
+    ranks = [
+        draw_trace(
+            ranges=PHASES,
+            launches={"pt_autograd_0": "aM..........bN..........eO"},
+            streams={
+                7: ".aa..........bb..........ee.................",
+                9: "...MMM........NN...........OOOO.............",
+            },
+            ranks={PID: rank},
+            path=f"rank{rank}",
+        )
+        for rank in range(2)
+    ]
+    cause = explain_run(analysis_of(*ranks)).root_cause
+    assert cause is not None
+    assert (cause.step, cause.step_ns) == (0, 2 * 11)
+
+
 def test_without_launches_nothing_is_said_to_be_between_phases() -> None:
     """The capture was trimmed: steps are there, and no call that tells what belongs to them."""
     trace = draw_trace(ranges={"step 0": "#" * 12, "backward": "####"}, streams={7: ".aa.......", 9: "..NNNN...."})
@@ -83,7 +118,7 @@ def test_without_launches_nothing_is_said_to_be_between_phases() -> None:
 
 
 def test_the_second_message_of_a_bucket_is_told_from_the_first() -> None:
-    """Of PowerSGD: it needs what the first brings, so a hook could not have launched it sooner."""
+    """Of what came late: it is reduced after the first, so a hook could not have launched it sooner."""
     ranges = {
         "process|rank=0|world=2": "#" * 24,
         "step|index=0": "#" * 24,
@@ -91,7 +126,7 @@ def test_the_second_message_of_a_bucket_is_told_from_the_first() -> None:
         "synchronize": ".........##########",
         "all_reduce|bucket=0|bytes=8|params=1": "....#####",
         "all_reduce|bucket=1|bytes=8|params=1": ".......####",
-        "all_reduce|bucket=1|bytes=4|params=1|part=2": "...........######",
+        "all_reduce|bucket=1|bytes=4|params=1|late=1": "...........######",
     }
     cause = find_root_cause(collectives_of(draw_trace(ranges=ranges, ranks={PID: 0})))
     assert cause is not None

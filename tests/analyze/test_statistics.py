@@ -14,22 +14,22 @@ VALUES = st.lists(st.integers(0, 10_000), min_size=3, max_size=40)
 
 def test_the_notch_of_eleven_steps() -> None:
     """0 to 10: the quartiles are 2.5 and 7.5."""
-    found = median_of_steps(list(range(11)), 11)
+    found = median_of_steps([range(11)])
     assert found is not None
     assert (found.value, found.half_width) == (5, pytest.approx(1.57 * 5 / 11**0.5))
 
 
 def test_two_steps_tell_no_scatter_and_none_no_median() -> None:
-    found = median_of_steps([4, 8], 2)
+    found = median_of_steps([[4, 8]])
     assert found is not None
     assert (found.value, found.half_width) == (6, None)
-    assert median_of_steps([], 0) is None
+    assert median_of_steps([[]]) is None
 
 
 @given(VALUES, st.integers(1, 9), st.integers(0, 1_000))
 def test_another_unit_and_another_zero_change_nothing_else(values: list[int], unit: int, zero: int) -> None:
-    plain = median_of_steps(values, len(values))
-    moved = median_of_steps([unit * value + zero for value in values], len(values))
+    plain = median_of_steps([values])
+    moved = median_of_steps([[unit * value + zero for value in values]])
     assert plain is not None
     assert moved is not None
     assert moved.value == pytest.approx(unit * plain.value + zero)
@@ -39,8 +39,8 @@ def test_another_unit_and_another_zero_change_nothing_else(values: list[int], un
 @given(VALUES, st.integers(2, 4))
 def test_ranks_of_a_step_that_wait_for_one_another_count_once(values: list[int], ranks: int) -> None:
     """Each value once more for each rank: no more is known than of one rank."""
-    one = median_of_steps(sorted(values), len(values))
-    many = median_of_steps(sorted(values * ranks), len(values))
+    one = median_of_steps([values])
+    many = median_of_steps([values] * ranks)
     assert one is not None
     assert many is not None
     quartiles = np.subtract(*np.percentile(values * ranks, [75, 25]))

@@ -7,7 +7,7 @@ intervals, no arrays, no searches. An instant is a whole number of nanoseconds, 
 from tests.oracle.exposure import explain, is_blocking, ready_at
 from tests.oracle.ranks import Rank, ranks_of
 from tests.oracle.several_ranks import PARTS, budget, skew_figures
-from tests.oracle.steps import rank_figures, step_figures
+from tests.oracle.steps import length_figures, rank_figures, runs_ahead, step_figures
 
 __all__ = [
     "PARTS",
@@ -15,9 +15,11 @@ __all__ = [
     "budget",
     "explain",
     "is_blocking",
+    "length_figures",
     "rank_figures",
     "ranks_of",
     "ready_at",
+    "runs_ahead",
     "skew_figures",
     "step_figures",
 ]

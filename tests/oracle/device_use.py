@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import groupby
 
 from ddp_prof.trace import Category, Trace
 from tests.oracle.ranks import Rank, Step
@@ -31,6 +32,14 @@ def idle_causes(rank: Rank, trace: Trace, phases: dict[str, list[tuple[int, int]
     return found
 
 
+def inferred_backward(rank: Rank) -> list[tuple[int, int]]:
+    """From the first launch of backward to the last before one of another phase or step; only of steps."""
+    known = [e for e in rank.events if None not in (e.launch, e.phase, e.step)] if rank.has_steps else []
+    runs = groupby(sorted(known, key=lambda e: e.launch), key=lambda e: (e.phase == "backward", id(e.step)))
+    launches = [[e.launch for e in run] for (is_backward, _), run in runs if is_backward]
+    return [(run[0], run[-1]) for run in launches]
+
+
 def _window(rank: Rank, step: Step) -> set[int]:
     own = [e for e in rank.events if e.step is step]
     edges = [edge for e in own for edge in (e.start, e.end)]
@@ -52,7 +61,7 @@ def _cause(rank: Rank, instant: int, trace: Trace, phases: dict[str, list[tuple[
             return "unknown"
         if min(launches) <= instant:
             return "launched, not begun"
-    for phase in HOST:
+    for phase in (*HOST, "inferred"):
         if any(start <= instant < end for start, end in phases.get(phase, [])):
-            return f"host in {phase}"
+            return f"host in {phase.replace('inferred', 'backward')}"
     return "host outside of named phases"

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 
 from ddp_prof.trace import Category
-from tests.oracle.ranks import Event, Rank, united
+from tests.oracle.ranks import LONG_AGO, Event, Rank, united
 from tests.oracle.several_ranks import match
 
-BLOCKING_CALL, PEER_WAIT, LAUNCHED_LATE, QUEUED, TRANSFER = (
-    "blocking_call", "peer_wait", "launched_late", "queued", "transfer",
+BLOCKING_CALL, PEER_WAIT, LAUNCHED_LATE, QUEUED, LATE_INPUT, TRANSFER = (
+    "blocking_call", "peer_wait", "launched_late", "queued", "late_input", "transfer",
 )  # fmt: skip
+BACK_TO_BACK = 2
+"""Instants that a stream may stand idle within a queue."""
 
 
 def ready_at(rank: Rank, collective: Event) -> int | None:
@@ -27,9 +29,11 @@ def ready_at(rank: Rank, collective: Event) -> int | None:
     if collective.phase not in ("backward", "synchronize") and not follows:
         return None
     gradients = [e for e in rank.backward() if e.thread == collective.thread] or rank.backward()
-    before = [e for e in gradients if (-1 if e.launch is None else e.launch) <= collective.launch]
-    last = max(enumerate(before), key=lambda found: (_or(found[1].launch, -1), found[0]), default=None)
-    if last is None or last[1].step is not collective.step or _or(last[1].launch, -1) == collective.launch:
+    before = [e for e in gradients if _or(e.launch, LONG_AGO) <= collective.launch]
+    last = max(
+        enumerate(before), key=lambda found: (_or(found[1].launch, LONG_AGO), found[1].end, found[0]), default=None
+    )
+    if last is None or last[1].step is not collective.step or last[1].launch == collective.launch:
         return None
     return last[1].end if last[1].end <= collective.start else None
 
@@ -47,8 +51,10 @@ def compute_stream(rank: Rank) -> int | None:
 
 
 def is_after_backward(rank: Rank, collective: Event) -> bool:
-    last = max((_or(e.launch, -1) for e in rank.backward(collective.step)), default=-1) if collective.step else -1
-    return collective.phase != "backward" and last >= 0 and _or(collective.launch, -1) > last
+    launches = [e.launch for e in rank.backward(collective.step) if e.launch is not None] if collective.step else []
+    if not launches or collective.launch is None:
+        return False
+    return collective.phase != "backward" and collective.launch > max(launches)
 
 
 def is_blocking(rank: Rank, collective: Event) -> bool:
@@ -57,9 +63,9 @@ def is_blocking(rank: Rank, collective: Event) -> bool:
     return collective.phase == "synchronize" or is_after_backward(rank, collective) or on_stream
 
 
-def explain(ranks: list[Rank]) -> None:
+def explain(ranks: list[Rank], apart: int = 1_000_000) -> None:
     """Note on each collective what of it is overlapped, exposed when and why, and waited."""
-    match(ranks)
+    match(ranks, apart)
     for rank in ranks:
         compute = rank.instants(Category.COMPUTE)
         every = rank.collectives()
@@ -79,7 +85,7 @@ def _note(rank: Rank, owner: Event, time: int, every: list[Event]) -> None:
     waits = time < owner.start + _or(owner.wait, 0)
     owner.exposed[when, why_of(rank, owner, time, every)] += 1
     owner.exposed_wait += waits
-    owner.tail_wait += waits and when == "tail"
+    rank.at.setdefault(time, []).append((waits, when == "tail"))
 
 
 def why_of(rank: Rank, owner: Event, time: int, every: list[Event]) -> str:
@@ -93,9 +99,41 @@ def why_of(rank: Rank, owner: Event, time: int, every: list[Event]) -> str:
     late = max(0, min(launched, owner.start) - ready)
     if time >= owner.end - late:
         return LAUNCHED_LATE
-    same_stream = [e for e in every if owner.stream is not None and e.stream == owner.stream]
-    queued = {t for e in same_stream for t in e.instants if max(launched, ready) <= t < owner.start}
-    return QUEUED if time >= owner.end - late - len(queued) else TRANSFER
+    asked = min(max(launched, ready), owner.start)
+    queued, waited = delays(rank, owner, asked, every)
+    if time >= owner.end - late - queued:
+        return QUEUED
+    return LATE_INPUT if time >= owner.end - late - queued - waited else TRANSFER
+
+
+def delays(rank: Rank, owner: Event, asked: int, every: list[Event]) -> tuple[int, int]:
+    """For how long it stood in the queue of its stream since it was asked for, and for how long it waited for input."""
+    if owner.stream is None:
+        return 0, 0
+    busy = {t for e in every if e.stream == owner.stream for t in e.instants if t < owner.start}
+    free_from = max(busy, default=LONG_AGO) + 1
+    fed_at = input_end(rank, owner)
+    if fed_at is not None and fed_at > free_from:
+        return 0, max(0, fed_at - max(asked, free_from))
+    queue, idle, time = 0, 0, owner.start - 1
+    while time >= asked and idle <= BACK_TO_BACK:
+        queue, idle = (queue + 1, 0) if time in busy else (queue, idle + 1)
+        time -= 1
+    return queue, 0
+
+
+def input_end(rank: Rank, collective: Event) -> int | None:
+    """The end of what the same thread launched last before it, in the same step, if that was done when it started."""
+    if collective.launch is None or collective.step is None:
+        return None
+    work = [e for e in rank.events if e.category != Category.COMMUNICATION and e.stream is not None]
+    before = [
+        e for e in work if e.thread == collective.thread and _or(e.launch, collective.launch + 1) <= collective.launch
+    ]
+    last = max(before, key=lambda e: (e.launch, e.end), default=None)
+    if last is None or last.launch == collective.launch or last.step is not collective.step:
+        return None
+    return last.end if last.end <= collective.start else None
 
 
 def _goes_on(optimizer: Event, others: list[Event]) -> bool:

@@ -10,6 +10,8 @@ from ddp_prof.trace import Category, Kind, Trace
 
 MOST_UNNAMED = 0.01
 PHASES = ("forward", "backward", "synchronize", "optimizer")
+LONG_AGO = -(10**9)
+"""Before any event."""
 
 
 @dataclass
@@ -44,10 +46,10 @@ class Event:
     phase: str | None = None
     exposed: Counter = field(default_factory=Counter)
     exposed_wait: int = 0
-    tail_wait: int = 0
     overlapped: int = 0
     wait: int | None = None
     transfer: int | None = None
+    bucket: int | None = None
 
     @property
     def instants(self) -> set[int]:
@@ -66,6 +68,10 @@ class Rank:
     synchronize: list[Range]
     is_blind: bool
     world_size: int | None
+    epoch: int | None
+    all_steps: list[Step]
+    at: dict[int, list[tuple[bool, bool]]] = field(default_factory=dict)
+    """Of each exposed instant, for each collective that it belongs to, whether it waits, and whether it is its tail."""
 
     def of(self, category: Category, step: Step | None = None) -> list[Event]:
         return [e for e in self.events if e.category == category and (step is None or e.step is step)]
@@ -93,7 +99,7 @@ class Rank:
         where = {id(step): index for index, step in enumerate(self.steps)}
 
         def order(e: Event) -> tuple[int, int, int]:
-            return (-1 if e.step is None else where[id(e.step)], -1 if e.launch is None else e.launch, e.start)
+            return (-1 if e.step is None else where[id(e.step)], LONG_AGO if e.launch is None else e.launch, e.start)
 
         return sorted(self.of(Category.COMMUNICATION), key=order)
 
@@ -161,6 +167,8 @@ def _rank(trace: Trace, process: int, device: int | None) -> Rank:
         process, device, trace.ranks.get(process), str(trace.path),
         [e for e in events if e.step is None or not e.step.is_warmup], [s for s in steps if not s.is_warmup], has_steps,
         [r for phase, r in phases if phase == "synchronize"], unnamed_share(trace) > MOST_UNNAMED, trace.world_size,
+        trace.epoch_ns,
+        steps,
     )  # fmt: skip
 
 
@@ -212,12 +220,7 @@ def _device_events(trace, process, steps, ranges, phases, device) -> list[Event]
     rows = [row for row in range(len(trace.activities)) if trace.activities.process[row] == process]
     table, events = trace.activities, {}
     for row in rows:
-        calls = [
-            (int(trace.calls.start_ns[c]), int(trace.calls.lane[c]))
-            for c in range(len(trace.calls))
-            if trace.calls.process[c] == process and trace.calls.correlation[c] == table.correlation[row] != -1
-        ]
-        launch, thread = min(calls) if calls else (None, None)
+        launch, thread = _launch_of(trace, row)
         events[row] = Event(
             int(table.start_ns[row]), int(table.end_ns[row]), Category(int(table.category[row])), int(table.lane[row]),
             launch, thread, table.kind[row] == Kind.KERNEL, phase=_phase_at(phases, launch),
@@ -229,6 +232,35 @@ def _device_events(trace, process, steps, ranges, phases, device) -> list[Event]
             if e.thread in autograd and _phase_at(own, e.launch) != "optimizer":
                 e.phase = "backward"
     return [e for row, e in events.items() if table.device[row] == device]
+
+
+def _launch_of(trace: Trace, row: int) -> tuple[int | None, int | None]:
+    """Start and thread of the last call before the activity that has its number, else of the first one after it.
+
+    A call is part of the one before of its number and thread, as a driver's of the runtime's, if nothing of that number
+    starts between them, nor any call of the thread, or if both start at once.
+    """
+    table, calls = trace.activities, trace.calls
+    process, number, start = int(table.process[row]), int(table.correlation[row]), int(table.start_ns[row])
+    every = [(int(calls.start_ns[c]), c) for c in range(len(calls)) if calls.process[c] == process]
+    own = sorted(call for call in every if calls.correlation[call[1]] == number != -1)
+    starts = [
+        int(table.start_ns[r])
+        for r in range(len(table))
+        if table.process[r] == process and table.correlation[r] == number
+    ]
+    launches: list[tuple[int, int]] = []
+    last = None
+    for at, c in own:
+        lane = calls.lane[c]
+        thread = sorted(call for call in every if calls.lane[call[1]] == lane)
+        is_part = last is not None and calls.lane[last[1]] == lane and not any(last[0] <= t < at for t in starts)
+        is_part = is_part and (thread.index((at, c)) == thread.index(last) + 1 or last[0] == at)
+        launches += [] if is_part else [(at, c)]
+        last = (at, c)
+    before = [call for call in launches if call[0] <= start]
+    at, c = (before[-1] if before else launches[0]) if launches else (None, None)
+    return at, None if c is None else int(calls.lane[c])
 
 
 def _autograd_threads(trace, process, steps, ranges, events) -> set[int]:
@@ -251,7 +283,7 @@ def _host_events(collectives: list[Range], phases: list[tuple[str, Range]]) -> l
     """On a CPU: our ranges communicate, and a phase computes while it does not wait in ``synchronize``."""
     events = [
         Event(r.start, r.end, Category.COMMUNICATION, None, r.start, None, is_kernel=False,
-              phase=_phase_at(phases, r.start))
+              phase=_phase_at(phases, r.start), bucket=int(re.search(r"bucket=(\d+)", r.name).group(1)))
         for r in collectives
     ]  # fmt: skip
     waiting = {t for phase, r in phases if phase == "synchronize" for t in range(r.start, r.end)}

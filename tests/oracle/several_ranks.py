@@ -3,64 +3,232 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from fractions import Fraction
+from itertools import permutations
+from math import comb
 from statistics import median
 
 import numpy as np
 
 from ddp_prof.trace import Category
 from tests.oracle.ranks import Event, Rank
+from tests.oracle.steps import window_of_length
+
+Row = list[Event | None]
 
 
-def match(ranks: list[Rank]) -> list[list[Event | None]]:
-    """The n-th collective of a step on all ranks that count as many there, of one size; notes wait and transfer."""
-    found: dict[tuple[int, int, int], list[Event | None]] = {}
-    for column, rank in enumerate(ranks):
-        for step in rank.steps if rank.has_steps else [None]:
-            own = [e for e in rank.collectives() if e.step is step] if step else rank.collectives()
-            for place, e in enumerate(own):
-                key = (rank.key(step) if step else 0, place, len(own))
-                found.setdefault(key, [None] * len(ranks))[column] = e
-    rows = [row for row in found.values() if sum(e is not None for e in row) > 1 and _meet(ranks, row)]
+def match(ranks: list[Rank], apart: int = 1_000_000) -> tuple[list[Row], Clocks]:
+    """What ranks have in common, each row an event or none of each rank, and their clocks; notes wait and transfer.
+
+    Args:
+        ranks: Of one run.
+        apart: How far the ends of one collective may lie apart, if it is short.
+    """
+    rows = [row for row in _pair(ranks, _streams(ranks)) if _meet(ranks, row)]
+    found = clocks(ranks, rows)
+    far = [_far(row, ranks, found, apart) for row in rows] if found.residual is not None else []
+    if any(any(row) for row in far):
+        kept = [
+            [None if out else e for e, out in zip(row, outs, strict=True)] for row, outs in zip(rows, far, strict=True)
+        ]
+        kept = [row for row in kept if _parts(row) > 1]
+        found, every = clocks(ranks, kept), len(rows)
+        if not kept or (2 * len(kept) < every and not _is_sure(found, apart)):
+            rows = [row for row in rows if all(e is None or e.bucket is not None for e in row)]
+            found = clocks(ranks, rows)
+        else:
+            rows = kept
     for row in rows:
         present = [e for e in row if e is not None]
         shortest = min(e.end - e.start for e in present)
         for e in present:
             e.transfer, e.wait = shortest, e.end - e.start - shortest
-    return rows
+    return rows, found
 
 
-def _meet(ranks: list[Rank], row: list[Event | None]) -> bool:
+def _parts(row: Row) -> int:
+    return sum(e is not None for e in row)
+
+
+def _pair(ranks: list[Rank], streams: list[dict[int, int]]) -> list[Row]:
+    """The n-th of a stream and bucket in a step on all ranks that count as many of these there."""
+    found: dict[tuple, Row] = {}
+    has_buckets = all(any(e.bucket is not None for e in rank.collectives()) for rank in ranks if rank.collectives())
+    for column, (rank, of_rank) in enumerate(zip(ranks, streams, strict=True)):
+        every = rank.collectives()
+        kinds = [(_key(rank, e), of_rank.get(e.stream), e.bucket if has_buckets else None) for e in every]
+        for place, (e, kind) in enumerate(zip(every, kinds, strict=True)):
+            if kind[0] is not None:
+                key = (kind, kinds[:place].count(kind), kinds.count(kind))
+                found.setdefault(key, [None] * len(ranks))[column] = e
+    return [
+        row
+        for row in found.values()
+        if _parts(row) > 1 and len({e.bucket for e in row if e and e.bucket is not None}) < 2
+    ]
+
+
+def _streams(ranks: list[Rank]) -> list[dict[int, int]]:
+    """By the streams of each rank those of the rank with most: of one number, or as the ends clearly fit better."""
+    own = [sorted({e.stream for e in rank.collectives() if e.stream is not None}) for rank in ranks]
+    most = max(map(len, own))
+    if most < 2:
+        return [{} for _ in ranks]
+    first = next(index for index, streams in enumerate(own) if len(streams) == most)
+    found = []
+    for index, streams in enumerate(own):
+        by_number = dict(zip(streams, streams, strict=True)) if {*streams} <= {*own[first]} else {}
+        if not by_number and len(streams) == most:
+            by_number = dict(zip(streams, own[first], strict=True))
+        if index == first or not streams:
+            found.append(by_number)
+            continue
+        ways = [
+            by_number,
+            {},
+            *(dict(zip(streams, one, strict=True)) for one in permutations(own[first], len(streams))),
+        ]
+        fits = [_fit([ranks[first], ranks[index]], [{s: s for s in own[first]} if way else {}, way]) for way in ways]
+        pairs = max(count for count, _ in fits)
+        able = [place for place, (count, _) in enumerate(fits) if 2 * count >= pairs]
+        best = min(able, key=lambda place: fits[place][1])
+        found.append(ways[best] if 0 not in able or 3 * fits[best][1] < fits[0][1] else by_number)
+    has_none = any(not way and streams for way, streams in zip(found, own, strict=True))
+    return [{} for _ in ranks] if has_none else found
+
+
+def _fit(ranks: list[Rank], streams: list[dict[int, int]]) -> tuple[int, Fraction]:
+    """How many pairs there are, and by how much the differences of their ends vary in the mean."""
+    differences = [Fraction(a.end - b.end) for a, b in _pair(ranks, streams) if _meet(ranks, [a, b])]
+    if not differences:
+        return 0, Fraction(2**62)
+    constant = 0 if ranks[0].file == ranks[1].file else median(differences)
+    return len(differences), sum(abs(difference - constant) for difference in differences) / len(differences)
+
+
+def _far(row: Row, ranks: list[Rank], found: Clocks, apart: int) -> list[bool]:
+    """Which parts end too far from the middle one, of two from each other, where nothing but order pairs them."""
+    present = [e for e in row if e is not None]
+    if any(e.bucket is not None for e in present):
+        return [False] * len(row)
+    offset = found.offset
+    ends = [None if e is None else Fraction(e.end + offset[rank.file]) for rank, e in zip(ranks, row, strict=True)]
+    middle = median(end for end in ends if end is not None)
+    shortest = min(e.end - e.start for e in present)
+    most = max(
+        Fraction(apart), Fraction(shortest) if all(e.stream is None for e in present) else Fraction(shortest, 10)
+    )
+    return [end is not None and (2 if len(present) == 2 else 1) * abs(end - middle) > most for end in ends]
+
+
+def _is_sure(found: Clocks, apart: int) -> bool:
+    return found.has_utc and max(map(abs, found.beyond.values())) + (found.residual or 0) <= apart
+
+
+def _meet(ranks: list[Rank], row: Row) -> bool:
     """Whether each part begins before any of the same file ends: all of them are all-reduces."""
     parts = [(rank.file, e) for rank, e in zip(ranks, row, strict=True) if e is not None]
     return all(one.start <= other.end for file, one in parts for name, other in parts if name == file)
 
 
-def skew_figures(ranks: list[Rank]) -> list[tuple[int, list[int | None], int | None, int]]:
-    """For each step its key, each rank's lag, who is last and what that costs; after :func:`explain`."""
-    rows = match(ranks)
-    offset, residual = clocks(ranks, rows) or ({}, 0)
-    lags = [[_lag(row, index, ranks, offset) if offset else None for index in range(len(ranks))] for row in rows]
+@dataclass
+class StepSkew:
+    """What ``StepSkew`` says."""
+
+    step: int
+    lags_ns: list[int | None]
+    last: int | None
+    cost_ns: int
+
+
+@dataclass
+class RankSkew:
+    """What ``RankSkew`` says."""
+
+    collectives: int
+    last_collectives: int
+    last_steps: int
+    lag_ns: int | None
+    lag_when_last_ns: int | None
+    worst_lag_ns: int | None
+    exposed_wait_ns: int | None
+    cost_ns: int
+
+
+def skew_figures(ranks: list[Rank], apart: int) -> tuple[list[StepSkew], list[RankSkew], int | None]:
+    """Of each step and each rank, and the straggler; after :func:`explain`. A capture without steps has none."""
+    rows, found = match(ranks, apart)
+    residual = found.residual or 0
+    lags = [
+        [None if found.residual is None else _lag(row, index, ranks, found.offset) for index in range(len(ranks))]
+        for row in rows
+    ]
+    late = [_late_at(row, residual) for row in lags]
+    has_steps = any(rank.has_steps for rank in ranks) and any(_key_of(row, ranks) is not None for row in rows)
+    units = _steps(rows, ranks) if has_steps else [(0, [place]) for place in range(len(rows))]
+    largest = [
+        [max((lag for place in places if (lag := lags[place][i]) is not None), default=None) for i in range(len(ranks))]
+        for _, places in units
+    ]
+    last = [_late_at(unit, residual) for unit in largest]
+    costs = [
+        _cost([rows[place] for place in places if late[place] == who], who)
+        for (_, places), who in zip(units, last, strict=True)
+    ]
+    steps = [
+        StepSkew(key, [_whole(lag) for lag in unit], who, cost)
+        for (key, _), unit, who, cost in zip(units, largest, last, costs, strict=True)
+    ]
+    each = [
+        RankSkew(
+            collectives=sum(row[i] is not None for row in rows),
+            last_collectives=late.count(i),
+            last_steps=last.count(i) if has_steps else 0,
+            lag_ns=_median([unit[i] for unit in largest]),
+            lag_when_last_ns=_median([unit[i] for unit, who in zip(largest, last, strict=True) if who == i]),
+            worst_lag_ns=_whole(max((lag for unit in largest if (lag := unit[i]) is not None), default=None)),
+            exposed_wait_ns=_waits([rows[place] for _, places in units for place in places], i) if rows else None,
+            cost_ns=sum(cost for cost, who in zip(costs, last, strict=True) if who == i)
+            if has_steps
+            else _cost([row for row, who in zip(rows, late, strict=True) if who == i], i),
+        )
+        for i in range(len(ranks))
+    ]
+    return steps if has_steps else [], each, _straggler([rank.last_steps for rank in each])
+
+
+def _steps(rows: list[Row], ranks: list[Rank]) -> list[tuple[int, list[int]]]:
+    """The key of each step and the places of its collectives; what lies outside of steps is in none."""
     keys = [_key_of(row, ranks) for row in rows]
-    figures = []
-    for key in sorted(set(keys)):
-        own = [row_lags for row_lags, row_key in zip(lags, keys, strict=True) if row_key == key]
-        largest = [max((row[i] for row in own if row[i] is not None), default=None) for i in range(len(ranks))]
-        most = max((lag for lag in largest if lag is not None), default=residual)
-        last = largest.index(most) if most > residual else None
-        late = [
-            row
-            for row, row_lags, row_key in zip(rows, lags, keys, strict=True)
-            if row_key == key and last is not None and _late_at(row_lags, residual) == last
-        ]
-        waits = [
-            sum(e.exposed_wait for row in late if (e := row[index]) is not None)
-            for index in range(len(ranks))
-            if index != last
-        ]
-        cost = max(waits, default=0) if last is not None else 0
-        figures.append((key, [None if lag is None else round(float(lag)) for lag in largest], last, cost))
-    return figures
+    return [(key, [place for place, own in enumerate(keys) if own == key]) for key in sorted({*keys} - {None})]
+
+
+def _cost(rows: list[Row], who: int | None) -> int:
+    """The longest exposed wait of another rank in all of them."""
+    return 0 if who is None or not rows else max(_waits(rows, i) for i in range(len(rows[0])) if i != who)
+
+
+def _waits(rows: list[Row], index: int) -> int:
+    return sum(e.exposed_wait for row in rows if (e := row[index]) is not None)
+
+
+def _whole(lag: Fraction | None) -> int | None:
+    return None if lag is None else round(float(lag))
+
+
+def _median(lags: list[Fraction | None]) -> int | None:
+    known = [lag for lag in lags if lag is not None]
+    return round(float(median(known))) if known else None
+
+
+def _straggler(times_last: list[int]) -> int | None:
+    """Who is last so often that in less than a run of twenty equal ranks any one would be, by all ways to be last."""
+    most, trials, ranks = max(times_last, default=0), sum(times_last), len(times_last)
+    if ranks < 2 or not most:
+        return None
+    ways = sum(comb(trials, times) * (ranks - 1) ** (trials - times) for times in range(most, trials + 1))
+    return times_last.index(most) if 20 * ranks * ways < ranks**trials else None
 
 
 def _late_at(lags: list[Fraction | None], residual: float) -> int | None:
@@ -75,65 +243,79 @@ def _key(rank: Rank, e: Event) -> int | None:
     return None if e.step is None else rank.key(e.step)
 
 
-def _key_of(row: list[Event | None], ranks: list[Rank]) -> int | None:
+def _key_of(row: Row, ranks: list[Rank]) -> int | None:
     return next(_key(rank, e) for rank, e in zip(ranks, row, strict=True) if e is not None)
 
 
-def _lag(row: list[Event | None], index: int, ranks: list[Rank], offset: dict[str, int]) -> Fraction | None:
+def _lag(row: Row, index: int, ranks: list[Rank], offset: dict[str, int]) -> Fraction | None:
     starts = [None if e is None else Fraction(e.start + offset[rank.file]) for rank, e in zip(ranks, row, strict=True)]
     own = starts[index]
     others = [start for place, start in enumerate(starts) if place != index and start is not None]
     return None if own is None else own - median(others)
 
 
-def clocks(ranks: list[Rank], rows: list[list[Event | None]]) -> tuple[dict[str, int], float] | None:
-    """Offset of each file by the median difference of matched ends, and the 95th percentile of what remains.
+@dataclass
+class Clocks:
+    """What leads from each file's times to the first one's, what of it no UTC explains, and what remains."""
 
-    ``None`` where a file has fewer than two collectives in common with the first.
+    offset: dict[str, int]
+    beyond: dict[str, int]
+    residual: int | None
+    has_utc: bool
+
+
+def clocks(ranks: list[Rank], rows: list[Row]) -> Clocks:
+    """By the median difference of matched ends, a single one where no UTC is known; the 95th percentile remains.
+
+    The residual is not known where a file has nothing in common with the first, or one collective and no UTC.
     """
-    files = list(dict.fromkeys(rank.file for rank in ranks))
-    offset, rest = {files[0]: 0}, []
-    for file in files[1:]:
-        pairs = [(_end(row, ranks, file), _end(row, ranks, files[0])) for row in rows]
-        differences = [reference - own for own, reference in pairs if own is not None and reference is not None]
-        if len(differences) < 2:
-            return None
-        offset[file] = round(float(median(differences)))
-        rest += [abs(difference - offset[file]) for difference in differences]
-    return offset, round(float(np.percentile(rest, 95))) if rest else 0.0
+    files = {rank.file: rank.epoch for rank in ranks}
+    first = next(iter(files))
+    has_utc = None not in files.values()
+    base = {file: files[file] - files[first] if has_utc else 0 for file in files}
+    beyond, rest, is_known = {first: 0}, [], True
+    for file in list(files)[1:]:
+        pairs = [(_end(row, ranks, file), _end(row, ranks, first)) for row in rows]
+        differences = [ref - own - base[file] for own, ref in pairs if own is not None and ref is not None]
+        is_known &= len(differences) > 1 or (len(differences) == 1 and has_utc)
+        is_fitted = len(differences) > 1 or (len(differences) == 1 and not has_utc)
+        beyond[file] = round(float(median(differences))) if is_fitted else 0
+        rest += [abs(difference - beyond[file]) for difference in differences]
+    residual = round(float(np.percentile(rest, 95))) if rest else 0
+    offset = {file: base[file] + beyond[file] for file in files}
+    return Clocks(offset, beyond, residual if is_known else None, has_utc or len(files) == 1)
 
 
-def _end(row: list[Event | None], ranks: list[Rank], file: str) -> int | None:
+def _end(row: Row, ranks: list[Rank], file: str) -> int | None:
     return max((e.end for rank, e in zip(ranks, row, strict=True) if e is not None and rank.file == file), default=None)
 
 
-def budget(ranks: list[Rank]) -> dict[str, int] | None:
+def budget(ranks: list[Rank], apart: int = 1_000_000) -> dict[str, int | None] | None:
     """The mean step by parts, contention aside; after :func:`explain`. None where it is not known what ran in steps."""
     if any(rank.has_steps and rank.steps and _is_unknown(rank) for rank in ranks):
         return None
+    knows_wait = bool(match(ranks, apart)[0])
     sums: Counter[str] = Counter()
     steps = 0
     for rank in ranks:
         compute, every = rank.instants(Category.COMPUTE), rank.instants(Category.COMMUNICATION)
         waiting = {t for r in rank.synchronize for t in range(r.start, r.end)} - compute - every
-        for step in rank.steps if rank.has_steps else []:
+        for window in (window_of_length(rank, step) for step in rank.steps if rank.has_steps):
+            if window is None:
+                continue
             steps += 1
-            host = set(range(step.start, step.end))
-            own = [e for e in rank.collectives() if e.step is step]
-            wait = sum(e.exposed_wait for e in own)
-            tail = sum(ns for e in own for (when, _), ns in e.exposed.items() if when == "tail")
-            tail -= sum(e.tail_wait for e in own)
-            sums["step"] += len(host)
-            sums["compute"] += len(compute & host)
-            sums["calls"] += len(waiting & host)
-            sums["wait"] += wait
-            sums["tail"] += tail
-            sums["transfer"] += sum(sum(e.exposed.values()) for e in own) - wait - tail
-    return {part: round(sums[part] / steps) for part in ("step", *PARTS)} if steps else None
+            sums["step"] += len(window)
+            sums["compute"] += len(compute & window)
+            sums["calls"] += len(waiting & window)
+            for time in (every - compute) & window:
+                waits, tails = map(any, zip(*rank.at[time], strict=True))
+                sums["wait" if waits and knows_wait else "tail" if tails else "transfer"] += 1
+    found: dict[str, int | None] = {part: round(sums[part] / steps) for part in ("step", *PARTS)} if steps else {}
+    return found | ({} if knows_wait else {"wait": None}) if found else None
 
 
 def _is_unknown(rank: Rank) -> bool:
-    return rank.is_blind or any(event.category is Category.OTHER for event in rank.events)
+    return rank.is_blind or not rank.events or any(event.category is Category.OTHER for event in rank.events)
 
 
 PARTS = ("compute", "transfer", "tail", "wait", "calls")

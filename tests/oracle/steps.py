@@ -1,6 +1,8 @@
-"""Overlap and the breakdown of a step."""
+"""Overlap, the breakdown of a step, and how long it took."""
 
 from __future__ import annotations
+
+from collections import Counter
 
 from ddp_prof.trace import Category
 from tests.oracle.ranks import Rank, Step, united
@@ -30,7 +32,7 @@ def step_figures(rank: Rank, step: Step) -> dict[str, int | None]:
         "comm_ns": len(own),
         "overlapped_ns": len(own & compute),
         "exposed_ns": len(own - compute),
-        "tail_ns": None if last is None else len({t for t in own - compute if t >= last}),
+        "tail_ns": None if last is None or not own else len({t for t in own - compute if t >= last}),
         "backward_overlapped_ns": len(own & backward) if rank.backward(step) else None,
         "window_ns": len(window),
         "compute_only_ns": None if hides else len(compute_only),
@@ -38,6 +40,55 @@ def step_figures(rank: Rank, step: Step) -> dict[str, int | None]:
         "idle_ns": None if hides else len(idle),
         "other_comm_ns": len(idle & every),
     }
+
+
+def runs_ahead(rank: Rank) -> bool:
+    """Whether most work that its steps gave to the device was done outside of their ranges on the host."""
+    own = [e for e in rank.events if e.step is not None and e.stream is not None]
+    inside = sum(e.step.start <= time < e.step.end for e in own for time in e.instants)
+    return rank.has_steps and sum(len(e.instants) for e in own) > 2 * inside
+
+
+def window_of_length(rank: Rank, step: Step) -> set[int] | None:
+    """The instants of a step: its host's range, or all until the next one's first work; ``None`` if it is not known."""
+    if not runs_ahead(rank):
+        return set(range(step.start, step.end))
+    following = rank.all_steps[rank.all_steps.index(step) + 1 :][:1]
+    edges = [first_work(rank, one) for one in (step, *following) if not one.is_warmup]
+    if len(edges) < 2 or None in edges or edges[1] < edges[0]:
+        return None
+    return set(range(*edges))
+
+
+def first_work(rank: Rank, step: Step) -> int | None:
+    """The first start on the stream on which the step computes most."""
+    own = [e for e in rank.events if e.step is step and e.stream is not None]
+    busy: Counter[int] = Counter()
+    for e in own:
+        if e.category not in (Category.COMMUNICATION, Category.MEMORY):
+            busy[e.stream] += e.end - e.start
+    busiest = min((stream for stream in busy if busy[stream] == max(busy.values())), default=None)
+    return min((e.start for e in own if e.stream == busiest), default=None)
+
+
+def length_figures(rank: Rank, step: Step) -> dict[str, int | None]:
+    """What ``StepLength`` says."""
+    window = window_of_length(rank, step) if rank.has_steps else None
+    names = ("compute_only_ns", "overlapped_ns", "exposed_ns", "exposed_memory_ns", "idle_ns")
+    if window is None:
+        return dict.fromkeys(("start_ns", "ns", *names))
+    compute, memory = rank.instants(Category.COMPUTE), rank.instants(Category.MEMORY)
+    every = rank.instants(Category.COMMUNICATION)
+    parts = (compute - every, compute & every, every - compute, memory - compute - every)
+    lengths = [len(part & window) for part in parts]
+    figures = dict(zip(names, (*lengths, len(window) - sum(lengths)), strict=True))
+    hides = any(e.category in (Category.OTHER, Category.UNKNOWN) for e in rank.events)
+    if hides:
+        figures |= {"compute_only_ns": None, "idle_ns": None}
+    if rank.is_blind or not rank.events:
+        figures = dict.fromkeys(names)
+    start = first_work(rank, step) if runs_ahead(rank) else step.start
+    return {"start_ns": start, "ns": len(window), **figures}
 
 
 def rank_figures(rank: Rank) -> dict[str, int | None]:

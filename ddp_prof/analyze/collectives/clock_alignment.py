@@ -3,25 +3,25 @@
 First the files' own words: UTC of their time 0. Then the collectives that ranks have in common, whose ends nearly
 coincide on all ranks (as HTA's straggler analysis and NVIDIA's recipes assume, too): the median of the differences is
 the file's offset, and where the run is long and the differences grow, a drift. What remains of the differences is the
-residual; differences of time between ranks below it mean nothing.
+residual; differences of time between ranks below it mean nothing. A single collective in common is met exactly by any
+offset, so it fits nothing: then UTC counts alone, and what the ends differ by on it is the residual.
+
+A pair that only the order of collectives tells is one no more where its ends lie further apart on the common clock than
+a tenth of the time it lasts; by gloo, whose threads wait for a core, than all of it. Where that is so of most of them,
+and no UTC says the same as their ends, order tells nothing, and all of them are given up.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 
-from ddp_prof.trace import UNKNOWN
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from ddp_prof.analyze.collectives.matching import Matches
-    from ddp_prof.analyze.collectives.timing import RankCollectives
-    from ddp_prof.trace import Ints
+from ddp_prof.analyze.collectives.matching import NEEDS_ALL, Matches, match_collectives
+from ddp_prof.analyze.collectives.timing import RankCollectives
+from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Mask
 
 ONE_CLOCK = "one clock"
 SESSION_START = "session start"
@@ -31,6 +31,16 @@ NONE = "none"
 LEAST_PAIRS = 2
 """Matched ends of two files below which nothing tells how well the clocks agree: a single one is met exactly."""
 
+APART_NS = 1_000_000
+"""What the ends of one collective may differ by between ranks, however short it is."""
+
+_APART, _APART_ON_HOST = 0.1, 1.0
+"""The same of a long one, as a share of its shortest duration: of kernels, and of what threads of a host carry out."""
+
+GIVEN_UP = "the ends of what may be one collective lie further apart than it lasts"
+"""Why nothing is matched that only order tells."""
+
+_LONGEST = np.iinfo(np.int64).max
 _DRIFT_AFTER_NS = 10_000_000_000
 _DRIFT_PAIRS = 20
 
@@ -81,6 +91,53 @@ class Alignment:
         return next(item for item in self.clocks if item.clock == clock)
 
 
+def compare_ranks(ranks: Sequence[RankCollectives]) -> tuple[Matches, Alignment]:
+    """The collectives that ranks have in common, on one clock."""
+    matches = match_collectives(ranks)
+    alignment = align_clocks(ranks, matches)
+    if not len(matches) or alignment.residual_p95_ns is None:
+        return matches, alignment
+    by_order = ~matches.are_told(ranks)[:, np.newaxis]
+    apart = _are_apart(ranks, matches, alignment) & by_order
+    if not apart.any():
+        return matches, alignment
+    kept = matches.without(apart)
+    alignment = align_clocks(ranks, kept)
+    if not len(kept) or (2 * len(kept) < len(matches) and not _is_sure(alignment)):
+        kept = matches.without(np.broadcast_to(by_order, matches.rows.shape), GIVEN_UP)
+        alignment = align_clocks(ranks, kept)
+    return kept, alignment
+
+
+def _is_sure(alignment: Alignment) -> bool:
+    """Whether it is one clock, or UTC says what the ends say."""
+    if alignment.method != ONE_CLOCK and SESSION_START not in alignment.method:
+        return False
+    beyond_ns = max(abs(clock.beyond_epoch_ns) for clock in alignment.clocks)
+    return beyond_ns + (alignment.residual_p95_ns or 0) <= APART_NS
+
+
+def _are_apart(ranks: Sequence[RankCollectives], matches: Matches, alignment: Alignment) -> Mask:
+    """Which parts end too far from the median of their row, or of two from one another, on the common clock.
+
+    Only of what no rank can end before all have begun it, and of what is unknown.
+    """
+    present = matches.rows != UNKNOWN
+    start, end = (matches.column(ranks, name) for name in ("start_ns", "end_ns"))
+    common = np.stack([alignment.of(rank.clock).common_ns(end[:, at]) for at, rank in enumerate(ranks)], axis=1)
+    shortest = np.min(end - start, axis=1, where=present, initial=_LONGEST)
+    first = np.min(common, axis=1, where=present, initial=_LONGEST)
+    since = np.where(present, (common - first[:, np.newaxis]).astype(np.float64), np.nan)
+    distance = np.abs(since - np.nanmedian(since, axis=1, keepdims=True))
+    distance[present.sum(axis=1) == 2] *= 2
+    on_host = (matches.column(ranks, "lane", UNKNOWN) == UNKNOWN).all(axis=1)
+    most = np.maximum(APART_NS, np.where(on_host, _APART_ON_HOST, _APART) * shortest)
+    operation = matches.column(ranks, "operation", UNKNOWN).max(axis=1, initial=UNKNOWN)
+    needs_all = np.isin(operation, [UNKNOWN, *NEEDS_ALL])
+    apart: Mask = present & (distance > most[:, np.newaxis]) & needs_all[:, np.newaxis]
+    return apart
+
+
 def align_clocks(ranks: Sequence[RankCollectives], matches: Matches) -> Alignment:
     """Bring the clocks of all files together."""
     files = list(dict.fromkeys(rank.clock for rank in ranks))
@@ -92,20 +149,22 @@ def align_clocks(ranks: Sequence[RankCollectives], matches: Matches) -> Alignmen
     base = {file: (epochs[file] or 0) - (epochs[files[0]] or 0) if has_epochs else 0 for file in files}
     ends = _ends_by_file(ranks, matches, files)
     offsets, residuals = [ClockOffset(files[0], 0, 0, 0.0, 0)], []
-    aligned_by_ends = True
+    shares_all, is_fitted, tells = True, False, True
     for index, file in enumerate(files[1:], 1):
-        both = (ends[:, 0] != UNKNOWN) & (ends[:, index] != UNKNOWN)
+        both = (ends[:, 0] != NO_TIME) & (ends[:, index] != NO_TIME)
         if not both.any():
             offsets.append(ClockOffset(file, base[file], 0, 0.0, 0))
-            aligned_by_ends = False
+            shares_all = tells = False
             continue
         own, reference = ends[both, index], ends[both, 0]
-        offset, drift = _fit(own, reference - own - base[file])
+        is_single = len(own) < LEAST_PAIRS
+        is_fitted |= not (is_single and has_epochs)
+        tells &= has_epochs or not is_single
+        offset, drift = (0, 0.0) if is_single and has_epochs else _fit(own, reference - own - base[file])
         offsets.append(ClockOffset(file, base[file] + offset, offset, drift, int(own.min())))
         residuals.append(np.abs(offsets[-1].common_ns(own) - reference))
-    tells = aligned_by_ends and all(len(residual) >= LEAST_PAIRS for residual in residuals)
     known = np.concatenate(residuals) if tells else None
-    methods = ([SESSION_START] if has_epochs else []) + ([MATCHED_ENDS] if aligned_by_ends else [])
+    methods = ([SESSION_START] if has_epochs else []) + ([MATCHED_ENDS] if shares_all and is_fitted else [])
     return Alignment(
         method=", ".join(methods) or NONE,
         residual_p50_ns=None if known is None else round(float(np.percentile(known, 50))),
@@ -123,10 +182,10 @@ def find_missing_ranks(ranks: Sequence[RankCollectives]) -> tuple[int, ...]:
 
 
 def _ends_by_file(ranks: Sequence[RankCollectives], matches: Matches, files: Sequence[Path]) -> Ints:
-    """The end of each matched collective on each file's clock, the latest of the file's ranks; ``UNKNOWN`` if none."""
+    """The end of each matched collective on each file's clock, the latest of the file's ranks; ``NO_TIME`` if none."""
     ends = matches.column(ranks, "end_ns")
     in_file = [[rank.clock == file for rank in ranks] for file in files]
-    return np.stack([ends[:, columns].max(axis=1, initial=UNKNOWN) for columns in in_file], axis=1)
+    return np.stack([ends[:, columns].max(axis=1, initial=NO_TIME) for columns in in_file], axis=1)
 
 
 def _fit(time_ns: Ints, difference_ns: Ints) -> tuple[int, float]:

@@ -43,17 +43,24 @@ launched_late  The host was behind the device: launched when ready, it would hav
                here        ..LCCCCC       late by 2
                                 EE
 
-queued         Behind another collective on its stream: as much of its end as it stood in the queue.
+queued         Behind another collective on its stream: as much of its end as it stood in the queue. A queue is the busy
+               stretch of the stream that ends where the collective starts.
 
                stream  BBBBBCCCCC        ready and launched at the second B: queued for 4
                here     L    ~EEEE
+
+late_input     Behind what feeds it: as much of its end as the stream stood idle, after its launch, until that ended.
+
+               input   ######|           launched at L, the stream free from the second dot on: late by 3
+               stream  BBB...CCCCC
+               here     L      EEE
 
 transfer       All else: bytes are on the wire.
 =============  ======================================================================================================
 
 Whether a peer was missing is asked of every exposed instant, blocking calls included: ``exposed_wait_ns``. Where no
-peer is known nothing is ``peer_wait``; where readiness is not known nothing is ``launched_late`` and a queue counts
-from the launch.
+peer is known nothing is ``peer_wait``; where readiness is not known nothing is ``launched_late``, and a queue or late
+input count from the launch. Where it is known they count from it: that a gradient comes late delays no collective.
 """
 
 from __future__ import annotations
@@ -66,24 +73,29 @@ import numpy as np
 from ddp_prof.analyze.core.device_phases import BETWEEN_STEPS
 from ddp_prof.analyze.intervals import union
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES
-from ddp_prof.trace import UNKNOWN, Table, looked_up
+from ddp_prof.trace import NO_TIME, UNKNOWN, Table, distinct, looked_up
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.timing import CollectiveTimings, RankCollectives
+    from ddp_prof.analyze.intervals import Intervals
     from ddp_prof.trace import Ints
 
 TAIL, OUTSIDE, UNKNOWN_WHEN = "tail", "outside", "unknown"
 WHENS = (FORWARD, BACKWARD, TAIL, OPTIMIZER, OUTSIDE, UNKNOWN_WHEN)
 """When communication can be exposed, in the order of a step."""
 
-BLOCKING_CALL, LAUNCHED_LATE, QUEUED, PEER_WAIT, TRANSFER = WHYS = (
+BLOCKING_CALL, LAUNCHED_LATE, QUEUED, LATE_INPUT, PEER_WAIT, TRANSFER = WHYS = (
     "blocking_call",
     "launched_late",
     "queued",
+    "late_input",
     "peer_wait",
     "transfer",
 )
 """Why communication is exposed."""
+
+BACK_TO_BACK_NS = 20_000
+"""What a device may take from one operation of a stream to the next, if nothing else holds that up: rarely more."""
 
 _LATEST = 2**62
 _WHEN_OF_PHASE = {PHASES.index(phase): WHENS.index(phase) for phase in (FORWARD, BACKWARD, OPTIMIZER)}
@@ -162,12 +174,14 @@ def divide_by_why(timings: CollectiveTimings, wait_ns: Ints) -> dict[str, Part]:
     first, last = owned_instants(timings)
     blocks = timings.blocking > 0
     wait_end = wait_end_ns(timings, wait_ns)
-    late_ns, queued_ns = delays(timings)
+    late_ns, queued_ns, input_ns = delays(timings)
     late_from = np.clip(timings.end_ns - late_ns, wait_end, last)
     queued_from = np.clip(timings.end_ns - late_ns - queued_ns, wait_end, late_from)
+    input_from = np.clip(timings.end_ns - late_ns - queued_ns - input_ns, wait_end, queued_from)
     parts = {
         PEER_WAIT: Part(first, wait_end),
-        TRANSFER: Part(wait_end, queued_from),
+        TRANSFER: Part(wait_end, input_from),
+        LATE_INPUT: Part(input_from, queued_from),
         QUEUED: Part(queued_from, late_from),
         LAUNCHED_LATE: Part(late_from, last),
     }
@@ -185,7 +199,7 @@ def divide_by_when(rank: RankCollectives, part: Part) -> Cell:
     start = np.maximum(part.start_ns[row], phases.start_ns[stretch])
     end = np.minimum(part.end_ns[row], ends[stretch])
     when = _when(phases.before[stretch], phases.after[stretch], rank.timings.phase[row])
-    is_lost = (rank.timings.step[row] == UNKNOWN) & (rank.timings.launch_ns[row] == UNKNOWN)
+    is_lost = (rank.timings.step[row] == UNKNOWN) & (rank.timings.launch_ns[row] == NO_TIME)
     when[is_lost] = WHENS.index(UNKNOWN_WHEN)
     tail_from = np.clip(backward_end_ns(rank)[row], start, np.maximum(start, end))
     cells = Cell(
@@ -229,8 +243,8 @@ def _when(before: Ints, after: Ints, launched_in: Ints) -> Ints:
 
 def backward_end_ns(rank: RankCollectives) -> Ints:
     """The end of backward's compute in each collective's step; later than any event where it is not known."""
-    end = looked_up(rank.backward_end_ns, rank.timings.step)
-    return np.where(end == UNKNOWN, _LATEST, end)
+    end = looked_up(rank.backward_end_ns, rank.timings.step, NO_TIME)
+    return np.where(end == NO_TIME, _LATEST, end)
 
 
 def wait_end_ns(timings: CollectiveTimings, wait_ns: Ints) -> Ints:
@@ -257,15 +271,27 @@ def owned_instants(timings: CollectiveTimings) -> tuple[Ints, Ints]:
     return timings.start_ns, owned_end
 
 
-def delays(timings: CollectiveTimings) -> tuple[Ints, Ints]:
-    """By how much the host launched each collective too late, and for how long it then queued on its stream."""
-    launched = np.where(timings.launch_ns == UNKNOWN, timings.start_ns, timings.launch_ns)
-    ready = np.where(timings.ready_ns == UNKNOWN, launched, timings.ready_ns)
+def delays(timings: CollectiveTimings) -> tuple[Ints, Ints, Ints]:
+    """By how much the host launched each collective too late, how long it then queued, or waited for its input."""
+    launched = np.where(timings.launch_ns == NO_TIME, timings.start_ns, timings.launch_ns)
+    ready = np.where(timings.ready_ns == NO_TIME, launched, timings.ready_ns)
     late = np.maximum(0, np.minimum(launched, timings.start_ns) - ready)
-    queued = np.zeros(len(timings), np.int64)
-    for lane in np.unique(timings.lane[timings.lane != UNKNOWN]):
+    asked = np.minimum(np.maximum(launched, ready), timings.start_ns)
+    queued, waited = np.zeros(len(timings), np.int64), np.zeros(len(timings), np.int64)
+    for lane in distinct(timings.lane[timings.lane != UNKNOWN]):
         mine = timings.lane == lane
-        busy = union(timings.start_ns[mine], timings.end_ns[mine])
-        start = timings.start_ns[mine]
-        queued[mine] = busy.covered_ns(np.minimum(np.maximum(launched, ready)[mine], start), start)
-    return late, queued
+        start, end, input_ns = timings.start_ns[mine], timings.end_ns[mine], timings.input_ns[mine]
+        busy = union(start, end)
+        _, free_from = _last_before(busy, start)
+        stretch_from, stretch_end = _last_before(union(busy.start_ns, busy.end_ns + BACK_TO_BACK_NS), start)
+        is_queue = (stretch_end >= start) & (input_ns <= free_from)
+        queue_ns = busy.covered_ns(np.clip(stretch_from, asked[mine], start), start)
+        queued[mine] = np.where(is_queue, queue_ns, 0)
+        waited[mine] = np.maximum(0, input_ns - np.maximum(asked[mine], free_from))
+    return late, queued, waited
+
+
+def _last_before(intervals: Intervals, time_ns: Ints) -> tuple[Ints, Ints]:
+    """Start and end of the last interval that starts before each time, cut there; ``NO_TIME`` where none does."""
+    row = np.searchsorted(intervals.start_ns, time_ns) - 1
+    return looked_up(intervals.start_ns, row, NO_TIME), np.minimum(looked_up(intervals.end_ns, row, NO_TIME), time_ns)

@@ -1,30 +1,30 @@
 """Which collectives of several ranks are one and the same.
 
 Ranks issue the collectives of a communicator in one order (otherwise they would hang). So of each communicator the
-n-th of a step on one rank is the n-th of that step on the others; where the profiler noted the number within the
-communicator, that one counts. What does not fit is left unmatched: another operation or size, another count in a step.
-So is what one rank ends before another one on the same clock begins it: communicators that no name tells apart.
+n-th of its kind in a step on one rank is the n-th of that step on the others; where the profiler noted the number
+within the communicator, that one counts. What does not fit is left unmatched: another size, another count in a step.
 Sends and receives are no collectives and have no match.
+
+Communicators without a name have no common order: two ranks may launch two of them in either. They use streams of
+their own, so the n-th of a stream is paired with the n-th of the other rank's stream of the same number; of another one
+where the ends fit that clearly better, for a collective ends on all ranks at nearly the same time. Nor is a pair what
+one rank ends before another one begins on the same clock.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from itertools import permutations
+from pathlib import Path
 
 import numpy as np
 
+from ddp_prof.analyze.collectives.timing import RankCollectives
 from ddp_prof.analyze.core.attribution import last_by_step
 from ddp_prof.analyze.core.operations import OPERATIONS, POINT_TO_POINT
-from ddp_prof.trace import UNKNOWN, looked_up
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-    from pathlib import Path
-
-    from ddp_prof.analyze.collectives.timing import RankCollectives
-    from ddp_prof.trace import Ints
+from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Mask, looked_up, select
 
 LEAST_COMMON_STEPS = 3
 """Steps that two ranks must have in common to tell by how many steps one is ahead."""
@@ -32,13 +32,22 @@ LEAST_COMMON_STEPS = 3
 _LATEST = 2**62
 
 CLEARLY = 3
-"""So many times less must ends scatter with steps moved than as they are."""
+"""So many times less must ends scatter with steps moved, or streams paired otherwise, than as they are."""
+
+MOST_STREAMS = 4
+"""Streams of a rank up to which every way to pair them with another rank's is looked at."""
+
+_LOOKED_AT = 1_000
+"""Collectives of a rank that tell which of its streams are whose."""
 
 _NO_COLLECTIVE = OPERATIONS.index(POINT_TO_POINT)
-_NEEDS_ALL = {
-    OPERATIONS.index(name) for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
-}
+NEEDS_ALL = {OPERATIONS.index(name) for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")}
 """Collectives that no rank can end before each has begun."""
+_OF_ONE_SIZE = {OPERATIONS.index(name) for name in ("all_reduce", "broadcast", "reduce")}
+"""Collectives that are as large on each rank."""
+
+Streams = Mapping[int, int]
+"""By each stream of a rank that of the rank which the others are compared with."""
 
 
 @dataclass(frozen=True)
@@ -48,63 +57,173 @@ class Matches:
     Attributes:
         rows: A row a collective and a column a rank: its row in the rank's timings, ``UNKNOWN`` where it has none.
         unmatched: Collectives of all ranks that found no match though other ranks are there.
+        by_stream: Whether streams told communicators without a name apart.
+        doubt: Why what only order tells was left unmatched, if it was.
     """
 
     rows: Ints
     unmatched: int
+    by_stream: bool = False
+    doubt: str | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def column(self, ranks: Sequence[RankCollectives], name: str) -> Ints:
-        """A column of the ranks' timings, laid out as :attr:`rows`; ``UNKNOWN`` where a rank has no part."""
-        columns = [looked_up(getattr(rank.timings, name), self.rows[:, index]) for index, rank in enumerate(ranks)]
+    def column(self, ranks: Sequence[RankCollectives], name: str, missing: int = NO_TIME) -> Ints:
+        """A column of the ranks' timings, laid out as :attr:`rows`; ``missing`` where a rank has no part."""
+        columns = [
+            looked_up(getattr(rank.timings, name), self.rows[:, index], missing) for index, rank in enumerate(ranks)
+        ]
         return np.stack(columns, axis=1) if columns else np.empty((0, 0), np.int64)
+
+    def are_told(self, ranks: Sequence[RankCollectives]) -> Mask:
+        """Which ones more than order tells: the name of their communicator, or the number of their bucket."""
+        absent = self.rows == UNKNOWN
+        named, numbered = (self.column(ranks, name, UNKNOWN) != UNKNOWN for name in ("group", "bucket"))
+        told: Mask = (named | absent).all(axis=1) | (numbered | absent).all(axis=1)
+        return told
+
+    def without(self, parts: Mask, doubt: str | None = None) -> Matches:
+        """The same where some ranks have no part, so that it is unmatched."""
+        rows = np.where(parts, UNKNOWN, self.rows)
+        rows = rows[(rows != UNKNOWN).sum(axis=1) > 1]
+        lost = int((self.rows != UNKNOWN).sum() - (rows != UNKNOWN).sum())
+        return replace(self, rows=rows, unmatched=self.unmatched + lost, doubt=doubt)
 
 
 def match_collectives(ranks: Sequence[RankCollectives]) -> Matches:
     """Find the collectives that several ranks have in common."""
-    found: dict[Hashable, list[int]] = {}
-    for column, rank in enumerate(ranks):
-        for row, key in enumerate(_keys(rank)):
-            if key is not None:
-                found.setdefault(key, [UNKNOWN] * len(ranks))[column] = row
-    shared = [rows for rows in found.values() if len(ranks) - rows.count(UNKNOWN) > 1 and _agree(ranks, rows)]
+    streams = _pair_streams(ranks)
+    shared = [
+        rows for rows in _find_pairs(ranks, streams) if len(ranks) - rows.count(UNKNOWN) > 1 and _agree(ranks, rows)
+    ]
     matched = sum(len(ranks) - rows.count(UNKNOWN) for rows in shared)
     candidates = sum(int((rank.timings.operation != _NO_COLLECTIVE).sum()) for rank in ranks)
     return Matches(
-        np.array(shared, np.int64).reshape(len(shared), len(ranks)), candidates - matched if len(ranks) > 1 else 0
+        np.array(shared, np.int64).reshape(len(shared), len(ranks)),
+        candidates - matched if len(ranks) > 1 else 0,
+        by_stream=any(streams),
     )
 
 
-def _keys(rank: RankCollectives) -> list[Hashable | None]:
+def _find_pairs(ranks: Sequence[RankCollectives], streams: Sequence[Streams]) -> Iterator[list[int]]:
+    """Rows of all ranks that have one key."""
+    found: dict[Hashable, list[int]] = {}
+    sized, numbered = _sized(ranks), all(np.any(r.timings.bucket != UNKNOWN) for r in ranks if len(r.timings))
+    for column, (rank, of_rank) in enumerate(zip(ranks, streams, strict=True)):
+        for row, key in enumerate(_keys(rank, of_rank, sized, numbered=numbered)):
+            if key is not None:
+                found.setdefault(key, [UNKNOWN] * len(ranks))[column] = row
+    yield from found.values()
+
+
+def _sized(ranks: Sequence[RankCollectives]) -> set[int]:
+    """Operations of one size of which that is known wherever a rank takes part."""
+    return {
+        operation
+        for operation in _OF_ONE_SIZE
+        if not any(np.any(rank.timings.bytes[rank.timings.operation == operation] == UNKNOWN) for rank in ranks)
+    }
+
+
+def _keys(rank: RankCollectives, streams: Streams, sized: set[int], *, numbered: bool) -> list[Hashable | None]:
     """What identifies each collective of a rank on all ranks; the number in the step must be told by the same count."""
     timings = rank.timings
-    groups = [rank.groups[group] if group != UNKNOWN else "" for group in timings.group.tolist()]
+    groups = [rank.groups[group] if group != UNKNOWN else None for group in timings.group.tolist()]
     steps = [None if key == UNKNOWN else key for key in rank.keys.tolist()]
-    total = Counter(zip(groups, steps, strict=True))
-    count: Counter[tuple[str, int | None]] = Counter()
+    lanes = [streams.get(lane) for lane in timings.lane.tolist()]
+    sizes = np.where(np.isin(timings.operation, [*sized]), timings.bytes, UNKNOWN).tolist()
+    buckets = timings.bucket.tolist() if numbered else [UNKNOWN] * len(timings)
+    kinds = [
+        (group, lane if group is None else None, *kind)
+        for group, lane, *kind in zip(groups, lanes, timings.operation.tolist(), sizes, buckets, steps, strict=True)
+    ]
+    total = Counter(kinds)
+    count: Counter[Hashable] = Counter()
     keys: list[Hashable | None] = []
-    for group, step, sequence, operation in zip(
-        groups, steps, timings.sequence.tolist(), timings.operation.tolist(), strict=True
+    for kind, group, step, sequence, operation in zip(
+        kinds, groups, steps, timings.sequence.tolist(), timings.operation.tolist(), strict=True
     ):
-        position = count[group, step]
-        count[group, step] += 1
+        position = count[kind]
+        count[kind] += 1
         if operation == _NO_COLLECTIVE:
             keys.append(None)
         elif sequence != UNKNOWN:
             keys.append((group, sequence))
         else:
-            keys.append(None if step is None else (group, step, position, total[group, step]))
+            keys.append(None if step is None else (kind, position, total[kind]))
     return keys
 
 
+def _pair_streams(ranks: Sequence[RankCollectives]) -> list[Streams]:
+    """By each stream of each rank the same one on the rank that has most; empty where one order holds for all."""
+    lanes = [_unnamed_streams(rank) for rank in ranks]
+    most = max(map(len, lanes), default=0)
+    alike: list[Streams] = [{} for _ in ranks]
+    if most < 2:
+        return alike
+    reference = next(index for index, of_rank in enumerate(lanes) if len(of_rank) == most)
+    paired = [
+        _best_streams(ranks[reference], rank, lanes[reference], of_rank) if of_rank else {}
+        for rank, of_rank in zip(ranks, lanes, strict=True)
+    ]
+    return paired if all(streams or not of_rank for streams, of_rank in zip(paired, lanes, strict=True)) else alike
+
+
+def _unnamed_streams(rank: RankCollectives) -> list[int]:
+    timings = rank.timings
+    unnamed = (timings.group == UNKNOWN) & (timings.operation != _NO_COLLECTIVE) & (timings.lane != UNKNOWN)
+    found: list[int] = np.unique(timings.lane[unnamed]).tolist()
+    return found
+
+
+def _best_streams(
+    first: RankCollectives, other: RankCollectives, lanes: Sequence[int], others: Sequence[int]
+) -> Streams:
+    """As their numbers tell it, or as the ends do where that is clear; empty where one order holds for all streams."""
+    by_number: Streams = {}
+    if {*others} <= {*lanes}:
+        by_number = {lane: lane for lane in others}
+    elif len(others) == len(lanes):
+        by_number = dict(zip(others, lanes, strict=True))
+    if first is other:
+        return by_number
+    first, other = (
+        replace(rank, timings=select(rank.timings, np.arange(min(_LOOKED_AT, len(rank.timings)))))
+        for rank in (first, other)
+    )
+    ways: list[Streams] = [by_number, {}]
+    if len(lanes) <= MOST_STREAMS:
+        ways += [dict(zip(others, chosen, strict=True)) for chosen in permutations(lanes, len(others))]
+    fits = [_fit_of(first, other, {lane: lane for lane in lanes} if way else {}, way) for way in ways]
+    most = max(pairs for pairs, _ in fits)
+    able = [index for index, (pairs, _) in enumerate(fits) if 2 * pairs >= most]
+    best = min(able, key=lambda index: fits[index][1])
+    return ways[best] if 0 not in able or CLEARLY * fits[best][1] < fits[0][1] else by_number
+
+
+def _fit_of(first: RankCollectives, other: RankCollectives, own: Streams, others: Streams) -> tuple[int, float]:
+    """How many pairs streams make that are paired so, and by how much the differences of their ends vary (mean)."""
+    ranks = (first, other)
+    rows = [rows for rows in _find_pairs(ranks, (own, others)) if UNKNOWN not in rows and _agree(ranks, rows)]
+    if not rows:
+        return 0, float("inf")
+    at = np.array(rows)
+    difference = first.timings.end_ns[at[:, 0]] - other.timings.end_ns[at[:, 1]]
+    constant = 0 if first.clock == other.clock else np.median(difference)
+    return len(rows), float(np.mean(np.abs(difference - constant)))
+
+
 def _agree(ranks: Sequence[RankCollectives], rows: Sequence[int]) -> bool:
-    """Whether all parts are of one operation and, as far as known, of one size, and none ends before another begins."""
+    """Whether all parts are of one operation and, as far as known, of one size and bucket, and at one time."""
     parts = [(rank.timings, row) for rank, row in zip(ranks, rows, strict=True) if row != UNKNOWN]
     operations = {int(timings.operation[row]) for timings, row in parts}
-    sizes = {int(timings.bytes[row]) for timings, row in parts} - {UNKNOWN}
-    return len(operations) == 1 and len(sizes) <= 1 and (not operations <= _NEEDS_ALL or _are_at_one_time(ranks, rows))
+    if len(operations) > 1:
+        return False
+    for name in ("bytes", "bucket"):
+        if len({int(getattr(timings, name)[row]) for timings, row in parts} - {UNKNOWN}) > 1:
+            return False
+    return not operations <= NEEDS_ALL or _are_at_one_time(ranks, rows)
 
 
 def _are_at_one_time(ranks: Sequence[RankCollectives], rows: Sequence[int]) -> bool:
@@ -153,7 +272,7 @@ def _scatter(first: Ints, other: Ints, shift: int) -> float:
     """
     first, other = first[max(0, shift) :], other[max(0, -shift) :]
     common = min(len(first), len(other))
-    both = (first[:common] != UNKNOWN) & (other[:common] != UNKNOWN)
+    both = (first[:common] != NO_TIME) & (other[:common] != NO_TIME)
     if both.sum() < LEAST_COMMON_STEPS or both.sum() <= 2 * abs(shift):
         return float("inf")
     difference = (first[:common] - other[:common])[both]

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ddp_prof.analyze.collectives.blocking import RunBlocking, measure_run_blocking
 from ddp_prof.analyze.collectives.exposed_time import WHENS, WHYS
 from ddp_prof.analyze.collectives.timing import BLOCKING, READY_SOURCES
 from ddp_prof.analyze.core.operations import OPERATIONS, bus_factor
+from ddp_prof.analyze.dependencies.blocking import HELD_BY
 from ddp_prof.analyze.frames import Framed, frame_of_rows, known, rows_of
 from ddp_prof.analyze.outliers import Outliers, find_outliers
 from ddp_prof.analyze.quality.unknown_work import NO_COMMUNICATION, merged_reason
 from ddp_prof.analyze.ranks import Ranked
 from ddp_prof.range_names import PHASES
-from ddp_prof.trace import UNKNOWN, looked_up
+from ddp_prof.trace import NO_TIME, UNKNOWN, looked_up
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import pandas as pd
 
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.collectives.timing import RankCollectives
     from ddp_prof.trace import Ints
+
+
+FASTEST_LINK_BYTES_PER_S = 4e12
+"""More than NVLink 6 carries, with 3.6 TB/s of both directions together the fastest link of 2026."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,20 @@ class ExposedPart:
 
 
 @dataclass(frozen=True, slots=True)
+class Consumer:
+    """The operation that needed a collective: the one that it delayed most, or left the least time.
+
+    Attributes:
+        held_by: What it waited for last, one of ``dependencies.blocking.HELD_BY``.
+    """
+
+    name: str
+    stream: int
+    start_ns: int
+    held_by: str
+
+
+@dataclass(frozen=True, slots=True)
 class Collective(Ranked):
     """One collective on one rank, in nanoseconds of its file's clock; ``None`` for what the trace does not tell.
 
@@ -57,6 +77,9 @@ class Collective(Ranked):
         overlapped_ns, exposed_ns: Of the instants that belong to it; the collectives of a step sum to the step's.
         exposed_wait_ns: Exposed while a peer had not arrived.
         transfer_ns: Shortest duration over the ranks; ``wait_ns`` the rest of this one's.
+        blocking_ns: How long something stood still for it; the collectives of a step sum to the step's.
+        slack_ns: How much later it could have ended without delaying its consumer; where that stood still for it, how
+            long, negative.
         ranks: Ranks in the communicator, those of the job where it is the only one; never the number of files.
     """
 
@@ -88,6 +111,9 @@ class Collective(Ranked):
     qualifier: str = ""
     of_several: bool = False
     phase: str | None = None
+    blocking_ns: int | None = None
+    slack_ns: int | None = None
+    consumer: Consumer | None = None
 
     @property
     def step_identity(self) -> tuple[int | None, int, int | None, int | None, str]:
@@ -119,7 +145,20 @@ class Collective(Ranked):
 
     @property
     def algbw_bytes_per_s(self) -> float | None:
-        """Bytes over the time of transfer, which is the duration where peers are not known."""
+        """Bytes over the time of transfer, which is the duration where peers are not known.
+
+        ``None`` where that is more than any link carries: the size is not what this collective moved.
+        """
+        rate = self._bytes_per_s
+        return rate if rate is not None and rate <= FASTEST_LINK_BYTES_PER_S else None
+
+    @property
+    def is_too_fast(self) -> bool:
+        """Whether its size over its time is more than any link carries."""
+        return (self._bytes_per_s or 0) > FASTEST_LINK_BYTES_PER_S
+
+    @property
+    def _bytes_per_s(self) -> float | None:
         time_ns = self.duration_ns if self.transfer_ns is None else self.transfer_ns
         return self.bytes / time_ns * 1e9 if self.bytes is not None and time_ns > 0 else None
 
@@ -156,27 +195,47 @@ class RunCollectives(Framed):
             if not self.reason
         )
 
+    @property
+    def blocking(self) -> RunBlocking | None:
+        """What stood still for them; ``None`` where that is not known."""
+        rows = ((one.step_identity, one.blocking_ns, one.slack_ns) for one in self.collectives)
+        return None if self.reason else measure_run_blocking(rows)
+
     def to_frame(self) -> pd.DataFrame:
         """A row a collective; exposed time by when and by why in columns of their own, all in nanoseconds."""
-        return frame_of_rows([_flat(collective) for collective in self.collectives])
+        columns = [field.name for field in fields(Collective) if field.name not in ("exposed_by", "consumer")]
+        columns += [f"consumer_{field.name}" for field in fields(Consumer)]
+        columns += [*(f"when_{when}_ns" for when in WHENS), *(f"why_{why}_ns" for why in WHYS)]
+        return frame_of_rows(columns, [_flat(collective) for collective in self.collectives])
 
 
 def _flat(collective: Collective) -> dict[str, Any]:
     values = asdict(collective)
     del values["exposed_by"]
+    consumer = values.pop("consumer") or dict.fromkeys(field.name for field in fields(Consumer))
+    values |= {f"consumer_{name}": value for name, value in consumer.items()}
     values |= {f"when_{when}_ns": collective.when_ns(when) for when in WHENS}
     return values | {f"why_{why}_ns": collective.why_ns(why) for why in WHYS}
 
 
 def measure_collectives(run: RunAnalysis) -> RunCollectives:
     """Explain the collectives of a run."""
+    collectives = tuple(collective for index in range(len(run.ranks)) for collective in _of_rank(run, index))
+    too_fast = sum(collective.is_too_fast for collective in collectives)
     return RunCollectives(
-        collectives=tuple(collective for index in range(len(run.ranks)) for collective in _of_rank(run, index)),
+        collectives=collectives,
         alignment=run.alignment,
         matched=len(run.matches),
         unmatched=run.matches.unmatched,
-        warnings=run.warnings,
+        warnings=(*run.warnings, *([_too_fast(too_fast)] if too_fast else [])),
         reason=_reason(run.ranks),
+    )
+
+
+def _too_fast(collectives: int) -> str:
+    return (
+        f"collectives with more bytes than any link moves in their time, over {FASTEST_LINK_BYTES_PER_S / 1e9:,.0f} "
+        f"GB/s: {collectives}; their sizes are in doubt, so that no bandwidth is given"
     )
 
 
@@ -206,7 +265,7 @@ def _of_rank(run: RunAnalysis, index: int) -> list[Collective]:
         run.waits_ns[index],
     )
     all_ranks = rank.world_size if len(rank.groups) < 2 else None  # of several communicators some hold a part of them
-    backward_end = known(looked_up(rank.backward_end_ns, timings.step))
+    backward_end = known(looked_up(rank.backward_end_ns, timings.step, NO_TIME), NO_TIME)
     start = timings.start_ns.tolist()
     columns = {
         "step": known(looked_up(rank.step_numbers, timings.step)),
@@ -217,9 +276,9 @@ def _of_rank(run: RunAnalysis, index: int) -> list[Collective]:
         "bytes": known(timings.bytes),
         "group": _named(rank.groups, timings.group),
         "ranks": [size or all_ranks for size in known(timings.group_size)],
-        "ready_ns": known(timings.ready_ns),
+        "ready_ns": known(timings.ready_ns, NO_TIME),
         "ready_source": _named(READY_SOURCES, timings.ready_source),
-        "launch_ns": known(timings.launch_ns),
+        "launch_ns": known(timings.launch_ns, NO_TIME),
         "start_ns": start,
         "end_ns": timings.end_ns.tolist(),
         "overlapped_ns": exposure.overlapped_ns.tolist(),
@@ -233,9 +292,20 @@ def _of_rank(run: RunAnalysis, index: int) -> list[Collective]:
             None if end is None else end - begin for begin, end in zip(start, backward_end, strict=True)
         ],
         "step_key": known(rank.keys),
+        "blocking_ns": known(timings.blocking_ns),
+        "slack_ns": known(timings.slack_ns, NO_TIME),
+        "consumer": _consumers(rank),
     }
     shared = {name: getattr(rank, name) for name in ("rank", "process", "device", "qualifier", "of_several")}
     return rows_of(Collective, columns, **shared)
+
+
+def _consumers(rank: RankCollectives) -> Iterator[Consumer | None]:
+    timings = rank.timings
+    columns = (timings.consumer, timings.consumer_lane, timings.consumer_start_ns, timings.held_by)
+    for name, stream, start_ns, held_by in zip(*(column.tolist() for column in columns), strict=True):
+        known_one = name != UNKNOWN
+        yield Consumer(rank.consumers[name], stream, start_ns, HELD_BY[held_by]) if known_one else None
 
 
 def _exposed_parts(pairs_ns: Sequence[Sequence[int]]) -> tuple[ExposedPart, ...]:

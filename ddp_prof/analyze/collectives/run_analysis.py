@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.clock_alignment import SESSION_START, Alignment, align_clocks
+from ddp_prof.analyze.collectives.clock_alignment import APART_NS, SESSION_START, Alignment, compare_ranks
 from ddp_prof.analyze.collectives.exposed_time import Exposure, explain_exposure
-from ddp_prof.analyze.collectives.matching import Matches, match_collectives, shift_unnumbered_steps
+from ddp_prof.analyze.collectives.matching import Matches, shift_unnumbered_steps
 from ddp_prof.analyze.collectives.timing import RankCollectives, beside_collectives, find_timings
-from ddp_prof.analyze.quality.diagnostics import diagnose, find_caveats
+from ddp_prof.analyze.quality.diagnostics import diagnose, find_caveats, warnings_of_files
 from ddp_prof.analyze.ranks import told_apart
-from ddp_prof.manifest import label_of
-from ddp_prof.trace import UNKNOWN
+from ddp_prof.manifest import label_of, label_of_ranks, ranges_of
+from ddp_prof.table import Brief
+from ddp_prof.trace import NO_TIME, UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,16 +29,17 @@ if TYPE_CHECKING:
     from ddp_prof.manifest import Caveat, Manifest
     from ddp_prof.trace import Ints, Trace
 
-_APART_NS = 10_000_000_000
+_CLOCKS_APART_NS = 10_000_000_000
 """What the clocks of machines may differ by; a step is seldom longer."""
 
 
 @dataclass(frozen=True)
-class RunAnalysis:
+class RunAnalysis(Brief):
     """The collectives of a run's ranks, and what follows from comparing them.
 
     Attributes:
         trace: The file, of several the first.
+        files: Their number.
         device: ``cuda`` or ``cpu``, as of ``TraceOverlap``.
         ranks: By rank, then process and device.
         trace_warnings: What the traces do not let one say.
@@ -51,21 +53,31 @@ class RunAnalysis:
     ranks: tuple[RankCollectives, ...]
     trace_warnings: tuple[str, ...] = ()
     caveats: tuple[Caveat, ...] = ()
+    files: int = 1
 
     @property
     def has_steps(self) -> bool:
         """Whether the traces mark steps; else the whole capture stands for one."""
         return any(len(rank.times) for rank in self.ranks)
 
-    @cached_property
-    def matches(self) -> Matches:
-        """The collectives that several ranks took part in."""
-        return match_collectives(self.ranks)
+    @property
+    def step_names(self) -> dict[int, str]:
+        """What each step is called, by its key."""
+        return {key: name for rank in reversed(self.ranks) for key, name in rank.step_names.items()}
 
     @cached_property
+    def _compared(self) -> tuple[Matches, Alignment]:
+        return compare_ranks(self.ranks)
+
+    @property
+    def matches(self) -> Matches:
+        """The collectives that several ranks took part in."""
+        return self._compared[0]
+
+    @property
     def alignment(self) -> Alignment:
         """How the ranks' clocks were brought together."""
-        return align_clocks(self.ranks, self.matches)
+        return self._compared[1]
 
     @cached_property
     def transfers_ns(self) -> tuple[Ints, ...]:
@@ -137,9 +149,11 @@ def merge_analyses(parts: Sequence[RunAnalysis]) -> RunAnalysis:
         parts[0],
         ranks=told_apart(ranks, [rank.clock.name for rank in ranks]),
         caveats=tuple(dict.fromkeys(caveat for part in parts for caveat in part.caveats)),
+        label=label_of_ranks([part.label for part in parts]),
+        files=len(parts),
         trace_warnings=(
             *((note,) if shifted else ()),
-            *dict.fromkeys(warning for part in parts for warning in part.trace_warnings),
+            *warnings_of_files([(part.trace.name, part.trace_warnings) for part in parts]),
         ),
     )
 
@@ -156,30 +170,46 @@ def _work(manifest: Manifest) -> tuple[str, float, int, str]:
 def _diagnose(run: RunAnalysis) -> Iterator[str]:
     ranks = run.ranks
     if (missing := run.alignment.missing_ranks) and any(len(rank.timings) for rank in ranks):
-        which = f"rank {missing[0]} is" if len(missing) == 1 else f"ranks {_ranges(missing)} are"
+        which = f"rank {missing[0]} is" if len(missing) == 1 else f"ranks {ranges_of(missing)} are"
         effect = (
             "waiting is not told apart from transfer"
             if len(ranks) < 2
             else "transfer may be shorter, and waiting longer, than reported"
         )
         yield f"{which} not among the traces: {effect}"
+    elif len(run.matches) and not any(rank.world_size for rank in ranks):
+        yield (
+            "how many ranks the job has is not known: if others are not among the traces, transfer is at most, and "
+            "waiting at least, what is reported"
+        )
     if unmatched := run.matches.unmatched:
         yield (
-            f"{unmatched:,} collectives have no match on the other ranks: their waiting is not told apart from transfer"
+            f"{unmatched:,} collective{' has' if unmatched == 1 else 's have'} no match on the other ranks: waiting is "
+            "not told apart from transfer there"
         )
-    if (apart_ns := _apart_ns(run)) > _APART_NS:
+    if run.matches.doubt:
+        yield (
+            f"{run.matches.doubt}: what only its order would pair is not matched, as it may be of several "
+            "communicators or steps"
+        )
+    if (residual_ns := run.alignment.residual_p95_ns or 0) > APART_NS:
+        yield (
+            f"ends of matched collectives differ by up to {residual_ns / 1e6:,.2f} ms between files (95th percentile): "
+            "waiting is uncertain by as much, or some of them are not the same collective"
+        )
+    if (apart_ns := _apart_ns(run)) > _CLOCKS_APART_NS:
         yield (
             f"by the files' clocks what was matched ran {apart_ns / 1e9:,.0f} s apart, and steps have no numbers: if "
             "the clocks are right, it is of different steps, and waiting is not what is reported"
         )
-    if len(run.matches) and _may_mix_communicators(ranks):
+    if len(run.matches) and _may_mix_communicators(run):
         yield (
             "collectives ran on several streams, and nothing tells their communicators apart: if these are several, "
             "collectives of different ones may be matched, and waiting is not what is reported"
         )
     if any(len(rank.timings) and not len(rank.times) for rank in ranks):
         yield "the trace marks no steps, so no tail is known: see --step-range"
-    elif any(np.any(rank.backward_end_ns == UNKNOWN) for rank in ranks if len(rank.timings)):
+    elif any(np.any(rank.backward_end_ns == NO_TIME) for rank in ranks if len(rank.timings)):
         yield "no compute of some steps is known to be backward, so their tail is not known"
 
 
@@ -189,26 +219,16 @@ def _apart_ns(run: RunAnalysis) -> int:
     by_order = any(np.all(rank.step_numbers == UNKNOWN) and UNKNOWN in rank.timings.sequence for rank in ranks)
     if not by_order or SESSION_START not in run.alignment.method:
         return 0
-    return max(abs(clock.beyond_epoch_ns) for clock in run.alignment.clocks)
+    beyond_ns = max(abs(clock.beyond_epoch_ns) for clock in run.alignment.clocks)
+    return max(beyond_ns, run.alignment.residual_p95_ns or 0)
 
 
-def _may_mix_communicators(ranks: Sequence[RankCollectives]) -> bool:
-    """Whether a job of more than two ranks has collectives of unknown communicators on several streams of a rank.
+def _may_mix_communicators(run: RunAnalysis) -> bool:
+    """Whether collectives of unknown communicators are on several streams of a rank.
 
-    NCCL's streams are those of communicators in most frameworks; of two ranks all communicators are of the same two.
+    NCCL's streams are those of communicators in most frameworks, so they tell which is which of two ranks that are all.
     """
-    unnamed = [rank.timings.lane[rank.timings.group == UNKNOWN] for rank in ranks]
-    return max(len(ranks), *(rank.world_size or 0 for rank in ranks)) > 2 and any(
-        len(np.unique(lanes[lanes != UNKNOWN])) > 1 for lanes in unnamed
-    )
-
-
-def _ranges(numbers: tuple[int, ...]) -> str:
-    """``1-3, 5`` for 1, 2, 3, 5."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1][1:] = [number]
-        else:
-            runs.append([number])
-    return ", ".join("-".join(map(str, run)) for run in runs)
+    if run.matches.by_stream and {rank.world_size for rank in run.ranks} == {2}:
+        return False
+    unnamed = [rank.timings.lane[rank.timings.group == UNKNOWN] for rank in run.ranks]
+    return any(len(np.unique(lanes[lanes != UNKNOWN])) > 1 for lanes in unnamed)

@@ -10,7 +10,7 @@ import numpy as np
 from ddp_prof.analyze.collectives.exposed_time import WHENS, divide_by_when, divide_by_why, wait_end_ns
 from ddp_prof.analyze.frames import known
 from ddp_prof.analyze.intervals import union
-from ddp_prof.trace import UNKNOWN
+from ddp_prof.trace import NO_TIME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -84,7 +84,7 @@ def _first(rank: RankCollectives, rows: Ints) -> Ints:
     """The first time at which anything is known of the collectives."""
     timings = rank.timings
     times = np.concatenate([timings.ready_ns[rows], timings.launch_ns[rows], timings.start_ns[rows]])
-    first: Ints = times[times != UNKNOWN].min()
+    first: Ints = times[times != NO_TIME].min()
     return first
 
 
@@ -93,7 +93,7 @@ def _rank_view(rank: RankCollectives, rows: Ints, wait_ns: Ints, clock: ClockOff
 
     def since(time_ns: Ints) -> list[Any]:
         moved = (clock.common_ns(time_ns) - origin).tolist()
-        return [None if time == UNKNOWN else shifted for time, shifted in zip(time_ns.tolist(), moved, strict=True)]
+        return [None if time == NO_TIME else shifted for time, shifted in zip(time_ns.tolist(), moved, strict=True)]
 
     window = union(_first(rank, rows)[np.newaxis], timings.end_ns[rows].max()[np.newaxis])
     compute = rank.compute & window

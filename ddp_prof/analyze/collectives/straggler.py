@@ -10,7 +10,8 @@ the others wait there, or it stays late for all that follow::
 
 A lag below the residual of the clocks is no lag: nobody is said to be last. Where the clocks cannot be compared there
 are no lags. The *cost* of a step is put down to the rank with the largest lag: the longest exposed wait of another rank
-at the collectives of the step where that rank arrived last.
+at the collectives of the step where that rank arrived last. A capture without steps is no step: each collective counts
+by itself, and each rank has a cost, which is the longest exposed wait of another rank at those where it arrived last.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 
 CHANCE = 0.05
-"""How likely chance may be to make a straggler of a rank that is like the others."""
+"""How likely chance may be to make a straggler of any rank, where all are alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +52,12 @@ class RankSkew(Ranked):
     Attributes:
         collectives: Matched collectives that it took part in.
         last_collectives: Those at which it arrived last, by more than the residual.
-        last_steps: Steps in which it had the largest lag, by more than the residual.
-        lag_ns: Median over the steps; negative where it is early.
-        lag_when_last_ns: Median over the steps in which it had the largest lag; ``None`` where there are none.
+        last_steps: Steps in which it had the largest lag, by more than the residual; 0 without steps.
+        lag_ns: Median over the steps, without steps over the collectives; negative where it is early.
+        lag_when_last_ns: Median over those in which it had the largest lag; ``None`` where there are none.
         worst_lag_ns: The largest of any step.
         exposed_wait_ns: Its own wait for others that no compute hid, summed.
-        cost_ns: Summed cost of the steps in which it had the largest lag.
+        cost_ns: Summed cost of the steps in which it had the largest lag; without steps its cost in the capture.
     """
 
     rank: int | None
@@ -98,9 +99,10 @@ class RunSkew(Framed):
     """The skew of a run.
 
     Attributes:
+        steps: Those with matched collectives; empty where the traces tell no steps.
         straggler: Index of the rank that arrives last in more steps than chance would have it; ``None`` if none does.
         reason: Why nothing can be said, if so.
-        has_steps: Whether a trace tells steps; else the whole capture is the only one.
+        has_steps: Whether a trace tells steps.
     """
 
     ranks: tuple[RankSkew, ...]
@@ -113,7 +115,7 @@ class RunSkew(Framed):
 
     def to_frame(self) -> pd.DataFrame:
         """A row a rank."""
-        return frame_of(self.ranks)
+        return frame_of(RankSkew, self.ranks)
 
 
 def measure_skew(run: RunAnalysis) -> RunSkew:
@@ -127,12 +129,14 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
         lags[:] = np.nan  # the clocks tell nothing about who came first
     least = alignment.residual_p95_ns or 0
     last = _last(lags, least)
-    of_steps = [step == number for number in numbers]
-    by_step = np.array([_largest(lags[rows]) for rows in of_steps]).reshape(len(numbers), len(ranks))
+    by_steps = run.has_steps and len(numbers) > 0
+    of_steps = [step == number for number in numbers] if by_steps else []
+    by_step = np.array([_largest(lags[rows]) for rows in of_steps]).reshape(len(of_steps), len(ranks))
     last_of_step = _last(by_step, least)
     cost = [_cost(waits[rows & (last == late)], late) for rows, late in zip(of_steps, last_of_step, strict=True)]
-    exposed_wait = [waits[rows].sum(axis=0) for rows in of_steps]
+    exposed_wait = [waits[rows].sum(axis=0) for rows in of_steps] if by_steps else [waits.sum(axis=0)]
     times_last = np.bincount(last_of_step[last_of_step != UNKNOWN], minlength=len(ranks))
+    compared, late_in = (by_step, last_of_step) if by_steps else (lags, last)
     return RunSkew(
         ranks=tuple(
             RankSkew(
@@ -142,13 +146,15 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
                 collectives=int((matches.rows[:, index] != UNKNOWN).sum()),
                 last_collectives=int((last == index).sum()),
                 last_steps=int(times_last[index]),
-                lag_ns=_median(by_step[:, index]),
-                worst_lag_ns=_whole(_largest(by_step[:, [index]])[0]),
+                lag_ns=_median(compared[:, index]),
+                worst_lag_ns=_whole(_largest(compared[:, [index]])[0]),
                 exposed_wait_ns=sum(int(wait[index]) for wait in exposed_wait) if len(matches) else None,
-                cost_ns=sum(ns for ns, late in zip(cost, last_of_step, strict=True) if late == index),
+                cost_ns=sum(ns for ns, late in zip(cost, last_of_step, strict=True) if late == index)
+                if by_steps
+                else _cost(waits[last == index], index),
                 qualifier=rank.qualifier,
                 of_several=rank.of_several,
-                lag_when_last_ns=_median(by_step[last_of_step == index, index]),
+                lag_when_last_ns=_median(compared[late_in == index, index]),
             )
             for index, rank in enumerate(ranks)
         ),
@@ -163,9 +169,9 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
                     for wait, known in zip(exposed_wait[row], takes_part[of_steps[row]].any(axis=0), strict=True)
                 ),
             )
-            for row, number in enumerate(numbers)
+            for row, number in enumerate(numbers[: len(of_steps)])
         ),
-        straggler=_straggler(times_last, len(numbers)),
+        straggler=_straggler(times_last),
         alignment=alignment,
         reason=_reason(ranks, matches, alignment),
         warnings=run.warnings,
@@ -229,12 +235,16 @@ def _cost(waits_ns: Ints, late: int) -> int:
     return 0 if late == UNKNOWN else int(np.delete(waits_ns.sum(axis=0), late).max(initial=0))
 
 
-def _straggler(times_last: Ints, steps: int) -> int | None:
-    """The rank that is last most often, if among equals that would happen to it in less than one run of twenty."""
-    if len(times_last) < 2 or not times_last.any():
+def _straggler(times_last: Ints) -> int | None:
+    """The rank that is last most often, if among equals that would happen to any of them in one run of twenty at most.
+
+    A step in which nobody is late is no trial. Each rank has its chance to be the one, hence their number as a factor.
+    """
+    ranks = len(times_last)
+    if ranks < 2 or not times_last.any():
         return None
     most = int(times_last.argmax())
-    return most if _at_least(int(times_last[most]), steps, 1 / len(times_last)) < CHANCE else None
+    return most if ranks * _at_least(int(times_last[most]), int(times_last.sum()), 1 / ranks) < CHANCE else None
 
 
 def _at_least(times: int, trials: int, chance: float) -> float:
@@ -251,7 +261,7 @@ def _reason(ranks: Sequence[RankCollectives], matches: Matches, alignment: Align
         return None
     if len(ranks) < 2:
         return "that takes the traces of at least two ranks of a run; give the others, too (--one-run joins files)"
-    return "no collective is found on two ranks"
+    return matches.doubt or "no collective is found on two ranks"
 
 
 def _median(lags: Floats) -> int | None:

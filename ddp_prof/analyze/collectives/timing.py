@@ -10,6 +10,11 @@
 known of what backward launched, and of what follows it before the optimizer: what forward launches waits for no
 gradient. Nor does an all-gather or a broadcast, as those of parameters. It is not known within a CUDA graph, whose
 kernels are launched by one call, nor of what began earlier: that kernel's gradient was another one's.
+
+*Input* is whatever feeds a collective, such as the copy of gradients into a bucket, or the compute before an all-gather
+in forward. It is inferred: a collective waits for the stream that is current where it is launched, and the last
+operation there is the one that the same thread launched last. Where a trace records who waits for whom, that is to
+stand in its place: :func:`_input_ends`.
 """
 
 from __future__ import annotations
@@ -22,19 +27,20 @@ import numpy as np
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE, last_by_step
 from ddp_prof.analyze.core.device_phases import find_device_phases
 from ddp_prof.analyze.core.operations import OPERATIONS, POINT_TO_POINT, operation_of
+from ddp_prof.analyze.core.steps import Steps
 from ddp_prof.analyze.intervals import union
 from ddp_prof.analyze.quality.unknown_work import why_unknown
 from ddp_prof.analyze.ranks import Ranked
-from ddp_prof.trace import UNKNOWN, Category, CollectiveMetadata, Table, looked_up, select
+from ddp_prof.trace import NO_TIME, UNKNOWN, Category, CollectiveMetadata, Table, distinct, looked_up, select
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
     from ddp_prof.analyze.core.attribution import Events
     from ddp_prof.analyze.core.device_phases import DevicePhases
     from ddp_prof.analyze.core.rank_events import RankEvents
-    from ddp_prof.analyze.core.step_breakdown import StepTimes
+    from ddp_prof.analyze.core.step_times import StepTimes
     from ddp_prof.analyze.intervals import Intervals
     from ddp_prof.trace import Ints, Mask, Trace
 
@@ -50,7 +56,7 @@ _OF_NONE = [OPERATIONS.index(operation) for operation in ("all_gather", "broadca
 
 @dataclass(frozen=True)
 class CollectiveTimings(Table):
-    """A row a collective, by step and then by launch. ``UNKNOWN`` stands for what the trace does not tell.
+    """A row a collective, by step and then by launch. What the trace does not tell is ``UNKNOWN``, or ``NO_TIME``.
 
     Attributes:
         step: Index into the rank's steps.
@@ -63,6 +69,13 @@ class CollectiveTimings(Table):
         bucket, bytes: From our range; bytes else from the arguments that the profiler noted.
         group: Index into :attr:`RankCollectives.groups`.
         sequence: Number within the group, where the profiler noted it.
+        input_ns: When what feeds it ended; not after its start.
+        blocking_ns: How long something stood still for it.
+        slack_ns: How much later it could have ended without delaying its consumer, the operation that it delayed most
+            or left the least time; negative where the consumer's stream stood still for it.
+        consumer: Index into :attr:`RankCollectives.consumers` of the consumer's name.
+        consumer_lane, consumer_start_ns: Its stream and its start.
+        held_by: Index into ``dependencies.blocking.HELD_BY``: what the consumer waited for last.
     """
 
     step: Ints
@@ -80,6 +93,13 @@ class CollectiveTimings(Table):
     group: Ints
     group_size: Ints
     sequence: Ints
+    input_ns: Ints
+    blocking_ns: Ints
+    slack_ns: Ints
+    consumer: Ints
+    consumer_lane: Ints
+    consumer_start_ns: Ints
+    held_by: Ints
 
     @property
     def index(self) -> Ints:
@@ -96,9 +116,10 @@ class RankCollectives(Ranked):
         epoch_ns: UTC nanoseconds of the clock's 0, ``None`` where unknown.
         world_size: Ranks in the job, ``None`` where unknown.
         groups: Names of communicators.
+        consumers: Names of operations that need collectives.
         step_numbers: The steps' own numbers, ``UNKNOWN`` where they carry none.
         step_keys: A number for each step that no other one has; see ``Steps.keys``.
-        backward_end_ns: End of the last compute of backward in each step, ``UNKNOWN`` where none is known, as in a
+        backward_end_ns: End of the last compute of backward in each step, ``NO_TIME`` where none is known, as in a
             capture without steps.
         device_phases: The phase of the rank at each instant.
         compute: Compute of the rank, at least all that runs while its collectives do.
@@ -123,6 +144,7 @@ class RankCollectives(Ranked):
     qualifier: str = ""
     of_several: bool = False
     reason: str | None = None
+    consumers: tuple[str, ...] = ()
 
     @property
     def keys_of_steps(self) -> Ints:
@@ -130,17 +152,32 @@ class RankCollectives(Ranked):
         return np.where(self.step_keys == UNKNOWN, np.arange(len(self.step_keys)), self.step_keys)
 
     @property
+    def step_names(self) -> dict[int, str]:
+        """What each step is called, by its key; see ``Steps.names``."""
+        keys = self.keys_of_steps
+        numbers = np.where(self.step_numbers == UNKNOWN, keys, self.step_numbers)
+        return dict(zip(keys.tolist(), Steps.numbered(numbers).names, strict=True))
+
+    @property
     def keys(self) -> Ints:
         """The key of each collective's step, ``UNKNOWN`` outside of any."""
         return looked_up(self.keys_of_steps, self.timings.step)
 
 
+def collective_rows(rank: RankEvents) -> Ints:
+    """Rows of a rank's events that are collectives, by step and then by launch."""
+    events = rank.events
+    rows = np.flatnonzero(events.category == Category.COMMUNICATION)
+    return rows[np.lexsort((events.start_ns[rows], events.launch_ns[rows], events.step[rows]))]
+
+
 def find_timings(rank: RankEvents) -> RankCollectives:
     """The collectives of a rank."""
     trace = rank.trace
-    events = rank.of(Category.COMMUNICATION)
-    events = select(events, np.lexsort((events.start_ns, events.launch_ns, events.step)))
+    rows = collective_rows(rank)
+    events = select(rank.events, rows)
     backward = select(rank.events, rank.is_backward)
+    names, needs = _needs(rank, rows)
     noted = _noted(trace.collective_metadata, events)
     groups = [int(group) for group in np.unique(noted.group_id) if group != UNKNOWN]
     return RankCollectives(
@@ -150,7 +187,8 @@ def find_timings(rank: RankEvents) -> RankCollectives:
         clock=trace.path,
         epoch_ns=trace.epoch_ns,
         world_size=trace.world_size,
-        timings=_timings(rank, events, backward, noted, groups),
+        timings=_timings(rank, events, backward, noted, groups, needs),
+        consumers=names,
         groups=tuple(trace.names[group] for group in groups),
         step_numbers=rank.steps.number,
         step_keys=rank.step_keys,
@@ -173,16 +211,21 @@ def beside_collectives(found: RankCollectives, *, to_draw: bool) -> RankCollecti
     kept = union(timings.start_ns, timings.end_ns)
     if to_draw and len(timings):
         steps, row = np.unique(timings.step, return_inverse=True)
-        first, last = np.full(len(steps), np.iinfo(np.int64).max), np.zeros(len(steps), np.int64)
+        first, last = np.full(len(steps), np.iinfo(np.int64).max), np.full(len(steps), NO_TIME)
         for time in (timings.ready_ns, timings.launch_ns, timings.start_ns):
-            np.minimum.at(first, row[time != UNKNOWN], time[time != UNKNOWN])
+            np.minimum.at(first, row[time != NO_TIME], time[time != NO_TIME])
         np.maximum.at(last, row, timings.end_ns)
         kept = union(first, last)
     return replace(found, compute=found.compute & kept)
 
 
 def _timings(
-    rank: RankEvents, events: Events, backward: Events, noted: CollectiveMetadata, groups: Sequence[int]
+    rank: RankEvents,
+    events: Events,
+    backward: Events,
+    noted: CollectiveMetadata,
+    groups: Sequence[int],
+    needs: Mapping[str, Ints],
 ) -> CollectiveTimings:
     blocking = _blocking(rank, events, backward)
     follows = (blocking == BLOCKING.index("after_backward")) & (events.phase == UNKNOWN)
@@ -211,34 +254,71 @@ def _timings(
         group=np.where(noted.group_id == UNKNOWN, UNKNOWN, group),
         group_size=noted.group_size,
         sequence=noted.sequence,
+        input_ns=_input_ends(rank, events),
+        **needs,
     )
+
+
+def _needs(rank: RankEvents, rows: Ints) -> tuple[tuple[str, ...], dict[str, Ints]]:
+    """Names of consumers, and the columns that tell who needed each of some events, and who stood still for it."""
+    blocking, activities = rank.blocking, rank.trace.activities
+    needed = blocking.consumer_of_event[rows]
+    consumer = looked_up(blocking.consumers.consumer, needed)
+    name_id = looked_up(activities.name_id, consumer)
+    used = np.unique(name_id[name_id != UNKNOWN])
+    return tuple(rank.trace.names[name] for name in used.tolist()), {
+        "blocking_ns": blocking.by_event_ns[rows],
+        "slack_ns": looked_up(blocking.consumers.slack_ns, needed, NO_TIME),
+        "consumer": np.where(name_id == UNKNOWN, UNKNOWN, np.searchsorted(used, name_id)),
+        "consumer_lane": looked_up(activities.lane, consumer),
+        "consumer_start_ns": looked_up(activities.start_ns, consumer, NO_TIME),
+        "held_by": looked_up(blocking.consumers.held_by, needed),
+    }
 
 
 def _ready(
     events: Events, backward: Events, gradient_threads: Collection[int], of_gradients: Mask
 ) -> tuple[Ints, Ints]:
     """When the gradients of each collective were ready, and by which of :data:`READY_SOURCES` that is known."""
-    ready = np.full(len(events), UNKNOWN, np.int64)
-    source = ready.copy()
+    ready, source = np.full(len(events), NO_TIME), np.full(len(events), UNKNOWN)
     on_host = events.activity == UNKNOWN
     ready[on_host], source[on_host] = events.launch_ns[on_host], READY_SOURCES.index("hook")
     for launcher in np.unique(events.launcher[~on_host]).tolist():
         asked = np.flatnonzero(of_gradients & ~on_host & (events.launcher == launcher) & (events.step != UNKNOWN))
         gradients = select(backward, backward.launcher == launcher) if launcher in gradient_threads else backward
-        gradients = select(gradients, np.argsort(gradients.launch_ns, kind="stable"))
-        last = np.searchsorted(gradients.launch_ns, events.launch_ns[asked], side="right") - 1
-        found = (last >= 0) & (looked_up(gradients.step, last) == events.step[asked])
-        found &= looked_up(gradients.launch_ns, last) < events.launch_ns[asked]
-        found &= looked_up(gradients.end_ns, last) <= events.start_ns[asked]
-        ready[asked[found]] = gradients.end_ns[last[found]]
-        source[asked[found]] = READY_SOURCES.index("kernel")
+        ready[asked] = _end_of_last_before(gradients, select(events, asked))
+    source[~on_host & (ready != NO_TIME)] = READY_SOURCES.index("kernel")
     return ready, source
+
+
+def _input_ends(rank: RankEvents, events: Events) -> Ints:
+    """When what feeds each collective ended: what its thread launched last before it, of the same step."""
+    ends = np.full(len(events), NO_TIME)
+    is_input = (rank.events.category != Category.COMMUNICATION) & (rank.events.launch_ns != NO_TIME)
+    asked = (events.activity != UNKNOWN) & (events.step != UNKNOWN)
+    for launcher in distinct(events.launcher[asked]):
+        rows = np.flatnonzero(asked & (events.launcher == launcher))
+        work = select(rank.events, is_input & (rank.events.launcher == launcher))
+        ends[rows] = _end_of_last_before(work, select(events, rows))
+    return ends
+
+
+def _end_of_last_before(work: Events, collectives: Events) -> Ints:
+    """The end of what was launched last before each collective, in its step.
+
+    ``NO_TIME`` where that is not done when the collective starts, or where one call launched both, as a graph's does.
+    """
+    work = select(work, np.lexsort((work.end_ns, work.launch_ns)))
+    last = np.searchsorted(work.launch_ns, collectives.launch_ns, side="right") - 1
+    end_ns = looked_up(work.end_ns, last, NO_TIME)
+    is_before = (looked_up(work.launch_ns, last) < collectives.launch_ns) & (end_ns <= collectives.start_ns)
+    return np.where((looked_up(work.step, last) == collectives.step) & is_before, end_ns, NO_TIME)
 
 
 def _blocking(rank: RankEvents, events: Events, backward: Events) -> Ints:
     """Launched while the host synchronizes, or, where no range tells that, after all of backward was launched."""
-    last = looked_up(last_by_step(backward.launch_ns, backward.step, len(rank.steps)), events.step)
-    after = (last != UNKNOWN) & (events.launch_ns > last) & (events.phase != BACKWARD_PHASE)
+    last = looked_up(last_by_step(backward.launch_ns, backward.step, len(rank.steps)), events.step, NO_TIME)
+    after = (last != NO_TIME) & (events.launch_ns > last) & (events.phase != BACKWARD_PHASE)
     on_compute_stream = (events.lane != UNKNOWN) & (events.lane == rank.compute_stream)
     codes = np.select([(events.phase == SYNCHRONIZE_PHASE) | after, on_compute_stream], [1, 2], 0)
     return codes.astype(np.int64)

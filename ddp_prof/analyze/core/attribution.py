@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddp_prof.range_names import BACKWARD, OPTIMIZER, PHASES, SYNCHRONIZE
-from ddp_prof.trace import AUTOGRAD, UNKNOWN, Category, Kind, Table, concatenate, looked_up, select
+from ddp_prof.trace import AUTOGRAD, NO_TIME, UNKNOWN, Category, Kind, Table, concatenate, looked_up, select
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -41,8 +41,8 @@ class Events(Table):
         phase: Index into ``range_names.PHASES``, ``UNKNOWN`` outside of any.
         kernel: 1 for a kernel, 0 for anything else.
         activity: Row in the trace's activities; ``UNKNOWN`` for an event of the host.
-        launch_ns: When the host asked for it, ``UNKNOWN`` where the trace does not tell; on a CPU its start.
-        launcher: Thread that asked; ``UNKNOWN`` likewise, and on a CPU.
+        launch_ns: When the host asked for it, ``NO_TIME`` where the trace does not tell; on a CPU its start.
+        launcher: Thread that asked; ``UNKNOWN`` where the trace does not tell, and on a CPU.
     """
 
     start_ns: Ints
@@ -75,7 +75,7 @@ def device_events(
     """
     mine = trace.activities.process == process
     activities, call = select(trace.activities, mine), trace.launching_calls[mine]
-    launch_ns = looked_up(trace.calls.start_ns, call)
+    launch_ns = looked_up(trace.calls.start_ns, call, NO_TIME)
     launcher = looked_up(trace.calls.lane, call)
     phase, backward = phases.kind_at(launch_ns), "ranges"
     if BACKWARD_PHASE not in phases.kind:
@@ -131,8 +131,8 @@ def _on_host(start_ns: Ints, end_ns: Ints, category: Category, phase: Ints, step
 
 
 def last_by_step(time_ns: Ints, step: Ints, steps: int) -> Ints:
-    """The latest time of each step, ``UNKNOWN`` where it has none; times of a trace are not negative."""
-    last = np.full(steps, UNKNOWN, np.int64)
+    """The latest time of each step, ``NO_TIME`` where it has none."""
+    last = np.full(steps, NO_TIME, np.int64)
     np.maximum.at(last, step[step != UNKNOWN], time_ns[step != UNKNOWN])
     return last
 

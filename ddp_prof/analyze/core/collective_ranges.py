@@ -10,7 +10,7 @@ import numpy as np
 from ddp_prof.analyze.core.operations import OPERATIONS
 from ddp_prof.analyze.intervals import innermost
 from ddp_prof.range_names import COLLECTIVES, ranges_among
-from ddp_prof.trace import UNKNOWN, Category, Table, looked_up
+from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Table, looked_up
 
 if TYPE_CHECKING:
     from ddp_prof.trace import Ints, Mask, Trace
@@ -42,7 +42,7 @@ class CollectiveRanges(Table):
 
     def round_activities(self, trace: Trace, chosen: Mask | Ints) -> Ints:
         """Row of the range that each of some activities was launched in; ``UNKNOWN`` of what is no collective."""
-        row = self.launched_in(looked_up(trace.calls.start_ns, trace.launching_calls[chosen]))
+        row = self.launched_in(looked_up(trace.calls.start_ns, trace.launching_calls[chosen], NO_TIME))
         return np.where(trace.activities.category[chosen] == Category.COMMUNICATION, row, UNKNOWN)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 ALL_REDUCE = "all_reduce"
+NOTIFY = "notify"
+"""Of DeepEP: tells peers how much a dispatch or combine will bring them. A part of that one, not another collective."""
 
 OPERATIONS = (
     ALL_REDUCE,
@@ -17,10 +19,13 @@ OPERATIONS = (
     "scatter",
     "barrier",
     "reduce",
+    NOTIFY,
 )
 """All that are told apart; a table holds an index into it."""
 
 _SIGNS = (
+    ("notifydispatch", NOTIFY),
+    ("notifycombine", NOTIFY),
     ("onecclreducebase", None),  # so it is called for an all-reduce, too
     ("allreduce", ALL_REDUCE),
     ("onerankreduce", ALL_REDUCE),

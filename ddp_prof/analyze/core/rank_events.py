@@ -10,20 +10,37 @@ import numpy as np
 
 from ddp_prof.analyze.core.attribution import (
     BACKWARD_PHASE,
+    SYNCHRONIZE_PHASE,
     Events,
     device_events,
     host_communication,
     host_events,
     last_by_step,
 )
+from ddp_prof.analyze.core.blocking import RankBlocking, blocking_of_part, device_blocking, host_blocking
 from ddp_prof.analyze.core.collective_ranges import CollectiveRanges, find_collective_ranges
+from ddp_prof.analyze.core.operations import NOTIFY, operation_of
 from ddp_prof.analyze.core.phases import Phases, find_phases
-from ddp_prof.analyze.core.step_breakdown import StepBreakdown, StepTimes, measure_breakdown, measure_step_times
+from ddp_prof.analyze.core.step_breakdown import StepBreakdown, measure_breakdown
+from ddp_prof.analyze.core.step_times import StepTimes, device_lead, is_ahead, measure_step_times
 from ddp_prof.analyze.core.steps import NO_PATTERNS, RangePatterns, Steps, find_steps, name_ranges
+from ddp_prof.analyze.dependencies.edges import Dependencies, find_dependencies
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.errors import TraceError
 from ddp_prof.range_names import PROCESS, ranges_among
-from ddp_prof.trace import UNKNOWN, Category, concatenate, distinct, distinct_rows, empty, looked_up, select
+from ddp_prof.table import Brief
+from ddp_prof.trace import (
+    NO_TIME,
+    SYNC_IN_PARTS,
+    UNKNOWN,
+    Category,
+    concatenate,
+    distinct,
+    distinct_rows,
+    empty,
+    looked_up,
+    select,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,8 +48,20 @@ if TYPE_CHECKING:
     from ddp_prof.trace import Ints, Mask, Trace
 
 
+class TraceDependencies:
+    """The recorded dependencies of a trace, which all its ranks share."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+
+    @cached_property
+    def found(self) -> Dependencies:
+        """The edges and the order of streams."""
+        return find_dependencies(self._trace)
+
+
 @dataclass(frozen=True)
-class RankEvents:
+class RankEvents(Brief):
     """One rank: a process and, on GPUs, one of its devices.
 
     Attributes:
@@ -41,6 +70,7 @@ class RankEvents:
         rank: Rank in the job, ``None`` where the trace does not tell.
         events: What it did; what belongs to warm-up steps is left out.
         steps: The measured steps; where the trace tells none, the whole capture as a single one without a number.
+        is_followed: Of each step whether the one after it is the next of ``steps``, and not one of warm-up.
         phases: The host's ranges of phases, those of warm-up steps included.
         collective_ranges: Our ranges round collectives, likewise.
         has_steps: Whether the trace tells steps.
@@ -48,6 +78,9 @@ class RankEvents:
         backward: How events were attributed to backward: ``ranges``, ``inferred`` (by thread) or ``none``.
         step_notes: Which ranges that could be steps were left out or cut, a line each.
         other_gradient_threads: Threads that launch compute of backward in other parts of the capture.
+        told_ahead: Whether the host runs ahead in the capture of which this is a part; ``None`` where it is all of it.
+        dependencies: Who waited for whom in the trace, found when it is asked for.
+        with_warmup: The same rank with what belongs to warm-up steps, where there are any.
     """
 
     trace: Trace
@@ -56,6 +89,7 @@ class RankEvents:
     rank: int | None
     events: Events
     steps: Steps
+    is_followed: Mask
     phases: Phases
     collective_ranges: CollectiveRanges
     has_steps: bool
@@ -63,6 +97,14 @@ class RankEvents:
     backward: str
     step_notes: tuple[str, ...]
     other_gradient_threads: frozenset[int] = frozenset()
+    told_ahead: bool | None = None
+    dependencies: TraceDependencies = None  # type: ignore[assignment]  # never None once the rank is made
+    with_warmup: RankEvents | None = None
+
+    @property
+    def captured(self) -> RankEvents:
+        """The rank with all that it did, warm-up included: what is drawn, where this is what is measured."""
+        return self.with_warmup or self
 
     def of(self, category: Category) -> Events:
         """The events of one category."""
@@ -81,9 +123,36 @@ class RankEvents:
         return measure_breakdown(self.events, self.steps, self.union_of, on_host=self.device is None)
 
     @cached_property
+    def lead_ns(self) -> tuple[Ints, Ints]:
+        """Of each step its device work, and what of that lies outside the host's range of the step."""
+        return device_lead(self.events, self.steps)
+
+    @cached_property
+    def runs_ahead(self) -> bool:
+        """Whether the host runs ahead of the device: most device work of its steps lies outside their host ranges."""
+        if self.told_ahead is not None:
+            return self.told_ahead
+        work_ns, outside_ns = self.lead_ns
+        return self.has_steps and is_ahead(int(work_ns.sum()), int(outside_ns.sum()))
+
+    @cached_property
     def step_times(self) -> StepTimes:
-        """What filled the host's time of each step; nothing for a capture without steps."""
-        return measure_step_times(self.steps, self.phases, self.union_of) if self.has_steps else empty(StepTimes)
+        """How long each step took, and what filled that time; nothing for a capture without steps."""
+        if not self.has_steps:
+            return empty(StepTimes)
+        device_follows = self.is_followed if self.runs_ahead else None
+        return measure_step_times(self.events, self.steps, self.phases, self.union_of, device_follows)
+
+    @cached_property
+    def blocking(self) -> RankBlocking:
+        """How long its streams, on a CPU its host, stood still for communication."""
+        if self.trace.sync_reason == SYNC_IN_PARTS:
+            return blocking_of_part(self.events, len(self.steps))
+        is_by_host = np.any((self.events.category == Category.COMMUNICATION) & (self.events.activity == UNKNOWN))
+        if self.device is None or is_by_host:
+            waits = int((self.phases.kind == SYNCHRONIZE_PHASE).sum())
+            return host_blocking(self.phases.union_of(SYNCHRONIZE_PHASE), waits, self.events, len(self.steps))
+        return device_blocking(self.trace, self.dependencies.found, self.is_mine, self.events, self.steps)
 
     @cached_property
     def is_backward(self) -> Mask:
@@ -92,13 +161,34 @@ class RankEvents:
         return rows
 
     @cached_property
+    def is_collective(self) -> Mask:
+        """Which events are collectives, each counted once: what only prepares another one is a part of that."""
+        rows: Mask = self.events.category == Category.COMMUNICATION
+        parts = [row for row, name in enumerate(self.trace.names) if NOTIFY in name and operation_of(name) == NOTIFY]
+        return rows & ~np.isin(looked_up(self.trace.activities.name_id, self.events.activity), parts) if parts else rows
+
+    @cached_property
     def gradient_threads(self) -> frozenset[int]:
         """The threads that launch compute of backward."""
         return self.other_gradient_threads | frozenset(distinct(self.events.launcher[self.is_backward]))
 
+    @property
+    def is_mine(self) -> Mask:
+        """Which of the trace's activities are the rank's, warm-up included."""
+        activities = self.trace.activities
+        mine: Mask = (activities.process == self.process) & (activities.device == self.device)
+        return mine
+
+    @cached_property
+    def main_thread(self) -> int:
+        """The thread that opens the ranges of steps; where there are none, the process's first one."""
+        spans = self.trace.spans
+        lanes = spans.lane[(spans.process == self.process) & np.isin(spans.start_ns, self.steps.start_ns)]
+        return int(np.bincount(lanes).argmax()) if len(lanes) and self.has_steps else self.process
+
     @cached_property
     def backward_end_ns(self) -> Ints:
-        """End of the last compute of backward of each step; ``UNKNOWN`` where none is known.
+        """End of the last compute of backward of each step; ``NO_TIME`` where none is known.
 
         Nor is it in a capture without steps, which may hold many backward passes.
         """
@@ -112,7 +202,7 @@ class RankEvents:
         Launches of another phase end it. A step may hold several, a capture without steps has none.
         """
         events = self.events
-        known = (events.launch_ns != UNKNOWN) & (events.phase != UNKNOWN) & (events.step != UNKNOWN)
+        known = (events.launch_ns != NO_TIME) & (events.phase != UNKNOWN) & (events.step != UNKNOWN)
         if self.backward != "inferred" or not self.has_steps or not known.any():
             return empty(Phases)
         events = select(events, np.flatnonzero(known)[np.argsort(events.launch_ns[known], kind="stable")])
@@ -196,20 +286,25 @@ def find_rank_events(
         known: What is known beside the trace, where it is part of a capture: ranks that did nothing in it are found.
 
     Raises:
-        TraceError: No range is named as the user says that steps are.
+        TraceError: No range is named as the user says that steps, or backward, are.
     """
     known = known or look_round(trace)
     on_devices = set(known.devices)
     found: list[RankEvents] = []
+    dependencies = TraceDependencies(trace)
     for process in sorted({*trace.processes, *on_devices}):
-        builder = _Builder(trace, process, patterns, known)
+        builder = _Builder(trace, process, patterns, known, dependencies)
         if process in on_devices:
             found += builder.device_ranks()
         elif process in trace.ranks or not (on_devices or trace.ranks):
             found.append(builder.host_rank())
-    if patterns.step is not None and not any(rank.has_steps or rank.step_notes for rank in found):
-        reason = f"no range matches --step-range '{patterns.step}'"
-        raise TraceError(trace.path, reason, f"the ranges there are: {name_ranges(trace)}")
+    for option, pattern, is_found in (
+        ("--step-range", patterns.step, any(rank.has_steps or rank.step_notes for rank in found)),
+        ("--backward-range", patterns.backward, any(BACKWARD_PHASE in rank.phases.kind for rank in found)),
+    ):
+        if pattern is not None and not is_found:
+            reason = f"no range matches {option} '{pattern}'"
+            raise TraceError(trace.path, reason, f"the ranges there are: {name_ranges(trace)}")
     return tuple(sorted(map(_without_warmup, found), key=_order))
 
 
@@ -220,11 +315,14 @@ def _order(rank: RankEvents) -> tuple[bool, int, int, int]:
 class _Builder:
     """Makes the ranks of one process."""
 
-    def __init__(self, trace: Trace, process: int, patterns: RangePatterns, known: Known) -> None:
+    def __init__(
+        self, trace: Trace, process: int, patterns: RangePatterns, known: Known, dependencies: TraceDependencies
+    ) -> None:
         self.trace, self.process, self.known = trace, process, known
         self.steps, self.step_notes = find_steps(trace, process, patterns.step)
         self.phases = find_phases(trace, process, patterns.backward)
         self.ranges = find_collective_ranges(trace, process)
+        self.dependencies = dependencies
 
     def device_ranks(self) -> list[RankEvents]:
         launchers = self.known.launchers[self.process] & self.known.computing[self.process]
@@ -263,12 +361,14 @@ class _Builder:
             rank=self.trace.ranks.get(self.process),
             events=events,
             steps=steps,
+            is_followed=np.arange(1, len(steps) + 1) < len(steps),
             phases=self.phases,
             collective_ranges=self.ranges,
             has_steps=has_steps,
             warmup_steps=0,
             backward=backward,
             step_notes=self.step_notes,
+            dependencies=self.dependencies,
             other_gradient_threads=self.known.gradient_threads.get((self.process, device), frozenset()),
         )
 
@@ -283,5 +383,7 @@ def _without_warmup(rank: RankEvents) -> RankEvents:
         rank,
         events=replace(events, step=looked_up(renumbered, events.step)),
         steps=select(rank.steps, measured),
+        is_followed=np.append(measured[1:], False)[measured],
         warmup_steps=int((~measured).sum()),
+        with_warmup=rank,
     )

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.analyze.core.attribution import SYNCHRONIZE_PHASE
 from ddp_prof.analyze.intervals import union_by_group
 from ddp_prof.trace import Category, Table
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddp_prof.analyze.core.attribution import Events
-    from ddp_prof.analyze.core.phases import Phases
     from ddp_prof.analyze.core.steps import Steps
     from ddp_prof.analyze.intervals import Intervals
     from ddp_prof.trace import Ints
@@ -123,27 +121,3 @@ def _windows(events: Events, steps: Steps, *, on_host: bool) -> tuple[Ints, Ints
     np.maximum.at(end, events.step[rows], events.end_ns[rows])
     launched = end >= start
     return np.where(launched, start, 0), np.where(launched, end, 0)
-
-
-@dataclass(frozen=True)
-class StepTimes(Table):
-    """What filled the host's time, a row a measured step; none where the trace tells no steps.
-
-    Attributes:
-        host_ns: Length of the host's range.
-        compute_ns: Compute of the rank in it.
-        calls_ns: In ``synchronize``, what neither compute nor communication fills: the host's work round its calls.
-    """
-
-    host_ns: Ints
-    compute_ns: Ints
-    calls_ns: Ints
-
-
-def measure_step_times(steps: Steps, phases: Phases, union_of: Callable[[Category], Intervals]) -> StepTimes:
-    """Look at the host's range of each step; arguments as of :func:`measure_breakdown`."""
-    start, end = steps.start_ns, steps.end_ns
-    compute = union_of(Category.COMPUTE)
-    busy = compute | union_of(Category.COMMUNICATION)
-    waiting = phases.union_of(SYNCHRONIZE_PHASE)
-    return StepTimes(end - start, compute.covered_ns(start, end), (waiting - busy).covered_ns(start, end))

@@ -11,7 +11,7 @@ import numpy as np
 
 from ddp_prof.analyze.intervals import innermost
 from ddp_prof.range_names import STEP, ranges_among
-from ddp_prof.trace import UNKNOWN, Table
+from ddp_prof.trace import UNKNOWN, Table, distinct_rows, looked_up, select
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -61,19 +61,50 @@ class Steps(Table):
 
     @property
     def keys(self) -> Ints:
-        """A number for each step that no other one has: its own, its position where it carries none.
+        """A number for each measured step that no other one has; ``UNKNOWN`` for those of warm-up.
 
-        Where numbers come again, as when each epoch counts anew, they tell no step apart, and all are positions.
+        It is the step's own, its position where it carries none. Where numbers come again, as when each epoch counts
+        anew, they tell no step apart, and all are positions.
         """
-        position = np.arange(len(self), dtype=np.int64)
-        known = self.number[self.number != UNKNOWN]
+        measured = select(self, ~self.warmup)
+        keys = measured.shown_number
+        known = measured.number[measured.number != UNKNOWN]
         if np.any(np.diff(np.sort(known)) == 0):
-            return position
+            keys = np.arange(len(measured), dtype=np.int64)
+        return looked_up(keys, np.where(self.warmup, UNKNOWN, np.cumsum(~self.warmup) - 1))
+
+    @property
+    def shown_number(self) -> Ints:
+        """The number of each step, where it carries none its position among those measured, or those of warm-up."""
+        position = np.where(self.warmup, np.cumsum(self.warmup), np.cumsum(~self.warmup)) - 1
         return np.where(self.number == UNKNOWN, position, self.number)
+
+    @property
+    def occurrence(self) -> tuple[Ints, Ints]:
+        """Which step of its number each is, from 1 on, and of how many; those of warm-up are counted apart."""
+        _, called = distinct_rows(self.shown_number, self.warmup.astype(np.int64))
+        order = np.argsort(called, kind="stable")
+        which = np.empty(len(self), np.int64)
+        which[order] = np.arange(len(self)) - np.searchsorted(called[order], called[order]) + 1
+        return which, np.bincount(called)[called]
+
+    @property
+    def names(self) -> list[str]:
+        """What each step is called: ``step 3``, ``step 0 (2 of 4)`` where numbers come again, ``warm-up step 1``."""
+        columns = (self.shown_number, self.warmup, *self.occurrence)
+        return [
+            ("warm-up " if is_warmup else "") + f"step {number}" + (f" ({which} of {times})" if times > 1 else "")
+            for number, is_warmup, which, times in zip(*(column.tolist() for column in columns), strict=True)
+        ]
 
     def index_at(self, time_ns: Ints) -> Ints:
         """Index of the step that holds each instant, ``UNKNOWN`` outside of any."""
         return innermost(self.start_ns, self.end_ns, time_ns)
+
+    @classmethod
+    def numbered(cls, number: Ints) -> Steps:
+        """Measured steps of which no more than their numbers is known."""
+        return cls(number, number, number, np.zeros(len(number), np.bool_))
 
     @classmethod
     def whole(cls, start_ns: int, end_ns: int) -> Steps:

@@ -47,7 +47,7 @@ class DeviceUse(Framed):
 
     def to_frame(self) -> pd.DataFrame:
         """A row a kernel."""
-        return frame_of(self.kernels)
+        return frame_of(KernelTime, self.kernels)
 
 
 def use_of_rank(rank: RankEvents) -> RankUse:

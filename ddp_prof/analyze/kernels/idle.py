@@ -13,15 +13,17 @@ On a CPU nothing is launched: all is by the host's phase.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
 from ddp_prof.analyze.intervals import Intervals, union
-from ddp_prof.analyze.quality.unknown_work import hides_work
+from ddp_prof.analyze.quality.unknown_work import hides_work, is_blind
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES, SYNCHRONIZE
-from ddp_prof.trace import UNKNOWN
+from ddp_prof.trace import NO_TIME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,18 +57,22 @@ class IdleTime:
 
 def measure_idle(rank: RankEvents) -> IdleTime:
     """Divide the idle time of a rank's steps by cause."""
-    if not len(rank.events):
+    if is_blind(rank):
         return IdleTime(None, (), "the trace does not tell what the rank did")
     if hides_work(rank):
         return IdleTime(None, (), "CUDA graphs were recorded whole, or kernels have no name: what ran is not known")
+    if rank.device is not None and len(rank.events) == 1:
+        return IdleTime(
+            None, (), "a single kernel or copy was recorded, and nothing lies between the first and the last"
+        )
     parts = rank.breakdown
     if not len(parts):
         return IdleTime(None, (), "no step was measured")
-    totals = {OTHER_STEP: int(parts.other_comm_ns.sum())}
+    totals = Counter({OTHER_STEP: int(parts.other_comm_ns.sum())})
     for cause, instants in _divide(rank):
         # Windows of steps may overlap: what is idle in both counts in both, as in their figures.
-        totals[cause] = int(instants.covered_ns(parts.start_ns, parts.end_ns).sum())
-    causes = tuple((cause, totals[cause]) for cause in CAUSES if totals.get(cause))
+        totals[cause] += int(instants.covered_ns(parts.start_ns, parts.end_ns).sum())
+    causes = tuple((cause, totals[cause]) for cause in CAUSES if totals[cause])
     return IdleTime(int(parts.idle_ns.sum()), causes, None)
 
 
@@ -78,6 +84,7 @@ def _divide(rank: RankEvents) -> Iterator[tuple[str, Intervals]]:
         (NOT_BEGUN, pending),
         (UNKNOWN_CAUSE, undecided),
         *((name, rank.phases.innermost_of(PHASES.index(phase))) for phase, name in HOST_IN.items()),
+        (HOST_IN[BACKWARD], rank.inferred_backward.innermost_of(BACKWARD_PHASE)),
     ):
         part = gaps & instants
         yield cause, part
@@ -94,11 +101,11 @@ def _gaps(rank: RankEvents) -> tuple[Intervals, Intervals, Intervals]:
     if rank.device is None:
         return gaps, nothing, nothing
     rows = np.flatnonzero(events.end_ns > events.start_ns)
-    launch = np.where(events.launch_ns == UNKNOWN, np.iinfo(np.int64).max, events.launch_ns)[rows]
+    launch = np.where(events.launch_ns == NO_TIME, np.iinfo(np.int64).max, events.launch_ns)[rows]
     rows = rows[np.lexsort((launch, events.start_ns[rows]))]  # of those that start together the one launched first
     # The one that starts when the gap ends; after the last one there is none.
     ending = np.append(rows, -1)[np.searchsorted(events.start_ns[rows], gaps.end_ns)]
-    launched = np.where(ending < 0, UNKNOWN, events.launch_ns[ending])
-    is_known = launched != UNKNOWN
+    launched = np.where(ending < 0, NO_TIME, events.launch_ns[ending])
+    is_known = launched != NO_TIME
     pending = union(np.maximum(gaps.start_ns, launched)[is_known], gaps.end_ns[is_known])
     return gaps, pending, Intervals(gaps.start_ns[~is_known], gaps.end_ns[~is_known])

@@ -58,8 +58,8 @@ class KernelTime:
         shape: Grid and block of its launch; empty where the trace does not hold them.
         phase: Whose launch it is; ``None`` where the trace does not tell.
         kind: Of :mod:`.kinds`.
-        beside: Executions beside communication.
-        alone: Executions without any.
+        beside: Executions beside communication; ``None`` of a kernel that communicates itself.
+        alone: Executions without any; likewise.
         beside_ns: Median duration of the former, ``None`` where there are none.
         alone_ns: Median duration of the latter, likewise.
         slowdown: ``None`` with a reason.
@@ -72,8 +72,8 @@ class KernelTime:
     count: int
     total_ns: int
     median_ns: float
-    beside: int
-    alone: int
+    beside: int | None
+    alone: int | None
     beside_ns: float | None
     alone_ns: float | None
     slowdown: float | None
@@ -112,6 +112,7 @@ def measure_kernels(ranks: Sequence[KernelRuns]) -> tuple[KernelTime, ...]:
 
 
 def _measured(key: Key, duration_ns: Ints, beside_ns: Ints) -> KernelTime:
+    communicates = key[3] == COMMUNICATION
     beside, alone = duration_ns[mostly_beside(duration_ns, beside_ns)], duration_ns[beside_ns == 0]
     medians = [float(np.median(part)) if len(part) else None for part in (beside, alone)]
     reason = _refusal(key[3], len(beside), len(alone), medians[1])
@@ -120,10 +121,10 @@ def _measured(key: Key, duration_ns: Ints, beside_ns: Ints) -> KernelTime:
         count=len(duration_ns),
         total_ns=int(duration_ns.sum()),
         median_ns=float(np.median(duration_ns)),
-        beside=len(beside),
-        alone=len(alone),
-        beside_ns=medians[0],
-        alone_ns=medians[1],
+        beside=None if communicates else len(beside),
+        alone=None if communicates else len(alone),
+        beside_ns=None if communicates else medians[0],
+        alone_ns=None if communicates else medians[1],
         slowdown=None if reason or medians[0] is None or not medians[1] else medians[0] / medians[1],
         reason=reason,
     )

@@ -15,7 +15,9 @@ class KernelKind(NamedTuple):
 
 
 KINDS = (
-    KernelKind("attention", r"flash_|fmha|attention", "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128>>()"),
+    KernelKind(
+        "attention", r"flash_|fmha|attention|attn|sdpa", "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128>>()"
+    ),
     KernelKind("optimizer", r"multi_tensor_apply|adam|sgd_|lamb_|adagrad", "multi_tensor_apply_kernel<AdamFunctor>()"),
     KernelKind("normalization", r"norm_|_norm|cudnn::bn_|batchnorm", "cudnn::bn_bw_1C11_kernel_new<float>()"),
     KernelKind(
@@ -23,7 +25,9 @@ KINDS = (
         r"nchwToNhwc|nhwcToNchw|transpose|permute|copy_kernel|CatArray",
         "void cudnn::ops::nchwToNhwcKernel<float>()",
     ),
-    KernelKind("convolution", r"conv|wgrad|dgrad|fprop|winograd|cudnn", "sm80_xmma_wgrad_implicit_gemm_f16_execute"),
+    KernelKind(
+        "convolution", r"conv(?!er[st])|wgrad|dgrad|fprop|winograd|cudnn", "sm80_xmma_wgrad_implicit_gemm_f16_execute"
+    ),
     KernelKind("matrix product", r"gemm|gemv|cutlass|cublas|nvjet|^bmm_|_mm_|dot_kernel", "ampere_sgemm_128x64_nn"),
     KernelKind("embedding", r"embedding|index|gather|scatter", "void at::native::indexFuncLargeIndex<float>()"),
     KernelKind("reduction", r"reduce|softmax|triton_red|triton_per", "void at::native::reduce_kernel<512, 1>()"),

@@ -13,7 +13,7 @@ from ddp_prof.variants import BASELINE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddp_prof.analyze.overlap.overlap import StepOverlap, TraceOverlap
+    from ddp_prof.analyze.overlap.overlap import StepLength, StepOverlap, TraceOverlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +24,20 @@ class VariantSummary:
 
     Attributes:
         steps: Of one rank.
-        step_ns: The host's time of a step.
+        step_ns: How long a step took; see :mod:`.step_times`.
         step_spread_ns: Interquartile range of it.
         step_half_width_ns: Half of the median's interval; ``None`` with too few steps. ``exposed_half_width_ns``
             likewise.
         collectives: Collectives a step.
         overlapped_ns: ``comm_ns`` less ``exposed_ns``, so that the figures of a row sum.
         tail_ns: At most ``exposed_ns``; ``None`` where the backward of a step that communicates is not known.
+        blocking_ns: How long something stands still for communication; ``None`` where that is not known of all steps.
         overlap_ratio: Share of all communication of all ranks that compute hides, 0 to 1.
         overlap_ratio_without_outliers: The same without the steps that alone hold a large part of the exposed time;
             ``None`` where there are none.
-        window_ns: The device's window of a step that communicates; ``compute_only_ns`` and ``exposed_memory_ns`` are
-            parts of it, and ``idle_ns`` is what they and communication leave of it.
+        window_ns: From the first to the last thing that a step that communicates did on the device.
+        compute_only_ns: Of such a step's length; ``exposed_memory_ns`` likewise, and ``idle_ns`` is what they and
+            communication leave of it.
         speedup: Step time of the ``naive`` run over this one's; ``None`` where there is no such run, or where it ran on
             another device.
     """
@@ -61,6 +63,7 @@ class VariantSummary:
     compute_only_ns: int | None = None
     exposed_memory_ns: int | None = None
     idle_ns: int | None = None
+    blocking_ns: int | None = None
 
 
 def compare_variants(results: Sequence[TraceOverlap]) -> tuple[VariantSummary, ...]:
@@ -70,22 +73,23 @@ def compare_variants(results: Sequence[TraceOverlap]) -> tuple[VariantSummary, .
 
 
 def _summary(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSummary:
-    steps = _steps(result)
-    communicating = [step for step in steps if step.comm_ns] or steps
-    hosts = [step.host_ns for step in steps if step.host_ns is not None]
-    step = _median(result, "host_ns", steps)
+    communicating = [rank.communicating_steps for rank in result.ranks]
+    of_steps = communicating if any(communicating) else [rank.told_steps for rank in result.ranks]
+    step = _length(result)
     comm, exposed, tail, collectives = (
-        _median(result, name, communicating) for name in ("comm_ns", "exposed_ns", "tail_ns", "collectives")
+        _median(of_steps, name) for name in ("comm_ns", "exposed_ns", "tail_ns", "collectives")
     )
-    tells_tail = all(step.tail_ns is not None for step in communicating)
+    tells_tail = all(step.tail_ns is not None for of_rank in of_steps for step in of_rank)
+    tells_blocking = all(step.blocking_ns is not None for of_rank in of_steps for step in of_rank)
+    lengths = [ns for rank in result.ranks for ns in rank.lengths_ns]
     outliers = result.outliers
     return VariantSummary(
         label=result.label,
         device=result.device,
         ranks=len(result.ranks),
-        steps=_steps_of_a_rank(result),
+        steps=max((len(rank.told_steps) for rank in result.ranks), default=0),
         step_ns=_value(step),
-        step_spread_ns=round(float(np.subtract(*np.percentile(hosts, [75, 25])))) if hosts else None,
+        step_spread_ns=round(float(np.subtract(*np.percentile(lengths, [75, 25])))) if lengths else None,
         collectives=collectives.value if collectives else None,
         comm_ns=_value(comm),
         overlapped_ns=round(comm.value) - round(exposed.value) if comm and exposed else None,
@@ -96,25 +100,27 @@ def _summary(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSummary
         speedup=_speedup(result.device, step, naive),
         step_half_width_ns=_half_width(step),
         exposed_half_width_ns=_half_width(exposed),
+        blocking_ns=_value(_median(of_steps, "blocking_ns")) if tells_blocking else None,
         overlap_ratio_without_outliers=outliers.overlap_ratio_without if outliers else None,
-        **_parts(result, communicating, comm),
+        window_ns=_value(_median(of_steps, "window_ns")),
+        **_parts(of_steps, comm),
     )
 
 
 def _speedup(device: str, step: StepMedian | None, naive: TraceOverlap | None) -> float | None:
     if naive is None or naive.device != device or step is None or not step.value:
         return None
-    baseline = _median(naive, "host_ns", _steps(naive))
+    baseline = _length(naive)
     return baseline.value / step.value if baseline else None
 
 
-def _parts(result: TraceOverlap, steps: Sequence[StepOverlap], comm: StepMedian | None) -> dict[str, int | None]:
-    """Medians of the parts of the window; what is left of the median window is idle."""
-    names = ("window_ns", "compute_only_ns", "exposed_memory_ns")
-    window, *filled = (*(_value(_median(result, name, steps)) for name in names), _value(comm))
-    known = [length for length in filled if length is not None]
-    idle = None if window is None or len(known) < len(filled) else max(0, window - sum(known))
-    return {**dict(zip(names, (window, *filled), strict=False)), "idle_ns": idle}
+def _parts(ranks: Sequence[Sequence[StepOverlap]], comm: StepMedian | None) -> dict[str, int | None]:
+    """Medians of the parts of a step's length; what they and communication leave of its median is idle."""
+    lengths = [[step.length for step in of_rank] for of_rank in ranks]
+    length, *filled = (_value(_median(lengths, name)) for name in ("ns", "compute_only_ns", "exposed_memory_ns"))
+    known = [part for part in (*filled, _value(comm)) if part is not None]
+    idle = None if length is None or len(known) <= len(filled) else max(0, length - sum(known))
+    return {"compute_only_ns": filled[0], "exposed_memory_ns": filled[1], "idle_ns": idle}
 
 
 def _value(median: StepMedian | None) -> int | None:
@@ -125,17 +131,15 @@ def _half_width(median: StepMedian | None) -> int | None:
     return None if median is None or median.half_width is None else round(median.half_width)
 
 
-def _steps_of_a_rank(result: TraceOverlap) -> int:
-    return max((len(rank.told_steps) for rank in result.ranks), default=0)
+def _length(result: TraceOverlap) -> StepMedian | None:
+    return median_of_steps([rank.lengths_ns for rank in result.ranks])
 
 
-def _steps(result: TraceOverlap) -> list[StepOverlap]:
-    return [step for rank in result.ranks for step in rank.told_steps]
-
-
-def _median(result: TraceOverlap, name: str, steps: Sequence[StepOverlap]) -> StepMedian | None:
-    values = [value for step in steps if (value := getattr(step, name)) is not None]
-    return median_of_steps(values, len(values) // max(1, len(result.ranks)))
+def _median(ranks: Sequence[Sequence[StepOverlap | StepLength]], name: str) -> StepMedian | None:
+    """Of what is known of the steps of each rank."""
+    return median_of_steps(
+        [[value for step in of_rank if (value := getattr(step, name)) is not None] for of_rank in ranks]
+    )
 
 
 def _share(result: TraceOverlap, part: str) -> float | None:

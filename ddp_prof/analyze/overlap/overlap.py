@@ -18,17 +18,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ddp_prof.analyze.core.blocking import DependencyCoverage
 from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
 from ddp_prof.analyze.core.step_breakdown import sum_by_group
+from ddp_prof.analyze.core.step_times import DEVICE, HOST
+from ddp_prof.analyze.core.steps import Steps
 from ddp_prof.analyze.frames import Framed, frame_of_rows, known, rows_of
 from ddp_prof.analyze.intervals import EVER, Intervals, union, union_by_group
 from ddp_prof.analyze.outliers import Outliers, find_outliers
 from ddp_prof.analyze.overlap.coverage import Attribution, measure_attribution, merge_attributions
-from ddp_prof.analyze.quality.diagnostics import diagnose, find_caveats
+from ddp_prof.analyze.quality.diagnostics import diagnose, find_caveats, warnings_of_files
 from ddp_prof.analyze.quality.unknown_work import hides_work, is_blind, why_unknown
 from ddp_prof.analyze.ranks import Ranked, told_apart
-from ddp_prof.manifest import label_of
-from ddp_prof.trace import UNKNOWN, Category
+from ddp_prof.manifest import label_of, label_of_ranks
+from ddp_prof.trace import NO_TIME, UNKNOWN, Category
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,17 +44,41 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class StepLength:
+    """How long a step took, and what filled that time; see :mod:`.step_times`. Where all is known, parts sum to ``ns``.
+
+    Attributes:
+        start_ns: Start of the step's window; ``None`` where the length is not known, as all else then.
+        ns: The length.
+        compute_only_ns, idle_ns: ``None`` for the reasons of :class:`StepOverlap`.
+    """
+
+    start_ns: int | None = None
+    ns: int | None = None
+    compute_only_ns: int | None = None
+    overlapped_ns: int | None = None
+    exposed_ns: int | None = None
+    exposed_memory_ns: int | None = None
+    idle_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StepOverlap:
     """One step of one rank; see :class:`.step_breakdown.StepBreakdown` for the parts of the window.
+
+    Times are ``None`` where it is not known what the rank computed and communicated.
 
     Attributes:
         step: The step's own number, ``None`` where it carries none.
         step_key: A number that no other step of the rank has, see ``Steps.keys``; ``None`` for a capture without steps.
+        length: How long it took.
         host_ns: Length of the host's range; ``None`` where the trace tells no steps and this is all of it.
         compute_only_ns, idle_ns: ``None`` where CUDA graphs were recorded whole, which hide what ran in them, or where
             kernels have no name.
-        tail_ns: Exposed communication after the last compute of the step's backward; ``None`` where none is known.
-        backward_overlapped_ns: Communication under compute of backward; ``None`` likewise.
+        tail_ns: Exposed communication after the last compute of the step's backward; ``None`` where none is known, and
+            in a step that does not communicate, which has no share that overlaps either.
+        backward_overlapped_ns: Communication under compute of backward; ``None`` where none is known.
+        blocking_ns: How long something stood still for the step's communication; ``None`` where that is not known.
     """
 
     step: int | None
@@ -59,17 +86,24 @@ class StepOverlap:
     host_ns: int | None
     kernels: int
     collectives: int
-    comm_ns: int
-    overlapped_ns: int
-    exposed_ns: int
+    comm_ns: int | None
+    overlapped_ns: int | None
+    exposed_ns: int | None
     backward_overlapped_ns: int | None
     tail_ns: int | None
-    window_ns: int
+    window_ns: int | None
     compute_only_ns: int | None
-    exposed_memory_ns: int
+    exposed_memory_ns: int | None
     idle_ns: int | None
-    other_comm_ns: int
+    other_comm_ns: int | None
     step_key: int | None = None
+    blocking_ns: int | None = None
+    length: StepLength = StepLength()
+
+    @property
+    def overlap_ratio(self) -> float | None:
+        """Share of its communication that compute hides, 0 to 1."""
+        return _ratio(self.overlapped_ns, self.comm_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +114,9 @@ class RankOverlap(Ranked):
         process: Operating-system process id; 0 for a Kineto file, which holds a single process.
         device: CUDA ordinal, ``None`` on a CPU.
         file: Name of the trace.
+        clock: Whose clock tells the length of steps, ``HOST`` or ``DEVICE``; ``None`` where the trace tells no steps.
         reason: Why ``overlap_ratio`` is ``None``.
+        blocking_ns: How long something stood still for communication; ``dependencies`` says what that rests on.
     """
 
     process: int
@@ -100,6 +136,18 @@ class RankOverlap(Ranked):
     of_several: bool = False
     node: str | None = None
     """Name of the machine, where the trace tells it."""
+    gpu: str | None = None
+    """Name of the GPU, likewise."""
+    blocking_ns: int | None = None
+    dependencies: DependencyCoverage | None = None
+    clock: str | None = None
+
+    @property
+    def step_names(self) -> dict[int | None, str]:
+        """What each step that the trace tells is called, by its key; see ``Steps.names``."""
+        keys = [step.step_key for step in self.told_steps]
+        numbers = [key if step.step is None else step.step for key, step in zip(keys, self.told_steps, strict=True)]
+        return dict(zip(keys, Steps.numbered(np.array(numbers, np.int64)).names, strict=True))
 
     @property
     def told_steps(self) -> tuple[StepOverlap, ...]:
@@ -110,6 +158,18 @@ class RankOverlap(Ranked):
     def communicating_steps(self) -> tuple[StepOverlap, ...]:
         """Those of them that communicate."""
         return tuple(step for step in self.told_steps if step.comm_ns)
+
+    @property
+    def lengths_ns(self) -> list[int]:
+        """How long its steps took, those of which it is known."""
+        return [step.length.ns for step in self.told_steps if step.length.ns is not None]
+
+    @property
+    def windows_twice_ns(self) -> int:
+        """How much time the windows of its steps count more than once, when they are summed."""
+        windows = [(step.start_ns, step.start_ns + step.window_ns) for step in self.steps if step.window_ns is not None]
+        start, end = np.array(windows, np.int64).reshape(len(windows), 2).T
+        return int((end - start).sum()) - union(start, end).length_ns
 
     @property
     def overlap_ratio(self) -> float | None:
@@ -128,6 +188,7 @@ class TraceOverlap(Framed):
 
     Attributes:
         trace: The file, of several the first.
+        files: Their number.
         label: What the run is called.
         device: ``cuda`` where the trace holds activities of a device, else ``cpu``.
         world_size: Ranks in the job, ``None`` where unknown; ``ranks`` may be some of them.
@@ -144,16 +205,34 @@ class TraceOverlap(Framed):
     world_size: int | None = None
     caveats: tuple[Caveat, ...] = ()
     """Why the run is not representative; warnings say so, too."""
+    files: int = 1
 
     @property
     def outliers(self) -> Outliers | None:
         """The steps that alone hold a large part of the exposed time; ``None`` where none does."""
         return find_outliers(
-            (step.step_key, step.step, step.comm_ns, step.exposed_ns)
+            (step.step_key, step.step, step.comm_ns or 0, step.exposed_ns or 0)
             for rank in self.ranks
             for step in rank.steps
             if not rank.reason
         )
+
+    @property
+    def about_lengths(self) -> tuple[str, ...]:
+        """What is said of how long steps took, where it is not the host that tells, a line each."""
+        ahead = (
+            "the host runs ahead: most of a step's device work lies outside of its range on the host, so a step lasts "
+            "from its first device work to the next step's, and how long the last one took is not known"
+        )
+        untold = "how long a step took is not known: none is followed by another one whose device work begins later"
+        found = []
+        for text, about in (
+            (ahead, [rank.name for rank in self.ranks if rank.clock == DEVICE]),
+            (untold, [rank.name for rank in self.ranks if rank.told_steps and not rank.lengths_ns]),
+        ):
+            if about:
+                found.append(text if len(about) == len(self.ranks) else f"{', '.join(about)}: {text}")
+        return tuple(found)
 
     def to_frame(self, *, by_step: bool = False) -> pd.DataFrame:
         """A row a rank, or a row a step of each rank; times in nanoseconds, ratios from 0 to 1."""
@@ -161,15 +240,19 @@ class TraceOverlap(Framed):
             identity = ("process", "device", "rank")
             return frame_of_rows(
                 [
+                    *(*identity, *(field.name for field in fields(StepOverlap) if field.name != "length")),
+                    *(f"length_{field.name}" for field in fields(StepLength)),
+                ],
+                [
                     {**{name: getattr(rank, name) for name in identity}, **asdict(step)}
                     for rank in self.ranks
                     for step in rank.steps
-                ]
+                ],
             )
         names = [field.name for field in fields(RankOverlap) if field.name != "steps"]
         names += ["overlap_ratio", "backward_overlap_ratio"]
         rows = [{name: getattr(rank, name) for name in names} for rank in self.ranks]
-        return frame_of_rows([{"run": self.label, **row} for row in rows])
+        return frame_of_rows(["run", *names], [{"run": self.label, **row} for row in rows])
 
 
 def measure_overlap(trace: Trace, ranks: Sequence[RankEvents] | None = None) -> TraceOverlap:
@@ -208,21 +291,26 @@ def measure_rank(rank: RankEvents, span: Intervals = EVER) -> RankOverlap:
     backward = union(rank.events.start_ns[is_backward], rank.events.end_ns[is_backward])
     # That nothing happened in a part of a capture is known; of a whole one it means that nothing was recorded.
     blind = is_blind(rank) and (span is EVER or len(rank.events) > 0)
+    reason, coverage = why_unknown(rank), rank.blocking.coverage
     return RankOverlap(
         process=rank.process,
         device=rank.device,
         rank=rank.rank,
         kernels=int(rank.events.kernel[counts].sum()),
-        collectives=int((rank.events.category[counts] == Category.COMMUNICATION).sum()),
+        collectives=int(rank.is_collective[counts].sum()),
         compute_ns=None if blind else _common_ns(span, compute),
         comm_ns=None if blind else communication.length_ns,
         overlapped_ns=None if blind else overlapped,
         exposed_ns=None if blind else communication.length_ns - overlapped,
         backward_overlapped_ns=_common_ns(communication, backward) if len(backward) and not blind else None,
-        reason=why_unknown(rank),
-        steps=() if blind else _measure_steps(rank, backward, span),
+        reason=reason,
+        steps=_measure_steps(rank, backward, span, blind=blind),
         file=rank.trace.path.name,
         node=rank.trace.node,
+        blocking_ns=None if reason else rank.blocking.total_ns,
+        dependencies=replace(coverage, reason=coverage.reason or reason),
+        gpu=None if rank.device is None else rank.trace.gpus.get((rank.process, rank.device)),
+        clock=(DEVICE if rank.runs_ahead else HOST) if rank.has_steps else None,
     )
 
 
@@ -239,13 +327,18 @@ def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
         results[0],
         attribution=merge_attributions([result.attribution for result in results]),
         ranks=told_apart(ranks, [rank.file for rank in ranks]),
-        warnings=tuple(dict.fromkeys(warning for result in results for warning in result.warnings)),
+        label=label_of_ranks([result.label for result in results]),
+        files=len(results),
+        warnings=warnings_of_files([(result.trace.name, result.warnings) for result in results]),
         world_size=max((result.world_size or 0 for result in results), default=0) or None,
         caveats=tuple(dict.fromkeys(caveat for result in results for caveat in result.caveats)),
     )
 
 
-def _measure_steps(rank: RankEvents, backward: Intervals, span: Intervals) -> tuple[StepOverlap, ...]:
+def _measure_steps(rank: RankEvents, backward: Intervals, span: Intervals, *, blind: bool) -> tuple[StepOverlap, ...]:
+    """The steps that start in a span; of a rank of which it is not known what it did, how long they took."""
+    if blind and not rank.has_steps:
+        return ()
     events, steps, parts = rank.events, len(rank.steps), rank.breakdown
     launched = events.step != UNKNOWN
     communicating = launched & (events.category == Category.COMMUNICATION)
@@ -273,15 +366,41 @@ def _measure_steps(rank: RankEvents, backward: Intervals, span: Intervals) -> tu
         "step_key": known(rank.step_keys),
         "host_ns": (rank.steps.end_ns - rank.steps.start_ns).tolist() if rank.has_steps else nothing,
         "kernels": np.bincount(events.step[launched & (events.kernel == 1)], minlength=steps).tolist(),
-        "collectives": np.bincount(events.step[communicating], minlength=steps).tolist(),
+        "collectives": np.bincount(events.step[launched & rank.is_collective], minlength=steps).tolist(),
         **{name: getattr(parts, name).tolist() for name in as_they_are},
         "compute_only_ns": nothing if is_hidden else parts.compute_only_ns.tolist(),
         "idle_ns": nothing if is_hidden else parts.idle_ns.tolist(),
+        "blocking_ns": nothing if why_unknown(rank) else known(rank.blocking.by_step_ns),
         "backward_overlapped_ns": known(np.where(has_backward, hidden_ns, UNKNOWN)),
-        "tail_ns": known(np.where(rank.backward_end_ns == UNKNOWN, UNKNOWN, tail_ns)),
+        "tail_ns": known(np.where((rank.backward_end_ns == NO_TIME) | (parts.comm_ns == 0), UNKNOWN, tail_ns)),
     }
+    if blind:
+        columns = {name: nothing if name in _OF_WHAT_IT_DID else column for name, column in columns.items()}
+    columns["length"] = _lengths(rank, blind=blind)
     chosen = span.holds(rank.steps.start_ns)
     return tuple(rows_of(StepOverlap, {name: list(compress(column, chosen)) for name, column in columns.items()}))
+
+
+_OF_WHAT_IT_DID = frozenset(
+    (
+        *("window_ns", "comm_ns", "overlapped_ns", "exposed_ns", "exposed_memory_ns", "other_comm_ns"),
+        *("compute_only_ns", "idle_ns", "backward_overlapped_ns", "tail_ns"),
+    )
+)
+
+
+def _lengths(rank: RankEvents, *, blind: bool) -> list[StepLength]:
+    if not rank.has_steps:
+        return [StepLength()] * len(rank.steps)
+    times = rank.step_times
+    told = () if blind else ("overlapped_ns", "exposed_ns", "exposed_memory_ns")
+    parts = {name: getattr(times, name) for name in told}
+    if not blind and not hides_work(rank):
+        parts["compute_only_ns"] = times.compute_ns - times.overlapped_ns
+        parts["idle_ns"] = times.length_ns - times.compute_ns - times.exposed_ns - times.exposed_memory_ns
+    columns = {"start_ns": times.start_ns, "ns": times.length_ns, **parts}
+    lengths = rows_of(StepLength, {name: column.tolist() for name, column in columns.items()})
+    return [length if known else StepLength() for length, known in zip(lengths, times.is_known.tolist(), strict=True)]
 
 
 def _common_ns(few: Intervals, many: Intervals) -> int:

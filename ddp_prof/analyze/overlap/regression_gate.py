@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -30,6 +30,7 @@ MEDIAN, WORST = 50, 100
 """Percentiles of the steps."""
 
 NO_STEPS = "no steps in this trace: see --step-range"
+NO_LENGTHS = "the host runs ahead, and the device does not tell how long a step took"
 
 Unit = Literal["ratio", "ns", "ranks"]
 
@@ -42,6 +43,7 @@ class Requirements:
         min_overlap: Least share of communication that compute hides, 0 to 1, on each rank.
         max_exposed_ns: Most exposed communication of a step, at the percentile of the steps of each rank.
         max_tail_ns: Most exposed communication after backward's last compute, likewise.
+        max_blocking_ns: Most time of a step in which something stands still for communication, likewise.
         percentile: From 0 to 100: of the steps, sorted by what is limited, where the limit is put; 50 is the median,
             100 the worst step.
         baseline: Another run, than which steps may not be slower nor expose more.
@@ -58,6 +60,7 @@ class Requirements:
     all_ranks: bool = False
     incomparable: tuple[str, ...] = ()
     percentile: float = MEDIAN
+    max_blocking_ns: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,12 @@ def _verdicts(run: TraceOverlap, asked: Requirements) -> Iterator[GateResult]:
         yield _judge_presence(run)
     if asked.min_overlap is not None:
         yield _judge_worst(run, "min overlap", "ratio", asked.min_overlap, _overlap)
-    for what, limit, times in (("exposed", asked.max_exposed_ns, _exposed_times), ("tail", asked.max_tail_ns, _tails)):
+    limits = (
+        ("exposed", asked.max_exposed_ns, _exposed_times),
+        ("tail", asked.max_tail_ns, _tails),
+        ("blocking", asked.max_blocking_ns, _blocking_times),
+    )
+    for what, limit, times in limits:
         if limit is not None:
             yield _judge_worst(run, f"max {what}{_at_percentile(asked)}", "ns", limit, partial(_at, asked, times))
     if asked.baseline is not None and asked.incomparable:
@@ -194,15 +202,13 @@ def _judge_regression(
 
 def _pool(run: TraceOverlap, measure: Callable[[RankOverlap], Sequence[int] | str]) -> StepMedian | str:
     """The steps of all ranks together."""
-    values: list[int] = []
-    counts = []
+    ranks: list[Sequence[int]] = []
     for rank in run.ranks:
         of_rank = measure(rank)
         if isinstance(of_rank, str):
             return of_rank
-        values += of_rank
-        counts.append(len(of_rank))
-    found = median_of_steps(values, min(counts, default=0))
+        ranks.append(of_rank)
+    found = median_of_steps(ranks)
     return (
         f"fewer than {LEAST_STEPS} steps, so no spread is known" if found is None or found.half_width is None else found
     )
@@ -230,14 +236,22 @@ def _tails(rank: RankOverlap) -> Sequence[int] | str:
     return tails if len(tails) == len(steps) else "steps whose backward is not known: see --backward-range"
 
 
+def _blocking_times(rank: RankOverlap) -> Sequence[int] | str:
+    steps = _communicating_steps(rank)
+    if isinstance(steps, str):
+        return steps
+    times = [step.blocking_ns for step in steps if step.blocking_ns is not None]
+    unknown = rank.dependencies.reason if rank.dependencies else None
+    return times if len(times) == len(steps) else unknown or "it is not known of all steps what they waited for"
+
+
 def _step_times(rank: RankOverlap) -> Sequence[int] | str:
-    times = [step.host_ns for step in rank.steps if step.host_ns is not None]
-    return times or NO_STEPS
+    return rank.lengths_ns or (NO_LENGTHS if rank.told_steps else NO_STEPS)
 
 
 def _exposed_times(rank: RankOverlap) -> Sequence[int] | str:
     steps = _communicating_steps(rank)
-    return steps if isinstance(steps, str) else [step.exposed_ns for step in steps]
+    return steps if isinstance(steps, str) else [step.exposed_ns for step in steps if step.exposed_ns is not None]
 
 
 def _communicating_steps(rank: RankOverlap) -> Sequence[StepOverlap] | str:
@@ -247,28 +261,34 @@ def _communicating_steps(rank: RankOverlap) -> Sequence[StepOverlap] | str:
         return overlap
     if not rank.told_steps:
         return NO_STEPS
-    if sum(step.comm_ns for step in rank.told_steps) < LEAST_IN_STEPS * (rank.comm_ns or 0):
+    if sum(step.comm_ns or 0 for step in rank.told_steps) < LEAST_IN_STEPS * (rank.comm_ns or 0):
         return "too much of the communication belongs to no step"
     return rank.communicating_steps
 
 
-def find_differences(run: Manifest | None, baseline: Manifest | None) -> tuple[str, ...]:
-    """In what two runs, by their run.json, are other jobs, so that a difference of times says nothing.
+def find_differences(
+    run: TraceOverlap, baseline: TraceOverlap, made: Manifest | None = None, baseline_made: Manifest | None = None
+) -> tuple[str, ...]:
+    """In what two runs, by what their traces and both run.json say, are other jobs, so that times cannot be compared.
 
-    The variant and its settings may differ: that is what is compared. Where a run does not say how it was made,
-    nothing is found.
+    The variant and its settings may differ: that is what is compared. What one of the two does not say is no
+    difference.
     """
-    if run is None or baseline is None:
-        return ()
-    found = []
-    for name, text in _SAME.items():
-        own, other = getattr(run, name), getattr(baseline, name)
-        if own != other:
-            found.append(f"{text} {own} and {other}")
-    own_gpu, other_gpu = run.machine.get("gpus"), baseline.machine.get("gpus")
-    if own_gpu != other_gpu:
-        found.append(f"GPUs {own_gpu or 'none'} and {other_gpu or 'none'}")
-    return tuple(found)
+    pairs: list[tuple[str, Any, Any]]
+    pairs = [("ranks", run.world_size, baseline.world_size), ("GPUs", _gpus(run), _gpus(baseline))]
+    found = {what: f"{what} {own} and {other}" for what, own, other in pairs if own and other and own != other}
+    if made is None or baseline_made is None:
+        return tuple(found.values())
+    pairs = [(what, getattr(made, name), getattr(baseline_made, name)) for name, what in _SAME.items()]
+    pairs.append(("GPUs", made.machine.get("gpus") or "none", baseline_made.machine.get("gpus") or "none"))
+    noted = {what: f"{what} {own} and {other}" for what, own, other in pairs if own != other}
+    return tuple((noted | found).values())
+
+
+def _gpus(run: TraceOverlap) -> str | None:
+    """Names of the GPUs of all ranks, ``None`` where one is not known."""
+    names = {rank.gpu for rank in run.ranks}
+    return None if None in names else ", ".join(sorted(map(str, names)))
 
 
 _SAME = {

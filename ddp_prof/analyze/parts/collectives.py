@@ -12,7 +12,7 @@ from ddp_prof.analyze.collectives.run_analysis import analyze_trace
 from ddp_prof.analyze.collectives.timing import BLOCKING, CollectiveTimings
 from ddp_prof.analyze.core.device_phases import ALWAYS, BETWEEN_STEPS, NONE, DevicePhases
 from ddp_prof.analyze.quality.unknown_work import merged_reason
-from ddp_prof.trace import UNKNOWN, concatenate, select
+from ddp_prof.trace import NO_TIME, UNKNOWN, concatenate, select
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ def _of_span(found: RankCollectives, rank: RankEvents, span: Intervals) -> RankC
         found,
         timings=select(timings, own),
         device_phases=select(phases, own_step[phases.step]),
-        backward_end_ns=np.where(own_step[:-1], found.backward_end_ns, UNKNOWN),
+        backward_end_ns=np.where(own_step[:-1], found.backward_end_ns, NO_TIME),
         times=select(found.times, own_step[:-1]) if len(found.times) else found.times,
     )
 

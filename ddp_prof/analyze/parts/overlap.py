@@ -62,7 +62,11 @@ def merge_part_overlaps(parts: Sequence[PartOverlap], warnings: tuple[str, ...])
 def _merged(ranks: Sequence[RankOverlap], is_hidden: bool) -> RankOverlap:
     steps = [step for rank in ranks for step in rank.steps]
     if is_hidden:
-        steps = [replace(step, compute_only_ns=None, idle_ns=None) for step in steps]
+        lengths = [replace(step.length, compute_only_ns=None, idle_ns=None) for step in steps]
+        steps = [
+            replace(step, compute_only_ns=None, idle_ns=None, length=length)
+            for step, length in zip(steps, lengths, strict=True)
+        ]
     total = {name: sum(getattr(rank, name) for rank in ranks) for name in _ADDED}
     hidden = [rank.backward_overlapped_ns for rank in ranks if rank.backward_overlapped_ns is not None]
     merged = replace(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from ddp_prof.analyze.intervals import EVER, union
 from ddp_prof.manifest import RANKS_PER_GPU, Caveat, caveats_of
 from ddp_prof.range_names import PROCESS, parse_range
-from ddp_prof.trace import UNKNOWN, Category, Kind, distinct, select
+from ddp_prof.trace import UNKNOWN, Category, Kind, distinct, distinct_rows, select
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,7 +27,21 @@ OVERHEAD_LIMIT = 0.01
 SUSPECT_LIMIT = 0.01
 """Share of the kernels' summed time from which an unknown kernel with a telling name is reported."""
 
+MOST_ALIKE = 4
+"""Files of a run whose warnings are said each, where they differ in numbers only."""
+
+_NUMBERS = re.compile(r"\d[\d.,]*")
 _TELLING = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|send_?recv|nvshmem|ccl|multimem", re.I)
+
+
+class Window(NamedTuple):
+    """When a process computed on a device: ``gpu`` is the machine's number of it, where that is known."""
+
+    process: int
+    device: int
+    gpu: int | None
+    start_ns: int
+    end_ns: int
 
 
 @dataclass(frozen=True)
@@ -36,8 +50,12 @@ class Evidence:
 
     Attributes:
         said: What is said of a trace or of steps, a line each.
+        caveats: Those of ``run.json`` and of our own ranges.
+        windows: From the first to the last kernel of each process and device.
         of_overhead: What is said of the profiler's own work.
-        activities: Their number; ``graphs`` and ``orphans``, those without a launching call, are some of them.
+        activities: Their number; ``graphs`` and ``orphans``, those without a launching call, are some of them;
+            ``unnumbered``, those without a number to find it by, some of these.
+        ambiguous: Activities of which several calls carry the number.
         repeated: Collectives that are in the trace more than once: of one stream, and of one time.
         calls: The number of calls.
         busy_ns: Compute of each stream of a process and device; ``collectives`` the number of collectives on it.
@@ -46,11 +64,15 @@ class Evidence:
     """
 
     said: tuple[str, ...] = ()
+    caveats: tuple[Caveat, ...] = ()
+    windows: tuple[Window, ...] = ()
     of_overhead: tuple[str, ...] = ()
     activities: int = 0
     graphs: int = 0
     orphans: int = 0
+    unnumbered: int = 0
     calls: int = 0
+    ambiguous: int = 0
     repeated: int = 0
     busy_ns: Counter[tuple[int, int | None, int]] = field(default_factory=Counter)
     collectives: Counter[tuple[int, int | None, int]] = field(default_factory=Counter)
@@ -59,7 +81,7 @@ class Evidence:
 
     def __add__(self, other: Evidence) -> Evidence:
         values = {item.name: getattr(self, item.name) + getattr(other, item.name) for item in fields(self)}
-        lines = {name: tuple(dict.fromkeys(values[name])) for name in ("said", "of_overhead")}
+        lines = {name: tuple(dict.fromkeys(values[name])) for name in ("caveats", "said", "of_overhead")}
         return Evidence(**{**values, **lines})
 
     def busiest_stream(self, process: int, device: int | None) -> int:
@@ -67,15 +89,46 @@ class Evidence:
         busy_ns = {lane: ns for (*owner, lane), ns in self.busy_ns.items() if owner == [process, device] and ns}
         return max(sorted(busy_ns), key=busy_ns.__getitem__, default=UNKNOWN)
 
+    @property
+    def all_caveats(self) -> tuple[Caveat, ...]:
+        """Why the run is not representative."""
+        return _with_sharing(self.caveats, self.windows)
+
     def doubts(self) -> tuple[str, ...]:
         """All doubts, a line each."""
+        caveats = (caveat.value for caveat in self.all_caveats)
         recorded = (*_about_launches(self), *_about_repetition(self))
-        return (*self.said, *recorded, *self.of_overhead, *_about_streams(self), *_about_names(self))
+        of_times = (*self.of_overhead, *_about_streams(self), *_about_names(self))
+        return (*caveats, *self.said, *_about_sharing(self), *recorded, *of_times)
 
 
 def diagnose(trace: Trace, ranks: Sequence[RankEvents]) -> tuple[str, ...]:
     """All doubts about the figures of a trace."""
     return gather_evidence(trace, ranks).doubts()
+
+
+def warnings_of_files(said: Sequence[tuple[str, Sequence[str]]]) -> tuple[str, ...]:
+    """What all files of a run say, once; what some do, with their names; what differs in numbers only, of one of many.
+
+    Args:
+        said: The name of each file, and its warnings.
+    """
+    files: dict[str, list[str]] = {}
+    for file, warnings in said:
+        for warning in dict.fromkeys(warnings):
+            files.setdefault(warning, []).append(file)
+    groups: dict[str, list[str]] = {}
+    for warning, of_warning in files.items():
+        groups.setdefault(warning if len(of_warning) == len(said) else _NUMBERS.sub("", warning), []).append(warning)
+    lines = []
+    for alike in groups.values():
+        shown, left_out = (alike, 0) if len(alike) <= MOST_ALIKE else (alike[:1], len(alike) - 1)
+        for warning in shown:
+            first, *others = files[warning]
+            name = f"{first} and {len(others)} more" if others else first
+            rest = f" ({left_out} more: other numbers)" if left_out else ""
+            lines.append(warning if len(others) + 1 == len(said) else f"{name}: {warning}{rest}")
+    return tuple(lines)
 
 
 def gather_evidence(trace: Trace, ranks: Sequence[RankEvents], span: Intervals = EVER) -> Evidence:
@@ -88,23 +141,26 @@ def gather_evidence(trace: Trace, ranks: Sequence[RankEvents], span: Intervals =
     for rank in ranks:
         events = rank.events
         kernels = (events.kernel == 1) & (events.lane != UNKNOWN) & span.holds(events.start_ns)
-        busy, collective = (kernels & (events.category == kind) for kind in (Category.COMPUTE, Category.COMMUNICATION))
+        busy, collective = kernels & (events.category == Category.COMPUTE), kernels & rank.is_collective
         for lane in distinct(events.lane[kernels]):
             key, rows = (rank.process, rank.device, lane), np.flatnonzero(busy & (events.lane == lane))
             busy_ns[key] += int((events.end_ns[rows] - events.start_ns[rows]).sum())
             collectives[key] += int((collective & (events.lane == lane)).sum())
     return Evidence(
         said=(
-            *(caveat.value for caveat in find_caveats(trace)),
             *trace.warnings,
             *_about_steps(ranks),
             *_about_unnamed(trace),
         ),
+        caveats=_declared_caveats(trace),
+        windows=_kernel_windows(trace, span),
         of_overhead=tuple(_about_overhead(trace, ranks)),
         activities=int(counts.sum()),
         graphs=int((counts & (activities.kind == Kind.GRAPH)).sum()),
         orphans=int((counts & (trace.launching_calls == UNKNOWN)).sum()),
+        unnumbered=int((counts & (activities.correlation == UNKNOWN)).sum()),
         calls=len(trace.calls),
+        ambiguous=int((counts & trace.has_ambiguous_launch).sum()),
         repeated=_repeated(select(activities, counts & (activities.category == Category.COMMUNICATION))),
         busy_ns=busy_ns,
         collectives=collectives,
@@ -114,12 +170,64 @@ def gather_evidence(trace: Trace, ranks: Sequence[RankEvents], span: Intervals =
 
 
 def find_caveats(trace: Trace) -> tuple[Caveat, ...]:
-    """Why the run is not representative, by its ``run.json``; of a shared GPU the trace's own ranges tell, too."""
+    """Why the run is not representative, by its ``run.json``; of a shared GPU the trace itself tells, too."""
+    return _with_sharing(_declared_caveats(trace), _kernel_windows(trace))
+
+
+def _declared_caveats(trace: Trace) -> tuple[Caveat, ...]:
+    """Those of ``run.json`` and of the ranges of our own trainer."""
     caveats = caveats_of(trace.manifest) if trace.manifest else ()
     processes = (parse_range(name) for name in trace.names if name.startswith(f"{PROCESS}|"))
-    if Caveat.SHARED_GPU not in caveats and any((process.number(RANKS_PER_GPU) or 1) > 1 for process in processes):
-        return (Caveat.SHARED_GPU, *caveats)
-    return caveats
+    is_shared = any((process.number(RANKS_PER_GPU) or 1) > 1 for process in processes)
+    return (Caveat.SHARED_GPU, *caveats) if is_shared and Caveat.SHARED_GPU not in caveats else caveats
+
+
+def _with_sharing(caveats: tuple[Caveat, ...], windows: Sequence[Window]) -> tuple[Caveat, ...]:
+    is_shared = any(is_known for is_known, _ in _find_sharing(windows))
+    return (Caveat.SHARED_GPU, *caveats) if is_shared and Caveat.SHARED_GPU not in caveats else caveats
+
+
+def _kernel_windows(trace: Trace, span: Intervals = EVER) -> tuple[Window, ...]:
+    activities = trace.activities
+    rows = np.flatnonzero((activities.kind == Kind.KERNEL) & span.holds(activities.start_ns))
+    process, device, start, end = (
+        getattr(activities, name)[rows] for name in ("process", "device", "start_ns", "end_ns")
+    )
+    first, which = distinct_rows(process, device)
+    owners = zip(process[first].tolist(), device[first].tolist(), strict=True)
+    return tuple(
+        Window(*owner, trace.gpu_ids.get(owner), int(start[which == row].min()), int(end[which == row].max()))
+        for row, owner in enumerate(owners)
+    )
+
+
+def _find_sharing(windows: Sequence[Window]) -> dict[tuple[bool, int], set[int]]:
+    """Processes whose kernels are on one GPU at one time: by the machine's number of it, or, if unknown, by CUDA's.
+
+    CUDA counts the GPUs that a process sees, so that each of two may call another one device 0.
+    """
+    by_gpu: dict[tuple[bool, int], dict[int, tuple[int, int]]] = {}
+    for process, device, gpu, start, end in windows:
+        of_gpu = by_gpu.setdefault((gpu is not None, device if gpu is None else gpu), {})
+        first, last = of_gpu.get(process, (start, end))
+        of_gpu[process] = min(first, start), max(last, end)
+    shared: dict[tuple[bool, int], set[int]] = {}
+    for key, of_gpu in by_gpu.items():
+        for process, (start, end) in of_gpu.items():
+            if any(start < last and first < end for who, (first, last) in of_gpu.items() if who != process):
+                shared.setdefault(key, set()).add(process)
+    return shared
+
+
+def _about_sharing(evidence: Evidence) -> Iterator[str]:
+    if Caveat.SHARED_GPU in evidence.all_caveats:
+        return
+    for (_, device), processes in _find_sharing(evidence.windows).items():
+        yield (
+            f"processes {', '.join(map(str, sorted(processes)))} use a device {device} at one time: unless each sees "
+            "another GPU by that number (CUDA_VISIBLE_DEVICES), they share one, and bandwidth and overlap are not "
+            "representative"
+        )
 
 
 def _about_steps(ranks: Sequence[RankEvents]) -> Iterator[str]:
@@ -141,10 +249,20 @@ def _about_launches(evidence: Evidence) -> Iterator[str]:
             "no CUDA API calls: nothing can be attributed to steps or phases; record with nsys' --trace=cuda,nvtx, or "
             "with ProfilerActivity.CPU, too"
         )
-    elif evidence.orphans:
+    elif evidence.unnumbered:
         yield (
-            f"{evidence.orphans:,} of {evidence.activities:,} activities have no launching call and belong to no step "
-            "or phase: the capture seems to be trimmed"
+            f"{evidence.unnumbered:,} of {evidence.activities:,} activities carry no correlation number, by which the "
+            "call that launched them is found: they belong to no step or phase"
+        )
+    if evidence.calls and (trimmed := evidence.orphans - evidence.unnumbered):
+        yield (
+            f"{trimmed:,} of {evidence.activities:,} activities have no launching call and belong to no step or phase: "
+            "the capture seems to be trimmed"
+        )
+    if evidence.ambiguous:
+        yield (
+            f"{evidence.ambiguous:,} of {evidence.activities:,} activities have several calls with their correlation "
+            "number before them, and are taken to be launched by the last: their steps and phases may be wrong"
         )
 
 

@@ -13,6 +13,7 @@ from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.core.steps import NO_PATTERNS, RangePatterns, find_steps
 from ddp_prof.analyze.quality.diagnostics import diagnose
 from ddp_prof.manifest import label_of
+from ddp_prof.table import Brief
 from ddp_prof.trace import Category, Kind
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ProcessInventory:
-    """What one process left in a trace: numbers of rows, steps (warm-up included), ranges that name backward."""
+    """What one process left in a trace: numbers of rows, of measured steps, of warm-up steps, of backward's ranges."""
 
     process: int
     rank: int | None
@@ -42,7 +43,7 @@ class ProcessInventory:
 
 
 @dataclass(frozen=True, slots=True)
-class TraceInventory:
+class TraceInventory(Brief):
     """What a trace holds.
 
     Attributes:
@@ -93,7 +94,7 @@ def _process_inventory(trace: Trace, process: int, patterns: RangePatterns) -> P
         copies=int(np.isin(kind, (Kind.COPY, Kind.MEMORY_SET)).sum()),
         calls=int((trace.calls.process == process).sum()),
         ranges=int((trace.spans.process == process).sum()),
-        steps=len(steps),
+        steps=int((~steps.warmup).sum()),
         warmup_steps=int(steps.warmup.sum()),
         backward_ranges=int((find_phases(trace, process, patterns.backward).kind == BACKWARD_PHASE).sum()),
     )
@@ -104,7 +105,12 @@ def _advice(processes: Sequence[ProcessInventory], ranks: Sequence[RankEvents]) 
     if not has_work:
         how = "record with nsys' --trace=cuda,nvtx, or with ProfilerActivity.CUDA, too"
         advice.append(f"overlap: no GPU activities and no ddp_prof ranges: {how}")
-    if not any(process.steps for process in processes):
+    unknown = [
+        rank.blocking.coverage.reason for rank in ranks if np.any(rank.events.category == Category.COMMUNICATION)
+    ]
+    if reason := next(filter(None, unknown), None):
+        advice.append(f"blocking: what waits for communication is not known: {reason}")
+    if not any(process.steps or process.warmup_steps for process in processes):
         advice.append("steps: no range that looks like a step: name yours with --step-range, or add 'step N' ranges")
     if has_work and not any(process.backward_ranges for process in processes):
         is_inferred = any(rank.backward == "inferred" for rank in ranks)

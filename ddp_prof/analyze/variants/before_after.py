@@ -1,7 +1,7 @@
 """Two runs of one variant: what of the step changed, beyond their spread, and which collective did it.
 
-A collective begins by its launch, queues, waits for its peers and transfers. Its launch is told against the end of
-backward's compute, so that what changes one of the four moves its end by as much::
+A collective is launched, starts some time after (behind others or its input), waits for its peers and transfers. Its
+launch is told against the end of backward's compute, so that what changes one of the four moves its end by as much::
 
     before   backward ############|
              bucket 3         L..NNNN
@@ -19,14 +19,12 @@ import numpy as np
 from ddp_prof.analyze.collectives.exposed_time import TAIL
 from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.analyze.statistics import LEAST_STEPS, half_width_of_mean
-from ddp_prof.analyze.variants.waterfall import PARTS, measure_waterfall, without_contention
+from ddp_prof.analyze.variants.waterfall import PARTS, Analyzed, comparable, difference_of, measure_budgets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ddp_prof.analyze.collectives.results import Collective
-    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
-    from ddp_prof.analyze.variants.contention import KernelSamples
 
 LAUNCH, QUEUEING, WAIT, TRANSFER, DURATION = "launch", "queueing", "wait", "transfer", "duration"
 
@@ -40,8 +38,8 @@ class CollectiveChange:
     Attributes:
         bucket: Its bucket; ``None`` where buckets are not known.
         index: Its position in the step, where its bucket is not known.
-        moved: What changed: one of ``launch``, ``queueing``, ``wait``, ``transfer``, and ``duration`` where waiting is
-            not told from transfer.
+        moved: What changed: one of ``launch``, ``queueing`` (from launch to start, whatever it waited for), ``wait``,
+            ``transfer``, and ``duration`` where waiting is not told from transfer.
         by_ns: By how much; a launch against the end of backward's compute.
     """
 
@@ -54,7 +52,7 @@ class CollectiveChange:
 
 @dataclass(frozen=True, slots=True)
 class PartChange:
-    """A part of the mean step, or ``step`` itself.
+    """A part of the mean step, or ``step`` itself; times are ``None`` where the part is not known of both runs.
 
     Attributes:
         half_width_ns: Half of the change's 95 % interval; ``None`` where the steps are too few.
@@ -62,41 +60,45 @@ class PartChange:
     """
 
     part: str
-    before_ns: int
-    after_ns: int
+    before_ns: int | None
+    after_ns: int | None
     half_width_ns: int | None
     cause: CollectiveChange | None
 
     @property
-    def change_ns(self) -> int:
+    def change_ns(self) -> int | None:
         """After less before."""
-        return self.after_ns - self.before_ns
+        return None if self.before_ns is None or self.after_ns is None else self.after_ns - self.before_ns
 
     @property
     def is_beyond_spread(self) -> bool | None:
         """Whether the change is more than the spread of both runs; ``None`` where that is not known."""
-        return None if self.half_width_ns is None else abs(self.change_ns) > self.half_width_ns
+        by_ns, half_width_ns = self.change_ns, self.half_width_ns
+        return None if by_ns is None or half_width_ns is None else abs(by_ns) > half_width_ns
 
 
 def compare_before_after(
-    before: tuple[RunAnalysis, Sequence[KernelSamples]], after: tuple[RunAnalysis, Sequence[KernelSamples]]
+    before: Analyzed, after: Analyzed, reference: Sequence[Analyzed] = ()
 ) -> tuple[PartChange, ...]:
-    """The step and its parts; nothing where a run tells no steps, or the runs were made on different devices."""
-    waterfall = measure_waterfall([before, after])
-    if not waterfall.changes:
+    """The step and its parts; nothing where a run tells no steps, or the runs were made on different devices.
+
+    Args:
+        before: A run.
+        after: Another one of its variant.
+        reference: As of :func:`.measure_budgets`.
+    """
+    measured = measure_budgets([before, after], reference)
+    if len({one.run.device for one in measured}) != 1 or len(measured) != 2:
         return ()
-    (first, second), (change,) = waterfall.budgets, waterfall.changes
-    parts = ["step", *PARTS]
-    if change.contention_ns is None:
-        first, second = without_contention(first), without_contention(second)
-        parts.remove("contention")
+    first, second = comparable(*measured)
+    difference = difference_of(first, second)
     collectives = [measure_collectives(run).collectives for run, _ in (before, after)]
     found = []
-    for part in parts:
+    for part in ("step", *PARTS):
         old, new = getattr(first, f"{part}_ns"), getattr(second, f"{part}_ns")
-        is_told = part in _EXPOSED and change.is_beyond_spread(part)
+        is_told = part in _EXPOSED and difference.is_beyond_spread(part)
         cause = _cause(part, collectives[0], collectives[1], new - old) if is_told else None
-        found.append(PartChange(part, old, new, change.half_width_ns.get(part), cause))
+        found.append(PartChange(part, old, new, difference.half_width_ns.get(part), cause))
     return tuple(found)
 
 

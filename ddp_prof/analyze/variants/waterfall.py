@@ -1,6 +1,7 @@
 """From one variant to the next: which part of a step each of them removed, and what it added.
 
-The mean step of a run is divided into parts that sum to it exactly, in whole nanoseconds:
+The mean step of a run is divided into parts that sum to it exactly, in whole nanoseconds. All of them lie in the
+windows of its steps, see :mod:`.step_times`, so that none is negative:
 
 - *compute*: what the rank computes, less the contention;
 - *contention*: what communication beside it adds to compute, where that is known;
@@ -23,13 +24,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.exposed_time import TAIL, WHENS
-from ddp_prof.analyze.core.step_breakdown import sum_by_group
+from ddp_prof.analyze.collectives.exposed_time import backward_end_ns, owned_instants, wait_end_ns
 from ddp_prof.analyze.frames import Framed, frame_of
-from ddp_prof.analyze.quality.unknown_work import NO_COMMUNICATION, NOTHING
+from ddp_prof.analyze.intervals import Intervals, union
+from ddp_prof.analyze.quality.unknown_work import NO_COMMUNICATION
 from ddp_prof.analyze.statistics import LEAST_STEPS, half_width_of_mean
 from ddp_prof.analyze.variants.contention import measure_contention
-from ddp_prof.trace import UNKNOWN
+from ddp_prof.trace import UNKNOWN, select
 from ddp_prof.variants import variant_position
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+    from ddp_prof.analyze.collectives.timing import RankCollectives
     from ddp_prof.analyze.variants.contention import Contention, KernelSamples
     from ddp_prof.manifest import Caveat
     from ddp_prof.trace import Ints
@@ -53,6 +55,7 @@ class Parts:
 
     Attributes:
         contention_ns: ``None`` where it is not known of the run, or of one of the two; it is part of compute then.
+        wait_ns: ``None`` where ranks could not be compared, likewise; it is part of transfer and tail then.
     """
 
     step_ns: int
@@ -60,7 +63,7 @@ class Parts:
     contention_ns: int | None
     transfer_ns: int
     tail_ns: int
-    wait_ns: int
+    wait_ns: int | None
     calls_ns: int
     rest_ns: int
 
@@ -70,9 +73,9 @@ class Budget(Parts):
     """The mean step of a run, over steps and ranks.
 
     Attributes:
-        steps: Steps of all ranks that it is the mean of.
+        steps: Steps of all ranks that it is the mean of: those of which the length is known.
         contention: How the contention was found, or why not.
-        knows_wait: Whether ranks could be compared; else the wait is part of transfer and tail.
+        knows_wait: Whether ranks could be compared.
         half_width_ns: Of each part, and of ``step``, half of the mean's 95 % interval; empty with too few steps.
     """
 
@@ -109,6 +112,7 @@ class Waterfall(Framed):
 
     Attributes:
         left_out: Labels of runs without steps, which have no step time.
+        untimed: Labels of runs whose traces mark steps and do not tell how long they took.
         unknown: Labels of runs whose traces do not tell all that ran in their steps, as of CUDA graphs recorded whole.
         other_device: Labels of runs on another device than the first, ``cpu`` or ``cuda``, which are other jobs.
         warnings: Of all runs.
@@ -122,101 +126,132 @@ class Waterfall(Framed):
     caveats: tuple[Caveat, ...] = ()
     other_device: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+    untimed: tuple[str, ...] = ()
 
     def to_frame(self) -> pd.DataFrame:
         """A row a change."""
-        return frame_of(self.changes)
+        return frame_of(Change, self.changes)
 
 
-def measure_waterfall(runs: Sequence[tuple[RunAnalysis, Sequence[KernelSamples]]]) -> Waterfall:
-    """Order the runs and take the differences of their budgets.
+Analyzed = tuple["RunAnalysis", "Sequence[KernelSamples]"]
+"""A run, with the kernels of its ranks."""
 
-    Args:
-        runs: Each with the kernels of its ranks, from which contention is measured: within a run, and against those
-            that do the same work.
-    """
+
+def measure_waterfall(runs: Sequence[Analyzed]) -> Waterfall:
+    """Order the runs and take the differences of their budgets; contention is measured against the others, too."""
     unknown = tuple(run.label for run, _ in runs if _is_unknown(run))
-    told = [(run, kernels) for run, kernels in runs if not _is_unknown(run)]
-    contentions = [
-        measure_contention(
-            own, [kernel for other, kernels in told if run.does_the_work_of(other) for kernel in kernels]
-        )
-        for run, own in told
-    ]
-    priced = [(run, contention) for (run, _), contention in zip(told, contentions, strict=True)]
-    ordered = sorted(priced, key=lambda item: _position(item[0]))
-    budgets = [(run, _budget(run, contention)) for run, contention in ordered]
-    known = [(run.device, budget) for run, budget in budgets if budget is not None]
-    alike = [budget for device, budget in known if device == known[0][0]]
+    measured = measure_budgets(runs)
+    alike = [one for one in measured if one.run.device == measured[0].run.device]
+    unmeasured = [run for run, _ in runs if not any(one.run is run for one in measured) and run.label not in unknown]
     return Waterfall(
-        budgets=tuple(alike),
-        changes=tuple(_change(before, after) for before, after in pairwise(alike)),
-        left_out=tuple(run.label for run, budget in budgets if budget is None),
+        budgets=tuple(one.budget for one in alike),
+        changes=tuple(difference_of(*comparable(*pair)) for pair in pairwise(alike)),
+        left_out=tuple(run.label for run in unmeasured if not run.has_steps),
+        untimed=tuple(run.label for run in unmeasured if run.has_steps),
         caveats=tuple(dict.fromkeys(caveat for run, _ in runs for caveat in run.caveats)),
         warnings=tuple(dict.fromkeys(warning for run, _ in runs for warning in run.trace_warnings)),
-        other_device=tuple(budget.label for device, budget in known if device != known[0][0]),
+        other_device=tuple(one.budget.label for one in measured if one not in alike),
         unknown=unknown,
     )
 
 
+@dataclass(frozen=True, eq=False)
+class MeasuredRun:
+    """A run with its budget."""
+
+    run: RunAnalysis
+    budget: Budget
+
+
+def measure_budgets(runs: Sequence[Analyzed], reference: Sequence[Analyzed] = ()) -> list[MeasuredRun]:
+    """The budgets of runs in the order of variants; runs of which none is known are left out.
+
+    Args:
+        runs: The runs.
+        reference: Others, against which contention is measured, too, where they do the same work.
+    """
+    found = []
+    for run, kernels in sorted(runs, key=lambda item: _position(item[0])):
+        if _is_unknown(run):
+            continue
+        others = [of_other for other, of_other in (*runs, *reference) if run.does_the_work_of(other)]
+        contention = measure_contention(kernels, [kernel for of_other in others for kernel in of_other])
+        if budget := _budget(run, contention, knows_wait=len(run.matches) > 0):
+            found.append(MeasuredRun(run, budget))
+    return found
+
+
 def _is_unknown(run: RunAnalysis) -> bool:
     """Whether a rank has steps of which the trace does not tell all that ran in them."""
-    return any(len(rank.times) and rank.reason not in (None, NO_COMMUNICATION, NOTHING) for rank in run.ranks)
+    return any(len(rank.times) and rank.reason not in (None, NO_COMMUNICATION) for rank in run.ranks)
 
 
 def _position(run: RunAnalysis) -> int:
     return variant_position(run.label if run.manifest is None else run.manifest.variant)
 
 
-def _budget(run: RunAnalysis, contention: Contention) -> Budget | None:
-    samples = _samples(run)
-    steps = len(samples["step"])
-    if not steps:
+def _budget(run: RunAnalysis, contention: Contention, *, knows_wait: bool) -> Budget | None:
+    ranks = [
+        _samples(rank, wait_ns if knows_wait else np.full_like(wait_ns, UNKNOWN))
+        for rank, wait_ns in zip(run.ranks, run.waits_ns, strict=True)
+    ]
+    samples = {part: np.concatenate([of_rank[part] for of_rank in ranks]) for part in SAMPLED} if ranks else {}
+    if not ranks or not len(samples["step"]):
         return None
-
-    def mean(part: str) -> int:
-        return round(float(samples[part].sum()) / steps)
-
+    if not knows_wait:
+        del samples["wait"]
+    mean = {part: round(float(column.sum()) / len(column)) for part, column in samples.items()}
     price = contention.contention_ns
-    parts = {f"{part}_ns": mean(part) for part in ("transfer", "tail", "wait", "calls")}
-    compute_ns, step_ns = mean("compute"), mean("step")
+    exposed_ns = mean["transfer"] + mean["tail"] + mean.get("wait", 0)
     return Budget(
         label=run.label,
         device=run.device,
-        steps=steps,
-        step_ns=step_ns,
-        compute_ns=compute_ns - (price or 0),
+        steps=len(samples["step"]),
+        step_ns=mean["step"],
+        compute_ns=mean["compute"] - (price or 0),
         contention_ns=price,
-        **parts,
-        rest_ns=step_ns - compute_ns - sum(parts.values()),
+        transfer_ns=mean["transfer"],
+        tail_ns=mean["tail"],
+        wait_ns=mean.get("wait"),
+        calls_ns=mean["calls"],
+        rest_ns=mean["step"] - mean["compute"] - exposed_ns - mean["calls"],
         contention=contention,
-        knows_wait=len(run.matches) > 0,
-        half_width_ns=_half_widths(samples, [len(rank.times) for rank in run.ranks if len(rank.times)], contention),
+        knows_wait=knows_wait,
+        half_width_ns=_half_widths(samples, [len(of_rank["step"]) for of_rank in ranks], contention),
     )
 
 
-def _samples(run: RunAnalysis) -> dict[str, Ints]:
-    """The parts of each step of each rank, but for the contention; rank after rank."""
-    columns: dict[str, list[Ints]] = {part: [np.empty(0, np.int64)] for part in SAMPLED}
-    for rank, exposure in zip(run.ranks, run.exposures, strict=True):
-        count = len(rank.times)
-        rows = (rank.timings.step != UNKNOWN) & bool(count)
-        step = rank.timings.step[rows]
-        exposed = sum_by_group(exposure.exposed_ns[rows], step, count)
-        wait = sum_by_group(exposure.exposed_wait_ns[rows], step, count)
-        tail = exposure.pairs_ns[:, WHENS.index(TAIL)].sum(axis=1) - exposure.tail_wait_ns
-        of_tail = sum_by_group(tail[rows], step, count)
-        host, compute, calls = rank.times.host_ns, rank.times.compute_ns, rank.times.calls_ns
-        transfer = exposed - wait - of_tail
-        rest = host - compute - exposed - calls
-        values = (host, compute, transfer, of_tail, wait, calls, rest)
-        for part, column in zip(SAMPLED, values, strict=True):
-            columns[part].append(column)
-    return {part: np.concatenate(parts) for part, parts in columns.items()}
+def _samples(rank: RankCollectives, wait_ns: Ints) -> dict[str, Ints]:
+    """The parts of each step of known length, but for the contention."""
+    times = select(rank.times, rank.times.is_known)
+    start, end = times.start_ns, times.start_ns + times.length_ns
+    wait, tail = (part.covered_ns(start, end) for part in _exposed(rank, wait_ns))
+    return {
+        "step": times.length_ns,
+        "compute": times.compute_ns,
+        "transfer": times.exposed_ns - wait - tail,
+        "tail": tail,
+        "wait": wait,
+        "calls": times.calls_ns,
+        "rest": times.length_ns - times.compute_ns - times.exposed_ns - times.calls_ns,
+    }
+
+
+def _exposed(rank: RankCollectives, wait_ns: Ints) -> tuple[Intervals, Intervals]:
+    """When a collective waits for a peer, and when it is in the tail of its step, without compute beside it.
+
+    Where collectives of two steps are in flight at once, an instant in which one of them waits is wait, and one of the
+    others in which one is in the tail is tail.
+    """
+    first, last = owned_instants(rank.timings)
+    wait_end = wait_end_ns(rank.timings, wait_ns)
+    wait = union(first, wait_end) - rank.compute
+    return wait, union(np.clip(backward_end_ns(rank), wait_end, last), last) - rank.compute - wait
 
 
 def _half_widths(samples: Mapping[str, Ints], counts: Sequence[int], contention: Contention) -> dict[str, int]:
     """By the steps that every rank has; ``counts`` says how many each has."""
+    counts = [count for count in counts if count]
     steps = min(counts)
     if steps < LEAST_STEPS:
         return {}
@@ -231,22 +266,31 @@ def _half_widths(samples: Mapping[str, Ints], counts: Sequence[int], contention:
     return found
 
 
-def _change(before: Budget, after: Budget) -> Change:
-    if None in (before.contention_ns, after.contention_ns):
-        before, after = without_contention(before), without_contention(after)
-    names = [name for name in ("step", *PARTS) if name != "contention" or before.contention_ns is not None]
-    differences = {f"{name}_ns": getattr(after, f"{name}_ns") - getattr(before, f"{name}_ns") for name in names}
-    both = set(before.half_width_ns) & set(after.half_width_ns)
-    half_width = {
-        name: round(float(np.hypot(before.half_width_ns[name], after.half_width_ns[name])))
-        for name in names
-        if name in both
-    }
-    return Change(
-        before=before.label, after=after.label, half_width_ns=half_width, **{"contention_ns": None, **differences}
+def comparable(before: MeasuredRun, after: MeasuredRun) -> tuple[Budget, Budget]:
+    """The budgets of two runs by the same parts: what is not known of one is not told apart in the other."""
+    first, second = (
+        one.budget
+        if before.budget.knows_wait == after.budget.knows_wait
+        else _budget(one.run, one.budget.contention, knows_wait=False) or one.budget
+        for one in (before, after)
     )
+    if None in (first.contention_ns, second.contention_ns):
+        return _without_contention(first), _without_contention(second)
+    return first, second
 
 
-def without_contention(budget: Budget) -> Budget:
-    """The same step with its contention as part of compute."""
+def _without_contention(budget: Budget) -> Budget:
     return replace(budget, compute_ns=budget.compute_ns + (budget.contention_ns or 0), contention_ns=None)
+
+
+def difference_of(before: Budget, after: Budget) -> Change:
+    """The difference of two budgets by the same parts."""
+    found: dict[str, int | None] = {f"{name}_ns": None for name in ("step", *PARTS)}
+    half_width = {}
+    for name in ("step", *PARTS):
+        old, new = getattr(before, f"{name}_ns"), getattr(after, f"{name}_ns")
+        if old is not None and new is not None:
+            found[f"{name}_ns"] = new - old
+            if name in before.half_width_ns and name in after.half_width_ns:
+                half_width[name] = round(float(np.hypot(before.half_width_ns[name], after.half_width_ns[name])))
+    return Change(before=before.label, after=after.label, half_width_ns=half_width, **found)  # type: ignore[arg-type]

@@ -13,15 +13,18 @@ from tests.measuring import collectives_of
 STEP = {"step 0": "#" * 24}
 
 
-def pairs_of(stream: str, compute: str, launches: dict[str, str], **more) -> list[dict[str, int]]:
-    """What is exposed of each collective, by when and why."""
+def pairs_of(
+    stream: str, compute: str, launches: dict[str, str], copies: str = "", character_ns: int = 1, **more
+) -> list[dict[str, int]]:
+    """What is exposed of each collective, by when and why, in characters."""
     ranges = {**STEP, "backward": "#" * 18, **more}
-    trace = draw_trace(ranges=ranges, launches=launches, streams={7: compute, 9: stream})
+    streams = {7: compute, 8: copies, 9: stream}
+    trace = draw_trace(ranges=ranges, launches=launches, streams=streams, character_ns=character_ns)
     found = collectives_of(trace)
     (step,) = measure_overlap(trace).ranks[0].steps
     assert sum(value.exposed_ns for value in found) == step.exposed_ns
     assert sum(value.overlapped_ns for value in found) == step.overlapped_ns
-    return [{f"{part.when} {part.why}": part.ns for part in value.exposed_by} for value in found]
+    return [{f"{part.when} {part.why}": part.ns // character_ns for part in value.exposed_by} for value in found]
 
 
 def test_tail() -> None:
@@ -65,6 +68,87 @@ def test_queued() -> None:
         stream="...MMMMNNNNNN..",
         launches={"pt_autograd_0": "aMb.N"},
     ) == [{"tail transfer": 1}, {"tail queued": 1, "tail transfer": 5}]
+
+
+FORWARD_ONLY = {"forward": "#" * 24, "backward": ""}
+
+
+def test_an_idle_stream_is_no_queue_what_was_launched_ahead_waited_for_its_input() -> None:
+    """N was launched at 3. M was done at 7, and b, which feeds N, at 11: only so much of N's end is due to that."""
+    assert pairs_of(
+        compute=".aaa.bbbbbb......cc",
+        stream="....MMM....NNNNNN..",
+        launches={"main": "aMbN......c"},
+        **FORWARD_ONLY,
+    ) == [{"forward late_input": 1}, {"forward late_input": 4, "forward transfer": 2}]
+
+
+def test_an_idle_stream_without_known_input_is_no_queue() -> None:
+    """The stream is idle for 50 us, and of what the thread launches that launches N nothing feeds it."""
+    assert pairs_of(
+        compute=".aaaaaaaa......c",
+        stream="...MM.....NNNN..",
+        launches={"main": "a............c", "comm": ".MN"},
+        character_ns=10_000,
+        **FORWARD_ONLY,
+    ) == [{}, {"forward transfer": 4}]
+
+
+def test_what_a_device_takes_from_one_operation_to_the_next_is_no_idle_stretch() -> None:
+    """5 us after M, which held up the stream since N's launch."""
+    assert pairs_of(
+        compute=".aa............c",
+        stream="...MMMM.NNNNNN..",
+        launches={"main": "a............c", "comm": "..MN"},
+        character_ns=5_000,
+        **FORWARD_ONLY,
+    ) == [{"forward transfer": 4}, {"forward queued": 4, "forward transfer": 2}]
+
+
+def test_only_the_busy_stretch_that_ends_where_a_collective_starts_is_its_queue() -> None:
+    """L was done long before: without M alone N, launched at 3, would have started at 15."""
+    assert pairs_of(
+        compute=".aa....................c",
+        stream="...LLLL........MMMNNNN..",
+        launches={"main": "a....................c", "comm": ".LMN"},
+        character_ns=10_000,
+        **FORWARD_ONLY,
+    ) == [{"forward transfer": 4}, {"forward transfer": 3}, {"forward queued": 3, "forward transfer": 1}]
+
+
+def test_what_ends_after_a_collective_has_begun_does_not_feed_it() -> None:
+    assert pairs_of(
+        compute=".....bbbb....c",
+        stream="......NNNNNN..",
+        launches={"main": "...bN........c"},
+        character_ns=30_000,
+        **FORWARD_ONLY,
+    ) == [{"forward transfer": 3}]
+
+
+def test_the_copy_of_gradients_into_a_bucket_feeds_its_collective() -> None:
+    """The last gradient is ready at 4, its copy at 7."""
+    assert pairs_of(
+        compute=".aaa..........",
+        copies="....111.......",
+        stream=".......NNNNN..",
+        launches={"pt_autograd_0": "a1N"},
+    ) == [{"tail late_input": 3, "tail transfer": 2}]
+
+
+def test_that_a_gradient_comes_late_is_no_delay_of_its_collective() -> None:
+    """The host runs ahead, by more than a step: the stream was busy in between, but with another step's collective."""
+    trace = draw_trace(
+        ranges={"step|index=0": "###", "step|index=1": "...###", "backward": "######"},
+        launches={"pt_autograd_0": ".aM.bN"},
+        streams={7: "......aaaa........bbbb.......", 9: "..........MMMMM.......NNNNN.."},
+    )
+    found = collectives_of(trace)
+    assert [item.launch_ns for item in found] == [2, 5]
+    assert [[(part.when, part.why, part.ns) for part in item.exposed_by] for item in found] == [
+        [("tail", "transfer", 5)],
+        [("tail", "transfer", 5)],
+    ]
 
 
 def test_synchronous() -> None:
@@ -128,7 +212,7 @@ def test_in_forward_what_forward_waits_for() -> None:
 
 
 def test_without_phases_nothing_is_said_of_backward() -> None:
-    trace = draw_trace(launches={"main": "aNb"}, streams={7: "aa....bb", 9: "..NN...."})
+    trace = draw_trace(launches={"main": "a.Nb"}, streams={7: "aa....bb", 9: "..NN...."})
     (only,) = collectives_of(trace)
     assert [(part.when, part.why, part.ns) for part in only.exposed_by] == [("unknown", "transfer", 2)]
 
@@ -155,7 +239,7 @@ def test_on_real_captures_causes_add_up_to_the_exposed_time_of_each_step(shared_
                     if (value.process, value.device, value.step) == (rank.process, rank.device, step.step)
                 ]
                 if step.step is not None:
-                    assert sum(summary.exposed_ns for summary in own) == step.exposed_ns, path
+                    assert sum(summary.exposed_ns for summary in own) == (step.exposed_ns or 0), path
 
 
 def test_of_the_eight_collectives_of_a_real_ddp_step_the_last_is_exposed(shared_traces: Path) -> None:

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from ddp_prof.analyze.collectives.straggler import measure_skew
 from ddp_prof.ingest.load import load_trace
+from ddp_prof.trace import Trace
 from tests.drawing import PID, draw_trace
 from tests.ingest.test_kineto_json import event, write
 from tests.measuring import analysis_of
 
+MS = 1_000_000
 LENGTHS = (13, 17, 12, 19, 14, 16, 11, 18, 15, 12, 20, 13, 17, 14)
 
 
@@ -37,9 +40,9 @@ def test_steps_that_begin_apart_are_recognised(first: int, second: int) -> None:
 
 def test_what_the_clocks_say_ran_minutes_apart_is_a_doubt() -> None:
     early, late = rank_trace(0, 0), rank_trace(1, 0)
-    for seconds, doubted in ((0, False), (300, True)):
+    for seconds, doubted in ((0, False), (9, False), (300, True)):
         run = analysis_of(replace(early, epoch_ns=10**18), replace(late, epoch_ns=10**18 + seconds * 10**9))
-        assert any("300 s apart" in warning for warning in run.warnings) is doubted
+        assert any(f"{seconds} s apart" in warning for warning in run.warnings) is doubted
 
 
 def test_steps_that_begin_together_stay_as_they_are() -> None:
@@ -78,3 +81,119 @@ def test_streams_without_names_of_communicators_are_a_doubt(streams: dict[int, s
         for rank in (0, 1)
     ]  # fmt: skip
     assert any("communicators apart" in warning for warning in analysis_of(*traces).warnings) is warns
+
+
+def drawn(rank: int, launches: str, streams: dict[int, str], world: int = 2) -> Trace:
+    """Two steps of a rank in a file of its own; a letter is a collective and two nanoseconds wide."""
+    wide = {stream: "".join(2 * character for character in picture) for stream, picture in streams.items()}
+    launched = "".join(f"{character}." for character in launches)
+    steps = {"step 0": "#" * 24, "step 1": "." * 24 + "#" * 24}
+    return draw_trace(
+        ranges=steps, launches={"main": launched}, streams=wide, ranks={PID: rank}, world_size=world, path=f"{rank}"
+    )
+
+
+def scaled(trace: Trace, times: int) -> Trace:
+    """The same with a nanosecond drawn as so many."""
+    tables = {}
+    for table, names in (
+        ("activities", ("start_ns", "end_ns")),
+        ("spans", ("start_ns", "end_ns")),
+        ("calls", ("start_ns",)),
+    ):
+        rows = getattr(trace, table)
+        tables[table] = replace(rows, **{name: getattr(rows, name) * times for name in names})
+    return replace(trace, **tables)
+
+
+LONG, SHORT = ".MMMMMMMM......PPPPPPPP", "...NNN..........QQQ"
+"""Communicators that two ranks share, one with long collectives and one with short ones."""
+
+
+@pytest.mark.parametrize(("long", "short"), [(9, 11), (11, 9)])
+def test_communicators_that_ranks_launch_in_another_order_are_told_apart_by_their_streams(
+    long: int, short: int
+) -> None:
+    """Rank 1 launches each short one first, and may so have got the streams in another order, too."""
+    run = analysis_of(
+        drawn(0, "MN..........PQ", {9: LONG, 11: SHORT}), drawn(1, "NM..........QP", {long: LONG, short: SHORT})
+    )
+    assert (len(run.matches), run.matches.unmatched) == (4, 0)
+    assert [wait.tolist() for wait in run.waits_ns] == [[0] * 4, [0] * 4]
+    assert run.alignment.residual_p95_ns == 0
+    assert not any("communicators" in warning for warning in run.warnings)
+
+
+def test_what_one_rank_alone_takes_part_in_spoils_the_pairs_of_its_own_kind_only() -> None:
+    """Rank 1 gathers something (A) with others before each reduction: the reductions are the same all the same."""
+    names = {"communication A": "ncclDevKernel_AllGather", "communication B": "ncclDevKernel_AllGather"}
+    reduces = ".....MMMM.......PPPP"
+    alone, other = drawn(0, "...M..........P", {9: reduces}), drawn(1, "A..M........B.P", {9: "..AA.MMMM...BB..PPPP"})
+    run = analysis_of(*(
+        replace(trace, names=tuple(names.get(name, "ncclDevKernel_AllReduce") if "communication" in name else name
+                                   for name in trace.names))
+        for trace in (alone, other)
+    ))  # fmt: skip
+    assert (len(run.matches), run.matches.unmatched) == (2, 2)
+
+
+def test_what_does_not_meet_on_the_common_clock_is_no_pair() -> None:
+    """The capture of rank 1 holds another collective (N) than that of rank 0, as captures that sample do."""
+    own, others = ".MMM..NNN...PPP..QQQ", "..MM......NNPPP...QQ"
+    ranks = drawn(0, "M....N......P...Q", {9: own}), drawn(1, "M.......N...P....Q", {9: others})
+    run = analysis_of(*(scaled(rank, MS) for rank in ranks))
+    assert (len(run.matches), run.matches.unmatched) == (3, 2)
+    assert [wait.tolist() for wait in run.waits_ns] == [[2 * MS, -1, 0, 2 * MS], [0, -1, 0, 0]]
+
+
+def gloo(rank: int, *pictures: str) -> Trace:
+    """All-reduces of one size by gloo, in a file of the rank's own; a character is a millisecond."""
+    whole = (f"process|rank={rank}|world=2|backend=gloo|device=cpu", "#" * 60)
+    ranges = [whole, *(("all_reduce|bytes=8", picture) for picture in pictures)]
+    return scaled(draw_trace(ranges=ranges, ranks={PID: rank}, world_size=2, path=f"{rank}"), MS)
+
+
+def test_pairs_whose_ends_lie_further_apart_than_they_last_are_none() -> None:
+    """Of gloo no stream tells communicators apart, which the ranks use in another order."""
+    run = analysis_of(
+        gloo(0, ".#########...#########..", "...###.........###......"),
+        gloo(1, "..####.........####.....", "....######......######.."),
+    )
+    assert (len(run.matches), run.matches.unmatched) == (0, 8)
+    assert [wait.tolist() for wait in run.waits_ns] == [[-1] * 4, [-1] * 4]
+    reason = "the ends of what may be one collective lie further apart than it lasts"
+    assert any(reason in warning for warning in run.warnings)
+    assert reason in (measure_skew(run).reason or "")
+
+
+@pytest.mark.parametrize(("end", "matched"), [(20, 3), (22, 3), (23, 2)])
+def test_kernels_of_one_collective_end_within_a_tenth_of_its_length(end: int, matched: int) -> None:
+    """One of three that last 20 ms ends later on rank 1."""
+    ranks = []
+    for rank, length in enumerate((20, end)):
+        streams = {9: "M" * 20 + "." * 10 + "N" * length + "." * (30 - length) + "P" * 20}
+        trace = draw_trace(launches={"main": "MNP"}, streams=streams, ranks={PID: rank}, world_size=2, path=f"{rank}")
+        ranks.append(scaled(trace, MS))
+    assert len(analysis_of(*ranks).matches) == matched
+
+
+@pytest.mark.parametrize(("ends", "doubted"), [((19, 40, 59), False), ((19, 43, 59), True)])
+def test_ends_that_differ_by_milliseconds_between_files_are_a_doubt(ends: tuple[int, ...], doubted: bool) -> None:
+    own, others = ([("." * start + "#" * (end - start)) for start, end in zip((0, 20, 41), at, strict=True)]
+                   for at in ((19, 40, 59), ends))  # fmt: skip
+    run = analysis_of(gloo(0, *own), gloo(1, *others))
+    assert len(run.matches) == 3, "they last longer than that"
+    assert any("differ by up to 2.70 ms" in warning for warning in run.warnings) is doubted
+
+
+@pytest.mark.parametrize(("world", "said"), [(None, True), (2, False), (3, False)])
+def test_without_the_number_of_ranks_waiting_is_a_lower_bound(world: int | None, said: bool) -> None:
+    run = analysis_of(*(replace(gloo(rank, "####", "....####"), world_size=world) for rank in (0, 1)))
+    assert any("transfer is at most, and waiting at least, what is reported" in w for w in run.warnings) is said
+
+
+def test_two_ranks_of_a_real_job_share_what_ends_together(shared_traces: Path) -> None:
+    """Parts of two steps were recorded; by their order alone ends of pairs lie up to 134 ms apart."""
+    run = analysis_of(*(load_trace(shared_traces / f"kineto_a100_rank{rank}of128.json.gz") for rank in (0, 1)))
+    assert (len(run.matches), run.matches.unmatched) == (4, 12)
+    assert (run.alignment.residual_p95_ns or 0) < 1_000_000

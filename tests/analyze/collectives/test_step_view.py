@@ -59,8 +59,8 @@ def test_the_figure_has_a_row_a_collective_and_a_colour_a_reason() -> None:
     ]
     assert [text.strip() for text in figure.layout.yaxis.ticktext] == [
         "<b>rank 0</b>  compute",
-        "bucket 0, 3.91 KB",
-        "bucket 1, 7.81 KB",
+        "bucket 0, 3.91 KiB",
+        "bucket 1, 7.81 KiB",
     ]
     assert "<img" not in figure.layout.title.subtitle.text
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddp_prof.analyze.collectives.clock_alignment import align_clocks
+from ddp_prof.analyze.collectives.clock_alignment import Alignment, align_clocks
 from ddp_prof.analyze.collectives.matching import match_collectives
 from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.straggler import _straggler, measure_skew
-from ddp_prof.analyze.root_cause import find_root_cause
+from ddp_prof.analyze.root_cause import RootCause, explain_run, find_root_cause
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.charts.straggler import draw_skew
-from ddp_prof.present.headlines import skew_headline
+from ddp_prof.present.headlines import root_cause_headline, skew_headline
 from ddp_prof.present.tables.straggler import skew_view
 from ddp_prof.trace import Trace
 from tests.drawing import PID, draw_trace
@@ -115,13 +115,24 @@ def test_the_late_rank_is_named(files: list[Path]) -> None:
     assert max(figure.data[0].z[0]) == 0
 
 
-def test_a_rank_is_a_straggler_only_beyond_chance() -> None:
-    assert _straggler(np.array([1, 9]), 10) == 1
-    assert _straggler(np.array([4, 6]), 10) is None
-    assert _straggler(np.array([0, 5]), 5) == 1
-    assert _straggler(np.array([3, 3, 3, 7]), 16) is None
-    assert _straggler(np.array([30_000, 70_000]), 100_000) == 1
-    assert _straggler(np.array([0, 0]), 10) is None
+@pytest.mark.parametrize(
+    ("times_last", "straggler"),
+    [
+        ([1, 9], 1), ([4, 6], None), ([0, 6], 1), ([3, 3, 3, 7], None), ([30_000, 70_000], 1), ([0, 0], None),
+        ([0, 5], None),  # of two equal ranks one or the other is last in all of five steps in 6 % of the runs
+        ([2, *[1] * 18, *[0] * 45], None),  # of 64 equal ranks some one is last twice in 20 steps, as a rule
+    ],
+)  # fmt: skip
+def test_a_rank_is_a_straggler_only_beyond_chance(times_last: list[int], straggler: int | None) -> None:
+    assert _straggler(np.array(times_last)) == straggler
+
+
+def test_steps_without_a_late_rank_are_no_trials() -> None:
+    """Rank 1 is late in seven of seven steps in which anybody is; all begin together in the other 33."""
+    run = ranks_that_start([[2] * 40, [*[4] * 7, *[2] * 33]])
+    skew = measure_skew(run)
+    assert (skew.straggler, skew.ranks[1].last_steps, len(skew.steps)) == (1, 7, 40)
+    assert skew_headline(skew).claim.startswith("Rank 1 arrives last in 7 of 40 steps")
 
 
 def test_a_rank_that_is_missing_is_named_and_nothing_is_made_up(files: list[Path]) -> None:
@@ -179,8 +190,10 @@ def test_collectives_are_matched_by_their_order_in_the_step() -> None:
         cpu_rank(1, ".##............##", "....###..........##"),
     )
     matches = match_collectives(run.ranks)
-    assert matches.rows.tolist() == [[0, 0], [1, 1]], "in step 1 the ranks count differently"
-    assert matches.unmatched == 3
+    assert matches.rows.tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert matches.unmatched == 1, "rank 0 has no bucket 1 in step 1"
+    twice = run_of(cpu_rank(0, ".##..........##..##", ""), cpu_rank(1, ".##..........##..##.##", ""))
+    assert match_collectives(twice.ranks).rows.tolist() == [[0, 0], [1, 1]], "in step 1 the ranks count differently"
 
 
 def test_what_one_rank_ends_before_another_begins_is_no_collective_of_both() -> None:
@@ -200,8 +213,42 @@ def test_without_steps_collectives_are_counted() -> None:
         *(draw_trace(launches={"main": launches}, streams={9: one}, ranks={PID: at}) for at, one in enumerate(late))
     )
     skew = measure_skew(run)
-    assert skew_headline(skew).text == "The trace marks no steps; rank 1 arrives last at 2 of 3 collectives."
-    assert "0 steps" in skew_view(run, skew).title
+    assert (
+        skew_headline(skew).text
+        == "The trace marks no steps; rank 1 arrives last at 2 of 3 collectives, by 0.0 µs (median)."
+    )
+    assert "0 steps" not in skew_view(run, skew).title
+
+
+def test_without_steps_each_rank_costs_the_others_what_they_wait_for_it() -> None:
+    """At A rank 0 waits 2 for rank 1, at B and C rank 1 waits 1 and 3 for rank 0: the whole capture is no step."""
+    launches, drawn = "A....B......C", (".AAAA.BB......CC", "...AABBB...CCCCC")
+    run = run_of(
+        *(draw_trace(launches={"main": launches}, streams={9: one}, ranks={PID: at}) for at, one in enumerate(drawn))
+    )
+    skew = measure_skew(run)
+    assert (skew.steps, [rank.last_steps for rank in skew.ranks]) == ((), [0, 0])
+    assert [(rank.last_collectives, rank.exposed_wait_ns, rank.cost_ns) for rank in skew.ranks] == [
+        (2, 2, 4),
+        (1, 4, 2),
+    ]
+    assert [(rank.lag_ns, rank.worst_lag_ns) for rank in skew.ranks] == [(1, 3), (-1, 2)]
+    assert [row["costs_others_ms"] for row in skew_view(run, skew).rows] == [4e-6, 2e-6]
+    heat, bars = draw_skew(run, skew).data
+    assert (heat.z, bars.y) == (([3e-6], [2e-6]), (6e-6,))
+
+
+def test_without_steps_nobody_is_called_late_who_is_not() -> None:
+    together, tie = (".AAA.BBB", ".AAA.BBB"), (".AAA..BB", "..AA.BBB")
+    said = []
+    for drawn in (together, tie):
+        launches = {"main": "A...B"}
+        ranks = [draw_trace(launches=launches, streams={9: one}, ranks={PID: at}) for at, one in enumerate(drawn)]
+        said.append(skew_headline(measure_skew(run_of(*ranks))).text)
+    assert said == [
+        "The trace marks no steps; no rank is late by more than the clocks' residual.",
+        "The trace marks no steps; 2 ranks arrive last most often, each at 1 of 2 collectives.",
+    ]
 
 
 def test_a_lag_below_the_residual_of_the_clocks_is_no_lag() -> None:
@@ -216,9 +263,9 @@ def test_a_lag_below_the_residual_of_the_clocks_is_no_lag() -> None:
 
 
 def test_nobody_is_late_where_a_file_has_nothing_in_common_with_the_first() -> None:
-    """Ranks 1 and 2 share a collective of step 0, rank 0 counts more there: no clock is known, and no lag."""
+    """Ranks 1 and 2 share a collective of step 0, rank 0 has another one there: no clock is known, and no lag."""
     run = run_of(
-        cpu_rank(0, ".####", ".....####", path="a"),
+        cpu_rank(0, "", ".####", path="a"),
         cpu_rank(1, "..####", "", path="b"),
         cpu_rank(2, "......####", "", path="c"),
     )
@@ -238,6 +285,41 @@ def test_a_single_collective_does_not_tell_how_well_clocks_agree() -> None:
     assert "fewer than 2 collectives" in (skew.reason or "")
 
 
+@pytest.mark.parametrize("has_steps", [True, False])
+def test_a_single_collective_tells_who_was_late_where_utc_says_what_its_ends_say(has_steps: bool) -> None:
+    """It begins 167 ms later on rank 1, by clocks that tell UTC, and ends at the same time but for 0.1 ms."""
+    files = []
+    for rank, (start, end) in enumerate(((100 * MS, 300 * MS), (267 * MS, 300 * MS + MS // 10))):
+        trace = draw_trace(
+            ranges={"step 0": "##"} if has_steps else {}, launches={"main": "A"}, streams={9: ".A"}, ranks={PID: rank},
+            world_size=2, path=f"{rank}",
+        )  # fmt: skip
+        at = replace(trace.activities, start_ns=np.array([start]), end_ns=np.array([end]))
+        files.append(replace(trace, activities=at, epoch_ns=10**18 + rank))
+    run = run_of(*files)
+    skew = measure_skew(run)
+    assert (skew.reason, skew.alignment.method, skew.alignment.residual_p95_ns) == (None, "session start", MS // 10 + 1)
+    where = "in the only step" if has_steps else "at the only collective"
+    assert f"ank 1 arrives last {where}, by 167.0 ms" in skew_headline(skew).text
+    cause = run_cause(run)
+    assert "'ddp-prof skew' tells who arrives late" in root_cause_headline(cause).text
+    apart = run_of(files[0], replace(files[1], epoch_ns=10**18 + 400 * MS))
+    assert measure_skew(apart).ranks[1].last_collectives == 0, "clocks that differ by more than the lag tell nothing"
+
+
+def test_who_is_late_is_not_promised_where_clocks_do_not_tell() -> None:
+    """One collective in common and no UTC: rank 0 waits for rank 1, but how late that came is not known."""
+    run = run_of(cpu_rank(0, ".############", "", path="a"), cpu_rank(1, "............#", "", path="b"))
+    assert "cannot be compared" in (measure_skew(run).reason or "")
+    assert (run_cause(run).wait_ns, "ddp-prof skew" in root_cause_headline(run_cause(run)).text) == (11, False)
+
+
+def run_cause(run: RunAnalysis) -> RootCause:
+    cause = explain_run(run).root_cause
+    assert cause is not None
+    return cause
+
+
 def test_a_long_run_may_drift() -> None:
     """One part in a million: 60 microseconds in a minute."""
     second = 1_000_000_000
@@ -255,6 +337,36 @@ def test_a_long_run_may_drift() -> None:
     assert (alignment.residual_p95_ns or 0) < 5
 
 
+def clocks_that_differ(difference: np.ndarray, step_ns: int) -> Alignment:
+    """Two files that share collectives, one each step; by so much the ends differ."""
+    ranks = []
+    for rank in (0, 1):
+        (each,) = run_of(cpu_rank(rank, "." + "#" * 28, "", path=f"rank{rank}")).ranks
+        count = len(difference)
+        end = np.arange(count) * step_ns + rank * difference
+        timings = {name: np.repeat(getattr(each.timings, name), count) for name in each.timings.__dataclass_fields__}
+        timings |= {"end_ns": end + 500, "start_ns": end, "sequence": np.arange(count)}
+        ranks.append(type(each)(**{**vars(each), "timings": type(each.timings)(**timings)}))
+    return align_clocks(ranks, match_collectives(ranks))
+
+
+def test_the_residual_is_what_nineteen_of_twenty_ends_keep_within() -> None:
+    """Of 200 ends 12 differ by 1,000, which is more than a twentieth and less than a tenth."""
+    alignment = clocks_that_differ(np.where(np.arange(200) < 12, 1_000, 0), 1_000)
+    assert (alignment.residual_p50_ns, alignment.residual_p95_ns) == (0, 1_000)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "scatter", "drifts"), [(60, 0, True), (60, 20_000, True), (60, 31_000, False), (30, 0, False)]
+)
+def test_a_drift_counts_beyond_its_scatter_and_of_enough_pairs(pairs: int, scatter: int, drifts: bool) -> None:
+    """One in a million: 59 microseconds in a minute. Every second end is off to one side or the other."""
+    second = 1_000_000_000
+    at = np.arange(pairs)
+    off = np.where(at % 4 == 1, scatter, np.where(at % 4 == 3, -scatter, 0)) * 2
+    assert bool(clocks_that_differ(at * second // 1_000_000 + off, second).clocks[1].drift) is drifts
+
+
 def ranks_that_start(starts: list[list[int]], width: int = 10) -> RunAnalysis:
     """CPU ranks of one clock: in each step of ``width`` one all-reduce, which all end together."""
     traces = []
@@ -268,15 +380,16 @@ def ranks_that_start(starts: list[list[int]], width: int = 10) -> RunAnalysis:
 
 
 def test_a_straggler_is_late_by_as_much_as_where_it_is_last() -> None:
-    """Rank 0 is last in four of nine steps, by 3, and early by 1 in the others: its median over all steps is -1."""
-    late = [[5, *[2] * 7]] * 4 + [[1, *(4 if rank == turn else 2 for rank in range(1, 8))] for turn in range(1, 6)]
+    """Rank 0 is last in 8 of 17 steps, by 3, and early by 1 in the others: its median over all steps is -1."""
+    turns = [*range(1, 8), 1, 2]
+    late = [[5, *[2] * 7]] * 8 + [[1, *(4 if rank == turn else 2 for rank in range(1, 8))] for turn in turns]
     run = ranks_that_start([list(rank) for rank in zip(*late, strict=True)])
     skew = measure_skew(run)
-    assert (skew.straggler, skew.ranks[0].last_steps, skew.ranks[0].lag_ns) == (0, 4, -1)
+    assert (skew.straggler, skew.ranks[0].last_steps, skew.ranks[0].lag_ns) == (0, 8, -1)
     assert skew.ranks[0].lag_when_last_ns == 3
     slower = replace(skew.ranks[0], lag_ns=-1 * MS, lag_when_last_ns=3 * MS)
     headline = skew_headline(replace(skew, ranks=(slower, *skew.ranks[1:]))).claim
-    assert headline == "Rank 0 arrives last in 4 of 9 steps, by 3.00 ms (median)"
+    assert headline == "Rank 0 arrives last in 8 of 17 steps, by 3.00 ms (median)"
 
 
 def test_what_a_rank_costs_others_is_no_wait_for_another_one_nor_its_own() -> None:

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from ddp_prof.analyze.collectives.timing import find_timings
 from ddp_prof.analyze.core.operations import bus_factor, operation_of
+from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.ingest.kernel_categories import COMMUNICATION_KERNELS
 from ddp_prof.ingest.load import load_trace
+from ddp_prof.trace import NO_TIME
 from tests.drawing import PID, draw_trace
 from tests.measuring import collectives_of, results_of
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
@@ -178,7 +181,7 @@ def test_what_forward_launches_waits_for_no_gradient() -> None:
     )
     (only,) = collectives_of(trace)
     assert (only.phase, only.ready_ns, only.ready_source) == ("forward", None, None)
-    assert {part.why for part in only.exposed_by} == {"transfer"}, "it was said to be launched late"
+    assert {part.why for part in only.exposed_by} == {"late_input"}, "it was said to be launched late"
 
 
 def test_within_a_graph_nothing_tells_when_gradients_are_ready() -> None:
@@ -191,3 +194,17 @@ def test_within_a_graph_nothing_tells_when_gradients_are_ready() -> None:
     whole = replace(trace, activities=replace(trace.activities, correlation=correlation), launching_calls=None)
     (only,) = collectives_of(whole)
     assert (only.launch_ns, only.phase, only.ready_ns) == (1, "backward", None)
+
+
+def test_what_feeds_a_collective_is_told_as_the_recorded_waits_tell_it(shared_traces: Path) -> None:
+    """Of each of the 472 all-reduces of a real capture: the end of the last operation that its stream waited for."""
+    (rank,) = find_rank_events(load_trace(shared_traces / "nsys2022_4_ddp_unet_a100_rank0of4.sqlite"))
+    activities, edges = rank.trace.activities, rank.dependencies.found.edges
+    recorded: dict[tuple[int, int], int] = {}
+    for producer, consumer in zip(edges.producer.tolist(), edges.consumer.tolist(), strict=True):
+        key = int(activities.start_ns[consumer]), int(activities.end_ns[consumer])
+        recorded[key] = max(recorded.get(key, NO_TIME), int(activities.end_ns[producer]))
+    timings = find_timings(rank).timings
+    starts, ends = timings.start_ns.tolist(), timings.end_ns.tolist()
+    assert len(timings) == 472
+    assert timings.input_ns.tolist() == [recorded[key] for key in zip(starts, ends, strict=True)]

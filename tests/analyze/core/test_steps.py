@@ -145,9 +145,11 @@ def test_a_range_left_open_is_no_step() -> None:
     assert "still open when the recording ended" in note
 
 
-def test_a_step_range_that_matches_nothing_names_the_ranges_there_are() -> None:
-    trace = draw_trace(ranges={"iter_17": "####", "load": "#"}, launches={"main": "a"}, streams={7: ".a"})
-    with pytest.raises(
-        TraceError, match=r"no range matches --step-range 'batch': the ranges there are: 'iter_N', 'load'"
-    ):
-        find_rank_events(trace, RangePatterns(step="batch"))
+@pytest.mark.parametrize("option", ["step", "backward"])
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_pattern_that_matches_no_range_names_the_ranges_there_are(option: str, device: str) -> None:
+    on_device = {"launches": {"main": "a"}, "streams": {7: ".a"}} if device == "cuda" else {}
+    trace = draw_trace(ranges={"iter_17": "####", "backward": "#"}, **on_device)
+    expected = rf"no range matches --{option}-range 'batch': the ranges there are: 'iter_N', 'backward'"
+    with pytest.raises(TraceError, match=expected):
+        find_rank_events(trace, RangePatterns(**{option: "batch"}))

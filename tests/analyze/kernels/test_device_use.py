@@ -15,7 +15,7 @@ from ddp_prof.trace import Category, Overhead, Trace
 from tests import oracle
 from tests.analyze.random_runs import runs
 from tests.drawing import draw_trace
-from tests.oracle.device_use import hidden_by_phase, idle_causes
+from tests.oracle.device_use import hidden_by_phase, idle_causes, inferred_backward
 from tests.oracle.ranks import PHASES
 
 DRAWN = settings(
@@ -53,6 +53,25 @@ def test_idle_time_before_and_after_the_launch() -> None:
         "host outside of named phases": 1,  # 15
     }
     assert use.idle.idle_ns == sum(ns for _, ns in use.idle.causes)
+
+
+def test_the_host_is_in_backward_where_autograd_launches_it_too() -> None:
+    trace = draw_trace(
+        ranges={"step 0": "#" * 30, "forward": "####................"},
+        launches={"main": "a...................o....", "pt_autograd_0": "......b........c"},
+        streams={7: ".aaa...bb.......cc...oo"},
+    )
+    assert dict(use_of(trace).idle.causes) == {
+        "host outside of named phases": 2 + 2,  # 4 and 5, before the first launch of backward; 18 and 19, after it
+        "host in backward": 6,  # 9 to 14
+        "launched, not begun": 1 + 1 + 1,  # 6, 15 and 20
+    }
+
+
+def test_a_single_kernel_tells_no_idle_time() -> None:
+    idle = use_of(draw_trace(launches={"main": "a..."}, streams={7: "..aa"})).idle
+    assert (idle.idle_ns, idle.causes) == (None, ())
+    assert "a single kernel" in idle.reason
 
 
 def test_work_without_a_known_launch_leaves_the_cause_unknown() -> None:
@@ -103,4 +122,6 @@ def test_parts_agree_with_the_oracle_and_sum(traces: tuple[Trace, ...]) -> None:
                 ]
                 for phase in PHASES
             }
+            if rank.backward == "inferred":
+                host["inferred"] = inferred_backward(expected)
             assert Counter(dict(use.idle.causes)) == idle_causes(expected, trace, host)

@@ -33,6 +33,23 @@ def test_what_is_in_no_row_is_other() -> None:
     assert kind_of_compute("saxpy(double *, double)") == "other"
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<...>>>()", "attention"),
+        ("void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnBwdSm90<...>>>()", "attention"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128", "attention"),
+        ("_attn_fwd", "attention"),
+        ("triton_tem_fused_flex_attention_0", "attention"),
+        ("void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<...>>()", "matrix product"),
+        ("triton_poi_fused_convert_element_type_0", "elementwise"),
+        ("implicit_convolve_sgemm<float, float, 128>", "convolution"),
+    ],
+)
+def test_kinds_of_kernels_whose_names_hold_several_words(name: str, kind: str) -> None:
+    assert kind_of_compute(name) == kind
+
+
 def execution() -> st.SearchStrategy[tuple[int, int, int]]:
     """Kernel, duration, how much of it communication covers."""
     return st.tuples(st.integers(0, 1), st.integers(0, 9), st.integers(0, 9)).map(
@@ -80,6 +97,7 @@ def test_a_kernel_is_one_name_one_shape_one_phase(tmp_path) -> None:
     assert (other.phase, other.count, other.slowdown) == ("backward", 1, None)
     assert other.shape != gemm.shape
     assert (comm.kind, comm.slowdown, comm.reason) == ("communication", None, "it communicates itself")
+    assert (comm.beside, comm.alone, comm.beside_ns, comm.alone_ns) == (None,) * 4, "it is not beside itself"
 
 
 def test_without_kernels_there_is_nothing() -> None:

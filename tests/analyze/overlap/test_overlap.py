@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from pathlib import Path
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_prof.analyze.overlap.overlap import TraceOverlap, measure_overlap, merge_ranks
+from ddp_prof.analyze.quality.inventory import take_inventory
+from ddp_prof.ingest.load import load_trace
 from tests.analyze.core.test_phases import STEPPING
 from tests.drawing import PID, draw_trace
+from tests.measuring import collectives_of
+from tests.nsys_factory import Capture, Kernel, Range, write_capture
 
 
 def only_rank(result: TraceOverlap):
@@ -131,7 +138,22 @@ def test_a_trace_that_tells_nothing_gives_nothing() -> None:
     rank = only_rank(measure_overlap(draw_trace(ranges={"step 0": "####"})))
     assert (rank.comm_ns, rank.compute_ns, rank.overlap_ratio) == (None, None, None)
     assert "no GPU activities" in (rank.reason or "")
-    assert rank.steps == ()
+    assert not only_rank(measure_overlap(draw_trace(ranges={"other": "####"}))).steps
+
+
+def test_steps_are_counted_and_timed_where_nothing_tells_what_was_done_in_them() -> None:
+    """As of a CPU job by torch.profiler: 'overlap' said 0 steps, 'info' 4."""
+    trace = draw_trace(ranges=[("step 0", "####"), ("step 1", "....###")])
+    rank = only_rank(measure_overlap(trace))
+    assert [(step.step, step.length.ns) for step in rank.told_steps] == [(0, 4), (1, 3)]
+    for step in rank.steps:
+        unknown = {value for name, value in asdict(step).items() if name.endswith("_ns") and name not in _TOLD}
+        assert unknown == {None}
+        assert {value for name, value in asdict(step.length).items() if name not in ("ns", "start_ns")} == {None}
+    assert take_inventory(trace).processes[0].steps == len(rank.told_steps)
+
+
+_TOLD = ("start_ns", "host_ns")
 
 
 def test_an_empty_trace_has_no_ranks() -> None:
@@ -260,3 +282,20 @@ def test_identities_hold_for_any_schedule(compute: str, communication: str, copi
             assert sum(parts) == step.window_ns
             assert min(parts) >= 0
             assert 0 <= step.other_comm_ns <= step.idle_ns
+
+
+def test_what_prepares_a_collective_counts_with_it(tmp_path: Path) -> None:
+    """A dispatch and a combine of DeepEP, each after a kernel that tells peers how much will come; its time counts."""
+    names = ("internode::get_dispatch_layout<256>", "intranode::notify_dispatch<8>", "intranode::dispatch<8, 768>")
+    names += ("intranode::cached_notify_combine<8>", "intranode::combine<__nv_bfloat16, 8>")
+    kernels = [
+        Kernel(f"void deep_ep::{name}(...)", 10 * at, 10 * at + 6, launch=at, thread=1, stream=9)
+        for at, name in enumerate(names, 1)
+    ]
+    trace = load_trace(write_capture(tmp_path / "x.sqlite", Capture(kernels, [Range("step 0", 0, 9, 1)])))
+    (rank,) = measure_overlap(trace).ranks
+    assert (rank.collectives, rank.steps[0].collectives, rank.kernels) == (2, 2, 5)
+    assert (rank.comm_ns, rank.compute_ns) == (24, 6)
+    found = collectives_of(trace)
+    assert [one.op for one in found] == ["notify", "all_to_all", "notify", "all_to_all"]
+    assert sum(one.exposed_ns for one in found) == rank.exposed_ns == 24

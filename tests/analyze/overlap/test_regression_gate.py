@@ -9,11 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_prof.analyze.overlap.overlap import Attribution, RankOverlap, StepOverlap, TraceOverlap, measure_overlap
+from ddp_prof.analyze.overlap.overlap import (
+    Attribution,
+    RankOverlap,
+    StepLength,
+    StepOverlap,
+    TraceOverlap,
+    measure_overlap,
+)
 from ddp_prof.analyze.overlap.regression_gate import GateReport, GateResult, Requirements, check_run, find_differences
 from ddp_prof.analyze.statistics import NOTCH
+from ddp_prof.ingest.load import load_trace
 from ddp_prof.manifest import Manifest, load_manifest
 from tests.drawing import draw_trace
+from tests.ingest.nsys.test_synchronization import US, one_bucket
+from tests.nsys_factory import Range, write_capture
 
 
 def a_step(
@@ -35,6 +45,7 @@ def a_step(
         exposed_memory_ns=0,
         idle_ns=idle,
         other_comm_ns=0,
+        length=StepLength(ns=host),
     )
 
 
@@ -263,16 +274,57 @@ def test_ranks_without_numbers_are_not_counted() -> None:
 
 
 def test_a_baseline_of_another_job_is_no_baseline() -> None:
-    ours = a_manifest()
-    assert find_differences(ours, replace(ours, variant="naive", bucket_size_mb=None)) == ()
-    found = find_differences(ours, replace(ours, model_size="xl", world_size=4, machine={"gpus": "H100"}))
+    ours, run = a_manifest(), run_of(1, 1, 1)
+
+    def differences(**changed: object) -> tuple[str, ...]:
+        return find_differences(run, run, ours, replace(ours, **changed))
+
+    assert differences(variant="naive", bucket_size_mb=None) == ()
+    found = differences(model_size="xl", world_size=4, machine={"gpus": "H100"})
     assert found == (f"model {ours.model_size} and xl", f"ranks {ours.world_size} and 4", "GPUs none and H100")
-    verdicts = check_run(run_of(1, 1, 1), Requirements(baseline=run_of(1, 1, 1), incomparable=found)).verdicts
+    verdicts = check_run(run, Requirements(baseline=run, incomparable=found)).verdicts
     assert {verdict.status for verdict in verdicts} == {"unknown"}
     assert "not comparable with the baseline: model" in verdicts[0].reason
+
+
+def test_what_the_traces_say_counts_where_no_manifest_does() -> None:
+    small = replace(
+        a_run(*(replace(a_rank(a_step(1), number=rank), gpu="Tesla V100") for rank in (0, 1))), world_size=2
+    )
+    large = replace(small, world_size=8, ranks=tuple(replace(rank, gpu="NVIDIA A100") for rank in small.ranks))
+    assert find_differences(small, large) == ("ranks 2 and 8", "GPUs Tesla V100 and NVIDIA A100")
+    assert find_differences(small, small) == ()
+    unnamed = replace(large, world_size=None, ranks=(large.ranks[0], replace(large.ranks[1], gpu=None)))
+    assert find_differences(small, unnamed) == (), "of one GPU nothing is known, nor how many ranks there are"
+    told = a_manifest()
+    assert find_differences(small, large, told, replace(told, world_size=8)) == (
+        "ranks 2 and 8",
+        "GPUs Tesla V100 and NVIDIA A100",
+    ), "each difference once"
 
 
 def a_manifest() -> Manifest:
     manifest = load_manifest(Path(__file__).parents[3] / "traces" / "overlap.run.json")
     assert manifest is not None
     return replace(manifest, machine={})
+
+
+@pytest.mark.parametrize(("limit", "status"), [(6 * US, "failed"), (10 * US, "passed")])
+def test_a_limit_on_blocking_is_put_to_what_stood_still(tmp_path: Path, limit: int, status: str) -> None:
+    run = blocked_run(tmp_path)
+    verdict = only_verdict(check_run(run, Requirements(max_blocking_ns=limit)))
+    assert (verdict.requirement, verdict.measured, verdict.status) == ("max blocking", 10 * US, status)
+
+
+def test_a_limit_on_blocking_is_not_met_where_no_waits_are_known(tmp_path: Path) -> None:
+    run = blocked_run(tmp_path, has_event_records=False)
+    verdict = only_verdict(check_run(run, Requirements(max_blocking_ns=10 * US)))
+    assert (verdict.measured, verdict.status) == (None, "unknown")
+    assert "--cuda-event-trace" in verdict.reason
+
+
+def blocked_run(tmp_path: Path, **settings: bool) -> TraceOverlap:
+    """A step of 30 us in which a copy waits 10 us for an all-reduce."""
+    capture = one_bucket(**settings)
+    capture.ranges.append(Range("step_0", 0, 30 * US, 100))
+    return measure_overlap(load_trace(write_capture(tmp_path / "x.sqlite", capture, "2023.4")))

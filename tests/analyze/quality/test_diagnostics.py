@@ -2,10 +2,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+import pytest
+
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.overlap.overlap import measure_overlap
-from ddp_prof.analyze.quality.diagnostics import diagnose
-from ddp_prof.trace import Calls, Category, Kind, Overhead, Trace, concatenate, empty
+from ddp_prof.analyze.quality.diagnostics import diagnose, warnings_of_files
+from ddp_prof.trace import UNKNOWN, Calls, Category, Kind, Overhead, Trace, concatenate, empty
 from tests.drawing import column, draw_trace
 
 
@@ -46,8 +49,39 @@ def test_a_trimmed_capture() -> None:
     assert "1 of 2 activities have no launching call" in doubts(trace)
 
 
+def test_activities_without_correlation_numbers_are_not_trimmed() -> None:
+    numbers = np.full(len(SOUND.activities), UNKNOWN)
+    none = replace(SOUND, activities=replace(SOUND.activities, correlation=numbers), launching_calls=None)
+    assert "2 of 2 activities carry no correlation number" in doubts(none)
+    assert "trimmed" not in doubts(none)
+    numbers[0], launching = 999, None
+    some = replace(SOUND, activities=replace(SOUND.activities, correlation=numbers), launching_calls=launching)
+    assert "1 of 2 activities carry no correlation number" in doubts(some)
+    assert "1 of 2 activities have no launching call" in doubts(some)
+
+
+def test_what_only_some_files_say_is_said_with_their_names() -> None:
+    busy, busier = (f"the profiler itself was at work in {share} of the measured time" for share in ("1.7%", "23.5%"))
+    assert warnings_of_files([("a", ["x", busy]), ("b", ["x", busier])]) == ("x", f"a: {busy}", f"b: {busier}")
+    many = [(f"rank{rank}", ["x", busy if rank else busier]) for rank in range(64)]
+    assert warnings_of_files(many) == ("x", f"rank0: {busier}", f"rank1 and 62 more: {busy}")
+    each = [(f"rank{rank}", [f"{rank + 1} of 100 activities have no launching call"]) for rank in range(64)]
+    assert warnings_of_files(each) == ("rank0: 1 of 100 activities have no launching call (63 more: other numbers)",)
+
+
 def test_overhead_of_the_profiler_above_one_percent() -> None:
     assert "at work in 20.0%" in doubts(replace(SOUND, overhead=Overhead(column([2, 3]), column([4, 4]))))
+    long = draw_trace(ranges={"step 0": "#" * 1000}, launches={"main": "a"}, streams={7: ".a"})
+    for busy, said in ((10, False), (11, True)):
+        overhead = Overhead(column([100]), column([100 + busy]))
+        assert ("at work in 1.1%" in doubts(replace(long, overhead=overhead))) is said
+
+
+@pytest.mark.parametrize(("length", "said"), [(1, False), (2, True)])
+def test_a_name_that_smells_of_communication_counts_from_one_percent_of_the_time_on(length: int, said: bool) -> None:
+    trace = draw_trace(launches={"main": "ab"}, streams={7: "a" * (100 - length), 8: "b" * length})
+    names = tuple(name.replace("compute b", "my_all_reduce_kernel") for name in trace.names)
+    assert ("'my_all_reduce_kernel' counts as compute" in doubts(replace(trace, names=names))) is said
 
 
 def test_a_name_that_smells_of_communication() -> None:

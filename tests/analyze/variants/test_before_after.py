@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.analyze.variants.before_after import CollectiveChange, PartChange, compare_before_after
-from ddp_prof.present.tables.waterfall import change_rows, change_texts
+from ddp_prof.present.tables.waterfall import change_rows, change_texts, collective_change_text
 from tests.command_line import run
 from tests.drawing import PID, draw_trace
 from tests.measuring import analysis_of
@@ -71,7 +71,16 @@ def test_two_steps_tell_nothing() -> None:
 
 def test_the_parts_sum_to_the_step() -> None:
     found = changes_between([(7, 5 + jitter) for jitter in JITTER], [(11, 5 + jitter) for jitter in JITTER])
-    assert sum(change.change_ns for part, change in found.items() if part != "step") == found["step"].change_ns
+    assert sum(change.change_ns or 0 for part, change in found.items() if part != "step") == found["step"].change_ns
+
+
+def test_what_is_not_known_of_the_runs_is_no_zero() -> None:
+    """Of one rank waiting is not told from transfer: 'wait 0.00, 0.00, within the spread'."""
+    found = changes_between([(7, 5 + jitter) for jitter in JITTER], [(11, 5 + jitter) for jitter in JITTER])
+    for part in ("wait", "contention"):
+        assert (found[part].before_ns, found[part].after_ns, found[part].change_ns) == (None, None, None)
+        (row,) = change_rows([found[part]])
+        assert (row["before_ms"], row["after_ms"], row["change_ms"], row["told"]) == (None, None, None, "not known")
 
 
 def gpu_capture(launch_ms: float) -> Capture:
@@ -98,7 +107,7 @@ def two_runs(tmp_path: Path) -> list[str]:
 
 def test_the_command_line_says_what_changed_and_why(two_runs: list[str]) -> None:
     said = run("compare", *two_runs).stdout
-    assert "from old to new:" in said
+    assert "from old to new, mean step:" in said
     assert "tail +4.00 ms: collective 0 launches 4.00 ms later" in said
     document = json.loads(run("compare", "--format", "json", *two_runs).stdout)
     (tail,) = [change for change in document["changes"] if change["part"] == "tail"]
@@ -108,4 +117,12 @@ def test_the_command_line_says_what_changed_and_why(two_runs: list[str]) -> None
 def test_a_gate_that_fails_says_so_too(two_runs: list[str]) -> None:
     result = run("check", "--baseline", *two_runs)
     assert result.exit_code == 3
-    assert "note: new, against the baseline: tail +4.00 ms: collective 0 launches 4.00 ms later" in result.stdout
+    assert (
+        "note: new, mean step against the baseline: tail +4.00 ms: collective 0 launches 4.00 ms later" in result.stdout
+    )
+
+
+def test_a_later_start_is_not_said_to_be_a_queue() -> None:
+    """What lies between launch and start may be other collectives, or compute that feeds it."""
+    change = CollectiveChange(op="all_reduce", bucket=3, index=None, moved="queueing", by_ns=4_000_000)
+    assert collective_change_text(change) == "bucket 3 starts 4.00 ms later after its launch"

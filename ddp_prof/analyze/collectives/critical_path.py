@@ -1,0 +1,273 @@
+"""The critical path of each step: what it consisted of, over all ranks.
+
+It begins at the end of the step on the rank that ends last, and follows backwards what each operation began after; see
+:mod:`~ddp_prof.analyze.dependencies.critical_path`. At a collective that several ranks have in common it goes on with
+the rank that arrived last, where the clocks can tell: nobody could go on before. Where they cannot, the wait for peers
+is a part of its own, and of a single trace it is part of transfer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddp_prof.analyze.collectives.timing import collective_rows
+from ddp_prof.analyze.core.attribution import last_by_step
+from ddp_prof.analyze.dependencies.critical_path import PARTS as CHAIN_PARTS
+from ddp_prof.analyze.dependencies.critical_path import Chains, find_work, follow_chains
+from ddp_prof.analyze.frames import Framed, frame_of_rows
+from ddp_prof.analyze.quality.unknown_work import hides_work, why_unknown
+from ddp_prof.table import UNKNOWN, Ints, looked_up
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+    from ddp_prof.analyze.core.rank_events import RankEvents
+
+PARTS = ("compute", "transfer", "peer_wait", "queue", "launch", "host", "copies")
+"""What a critical path is made of."""
+
+NO_RANKS = "the trace holds no rank"
+NO_HOST_PATH = "a CPU run records no dependencies between operations"
+
+
+@dataclass(frozen=True)
+class RankChains:
+    """The chains of one rank.
+
+    Attributes:
+        chains: Of its collectives and steps.
+        of_timing: Row in ``chains`` of each of the rank's collectives, in the order of its timings.
+        window_start_ns: Start of each step's window; ``end_ns`` the end of the last operation in it that the threads
+            which train launched.
+        reason: Why there are none; ``None`` where there are.
+    """
+
+    process: int
+    device: int | None
+    chains: Chains
+    of_timing: Ints
+    window_start_ns: Ints
+    end_ns: Ints
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PathCollective:
+    """A collective on the path.
+
+    Attributes:
+        rank: Index of the rank whose collective it is.
+        index: Position in its step on that rank.
+        on_path_ns: How long the path runs through it.
+        gain_at_most_ns: How much sooner what needed it could have begun without it: its blocking; ``None`` if unknown.
+    """
+
+    rank: int
+    index: int
+    on_path_ns: int
+    gain_at_most_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepPath:
+    """The critical path of one step.
+
+    Attributes:
+        step: The step's own number, ``None`` where it carries none.
+        step_key: A number that no other step of the rank has.
+        rank: The rank on which the step ended last, and the path begins.
+        window_ns: From the start of that rank's window to its end; ``parts_ns`` by :data:`PARTS` sum to it.
+        changes: How often the path goes over to another rank.
+        collectives: On the path, from the last one to the first one.
+    """
+
+    step: int | None
+    step_key: int | None
+    rank: str
+    window_ns: int
+    parts_ns: dict[str, int]
+    changes: int
+    collectives: tuple[PathCollective, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunCritical(Framed):
+    """The critical paths of a run.
+
+    Attributes:
+        steps: One path per step.
+        reason: Why there are none; ``None`` where there are.
+    """
+
+    steps: tuple[StepPath, ...]
+    reason: str | None
+
+    @property
+    def typical(self) -> StepPath | None:
+        """The path of median length."""
+        by_length = sorted(self.steps, key=lambda path: path.window_ns)
+        return by_length[len(by_length) // 2] if by_length else None
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per step; times in nanoseconds."""
+        columns = ("step", "rank", "window_ns", *(f"{part}_ns" for part in PARTS), "changes")
+        rows = [
+            {"step": path.step, "rank": path.rank, "window_ns": path.window_ns, "changes": path.changes}
+            | {f"{part}_ns": ns for part, ns in path.parts_ns.items()}
+            for path in self.steps
+        ]
+        return frame_of_rows(columns, rows)
+
+
+def measure_chains(rank: RankEvents) -> RankChains:
+    """The chains of a rank."""
+    window = rank.breakdown
+    reason = why_unknown(rank) if rank.device is None or hides_work(rank) else rank.blocking.coverage.reason
+    if rank.device is None:
+        reason = reason or NO_HOST_PATH
+    trace, events = rank.trace, rank.events
+    step = np.full(len(trace.activities), UNKNOWN, np.int64)
+    on_device = events.activity != UNKNOWN
+    step[events.activity[on_device]] = events.step[on_device]
+    main_thread = rank.main_thread
+    # What other threads launch, as those that load data, is not what the step has to wait for.
+    trains = on_device & (events.step != UNKNOWN)
+    if np.any(trains & (events.launcher == main_thread)):
+        trains &= np.isin(events.launcher, [main_thread, *rank.gradient_threads])
+    ends_ns = last_by_step(events.end_ns, np.where(trains, events.step, UNKNOWN), len(rank.steps))
+    trains[trains] = events.end_ns[trains] == ends_ns[events.step[trains]]
+    last = np.full(len(rank.steps), UNKNOWN, np.int64)
+    last[events.step[trains]] = events.activity[trains]
+    ends_ns = np.where(last == UNKNOWN, window.start_ns, ends_ns)
+    work = find_work(trace, rank.dependencies.found, rank.is_mine, main_thread)
+    chains = follow_chains(work, step, window.start_ns, ends_ns, last)
+    row_of = np.full(len(trace.activities), UNKNOWN, np.int64)
+    is_collective = chains.activity != UNKNOWN
+    row_of[chains.activity[is_collective]] = np.flatnonzero(is_collective)
+    of_timing = looked_up(row_of, events.activity[collective_rows(rank)])
+    return RankChains(rank.process, rank.device, chains, of_timing, window.start_ns, ends_ns, reason)
+
+
+def measure_critical_paths(run: RunAnalysis, chains: Iterable[tuple[Path, RankChains]]) -> RunCritical:
+    """The critical path of each step of a run.
+
+    Args:
+        run: Its collectives, matched over the ranks.
+        chains: The chains of its ranks, each with the file that it is from.
+    """
+    by_rank = {(file, one.process, one.device): one for file, one in chains}
+    ranks = [by_rank[rank.clock, rank.process, rank.device] for rank in run.ranks]
+    reason = next((one.reason for one in ranks if one.reason), None if ranks else NO_RANKS)
+    if reason:
+        return RunCritical((), reason)
+    walker = _Walker(run, ranks)
+    last: dict[int, tuple[int, int, int]] = {}
+    for index, (rank, own) in enumerate(zip(run.ranks, ranks, strict=True)):
+        ends = run.alignment.of(rank.clock).common_ns(own.end_ns)
+        for step, (key, end) in enumerate(zip(rank.keys_of_steps.tolist(), ends.tolist(), strict=True)):
+            if own.end_ns[step] > own.window_start_ns[step]:
+                last[key] = max(last.get(key, (end, index, step)), (end, index, step))
+    return RunCritical(tuple(walker.walk(index, step) for _, index, step in (last[key] for key in sorted(last))), None)
+
+
+class _Walker:
+    """Follows chains from collective to collective, over all ranks of a run."""
+
+    def __init__(self, run: RunAnalysis, ranks: Sequence[RankChains]) -> None:
+        self.run, self.ranks = run, ranks
+        self.can_change = run.alignment.residual_p95_ns is not None
+        self.timing_of = [_inverse(chains.of_timing, len(chains.chains)) for chains in ranks]
+        self.match_of = [
+            _inverse(run.matches.rows[:, index], len(rank.timings)) for index, rank in enumerate(run.ranks)
+        ]
+
+    def walk(self, index: int, step: int) -> StepPath:
+        """The path that begins at the end of a rank's step."""
+        first, own = self.run.ranks[index], self.ranks[index]
+        window_ns = left = int(own.end_ns[step] - own.window_start_ns[step])
+        row = int(np.flatnonzero((own.chains.activity == UNKNOWN) & (own.chains.step == step))[0])
+        parts = dict.fromkeys(PARTS, 0)
+        on_path: list[PathCollective] = []
+        changes = 0
+        seen = set()  # where clocks are off, ranks could send the path back and forth
+        while (index, row) not in seen:
+            seen.add((index, row))
+            chains = self.ranks[index].chains
+            left -= _take(parts, {part: int(getattr(chains, f"{part}_ns")[row]) for part in CHAIN_PARTS}, left)
+            before = int(chains.before[row])
+            if not left or before == UNKNOWN:
+                break
+            arrived_ns = int(chains.from_ns[row])
+            timing = int(self.timing_of[index][before])
+            if timing == UNKNOWN:  # of a warm-up step, say: nothing more is known of it
+                break
+            rank = self.run.ranks[index].timings
+            late, begins_ns = self._last_to_arrive(index, timing)
+            length = max(0, arrived_ns - begins_ns)
+            wait_ns = 0 if self.can_change else max(0, int(self.run.waits_ns[index][timing]))
+            used = _take(parts, {"transfer": max(0, length - wait_ns), "peer_wait": min(wait_ns, length)}, left)
+            left -= used
+            blocking = int(rank.blocking_ns[timing])
+            gain = None if blocking == UNKNOWN else blocking
+            on_path.append(PathCollective(index, int(rank.index[timing]), used, gain))
+            row = before
+            if late != index:
+                changes += 1
+                row = int(self.ranks[late].of_timing[self._row_on(late, index, timing)])
+                index = late
+        parts["host"] += left
+        key = int(first.step_keys[step])
+        return StepPath(
+            step=None if (number := int(first.step_numbers[step])) == UNKNOWN else number,
+            step_key=None if key == UNKNOWN else key,
+            rank=first.name,
+            window_ns=window_ns,
+            parts_ns=parts,
+            changes=changes,
+            collectives=tuple(on_path),
+        )
+
+    def _row_on(self, other: int, index: int, timing: int) -> int:
+        return int(self.run.matches.rows[self.match_of[index][timing], other])
+
+    def _last_to_arrive(self, index: int, timing: int) -> tuple[int, int]:
+        """The rank that began a collective last, and when that was, on the clock of the rank that asks."""
+        own_ns = int(self.run.ranks[index].timings.start_ns[timing])
+        match = int(self.match_of[index][timing])
+        if not self.can_change or match == UNKNOWN:
+            return index, own_ns
+        arrivals = {}
+        for other, row in enumerate(self.run.matches.rows[match].tolist()):
+            if row != UNKNOWN and len(self.ranks[other].of_timing):
+                rank = self.run.ranks[other]
+                start = rank.timings.start_ns[[row]]
+                arrivals[other] = int(self.run.alignment.of(rank.clock).common_ns(start)[0])
+        late = max(arrivals, key=arrivals.__getitem__)
+        lag = arrivals[late] - arrivals[index]
+        if lag <= (self.run.alignment.residual_p95_ns or 0):
+            return index, own_ns
+        return late, own_ns + lag
+
+
+def _take(parts: dict[str, int], more: dict[str, int], most: int) -> int:
+    """Add parts, of which the last ones named are cut where they exceed what is left. Returns how much was added."""
+    left = most
+    for part, length in more.items():
+        taken = min(length, left)
+        parts[part] += taken
+        left -= taken
+    return most - left
+
+
+def _inverse(rows: Ints, length: int) -> Ints:
+    """Position at which each row stands, ``UNKNOWN`` where it does not."""
+    found = np.full(length, UNKNOWN, np.int64)
+    known = rows != UNKNOWN
+    found[rows[known]] = np.flatnonzero(known)
+    return found

@@ -1,0 +1,197 @@
+"""How long one rank stood still for communication, in all and in each step, and what that rests on.
+
+On a GPU from recorded edges (:mod:`ddp_prof.analyze.dependencies`). On a CPU the host itself waits: in ``synchronize``,
+while a collective is in flight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ddp_prof.analyze.core.attribution import Events
+from ddp_prof.analyze.core.step_breakdown import sum_by_group
+from ddp_prof.analyze.core.steps import Steps
+from ddp_prof.analyze.dependencies.blocking import Consumers, Stretches, find_blocking
+from ddp_prof.analyze.dependencies.edges import Dependencies
+from ddp_prof.analyze.intervals import Intervals, union
+from ddp_prof.table import UNKNOWN, Ints, Mask, empty, select
+from ddp_prof.trace import SYNC_IN_PARTS, Category, Trace
+
+NO_WAITS = "no stream wait was recorded, and nothing else tells what needs the collectives"
+
+
+@dataclass(frozen=True)
+class DependencyCoverage:
+    """What is known of who waited for whom.
+
+    Attributes:
+        source: ``cuda_events``, ``event_sync_ids``, ``kineto``, ``host`` (a CPU) or ``none``.
+        waits: How many waits of the rank's streams the trace holds; on a CPU, of the host.
+        resolved: Of how many it tells what they waited for.
+        violations: How many the times contradict.
+        reason: Why blocking is not known, or not of all steps; ``None`` where it is.
+    """
+
+    source: str
+    waits: int
+    resolved: int
+    violations: int
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class RankBlocking:
+    """What a rank waited for.
+
+    Attributes:
+        coverage: What that rests on.
+        total_ns: In all; ``None`` where not all of it is known.
+        by_step_ns: In each step, for its collectives; ``UNKNOWN`` where that is not known.
+        stretches: When it stood still, and for which of the rank's events.
+        consumers: Who needed which of the rank's events.
+        is_known: For each of the rank's events whether it is known what waited for it.
+    """
+
+    coverage: DependencyCoverage
+    total_ns: int | None
+    by_step_ns: Ints
+    stretches: Stretches
+    consumers: Consumers
+    is_known: Mask
+
+    @property
+    def by_event_ns(self) -> Ints:
+        """How long something stood still for each of the rank's events, ``UNKNOWN`` where that is not known."""
+        lengths = self.stretches.end_ns - self.stretches.start_ns
+        return np.where(self.is_known, sum_by_group(lengths, self.stretches.collective, len(self.is_known)), UNKNOWN)
+
+    @property
+    def consumer_of_event(self) -> Ints:
+        """Row in :attr:`consumers` of each of the rank's events, ``UNKNOWN`` where nothing is known to need it."""
+        rows = np.full(len(self.is_known), UNKNOWN, np.int64)
+        rows[self.consumers.collective] = np.arange(len(self.consumers))
+        return np.where(self.is_known, rows, UNKNOWN)
+
+
+def device_blocking(
+    trace: Trace, dependencies: Dependencies, is_mine: Mask, events: Events, steps: Steps
+) -> RankBlocking:
+    """Of a rank with a device.
+
+    Args:
+        trace: The trace.
+        dependencies: Its edges.
+        is_mine: Which of its activities are the rank's.
+        events: The rank's events; collectives that are none of them, as those of warm-up steps, are left out.
+        steps: The rank's steps.
+    """
+    found = find_blocking(trace, dependencies, is_mine)
+    row_of = np.full(len(trace.activities), UNKNOWN, np.int64)
+    own = np.flatnonzero(events.activity != UNKNOWN)
+    row_of[events.activity[own]] = own
+    collectives = np.flatnonzero(events.category == Category.COMMUNICATION)
+
+    calls = trace.synchronizations
+    process, device = (column[is_mine][:1] for column in (trace.activities.process, trace.activities.device))
+    waits = dependencies.is_wait & (calls.process == process)
+    if np.any((trace.activities.process == process) & ~is_mine):
+        own_streams = np.unique(dependencies.stream[is_mine])
+        waits &= (calls.device == device) | np.isin(dependencies.call_stream, own_streams)
+    is_doubtful = waits & (~dependencies.is_resolved | dependencies.is_violated)
+    unknown = found.unknown if waits.any() else np.append(found.unknown, found.unneeded)
+    unknown = row_of[unknown][row_of[unknown] != UNKNOWN]
+
+    is_known = np.ones(len(events), np.bool_)
+    is_known[unknown] = False
+    # What a doubtful wait holds up is launched after it: in its step, or in the next one.
+    asked_ns = calls.start_ns[is_doubtful]
+    within = steps.index_at(asked_ns)
+    following = np.minimum(np.searchsorted(steps.start_ns, asked_ns), len(steps) - 1)
+    is_known[np.isin(events.step, np.concatenate([within, following]))] = False
+    reason = None
+    if (len(collectives) and not is_known[collectives].all()) or is_doubtful.any():
+        reason = _reason(trace, waits, dependencies, is_doubtful)
+    coverage = DependencyCoverage(
+        source=trace.sync_source,
+        waits=int(waits.sum()),
+        resolved=int((waits & dependencies.is_resolved).sum()),
+        violations=int((waits & dependencies.is_violated).sum()),
+        reason=reason if len(collectives) else None,
+    )
+    stretches = replace(found.stretches, collective=row_of[found.stretches.collective])
+    consumers = replace(found.consumers, collective=row_of[found.consumers.collective])
+    return _of_rank(
+        coverage,
+        select(stretches, stretches.collective != UNKNOWN),
+        select(consumers, consumers.collective != UNKNOWN),
+        is_known,
+        events,
+        len(steps),
+    )
+
+
+def _reason(trace: Trace, waits: Mask, dependencies: Dependencies, is_doubtful: Mask) -> str:
+    if trace.sync_reason:
+        return trace.sync_reason
+    if not waits.any():
+        return NO_WAITS
+    if violated := int((is_doubtful & dependencies.is_violated).sum()):
+        return f"{violated:,} of {int(waits.sum()):,} stream waits contradict the times of what they waited for"
+    if unresolved := int(is_doubtful.sum()):
+        return f"of {unresolved:,} of {int(waits.sum()):,} stream waits the trace does not tell what they waited for"
+    return "the launch of what waited for a collective is not in the trace"
+
+
+def blocking_of_part(events: Events, steps: int) -> RankBlocking:
+    """Of a rank in a part of a capture: not known."""
+    is_known = events.category != Category.COMMUNICATION
+    coverage = DependencyCoverage("none", 0, 0, 0, SYNC_IN_PARTS)
+    found = _of_rank(coverage, empty(Stretches), empty(Consumers), is_known, events, steps)
+    return replace(found, total_ns=None, by_step_ns=np.full(steps, UNKNOWN))
+
+
+def host_blocking(waiting: Intervals, waits: int, events: Events, steps: int) -> RankBlocking:
+    """Of a rank whose host communicates: each time without a break belongs to the collective that ends last in it.
+
+    Args:
+        waiting: When the host waits.
+        waits: How often.
+        events: The rank's events.
+        steps: How many steps it has.
+    """
+    rows = np.flatnonzero(events.category == Category.COMMUNICATION)
+    rows = rows[np.argsort(events.start_ns[rows], kind="stable")]
+    end_ns = events.end_ns[rows]
+    still = union(events.start_ns[rows], end_ns) & waiting
+    # Of the collectives that began before the end of a stretch, the one that ends last is in flight at that end.
+    is_latest = end_ns == np.maximum.accumulate(end_ns) if len(rows) else np.empty(0, np.bool_)
+    latest = np.maximum.accumulate(np.where(is_latest, np.arange(len(rows)), 0))
+    collective = rows[latest[np.searchsorted(events.start_ns[rows], still.end_ns) - 1]]
+    stretches = Stretches(still.start_ns, still.end_ns, collective, np.full(len(still), UNKNOWN, np.int64))
+    coverage = DependencyCoverage("host", waits, waits, 0, None)
+    return _of_rank(coverage, stretches, empty(Consumers), np.ones(len(events), np.bool_), events, steps)
+
+
+def _of_rank(
+    coverage: DependencyCoverage,
+    stretches: Stretches,
+    consumers: Consumers,
+    is_known: Mask,
+    events: Events,
+    steps: int,
+) -> RankBlocking:
+    length_ns = stretches.end_ns - stretches.start_ns
+    step = events.step[stretches.collective]
+    by_step_ns = sum_by_group(length_ns[step != UNKNOWN], step[step != UNKNOWN], steps)
+    doubtful = events.step[~is_known]
+    by_step_ns[doubtful[doubtful != UNKNOWN]] = UNKNOWN
+    return RankBlocking(
+        coverage=coverage,
+        total_ns=int(length_ns.sum()) if is_known.all() else None,
+        by_step_ns=by_step_ns,
+        stretches=stretches,
+        consumers=consumers,
+        is_known=is_known,
+    )

@@ -1,0 +1,194 @@
+"""Recorded dependencies between what devices did: which operation could not begin before which other one had ended.
+
+::
+
+    stream 20   ......CCCCCCCCR             C: a collective, R: an event is recorded on its stream
+    stream 7    kkkkk..........Wccc         W: the stream is told to wait for the event, c: a copy
+
+A wait makes an edge from its *producer*, the last operation launched on the event's stream before the record, to its
+*consumer*, the first operation launched on the waiting stream after the wait. A record also stands for what its stream
+had been told to wait for since its last operation, so that a stream without work passes waits on. Within a stream
+operations run in the order of their launch; no edge is made for that. "Before" and "after" are by the numbers of the
+API calls (correlation ids), which a process gives in order. An edge is never guessed: a wait whose record was not
+recorded is counted as unresolved, and an edge whose consumer began before its producer ended is counted and left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddp_prof.table import UNKNOWN, Ints, Mask, Sequences, Table, distinct, distinct_rows, looked_up, select
+from ddp_prof.trace import Calls, SyncKind, Trace
+
+_LARGEST_NUMBER = 1 << 40
+
+
+@dataclass(frozen=True)
+class Edges(Table):
+    """One row per edge between two streams.
+
+    Attributes:
+        producer: Row in the trace's activities of what had to end.
+        consumer: Row of what could not begin before.
+        wait: Row in the trace's synchronizations.
+    """
+
+    producer: Ints
+    consumer: Ints
+    wait: Ints
+
+
+@dataclass(frozen=True)
+class Dependencies:
+    """The edges of a trace and the order of its streams.
+
+    Attributes:
+        edges: The edges, without those that the times contradict.
+        is_wait: Which of the trace's synchronizations are waits of streams.
+        is_resolved: Which of them have a record.
+        is_violated: Which of them made an edge that the times contradict.
+        call_stream: Number of each synchronization's stream, as ``stream``.
+        call_place: Where each synchronization stands in the order of its process's calls; ``place`` where each activity
+            was launched.
+        in_order: The activities stream by stream in the order of their launch.
+        stream: Number of each activity's stream, over all processes and devices.
+    """
+
+    edges: Edges
+    is_wait: Mask
+    is_resolved: Mask
+    is_violated: Mask
+    call_stream: Ints
+    call_place: Ints
+    place: Ints
+    in_order: Ints
+    stream: Ints
+
+
+def find_dependencies(trace: Trace) -> Dependencies:
+    """Resolve the stream waits of a trace. Takes time in proportion to its events, and to sort them."""
+    activities, calls = trace.activities, trace.synchronizations
+    stream = _streams(trace)
+    of_activity, of_call = stream[: len(activities)], stream[len(activities) :]
+    place, call_place = _places(trace)
+    placed = np.flatnonzero(place != UNKNOWN)
+    launches = Sequences(of_activity[placed], place[placed])
+
+    is_wait = calls.kind == SyncKind.STREAM_WAIT
+    record = np.where(is_wait & (calls.stream != UNKNOWN), calls.awaits, UNKNOWN)
+    is_resolved = (record != UNKNOWN) & (looked_up(calls.stream, record) != UNKNOWN)
+    waits = np.flatnonzero(is_resolved)
+    waits = waits[np.argsort(call_place[waits], kind="stable")]
+    record = record[waits]
+    consumer = looked_up(placed, launches.first_after(of_call[waits], call_place[waits]))
+    recorded = _Marks(of_call[record], call_place[record], launches)
+    which, producer = _producers(_Marks(of_call[waits], call_place[waits], launches), recorded, of_activity[placed])
+    producer = looked_up(placed, producer)
+    edges = Edges(producer, consumer[which], waits[which])
+    crosses = (edges.producer != UNKNOWN) & (edges.consumer != UNKNOWN)
+    edges = select(edges, crosses)
+    edges = select(edges, of_activity[edges.producer] != of_activity[edges.consumer])
+    contradicted = activities.end_ns[edges.producer] > activities.start_ns[edges.consumer]
+    is_violated = np.zeros(len(calls), np.bool_)
+    is_violated[edges.wait[contradicted]] = True
+    return Dependencies(
+        edges=select(edges, ~contradicted),
+        is_wait=is_wait,
+        is_resolved=is_resolved,
+        is_violated=is_violated,
+        call_stream=of_call,
+        call_place=call_place,
+        place=place,
+        in_order=placed[launches.order],
+        stream=of_activity,
+    )
+
+
+def _streams(trace: Trace) -> Ints:
+    """A number for the stream of each activity, then of each synchronization.
+
+    Synchronizations may give another device than activities do (nsys 2026.2), so that the device counts only where
+    streams of two devices of one process have the same id.
+    """
+    activities, calls = trace.activities, trace.synchronizations
+    first, _ = distinct_rows(activities.process, activities.device, activities.lane)
+    of_process = distinct_rows(activities.process[first], activities.lane[first])[0]
+    process, lane = (
+        np.concatenate([activities.process, calls.process]),
+        np.concatenate([activities.lane, calls.stream]),
+    )
+    if len(of_process) == len(first):
+        return distinct_rows(process, lane)[1]
+    return distinct_rows(process, np.concatenate([activities.device, calls.device]), lane)[1]
+
+
+def _places(trace: Trace) -> tuple[Ints, Ints]:
+    """Where activities and synchronizations stand in the order of their process's calls; ``UNKNOWN`` where unknown.
+
+    By the numbers of the calls. Where a thread's numbers do not grow with time they were given more than once, and
+    calls are ordered by the time at which they began.
+    """
+    calls, activities, own = trace.calls, trace.activities, trace.synchronizations
+    if _numbers_grow(calls):
+        in_range = (activities.correlation >= 0) & (activities.correlation < _LARGEST_NUMBER)
+        return np.where(in_range, activities.correlation, UNKNOWN), own.correlation
+    low = min(int(calls.start_ns.min()), int(own.start_ns.min(initial=0)))
+    started = looked_up(calls.start_ns, trace.launching_calls)
+    return np.where(trace.launching_calls == UNKNOWN, UNKNOWN, started - low), own.start_ns - low
+
+
+def _numbers_grow(calls: Calls) -> bool:
+    for process in distinct(calls.process):
+        of_process = calls.process == process
+        for thread in distinct(calls.lane[of_process]):
+            rows = np.flatnonzero(of_process & (calls.lane == thread) & (calls.correlation != UNKNOWN))
+            order = np.lexsort((calls.start_ns[rows], calls.correlation[rows]))
+            if np.any(np.diff(calls.start_ns[rows[order]]) < 0):
+                return False
+    return True
+
+
+class _Marks:
+    """Calls on streams: which stream, where in the order of calls, and the last operation launched on it before."""
+
+    def __init__(self, stream: Ints, place: Ints, launches: Sequences) -> None:
+        self.stream = stream
+        self.place = place
+        self.work = launches.last_before(stream, place)
+
+
+def _producers(waits: _Marks, records: _Marks, stream: Ints) -> tuple[Ints, Ints]:
+    """What each wait waits for: pairs of a wait and an operation, ``UNKNOWN`` where its stream had no work.
+
+    Args:
+        waits: The waits in the order of their calls.
+        records: The record of each.
+        stream: The stream of each operation.
+    """
+    own = np.arange(len(waits.stream)), records.work
+    last_wait = Sequences(waits.stream, waits.place).last_before(records.stream, records.place)
+    passes = (last_wait != UNKNOWN) & (looked_up(waits.work, last_wait) == records.work)
+    if not passes.any():
+        return own
+    # Of the operations of one stream the one launched last ends last, so one per stream is enough to pass on.
+    relays = np.isin(waits.stream, np.unique(records.stream[passes]))
+    rows = np.concatenate([np.flatnonzero(passes), np.flatnonzero(relays)])
+    is_record = np.arange(len(rows)) < passes.sum()
+    order = np.argsort(np.where(is_record, records.place[rows], waits.place[rows]), kind="stable")
+    pending: dict[int, tuple[int, dict[int, int]]] = {}  # by stream: its last operation, and what it waits for since
+    passed: dict[int, dict[int, int]] = {}
+    for row, records_it in zip(rows[order].tolist(), is_record[order].tolist(), strict=True):
+        if records_it:
+            passed[row] = dict(pending[int(records.stream[row])][1])
+            continue
+        on, work, producer = int(waits.stream[row]), int(waits.work[row]), int(records.work[row])
+        if on not in pending or pending[on][0] != work:
+            pending[on] = work, {}
+        pending[on][1].update(passed.get(row, {}))
+        if producer != UNKNOWN:
+            pending[on][1][int(stream[producer])] = producer
+    pairs = [(row, producer) for row, found in passed.items() for producer in found.values()]
+    which, producers = np.array(pairs, np.int64).reshape(-1, 2).T
+    return np.append(own[0], which), np.append(own[1], producers)

@@ -1,0 +1,240 @@
+"""What the doctor's rules look at: results that are measured anyway, and a few facts of each rank."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddp_prof.analyze.collectives.critical_path import RunCritical
+from ddp_prof.analyze.collectives.results import Collective, RunCollectives
+from ddp_prof.analyze.collectives.straggler import RunSkew
+from ddp_prof.analyze.dependencies.critical_path import find_host_waits, find_work
+from ddp_prof.analyze.intervals import union
+from ddp_prof.analyze.overlap.overlap import TraceOverlap
+from ddp_prof.analyze.root_cause import carries_gradients
+from ddp_prof.analyze.variants.contention import Contention
+from ddp_prof.table import NO_TIME, UNKNOWN, Ints
+from ddp_prof.trace import Category, Kind
+
+if TYPE_CHECKING:
+    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+    from ddp_prof.analyze.core.rank_events import RankEvents
+
+NEXT_NS = 20_000
+"""An operation that begins so soon after another one ended may have waited for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something in the set-up that costs time.
+
+    Attributes:
+        rule: Its name.
+        evidence: What the traces show, in a sentence.
+        advice: What to change.
+        ranks: The ranks that show it.
+        steps: The numbers of the steps that show it; empty where it is about the whole run, or steps have no numbers.
+        cost_ns: What it costs in a typical step at most; ``None`` where that is not known.
+    """
+
+    rule: str
+    evidence: str
+    advice: str
+    ranks: tuple[str, ...] = ()
+    steps: tuple[int, ...] = ()
+    cost_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Abstained:
+    """A rule that the traces do not let decide."""
+
+    rule: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """Facts of one rank, per step where they are arrays.
+
+    Attributes:
+        syncs: How often a thread that trains waited for the device between the first launch of backward and the last
+            collective of it.
+        sync_ns: How long in all.
+        knows_syncs: Whether the trace holds such calls.
+        first_share: How far backward was, from 0 to 1, by its launches, when the first collective of gradients was
+            launched; NaN where that is not known.
+        serialized: How many collectives could have begun, but began when an operation of another stream ended.
+        could_begin: Of how many that can be said.
+        graphs: CUDA graphs replayed whole.
+        outside_ns: The host's time outside of all named phases; empty where the trace names none.
+        overhead_ns: The profiler's own work while the rank's steps ran, in all.
+    """
+
+    process: int
+    device: int | None
+    syncs: Ints
+    sync_ns: Ints
+    knows_syncs: bool
+    first_share: tuple[float, ...]
+    serialized: int
+    could_begin: int
+    graphs: int
+    outside_ns: tuple[int, ...]
+    overhead_ns: int
+
+
+@dataclass(frozen=True)
+class RunEvidence:
+    """All that the rules may look at.
+
+    Attributes:
+        facts: Of the ranks of ``analysis``, in its order.
+        contention: How much slower compute is beside communication; ``None`` where it was not measured.
+    """
+
+    analysis: RunAnalysis
+    collectives: RunCollectives
+    overlap: TraceOverlap
+    critical: RunCritical
+    skew: RunSkew
+    facts: tuple[RankFacts, ...]
+    contention: Contention | None = None
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the host itself computed and communicated."""
+        return self.analysis.device == "cpu"
+
+    @cached_property
+    def by_step(self) -> dict[tuple[object, ...], list[Collective]]:
+        """The collectives of each step of each rank, in the order of launch."""
+        found: dict[tuple[object, ...], list[Collective]] = defaultdict(list)
+        for one in self.collectives.collectives:
+            if one.step_key is not None:
+                found[one.step_identity].append(one)
+        return dict(found)
+
+    @cached_property
+    def gradients_by_step(self) -> dict[tuple[object, ...], list[Collective]]:
+        """Those of them that reduce gradients."""
+        found = {key: [one for one in step if carries_gradients(one, step)] for key, step in self.by_step.items()}
+        return {key: step for key, step in found.items() if step}
+
+
+def names_of(collectives: list[Collective]) -> tuple[str, ...]:
+    """The ranks that some collectives are of, each once."""
+    return tuple(dict.fromkeys(one.name for one in collectives))
+
+
+def numbers_of(collectives: list[Collective]) -> tuple[int, ...]:
+    """The numbers of the steps that some collectives are of, each once."""
+    return tuple(sorted({one.step for one in collectives if one.step is not None}))
+
+
+def typical(values: list[int]) -> int:
+    """The median, 0 of nothing."""
+    return round(median(values)) if values else 0
+
+
+def measure_facts(rank: RankEvents) -> RankFacts:
+    """The facts of a rank."""
+    syncs, sync_ns = _syncs_in_backward(rank)
+    serialized, could_begin = _serialized(rank)
+    named = np.zeros(len(rank.steps), np.int64)
+    if len(rank.phases) and rank.has_steps:
+        covered = union(rank.phases.start_ns, rank.phases.end_ns)
+        named = covered.covered_ns(rank.steps.start_ns, rank.steps.end_ns)
+    outside = (rank.steps.end_ns - rank.steps.start_ns - named) if rank.has_steps and named.any() else named[:0]
+    overhead = union(rank.trace.overhead.start_ns, rank.trace.overhead.end_ns)
+    windows = rank.breakdown
+    return RankFacts(
+        process=rank.process,
+        device=rank.device,
+        syncs=syncs,
+        sync_ns=sync_ns,
+        knows_syncs=rank.device is None or rank.trace.sync_source != "none",
+        first_share=tuple(_first_shares(rank)),
+        serialized=serialized,
+        could_begin=could_begin,
+        graphs=int((rank.trace.activities.kind[rank.events.activity[_on_device(rank)]] == Kind.GRAPH).sum()),
+        outside_ns=tuple(outside.tolist()),
+        overhead_ns=int(overhead.covered_ns(windows.start_ns, windows.end_ns).sum()),
+    )
+
+
+def _on_device(rank: RankEvents) -> Ints:
+    return np.flatnonzero(rank.events.activity != UNKNOWN)
+
+
+def _backward_of_steps(rank: RankEvents) -> tuple[Ints, Ints]:
+    """The first and the last launch of compute of backward in each step; ``NO_TIME`` where there is none."""
+    steps = len(rank.steps)
+    first, last = np.full(steps, np.iinfo(np.int64).max), np.full(steps, NO_TIME)
+    events = rank.events
+    rows = rank.is_backward & (events.step != UNKNOWN) & (events.launch_ns != NO_TIME)
+    end_ns = events.launch_ns if rank.device is not None else events.end_ns  # the host's backward is a range
+    np.minimum.at(first, events.step[rows], events.launch_ns[rows])
+    np.maximum.at(last, events.step[rows], end_ns[rows])
+    return np.where(last == NO_TIME, NO_TIME, first), last
+
+
+def _first_shares(rank: RankEvents) -> list[float]:
+    begin, end = _backward_of_steps(rank)
+    events = rank.events
+    asked = np.full(len(rank.steps), np.iinfo(np.int64).max)
+    rows = (events.category == Category.COMMUNICATION) & (events.step != UNKNOWN) & (events.launch_ns != NO_TIME)
+    rows[rows] = events.launch_ns[rows] >= begin[events.step[rows]]
+    np.minimum.at(asked, events.step[rows], events.launch_ns[rows])
+    known = (end != NO_TIME) & (asked < np.iinfo(np.int64).max) & (end > begin)
+    share = np.full(len(rank.steps), np.nan)
+    share[known] = np.minimum(1, (asked - begin)[known] / (end - begin)[known])
+    found: list[float] = share.tolist()
+    return found
+
+
+def _syncs_in_backward(rank: RankEvents) -> tuple[Ints, Ints]:
+    """In each step how often and how long a thread that trains waited for the device before its last collective."""
+    count, length_ns = np.zeros(len(rank.steps), np.int64), np.zeros(len(rank.steps), np.int64)
+    if rank.device is None or not len(rank.events):
+        return count, length_ns
+    calls, dependencies = rank.trace.synchronizations, rank.dependencies.found
+    work = find_work(rank.trace, dependencies, rank.is_mine, rank.main_thread)
+    rows, _ = find_host_waits(rank.trace, dependencies, work)
+    rows = rows[np.isin(calls.thread[rows], [rank.main_thread, *rank.gradient_threads])]
+    begin, _ = _backward_of_steps(rank)
+    events = rank.events
+    last = np.full(len(rank.steps), NO_TIME)
+    asked = (events.category == Category.COMMUNICATION) & (events.step != UNKNOWN)
+    np.maximum.at(last, events.step[asked], events.launch_ns[asked])
+    step = rank.steps.index_at(calls.start_ns[rows])
+    counts = (step != UNKNOWN) & (begin[step] != NO_TIME)
+    counts &= (calls.start_ns[rows] > begin[step]) & (calls.start_ns[rows] < last[step])
+    np.add.at(count, step[counts], 1)
+    np.add.at(length_ns, step[counts], (calls.end_ns - calls.start_ns)[rows[counts]])
+    return count, length_ns
+
+
+def _serialized(rank: RankEvents) -> tuple[int, int]:
+    """How many collectives began, though they could have before, when an operation of another stream ended."""
+    if rank.device is None or rank.blocking.coverage.reason:
+        return 0, 0
+    dependencies = rank.dependencies.found
+    work = find_work(rank.trace, dependencies, rank.is_mine, rank.main_thread)
+    stream = dependencies.stream[work.activity]
+    bound_ns = np.where(work.bound_by == UNKNOWN, work.launch_ns, work.end_ns[work.bound_by])
+    rows = np.flatnonzero((work.part == UNKNOWN) & (bound_ns != NO_TIME))
+    late = rows[work.start_ns[rows] - bound_ns[rows] > NEXT_NS]
+    by_end = np.argsort(work.end_ns, kind="stable")
+    first = np.searchsorted(work.end_ns[by_end], work.start_ns[late] - NEXT_NS)
+    last = np.searchsorted(work.end_ns[by_end], work.start_ns[late], side="right")
+    found = 0
+    for row, low, high in zip(late.tolist(), first.tolist(), last.tolist(), strict=True):
+        ended = by_end[low:high]
+        found += bool(np.any((stream[ended] != stream[row]) & (work.start_ns[ended] < bound_ns[row])))
+    return found, len(rows)

@@ -1,0 +1,47 @@
+"""How long a host, or a rank's streams, stood still for communication, by step."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ddp_prof.analyze.core.attribution import Events
+from ddp_prof.analyze.core.blocking import host_blocking
+from ddp_prof.trace import UNKNOWN, Category
+from tests.drawing import instants, runs, table
+
+
+def collectives(*pictures: str) -> Events:
+    """One per picture, in the step of its number."""
+    rows = [
+        {
+            **dict.fromkeys(Events.__dataclass_fields__, UNKNOWN),
+            "start_ns": start, "end_ns": end, "category": Category.COMMUNICATION, "step": int(character),
+        }
+        for picture in pictures
+        for character, start, end in runs(picture)
+    ]  # fmt: skip
+    return table(Events, rows)  # type: ignore[return-value]
+
+
+def test_a_host_stands_still_while_it_waits_and_a_collective_is_in_flight() -> None:
+    events = collectives(
+        "..00000..111..",
+        "....0000......",
+    )
+    found = host_blocking(instants("....######.##."), 2, events, 2)
+    #                       still    ^^^^.^.^
+    assert found.by_step_ns.tolist() == [4, 2]
+    assert found.total_ns == 6
+    assert found.coverage.source == "host"
+    latest = int(np.flatnonzero(events.end_ns == 8)[0])
+    assert found.stretches.collective.tolist() == [latest, 1, 1]
+
+
+def test_a_host_that_never_waits_stood_still_for_nothing() -> None:
+    found = host_blocking(instants(".............."), 0, collectives("..00000..111.."), 2)
+    assert (found.total_ns, found.by_step_ns.tolist()) == (0, [0, 0])
+
+
+def test_a_host_that_waits_for_nothing_in_flight_does_not_stand_still_for_communication() -> None:
+    found = host_blocking(instants("..######......"), 1, collectives(".........000.."), 1)
+    assert found.total_ns == 0

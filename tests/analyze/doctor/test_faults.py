@@ -1,0 +1,35 @@
+"""Runs with a fault put into them on purpose: the doctor names each, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddp_prof.run_config import FAULTS
+from ddp_prof.runs.load import load_runs
+
+CAPTURES = Path(__file__).parent / "captures"
+NAMED = {
+    "nothing": [],
+    "host-sync": ["host synchronization in backward"],
+    "one-bucket": ["one bucket for all gradients"],
+    "reversed": ["gradients ready in another order than buckets"],
+    "slow-rank": ["straggler"],
+    "starved": ["launch-bound host"],
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_doctor_names_the_fault_and_nothing_else(fault: str) -> None:
+    (run,) = load_runs([CAPTURES / f"{fault.replace('-', '_')}.sqlite"])
+    diagnosis = run.doctor()
+    assert [one.rule for one in diagnosis.findings] == NAMED[fault]
+    assert diagnosis.abstained == ()
+
+
+def test_the_slow_rank_is_the_one_that_was_made_slow() -> None:
+    (run,) = load_runs([CAPTURES / "slow_rank.sqlite"])
+    (finding,) = run.doctor().findings
+    assert finding.ranks == ("rank 1",)
+    assert (finding.cost_ns or 0) >= 200_000_000, "rank 1 slept 200 ms in each step"

@@ -1,0 +1,223 @@
+"""Rules that need a GPU, on programs that a device ran: each with one that it must name, and one that it must not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ddp_prof.analyze.collectives.critical_path import measure_chains, measure_critical_paths
+from ddp_prof.analyze.collectives.results import measure_collectives
+from ddp_prof.analyze.collectives.run_analysis import analyze_trace
+from ddp_prof.analyze.collectives.straggler import measure_skew
+from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.doctor.evidence import RunEvidence, measure_facts
+from ddp_prof.analyze.doctor.rules import Diagnosis, diagnose_run
+from ddp_prof.analyze.overlap.overlap import measure_overlap
+from ddp_prof.analyze.variants.contention import Contention
+from ddp_prof.trace import CollectiveMetadata, Overhead, Trace
+from tests.analyze.dependencies.scheduler import Device
+from tests.drawing import column
+
+MS = 1_000_000
+STEPS = 6
+NO_CONTENTION = Contention(5, 50, 1.0, 1.0, 1.0, 1.0, 0, None)
+
+
+def diagnose(trace: Trace, contention: Contention = NO_CONTENTION) -> Diagnosis:
+    ranks = find_rank_events(trace)
+    run = analyze_trace(trace, ranks)
+    return diagnose_run(
+        RunEvidence(
+            analysis=run,
+            collectives=measure_collectives(run),
+            overlap=measure_overlap(trace, ranks),
+            critical=measure_critical_paths(run, [(trace.path, measure_chains(rank)) for rank in ranks]),
+            skew=measure_skew(run),
+            facts=tuple(measure_facts(rank) for rank in ranks),
+            contention=contention,
+        )
+    )
+
+
+def named(trace: Trace, contention: Contention = NO_CONTENTION) -> list[str]:
+    return [one.rule for one in diagnose(trace, contention).findings]
+
+
+def training(
+    *,
+    comm_stream: int = 20,
+    consumer: str = "gemm",
+    in_backward: Callable[[Device, int], None] = lambda _device, _bucket: None,
+    before_optimizer_ns: int = 0,
+    buckets: int = 4,
+    bucket_ns: int = MS,
+    needed: Callable[[int], int] = lambda bucket: bucket,
+) -> Device:
+    """Steps of data parallelism without fault: forward, then a kernel and an all-reduce per bucket, then an optimizer.
+
+    The host launches a step in less than a millisecond, and the device takes 10 for it.
+    """
+    device = Device()
+    us = 1_000
+    for step in range(STEPS):
+        with device.range(f"step {step}"):
+            with device.range("forward"):
+                device.launch(us, 7, 4 * MS, is_collective=False)
+            with device.range("backward"):
+                for bucket in range(buckets):
+                    device.launch(us, 7, 2 * MS, is_collective=False)
+                    in_backward(device, bucket)
+                    device.record(us, 7, 10)
+                    device.wait(us, comm_stream, 10)
+                    device.launch(us, comm_stream, bucket_ns, is_collective=True)
+                    device.record(us, comm_stream, 100 + bucket)
+                device.launch(us, 7, 2 * MS, is_collective=False)
+            device.now += before_optimizer_ns
+            with device.range("optimizer"):
+                for bucket in range(buckets):
+                    device.wait(us, 7, 100 + needed(bucket))
+                    device.launch(us, 7, 100 * us, is_collective=False, name=consumer)
+                device.launch(us, 7, MS // 2, is_collective=False)
+        device.synchronize(us)
+    return device
+
+
+def test_a_sound_run_is_not_blamed_for_anything() -> None:
+    found = diagnose(training().trace())
+    assert found.findings == ()
+    assert {one.rule for one in found.abstained} == {"straggler", "vote on unused parameters"}
+
+
+def test_collectives_on_the_stream_of_compute() -> None:
+    assert "communication on the compute stream" in named(training(comm_stream=7).trace())
+
+
+def test_copies_out_of_buckets() -> None:
+    (finding,) = diagnose(training(consumer="memcpy").trace()).findings
+    assert finding.rule == "copies out of buckets"
+    assert finding.evidence.startswith(
+        f"{4 * STEPS} of {4 * STEPS} reductions of gradients are needed first by a memory"
+    )
+    assert "gradient_as_bucket_view" in finding.advice
+
+
+def test_a_host_that_waits_in_backward() -> None:
+    run = training(in_backward=lambda device, _bucket: device.synchronize(1_000))
+    assert "host synchronization in backward" in named(run.trace())
+
+
+def test_a_host_that_launches_late() -> None:
+    (finding,) = diagnose(training(before_optimizer_ns=25 * MS).trace()).findings
+    assert finding.rule == "launch-bound host"
+    assert finding.cost_ns is not None
+    assert finding.cost_ns >= 5 * MS
+
+
+def test_one_collective_per_parameter() -> None:
+    assert named(training(buckets=40, bucket_ns=10_000).trace()) == ["one collective per parameter"]
+
+
+def test_one_bucket_for_all() -> None:
+    device = Device()
+    for step in range(STEPS):
+        with device.range(f"step {step}"):
+            with device.range("backward"):
+                device.launch(1, 7, 4 * MS, is_collective=False)
+                device.record(1, 7, 1)
+                device.wait(1, 20, 1)
+                device.launch(1, 20, 3 * MS, is_collective=True)
+                device.record(1, 20, 2)
+            with device.range("optimizer"):
+                device.wait(1, 7, 2)
+                device.launch(1, 7, MS, is_collective=False)
+        device.synchronize(1)
+    assert named(device.trace()) == ["one bucket for all gradients"]
+
+
+def test_the_last_bucket_is_needed_first() -> None:
+    slow = training(bucket_ns=3 * MS, needed=lambda bucket: 3 - bucket)
+    assert "the last bucket is needed first" in named(slow.trace())
+    assert "the last bucket is needed first" not in named(training(bucket_ns=3 * MS).trace())
+
+
+def test_a_single_queue_lets_collectives_begin_only_when_compute_has_ended() -> None:
+    trace = training().trace()
+    activities = trace.activities
+    start, end = activities.start_ns.copy(), activities.end_ns.copy()
+    compute = np.flatnonzero(activities.lane == 7)
+    for row in np.flatnonzero(activities.lane == 20):
+        running = compute[(start[compute] <= start[row]) & (end[compute] > start[row])]
+        shift = int(end[running].max() - start[row]) if len(running) else 0  # it begins when that kernel has ended
+        start[row] += shift
+        end[row] = start[row] + 100_000
+    queued = replace(trace, activities=replace(activities, start_ns=start, end_ns=end))
+    assert "single hardware queue" in named(queued)
+
+
+def test_gathers_and_scatters_of_one_stream_wait_for_each_other() -> None:
+    def fsdp(scatter_stream: int) -> Trace:
+        device = Device()
+        for step in range(STEPS):
+            with device.range(f"step {step}"), device.range("backward"):
+                for _ in range(3):
+                    device.launch(1, 7, MS, is_collective=False)
+                    device.record(1, 7, 1)
+                    for stream, name in ((20, "AllGather"), (scatter_stream, "ReduceScatter_Sum_f32")):
+                        device.wait(1, stream, 1)
+                        name = f"ncclDevKernel_{name}_RING_LL(x)"
+                        device.launch(1, stream, MS, is_collective=True, name=name)
+            device.synchronize(1)
+        return device.trace()
+
+    rule = "one communicator serializes gathers and scatters"
+    assert rule in named(fsdp(20))
+    assert rule not in named(fsdp(21))
+
+
+@pytest.mark.parametrize(("vote_bytes", "is_named"), [(512, True), (4 << 20, False)])
+def test_a_vote_on_unused_parameters(vote_bytes: int, is_named: bool) -> None:
+    trace = training().trace()
+    rows = np.flatnonzero(trace.activities.lane == 20)
+    sizes = [vote_bytes if index % 4 == 3 else 8 << 20 for index in range(len(rows))]
+    unknown = np.full(len(rows), -1)
+    noted = CollectiveMetadata(rows, unknown, column(sizes), unknown, unknown, unknown)
+    assert ("vote on unused parameters" in named(replace(trace, collective_metadata=noted))) == is_named
+
+
+@pytest.mark.parametrize(("contention_ns", "is_named"), [(50 * MS, True), (MS // 10, False)])
+def test_hiding_that_costs_more_than_it_saves(contention_ns: int, is_named: bool) -> None:
+    contention = replace(NO_CONTENTION, contention_ns=contention_ns)
+    assert ("overlap without gain" in named(training().trace(), contention)) == is_named
+
+
+def test_hiding_of_which_the_cost_is_not_known_is_not_judged() -> None:
+    refused = replace(NO_CONTENTION, contention_ns=None, reason="fewer than 5 kernels to compare")
+    abstained = {one.rule: one.reason for one in diagnose(training().trace(), refused).abstained}
+    assert abstained["overlap without gain"] == "fewer than 5 kernels to compare"
+
+
+@pytest.mark.parametrize(("share", "is_named"), [(0.2, True), (0.01, False)])
+def test_a_profiler_that_is_at_work_itself(share: float, is_named: bool) -> None:
+    trace = training().trace()
+    start = trace.activities.start_ns
+    length = int((trace.activities.end_ns - start).sum() * share)
+    busy = replace(trace, overhead=Overhead(start[:1], start[:1] + length))
+    assert ("overhead of the profiler" in named(busy)) == is_named
+
+
+def test_without_recorded_waits_what_needs_them_is_not_judged() -> None:
+    trace = training(consumer="memcpy").trace()
+    calls = trace.synchronizations
+    unknown = replace(
+        trace, sync_source="none", sync_reason="not recorded",
+        synchronizations=replace(calls, awaits=np.full(len(calls), -1)),
+    )  # fmt: skip
+    found = diagnose(unknown)
+    assert found.findings == ()
+    assert {one.rule for one in found.abstained} >= {
+        "copies out of buckets", "single hardware queue", "launch-bound host", "the last bucket is needed first",
+        "host synchronization in backward",
+    }  # fmt: skip

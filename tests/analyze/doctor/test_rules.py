@@ -1,0 +1,28 @@
+"""Each rule on captures of which it is known whether it must speak."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddp_prof.runs.load import load_runs
+
+TRACES = Path(__file__).parents[3] / "traces"
+
+
+@pytest.mark.parametrize(
+    ("capture", "rules"),
+    [
+        ("naive", ["one collective per parameter"]),
+        ("flat", ["one bucket for all gradients"]),
+        ("overlap", ["one collective per parameter"]),
+        ("bucketed_10mb", []),
+        ("torch", []),
+    ],
+)
+def test_the_committed_captures(capture: str, rules: list[str]) -> None:
+    (run,) = load_runs([TRACES / f"{capture}.sqlite"])
+    found = run.doctor()
+    assert [one.rule for one in found.findings] == rules
+    assert found.abstained == ()
