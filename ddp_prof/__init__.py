@@ -4,7 +4,7 @@
 
     import ddp_prof as dp
 
-    (run,) = dp.load_runs(["traces/overlap.sqlite"])
+    (run,) = dp.load_runs("traces/overlap.sqlite")
     run.overlap().to_frame()
 
 Names are imported when they are first used, so that importing the package stays light.

@@ -149,6 +149,31 @@ def label_of(trace: Path, manifest: Manifest | None) -> str:
     return variant_label(manifest.variant, manifest.bucket_size_mb, variant_extras(manifest.options))
 
 
+def label_of_ranks(labels: Sequence[str]) -> str:
+    """What a run of several files is called: ``job_rank{0-7}`` where their names differ in a number."""
+    names = list(dict.fromkeys(labels))
+    if len(names) == 1:
+        return names[0]
+    tokens = [re.split(r"(\d+)", name) for name in names]
+    if len({len(parts) for parts in tokens}) == 1:
+        differ = [place for place, parts in enumerate(zip(*tokens, strict=True)) if len({*parts}) > 1]
+        if len(differ) == 1 and differ[0] % 2:  # texts are at even places, numbers at odd ones
+            numbers = sorted(int(parts[differ[0]]) for parts in tokens)
+            return "".join([*tokens[0][: differ[0]], f"{{{ranges_of(numbers, ',')}}}", *tokens[0][differ[0] + 1 :]])
+    return f"{names[0]} and {len(names) - 1} more"
+
+
+def ranges_of(numbers: Sequence[int], between: str = ", ") -> str:
+    """``1-3, 5`` for 1, 2, 3, 5."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return between.join("-".join(map(str, run)) for run in runs)
+
+
 def caveats_of(manifest: Manifest) -> tuple[Caveat, ...]:
     """Why a run is not representative; everything that is shown of it says so, its ``run.json`` included."""
     caveats = []
@@ -213,8 +238,9 @@ def _problem(manifest: Manifest) -> str | None:
     for name in ("variant", "backend", "device", "model_size", "profiler", "created"):
         if len(getattr(manifest, name) or "") > _LONGEST:
             return f"{name} is longer than {_LONGEST} characters"
-    if len(str(manifest.options.get("compression"))) > _LONGEST:
-        return f"compression is longer than {_LONGEST} characters"
+    for name in ("comm_hook", "compression"):
+        if len(str(manifest.options.get(name))) > _LONGEST:
+            return f"{name} is longer than {_LONGEST} characters"
     return _problem_of_buckets(manifest)
 
 

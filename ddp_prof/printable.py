@@ -15,3 +15,8 @@ def printable(text: str) -> str:
     not: it has escapes of its own. CSV holds the text as it is: it is for programs.
     """
     return _NOT_PRINTABLE.sub(lambda match: match.group().encode("unicode_escape").decode("ascii"), text)
+
+
+def printable_lines(text: str) -> str:
+    """The same of several lines, which stay."""
+    return "\n".join(map(printable, text.split("\n")))

@@ -8,13 +8,13 @@ A name is followed by fields, all separated by ``|``::
     backward
     optimizer|bucket=3
     all_reduce|bucket=3|bytes=1048576|params=2
-    all_reduce|bucket=3|bytes=4096|params=2|part=2
+    all_reduce|bucket=3|bytes=1048576|params=2|late=1
     reduce_scatter|bucket=3|bytes=1048576|params=2
     all_gather|bucket=3|bytes=1048576|params=2
     broadcast|bucket=0|bytes=64|params=1
 
-An optimizer that steps on one bucket, within backward or synchronize, names the bucket. A bucket that is sent in two
-messages has ``part=2`` in the second one's range.
+An optimizer that steps on one bucket, within backward or synchronize, names the bucket. What came to a bucket after its
+gradients were taken has a range with ``late=1``.
 
 Ranges made by others share the trace with ours, so parsing never fails: a foreign name is a name without fields.
 This module needs nothing but Python, so that any program can use it.

@@ -1,14 +1,64 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and never over what is read."""
 
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddp_prof.errors import TraceError
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+
+    Keys = dict[str | tuple[int, int], Path]
+
+_PROTECTED: list[Keys] = []
+
+
+@contextmanager
+def protected(files: Iterable[Path]) -> Iterator[None]:
+    """As long as this lasts nothing is written to these files, by whatever name or link, nor into folders among them.
+
+    Args:
+        files: They need not be there: what would be taken for one of them is not made, either.
+    """
+    keys = {key: file for file in files for key in _keys(file)}
+    _PROTECTED.append(keys)
+    try:
+        yield
+    finally:
+        _PROTECTED.remove(keys)
+
+
+def refuse_protected(path: Path) -> None:
+    """Let no file be written that is protected, nor a capture be replaced.
+
+    Raises:
+        TraceError: It is one.
+    """
+    real = Path(os.path.realpath(path))
+    for place in (real, *real.parents):
+        for key in _keys(place):
+            if found := next((keys[key] for keys in _PROTECTED if key in keys), None):
+                relation = "is" if place == real else "would lie in"
+                raise TraceError(path, f"it {relation} {found}, which is only read", "write to another place")
+    if real.is_file() and _is_capture(real):
+        raise TraceError(path, "a capture or a database is there", "write to another place, or move it away first")
+
+
+def _keys(path: Path) -> Iterator[str | tuple[int, int]]:
+    yield os.path.realpath(path)
+    with suppress(OSError):
+        status = path.stat()
+        yield status.st_dev, status.st_ino
+
+
+def _is_capture(path: Path) -> bool:
+    with path.open("rb") as file:
+        head = file.read(4096)
+    return head.startswith(b"SQLite format 3\0") or b"Profiler Report" in head
 
 
 @contextmanager
@@ -20,7 +70,9 @@ def written_whole(path: Path) -> Iterator[Path]:
 
     Raises:
         OSError: The disk is full, say; it names ``path``.
+        TraceError: What is read is there.
     """
+    refuse_protected(path)
     real = Path(os.path.realpath(path))
     if real.exists() and not real.is_file():
         yield real

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from typing import TYPE_CHECKING
 
 from click.testing import CliRunner
@@ -15,3 +17,8 @@ if TYPE_CHECKING:
 def run(*arguments: object, stdin: bytes | None = None) -> Result:
     """What a command prints, and its exit code; an error that the command line does not know is raised here."""
     return CliRunner().invoke(main, [str(argument) for argument in arguments], input=stdin, catch_exceptions=False)
+
+
+def csv_rows(*arguments: object) -> list[dict[str, str]]:
+    """The rows that a command prints."""
+    return list(csv.DictReader(io.StringIO(run(*arguments, "--format", "csv").stdout)))

@@ -29,6 +29,7 @@ MARKERS_OF = {
     "ddp": "torch",
     "train": "torch",
     "scripts": "slow",
+    "capture/test_variant.py": "slow",
     "cli/test_terminal.py": "slow",
     "ingest/test_hostile.py": "slow",
     "ingest/test_hostile_tables.py": "slow",

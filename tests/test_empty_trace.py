@@ -42,6 +42,8 @@ READING = [
     ["collectives", "--by", "step"],
     ["collectives", "--by", "bucket"],
     ["skew"],
+    ["critical"],
+    ["doctor"],
     ["kernels"],
     ["compare"],
     ["compare", "--waterfall"],

@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 
 from ddp_prof.errors import TraceError
-from ddp_prof.manifest import HostTimes, Manifest, MessageTimes, Parameter, load_manifest, manifest_path, write_manifest
+from ddp_prof.manifest import (
+    HostTimes,
+    Manifest,
+    MessageTimes,
+    Parameter,
+    label_of_ranks,
+    load_manifest,
+    manifest_path,
+    write_manifest,
+)
 
 MANIFEST = Manifest(
     variant="bucketed",
@@ -164,6 +173,22 @@ def test_a_loss_that_is_not_finite_is_not_known(tmp_path: Path) -> None:
 )
 def test_it_lies_beside_the_trace(trace: str) -> None:
     assert manifest_path(Path("traces") / trace) == Path("traces/overlap.run.json")
+
+
+@pytest.mark.parametrize(
+    ("labels", "label"),
+    [
+        (["job", "job"], "job"),
+        (["a100_rank0of128", "a100_rank4of128"], "a100_rank{0,4}of128"),
+        ([f"job_r{rank}" for rank in range(12)], "job_r{0-11}"),
+        (["x10", "x11", "x13"], "x{10-11,13}"),
+        (["1", "12"], "{1,12}"),
+        (["left", "right", "top"], "left and 2 more"),
+        (["a_0", "a_0_b"], "a_0 and 1 more"),
+    ],
+)
+def test_a_run_of_several_files_is_not_called_by_the_first(labels: list[str], label: str) -> None:
+    assert label_of_ranks(labels) == label
 
 
 def test_dots_in_a_name_are_part_of_it() -> None:

@@ -133,7 +133,7 @@ def estimate_all(
         between = half_width is not None
         if not between:
             steps = next(steps for steps in samples[key].values() if len(steps))
-            of_run = median_of_steps(steps, len(steps))
+            of_run = median_of_steps([steps])
             half_width = of_run.half_width if of_run else None
         # Where too few settings share blocks to estimate the blocks' part, it stays in.
         of_pairs, freedom_of_pairs = _interval(value, len(runs), paired, pools)

@@ -202,6 +202,8 @@ def open_database(path: Path) -> Database:
     with _errors_of(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         database = Database(path)
+        if (tables := database.table_names()) and not TABLES.keys() & {*tables}:
+            raise sqlite3.DatabaseError(f"it holds {', '.join(tables[:3])}")
         for name, (row, key) in TABLES.items():
             columns = _columns(row)
             table = database.table(name)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddp_prof import __version__
+from ddp_prof.cli.options.outputs import say
 from ddp_prof.cli.options.verbosity import EXIT_CODE, VERBOSITY
 from ddp_prof.errors import DdpProfError, NotMetError
 from ddp_prof.printable import printable
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
 COMMANDS = (
-    "overlap", "collectives", "skew", "kernels", "compare", "check", "timeline", "report", "export", "info", "results",
-    "completion",
+    "overlap", "collectives", "critical", "doctor", "skew", "kernels", "compare", "check", "timeline", "report",
+    "export", "info", "results", "completion",
 )  # fmt: skip
 
 
@@ -86,7 +87,7 @@ class Commands(click.Group):
             result = super().invoke(ctx)
         except KeyboardInterrupt as stop:
             number = signal.Signals(stop.args[0] if stop.args else signal.SIGINT)
-            click.echo(f"stopped by {number.name}; what was written before is complete", err=True)
+            say(f"stopped by {number.name}; what was written before is complete", err=True)
             raise click.exceptions.Exit(128 + number) from None  # as shells have it
         except (DdpProfError, OSError) as error:
             if isinstance(error, BrokenPipeError):  # the reader of our output has seen enough: click ends quietly

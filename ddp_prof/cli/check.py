@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ddp_prof.cli.options.outputs import say
 from ddp_prof.cli.options.table_output import table_options
 from ddp_prof.cli.options.traces import load_options, traces_argument
 from ddp_prof.cli.options.verbosity import progress
@@ -69,6 +70,12 @@ def _ns(_context: click.Context, _parameter: click.Parameter, ms: float | None) 
     help="Most exposed communication after backward's last compute in a step.",
 )
 @click.option(
+    "--max-blocking-ms",
+    type=float,
+    callback=_ns,
+    help="Most time of a step in which something stands still for communication.",
+)
+@click.option(
     "--baseline",
     "baselines",
     metavar="TRACE",
@@ -87,7 +94,7 @@ def _ns(_context: click.Context, _parameter: click.Parameter, ms: float | None) 
     type=click.FloatRange(0, 100),
     default=50,
     show_default=True,
-    help="Percentile of the steps that --max-exposed-ms and --max-tail-ms limit; 100 is the worst step.",
+    help="Percentile of the steps that the limits in ms are put to; 100 is the worst step.",
 )
 @click.option("--max", "worst", is_flag=True, help="Limit the worst step: --percentile 100.")
 @click.option("--all-ranks", is_flag=True, help="Require the traces of all ranks of the job.")
@@ -99,6 +106,7 @@ def command(
     min_overlap: float | None,
     max_exposed_ms: int | None,
     max_tail_ms: int | None,
+    max_blocking_ms: int | None,
     baselines: tuple[Path, ...],
     max_regression: float | None,
     percentile: float,
@@ -114,8 +122,11 @@ def command(
     """
     if max_regression is not None and not baselines:
         raise click.UsageError("--max-regression needs a --baseline")
-    if min_overlap is None and max_exposed_ms is None and max_tail_ms is None and not (baselines or all_ranks):
-        raise click.UsageError("nothing is required: give --min-overlap, --max-exposed-ms, --max-tail-ms or --baseline")
+    limits = (min_overlap, max_exposed_ms, max_tail_ms, max_blocking_ms)
+    if limits == (None,) * len(limits) and not (baselines or all_ranks):
+        raise click.UsageError(
+            "nothing is required: give --min-overlap, --max-exposed-ms, --max-tail-ms, --max-blocking-ms or --baseline"
+        )
 
     from ddp_prof.analyze.overlap.regression_gate import (
         DEFAULT_REGRESSION,
@@ -134,6 +145,7 @@ def command(
         min_overlap=min_overlap,
         max_exposed_ns=max_exposed_ms,
         max_tail_ns=max_tail_ms,
+        max_blocking_ns=max_blocking_ms,
         percentile=100 if worst else percentile,
         baseline=baseline,
         max_regression=DEFAULT_REGRESSION if max_regression is None else max_regression,
@@ -141,28 +153,33 @@ def command(
     )
     checks: list[GateReport] = []
     causes: list[str] = []
-    for run in load.runs(traces, "overlap"):
-        differences = find_differences(run.manifest, compared.manifest) if compared else ()
-        checks.append(check_run(run.overlap(), replace(requirements, incomparable=differences)))
+    runs = load.runs(traces, "overlap")
+    for run in runs:
+        result = run.overlap()
+        differences = (
+            find_differences(result, baseline, run.manifest, compared.manifest) if compared and baseline else ()
+        )
+        checks.append(check_run(result, replace(requirements, incomparable=differences)))
         if compared and not checks[-1].passed and are_one_variant([compared, run]) and not differences:
-            causes += [f"{run.label}, against the baseline: {text}" for text in _changes(compared, run)]
+            changes = _changes(compared, run, runs)
+            causes += [f"{run.label}, mean step against the baseline: {text}" for text in changes]
     view = check_view(checks, baseline, causes)
     if output.form == "markdown":
-        click.echo(check_summary(view), nl=False)
+        say(check_summary(view).removesuffix("\n"))
     else:
         show(output, [view])
     if not all(check.passed for check in checks):
         raise NotMetError(verdict_line(checks))
 
 
-def _changes(baseline: Run, run: Run) -> list[str]:
+def _changes(baseline: Run, run: Run, others: list[Run]) -> list[str]:
     """What changed from the baseline, beyond the spread, and which collective did it."""
     from ddp_prof.present.tables.waterfall import change_texts
     from ddp_prof.runs.before_after import changes_between
 
     with progress(1) as begin:
         begin("looking for the cause")
-        return change_texts(changes_between(baseline, run))
+        return change_texts(changes_between(baseline, run, others))
 
 
 def _only_run(runs: list[Run]) -> Run:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ddp_prof.cli.options.outputs import Output
 from ddp_prof.cli.options.table_output import table_options
 from ddp_prof.cli.options.traces import load_options, traces_argument
 from ddp_prof.errors import TraceError
@@ -22,13 +23,13 @@ if TYPE_CHECKING:
 @traces_argument
 @click.option(
     "--by",
-    type=click.Choice(["collective", "step", "bucket"]),
+    type=click.Choice(["collective", "step", "bucket", "group"]),
     default="collective",
     show_default=True,
     help="What a row stands for; JSON always lists every collective.",
 )
-@click.option("--html", "page", type=click.Path(path_type=Path), help="Also write a page that shows one step.")
-@click.option("--png", type=click.Path(path_type=Path), help="Also write a picture of it; needs Chromium.")
+@click.option("--html", "page", type=Output(), help="Also write a page that shows one step.")
+@click.option("--png", type=Output(), help="Also write a picture of it; needs Chromium.")
 @click.option("--step", type=int, help="The step that --html and --png show. Default: a typical one.")
 @table_options
 @load_options
@@ -45,7 +46,7 @@ def command(
 
     A row tells when the collective was ready, launched, started and ended, and how much of it is overlapped or exposed.
     Exposed time is divided by when (forward, backward, tail, optimizer, outside) and by why (blocking call, launched
-    late, queued, peer wait, transfer). The ranks of a run may be in several files.
+    late, queued, late input, peer wait, transfer). The ranks of a run may be in several files.
     """
     from ddp_prof.present.headlines import root_cause_headline
     from ddp_prof.present.tables.collectives import collectives_view
@@ -56,7 +57,8 @@ def command(
         raise click.UsageError("--html and --png show one run: give the traces of a single one")
     results = [run.collectives() for run in runs]
     headlines = [
-        root_cause_headline(run.root_cause(), result.reason) for run, result in zip(runs, results, strict=True)
+        root_cause_headline(run.root_cause(), result.reason, result.blocking)
+        for run, result in zip(runs, results, strict=True)
     ]
     analyses = [run.analysis() for run in runs]
     show(output, [collectives_view(*found, by) for found in zip(analyses, results, headlines, strict=True)])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ddp_prof.cli.options.outputs import Output
 from ddp_prof.cli.options.table_output import table_options
 from ddp_prof.cli.options.traces import load_options, traces_argument
 
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 @click.command("compare")
 @traces_argument
 @click.option("--waterfall", is_flag=True, help="Show the change from each variant to the next, by parts of the step.")
-@click.option("--html", "page", type=click.Path(path_type=Path), help="Also write a page with the waterfall.")
-@click.option("--png", type=click.Path(path_type=Path), help="Also write a picture of it; needs Chromium.")
+@click.option("--html", "page", type=Output(), help="Also write a page with the waterfall.")
+@click.option("--png", type=Output(), help="Also write a picture of it; needs Chromium.")
 @table_options
 @load_options
 def command(
@@ -53,10 +54,10 @@ def command(
     from ddp_prof.runs.before_after import are_one_variant, changes_between
     from ddp_prof.runs.run import compare_steps
 
-    runs = load.runs(traces, "overlap", "collectives", "kernels", with_launches=True)
+    runs = load.runs(traces, "overlap", "collectives", "kernels")
     results, changes = [run.overlap() for run in runs], compare_steps(runs)
     view = compare_view(results, compare_variants(results))
-    parts = changes_between(*runs) if len(runs) == 2 and are_one_variant(runs) else ()
+    parts = changes_between(runs[0], runs[1]) if len(runs) == 2 and are_one_variant(runs) else ()
     document = {**view.document, "waterfall": waterfall_document(changes), "changes": changes_document(parts)}
     if waterfall:
         notes = [*waterfall_notes(changes), *notes_of_runs(results)]
@@ -78,4 +79,5 @@ def _changes_view(runs: Sequence[Run], parts: Sequence[PartChange]) -> TableView
     from ddp_prof.present.tables.waterfall import HOW_TO_READ_CHANGES, change_rows, change_texts
 
     texts = "; ".join(change_texts(parts)) or "nothing changed beyond the spread"
-    return TableView(f"from {runs[0].name} to {runs[1].name}: {texts}", change_rows(parts), [HOW_TO_READ_CHANGES], {})
+    title = f"from {runs[0].name} to {runs[1].name}, mean step: {texts}"
+    return TableView(title, change_rows(parts), [HOW_TO_READ_CHANGES], {})

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options.traces import load_options, traces_argument, written
+from ddp_prof.cli.options.outputs import Output, default_output, written
+from ddp_prof.cli.options.traces import load_options, traces_argument
 from ddp_prof.cli.options.verbosity import progress
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
+    type=Output("pipe"),
     help="The file to write; gzipped where it ends in .gz; - for stdout. Default: TRACE's name .perfetto.json.gz.",
 )
 @load_options
@@ -31,13 +32,11 @@ def command(traces: tuple[Path, ...], load: Loader, output: Path | None) -> None
     from ddp_prof.present.perfetto.writer import write_perfetto
     from ddp_prof.runs.run import timeline_sources
 
-    runs = load.runs(traces)
+    runs = load.runs(traces, with_launches=True)
     with progress(1) as begin:
         begin("reading")
         sources = timeline_sources(runs)
-    target = output or Path(f"{sources[0].title.replace('/', '-')}.perfetto.json.gz")
-    if any(target.exists() and target.samefile(source.trace.path) for source in sources):
-        raise click.BadParameter(f"{target} is the trace itself, choose another name", param_hint="--output")
+    target = output or default_output(sources[0].title, ".perfetto.json.gz")
     with written(target) as file, progress(1) as begin:
         begin("writing")
         write_perfetto(sources, file)

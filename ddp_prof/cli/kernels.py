@@ -41,7 +41,7 @@ def command(traces: tuple[Path, ...], load: Loader, name: str | None, top: int, 
     from ddp_prof.present.tables.kernels import kernels_views
     from ddp_prof.present.tables.render import show
 
-    runs = load.runs(traces, "overlap", "device use", with_launches=True)
+    runs = load.runs(traces, "overlap", "device use")
     views = [kernels_views(run.overlap(), run.device_use(), top or None) for run in runs]
     is_whole = output.form == "table" and not (name or output.columns)
     names = TABLES if is_whole else (name or TABLES[0],)

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from time import monotonic
 
 import click
 
-from ddp_prof.cli.options.traces import load_options, traces_argument
-from ddp_prof.cli.options.verbosity import progress, say_note
+from ddp_prof.cli.options.outputs import Output, say
+from ddp_prof.cli.options.traces import Loader, load_options, traces_argument
+from ddp_prof.cli.options.verbosity import progress_bar, say_note
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from ddp_prof.analyze.collectives.results import Collective
-    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
-    from ddp_prof.cli.options.traces import Loader
-    from ddp_prof.present.html.report_run import ReportRun
-    from ddp_prof.present.timeline.model import Source
-    from ddp_prof.runs.run import Run
-
-MOST_STEPS = 20
-"""Steps of a run to choose from on its page on why communication is exposed."""
-
-MOST_RANKS = 8
-"""Ranks of a run whose events are drawn one by one."""
+SECONDS_TO_TELL = 15
+"""How long the pages must take for a note to say it."""
 
 
 @click.command("report")
@@ -36,7 +25,7 @@ MOST_RANKS = 8
     "folder",
     default="figures/report",
     show_default=True,
-    type=click.Path(file_okay=False, path_type=Path),
+    type=Output("folder"),
     help="The folder to write.",
 )
 @load_options
@@ -48,62 +37,42 @@ def command(traces: tuple[Path, ...], load: Loader, folder: Path) -> None:
     from ddp_prof.manifest import in_variant_order
     from ddp_prof.present.charts.static_images import Pictures
     from ddp_prof.present.html.report import write_report
+    from ddp_prof.runs.pages import MEASURES, make_pages, report_runs
     from ddp_prof.runs.run import compare_steps
 
-    runs = load.runs(traces, "overlap", "collectives", "kernels", "device use", with_launches=True, to_draw=True)
+    runs = load.runs(traces, *MEASURES, with_launches=True, to_draw=True)
     runs = in_variant_order(runs, lambda run: run.manifest)
-    with Pictures() as pictures, progress(2 * len(runs) + 1) as begin:  # the browser starts while runs are compared
-        problems = write_report(_report_runs(runs, begin), folder, compare_steps(runs), begin, pictures)
+    with Pictures() as pictures, progress_bar() as show:  # the browser starts while runs are compared
+        show("comparing the runs", 0, 1)
+        reports = report_runs(runs)
+        tell = _Progress(folder, show)
+        problems = write_report(
+            reports,
+            folder,
+            compare_steps(runs),
+            pictures,
+            make_pages=partial(make_pages, runs, reports, folder),
+            progress=tell,
+        )
     for problem in problems:
         say_note(problem)
-    click.echo(folder / "index.html")
 
 
-def _report_runs(runs: Sequence[Run], begin: Callable[[str], None] = lambda _part: None) -> list[ReportRun]:
-    """All that the pages tell of each run."""
-    from ddp_prof.analyze.collectives.results import typical_step
-    from ddp_prof.analyze.collectives.step_view import view_step
-    from ddp_prof.analyze.overlap.comparison import compare_variants
-    from ddp_prof.analyze.root_cause import explain_run
-    from ddp_prof.present.html.report_run import ReportRun
-    from ddp_prof.present.tables.kernels import kernels_views
+class _Progress:
+    """Says where the index is as soon as it is there, then how far the pages are, and how long they will take."""
 
-    results = [run.overlap() for run in runs]
-    found = []
-    for run, result, summary in zip(runs, results, compare_variants(results), strict=True):
-        begin(f"comparing the ranks of {run.label}")
-        explanation = explain_run(run.analysis())
-        collectives = explanation.collectives.collectives
-        step, ranks = typical_step(collectives), _ranks_to_show(explanation.run)
-        views = {key: view_step(explanation.run, key, ranks) for key in _steps_to_view(collectives, step)}
-        files = {explanation.run.ranks[index].clock for index in ranks}
-        sources = partial(_sources, run, [file for file in run.files if file in files] or run.files)
-        use = kernels_views(result, run.device_use())
-        found.append(ReportRun(run.name, result, sources, explanation, summary, views, step, use))
-    return found
+    def __init__(self, folder: Path, show: Callable[[str, int, int], None]) -> None:
+        self.folder, self.show, self.first_at, self.is_told = folder, show, 0.0, False
 
-
-def _ranks_to_show(run: RunAnalysis) -> list[int]:
-    """Indices of the ranks that are shown event by event: of many those with the most exposed time."""
-    exposed = [int(exposure.exposed_ns.sum()) for exposure in run.exposures]
-    return sorted(sorted(range(len(exposed)), key=lambda index: -exposed[index])[:MOST_RANKS])
-
-
-def _sources(run: Run, files: Sequence[Path]) -> list[Source]:
-    """The traces of a run's timeline, which says how many of them it shows."""
-    from ddp_prof.runs.run import timeline_sources
-
-    first, *others = timeline_sources([run.of_files(files)])
-    run.forget()  # the pages need no more of either
-    if len(files) < len(run.files):
-        caveat = f"{len(files)} of {len(run.files)} traces, those with the most exposed communication"
-        first = first._replace(caveats=(caveat, *first.caveats))
-    return [first, *others]
-
-
-def _steps_to_view(collectives: Sequence[Collective], typical: int | None) -> list[int]:
-    """Keys of steps that communicate, at most some around the typical one."""
-    if typical is None:
-        return []
-    keys = {collective.step_key for collective in collectives if collective.step_key is not None}
-    return sorted(sorted(keys, key=lambda key: abs(key - typical))[:MOST_STEPS])
+    def __call__(self, done: int, total: int) -> None:
+        if not done:
+            say(self.folder / "index.html")
+        self.show("pages" if done < total else "pictures", done, total)
+        if done < 2:  # until the first ones are there, workers start
+            self.first_at = monotonic()
+            return
+        left_s = (monotonic() - self.first_at) / (done - 1) * (total - done)
+        if left_s >= SECONDS_TO_TELL and not self.is_told:
+            self.is_told = True
+            text = f"{left_s:.0f} s" if left_s < 90 else f"{left_s / 60:.0f} min"
+            say_note(f"the pages of {total} runs take about {text} more; the index is there already")

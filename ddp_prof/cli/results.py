@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ddp_prof.cli.options.outputs import Output, protect, say
 from ddp_prof.cli.options.table_output import table_options
 from ddp_prof.cli.options.verbosity import say_note
 from ddp_prof.errors import TraceError
@@ -73,7 +74,7 @@ def _usual_database() -> Path:
     "-o",
     "--output",
     "folder",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=Output("folder"),
     help="Write the figures and results.md into this folder, and results.csv beside the database.",
 )
 @_filter_options
@@ -93,8 +94,7 @@ def command(
     from ddp_prof.benchmark.study import load_study
 
     table = database.with_suffix(".csv")
-    if folder and table == database:
-        raise click.BadParameter("its table would replace the results: choose another name", param_hint="DATABASE")
+    protect([database], *([table] if folder else []))
     results = load_results(database)
     summaries = summarize_settings(results)
     selected = _select(database, summaries, filters)
@@ -108,7 +108,7 @@ def command(
             say_note(problem)
         # The table of the database is whole, whatever was asked to be shown; its folder may be somebody else's.
         write_results_csv(summaries, table)
-        click.echo(f"{folder / REPORT} {table}", err=True)
+        say(f"{folder / REPORT} {table}", err=True)
 
 
 def _select(
@@ -139,7 +139,7 @@ def _show(output: TableOptions, database: Path, testbeds: Sequence[TestbedResult
     from ddp_prof.present.tables.render import show
 
     if output.form == "markdown":
-        click.echo(results_markdown(testbeds, study), nl=False)
+        say(results_markdown(testbeds, study).removesuffix("\n"))
     elif output.form == "json":
         show(output, [TableView("", [], [], results_document(database, testbeds, study))])
     elif output.form == "csv":

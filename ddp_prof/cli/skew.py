@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ddp_prof.cli.options.outputs import Output
 from ddp_prof.cli.options.table_output import table_options
 from ddp_prof.cli.options.traces import load_options, traces_argument
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 @click.command("skew")
 @traces_argument
-@click.option("--html", "page", type=click.Path(path_type=Path), help="Also write a page with the picture.")
-@click.option("--png", type=click.Path(path_type=Path), help="Also write the picture; needs Chromium.")
+@click.option("--html", "page", type=Output(), help="Also write a page with the picture.")
+@click.option("--png", type=Output(), help="Also write the picture; needs Chromium.")
 @table_options
 @load_options
 def command(traces: tuple[Path, ...], load: Loader, page: Path | None, png: Path | None, output: TableOptions) -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options.traces import load_options, traces_argument, written
+from ddp_prof.cli.options.outputs import Output, default_output, say, written
+from ddp_prof.cli.options.traces import load_options, traces_argument
 from ddp_prof.cli.options.verbosity import progress
 
 if TYPE_CHECKING:
@@ -24,10 +25,10 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str | 
     for part in value.split(","):
         first, dash, last = part.strip().partition("-")
         if not (first.isdecimal() and (last.isdecimal() or not dash)):
-            raise click.BadParameter(f"'{value}' is neither a number nor a range such as 3-5")
+            raise click.BadParameter(f"{value!r} is neither a number nor a range such as 3-5")
         low, high = int(first), int(last or first)
         if not 0 <= high - low < _MOST_STEPS:
-            raise click.BadParameter(f"'{part}' is no range of at most {_MOST_STEPS} steps in rising order")
+            raise click.BadParameter(f"{part!r} is no range of at most {_MOST_STEPS} steps in rising order")
         numbers += range(low, high + 1)
     return numbers
 
@@ -37,12 +38,12 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str | 
 @click.option(
     "-o",
     "--output",
-    type=click.Path(allow_dash=True, path_type=Path),
+    type=Output("pipe"),
     help="The page; - for stdout. Default: TRACE's name .html.",
 )
-@click.option("--png", type=click.Path(path_type=Path), help="Also write a PNG picture; needs Chromium.")
-@click.option("--svg", type=click.Path(path_type=Path), help="Also write an SVG picture; needs Chromium.")
-@click.option("--steps", metavar="N[-M]", callback=_numbers, help="Steps to show. Default: all.")
+@click.option("--png", type=Output(), help="Also write a PNG picture; needs Chromium.")
+@click.option("--svg", type=Output(), help="Also write an SVG picture; needs Chromium.")
+@click.option("--steps", metavar="N[-M]", callback=_numbers, help="Steps to show. Default: all that was captured.")
 @load_options
 def command(
     traces: tuple[Path, ...],
@@ -71,7 +72,7 @@ def command(
         model = build_timeline(sources, steps=steps)
     pictures = [path for path in (png, svg) if path]
     figure = draw_timeline(build_excerpt(sources, steps)) if pictures else None
-    page = output or Path(f"{sources[0].title.replace('/', '-')}.html")
+    page = output or default_output(sources[0].title, ".html")
     del sources  # the events take more memory than all that is drawn
     with written(page) as file, progress(1) as begin:
         begin("writing")
@@ -80,4 +81,4 @@ def command(
         with progress(1) as begin:
             begin("drawing")
             write_pictures([(figure, path) for path in pictures])
-        click.echo("\n".join(map(str, pictures)))
+        say("\n".join(map(str, pictures)))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddp_prof.analyze.collectives.exposed_time import (
     BLOCKING_CALL,
+    LATE_INPUT,
     LAUNCHED_LATE,
     OUTSIDE,
     PEER_WAIT,
@@ -22,13 +23,16 @@ from ddp_prof.variants import BASELINE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddp_prof.analyze.collectives.straggler import RunSkew
+    from ddp_prof.analyze.collectives.blocking import RunBlocking
+    from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew
     from ddp_prof.analyze.outliers import Outliers
     from ddp_prof.analyze.overlap.comparison import VariantSummary
     from ddp_prof.analyze.root_cause import RootCause
 
 _SHOWN_PARAMETERS = 2
 _WORTH_A_WORD = 0.05
+_WORTH_ADVICE = 0.01
+"""Share of the step from which it is said what would help."""
 _LARGE_PART = 0.25
 """Share from which a single collective is named."""
 
@@ -53,15 +57,47 @@ class Headline:
         return f"{self.claim}{self.joint}{self.detail}" if self.detail else f"{self.claim}."
 
 
-def root_cause_headline(cause: RootCause | None, reason: str | None = None) -> Headline:
-    """The main cause of exposed time.
+def root_cause_headline(
+    cause: RootCause | None, reason: str | None = None, blocking: RunBlocking | None = None
+) -> Headline:
+    """What communication cost: what it blocked, where that is known, else what of it was exposed; and the main cause.
 
     Args:
-        cause: ``None`` where nothing is exposed.
+        cause: The main cause of exposed time; ``None`` where nothing is exposed.
         reason: Why it is not known what is exposed, if so.
+        blocking: What stood still for communication; ``None`` where that is not known.
     """
     if reason:
         return Headline(f"Whether communication is exposed is not known: {reason}")
+    if blocking and not blocking.total_ns:
+        return Headline("Nothing waited for communication", _all_had_slack(blocking, cause))
+    if blocking and not blocking.typical_ns:
+        which = f"{blocking.blocked_steps} of {blocking.steps} steps stood still for it, {_in_all(blocking)}."
+        return Headline("Nothing waits for communication in a typical step", which)
+    exposed = _exposed_headline(cause)
+    if blocking is None:
+        return exposed
+    return Headline(
+        f"A typical step stands still for communication for {milliseconds(blocking.typical_ns)}", exposed.text
+    )
+
+
+def _in_all(blocking: RunBlocking) -> str:
+    return f"for {milliseconds(blocking.total_ns)} in all"
+
+
+def _all_had_slack(blocking: RunBlocking, cause: RootCause | None) -> str:
+    """Why hiding what is exposed would gain nothing."""
+    exposed = cause.total_exposed_ns if cause else 0
+    gain = f"so hiding the {milliseconds(exposed)} that are exposed in all would gain nothing" if exposed else ""
+    if blocking.least_slack_ns is None:
+        return f"nothing is known to need a collective{', ' + gain if gain else ''}."
+    which = "collective" if blocking.needed == 1 else f"of {blocking.needed} collectives"
+    ended = f"each {which} ended at least {milliseconds(blocking.least_slack_ns)} before what needs it could begin"
+    return f"{ended}{', ' + gain if gain else ''}."
+
+
+def _exposed_headline(cause: RootCause | None) -> Headline:
     if cause is None:
         return Headline("Compute hides all communication")
     if not cause.exposed_ns:
@@ -84,6 +120,7 @@ WHY = {
     BLOCKING_CALL: "in collectives launched after backward",
     LAUNCHED_LATE: "launched late by the host",
     QUEUED: "queued behind another collective",
+    LATE_INPUT: "held up by late input",
     PEER_WAIT: "waiting for a peer",
     TRANSFER: "in transfer",
 }
@@ -126,15 +163,19 @@ def _launched_after_backward(cause: RootCause) -> str:
 
 
 def _advice(cause: RootCause) -> str:
-    """What would help, only where it follows."""
+    """What would help, only where it follows, and where there is something to gain."""
+    if cause.step_ns and cause.pair_ns < _WORTH_ADVICE * cause.step_ns:
+        return f" That is {percent(cause.pair_ns / cause.step_ns)} of the step: hiding all of it would gain no more."
     if 2 * cause.wait_ns > cause.exposed_ns or cause.why == PEER_WAIT:
-        return " 'ddp-prof skew' tells who arrives late."
+        return " 'ddp-prof skew' tells who arrives late." if cause.knows_late else ""
     if cause.why == BLOCKING_CALL and cause.blocking == "compute_stream":
         return " Kernels that follow on that stream wait for them."
     if cause.why == BLOCKING_CALL and cause.carries_gradients and not cause.follows_own_bucket:
         return " If gradient hooks launched them, backward could hide part of their time."
     if cause.why == LAUNCHED_LATE:
         return " The host is behind the device: fewer, larger kernels and collectives would help."
+    if cause.why == LATE_INPUT:
+        return " What feeds it ended after its launch: an earlier launch would not help."
     if cause.when == TAIL and cause.carries_gradients:
         return f" {_tail_advice(cause)}"
     if cause.why == QUEUED:
@@ -197,14 +238,15 @@ def skew_headline(skew: RunSkew) -> Headline:
     if skew.reason:
         return Headline(f"The skew is not known: {skew.reason}")
     steps = len(skew.steps)
-    if not skew.has_steps:
-        latest = max(skew.ranks, key=lambda rank: rank.last_collectives)
-        detail = f"{latest.name} arrives last at {latest.last_collectives} of {latest.collectives} collectives."
-        return Headline("The trace marks no steps", detail, "; ")
+    if not steps:
+        why = "No collective of several ranks lies in a step" if skew.has_steps else "The trace marks no steps"
+        return Headline(why, _last_at_collectives(skew), "; ")
     if skew.straggler is None:
         most = max((rank.last_steps for rank in skew.ranks), default=0)
         if not most:
             return Headline("No rank is late by more than the clocks' residual")
+        if len(late := [rank for rank in skew.ranks if rank.last_steps]) == 1:
+            return Headline(_arrives_last(late[0], steps), "so few do not exclude chance.", "; ")
         names = [rank.name for rank in skew.ranks if rank.last_steps == most]
         which = (
             f"{names[0]} is last most often, in"
@@ -212,16 +254,34 @@ def skew_headline(skew: RunSkew) -> Headline:
             else f"{len(names)} ranks are last most often, each in"
         )
         return Headline("No rank is last more often than chance explains", f"{which} {most} of {steps} steps.", "; ")
-    late = skew.ranks[skew.straggler]
-    claim = (
-        f"{late.name[:1].upper()}{late.name[1:]} arrives last in {late.last_steps} of {steps} steps, "
-        f"by {milliseconds(late.lag_when_last_ns or 0)} (median)"
-    )
+    last = skew.ranks[skew.straggler]
     detail = (
-        f"others wait for it up to {milliseconds(round(late.cost_ns / late.last_steps))} in such a step (mean), and "
+        f"others wait for it up to {milliseconds(round(last.cost_ns / last.last_steps))} in such a step (mean), and "
         "compute nothing meanwhile."
     )
-    return Headline(claim, detail, "; ")
+    return Headline(_arrives_last(last, steps), detail, "; ")
+
+
+def _arrives_last(rank: RankSkew, steps: int) -> str:
+    where = f"in {rank.last_steps} of {steps} steps" if steps > 1 else "in the only step"
+    return f"{rank.name[:1].upper()}{rank.name[1:]} arrives last {where}, {_late_by(rank, rank.last_steps)}"
+
+
+def _late_by(rank: RankSkew, times: int) -> str:
+    return f"by {milliseconds(rank.lag_when_last_ns or 0)}{' (median)' if times > 1 else ''}"
+
+
+def _last_at_collectives(skew: RunSkew) -> str:
+    """How often each rank is last where there are no steps to count by."""
+    most = max(rank.last_collectives for rank in skew.ranks)
+    latest = [rank for rank in skew.ranks if rank.last_collectives == most]
+    if not most:
+        return "no rank is late by more than the clocks' residual."
+    if len(latest) > 1:
+        return f"{len(latest)} ranks arrive last most often, each at {most} of {latest[0].collectives} collectives."
+    (last,) = latest
+    where = f"at {most} of {last.collectives} collectives" if last.collectives > 1 else "at the only collective"
+    return f"{last.name} arrives last {where}, {_late_by(last, most)}."
 
 
 def tell_story(summaries: Sequence[VariantSummary]) -> list[str]:

@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ddp_prof.analyze.collectives.clock_alignment import Alignment
+    from ddp_prof.analyze.collectives.critical_path import RunCritical
     from ddp_prof.analyze.collectives.results import Collective, RunCollectives
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.collectives.straggler import RunSkew
+    from ddp_prof.analyze.doctor.rules import Diagnosis
     from ddp_prof.analyze.kernels.device_use import DeviceUse
     from ddp_prof.analyze.overlap.comparison import VariantSummary
-    from ddp_prof.analyze.overlap.overlap import RankOverlap, StepOverlap, TraceOverlap
+    from ddp_prof.analyze.overlap.overlap import RankOverlap, StepLength, StepOverlap, TraceOverlap
     from ddp_prof.analyze.overlap.regression_gate import GateReport, GateResult
     from ddp_prof.analyze.quality.inventory import TraceInventory
     from ddp_prof.analyze.variants.before_after import PartChange
@@ -50,13 +52,14 @@ def overlap_document(result: TraceOverlap) -> Document:
 def _rank_document(rank: RankOverlap) -> Document:
     return {
         **_fields_of(rank),
+        "dependencies": asdict(rank.dependencies) if rank.dependencies else None,
         "overlap_ratio": rank.overlap_ratio,
         "backward_overlap_ratio": rank.backward_overlap_ratio,
-        "steps": [_fields_of(step) for step in rank.steps],
+        "steps": [{**_fields_of(step), "length": _fields_of(step.length)} for step in rank.steps],
     }
 
 
-def _fields_of(result: RankOverlap | StepOverlap | GateResult) -> Document:
+def _fields_of(result: RankOverlap | StepOverlap | StepLength | GateResult) -> Document:
     """The fields as they are; ``asdict`` would copy each of them."""
     return {column.name: getattr(result, column.name) for column in fields(result)}
 
@@ -133,6 +136,29 @@ def kernels_document(result: TraceOverlap, use: DeviceUse, warnings: Sequence[st
             for rank in use.ranks
         ],
         "warnings": list(warnings),
+    }
+
+
+def critical_document(run: RunAnalysis, critical: RunCritical, headline: str) -> Document:
+    """Of ``ddp-prof critical``."""
+    return {
+        "schema": SCHEMA,
+        **_run(run),
+        "steps": [asdict(path) for path in critical.steps],
+        "reason": critical.reason,
+        "headline": headline,
+        "warnings": list(run.warnings),
+    }
+
+
+def doctor_document(run: RunAnalysis, diagnosis: Diagnosis) -> Document:
+    """Of ``ddp-prof doctor``."""
+    return {
+        "schema": SCHEMA,
+        **_run(run),
+        "findings": [asdict(one) for one in diagnosis.findings],
+        "abstained": [asdict(one) for one in diagnosis.abstained],
+        "warnings": list(run.warnings),
     }
 
 

@@ -46,6 +46,8 @@ class TableView:
     """Rows to read, where they are worded otherwise than those for programs, which are ``rows``."""
     digest: Digest | None = None
     """What of hundreds of ranks is shown on a terminal."""
+    is_text: bool = False
+    """Whether the title says it all, and rows are for programs and Markdown only."""
 
     @property
     def rows_to_read(self) -> Sequence[Row]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import unicodedata
+from pathlib import Path
 
 MAX_NAME = 120
 """Longest name shown; kernels of templates have names of thousands of characters."""
@@ -32,6 +33,16 @@ def shown_name(name: str) -> str:
     return as_text(plain_name(name))
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 step``, ``2 steps``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def source_name(trace: Path | str, files: int) -> str:
+    """The file, or of several the first and how many there are beside."""
+    return f"{trace} and {counted(files - 1, 'more file')}" if files > 1 else str(trace)
+
+
 def collective_name(index: int | None, bucket: int | None) -> str:
     """What a collective is called: by its bucket, else by its position in the step."""
     return f"collective {index}" if bucket is None else f"bucket {bucket}"
@@ -55,7 +66,7 @@ def milliseconds(ns: int) -> str:
 
 
 def size(number: int) -> str:
-    """Bytes as MB of 2**20 and the like, with about three digits."""
+    """Bytes as MiB and the like, with about three digits."""
     if number < 2**20:
-        return f"{number / 2**10:.3g} KB"
-    return f"{number / 2**20:.3g} MB" if number < 1000 * 2**20 else f"{number / 2**30:.3g} GB"
+        return f"{number / 2**10:.3g} KiB"
+    return f"{number / 2**20:.3g} MiB" if number < 1000 * 2**20 else f"{number / 2**30:.3g} GiB"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddp_prof.runs.run import Run, prepare_runs
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddp_prof.analyze.variants.before_after import PartChange
-    from ddp_prof.runs.run import Run
 
 
 def are_one_variant(runs: Sequence[Run]) -> bool:
@@ -17,10 +18,17 @@ def are_one_variant(runs: Sequence[Run]) -> bool:
     return len(kinds) == 1
 
 
-def changes_between(before: Run, after: Run) -> tuple[PartChange, ...]:
-    """What changed from one run to another, and which collective did it."""
+def changes_between(before: Run, after: Run, others: Sequence[Run] = ()) -> tuple[PartChange, ...]:
+    """What changed from one run to another, and which collective did it.
+
+    Args:
+        before: A run.
+        after: Another one of its variant.
+        others: Runs that contention is measured against, too, as it is where they are all compared.
+    """
     from ddp_prof.analyze.variants.before_after import compare_before_after
 
-    for run in (before, after):
-        run.prepare("collectives", "kernels")
-    return compare_before_after((before.analysis(), before.kernels()), (after.analysis(), after.kernels()))
+    runs = [before, after, *(run for run in others if run not in (before, after))]
+    prepare_runs(runs, "collectives", "kernels")
+    first, second, *reference = [(run.analysis(), run.kernels()) for run in runs]
+    return compare_before_after(first, second, reference)

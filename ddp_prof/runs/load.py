@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def load_runs(
-    paths: Iterable[Path | str],
+    paths: Path | str | Iterable[Path | str],
     options: LoadOptions | None = None,
     *,
     workers: Workers | None = None,
@@ -30,17 +31,19 @@ def load_runs(
     the traces say that they are ranks of one job, and their collectives are as many and of the same kinds.
 
     Args:
-        paths: Files, or folders that stand for the traces in them.
+        paths: Files, or folders that stand for the traces in them; or one of these alone.
         options: How they are read.
         workers: Who reads them; by default this process.
-        measures: What will be asked of the runs, names in ``report.MEASURES``: so each file is read once.
+        measures: What will be asked of the runs, names in ``report.MEASURES``: so each file is read once. Where none is
+            named any may be, and launches are read, too.
 
     Raises:
         TraceError: A path is not there, is given twice, or a folder holds no trace. What is wrong inside of a file is
             raised when the run is first measured.
     """
     options, workers = options or LoadOptions(), workers or Workers()
-    files = _find_files(paths)
+    options = options if measures else replace(options, with_launches=True)
+    files = find_files([paths] if isinstance(paths, str | Path) else paths)
     if options.one_run or options.separate:
         groups = [files] if options.one_run else [[file] for file in files]
     else:
@@ -56,7 +59,8 @@ def load_runs(
     return _join_ranks(left, left_out) if len(alone) > 1 else left
 
 
-def _find_files(paths: Iterable[Path | str]) -> list[Path]:
+def find_files(paths: Iterable[Path | str]) -> list[Path]:
+    """The traces that paths stand for, each once."""
     from ddp_prof.ingest.load import find_traces
 
     files: dict[Path, Path] = {}

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.core.rank_events import Known, RankEvents
     from ddp_prof.analyze.core.steps import RangePatterns
+    from ddp_prof.analyze.intervals import Intervals
     from ddp_prof.analyze.parts.overlap import PartOverlap
     from ddp_prof.analyze.quality.diagnostics import Evidence
     from ddp_prof.ingest.parts.division import Part
@@ -39,11 +40,22 @@ DIVISIBLE = frozenset({"overlap", "collectives"})
 """What can be measured in parts."""
 
 
+_Ahead = dict[tuple[int, int | None], bool]
+
+
 class _Measured(NamedTuple):
-    """What is measured of a part, given what was known of others, and what it tells them."""
+    """What is measured of a part, given what was known of others, and what it tells them.
+
+    Attributes:
+        ahead: Of each process and device whether its host was taken to run ahead.
+        lead: Likewise, how much work the part's own steps gave to the device, and how much of that it did outside of
+            their host ranges.
+    """
 
     given: Known
     told: Known
+    ahead: _Ahead
+    lead: dict[tuple[int, int | None], tuple[int, int]]
     evidence: Evidence
     overlap: PartOverlap
     collectives: RunAnalysis
@@ -79,11 +91,11 @@ def measure_in_parts(
     with open_sqlite(file) as export, tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
         structure, steps = _structure(patterns), _steps(patterns)
         division = divided(export, part_rows or PART_ROWS, comm_patterns, structure, steps, Path(folder))
-        measured = [_measure(part, patterns, None, to_draw=to_draw) for _, part in division.parts()]
+        measured = [_measure(part, patterns, None, None, to_draw=to_draw) for _, part in division.parts()]
         while again := _numbers_to_repeat(measured):
-            known = _all_known(measured)
+            known, ahead = _all_known(measured), _all_ahead(measured)
             for number, part in division.parts(again):
-                measured[number] = _measure(part, patterns, known, to_draw=to_draw)
+                measured[number] = _measure(part, patterns, known, ahead, to_draw=to_draw)
     return _merged(measured)
 
 
@@ -133,6 +145,8 @@ def _structure(patterns: RangePatterns) -> Callable[[str], bool]:
 
 
 def _steps(patterns: RangePatterns) -> Callable[[Trace], tuple[Ints, Ints]]:
+    """Of a trace when its steps start, and until when launches tell of them: until the end of the step that follows."""
+
     def of(trace: Trace) -> tuple[Ints, Ints]:
         import numpy as np
 
@@ -141,12 +155,15 @@ def _steps(patterns: RangePatterns) -> Callable[[Trace], tuple[Ints, Ints]]:
         found = [find_steps(trace, process, patterns.step)[0] for process in trace.processes]
         nothing = np.empty(0, np.int64)
         starts = np.concatenate([nothing, *(steps.start_ns for steps in found)])
-        return starts, np.concatenate([nothing, *(steps.end_ns for steps in found)])
+        # Where the host runs ahead a step lasts until the next one's first work on the device.
+        return starts, np.concatenate([nothing, *(np.append(steps.end_ns[1:], steps.end_ns[-1:]) for steps in found)])
 
     return of
 
 
-def _measure(part: Part, patterns: RangePatterns, known: Known | None, *, to_draw: bool) -> _Measured:
+def _measure(
+    part: Part, patterns: RangePatterns, known: Known | None, ahead: _Ahead | None, *, to_draw: bool
+) -> _Measured:
     from ddp_prof.analyze.core.rank_events import find_rank_events, look_round
     from ddp_prof.analyze.intervals import union_of_one
     from ddp_prof.analyze.parts.collectives import analyze_part
@@ -159,13 +176,23 @@ def _measure(part: Part, patterns: RangePatterns, known: Known | None, *, to_dra
     _refuse_indivisible(trace, ranks)
     told = replace(seen, gradient_threads={(rank.process, rank.device): rank.gradient_threads for rank in ranks})
     span = union_of_one(part.start_ns, part.end_ns)
+    assumed = ahead or {(rank.process, rank.device): rank.runs_ahead for rank in ranks}
+    ranks = tuple(replace(rank, told_ahead=assumed[rank.process, rank.device]) for rank in ranks)
     return _Measured(
         known or told,
         told,
+        assumed,
+        {(rank.process, rank.device): _lead(rank, span) for rank in ranks},
         gather_evidence(trace, ranks, span),
         measure_part_overlap(trace, ranks, span),
         analyze_part(trace, ranks, span, to_draw=to_draw),
     )
+
+
+def _lead(rank: RankEvents, span: Intervals) -> tuple[int, int]:
+    own = span.holds(rank.steps.start_ns)
+    work_ns, outside_ns = rank.lead_ns
+    return int(work_ns[own].sum()), int(outside_ns[own].sum())
 
 
 def _refuse_indivisible(trace: Trace, ranks: Sequence[RankEvents]) -> None:
@@ -182,12 +209,19 @@ def _refuse_indivisible(trace: Trace, ranks: Sequence[RankEvents]) -> None:
 
 def _numbers_to_repeat(measured: Sequence[_Measured]) -> list[int]:
     """Parts that were measured without knowing what others tell; as a rule there is none."""
-    known = _all_known(measured)
-    return [number for number, one in enumerate(measured) if one.given != known]
+    known, ahead = _all_known(measured), _all_ahead(measured)
+    return [number for number, one in enumerate(measured) if (one.given, one.ahead) != (known, ahead)]
 
 
 def _all_known(measured: Sequence[_Measured]) -> Known:
     return reduce(or_, (one.told for one in measured))
+
+
+def _all_ahead(measured: Sequence[_Measured]) -> _Ahead:
+    from ddp_prof.analyze.core.step_times import is_ahead
+
+    leads = {key: [one.lead[key] for one in measured] for key in measured[0].lead}
+    return {key: is_ahead(*map(sum, zip(*parts, strict=True))) for key, parts in leads.items()}
 
 
 def _merged(measured: Sequence[_Measured]) -> dict[str, Any]:
@@ -198,7 +232,7 @@ def _merged(measured: Sequence[_Measured]) -> dict[str, Any]:
     warnings = evidence.doubts()
     ranks = measured[0].overlap.result.ranks
     streams = [evidence.busiest_stream(rank.process, rank.device) for rank in ranks]
-    return {
-        "overlap": merge_part_overlaps([one.overlap for one in measured], warnings),
-        "collectives": merge_part_analyses([one.collectives for one in measured], streams, warnings),
-    }
+    overlap = merge_part_overlaps([one.overlap for one in measured], warnings)
+    collectives = merge_part_analyses([one.collectives for one in measured], streams, warnings)
+    caveats = evidence.all_caveats
+    return {"overlap": replace(overlap, caveats=caveats), "collectives": replace(collectives, caveats=caveats)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddp_prof.errors import DdpProfError, TraceError
@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from ddp_prof.analyze.collectives.critical_path import RankChains
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.core.rank_events import RankEvents
     from ddp_prof.analyze.core.steps import RangePatterns
+    from ddp_prof.analyze.doctor.evidence import RankFacts
     from ddp_prof.analyze.kernels.device_use import RankUse
     from ddp_prof.analyze.overlap.overlap import TraceOverlap
     from ddp_prof.analyze.quality.inventory import TraceInventory
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 
 ALL_AT_ONCE = "this needs all events at once"
+OF_EACH_KERNEL = frozenset({"kernels", "device use"})
+"""What is measured of each kernel: it has rows for all of them, and tells them apart by their launch shapes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +38,8 @@ class LoadOptions:
         step_range: Regular expression for ranges that are steps; a first group is the step's number.
         backward_range: Regular expression for ranges that hold the backward pass.
         comm_patterns: Regular expressions for kernels that communicate, beside those that are known.
-        with_launches: Read more of launches: kernels' shapes, by which contention tells them apart, names and ends of
-            calls, which timelines show.
+        with_launches: Read more of launches: kernels' shapes, names and ends of calls, which timelines show. What is
+            measured of each kernel is measured with them, whatever is said here.
         one_run: All files are ranks of one run, whatever their names.
         separate: Each file is a run of its own, whatever their names.
         part_rows: Read exports in parts of about so many rows; by default only those that are large.
@@ -66,7 +70,8 @@ class TraceEvents(NamedTuple):
     ranks: tuple[RankEvents, ...]
 
 
-def _own_version() -> str:
+def own_version() -> str:
+    """Of this package, as it is installed."""
     from importlib.metadata import version
 
     return version("ddp-prof")
@@ -85,7 +90,7 @@ class Task:
     path: Path
     options: LoadOptions
     measures: tuple[str, ...]
-    version: str = field(default_factory=_own_version)
+    version: str = field(default_factory=own_version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +161,8 @@ def measure_report(
                 measure: _identities(found["collectives"]) if measure == "identity" else found[measure]
                 for measure in measures
             }
+    if OF_EACH_KERNEL & {*measures}:
+        options = replace(options, with_launches=True)
     events = load_events(file, options, why)
     keep(events)
     return measure_events(events, options, measures)
@@ -164,16 +171,27 @@ def measure_report(
 def work(task: bytes) -> bytes:
     """Measure a report: a :class:`Task` in, results by measure or a :class:`Failure` out, both by :mod:`.wire`."""
     asked: Task = decode(task)
-    if asked.version != (own := _own_version()):
-        reason = f"a worker has ddp_prof {own}, and {asked.version} asks it"
-        return encode(Failure(asked.path, reason, "install one version everywhere"))
+    return answer(asked.path, asked.version, lambda: measure_report(asked.path, asked.options, asked.measures))
+
+
+def answer(path: Path, version: str, made: Callable[[], Any]) -> bytes:
+    """What a worker made of a report, as bytes, or why it could not: a :class:`Failure`.
+
+    Args:
+        path: The report.
+        version: Of the package that asks.
+        made: Does the work.
+    """
+    if version != (own := own_version()):
+        reason = f"a worker has ddp_prof {own}, and {version} asks it"
+        return encode(Failure(path, reason, "install one version everywhere"))
     try:
-        return encode(measure_report(asked.path, asked.options, asked.measures))
+        return encode(made())
     except TraceError as error:
         return encode(Failure(error.path, error.reason, error.way_out))
     except (DdpProfError, OSError, MemoryError) as error:
         reason = str(error) or type(error).__name__
-        return encode(Failure(asked.path, reason, "read it alone to see more"))
+        return encode(Failure(path, reason, "read it alone to see more"))
 
 
 def _measure_overlap(part: TraceEvents, _options: LoadOptions) -> TraceOverlap:
@@ -200,6 +218,18 @@ def _measure_device_use(part: TraceEvents, _options: LoadOptions) -> list[RankUs
     return [use_of_rank(rank) for rank in part.ranks]
 
 
+def _measure_critical(part: TraceEvents, _options: LoadOptions) -> list[RankChains]:
+    from ddp_prof.analyze.collectives.critical_path import measure_chains
+
+    return [measure_chains(rank) for rank in part.ranks]
+
+
+def _measure_facts(part: TraceEvents, _options: LoadOptions) -> list[RankFacts]:
+    from ddp_prof.analyze.doctor.evidence import measure_facts
+
+    return [measure_facts(rank) for rank in part.ranks]
+
+
 def _measure_inventory(part: TraceEvents, options: LoadOptions) -> TraceInventory:
     from ddp_prof.analyze.quality.inventory import take_inventory
 
@@ -223,6 +253,8 @@ MEASURES: Mapping[str, Callable[[TraceEvents, LoadOptions], Any]] = {
     "collectives": _measure_collectives,
     "kernels": _measure_kernels,
     "device use": _measure_device_use,
+    "critical": _measure_critical,
+    "facts": _measure_facts,
     "inventory": _measure_inventory,
     "identity": _measure_identity,
 }

@@ -4,7 +4,7 @@
 
     import ddp_prof as dp
 
-    (run,) = dp.load_runs(["traces/overlap.sqlite"])
+    (run,) = dp.load_runs("traces/overlap.sqlite")
     run.overlap().to_frame()      # a row a rank
     run.collectives().to_frame()  # a row a collective
     run.timeline().show()         # a plotly figure
@@ -16,13 +16,16 @@ second reading.
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof.errors import InterruptedReadingError, TraceError
-from ddp_prof.manifest import SUFFIX, label_of, load_manifest, manifest_path
-from ddp_prof.runs.report import LoadOptions, load_events, measure_events
+from ddp_prof.manifest import SUFFIX, label_of, label_of_ranks, load_manifest, manifest_path
+from ddp_prof.printable import printable
+from ddp_prof.runs.report import OF_EACH_KERNEL, LoadOptions, load_events, measure_events
 from ddp_prof.runs.workers import Workers, measure_files
 
 if TYPE_CHECKING:
@@ -31,9 +34,11 @@ if TYPE_CHECKING:
 
     import plotly.graph_objects as go
 
+    from ddp_prof.analyze.collectives.critical_path import RunCritical
     from ddp_prof.analyze.collectives.results import RunCollectives
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.collectives.straggler import RunSkew
+    from ddp_prof.analyze.doctor.rules import Diagnosis
     from ddp_prof.analyze.kernels.device_use import DeviceUse
     from ddp_prof.analyze.overlap.overlap import TraceOverlap
     from ddp_prof.analyze.quality.inventory import TraceInventory
@@ -44,13 +49,13 @@ if TYPE_CHECKING:
     from ddp_prof.present.timeline.model import Source
     from ddp_prof.runs.report import TraceEvents
 
-OF_EACH_KERNEL = frozenset({"kernels", "device use"})
-"""What is measured of each kernel and has rows for all of them."""
+DOCTOR = ("overlap", "collectives", "critical", "facts", "kernels")
+"""What the doctor looks at."""
 MOST_FILES_OF_KERNELS = 8
-"""Files of a run of which that is measured: of hundreds of ranks it would fill the memory."""
+"""Files of a run of which :data:`OF_EACH_KERNEL` is measured: of hundreds of ranks it would fill the memory."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Run:
     """One run, of one file or of one file a rank.
 
@@ -65,10 +70,19 @@ class Run:
     files: tuple[Path, ...]
     options: LoadOptions = field(default_factory=LoadOptions)
     notes: tuple[str, ...] = ()
-    workers: Workers = field(default_factory=Workers, repr=False)
-    measured: dict[Path, dict[str, Any]] = field(default_factory=dict, repr=False)
-    _analysis: RunAnalysis | None = field(default=None, repr=False)
-    _kept: TraceEvents | None = field(default=None, repr=False)
+    workers: Workers = field(default_factory=Workers)
+    measured: dict[Path, dict[str, Any]] = field(default_factory=dict)
+    _analysis: RunAnalysis | None = None
+    _kept: TraceEvents | None = None
+
+    def __repr__(self) -> str:
+        files = str(self.files[0]) if len(self.files) == 1 else f"{len(self.files)} files, the first {self.files[0]}"
+        return printable(f"<Run {self.label}: {files}>")
+
+    def _repr_html_(self) -> str:
+        """What it is made of, and its ranks where they were measured: to show it reads no file."""
+        is_measured = all("overlap" in self.measured.get(file, {}) for file in self.files)
+        return f"<p>{escape(repr(self))}</p>" + (self.overlap()._repr_html_() if is_measured else "")
 
     @property
     def name(self) -> str:
@@ -84,7 +98,7 @@ class Run:
     @property
     def label(self) -> str:
         """What tables and figures call it: ``bucketed 10 MB``."""
-        return label_of(self.files[0], self.manifest)
+        return label_of_ranks([label_of(file, self.manifest) for file in self.files])
 
     def events(self) -> Iterator[TraceEvents]:
         """The events of each file, one file after the other.
@@ -143,9 +157,42 @@ class Run:
 
     def root_cause(self) -> RootCause | None:
         """The main reason why communication is exposed; ``None`` where none is."""
-        from ddp_prof.analyze.root_cause import find_root_cause
+        from ddp_prof.analyze.root_cause import explain_run
 
-        return find_root_cause(self.collectives().collectives, self.manifest)
+        return explain_run(self.analysis()).root_cause
+
+    def critical(self) -> RunCritical:
+        """What the critical path of each step consists of, over all ranks."""
+        from ddp_prof.analyze.collectives.critical_path import measure_critical_paths
+
+        self.prepare("collectives", "critical")
+        chains = [(file, of_rank) for file in self.files for of_rank in self.measured[file]["critical"]]
+        return measure_critical_paths(self.analysis(), chains)
+
+    def doctor(self) -> Diagnosis:
+        """What in the set-up of the job keeps its communication from hiding, or costs time otherwise."""
+        from ddp_prof.analyze.doctor.evidence import RunEvidence
+        from ddp_prof.analyze.doctor.rules import diagnose_run
+        from ddp_prof.analyze.variants.contention import measure_contention
+
+        self.prepare(*DOCTOR)
+        analysis = self.analysis()
+        facts = {
+            (file, of_rank.process, of_rank.device): of_rank
+            for file in self.files
+            for of_rank in self.measured[file]["facts"]
+        }
+        return diagnose_run(
+            RunEvidence(
+                analysis=analysis,
+                collectives=self.collectives(),
+                overlap=self.overlap(),
+                critical=self.critical(),
+                skew=self.skew(),
+                facts=tuple(facts[rank.clock, rank.process, rank.device] for rank in analysis.ranks),
+                contention=measure_contention(self.kernels()),
+            )
+        )
 
     def skew(self) -> RunSkew:
         """Which rank arrives last at the collectives, how often, by how much, and what that costs."""
@@ -206,8 +253,10 @@ class Run:
         self._kept = events
 
     def measure_kept(self, measures: Sequence[str]) -> None:
-        """What can be measured without reading."""
+        """What can be measured without reading: nothing of each kernel, where launches were not read."""
         if self._kept:
+            if self._kept.trace.shape_id is None:
+                measures = [measure for measure in measures if measure not in OF_EACH_KERNEL]
             for file, missing in list(self.missing(measures)):
                 self.measured.setdefault(file, {}).update(measure_events(self._kept, self.options, missing))
 
@@ -254,16 +303,17 @@ def prepare_runs(runs: Sequence[Run], *measures: str) -> list[Run]:
     unread = {(run, file) for run, file, _ in wanted}
     broken: dict[tuple[Run, Path], TraceError] = {}
     try:
-        outcomes = measure_files([(file, names) for _, file, names in wanted], runs[0].options, workers)
-        for index, outcome in outcomes:
-            run, file, _ = wanted[index]
-            unread.discard((run, file))
-            if not isinstance(outcome, TraceError):
-                run.measured.setdefault(file, {}).update(outcome)
-            elif leave_out is None:
-                raise outcome
-            else:
-                broken[run, file] = outcome
+        asked = [(file, names) for _, file, names in wanted]
+        with closing(measure_files(asked, runs[0].options, workers)) as outcomes:
+            for index, outcome in outcomes:
+                run, file, _ = wanted[index]
+                unread.discard((run, file))
+                if not isinstance(outcome, TraceError):
+                    run.measured.setdefault(file, {}).update(outcome)
+                elif leave_out is None:
+                    raise outcome
+                else:
+                    broken[run, file] = outcome
     except KeyboardInterrupt as stop:  # with the number of a signal that is not Ctrl-C's
         if stop.args or leave_out is None or len(unread | broken.keys()) == len(wanted):
             raise
@@ -319,11 +369,14 @@ def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Sou
     from ddp_prof.analyze.overlap.overlap import measure_rank
     from ddp_prof.analyze.quality.diagnostics import find_caveats
     from ddp_prof.present.timeline.model import Explained, Source
+    from ddp_prof.trace import UNKNOWN
 
     trace, ranks = part
     explained = {
-        (rank.clock, rank.process, rank.device): Explained(rank.timings, exposure, bool((wait_ns >= 0).any()))
-        for rank, exposure, wait_ns in zip(analysis.ranks, analysis.exposures, analysis.waits_ns, strict=True)
+        (rank.clock, rank.process, rank.device): Explained(
+            rank.timings, exposure, transfer_ns, bool((transfer_ns != UNKNOWN).any())
+        )
+        for rank, exposure, transfer_ns in zip(analysis.ranks, analysis.exposures, analysis.transfers_ns, strict=True)
     }
     return Source(
         title=title,

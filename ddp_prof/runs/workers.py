@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof.errors import DdpProfError, TraceError
+from ddp_prof.printable import printable
 from ddp_prof.runs.report import Failure, LoadOptions, Task, measure_report, work
 from ddp_prof.runs.wire import decode, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     from ddp_prof.runs.report import TraceEvents
 
@@ -63,8 +65,11 @@ class Workers:
 
 def measure_files(
     files: Sequence[tuple[Path, tuple[str, ...]]], options: LoadOptions, workers: Workers
-) -> Iterator[tuple[int, dict[str, Any] | TraceError]]:
+) -> Generator[tuple[int, dict[str, Any] | TraceError]]:
     """Measure reports, each as it gets done: its position, and the results by measure or why there are none.
+
+    Its caller closes it, whatever happens: it owns the processes, or the client of a scheduler, until then. One that is
+    left to the garbage collector may be closed while the next client is made, whose lock it then waits for: for ever.
 
     Args:
         files: Reports with the measures that are wanted of each.
@@ -73,9 +78,10 @@ def measure_files(
     """
     workers.progress(0, len(files))
     found = _measure_here if _is_done_here(files, workers) else _measure_elsewhere
-    for done, outcome in enumerate(found(files, options, workers), 1):
-        workers.progress(done, len(files))
-        yield outcome
+    with closing(found(files, options, workers)) as outcomes:
+        for done, outcome in enumerate(outcomes, 1):
+            workers.progress(done, len(files))
+            yield outcome
 
 
 def _is_done_here(files: Sequence[tuple[Path, tuple[str, ...]]], workers: Workers) -> bool:
@@ -84,7 +90,7 @@ def _is_done_here(files: Sequence[tuple[Path, tuple[str, ...]]], workers: Worker
 
 def _measure_here(
     files: Sequence[tuple[Path, tuple[str, ...]]], options: LoadOptions, workers: Workers
-) -> Iterator[tuple[int, dict[str, Any] | TraceError]]:
+) -> Generator[tuple[int, dict[str, Any] | TraceError]]:
     def measured(file: Path, measures: tuple[str, ...]) -> dict[str, Any] | TraceError:
         try:
             return measure_report(file, options, measures, workers.keep)
@@ -96,17 +102,39 @@ def _measure_here(
 
 def _measure_elsewhere(
     files: Sequence[tuple[Path, tuple[str, ...]]], options: LoadOptions, workers: Workers
-) -> Iterator[tuple[int, dict[str, Any] | TraceError]]:
+) -> Generator[tuple[int, dict[str, Any] | TraceError]]:
     real = [Path(os.path.realpath(file)) for file, _ in files]
     here = {str(path): file for path, (file, _) in zip(real, files, strict=True)}
     tasks = [encode(Task(path, options, measures)) for path, (_, measures) in zip(real, files, strict=True)]
-    if workers.scheduler:
-        outcomes = _by_scheduler(workers.scheduler, tasks)
-    else:
-        outcomes = _by_processes(_processes(real, workers.jobs), tasks)
-    for index, outcome in outcomes:
-        result = decode(outcome, here)
-        yield index, TraceError(*_parts(result)) if isinstance(result, Failure) else result
+    with closing(have_done(work, tasks, workers, _processes(real, workers.jobs), here)) as outcomes:
+        yield from outcomes
+
+
+def have_done(
+    work: Callable[[bytes], bytes],
+    tasks: Sequence[bytes],
+    workers: Workers,
+    processes: int,
+    here: Mapping[str, Path] | None = None,
+) -> Generator[tuple[int, Any | TraceError]]:
+    """Have tasks done by other processes, each as it gets done: its position, and the result or why there is none.
+
+    Its caller closes it, as of :func:`measure_files`.
+
+    Args:
+        work: Does a task.
+        tasks: By :mod:`.wire`, as is what becomes of them.
+        workers: Who does them.
+        processes: How many of this machine, where no scheduler does.
+        here: As of ``decode``.
+    """
+    found = (
+        _by_scheduler(workers.scheduler, work, tasks) if workers.scheduler else _by_processes(processes, work, tasks)
+    )
+    with closing(found) as outcomes:
+        for index, outcome in outcomes:
+            result = decode(outcome, here)
+            yield index, TraceError(*_parts(result)) if isinstance(result, Failure) else result
 
 
 def _parts(failure: Failure) -> tuple[Path, str, str]:
@@ -117,16 +145,16 @@ def _processes(files: Sequence[Path], jobs: int | None) -> int:
     """How many processes are worth it: no more than reports."""
     if jobs is None:
         size = sum(file.stat().st_size for file in files if file.is_file())
-        jobs = min(_cores(), 1 + size // BYTES_A_WORKER)
+        jobs = min(cores(), 1 + size // BYTES_A_WORKER)
     return min(jobs, len(files))
 
 
-def _cores() -> int:
+def cores() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _by_processes(jobs: int, tasks: Sequence[bytes]) -> Iterator[Outcome]:
+def _by_processes(jobs: int, work: Callable[[bytes], bytes], tasks: Sequence[bytes]) -> Generator[Outcome]:
     from concurrent.futures import ProcessPoolExecutor, as_completed
     from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context
@@ -164,7 +192,7 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _by_scheduler(scheduler: str, tasks: Sequence[bytes]) -> Iterator[Outcome]:
+def _by_scheduler(scheduler: str, work: Callable[[bytes], bytes], tasks: Sequence[bytes]) -> Generator[Outcome]:
     """By Dask, which gives a report to another worker where one is lost."""
     try:
         from distributed import Client, KilledWorker, as_completed
@@ -195,6 +223,7 @@ def _tell_of_no_workers(client: Any, scheduler: str, done: Event) -> None:
     while not done.wait(SECONDS_WITHOUT_WORKERS):
         if not client.scheduler_info()["workers"]:
             _LOG.warning(
-                "note: no worker is connected to the Dask scheduler at %s: the reports wait for one", scheduler
+                "note: no worker is connected to the Dask scheduler at %s: the reports wait for one",
+                printable(scheduler),
             )
             return

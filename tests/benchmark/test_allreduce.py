@@ -142,6 +142,49 @@ def test_ranks_are_started_timed_and_kept(tmp_path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.torch
+def test_of_each_call_the_longest_time_of_the_ranks_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data are no zeros, and the same in each call; what a call takes on this rank is told by a stand-in."""
+    import torch
+
+    from ddp_prof.benchmark.allreduce import ranks
+
+    times = {"min": [[1, 5]], "max": [[9, 7]]}  # of both ranks, by what the all-reduce of the times takes
+    seen: list[torch.Tensor] = []
+    asked: list[str] = []
+
+    def all_reduce(tensor: torch.Tensor, op: object = None) -> None:
+        if tensor.dtype == torch.int64:
+            asked.append("min" if op == torch.distributed.ReduceOp.MIN else "max")
+            tensor.copy_(torch.tensor(times[asked[-1]]))
+        else:
+            seen.append(tensor.clone())
+            tensor.mul_(2)
+
+    monkeypatch.setattr(ranks.dist, "all_reduce", all_reduce)
+    monkeypatch.setattr(ranks.dist, "barrier", lambda: None)
+    monkeypatch.setattr(ranks.dist, "get_world_size", lambda: 2)
+    for over_ranks in ("min", "max"):
+        measured = ranks.measure([4, 40], 1, 1, torch.device("cpu"), over_ranks)
+        assert measured == {4: [times[over_ranks][0][0]], 40: [times[over_ranks][0][1]]}
+    assert asked == ["min", "max"]
+    assert all((tensor > 0).all() for tensor in seen)
+    for tensor in seen:
+        assert torch.equal(tensor, seen[0][: len(tensor)])
+
+
+def test_the_statistic_is_named_beside_that_of_nccl_tests() -> None:
+    (note, *_) = timings_view(rows(), "", 10**8, "mini", "max").notes
+    assert "of the longest time of a call over the ranks (nccl-tests: the mean of calls one behind the other" in note
+
+
+def test_the_longest_times_are_not_kept_among_the_shortest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--over-ranks", "max", "--database", "results.db"])
+    assert stopped.value.code == 2
+    assert "keeps the shortest times" in capsys.readouterr().err
+
+
+@pytest.mark.torch
 def test_what_cannot_be_measured_is_one_line() -> None:
     command = [sys.executable, "-m", "ddp_prof.benchmark.allreduce", "--backend", "nccl", "--device", "cpu"]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}

@@ -239,7 +239,7 @@ class TestFigures:
         assert list(axis.ticktext) == [
             f"{size:g}<br>(one bucket)" if size * 2**20 >= GRADIENT_BYTES else f"{size:g}" for size in (1, 10, 100)
         ]
-        assert axis.title.text == "bucket size (MB, log scale)"
+        assert axis.title.text == "bucket size (MiB, log scale)"
 
     def test_one_reference_a_context_the_fastest_without_buckets(self) -> None:
         sweep = exact()
@@ -289,7 +289,7 @@ class TestFigures:
 
     def test_ticks_of_bandwidth_have_units_and_no_lone_digits(self) -> None:
         layout = draw_bandwidth(testbed_of(exact())).layout
-        assert all(text.split()[1] in ("KB", "MB", "GB") for text in layout.xaxis.ticktext)
+        assert all(text.split()[1] in ("KiB", "MiB", "GiB") for text in layout.xaxis.ticktext)
         assert min(layout.xaxis.tickvals) <= min(SIZES)
         assert max(layout.xaxis.tickvals) >= max(SIZES)
         assert layout.yaxis.dtick == 1, "a label for each power of ten"

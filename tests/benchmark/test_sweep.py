@@ -16,8 +16,9 @@ from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, Environment, loa
 from ddp_prof.benchmark.sweep import sweep as module
 from ddp_prof.benchmark.sweep.capture import CaptureFigures
 from ddp_prof.benchmark.sweep.grid import Grid
-from ddp_prof.benchmark.sweep.probe import Machine, digest_code
+from ddp_prof.benchmark.sweep.probe import Machine
 from ddp_prof.benchmark.sweep.sweep import LEAST_ROOM, Plan, sweep
+from ddp_prof.capture.code import digest_code
 from ddp_prof.errors import OutOfMemoryError, TraceError, WorkloadError
 from ddp_prof.manifest import HostTimes, Manifest
 from ddp_prof.run_config import RunConfig

@@ -20,12 +20,12 @@ def page(tmp_path: Path) -> Path:
     return tmp_path / "run.html"
 
 
-def place_of(visit: Visit, kind: str, time: float) -> tuple[float, float]:
+def place_of(visit: Visit, kind: str, time: float, panel: int = 0) -> tuple[float, float]:
     """Where a time is in the first lane of a kind, in pixels of the page."""
     x, y = visit.ask(
-        """(([kind, time]) => { const row = page.rows.find((row) => row.kind === kind);
+        """(([kind, time, panel]) => { const row = page.rows.find((row) => row.kind === kind && row.panel === panel);
         return [(time - page.view.from) / page.pixel, (row.top + row.bottom) / 2]; })(argument)""",
-        [kind, time],
+        [kind, time, panel],
     )
     left, top = visit.lanes()
     return left + x, top + y
@@ -55,7 +55,7 @@ def test_a_click_selects_and_its_details_stay(visit: Visit, page: Path) -> None:
     known = details(visit)
     assert known["duration"] == "4 ns (4 ns)"
     assert (known["step"], known["lane"]) == ("0", "rank 0, communication")
-    assert known["bytes"].startswith("1,048,576: 1 MB")
+    assert known["bytes"].startswith("1,048,576: 1 MiB")
     assert visit.ask("page.selection") == [8, 12]
     visit.page.keyboard.press("Escape")
     assert visit.page.locator("#details dt").count() == 0

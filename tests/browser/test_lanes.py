@@ -6,15 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ddp_prof.present.html.timeline_page import write_timeline_page
 from ddp_prof.present.timeline.build import build_timeline
-from ddp_prof.trace import CallDetails, Trace
+from ddp_prof.trace import UNKNOWN, CallDetails, Trace
 from tests.browser.conftest import Visit, new_visit
 from tests.browser.test_inspecting import boxes_of, details, place_of
 from tests.drawing import column, draw_trace
-from tests.measuring import source_of
+from tests.measuring import collectives_of, source_of, sources_of
 
 SHAPES = ("grid 7x1x1 block 128x1x1", "grid 24x1x1 block 640x1x1")
 
@@ -96,11 +97,50 @@ class TestLaunches:
         """It runs from 8 to 16, compute until 12; no peer is known."""
         visit.open_timeline(page)
         known = select(visit, "communication", 12)
-        assert (known["bucket"], known["bytes"], known["bandwidth"]) == ("3", "64: 64 bytes", "8 GB/s")
+        assert (known["bucket"], known["bytes"]) == ("3", "64: 64 bytes")
+        assert known["algbw"] == "8 GB/s: bytes over duration, as its transfer is not known"
         assert (known["overlapped"], known["exposed"]) == ("4 ns", "4 ns")
         (tail,) = [text for name, text in known.items() if name.startswith("exposed in the tail")]
         assert tail == "4 ns: in transfer or waiting for a peer"
         assert known["grid"] == "24x1x1"
+
+    def test_its_bandwidth_is_that_of_the_table(self, visit: Visit, tmp_path: Path) -> None:
+        """Rank 1 waits in it for 4 of 8 ns; a second one is said to be larger than any link could move."""
+        sizes = {
+            "all_reduce|bucket=0|bytes=16|params=1": "###.......",
+            "all_reduce|bucket=1|bytes=1048576|params=1": "....##....",
+        }
+        traces = {
+            f"rank {rank}": draw_trace(
+                ranges={"step|index=0": "#" * 40, **sizes},
+                launches={"main": ".A...B"},
+                streams={7: "a", 9: wait + "AAAA" + "." * 10 + "BBBBBB"},
+                ranks={4242: rank},
+                world_size=2,
+                path=f"drawn{rank}.sqlite",
+            )
+            for rank, wait in enumerate(("......", "..AAAA"))
+        }
+        write_timeline_page(build_timeline(sources_of(traces)), tmp_path / "ranks.html")
+        visit.open_timeline(tmp_path / "ranks.html")
+        told = []
+        for at, panel in ((8, 0), (8, 1), (22, 0)):
+            visit.page.mouse.click(*place_of(visit, "communication", at, panel))
+            told.append(details(visit)["algbw"])
+        visit.page.mouse.move(*place_of(visit, "communication", 8, 1))
+        assert "16 bytes, algbw 4 GB/s" in visit.page.locator("#tooltip").text_content()
+        table = [one.algbw_bytes_per_s for one in collectives_of(*traces.values())]
+        assert table == [4e9, None, 4e9, None]
+        assert told == 2 * ["4 GB/s: bytes over transfer, 4 ns"] + ["n/a: more than any link carries"]
+
+    def test_a_copy_tells_its_bandwidth_over_its_duration(self, visit: Visit, tmp_path: Path) -> None:
+        trace = draw_trace(streams={7: "aaaa", 9: "1111"}, launches={"main": "a1"})
+        sizes = np.where(trace.activities.lane == 9, 64, UNKNOWN)
+        trace = replace(trace, activities=replace(trace.activities, bytes=sizes))
+        write_timeline_page(build_timeline([source_of("run", trace)]), tmp_path / "run.html")
+        visit.open_timeline(tmp_path / "run.html")
+        known = select(visit, "copies", 2)
+        assert (known["bytes"], known["bandwidth"]) == ("64: 64 bytes", "16 GB/s: bytes over duration")
 
     def test_an_arrow_leads_from_the_host_or_from_the_call_if_that_is_seen(self, visit: Visit, page: Path) -> None:
         visit.open_timeline(page)

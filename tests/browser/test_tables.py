@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.cli.report import _report_runs
 from ddp_prof.present.html.report import write_report
 from ddp_prof.runs.load import load_runs
+from ddp_prof.runs.pages import report_runs
 from ddp_prof.runs.report import LoadOptions
 from tests.browser.conftest import Visit
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
@@ -36,7 +36,7 @@ def page(visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Visit
         at += 201_000
     options = LoadOptions(with_launches=True, to_draw=True)
     runs = load_runs([write_capture(tmp_path / "run.sqlite", capture)], options)
-    write_report(_report_runs(runs), tmp_path / "pages")
+    write_report(report_runs(runs), tmp_path / "pages")
     visit.page.goto((tmp_path / "pages" / "run-kernels.html").as_uri())
     return visit
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
-from ddp_prof.analyze.intervals import union
+from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present import theme
 from ddp_prof.present.html.timeline_page import write_timeline_page
 from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.present.timeline.model import Source, Timeline
-from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind, select
+from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind
 from tests.browser.conftest import Visit, new_visit
 from tests.drawing import PID, column, draw_trace, table
 from tests.measuring import source_of
@@ -96,20 +96,24 @@ def busy(opened: Visit) -> Iterator[Visit]:
 
 
 def measured_sums(events: RankEvents, start_ns: int, end_ns: int) -> dict[str, int]:
-    """What the algebra of intervals says of the steps' windows in a range, in the trace's own time."""
-    compute, memory = events.union_of(Category.COMPUTE), events.union_of(Category.MEMORY)
-    parts, launched = events.breakdown, events.of(Category.COMMUNICATION)
-    window = union(parts.start_ns, parts.end_ns) & union(column([start_ns]), column([end_ns]))
-    launched = select(launched, launched.step != UNKNOWN)
-    communication = union(launched.start_ns, launched.end_ns) & window
+    """What the algebra of intervals says of all that a device did in a window, in the trace's own time."""
+    window, activities = union(column([start_ns]), column([end_ns])), events.trace.activities
+    mine = (activities.process == events.process) & (activities.device == events.device)
+
+    def of(*categories: Category) -> Intervals:
+        rows = mine & np.isin(activities.category, categories)
+        return union(activities.start_ns[rows], activities.end_ns[rows]) & window
+
+    compute, communication, memory = of(Category.COMPUTE), of(Category.COMMUNICATION), of(Category.MEMORY)
+    known = compute | communication | memory
     return {
-        theme.COMPUTE_ONLY: ((compute & window) - communication).length_ns,
+        theme.COMPUTE_ONLY: (compute - communication).length_ns,
         theme.OVERLAPPED: (communication & compute).length_ns,
         theme.EXPOSED: (communication - compute).length_ns,
-        theme.EXPOSED_MEMORY: ((memory & window) - compute - communication).length_ns,
-        theme.IDLE: (window - compute - communication - memory).length_ns,
-        theme.GRAPH: 0,
-        theme.UNNAMED: 0,
+        theme.EXPOSED_MEMORY: (memory - compute - communication).length_ns,
+        theme.IDLE: (window - known - of(Category.OTHER, Category.UNKNOWN)).length_ns,
+        theme.GRAPH: (of(Category.OTHER) - known).length_ns,
+        theme.UNNAMED: (of(Category.UNKNOWN) - known - of(Category.OTHER)).length_ns,
     }
 
 
@@ -190,26 +194,61 @@ class TestSums:
         (rank,) = busy.ask("page.sums(...argument)", list(window))
         assert rank["sums"] == measured_sums(busy_source.ranks[0], *window)
 
-    @pytest.mark.parametrize("name", ["nsys2026_2_two_processes_h100", "nsys2022_4_ddp_unet_a100_rank0of4"])
-    def test_sums_of_a_real_capture(self, visit: Visit, tmp_path: Path, shared_traces: Path, name: str) -> None:
-        trace = load_trace(shared_traces / f"{name}.sqlite")
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "nsys2026_2_two_processes_h100.sqlite",
+            "nsys2022_4_ddp_unet_a100_rank0of4.sqlite",
+            "nsys2024_6_cuda_graphs_a100.sqlite",
+            "kineto_a100_rank0of128.json.gz",
+        ],
+    )
+    def test_any_window_of_a_real_capture_sums_to_itself(
+        self, visit: Visit, tmp_path: Path, shared_traces: Path, name: str
+    ) -> None:
+        trace = load_trace(shared_traces / name)
         rank_events = find_rank_events(trace)
         model = build_timeline([source_of(name, trace)])
         visit.open_timeline(write(model, tmp_path))
-        zero = min(int(events.steps.start_ns[0]) for events in rank_events)
-        length = model.end_ns - model.start_ns
-        whole = (model.start_ns, model.end_ns)
-        for start, end in (whole, (length // 3, length // 2), (length // 5, length // 5 + 1_000_003)):
-            ranks = visit.ask("page.sums(...argument)", [start, end])
+        first = min(int(table.start_ns.min()) for table in (trace.activities, trace.spans, trace.calls) if len(table))
+        zero, chance = first - model.start_ns, np.random.default_rng(0)
+        windows = [(model.start_ns, model.end_ns), *map(sorted, chance.integers(model.start_ns, model.end_ns, (40, 2)))]
+        for window in windows:
+            start, end = map(int, window)
+            visit.show(start, end)
+            visit.ask("page.schedule()")
+            seen = visit.ask("page.window")
+            told = visit.page.locator("#sums tbody td[title]").evaluate_all(
+                "(cells) => cells.map(({ title }) => title)"
+            )
+            parts = np.array([int(title.replace(",", "").removesuffix(" ns")) for title in told])
+            assert set(parts.reshape(len(rank_events), -1).sum(axis=1)) == {seen[1] - seen[0]}, window
             expected = [measured_sums(events, start + zero, end + zero) for events in rank_events]
-            assert [rank["sums"] for rank in ranks] == expected
-        # All of it is what the table says; where windows cross, what is no communication is in two of them there.
-        sums = visit.ask("page.sums(...argument)", list(whole))
-        for rank, lanes, events in zip(sums, model.panels[0].ranks, rank_events, strict=True):
-            windows = events.breakdown
-            do_cross = union(windows.start_ns, windows.end_ns).length_ns < windows.window_ns.sum()
-            for part in (theme.OVERLAPPED, theme.EXPOSED) if do_cross else theme.STRIP:
-                assert rank["sums"][part] == sum(getattr(step, f"{part}_ns") for step in lanes.overlap.steps)
+            assert [rank["sums"] for rank in visit.ask("page.sums(...argument)", [start, end])] == expected
+        # All of the capture is what the table says of the ranks.
+        for rank, lanes in zip(
+            visit.ask("page.sums(page.data.start, page.data.end)"), model.panels[0].ranks, strict=True
+        ):
+            assert rank["sums"][theme.OVERLAPPED] == lanes.overlap.overlapped_ns
+            assert rank["sums"][theme.EXPOSED] == lanes.overlap.exposed_ns
+
+    def test_what_a_shorter_panel_did_not_capture_is_told(self, visit: Visit, tmp_path: Path) -> None:
+        sources = [*run_of(cpu_run(1), "short").load_sources(), *run_of(cpu_run(2), "long").load_sources()]
+        unknown = draw_trace(ranges={"step 1": "####", "something": ".##."})
+        visit.open_timeline(write(build_timeline([*sources, source_of("unknown", unknown)]), tmp_path))
+        visit.ask("page.showAll()")
+        head = visit.page.locator("#sums thead th").all_text_contents()
+        assert head[-2:] == ["not captured", "overlapped share"]
+        rows = visit.page.locator("#sums tbody tr")
+        cells = [rows.nth(at).locator("td").all_text_contents()[-2:] for at in range(3)]
+        assert cells == [["0.00 ms 50 %", "100 %"], ["0.00 ms 0 %", "100 %"], ["n/a", "n/a"]]
+
+    def test_a_window_in_the_margin_sums_to_nothing(self, visit: Visit, tmp_path: Path) -> None:
+        visit.open_timeline(write(build_timeline(run_of(cpu_run(2)).load_sources()), tmp_path))
+        visit.ask("(page.data.margin = 10, page.show(-390, -290))")
+        visit.ask("page.schedule()")
+        assert visit.page.locator("#in-view").text_content() == "in view: 0.0 ms"
+        assert set(visit.page.locator("#sums tbody td").all_text_contents()) <= {"0.00 ms n/a", "n/a"}
 
     def test_the_readout_tells_them(self, visit: Visit, tmp_path: Path) -> None:
         sources = [*run_of(cpu_run(shift=4), "naive").load_sources(), *run_of(cpu_run()).load_sources()]
@@ -217,6 +256,63 @@ class TestSums:
         assert "naive 0 %, overlap 100 % overlapped" in visit.page.locator("#in-view").text_content()
         rows = visit.page.locator("#sums tbody tr").all_text_contents()
         assert [row.endswith(end) for row, end in zip(rows, ("0 %", "100 %"), strict=True)] == [True, True]
+
+
+class TestWhole:
+    """A capture of warm-up, two steps of epoch 0 and one of epoch 1, and what follows the last one."""
+
+    @pytest.fixture
+    def page(self, visit: Visit, tmp_path: Path) -> Visit:
+        trace = draw_trace(
+            ranges=[
+                ("step|index=0|warmup=1", "####................"),
+                ("step|index=0", "....####............"),
+                ("step|index=1", "........####........"),
+                ("step|index=0", "............####...."),
+            ],
+            launches={"main": "a...bBc.d..........."},
+            streams={7: "aa..bb..cc..dd......", 9: ".....BBB............", 11: "................000."},
+        )
+        visit.open_timeline(write(build_timeline([source_of("run", trace)]), tmp_path))
+        return visit
+
+    def test_it_opens_on_the_measured_steps_and_holds_the_rest(self, page: Visit) -> None:
+        assert page.ask("page.window") == pytest.approx([0, 12], abs=1)
+        assert page.page.url.endswith("timeline.html")
+        page.page.keyboard.press("0")
+        page.ask("page.schedule()")
+        assert page.ask("page.window") == [-4, 15]
+        page.page.wait_for_url("**/timeline.html#from=-4&to=15")
+        (rank,) = page.ask("page.sums()")
+        assert (rank["sums"][theme.COMPUTE_ONLY], rank["sums"][theme.EXPOSED_MEMORY], rank["rest"]) == (7, 3, 0)
+        assert sum(rank["sums"].values()) == 19
+        page.page.select_option("#steps", "")
+        page.ask("page.schedule()")
+        assert page.ask("page.window") == pytest.approx([0, 12], abs=1), "all steps"
+
+    def test_steps_that_come_again_are_told_apart(self, page: Visit) -> None:
+        options = page.page.locator("#steps option").all_text_contents()
+        assert options == ["all steps", "step 0 (1 of 2)", "step 1", "step 0 (2 of 2)"]
+        page.page.keyboard.press("n")
+        page.page.keyboard.press("n")
+        page.page.keyboard.press("n")
+        page.ask("page.schedule()")
+        assert page.page.locator(".xtitle").text_content() == "time since the start of step 0 (2 of 2)"
+        assert page.page.locator("#steps").input_value() == "2"
+
+    @pytest.mark.parametrize("name", ["nsys2022_4_ddp_unet_a100_rank0of4.sqlite", "nsys2025_3_single_gpu_t4.sqlite"])
+    def test_a_search_finds_what_the_capture_holds(
+        self, visit: Visit, tmp_path: Path, shared_traces: Path, name: str
+    ) -> None:
+        trace = load_trace(shared_traces / name)
+        visit.open_timeline(write(build_timeline([source_of(name, trace)]), tmp_path))
+        times = np.bincount(trace.activities.name_id, minlength=len(trace.names))
+        for name_id in np.argsort(-times)[:5]:
+            word = trace.names[name_id].lower()
+            fits = np.array([word in text.lower() for text in trace.names])
+            held = sum(int(fits[table.name_id].sum()) for table in (trace.activities, trace.spans))
+            visit.page.locator("#search").fill(word)
+            assert visit.ask("page.search.count") == held > 0, word
 
 
 class TestMoving:

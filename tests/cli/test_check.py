@@ -5,10 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from ddp_prof.analyze.overlap.regression_gate import GateReport, GateResult
+from ddp_prof.present.tables.gate import verdict_line
 from tests.analyze.collectives.test_straggler import rank_capture
 from tests.command_line import run
 from tests.conftest import ROOT
@@ -78,6 +82,21 @@ def test_missing_data_is_exit_code_3(tmp_path: Path) -> None:
     assert [(row["verdict"], row["why"]) for row in rows] == [
         ("unknown", "nothing in this trace is known to communicate")
     ] * 3
+    assert result.stderr.splitlines()[-1] == "Error: unknown, 3 of 3 requirements cannot be judged"
+
+
+@pytest.mark.parametrize(
+    ("statuses", "line"),
+    [
+        (["passed"], "passed, 1 of 1 requirements met"),
+        (["passed", "failed"], "failed, 1 of 2 requirements not met"),
+        (["failed", "unknown", "unknown"], "failed, 1 of 3 requirements not met, 2 cannot be judged"),
+        (["passed", "unknown"], "unknown, 1 of 2 requirements cannot be judged"),
+    ],
+)
+def test_the_verdict_is_what_the_rows_say(statuses: list[str], line: str) -> None:
+    verdicts = tuple(GateResult("tail", "ms", None, 1.0, status) for status in statuses)
+    assert verdict_line([GateReport(None, verdicts)]) == line
 
 
 def test_noise_within_the_spread_is_exit_code_0(tmp_path: Path) -> None:
@@ -92,6 +111,18 @@ def test_a_regression_beyond_the_spread_is_exit_code_3(tmp_path: Path) -> None:
     for limit, code in (([], 3), (["--max-regression", "5%"], 3), (["--max-regression", "0.25"], 0)):
         assert run("check", slow, "--baseline", baseline, *limit).exit_code == code
     assert run("check", baseline, "--baseline", slow, "--max-regression", "0").exit_code == 0, "faster is no regression"
+
+
+def test_where_the_host_runs_ahead_the_device_tells_which_run_is_slower(tmp_path: Path) -> None:
+    """The host's ranges are of 5 ms in both; step time was judged by them, and passed."""
+    fast, slow = known_truth(6), known_truth(6)
+    for kernel in slow.kernels:
+        kernel.start, kernel.end = kernel.start * 6 // 5, kernel.end * 6 // 5
+    baseline, later = (write_capture(tmp_path / f"{name}.sqlite", truth) for name, truth in (("a", fast), ("b", slow)))
+    result = run("check", later, "--baseline", baseline, "--format", "json")
+    verdict = json.loads(result.stdout)["runs"][0]["verdicts"][0]
+    assert (verdict["requirement"], verdict["status"]) == ("step time against baseline", "failed")
+    assert (verdict["measured"], verdict["baseline"]) == (120 * MS, 100 * MS)
 
 
 def test_too_few_steps_are_exit_code_3(trace: Path, tmp_path: Path) -> None:
@@ -144,7 +175,7 @@ def test_markdown_stands_alone(tmp_path: Path) -> None:
     title, blank, *rest = run(
         "check", write_capture(tmp_path / "x.sqlite", truth), "--min-overlap", "80%", "--format", "markdown"
     ).stdout.splitlines()
-    assert (title, blank) == ("### ddp-prof check: failed, 1 of 1 requirements not met", "")
+    assert (title, blank) == ("### ddp-prof check: unknown, 1 of 1 requirements cannot be judged", "")
     table, notes = rest[: rest.index("")], rest[rest.index("") + 1 :]
     assert len({line.count("|") for line in table}) == 1
     assert "| unknown | process 100 | nothing in this trace is known to communicate |" in table[-1]
@@ -201,3 +232,18 @@ def test_a_missing_rank_is_told_and_can_be_forbidden(tmp_path: Path) -> None:
     assert both.exit_code == 0
     (row,) = csv.DictReader(io.StringIO(both.stdout))
     assert (row["measured"], row["limit"], row["unit"]) == ("2", "2", "ranks")
+
+
+def test_a_baseline_from_another_gpu_is_refused_by_what_the_traces_say(trace: Path, tmp_path: Path) -> None:
+    """Neither has a run.json; both were taken for runs of one job."""
+    baseline = capture(tmp_path / "baseline.sqlite")
+    for path, gpu in ((trace, "Tesla V100"), (baseline, "NVIDIA A100")):
+        with closing(sqlite3.connect(path)) as database:
+            database.execute("CREATE TABLE TARGET_INFO_GPU (id INTEGER, name TEXT)")
+            database.execute("INSERT INTO TARGET_INFO_GPU VALUES (0, ?)", (gpu,))
+            database.commit()
+    result = run("check", trace, "--baseline", baseline, "--format", "csv")
+    assert result.exit_code == 3
+    rows = list(csv.DictReader(io.StringIO(result.stdout)))
+    reason = "not comparable with the baseline: GPUs Tesla V100 and NVIDIA A100"
+    assert [(row["verdict"], row["why"]) for row in rows] == [("unknown", reason)] * 2

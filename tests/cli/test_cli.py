@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.cli import COMMANDS
-from tests.command_line import run
+from tests.command_line import csv_rows, run
 from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.nsys_factory import write_capture
 
@@ -110,6 +110,19 @@ def test_compare_takes_naive_as_the_measure(trace: Path, tmp_path: Path) -> None
     document = json.loads(run("compare", "--format", "json", naive, trace).stdout)
     assert [(entry["label"], entry["speedup"]) for entry in document["variants"]] == [("naive", 1.0), ("known", 1.0)]
     assert document["variants"][0]["exposed_ns"] == 9_000_000
+
+
+def test_speedups_are_over_naive_only_where_it_is_among_the_runs(trace: Path, tmp_path: Path) -> None:
+    assert "speedup: over" not in run("compare", trace).stdout
+    assert "speedup: over naive" in run("compare", write_capture(tmp_path / "naive.sqlite", known_truth())).stdout
+
+
+def test_a_step_that_does_not_communicate_has_no_tail(tmp_path: Path) -> None:
+    """As it has no share that overlaps: 'tail 0.00' stood beside 'overlap n/a'."""
+    truth = known_truth()
+    truth.kernels = [kernel for kernel in truth.kernels if "nccl" not in kernel.name or kernel.start >= 200_000_000]
+    rows = csv_rows("overlap", "--steps", write_capture(tmp_path / "x.sqlite", truth))
+    assert [(row["overlap_%"] != "", row["tail_ms"]) for row in rows] == [(False, "")] * 2 + [(True, "9.0")] * 2
 
 
 def test_info_says_what_is_missing(tmp_path: Path) -> None:

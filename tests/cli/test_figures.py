@@ -53,6 +53,13 @@ def test_a_report(trace: Path, tmp_path: Path) -> None:
     assert (tmp_path / "figures" / "known.html").is_file()
 
 
+def test_an_export_holds_calls_and_arrows(shared_traces: Path, tmp_path: Path) -> None:
+    assert run("export", shared_traces / "nsys2025_3_single_gpu_t4.sqlite", "-o", tmp_path / "x.json").exit_code == 0
+    events = json.loads((tmp_path / "x.json").read_text())["traceEvents"]
+    assert {event["ph"] for event in events} >= {"s", "f"}
+    assert {"cudaLaunchKernel"} <= {event["name"] for event in events if event.get("cat") == "call"}
+
+
 def test_an_export_of_two_traces(trace: Path, tmp_path: Path) -> None:
     other = write_capture(tmp_path / "other.sqlite", known_truth(2))
     target = tmp_path / "new" / "both.json.gz"
@@ -66,5 +73,5 @@ def test_an_export_never_replaces_its_trace(trace: Path) -> None:
     before = trace.read_bytes()
     result = run("export", trace, "-o", trace)
     assert result.exit_code == 2
-    assert "is the trace itself" in result.stderr
+    assert "which is only read" in result.stderr
     assert trace.read_bytes() == before

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.cli.report import _report_runs
 from ddp_prof.runs.load import load_runs
+from ddp_prof.runs.pages import report_runs
 from tests.analyze.collectives.test_straggler import STEPS, rank_capture
 from tests.command_line import run
 from tests.ingest.nsys.test_sqlite_export import known_truth
@@ -50,6 +50,18 @@ def test_files_of_other_names_are_one_run_if_the_user_or_the_traces_say_so(ranks
         assert document["headline"].startswith("Rank 1 arrives last in 20 of 20 steps")
 
 
+def test_of_a_capture_without_steps_no_number_of_steps_is_told(tmp_path: Path) -> None:
+    """ "· 0 steps" stood above "The trace marks no steps"."""
+    files = []
+    for rank in (0, 1):
+        capture = rank_capture(rank)
+        capture.ranges = [item for item in capture.ranges if not item.name.startswith("step|")]
+        files.append(write_capture(tmp_path / f"x.rank{rank}.sqlite", capture))
+    first, headline, *_ = run("skew", *files).stdout.splitlines()
+    assert first.endswith("device: cuda")
+    assert headline.startswith("The trace marks no steps")
+
+
 def test_skew_draws_one_run_only(ranks: list[Path], tmp_path: Path) -> None:
     page = tmp_path / "skew.html"
     assert run("skew", *ranks, "--html", page).exit_code == 0
@@ -85,6 +97,7 @@ def test_the_report_shows_steps_of_a_counter_that_restarts_apart(tmp_path: Path)
             number = int(found.name.partition("index=")[2])
             capture.ranges[position] = replace(found, name=f"step|index={number % 2}")
     (loaded,) = load_runs([write_capture(tmp_path / "epochs.sqlite", capture)])
-    (shown,) = _report_runs([loaded])
-    assert list(shown.steps) == list(range(STEPS))
-    assert all(len(view) == 1 for view in shown.steps.values())
+    (shown,) = report_runs([loaded])
+    views = shown.load_steps()
+    assert list(views) == list(range(STEPS))
+    assert all(len(view) == 1 for view in views.values())

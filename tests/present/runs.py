@@ -50,4 +50,4 @@ def run_of(trace: Trace, name: str = "overlap", label: str | None = None) -> Rep
     keys = {collective.step_key for collective in collectives if collective.step_key is not None}
     steps = {key: view_step(explanation.run, key) for key in sorted(keys)}
     use = kernels_views(result, measure_device_use([use_of_rank(rank) for rank in find_rank_events(trace)]))
-    return ReportRun(name, result, lambda: (source_of(label, trace),), explanation, summary, steps, step, use)
+    return ReportRun(name, result, lambda: (source_of(label, trace),), explanation, summary, lambda: steps, step, use)

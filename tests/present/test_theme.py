@@ -5,6 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from ddp_prof.analyze.collectives.exposed_time import LATE_INPUT, QUEUED
 from ddp_prof.present import theme
 from ddp_prof.present.charts.collectives import ELSEWHERE_COLOR, WHY_COLORS
 from ddp_prof.range_names import PHASES
@@ -67,6 +68,14 @@ def test_what_is_counted_elsewhere_is_told_from_all_beside_it(palette: theme.Pal
     beside = [palette.colors[theme.OVERLAPPED], palette.colors[theme.EXPOSED], palette.colors[theme.COMPUTE]]
     for color in (*beside, *WHY_COLORS.values()):
         assert np.linalg.norm(oklab(color, sight) - oklab(ELSEWHERE_COLOR, sight)) >= LEAST
+
+
+@pytest.mark.parametrize("sight", SIGHT)
+def test_a_queue_and_late_input_are_told_from_other_reasons(sight: str) -> None:
+    for reason in (QUEUED, LATE_INPUT):
+        for other in WHY_COLORS.keys() - {reason}:
+            distance = np.linalg.norm(oklab(WHY_COLORS[reason], sight) - oklab(WHY_COLORS[other], sight))
+            assert distance >= LEAST, f"{reason} and {other}: {distance:.1f}"
 
 
 @pytest.mark.parametrize("palette", [theme.LIGHT, theme.DARK], ids=["light", "dark"])

@@ -8,8 +8,13 @@ from pathlib import Path
 import pytest
 
 from ddp_prof import DdpProfError, LoadOptions, TraceError, load_runs
+from ddp_prof.present.headlines import Headline
+from ddp_prof.present.tables.collectives import collectives_view
+from ddp_prof.present.tables.kernels import kernels_views
+from ddp_prof.present.tables.overlap import overlap_view
+from ddp_prof.present.tables.straggler import skew_view
 from tests.ingest.nsys.test_sqlite_export import known_truth
-from tests.nsys_factory import write_capture
+from tests.nsys_factory import Capture, Range, write_capture
 
 TRACES = Path(__file__).parents[2] / "traces"
 
@@ -28,9 +33,26 @@ def test_files_that_differ_in_a_rank_are_one_run_and_say_so(foreign: list[Path])
     assert any("read as ranks of one run" in warning for warning in run.collectives().warnings)
 
 
+def test_a_run_of_two_ranks_is_not_called_by_the_name_of_one(tmp_path: Path) -> None:
+    files = [write_capture(tmp_path / f"job_rank{rank}of8.sqlite", known_truth(2)) for rank in (0, 4)]
+    (run,) = load_runs(files)
+    assert {run.label, run.overlap().label, run.analysis().label} == {"job_rank{0,4}of8"}
+    title = f"{files[0]} and 1 more file"
+    assert overlap_view(run.overlap(), by_step=False).title.startswith(title)
+    assert collectives_view(run.analysis(), run.collectives(), Headline("x")).title.startswith(title)
+    assert skew_view(run.analysis(), run.skew()).title.startswith(title)
+    assert kernels_views(run.overlap(), run.device_use())["kernels"].title.startswith(title)
+
+
 def test_a_folder_stands_for_its_files(foreign: list[Path]) -> None:
     (run,) = load_runs([foreign[0].parent])
     assert run.files == tuple(foreign)
+
+
+def test_a_path_alone_is_one_path(foreign: list[Path]) -> None:
+    for path in (foreign[0], str(foreign[0])):
+        (run,) = load_runs(path)
+        assert run.files == (foreign[0],)
 
 
 def test_separate_undoes_it(foreign: list[Path]) -> None:
@@ -80,3 +102,46 @@ def test_the_public_interface_gives_typed_frames() -> None:
     assert "<table" in run.overlap()._repr_html_()
     assert len(run.waterfall().budgets) == 1
     assert run.timeline().data
+
+
+def test_frames_without_rows_have_the_columns_of_others(shared_traces: Path, tmp_path: Path) -> None:
+    """As that of kernels of a CPU capture, which had none."""
+    one, *_ = load_runs([shared_traces / "kineto_a100_ddp_rank0of2.json.gz"])
+    (none,) = load_runs(write_capture(tmp_path / "x.sqlite", Capture(ranges=[Range("load", 0, 5, 1)])))
+    frames = {
+        "overlap by step": lambda run: run.overlap().to_frame(by_step=True),
+        "collectives": lambda run: run.collectives().to_frame(),
+        "kernels": lambda run: run.device_use().to_frame(),
+    }
+    for name, frame in frames.items():
+        assert len(frame(one)), name
+        assert not len(frame(none)), name
+        assert list(frame(none)) == list(frame(one)), name
+    assert list(none.waterfall().to_frame()), "changes, of which a single run has none"
+
+
+def test_what_is_public_shows_itself_in_one_short_line() -> None:
+    """Hundreds of collectives, steps and rows are counted, not listed."""
+    (run,) = load_runs(TRACES / "overlap.sqlite")
+    assert repr(run) == f"<Run overlap: {TRACES / 'overlap.sqlite'}>"
+    ((trace, ranks),) = run.events()
+    shown = [run.overlap(), *run.inventory(), run.collectives(), run.analysis(), run.root_cause(), run.skew()]
+    shown += [*run.kernels(), run.device_use(), run.waterfall(), trace, *ranks, trace.spans]
+    for thing in shown:
+        assert len(repr(thing)) < 700, type(thing)
+        assert "\n" not in repr(thing)
+    assert "matched=" in repr(run.collectives())
+    assert f"collectives=[{len(run.collectives().collectives)}]" in repr(run.collectives())
+    assert repr(trace.spans) == f"<Spans: {len(trace.spans)} rows>"
+
+
+def test_a_notebook_shows_what_a_run_is_made_of(tmp_path: Path) -> None:
+    file = tmp_path / "a<b>&.sqlite"
+    shutil.copy(TRACES / "overlap.sqlite", file)
+    (run,) = load_runs(file)
+    unread = run._repr_html_()
+    assert "a&lt;b&gt;&amp;.sqlite" in unread
+    assert "<table" not in unread, "showing it reads nothing"
+    assert run.measured == {}
+    run.overlap()
+    assert run._repr_html_().count("<tr") == 3, "a head and two ranks"

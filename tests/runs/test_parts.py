@@ -24,8 +24,8 @@ from ddp_prof.ingest.parts import blocks
 from ddp_prof.ingest.parts.division import Division, count_rows
 from ddp_prof.runs import parts
 from ddp_prof.runs.parts import DIVISIBLE, measure_in_parts
-from ddp_prof.runs.report import LoadOptions, load_events, measure_events, measure_report
-from ddp_prof.trace import UNKNOWN, Category, Kind, Trace
+from ddp_prof.runs.report import LoadOptions, TraceEvents, load_events, measure_events, measure_report
+from ddp_prof.trace import SYNC_IN_PARTS, UNKNOWN, Category, Kind, Trace
 from tests.analyze.random_runs import runs
 from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
@@ -62,7 +62,12 @@ def capture_of(trace: Trace) -> Capture:
 
 
 def whole_of(path: Path, options: LoadOptions = LoadOptions()) -> dict[str, Any]:  # noqa: B008
-    return measure_events(load_events(path, options), options, tuple(DIVISIBLE))
+    """Without what waits tell, which are not followed in parts."""
+    trace, ranks = load_events(path, options)
+    trace = replace(trace, sync_reason=SYNC_IN_PARTS)
+    return measure_events(
+        TraceEvents(trace, tuple(replace(rank, trace=trace) for rank in ranks)), options, tuple(DIVISIBLE)
+    )
 
 
 def parts_of(path: Path, rows: int, options: LoadOptions = LoadOptions()) -> dict[str, Any] | None:  # noqa: B008
@@ -137,7 +142,8 @@ def test_what_cannot_be_cut_is_read_as_a_whole(
     path = write_capture(tmp_path / "x.sqlite", capture)
     assert parts_of(path, 5) is None
     options = LoadOptions(part_rows=5)
-    assert measure_report(path, options, ("overlap",))["overlap"] == whole_of(path)["overlap"]
+    expected = measure_events(load_events(path, LoadOptions()), LoadOptions(), ("overlap",))
+    assert measure_report(path, options, ("overlap",)) == expected
     (told,) = caplog.messages
     assert f"x.sqlite: read as a whole, {count_rows(path, 0)} rows in up to" in told
     assert f": {why}" in told

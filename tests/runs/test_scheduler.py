@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof import TraceError, Workers, load_runs
+from ddp_prof import LoadOptions, TraceError, Workers, load_runs
 from tests.command_line import run
 from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.nsys_factory import write_capture
@@ -48,10 +48,31 @@ def test_the_same_to_the_byte(cluster: str, reports: list[Path], command: str, m
     assert said(*asked, "--scheduler", cluster) == said(*asked)
 
 
+def test_the_same_pages(cluster: str, reports: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(reports[0].parent)
+    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))
+    for name, who in (("here", ("--jobs", 1)), ("there", ("--scheduler", cluster))):
+        said("report", "--separate", *(report.name for report in reports[:2]), "-o", tmp_path / name, *who)
+    here, there = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("here", "there"))
+    assert len(here) == 8
+    assert here == there
+
+
 def test_an_unreadable_report_is_named_as_it_was_given(cluster: str, tmp_path: Path) -> None:
     (tmp_path / "x.sqlite").write_bytes(b"no trace")
     with pytest.raises(TraceError, match=r"x\.sqlite: neither a report"):
         load_runs([tmp_path / "x.sqlite"], workers=Workers(scheduler=cluster), measures=["overlap"])
+
+
+def test_a_run_that_fails_leaves_no_client_that_could_block_the_next(cluster: str, reports: list[Path]) -> None:
+    """The error holds the frames of what raised it: whatever is closed by the garbage collector alone is open here."""
+    (broken := reports[0].with_name("broken.sqlite")).write_bytes(b"no trace")
+    asked = Workers(scheduler=cluster)
+    with pytest.raises(TraceError) as failed:
+        load_runs([broken, *reports], LoadOptions(one_run=True), workers=asked, measures=["overlap"])
+    assert [client.status for client in distributed.Client._instances if client.status != "closed"] == []
+    assert len(load_runs(reports, workers=asked, measures=["overlap"])[0].overlap().ranks) == RANKS
+    assert failed.value.path == broken
 
 
 def test_what_a_lost_worker_had_begun_is_done_again(cluster: str, reports: list[Path]) -> None:

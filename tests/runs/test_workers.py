@@ -83,6 +83,15 @@ def test_a_program_is_told_by_an_exception(reports: list[Path]) -> None:
         load_runs(reports, measures=["overlap"])
 
 
+def test_a_run_that_fails_leaves_no_process_behind(reports: list[Path]) -> None:
+    """The error holds the frames of what raised it: whatever ends by the garbage collector alone still runs here."""
+    reports[0].write_bytes(b"no trace")
+    with pytest.raises(TraceError) as failed:
+        load_runs(reports, LoadOptions(one_run=True), workers=Workers(2), measures=["overlap"])
+    assert active_children() == []
+    assert failed.value.path == reports[0]
+
+
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the files that were read."""

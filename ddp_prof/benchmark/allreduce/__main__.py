@@ -22,10 +22,16 @@ if TYPE_CHECKING:
 
     from ddp_prof.benchmark.store import Environment, StoredAllReduce
 
+ASKED = ("backend", "device", "calls", "warmup", "over_ranks", "timeout")
+"""What the ranks are told as it is."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    arguments = make_parser().parse_args(argv)
+    parser = make_parser()
+    arguments = parser.parse_args(argv)
+    if arguments.database is not None and arguments.over_ranks != "min":
+        parser.error("--database keeps the shortest times of the ranks: leave out --over-ranks, or --database")
     return exit_code_of("ddp_prof.benchmark.allreduce", lambda: _benchmark(arguments))
 
 
@@ -53,7 +59,7 @@ def _measure(world: int, arguments: Namespace, environment: Environment) -> list
 
     with tempfile.TemporaryDirectory(prefix="ddp_prof.") as directory:
         output = Path(directory, "times.json")
-        asked = {name: getattr(arguments, name) for name in ("backend", "device", "calls", "warmup", "timeout")}
+        asked = {name: getattr(arguments, name) for name in ASKED}
         asked["bytes"] = message_bytes(arguments.sizes_mb)
         asked["output"] = str(output)
         launch(world, ["-m", "ddp_prof.benchmark.allreduce.ranks", json.dumps(asked)], log=Path(directory, "log"))
@@ -84,6 +90,7 @@ def _show(rows: dict[int, list[StoredAllReduce]], arguments: Namespace, environm
             f"all-reduce · {world} ranks · {own[0].backend} · device: {own[0].device} · {environment.title}",
             gradient_bytes,
             arguments.model_size,
+            arguments.over_ranks,
         )
         for world, own in rows.items()
     ]

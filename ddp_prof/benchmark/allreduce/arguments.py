@@ -43,6 +43,12 @@ def make_parser() -> argparse.ArgumentParser:
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: %(default)s")
     add("--calls", type=at_least(1), default=20, metavar="N", help="timed calls of each size (default: %(default)s)")
     add("--warmup", type=at_least(1), default=3, metavar="N", help="calls of each size before (default: %(default)s)")
+    add(
+        "--over-ranks",
+        choices=("min", "max"),
+        default="min",
+        help="time of a call: the shortest of the ranks, or the longest (default: %(default)s)",
+    )
     add("--timeout", type=float, default=120.0, metavar="SECONDS", help="of a rank waiting (default: %(default)g)")
     add(
         "--model-size",

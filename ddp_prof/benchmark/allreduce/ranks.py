@@ -1,7 +1,8 @@
 """What one rank of the all-reduce benchmark does; the only file here that needs torch.
 
 Calls of all sizes are interleaved in rounds, so that drift affects all sizes alike. Before each call the ranks meet in
-a barrier. The time of a call is the shortest over the ranks, since the rank that enters last does not wait for others.
+a barrier. The time of a call is the shortest over the ranks, since the rank that enters last does not wait for others,
+or, if asked for, the longest, which holds what the barrier left of the others' delays.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def main() -> int:
     try:
         device, backend = choose_device(config, place)
         with process_group(place, device, backend, asked["timeout"]):
-            times = measure(asked["bytes"], asked["calls"], asked["warmup"], device)
+            times = measure(asked["bytes"], asked["calls"], asked["warmup"], device, asked["over_ranks"])
         if place.rank == 0:
             sharing = count_ranks_per_gpu(config, place, device)
             answer = {"device": device.type, "backend": backend, "ranks_per_gpu": sharing, "times_ns": times}
@@ -46,7 +47,9 @@ def main() -> int:
     return 0
 
 
-def measure(sizes: Sequence[int], calls: int, warmup: int, device: torch.device) -> dict[int, list[int]]:
+def measure(
+    sizes: Sequence[int], calls: int, warmup: int, device: torch.device, over_ranks: str
+) -> dict[int, list[int]]:
     """Time all-reduces of float32.
 
     Args:
@@ -54,29 +57,36 @@ def measure(sizes: Sequence[int], calls: int, warmup: int, device: torch.device)
         calls: Timed calls of each size.
         warmup: Calls of each size before them.
         device: Where the messages lie.
+        over_ranks: ``min`` or ``max``.
 
     Returns:
-        By size, the nanoseconds of each call, the shortest over the ranks.
+        By size, the nanoseconds of each call, the shortest or longest over the ranks.
 
     Raises:
         WorkloadError: A sum is wrong.
     """
-    buffer = torch.ones(max(sizes) // FLOAT32_BYTES, dtype=torch.float32, device=device)
+    # The same random numbers on all ranks: zeros may be quicker to move, and to add up.
+    generator = torch.Generator(device).manual_seed(0)
+    source = torch.rand(max(sizes) // FLOAT32_BYTES, generator=generator, dtype=torch.float32, device=device)
+    buffer = source.clone()
     dist.all_reduce(buffer)
-    if not bool((buffer == dist.get_world_size()).all()):
+    if not torch.allclose(buffer, source * dist.get_world_size()):
         raise WorkloadError("the all-reduce gave a wrong sum")
-    buffer.zero_()  # sums stay zero, however often they are summed
-    messages = {size: buffer[: size // FLOAT32_BYTES] for size in sizes}
-    for message in messages.values():
-        for _ in range(warmup):
-            _time_call(message)
-    own = torch.tensor([[_time_call(message) for message in messages.values()] for _ in range(calls)], device=device)
-    dist.all_reduce(own, dist.ReduceOp.MIN)
-    return dict(zip(messages, own.T.tolist(), strict=True))
+    counts = {size: size // FLOAT32_BYTES for size in sizes}
+
+    def round_of_calls() -> list[int]:
+        return [_time_call(buffer[:count], source[:count]) for count in counts.values()]
+
+    for _ in range(warmup):
+        round_of_calls()
+    own = torch.tensor([round_of_calls() for _ in range(calls)], device=device)
+    dist.all_reduce(own, dist.ReduceOp.MIN if over_ranks == "min" else dist.ReduceOp.MAX)
+    return dict(zip(counts, own.T.tolist(), strict=True))
 
 
-def _time_call(message: torch.Tensor) -> int:
+def _time_call(message: torch.Tensor, source: torch.Tensor) -> int:
     """Nanoseconds of the host's clock from the call to the finished sum."""
+    message.copy_(source)  # sums of sums would leave the range of numbers
     dist.barrier()
     _settle(message.device)
     start_ns = time.perf_counter_ns()

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from ddp_prof.benchmark.alpha_beta import LinkModel
 
 HOW_TO_READ = (
-    "latency: median over calls of the shortest time of a call over the ranks; low, high: 95 % interval of the median "
-    "within this launch of the ranks; algbw: bytes / latency; busbw: algbw x 2 (n - 1) / n"
+    "latency: median over calls, each after a barrier, of the {} time of a call over the ranks (nccl-tests: the mean "
+    "of calls one behind the other, averaged over the ranks); low, high: 95 % interval of the median within this "
+    "launch of the ranks; algbw: bytes / latency; busbw: algbw x 2 (n - 1) / n"
 )
 
 
@@ -60,13 +61,17 @@ def summarize_times(
     return rows
 
 
-def timings_view(rows: Sequence[StoredAllReduce], title: str, gradient_bytes: int, model_size: str) -> TableView:
+def timings_view(
+    rows: Sequence[StoredAllReduce], title: str, gradient_bytes: int, model_size: str, over_ranks: str = "min"
+) -> TableView:
     """The table of rows with one number of ranks, and what follows for the size of buckets."""
     link = fit_link([cost_alone(row) for row in rows])
-    notes = [HOW_TO_READ, *_link_notes(rows, link, gradient_bytes, model_size)]
+    how_to_read = HOW_TO_READ.format({"min": "shortest", "max": "longest"}[over_ranks])
+    notes = [how_to_read, *_link_notes(rows, link, gradient_bytes, model_size)]
     document = {
         "schema": SCHEMA,
         "world_size": rows[0].world_size,
+        "over_ranks": over_ranks,
         "messages": [{**asdict(row), **_bandwidths(row)} for row in rows],
         "link": None if isinstance(link, Unknown) else asdict(link),
         "best_bucket_bytes": None if isinstance(link, Unknown) else BucketModel(link, gradient_bytes).best_bytes,

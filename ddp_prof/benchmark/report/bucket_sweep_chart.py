@@ -57,7 +57,7 @@ def draw_bucket_sweep(results: TestbedResults, batch_size: int) -> go.Figure:
     figure_layout = layout(results, title, _HEIGHT, note=note, b=_BOTTOM, l=80, r=190)
     figure_layout |= {
         "xaxis": axis(
-            "bucket size (MB, log scale)", type="log", range=[math.log10(least), math.log10(most)],
+            "bucket size (MiB, log scale)", type="log", range=[math.log10(least), math.log10(most)],
             fixedrange=True, tickmode="array", tickvals=sizes,
             ticktext=[_size_text(size, measured[0]) for size in sizes],
         ),
@@ -104,7 +104,7 @@ def _model_note(results: TestbedResults) -> str:
     choice = next((found for found in results.observations if found.name == "model_agrees"), None)
     if choice is None:
         return ""
-    chosen, fastest = (f"{choice.numbers[key]:g} MB" for key in ("chosen_mb", "fastest_mb"))
+    chosen, fastest = (f"{choice.numbers[key]:g} MiB" for key in ("chosen_mb", "fastest_mb"))
     if chosen == fastest:
         extent = "" if choice.is_supported else ", though not beyond the spread"
         return f"The cost model fits: of the sizes measured it prefers {chosen}, which is the fastest{extent}"
@@ -142,7 +142,7 @@ def _curve(measured: Sequence[SettingSummary], context: int, color: str, aside: 
             "color": color, "thickness": 1.2, "width": 5,
         },
         "line": {"color": color, "width": 2.5}, "marker": {"color": color, "size": 9},
-        "hovertemplate": f"context {context}, %{{customdata:g}} MB: %{{y:.2f}} ms<extra></extra>",
+        "hovertemplate": f"context {context}, %{{customdata:g}} MiB: %{{y:.2f}} ms<extra></extra>",
     }  # fmt: skip
 
 

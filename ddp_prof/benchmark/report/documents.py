@@ -25,7 +25,7 @@ from ddp_prof.benchmark.report.views import (
 )
 from ddp_prof.benchmark.report.words import HEADINGS, analysis, sentence
 from ddp_prof.present.charts.static_images import Pictures
-from ddp_prof.present.html.page import write_figure_page
+from ddp_prof.present.html.page import write_figure_page, write_shared_plotly
 from ddp_prof.present.json_documents import SCHEMA
 from ddp_prof.present.tables.render import markdown, markdown_text, write_csv
 from ddp_prof.whole_file import written_whole
@@ -56,7 +56,7 @@ def write_results(testbeds: Sequence[TestbedResults], study: Study | None, folde
     Returns:
         What could not be made, a line each.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    write_shared_plotly(folder)
     figures = [_figures(results, prefix) for results, prefix in zip(testbeds, _prefixes(testbeds), strict=True)]
     with Pictures() as drawing:
         for name, figure in (pair for own in figures for pair in own.items()):

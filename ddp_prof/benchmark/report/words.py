@@ -74,7 +74,7 @@ def effect_text(effect: Effect | None) -> str:
 _UNITS: Mapping[str, Callable[[float], str]] = {
     "ns": lambda value: milliseconds(round(value)),
     "bytes": lambda value: size(round(value)),
-    "mb": lambda value: f"{value:g} MB",
+    "mb": lambda value: f"{value:g} MiB",
     "limit": percent,
 }
 """How the numbers of a sentence are written, by the end of their names."""

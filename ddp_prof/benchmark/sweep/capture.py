@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddp_prof.errors import TraceError, WorkloadError
-from ddp_prof.train.ranks.launch import PR_SET_PDEATHSIG, launch
+from ddp_prof.train.ranks.launch import PR_SET_PDEATHSIG
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,11 +23,9 @@ if TYPE_CHECKING:
     from ddp_prof.run_config import RunConfig
 
 CHECKOUT = Path(__file__).parents[3]
-SCRIPT = CHECKOUT / "scripts" / "profile_variant.sh"
-"""Knows how to capture with Nsight Systems; not there where only the package is installed."""
 FIGURES = ("comm_ns", "overlapped_ns", "exposed_ns", "tail_ns")
 STOP_S = 15.0
-"""How long the script may take to end what it started."""
+"""How long a capture may take to end what it started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +49,7 @@ def capture(config: RunConfig, folder: Path, *, force: bool) -> CaptureFigures:
         Stopped: A signal asked this process to end; what was started is gone.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    if SCRIPT.is_file():
-        files = _capture_by_script(replace(config, synchronized_steps=0), folder, force=force)
-    else:
-        files = _capture_by_torch(replace(config, synchronized_steps=0), folder)
+    files = _capture(replace(config, synchronized_steps=0), folder, force=force)
     if not files:
         raise WorkloadError(f"the capture left no trace in {folder}: is PROFILER=none?")
     return read_figures(files)
@@ -81,7 +76,7 @@ def _median(steps: Sequence[StepOverlap], name: str) -> int | None:
     return round(statistics.median(values)) if values else None
 
 
-def _capture_by_script(config: RunConfig, folder: Path, *, force: bool) -> list[Path]:
+def _capture(config: RunConfig, folder: Path, *, force: bool) -> list[Path]:
     environment = {
         **os.environ,
         **config.script_environment(),
@@ -89,7 +84,7 @@ def _capture_by_script(config: RunConfig, folder: Path, *, force: bool) -> list[
         "VENV": sys.prefix,
         "FORCE": str(int(force)),
     }
-    said = _run_tethered(["bash", str(SCRIPT), *config.script_argv()], environment)
+    said = _run_tethered([sys.executable, "-m", "ddp_prof.capture", *config.script_argv()], environment)
     name = said.partition(":")[0]  # "bucketed_10mb: captured by nsys 2022.4.2.1 in 6 s"
     return sorted([*folder.glob(f"{name}.sqlite"), *folder.glob(f"{name}.rank*.json.gz")])
 
@@ -119,15 +114,6 @@ def _run_tethered(command: Sequence[str], environment: Mapping[str, str]) -> str
         if process.returncode:
             raise WorkloadError(_last_line(errors.read()))
     return said.strip()
-
-
-def _capture_by_torch(config: RunConfig, folder: Path) -> list[Path]:
-    name = config.file_name
-    outputs = ["--kineto", str(folder / f"{name}.json.gz"), "--run-json", str(folder / f"{name}.run.json")]
-    with tempfile.TemporaryDirectory(prefix="ddp_prof.") as directory:
-        command = ["-m", "ddp_prof.train", *config.argv(), *outputs]
-        launch(config.world_size or 1, command, log=Path(directory, "log"))
-    return sorted(folder.glob(f"{name}.rank*.json.gz"))
 
 
 def _last_line(text: str) -> str:

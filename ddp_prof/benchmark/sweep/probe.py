@@ -6,17 +6,12 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass
-from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 from ddp_prof.benchmark.store import Environment
 from ddp_prof.benchmark.sweep.grid import digest
+from ddp_prof.capture.code import digest_code
 from ddp_prof.errors import WorkloadError
-
-PACKAGE = Path(__file__).parents[2]
-GROUND = ("range_names", "run_config", "variants")
-"""Modules beside the rooms of ddp and train that decide what a run does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +42,7 @@ def probe_machine() -> Machine:
         raise WorkloadError(f"torch does not work in {sys.prefix}: {reason}: run scripts/env.sh train")
     found = json.loads(done.stdout.splitlines()[-1])
     environment = _environment(found["machine"], found["versions"])
-    return Machine(environment, found["gpus"], found["git_commit"], digest_code(PACKAGE))
-
-
-def digest_code(package: Path) -> str:
-    """Digest of what the ranks run; the sweep's own files are not among it."""
-    files = [*package.glob("ddp/**/*.py"), *package.glob("train/**/*.py"), *(package / f"{name}.py" for name in GROUND)]
-    contents = sha256()
-    for file in sorted(files):
-        contents.update(str(file.relative_to(package)).encode() + b"\0" + file.read_bytes() + b"\0")
-    return contents.hexdigest()[:16]
+    return Machine(environment, found["gpus"], found["git_commit"], digest_code())
 
 
 def _environment(machine: dict[str, Any], versions: dict[str, str]) -> Environment:

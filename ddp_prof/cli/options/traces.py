@@ -6,7 +6,6 @@ import re
 import shutil
 import sys
 import tempfile
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,11 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ddp_prof.cli.options.adding import add_options
+from ddp_prof.cli.options.outputs import PIPE, protect, say
 from ddp_prof.cli.options.verbosity import EXIT_CODE, progress_bar
 from ddp_prof.errors import InterruptedReadingError, TraceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from ddp_prof.runs.report import LoadOptions
     from ddp_prof.runs.run import Run
@@ -39,10 +39,6 @@ def _regular_expression(_context: click.Context, _parameter: click.Parameter, va
     return value
 
 
-PIPE = Path("-")
-"""Stands for stdin among traces, and for stdout as what is written."""
-
-
 def _read_stdin(context: click.Context, _parameter: click.Parameter, traces: tuple[Path, ...]) -> tuple[Path, ...]:
     """The traces, with what comes from stdin as a file that is there as long as the command runs."""
     if PIPE not in traces:
@@ -51,20 +47,6 @@ def _read_stdin(context: click.Context, _parameter: click.Parameter, traces: tup
     with file.open("wb") as target:
         shutil.copyfileobj(sys.stdin.buffer, target)
     return tuple(file if trace == PIPE else trace for trace in traces)
-
-
-@contextmanager
-def written(output: Path) -> Iterator[Path]:
-    """The file to write; its name is printed when it is whole, or its content where it stands for stdout."""
-    if output != PIPE:
-        yield output
-        click.echo(output)
-        return
-    with tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
-        file = Path(folder) / "stdout"
-        yield file
-        with file.open("rb") as source:
-            shutil.copyfileobj(source, sys.stdout.buffer)
 
 
 traces_argument = click.argument(
@@ -100,18 +82,21 @@ class Loader:
             measures: What the command asks of them, names in ``runs.report.MEASURES``.
             reading: Fields of ``LoadOptions`` that the command sets.
         """
-        from ddp_prof.runs.load import load_runs
+        from ddp_prof.ingest.load import files_of
+        from ddp_prof.runs.load import find_files, load_runs
         from ddp_prof.runs.workers import Workers
 
+        files = find_files(traces)
+        protect(file for trace in files for file in files_of(trace))
         with progress_bar() as show:
             workers = Workers(
                 self.jobs, self.scheduler, partial(show, "reading"), None if self.strict else _say_left_out
             )
-            return load_runs(traces, replace(self.options, **reading), workers=workers, measures=measures)
+            return load_runs(files, replace(self.options, **reading), workers=workers, measures=measures)
 
 
 def _say_left_out(error: TraceError) -> None:
-    click.echo(f"warning: left out: {error}", err=True)
+    say(f"warning: left out: {error}", err=True)
     if isinstance(error, InterruptedReadingError):
         click.get_current_context().meta[EXIT_CODE] = INTERRUPTED
 

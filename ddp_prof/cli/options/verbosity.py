@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ddp_prof.cli.options.outputs import say
 from ddp_prof.printable import printable
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def is_quiet() -> bool:
 def say_note(text: str) -> None:
     """A note on stderr, where they are not left out."""
     if not is_quiet():
-        click.echo(f"note: {printable(text)}", err=True)
+        say(f"note: {text}", err=True)
 
 
 @contextmanager
@@ -64,7 +65,7 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
 
     def show(what: str, done: int, total: int) -> None:
         text, known = (f"{what}, {done} of {total} done", total) if total > 1 else (what, None)
-        bar.update(task, description=text, completed=done, total=known)
+        bar.update(task, description=printable(text), completed=done, total=known)
 
     timer = Timer(DELAY_S, bar.start)
     timer.start()

@@ -5,7 +5,15 @@ from __future__ import annotations
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddp_prof.analyze.collectives.exposed_time import BLOCKING_CALL, LAUNCHED_LATE, PEER_WAIT, QUEUED, TRANSFER, WHYS
+from ddp_prof.analyze.collectives.exposed_time import (
+    BLOCKING_CALL,
+    LATE_INPUT,
+    LAUNCHED_LATE,
+    PEER_WAIT,
+    QUEUED,
+    TRANSFER,
+    WHYS,
+)
 from ddp_prof.present import theme
 from ddp_prof.present.charts.frame import LEGEND, UNSEEN, axis, chart_frame
 from ddp_prof.present.text import as_text, collective_name, milliseconds, shown_name, size
@@ -23,6 +31,7 @@ WHY_COLORS: Mapping[str, str] = {
     TRANSFER: theme.LIGHT.colors[theme.EXPOSED],
     PEER_WAIT: "#fe9f28",
     QUEUED: "#876ae8",
+    LATE_INPUT: "#9922bb",
     LAUNCHED_LATE: "#737012",
     BLOCKING_CALL: "#a84300",
 }
@@ -55,9 +64,7 @@ def draw_step_collectives(
     import plotly.graph_objects as go
 
     rows = _rows(ranks)
-    figure = go.Figure([*_bars(rows), *_markers(rows)])
-    figure.update_layout(_layout(run, step, ranks, rows, headline))
-    return figure
+    return go.Figure([*_bars(rows), *_markers(rows)], _layout(run, step, ranks, rows, headline))
 
 
 def _rows(ranks: Sequence[RankStepView]) -> list[_Row]:
@@ -197,7 +204,7 @@ def _layout(
     headline: Headline,
 ) -> dict[str, Any]:
     notice = theme.place_notice([run.device], run.caveats)
-    where = f"step {step}" if run.has_steps else "the whole capture, in which no steps are marked"
+    where = run.step_names[step] if run.has_steps else "the whole capture, in which no steps are marked"
     there, shown = sum(len(rank.collectives) for rank in ranks), sum(row.line is not None for row in rows)
     if shown < there:
         where += f" (the {shown} of {there} collectives that are exposed longest)"

@@ -23,13 +23,11 @@ def draw_comparison(results: Sequence[TraceOverlap], summaries: Sequence[Variant
     """A row a run, in the order given: at the left the median step by parts, at the right the overlap of each step."""
     import plotly.graph_objects as go
 
-    figure = go.Figure([*_split_bars(summaries), *_step_dots(results), _totals(summaries)])
-    figure.update_layout(_layout(results, summaries))
-    return figure
+    return go.Figure([*_split_bars(summaries), *_step_dots(results), _totals(summaries)], _layout(results, summaries))
 
 
 def parts_ms(summary: VariantSummary) -> dict[str, float]:
-    """Median length in milliseconds of each part of a step's window, as in the table; empty without steps."""
+    """Median length in milliseconds of each part of a step, as in the table; empty without steps."""
     return {part: (getattr(summary, f"{part}_ns") or 0) / 1e6 for part in theme.STRIP if summary.steps}
 
 
@@ -57,17 +55,21 @@ def _step_dots(results: Sequence[TraceOverlap]) -> list[dict[str, Any]]:
     """A dot a step of each rank, spread a little in height so that equal ones are seen."""
     dots = []
     for row, result in enumerate(results):
-        known = [(rank, step) for rank in result.ranks for step in rank.communicating_steps]
-        shares = [100 * step.overlapped_ns / step.comm_ns for _, step in known]
+        known = [
+            (rank, names[step.step_key], step)
+            for rank, names in ((rank, rank.step_names) for rank in result.ranks)
+            for step in rank.communicating_steps
+        ]
+        shares = [100 * (step.overlap_ratio or 0) for _, _, step in known]
         dots.append(
             {
                 "type": "scatter", "mode": "markers", "xaxis": "x2", "showlegend": row == 0, "legendgroup": "dots",
                 "name": "overlap of one step of one rank",
                 "x": shares, "y": [row + spread for spread in _spread(len(shares))],
                 "hovertext": [
-                    f"<b>{shown_name(result.label)}</b><br>step {step.step_key}, {shown_name(rank.name)}<br>"
-                    f"{share:.1f} % of {step.comm_ns / 1e6:.3f} ms communication overlapped"
-                    for (rank, step), share in zip(known, shares, strict=True)
+                    f"<b>{shown_name(result.label)}</b><br>{name}, {shown_name(rank.name)}<br>"
+                    f"{share:.1f} % of {(step.comm_ns or 0) / 1e6:.3f} ms communication overlapped"
+                    for (rank, name, step), share in zip(known, shares, strict=True)
                 ],
                 "hovertemplate": "%{hovertext}<extra></extra>",
                 "marker": {"color": theme.LIGHT.colors[theme.OVERLAPPED], "size": 7, "opacity": 0.45},
@@ -99,7 +101,7 @@ def _layout(results: Sequence[TraceOverlap], summaries: Sequence[VariantSummary]
     return {
         **chart_frame(
             title=_headline(summaries),
-            subtitle="  ·  ".join([subtitle(results), *_caveats(summaries)]),
+            subtitle=subtitle(results),
             height=_TOP + _BOTTOM + _ROW * max(1, len(results)), t=_TOP, b=_BOTTOM, l=_LEFT, r=90,
         ),
         "barmode": "stack",
@@ -107,7 +109,7 @@ def _layout(results: Sequence[TraceOverlap], summaries: Sequence[VariantSummary]
         **STILL,
         "legend": {**LEGEND, "traceorder": "normal"},
         "xaxis": axis(
-            "window of a step by parts, ms: medians over steps and ranks",
+            "a step by parts, ms: medians over steps and ranks",
             domain=[0, 0.58], range=[0, longest * 1.02 or 1], fixedrange=True, visible=bool(longest),
         ),
         "xaxis2": axis(
@@ -117,14 +119,6 @@ def _layout(results: Sequence[TraceOverlap], summaries: Sequence[VariantSummary]
         "yaxis": rows_axis([run_label(result.label) for result in results], tickfont={"size": 13}),
         "annotations": [_share_label(row, summary) for row, summary in enumerate(summaries)],
     }  # fmt: skip
-
-
-def _caveats(summaries: Sequence[VariantSummary]) -> list[str]:
-    """Why the bars may be longer than the steps of the table."""
-    known = [(run.window_ns, run.step_ns) for run in summaries if run.window_ns is not None and run.step_ns is not None]
-    if all(window_ns <= step_ns for window_ns, step_ns in known):
-        return []
-    return ["windows of steps overlap: the device ends a step while the host is in the next one"]
 
 
 def _share_label(row: int, summary: VariantSummary) -> dict[str, Any]:

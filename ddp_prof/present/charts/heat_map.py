@@ -51,10 +51,10 @@ def draw_heat_map(result: TraceOverlap, skew: RunSkew) -> go.Figure:
     columns = _columns(sorted({step.step_key for rank in ranks for step in rank.steps if step.step_key is not None}))
     panels = _panels(ranks, skew, columns)
     names = [f"{rank.node} · {rank.name}" if rank.node else rank.name for rank in ranks]
-    maps = [_map(index, panel, names, columns) for index, panel in enumerate(panels)]
-    figure = go.Figure(maps)
-    figure.update_layout(_layout(result, panels, names, columns))
-    return figure
+    called = {key: name for rank in ranks for key, name in rank.step_names.items()}
+    steps = [called[key].removeprefix("step ") for key in columns]
+    maps = [_map(index, panel, names, steps) for index, panel in enumerate(panels)]
+    return go.Figure(maps, _layout(result, panels, names, columns))
 
 
 def _columns(keys: Sequence[int]) -> dict[int, list[int]]:
@@ -69,12 +69,12 @@ def _panels(ranks: Sequence[RankOverlap], skew: RunSkew, columns: Mapping[int, S
         for rank, wait in zip(skew.ranks, step.waits_ns, strict=True):
             waits[_identity(rank)][step.step] = wait
     exposed = [{step.step_key: step.exposed_ns for step in rank.steps} for rank in ranks]
-    times = [{step.step_key: step.host_ns for step in rank.steps} for rank in ranks]
+    times = [{step.step_key: step.length.ns for step in rank.steps} for rank in ranks]
     waited = [waits.get(_identity(rank), {}) for rank in ranks]
     return [
         Panel("exposed communication", theme.LIGHT.colors[theme.EXPOSED], _values(exposed, columns)),
         Panel("exposed while waiting for a peer", theme.LIGHT.colors[theme.EXPOSED_MEMORY], _values(waited, columns)),
-        Panel("the host's time of the step", theme.LIGHT.colors[BACKWARD], _values(times, columns)),
+        Panel("length of the step", theme.LIGHT.colors[BACKWARD], _values(times, columns)),
     ]
 
 
@@ -94,19 +94,19 @@ def _values(
     return [[largest(of_rank, keys) for keys in columns.values()] for of_rank in ranks]
 
 
-def _map(index: int, panel: Panel, names: Sequence[str], columns: Mapping[int, Sequence[int]]) -> dict[str, Any]:
+def _map(index: int, panel: Panel, names: Sequence[str], steps: Sequence[str]) -> dict[str, Any]:
     number = "" if index == 0 else str(index + 1)
     values = np.array(panel.values, float)
     known = values[~np.isnan(values)]
     low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
     is_time = index == 2  # step times differ by little: their scale does not begin at 0
     return {
-        "type": "heatmap", "x": [str(key) for key in columns], "y": list(range(len(names))), "z": values,
+        "type": "heatmap", "x": steps, "y": list(range(len(names))), "z": values,
         "xaxis": "x", "yaxis": f"y{number}", "zmin": low if is_time else 0, "zmax": high,
         "colorscale": [[0, "rgba(128,128,128,0.12)"], [1, panel.color]],
         "colorbar": {"title": {"text": "ms"}, "thickness": 10, "y": _domain(index)[1], "yanchor": "top", "len": 0.28},
         "hoverongaps": False,
-        "customdata": np.array([[shown_name(name)] * len(columns) for name in names]),
+        "customdata": np.array([[shown_name(name)] * len(steps) for name in names]),
         "hovertemplate": f"<b>%{{customdata}}</b>, step %{{x}}: %{{z:.3f}} ms {panel.title}<extra></extra>",
     }  # fmt: skip
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import shutil
+from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
@@ -65,8 +66,8 @@ class Pictures:
             self._thread.join(SECONDS_TO_CLOSE)
         self._files.__exit__(InterruptedError, InterruptedError(), None)
 
-    def draw(self, figure: go.Figure, path: Path) -> None:
-        """Have a figure drawn as ``.png`` or ``.svg``, as the name ends."""
+    def draw(self, figure: go.Figure | Mapping[str, Any], path: Path) -> None:
+        """Have a figure, which may be plain data, drawn as ``.png`` or ``.svg``, as the name ends."""
         if self._browser:
             self._orders.put(_order(figure, path, self._files.enter_context(written_whole(path))))
 
@@ -105,7 +106,9 @@ class Pictures:
     async def _draw_all(self) -> Sequence[Exception]:
         import kaleido
 
-        logging.getLogger("choreographer").setLevel(logging.ERROR)  # what goes wrong is raised, too
+        # What goes wrong is raised, too.
+        logging.getLogger("choreographer").setLevel(logging.CRITICAL)
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
         # MathJax would be fetched from the network.
         options = {"path": str(self._browser), "mathjax": False}
         failed: Sequence[Exception] = await kaleido.write_fig_from_object(self._ordered(), kopts=options)
@@ -114,7 +117,6 @@ class Pictures:
     async def _ordered(self) -> AsyncIterator[dict[str, Any]]:
         while (order := await asyncio.to_thread(self._orders.get)) is not None:
             if isinstance(order, InterruptedError):
-                asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # of what closing breaks off
                 raise order
             yield order
 
@@ -133,8 +135,8 @@ def _failure(browser: Path, error: BaseException) -> PictureError:
     return PictureError(f"pictures could not be drawn with {browser}: {reason}")
 
 
-def _order(figure: go.Figure, path: Path, partial: Path) -> dict[str, Any]:
-    still = figure.to_dict()
+def _order(figure: go.Figure | Mapping[str, Any], path: Path, partial: Path) -> dict[str, Any]:
+    still = {**(figure if isinstance(figure, Mapping) else figure.to_dict())}
     still["layout"] = {**still["layout"], "width": WIDTH, "updatemenus": []}  # a menu cannot be opened on paper
     scale = SCALE if path.suffix == ".png" else 1
     size = {"width": WIDTH, "height": still["layout"]["height"], "scale": scale}

@@ -12,11 +12,11 @@ from ddp_prof.present.charts.frame import STILL, axis, chart_frame, rows_axis, r
 from ddp_prof.present.text import percent, shown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import plotly.graph_objects as go
 
-    from ddp_prof.analyze.overlap.overlap import RankOverlap, TraceOverlap
+    from ddp_prof.analyze.overlap.overlap import RankOverlap, StepOverlap, TraceOverlap
 
 _TOP, _BOTTOM, _LEFT, _RIGHT = 92, 60, 170, 90
 _BAND, _ROW = 66, 50
@@ -29,7 +29,8 @@ def draw_overlap_by_step(results: Sequence[TraceOverlap]) -> go.Figure:
     import plotly.graph_objects as go
 
     bands = [trace for row, result in enumerate(results) for trace in _band(row, result)]
-    layout = _layout(results, "Overlap of each step", "step", _BAND)
+    come_again = any(step.step not in (None, step.step_key) for result in results for step in _told_steps(result))
+    layout = _layout(results, "Overlap of each step", "step, counted from the first" if come_again else "step", _BAND)
     layout["xaxis"] |= {"tickformat": "d", "showgrid": False}
     layout["shapes"] = [_limit(row + side * _HALF) for row in range(len(results)) for side in (-1, 1)]
     layout["annotations"] = [
@@ -41,27 +42,27 @@ def draw_overlap_by_step(results: Sequence[TraceOverlap]) -> go.Figure:
 
 
 def draw_step_times(results: Sequence[TraceOverlap]) -> go.Figure:
-    """A row a run, in the order given: the host's time of each step of each rank, with quartiles and median."""
+    """A row a run, in the order given: how long each step of each rank took, with quartiles and median."""
     import plotly.graph_objects as go
 
-    title = "host's time of a step, ms: each step of each rank, with quartiles and median"
+    title = "length of a step, ms: each step of each rank, with quartiles and median"
     layout = _layout(results, "How long steps take", title, _ROW)
     layout["xaxis"] |= {"rangemode": "tozero"}
     return go.Figure([_box(row, result) for row, result in enumerate(results)], layout)
 
 
+def _told_steps(result: TraceOverlap) -> Iterator[StepOverlap]:
+    return (step for rank in result.ranks for step in rank.told_steps)
+
+
 def step_shares(rank: RankOverlap) -> list[tuple[int, float]]:
-    """Number of each step that communicates, its position where it carries none, and the share overlapped, 0 to 1."""
-    return [
-        (position if step.step is None else step.step, step.overlapped_ns / step.comm_ns)
-        for position, step in enumerate(rank.told_steps)
-        if step.comm_ns
-    ]
+    """Key of each step that communicates, and the share overlapped, 0 to 1."""
+    return [(step.step_key or 0, step.overlap_ratio or 0.0) for step in rank.communicating_steps]
 
 
 def step_times(result: TraceOverlap) -> list[float]:
     """Milliseconds of each step of each rank; a capture without steps has none."""
-    return [step.host_ns / 1e6 for rank in result.ranks for step in rank.steps if step.host_ns is not None]
+    return [ns / 1e6 for rank in result.ranks for ns in rank.lengths_ns]
 
 
 def _height_in(row: int, share: float) -> float:
@@ -70,6 +71,7 @@ def _height_in(row: int, share: float) -> float:
 
 def _band(row: int, result: TraceOverlap) -> list[dict[str, Any]]:
     known = [pair for rank in result.ranks for pair in step_shares(rank)]
+    names = {key: called for rank in result.ranks for key, called in rank.step_names.items()}
     steps = sorted({step for step, _ in known})
     means = [float(np.mean([share for number, share in known if number == step])) for step in steps]
     name, color = shown_name(result.label), theme.LIGHT.colors[theme.OVERLAPPED]
@@ -81,7 +83,7 @@ def _band(row: int, result: TraceOverlap) -> list[dict[str, Any]]:
         {
             "type": "scatter", "mode": "markers", "showlegend": False,
             "x": [step for step, _ in known], "y": [_height_in(row, share) for _, share in known],
-            "hovertext": [f"<b>{name}</b>, step {step}: {percent(share)} overlapped" for step, share in known],
+            "hovertext": [f"<b>{name}</b>, {names[step]}: {percent(share)} overlapped" for step, share in known],
             "hovertemplate": "%{hovertext}<extra></extra>",
             "marker": {"color": color, "size": 7, "opacity": 0.5},
         },

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ddp_prof.analyze.collectives.straggler import StepSkew
 from ddp_prof.present import theme
 from ddp_prof.present.charts.frame import axis, chart_frame
 from ddp_prof.present.headlines import skew_headline
@@ -22,43 +24,49 @@ def draw_skew(run: RunAnalysis, skew: RunSkew) -> go.Figure:
     """A row a rank and a column a step; the redder, the later the rank arrived."""
     import plotly.graph_objects as go
 
-    figure = go.Figure([_heat(skew), _cost(skew)])
-    figure.update_layout(_layout(run, skew))
-    return figure
+    columns = [run.step_names[step.step].removeprefix("step ") for step in skew.steps] or ["the whole capture"]
+    return go.Figure([_heat(skew, columns), _cost(skew, columns)], _layout(run, skew))
 
 
-def _heat(skew: RunSkew) -> dict[str, Any]:
-    names = [shown_name(rank.name) for rank in skew.ranks]
+def _steps(skew: RunSkew) -> Sequence[StepSkew]:
+    """The columns: a capture without steps has one, with the worst lags and all costs."""
+    whole = StepSkew(0, tuple(rank.worst_lag_ns for rank in skew.ranks), None, sum(rank.cost_ns for rank in skew.ranks))
+    return skew.steps if skew.steps else [whole]
+
+
+def _heat(skew: RunSkew, columns: Sequence[str]) -> dict[str, Any]:
+    names, steps = [shown_name(rank.name) for rank in skew.ranks], _steps(skew)
     lags = [
-        [None if (lag := step.lags_ns[row]) is None else max(0, lag) / 1e6 for step in skew.steps]
+        [None if (lag := step.lags_ns[row]) is None else max(0, lag) / 1e6 for step in steps]
         for row in range(len(skew.ranks))
     ]
     return {
-        "type": "heatmap", "x": _columns(skew), "y": list(range(len(names))), "z": lags, "xgap": 1, "ygap": 2,
+        "type": "heatmap", "x": columns, "y": list(range(len(names))), "z": lags, "xgap": 1, "ygap": 2,
         "zmin": 0,
         # From clear to red, so that it is right on a light page and on a dark one.
         "colorscale": [[0, "rgba(128,128,128,0.12)"], [1, theme.LIGHT.colors[theme.EXPOSED]]],
         "colorbar": {"title": {"text": "lag, ms"}, "thickness": 12, "y": 1, "yanchor": "top", "len": 0.6},
         "customdata": [
-            [(name, None if (lag := step.lags_ns[row]) is None else lag / 1e6) for step in skew.steps]
+            [(name, None if (lag := step.lags_ns[row]) is None else lag / 1e6) for step in steps]
             for row, name in enumerate(names)
         ],
         "hovertemplate": (
-            "<b>%{customdata[0]}</b>, step %{x}<br>%{customdata[1]:.3f} ms after the others' median<extra></extra>"
+            f"<b>%{{customdata[0]}}</b>, {_unit(skew)}%{{x}}<br>%{{customdata[1]:.3f}} ms after the others' median"
+            "<extra></extra>"
         ),
     }  # fmt: skip
 
 
-def _cost(skew: RunSkew) -> dict[str, Any]:
+def _cost(skew: RunSkew, columns: Sequence[str]) -> dict[str, Any]:
     return {
-        "type": "bar", "x": _columns(skew), "y": [step.cost_ns / 1e6 for step in skew.steps], "yaxis": "y2",
+        "type": "bar", "x": columns, "y": [step.cost_ns / 1e6 for step in _steps(skew)], "yaxis": "y2",
         "name": "exposed wait of others", "showlegend": False, "marker": {"color": theme.LIGHT.colors[theme.EXPOSED]},
-        "hovertemplate": "step %{x}: %{y:.3f} ms others wait for the last rank, exposed<extra></extra>",
+        "hovertemplate": f"{_unit(skew)}%{{x}}: %{{y:.3f}} ms others wait for the last rank, exposed<extra></extra>",
     }  # fmt: skip
 
 
-def _columns(skew: RunSkew) -> list[str]:
-    return [str(step.step) for step in skew.steps]
+def _unit(skew: RunSkew) -> str:
+    return "step " if skew.steps else ""
 
 
 def _layout(run: RunAnalysis, skew: RunSkew) -> dict[str, Any]:
@@ -72,7 +80,7 @@ def _layout(run: RunAnalysis, skew: RunSkew) -> dict[str, Any]:
             subtitle=f"{notice}  ·  {shown_name(run.label)}  ·  lag of each rank; others' exposed wait for the last",
             height=_TOP + inner + _BOTTOM, t=_TOP, b=_BOTTOM, l=_LEFT, r=90,
         ),
-        "xaxis": {**plain, "type": "category", "showgrid": False, "title": {"text": "step"}, "anchor": "y2"},
+        "xaxis": {**plain, "type": "category", "showgrid": False, "title": {"text": _unit(skew)}, "anchor": "y2"},
         "yaxis": {
             **plain, "domain": [1 - heat / inner, 1], "showgrid": False, "autorange": "reversed",
             "tickmode": "array", "tickvals": list(range(len(skew.ranks))),

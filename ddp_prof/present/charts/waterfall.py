@@ -23,9 +23,7 @@ def draw_waterfall(waterfall: Waterfall) -> go.Figure:
     """Runs from left to right; what was taken away in the colour of overlap, what was added in that of exposed time."""
     import plotly.graph_objects as go
 
-    figure = go.Figure(_bars(waterfall))
-    figure.update_layout(_layout(waterfall))
-    return figure
+    return go.Figure(_bars(waterfall), _layout(waterfall))
 
 
 class Bar(NamedTuple):

@@ -8,13 +8,13 @@ from ddp_prof import __version__
 from ddp_prof.present import theme
 from ddp_prof.present.columns import columns_of
 from ddp_prof.present.headlines import skew_headline, tell_story
-from ddp_prof.present.tables.comparison import HOW_TO_READ, compare_rows
+from ddp_prof.present.tables.comparison import compare_rows, how_to_read
 from ddp_prof.present.tables.kernels import most_of
 from ddp_prof.present.tables.overlap import warnings_by_run
-from ddp_prof.present.text import percent
+from ddp_prof.present.text import percent, source_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from ddp_prof.present.html.report_run import ReportRun
 
@@ -23,13 +23,24 @@ TIMELINE, WHY, KERNELS = "", "-why", "-kernels"
 """How the names of a run's pages end: ``overlap.html``, ``overlap-why.html``, ``overlap-kernels.html``."""
 
 
-def index_values(runs: Sequence[ReportRun], charts: Sequence[str], *, pictures: bool) -> dict[str, Any]:
+def index_values(
+    runs: Sequence[ReportRun],
+    charts: Sequence[str],
+    *,
+    is_whole: bool,
+    missing: Collection[str],
+    pictures: Collection[str],
+    most_pictures: int,
+) -> dict[str, Any]:
     """The values of ``templates/index.html``.
 
     Args:
         runs: The runs, in the order in which they are told of.
         charts: Names of its figures but the waterfall.
-        pictures: Whether ``.png`` files of timelines and charts lie beside the page.
+        is_whole: Whether the pages of the runs are there.
+        missing: Names of runs without pages.
+        pictures: Names of the ``.png`` files of timelines and charts that lie beside the page.
+        most_pictures: Of so many runs each one's timeline has a picture, of more none.
     """
     rows = compare_rows(run.summary for run in runs)
     facts = [_facts(run) for run in runs]
@@ -39,23 +50,28 @@ def index_values(runs: Sequence[ReportRun], charts: Sequence[str], *, pictures: 
         "story": tell_story([run.summary for run in runs]),
         "version": __version__,
         "charts": charts,
+        "is_whole": is_whole,
         "pictures": pictures,
+        "most_pictures": most_pictures,
         "comparison": rows,
         "comparison_columns": [item for item in columns_of(rows) if any(row[item.key] is not None for row in rows)],
-        "how_to_read": HOW_TO_READ,
+        "how_to_read": how_to_read(run.summary for run in runs),
         "unknown": _unknown(runs),
         "shared_facts": [pair for pair in (facts[0].items() if facts else ()) if pair in shared],
-        "runs": [_run_values(run, fact, shared) for run, fact in zip(runs, facts, strict=True)],
+        "runs": [_run_values(run, fact, shared, missing) for run, fact in zip(runs, facts, strict=True)],
     }
 
 
-def _run_values(run: ReportRun, facts: Mapping[str, str], shared: set[tuple[str, str]]) -> dict[str, Any]:
+def _run_values(
+    run: ReportRun, facts: Mapping[str, str], shared: set[tuple[str, str]], missing: Collection[str]
+) -> dict[str, Any]:
     return {
+        "name": run.name,
+        "has_pages": run.name not in missing,
         "label": run.result.label,
         "device": run.result.device,
         "share": percent(run.summary.overlap_ratio),
         "timeline": f"{run.name}.html",
-        "picture": f"{run.name}.png",
         "why": f"{run.name}{WHY}.html",
         "finding": run.cause.text,
         "skew": skew_headline(run.explanation.skew).text,
@@ -88,7 +104,10 @@ def _unknown(runs: Sequence[ReportRun]) -> list[tuple[str, str]]:
 
 def _facts(run: ReportRun) -> dict[str, str]:
     result, made = run.result, run.manifest
-    facts = {"trace": result.trace.name, "read from": " ".join(filter(None, (result.source, result.producer)))}
+    facts = {
+        "trace": source_name(result.trace.name, result.files),
+        "read from": " ".join(filter(None, (result.source, result.producer))),
+    }
     if made is None:
         return facts
     return facts | {

@@ -61,6 +61,14 @@ class Navigation:
     links: tuple[Link, ...]
 
 
+def write_shared_plotly(folder: Path) -> None:
+    """Write the plotly.js of a folder's pages; what has its name there may be anything."""
+    from plotly.offline import get_plotlyjs
+
+    with written_whole(folder / PLOTLY_FILE) as partial:
+        partial.write_text(get_plotlyjs(), encoding="utf-8")
+
+
 def write_figure_page(figure: go.Figure, path: Path, *, title: str, shared_plotly: bool = False) -> None:
     """Write a page that holds one figure.
 
@@ -68,7 +76,7 @@ def write_figure_page(figure: go.Figure, path: Path, *, title: str, shared_plotl
         figure: The figure, in the light palette.
         path: The page.
         title: Plain text.
-        shared_plotly: Whether plotly.js lies beside the page, once for all pages; else it is part of it.
+        shared_plotly: Whether :func:`write_shared_plotly` wrote it beside the page; else it is part of the page.
     """
     write_page(
         path, "figure.html", {"heading": title}, title=title, figures={"figure": figure}, shared_plotly=shared_plotly
@@ -106,13 +114,10 @@ def write_page(
         figures: What the template draws, by name, in the light palette.
         css: Added to the style of all pages.
         script: Runs after that of all pages, and may use what it defines.
-        shared_plotly: Whether plotly.js lies beside the page, once for all pages; else it is part of it.
+        shared_plotly: Whether :func:`write_shared_plotly` wrote it beside the page; else it is part of the page.
     """
     from plotly.offline import get_plotlyjs
 
-    if shared_plotly and not (path.parent / PLOTLY_FILE).is_file():
-        with written_whole(path.parent / PLOTLY_FILE) as partial:
-            partial.write_text(get_plotlyjs(), encoding="utf-8")
     plotly = "" if shared_plotly else get_plotlyjs()
     scripts = [part for part in (asset("draw.js"), script) if part]
     stream = (

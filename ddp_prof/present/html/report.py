@@ -6,10 +6,14 @@ It works from disk and without network; its pages share one plotly.js.
 from __future__ import annotations
 
 import re
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ddp_prof.analyze.variants.waterfall import Waterfall
+from ddp_prof.errors import TraceError
 from ddp_prof.present.charts.collectives import draw_step_collectives
 from ddp_prof.present.charts.comparison import draw_comparison
 from ddp_prof.present.charts.heat_map import LEAST_RANKS, draw_heat_map
@@ -17,83 +21,98 @@ from ddp_prof.present.charts.static_images import Pictures
 from ddp_prof.present.charts.steps import draw_overlap_by_step, draw_step_times
 from ddp_prof.present.charts.straggler import draw_skew
 from ddp_prof.present.charts.waterfall import draw_waterfall
-from ddp_prof.present.columns import columns_of
+from ddp_prof.present.columns import Column, Row, columns_of
 from ddp_prof.present.headlines import Headline
 from ddp_prof.present.html.index import INDEX, KERNELS, TIMELINE, WHY, index_values, place_values
-from ddp_prof.present.html.page import Link, Navigation, asset, write_page
+from ddp_prof.present.html.page import Link, Navigation, asset, write_page, write_shared_plotly
+from ddp_prof.present.html.report_run import ReportRun
 from ddp_prof.present.html.timeline_page import write_timeline_page
 from ddp_prof.present.timeline.build import build_excerpt, build_timeline
 from ddp_prof.present.timeline.figure import draw_timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
-
     import plotly.graph_objects as go
 
-    from ddp_prof.analyze.variants.waterfall import Waterfall
-    from ddp_prof.present.columns import Column, Row
-    from ddp_prof.present.html.report_run import ReportRun
+PagesOutcome = tuple[int, Mapping[str, Any] | TraceError | None]
+"""The position of a run with its picture, if there is to be one, or with the reason why its pages are missing."""
 
+MOST_PICTURES = 20
+"""Runs of a report with a picture of each one's timeline: a browser takes about a second for one."""
 WATERFALL = "waterfall"
 """Name of the chart that tells what the runs changed of each other."""
 CHARTS = ("comparison", "overlap-by-step", "step-times")
 """Names of the charts of all runs, in the order of the page."""
 
 
+class Place(NamedTuple):
+    """A run among those of a report.
+
+    Attributes:
+        name: What its pages are called.
+        before: Name and label of the run before, ``None`` where there is none; ``after`` likewise.
+        is_drawn: Whether there is to be a picture of its timeline.
+    """
+
+    name: str
+    before: tuple[str, str] | None
+    after: tuple[str, str] | None
+    is_drawn: bool
+
+
 def write_report(
     runs: Sequence[ReportRun],
     folder: Path,
     waterfall: Waterfall | None = None,
-    begin: Callable[[str], None] = lambda _part: None,
     pictures: Pictures | None = None,
+    *,
+    make_pages: Callable[[Sequence[Place]], Generator[PagesOutcome]] | None = None,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> list[str]:
-    """Write ``index.html``, a page and a picture of each run's timeline, and a page on why it is exposed.
+    """Write ``index.html`` at once, then the pages of each run, and the index again when all is there.
 
     Args:
         runs: The runs in the order in which they are told of.
         folder: Made where it is missing; files of the same names are replaced.
         waterfall: What the runs changed of each other.
-        begin: Called with the name of each part of the work when it begins: the pages of each run, the pictures.
         pictures: Who draws them, where a browser was started before.
+        make_pages: Writes the pages of the runs into the folder, in any order; by default this process does.
+        progress: Is told how many of how many runs have their pages: of none as soon as the index is there.
 
     Returns:
         What could not be made, a line each.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    names = _file_names(run.name for run in runs)
+    names = _page_names(run.name for run in runs)
     runs = [replace(run, name=name) for name, run in zip(names, runs, strict=True)]
+    write_shared_plotly(folder)
+    charts = _charts(runs, waterfall)
+    _write_index(runs, folder, charts, is_whole=False)
+    progress(0, len(runs))
+    missing: dict[str, TraceError] = {}
+    drawn = set()
+    with nullcontext(pictures) if pictures else Pictures() as drawing:
+        for name, chart in charts.items():
+            drawing.draw(chart, folder / f"{name}.png")
+        places = _places(runs)
+        with closing(make_pages(places) if make_pages else make_pages_here(runs, folder, places)) as outcomes:
+            for done, (at, outcome) in enumerate(outcomes, 1):
+                if isinstance(outcome, TraceError):
+                    missing[runs[at].name] = outcome
+                elif outcome is not None:
+                    drawing.draw(outcome, folder / f"{runs[at].name}.png")
+                    drawn.add(runs[at].name)
+                progress(done, len(runs))
+        undrawn = drawing.try_finish()
+    _write_index(runs, folder, charts, missing=missing, pictures=set() if undrawn else {*charts, *drawn})
+    return [*(f"the pages of a run are missing: {error}" for error in missing.values()), *undrawn]
+
+
+def _charts(runs: Sequence[ReportRun], waterfall: Waterfall | None) -> dict[str, go.Figure]:
     results, summaries = [run.result for run in runs], [run.summary for run in runs]
     figures = (draw_comparison(results, summaries), draw_overlap_by_step(results), draw_step_times(results))
     charts = {name: figure for name, figure in zip(CHARTS, figures, strict=True) if _shows_something(figure)}
     if waterfall is not None and waterfall.changes:
         charts[WATERFALL] = draw_waterfall(waterfall)
-    with nullcontext(pictures) if pictures else Pictures() as drawing:
-        for name, chart in charts.items():
-            drawing.draw(chart, folder / f"{name}.png")
-        for at, run in enumerate(runs):
-            begin(f"pages of {run.result.label}")
-            sources, path = run.load_sources(), folder / f"{run.name}.html"
-            drawing.draw(draw_timeline(build_excerpt(sources)), folder / f"{run.name}.png")
-            model, navigation = build_timeline(sources), _navigation(runs, at, TIMELINE)
-            del sources  # the events take more memory than all that is drawn
-            write_timeline_page(model, path, navigation=navigation, shared_plotly=True)
-            del model
-            _write_why_page(run, folder, _navigation(runs, at, WHY))
-            _write_kernels_page(run, folder, _navigation(runs, at, KERNELS))
-        begin("pictures")
-        problems = drawing.try_finish()
-    write_page(
-        folder / f"{INDEX}.html",
-        "index.html",
-        index_values(runs, [name for name in CHARTS if name in charts], pictures=not problems),
-        title="Communication behind compute",
-        figures=charts,
-        css=asset("index.css") + asset("tables.css"),
-        script=asset("tables.js"),
-        shared_plotly=True,
-    )
-    return problems
+    return charts
 
 
 def _shows_something(figure: go.Figure) -> bool:
@@ -101,66 +120,127 @@ def _shows_something(figure: go.Figure) -> bool:
     return any(len(trace.x) for trace in figure.data)
 
 
+def _write_index(
+    runs: Sequence[ReportRun],
+    folder: Path,
+    charts: Mapping[str, go.Figure],
+    *,
+    is_whole: bool = True,
+    missing: Collection[str] = (),
+    pictures: Collection[str] = (),
+) -> None:
+    write_page(
+        folder / f"{INDEX}.html",
+        "index.html",
+        index_values(
+            runs,
+            [name for name in CHARTS if name in charts],
+            is_whole=is_whole,
+            missing=missing,
+            pictures=pictures,
+            most_pictures=MOST_PICTURES,
+        ),
+        title="Communication behind compute",
+        figures=charts,
+        css=asset("index.css") + asset("tables.css"),
+        script=asset("tables.js"),
+        shared_plotly=True,
+    )
+
+
+def _places(runs: Sequence[ReportRun]) -> list[Place]:
+    known = [None, *((run.name, run.result.label) for run in runs), None]
+    is_drawn = len(runs) <= MOST_PICTURES
+    return [Place(run.name, known[at], known[at + 2], is_drawn) for at, run in enumerate(runs)]
+
+
+def make_pages_here(runs: Sequence[ReportRun], folder: Path, places: Sequence[Place]) -> Generator[PagesOutcome]:
+    """Write the pages of runs one after the other."""
+    for at, (run, place) in enumerate(zip(runs, places, strict=True)):
+        yield at, write_run_pages(run, folder, place)
+
+
+def write_run_pages(run: ReportRun, folder: Path, place: Place) -> Mapping[str, Any] | TraceError | None:
+    """Write the pages of a run: its timeline, why its communication is exposed, its kernels.
+
+    Returns:
+        A figure of a few steps of the timeline, where a picture is to be drawn; why a trace cannot be read any more.
+    """
+    try:
+        sources = run.load_sources()
+    except TraceError as error:
+        return error
+    picture = draw_timeline(build_excerpt(sources)).to_dict() if place.is_drawn else None
+    model = build_timeline(sources)
+    del sources  # the events take more memory than all that is drawn
+    path = folder / f"{place.name}{TIMELINE}.html"
+    write_timeline_page(model, path, navigation=_navigation(place, TIMELINE), shared_plotly=True)
+    del model
+    _write_why_page(run, folder, place)
+    _write_kernels_page(run, folder, place)
+    return picture
+
+
 _PAGES = {TIMELINE: "timeline", WHY: "why it is exposed", KERNELS: "kernels"}
 """The pages of a run: how their names end, and what links to them say."""
 
 
-def _navigation(runs: Sequence[ReportRun], at: int, here: str) -> Navigation:
-    """From a page of a run to its other ones, and to those of its neighbours.
-
-    Args:
-        runs: All of them.
-        at: The run's position.
-        here: A key of ``_PAGES``.
-    """
-    name = runs[at].name
+def _navigation(place: Place, here: str) -> Navigation:
+    """From a page of a run to its other ones, and to those of its neighbours; ``here`` is a key of ``_PAGES``."""
     links = [
-        Link(title, f"{name}{end}.html", keeps_step=KERNELS not in (here, end))
+        Link(title, f"{place.name}{end}.html", keeps_step=KERNELS not in (here, end))
         for end, title in _PAGES.items()
         if end != here
     ]
-    for other, relation in ((at - 1, "prev"), (at + 1, "next")):
-        if 0 <= other < len(runs):
-            links.append(Link(runs[other].result.label, f"{runs[other].name}{here}.html", relation))
+    for other, relation in ((place.before, "prev"), (place.after, "next")):
+        if other:
+            name, label = other
+            links.append(Link(label, f"{name}{here}.html", relation))
     return Navigation(f"{INDEX}.html", tuple(links))
 
 
-def _write_why_page(run: ReportRun, folder: Path, navigation: Navigation) -> None:
+def _write_why_page(run: ReportRun, folder: Path, place: Place) -> None:
     """The collectives of each step, of which one is seen, and who was late in which."""
     found, cause, step = run.explanation, run.cause, run.typical_step
     of_what = "a step" if found.run.has_steps else "the capture"
     title = Headline(f"The collectives of {of_what}")  # the cause is the page's heading
-    drawn = {number: draw_step_collectives(found.run, number, ranks, title) for number, ranks in run.steps.items()}
+    drawn = {key: draw_step_collectives(found.run, key, ranks, title) for key, ranks in run.load_steps().items()}
     figures = {} if step is None else {"collectives": drawn[step]}
-    steps = list(drawn) if found.run.has_steps else []
-    figures |= {f"step-{number}": drawn[number] for number in steps}
+    steps = {key: found.run.step_names[key] for key in drawn} if found.run.has_steps else {}
+    figures |= {f"step-{key}": drawn[key] for key in steps}
     if len(run.result.ranks) >= LEAST_RANKS:
         figures["skew"] = draw_heat_map(run.result, found.skew)
     elif found.skew.reason is None:
         figures["skew"] = draw_skew(found.run, found.skew)
     heading = f"{run.result.label}: {cause.claim[:1].lower()}{cause.claim[1:]}"
     write_page(
-        folder / f"{run.name}{WHY}.html",
+        folder / f"{place.name}{WHY}.html",
         "why.html",
-        {"heading": heading, "detail": cause.detail, "steps": steps, "typical": step},
+        {
+            "heading": heading,
+            "detail": cause.detail,
+            "steps": steps,
+            "all_steps": len(found.run.step_names),
+            "typical": step,
+        },
         title=heading,
-        navigation=navigation,
+        navigation=_navigation(place, WHY),
         figures=figures,
         script=asset("why.js"),
         shared_plotly=True,
     )
 
 
-def _write_kernels_page(run: ReportRun, folder: Path, navigation: Navigation) -> None:
+def _write_kernels_page(run: ReportRun, folder: Path, place: Place) -> None:
     """Which kernels took the time, what hid communication, why devices were idle."""
     heading = f"{run.result.label}: what took the time"
     views = [(view, _telling_columns(view.rows_to_read)) for view in run.use.values()]
     write_page(
-        folder / f"{run.name}{KERNELS}.html",
+        folder / f"{place.name}{KERNELS}.html",
         "kernels.html",
         {"heading": heading, **place_values([run]), "views": views},
         title=heading,
-        navigation=navigation,
+        navigation=_navigation(place, KERNELS),
         css=asset("tables.css"),
         script=asset("tables.js"),
         shared_plotly=True,
@@ -172,7 +252,7 @@ def _telling_columns(rows: Sequence[Row]) -> list[Column]:
     return [column for column in columns_of(rows) if column.key != "run" and any(row[column.key] for row in rows)]
 
 
-def _file_names(names: Iterable[str]) -> list[str]:
+def _page_names(names: Iterable[str]) -> list[str]:
     """Names that every file system and address takes, each once."""
     taken = {INDEX, WATERFALL, *CHARTS}
     result = []

@@ -30,8 +30,8 @@ class ReportRun:
         load_sources: Reads the traces that its timeline shows, of which one may hold all ranks.
         explanation: Why its communication is exposed.
         summary: Its row in the comparison of all runs.
-        steps: What each rank communicated, by the key of the step.
-        typical_step: One of them; ``None`` where there are none.
+        load_steps: What each rank communicated, by the key of the step.
+        typical_step: The key of one of them; ``None`` where there are none.
         use: What its devices spent their time on, as tables by name.
     """
 
@@ -40,7 +40,7 @@ class ReportRun:
     load_sources: Callable[[], Sequence[Source]]
     explanation: RunExplanation
     summary: VariantSummary
-    steps: Mapping[int, Sequence[RankStepView]]
+    load_steps: Callable[[], Mapping[int, Sequence[RankStepView]]]
     typical_step: int | None
     use: Mapping[str, TableView]
 
@@ -51,5 +51,6 @@ class ReportRun:
 
     @property
     def cause(self) -> Headline:
-        """The main cause of exposed time, in words."""
-        return root_cause_headline(self.explanation.root_cause, self.explanation.collectives.reason)
+        """What communication cost and its main cause, in words."""
+        collectives = self.explanation.collectives
+        return root_cause_headline(self.explanation.root_cause, collectives.reason, collectives.blocking)

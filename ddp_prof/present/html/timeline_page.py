@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from ddp_prof.analyze.collectives.results import FASTEST_LINK_BYTES_PER_S
 from ddp_prof.present import theme
 from ddp_prof.present.html.page import json_in_page, markup, write_page
 from ddp_prof.present.text import plain_name
@@ -100,6 +101,7 @@ def _page_data(
         "margin": MARGIN,
         "start": model.start_ns,
         "end": model.end_ns,
+        "home": model.home_ns,
         "categories": [
             {"code": code, "name": name, "legend": theme.LEGEND[name], "color": theme.LIGHT.colors[name],
              "in_legend": shown_in_legend(name, names)}
@@ -112,7 +114,7 @@ def _page_data(
         "phases": PHASES,
         "panels": [
             {"title": plain_name(panel.title), "device": panel.device, "facts": [*map(plain_name, panel.facts)],
-             "steps": panel.steps}
+             "steps": panel.steps, "stepNames": panel.step_names}
             for panel in model.panels
         ],
         "ranks": [
@@ -133,6 +135,7 @@ def _page_data(
         "titles": list(titles.titles),
         "shapes": list(titles.shapes),
         "parts": EXPOSED_PARTS,
+        "fastest": FASTEST_LINK_BYTES_PER_S,
     }  # fmt: skip
 
 
@@ -144,5 +147,5 @@ def _row_data(model: Timeline, packed: PackedBoxes) -> Iterator[dict[str, Any]]:
             "lane": placed.place,
             "level": level,
             "count": len(boxes),
-            **({"overview": overview(boxes, model.start_ns, model.end_ns)} if seen else {}),
+            **({"overview": overview(boxes, *model.home_ns)} if seen else {}),
         }

@@ -1,6 +1,7 @@
 """A trace as viewers of tracks want it: for each process, tracks of slices that nest, and counters of communication.
 
-From top to bottom: the threads with their ranges, the collectives as the host saw them, the streams of each device.
+From top to bottom: the threads with their ranges, their CUDA calls, the collectives as the host saw them, the streams
+of each device.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy as np
 
 from ddp_prof.analyze.core.collective_ranges import CollectiveRanges
 from ddp_prof.range_names import PHASES
-from ddp_prof.trace import UNKNOWN, Category, Table, empty, looked_up, select
+from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Table, distinct, empty, looked_up, select
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.intervals import Intervals
     from ddp_prof.trace import Ints, Trace
 
-CATEGORIES = (*(category.name.lower() for category in Category), "range")
-"""What a slice is: what an activity was for, or a range of the host."""
+CATEGORIES = (*(category.name.lower() for category in Category), "range", "call")
+"""What a slice is: what an activity was for, or a range or a call of the host."""
 
-_RANGE = CATEGORIES.index("range")
+_RANGE, CALL = CATEGORIES.index("range"), CATEGORIES.index("call")
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,11 @@ class Slices(Table):
         bytes: Bytes that it moves, ``UNKNOWN`` where not told.
         bucket: Bucket that it carries, ``UNKNOWN`` where not told.
         step: Number of the step that launched it, ``UNKNOWN`` where none did, or one of warm-up.
+        occurrence: Which step of this number, from 1 on; ``UNKNOWN`` where the number does not come again.
         correlation: Id shared with its launching call, ``UNKNOWN`` for what has none.
+        call: Row in ``Trace.calls`` of the call that launched it, or that it is; ``UNKNOWN`` where no arrow is drawn.
+        feeds: Of a collective that its consumer waited for last its row in ``Trace.activities``; else ``UNKNOWN``.
+        needs: Of what needs collectives that row of the one that it waited for last; ``UNKNOWN`` for all else.
     """
 
     start_ns: Ints
@@ -47,7 +52,11 @@ class Slices(Table):
     bytes: Ints
     bucket: Ints
     step: Ints
+    occurrence: Ints
     correlation: Ints
+    call: Ints
+    feeds: Ints
+    needs: Ints
 
 
 @dataclass(frozen=True)
@@ -79,8 +88,8 @@ class ProcessTracks:
 
 def tracks_of(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[ProcessTracks]:
     """The processes of a trace, ranks first and in their order."""
-    of_ranks = list(dict.fromkeys(rank.process for rank in ranks))
-    for process in (*of_ranks, *(process for process in trace.processes if process not in of_ranks)):
+    of_ranks = [rank.process for rank in ranks]
+    for process in dict.fromkeys((*of_ranks, *trace.processes, *distinct(trace.calls.process))):
         own = [rank for rank in ranks if rank.process == process]
         collectives = own[0].collective_ranges if own else empty(CollectiveRanges)
         builder = _Builder(trace, process, own, collectives)
@@ -128,7 +137,7 @@ def _process_title(process: int, rank_events: Sequence[RankEvents]) -> str:
 def _counters(rank_events: Sequence[RankEvents]) -> tuple[Counter, ...]:
     """A rank that did not communicate has none: zero would say that all of it was hidden."""
     counters = []
-    for events in rank_events:
+    for events in (rank.captured for rank in rank_events):
         communication, compute = events.union_of(Category.COMMUNICATION), events.union_of(Category.COMPUTE)
         if len(communication):
             title = "communication" if len(rank_events) == 1 else f"communication, GPU {events.device}"
@@ -148,6 +157,7 @@ class _Builder:
             lane
             for title, slices, names in (
                 *self._ranges(),
+                *self._calls(),
                 *self._collective_ranges(),
                 *self._work_of_host(),
                 *self._streams(),
@@ -160,11 +170,32 @@ class _Builder:
         spans = self.trace.spans
         mine = spans.process == self.process
         mine[self.collectives.span] = False
-        for thread in sorted(np.unique(spans.lane[mine]).tolist(), key=lambda value: (value != self.process, value)):
+        for thread in self._in_order(spans.lane[mine]):
             for is_start_end, suffix in ((0, ""), (1, ", start/end ranges")):
                 own = select(spans, mine & (spans.lane == thread) & (spans.is_start_end == is_start_end))
-                slices = _slices(own.start_ns, own.end_ns, own.name_id, _RANGE, step=self._step_at(own.start_ns))
+                slices = _slices(own.start_ns, own.end_ns, own.name_id, _RANGE, **self._step_at(own.start_ns))
                 yield self._thread_title(thread) + suffix, slices, self.trace.names
+
+    def _calls(self) -> Iterator[tuple[str, Slices, Sequence[str]]]:
+        """What the host asked, by thread; nothing where names and ends of calls were not read."""
+        calls, details = self.trace.calls, self.trace.call_details
+        if details is None:
+            return
+        own = np.flatnonzero(calls.process == self.process)
+        launches = np.zeros(len(calls) + 1, np.bool_)  # the last one is of what no call launched
+        launches[self.trace.launching_calls] = True
+        for thread in self._in_order(calls.lane[own]):
+            rows = own[calls.lane[own] == thread]
+            slices = _slices(
+                calls.start_ns[rows],
+                details.end_ns[rows],
+                details.name_id[rows],
+                CALL,
+                correlation=calls.correlation[rows],
+                call=np.where(launches[rows], rows, UNKNOWN),
+                **self._step_at(calls.start_ns[rows]),
+            )
+            yield f"CUDA calls, {self._thread_title(thread)}", slices, self.trace.names
 
     def _collective_ranges(self) -> Iterator[tuple[str, Slices, Sequence[str]]]:
         """What the host saw of collectives; their only trace where no device communicated."""
@@ -178,7 +209,7 @@ class _Builder:
             category,
             bytes=ranges.bytes,
             bucket=ranges.bucket,
-            step=self._step_at(ranges.start_ns),
+            **self._step_at(ranges.start_ns),
         )
         yield "collectives, launch to completion", slices, self.trace.names
 
@@ -186,17 +217,19 @@ class _Builder:
         """What a CPU computed, as it is measured."""
         for rank in self.ranks:
             if rank.device is None:
-                events = rank.of(Category.COMPUTE)
-                step = looked_up(rank.step_keys, events.step)
-                slices = _slices(events.start_ns, events.end_ns, events.phase, Category.COMPUTE, step=step)
+                events = rank.captured.of(Category.COMPUTE)
+                step = self._step_at(events.start_ns)
+                slices = _slices(events.start_ns, events.end_ns, events.phase, Category.COMPUTE, **step)
                 yield "compute", slices, PHASES
 
     def _streams(self) -> Iterator[tuple[str, Slices, Sequence[str]]]:
         """What each device did, by stream."""
         activities = select(self.trace.activities, self.activities)
-        launch_ns = looked_up(self.trace.calls.start_ns, self.trace.launching_calls[self.activities])
+        call = self.trace.launching_calls[self.activities]
+        launch_ns = looked_up(self.trace.calls.start_ns, call, NO_TIME)
         row = self.collectives.round_activities(self.trace, self.activities)
         own_bytes = looked_up(self.collectives.bytes, row)
+        feeds, needs = self._needs()
         slices = _slices(
             activities.start_ns,
             activities.end_ns,
@@ -204,27 +237,54 @@ class _Builder:
             activities.category,
             bytes=np.where(activities.bytes == UNKNOWN, own_bytes, activities.bytes),
             bucket=looked_up(self.collectives.bucket, row),
-            step=self._step_at(launch_ns),
             correlation=activities.correlation,
+            call=call if self.trace.call_details else np.full_like(call, UNKNOWN),
+            feeds=feeds[self.activities],
+            needs=needs[self.activities],
+            **self._step_at(launch_ns),
         )
         for device, stream in np.unique(np.stack([activities.device, activities.lane]), axis=1).T.tolist():
             on_stream = select(slices, (activities.device == device) & (activities.lane == stream))
             yield f"GPU {device}, stream {stream}: {_main_category(on_stream)}", on_stream, self.trace.names
 
+    def _needs(self) -> tuple[Ints, Ints]:
+        """For each activity of the trace ``feeds`` and ``needs`` of its slice."""
+        feeds, needs = np.full((2, len(self.trace.activities)), UNKNOWN)
+        for rank in self.ranks:
+            found = rank.blocking.consumers
+            order = np.lexsort((-found.slack_ns, found.consumer))  # of several collectives the closest one stays
+            needs[found.consumer[order]] = rank.events.activity[found.collective[order]]
+        consumers = np.flatnonzero(needs != UNKNOWN)
+        feeds[needs[consumers]] = needs[consumers]
+        return feeds, needs
+
+    def _in_order(self, threads: Ints) -> list[int]:
+        """Each of the threads once, the main one first."""
+        return sorted(distinct(threads), key=lambda thread: (thread != self.process, thread))
+
     def _thread_title(self, thread: int) -> str:
         name = self.trace.threads.get((self.process, thread), "thread")
         return f"main thread {thread}" if thread == self.process else f"{name} {thread}"
 
-    def _step_at(self, time_ns: Ints) -> Ints:
-        """Key of the measured step whose host range holds each instant; a process that is no rank has none."""
-        return self.ranks[0].step_at(time_ns) if self.ranks else np.full_like(time_ns, UNKNOWN)
+    def _step_at(self, time_ns: Ints) -> dict[str, Ints]:
+        """The measured step whose host range holds each instant; a process that is no rank has none."""
+        if not self.ranks or not self.ranks[0].has_steps:
+            return {}
+        steps = self.ranks[0].steps
+        row, (which, times) = steps.index_at(time_ns), steps.occurrence
+        return {
+            "step": looked_up(steps.shown_number, row),
+            "occurrence": looked_up(np.where(times > 1, which, UNKNOWN), row),
+        }
 
 
 def _slices(start_ns: Ints, end_ns: Ints, name_id: Ints, category: Ints | int, **columns: Ints) -> Slices:
     """Slices, of one category or of one each; columns not given hold ``UNKNOWN``."""
     unknown = np.full(len(start_ns), UNKNOWN, np.int64)
     category = np.broadcast_to(np.asarray(category, np.int64), len(start_ns))
-    optional = dict.fromkeys(("bytes", "bucket", "step", "correlation"), unknown)
+    optional = dict.fromkeys(
+        ("bytes", "bucket", "step", "occurrence", "correlation", "call", "feeds", "needs"), unknown
+    )
     return Slices(start_ns, end_ns, name_id, category, **(optional | columns))
 
 

@@ -1,7 +1,9 @@
 """Traces in Chrome's JSON event format, which Perfetto and chrome://tracing open.
 
 Viewers drop a slice that crosses another one of its track, so crossing slices come on tracks of their own. Times are
-microseconds in this format; they are written from integers, with three decimals, and so lose no nanosecond.
+microseconds in this format; they are written from integers, with three decimals, and so lose no nanosecond. Arrows
+("flows") lead from each call to what it launched, and from a collective to what waited for it: viewers bind their ends
+to the slices open at their times, so they follow these in the file.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import IO, TYPE_CHECKING
 import numpy as np
 
 from ddp_prof import __version__
-from ddp_prof.present.perfetto.tracks import CATEGORIES, tracks_of
+from ddp_prof.present.perfetto.tracks import CALL, CATEGORIES, tracks_of
 from ddp_prof.trace import UNKNOWN, select
 from ddp_prof.whole_file import written_whole
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from ddp_prof.present.timeline.model import Source
     from ddp_prof.trace import Ints
 
-_ARGUMENTS = ("bytes", "bucket", "step", "correlation")
+_ARGUMENTS = ("bytes", "bucket", "step", "occurrence", "correlation")
 _ROWS = 65_536
 _COMPRESSION = 3
 
@@ -79,7 +81,7 @@ def _zeros(sources: Sequence[Source]) -> list[int]:
 
 
 def _first_event(source: Source) -> int:
-    tables = (source.trace.activities, source.trace.spans)
+    tables = (source.trace.activities, source.trace.spans, source.trace.calls)
     return min((int(table.start_ns.min()) for table in tables if len(table)), default=0)
 
 
@@ -103,7 +105,9 @@ def _about(sources: Sequence[Source], zeros: Sequence[int]) -> dict[str, object]
 def _events(sources: Sequence[Source], zeros: Sequence[int]) -> Iterator[list[str]]:
     """All events as JSON, some at a time."""
     processes, threads = count(1), count(1)
-    for source, zero_ns in zip(sources, zeros, strict=True):
+    first_calls = np.cumsum([0, *(len(source.trace.calls) for source in sources)]).tolist()
+    first_activities = np.cumsum([0, *(len(source.trace.activities) for source in sources)]).tolist()
+    for source, zero_ns, first_call, first_activity in zip(sources, zeros, first_calls, first_activities, strict=False):
         for process in tracks_of(source.trace, source.ranks):
             title = process.title if len(sources) == 1 else f"{source.title}: {process.title}"
             pid = next(processes)
@@ -111,10 +115,12 @@ def _events(sources: Sequence[Source], zeros: Sequence[int]) -> Iterator[list[st
                 _metadata("process_name", pid, 0, name=title),
                 _metadata("process_sort_index", pid, 0, sort_index=pid),
             ]
-            yield from _process_events(process, pid, threads, zero_ns)
+            yield from _process_events(process, pid, threads, zero_ns, first_call, first_activity)
 
 
-def _process_events(process: ProcessTracks, pid: int, threads: count[int], zero_ns: int) -> Iterator[list[str]]:
+def _process_events(
+    process: ProcessTracks, pid: int, threads: count[int], zero_ns: int, first_call: int, first_activity: int
+) -> Iterator[list[str]]:
     for counter in process.counters:
         yield _counter_events(counter, pid, zero_ns)
     for lane in process.tracks:
@@ -123,7 +129,7 @@ def _process_events(process: ProcessTracks, pid: int, threads: count[int], zero_
             _metadata("thread_name", pid, tid, name=lane.title),
             _metadata("thread_sort_index", pid, tid, sort_index=tid),
         ]
-        yield from _lane_events(lane, pid, tid, zero_ns)
+        yield from _lane_events(lane, pid, tid, zero_ns, first_call, first_activity)
 
 
 def _metadata(kind: str, pid: int, tid: int, **values: str | int) -> str:
@@ -142,8 +148,13 @@ def _counter_events(counter: Counter, pid: int, zero_ns: int) -> list[str]:
     ]
 
 
-def _lane_events(lane: Track, pid: int, tid: int, zero_ns: int) -> Iterator[list[str]]:
-    """A complete event ("X") a slice; viewers take the first of those that start together for the outer one."""
+def _lane_events(
+    lane: Track, pid: int, tid: int, zero_ns: int, first_call: int, first_activity: int
+) -> Iterator[list[str]]:
+    """A complete event ("X") a slice; viewers take the first of those that start together for the outer one.
+
+    Behind them the ends of arrows, at the starts of the slices that they belong to.
+    """
     head = f'{{"ph":"X","pid":{pid},"tid":{tid},"ts":'
     names = {value: json.dumps(_name(lane, value)) for value in np.unique(lane.slices.name_id).tolist()}
     for first in range(0, len(lane.slices), _ROWS):
@@ -159,6 +170,21 @@ def _lane_events(lane: Track, pid: int, tid: int, zero_ns: int) -> Iterator[list
                 strict=True,
             )
         ]
+        launched = (slices.call != UNKNOWN) & (slices.category != CALL)
+        arrows = (
+            ("launch", '"s"', slices.category == CALL, slices.call + first_call),
+            ("launch", '"f","bp":"e"', launched, slices.call + first_call),
+            ("needed by", '"s"', slices.feeds != UNKNOWN, slices.feeds + first_activity),
+            ("needed by", '"f","bp":"e"', slices.needs != UNKNOWN, slices.needs + first_activity),
+        )
+        for name, end, rows, arrow in arrows:
+            linked = np.flatnonzero(rows & ((slices.call != UNKNOWN) | (name != "launch")))
+            if len(linked):
+                times = _microseconds(slices.start_ns[linked] - zero_ns)
+                yield [
+                    f'{{"ph":{end},"pid":{pid},"tid":{tid},"ts":{start},"id":{number},"name":"{name}","cat":"{name}"}}'
+                    for start, number in zip(times, arrow[linked].tolist(), strict=True)
+                ]
 
 
 def _name(lane: Track, name_id: int) -> str:

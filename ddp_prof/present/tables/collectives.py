@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddp_prof.analyze.collectives.exposed_time import WHENS, WHYS
-from ddp_prof.present.columns import Row, Value, ms, times_of
+from ddp_prof.analyze.core.operations import NOTIFY
+from ddp_prof.present.columns import Row, ms, times_of
 from ddp_prof.present.headlines import outliers_text
 from ddp_prof.present.json_documents import collectives_document
 from ddp_prof.present.table_fit import MOST_ROWS
 from ddp_prof.present.table_view import Digest, TableView
-from ddp_prof.present.text import milliseconds
+from ddp_prof.present.text import counted, milliseconds, source_name
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
@@ -23,22 +24,24 @@ if TYPE_CHECKING:
 DIGEST = Digest(
     "exposed_ms",
     (
-        *("collectives", "duration_ms", "wait_ms", "overlapped_ms", "exposed_ms", "exposed_wait_ms"),
+        *("collectives", "duration_ms", "wait_ms", "overlapped_ms", "exposed_ms", "blocking_ms", "exposed_wait_ms"),
         *(f"when_{when}_ms" for when in WHENS),
         *(f"why_{why}_ms" for why in WHYS),
     ),
 )
-BY = ("collective", "step", "bucket")
+BY = ("collective", "step", "bucket", "group")
 """What a row can stand for."""
 MOST_READ = 1000
 """Rows of a few ranks that are shown one by one on a terminal."""
-SUMMED = ("duration", "wait", "overlapped", "exposed", "exposed_wait")
+SUMMED = ("duration", "wait", "overlapped", "exposed", "blocking", "exposed_wait")
 """Times of collectives that are summed in a row of several."""
 
 
 def collectives_view(run: RunAnalysis, result: RunCollectives, headline: Headline, by: str = BY[0]) -> TableView:
     """The collectives of a run, under what was found of them."""
-    title = f"{run.trace} · device: {run.device} · {len(result.collectives):,} collectives\n{headline.text}"
+    count = sum(collective.op != NOTIFY for collective in result.collectives)
+    of_what = f"{source_name(run.trace, run.files)} · device: {run.device} · {counted(count, 'collective')}"
+    title = f"{of_what}\n{headline.text}"
     outliers = [outliers_text(result.outliers)] if result.outliers else []
     notes = [alignment_note(result.alignment), *outliers, *result.warnings]
     if by == BY[0]:
@@ -90,19 +93,22 @@ def _collective_row(collective: Collective, origin_ns: int) -> Row:
         **times_of(collective, "queueing", "duration", "wait", "transfer"),
         "algbw_GB/s": _gigabytes(collective.algbw_bytes_per_s),
         "busbw_GB/s": _gigabytes(collective.busbw_bytes_per_s),
-        **times_of(collective, "overlapped", "exposed", "exposed_wait"),
+        **times_of(collective, "overlapped", "exposed", "blocking", "slack", "exposed_wait"),
+        "consumer": collective.consumer and collective.consumer.name,
+        "held_by": collective.consumer and collective.consumer.held_by,
         **_exposed_columns([collective]),
         "ready_by": collective.ready_source,
     }
 
 
 def _summed_rows(collectives: Sequence[Collective], by: str) -> Iterable[Row]:
-    groups: dict[tuple[tuple[str, Value], ...], list[Collective]] = {}
-    for collective in collectives:
-        groups.setdefault(tuple(_key(collective, by).items()), []).append(collective)
-    for key, members in groups.items():
+    groups: dict[Hashable, list[Collective]] = {}
+    for collective in collectives:  # of two steps of one number each has a row
+        step = collective.step_key if by == "step" else None
+        groups.setdefault((*_key(collective, by).values(), step), []).append(collective)
+    for members in groups.values():
         yield {
-            **dict(key),
+            **_key(members[0], by),
             "collectives": len(members),
             **{f"{name}_ms": ms(_sum_known(getattr(member, f"{name}_ns") for member in members)) for name in SUMMED},
             **_exposed_columns(members),
@@ -119,6 +125,10 @@ def _key(collective: Collective, by: str) -> Row:
     """What the collectives of a row have in common; without buckets the position in the step tells them apart."""
     if by == "step":
         return {"rank": _rank(collective), "step": collective.step}
+    if by == "group":
+        return {
+            "rank": _rank(collective), "group": collective.group, "op": collective.op, "phase": collective.phase,
+        }  # fmt: skip
     index = collective.index if collective.bucket is None else None
     return {
         "rank": _rank(collective), "bucket": collective.bucket, "index": index, "op": collective.op,

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 HOW_TO_READ = (
     "times are medians over the steps of all ranks; those of communication over the steps that communicate; "
-    "overlapped: comm minus exposed; spread: interquartile range of the steps; overlap: share of all communication; "
-    "speedup: over naive"
+    "overlapped: comm minus exposed; spread: interquartile range of the steps; overlap: share of all communication"
 )
 
 
@@ -27,8 +26,14 @@ def compare_view(results: Sequence[TraceOverlap], summaries: Sequence[VariantSum
     """The summaries of some runs, with what is noted of their results."""
     warnings = notes_of_runs(results)
     recorders = ", ".join(dict.fromkeys(map(recorder_name, results)))
-    notes = [HOW_TO_READ, f"recorded by {recorders}", *_other_devices(summaries), *warnings]
+    notes = [how_to_read(summaries), f"recorded by {recorders}", *_other_devices(summaries), *warnings]
     return TableView("", compare_rows(summaries), notes, compare_document(summaries, warnings))
+
+
+def how_to_read(summaries: Iterable[VariantSummary]) -> str:
+    """What the columns hold; speed-ups are there only where a run is the baseline."""
+    is_sped_up = any(summary.speedup is not None for summary in summaries)
+    return f"{HOW_TO_READ}; speedup: over {BASELINE}" if is_sped_up else HOW_TO_READ
 
 
 def _other_devices(summaries: Sequence[VariantSummary]) -> list[str]:
@@ -46,7 +51,7 @@ def compare_rows(summaries: Iterable[VariantSummary]) -> list[Row]:
             "step_ms": ms(summary.step_ns),
             "spread_ms": ms(summary.step_spread_ns),
             "collectives": summary.collectives,
-            **times_of(summary, "comm", "overlapped", "exposed", "tail"),
+            **times_of(summary, "comm", "overlapped", "exposed", "blocking", "tail"),
             "overlap_%": percent(summary.overlap_ratio),
             "in_backward_%": percent(summary.backward_overlap_ratio),
             "speedup": summary.speedup,

@@ -9,6 +9,7 @@ from ddp_prof.present.json_documents import gate_document
 from ddp_prof.present.table_view import TableView
 from ddp_prof.present.tables.overlap import notes_of_runs
 from ddp_prof.present.tables.render import markdown, markdown_text
+from ddp_prof.present.text import source_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,10 +48,12 @@ def check_summary(view: TableView) -> str:
 def verdict_line(checks: Sequence[GateReport]) -> str:
     """What came out, in a line."""
     statuses = [verdict.status for check in checks for verdict in check.verdicts]
-    missed = len(statuses) - statuses.count("passed")
-    if missed:
-        return f"failed, {missed} of {len(statuses)} requirements not met"
-    return f"passed, {len(statuses)} of {len(statuses)} requirements met"
+    failed, unknown = statuses.count("failed"), statuses.count("unknown")
+    of_all = f"of {len(statuses)} requirements"
+    if failed:
+        rest = f", {unknown} cannot be judged" if unknown else ""
+        return f"failed, {failed} {of_all} not met{rest}"
+    return f"unknown, {unknown} {of_all} cannot be judged" if unknown else f"passed, {len(statuses)} {of_all} met"
 
 
 def _row(check: GateReport, verdict: GateResult, *, compared: bool) -> Row:
@@ -83,4 +86,10 @@ def _notes(checks: Sequence[GateReport], baseline: TraceOverlap | None) -> list[
     if baseline is None:
         return [HOW_TO_READ, *partial, *notes_of_runs(runs)]
     runs.append(replace(baseline, label=f"baseline {baseline.label}"))
-    return [HOW_TO_READ, *partial, f"baseline: {baseline.trace}", HOW_TO_READ_BASELINE, *notes_of_runs(runs)]
+    return [
+        HOW_TO_READ,
+        *partial,
+        f"baseline: {source_name(baseline.trace, baseline.files)}",
+        HOW_TO_READ_BASELINE,
+        *notes_of_runs(runs),
+    ]

@@ -44,7 +44,7 @@ def _row(process: ProcessInventory) -> Row:
 def _run_notes(run: Manifest | None) -> list[str]:
     if run is None:
         return []
-    bucket = "" if run.bucket_size_mb is None else f", buckets of at most {run.bucket_size_mb:g} MB"
+    bucket = "" if run.bucket_size_mb is None else f", buckets of at most {run.bucket_size_mb:g} MiB"
     bucket += "".join(f", {extra}" for extra in variant_extras(run.options))
     parameters = sum(parameter.numel for parameter in run.parameters)
     note = (

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 from ddp_prof.analyze.kernels.idle import CAUSES, NOT_BEGUN
 from ddp_prof.analyze.kernels.kernel_times import LEAST_EXECUTIONS
-from ddp_prof.analyze.kernels.kinds import COMMUNICATION
 from ddp_prof.present.columns import Row, ms, percent
 from ddp_prof.present.json_documents import kernels_document
 from ddp_prof.present.table_view import TableView
 from ddp_prof.present.tables.overlap import recorder_name
-from ddp_prof.present.text import plain_name
+from ddp_prof.present.text import counted, plain_name, source_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,7 +37,7 @@ NO_KERNELS = "no kernels were recorded: on a CPU only the program's ranges are k
 
 def kernels_views(result: TraceOverlap, use: DeviceUse, top: int | None = None) -> dict[str, TableView]:
     """The tables by name: ``kernels``, of which the ``top`` ones, ``hidden`` and ``idle``."""
-    title = f"{result.trace} · {recorder_name(result)} · device: {result.device}"
+    title = f"{source_name(result.trace, result.files)} · {recorder_name(result)} · device: {result.device}"
     notes = _kernel_notes(use, top)
     document = kernels_document(result, use, [*notes, *result.warnings])
     kernels = use.kernels[:top]
@@ -78,7 +77,6 @@ def short_name(name: str) -> str:
 
 
 def _kernel_row(kernel: KernelTime, whole_ns: int) -> Row:
-    computes = kernel.kind != COMMUNICATION
     return {
         "kernel": kernel.name,
         "shape": kernel.shape or None,
@@ -88,8 +86,8 @@ def _kernel_row(kernel: KernelTime, whole_ns: int) -> Row:
         "total_ms": ms(kernel.total_ns),
         "of_kernel_time_%": percent(kernel.total_ns / whole_ns if whole_ns else None),
         "median_us": kernel.median_ns / 1e3,
-        "beside": kernel.beside if computes else None,
-        "alone": kernel.alone if computes else None,
+        "beside": kernel.beside,
+        "alone": kernel.alone,
         "slowdown": kernel.slowdown,
     }
 
@@ -124,7 +122,7 @@ def _kernel_notes(use: DeviceUse, top: int | None) -> list[str]:
     if not use.kernels:
         return [NO_KERNELS]
     left_out = len(use.kernels) - len(use.kernels[:top])
-    more = [f"{left_out} more kernels; all of them: --top 0"] if left_out else []
+    more = [f"{counted(left_out, 'more kernel')}; all of them: --top 0"] if left_out else []
     shapes = [] if any(kernel.shape for kernel in use.kernels) else [_NO_SHAPES]
     return [_SUMMED, _SLOWDOWN, *shapes, *more]
 

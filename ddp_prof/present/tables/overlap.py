@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddp_prof.present.columns import Row, percent, times_of
+from ddp_prof.present.columns import Row, ms, percent, times_of
 from ddp_prof.present.headlines import outliers_text
 from ddp_prof.present.json_documents import overlap_document
 from ddp_prof.present.table_view import Digest, TableView
+from ddp_prof.present.text import milliseconds, source_name
 from ddp_prof.trace import SOURCE_NAMES
 
 if TYPE_CHECKING:
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.overlap.overlap import RankOverlap, StepOverlap, TraceOverlap
 
 
-_SUMMED = ("kernels", "collectives", "compute_ms", "comm_ms", "overlapped_ms", "exposed_ms")
-DIGEST = Digest("exposed_ms", (*_SUMMED, "window_ms", "compute_only_ms", "exposed_memory_ms", "idle_ms", "tail_ms"))
+_SUMMED = ("kernels", "collectives", "compute_ms", "comm_ms", "overlapped_ms", "exposed_ms", "blocking_ms")
+_OF_STEPS = ("step_ms", "window_ms", "compute_only_ms", "exposed_memory_ms", "idle_ms", "tail_ms")
+DIGEST = Digest("exposed_ms", (*_SUMMED, *_OF_STEPS))
 
 
 def overlap_view(result: TraceOverlap, *, by_step: bool) -> TableView:
@@ -29,12 +31,17 @@ def overlap_view(result: TraceOverlap, *, by_step: bool) -> TableView:
         of_node: Row = {"node": rank.node} if has_nodes else {}
         of_rank = [_step_row(rank, step) for step in rank.steps] if by_step else [_rank_row(rank)]
         rows += [{"run": run, **of_node, **row} for row in of_rank]
-    return TableView(_title(result), rows, overlap_notes(result), overlap_document(result), digest=DIGEST)
+    notes = overlap_notes(result)
+    if by_step and (twice_ns := sum(rank.windows_twice_ns for rank in result.ranks)):
+        notes.append(
+            f"windows of steps overlap: sums of them, and of their parts, count {milliseconds(twice_ns)} more than once"
+        )
+    return TableView(_title(result), rows, notes, overlap_document(result), digest=DIGEST)
 
 
 def _title(result: TraceOverlap) -> str:
     """What was measured, and how much of it could be placed in a step."""
-    parts = [str(result.trace), recorder_name(result), f"device: {result.device}"]
+    parts = [source_name(result.trace, result.files), recorder_name(result), f"device: {result.device}"]
     attribution = result.attribution
     if attribution.device_time:
         kind = "device time" if result.device == "cuda" else "time"
@@ -51,8 +58,18 @@ def recorder_name(result: TraceOverlap) -> str:
 def overlap_notes(result: TraceOverlap) -> list[str]:
     """What could not be known or was assumed, a line each."""
     reasons = [f"{rank.name}: no overlap figure: {rank.reason}" for rank in result.ranks if rank.reason]
+    unknown = {
+        rank.dependencies.reason: "" if rank.blocking_ns is None and not _knows_some(rank) else " of all steps"
+        for rank in result.ranks
+        if not rank.reason and rank.dependencies and rank.dependencies.reason
+    }
+    reasons += [f"blocking is not known{which}: {reason}" for reason, which in unknown.items()]
     outliers = [outliers_text(result.outliers)] if result.outliers else []
-    return [*reasons, *outliers, *result.warnings]
+    return [*reasons, *outliers, *result.about_lengths, *result.warnings]
+
+
+def _knows_some(rank: RankOverlap) -> bool:
+    return any(step.blocking_ns is not None for step in rank.steps)
 
 
 def notes_of_runs(results: Sequence[TraceOverlap]) -> list[str]:
@@ -80,7 +97,7 @@ def _rank_row(rank: RankOverlap) -> Row:
         "steps": len(rank.told_steps),
         "kernels": rank.kernels,
         "collectives": rank.collectives,
-        **times_of(rank, "compute", "comm", "overlapped", "exposed"),
+        **times_of(rank, "compute", "comm", "overlapped", "exposed", "blocking"),
         "overlap_%": percent(rank.overlap_ratio),
         "in_backward_%": percent(rank.backward_overlap_ratio),
     }
@@ -92,7 +109,10 @@ def _step_row(rank: RankOverlap, step: StepOverlap) -> Row:
         "step": step.step,
         "kernels": step.kernels,
         "collectives": step.collectives,
-        **times_of(step, "window", "compute_only", "overlapped", "exposed", "exposed_memory", "idle", "comm"),
-        "overlap_%": percent(step.overlapped_ns / step.comm_ns if step.comm_ns else None),
+        "step_ms": ms(step.length.ns),
+        **times_of(
+            step, "window", "compute_only", "overlapped", "exposed", "exposed_memory", "idle", "comm", "blocking"
+        ),
+        "overlap_%": percent(step.overlap_ratio),
         **times_of(step, "tail"),
     }

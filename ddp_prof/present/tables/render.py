@@ -22,7 +22,7 @@ from ddp_prof.present.table_fit import (
     shorten,
     terminal_width,
 )
-from ddp_prof.printable import printable
+from ddp_prof.printable import printable, printable_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -119,13 +119,13 @@ def _print_table(view: TableView, own: Sequence[str], shared: Sequence[str], opt
     width = None if options.wide else terminal_width()
     # With a height, too: without one, rich takes a terminal that is called dumb for 80 characters wide.
     console = Console(width=width or ENDLESS, height=ENDLESS, highlight=False, emoji=False)
-    whole = view.rows_to_read
+    whole = () if view.is_text and not options.columns else view.rows_to_read
     short = shorten(whole, view.digest) if view.digest and width is not None else whole
     rows = only(short if width is None else cut_names(short), options.columns)
     is_whole = width is None or options.columns or not rows
     fitted = Fitted(columns_of(rows)) if is_whole else fit_columns(rows, width or ENDLESS)
     if view.title:
-        console.print(Text("\n".join(map(printable, view.title.split("\n"))), style="bold"))
+        console.print(Text(printable_lines(view.title), style="bold"))
     if rows and width is None:
         sys.stdout.writelines(f"{line}\n" for line in plain_lines(rows, fitted.shown))
     elif rows:

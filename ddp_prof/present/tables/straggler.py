@@ -9,6 +9,7 @@ from ddp_prof.present.headlines import skew_headline
 from ddp_prof.present.json_documents import skew_document
 from ddp_prof.present.table_view import Digest, TableView
 from ddp_prof.present.tables.collectives import alignment_note
+from ddp_prof.present.text import counted, source_name
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
@@ -21,21 +22,23 @@ DIGEST = Digest("costs_others_ms", ("collectives", "last_collectives", "last_ste
 def skew_view(run: RunAnalysis, skew: RunSkew) -> TableView:
     """A row a rank."""
     headline = skew_headline(skew).text
-    title = f"{run.trace} · device: {run.device}"
+    title = f"{source_name(run.trace, run.files)} · device: {run.device}"
     if skew.reason:  # a table would be of zeros
         return TableView(f"{title}\n{headline}", [], skew.warnings, skew_document(run, skew, headline))
     rows: list[Row] = [{"run": run.label, **_row(rank, skew)} for rank in skew.ranks]
-    notes = [*(_OF_STEPS if skew.has_steps else _OF_THE_CAPTURE), alignment_note(skew.alignment), *skew.warnings]
-    title += f" · {len(skew.steps) if skew.has_steps else 0} steps\n{headline}"
-    return TableView(title, rows, notes, skew_document(run, skew, headline), digest=DIGEST)
+    notes = [*(_OF_STEPS if skew.steps else _OF_THE_CAPTURE), alignment_note(skew.alignment), *skew.warnings]
+    steps = f" · {counted(len(skew.steps), 'step')}" if skew.has_steps else ""
+    return TableView(f"{title}{steps}\n{headline}", rows, notes, skew_document(run, skew, headline), digest=DIGEST)
 
 
-_LATER = "lag: how much later than the other ranks' median it arrives, at most in"
 _OF_STEPS = (
-    f"{_LATER} a step; its median over the steps",
+    "lag: how much later than the other ranks' median it arrives, at most in a step; its median over the steps",
     "exposed wait and what it costs others: mean of a step",
 )
-_OF_THE_CAPTURE = (f"{_LATER} the capture", "exposed wait and what it costs others: of the whole capture")
+_OF_THE_CAPTURE = (
+    "lag: how much later than the other ranks' median it arrives; its median over the collectives",
+    "exposed wait and what it costs others: of the whole capture",
+)
 
 
 def _row(rank: RankSkew, skew: RunSkew) -> Row:
@@ -45,8 +48,8 @@ def _row(rank: RankSkew, skew: RunSkew) -> Row:
         "rank": rank.name.removeprefix("rank "),
         "collectives": rank.collectives,
         "last_collectives": rank.last_collectives,
-        "last_steps": rank.last_steps if skew.has_steps else None,
-        "last_%": 100 * rank.last_steps / steps if skew.has_steps and steps else None,
+        "last_steps": rank.last_steps if steps else None,
+        "last_%": 100 * rank.last_steps / steps if steps else None,
         "lag_ms": ms(rank.lag_ns),
         "worst_lag_ms": ms(rank.worst_lag_ns),
         "exposed_wait_ms": None if rank.exposed_wait_ns is None else rank.exposed_wait_ns / per_step,

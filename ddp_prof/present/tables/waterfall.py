@@ -23,10 +23,9 @@ def waterfall_rows(waterfall: Waterfall) -> list[Row]:
     if not waterfall.budgets:
         return []
     first = waterfall.budgets[0]
-    rows = [_row(first.label, first, first.step_ns, knows_wait=first.knows_wait)]
-    for before, after, change in zip(waterfall.budgets, waterfall.budgets[1:], waterfall.changes, strict=False):
-        knows_wait = before.knows_wait or after.knows_wait
-        rows.append(_row(f"{change.before} -> {change.after}", change, after.step_ns, knows_wait=knows_wait))
+    rows = [_row(first.label, first, first.step_ns)]
+    for after, change in zip(waterfall.budgets[1:], waterfall.changes, strict=True):
+        rows.append(_row(f"{change.before} -> {change.after}", change, after.step_ns))
     return rows
 
 
@@ -51,6 +50,7 @@ def waterfall_notes(waterfall: Waterfall) -> list[str]:
             "within ±: steps of both runs scatter too much to tell a change (95 % interval); the CSV has the figure",
         ]
     notes += [f"{label}: left out, its trace marks no steps" for label in waterfall.left_out]
+    notes += [f"{label}: left out, its trace does not tell how long its steps took" for label in waterfall.untimed]
     notes += [f"{label}: left out, its trace does not tell all that ran in its steps" for label in waterfall.unknown]
     notes += [f"{label}: left out, it ran on another device than the first run" for label in waterfall.other_device]
     notes += [
@@ -74,20 +74,18 @@ def _contention_note(found: Contention) -> str:
     )
 
 
-def _row(name: str, parts: Budget | Change, step_ns: int, *, knows_wait: bool) -> Row:
-    """A row; waiting that is part of transfer and tail is not known, and not 0."""
+def _row(name: str, parts: Budget | Change, step_ns: int) -> Row:
     return {
         "from -> to": name,
         **times_of(parts, *PARTS),
-        **({} if knows_wait else {"wait_ms": None}),
         "sum_ms": ms(parts.step_ns),
         "step_ms": ms(step_ns),
     }
 
 
 HOW_TO_READ_CHANGES = (
-    "before and after: mean step of both runs by parts; ±: half of the change's 95 % interval; a smaller change is "
-    "within the spread; launches are measured from the end of backward's compute"
+    "before and after: mean step of both runs by parts, while other tables hold medians; ±: half of the change's 95 % "
+    "interval; a smaller change is within the spread; launches are measured from the end of backward's compute"
 )
 
 
@@ -110,10 +108,9 @@ def change_rows(changes: Sequence[PartChange]) -> list[Row]:
 def change_texts(changes: Sequence[PartChange]) -> list[str]:
     """Each change beyond the spread in a line: ``tail +4.0 ms: bucket 3 launches 4.0 ms later``."""
     return [
-        f"{change.part} {change.change_ns / 1e6:+.2f} ms"
-        + (f": {collective_change_text(change.cause)}" if change.cause else "")
+        f"{change.part} {by_ns / 1e6:+.2f} ms" + (f": {collective_change_text(change.cause)}" if change.cause else "")
         for change in changes
-        if change.is_beyond_spread
+        if (by_ns := change.change_ns) is not None and change.is_beyond_spread
     ]
 
 
@@ -125,7 +122,7 @@ def collective_change_text(change: CollectiveChange) -> str:
 
 _MOVES = {
     LAUNCH: ("launches", "later", "earlier"),
-    QUEUEING: ("queues", "longer", "shorter"),
+    QUEUEING: ("starts", "later after its launch", "sooner after its launch"),
     WAIT: ("waits for a peer", "longer", "shorter"),
     TRANSFER: ("transfers", "longer", "shorter"),
     DURATION: ("takes", "longer", "shorter"),
@@ -133,6 +130,8 @@ _MOVES = {
 
 
 def _told(change: PartChange) -> str:
+    if change.change_ns is None:
+        return "not known"
     if change.is_beyond_spread is None:
         return "too few steps"
     if not change.is_beyond_spread:

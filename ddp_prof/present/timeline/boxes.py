@@ -28,8 +28,8 @@ class View(NamedTuple):
     end_ns: int
 
     def holds(self, start_ns: Ints, end_ns: Ints) -> Mask:
-        """Which intervals are seen, if only in part."""
-        seen: Mask = (start_ns < self.end_ns) & (end_ns > self.start_ns)
+        """Which intervals are seen, if only in part; an instant lasts as long as a nanosecond."""
+        seen: Mask = (start_ns < self.end_ns) & (np.maximum(end_ns, start_ns + 1) > self.start_ns)
         return seen
 
 

@@ -34,10 +34,10 @@ def headline(model: Timeline) -> str:
 
 def axis_title(model: Timeline) -> str:
     """What time 0 is."""
-    marks = [panel.steps[0].number for panel in model.panels if panel.steps]
+    marks = [panel.step_names[panel.steps[0].key] for panel in model.panels if panel.steps]
     if not marks:
         return "time since the first compute, communication or copy"
-    return f"time since the start of step {marks[0]}" if len(set(marks)) == 1 else "time since the first step shown"
+    return f"time since the start of {marks[0]}" if len(set(marks)) == 1 else "time since the first step shown"
 
 
 def box_title(lane: Lane, category: str, name_id: int, bucket: int, longest: int = MAX_NAME) -> str:
@@ -50,10 +50,10 @@ def box_title(lane: Lane, category: str, name_id: int, bucket: int, longest: int
     return f"collective of bucket {bucket}: {name}"
 
 
-def box_label(lane: Lane, category: str, name_id: int, bucket: int, step: int) -> str:
+def box_label(lane: Lane, category: str, name_id: int, bucket: int) -> str:
     """What is written in a box of a picture where there is room."""
     if category == theme.STEP:
-        return f"step {step}"
+        return lane.names[name_id].partition(":")[0]
     if lane.kind == COMMUNICATION:
         return f"bucket {bucket}" if bucket != UNKNOWN else ""
     # Kernels are many and narrow; phases and what a CPU computes in them are few and wide.

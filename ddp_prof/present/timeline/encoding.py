@@ -10,7 +10,7 @@ it back::
     duration   end less start, likewise
     category   index into ``theme.CATEGORIES``
     title      index into the page's titles
-    step       number of the step less that of the box before
+    step       key of the step less that of the box before
     bytes      as it is
 """
 
@@ -154,7 +154,7 @@ def pack_folded(
 
     Three tables: the boxes of these lanes; for each box shown ``call`` (see :func:`_links`), ``shape`` and ``phase``,
     0 where there is none; and of the collectives among them ``box``, less that of the row before, ``part``, an index
-    into ``captions.EXPOSED_PARTS`` or its length for what is overlapped, and ``ns``.
+    into ``captions.EXPOSED_PARTS``, its length for what is overlapped or one more for the transfer, and ``ns``.
 
     Args:
         lanes: The lanes that are folded at first.
@@ -248,8 +248,11 @@ def _exposed(shown: Sequence[PackedRow], explained: Sequence[Explained]) -> dict
         if len(rows):
             which = row.boxes.collective[rows]
             pairs = found.exposure.pairs_ns[which].reshape(len(rows), -1)
-            all_ns = np.concatenate([pairs, found.exposure.overlapped_ns[which][:, None]], axis=1)
-            at, part = np.nonzero(all_ns)
+            beside = np.stack([found.exposure.overlapped_ns[which], found.transfer_ns[which]], axis=1)
+            all_ns = np.concatenate([pairs, beside], axis=1)
+            told = all_ns != 0
+            told[:, -1] = all_ns[:, -1] != UNKNOWN
+            at, part = np.nonzero(told)
             boxes.append(offset + rows[at])
             parts.append(part)
             lengths.append(all_ns[at, part])
@@ -312,9 +315,9 @@ def _rows_of(placed: Placed, boxes: Boxes) -> Iterator[PackedRow]:
 
 def _title(lane: Lane, boxes: Boxes, row: int) -> tuple[str, str, int]:
     category = theme.CATEGORIES[int(boxes.category[row])]
-    name_id, bucket, step = int(boxes.name_id[row]), int(boxes.bucket[row]), int(boxes.step[row])
+    name_id, bucket = int(boxes.name_id[row]), int(boxes.bucket[row])
     title = box_title(lane, category, name_id, bucket, LONGEST_TITLE)
-    return title, box_label(lane, category, name_id, bucket, step), bucket
+    return title, box_label(lane, category, name_id, bucket), bucket
 
 
 def overview(boxes: Boxes, start_ns: int, end_ns: int) -> dict[int, str]:

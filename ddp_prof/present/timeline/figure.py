@@ -29,15 +29,16 @@ def draw_timeline(model: Timeline) -> go.Figure:
     import plotly.graph_objects as go
 
     layout = lay_out(model)
-    figure = go.Figure(data=[go.Bar(bars) for bars in _bars(model, layout)])
-    figure.update_layout(figure_layout(model, layout))
-    figure.update_layout(
-        title=chart_title(as_text(headline(model)), _subtitle(model)),
-        barmode="overlay",
-        bargap=0.01,  # none at all, and Plotly rounds boxes to whole pixels
-        uniformtext={"mode": "hide", "minsize": theme.FONT_SIZE - 1},
+    return go.Figure(
+        [go.Bar(bars) for bars in _bars(model, layout)],
+        {
+            **figure_layout(model, layout),
+            "title": chart_title(as_text(headline(model)), _subtitle(model)),
+            "barmode": "overlay",
+            "bargap": 0.01,  # none at all, and Plotly rounds boxes to whole pixels
+            "uniformtext": {"mode": "hide", "minsize": theme.FONT_SIZE - 1},
+        },
     )
-    return figure
 
 
 def _subtitle(model: Timeline) -> str:
@@ -123,5 +124,5 @@ def _text(lane: Lane, category: str, boxes: Boxes, row: int, shown_ns: int) -> s
     duration_ns, name_id = int(boxes.end_ns[row] - boxes.start_ns[row]), int(boxes.name_id[row])
     if category == theme.STEP and duration_ns >= shown_ns // 4:
         return lane.names[name_id]
-    label = box_label(lane, category, name_id, int(boxes.bucket[row]), int(boxes.step[row]))
+    label = box_label(lane, category, name_id, int(boxes.bucket[row]))
     return f"{label}<br>{milliseconds(duration_ns)}" if lane.kind == STRIP else label

@@ -25,15 +25,15 @@ INFERRED = "backward (inferred: launched by autograd's threads)"
 
 def host_lane(rank: RankEvents, view: View) -> Lane:
     """Steps on the upper row, their phases below."""
-    seen = view.holds(rank.steps.start_ns, rank.steps.end_ns) & rank.has_steps
-    numbers = rank.step_keys[seen]
+    measured, rank = rank, rank.captured
+    seen = np.flatnonzero(view.holds(rank.steps.start_ns, rank.steps.end_ns) & rank.has_steps)
     steps = make_boxes(
         view,
         rank.steps.start_ns[seen],
         rank.steps.end_ns[seen],
-        codes_of(theme.STEP, len(numbers)),
-        name_id=np.arange(len(numbers), dtype=np.int64),
-        step=numbers,
+        codes_of(theme.STEP, len(seen)),
+        name_id=np.arange(len(seen), dtype=np.int64),
+        step=rank.step_keys[seen],
     )
     told, inferred = (
         select(item, view.holds(item.start_ns, item.end_ns)) for item in (rank.phases, rank.inferred_backward)
@@ -44,20 +44,22 @@ def host_lane(rank: RankEvents, view: View) -> Lane:
         phases.start_ns,
         phases.end_ns,
         PHASE_CODE[phases.kind],
-        name_id=np.repeat([UNKNOWN, len(numbers)], [len(told), len(inferred)]),
+        name_id=np.repeat([UNKNOWN, len(seen)], [len(told), len(inferred)]),
         step=rank.step_at(phases.start_ns),
         level=stack(phases.start_ns, phases.end_ns) + steps.level.max(initial=-1) + 1,
     )
-    parts = select(rank.breakdown, seen)
-    names = map(_step_title, numbers.tolist(), parts.comm_ns.tolist(), parts.overlapped_ns.tolist())
-    return Lane("host", HOST, concatenate(steps, ranges), (*names, INFERRED))
+    parts = measured.breakdown
+    columns = (measured.step_keys.tolist(), parts.comm_ns.tolist(), parts.overlapped_ns.tolist())
+    shares = {key: times for key, *times in zip(*columns, strict=True)}
+    keys, names = rank.step_keys.tolist(), rank.steps.names
+    titles = [_step_title(names[row], *shares.get(keys[row], (0, 0))) for row in seen.tolist()]
+    return Lane("host", HOST, concatenate(steps, ranges), (*titles, INFERRED))
 
 
-def _step_title(number: int, comm_ns: int, overlapped_ns: int) -> str:
+def _step_title(name: str, comm_ns: int, overlapped_ns: int) -> str:
     if not comm_ns:
-        return f"step {number}"
-    share = percent(overlapped_ns / comm_ns)
-    return f"step {number}: {share} of {milliseconds(comm_ns)} communication overlapped"
+        return name
+    return f"{name}: {percent(overlapped_ns / comm_ns)} of {milliseconds(comm_ns)} communication overlapped"
 
 
 def range_lanes(rank: RankEvents, view: View) -> Iterator[Lane]:

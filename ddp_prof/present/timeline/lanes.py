@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.analyze.intervals import union
+from ddp_prof.analyze.intervals import Intervals, union_of_one
 from ddp_prof.present import theme
 from ddp_prof.present.timeline.boxes import CODE, PHASE_CODE, codes_of, make_boxes
 from ddp_prof.present.timeline.host_lanes import call_lanes, host_lane, range_lanes
@@ -15,7 +15,6 @@ from ddp_prof.trace import UNKNOWN, Category, distinct, empty, looked_up, select
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.core.rank_events import RankEvents
-    from ddp_prof.analyze.intervals import Intervals
     from ddp_prof.present.timeline.boxes import View
     from ddp_prof.present.timeline.model import Explained
     from ddp_prof.trace import Ints, Mask
@@ -37,25 +36,6 @@ _DRAWN_AS = {
 _STRIP_TITLE = "where time goes"
 
 
-def divide(windows: Intervals, compute: Intervals, communication: Intervals, memory: Intervals) -> dict[str, Intervals]:
-    """The parts of steps' windows by category, as ``analyze.partition`` measures them; their lengths sum to them.
-
-    Args:
-        windows: The windows.
-        compute: All compute of the device.
-        communication: What the steps launched; it lies in the windows.
-        memory: All copies and memory sets of the device.
-    """
-    busy = compute | communication
-    return {
-        theme.COMPUTE_ONLY: (compute & windows) - communication,
-        theme.OVERLAPPED: communication & compute,
-        theme.EXPOSED: communication - compute,
-        theme.EXPOSED_MEMORY: (memory & windows) - busy,
-        theme.IDLE: windows - (busy | memory),
-    }
-
-
 def lanes_of(rank: RankEvents, view: View, explained: Explained) -> tuple[Lane, ...]:
     """The lanes of a rank, top to bottom; without those that would be empty."""
     lanes = [host_lane(rank, view), *range_lanes(rank, view), *call_lanes(rank, view)]
@@ -70,11 +50,11 @@ def lanes_of(rank: RankEvents, view: View, explained: Explained) -> tuple[Lane, 
 
 
 def _host_compute_lane(rank: RankEvents, view: View) -> Lane:
-    events = rank.of(Category.COMPUTE)
+    events = rank.captured.of(Category.COMPUTE)
     events = select(events, view.holds(events.start_ns, events.end_ns))
-    numbers = looked_up(rank.step_keys, events.step)
+    steps = looked_up(rank.captured.step_keys, events.step)
     return Lane(
-        "compute", COMPUTE, make_boxes(view, events.start_ns, events.end_ns, PHASE_CODE[events.phase], step=numbers)
+        "compute", COMPUTE, make_boxes(view, events.start_ns, events.end_ns, PHASE_CODE[events.phase], step=steps)
     )
 
 
@@ -98,6 +78,7 @@ def _host_communication_lane(rank: RankEvents, view: View, explained: Explained)
 
 def _device_lanes(rank: RankEvents, view: View, explained: Explained) -> list[Lane]:
     """A lane for each stream and what it does there."""
+    rank = rank.captured
     activities, event_of = rank.trace.activities, _event_of(rank)
     seen = np.flatnonzero(view.holds(activities.start_ns, activities.end_ns) & _on_device(rank))
     lanes = []
@@ -134,8 +115,10 @@ def _device_boxes(
         columns |= {"shape": trace.shape_id[rows], "registers": trace.registers[rows]}
     if category == Category.COMMUNICATION:
         found = columns["collective"] = _collectives(explained, start, end, activities.lane[rows])
-        noted = looked_up(explained.timings.bytes, found)
-        columns["bytes"] = np.where(columns["bytes"] == UNKNOWN, noted, columns["bytes"])
+        for name in ("bucket", "bytes"):  # as they are measured, where they are
+            columns[name] = np.where(
+                found == UNKNOWN, columns[name], looked_up(getattr(explained.timings, name), found)
+            )
     drawn_as = PHASE_CODE[phase] if category == Category.COMPUTE else codes_of(_DRAWN_AS[category], len(rows))
     return make_boxes(view, start, end, drawn_as, **columns)
 
@@ -160,7 +143,7 @@ def _on_device(rank: RankEvents) -> Mask:
 
 
 def _event_of(rank: RankEvents) -> Ints:
-    """Row of the event that each activity is, ``UNKNOWN`` for what is not measured, such as warm-up."""
+    """Row of the event that each activity of the trace is, ``UNKNOWN`` for those of other ranks."""
     event = np.full(len(rank.trace.activities), UNKNOWN, np.int64)
     measured = rank.events.activity != UNKNOWN
     event[rank.events.activity[measured]] = np.flatnonzero(measured)
@@ -168,44 +151,56 @@ def _event_of(rank: RankEvents) -> Ints:
 
 
 def _strip_lane(rank: RankEvents, view: View) -> Lane:
-    """Each instant of the steps' windows once, also where windows cross; a box belongs to the step that began last.
+    """Each instant of the view once; a box belongs to the measured step whose window it lies in.
 
-    Windows of a device cross where a step's work was launched before the last step's was done.
+    Where windows cross, as where a step's work was launched before the last step's was done, to the one begun last.
     """
-    parts = rank.breakdown
-    rows = np.flatnonzero(view.holds(parts.start_ns, parts.end_ns) & (parts.window_ns > 0))
-    if not len(rank.events) or not len(rows):  # without events nothing is known of what it did, not even that it idled
+    if not len(rank.captured.events):  # nothing is known of what it did, not even that it idled
         return Lane(_STRIP_TITLE, STRIP, empty(Boxes))
-    rows = rows[np.argsort(parts.start_ns[rows], kind="stable")]
-    begins, numbers = parts.start_ns[rows], rank.step_keys[rows]
-    divided = _divided(rank, rows)
+    begins, owners = _owners(rank)
+    divided = divide(rank.captured, view)
     pieces = [cut(part, begins) for part in divided.values()]
     start, end = (np.concatenate(column) for column in zip(*pieces, strict=True))
     category = np.repeat([CODE[name] for name in divided], [len(starts) for starts, _ in pieces])
     order = np.argsort(start, kind="stable")
-    order = order[view.holds(start, end)[order]]
     start, end = start[order], end[order]
-    step = numbers[np.searchsorted(begins, start, side="right") - 1]
+    step = looked_up(owners, np.searchsorted(begins, start, side="right") - 1)
     boxes = make_boxes(view, start, end, category[order], step=step, level=np.zeros_like(start))
     return Lane(_STRIP_TITLE, STRIP, boxes)
 
 
-def _divided(rank: RankEvents, rows: Ints) -> dict[str, Intervals]:
-    """The windows of some steps, divided by all that ran but the communication of other steps."""
-    parts = rank.breakdown
-    communication = rank.of(Category.COMMUNICATION)
-    launched = select(communication, np.isin(communication.step, rows))
-    divided = divide(
-        union(parts.start_ns[rows], parts.end_ns[rows]),
-        rank.union_of(Category.COMPUTE),
-        union(launched.start_ns, launched.end_ns),
-        rank.union_of(Category.MEMORY),
+def _owners(rank: RankEvents) -> tuple[Ints, Ints]:
+    """From when on which measured step owns what runs, ``UNKNOWN`` for none: before the first time none does."""
+    windows = rank.breakdown
+    rows = np.flatnonzero(windows.window_ns > 0)
+    rows = rows[np.argsort(windows.start_ns[rows], kind="stable")]
+    start, over = windows.start_ns[rows], np.maximum.accumulate(windows.end_ns[rows])
+    is_last = over < np.append(start[1:], np.iinfo(np.int64).max)
+    times = np.concatenate([start, over[is_last]])
+    owners = np.concatenate([rank.step_keys[rows], np.full(int(is_last.sum()), UNKNOWN)])
+    order = np.argsort(times, kind="stable")
+    return times[order], owners[order]
+
+
+def divide(rank: RankEvents, view: View) -> dict[str, Intervals]:
+    """The view by what a rank did in it, as ``analyze.core.step_breakdown`` measures it; the lengths sum to it."""
+    window = union_of_one(view.start_ns, view.end_ns)
+    compute, communication, memory = (
+        rank.union_of(category) & window for category in (Category.COMPUTE, Category.COMMUNICATION, Category.MEMORY)
     )
+    busy = compute | communication
+    parts = {
+        theme.COMPUTE_ONLY: compute - communication,
+        theme.OVERLAPPED: communication & compute,
+        theme.EXPOSED: communication - compute,
+        theme.EXPOSED_MEMORY: memory - busy,
+        theme.IDLE: window - (busy | memory),
+    }
     for category in (Category.OTHER, Category.UNKNOWN):  # it is not known what runs, but the device is not idle
         running = rank.union_of(category)
-        divided[_DRAWN_AS[category]] = divided[theme.IDLE] & running
-        divided[theme.IDLE] = divided[theme.IDLE] - running
-    return divided
+        parts[_DRAWN_AS[category]] = parts[theme.IDLE] & running
+        parts[theme.IDLE] = parts[theme.IDLE] - running
+    return parts
 
 
 def cut(intervals: Intervals, at_ns: Ints) -> tuple[Ints, Ints]:

@@ -8,10 +8,10 @@ For each rank, top to bottom::
     compute        a lane a stream; coloured by the phase that launched it
     communication  a lane a stream; what is in flight at the same time is stacked
     copies
-    where time     compute only, overlapped, exposed, exposed memory, idle: the parts of the steps' windows,
-    goes           from the same algebra and the same events as the table, so that their sums are its figures
-                   (but what is in the windows of two steps is drawn once, and what was idle to the table while a CUDA
-                   graph ran that was recorded whole is shown as that)
+    where time     compute only, overlapped, exposed, exposed memory, idle: each instant that is held is one of these,
+    goes           from the same algebra as the table and all events of the rank, warm-up included. So a window's sums
+                   are those of its device, a step's in the table without what other steps launched (and what was idle
+                   to the table while a CUDA graph ran that was recorded whole is shown as that)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ddp_prof.trace import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ddp_prof.analyze.collectives.exposed_time import Exposure
     from ddp_prof.analyze.collectives.timing import CollectiveTimings
@@ -49,11 +49,13 @@ class Explained(NamedTuple):
     """The collectives of a rank, and when and why each is exposed; row by row.
 
     Attributes:
+        transfer_ns: How long each moved bytes, ``UNKNOWN`` where no peer is known; see ``RunAnalysis.transfers_ns``.
         knows_wait: Whether waiting for peers is told from transfer.
     """
 
     timings: CollectiveTimings
     exposure: Exposure
+    transfer_ns: Ints
     knows_wait: bool
 
 
@@ -81,7 +83,7 @@ class Boxes(Table):
         end_ns: End.
         category: Index into ``theme.CATEGORIES``.
         name_id: Index into :attr:`Lane.names`; ``UNKNOWN`` where the category says it all.
-        step: Number of the step it belongs to, ``UNKNOWN`` where to none.
+        step: Key of the measured step it belongs to, ``UNKNOWN`` where to none; see ``Steps.keys``.
         bucket: Bucket that it carries, ``UNKNOWN`` where not told.
         bytes: Bytes that it moves, ``UNKNOWN`` where not told.
         phase: Index into ``range_names.PHASES`` of the phase that launched it, ``UNKNOWN`` where not told.
@@ -151,9 +153,9 @@ class RankLanes:
 
 
 class StepMark(NamedTuple):
-    """Where a step lies, from the panel's time 0, over all its ranks."""
+    """Where a step lies, from the panel's time 0, over all its ranks; and its key, see ``Steps.keys``."""
 
-    number: int
+    key: int
     start_ns: int
     end_ns: int
 
@@ -167,8 +169,10 @@ class Panel:
         device: ``cuda`` or ``cpu``.
         facts: What else is known of the run, a short text each.
         steps: The steps shown.
-        start_ns: Start of what is shown, from time 0: the start of the first step shown on any rank.
+        step_names: What all measured steps are called, by ``Steps.keys``.
+        start_ns: Start of what is held, from time 0: the start of the first step shown on any rank.
         end_ns: Its end.
+        home_ns: From when to when a page shows it at first.
     """
 
     title: str
@@ -176,8 +180,10 @@ class Panel:
     facts: tuple[str, ...]
     ranks: tuple[RankLanes, ...]
     steps: tuple[StepMark, ...]
+    step_names: Mapping[int, str]
     start_ns: int
     end_ns: int
+    home_ns: tuple[int, int]
 
     @property
     def overlap_ratio(self) -> float | None:
@@ -200,10 +206,16 @@ class Timeline:
 
     @property
     def start_ns(self) -> int:
-        """Start of what is shown; not after 0."""
+        """Start of what is held; not after 0."""
         return min((panel.start_ns for panel in self.panels), default=0)
 
     @property
     def end_ns(self) -> int:
-        """End of what is shown."""
+        """End of what is held."""
         return max((panel.end_ns for panel in self.panels), default=0)
+
+    @property
+    def home_ns(self) -> tuple[int, int]:
+        """From when to when a page shows it at first: the measured steps of all panels."""
+        starts, ends = zip(*(panel.home_ns for panel in self.panels), strict=True) if self.panels else ([0], [0])
+        return min(starts), max(ends)

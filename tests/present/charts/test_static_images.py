@@ -96,6 +96,19 @@ def test_however_a_browser_breaks_off_it_is_one_clear_error(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_browser_that_speaks_another_language_is_one_clear_error_and_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Choreographer logs a traceback of what it cannot read, and goes on."""
+    browser = tmp_path / "browser"
+    browser.write_text("#!/bin/bash\nprintf 'no JSON\\0' >&4\nexec sleep 1\n")
+    browser.chmod(0o755)
+    monkeypatch.setenv("BROWSER_PATH", str(browser))
+    with pytest.raises(PictureError, match="could not be drawn with"):
+        write_pictures([(figure(), tmp_path / "a.png")])
+    assert caplog.records == []
+
+
 @pytest.mark.slow
 def test_what_a_failed_browser_leaves_running_does_not_keep_the_program_from_ending(tmp_path: Path) -> None:
     broken = tmp_path / "broken"

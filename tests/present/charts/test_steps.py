@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
+from ddp_prof.analyze.collectives.straggler import measure_skew
+from ddp_prof.analyze.overlap.comparison import compare_variants
+from ddp_prof.present.charts.comparison import draw_comparison
+from ddp_prof.present.charts.heat_map import draw_heat_map
 from ddp_prof.present.charts.steps import draw_overlap_by_step, draw_step_times, step_shares, step_times
 from tests.drawing import draw_trace
+from tests.measuring import analysis_of
 from tests.present.runs import HOSTILE_TITLE, cpu_run, result_of
 
 HALF, BARE = (result_of(cpu_run(steps=3, shift=shift), label) for shift, label in ((2, "bucketed"), (4, "naive")))
@@ -22,6 +28,22 @@ def with_shares(*overlapped_ns: int):
 def test_each_step_has_its_share_under_its_number() -> None:
     assert step_shares(HALF.ranks[0]) == [(0, 0.5), (1, 0.5), (2, 0.5)]
     assert step_shares(BARE.ranks[0]) == [(0, 0), (1, 0), (2, 0)]
+
+
+def test_steps_that_come_again_are_told_apart() -> None:
+    trace = cpu_run(steps=3)
+    epochs = result_of(replace(trace, names=tuple(name.replace("index=2", "index=0") for name in trace.names)))
+    figure = draw_overlap_by_step([epochs])
+    line, dots = figure.data
+    assert list(line.x) == [0, 1, 2]
+    names = ["step 0 (1 of 2)", "step 1", "step 0 (2 of 2)"]
+    assert [re.search("step [^:]*", text).group() for text in dots.hovertext] == names
+    assert figure.layout.xaxis.title.text == "step, counted from the first"
+    (summary,) = compare_variants([epochs])
+    hovers = " ".join(text for each in draw_comparison([epochs], [summary]).data for text in each.hovertext or ())
+    assert re.findall(r"step \d[^,]*", hovers) == names
+    heat = draw_heat_map(epochs, measure_skew(analysis_of(trace)))
+    assert list(heat.data[0].x) == ["0 (1 of 2)", "1", "0 (2 of 2)"]
 
 
 def test_a_dot_a_rank_and_a_line_through_their_mean() -> None:

@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from plotly.offline import get_plotlyjs
 
 from ddp_prof.analyze.collectives.step_view import view_step
 from ddp_prof.analyze.variants.waterfall import measure_waterfall
@@ -143,6 +144,11 @@ class TestPages:
         assert "could not be drawn" in problem
         assert (tmp_path / "report" / "index.html").is_file()
 
+    def test_a_script_that_lies_in_the_folder_is_not_taken_for_ours(self, tmp_path: Path) -> None:
+        (tmp_path / "plotly.min.js").write_text("document.title = 'owned'")
+        write_report([run_of(cpu_run())], tmp_path)
+        assert (tmp_path / "plotly.min.js").read_text(encoding="utf-8") == get_plotlyjs()
+
     def test_all_that_a_page_loads_lies_beside_it(self, tmp_path: Path) -> None:
         write_report([run_of(cpu_run(), name) for name in ("a/../b c", "index", "x-why", "x")], tmp_path)
         for page in tmp_path.glob("*.html"):
@@ -170,6 +176,14 @@ class TestPages:
         assert [dict(zip(heads, row, strict=True))["overlap %"] for row in (naive, half)] == ["0.0", "50.0"]
         assert "device: cpu" in page.sections[""]
         assert "50 % overlapped, device: cpu" in page.sections["timelines"]
+
+    def test_steps_that_come_again_are_told_apart(self, tmp_path: Path) -> None:
+        trace = cpu_run(steps=3)
+        names = tuple(name.replace("index=2", "index=0") for name in trace.names)
+        write_report([run_of(replace(trace, names=names), "epochs")], tmp_path)
+        why = (tmp_path / "epochs-why.html").read_text(encoding="utf-8")
+        assert re.findall(r"<option[^>]*>([^<]*)</option>", why) == ["0 (1 of 2)", "1 (typical)", "0 (2 of 2)"]
+        assert "step 0 (2 of 2)" in why, "below the chart's title"
 
     def test_without_steps_no_page_speaks_of_any(self, tmp_path: Path) -> None:
         write_report([run_of(draw_trace(streams={7: "aa....", 9: ".BBB.."}), "stepless")], tmp_path)

@@ -22,9 +22,11 @@ from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.perfetto.tracks import CATEGORIES, nest
 from ddp_prof.present.perfetto.writer import write_perfetto
 from ddp_prof.present.timeline.model import Source
-from ddp_prof.trace import Category, Trace
+from ddp_prof.trace import UNKNOWN, Category, Trace
 from tests import measuring
-from tests.drawing import PID, column, draw_trace, runs
+from tests.analyze.dependencies.scheduler import ALL_REDUCE
+from tests.analyze.dependencies.test_blocking import one_bucket
+from tests.drawing import PID, column, draw_trace, runs, with_details
 from tests.present.runs import HOSTILE_TITLE, cpu_run
 
 
@@ -64,6 +66,27 @@ class Viewed:
         for event in self.slices:
             tracks[event["pid"], event["tid"]].append(event)
         return tracks
+
+    def arrows(self, kind: str = "launch") -> list[tuple[str, int, str, int]]:
+        """Name and start of what each arrow leads from, and of what it leads to: of the innermost slice of a track."""
+        innermost: dict[int, dict[str, Any]] = {}
+        begun: dict[int, dict[str, Any]] = {}
+        found = []
+        for event in sorted((event for event in self.events if event["ph"] in "Xsf"), key=lambda event: event["ts"]):
+            if event["ph"] == "X":
+                innermost[event["tid"]] = event
+                continue
+            if event["name"] != kind:
+                continue
+            bound = innermost[event["tid"]]
+            assert event["ts"] == bound["ts"], "right after the slice that it is bound to"
+            if event["ph"] == "s":
+                assert begun.setdefault(event["id"], bound) is bound, "each begins once"
+            else:
+                assert event["bp"] == "e"
+                call = begun[event["id"]]
+                found.append((call["name"], call["ts"], bound["name"], bound["ts"]))
+        return sorted(found)
 
     def by_category(self) -> dict[str, tuple[int, int]]:
         """Number and summed nanoseconds of the slices that the viewer keeps."""
@@ -107,6 +130,8 @@ def ours(trace: Trace) -> dict[str, tuple[int, int]]:
         if rows.any():
             duration = trace.activities.end_ns[rows] - trace.activities.start_ns[rows]
             found[CATEGORIES[category]] = (int(rows.sum()), int(duration.sum()))
+    if trace.call_details:
+        found["call"] = (len(trace.calls), int((trace.call_details.end_ns - trace.calls.start_ns).sum()))
     if len(trace.spans):
         found["range"] = (len(trace.spans), int((trace.spans.end_ns - trace.spans.start_ns).sum()))
     return found
@@ -175,6 +200,60 @@ def test_a_collective_tells_its_bucket_bytes_step_and_correlation(tmp_path: Path
     assert (collective["ts"], collective["dur"]) == (4, 8)
     compute = next(event for event in viewed.slices if event["name"] == "compute a")
     assert compute["args"] == {"step": 7, "correlation": ord("a")}
+
+
+def test_an_arrow_leads_from_each_call_to_what_it_launched(tmp_path: Path) -> None:
+    """A graph is one call that launches two kernels."""
+    trace = draw_trace(
+        launches={"main": "a.g.", "worker": ".b.."}, streams={7: "...aagg..", 9: "...bb.", 10: "......hh"}
+    )
+    graph = np.where(trace.activities.correlation == ord("h"), ord("g"), trace.activities.correlation)
+    trace = replace(trace, activities=replace(trace.activities, correlation=graph), launching_calls=None)
+    viewed = Viewed.of(source_of(with_details(trace)), source_of(with_details(trace), "again"), folder=tmp_path)
+    assert viewed.titles("thread_name")[:2] == [f"CUDA calls, main thread {PID}", "CUDA calls, worker 4244"]
+    call = "cudaLaunchKernel"
+    assert viewed.arrows() == sorted(
+        2 * [(call, 0, "compute a", 3), (call, 1, "compute b", 3), (call, 2, "compute g", 5), (call, 2, "compute h", 6)]
+    )
+    correlations = {event["args"]["correlation"] for event in viewed.slices if event["cat"] == "call"}
+    assert correlations == {ord("a"), ord("b"), ord("g")}
+    assert Viewed.of(source_of(trace), folder=tmp_path).arrows() == [], "names and ends of calls were not read"
+
+
+def test_an_arrow_leads_from_a_collective_to_what_waited_for_it(tmp_path: Path) -> None:
+    #  stream 7   kkkk######......ccc
+    #  stream 20  ....CCCCCCCCCCCC
+    trace = one_bucket(kernel=4, collective=12, then=6).trace(has_step=True)
+    viewed = Viewed.of(source_of(trace), source_of(trace, "again"), folder=tmp_path)
+    assert viewed.arrows("needed by") == 2 * [(ALL_REDUCE, 4, "gemm", 16)]
+
+
+def test_steps_that_come_again_tell_number_and_occurrence(tmp_path: Path) -> None:
+    trace = draw_trace(
+        ranges=[("step|index=0", "##...."), ("step|index=1", "..##.."), ("step|index=0", "....##")],
+        launches={"main": "a.b.c."},
+        streams={7: "aabbcc"},
+    )
+    viewed = Viewed.of(source_of(trace), folder=tmp_path)
+    told = {event["name"]: event["args"] for event in viewed.slices if event["cat"] == "compute"}
+    assert [(args["step"], args.get("occurrence")) for args in told.values()] == [(0, 1), (1, None), (0, 2)]
+
+
+def test_warm_up_is_there_too(tmp_path: Path) -> None:
+    trace = draw_trace(
+        ranges={
+            "step|index=0|warmup=1": "########........",
+            "step|index=0": "........########",
+            "forward": ".##......##.....",
+            "backward": "...##......##...",
+            "all_reduce|bucket=0": "....##......##..",
+        },
+        ranks={PID: 0},
+    )
+    viewed = Viewed.of(source_of(trace), folder=tmp_path)
+    compute = [(event["ts"], event["args"].get("step")) for event in viewed.slices if event["cat"] == "compute"]
+    assert sorted(compute, key=lambda pair: pair[0]) == [(1, None), (3, None), (9, 0), (11, 0)]
+    assert (viewed.integral(1, "overlapped"), viewed.integral(1, "exposed")) == (2, 2), "of both steps"
 
 
 def test_processes_and_lanes_are_named(tmp_path: Path) -> None:
@@ -267,10 +346,19 @@ def test_slices_of_a_lane_always_nest(drawn: list[tuple[int, int]]) -> None:
     ],
 )
 def test_real_captures_keep_every_slice_and_every_figure(shared_traces: Path, name: str, tmp_path: Path) -> None:
-    trace = load_trace(shared_traces / name)
+    trace = load_trace(shared_traces / name, with_launches=True)
     source = source_of(trace)
     viewed = Viewed.of(source, folder=tmp_path)
     assert viewed.by_category() == ours(trace)
+    launched = np.flatnonzero(trace.launching_calls != UNKNOWN)
+    tables = (trace.activities, trace.spans, trace.calls)
+    zero = min(int(table.start_ns.min()) for table in tables if len(table))
+    calls = trace.calls.start_ns[trace.launching_calls[launched]] - zero
+    starts, names = trace.activities.start_ns[launched] - zero, trace.activities.name_id[launched]
+    assert sorted((start, name, at) for _, start, name, at in viewed.arrows()) == sorted(
+        (start, trace.names[name], at)
+        for start, name, at in zip(calls.tolist(), names.tolist(), starts.tolist(), strict=True)
+    )
     for pid, rank in enumerate(source.ranks, 1):
         figures = measure_rank(rank)
         assert viewed.integral(pid, "overlapped") == (figures.overlapped_ns or 0)

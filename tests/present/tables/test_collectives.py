@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.analyze.root_cause import find_root_cause
-from ddp_prof.present.headlines import root_cause_headline
+from ddp_prof.present.headlines import Headline, root_cause_headline
 from ddp_prof.present.json_documents import COLLECTIVES_SCHEMA
 from ddp_prof.present.tables import collectives
 from ddp_prof.present.tables.collectives import collectives_view
+from ddp_prof.runs.load import load_runs
 from tests.analyze.collectives.test_timing import OURS
 from tests.measuring import analysis_of
 from tests.present.runs import cpu_run
@@ -60,3 +62,20 @@ def test_times_are_within_the_step() -> None:
     first, second = view_of(cpu_run(steps=2)).rows
     assert (first["ready_ms"], first["start_ms"], first["end_ms"]) == (0, 0, 4e-6)
     assert (second["ready_ms"], second["end_ms"]) == (0, 4e-6)
+
+
+@pytest.mark.parametrize("by", ["step", "bucket", "group"])
+def test_sums_are_of_all_collectives_whatever_a_row_stands_for(by: str) -> None:
+    (run,) = load_runs(["traces/bucketed_1mb.sqlite"])
+    result = run.collectives()
+    rows = collectives_view(run.analysis(), result, Headline("x"), by).rows
+    for name in ("exposed", "blocking"):
+        whole = sum(getattr(one, f"{name}_ns") for one in result.collectives)
+        assert sum(row[f"{name}_ms"] for row in rows) == pytest.approx(whole / 1e6)
+    assert sum(row["collectives"] for row in rows) == len(result.collectives)
+
+
+def test_of_two_steps_of_one_number_each_has_a_row() -> None:
+    trace = cpu_run(steps=3)
+    epochs = replace(trace, names=tuple(name.replace("index=2", "index=0") for name in trace.names))
+    assert [(row["step"], row["collectives"]) for row in view_of(epochs, "step").rows] == [(0, 1), (1, 1), (0, 1)]

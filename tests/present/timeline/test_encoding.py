@@ -220,6 +220,7 @@ def test_parts_of_a_collective_sum_to_it() -> None:
         columns = unpack(widths, packed.packed[offset : offset + size], count)
         offset += size
     total: dict[int, int] = {}
+    assert set(columns["part"]) <= set(range(len(EXPOSED_PARTS) + 1)), "no peer is known, so transfer is not"
     for box, ns in zip(np.cumsum(columns["box"]).tolist(), columns["ns"], strict=True):
         total[box] = total.get(box, 0) + ns
     boxes = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,8 +12,8 @@ from ddp_prof.present import theme
 from ddp_prof.present.timeline.boxes import nest
 from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.present.timeline.model import CALLS, COMPUTE, RANGES
-from ddp_prof.trace import CallDetails, Trace
-from tests.drawing import column, draw_trace
+from ddp_prof.trace import Trace
+from tests.drawing import column, draw_trace, with_details
 from tests.measuring import source_of
 
 if TYPE_CHECKING:
@@ -76,12 +75,6 @@ def test_ranges_of_the_program_lie_below_each_other() -> None:
     (lane,) = lanes_of(model_of(trace), RANGES)
     assert lane.title == "ranges, main thread"
     assert rows_of(lane) == [(0, "step 1", 0, 7), (1, "load", 1, 3), (1, "load", 5, 7), (2, "copy", 2, 3)]
-
-
-def with_details(trace: Trace, length: int = 2) -> Trace:
-    names = (*trace.names, "cudaLaunchKernel")
-    ends, name_id = trace.calls.start_ns + length, np.full(len(trace.calls), len(trace.names))
-    return replace(trace, names=names, call_details=CallDetails(ends, name_id))
 
 
 def test_calls_have_a_lane_a_thread_and_launch_what_they_did() -> None:

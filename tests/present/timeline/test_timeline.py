@@ -16,12 +16,12 @@ from ddp_prof.ingest.load import load_trace
 from ddp_prof.present import theme
 from ddp_prof.present.text import shown_name
 from ddp_prof.present.timeline.boxes import stack
-from ddp_prof.present.timeline.build import build_timeline, steady_steps
+from ddp_prof.present.timeline.build import build_excerpt, build_timeline, steady_steps
 from ddp_prof.present.timeline.captions import axis_title, headline
 from ddp_prof.present.timeline.figure import draw_timeline
 from ddp_prof.present.timeline.model import GRAPHS, STRIP, UNNAMED, Lane, Source, Timeline
 from ddp_prof.trace import UNKNOWN, Category, Trace
-from tests.drawing import draw_trace
+from tests.drawing import column, draw_trace
 from tests.measuring import source_of
 
 LETTER = {
@@ -107,7 +107,7 @@ class TestLanes:
         assert picture(host, {"step": "#"}, 0) == "#" * 40
         assert picture(host, phases, 1) == "   ffffbbbbbssssoooo    ffffbbbbssssoooo"
         assert picture(lane_of(model, "compute"), phases) == "   ffffbbbbb    oooo    ffffbbbb    oooo"
-        assert picture(lane_of(model, STRIP), LETTER) == "...cccccooooee..cccc....cccccccoeee.cccc"
+        assert picture(lane_of(model, STRIP), LETTER) == "...cccccooooee..cccc....cccccccoeee.cccc.."
 
     def test_collectives_in_flight_together_are_stacked(self) -> None:
         lane = lane_of(build_timeline([source(cpu_trace())]), "communication")
@@ -132,7 +132,7 @@ class TestLanes:
         # Backward was launched by another thread than the one that opened its range.
         assert picture(compute, {"forward": "f", "backward": "b"}) == " fff  ffbbbb"
         assert [compute.names[name] for name in compute.boxes.name_id] == ["compute a", "compute b", "compute c"]
-        assert picture(lane_of(model, STRIP), LETTER) == " ccoeecccccoem"
+        assert picture(lane_of(model, STRIP), LETTER) == ".ccoeecccccoem"
 
     def test_a_collective_of_a_gpu_has_the_bucket_of_the_range_that_launched_it(self) -> None:
         trace = draw_trace(
@@ -179,12 +179,14 @@ class TestStrip:
             }
             drawn = parts_by_step(rank.lanes[-1])
             windows = events.breakdown
-            union_ns = union(windows.start_ns, windows.end_ns).length_ns
-            assert sum(sum(parts.values()) for parts in drawn.values()) == union_ns
+            assert sum(sum(parts.values()) for parts in drawn.values()) == model.end_ns - model.start_ns
             for part in (theme.OVERLAPPED, theme.EXPOSED):
-                assert sum(parts[part] for parts in drawn.values()) == sum(parts[part] for parts in measured.values())
-            if union_ns == windows.window_ns.sum():  # else windows cross, and what is in both is drawn once
-                assert drawn == measured
+                of_rank = getattr(rank.overlap, f"{part}_ns")
+                assert sum(parts[part] for parts in drawn.values()) == of_rank
+            drawn.pop(UNKNOWN, None)  # before, between and after the windows
+            measured.pop(UNKNOWN, None)  # of a capture without steps
+            if union(windows.start_ns, windows.end_ns).length_ns == windows.window_ns.sum():
+                assert drawn == measured, "else windows cross, and what is in both is drawn once"
 
     @pytest.mark.parametrize(
         ("category", "name", "lane"),
@@ -208,8 +210,35 @@ class TestStrip:
         )
         strip = lane_of(build_timeline([source(trace)]), STRIP)
         assert strip.levels == 1
-        assert picture(strip, LETTER) == "cc..cccc"
-        assert sorted(set(strip.boxes.step.tolist())) == [0, 1]
+        assert picture(strip, LETTER) == "cc..cccc.."
+        assert list(zip(strip.boxes.end_ns.tolist(), strip.boxes.step.tolist(), strict=True)) == [
+            (2, 0), (4, 0), (8, 1), (10, UNKNOWN),
+        ]  # fmt: skip
+
+    def test_each_instant_that_was_captured_is_one_part(self) -> None:
+        """Start-up and a copy after the last step; between steps the device idles, and a collective of neither runs."""
+        trace = draw_trace(
+            ranges={
+                "setup": "##................",
+                "step|index=0": "....##............",
+                "step|index=1": "..........##......",
+            },
+            launches={"main": ".i..a...B.b......."},
+            streams={7: ".ii.aaa...bbb.....", 9: "........BB........", 11: "................11"},
+        )
+        model = build_timeline([source(trace)])
+        shift = 4  # time 0 is the start of the first step
+        strip = lane_of(model, STRIP)
+        moved = replace(
+            strip, boxes=replace(strip.boxes, start_ns=strip.boxes.start_ns + shift, end_ns=strip.boxes.end_ns + shift)
+        )
+        assert picture(moved, LETTER) == ".cc.ccc.eeccc...mm"
+        steps = np.repeat(moved.boxes.step, moved.boxes.end_ns - moved.boxes.start_ns)
+        assert "".join("-" if step == UNKNOWN else str(step) for step in steps) == "----000---111-----"
+        panel = model.panels[0]
+        assert (panel.start_ns, panel.end_ns) == (-4, 14)
+        assert panel.home_ns == (0, 9), "opens on the steps"
+        assert panel.facts[-1] == "all 0.0 µs captured, opens on 0.0 µs"
 
 
 class TestStack:
@@ -242,6 +271,9 @@ class TestSelection:
         )
         model = build_timeline([source(cpu_trace()), source(short, "short")], steps=[3])
         assert [panel.steps[0].start_ns for panel in model.panels] == [0, 0]
+        assert [(panel.start_ns, panel.end_ns) for panel in model.panels] == [(0, 20), (0, 4)]
+        short = draw_trace(ranges={"step|index=3": ".....####", "after": ".........########################"})
+        model = build_timeline([source(cpu_trace()), source(short, "short")], steps=[3])
         assert [(panel.start_ns, panel.end_ns) for panel in model.panels] == [(0, 20), (0, 20)]
 
     def test_beside_a_longer_panel_all_steps_that_are_seen_are_named(self) -> None:
@@ -249,36 +281,79 @@ class TestSelection:
         model = build_timeline([source(cpu_trace()), source(draw_trace(ranges=steps), "short")], steps=[3])
         assert [panel.facts[-1].partition(";")[0] for panel in model.panels] == ["step 3 shown", "steps 3 to 5 shown"]
 
-    def test_as_many_steps_as_fit(self) -> None:
-        model = build_timeline([source(cpu_trace())], max_boxes=10)
-        assert [step.number for step in model.panels[0].steps] == [3]
-        assert any("step 3 shown" in fact for fact in model.panels[0].facts)
-
-    def test_without_steps_it_tells_which_part_of_the_capture_is_shown(self) -> None:
+    def test_it_tells_which_part_of_the_capture_is_seen(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A range of 8 µs, and in it kernels from 2 to 6 µs."""
         launched = {"ranges": {"range": "#" * 8000}, "streams": {7: "." * 2000 + "a" * 1000 + "." * 2000 + "b" * 1000}}
         whole = build_timeline([source(draw_trace(**launched))])
-        assert whole.panels[0].facts[-1] == "4.0 µs of 8.0 µs shown: first to last compute, communication or copy"
-        cut = build_timeline([source(draw_trace(**launched))], max_boxes=4)
-        assert cut.panels[0].facts[-1] == "3.0 µs of 8.0 µs shown: beginning"
+        assert whole.panels[0].facts[-1] == "all 8.0 µs captured, opens on 4.0 µs"
+        assert (whole.panels[0].start_ns, whole.panels[0].end_ns) == (-2000, 6000)
+        assert whole.home_ns == (0, 4000)
+        picture = build_excerpt([source(draw_trace(**launched))])
+        assert picture.panels[0].facts[-1] == "4.0 µs of 8.0 µs shown"
+        monkeypatch.setattr("ddp_prof.present.timeline.build.MAX_BOXES", 4)
+        cut = build_excerpt([source(draw_trace(**launched))])
+        assert cut.panels[0].facts[-1] == "3.0 µs of 8.0 µs shown"
         assert axis_title(cut) == "time since the first compute, communication or copy"
         filled = build_timeline([source(draw_trace(streams=launched["streams"]))])
-        assert filled.panels[0].facts[-1] == "all 4.0 µs shown"
+        assert filled.panels[0].facts[-1] == "all 4.0 µs captured"
+
+    def test_warm_up_is_drawn_and_named_as_such(self) -> None:
+        trace = draw_trace(
+            ranges={
+                "step|index=0|warmup=1": "########........",
+                "step|index=0": "........########",
+                "forward": ".##......##.....",
+                "backward": "...##......##...",
+                "all_reduce|bucket=0": "....##......##..",
+            },
+            ranks={4242: 0},
+        )
+        model = build_timeline([source(trace)])
+        host, compute = lane_of(model, "host"), lane_of(model, "compute")
+        assert [host.names[name] for name in host.boxes.name_id[:2]] == [
+            "warm-up step 0",
+            "step 0: 50 % of 0.0 µs communication overlapped",
+        ]
+        steps = sorted(zip(compute.boxes.start_ns.tolist(), compute.boxes.step.tolist(), strict=True))
+        assert steps == [(-7, UNKNOWN), (-5, UNKNOWN), (1, 0), (3, 0)]
+        assert model.panels[0].step_names == {0: "step 0"}
+        (rank,) = model.panels[0].ranks
+        drawn = parts_by_step(rank.lanes[-1])
+        assert drawn[0][theme.OVERLAPPED] == drawn[UNKNOWN][theme.OVERLAPPED] == rank.overlap.overlapped_ns == 1
+
+    def test_what_processes_did_that_are_no_rank_is_counted(self) -> None:
+        trace = draw_trace(ranges={"a": "##", "b": ".#"}, streams={7: "aa"})
+        trace = replace(trace, spans=replace(trace.spans, process=column([4242, 1])))
+        assert build_timeline([source(trace)]).panels[0].facts[-1] == "left out: 1 ranges of processes that are no rank"
+
+    def test_an_instant_at_the_very_end_is_there(self) -> None:
+        trace = draw_trace(ranges={"step|index=0": "####"}, launches={"main": "a..b"}, streams={7: "aaab"})
+        acts = trace.activities
+        trace = replace(trace, activities=replace(acts, start_ns=column([0, 4]), end_ns=column([0, 4])))
+        assert len(lane_of(build_timeline([source(trace)]), "compute").boxes) == 2
 
     def test_steps_that_are_not_there(self) -> None:
         with pytest.raises(TraceError, match="none of the steps asked for is among its measured steps 3 to 4"):
             build_timeline([source(cpu_trace())], steps=[17])
 
-    def test_numbers_that_come_again_are_no_numbers(self) -> None:
+    def test_numbers_that_come_again_are_told_apart_by_their_occurrence(self) -> None:
         epochs = [("step|index=0", "##......"), ("step|index=1", "..##...."), ("step|index=0", "....##..")]
-        model = build_timeline([source(draw_trace(ranges=epochs))])
-        assert [step.number for step in model.panels[0].steps] == [0, 1, 2]
+        epochs = source(draw_trace(ranges=epochs))
+        model = build_timeline([epochs])
+        assert [step.key for step in model.panels[0].steps] == [0, 1, 2]
+        names = ["step 0 (1 of 2)", "step 1", "step 0 (2 of 2)"]
+        assert model.panels[0].step_names == dict(enumerate(names))
+        assert list(lane_of(model, "host").names[:3]) == names
+        assert "steps 0 (1 of 2) to 0 (2 of 2)" in model.panels[0].facts
+        assert axis_title(model) == "time since the start of step 0 (1 of 2)"
+        assert [step.key for step in build_timeline([epochs], [0]).panels[0].steps] == [0, 2]
+        assert [step.key for step in build_excerpt([epochs]).panels[0].steps] == [1, 2]
 
     def test_steady_steps_are_from_the_middle(self) -> None:
         steps = [(f"step|index={number}", "." * number + "#") for number in range(6)]
         for count, steady in ((6, [2, 3]), (5, [2, 3]), (2, [0, 1]), (1, [0])):
             assert steady_steps(find_rank_events(draw_trace(ranges=steps[:count]))) == steady
-        assert steady_steps(find_rank_events(draw_trace(streams={7: "aa"}))) is None
+        assert steady_steps(find_rank_events(draw_trace(streams={7: "aa"}))) == []
 
 
 class TestFigure:

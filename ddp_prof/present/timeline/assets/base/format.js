@@ -42,9 +42,11 @@ function percent(ratio) {
   return `${value.toFixed(isWhole ? 0 : 1)} %`;
 }
 
-/** Bytes, and how fast they went; bytes a nanosecond are GB a second. */
-function traffic(bytes, duration) {
-  const digits = (value) => Number(value.toPrecision(3)).toString();
-  const size = bytes >= 2 ** 20 / 100 ? `${digits(bytes / 2 ** 20)} MB` : `${bytes.toLocaleString("en")} bytes`;
-  return duration ? `${size}, ${digits(bytes / duration)} GB/s` : size;
+/** Three digits. */
+function digits(value) {
+  return Number(value.toPrecision(3)).toString();
+}
+
+function sizeOf(bytes) {
+  return bytes >= 2 ** 20 / 100 ? `${digits(bytes / 2 ** 20)} MiB` : `${bytes.toLocaleString("en")} bytes`;
 }

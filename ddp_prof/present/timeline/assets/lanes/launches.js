@@ -13,12 +13,32 @@ class Launches {
     Object.assign(this, { shape, phase, box: summed(box), part, ns });
   }
 
-  /** Parts of a collective: where in `EXPOSED_PARTS`, and ns. @returns {Array<[number, number]>} */
+  /**
+   * The parts of a collective, and ns: places in `EXPOSED_PARTS`, behind them what is overlapped and the transfer.
+   * @returns {Array<[number, number]>}
+   */
   partsOf(source) {
     const found = [];
     for (let at = firstAbove(this.box, source - 1); at < this.box.length && this.box[at] === source; at++) found.push([this.part[at], this.ns[at]]);
     return found;
   }
+}
+
+/**
+ * How fast a box moved its bytes, as `Collective.algbw_bytes_per_s` in analyze/collectives/results.py defines it: over
+ * the transfer, the shortest duration over the ranks; where peers are not known, and for copies, over the duration.
+ * @returns {?{name: string, rate: string, over: string}} null of what moves no bytes, or not known how many
+ */
+function bandwidthOf({ launches, data }, { row, track, at }) {
+  const source = track.source[at], bytes = track.columns.bytes[source], duration = track.end[at] - track.start[at];
+  if (bytes < 0 || (row.kind === "communication" && !launches)) return null;
+  const parts = row.kind === "communication" ? launches.partsOf(source) : [];
+  const [, transfer] = parts.find(([part]) => part === data.parts.length + 1) ?? [];
+  const time = transfer ?? duration, name = row.kind === "communication" ? "algbw" : "bandwidth";
+  if (!time) return null;
+  if (bytes / time > data.fastest / 1e9) return { name, rate: "n/a", over: "more than any link carries" };
+  const over = name === "bandwidth" ? "bytes over duration" : "bytes over duration, as its transfer is not known";
+  return { name, rate: `${digits(bytes / time)} GB/s`, over: transfer ? `bytes over transfer, ${milliseconds(transfer)}` : over };
 }
 
 /**

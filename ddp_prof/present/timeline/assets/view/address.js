@@ -29,16 +29,16 @@ class Address {
     for (const key of asked.getAll("unfold")) timeline.folding.set(key, false);
     byId("lanes").value = asked.get("lanes") ?? "";
     timeline.filter(byId("lanes").value);
-    if (timeline.stepNumbers.includes(step)) timeline.showStep(step);
-    else if (asked.has("from")) timeline.showAll();
+    if (timeline.stepKeys.includes(step)) timeline.showStep(step);
+    else timeline.showSteps();
     if (from < to) timeline.show(from, to);
   }
 
   write() {
-    const { step, view, limits, folding } = this.timeline, parts = new URLSearchParams();
-    const isAll = step === null && view.from <= limits[0] && view.to >= limits[1];
+    const { step, view, home, folding } = this.timeline, parts = new URLSearchParams();
+    const isHome = step === null && view.from === home[0] && view.to === home[1];
     if (step !== null) parts.set("step", step);
-    if (!isAll) {
+    if (!isHome) {
       parts.set("from", Math.round(view.from));
       parts.set("to", Math.round(view.to));
     }

@@ -73,9 +73,9 @@ function onKey(timeline, event) {
 
 function controlSteps(timeline) {
   const menu = byId("steps");
-  byId("step-controls").hidden = !timeline.stepNumbers.length;
-  menu.append(...timeline.stepNumbers.map((number) => new Option(`step ${number}`, number)));
-  menu.addEventListener("change", () => (menu.value ? timeline.showStep(Number(menu.value)) : timeline.showAll()));
+  byId("step-controls").hidden = !timeline.stepKeys.length;
+  menu.append(...timeline.stepKeys.map((key) => new Option(timeline.stepName(key), key)));
+  menu.addEventListener("change", () => (menu.value ? timeline.showStep(Number(menu.value)) : timeline.showSteps()));
   byId("step-before").addEventListener("click", () => timeline.showNeighbour(-1));
   byId("step-after").addEventListener("click", () => timeline.showNeighbour(1));
   timeline.onDraw(() => {

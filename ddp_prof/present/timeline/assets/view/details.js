@@ -50,10 +50,10 @@ function factsOf(timeline, box) {
     ["start", `${milliseconds(track.start[at] - offset)} on the axis`],
     ["lane", `${data.panels.length > 1 ? `${data.panels[panel].title}, ` : ""}${title}, ${row.lane}`],
     ...launchFacts(timeline, box),
-    ...(step >= 0 ? [["step", String(step)]] : []),
+    ...(step >= 0 ? [["step", timeline.stepName(step, data.panels[panel]).replace(/^step /, "")]] : []),
     ...phaseFacts(timeline, box),
     ...(bucket >= 0 ? [["bucket", String(bucket)]] : []),
-    ...(bytes >= 0 ? trafficFacts(bytes, duration) : []),
+    ...(bytes >= 0 ? trafficFacts(timeline, box, bytes) : []),
     ...exposureFacts(timeline, box),
     ...(row.from_launch ? [["lasts", "from launch to completion, as the host saw it"]] : []),
   ];
@@ -89,9 +89,12 @@ function phaseFacts({ launches, data }, { row, track, at }) {
   return [["phase", inferred ? `${name}, inferred from the thread that launched it` : name]];
 }
 
-function trafficFacts(bytes, duration) {
-  const [size, speed] = traffic(bytes, duration).split(", ");
-  return [["bytes", `${bytes.toLocaleString("en")}: ${size}`], ...(speed ? [["bandwidth", speed]] : [])];
+function trafficFacts(timeline, box, bytes) {
+  const found = bandwidthOf(timeline, box);
+  return [
+    ["bytes", `${bytes.toLocaleString("en")}: ${sizeOf(bytes)}`],
+    ...(found ? [[found.name, `${found.rate}: ${found.over}`]] : []),
+  ];
 }
 
 /** What of a collective compute hides, and when and why the rest is exposed; each ns counts for one collective. */

@@ -35,14 +35,19 @@ class Tooltip {
     const duration = track.end[at] - track.start[at], bytes = columns.bytes[source], step = columns.step[source];
     const category = categories.find(({ code }) => code === track.category);
     const start = track.start[at] - this.timeline.view.offsets[row.panel];
-    const inStep = step >= 0 && category.name !== "step" ? `, step ${step}` : "";
+    const inStep = step >= 0 && category.name !== "step" ? `, ${this.timeline.stepName(step, this.timeline.data.panels[row.panel])}` : "";
     const [title] = this.timeline.texts(track, at);
     return [
       title.length > 160 ? title.slice(0, 160) + "…" : title,
       `${milliseconds(duration)} from ${milliseconds(start)}${inStep}`,
-      ...(bytes >= 0 ? [traffic(bytes, duration) + (row.from_launch ? " from launch to completion" : "")] : []),
+      ...(bytes >= 0 ? [sizeOf(bytes) + this.#bandwidth(row, track, at)] : []),
       ...(title === category.legend ? [] : [`${category.legend} · ${row.lane}`]),
     ];
+  }
+
+  #bandwidth(row, track, at) {
+    const found = bandwidthOf(this.timeline, { row, track, at });
+    return found ? `, ${found.name} ${found.rate}` : "";
   }
 
   #cells(row, time) {
@@ -61,34 +66,33 @@ class Tooltip {
   }
 }
 
+const MAY_BE_LEFT_OUT = ["exposed_memory", "graph", "unnamed"]; // parts that some captures hold none of
+
 /** The strip's sums in the window: a sentence, and a table with a line a rank. */
 class Readout {
   constructor(timeline, sentence, table) {
     Object.assign(this, { timeline, sentence, table });
+    const held = new Set(timeline.data.categories.map(({ name }) => name));
+    this.parts = timeline.data.strip.filter(({ name }) => held.has(name) || !MAY_BE_LEFT_OUT.includes(name));
   }
 
   update() {
-    const { view } = this.timeline;
-    const ranks = this.timeline.sums();
+    const [from, to] = this.timeline.window, ranks = this.timeline.sums();
     const shares = this.timeline.data.panels.map(({ title }, panel, { length }) =>
       (length > 1 ? `${title} ` : "") + overlapOf(ranks.filter((rank) => rank.panel === panel)));
-    const said = ranks.some(({ sums }) => sums.overlapped + sums.exposed) ? ` · ${shares.join(", ")} overlapped` : "";
-    this.sentence.textContent = `in view: ${milliseconds(Math.round(view.span))}${said}`;
-    this.#fill(ranks);
+    const said = ranks.some(({ sums }) => sums && sums.overlapped + sums.exposed) ? ` · ${shares.join(", ")} overlapped` : "";
+    this.sentence.textContent = `in view: ${milliseconds(to - from)}${said}`;
+    this.#fill(ranks, to - from);
   }
 
-  #fill(ranks) {
-    const { strip, panels } = this.timeline.data;
-    const parts = strip.filter(({ name }) => !["graph", "unnamed"].includes(name) || ranks.some(({ sums }) => sums[name]));
-    const head = ["rank", ...parts.map(({ label }) => label), "overlapped share"];
-    const lines = ranks.map(({ panel, title, sums }) => [
-      panels.length > 1 ? `${panels[panel].title}, ${title}` : title,
-      ...parts.map(({ name }) => sums[name]),
-      overlapOf([{ sums }]),
-    ]);
-    const rows = lines.map(([title, ...cells]) => {
-      const total = cells.reduce((sum, cell) => (typeof cell === "number" ? sum + cell : sum), 0);
-      return element("tr", scoped(title, "row"), ...cells.map((cell) => sumCell(cell, total)));
+  /** Parts are told as shares of the window, to which they sum. */
+  #fill(ranks, span) {
+    const { parts, timeline: { data: { panels } } } = this, several = panels.length > 1;
+    const head = ["rank", ...parts.map(({ label }) => label), ...(several ? ["not captured"] : []), "overlapped share"];
+    const rows = ranks.map((rank) => {
+      const title = several ? `${panels[rank.panel].title}, ${rank.title}` : rank.title;
+      const cells = [...parts.map(({ name }) => rank.sums?.[name]), ...(several ? [rank.rest] : [])];
+      return element("tr", scoped(title, "row"), ...cells.map((cell) => sumCell(cell, span)), element("td", overlapOf([rank])));
     });
     this.table.replaceChildren(
       element("caption", "Where the time in view goes"),
@@ -96,16 +100,16 @@ class Readout {
   }
 }
 
-/** Whole ns as ms and as a share, with the ns on hover; a text as it is. */
-function sumCell(cell, total) {
-  if (typeof cell !== "number") return element("td", cell);
-  const made = element("td", `${(cell / 1e6).toFixed(2)} ms`, element("small", ` ${percent(cell / total)}`));
-  made.title = `${cell.toLocaleString("en")} ns`;
+/** Whole ns as ms and as a share of the window, with the ns on hover. */
+function sumCell(ns, span) {
+  if (ns === null || ns === undefined) return element("td", "n/a");
+  const made = element("td", `${(ns / 1e6).toFixed(2)} ms`, element("small", ` ${percent(ns / span)}`));
+  made.title = `${ns.toLocaleString("en")} ns`;
   return made;
 }
 
 /** @returns {string} the share of the communication of some ranks */
 function overlapOf(ranks) {
-  const total = (part) => ranks.reduce((sum, { sums }) => sum + sums[part], 0);
+  const total = (part) => ranks.reduce((sum, { sums }) => sum + (sums?.[part] ?? 0), 0);
   return percent(total("overlapped") / (total("overlapped") + total("exposed")));
 }

@@ -22,6 +22,8 @@ class Timeline {
     /** What the last drawing shows, by row. */
     this.drawn = [];
     this.search = new Search(this);
+    /** Keys of the steps of any panel. */
+    this.stepKeys = [...new Set(data.panels.flatMap(({ steps }) => steps.map(([key]) => key)))].sort((one, other) => one - other);
     /** What is selected: a box, or a range of the axis. @type {?Object} */
     this.selected = null;
     this.#reset();
@@ -91,14 +93,28 @@ class Timeline {
   #reset() {
     this.step = null;
     this.view = new View(0, 1, this.data.panels.map(() => 0));
-    this.view = this.view.moved(...this.limits);
+    this.view = this.view.moved(...this.home);
   }
 
   /** From the first to the last moment of any panel. */
+  get whole() {
+    const { start, end } = this.data, { offsets } = this.view;
+    return [start - Math.max(...offsets), end - Math.min(...offsets)];
+  }
+
+  /** The same with a margin, which no window leaves. */
   get limits() {
-    const { start, end, margin } = this.data, { offsets } = this.view;
-    const slack = (end - start) * margin;
-    return [start - Math.max(...offsets) - slack, end - Math.min(...offsets) + slack];
+    return this.#withMargin(...this.whole);
+  }
+
+  /** What is seen at first: all measured steps. */
+  get home() {
+    return this.#withMargin(...this.data.home);
+  }
+
+  #withMargin(from, to) {
+    const slack = (to - from) * this.data.margin;
+    return [from - slack, to + slack];
   }
 
   /** Shows a window of the axis, in ns. @returns {Promise<void>} when it is drawn */
@@ -110,16 +126,23 @@ class Timeline {
     return this.schedule();
   }
 
+  /** All that was captured. */
   showAll() {
+    this.#reset();
+    return this.show(...this.limits);
+  }
+
+  /** All measured steps. */
+  showSteps() {
     this.#reset();
     return this.schedule();
   }
 
   /** Shows a step, in all panels side by side: time 0 is its start in each. */
-  showStep(number) {
-    const marks = this.data.panels.map(({ steps }) => steps.find(([each]) => each === number));
+  showStep(key) {
+    const marks = this.data.panels.map(({ steps }) => steps.find(([each]) => each === key));
     const shown = marks.filter(Boolean);
-    this.step = number;
+    this.step = key;
     this.view = new View(0, 1, marks.map((mark) => (mark ?? shown[0])[1]));
     const longest = Math.max(...shown.map(([, from, to]) => to - from));
     return this.show(-longest * STEP_MARGIN, longest * (1 + STEP_MARGIN));
@@ -127,24 +150,20 @@ class Timeline {
 
   /** Shows the next step or the one before; from where no step is shown, that at the middle of the window. */
   showNeighbour(by) {
-    const numbers = this.stepNumbers;
-    if (!numbers.length) return;
-    const at = this.step === null ? numbers.indexOf(this.#stepInView()) : numbers.indexOf(this.step) + by;
-    this.showStep(numbers[Math.min(Math.max(at, 0), numbers.length - 1)]);
+    const keys = this.stepKeys;
+    if (!keys.length) return;
+    const at = this.step === null ? keys.indexOf(this.#stepInView()) : keys.indexOf(this.step) + by;
+    this.showStep(keys[Math.min(Math.max(at, 0), keys.length - 1)]);
   }
 
+  /** Where nearly all steps are seen, the first one. */
   #stepInView() {
-    const { from, span, offsets } = this.view;
-    const { steps } = this.data.panels.find((panel) => panel.steps.length);
-    const middle = (span > (this.limits[1] - this.limits[0]) * 0.9 ? from : from + span / 2) + offsets[0];
+    const { from, span, offsets } = this.view, [first, last] = this.data.home;
+    const { steps } = this.data.panels.find(({ steps }) => steps.length);
+    const middle = (span > (last - first) * 0.9 ? from : from + span / 2) + offsets[0];
     return (steps.find(([, , end]) => end > middle) ?? steps[0])[0];
   }
 
-  /** Numbers of all steps of any panel. */
-  get stepNumbers() {
-    const numbers = new Set(this.data.panels.flatMap(({ steps }) => steps.map(([number]) => number)));
-    return [...numbers].sort((one, other) => one - other);
-  }
 
   /** @param {number} factor of the span @param {number} at what stays in its place, 0 is left and 1 right */
   zoom(factor, at = 0.5) {
@@ -256,7 +275,7 @@ class Timeline {
     layout.xaxis.range = [this.view.from / 1e6, this.view.to / 1e6];
     Object.assign(layout.xaxis, { tickmode: "array", ticksuffix: "" },
       ticksOf(this.view.from, this.view.to, this.width / (this.arrangement.narrow ? PIXELS_A_TICK / 2 : PIXELS_A_TICK)));
-    if (this.step !== null) layout.xaxis.title.text = `time since the start of step ${this.step}`;
+    if (this.step !== null) layout.xaxis.title.text = `time since the start of ${this.stepName(this.step)}`;
     layout.uirevision = "kept"; // which categories are hidden
     const painter = new Painter(this, layout);
     drawn.forEach((each) => painter.add(each));
@@ -291,6 +310,11 @@ class Timeline {
 
   // What is known.
 
+  /** What a step is called in a panel; without one, in the first that has it. */
+  stepName(key, panel = this.data.panels.find(({ stepNames }) => key in stepNames)) {
+    return panel.stepNames[key];
+  }
+
   /** What a box is called, its label, its bucket. */
   texts({ columns, source }, at) {
     return this.data.titles[columns.title[source[at]]];
@@ -303,28 +327,34 @@ class Timeline {
     return { x, y, inside: x >= 0 && x < size.w && y >= 0 && y < size.h };
   }
 
+  /** What is seen of the capture, without the margin around it, in whole ns on the axis. */
+  get window() {
+    const [low, high] = this.whole, { from, to } = this.view;
+    const start = Math.min(Math.max(low, Math.floor(from)), high);
+    return [start, Math.max(start, Math.min(high, Math.ceil(to)))];
+  }
+
   /**
-   * For each rank, how much of a window of the axis each part of the strip covers, in whole ns.
+   * For each rank, how much of a window of the axis each part of the strip covers, in whole ns; `rest` is what its
+   * panel did not capture. Parts and rest sum to the window; both are null of a rank of which nothing is known.
    * @param {number} from a whole number of ns @param {number} to
    */
-  sums(from = Math.floor(this.view.from), to = Math.ceil(this.view.to)) {
+  sums(from = this.window[0], to = this.window[1]) {
     const names = new Map(this.data.strip.map(({ code, name }) => [code, name]));
-    const ranks = this.data.ranks.map((rank) => ({
-      ...rank, sums: Object.fromEntries(this.data.strip.map(({ name }) => [name, 0])),
-    }));
+    const ranks = this.data.ranks.map((rank) => ({ ...rank, sums: null, rest: null }));
     for (const { rank, kind, panel, tracks } of this.shownRows) {
       if (kind !== "strip") continue;
-      const offset = this.view.offsets[panel];
-      for (const track of tracks) {
-        ranks[rank].sums[names.get(track.category)] += track.covered(from + offset, to + offset);
-      }
+      const offset = this.view.offsets[panel], found = ranks[rank];
+      found.sums = Object.fromEntries(this.data.strip.map(({ name }) => [name, 0]));
+      for (const track of tracks) found.sums[names.get(track.category)] = track.covered(from + offset, to + offset);
+      found.rest = to - from - Object.values(found.sums).reduce((sum, part) => sum + part, 0);
     }
     return ranks;
   }
 }
 
 /** @returns {Cell[]} what a row of the overview holds: for each category, shares of 255 by column */
-function overview({ start, end }, { overview: shares = {} }) {
+function overview({ home: [start, end] }, { overview: shares = {} }) {
   const cells = [];
   const columns = Object.entries(shares).map(([code, text]) => [{ category: Number(code) }, bytesOf(atob(text))]);
   const count = columns[0]?.[1].length ?? 0, width = (end - start) / count;

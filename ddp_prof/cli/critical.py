@@ -1,0 +1,33 @@
+"""``ddp-prof critical``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ddp_prof.cli.options.table_output import table_options
+from ddp_prof.cli.options.traces import load_options, traces_argument
+
+if TYPE_CHECKING:
+    from ddp_prof.cli.options.traces import Loader
+    from ddp_prof.present.table_fit import TableOptions
+
+
+@click.command("critical")
+@traces_argument
+@table_options
+@load_options
+def command(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> None:
+    """What the critical path of each step consists of: compute, transfer, waiting, host.
+
+    The path begins with the last operation of a step and follows backwards what each operation began after: the one
+    before it on its stream, a recorded wait, or its launch. Its parts sum to its length. Give the traces of all ranks:
+    at a collective the path goes on with the rank that arrived last.
+    """
+    from ddp_prof.present.tables.critical import critical_view
+    from ddp_prof.present.tables.render import show
+
+    runs = load.runs(traces, "collectives", "critical")
+    show(output, [critical_view(run.analysis(), run.critical()) for run in runs])

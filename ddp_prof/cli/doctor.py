@@ -1,0 +1,32 @@
+"""``ddp-prof doctor``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ddp_prof.cli.options.table_output import table_options
+from ddp_prof.cli.options.traces import load_options, traces_argument
+
+if TYPE_CHECKING:
+    from ddp_prof.cli.options.traces import Loader
+    from ddp_prof.present.table_fit import TableOptions
+
+
+@click.command("doctor")
+@traces_argument
+@table_options
+@load_options
+def command(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> None:
+    """What in the set-up of a job keeps its communication from hiding: findings, evidence, what to change.
+
+    Each rule looks for one thing, such as collectives on the stream of compute, one bucket for all gradients, a host
+    that waits in backward, or a rank that is late. A rule that the traces do not let decide says so.
+    """
+    from ddp_prof.present.tables.doctor import doctor_view
+    from ddp_prof.present.tables.render import show
+    from ddp_prof.runs.run import DOCTOR
+
+    show(output, [doctor_view(run.analysis(), run.doctor()) for run in load.runs(traces, *DOCTOR)])

@@ -1,0 +1,60 @@
+"""The critical paths of a run, one row per step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddp_prof.analyze.collectives.critical_path import PARTS
+from ddp_prof.present.columns import Row, ms
+from ddp_prof.present.json_documents import critical_document
+from ddp_prof.present.table_view import TableView
+from ddp_prof.present.text import milliseconds, percent
+
+if TYPE_CHECKING:
+    from ddp_prof.analyze.collectives.critical_path import RunCritical, StepPath
+    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+
+NAMES = {
+    "compute": "compute",
+    "transfer": "collectives",
+    "peer_wait": "waiting for peers",
+    "queue": "gaps between operations",
+    "launch": "launches",
+    "host": "the host",
+    "copies": "copies",
+}
+"""What the parts are called in a sentence."""
+
+
+def critical_view(run: RunAnalysis, critical: RunCritical) -> TableView:
+    """A row per step, under what the typical step's path consists of."""
+    headline = critical_headline(critical)
+    title = f"{run.trace} · device: {run.device} · {len(critical.steps)} steps\n{headline}"
+    rows: list[Row] = [{"run": run.label, **_row(path)} for path in critical.steps]
+    notes = [
+        "the parts of a path sum to its length; transfer holds waiting for peers where their traces are not given",
+        *run.warnings,
+    ]
+    return TableView(title, rows, notes if rows else run.warnings, critical_document(run, critical, headline))
+
+
+def critical_headline(critical: RunCritical) -> str:
+    """What the path of the typical step consists of, largest parts first."""
+    path = critical.typical
+    if path is None:
+        return f"The critical path is not known: {critical.reason or 'no step has any work'}."
+    parts = sorted(path.parts_ns.items(), key=lambda part: -part[1])
+    words = [f"{percent(ns / path.window_ns)} {NAMES[part]}" for part, ns in parts if ns / path.window_ns >= 0.005]
+    text = f"The critical path of a typical step, {milliseconds(path.window_ns)}, is {', '.join(words)}"
+    return f"{text}." if path.collectives else f"{text}: no collective is on it."
+
+
+def _row(path: StepPath) -> Row:
+    return {
+        "step": path.step,
+        "ends_on": path.rank.removeprefix("rank "),
+        "path_ms": ms(path.window_ns),
+        **{f"path_{part}_ms": ms(path.parts_ns[part]) for part in PARTS},
+        "on_path": len(path.collectives),
+        "rank_changes": path.changes,
+    }

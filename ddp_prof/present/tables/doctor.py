@@ -1,0 +1,39 @@
+"""What the doctor says of a run, one row per finding."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddp_prof.present.columns import Row, ms
+from ddp_prof.present.json_documents import doctor_document
+from ddp_prof.present.table_view import TableView
+from ddp_prof.present.text import milliseconds
+
+if TYPE_CHECKING:
+    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+    from ddp_prof.analyze.doctor.evidence import Finding
+    from ddp_prof.analyze.doctor.rules import Diagnosis
+
+
+def doctor_view(run: RunAnalysis, diagnosis: Diagnosis) -> TableView:
+    """The findings in words, and a row each for programs."""
+    lines = [f"{run.trace} · device: {run.device}"]
+    lines += [_text(number, one) for number, one in enumerate(diagnosis.findings, 1)] or ["none found"]
+    notes = [f"not decided: {one.rule}: {one.reason}" for one in diagnosis.abstained]
+    rows: list[Row] = [
+        {
+            "run": run.label,
+            "finding": one.rule,
+            "costs_ms": ms(one.cost_ns),
+            "of_ranks": ", ".join(one.ranks),
+            "evidence": one.evidence,
+            "advice": one.advice,
+        }
+        for one in diagnosis.findings
+    ]
+    return TableView("\n".join(lines), rows, notes, doctor_document(run, diagnosis), is_text=True)
+
+
+def _text(number: int, finding: Finding) -> str:
+    cost = "" if finding.cost_ns is None else f" (at most {milliseconds(finding.cost_ns)} of a step)"
+    return f"{number}. {finding.rule}{cost}: {finding.evidence} {finding.advice}"

@@ -1,0 +1,168 @@
+"""A report of runs: what its pages tell of each, and the workers that write them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ddp_prof.analyze.collectives.results import Collective, typical_step
+from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+from ddp_prof.analyze.collectives.step_view import RankStepView, view_step
+from ddp_prof.analyze.overlap.comparison import compare_variants
+from ddp_prof.analyze.root_cause import explain_run
+from ddp_prof.errors import TraceError
+from ddp_prof.present.html.index import KERNELS, TIMELINE, WHY
+from ddp_prof.present.html.report import PagesOutcome, Place, make_pages_here, write_run_pages
+from ddp_prof.present.html.report_run import ReportRun
+from ddp_prof.present.tables.kernels import kernels_views
+from ddp_prof.present.timeline.model import Source
+from ddp_prof.runs.report import LoadOptions, answer, own_version
+from ddp_prof.runs.run import Run, timeline_sources
+from ddp_prof.runs.wire import decode, encode
+from ddp_prof.runs.workers import cores, have_done
+from ddp_prof.whole_file import written_whole
+
+MEASURES = ("overlap", "collectives", "kernels", "device use")
+"""What a report asks of its runs, names in ``runs.report.MEASURES``."""
+MOST_STEPS = 20
+"""Steps of a run to choose from on its page on why communication is exposed."""
+MOST_RANKS = 8
+"""Ranks of a run whose events are drawn one by one."""
+RUNS_A_WORKER = 4
+"""Where no number of workers is asked for, one starts for each so many runs: it takes a second or two to."""
+
+
+def report_runs(runs: Sequence[Run]) -> list[ReportRun]:
+    """All that a report tells of each run; what takes long or much memory is made when it is asked for."""
+    results = [run.overlap() for run in runs]
+    found = []
+    for run, result, summary in zip(runs, results, compare_variants(results), strict=True):
+        explanation = explain_run(run.analysis())
+        collectives = explanation.collectives.collectives
+        step, ranks = typical_step(collectives), _ranks_to_show(explanation.run)
+        keys = _steps_to_view(collectives, step)
+        views = partial(_views, explanation.run, keys, ranks)
+        files = {explanation.run.ranks[index].clock for index in ranks}
+        sources = partial(_sources, run, [file for file in run.files if file in files] or run.files)
+        use = kernels_views(result, run.device_use())
+        found.append(ReportRun(run.name, result, sources, explanation, summary, views, step, use))
+    return found
+
+
+def _ranks_to_show(run: RunAnalysis) -> list[int]:
+    """Indices of the ranks that are shown event by event: of many those with the most exposed time."""
+    exposed = [int(exposure.exposed_ns.sum()) for exposure in run.exposures]
+    return sorted(sorted(range(len(exposed)), key=lambda index: -exposed[index])[:MOST_RANKS])
+
+
+def _steps_to_view(collectives: Sequence[Collective], typical: int | None) -> list[int]:
+    """Keys of steps that communicate, at most some around the typical one."""
+    if typical is None:
+        return []
+    keys = {collective.step_key for collective in collectives if collective.step_key is not None}
+    return sorted(sorted(keys, key=lambda key: abs(key - typical))[:MOST_STEPS])
+
+
+def _views(run: RunAnalysis, keys: Sequence[int], ranks: Sequence[int]) -> dict[int, Sequence[RankStepView]]:
+    return {key: view_step(run, key, ranks) for key in keys}
+
+
+def _sources(run: Run, files: Sequence[Path]) -> list[Source]:
+    """The traces of a run's timeline, which says how many of them it shows."""
+    first, *others = timeline_sources([run.of_files(files)])
+    run.forget()  # the pages need no more of either
+    if len(files) < len(run.files):
+        caveat = f"{len(files)} of {len(run.files)} traces, those with the most exposed communication"
+        first = first._replace(caveats=(caveat, *first.caveats))
+    return [first, *others]
+
+
+@dataclass(frozen=True, slots=True)
+class PagesTask:
+    """The pages of a run, for a worker.
+
+    Attributes:
+        notes: As of ``Run``; ``measured``, a pair a file, likewise.
+        place: The fields of a ``Place``.
+        version: Of the package that asks.
+    """
+
+    files: tuple[Path, ...]
+    options: LoadOptions
+    notes: tuple[str, ...]
+    measured: tuple[tuple[Path, dict[str, Any]], ...]
+    place: tuple[Any, ...]
+    version: str = field(default_factory=own_version)
+
+
+def make_pages(
+    runs: Sequence[Run], reports: Sequence[ReportRun], folder: Path, places: Sequence[Place]
+) -> Generator[PagesOutcome]:
+    """Write the pages of runs into a folder, by the workers of the first one; see ``write_report``.
+
+    Raises:
+        TraceError: A trace cannot be read any more, and the report may not go on without its pages.
+    """
+    workers = runs[0].workers
+    processes = min(len(runs), workers.jobs or min(cores(), 1 + len(runs) // RUNS_A_WORKER))
+    is_here = workers.scheduler is None and processes < 2
+    found = make_pages_here(reports, folder, places) if is_here else _make_elsewhere(runs, folder, places, processes)
+    with closing(found) as outcomes:
+        for at, outcome in outcomes:
+            if isinstance(outcome, TraceError) and workers.leave_out is None:
+                raise outcome
+            yield at, outcome
+
+
+def _make_elsewhere(
+    runs: Sequence[Run], folder: Path, places: Sequence[Place], processes: int
+) -> Generator[PagesOutcome]:
+    tasks = [_task(*each) for each in zip(runs, places, strict=True)]
+    for run in runs:
+        run.forget()
+    with closing(have_done(work_pages, tasks, runs[0].workers, processes)) as outcomes:
+        for at, outcome in outcomes:
+            yield at, outcome if isinstance(outcome, TraceError) else _put(outcome, folder, places[at])
+
+
+def _task(run: Run, place: Place) -> bytes:
+    """With what its paths are called by whoever works in another folder."""
+    measured = tuple((file, run.measured[file]) for file in run.files)
+    paths = {str(file): str(file.absolute()) for file in run.files}
+    return encode((paths, encode(PagesTask(run.files, run.options, run.notes, measured, tuple(place)))))
+
+
+def work_pages(task: bytes) -> bytes:
+    """Make the pages of a run: a task of :func:`make_pages` in, their names and contents and a picture's figure out."""
+    paths, inner = decode(task)
+    asked: PagesTask = decode(inner, {here: Path(there) for here, there in paths.items()})
+    return answer(asked.files[0], asked.version, lambda: _pages_of(asked))
+
+
+def _pages_of(asked: PagesTask) -> tuple[dict[str, bytes], str]:
+    from plotly.io.json import to_json_plotly
+
+    run = Run(asked.files, asked.options, asked.notes, measured=dict(asked.measured))
+    (report,) = report_runs([run])
+    with TemporaryDirectory(prefix="ddp_prof.") as name:
+        folder = Path(name)
+        picture = write_run_pages(report, folder, Place(*asked.place))
+        if isinstance(picture, TraceError):
+            raise picture
+        return {page.name: page.read_bytes() for page in folder.iterdir()}, to_json_plotly(picture)
+
+
+def _put(made: tuple[dict[str, bytes], str], folder: Path, place: Place) -> Any:
+    """Put the pages that a worker made into the folder, by the names that they are to have; returns the picture."""
+    pages, picture = made
+    for end in (TIMELINE, WHY, KERNELS):
+        name = f"{place.name}{end}.html"
+        with written_whole(folder / name) as file:
+            file.write_bytes(pages[name])
+    return json.loads(picture)
