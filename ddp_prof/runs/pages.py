@@ -22,9 +22,9 @@ from ddp_prof.present.html.report import PagesOutcome, Place, make_pages_here, w
 from ddp_prof.present.html.report_run import ReportRun
 from ddp_prof.present.tables.kernels import kernels_views
 from ddp_prof.present.timeline.model import Source
+from ddp_prof.runs.pickles import packed, unpacked
 from ddp_prof.runs.report import LoadOptions, answer, own_version
 from ddp_prof.runs.run import Run, timeline_sources
-from ddp_prof.runs.wire import decode, encode
 from ddp_prof.runs.workers import cores, have_done
 from ddp_prof.whole_file import written_whole
 
@@ -135,13 +135,13 @@ def _task(run: Run, place: Place) -> bytes:
     """With what its paths are called by whoever works in another folder."""
     measured = tuple((file, run.measured[file]) for file in run.files)
     paths = {str(file): str(file.absolute()) for file in run.files}
-    return encode((paths, encode(PagesTask(run.files, run.options, run.notes, measured, tuple(place)))))
+    return packed((paths, packed(PagesTask(run.files, run.options, run.notes, measured, tuple(place)))))
 
 
 def work_pages(task: bytes) -> bytes:
     """Make the pages of a run: a task of :func:`make_pages` in, their names and contents and a picture's figure out."""
-    paths, inner = decode(task)
-    asked: PagesTask = decode(inner, {here: Path(there) for here, there in paths.items()})
+    paths, inner = unpacked(task)
+    asked: PagesTask = unpacked(inner, {here: Path(there) for here, there in paths.items()})
     return answer(asked.files[0], asked.version, lambda: _pages_of(asked))
 
 

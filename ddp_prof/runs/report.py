@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddp_prof.errors import DdpProfError, TraceError
-from ddp_prof.runs.wire import decode, encode
+from ddp_prof.runs.pickles import packed, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -93,15 +93,6 @@ class Task:
     version: str = field(default_factory=own_version)
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a report could not be measured; the parts of a ``TraceError``."""
-
-    path: Path
-    reason: str
-    way_out: str
-
-
 def load_events(file: Path, options: LoadOptions, why: str = ALL_AT_ONCE) -> TraceEvents:
     """Read a report as a whole.
 
@@ -169,13 +160,13 @@ def measure_report(
 
 
 def work(task: bytes) -> bytes:
-    """Measure a report: a :class:`Task` in, results by measure or a :class:`Failure` out, both by :mod:`.wire`."""
-    asked: Task = decode(task)
+    """Measure a report: a :class:`Task` in, results by measure or a ``TraceError`` out, both by :mod:`.pickles`."""
+    asked: Task = unpacked(task)
     return answer(asked.path, asked.version, lambda: measure_report(asked.path, asked.options, asked.measures))
 
 
 def answer(path: Path, version: str, made: Callable[[], Any]) -> bytes:
-    """What a worker made of a report, as bytes, or why it could not: a :class:`Failure`.
+    """What a worker made of a report, as bytes, or a ``TraceError`` that says why it could not.
 
     Args:
         path: The report.
@@ -184,14 +175,14 @@ def answer(path: Path, version: str, made: Callable[[], Any]) -> bytes:
     """
     if version != (own := own_version()):
         reason = f"a worker has ddp_prof {own}, and {version} asks it"
-        return encode(Failure(path, reason, "install one version everywhere"))
+        return packed(TraceError(path, reason, "install one version everywhere"))
     try:
-        return encode(made())
+        return packed(made())
     except TraceError as error:
-        return encode(Failure(error.path, error.reason, error.way_out))
+        return packed(error)
     except (DdpProfError, OSError, MemoryError) as error:
         reason = str(error) or type(error).__name__
-        return encode(Failure(path, reason, "read it alone to see more"))
+        return packed(TraceError(path, reason, "read it alone to see more"))
 
 
 def _measure_overlap(part: TraceEvents, _options: LoadOptions) -> TraceOverlap:

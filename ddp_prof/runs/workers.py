@@ -1,7 +1,7 @@
 """Many reports measured by several workers: processes of this machine, or those of a Dask scheduler.
 
-Both run one function, ``work``, on bytes and give bytes: see :mod:`.wire` for what they can hold. The order in which
-workers end has no influence on what is made of their results.
+Tasks and results travel as pickles, whose paths can have other names on the other side. The order in which workers end
+has no influence on what is made of their results.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_prof.errors import DdpProfError, TraceError
 from ddp_prof.printable import printable
-from ddp_prof.runs.report import Failure, LoadOptions, Task, measure_report, work
-from ddp_prof.runs.wire import decode, encode
+from ddp_prof.runs.pickles import packed, unpacked
+from ddp_prof.runs.report import LoadOptions, Task, measure_report, work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
@@ -105,7 +105,7 @@ def _measure_elsewhere(
 ) -> Generator[tuple[int, dict[str, Any] | TraceError]]:
     real = [Path(os.path.realpath(file)) for file, _ in files]
     here = {str(path): file for path, (file, _) in zip(real, files, strict=True)}
-    tasks = [encode(Task(path, options, measures)) for path, (_, measures) in zip(real, files, strict=True)]
+    tasks = [packed(Task(path, options, measures)) for path, (_, measures) in zip(real, files, strict=True)]
     with closing(have_done(work, tasks, workers, _processes(real, workers.jobs), here)) as outcomes:
         yield from outcomes
 
@@ -123,22 +123,17 @@ def have_done(
 
     Args:
         work: Does a task.
-        tasks: By :mod:`.wire`, as is what becomes of them.
+        tasks: Pickles of :mod:`.pickles`, as is what becomes of them.
         workers: Who does them.
         processes: How many of this machine, where no scheduler does.
-        here: As of ``decode``.
+        here: As of ``unpacked``.
     """
     found = (
         _by_scheduler(workers.scheduler, work, tasks) if workers.scheduler else _by_processes(processes, work, tasks)
     )
     with closing(found) as outcomes:
         for index, outcome in outcomes:
-            result = decode(outcome, here)
-            yield index, TraceError(*_parts(result)) if isinstance(result, Failure) else result
-
-
-def _parts(failure: Failure) -> tuple[Path, str, str]:
-    return failure.path, failure.reason, failure.way_out
+            yield index, unpacked(outcome, here)
 
 
 def _processes(files: Sequence[Path], jobs: int | None) -> int:

@@ -29,7 +29,7 @@ from ddp_prof.trace import SYNC_IN_PARTS, UNKNOWN, Category, Kind, Trace
 from tests.analyze.random_runs import runs
 from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
-from tests.runs.test_wire import FOREIGN, same
+from tests.runs.test_pickles import FOREIGN, same
 
 KINDS = {Kind.KERNEL: "kernel", Kind.COPY: "memcpy", Kind.MEMORY_SET: "memset", Kind.GRAPH: "graph"}
 NAMES = {Category.COMPUTE: "gemm", Category.COMMUNICATION: "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"}
@@ -98,6 +98,17 @@ def test_parts_of_any_run_tell_what_the_whole_does(traces: tuple[Trace, ...], ro
         found = parts_of(path, rows)
         assume(found is not None)
         assert_equal(found, whole_of(path))
+
+
+def test_a_capture_with_a_row_without_a_start_is_read_whole(tmp_path: Path) -> None:
+    """How many rows have none is said of the whole file."""
+    capture = known_truth(8)
+    path = write_capture(tmp_path / "x.sqlite", capture)
+    assert parts_of(path, 20) is not None
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET start = -1 WHERE rowid = 3")
+        database.commit()
+    assert parts_of(path, 20) is None
 
 
 CUDA = [trace for trace in FOREIGN if trace.suffix == ".sqlite"]

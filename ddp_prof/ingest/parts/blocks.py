@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddp_prof.errors import DdpProfError
+from ddp_prof.trace import UNKNOWN
 
 if TYPE_CHECKING:
     import sqlite3
@@ -90,7 +91,7 @@ def scan_blocks(
     end = END if "end" in columns else "start"
     number = "correlationId" if "correlationId" in columns else "NULL"
     query = (
-        f"SELECT count(*), sum(typeof(start) = 'integer'), min(start), max(start), max({end}), "
+        f"SELECT count(*), sum(typeof(start) = 'integer' AND start != {UNKNOWN}), min(start), max(start), max({end}), "
         f"coalesce(min({number}), 0), coalesce(max({number}), -1) "
         f'FROM {schema}."{table}" WHERE rowid BETWEEN ? AND ? AND {condition}'
     )
