@@ -1,26 +1,81 @@
-"""The statistic of all figures of a step: the median with its interval; the mean only where parts must sum."""
+"""How sure a figure is: one kind of interval for all of them, the bootstrap (B. Efron, 1979).
+
+The steps of a run are drawn again, with replacement, as many as there are; the ranks of a step wait for one another and
+stay together. The figure of a thousand such draws scatters as that of other runs of the same steps would: the middle
+95 % of them are its interval. The draws start from a fixed seed, so the same steps always have the same interval::
+
+    steps   12 10 11 15      draws   10 10 15 12 -> 11     11 15 11 12 -> 11.5     12 12 10 11 -> 11.5   ...
+
+What is drawn may be something else than a step, as the runs of a study or the calls of a benchmark: always what is
+independent of its like, together with all that depends on it. The figure is the median, or the mean where parts must
+sum. From three or four units the interval is their whole range, which holds the median in only 75 or 88 of 100 cases;
+from ten on it does in 91 to 95.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
+from numpy.typing import NDArray
 
 LEAST_STEPS = 3
-"""Steps from which a scatter can be told."""
+"""Steps, or other units, from which a scatter can be told."""
 
-NOTCH = 1.57
-"""Half of a median's interval, in interquartile ranges over the root of the number of values (McGill, Tukey and Larsen,
-"Variations of Box Plots", The American Statistician 32, 1978): medians whose intervals do not meet differ with about
-95 % confidence."""
+_DRAWS = 1000
+_PERCENTILES = (2.5, 97.5)
+_BATCH_VALUES = 2**22
+"""Values drawn at once, which bounds the memory."""
 
-CONFIDENCE = 0.95
+Numbers = NDArray[Any]
+Statistic = Callable[[Numbers], Numbers]
+"""A figure of each draw: of an array of draws x units x values of a unit, one number for each draw."""
+
+
+def median_of(drawn: Numbers) -> Numbers:
+    """The median of all values of a draw."""
+    found: Numbers = np.median(drawn, axis=(1, 2))
+    return found
+
+
+def mean_of(drawn: Numbers) -> Numbers:
+    """The mean of all values of a draw."""
+    found: Numbers = drawn.mean(axis=(1, 2))
+    return found
+
+
+def bootstrap_interval(units: Numbers | Sequence[Any], statistic: Statistic = median_of) -> tuple[float, float] | None:
+    """The 95 % interval of a figure; ``None`` for fewer than :data:`LEAST_STEPS` units.
+
+    Args:
+        units: A row for each unit, as a step; its values in columns, as those of its ranks. Or a single value for each.
+        statistic: The figure.
+    """
+    if len(units) < LEAST_STEPS:
+        return None
+    table = np.asarray(units, float).reshape(len(units), -1)
+    generator = np.random.default_rng(0)
+    batch = max(1, _BATCH_VALUES // table.size)
+    sizes = [min(batch, _DRAWS - first) for first in range(0, _DRAWS, batch)]
+    figures = [statistic(table[generator.integers(0, len(table), (size, len(table)))]) for size in sizes]
+    low, high = np.percentile(np.concatenate(figures), _PERCENTILES)
+    return float(low), float(high)
+
+
+def half_width_of_steps(ranks: Sequence[Sequence[float] | Numbers], statistic: Statistic = median_of) -> float | None:
+    """Half of the interval of a figure of the steps of each rank, by the steps that every rank has."""
+    known = [of_rank for of_rank in ranks if len(of_rank)]
+    steps = min(map(len, known), default=0)
+    interval = bootstrap_interval(np.array([of_rank[:steps] for of_rank in known]).T, statistic) if steps else None
+    return None if interval is None else (interval[1] - interval[0]) / 2
+
+
+def half_width_of_change(before: float, after: float) -> float:
+    """Half of the interval of a difference or a sum of two figures that have nothing to do with each other."""
+    return math.hypot(before, after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +84,7 @@ class StepMedian:
 
     Attributes:
         value: The median.
-        half_width: Half of its interval; ``None`` where fewer than :data:`LEAST_STEPS` steps tell it. The ranks of a
-            step wait for one another, so that n is the number of steps.
+        half_width: Half of its 95 % interval; ``None`` for fewer than :data:`LEAST_STEPS` steps.
     """
 
     value: float
@@ -40,22 +94,4 @@ class StepMedian:
 def median_of_steps(ranks: Sequence[Sequence[float]]) -> StepMedian | None:
     """The median of a figure of the steps of each rank, over all of them; ``None`` without values."""
     values = [value for of_rank in ranks for value in of_rank]
-    if not values:
-        return None
-    low, median, high = np.percentile(values, [25, 50, 75]).tolist()
-    steps = min(len(of_rank) for of_rank in ranks if of_rank)
-    return StepMedian(median, NOTCH * (high - low) / steps**0.5 if steps >= LEAST_STEPS else None)
-
-
-def student_t(freedom: float, confidence: float = CONFIDENCE) -> float:
-    """The value that Student's t exceeds to either side with probability ``1 - confidence``."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(freedom, (1 + confidence) / 2))
-
-
-def half_width_of_mean(values: NDArray[np.floating[Any]]) -> int:
-    """Half of the 95 % interval of the mean of independent values, by Student's t."""
-    count = len(values)
-    half_width: float = student_t(count - 1) * float(np.std(values, ddof=1)) / count**0.5
-    return round(half_width)
+    return StepMedian(float(np.median(values)), half_width_of_steps(ranks)) if values else None

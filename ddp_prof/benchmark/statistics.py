@@ -23,10 +23,12 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 
-from ddp_prof.analyze.statistics import CONFIDENCE, median_of_steps, student_t
+from ddp_prof.analyze.statistics import median_of_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
+
+CONFIDENCE = 0.95
 
 LEAST_FREEDOM = 4
 """Degrees of freedom of a pool, below which a wider pool is taken."""
@@ -288,3 +290,10 @@ def _order_statistic(count: int, coverage: float) -> int | None:
 
     ranks = [rank for rank in range((count + 1) // 2) if 1 - 2 * float(bdtr(rank, count, 0.5)) >= coverage]
     return max(ranks, default=None)
+
+
+def student_t(freedom: float, confidence: float = CONFIDENCE) -> float:
+    """The value that Student's t exceeds to either side with probability ``1 - confidence``."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(freedom, (1 + confidence) / 2))

@@ -76,9 +76,8 @@ def _summary(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSummary
     communicating = [rank.communicating_steps for rank in result.ranks]
     of_steps = communicating if any(communicating) else [rank.told_steps for rank in result.ranks]
     step = _length(result)
-    comm, exposed, tail, collectives = (
-        _median(of_steps, name) for name in ("comm_ns", "exposed_ns", "tail_ns", "collectives")
-    )
+    exposed = median_of_steps([_known(of_rank, "exposed_ns") for of_rank in of_steps])
+    comm, collectives = (_median(of_steps, name) for name in ("comm_ns", "collectives"))
     tells_tail = all(step.tail_ns is not None for of_rank in of_steps for step in of_rank)
     tells_blocking = all(step.blocking_ns is not None for of_rank in of_steps for step in of_rank)
     lengths = [ns for rank in result.ranks for ns in rank.lengths_ns]
@@ -88,22 +87,22 @@ def _summary(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSummary
         device=result.device,
         ranks=len(result.ranks),
         steps=max((len(rank.told_steps) for rank in result.ranks), default=0),
-        step_ns=_value(step),
+        step_ns=None if step is None else round(step.value),
         step_spread_ns=round(float(np.subtract(*np.percentile(lengths, [75, 25])))) if lengths else None,
-        collectives=collectives.value if collectives else None,
-        comm_ns=_value(comm),
-        overlapped_ns=round(comm.value) - round(exposed.value) if comm and exposed else None,
-        exposed_ns=_value(exposed),
-        tail_ns=_value(tail) if tells_tail else None,
+        collectives=collectives,
+        comm_ns=_rounded(comm),
+        overlapped_ns=None if comm is None or exposed is None else round(comm) - round(exposed.value),
+        exposed_ns=None if exposed is None else round(exposed.value),
+        tail_ns=_rounded(_median(of_steps, "tail_ns")) if tells_tail else None,
         overlap_ratio=_share(result, "overlapped_ns"),
         backward_overlap_ratio=_share(result, "backward_overlapped_ns"),
         speedup=_speedup(result.device, step, naive),
         step_half_width_ns=_half_width(step),
         exposed_half_width_ns=_half_width(exposed),
-        blocking_ns=_value(_median(of_steps, "blocking_ns")) if tells_blocking else None,
+        blocking_ns=_rounded(_median(of_steps, "blocking_ns")) if tells_blocking else None,
         overlap_ratio_without_outliers=outliers.overlap_ratio_without if outliers else None,
-        window_ns=_value(_median(of_steps, "window_ns")),
-        **_parts(of_steps, comm),
+        window_ns=_rounded(_median(of_steps, "window_ns")),
+        **_parts(of_steps, _rounded(comm)),
     )
 
 
@@ -114,17 +113,17 @@ def _speedup(device: str, step: StepMedian | None, naive: TraceOverlap | None) -
     return baseline.value / step.value if baseline else None
 
 
-def _parts(ranks: Sequence[Sequence[StepOverlap]], comm: StepMedian | None) -> dict[str, int | None]:
+def _parts(ranks: Sequence[Sequence[StepOverlap]], comm_ns: int | None) -> dict[str, int | None]:
     """Medians of the parts of a step's length; what they and communication leave of its median is idle."""
     lengths = [[step.length for step in of_rank] for of_rank in ranks]
-    length, *filled = (_value(_median(lengths, name)) for name in ("ns", "compute_only_ns", "exposed_memory_ns"))
-    known = [part for part in (*filled, _value(comm)) if part is not None]
+    length, *filled = (_rounded(_median(lengths, name)) for name in ("ns", "compute_only_ns", "exposed_memory_ns"))
+    known = [part for part in (*filled, comm_ns) if part is not None]
     idle = None if length is None or len(known) <= len(filled) else max(0, length - sum(known))
     return {"compute_only_ns": filled[0], "exposed_memory_ns": filled[1], "idle_ns": idle}
 
 
-def _value(median: StepMedian | None) -> int | None:
-    return None if median is None else round(median.value)
+def _rounded(median: float | None) -> int | None:
+    return None if median is None else round(median)
 
 
 def _half_width(median: StepMedian | None) -> int | None:
@@ -135,11 +134,14 @@ def _length(result: TraceOverlap) -> StepMedian | None:
     return median_of_steps([rank.lengths_ns for rank in result.ranks])
 
 
-def _median(ranks: Sequence[Sequence[StepOverlap | StepLength]], name: str) -> StepMedian | None:
-    """Of what is known of the steps of each rank."""
-    return median_of_steps(
-        [[value for step in of_rank if (value := getattr(step, name)) is not None] for of_rank in ranks]
-    )
+def _median(ranks: Sequence[Sequence[StepOverlap | StepLength]], name: str) -> float | None:
+    """Of what is known of the steps of all ranks."""
+    values = [value for of_rank in ranks for value in _known(of_rank, name)]
+    return float(np.median(values)) if values else None
+
+
+def _known(steps: Sequence[StepOverlap | StepLength], name: str) -> list[float]:
+    return [value for step in steps if (value := getattr(step, name)) is not None]
 
 
 def _share(result: TraceOverlap, part: str) -> float | None:

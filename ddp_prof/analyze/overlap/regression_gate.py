@@ -1,7 +1,7 @@
 """A run held against requirements: what is not known fails, and a regression is one only beyond both runs' spread.
 
 A limit is put to a percentile of the steps of the worst rank: the median, unless another is asked for. Two medians are
-taken for different where their intervals do not meet; see :mod:`ddp_prof.analyze.statistics`.
+taken for different where that is more than the interval of their difference; see :mod:`ddp_prof.analyze.statistics`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ddp_prof.analyze.quality.unknown_work import NO_COMMUNICATION
-from ddp_prof.analyze.statistics import LEAST_STEPS, StepMedian, median_of_steps
+from ddp_prof.analyze.statistics import LEAST_STEPS, StepMedian, half_width_of_change, median_of_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -174,7 +174,7 @@ def _judge_regression(
     max_regression: float,
     measure: Callable[[RankOverlap], Sequence[int] | str],
 ) -> GateResult:
-    """A regression exceeds the limit, and by more than both runs' notches it exceeds the baseline."""
+    """A regression exceeds the limit, and it exceeds the baseline by more than both runs' spread."""
     name = f"{requirement} against baseline"
     if run.device != baseline.device:
         reason = f"a run on {run.device} cannot be compared with one on {baseline.device}"
@@ -186,7 +186,7 @@ def _judge_regression(
     limit = before.value * (1 + max_regression)
     if isinstance(after, str):
         return GateResult(name, "ns", None, limit, "unknown", after, baseline=before.value)
-    spread = (after.half_width or 0) + (before.half_width or 0)
+    spread = half_width_of_change(after.half_width or 0, before.half_width or 0)
     beyond_limit, beyond_spread = after.value > limit, after.value - before.value > spread
     return GateResult(
         name,

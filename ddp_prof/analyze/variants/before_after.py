@@ -18,7 +18,7 @@ import numpy as np
 
 from ddp_prof.analyze.collectives.exposed_time import TAIL
 from ddp_prof.analyze.collectives.results import measure_collectives
-from ddp_prof.analyze.statistics import LEAST_STEPS, half_width_of_mean
+from ddp_prof.analyze.statistics import half_width_of_change, half_width_of_steps, mean_of
 from ddp_prof.analyze.variants.waterfall import PARTS, Analyzed, comparable, difference_of, measure_budgets
 
 if TYPE_CHECKING:
@@ -167,9 +167,9 @@ def _times(collectives: Sequence[Collective], name: str) -> list[float]:
 
 
 def _move(before: Sequence[float], after: Sequence[float]) -> float | None:
-    """The change of the mean, where it is beyond its 95 % interval."""
-    if min(len(before), len(after)) < LEAST_STEPS:
+    """The change of the mean, where it is beyond the intervals of both."""
+    widths = [half_width_of_steps([times], mean_of) for times in (before, after)]
+    if widths[0] is None or widths[1] is None:
         return None
     by = float(np.mean(after) - np.mean(before))
-    width = float(np.hypot(half_width_of_mean(np.array(before)), half_width_of_mean(np.array(after))))
-    return by if abs(by) > width else None
+    return by if abs(by) > half_width_of_change(widths[0], widths[1]) else None

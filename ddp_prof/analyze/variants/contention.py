@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddp_prof.analyze.core.same_kernels import mostly_beside, numbered_together, same_kernels
+from ddp_prof.analyze.statistics import Numbers, bootstrap_interval
 from ddp_prof.trace import UNKNOWN, Category
 
 if TYPE_CHECKING:
@@ -35,9 +36,6 @@ LEAST_KERNELS = 5
 
 SAME = 0.02
 """Difference of a ratio from 1 up to which two kinds of steps are taken for alike."""
-
-_DRAWS = 1000
-_INTERVAL = (2.5, 97.5)
 
 
 @dataclass(frozen=True)
@@ -72,9 +70,10 @@ class Contention:
         runs: Executions beside communication that were compared.
         share: Of all time that kernels ran beside communication, the part that was compared, 0 to 1.
         slowdown: Summed duration beside communication over what the same kernels take alone; ``None`` with a reason.
-        slowdown_low, slowdown_high: Its 95 % interval, by bootstrap over kernels.
+        slowdown_low, slowdown_high: Its 95 % interval; ``None`` for too few steps.
         contention_ns: What that costs a step of a rank, on average, of the part compared.
         reason: Why there is no figure.
+        half_width_ns: Half of the interval of ``contention_ns``.
     """
 
     kernels: int
@@ -85,6 +84,7 @@ class Contention:
     slowdown_high: float | None
     contention_ns: int | None
     reason: str | None
+    half_width_ns: int | None = None
 
 
 def sample_kernels(rank: RankEvents) -> KernelSamples:
@@ -130,6 +130,7 @@ def measure_contention(samples: Sequence[KernelSamples], reference: Sequence[Ker
     key = _keys(both)
     duration = np.concatenate([sample.duration_ns for sample in both])
     beside = np.concatenate([sample.beside_ns for sample in both])
+    step = np.concatenate([sample.step for sample in both])
     own = np.arange(len(key)) < sum(len(sample.kernel) for sample in samples)
     is_beside: Mask = own & mostly_beside(duration, beside)
     if not is_beside.any():
@@ -143,17 +144,19 @@ def measure_contention(samples: Sequence[KernelSamples], reference: Sequence[Ker
         )
     if doubt := _other_difference(samples, key, duration, beside, is_beside):
         return _refused(doubt)
-    taken_ns, expected_ns, low, high = _slowdown(key[compared], duration[compared], alone_ns)
+    taken_ns, expected_ns = float(duration[compared].sum()), float(alone_ns[key[compared]].sum())
+    interval = _slowdown_interval(step[compared], duration[compared], alone_ns[key[compared]])
     steps = sum(sample.steps for sample in samples)
     return Contention(
         kernels=len(kernels),
         runs=int(compared.sum()),
         share=float(duration[compared].sum() / duration[is_beside].sum()),
         slowdown=taken_ns / expected_ns,
-        slowdown_low=low,
-        slowdown_high=high,
+        slowdown_low=interval and interval[0],
+        slowdown_high=interval and interval[1],
         contention_ns=round((taken_ns - expected_ns) / steps),
         reason=None,
+        half_width_ns=interval and round((interval[1] - interval[0]) / 2 * expected_ns / steps),
     )
 
 
@@ -174,11 +177,14 @@ def _other_difference(
     control = in_communicating & (beside == 0) & has_alone[key]
     if len(np.unique(key[control])) < LEAST_KERNELS:
         return None
-    taken_ns, expected_ns, low, high = _slowdown(key[control], duration[control], alone_ns)
+    expected_ns = alone_ns[key[control]]
+    slowdown = float(duration[control].sum() / expected_ns.sum())
+    # Kernels are drawn, not steps: one kernel that is matched wrongly is slower in each step.
+    low, high = _slowdown_interval(key[control], duration[control], expected_ns) or (slowdown, slowdown)
     if low <= 1 + SAME and high >= 1 - SAME:
         return None
     return (
-        f"kernels without communication beside them take {taken_ns / expected_ns:.2f} times as long, too, in the "
+        f"kernels without communication beside them take {slowdown:.2f} times as long, too, in the "
         "steps that communicate: the steps differ otherwise, so contention cannot be told"
     )
 
@@ -205,21 +211,17 @@ def _medians(key: Ints, values: Ints, rows: Mask) -> tuple[Floats, Mask]:
     return middle, has
 
 
-def _slowdown(key: Ints, duration: Ints, alone_ns: Floats) -> tuple[float, float, float, float]:
-    """What executions take, what their kernels would take alone, and the interval of the ratio of these sums.
+def _slowdown_interval(unit: Ints, taken_ns: Ints, expected_ns: Floats) -> tuple[float, float] | None:
+    """The interval of what executions take over what their kernels would take alone, drawn by unit."""
+    _, unit = np.unique(unit, return_inverse=True)
+    sums = np.column_stack([np.bincount(unit, weights=taken_ns), np.bincount(unit, weights=expected_ns)])
 
-    The interval is found by drawing kernels with replacement; it is the same at every call.
-    """
-    kernels = np.unique(key)
-    taken = np.bincount(key, weights=duration)[kernels]
-    expected = (np.bincount(key) * alone_ns[: key.max() + 1])[kernels]
-    generator = np.random.default_rng(0)
-    ratios = []
-    for _ in range(_DRAWS):
-        drawn = generator.integers(0, len(taken), len(taken))
-        ratios.append(taken[drawn].sum() / max(1.0, expected[drawn].sum()))
-    low, high = np.percentile(ratios, _INTERVAL)
-    return float(taken.sum()), float(expected.sum()), float(low), float(high)
+    def ratio(drawn: Numbers) -> Numbers:
+        total = drawn.sum(axis=1)
+        found: Numbers = total[:, 0] / np.maximum(1.0, total[:, 1])
+        return found
+
+    return bootstrap_interval(sums, ratio)
 
 
 def _refused(reason: str) -> Contention:

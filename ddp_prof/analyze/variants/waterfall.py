@@ -11,9 +11,9 @@ windows of its steps, see :mod:`.step_times`, so that none is negative:
 - *calls*: the host's work round blocking collectives, one by one;
 - *rest*: what is left: data, the host between phases, idle device.
 
-The difference of two runs then is the sum of the differences of their parts. How far a mean may be off in 95 of 100
-cases follows from the scatter of the steps (Student's t; the ranks of a step wait for one another, so a step counts
-once). A change within that is none that can be told.
+The difference of two runs then is the sum of the differences of their parts. Medians would not sum, so these are means,
+each with the interval of :mod:`ddp_prof.analyze.statistics`. A change within both runs' intervals is none that can be
+told.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ddp_prof.analyze.collectives.exposed_time import backward_end_ns, owned_ins
 from ddp_prof.analyze.frames import Framed, frame_of
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.quality.unknown_work import NO_COMMUNICATION
-from ddp_prof.analyze.statistics import LEAST_STEPS, half_width_of_mean
+from ddp_prof.analyze.statistics import half_width_of_change, half_width_of_steps, mean_of
 from ddp_prof.analyze.variants.contention import measure_contention
 from ddp_prof.trace import UNKNOWN, select
 from ddp_prof.variants import variant_position
@@ -217,7 +217,7 @@ def _budget(run: RunAnalysis, contention: Contention, *, knows_wait: bool) -> Bu
         rest_ns=mean["step"] - mean["compute"] - exposed_ns - mean["calls"],
         contention=contention,
         knows_wait=knows_wait,
-        half_width_ns=_half_widths(samples, [len(of_rank["step"]) for of_rank in ranks], contention),
+        half_width_ns=_half_widths(ranks, list(samples), contention),
     )
 
 
@@ -249,21 +249,15 @@ def _exposed(rank: RankCollectives, wait_ns: Ints) -> tuple[Intervals, Intervals
     return wait, union(np.clip(backward_end_ns(rank), wait_end, last), last) - rank.compute - wait
 
 
-def _half_widths(samples: Mapping[str, Ints], counts: Sequence[int], contention: Contention) -> dict[str, int]:
-    """By the steps that every rank has; ``counts`` says how many each has."""
-    counts = [count for count in counts if count]
-    steps = min(counts)
-    if steps < LEAST_STEPS:
-        return {}
-    by_rank = np.cumsum([0, *counts[:-1]])[:, np.newaxis] + np.arange(steps)
-    found = {part: half_width_of_mean(column[by_rank].mean(axis=0)) for part, column in samples.items()}
-    if contention.slowdown and contention.slowdown > 1 and contention.contention_ns:
-        width = ((contention.slowdown_high or 0) - (contention.slowdown_low or 0)) / 2
-        found["contention"] = round(contention.contention_ns * width / (contention.slowdown - 1))
-        found["compute"] = round(float(np.hypot(found["compute"], found["contention"])))
-    elif contention.contention_ns is not None:
-        found["contention"] = 0
-    return found
+def _half_widths(ranks: Sequence[Mapping[str, Ints]], parts: Sequence[str], contention: Contention) -> dict[str, int]:
+    widths = {part: half_width_of_steps([of_rank[part] for of_rank in ranks], mean_of) for part in parts}
+    found = {part: width for part, width in widths.items() if width is not None}
+    if contention.contention_ns is not None and found:
+        width = contention.half_width_ns
+        compute = found.pop("compute")
+        if width is not None:
+            found |= {"contention": width, "compute": half_width_of_change(compute, width)}
+    return {part: round(width) for part, width in found.items()}
 
 
 def comparable(before: MeasuredRun, after: MeasuredRun) -> tuple[Budget, Budget]:
@@ -292,5 +286,5 @@ def difference_of(before: Budget, after: Budget) -> Change:
         if old is not None and new is not None:
             found[f"{name}_ns"] = new - old
             if name in before.half_width_ns and name in after.half_width_ns:
-                half_width[name] = round(float(np.hypot(before.half_width_ns[name], after.half_width_ns[name])))
+                half_width[name] = round(half_width_of_change(before.half_width_ns[name], after.half_width_ns[name]))
     return Change(before=before.label, after=after.label, half_width_ns=half_width, **found)  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ HOW_TO_READ = (
 )
 HOW_TO_READ_BASELINE = (
     "against the baseline: medians over the steps of all ranks; a run fails if it is beyond the limit, and further "
-    "from the baseline than both runs' spread (1.57 IQR / sqrt(steps) of each, McGill, Tukey and Larsen 1978)"
+    "from the baseline than the spread of both runs (95 %, by bootstrap over steps)"
 )
 
 UNITS = {"ratio": (100, "%"), "ns": (1e-6, "ms"), "ranks": (1, "ranks")}

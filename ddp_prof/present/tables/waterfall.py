@@ -67,10 +67,12 @@ def waterfall_notes(waterfall: Waterfall) -> list[str]:
 def _contention_note(found: Contention) -> str:
     if found.slowdown is None:
         return found.reason or "not known"
+    interval = ""
+    if found.slowdown_low is not None and found.slowdown_high is not None:
+        interval = f"95 % interval {found.slowdown_low:.2f} to {found.slowdown_high:.2f}; "
     return (
-        f"kernels beside communication take {found.slowdown:.2f} times as long (95 % interval "
-        f"{found.slowdown_low:.2f} to {found.slowdown_high:.2f}; measured on {found.kernels} kernels, which take "
-        f"{percent(found.share)} of the time beside it)"
+        f"kernels beside communication take {found.slowdown:.2f} times as long ({interval}measured on {found.kernels} "
+        f"kernels, which take {percent(found.share)} of the time beside it)"
     )
 
 

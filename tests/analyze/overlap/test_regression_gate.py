@@ -18,7 +18,6 @@ from ddp_prof.analyze.overlap.overlap import (
     measure_overlap,
 )
 from ddp_prof.analyze.overlap.regression_gate import GateReport, GateResult, Requirements, check_run, find_differences
-from ddp_prof.analyze.statistics import NOTCH
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.manifest import Manifest, load_manifest
 from tests.drawing import draw_trace
@@ -162,7 +161,7 @@ def against(baseline: TraceOverlap, run: TraceOverlap, max_regression: float = 0
 def test_a_regression_beyond_limit_and_spread_fails() -> None:
     for verdict in against(run_of(99, 100, 101), run_of(109, 110, 111)):
         assert (verdict.status, verdict.measured, verdict.baseline) == ("failed", 110, 100)
-        assert verdict.spread == pytest.approx(2 * NOTCH * 1 / 3**0.5)
+        assert verdict.spread == pytest.approx(2**0.5), "of each run its whole range, 1 to either side"
 
 
 def test_noise_within_the_spread_passes_and_says_so() -> None:
@@ -188,7 +187,7 @@ def test_more_ranks_do_not_make_steps_surer() -> None:
     two = run_of(80, 100, 120)
     two = replace(two, ranks=two.ranks * 2)
     (verdict, _) = against(two, two)
-    assert verdict.spread == pytest.approx(2 * NOTCH * 30 / 3**0.5), "quartiles of six values, certainty of three steps"
+    assert verdict.spread == pytest.approx(2**0.5 * 20), "that of three steps"
 
 
 @pytest.mark.parametrize(
