@@ -8,8 +8,8 @@ stay together. The figure of a thousand such draws scatters as that of other run
 
 What is drawn may be something else than a step, as the runs of a study or the calls of a benchmark: always what is
 independent of its like, together with all that depends on it. The figure is the median, or the mean where parts must
-sum. From three or four units the interval is their whole range, which holds the median in only 75 or 88 of 100 cases;
-from ten on it does in 91 to 95.
+sum. The interval of few units is too narrow: of three it is their whole range and holds the median in 75 of 100 cases;
+from ten units on it does in 90 to 94.
 """
 
 from __future__ import annotations
