@@ -26,6 +26,7 @@ ROOT = TESTS.parent
 # What the tests of a folder or file need, said once; single tests say it by pytest.mark.
 MARKERS_OF = {
     "browser": "browser",
+    "annotate": "torch",
     "ddp": "torch",
     "train": "torch",
     "scripts": "slow",

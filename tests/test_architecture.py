@@ -31,10 +31,11 @@ MAY_IMPORT = {
     "run_config": {"errors", "variants"},
     "manifest": {"errors", "variants", "run_config", "whole_file"},
     "trace": GROUND - {"trace"},
+    "annotate": GROUND,
     "ingest": GROUND,
     "analyze": GROUND,
-    "ddp": GROUND,
-    "train": GROUND | {"ddp"},
+    "ddp": GROUND | {"annotate"},
+    "train": GROUND | {"annotate", "ddp"},
     "capture": GROUND | {"ingest", "train"},  # of train what needs no torch: its command line, the start of ranks
     "runs": GROUND | {"ingest", "analyze", "present"},  # present: the timeline's figure
     "present": GROUND | {"analyze"},  # and of it only result types, see below
@@ -42,8 +43,8 @@ MAY_IMPORT = {
     "cli": GROUND | {"ingest", "analyze", "capture", "runs", "present", "benchmark"},
 }
 SOLE_USERS = {
-    "torch": {"ddp", "train", "benchmark"},
-    "nvtx": {"ddp"},
+    "torch": {"annotate", "ddp", "train", "benchmark"},
+    "nvtx": {"annotate"},
     "plotly": {"runs", "present", "benchmark"},
     "kaleido": {"present"},
     "jinja2": {"present", "benchmark"},
@@ -194,7 +195,7 @@ def test_only_the_command_line_and_the_workload_print_and_exit(path: Path) -> No
     assert allowed or not calls & {"print", "exit", "quit"}
 
 
-@pytest.mark.parametrize("module", ["ddp_prof", "ddp_prof.cli", "ddp_prof.range_names"])
+@pytest.mark.parametrize("module", ["ddp_prof", "ddp_prof.annotate", "ddp_prof.cli", "ddp_prof.range_names"])
 def test_importing_is_light(module: str) -> None:
     heavy = ["torch", "plotly", "pandas", "numpy", "scipy", "jinja2", "pyarrow", "rich", "kaleido", "sqlite_utils"]
     code = f"import sys, {module}; print([m for m in {heavy!r} if m in sys.modules])"

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_prof.ddp import annotate
+from ddp_prof import annotate
 from ddp_prof.ddp.engine.clock import CommunicationClock
 from ddp_prof.ddp.engine.hooks import is_heard
 from ddp_prof.ddp.engine.rank_consistency import check_rank_consistency

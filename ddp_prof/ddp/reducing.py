@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from ddp_prof.ddp import annotate
+from ddp_prof import annotate
 from ddp_prof.ddp.base import DataParallel
 from ddp_prof.ddp.engine.broadcast import broadcast_buffers, broadcast_state
 from ddp_prof.ddp.engine.bucket_assignment import ParameterSize

@@ -34,16 +34,17 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_prof.ddp import annotate
+from ddp_prof import annotate
+from ddp_prof.annotate.hooks import average_op, is_on_host
 from ddp_prof.ddp.base import DataParallel
-from ddp_prof.ddp.engine.collective import average_op, communication_error_of, communication_errors, is_on_host
+from ddp_prof.ddp.engine.collective import communication_error_of, communication_errors
 from ddp_prof.errors import CommunicationError
 from ddp_prof.variants import COMM_HOOKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ddp_prof.ddp.annotate import OpenRange
+    from ddp_prof.annotate import OpenRange
 
     Hook = Callable[["MarkingGroup", Any], torch.futures.Future[torch.Tensor]]
 

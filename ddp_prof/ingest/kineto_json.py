@@ -32,6 +32,7 @@ from ddp_prof.ingest.kernel_categories import KernelClassifier
 from ddp_prof.ingest.kineto_document import Event, EventArguments, read_document
 from ddp_prof.ingest.string_table import NameTable
 from ddp_prof.manifest import load_manifest, manifest_path
+from ddp_prof.range_names import COLLECTIVES
 from ddp_prof.table import concatenate
 from ddp_prof.trace import (
     AUTOGRAD,
@@ -229,7 +230,7 @@ def _sizes(kernels: Sequence[Event]) -> list[Ints]:
 
 def _spans(events: Sequence[Event], names: NameTable) -> Spans:
     start_ns, end_ns = _times(events)
-    rows = len(events)
+    rows, collectives = len(events), tuple(f"{name}|" for name in COLLECTIVES)
     return Spans(
         start_ns=start_ns,
         end_ns=end_ns,
@@ -237,7 +238,8 @@ def _spans(events: Sequence[Event], names: NameTable) -> Spans:
         lane=_threads_of(events),
         name_id=_interned(events, names, unnamed=UNNAMED_RANGE),
         domain_id=np.full(rows, UNKNOWN, np.int64),
-        is_start_end=np.zeros(rows, np.int64),
+        # Kineto does not tell; ours of collectives end on other threads.
+        is_start_end=np.array([str(event.name).startswith(collectives) for event in events], np.int64),
         is_open=np.zeros(rows, np.int64),
     )
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from ddp_prof import variants
-from ddp_prof.ddp import VARIANTS, annotate
+from ddp_prof import annotate, variants
+from ddp_prof.ddp import VARIANTS
 from ddp_prof.ddp.engine.collective import communication_errors
 from ddp_prof.ddp.reference import sent_bytes
 from ddp_prof.errors import OutOfMemoryError, WorkloadError

@@ -69,7 +69,8 @@ def compare_sharded(arguments: argparse.Namespace) -> Contest:
 
 def compare_ranges(arguments: argparse.Namespace) -> Contest:
     """Our bucketed variant with ranges against without; the smaller its buckets, the more ranges."""
-    from ddp_prof.ddp import BucketedDDP, annotate
+    from ddp_prof import annotate
+    from ddp_prof.ddp import BucketedDDP
 
     take = make_taker(arguments, lambda model: BucketedDDP(model, arguments.bucket_size_mb))
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from ddp_prof.ddp import BucketedDDP, annotate
-from ddp_prof.ddp.annotate import Recorder
+from ddp_prof import annotate
+from ddp_prof.annotate import Recorder
+from ddp_prof.ddp import BucketedDDP
 from ddp_prof.range_names import parse_range
 
 WIDTH = 8

@@ -11,8 +11,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_prof.ddp import TorchDDP, annotate
-from ddp_prof.ddp.annotate import Recorder
+from ddp_prof import annotate
+from ddp_prof.annotate import Recorder
+from ddp_prof.ddp import TorchDDP
 from ddp_prof.ddp.reference import sent_bytes
 from ddp_prof.errors import CommunicationError
 from ddp_prof.range_names import parse_range

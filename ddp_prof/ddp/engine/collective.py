@@ -10,9 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddp_prof import range_names
-from ddp_prof.ddp import annotate
-from ddp_prof.ddp.annotate import OpenRange
+from ddp_prof import annotate, range_names
+from ddp_prof.annotate import OpenRange
+from ddp_prof.annotate.hooks import is_on_host
 from ddp_prof.errors import CommunicationError, first_line
 
 PEER_IS_GONE = ("closed by peer", "connection reset", "connection refused", "broken pipe", "socket", "remote process")
@@ -110,16 +110,6 @@ def launch(
 def global_rank(rank: int, group: dist.ProcessGroup | None) -> int:
     """The global rank of a rank of the group."""
     return rank if group is None else dist.get_global_rank(group, rank)
-
-
-def average_op(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> dist.ReduceOp.RedOpType:
-    """``AVG`` where the backend divides within the collective, which is NCCL; else ``SUM``: divide before."""
-    return dist.ReduceOp.SUM if is_on_host(tensor, group) else dist.ReduceOp.AVG
-
-
-def is_on_host(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> bool:
-    """Whether the collectives of this tensor run on the host, which are gloo's."""
-    return not tensor.is_cuda or dist.get_backend(group) == dist.Backend.GLOO
 
 
 def current_device(device: torch.device) -> AbstractContextManager[Any]:

@@ -25,11 +25,10 @@ import torch.distributed as dist
 from torch.distributed import fsdp
 from torch.distributed.device_mesh import DeviceMesh
 
-from ddp_prof import range_names
-from ddp_prof.ddp import annotate
+from ddp_prof.annotate.hooks import mark_fsdp_unit
 from ddp_prof.ddp.base import DataParallel
 from ddp_prof.ddp.engine.broadcast import broadcast_state
-from ddp_prof.ddp.engine.collective import all_gather, communication_errors, is_on_host, reduce_scatter
+from ddp_prof.ddp.engine.collective import communication_errors
 from ddp_prof.errors import CommunicationError
 
 if TYPE_CHECKING:
@@ -115,59 +114,8 @@ class FullyShardedDDP(DataParallel):
         self.module.set_requires_gradient_sync(is_required)
 
     def _shard(self, index: int, unit: torch.nn.Module, mesh: DeviceMesh, options: dict[str, Any]) -> None:
-        own = [parameter for parameter in unit.parameters() if type(parameter) is torch.nn.Parameter]
         try:
             sharded = fsdp.fully_shard(unit, mesh=mesh, **options)
         except (ValueError, NotImplementedError, AssertionError) as error:
             raise CommunicationError(f"fully_shard cannot take this model: {str(error).splitlines()[0]}") from error
-        sharded.set_custom_all_gather(_MarkedAllGather(index, len(own)))  # type: ignore[arg-type]
-        sharded.set_custom_reduce_scatter(_MarkedReduceScatter(index, len(own)))  # type: ignore[arg-type]
-
-
-class _Marked:
-    """Torch's collective of one unit with a range round it.
-
-    On a CPU the range ends when the collective does, on a GPU where it was launched: the kernel's row has the rest.
-    """
-
-    def __init__(self, bucket: int, params: int) -> None:
-        self._bucket, self._params = bucket, params
-
-    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Memory for what is received."""
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def _span(self, name: str, whole: torch.Tensor) -> annotate.OpenRange:
-        return annotate.start_collective(name, self._bucket, whole.nbytes, self._params)
-
-
-class _MarkedAllGather(_Marked):
-    def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, async_op: bool = False) -> Any:
-        span = self._span(range_names.ALL_GATHER, output_tensor)
-        with _waiting(blocks=not async_op and is_on_host(output_tensor, group)):
-            work = all_gather(output_tensor, input_tensor, group, async_op)
-        if work is None or output_tensor.is_cuda:
-            span.end()
-        else:
-            work.get_future().add_done_callback(span.end)
-        return work
-
-
-class _MarkedReduceScatter(_Marked):
-    def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, op: Any, async_op: bool = False) -> Any:
-        span = self._span(range_names.REDUCE_SCATTER, input_tensor)
-        with _waiting(blocks=not async_op and is_on_host(input_tensor, group)):
-            work = reduce_scatter(output_tensor, input_tensor, op, group, async_op)
-        span.end()  # gloo's is done here unless async_op, in which case it has no moment of completion
-        return work
-
-
-@contextmanager
-def _waiting(*, blocks: bool) -> Iterator[None]:
-    """Marks that the host waits, on whichever thread: with gloo a collective blocks the layer that asks for it."""
-    span = annotate.start_synchronize() if blocks else None
-    try:
-        yield
-    finally:
-        if span:
-            span.end()
+        mark_fsdp_unit(sharded, index)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ddp_prof.ddp import annotate
+from ddp_prof import annotate
 from ddp_prof.ddp.engine.collective import InFlight
 
 Parameter = torch.nn.Parameter | None

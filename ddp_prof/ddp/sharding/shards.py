@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 from ddp_prof import range_names
-from ddp_prof.ddp.engine.collective import InFlight, all_gather, is_on_host, launch, launch_all_reduce, reduce_scatter
+from ddp_prof.annotate.hooks import is_on_host
+from ddp_prof.ddp.engine.collective import InFlight, all_gather, launch, launch_all_reduce, reduce_scatter
 from ddp_prof.ddp.engine.gradient_bucket import GradientBucket, flat_buffer, flat_views
 from ddp_prof.ddp.engine.reducer import Reducer
 from ddp_prof.ddp.engine.taken_gradient import TakenGradient

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import gzip
-import json
-import os
-import threading
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch._C._profiler import _ExperimentalConfig
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerActivity, profile
 
-from ddp_prof.ddp import annotate
 from ddp_prof.whole_file import written_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
-
-    from ddp_prof.ddp.annotate import Recorded
-
-IN_FLIGHT_LANE = 10_000_000
-"""Thread ids of the lanes that hold start/end ranges in Kineto JSON: above any that Linux gives."""
 
 
 class CaptureWindow(NamedTuple):
@@ -88,41 +79,17 @@ def _cuda_profiler(meet: GlooBarrier) -> Iterator[None]:
 @contextmanager
 def _kineto(path: Path, meet: GlooBarrier) -> Iterator[None]:
     """``torch.profiler``, written as Kineto JSON: one file a rank, our ranges included; none after a failure."""
-    ranges, on_gpu = KinetoRanges(), meet.device.type == "cuda"
+    on_gpu = meet.device.type == "cuda"
     recorded = profile(
         activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])],
         # Stream waits with the records that they are for: what blocks is told by them.
         experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True),
     )
     meet()
-    with recorded, annotate.listening(ranges):
+    with recorded:
         meet()
         yield
-    write_kineto(recorded, [range_ for range_ in ranges.ranges if range_.is_start_end], path)
-
-
-class KinetoRanges(annotate.Recorder):
-    """Hands nested ranges to torch's profiler and keeps the others, which it cannot end on another thread."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._local = threading.local()
-
-    def push(self, text: str) -> None:
-        """See :class:`annotate.Sink`."""
-        function = ExitStack()
-        function.enter_context(record_function(text))
-        self._functions().append(function)
-
-    def pop(self) -> None:
-        """See :class:`annotate.Sink`."""
-        self._functions().pop().close()
-
-    def _functions(self) -> list[ExitStack]:
-        if not hasattr(self._local, "functions"):
-            self._local.functions = []
-        functions: list[ExitStack] = self._local.functions
-        return functions
+    write_kineto(recorded, path)
 
 
 def rank_path(path: Path, rank: int) -> Path:
@@ -131,38 +98,9 @@ def rank_path(path: Path, rank: int) -> Path:
     return path.with_name(f"{path.name.removesuffix(suffix)}.rank{rank}{suffix}")
 
 
-def write_kineto(recorded: profile, crossing: Sequence[Recorded], path: Path) -> None:
-    """Export the profile with the ranges that cross threads added; the file is there whole or not at all."""
+def write_kineto(recorded: profile, path: Path) -> None:
+    """Export the profile; the file is there whole or not at all."""
     with written_whole(path) as partial:
         recorded.export_chrome_trace(str(partial))
-        document = json.loads(partial.read_bytes())
-        document["traceEvents"] += in_flight_events(crossing, document.get("baseTimeNanoseconds", 0), os.getpid())
-        text = json.dumps(document, separators=(",", ":")).encode()
-        partial.write_bytes(gzip.compress(text, 6) if path.name.endswith(".gz") else text)
-
-
-def in_flight_events(crossing: Sequence[Recorded], base_ns: int, process: int) -> list[dict[str, Any]]:
-    """The ranges as complete events, in lanes of their own in which none overlaps another; thread as an argument."""
-    events: list[dict[str, Any]] = []
-    lane_ends: list[int] = []
-    for span in sorted(crossing, key=lambda item: item.start_ns):
-        lane = next((index for index, end_ns in enumerate(lane_ends) if end_ns <= span.start_ns), len(lane_ends))
-        lane_ends[lane : lane + 1] = [span.end_ns]
-        events.append(
-            {
-                "ph": "X",
-                "cat": "user_annotation",
-                "name": span.text,
-                "pid": process,
-                "tid": IN_FLIGHT_LANE + lane,
-                # Three decimals of a double are exact for the range of some months in which Kineto counts.
-                "ts": (span.start_ns - base_ns) / 1000,
-                "dur": (span.end_ns - span.start_ns) / 1000,
-                "args": {"thread": span.thread},
-            }
-        )
-    names = [
-        {"ph": "M", "name": "thread_name", "pid": process, "tid": IN_FLIGHT_LANE + lane, "args": {"name": "in flight"}}
-        for lane in range(len(lane_ends))
-    ]
-    return names + events
+        if path.name.endswith(".gz"):
+            partial.write_bytes(gzip.compress(partial.read_bytes(), 6))

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.nn import functional
 
-from ddp_prof import range_names
-from ddp_prof.ddp import annotate
+from ddp_prof import annotate, range_names
 from ddp_prof.ddp.engine.collective import communication_errors
 from ddp_prof.train.workload.numerics import autocast
 

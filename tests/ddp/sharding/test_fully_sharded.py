@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from ddp_prof.ddp import FullyShardedDDP, annotate
-from ddp_prof.ddp.annotate import Recorder
+from ddp_prof import annotate
+from ddp_prof.annotate import Recorder
+from ddp_prof.ddp import FullyShardedDDP
 from ddp_prof.errors import CommunicationError
 from ddp_prof.range_names import COLLECTIVES, SYNCHRONIZE, parse_range
 from tests.ddp.cases import Blocks

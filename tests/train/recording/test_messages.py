@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_prof.ddp import annotate
-from ddp_prof.ddp.annotate import Recorder
+from ddp_prof import annotate
+from ddp_prof.annotate import Recorder
 from ddp_prof.manifest import MessageTimes
 from ddp_prof.train.recording.messages import Message, MessageLog, summarize
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ddp_prof.ddp import annotate
-from ddp_prof.ddp.annotate import Recorder
+from ddp_prof import annotate
+from ddp_prof.annotate import Recorder, hooks
 from ddp_prof.ddp.engine import collective
 from ddp_prof.range_names import parse_range
 
@@ -127,7 +127,7 @@ def run_python(code: str, **environment: str) -> str:
 
 
 def test_the_environment_switches_ranges_off() -> None:
-    code = "from ddp_prof.ddp import annotate; print(annotate.is_enabled())"
+    code = "from ddp_prof import annotate; print(annotate.is_enabled())"
     assert run_python(code, DDP_PROF_RANGES="0") == "False"
 
 
@@ -135,7 +135,7 @@ def test_nvtx_need_not_be_installed() -> None:
     code = """
 import sys
 sys.modules["nvtx"] = None
-from ddp_prof.ddp import annotate
+from ddp_prof import annotate
 from ddp_prof.ddp.engine import collective
 with annotate.forward():
     annotate.start_all_reduce(0, 1, 1).end()
@@ -193,4 +193,4 @@ def test_nccl_averages_within_the_collective(
 ) -> None:
     monkeypatch.setattr(collective.dist, "get_backend", lambda group: backend)
     tensor: Any = SimpleNamespace(is_cuda=is_cuda)
-    assert collective.average_op(tensor, None) == getattr(collective.dist.ReduceOp, op)
+    assert hooks.average_op(tensor, None) == getattr(hooks.dist.ReduceOp, op)

@@ -1,36 +1,27 @@
-"""The only place that emits ranges; for our variants and for anyone's trainer.
+"""Emits ranges, and nothing else does: by NVTX where there is one, by ``record_function`` while torch.profiler records.
 
-    from ddp_prof.ddp import annotate
-
-    with annotate.process(rank=0, world=2, variant="mine", backend="nccl", device="cuda"):
-        with annotate.step(3):
-            with annotate.forward():
-                ...
-            span = annotate.start_all_reduce(bucket=0, bytes=4096, params=2)
-            ...
-            span.end()  # from any thread, as often as you like
-
-Ranges go to every *sink*: NVTX where the ``nvtx`` package is installed, and whatever :func:`listening` adds.
 ``DDP_PROF_RANGES=0`` in the environment or ``enable(False)`` switches them off.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from importlib import import_module
+from importlib.metadata import version
+from types import SimpleNamespace
+from typing import Any, NamedTuple, Protocol
 
 from ddp_prof import range_names
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 try:
     import nvtx
-except ImportError:  # ranges then reach only the sinks that were added
+except ImportError:
     nvtx = None
 
 RANGES_VARIABLE = "DDP_PROF_RANGES"
@@ -54,23 +45,104 @@ class Sink(Protocol):
 
 
 class NvtxSink:
-    """Hands ranges to the profiler that is attached, if any."""
+    """Hands ranges to the profiler that is attached, if any, by the first NVTX that works.
+
+    nvtx 0.2.12 and later emit nothing under nsys up to 2023.4, without a word; torch's NVTX, which builds of torch for
+    CUDA have, knows no domains but always works.
+    """
+
+    def __init__(self) -> None:
+        self._api: Any = None
 
     def push(self, text: str) -> None:
         """See :class:`Sink`."""
-        nvtx.push_range(text, None, range_names.DOMAIN)
+        if api := self._api or self._find_api():
+            api.push(text)
 
     def pop(self) -> None:
         """See :class:`Sink`."""
-        nvtx.pop_range(range_names.DOMAIN)
+        if self._api:
+            self._api.pop()
 
     def start(self, text: str) -> object:
         """See :class:`Sink`."""
-        return nvtx.start_range(text, None, range_names.DOMAIN)
+        api = self._api or self._find_api()
+        return api.start(text) if api else None
 
     def end(self, token: object) -> None:
         """See :class:`Sink`."""
-        nvtx.end_range(token)
+        if self._api and token is not None:
+            self._api.end(token)
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether there is an NVTX."""
+        return (self._api or self._find_api()) is not None
+
+    def _find_api(self) -> Any:
+        """The NVTX to use from now on; torch may be imported later."""
+        has_torch = hasattr(sys.modules.get("torch._C"), "_nvtx")
+        if nvtx is not None and not (has_torch and _is_silent_under_old_nsys()):
+            domain = range_names.DOMAIN
+            self._api = SimpleNamespace(
+                push=lambda text: nvtx.push_range(text, None, domain),
+                pop=lambda: nvtx.pop_range(domain),
+                start=lambda text: nvtx.start_range(text, None, domain),
+                end=nvtx.end_range,
+            )
+        elif has_torch:
+            torch_nvtx = import_module("torch.cuda.nvtx")
+            self._api = SimpleNamespace(
+                push=torch_nvtx.range_push,
+                pop=torch_nvtx.range_pop,
+                start=torch_nvtx.range_start,
+                end=torch_nvtx.range_end,
+            )
+        return self._api
+
+
+def _is_silent_under_old_nsys() -> bool:
+    numbers = [int(part) for part in version("nvtx").split(".")[:3] if part.isdecimal()]
+    return numbers >= [0, 2, 12]
+
+
+class TorchSink:
+    """Hands ranges to ``torch.profiler`` while one records, as ``record_function`` does; needs no torch itself."""
+
+    def __init__(self) -> None:
+        self._nested = threading.local()
+
+    def push(self, text: str) -> None:
+        """See :class:`Sink`."""
+        self._stack().append(self.start(text))
+
+    def pop(self) -> None:
+        """See :class:`Sink`."""
+        self.end(self._stack().pop())
+
+    def start(self, text: str) -> object:
+        """See :class:`Sink`."""
+        if not self.is_listening:
+            return None
+        function = sys.modules["torch.autograd.profiler"].record_function(text)
+        function.__enter__()
+        return function
+
+    def end(self, token: Any) -> None:
+        """See :class:`Sink`."""
+        if token is not None:
+            token.__exit__(None, None, None)
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether a torch profiler records."""
+        return getattr(sys.modules.get("torch.autograd.profiler"), "_is_profiler_enabled", False)
+
+    def _stack(self) -> list[object]:
+        if not hasattr(self._nested, "stack"):
+            self._nested.stack = []
+        stack: list[object] = self._nested.stack
+        return stack
 
 
 class Recorded(NamedTuple):
@@ -154,14 +226,15 @@ class OpenRange:
             sink.end(token)
 
 
-_sinks: tuple[Sink, ...] = () if nvtx is None else (NvtxSink(),)
+_nvtx_sink, _torch_sink = NvtxSink(), TorchSink()
+_sinks: tuple[Sink, ...] = (_nvtx_sink, _torch_sink)
 _enabled = os.environ.get(RANGES_VARIABLE, "1") != "0"
 _active: tuple[Sink, ...] = _sinks if _enabled else ()
 
 
 def is_enabled() -> bool:
     """Whether ranges go anywhere."""
-    return bool(_active)
+    return any(getattr(sink, "is_listening", True) for sink in _active)
 
 
 def enable(on: bool = True) -> None:

@@ -1,0 +1,100 @@
+"""Marks a training program, so that its steps, phases and collectives can be told apart in a recording.
+
+    from ddp_prof import annotate
+
+    annotate.instrument(model, optimizer)
+    for index, batch in enumerate(loader):
+        with annotate.step(index):
+            ...
+
+Importing this needs no torch. Without a profiler a range costs about a microsecond. Ranges go to NVTX (Nsight Systems)
+and to torch.profiler; ``DDP_PROF_RANGES=0`` in the environment switches them off.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ddp_prof.annotate.ranges import (
+    NestedRange,
+    OpenRange,
+    Recorded,
+    Recorder,
+    Sink,
+    backward,
+    enable,
+    forward,
+    is_enabled,
+    listening,
+    only,
+    optimizer,
+    phase,
+    process,
+    start_all_reduce,
+    start_collective,
+    start_synchronize,
+    step,
+    synchronize,
+)
+
+if TYPE_CHECKING:
+    from ddp_prof.annotate.hooks import Instrumented
+
+__all__ = [
+    "NestedRange",
+    "OpenRange",
+    "Recorded",
+    "Recorder",
+    "Sink",
+    "backward",
+    "enable",
+    "forward",
+    "instrument",
+    "is_enabled",
+    "lightning_callback",
+    "listening",
+    "only",
+    "optimizer",
+    "phase",
+    "process",
+    "start_all_reduce",
+    "start_collective",
+    "start_synchronize",
+    "step",
+    "synchronize",
+    "trainer_callback",
+]
+
+
+def instrument(model: Any = None, *optimizers: Any) -> Instrumented:
+    """Mark forward, backward, optimizer and collectives of a model by hooks, its code unchanged.
+
+    Of ``DistributedDataParallel`` each bucket's all-reduce is marked, also beside a communication hook that is
+    registered later; of FSDP2 (``fully_shard``, torch 2.9 and later) each gather and scatter. Buckets are marked from
+    the first step that a profiler records, so that an unprofiled run is not changed.
+
+    Args:
+        model: The model that is called, as wrapped; ``None``: every ``DistributedDataParallel``, FSDP2 unit and
+            optimizer that is made later.
+        optimizers: Those that step on it.
+
+    Returns:
+        What takes the marks off again, by ``remove()``.
+    """
+    from ddp_prof.annotate.hooks import Instrumented
+
+    return Instrumented(model, optimizers)
+
+
+def lightning_callback() -> Any:
+    """A callback for Lightning's ``Trainer(callbacks=[...])`` that marks steps and all that ``instrument`` marks."""
+    from ddp_prof.annotate.callbacks import make_lightning_callback
+
+    return make_lightning_callback()
+
+
+def trainer_callback() -> Any:
+    """A callback for Hugging Face's ``Trainer(callbacks=[...])`` that marks steps and all that ``instrument`` marks."""
+    from ddp_prof.annotate.callbacks import make_trainer_callback
+
+    return make_trainer_callback()

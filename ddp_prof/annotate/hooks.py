@@ -1,0 +1,284 @@
+"""Marks a model by hooks: forward, backward, optimizer, the buckets of DDP, the gathers and scatters of FSDP2.
+
+Backward has no hook that holds all of it, so ``torch.autograd.backward``, in which every ``loss.backward()`` ends, is
+replaced by one that opens a range round it.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import wraps
+from itertools import count
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ddp_prof import range_names
+from ddp_prof.annotate import ranges
+from ddp_prof.annotate.ranges import NestedRange, OpenRange
+
+NSYS_VARIABLES = ("NSYS_PROFILING_SESSION_ID", "NVTX_INJECTION64_PATH", "QUADD_INJECTION_CONFIG")
+"""One of them is set in what nsys runs."""
+
+_until_backward_ends: list[OpenRange] = []
+"""Ranges that are over when backward is: of buckets, and ``synchronize`` from the launch of the last one on."""
+
+
+class Instrumented:
+    """The marks on a model and its optimizers, see :func:`ddp_prof.annotate.instrument`."""
+
+    def __init__(self, model: torch.nn.Module | None, optimizers: Sequence[Any]) -> None:
+        self._undo: list[Callable[[], object]] = []
+        self._mark_backward()
+        if model is None:
+            self._mark_what_comes()
+        else:
+            self._mark_forward(model)
+            units = [unit for unit in model.modules() if hasattr(unit, "_get_fsdp_state")]
+            for index, unit in enumerate(units):
+                mark_fsdp_unit(unit, index)
+        for optimizer in optimizers:
+            # Accelerate and others wrap optimizers, and never call the hooks of the wrapper.
+            inner = getattr(optimizer, "optimizer", optimizer)
+            marks = OptimizerMarks()
+            self._undo += [
+                inner.register_step_pre_hook(marks.begin).remove,
+                inner.register_step_post_hook(marks.end).remove,
+            ]
+
+    def remove(self) -> None:
+        """Take the marks off. What marks buckets stays with DDP, silent."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _replace(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Put a function in the place of another one, made from it, until ``remove``."""
+        original = getattr(owner, name)
+        marked = wraps(original)(make(original))
+        setattr(owner, name, marked)
+        self._undo.append(lambda: setattr(owner, name, original) if getattr(owner, name) is marked else None)
+
+    def _mark_backward(self) -> None:
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def marked(*args: Any, **kwargs: Any) -> None:
+                try:
+                    with ranges.backward():
+                        original(*args, **kwargs)
+                finally:
+                    while _until_backward_ends:
+                        _until_backward_ends.pop().end()
+
+            return marked
+
+        self._replace(torch.autograd, "backward", make)
+
+    def _mark_forward(self, model: torch.nn.Module) -> None:
+        opened: list[NestedRange] = []
+        process = None
+        buckets = BucketMarks(model) if isinstance(model, DistributedDataParallel) else None
+
+        def begin(module: torch.nn.Module, _args: Any) -> None:
+            nonlocal process
+            if buckets and is_profiled():
+                buckets.install()
+            # So short that it is in every recording that holds a step.
+            with (process := process or _process_of(module)):
+                pass
+            opened.append(ranges.forward())
+            opened[-1].__enter__()
+
+        def end(*_: Any) -> None:
+            opened.pop().__exit__()
+
+        self._undo += [
+            lambda: model.__dict__.pop("register_comm_hook", None),
+            model.register_forward_pre_hook(begin, prepend=True).remove,
+            model.register_forward_hook(end, always_call=True).remove,
+        ]
+
+    def _mark_what_comes(self) -> None:
+        """Mark every DDP, FSDP2 unit and optimizer that is made from now on."""
+
+        def mark_made(mark: Callable[[Any], None]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+            def make(original: Callable[..., Any]) -> Callable[..., Any]:
+                def init(made: Any, *args: Any, **kwargs: Any) -> None:
+                    original(made, *args, **kwargs)
+                    mark(made)
+
+                return init
+
+            return make
+
+        self._replace(DistributedDataParallel, "__init__", mark_made(self._mark_forward))
+        with suppress(ImportError):  # before FSDP2
+            from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
+            numbers = count()
+            self._replace(FSDPParamGroup, "__init__", mark_made(lambda group: _mark_group(group, next(numbers))))
+        marks = OptimizerMarks()
+        self._undo += [
+            register_optimizer_step_pre_hook(marks.begin).remove,
+            register_optimizer_step_post_hook(marks.end).remove,
+        ]
+
+
+def is_profiled() -> bool:
+    """Whether anything takes ranges down: torch.profiler, or nsys."""
+    recorded = torch.autograd.profiler._is_profiler_enabled or any(name in os.environ for name in NSYS_VARIABLES)
+    return ranges.is_enabled() and recorded
+
+
+def _process_of(module: torch.nn.Module) -> NestedRange:
+    """The range that tells readers the rank."""
+    parameter = next(module.parameters(), None)
+    is_ready = dist.is_available() and dist.is_initialized()
+    return ranges.process(
+        rank=dist.get_rank() if is_ready else 0,
+        world=dist.get_world_size() if is_ready else 1,
+        variant=type(module).__name__,
+        backend=str(dist.get_backend()).replace("|", " ") if is_ready else "none",
+        device="cpu" if parameter is None else parameter.device.type,
+    )
+
+
+class OptimizerMarks:
+    """Hooks round ``optimizer.step()``; a step that raised leaves its range open until the next one."""
+
+    def __init__(self) -> None:
+        self._opened: list[NestedRange] = []
+
+    def begin(self, *_: Any) -> None:
+        """Before the step."""
+        self.end()
+        self._opened.append(ranges.optimizer())
+        self._opened[-1].__enter__()
+
+    def end(self, *_: Any) -> None:
+        """After it."""
+        while self._opened:
+            self._opened.pop().__exit__()
+
+
+class BucketMarks:
+    """Marks each bucket of one DDP by a communication hook, round the user's own where one is registered."""
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        self._ddp, self._register = ddp, ddp.register_comm_hook
+        self._hook: Callable[..., Any] | None = None
+        self._state: Any = None
+        self._is_installed = bool(ddp._comm_hooks)
+        if self._is_installed:
+            warnings.warn("buckets are not marked: call annotate.instrument before register_comm_hook", stacklevel=4)
+        else:
+            ddp.register_comm_hook = self._register_beside  # type: ignore[method-assign]
+
+    def install(self) -> None:
+        """Let buckets be marked from now on, where the user has no hook."""
+        if not self._is_installed:
+            self._register(None, lambda _state, bucket: self._reduce(bucket))
+            self._is_installed = True
+
+    def _register_beside(self, state: Any, hook: Callable[..., Any]) -> None:
+        """What ``ddp.register_comm_hook`` does from now on."""
+        if self._hook is None and self._is_installed:  # ours alone: it takes the user's in
+            self._ddp._check_comm_hook(hook)  # type: ignore[no-untyped-call]
+        else:
+            self._register(None, wraps(hook)(lambda _state, bucket: self._reduce(bucket)))
+        self._state, self._hook, self._is_installed = state, hook, True
+
+    def _reduce(self, bucket: Any) -> Any:
+        buffer, params = bucket.buffer(), len(bucket.parameters())
+        span = ranges.start_all_reduce(bucket.index(), buffer.nbytes, params)
+        if self._hook is None:
+            future = average_bucket(self._ddp.process_group, bucket)
+        else:
+            future = self._hook(self._state, bucket)
+        # On gloo's thread, which must hold no process group: it could be the last to drop it, and would join itself.
+        future.add_done_callback(span.end)
+        _until_backward_ends.append(span)  # which may return before gloo's thread calls back
+        if bucket.is_last():
+            _until_backward_ends.append(ranges.start_synchronize())
+        return future
+
+
+def average_bucket(group: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    """All-reduce a bucket as DDP itself would."""
+    tensor = bucket.buffer()
+    op = average_op(tensor, group)
+    if op == dist.ReduceOp.SUM:
+        tensor.div_(group.size())
+    future: torch.futures.Future[list[torch.Tensor]] = dist.all_reduce(tensor, op, group, async_op=True).get_future()
+    return future.then(lambda done: done.value()[0])
+
+
+def average_op(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> dist.ReduceOp.RedOpType:
+    """``AVG`` where the backend divides within the collective, which is NCCL; else ``SUM``: divide before."""
+    return dist.ReduceOp.SUM if is_on_host(tensor, group) else dist.ReduceOp.AVG
+
+
+def is_on_host(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> bool:
+    """Whether the collectives of this tensor run on the host, which are gloo's."""
+    return not tensor.is_cuda or dist.get_backend(group) == dist.Backend.GLOO
+
+
+def mark_fsdp_unit(unit: Any, bucket: int) -> None:
+    """Mark the gathers and scatters of a module that ``fully_shard`` was called on."""
+    state = unit._get_fsdp_state()
+    for group in getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]:
+        if group is not None:
+            _mark_group(group, bucket)
+
+
+def _mark_group(group: Any, bucket: int) -> None:
+    for name, attribute in (
+        (range_names.ALL_GATHER, "_all_gather_comm"),
+        (range_names.REDUCE_SCATTER, "_reduce_scatter_comm"),
+    ):
+        inner = getattr(group, attribute, None)
+        # torch asks for the class of those in symmetric memory; of an unmarked unit its own FSDP:: ranges are there.
+        if inner is not None and "SymmMem" not in type(inner).__name__ and not isinstance(inner, MarkedCollective):
+            setattr(group, attribute, MarkedCollective(inner, name, bucket, len(group.fsdp_params)))
+
+
+class MarkedCollective:
+    """A collective of FSDP2 with a range round it.
+
+    On a CPU the range ends when the collective does, on a GPU where it was launched: the kernel's row has the rest.
+    """
+
+    def __init__(self, inner: Any, name: str, bucket: int, params: int) -> None:
+        self._inner, self._name, self._bucket, self._params = inner, name, bucket, params
+
+    def allocate(self, *args: Any, **kwargs: Any) -> Any:
+        """Memory for what is received."""
+        return self._inner.allocate(*args, **kwargs)
+
+    def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, **options: Any) -> Any:
+        """Launch it."""
+        on_host = is_on_host(output_tensor, group)
+        size = max(output_tensor.nbytes, input_tensor.nbytes)
+        span = ranges.start_collective(self._name, self._bucket, size, self._params)
+        with _marked_wait(blocks=on_host and not options.get("async_op")):
+            work = self._inner(output_tensor=output_tensor, input_tensor=input_tensor, group=group, **options)
+        if work is None or output_tensor.is_cuda or self._name == range_names.REDUCE_SCATTER:
+            span.end()  # gloo's scatter is done here unless async_op, in which case it has no moment of completion
+        else:
+            work.get_future().add_done_callback(span.end)
+        return work
+
+
+@contextmanager
+def _marked_wait(*, blocks: bool) -> Iterator[None]:
+    """Marks that the host waits, on whichever thread: with gloo a collective blocks the layer that asks for it."""
+    span = ranges.start_synchronize() if blocks else None
+    try:
+        yield
+    finally:
+        if span:
+            span.end()

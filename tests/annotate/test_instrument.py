@@ -1,0 +1,195 @@
+"""A program of others, marked by hooks: what is marked, that results do not change, that nothing stays behind."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile
+
+from ddp_prof import annotate
+from ddp_prof.range_names import parse_range
+from tests.ddp.gloo_ranks import run_ranks
+
+WIDTH = 16
+LAYER_BYTES = (WIDTH * WIDTH + WIDTH) * 4
+STEPS = 3
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+
+
+def make_ddp() -> DistributedDataParallel:
+    return DistributedDataParallel(make_model(), bucket_cap_mb=LAYER_BYTES / 2**20)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    torch.manual_seed(1)
+    for index in range(STEPS):
+        with annotate.step(index):
+            optimizer.zero_grad()
+            model(torch.randn(4, WIDTH)).sum().backward()
+            optimizer.step()
+
+
+def of_step(ranges: list[annotate.Recorded], index: int) -> list[str]:
+    (step,) = (each for each in ranges if each.text == f"step|index={index}")
+    inside = [each for each in ranges if step.start_ns <= each.start_ns and each.end_ns <= step.end_ns]
+    return [each.text for each in sorted(inside, key=lambda each: each.start_ns)]
+
+
+def marked_by(hook: str, *, by_nsys: bool) -> dict[str, Any]:
+    """What is marked in a training step, and the weights after training."""
+    ddp = make_ddp()
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    recorder = annotate.Recorder()
+    with pytest.MonkeyPatch.context() as patch, annotate.only(recorder):
+        if by_nsys:
+            patch.setenv("NSYS_PROFILING_SESSION_ID", "1")
+        marks = annotate.instrument(ddp, optimizer)
+        if hook == "own":
+            ddp.register_comm_hook(ddp.process_group, allreduce_hook)
+        train(ddp, optimizer)
+        marks.remove()
+        marked = len(recorder.ranges)
+        ddp(torch.randn(4, WIDTH)).sum().backward()
+        optimizer.step()
+    phases = [each.text for each in recorder.ranges[marked:] if each.text in ("forward", "backward", "optimizer")]
+    weights = [parameter.tolist() for parameter in ddp.parameters()]
+    return {"step": of_step(recorder.ranges, 2), "after remove": phases, "weights": weights}
+
+
+def everything(rank: int) -> dict[str, Any]:
+    plain = make_ddp()
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    train(plain, optimizer)
+    plain(torch.randn(4, WIDTH)).sum().backward()
+    optimizer.step()
+    late = make_ddp()
+    late.register_comm_hook(None, lambda state, bucket: allreduce_hook(late.process_group, bucket))
+    with pytest.warns(UserWarning, match="before register_comm_hook"):
+        annotate.instrument(late).remove()
+    twice = make_ddp()
+    marks = annotate.instrument(twice)
+    twice.register_comm_hook(twice.process_group, allreduce_hook)
+    with pytest.raises(RuntimeError, match="only be called once"):
+        twice.register_comm_hook(twice.process_group, allreduce_hook)
+    marks.remove()
+    return {
+        "nsys": marked_by("default", by_nsys=True),
+        "own": marked_by("own", by_nsys=True),
+        "unprofiled": marked_by("default", by_nsys=False),
+        "weights": [parameter.tolist() for parameter in plain.parameters()],
+        "fsdp": fsdp(),
+        "made later": made_later(),
+        "profiled": profiled(),
+    }
+
+
+def fsdp() -> list[str]:
+    model = make_model()
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorder = annotate.Recorder()
+    with annotate.only(recorder):
+        marks = annotate.instrument(model, optimizer)
+        train(model, optimizer)
+        marks.remove()
+    return of_step(recorder.ranges, 1)
+
+
+def made_later() -> list[str]:
+    recorder = annotate.Recorder()
+    with pytest.MonkeyPatch.context() as patch, annotate.only(recorder):
+        patch.setenv("NSYS_PROFILING_SESSION_ID", "1")
+        marks = annotate.instrument()
+        ddp = make_ddp()
+        train(ddp, torch.optim.SGD(ddp.parameters(), lr=0.1))
+        marks.remove()
+    return of_step(recorder.ranges, 2)
+
+
+def profiled() -> list[tuple[str, float, float]]:
+    """Under torch.profiler that is started after the marks were made."""
+    ddp = make_ddp()
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    marks = annotate.instrument(ddp, optimizer)
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        train(ddp, optimizer)
+    marks.remove()
+    path = Path(f"/tmp/ddp_prof.test.{id(recorded)}.json")
+    recorded.export_chrome_trace(str(path))
+    events = json.loads(path.read_bytes())["traceEvents"]
+    path.unlink()
+    return [(each["name"], each["ts"], each["dur"]) for each in events if each.get("cat") == "user_annotation"]
+
+
+@pytest.fixture(scope="module")
+def results() -> list[dict[str, Any]]:
+    return run_ranks(everything)
+
+
+def names_of(texts: list[str]) -> list[str]:
+    return [parse_range(text).name for text in texts]
+
+
+BUCKETS = [f"all_reduce|bucket={index}|bytes={LAYER_BYTES}|params=2" for index in (0, 1)]
+PROCESS = "process|rank=1|world=2|variant=DistributedDataParallel|backend=gloo|device=cpu"
+
+
+@pytest.mark.parametrize("how", ["nsys", "own", "made later"])
+def test_phases_and_buckets_are_marked(results: list[dict[str, Any]], how: str) -> None:
+    found = results[1][how] if how == "made later" else results[1][how]["step"]
+    assert found == ["step|index=2", PROCESS, "forward", "backward", *BUCKETS, "synchronize", "optimizer"]
+
+
+def test_gathers_and_scatters_of_fsdp2_are_marked(results: list[dict[str, Any]]) -> None:
+    names = [name for name in names_of(results[0]["fsdp"]) if name != "synchronize"]
+    forward = names[names.index("forward") : names.index("backward")]
+    backward = names[names.index("backward") :]
+    assert forward.count("all_gather") == 2  # the root has no parameters of its own
+    assert backward.count("reduce_scatter") == 2
+    assert backward[-1] == "optimizer"
+
+
+def test_without_a_profiler_ddp_keeps_its_own_all_reduce(results: list[dict[str, Any]]) -> None:
+    assert results[0]["unprofiled"]["step"] == [
+        "step|index=2", PROCESS.replace("rank=1", "rank=0"), "forward", "backward", "optimizer",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["nsys", "own", "unprofiled"])
+def test_what_is_trained_does_not_change(results: list[dict[str, Any]], how: str) -> None:
+    assert results[0][how]["weights"] == results[1][how]["weights"] == results[0]["weights"]
+
+
+def test_after_remove_nothing_is_marked(results: list[dict[str, Any]]) -> None:
+    assert results[0]["nsys"]["after remove"] == []
+
+
+def test_torch_profiler_takes_all_ranges_also_those_that_end_on_other_threads(results: list[dict[str, Any]]) -> None:
+    found = {name: (start, start + length) for name, start, length in results[0]["profiled"]}
+    own = {"step|index=2", "forward", "backward", "optimizer", "synchronize", *BUCKETS}
+    assert own <= set(found)
+    gloo = [(start, start + length) for name, start, length in results[0]["profiled"] if name == "gloo:all_reduce"]
+    for bucket in BUCKETS:
+        start, end = found[bucket]
+        assert any(start <= begun and ended <= end for begun, ended in gloo), bucket
+
+
+def test_importing_needs_no_torch() -> None:
+    code = "import sys; sys.modules['torch'] = None; from ddp_prof import annotate\nwith annotate.step(0): pass"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
