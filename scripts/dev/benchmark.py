@@ -2,6 +2,7 @@
 
 python scripts/dev/benchmark.py ddp        # step time of our bucketed variant against torch's DDP
 python scripts/dev/benchmark.py sharded    # step time of our sharded variant against DDP with ZeroRedundancyOptimizer
+python scripts/dev/benchmark.py memory     # peak of memory of the two, and of ShardedOptimizer
 python scripts/dev/benchmark.py ranges     # step time with ranges against without
 python scripts/dev/benchmark.py ingest CAPTURE.sqlite     # reading a large capture, against SQLite's floor and others
 python scripts/dev/benchmark.py ranks CAPTURE.sqlite      # many ranks: one worker, two, and through a scheduler
@@ -18,6 +19,7 @@ from importlib import import_module
 BENCHMARKS = {
     "ddp": "benchmark_steps",
     "sharded": "benchmark_steps",
+    "memory": "benchmark_memory",
     "ranges": "benchmark_steps",
     "ingest": "benchmark_ingest",
     "timeline": "benchmark_timeline",

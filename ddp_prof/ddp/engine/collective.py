@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -31,7 +31,7 @@ class InFlight:
 
     __slots__ = ("_group", "_span", "_what", "_work")
 
-    def __init__(self, work: dist.Work, span: OpenRange, group: dist.ProcessGroup | None, what: str) -> None:
+    def __init__(self, work: dist.Work | AllOf, span: OpenRange, group: dist.ProcessGroup | None, what: str) -> None:
         self._work, self._span, self._group, self._what = work, span, group, what
 
     def is_completed(self) -> bool:
@@ -50,6 +50,23 @@ class InFlight:
             raise communication_error(self._group, self._what, error) from error
         finally:
             self._span.end()  # completed just now (gloo), or handed over to the stream (NCCL)
+
+
+class AllOf:
+    """Several calls that make up one collective, as one ``Work``."""
+
+    def __init__(self, works: Sequence[dist.Work]) -> None:
+        self._works = works
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        return torch.futures.collect_all([work.get_future() for work in self._works])
 
 
 def launch_all_reduce(
@@ -98,7 +115,7 @@ def launch(
     what = f"{name.replace('_', '-')} of bucket {bucket}"
     span = annotate.start_collective(name, bucket, tensor.nbytes, params, **more)
     try:
-        work: dist.Work = start()
+        work: dist.Work | AllOf = start()
         if annotate.is_enabled() and is_on_host(tensor, group):
             work.get_future().add_done_callback(span.end)
     except RuntimeError as error:

@@ -287,7 +287,7 @@ def peak_bytes(profiler: torch.profiler.profile) -> int:
         profiler.export_chrome_trace(file.name)
         events = json.loads(Path(file.name).read_text())["traceEvents"]
     changes = sorted((event["ts"], event["args"]["Bytes"]) for event in events if event["name"] == "[memory]")
-    return max(itertools.accumulate(size for _, size in changes))
+    return max(itertools.accumulate((size for _, size in changes), initial=0))
 
 
 def test_the_peak_of_memory_is_that_of_torchs_optimizer(results: list[dict[str, Any]]) -> None:

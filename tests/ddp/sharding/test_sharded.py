@@ -15,7 +15,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from ddp_prof.ddp import ShardedDDP, ShardedOptimizer
 from ddp_prof.errors import CommunicationError
-from tests.ddp.sharding.test_optimizer import state_bytes
+from tests.ddp.sharding.test_optimizer import peak_bytes, state_bytes
 
 MAKE_COPY = {
     "deepcopy": copy.deepcopy,
@@ -189,8 +189,21 @@ def refused(rank: int) -> list[str]:
     return [str(caught.value) for caught in (unused, frozen, stepped, twice)]
 
 
+def gathered(rank: int) -> dict[str, Any]:
+    """The most bytes that a step in place allocates with its all-gathers; those of the parameters."""
+    model = nn.Sequential(*(nn.Linear(128, 128) for _ in range(16)))
+    variant = ShardedDDP(model, 0.25)
+    optimizer = torch.optim.SGD(variant.optimizer_parameters(), lr=1)
+    variant(torch.ones(1, 128)).sum().backward()
+    variant.finish_gradient_synchronization()
+    with torch.profiler.profile(profile_memory=True) as profiler:
+        optimizer.step()
+        variant.wait_for_parameters()
+    return {"peak": peak_bytes(profiler), "parameters": sum(each.nbytes for each in model.parameters())}
+
+
 def everything(rank: int) -> dict[str, Any]:
-    return {check.__name__: check(rank) for check in (kept, accumulated, copies, left, compiled, refused)}
+    return {check.__name__: check(rank) for check in (kept, accumulated, copies, left, compiled, refused, gathered)}
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -200,6 +213,12 @@ def test_a_rank_keeps_its_part_of_state_and_gradients(results: list[dict[str, An
     assert found["parameters"] / 2 <= found["gradients"] <= found["parameters"] / 2 + padding
     assert found["state"] == 2 * found["gradients"]
     assert found["full gradients"] == found["buffers"] == 0
+
+
+def test_parameters_are_gathered_without_a_copy(results: list[dict[str, Any]]) -> None:
+    for ranked in results:
+        assert ranked["gathered"]["parameters"] > 2**20
+        assert ranked["gathered"]["peak"] < ranked["gathered"]["parameters"] / 20
 
 
 def test_gradients_add_up(results: list[dict[str, Any]]) -> None:
