@@ -114,34 +114,43 @@ class TorchSink:
 
     def push(self, text: str) -> None:
         """See :class:`Sink`."""
-        self._stack().append(self.start(text))
+        self._stack().append(self._record(text))
 
     def pop(self) -> None:
         """See :class:`Sink`."""
-        self.end(self._stack().pop())
+        if function := self._stack().pop():
+            function.__exit__(None, None, None)
 
     def start(self, text: str) -> object:
         """See :class:`Sink`."""
+        if (function := self._record(text)) is None:
+            return None
+        # A thread that the profiler does not know can end a range by a future only.
+        future = sys.modules["torch"].futures.Future()
+        function._call_end_callbacks_on_future(future)
+        return future
+
+    def end(self, token: Any) -> None:
+        """See :class:`Sink`."""
+        if token is not None:
+            token.set_result(None)
+
+    def _record(self, text: str) -> Any:
         if not self.is_listening:
             return None
         function = sys.modules["torch.autograd.profiler"].record_function(text)
         function.__enter__()
         return function
 
-    def end(self, token: Any) -> None:
-        """See :class:`Sink`."""
-        if token is not None:
-            token.__exit__(None, None, None)
-
     @property
     def is_listening(self) -> bool:
         """Whether a torch profiler records."""
         return getattr(sys.modules.get("torch.autograd.profiler"), "_is_profiler_enabled", False)
 
-    def _stack(self) -> list[object]:
+    def _stack(self) -> list[Any]:
         if not hasattr(self._nested, "stack"):
             self._nested.stack = []
-        stack: list[object] = self._nested.stack
+        stack: list[Any] = self._nested.stack
         return stack
 
 
@@ -232,6 +241,10 @@ _enabled = os.environ.get(RANGES_VARIABLE, "1") != "0"
 _active: tuple[Sink, ...] = _sinks if _enabled else ()
 
 
+steps_are_marked = False
+"""Whether the program marks its steps itself."""
+
+
 def is_enabled() -> bool:
     """Whether ranges go anywhere."""
     return any(getattr(sink, "is_listening", True) for sink in _active)
@@ -284,6 +297,8 @@ def process(*, rank: int, world: int, variant: str, backend: str, device: str, r
 
 def step(index: int, warmup: bool = False) -> NestedRange:
     """Round one training step; analysis leaves out steps marked as warm-up."""
+    global steps_are_marked
+    steps_are_marked = True
     marks = {"warmup": 1} if warmup else {}
     return NestedRange(range_names.format_range(range_names.STEP, index=index, **marks))
 

@@ -181,13 +181,17 @@ def test_after_remove_nothing_is_marked(results: list[dict[str, Any]]) -> None:
 
 
 def test_torch_profiler_takes_all_ranges_also_those_that_end_on_other_threads(results: list[dict[str, Any]]) -> None:
-    found = {name: (start, start + length) for name, start, length in results[0]["profiled"]}
+    ranges = sorted(results[0]["profiled"], key=lambda each: each[1])
+    found = {name: (start, start + length) for name, start, length in ranges}
     own = {"step|index=2", "forward", "backward", "optimizer", "synchronize", *BUCKETS}
     assert own <= set(found)
     gloo = [(start, start + length) for name, start, length in results[0]["profiled"] if name == "gloo:all_reduce"]
     for bucket in BUCKETS:
         start, end = found[bucket]
         assert any(start <= begun and ended <= end for begun, ended in gloo), bucket
+        earlier = [begun + length for name, begun, length in ranges if name == bucket and begun < start]
+        assert len(earlier) == STEPS - 1 - 1  # the first step has one bucket
+        assert max(earlier) < start
 
 
 def test_importing_needs_no_torch() -> None:
