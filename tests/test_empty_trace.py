@@ -36,6 +36,7 @@ CAPTURES = {
 }
 READING = [
     ["info"],
+    ["summary"],
     ["overlap"],
     ["overlap", "--steps"],
     ["collectives"],

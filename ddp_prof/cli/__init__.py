@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
 import signal
 from difflib import get_close_matches
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
 COMMANDS = (
-    "overlap", "collectives", "critical", "doctor", "skew", "kernels", "compare", "check", "timeline", "report",
-    "export", "info", "results", "completion",
+    "summary", "overlap", "collectives", "critical", "doctor", "skew", "kernels", "compare", "check", "timeline",
+    "report", "export", "info", "results", "completion",
 )  # fmt: skip
 
 
@@ -45,6 +47,14 @@ def _interrupt(number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt(number)
 
 
+def _is_path(argument: str) -> bool:
+    """Whether it names a file or a folder, though perhaps one that is not there, or stdin."""
+    if argument.startswith("-"):
+        return argument == "-"
+    is_like_one = os.sep in argument or argument.endswith((".nsys-rep", ".qdrep", ".sqlite", ".json", ".gz"))
+    return is_like_one or Path(argument).exists()
+
+
 class Commands(click.Group):
     """Loads a command's module when it is asked for, so that ``--help`` stays as fast as click itself."""
 
@@ -59,6 +69,15 @@ class Commands(click.Group):
         command: click.Command = import_module(f"ddp_prof.cli.{cmd_name}").command
         command.params += [option for option in VERBOSITY if option not in command.params]
         return command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Nothing shows the help; a path where a command is expected asks for its summary."""
+        if not args and not ctx.resilient_parsing:
+            say(ctx.get_help())
+            ctx.exit()
+        if not set(COMMANDS) & set(args) and any(map(_is_path, args)):
+            args = ["summary", *args]
+        return super().parse_args(ctx, args)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -27,7 +27,11 @@ def command(traces: tuple[Path, ...], load: Loader, steps: bool, output: TableOp
     TRACE is a report of Nsight Systems (.nsys-rep) or its export (sqlite, parquetdir, arrowdir), a trace of
     torch.profiler (.json, .json.gz), or a folder with several of these.
     """
+    from ddp_prof.analyze.overlap.comparison import compare_variants
+    from ddp_prof.present.headlines import gain_headline
     from ddp_prof.present.tables.overlap import overlap_view
     from ddp_prof.present.tables.render import show
 
-    show(output, [overlap_view(run.overlap(), by_step=steps) for run in load.runs(traces, "overlap")])
+    results = [run.overlap() for run in load.runs(traces, "overlap")]
+    headlines = map(gain_headline, compare_variants(results))
+    show(output, [overlap_view(result, next(headlines), by_step=steps) for result in results])

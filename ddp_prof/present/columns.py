@@ -150,6 +150,7 @@ _COLUMNS = (
     _time("idle_ms", "time in which the device did nothing", WITH_ROOM),
     _time("tail_ms", "exposed communication after the last compute of backward"),
     _share("overlap_%", "share of communication that is overlapped", ALWAYS),
+    _share("gain_at_most_%", "share of the step that hiding all communication would gain at most", ALWAYS),
     _share("in_backward_%", "share of communication that compute of backward overlaps", WITH_ROOM),
     _ratio("speedup", "step time of the baseline over that of this run"),
     # Collectives.

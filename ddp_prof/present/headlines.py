@@ -16,7 +16,8 @@ from ddp_prof.analyze.collectives.exposed_time import (
     TRANSFER,
     UNKNOWN_WHEN,
 )
-from ddp_prof.present.text import collective_name, milliseconds, percent, size
+from ddp_prof.analyze.quality.unknown_work import NO_COMMUNICATION
+from ddp_prof.present.text import collective_name, counted, milliseconds, percent, size
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER
 from ddp_prof.variants import BASELINE
 
@@ -57,6 +58,41 @@ class Headline:
         return f"{self.claim}{self.joint}{self.detail}" if self.detail else f"{self.claim}."
 
 
+def gain_headline(summary: VariantSummary) -> str:
+    """What hiding all communication of a run would gain at most: the first sentence of every command and page.
+
+    What blocks bounds the gain where it is known, what is exposed where it is not.
+    """
+    if summary.reason == NO_COMMUNICATION:
+        return "Nothing in this trace is known to communicate, so there is nothing to hide."
+    if summary.reason:
+        return f"Whether communication is exposed is not known: {summary.reason}."
+    hidden = f"{percent(summary.overlap_ratio)} of communication is hidden"
+    if not summary.step_ns or summary.exposed_ns is None:
+        why = "the length of its steps is not known" if summary.steps else "the trace marks no steps"
+        return f"{hidden}; what the rest costs per step is not known, because {why}."
+    exposed, step = milliseconds(summary.exposed_ns), milliseconds(summary.step_ns)
+    share = f"{_fine_percent(summary.exposed_ns / summary.step_ns)}"
+    is_exposed = f"{exposed} of a {step} step ({share}) is exposed"
+    if summary.blocking_ns is None:
+        return f"{hidden}; {is_exposed}, so hiding all of it would gain at most {share}."
+    if summary.blocking_ns == 0:
+        where, more = "", ""
+        if summary.blocked_steps:
+            where, more = " in a typical step", f" ({counted(summary.blocked_steps, 'step')} stood still for it)"
+        return f"{hidden}; {is_exposed}, but nothing waits for it{where}: hiding all of it would gain nothing{more}."
+    gain = _fine_percent(summary.blocking_ns / summary.step_ns)
+    return (
+        f"{hidden}; {is_exposed}, and the step stands still for communication for "
+        f"{milliseconds(summary.blocking_ns)}, so hiding all of it would gain at most {gain}."
+    )
+
+
+def _fine_percent(ratio: float) -> str:
+    """A share with one decimal below 10 %: ``1.2 %``."""
+    return f"{100 * ratio:.1f} %" if 0.0005 <= ratio < 0.0995 else percent(ratio)
+
+
 def root_cause_headline(
     cause: RootCause | None, reason: str | None = None, blocking: RunBlocking | None = None
 ) -> Headline:
@@ -80,6 +116,15 @@ def root_cause_headline(
     return Headline(
         f"A typical step stands still for communication for {milliseconds(blocking.typical_ns)}", exposed.text
     )
+
+
+def cause_headline(cause: RootCause | None, reason: str | None, blocking: RunBlocking | None) -> str:
+    """The main cause of exposed time alone, or why there is nothing to gain; arguments as above."""
+    if reason:
+        return f"not known: {reason}."
+    if blocking and not blocking.total_ns:
+        return f"none that costs time: {_all_had_slack(blocking, None)}"
+    return _exposed_headline(cause).text
 
 
 def _in_all(blocking: RunBlocking) -> str:

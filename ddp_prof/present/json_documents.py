@@ -33,7 +33,7 @@ COLLECTIVES_SCHEMA = 2
 """2: ``exposed_by`` (when and why) in place of ``causes``."""
 
 
-def overlap_document(result: TraceOverlap) -> Document:
+def overlap_document(result: TraceOverlap, headline: str) -> Document:
     """Of ``ddp-prof overlap``."""
     return {
         "schema": SCHEMA,
@@ -46,6 +46,7 @@ def overlap_document(result: TraceOverlap) -> Document:
         "ranks": [_rank_document(rank) for rank in result.ranks],
         "outliers": asdict(result.outliers) if result.outliers else None,
         "warnings": list(result.warnings),
+        "headline": headline,
     }
 
 

@@ -82,11 +82,10 @@ def measure_in_parts(
         IndivisibleError: It cannot be cut.
         TraceError: There is no room for its parts.
     """
-    from ddp_prof.ingest.parts.division import count_rows, divided
+    from ddp_prof.ingest.parts.division import divided
     from ddp_prof.ingest.sqlite_columns import open_sqlite
 
-    least = 0 if part_rows else MOST_ROWS_AS_A_WHOLE
-    if count_rows(file, least * LEAST_BYTES_A_ROW) <= least:
+    if not is_read_in_parts(file, part_rows):
         return None
     with open_sqlite(file) as export, tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
         structure, steps = _structure(patterns), _steps(patterns)
@@ -97,6 +96,14 @@ def measure_in_parts(
             for number, part in division.parts(again):
                 measured[number] = _measure(part, patterns, known, ahead, to_draw=to_draw)
     return _merged(measured)
+
+
+def is_read_in_parts(file: Path, part_rows: int | None) -> bool:
+    """Whether a capture is so large that what can be measured in parts is; arguments as of :func:`measure_in_parts`."""
+    from ddp_prof.ingest.parts.division import count_rows
+
+    least = 0 if part_rows else MOST_ROWS_AS_A_WHOLE
+    return count_rows(file, least * LEAST_BYTES_A_ROW) > least
 
 
 def note_whole(file: Path, why: str, *, asked: bool, with_launches: bool) -> None:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.variants.contention import KernelSamples
     from ddp_prof.analyze.variants.waterfall import Waterfall
     from ddp_prof.manifest import Manifest
+    from ddp_prof.present.tables.summary import SummarizedRun
     from ddp_prof.present.timeline.model import Source
     from ddp_prof.runs.report import TraceEvents
 
@@ -332,6 +333,24 @@ def prepare_runs(runs: Sequence[Run], *measures: str) -> list[Run]:
         if OF_EACH_KERNEL & {*measures} and len(run.files) > MOST_FILES_OF_KERNELS:
             run.leave_out((), f"kernels and contention are measured in {MOST_FILES_OF_KERNELS} of its traces only")
     return [run for run in runs if run.files]
+
+
+def summarize_runs(runs: Sequence[Run], *, ask_doctor: bool) -> list[SummarizedRun]:
+    """The first answer about each run.
+
+    Args:
+        runs: The runs.
+        ask_doctor: Whether the doctor is asked, who needs all events of a trace at once.
+    """
+    from ddp_prof.analyze.overlap.comparison import compare_variants
+    from ddp_prof.analyze.root_cause import explain_run
+    from ddp_prof.present.tables.summary import SummarizedRun
+
+    results = [run.overlap() for run in runs]
+    return [
+        SummarizedRun(result, summary, explain_run(run.analysis()), run.doctor() if ask_doctor else None)
+        for run, result, summary in zip(runs, results, compare_variants(results), strict=True)
+    ]
 
 
 def compare_steps(runs: Sequence[Run]) -> Waterfall:

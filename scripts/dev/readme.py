@@ -21,25 +21,26 @@ WIDTH = 110
 """Characters of a line: what a page of GitHub shows without scrolling."""
 
 
-def console(command: str, *, lines: int | None = None, width: int = WIDTH) -> str:
+def console(command: str, *, lines: int | None = None, width: int = WIDTH, folder: Path = ROOT) -> str:
     """A command and what it prints to a terminal, as a block of Markdown.
 
     Args:
-        command: Run in the root of the checkout; ``ddp-prof`` is the one beside this Python.
+        command: ``ddp-prof`` is the one beside this Python.
+        folder: In which it runs.
         lines: Show only so many lines of the output.
         width: Characters of a line of the terminal.
     """
-    output = [line.rstrip() for line in _run_in_terminal(command, width).splitlines() if line.strip()]
+    output = [line.rstrip() for line in _run_in_terminal(command, width, folder).splitlines() if line.strip()]
     shown = output if lines is None else [*output[:lines], "..."]
     return "\n".join(["```console", f"$ {command}", *shown, "```", ""])
 
 
-def _run_in_terminal(command: str, width: int) -> str:
+def _run_in_terminal(command: str, width: int, folder: Path) -> str:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "TERM": "dumb", "COLUMNS": str(width)}
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 50, width, 0, 0))
-    with subprocess.Popen(command, shell=True, cwd=ROOT, env=environment, stdout=theirs, stderr=theirs):  # noqa: S602
+    with subprocess.Popen(command, shell=True, cwd=folder, env=environment, stdout=theirs, stderr=theirs):  # noqa: S602
         os.close(theirs)
         printed = b""
         while block := _read(ours):
@@ -75,6 +76,7 @@ def runs() -> str:
 
 JSON_COMMANDS = (
     "overlap traces/overlap.sqlite",
+    "summary traces/overlap.sqlite",
     "collectives traces/overlap.sqlite",
     "critical traces/overlap.sqlite",
     "doctor traces/flat.sqlite",

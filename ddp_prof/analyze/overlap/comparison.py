@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ddp_prof.analyze.quality.unknown_work import NO_COMMUNICATION, merged_reason
 from ddp_prof.analyze.statistics import StepMedian, median_of_steps
 from ddp_prof.variants import BASELINE
 
@@ -38,6 +39,8 @@ class VariantSummary:
         window_ns: From the first to the last thing that a step that communicates did on the device.
         compute_only_ns: Of such a step's length; ``exposed_memory_ns`` likewise, and ``idle_ns`` is what they and
             communication leave of it.
+        blocked_steps: In how many communicating steps of all ranks something stood still for it; ``None`` likewise.
+        reason: Why nothing is known of what is exposed; ``None`` where it is known.
         speedup: Step time of the ``naive`` run over this one's; ``None`` where there is no such run, or where it ran on
             another device.
     """
@@ -64,6 +67,32 @@ class VariantSummary:
     exposed_memory_ns: int | None = None
     idle_ns: int | None = None
     blocking_ns: int | None = None
+    blocked_steps: int | None = None
+    reason: str | None = None
+
+    @property
+    def parts_ns(self) -> dict[str, int | None]:
+        """The parts of the step; they sum to ``step_ns``."""
+        return {
+            "compute_only": self.compute_only_ns,
+            "overlapped": self.overlapped_ns,
+            "exposed": self.exposed_ns,
+            "exposed_memory": self.exposed_memory_ns,
+            "idle": self.idle_ns,
+        }
+
+    @property
+    def gain_at_most(self) -> float | None:
+        """The share of the step that hiding all communication would gain at most, 0 to 1.
+
+        What blocks bounds it where that is known, else what is exposed.
+        """
+        cost_ns = self.exposed_ns if self.blocking_ns is None else self.blocking_ns
+        return None if cost_ns is None or self.reason else _ratio(cost_ns, self.step_ns)
+
+
+def _ratio(part: int, whole: int | None) -> float | None:
+    return part / whole if whole else None
 
 
 def compare_variants(results: Sequence[TraceOverlap]) -> tuple[VariantSummary, ...]:
@@ -80,6 +109,7 @@ def _summary(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSummary
     comm, collectives = (_median(of_steps, name) for name in ("comm_ns", "collectives"))
     tells_tail = all(step.tail_ns is not None for of_rank in of_steps for step in of_rank)
     tells_blocking = all(step.blocking_ns is not None for of_rank in of_steps for step in of_rank)
+    blocked = sum(bool(step.blocking_ns) for of_rank in of_steps for step in of_rank)
     lengths = [ns for rank in result.ranks for ns in rank.lengths_ns]
     outliers = result.outliers
     return VariantSummary(
@@ -100,10 +130,19 @@ def _summary(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSummary
         step_half_width_ns=_half_width(step),
         exposed_half_width_ns=_half_width(exposed),
         blocking_ns=_rounded(_median(of_steps, "blocking_ns")) if tells_blocking else None,
+        blocked_steps=blocked if tells_blocking else None,
+        reason=_reason(result),
         overlap_ratio_without_outliers=outliers.overlap_ratio_without if outliers else None,
         window_ns=_rounded(_median(of_steps, "window_ns")),
         **_parts(of_steps, _rounded(comm)),
     )
+
+
+def _reason(result: TraceOverlap) -> str | None:
+    doubtful = [rank.reason for rank in result.ranks if rank.reason and rank.collectives]
+    if doubtful or any(rank.reason is None for rank in result.ranks):
+        return merged_reason(doubtful) if doubtful else None
+    return merged_reason([rank.reason for rank in result.ranks]) if result.ranks else NO_COMMUNICATION
 
 
 def _speedup(device: str, step: StepMedian | None, naive: TraceOverlap | None) -> float | None:

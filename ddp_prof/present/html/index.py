@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ddp_prof import __version__
 from ddp_prof.present import theme
 from ddp_prof.present.columns import columns_of
-from ddp_prof.present.headlines import skew_headline, tell_story
+from ddp_prof.present.headlines import gain_headline, skew_headline, tell_story
 from ddp_prof.present.tables.comparison import compare_rows, how_to_read
 from ddp_prof.present.tables.kernels import most_of
 from ddp_prof.present.tables.overlap import warnings_by_run
@@ -73,6 +73,7 @@ def _run_values(
         "share": percent(run.summary.overlap_ratio),
         "timeline": f"{run.name}.html",
         "why": f"{run.name}{WHY}.html",
+        "gain": gain_headline(run.summary),
         "finding": run.cause.text,
         "skew": skew_headline(run.explanation.skew).text,
         "kernels": f"{run.name}{KERNELS}.html",

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 def doctor_view(run: RunAnalysis, diagnosis: Diagnosis) -> TableView:
     """The findings in words, and a row each for programs."""
     lines = [f"{run.trace} · device: {run.device}"]
-    lines += [_text(number, one) for number, one in enumerate(diagnosis.findings, 1)] or ["none found"]
+    of = "per step" if run.has_steps else "in all"
+    lines += [_text(number, one, of) for number, one in enumerate(diagnosis.findings, 1)] or ["none found"]
     notes = [f"not decided: {one.rule}: {one.reason}" for one in diagnosis.abstained]
     rows: list[Row] = [
         {
@@ -34,6 +35,6 @@ def doctor_view(run: RunAnalysis, diagnosis: Diagnosis) -> TableView:
     return TableView("\n".join(lines), rows, notes, doctor_document(run, diagnosis), is_text=True)
 
 
-def _text(number: int, finding: Finding) -> str:
-    cost = "" if finding.cost_ns is None else f" (at most {milliseconds(finding.cost_ns)} of a step)"
+def _text(number: int, finding: Finding, of: str) -> str:
+    cost = "" if finding.cost_ns is None else f" (at most {milliseconds(finding.cost_ns)} {of})"
     return f"{number}. {finding.rule}{cost}: {finding.evidence} {finding.advice}"

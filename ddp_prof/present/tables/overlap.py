@@ -22,8 +22,8 @@ _OF_STEPS = ("step_ms", "window_ms", "compute_only_ms", "exposed_memory_ms", "id
 DIGEST = Digest("exposed_ms", (*_SUMMED, *_OF_STEPS))
 
 
-def overlap_view(result: TraceOverlap, *, by_step: bool) -> TableView:
-    """A row a rank, or a row a step of each rank."""
+def overlap_view(result: TraceOverlap, headline: str = "", *, by_step: bool) -> TableView:
+    """One row per rank, or one row per step of each rank, under a headline."""
     rows: list[Row] = []
     has_nodes = len({rank.node for rank in result.ranks}) > 1
     for rank in result.ranks:
@@ -36,7 +36,8 @@ def overlap_view(result: TraceOverlap, *, by_step: bool) -> TableView:
         notes.append(
             f"windows of steps overlap: sums of them, and of their parts, count {milliseconds(twice_ns)} more than once"
         )
-    return TableView(_title(result), rows, notes, overlap_document(result), digest=DIGEST)
+    title = "\n".join(filter(None, (headline, _title(result))))
+    return TableView(title, rows, notes, overlap_document(result, headline), digest=DIGEST)
 
 
 def _title(result: TraceOverlap) -> str:

@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import sys
+import textwrap
 from collections import Counter
 from typing import TYPE_CHECKING, TextIO
 
@@ -125,16 +126,27 @@ def _print_table(view: TableView, own: Sequence[str], shared: Sequence[str], opt
     is_whole = width is None or options.columns or not rows
     fitted = Fitted(columns_of(rows)) if is_whole else fit_columns(rows, width or ENDLESS)
     if view.title:
-        console.print(Text(printable_lines(view.title), style="bold"))
+        lines = printable_lines(view.title).splitlines()
+        text = "\n".join(_wrapped(line, console.width) for line in lines) if view.is_text else "\n".join(lines)
+        console.print(Text(text, style="" if view.is_text else "bold"))
     if rows and width is None:
         sys.stdout.writelines(f"{line}\n" for line in plain_lines(rows, fitted.shown))
     elif rows:
         console.print(_table(rows, fitted.shown))
     cut = f"{FIRST_ROWS} of {len(whole):,} rows, and the others summed; all rows: --wide"
-    names = "long names without their middle; whole: --wide" if rows != only(short, options.columns) else None
+    names = (
+        "long names without their middle; whole: --wide" if list(rows) != list(only(short, options.columns)) else None
+    )
     told = (*own, cut if short is not whole else None, names, fitted.note, *shared)
     for note in filter(None, () if options.quiet else told):
         console.print(Text(f"note: {printable(note)}", style="dim"))
+
+
+def _wrapped(line: str, width: int) -> str:
+    """A line of text cut into lines of the terminal, below the column in which the words of a labelled line begin."""
+    label = re.match(r".{0,20}?  +", line)
+    indent = " " * len(label.group()) if label else ""
+    return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def plain_lines(rows: Sequence[Row], columns: Sequence[Column]) -> Iterator[str]:

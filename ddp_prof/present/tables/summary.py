@@ -1,0 +1,175 @@
+"""The first answer about a run: what was read, where a step's time goes, and what hiding communication would gain."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from shlex import quote
+
+from ddp_prof.analyze.doctor.rules import Diagnosis
+from ddp_prof.analyze.overlap.comparison import VariantSummary
+from ddp_prof.analyze.overlap.overlap import TraceOverlap
+from ddp_prof.analyze.root_cause import RunExplanation
+from ddp_prof.present.columns import Row, ms, percent
+from ddp_prof.present.headlines import cause_headline, gain_headline
+from ddp_prof.present.json_documents import SCHEMA, Document
+from ddp_prof.present.table_view import TableView
+from ddp_prof.present.tables.overlap import overlap_notes, recorder_name
+from ddp_prof.present.text import counted, milliseconds, source_name
+from ddp_prof.present.text import percent as percent_text
+
+_PARTS = {
+    "compute_only": "compute alone",
+    "overlapped": "compute and communication",
+    "exposed": "communication alone",
+    "exposed_memory": "copies alone",
+    "idle": "idle",
+}
+
+
+@dataclass(frozen=True)
+class SummarizedRun:
+    """What a summary says of one run.
+
+    Attributes:
+        summary: Its row in the comparison of all runs.
+        diagnosis: What the doctor found; ``None`` where the traces are too large to ask for it here.
+    """
+
+    result: TraceOverlap
+    summary: VariantSummary
+    explanation: RunExplanation
+    diagnosis: Diagnosis | None
+
+    @property
+    def headline(self) -> str:
+        """What hiding all communication would gain at most."""
+        return gain_headline(self.summary)
+
+    @property
+    def cause(self) -> str:
+        """The main cause of exposed time with its advice, or why there is nothing to gain."""
+        collectives = self.explanation.collectives
+        return cause_headline(self.explanation.root_cause, collectives.reason, collectives.blocking)
+
+    @property
+    def advice(self) -> str | None:
+        """Of the finding that costs most."""
+        return self.diagnosis.findings[0].advice if self.diagnosis and self.diagnosis.findings else None
+
+    @property
+    def next_commands(self) -> list[str]:
+        """Commands that say more about this run."""
+        trace = quote(str(self.result.trace))
+        if self.summary.reason:
+            return [f"ddp-prof info {trace}", f"ddp-prof kernels {trace}"]
+        return [f"ddp-prof {'doctor' if self.advice else 'collectives'} {trace}", f"ddp-prof report {trace}"]
+
+
+def summary_view(runs: Sequence[SummarizedRun]) -> TableView:
+    """Ten lines about one run; of several a row each under one sentence each."""
+    document: Document = {"schema": SCHEMA, "runs": [_document(run) for run in runs]}
+    rows = [_row(run) for run in runs]
+    if len(runs) == 1:
+        return TableView("\n".join(_lines(runs[0])), rows, [], document, is_text=True)
+    lines = [f"{run.summary.label}: {run.headline}" for run in runs]
+    notes = ["times are medians over steps", f"more about one of them: ddp-prof {quote(str(runs[0].result.trace))}"]
+    return TableView("\n".join(lines), rows, notes, document)
+
+
+def _document(run: SummarizedRun) -> Document:
+    summary = run.summary
+    return {
+        **{name: getattr(summary, name) for name in ("label", "device", "ranks", "steps", "step_ns")},
+        "parts_ns": summary.parts_ns,
+        **{name: getattr(summary, name) for name in ("comm_ns", "overlapped_ns", "exposed_ns", "blocking_ns")},
+        "gain_at_most": summary.gain_at_most,
+        "headline": run.headline,
+        "cause": run.cause,
+        "advice": run.advice,
+        "next": run.next_commands,
+        "warnings": list(run.result.warnings),
+    }
+
+
+def _row(run: SummarizedRun) -> Row:
+    summary = run.summary
+    times: Mapping[str, int | None] = {
+        "step_ms": summary.step_ns,
+        "comm_ms": summary.comm_ns,
+        "overlapped_ms": summary.overlapped_ns,
+        "exposed_ms": summary.exposed_ns,
+        "blocking_ms": summary.blocking_ns,
+    }
+    return {
+        "run": summary.label,
+        "device": summary.device,
+        "ranks": summary.ranks,
+        "steps": summary.steps,
+        **{name: ms(time) for name, time in times.items()},
+        "overlap_%": percent(summary.overlap_ratio),
+        "gain_at_most_%": percent(summary.gain_at_most),
+    }
+
+
+def _lines(run: SummarizedRun) -> list[str]:
+    unknown = overlap_notes(run.result)
+    named = {
+        "read": _what_was_read(run.result, run.summary),
+        "step": _parts(run.summary),
+        "communication": _communication(run.summary),
+        "gain": run.headline,
+        "cause": None if run.summary.reason else run.cause,
+        "doctor": _doctor(run),
+        "not known": "; ".join(unknown) or None,
+        "next": run.next_commands[0],
+        "": run.next_commands[1],
+    }
+    width = max(map(len, named)) + 2
+    return [f"{name:<{width}}{text}" for name, text in named.items() if text]
+
+
+def _what_was_read(result: TraceOverlap, summary: VariantSummary) -> str:
+    of = f" of {result.world_size}" if result.world_size and result.world_size != len(result.ranks) else ""
+    ranks = f"{len(result.ranks)}{of} ranks" if of else counted(len(result.ranks), "rank")
+    return " · ".join(
+        (
+            source_name(result.trace, result.files),
+            f"device: {result.device}",
+            ranks,
+            counted(summary.steps, "step") if summary.steps else "no steps are marked (see --step-range)",
+            recorder_name(result),
+        )
+    )
+
+
+def _parts(summary: VariantSummary) -> str | None:
+    if not summary.step_ns:
+        return None
+    parts = [
+        f"{name} {milliseconds(part)} ({percent_text(part / summary.step_ns)})"
+        for key, name in _PARTS.items()
+        if (part := summary.parts_ns[key]) is not None
+    ]
+    whole = milliseconds(summary.step_ns)
+    return f"{whole}, the median of all steps: {', '.join(parts)}" if parts else f"{whole}, the median of all steps"
+
+
+def _communication(summary: VariantSummary) -> str | None:
+    if summary.comm_ns is None or summary.overlapped_ns is None or summary.exposed_ns is None:
+        return None
+    known = None if summary.blocking_ns is None else f"{milliseconds(summary.blocking_ns)} blocking"
+    return (
+        f"{milliseconds(summary.comm_ns)} per step: {milliseconds(summary.overlapped_ns)} overlapped, "
+        f"{milliseconds(summary.exposed_ns)} exposed, {known or 'blocking is not known'}"
+    )
+
+
+def _doctor(run: SummarizedRun) -> str:
+    if (diagnosis := run.diagnosis) is None:
+        return "not asked, since the trace is read in parts: ddp-prof doctor reads it as a whole"
+    if not diagnosis.findings:
+        return "no finding"
+    first, *others = diagnosis.findings
+    of = "per step" if run.summary.steps else "in all"
+    cost = "" if first.cost_ns is None else f" (at most {milliseconds(first.cost_ns)} {of})"
+    more = f" {counted(len(others), 'more finding')}." if others else ""
+    return f"{first.rule}{cost}: {first.advice}{more}"

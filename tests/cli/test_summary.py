@@ -1,0 +1,112 @@
+"""``ddp-prof TRACE``: the first answer about a run, whose figures are those of the other commands."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.command_line import run
+from tests.ingest.nsys.test_sqlite_export import known_truth
+from tests.nsys_factory import write_capture
+
+TRACES = Path(__file__).parents[2] / "traces"
+FOREIGN = Path(__file__).parents[3] / "shared" / "traces"
+UNET = FOREIGN / "nsys2022_4_ddp_unet_a100_rank0of4.sqlite"
+
+
+def summary(*arguments: object) -> dict[str, Any]:
+    result = run("summary", "--format", "json", *arguments)
+    assert result.exit_code == 0, result.stderr
+    document: dict[str, Any] = json.loads(result.stdout)
+    return document
+
+
+@pytest.mark.parametrize("trace", [TRACES / "overlap.sqlite", TRACES], ids=["file", "folder"])
+def test_a_path_stands_for_its_summary(trace: Path) -> None:
+    assert run(trace).stdout == run("summary", trace).stdout
+    assert run("--format", "json", trace).stdout == run("summary", "--format", "json", trace).stdout
+
+
+def test_a_path_that_is_not_there_is_an_error_about_the_path() -> None:
+    result = run("nothing.sqlite")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: nothing.sqlite: No such file")
+
+
+def test_no_argument_shows_the_help() -> None:
+    result = run()
+    assert result.exit_code == 0
+    assert result.stdout == run("--help").stdout
+
+
+@pytest.mark.parametrize("variant", ["naive", "overlap", "bucketed_1mb"])
+def test_figures_are_those_of_compare(variant: str) -> None:
+    trace = TRACES / f"{variant}.sqlite"
+    (found,) = summary(trace)["runs"]
+    (compared,) = json.loads(run("compare", "--format", "json", trace).stdout)["variants"]
+    for name in ("label", "steps", "step_ns", "comm_ns", "overlapped_ns", "exposed_ns", "blocking_ns"):
+        assert found[name] == compared[name], name
+    assert found["parts_ns"] == {name: compared[f"{name}_ns"] for name in found["parts_ns"]}
+    assert found["gain_at_most"] == pytest.approx(compared["blocking_ns"] / compared["step_ns"])
+
+
+def test_its_sentence_opens_overlap() -> None:
+    trace = TRACES / "overlap.sqlite"
+    (found,) = summary(trace)["runs"]
+    assert run("overlap", trace).stdout.splitlines()[0] == found["headline"]
+    assert json.loads(run("overlap", "--format", "json", trace).stdout)["headline"] == found["headline"]
+
+
+def test_the_sentence_bounds_the_gain_by_what_blocks() -> None:
+    (found,) = summary(TRACES / "overlap.sqlite")["runs"]
+    gain = re.search(
+        r"the step stands still for communication for ([\d.]+) ms, so .* at most ([\d.]+) %", found["headline"]
+    )
+    assert gain, found["headline"]
+    assert float(gain[1]) == pytest.approx(found["blocking_ns"] / 1e6, abs=0.05)
+    assert float(gain[2]) == pytest.approx(100 * found["blocking_ns"] / found["step_ns"], abs=0.5)
+
+
+def test_what_is_exposed_bounds_it_where_blocking_is_not_known(tmp_path: Path) -> None:
+    (found,) = summary(write_capture(tmp_path / "x.sqlite", known_truth(4)))["runs"]
+    assert found["blocking_ns"] is None
+    assert found["gain_at_most"] == pytest.approx(found["exposed_ns"] / found["step_ns"])
+    assert "stands still" not in found["headline"]
+    assert f"at most {100 * found['gain_at_most']:.1f} %" in found["headline"]
+
+
+def test_it_names_two_commands_that_run(tmp_path: Path) -> None:
+    trace = write_capture(tmp_path / "with space.sqlite", known_truth(2))
+    (found,) = summary(trace)["runs"]
+    assert len(found["next"]) == 2
+    for command in found["next"]:
+        program, name, path = shlex.split(command)
+        assert (program, Path(path)) == ("ddp-prof", trace)
+        assert run(name, "--help").exit_code == 0
+
+
+def test_several_runs_are_compared_in_one_table() -> None:
+    traces = [TRACES / f"{name}.sqlite" for name in ("naive", "overlap")]
+    lines = run(*traces).stdout.splitlines()
+    assert [line.partition(":")[0] for line in lines[:2]] == ["naive", "overlap"]
+    assert [run_["label"] for run_ in summary(*traces)["runs"]] == ["naive", "overlap"]
+
+
+def test_a_trace_read_in_parts_says_that_the_doctor_was_not_asked() -> None:
+    result = run("summary", "--part-rows", 1000, TRACES / "overlap.sqlite")
+    assert "not asked, since the trace is read in parts" in result.stdout
+
+
+@pytest.mark.skipif(not UNET.is_file(), reason="the shared captures are not here")
+def test_a_real_job_for_whose_communication_nothing_waits() -> None:
+    (found,) = summary(UNET)["runs"]
+    assert found["gain_at_most"] == 0
+    assert sum(found["parts_ns"].values()) == found["step_ns"] == 29_818_778
+    assert found["headline"] == (
+        "93 % of communication is hidden; 0.37 ms of a 29.8 ms step (1.2 %) is exposed, but nothing waits for it: "
+        "hiding all of it would gain nothing."
+    )
+    assert found["advice"] == "With DistributedDataParallel, gradient_as_bucket_view=True leaves these copies out."
