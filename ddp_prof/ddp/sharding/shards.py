@@ -21,6 +21,7 @@ from ddp_prof.ddp.engine.collective import (
 )
 from ddp_prof.ddp.engine.gradient_bucket import GradientBucket, flat_buffer, flat_views
 from ddp_prof.ddp.engine.reducer import Reducer
+from ddp_prof.ddp.engine.streams import hold_for_current_stream
 from ddp_prof.ddp.engine.taken_gradient import TakenGradient
 
 
@@ -147,8 +148,10 @@ class ShardBucket(GradientBucket):
         Args:
             late: By slot, reduced contributions that came after the gradient was taken.
         """
+        hold_for_current_stream(self._buffer)  # it is of a hook's stream, which may use its memory again
         self.release()
         if self._received is not None:
+            hold_for_current_stream(self._received)
             torch.sum(self._received.view(-1, len(self._reduced)), 0, out=self._reduced)
             self._received = None
         dropped = {slot for slot in range(len(self)) if self._since_taken(slot)[0]}
@@ -189,6 +192,7 @@ class ShardBucket(GradientBucket):
         full = flat_buffer(self.parameters, self._multiple)
         views = flat_views(full, self.parameters)
         for slot, tensor in tensors.items():
+            hold_for_current_stream(tensor)
             views[slot].copy_(tensor)
         return full[self._own]
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import sys
+from collections import Counter
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -202,8 +205,23 @@ def gathered(rank: int) -> dict[str, Any]:
     return {"peak": peak_bytes(profiler), "parameters": sum(each.nbytes for each in model.parameters())}
 
 
+def held(rank: int) -> dict[str, Any]:
+    """Sizes of what the current stream holds when late contributions are there, and of what it uses."""
+    variant = make()
+    backward(variant, rank)
+    backward(variant, rank)
+    buckets = variant._reducer.buckets
+    used = [bucket.shard.numel() * 2 for bucket in buckets]  # what is received
+    used += [parameter.numel() for parameter in variant.parameters()]  # what came late
+    with mock.patch.object(sys.modules[type(buckets[0]).__module__], "hold_for_current_stream") as hold:
+        variant.finish_gradient_synchronization()
+    sizes = Counter(call.args[0].numel() for call in hold.call_args_list)
+    return {"count": sizes.total() - len(buckets), "missing": Counter(used) - sizes, "used": len(used)}
+
+
 def everything(rank: int) -> dict[str, Any]:
-    return {check.__name__: check(rank) for check in (kept, accumulated, copies, left, compiled, refused, gathered)}
+    checks = (kept, accumulated, copies, left, compiled, refused, gathered, held)
+    return {check.__name__: check(rank) for check in checks}
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -219,6 +237,12 @@ def test_parameters_are_gathered_without_a_copy(results: list[dict[str, Any]]) -
     for ranked in results:
         assert ranked["gathered"]["parameters"] > 2**20
         assert ranked["gathered"]["peak"] < ranked["gathered"]["parameters"] / 20
+
+
+def test_what_other_streams_allocated_is_held_until_it_is_used(results: list[dict[str, Any]]) -> None:
+    for ranked in results:
+        assert ranked["held"]["missing"] == {}
+        assert ranked["held"]["count"] == ranked["held"]["used"] > 6  # and each buffer, which may be released already
 
 
 def test_gradients_add_up(results: list[dict[str, Any]]) -> None:
