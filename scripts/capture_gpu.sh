@@ -151,11 +151,11 @@ count_gpus() {
   [ -n "${GPUS:-}" ] || [ "$is_dry" = 1 ] || gpus="$("$bin/python" -c "import torch; print(torch.cuda.device_count())")"
 }
 
-# Those that this checkout has: newer ones are left out where they are not there yet.
+# Those that this checkout has; any Python will do, since a dry run needs no environment.
 list_variants() {
-  local known=""
-  [ "$is_dry" = 1 ] || known="$("$bin/python" -c "from ddp_prof.variants import VARIANTS; print(*VARIANTS)")"
-  variants="${VARIANTS:-${known:-naive flat overlap bucketed torch}}"
+  local python="$bin/python"
+  [ -x "$python" ] || python=python3
+  variants="${VARIANTS:-$("$python" -c "from ddp_prof.variants import VARIANTS; print(*VARIANTS)")}"
 }
 
 # Settings that make a setup, for `env`; sets `ranks`, `batch_size` and `shared`, too.
@@ -198,11 +198,13 @@ preflight() {
   [ "$is_dry" = 1 ] || mapfile -t recorder <"$out/recorder"
 }
 
-# Of gloo and NCCL; the settings of a variant are those of tests/ddp/cases.py that begin with its name.
+# Of gloo and NCCL, the last variant first: the sharded ones have the most to lose on a GPU. The settings of a variant
+# are those of tests/ddp/cases.py that begin with its name.
 check_variants() {
-  local setup="$1" variant
+  local setup="$1" variant last_first=""
   [ "${CHECKS:-1}" = 1 ] && [ "$ranks" -gt 1 ] || return 0
-  for variant in $variants; do
+  for variant in $variants; do last_first="$variant $last_first"; done
+  for variant in $last_first; do
     step "check/$setup/$variant" "$out/tables/$setup/equals_one_process.$variant.txt" "$bin/python" \
       scripts/dev/check_variants.py --device cuda --backend "$setup" "${shared[@]}" --variants "$variant"
   done

@@ -76,21 +76,28 @@ up_to_date() {
 
 is_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1; }
 
+# Offline the one that has torch is taken, if any has: a folder of wheels rarely holds those gigabytes.
 find_python() {
   local candidate
+  python=""
   if [ -n "${PYTHON:-}" ]; then
     is_new_enough "$PYTHON" || fail "PYTHON=$PYTHON is no Python 3.10 or newer"
     python="$PYTHON"
     return
   fi
-  for candidate in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do
-    if is_new_enough "$candidate"; then
+  for candidate in python3 python python3.14 python3.13 python3.12 python3.11 python3.10; do
+    is_new_enough "$candidate" || continue
+    [ -n "$python" ] || python="$candidate"
+    [ -n "${WHEELS:-}" ] || return 0
+    if has_torch "$candidate"; then
       python="$candidate"
       return
     fi
   done
-  fail "no Python 3.10 or newer on PATH: install one, or say PYTHON=/path/to/python"
+  [ -n "$python" ] || fail "no Python 3.10 or newer on PATH: install one, or say PYTHON=/path/to/python"
 }
+
+has_torch() { "$1" -c 'import importlib.util as found, sys; sys.exit(not found.find_spec("torch"))' >/dev/null 2>&1; }
 
 may_install() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
 
@@ -146,7 +153,7 @@ install_offline() {
   say "installing ddp-prof${list:+[$list]} from $WHEELS"
   [ -d "$WHEELS" ] || fail "WHEELS=$WHEELS is no folder: fill one with pip download -d on a machine with a network"
   pth="$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/of_the_machine.pth"
-  "$python" -c 'import site, sysconfig; print(sysconfig.get_path("purelib"), *site.getsitepackages(), sep="\n")' >"$pth"
+  "$python" -c 'import sys; print(*(path for path in sys.path if path.endswith("-packages")), sep="\n")' >"$pth"
   quietly "$python" -m pip --python "$venv/bin/python" install --no-index --find-links "$WHEELS" \
     -e "$root${list:+[$list]}" || fail "the wheels do not suffice ($(reason)): add what is missing to $WHEELS"
 }

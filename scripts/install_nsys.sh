@@ -116,7 +116,7 @@ write_sources() {
 private() {
   local tool="$1"
   shift
-  "$tool" -qq -o Dir::State::lists="$work/lists" -o Dir::Cache="$work/cache" -o Dir::Cache::archives="$downloads" \
+  timeout "${limit_s:-0}" "$tool" -qq -o Dir::State::lists="$work/lists" -o Dir::Cache="$work/cache" -o Dir::Cache::archives="$downloads" \
     -o Dir::Etc::sourcelist="$work/sources.list" -o Dir::Etc::sourceparts=- -o Debug::NoLocking=1 \
     -o APT::Sandbox::User= -o Acquire::Languages=none -o Acquire::Retries=2 -o Acquire::http::Timeout=30 "$@"
 }
@@ -124,9 +124,12 @@ private() {
 # What apt was not happy with, in short.
 complaint() { { grep -m1 -E '^[EW]:' "$work/log" || tail -1 "$work/log"; } | cut -c1-160; }
 
+# A network that drops all packets keeps apt waiting for minutes, for each repository.
 update_lists() {
+  local status=0
   mkdir -p "$work/lists/partial" "$work/cache" "$downloads/partial"
-  private apt-get update >"$work/log" 2>&1 || true
+  limit_s=60 private apt-get update >"$work/log" 2>&1 || status=$?
+  [ "$status" != 124 ] || fail "nsys cannot be fetched, no repository answered within 60 s: connect, or $by_hand"
   if ! private apt-cache show "nsight-systems$from" 2>/dev/null | grep '^Version:' >/dev/null; then
     if grep -qiE 'resolving|connect|unreachable|timed out|failed to fetch' "$work/log"; then
       fail "nsys cannot be fetched, apt reaches no repository ($(complaint)): connect, or $by_hand"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ddp_prof.manifest import write_manifest
+from ddp_prof.variants import VARIANT_NAMES
 from tests.test_manifest import MANIFEST
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
@@ -25,12 +27,12 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "scripts/capture_gpu.sh"
 BUCKETED = [f"bucketed --bucket-size-mb {size}" for size in (1, 10, 100)]
-VARIANTS = ["naive", "flat", "overlap", *BUCKETED, "torch", "torch -- --no-communication-hook"]
+VARIANTS = ["naive", "flat", "overlap", *BUCKETED, "torch", "torch -- --no-communication-hook", "sharded", "fsdp"]
 # Answers for torch, and runs our scripts but the race.
 PYTHON = f"""
 case "$*" in
   *"print(torch.cuda.device_count())") echo "${{TORCH_GPUS:-1}}" ;;
-  *"import VARIANTS"*) echo "${{KNOWN-naive flat overlap bucketed torch}}" ;;
+  *"import VARIANTS"*) echo "${{KNOWN-{" ".join(VARIANT_NAMES)}}}" ;;
   "-c "*) echo "${{TORCH-2.11.0+cu130|13.0|1|2.28.9}}"; [ -n "${{TORCH-x}}" ] ;;
   *benchmark.py* | *check_variants.py*)
     echo "python $*" >>"$CALLS"
@@ -151,9 +153,9 @@ def test_a_dry_run_prints_every_command_in_order_and_runs_none(bare: Checkout) -
     assert commands[1] == ["env", "NSYS_ARCHIVE=nsys.tar.xz", "scripts/install_nsys.sh"]
     assert "scripts/gpu_preflight.py" in commands[2]
     checks = [command for command in commands if "scripts/dev/check_variants.py" in command]
-    known = ["naive", "flat", "overlap", "bucketed", "torch"]
-    assert [check[check.index("--variants") + 1] for check in checks] == known * 2
-    assert [check[check.index("--backend") + 1] for check in checks] == ["gloo"] * 5 + ["nccl"] * 5
+    last_first = ["fsdp", "sharded", "torch", "bucketed", "overlap", "flat", "naive"]
+    assert [check[check.index("--variants") + 1] for check in checks] == last_first * 2
+    assert [check[check.index("--backend") + 1] for check in checks] == ["gloo"] * 7 + ["nccl"] * 7
     for setup, ranks in (("nccl", 2), ("gloo", 2), ("single", 1)):
         captures = [command for command in commands if f"TRACES_DIR=gpu_capture/{setup}" in command]
         assert [
@@ -188,6 +190,19 @@ def test_a_dry_run_prints_every_command_in_order_and_runs_none(bare: Checkout) -
         assert (bare.root / script).is_file()
     assert bare.calls == []
     assert not (bare.root / "gpu_capture").exists()
+
+
+def test_a_dry_run_needs_no_environment_to_know_the_variants(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["bash", ROOT / SCRIPT, "--dry-run", "--out", tmp_path / "out"],
+        env={**os.environ, "VENV": str(tmp_path / "none")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for variant in VARIANT_NAMES:
+        assert f"--variants {variant} >" in done.stdout
+        assert f"scripts/profile_variant.sh {variant}" in done.stdout
 
 
 def test_several_gpus_have_a_rank_each(bare: Checkout) -> None:
@@ -307,14 +322,14 @@ def test_a_slice_ends_in_time_and_the_next_goes_on(machine: Checkout) -> None:
     cut = machine.run(SCRIPT, SECONDS="470", HANGS="--variants overlap", **quick)
     assert cut.returncode == 75
     assert "capture_gpu: left to the next slice: " in cut.stderr
-    assert (machine.root / "gpu_capture/done/check/gloo/flat").read_text() == "ok\n"
+    assert (machine.root / "gpu_capture/done/check/gloo/bucketed").read_text() == "ok\n"
     assert (machine.root / "gpu_capture/done/check/gloo/overlap").read_text() == "cut\n"
     assert _captures(machine, "gloo2 shared by 2") == []
     rest = machine.run(SCRIPT, **quick)
     assert rest.returncode == 0, rest.stderr
     assert _captures(machine, "gloo2 shared by 2") == VARIANTS
     checks = [call.rpartition(" ")[2] for call in machine.calls if "check_variants" in call]
-    assert checks == ["naive", "flat", "overlap", "overlap", "bucketed", "torch"]
+    assert checks == ["fsdp", "sharded", "torch", "bucketed", "overlap", "overlap", "flat", "naive"]
     assert "done/check/gloo/overlap" in packed(machine, 3)
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
+import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +26,8 @@ case "$*" in
     [ ! -e "${NO_ENSUREPIP:-/none}" ] || { echo "ensurepip is not available" && exit 1; }
     for folder; do :; done
     mkdir -p "$folder/bin" "$folder/packages" && cp "$0" "$folder/bin/python" ;;
-  *"import site"*) echo /packages/of/the/machine ;;
+  *"sys.path"*) echo /packages/of/the/machine ;;
+  *find_spec*) case "${0##*/}" in "${HAS_TORCH:-none}") ;; *) exit 1 ;; esac ;;
   *purelib*) echo "$(dirname "$0")/../packages" ;;
   *"pip install --dry-run"*) echo "Would install ${WOULD_INSTALL:-torch-2.13.0+cpu}" ;;
   *"pip install "*" uv")
@@ -214,6 +218,25 @@ def test_offline_a_folder_of_wheels_and_what_the_machine_has_will_do(env: Checko
     assert env.calls == ["venv", f"pip --no-index --find-links {wheels} -e {env.root}[train]"]
     assert (env.root / ".venv/packages/of_the_machine.pth").read_text() == "/packages/of/the/machine\n"
     assert env.run(SCRIPT, WHEELS=str(wheels)).stderr == ""
+
+
+def test_offline_the_python_with_torch_is_taken(env: Checkout, tmp_path: Path) -> None:
+    env.program("python3.12", PYTHON.replace('echo "venv"', 'echo "venv of ${0##*/}"'))
+    done = env.run(SCRIPT, WHEELS=str(tmp_path), HAS_TORCH="python3.12")
+    assert done.returncode == 0, done.stderr
+    assert env.calls[0] == "venv of python3.12"
+
+
+def test_what_the_machine_has_is_seen_wherever_it_lies(tmp_path: Path) -> None:
+    """The line of scripts/env.sh, run by a Python whose torch is in a user's own folder."""
+    (line,) = re.findall(r"""-c '(import sys; print.*)' >"\$pth""", (ROOT / SCRIPT).read_text())
+    own = tmp_path / "site-packages"
+    own.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", line], env={"PYTHONPATH": str(own)}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[0] == str(own)
+    assert sysconfig.get_path("purelib") in done.stdout.splitlines()
 
 
 def test_wheels_that_do_not_suffice_are_told(env: Checkout, tmp_path: Path) -> None:

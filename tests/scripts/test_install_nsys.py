@@ -176,6 +176,16 @@ def test_says_that_there_is_no_network(repository: Checkout, tmp_path: Path) -> 
     assert not list((tmp_path / "prefix").glob("partial*"))
 
 
+def test_gives_up_where_no_repository_answers(repository: Checkout) -> None:
+    repository.program("timeout", '[ "$1" != 60 ] || { echo "$*" >>"$CALLS" && exit 124; }; shift; exec "$@"')
+    done = repository.run(SCRIPT)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("install_nsys: nsys cannot be fetched, no repository answered within 60 s: connect")
+    (limited,) = (call for call in repository.calls if call.startswith("60 "))
+    assert limited.startswith("60 apt-get -qq")
+    assert limited.endswith(" update")
+
+
 def test_says_that_there_is_no_such_package(repository: Checkout) -> None:
     repository.program("apt-cache", "exit 100")
     assert "debian bookworm has no package nsight-systems for amd64" in repository.run(SCRIPT).stderr
