@@ -33,7 +33,7 @@ WHY_COLORS: Mapping[str, str] = {
     QUEUED: "#876ae8",
     LATE_INPUT: "#9922bb",
     LAUNCHED_LATE: "#737012",
-    BLOCKING_CALL: "#a84300",
+    BLOCKING_CALL: "#222288",
 }
 ELSEWHERE = "elsewhere"
 ELSEWHERE_COLOR = "#fada91"
