@@ -74,6 +74,45 @@ class Capture:
     has_event_records: bool = True
 
 
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"
+US = 1_000
+STEP_NS = 40 * US
+
+
+def bucket_steps(*lengths_us: int, has_event_records: bool = True) -> Capture:
+    """Steps of a gradient, an all-reduce that waits for it, compute that goes on, and a copy that needs the all-reduce.
+
+    us         0         10        20        30        40
+    stream 7   .gggggcccccccccc..........kkk              stands still for 10 us where the all-reduce takes 20
+    stream 20  ......AAAAAAAAAAAAAAAAAAAA
+
+    Args:
+        lengths_us: Of the all-reduce of each step.
+        has_event_records: Whether the table of event records was recorded.
+    """
+    capture = Capture(has_event_records=has_event_records)
+    for step, length in enumerate(lengths_us):
+        at, first = step * STEP_NS, 10 * step
+        done = at + (5 + length) * US
+        copy = max(done, at + 15 * US) + 1
+        capture.ranges.append(Range(f"step {step}", at, at + STEP_NS, 100))
+        capture.kernels += [
+            Kernel("gradient", at + 1 * US, at + 5 * US, at, 100, number=first + 1),
+            Kernel(NCCL, at + 5 * US, done, at + 300, 100, stream=20, number=first + 4),
+            Kernel("other", at + 5 * US, at + 15 * US, at + 500, 100, number=first + 6),
+            Kernel("copy back", copy, copy + 3 * US, at + 700, 100, kind="memcpy", number=first + 8),
+        ]
+        ids = 41 + 2 * step
+        capture.syncs += [
+            Sync("cudaEventRecord_v3020", at + 100, first + 2, 7, event=5, sync_id=ids),
+            Sync("cudaStreamWaitEvent_v3020", at + 200, first + 3, 20, event=5, sync_id=ids),
+            Sync("cudaEventRecordWithFlags_v11010", at + 400, first + 5, 20, event=5, sync_id=ids + 1),
+            Sync("cudaStreamWaitEvent_v3020_ptsz", at + 600, first + 7, 7, event=5, sync_id=ids + 1),
+            Sync("cudaDeviceSynchronize_v3020", at + 800, first + 9, 4294967295),
+        ]
+    return capture
+
+
 @dataclass(frozen=True)
 class Generation:
     """What distinguishes the exports of one release from those of others."""

@@ -26,6 +26,9 @@ EXPOSED = "exposed"
 EXPOSED_MEMORY = "exposed_memory"
 IDLE = "idle"
 
+BLOCKING = "blocking"
+MAYBE_BLOCKING = "maybe_blocking"
+
 STRIP = (COMPUTE_ONLY, OVERLAPPED, EXPOSED, EXPOSED_MEMORY, IDLE)
 """The parts that a step divides into, in the order in which bars stack them."""
 
@@ -45,6 +48,8 @@ LABELS: Mapping[str, str] = {
     COMPUTE_ONLY: "compute only",
     EXPOSED_MEMORY: "exposed memory",
     IDLE: "idle",
+    BLOCKING: "blocking",
+    MAYBE_BLOCKING: "not known",
     CALL: "CUDA call",
     RANGE: "range of the program",
 }
@@ -54,6 +59,8 @@ LEGEND: Mapping[str, str] = {
     **LABELS,
     OVERLAPPED: "overlapped communication",
     EXPOSED: "exposed communication",
+    BLOCKING: "waiting for communication",
+    MAYBE_BLOCKING: "not known whether anything waits",
     GRAPH: "CUDA graph, contents not recorded",
     UNNAMED: "kernel whose name the trace does not tell",
 }
@@ -119,6 +126,8 @@ LIGHT = Palette(
         **_COLORS,
         OVERLAPPED: "#0b8484",
         EXPOSED: "#a3142f",
+        BLOCKING: "#741f7a",
+        MAYBE_BLOCKING: "#c6cdd6",
         STEP: "#d5dbe4",
         COMMUNICATION: "#2b1e5c",
         IDLE: "#e8ebef",
@@ -137,6 +146,8 @@ DARK = Palette(
         COMPUTE_ONLY: "#544f59",
         OVERLAPPED: "#5cb9b3",
         EXPOSED: "#f04358",
+        BLOCKING: "#d574dc",
+        MAYBE_BLOCKING: "#3b444f",
         STEP: "#2d343e",
         COMMUNICATION: "#ece6ff",
         IDLE: "#262c34",

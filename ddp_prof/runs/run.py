@@ -385,24 +385,29 @@ def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Sou
         part: The file.
         analysis: The collectives of the run that it belongs to.
     """
+    from ddp_prof.analyze.collectives.timing import consumer_activities
     from ddp_prof.analyze.overlap.overlap import measure_rank
     from ddp_prof.analyze.quality.diagnostics import find_caveats
     from ddp_prof.present.timeline.model import Explained, Source
     from ddp_prof.trace import UNKNOWN
 
     trace, ranks = part
-    explained = {
-        (rank.clock, rank.process, rank.device): Explained(
-            rank.timings, exposure, transfer_ns, bool((transfer_ns != UNKNOWN).any())
-        )
+    found = {
+        (rank.clock, rank.process, rank.device): (rank, exposure, transfer_ns)
         for rank, exposure, transfer_ns in zip(analysis.ranks, analysis.exposures, analysis.transfers_ns, strict=True)
     }
+    explained = []
+    for events in ranks:
+        rank, exposure, transfer_ns = found[trace.path, events.process, events.device]
+        knows_wait = bool((transfer_ns != UNKNOWN).any())
+        needed_by = consumer_activities(events)
+        explained.append(Explained(rank.timings, exposure, transfer_ns, knows_wait, needed_by, rank.consumers))
     return Source(
         title=title,
         trace=trace,
         ranks=ranks,
         overlaps=[measure_rank(rank) for rank in ranks],
-        explained=[explained[trace.path, rank.process, rank.device] for rank in ranks],
+        explained=explained,
         caveats=tuple(caveat.value for caveat in find_caveats(trace)),
     )
 

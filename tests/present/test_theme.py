@@ -5,7 +5,6 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from ddp_prof.analyze.collectives.exposed_time import LATE_INPUT, QUEUED
 from ddp_prof.present import theme
 from ddp_prof.present.charts.collectives import ELSEWHERE_COLOR, WHY_COLORS
 from ddp_prof.range_names import PHASES
@@ -21,10 +20,11 @@ LMS = [[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.63
 LAB = [[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]]
 # In hundredths of OKLab, where 2 is about the least difference that is seen.
 LEAST, LEAST_SIDE_BY_SIDE = 6, 10
+APART = (theme.MAYBE_BLOCKING,)
 DRAWN = [
     category
     for category in theme.CATEGORIES
-    if category not in (theme.STEP, theme.GRAPH, theme.UNNAMED, theme.COMPUTE, theme.CALL, theme.RANGE)
+    if category not in (*APART, theme.STEP, theme.GRAPH, theme.UNNAMED, theme.COMPUTE, theme.CALL, theme.RANGE)
 ]
 
 
@@ -48,6 +48,16 @@ def test_categories_are_told_apart(palette: theme.Palette, sight: str) -> None:
         assert distance >= (LEAST_SIDE_BY_SIDE if side_by_side else LEAST), f"{one} and {other}: {distance:.1f}"
 
 
+@pytest.mark.parametrize("sight", SIGHT)
+@pytest.mark.parametrize("palette", [theme.LIGHT, theme.DARK], ids=["light", "dark"])
+def test_what_blocks_is_told_from_all_beside_it(palette: theme.Palette, sight: str) -> None:
+    """The lane of what blocks lies above the strip, and holds nothing else than what may block."""
+    beside = [palette.paper, *(palette.colors[part] for part in (theme.OVERLAPPED, theme.EXPOSED, theme.IDLE))]
+    for one in (theme.BLOCKING, theme.MAYBE_BLOCKING):
+        for other in beside if one == theme.BLOCKING else (*beside[1:], palette.colors[theme.BLOCKING]):
+            assert np.linalg.norm(oklab(palette.colors[one], sight) - oklab(other, sight)) >= LEAST
+
+
 def contrast(one: str, other: str) -> float:
     """As WCAG 2 has it: 1 is none, 21 is black on white."""
     low, high = sorted(float(_linear(color) @ [0.2126, 0.7152, 0.0722]) for color in (one, other))
@@ -58,7 +68,7 @@ def contrast(one: str, other: str) -> float:
 def test_overlapped_and_exposed_differ_in_grey_and_can_be_read(palette: theme.Palette) -> None:
     overlapped, exposed = palette.colors[theme.OVERLAPPED], palette.colors[theme.EXPOSED]
     assert contrast(overlapped, exposed) >= 1.6
-    for text in (overlapped, exposed, palette.text, palette.quiet, palette.notice):
+    for text in (overlapped, exposed, palette.colors[theme.BLOCKING], palette.text, palette.quiet, palette.notice):
         assert contrast(text, palette.paper) >= 4.5
 
 
@@ -71,11 +81,10 @@ def test_what_is_counted_elsewhere_is_told_from_all_beside_it(palette: theme.Pal
 
 
 @pytest.mark.parametrize("sight", SIGHT)
-def test_a_queue_and_late_input_are_told_from_other_reasons(sight: str) -> None:
-    for reason in (QUEUED, LATE_INPUT):
-        for other in WHY_COLORS.keys() - {reason}:
-            distance = np.linalg.norm(oklab(WHY_COLORS[reason], sight) - oklab(WHY_COLORS[other], sight))
-            assert distance >= LEAST, f"{reason} and {other}: {distance:.1f}"
+def test_reasons_are_told_apart(sight: str) -> None:
+    for one, other in combinations(WHY_COLORS, 2):
+        distance = np.linalg.norm(oklab(WHY_COLORS[one], sight) - oklab(WHY_COLORS[other], sight))
+        assert distance >= LEAST, f"{one} and {other}: {distance:.1f}"
 
 
 @pytest.mark.parametrize("palette", [theme.LIGHT, theme.DARK], ids=["light", "dark"])

@@ -171,6 +171,12 @@ def collective_rows(rank: RankEvents) -> Ints:
     return rows[np.lexsort((events.start_ns[rows], events.launch_ns[rows], events.step[rows]))]
 
 
+def consumer_activities(rank: RankEvents) -> Ints:
+    """Of each of a rank's collectives the activity that is its consumer, ``UNKNOWN`` where none is known."""
+    blocking = rank.blocking
+    return looked_up(blocking.consumers.consumer, blocking.consumer_of_event[collective_rows(rank)])
+
+
 def find_timings(rank: RankEvents) -> RankCollectives:
     """The collectives of a rank."""
     trace = rank.trace
@@ -263,7 +269,7 @@ def _needs(rank: RankEvents, rows: Ints) -> tuple[tuple[str, ...], dict[str, Int
     """Names of consumers, and the columns that tell who needed each of some events, and who stood still for it."""
     blocking, activities = rank.blocking, rank.trace.activities
     needed = blocking.consumer_of_event[rows]
-    consumer = looked_up(blocking.consumers.consumer, needed)
+    consumer = consumer_activities(rank)
     name_id = looked_up(activities.name_id, consumer)
     used = np.unique(name_id[name_id != UNKNOWN])
     return tuple(rank.trace.names[name] for name in used.tolist()), {

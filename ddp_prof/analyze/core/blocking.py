@@ -68,6 +68,17 @@ class RankBlocking:
         return np.where(self.is_known, sum_by_group(lengths, self.stretches.collective, len(self.is_known)), UNKNOWN)
 
     @property
+    def known_stretches(self) -> Stretches:
+        """Those stretches of whose collective it is known what waited for it."""
+        return select(self.stretches, self.is_known[self.stretches.collective])
+
+    def unknown_times(self, events: Events) -> Intervals:
+        """When those of the rank's collectives ran of which it is not known; beside the known stretches."""
+        known = self.known_stretches
+        doubtful = (events.category == Category.COMMUNICATION) & ~self.is_known
+        return union(events.start_ns[doubtful], events.end_ns[doubtful]) - union(known.start_ns, known.end_ns)
+
+    @property
     def consumer_of_event(self) -> Ints:
         """Row in :attr:`consumers` of each of the rank's events, ``UNKNOWN`` where nothing is known to need it."""
         rows = np.full(len(self.is_known), UNKNOWN, np.int64)

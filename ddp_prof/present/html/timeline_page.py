@@ -7,11 +7,12 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof.analyze.collectives.results import FASTEST_LINK_BYTES_PER_S
+from ddp_prof.analyze.dependencies.blocking import HELD_BY
 from ddp_prof.present import theme
 from ddp_prof.present.html.page import json_in_page, markup, write_page
 from ddp_prof.present.text import plain_name
 from ddp_prof.present.timeline.captions import EXPOSED_PARTS, explanation, headline
-from ddp_prof.present.timeline.encoding import Placed, Titles, overview, pack_boxes, pack_folded
+from ddp_prof.present.timeline.encoding import LONGEST_TITLE, Placed, Titles, overview, pack_boxes, pack_folded
 from ddp_prof.present.timeline.figure import shown_in_legend
 from ddp_prof.present.timeline.layout import MARGIN, base_layout
 from ddp_prof.range_names import PHASES
@@ -32,7 +33,7 @@ _ASSETS = files("ddp_prof.present.timeline") / "assets"
 _SCRIPTS = (
     *(f"base/{name}" for name in ("dom", "format")),
     *(f"data/{name}" for name in ("columns", "tracks", "rows", "merge", "search")),
-    *(f"lanes/{name}" for name in ("arrange", "labels", "launches")),
+    *(f"lanes/{name}" for name in ("arrange", "labels", "launches", "needs")),
     *(
         f"view/{name}"
         for name in ("paint", "inspect", "details", "timeline", "pointer", "controls", "address", "start")
@@ -76,7 +77,10 @@ def write_timeline_page(
 
 def _colors() -> str:
     light, dark = (
-        " ".join(f".{name} {{ color: {palette.colors[name]}; }}" for name in (theme.OVERLAPPED, theme.EXPOSED))
+        " ".join(
+            f".{name} {{ color: {palette.colors[name]}; }}"
+            for name in (theme.OVERLAPPED, theme.EXPOSED, theme.BLOCKING)
+        )
         for palette in (theme.LIGHT, theme.DARK)
     )
     return f"{light}\n@media (prefers-color-scheme: dark) {{ {dark} }}\n"
@@ -119,7 +123,8 @@ def _page_data(
         ],
         "ranks": [
             {"panel": at, "title": rank.title, "share": rank.overlap.overlap_ratio,
-             "infersBackward": rank.backward == "inferred", "knowsWait": rank.explained.knows_wait}
+             "infersBackward": rank.backward == "inferred", "knowsWait": rank.explained.knows_wait,
+             "whyUnknown": rank.why_unknown, "knowsBlocking": rank.knows_blocking}
             for at, panel in enumerate(model.panels)
             for rank in panel.ranks
         ],
@@ -134,6 +139,8 @@ def _page_data(
         "foldedTables": folded.tables,
         "titles": list(titles.titles),
         "shapes": list(titles.shapes),
+        "consumers": [plain_name(name, LONGEST_TITLE) for name in titles.consumers],
+        "heldBy": HELD_BY,
         "parts": EXPOSED_PARTS,
         "fastest": FASTEST_LINK_BYTES_PER_S,
     }  # fmt: skip

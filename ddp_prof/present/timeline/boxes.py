@@ -80,7 +80,7 @@ def nest(start_ns: Ints, end_ns: Ints) -> Ints:
     return level
 
 
-_OPTIONAL = ("name_id", "step", "bucket", "bytes", "phase", "call", "shape", "registers", "collective")
+_OPTIONAL = ("name_id", "step", "bucket", "bytes", "phase", "call", "shape", "registers", "collective", "consumer")
 
 
 def make_boxes(view: View, start_ns: Ints, end_ns: Ints, category: Ints, **columns: Ints) -> Boxes:

@@ -138,7 +138,12 @@ def _home_without_steps(rank_events: Sequence[RankEvents], most_boxes: int | Non
 def _panel(source: Source, ranks: Sequence[_Rank], home: View, view: View) -> Panel:
     lanes = [
         RankLanes(
-            _rank_title(rank.events), overlap, lanes_of(rank.events, view, explained), explained, rank.events.backward
+            _rank_title(rank.events),
+            overlap,
+            lanes_of(rank.events, view, explained),
+            explained,
+            rank.events.backward,
+            rank.events.blocking.coverage.reason,
         )
         for rank, overlap, explained in zip(ranks, source.overlaps, source.explained, strict=True)
     ]

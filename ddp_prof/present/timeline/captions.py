@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ddp_prof.analyze.collectives.exposed_time import BLOCKING_CALL, PEER_WAIT, TAIL, UNKNOWN_WHEN, WHENS, WHYS
 from ddp_prof.present import theme
 from ddp_prof.present.headlines import WHEN, WHY
 from ddp_prof.present.text import MAX_NAME, percent, plain_name
-from ddp_prof.present.timeline.model import COMMUNICATION, COMPUTE, HOST, STRIP
+from ddp_prof.present.timeline.boxes import CODE
+from ddp_prof.present.timeline.model import COMMUNICATION, COMPUTE, HOST, STRIP, WAITING
 from ddp_prof.range_names import parse_range
 from ddp_prof.trace import UNKNOWN
 
@@ -59,7 +62,7 @@ def box_label(lane: Lane, category: str, name_id: int, bucket: int) -> str:
     # Kernels are many and narrow; phases and what a CPU computes in them are few and wide.
     if lane.kind == HOST and name_id != UNKNOWN:
         return f"{theme.LABELS[category]} (inferred)"
-    wide = lane.kind == STRIP or (lane.kind in (HOST, COMPUTE) and name_id == UNKNOWN)
+    wide = lane.kind in (STRIP, WAITING) or (lane.kind in (HOST, COMPUTE) and name_id == UNKNOWN)
     return theme.LABELS[category] if wide else ""
 
 
@@ -67,9 +70,13 @@ def explanation(model: Timeline) -> tuple[tuple[str, str | None], ...]:
     """What the colours of communication mean, in parts of plain text, some of a category's colour."""
     if all(panel.overlap_ratio is None for panel in model.panels):
         return ()
+    lanes = [lane for panel in model.panels for rank in panel.ranks for lane in rank.lanes]
+    waits = any(lane.kind == WAITING and np.any(lane.boxes.category == CODE[theme.BLOCKING]) for lane in lanes)
+    blocking = ("; ", None), (theme.LEGEND[theme.BLOCKING], theme.BLOCKING), (": something stands still for it", None)
     return (
         (theme.LEGEND[theme.OVERLAPPED], theme.OVERLAPPED),
         (" runs while the rank computes, ", None),
         (theme.LEGEND[theme.EXPOSED], theme.EXPOSED),
         (" while it computes nothing", None),
+        *(blocking if waits else ()),
     )

@@ -26,8 +26,8 @@ import numpy as np
 from ddp_prof.analyze.intervals import Intervals
 from ddp_prof.present import theme
 from ddp_prof.present.timeline.captions import box_label, box_title
-from ddp_prof.present.timeline.model import STRIP, Boxes
-from ddp_prof.trace import UNKNOWN, distinct, distinct_rows, select
+from ddp_prof.present.timeline.model import COMMUNICATION, STRIP, WAITING, Boxes
+from ddp_prof.trace import UNKNOWN, distinct, distinct_rows, looked_up, select
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -41,6 +41,8 @@ LONGEST_TITLE = 1000
 """Names are searched in so many characters; templates of kernels have thousands."""
 
 OVERVIEW_COLUMNS = 1000
+
+NEEDS = ("box", "of", "blocking", "held", "slack", "name", "stream", "after", "consumer")
 
 _BLOCK = 1 << 16
 """Rows that are encoded at once: what that takes stays in the processor's cache."""
@@ -94,11 +96,13 @@ class Titles:
     Attributes:
         titles: Title, a shorter label, and the bucket; without a label a beginning of the title will do.
         shapes: Launch shape and registers a thread; the first is that of what has none.
+        consumers: Operations that need collectives.
     """
 
     def __init__(self) -> None:
         self.titles: dict[tuple[str, str, int], int] = {}
         self.shapes: dict[tuple[str, int], int] = {("", UNKNOWN): 0}
+        self.consumers: dict[str, int] = {}
 
     def of(self, lane: Lane, boxes: Boxes) -> Ints:
         """The number of each box's title, where it is new after those that there are."""
@@ -152,9 +156,10 @@ def pack_folded(
 ) -> PackedBoxes:
     """Pack what a page needs once a box is selected or a lane unfolded.
 
-    Three tables: the boxes of these lanes; for each box shown ``call`` (see :func:`_links`), ``shape`` and ``phase``,
-    0 where there is none; and of the collectives among them ``box``, less that of the row before, ``part``, an index
-    into ``captions.EXPOSED_PARTS``, its length for what is overlapped or one more for the transfer, and ``ns``.
+    Four tables: the boxes of these lanes; for each box shown ``call`` (see :func:`_links`), ``shape`` and ``phase``,
+    0 where there is none; of the collectives among them ``box``, less that of the row before, ``part``, an index
+    into ``captions.EXPOSED_PARTS``, its length for what is overlapped or one more for the transfer, and ``ns``; and
+    what waited for what (see :func:`_needs`).
 
     Args:
         lanes: The lanes that are folded at first.
@@ -172,8 +177,10 @@ def pack_folded(
     }
     exposed = _exposed(shown.rows, explained)
     told, more = _pack_table(sum(len(row.boxes) for row in shown.rows), facts)
-    parts, last = _pack_table(len(exposed["box"][0]), exposed)
-    return PackedBoxes(rows, (table, told, parts), packed + more + last)
+    parts, rest = _pack_table(len(exposed["box"][0]), exposed)
+    needs = _needs(shown.rows, explained, titles)
+    needed, last = _pack_table(len(needs["box"][0]), needs)
+    return PackedBoxes(rows, (table, told, parts, needed), packed + more + rest + last)
 
 
 def _rows(lanes: Sequence[Placed]) -> tuple[PackedRow, ...]:
@@ -245,7 +252,7 @@ def _exposed(shown: Sequence[PackedRow], explained: Sequence[Explained]) -> dict
     for row in shown:
         found = explained[row.placed.rank]
         rows = np.flatnonzero(row.boxes.collective != UNKNOWN)
-        if len(rows):
+        if len(rows) and row.placed.lane.kind == COMMUNICATION:
             which = row.boxes.collective[rows]
             pairs = found.exposure.pairs_ns[which].reshape(len(rows), -1)
             beside = np.stack([found.exposure.overlapped_ns[which], found.transfer_ns[which]], axis=1)
@@ -258,6 +265,44 @@ def _exposed(shown: Sequence[PackedRow], explained: Sequence[Explained]) -> dict
             lengths.append(all_ns[at, part])
         offset += len(row.boxes)
     return {"box": [_differences(_joined(boxes))], "part": [_joined(parts)], "ns": [_joined(lengths)]}
+
+
+def _needs(shown: Sequence[PackedRow], explained: Sequence[Explained], titles: Titles) -> dict[str, list[Ints]]:
+    """Of each collective shown, and of each time at which something stood still for one.
+
+    ``box`` is its position, less that of the row before; ``of`` of such a time that of the collective, 0 for none, else
+    one more than its position. The rest is of collectives: ``blocking`` and ``slack`` in ns; ``held``, 0 where nothing
+    is known to need it, else one more than the index into ``HELD_BY``; of the consumer ``name``, ``stream``, ``after``,
+    its start less that of the collective, and ``consumer``, as ``of``.
+    """
+    offsets = np.cumsum([0, *(len(row.boxes) for row in shown)]).tolist()
+    at = {(rank, of): np.zeros(len(found.timings), np.int64) for rank, found in enumerate(explained) for of in (0, 1)}
+    for row, offset in zip(shown, offsets, strict=False):
+        for of, column in enumerate((row.boxes.collective, row.boxes.consumer)):
+            known = np.flatnonzero(column != UNKNOWN)
+            if row.placed.lane.kind != WAITING:
+                at[row.placed.rank, of][column[known]] = offset + known + 1
+    parts: list[dict[str, Ints]] = []
+    for row, offset in zip(shown, offsets, strict=False):
+        rows, rank = np.flatnonzero(row.boxes.collective != UNKNOWN), row.placed.rank
+        which, found, waits = row.boxes.collective[rows], explained[rank], row.placed.lane.kind == WAITING
+        timings, (first, same) = found.timings, distinct_rows(found.consumer)
+        told = titles.consumers
+        names = np.array([told.setdefault(name, len(told)) for name in found.consumer_names], np.int64)
+        facts = {
+            "blocking": timings.blocking_ns[which],
+            "held": timings.held_by[which] + 1,
+            "slack": timings.slack_ns[which],
+            "name": looked_up(names, timings.consumer[which]),
+            "stream": timings.consumer_lane[which],
+            "after": timings.consumer_start_ns[which] - timings.start_ns[which],
+            "consumer": at[rank, 1][first[same[which]]],
+        }
+        is_needed = (timings.held_by[which] != UNKNOWN) & (not waits)
+        beside = {"box": offset + rows, "of": at[rank, 0][which] * waits, "blocking": facts.pop("blocking")}
+        parts.append(beside | {name: np.where(is_needed, column, 0) for name, column in facts.items()})
+    columns = {name: [_joined([part[name] for part in parts])] for name in NEEDS}
+    return columns | {"box": [_differences(columns["box"][0])]}
 
 
 def pack_columns(columns: Mapping[str, Iterable[Ints]]) -> tuple[dict[str, int], bytes]:

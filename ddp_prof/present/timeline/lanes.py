@@ -10,8 +10,18 @@ from ddp_prof.analyze.intervals import Intervals, union_of_one
 from ddp_prof.present import theme
 from ddp_prof.present.timeline.boxes import CODE, PHASE_CODE, codes_of, make_boxes
 from ddp_prof.present.timeline.host_lanes import call_lanes, host_lane, range_lanes
-from ddp_prof.present.timeline.model import COMMUNICATION, COMPUTE, COPIES, GRAPHS, STRIP, UNNAMED, Boxes, Lane
-from ddp_prof.trace import UNKNOWN, Category, distinct, empty, looked_up, select
+from ddp_prof.present.timeline.model import (
+    COMMUNICATION,
+    COMPUTE,
+    COPIES,
+    GRAPHS,
+    STRIP,
+    UNNAMED,
+    WAITING,
+    Boxes,
+    Lane,
+)
+from ddp_prof.trace import UNKNOWN, Category, concatenate, distinct, empty, looked_up, select
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.core.rank_events import RankEvents
@@ -33,7 +43,7 @@ _DRAWN_AS = {
     Category.OTHER: theme.GRAPH,
     Category.UNKNOWN: theme.UNNAMED,
 }
-_STRIP_TITLE = "where time goes"
+_STRIP_TITLE, _WAITING_TITLE = "where time goes", "waits for communication"
 
 
 def lanes_of(rank: RankEvents, view: View, explained: Explained) -> tuple[Lane, ...]:
@@ -45,7 +55,7 @@ def lanes_of(rank: RankEvents, view: View, explained: Explained) -> tuple[Lane, 
         lanes += _device_lanes(rank, view, explained)
         if not np.any(_on_device(rank) & (rank.trace.activities.category == Category.COMMUNICATION)):
             lanes.append(_host_communication_lane(rank, view, explained))
-    lanes.append(_strip_lane(rank, view))
+    lanes += [_waiting_lane(rank, view, explained), _strip_lane(rank, view)]
     return tuple(lane for lane in lanes if len(lane.boxes))
 
 
@@ -81,6 +91,9 @@ def _device_lanes(rank: RankEvents, view: View, explained: Explained) -> list[La
     rank = rank.captured
     activities, event_of = rank.trace.activities, _event_of(rank)
     seen = np.flatnonzero(view.holds(activities.start_ns, activities.end_ns) & _on_device(rank))
+    consumer_of = np.full(len(activities), UNKNOWN, np.int64)
+    needed = np.flatnonzero(explained.consumer != UNKNOWN)[::-1]  # of several collectives the first one stays
+    consumer_of[explained.consumer[needed]] = needed
     lanes = []
     for category, kind in _KINDS.items():
         of_kind = seen[activities.category[seen] == category]
@@ -88,7 +101,7 @@ def _device_lanes(rank: RankEvents, view: View, explained: Explained) -> list[La
         streams = [UNKNOWN] if kind == COPIES else distinct(activities.lane[of_kind])
         for stream in streams:
             rows = of_kind if stream == UNKNOWN else of_kind[activities.lane[of_kind] == stream]
-            boxes = _device_boxes(rank, view, explained, category, rows, event_of[rows])
+            boxes = _device_boxes(rank, view, explained, category, rows, event_of[rows], consumer_of[rows])
             title = _TITLES.get(kind, kind)
             name = title if stream == UNKNOWN else f"{title}, stream {stream}"
             lanes.append(Lane(name, kind, boxes, rank.trace.names))
@@ -96,9 +109,25 @@ def _device_lanes(rank: RankEvents, view: View, explained: Explained) -> list[La
 
 
 def _device_boxes(
-    rank: RankEvents, view: View, explained: Explained, category: Category, rows: Ints, event: Ints
+    rank: RankEvents,
+    view: View,
+    explained: Explained,
+    category: Category,
+    rows: Ints,
+    event: Ints,
+    consumer: Ints,
 ) -> Boxes:
-    """Some activities of one category; ``event`` is the row of each among what is measured."""
+    """Some activities of one category.
+
+    Args:
+        rank: All that the rank did.
+        view: What is seen.
+        explained: Its collectives.
+        category: Of the activities.
+        rows: The activities.
+        event: Row of each among what is measured.
+        consumer: Of each the first collective that it is the consumer of.
+    """
     trace, activities = rank.trace, rank.trace.activities
     start, end = activities.start_ns[rows], activities.end_ns[rows]
     ranges, launched_in = rank.collective_ranges, rank.collective_ranges.round_activities(trace, rows)
@@ -119,6 +148,8 @@ def _device_boxes(
             columns[name] = np.where(
                 found == UNKNOWN, columns[name], looked_up(getattr(explained.timings, name), found)
             )
+    else:
+        columns["consumer"] = consumer
     drawn_as = PHASE_CODE[phase] if category == Category.COMPUTE else codes_of(_DRAWN_AS[category], len(rows))
     return make_boxes(view, start, end, drawn_as, **columns)
 
@@ -167,6 +198,29 @@ def _strip_lane(rank: RankEvents, view: View) -> Lane:
     step = looked_up(owners, np.searchsorted(begins, start, side="right") - 1)
     boxes = make_boxes(view, start, end, category[order], step=step, level=np.zeros_like(start))
     return Lane(_STRIP_TITLE, STRIP, boxes)
+
+
+def _waiting_lane(rank: RankEvents, view: View, explained: Explained) -> Lane:
+    """When something stood still for communication, and which communication nothing tells that of."""
+    rank = rank.captured
+    events, blocking = rank.events, rank.blocking
+    stretches = blocking.known_stretches
+    stretches = select(stretches, view.holds(stretches.start_ns, stretches.end_ns))
+    of = stretches.collective
+    waits = make_boxes(
+        view,
+        stretches.start_ns,
+        stretches.end_ns,
+        codes_of(theme.BLOCKING, len(stretches)),
+        step=looked_up(rank.step_keys, looked_up(events.step, of)),
+        collective=_collectives(explained, events.start_ns[of], events.end_ns[of], events.lane[of]),
+        level=np.zeros(len(stretches), np.int64),
+    )
+    if not np.any((events.category == Category.COMMUNICATION) & blocking.is_known):
+        return Lane(_WAITING_TITLE, WAITING, waits)
+    unknown = blocking.unknown_times(events) & union_of_one(view.start_ns, view.end_ns)
+    maybe = make_boxes(view, unknown.start_ns, unknown.end_ns, codes_of(theme.MAYBE_BLOCKING, len(unknown)))
+    return Lane(_WAITING_TITLE, WAITING, concatenate(waits, maybe))
 
 
 def _owners(rank: RankEvents) -> tuple[Ints, Ints]:

@@ -8,6 +8,8 @@ For each rank, top to bottom::
     compute        a lane a stream; coloured by the phase that launched it
     communication  a lane a stream; what is in flight at the same time is stacked
     copies
+    waiting        when a stream that computes, on a CPU the host, stood still for communication; left out where nothing
+                   tells that, and where nothing waited
     where time     compute only, overlapped, exposed, exposed memory, idle: each instant that is held is one of these,
     goes           from the same algebra as the table and all events of the rank, warm-up included. So a window's sums
                    are those of its device, a step's in the table without what other steps launched (and what was idle
@@ -19,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddp_prof.trace import Table
+from ddp_prof.trace import UNKNOWN, Table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,6 +40,7 @@ COMMUNICATION = "communication"
 COPIES = "copies"
 GRAPHS = "graphs"
 UNNAMED = "unnamed"
+WAITING = "waiting"
 STRIP = "strip"
 
 
@@ -51,12 +54,16 @@ class Explained(NamedTuple):
     Attributes:
         transfer_ns: How long each moved bytes, ``UNKNOWN`` where no peer is known; see ``RunAnalysis.transfers_ns``.
         knows_wait: Whether waiting for peers is told from transfer.
+        consumer: Of each the row in ``Trace.activities`` of its consumer, ``UNKNOWN`` for none.
+        consumer_names: Names of the operations that need them, which ``timings.consumer`` points into.
     """
 
     timings: CollectiveTimings
     exposure: Exposure
     transfer_ns: Ints
     knows_wait: bool
+    consumer: Ints
+    consumer_names: tuple[str, ...]
 
 
 class Source(NamedTuple):
@@ -90,7 +97,9 @@ class Boxes(Table):
         call: Row in ``Trace.calls`` of the call that launched it, or that it is; ``UNKNOWN`` where the trace has none.
         shape: Index into :attr:`Lane.names` of its launch shape, ``UNKNOWN`` where not told.
         registers: Registers a thread, ``UNKNOWN`` where not told.
-        collective: Row in :attr:`RankLanes.explained`, ``UNKNOWN`` where it is none, or of warm-up.
+        collective: Row in :attr:`RankLanes.explained` of the collective that it is, or for which something stood still;
+            ``UNKNOWN`` for none, and of warm-up.
+        consumer: Row there of the first collective that it needs, and that it needs more closely than others do.
         level: Row within the lane, from 0 at its top.
     """
 
@@ -106,6 +115,7 @@ class Boxes(Table):
     shape: Ints
     registers: Ints
     collective: Ints
+    consumer: Ints
     level: Ints
 
 
@@ -114,8 +124,8 @@ class Lane:
     """Boxes on a row or, stacked, on a few.
 
     Attributes:
-        kind: ``HOST``, ``RANGES``, ``CALLS``, ``COMPUTE``, ``COMMUNICATION``, ``COPIES``, ``GRAPHS``, ``UNNAMED`` or
-            ``STRIP``.
+        kind: ``HOST``, ``RANGES``, ``CALLS``, ``COMPUTE``, ``COMMUNICATION``, ``COPIES``, ``GRAPHS``, ``UNNAMED``,
+            ``WAITING`` or ``STRIP``.
         names: What ``Boxes.name_id`` points into.
         from_launch: Whether boxes last from launch to completion, as the host saw them, not from start to end.
     """
@@ -143,6 +153,7 @@ class RankLanes:
 
     Attributes:
         backward: How it was told: ``ranges``, ``inferred`` or ``none``.
+        why_unknown: Why it is not known of all collectives whether anything waited for them; ``None`` where it is.
     """
 
     title: str
@@ -150,6 +161,12 @@ class RankLanes:
     lanes: tuple[Lane, ...]
     explained: Explained
     backward: str
+    why_unknown: str | None = None
+
+    @property
+    def knows_blocking(self) -> bool:
+        """Whether it is known of any collective how long something stood still for it."""
+        return self.why_unknown is None or bool((self.explained.timings.blocking_ns != UNKNOWN).any())
 
 
 class StepMark(NamedTuple):

@@ -5,15 +5,17 @@ import zlib
 from itertools import pairwise
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddp_prof.analyze.dependencies.blocking import HELD_BY
 from ddp_prof.present import theme
 from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.present.timeline.captions import EXPOSED_PARTS
 from ddp_prof.present.timeline.encoding import (
     LONGEST_TITLE,
     OVERVIEW_COLUMNS,
+    PackedBoxes,
     Placed,
     Titles,
     _links,
@@ -22,10 +24,11 @@ from ddp_prof.present.timeline.encoding import (
     pack_columns,
     pack_folded,
 )
-from ddp_prof.present.timeline.model import COMPUTE, STRIP, Boxes, Lane
+from ddp_prof.present.timeline.model import COMMUNICATION, COMPUTE, STRIP, WAITING, Boxes, Lane
 from ddp_prof.trace import UNKNOWN
+from tests.analyze.dependencies.scheduler import Device, programs
 from tests.drawing import PID, column, draw_trace, table
-from tests.measuring import source_of
+from tests.measuring import collectives_of, source_of
 from tests.present.runs import cpu_run, run_of
 
 COMPUTE_CODE = theme.CATEGORIES.index(theme.COMPUTE)
@@ -72,7 +75,7 @@ def test_columns_come_back(drawn: list[list[int]]) -> None:
     assert unpack(widths, packed, len(drawn[0]) if drawn else 0) == expected
 
 
-REST = dict.fromkeys(("phase", "call", "shape", "registers", "collective"), UNKNOWN)
+REST = dict.fromkeys(("phase", "call", "shape", "registers", "collective", "consumer"), UNKNOWN)
 BOX = st.fixed_dictionaries(
     {"start_ns": st.integers(-(10**12), 10**12), "length": st.integers(0, 10**6), "category": st.integers(0, 4),
      "name_id": st.integers(-1, 2), "step": st.integers(-1, 10**6), "bucket": st.integers(-1, 2),
@@ -207,6 +210,15 @@ def test_links_lead_to_the_call_of_the_rank(wanted: list[list[int]], calls: list
     assert found == expected
 
 
+def tables_of(packed: PackedBoxes) -> list[dict[str, list[int]]]:
+    tables, offset = [], 0
+    for count, widths in packed.tables:
+        size = count * sum(widths.values())
+        tables.append(unpack(widths, packed.packed[offset : offset + size], count))
+        offset += size
+    return tables
+
+
 def test_parts_of_a_collective_sum_to_it() -> None:
     rank = build_timeline(run_of(cpu_run(shift=2)).load_sources()).panels[0].ranks[0]
     placed = [Placed(0, place, lane) for place, lane in enumerate(rank.lanes)]
@@ -214,11 +226,7 @@ def test_parts_of_a_collective_sum_to_it() -> None:
     shown = pack_boxes([each for each in placed if not each.lane.is_folded], titles)
     folded = [each for each in placed if each.lane.is_folded]
     packed = pack_folded(folded, shown, [rank.explained], titles)
-    offset, columns = 0, {}
-    for count, widths in packed.tables:
-        size = count * sum(widths.values())
-        columns = unpack(widths, packed.packed[offset : offset + size], count)
-        offset += size
+    _, _, columns, _ = tables_of(packed)
     total: dict[int, int] = {}
     assert set(columns["part"]) <= set(range(len(EXPOSED_PARTS) + 1)), "no peer is known, so transfer is not"
     for box, ns in zip(np.cumsum(columns["box"]).tolist(), columns["ns"], strict=True):
@@ -230,3 +238,46 @@ def test_parts_of_a_collective_sum_to_it() -> None:
     assert list(total.values()) == [4, 4]
     hidden = [ns for part, ns in zip(columns["part"], columns["ns"], strict=True) if part == len(EXPOSED_PARTS)]
     assert hidden == [2, 2], "backward computes until 12 and 32"
+
+
+@settings(max_examples=40, deadline=None)
+@given(programs())
+def test_what_waited_for_what_is_what_the_analysis_says(device: Device) -> None:
+    trace = device.trace(has_step=True)
+    rank = build_timeline([source_of("program", trace)]).panels[0].ranks[0]
+    placed, titles = [Placed(0, place, lane) for place, lane in enumerate(rank.lanes)], Titles()
+    shown = pack_boxes([each for each in placed if not each.lane.is_folded], titles)
+    packed = pack_folded([each for each in placed if each.lane.is_folded], shown, [rank.explained], titles)
+    *_, columns = tables_of(packed)
+    boxes = [
+        (row.placed.lane.kind, row.placed.lane.title, *times)
+        for row in shown.rows
+        for times in zip(row.boxes.start_ns.tolist(), row.boxes.end_ns.tolist(), strict=True)
+    ]
+    names, found, waited = list(titles.consumers), [], dict.fromkeys(range(len(boxes)), 0)
+    for at, box in enumerate(np.cumsum(columns["box"]).tolist()):
+        told = {name: column[at] for name, column in columns.items()}
+        kind, _, start, end = boxes[box]
+        if kind == WAITING:
+            waited[told["of"] - 1] += end - start
+            continue
+        needed = None
+        if told["held"]:
+            consumer = boxes[told["consumer"] - 1]
+            assert consumer[2] == start + told["after"]
+            assert consumer[1] in ("copies", f"compute, stream {told['stream']}")
+            needed = (told["slack"], HELD_BY[told["held"] - 1], names[told["name"]], told["stream"], consumer[2])
+        found.append((start, end, told["blocking"], needed))
+        assert kind == COMMUNICATION
+    zero = min((box[2] for box in boxes if box[0] == COMMUNICATION), default=0) - min(
+        (one.start_ns for one in collectives_of(trace)), default=0
+    )
+    expected = []
+    for one in collectives_of(trace):
+        needed = one.consumer and (
+            one.slack_ns, one.consumer.held_by, one.consumer.name, one.consumer.stream, one.consumer.start_ns + zero,
+        )  # fmt: skip
+        blocking_ns = UNKNOWN if one.blocking_ns is None else one.blocking_ns
+        expected.append((one.start_ns + zero, one.end_ns + zero, blocking_ns, needed))
+    assert sorted(found, key=str) == sorted(expected, key=str)
+    assert sum(waited.values()) == sum(one.blocking_ns or 0 for one in collectives_of(trace))

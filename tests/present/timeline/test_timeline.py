@@ -17,12 +17,14 @@ from ddp_prof.present import theme
 from ddp_prof.present.text import shown_name
 from ddp_prof.present.timeline.boxes import stack
 from ddp_prof.present.timeline.build import build_excerpt, build_timeline, steady_steps
-from ddp_prof.present.timeline.captions import axis_title, headline
+from ddp_prof.present.timeline.captions import axis_title, explanation, headline
 from ddp_prof.present.timeline.figure import draw_timeline
-from ddp_prof.present.timeline.model import GRAPHS, STRIP, UNNAMED, Lane, Source, Timeline
+from ddp_prof.present.timeline.model import GRAPHS, STRIP, UNNAMED, WAITING, Lane, Source, Timeline
 from ddp_prof.trace import UNKNOWN, Category, Trace
+from tests.analyze.dependencies.test_blocking import one_bucket
 from tests.drawing import column, draw_trace
 from tests.measuring import source_of
+from tests.nsys_factory import US, Sync, bucket_steps, write_capture
 
 LETTER = {
     theme.COMPUTE_ONLY: "c",
@@ -101,7 +103,7 @@ class TestLanes:
         model = build_timeline([source(cpu_trace())])
         (rank,) = model.panels[0].ranks
         assert rank.title == "rank 1"
-        assert titles_shown(model) == ["host", "compute", "communication", "where time goes"]
+        assert titles_shown(model) == ["host", "compute", "communication", "waits for communication", "where time goes"]
         phases = {"forward": "f", "backward": "b", "synchronize": "s", "optimizer": "o"}
         host = lane_of(model, "host")
         assert picture(host, {"step": "#"}, 0) == "#" * 40
@@ -157,6 +159,39 @@ class TestLanes:
         model = build_timeline([source(draw_trace())])
         assert model.boxes == 0
         draw_timeline(model)
+
+
+class TestWaiting:
+    def test_it_is_where_a_stream_stood_still(self) -> None:
+        #  stream 7   kkkk######......ccc
+        #  stream 20  ....CCCCCCCCCCCC
+        model = build_timeline([source(one_bucket(kernel=4, collective=12, then=6).trace(has_step=True))])
+        assert picture(lane_of(model, WAITING), {theme.BLOCKING: "w"}) == " " * 10 + "w" * 6
+        assert "something stands still" in "".join(words for words, _ in explanation(model))
+
+    def test_a_lane_is_left_out_where_nothing_waited(self) -> None:
+        model = build_timeline([source(one_bucket(kernel=4, collective=5, then=10).trace(has_step=True))])
+        assert "waits for communication" not in titles_shown(model)
+        assert model.panels[0].ranks[0].knows_blocking
+
+    def test_communication_of_which_it_is_not_known_is_shown_as_that(self, tmp_path: Path) -> None:
+        """The second step has a wait for an event that was never recorded: of what it holds up nothing is known."""
+        capture = bucket_steps(20, 20)
+        capture.syncs.append(Sync("cudaStreamWaitEvent_v3020", 40 * US + 650, 20, 7, event=77))
+        trace = load_trace(write_capture(tmp_path / "x.sqlite", capture, "2023.4"))
+        model = build_timeline([source(trace)])
+        lane, rank = lane_of(model, WAITING), model.panels[0].ranks[0]
+        assert [theme.CATEGORIES[code] for code in lane.boxes.category] == [theme.BLOCKING, theme.MAYBE_BLOCKING]
+        assert (lane.boxes.start_ns.tolist(), lane.boxes.end_ns.tolist()) == ([15 * US, 45 * US], [25 * US, 65 * US])
+        assert rank.knows_blocking
+        assert str(rank.why_unknown).startswith("of 1 of 5 stream waits")
+
+    def test_a_trace_that_tells_nothing_has_no_lane_and_says_so(self) -> None:
+        model = build_timeline([source(draw_trace(**GPU))])
+        rank = model.panels[0].ranks[0]
+        assert "waits for communication" not in titles_shown(model)
+        assert not rank.knows_blocking
+        assert rank.why_unknown
 
 
 class TestStrip:

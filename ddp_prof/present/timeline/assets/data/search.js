@@ -42,7 +42,7 @@ class Search {
     if (!this.count) return;
     const from = this.current ? this.#key(this.current) : [this.timeline.view.from, -1];
     this.current = this.#nearest(from, direction) ?? this.#nearest([-direction * Infinity, 0], direction);
-    this.#show(this.current);
+    this.timeline.bringIntoView(this.current);
   }
 
   /** How many matches there are up to the current one. */
@@ -83,16 +83,6 @@ class Search {
       if (!best || before(key, bestKey) === direction > 0) [best, bestKey] = [match, key];
     }
     return best;
-  }
-
-  /** Brings a match into the middle, so large that it can be seen, and unfolds its lane. */
-  #show({ row, track, at }) {
-    this.timeline.reveal(row);
-    const { view, pixel } = this.timeline;
-    const offset = view.offsets[row.panel], duration = track.end[at] - track.start[at];
-    const middle = (track.start[at] + track.end[at]) / 2 - offset;
-    const span = duration >= 4 * pixel && duration < view.span ? view.span : Math.max(duration * 12, 1000);
-    this.timeline.show(middle - span / 2, middle + span / 2);
   }
 
   /** @returns {Array<[number, number]>} what to mark of a track in a window, at most once a pixel */

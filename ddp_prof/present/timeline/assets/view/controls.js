@@ -12,7 +12,7 @@ function control(timeline) {
   for (const [id, act] of Object.entries({
     "zoom-in": () => timeline.zoom(0.5), "zoom-out": () => timeline.zoom(2), "show-all": () => timeline.showAll(),
   })) byId(id).addEventListener("click", act);
-  addEventListener("keydown", (event) => onKey(timeline, event));
+  addEventListener("keydown", (event) => onKey(timeline, details, event));
   onResize(timeline);
   dark.addEventListener("change", () => timeline.schedule());
 }
@@ -48,8 +48,18 @@ const KEYS = {
   l: () => byId("lanes").focus(),
   c: (timeline) => timeline.toggle("calls"), r: (timeline) => timeline.toggle("ranges"),
   f: (timeline) => timeline.showSelection(),
+  b: (timeline, details) => goTo(timeline, details, "blocking", 1), B: (timeline, details) => goTo(timeline, details, "blocking", -1),
+  e: (timeline, details) => goTo(timeline, details, "exposed", 1), E: (timeline, details) => goTo(timeline, details, "exposed", -1),
   "?": () => toggleKeys(),
 };
+
+/** Selects the next time in a category, or the one before, and brings it into view. */
+function goTo(timeline, details, category, direction) {
+  const box = timeline.nextOf(category, direction);
+  if (!box) return;
+  timeline.bringIntoView(box);
+  details.showBox(box);
+}
 
 /** Whether keys go into a field. */
 function typesIn(event) {
@@ -62,13 +72,13 @@ function toggleKeys() {
   else list.showModal();
 }
 
-function onKey(timeline, event) {
+function onKey(timeline, details, event) {
   const closes = event.key === "?" && byId("keys").open;
   if ((typesIn(event) && !closes) || event.ctrlKey || event.metaKey || event.altKey) return;
   const act = KEYS[event.key] ?? KEYS[event.key.toLowerCase()];
   if (!act) return;
   event.preventDefault();
-  act(timeline);
+  act(timeline, details);
 }
 
 function controlSteps(timeline) {

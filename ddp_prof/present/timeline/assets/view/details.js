@@ -1,7 +1,7 @@
 // What stays on the page below the lanes: the box that was clicked, or the sums of the range that was measured.
 
 const MOST_KERNELS = 12;
-const NOT_SUMMED = ["strip", "host", "ranges"]; // they hold others
+const NOT_SUMMED = ["strip", "waiting", "host", "ranges"]; // they hold others
 
 class Details {
   /** @param {Timeline} timeline @param {HTMLElement} pane */
@@ -55,6 +55,7 @@ function factsOf(timeline, box) {
     ...(bucket >= 0 ? [["bucket", String(bucket)]] : []),
     ...(bytes >= 0 ? trafficFacts(timeline, box, bytes) : []),
     ...exposureFacts(timeline, box),
+    ...needFacts(timeline, box),
     ...(row.from_launch ? [["lasts", "from launch to completion, as the host saw it"]] : []),
   ];
 }

@@ -88,11 +88,11 @@ class Readout {
   /** Parts are told as shares of the window, to which they sum. */
   #fill(ranks, span) {
     const { parts, timeline: { data: { panels } } } = this, several = panels.length > 1;
-    const head = ["rank", ...parts.map(({ label }) => label), ...(several ? ["not captured"] : []), "overlapped share"];
+    const head = ["rank", ...parts.map(({ label }) => label), ...(several ? ["not captured"] : []), "overlapped share", "blocking"];
     const rows = ranks.map((rank) => {
       const title = several ? `${panels[rank.panel].title}, ${rank.title}` : rank.title;
       const cells = [...parts.map(({ name }) => rank.sums?.[name]), ...(several ? [rank.rest] : [])];
-      return element("tr", scoped(title, "row"), ...cells.map((cell) => sumCell(cell, span)), element("td", overlapOf([rank])));
+      return element("tr", scoped(title, "row"), ...cells.map((cell) => sumCell(cell, span)), element("td", overlapOf([rank])), blockingCell(rank, span));
     });
     this.table.replaceChildren(
       element("caption", "Where the time in view goes"),
@@ -105,6 +105,13 @@ function sumCell(ns, span) {
   if (ns === null || ns === undefined) return element("td", "n/a");
   const made = element("td", `${(ns / 1e6).toFixed(2)} ms`, element("small", ` ${percent(ns / span)}`));
   made.title = `${ns.toLocaleString("en")} ns`;
+  return made;
+}
+
+/** How long something stood still for communication, or why that is not known. */
+function blockingCell({ blocking, whyUnknown }, span) {
+  const made = sumCell(blocking, span);
+  if (blocking === null) made.title = whyUnknown ?? "";
   return made;
 }
 

@@ -76,7 +76,7 @@ class Painter {
     this.edges = rectangles();
     this.marks = rectangles();
     this.selection = rectangles();
-    this.arrow = { x: [], y: [] };
+    this.arrows = [];
     this.text = { x: [], y: [], text: [], color: [] };
     this.hidden = timeline.hidden;
     this.ink = new Map(timeline.categories.map(({ code, color }) => [code, inkOn(color)]));
@@ -155,6 +155,7 @@ class Painter {
     }
     const [low, high] = this.view.on(row), start = Math.max(low, track.start[at]), end = Math.min(high, track.end[at]);
     if (row.seen && start < high && end > low) this.#mark(row, start, Math.max(end, start + 2 * this.pixel), this.selection);
+    this.arrows.push(...needArrows(this.timeline, selected));
     return this.#launch(arrowOf(this.timeline, selected));
   }
 
@@ -163,7 +164,7 @@ class Painter {
     if (!arrow) return;
     const { at, to, host, line } = arrow, x0 = (at - this.pixel) / 1e6, x1 = (at + this.pixel) / 1e6;
     for (const { top, bottom } of host) this.selection.add(bottom, x0, x1, bottom, top);
-    if (line) this.arrow = { x: [at / 1e6, to / 1e6], y: line };
+    if (line) this.arrows.push({ x: [at / 1e6, to / 1e6], y: line });
   }
 
   #label(row, track, at, from, to) {
@@ -187,7 +188,7 @@ class Painter {
       filled(this.edges, paper),
       filled(this.marks, recolor(this.timeline.data.notice)),
       filled(this.selection, font.color),
-      pointing(this.arrow, font.color),
+      pointing(this.arrows, font.color),
       written(this.text, font.family),
     ];
   }
@@ -202,8 +203,11 @@ function filled(rectangles, color, { legend, color: group } = {}, showlegend = f
   };
 }
 
-function pointing({ x, y }, color) {
-  const marker = { symbol: ["circle", "arrow"], size: [6, 11], angleref: "previous", color };
+/** Arrows as one line with gaps. */
+function pointing(arrows, color) {
+  const joined = (gap, each) => arrows.flatMap((arrow, at) => [...(at ? [gap] : []), ...each(arrow)]);
+  const x = joined(null, (arrow) => arrow.x), y = joined(null, (arrow) => arrow.y);
+  const marker = { symbol: joined("circle", () => ["circle", "arrow"]), size: joined(6, () => [6, 11]), angleref: "previous", color };
   return { ...INERT, x, y, mode: "lines+markers", line: { color, width: 1.5 }, marker };
 }
 

@@ -18,8 +18,8 @@ async function start() {
   await timeline.draw();
   timeline.element.on("plotly_restyle", () => timeline.schedule()); // a category was switched on or off
   performance.mark("complete");
-  const [folded, facts, collectives] = await columnsIn("timeline-folded", foldedTables);
-  timeline.fillFolded(boxesOf(folded), new Launches(facts, collectives));
+  const [folded, facts, collectives, needs] = await columnsIn("timeline-folded", foldedTables);
+  timeline.fillFolded(boxesOf(folded), new Launches(facts, collectives), new Needs(needs));
   performance.mark("folded");
   address.start();
   await timeline.schedule();

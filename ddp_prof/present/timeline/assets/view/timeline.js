@@ -44,9 +44,10 @@ class Timeline {
     });
   }
 
-  /** @param {Columns} columns of the boxes in folded lanes @param {Launches} launches of those that are shown */
-  fillFolded(columns, launches) {
-    this.launches = launches;
+  /** @param {Columns} columns of the boxes in folded lanes @param {Launches} launches of those that are shown
+   * @param {Needs} needs what waited for which collective */
+  fillFolded(columns, launches, needs) {
+    Object.assign(this, { launches, needs });
     this.foldedRows.reduce((first, row) => row.fill(columns, first), 0);
   }
 
@@ -206,6 +207,35 @@ class Timeline {
     return this.show(from - slack, to + slack);
   }
 
+  /** Brings a box into the middle, so large that it can be seen, and unfolds its lane. */
+  bringIntoView({ row, track, at }) {
+    this.reveal(row);
+    const offset = this.view.offsets[row.panel], duration = track.end[at] - track.start[at];
+    const middle = (track.start[at] + track.end[at]) / 2 - offset;
+    const isSeen = duration >= 4 * this.pixel && duration < this.view.span;
+    const span = isSeen ? this.view.span : Math.max(duration * 12, 1000);
+    return this.show(middle - span / 2, middle + span / 2);
+  }
+
+  /** The next box of a category in time, from row to row where several start together; null after the last one. */
+  nextOf(name, direction) {
+    const code = this.data.categories.find((each) => each.name === name)?.code, { row, track, at } = this.selected ?? {};
+    const isHere = track?.category === code, { from, to, offsets } = this.view;
+    const time = (row, track, at) => track.start[at] - offsets[row.panel];
+    const here = isHere ? [time(row, track, at), this.rows.indexOf(row)] : [direction > 0 ? from : to, -direction * Infinity];
+    let best = null;
+    this.rows.forEach((row, index) => {
+      const track = row.seen && row.tracks.find(({ category }) => category === code);
+      if (!track) return;
+      const own = here[0] + offsets[row.panel], isLater = direction > 0 ? index > here[1] : index >= here[1];
+      const at = track.startingFrom(isLater ? own : own + 1) - (direction > 0 ? 0 : 1);
+      if (at < 0 || at >= track.length) return;
+      const key = [time(row, track, at), index];
+      if (!best || before(key, best.key) === direction > 0) best = { key, box: { row, track, at } };
+    });
+    return best?.box ?? null;
+  }
+
   /** The box at a place of the lanes, if one is drawn there by itself. @returns {?{row, track, at}} */
   boxAt(x, y) {
     const row = this.rowAt(y);
@@ -335,21 +365,32 @@ class Timeline {
   }
 
   /**
-   * For each rank, how much of a window of the axis each part of the strip covers, in whole ns; `rest` is what its
-   * panel did not capture. Parts and rest sum to the window; both are null of a rank of which nothing is known.
+   * For each rank, how much of a window of the axis each part of the strip covers, in whole ns; `blocking` is how long
+   * something stood still for communication, null where that is not known; `rest` is what its panel did not capture. Parts and rest sum to the window; both are null of a rank of which nothing is known.
    * @param {number} from a whole number of ns @param {number} to
    */
   sums(from = this.window[0], to = this.window[1]) {
     const names = new Map(this.data.strip.map(({ code, name }) => [code, name]));
-    const ranks = this.data.ranks.map((rank) => ({ ...rank, sums: null, rest: null }));
+    const ranks = this.data.ranks.map((rank) => ({ ...rank, sums: null, rest: null, blocking: null }));
     for (const { rank, kind, panel, tracks } of this.shownRows) {
       if (kind !== "strip") continue;
       const offset = this.view.offsets[panel], found = ranks[rank];
       found.sums = Object.fromEntries(this.data.strip.map(({ name }) => [name, 0]));
       for (const track of tracks) found.sums[names.get(track.category)] = track.covered(from + offset, to + offset);
+      found.blocking = this.#blocking(rank, from + offset, to + offset);
       found.rest = to - from - Object.values(found.sums).reduce((sum, part) => sum + part, 0);
     }
     return ranks;
+  }
+
+  #blocking(rank, from, to) {
+    const tracks = this.shownRows.filter((row) => row.kind === "waiting" && row.rank === rank).flatMap(({ tracks }) => tracks);
+    const covered = (wanted) => tracks.reduce((sum, track) => sum + (this.#nameOf(track) === wanted ? track.covered(from, to) : 0), 0);
+    return this.data.ranks[rank].knowsBlocking && !covered("maybe_blocking") ? covered("blocking") : null;
+  }
+
+  #nameOf({ category }) {
+    return this.data.categories.find(({ code }) => code === category).name;
   }
 }
 

@@ -1,0 +1,71 @@
+// What waited for which collective, and how long.
+
+class Needs {
+  /** @param {Object<string, Float64Array>} columns a row a collective, or a time at which something stood still for one */
+  constructor({ box, ...columns }) {
+    Object.assign(this, columns, { box: summed(box) });
+  }
+
+  /** What is known of a collective, or of a time at which something stood still. @returns {?Object} */
+  at(source) {
+    const row = firstAbove(this.box, source - 1);
+    if (this.box[row] !== source) return null;
+    const [of, blocking, held, slack, name, stream, after, consumer] =
+      ["of", "blocking", "held", "slack", "name", "stream", "after", "consumer"].map((column) => this[column][row]);
+    return { of: of - 1, blocking, held: held - 1, slack, name, stream, after, consumer: consumer - 1 };
+  }
+
+  /** The collectives whose consumer a box is. @returns {number[]} */
+  neededBy(source) {
+    const found = [];
+    for (let row = 0; row < this.box.length; row++) if (this.consumer[row] === source + 1) found.push(this.box[row]);
+    return found;
+  }
+}
+
+const exactly = (ns) => `${milliseconds(ns)} (${ns.toLocaleString("en")} ns)`;
+
+/** Of a collective what waited for it; of what waited for collectives which they are. */
+function needFacts(timeline, { row, track, at }) {
+  const { needs, data } = timeline, source = track.source[at];
+  if (!needs || row.folded) return [];
+  const found = needs.at(source), nameOf = (box) => timeline.texts(box.track, box.at)[0];
+  const boxAt = (source) => locate(timeline.shownRows, source);
+  if (!found) return needs.neededBy(source).map((each) => ["needs", nameOf(boxAt(each))]);
+  if (row.kind === "waiting") return found.of < 0 ? [] : [["waits for", nameOf(boxAt(found.of))]];
+  const { blocking, held, slack, name, stream, after } = found, { whyUnknown, panel } = data.ranks[row.rank];
+  const start = track.start[at] + after - timeline.view.offsets[row.panel];
+  const known = blocking >= 0 ? exactly(blocking) : `not known: ${whyUnknown ?? "the trace does not tell"}`;
+  const nobody = blocking >= 0 && data.panels[panel].device !== "cpu" ? [["needed by", "nothing that the trace tells"]] : [];
+  return [
+    ["blocking", known],
+    ...(held < 0 ? nobody : [
+      ["slack", slack < 0 ? `none: it ended ${exactly(-slack)} too late` : exactly(slack)],
+      ["needed by", `${data.consumers[name]}, stream ${stream}, ${milliseconds(start)} on the axis`],
+      ["held back by", HELD_BACK[data.heldBy[held]]],
+    ]),
+  ];
+}
+
+const HELD_BACK = {
+  "collective": "this collective", "operation before": "the operation before it on its stream",
+  "launch": "its launch", "other wait": "something else that it waits for",
+};
+
+/** Arrows from collectives to their consumers, of which one is selected. @returns {Array<{x: number[], y: number[]}>} */
+function needArrows(timeline, { row, track, at }) {
+  const { needs, view } = timeline, source = track.source[at];
+  if (!needs || row.folded) return [];
+  const found = needs.at(source);
+  const collectives = found ? [found.of < 0 ? source : found.of] : needs.neededBy(source);
+  return collectives.flatMap((each) => {
+    const { consumer } = needs.at(each);
+    if (consumer < 0) return [];
+    const [from, to] = [each, consumer].map((source) => locate(timeline.shownRows, source));
+    if (!from.row.seen || !to.row.seen) return [];
+    const middle = ({ row }) => (row.top + row.bottom) / 2;
+    return [{
+      x: [view.ms(from.row, from.track.end[from.at]), view.ms(to.row, to.track.start[to.at])], y: [middle(from), middle(to)],
+    }];
+  });
+}

@@ -1,0 +1,148 @@
+"""What waited for which collective: the lane, details, arrows, the table, and keys that lead from one to the next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddp_prof.ingest.load import load_trace
+from ddp_prof.present.html.timeline_page import write_timeline_page
+from ddp_prof.present.timeline.build import build_timeline
+from tests.browser.conftest import Visit
+from tests.browser.test_inspecting import details, place_of
+from tests.measuring import collectives_of, source_of
+from tests.nsys_factory import NCCL, STEP_NS, US, Capture, Sync, bucket_steps, write_capture
+
+
+def page_of(tmp_path: Path, capture: Capture, product: str = "2023.4") -> Path:
+    trace = load_trace(write_capture(tmp_path / "x.sqlite", capture, product))
+    write_timeline_page(build_timeline([source_of("run", trace)]), tmp_path / "run.html")
+    return tmp_path / "run.html"
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    """The first and the third step stand still for 10 us, the second one not at all."""
+    return page_of(tmp_path, bucket_steps(20, 4, 20))
+
+
+def arrows(visit: Visit) -> list[list[float]]:
+    """From when to when each arrow leads, in us."""
+    visit.ask("page.schedule()")
+    x = visit.ask("page.element.data.find(({ marker }) => marker)?.x ?? []")
+    return [[round(time * 1000, 3) for time in x[at : at + 2]] for at in range(0, len(x), 3)]
+
+
+def selected(visit: Visit) -> tuple[str, float, float]:
+    """The category of what is selected, and from when to when it lasts, in us."""
+    visit.ask("page.schedule()")
+    name = visit.ask("page.categories.find(({ code }) => code === page.selected.track.category).name")
+    start, end = visit.ask("page.selection")
+    return name, start / US, end / US
+
+
+def table(visit: Visit) -> dict[str, str]:
+    head = visit.page.locator("#sums thead th").all_text_contents()
+    return dict(zip(head, visit.page.locator("#sums tbody tr").locator("th, td").all_text_contents(), strict=True))
+
+
+def test_a_collective_tells_who_waited_for_it(visit: Visit, page: Path) -> None:
+    visit.open_timeline(page)
+    visit.page.mouse.click(*place_of(visit, "communication", 10 * US))
+    known = details(visit)
+    assert known["blocking"] == "10.0 µs (10,000 ns)"
+    assert known["slack"] == "none: it ended 10.0 µs (10,000 ns) too late"
+    assert known["needed by"] == "memcpy, stream 7, 25.0 µs on the axis"
+    assert known["held back by"] == "this collective"
+    assert arrows(visit) == [[25, 25.001]]
+    assert visit.complaints == []
+
+
+def test_one_that_ended_in_time_tells_its_slack(visit: Visit, page: Path) -> None:
+    visit.open_timeline(page)
+    visit.page.mouse.click(*place_of(visit, "communication", STEP_NS + 7 * US))
+    known = details(visit)
+    assert (known["blocking"], known["slack"]) == ("0.0 ms (0 ns)", "6.0 µs (6,000 ns)")
+    assert known["held back by"] == "the operation before it on its stream"
+    assert arrows(visit) == [[49, 55.001]]
+
+
+def test_what_needs_a_collective_names_it(visit: Visit, page: Path) -> None:
+    visit.open_timeline(page)
+    visit.page.mouse.click(*place_of(visit, "copies", 26 * US))
+    assert details(visit)["needs"] == NCCL
+    assert arrows(visit) == [[25, 25.001]]
+
+
+def test_keys_lead_from_one_wait_to_the_next(visit: Visit, page: Path) -> None:
+    visit.open_timeline(page)
+    visit.page.keyboard.press("b")
+    assert selected(visit) == ("blocking", 15, 25)
+    assert details(visit)["waits for"] == NCCL
+    assert arrows(visit) == [[25, 25.001]]
+    visit.page.keyboard.press("b")
+    assert selected(visit) == ("blocking", 95, 105)
+    visit.page.keyboard.press("b")
+    assert selected(visit) == ("blocking", 95, 105), "there is no further one"
+    visit.page.keyboard.press("Shift+B")
+    assert selected(visit) == ("blocking", 15, 25)
+    for start in (15, 95):
+        visit.page.keyboard.press("e")
+        assert selected(visit) == ("exposed", start, start + 10)
+    visit.page.keyboard.press("Shift+E")
+    assert selected(visit) == ("exposed", 15, 25)
+    visit.page.keyboard.press("?")
+    assert "waits for communication" in visit.page.locator("#keys").inner_text()
+    assert visit.complaints == []
+
+
+def test_the_table_tells_how_long_is_waited_in_view(visit: Visit, page: Path) -> None:
+    visit.open_timeline(page)
+    for step, cell in ((0, "0.01 ms 24 %"), (1, "0.00 ms 0 %")):
+        visit.ask(f"page.showStep({step})")
+        assert table(visit)["blocking"] == cell
+
+
+def test_what_is_not_known_is_no_zero(visit: Visit, tmp_path: Path) -> None:
+    """Of the second step a wait was not resolved, so that of its all-reduce nothing is known."""
+    capture = bucket_steps(20, 20)
+    capture.syncs.append(Sync("cudaStreamWaitEvent_v3020", 40 * US + 650, 20, 7, event=77))
+    visit.open_timeline(page_of(tmp_path, capture))
+    assert table(visit)["blocking"] == "n/a"
+    visit.page.mouse.click(*place_of(visit, "communication", 50 * US))
+    assert details(visit)["blocking"].startswith("not known: of 1 of 5 stream waits")
+    visit.show(0, 30 * US)
+    assert table(visit)["blocking"] == "0.01 ms 33 %"
+    visit.page.keyboard.press("b")
+    visit.page.keyboard.press("b")
+    assert selected(visit) == ("blocking", 15, 25), "what is not known is no wait"
+
+
+def test_a_capture_without_events_has_no_lane_and_no_zero(visit: Visit, tmp_path: Path) -> None:
+    visit.open_timeline(page_of(tmp_path, bucket_steps(20, has_event_records=False), "2024.6"))
+    assert visit.ask("page.rows.filter(({ kind }) => kind === 'waiting').length") == 0
+    cell = visit.page.locator("#sums tbody td").last
+    assert cell.text_content() == "n/a"
+    assert "--cuda-event-trace" in str(cell.get_attribute("title"))
+    visit.page.mouse.click(*place_of(visit, "communication", 10 * US))
+    assert details(visit)["blocking"].startswith("not known: event records were not recorded")
+
+
+def test_the_unet_waits_for_nothing(visit: Visit, tmp_path: Path, shared_traces: Path) -> None:
+    trace = load_trace(shared_traces / "nsys2022_4_ddp_unet_a100_rank0of4.sqlite")
+    write_timeline_page(build_timeline([source_of("run", trace)]), tmp_path / "run.html")
+    visit.open_timeline(tmp_path / "run.html")
+    assert table(visit)["blocking"] == "0.00 ms 0 %"
+    last = collectives_of(trace)[-1]
+    start, end = visit.ask("""(() => {
+        const row = page.shownRows.findLast(({ kind }) => kind === "communication"), [track] = row.tracks;
+        page.bringIntoView({ row, track, at: track.length - 1 });
+        return [track.start.at(-1), track.end.at(-1)]; })()""")
+    visit.ask("page.schedule()")
+    visit.page.mouse.click(*place_of(visit, "communication", (start + end) / 2))
+    known = details(visit)
+    assert known["blocking"] == "0.0 ms (0 ns)"
+    assert known["slack"].endswith(f"({last.slack_ns:,} ns)")
+    ((start, end),) = arrows(visit)
+    assert end - start == pytest.approx((last.consumer.start_ns - last.end_ns) / US, abs=0.01)
