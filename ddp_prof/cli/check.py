@@ -18,7 +18,7 @@ from ddp_prof.errors import NotMetError
 if TYPE_CHECKING:
     from ddp_prof.analyze.overlap.regression_gate import GateReport
     from ddp_prof.cli.options.traces import Loader
-    from ddp_prof.present.table_fit import TableOptions
+    from ddp_prof.present.table import TableOptions
     from ddp_prof.runs.run import Run
 
 NS_PER_MS = 1_000_000
@@ -134,8 +134,8 @@ def command(
         check_run,
         find_differences,
     )
+    from ddp_prof.present.table import show
     from ddp_prof.present.tables.gate import check_summary, check_view, verdict_line
-    from ddp_prof.present.tables.render import show
     from ddp_prof.runs.before_after import are_one_variant
 
     load = replace(load, strict=True)  # what was not read must not pass

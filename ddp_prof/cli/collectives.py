@@ -15,7 +15,7 @@ from ddp_prof.errors import TraceError
 if TYPE_CHECKING:
     from ddp_prof.cli.options.traces import Loader
     from ddp_prof.present.headlines import Headline
-    from ddp_prof.present.table_fit import TableOptions
+    from ddp_prof.present.table import TableOptions
     from ddp_prof.runs.run import Run
 
 
@@ -49,8 +49,8 @@ def command(
     late, queued, late input, peer wait, transfer). The ranks of a run may be in several files.
     """
     from ddp_prof.present.headlines import root_cause_headline
+    from ddp_prof.present.table import show
     from ddp_prof.present.tables.collectives import collectives_view
-    from ddp_prof.present.tables.render import show
 
     runs = load.runs(traces, "collectives", to_draw=bool(page or png))
     if (page or png) and len(runs) > 1:

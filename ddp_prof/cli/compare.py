@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
     from ddp_prof.analyze.variants.before_after import PartChange
     from ddp_prof.cli.options.traces import Loader
-    from ddp_prof.present.table_fit import TableOptions
-    from ddp_prof.present.table_view import TableView
+    from ddp_prof.present.table import TableOptions, TableView
     from ddp_prof.runs.run import Run
 
 
@@ -46,10 +45,9 @@ def command(
     """
     from ddp_prof.analyze.overlap.comparison import compare_variants
     from ddp_prof.present.json_documents import changes_document, waterfall_document
-    from ddp_prof.present.table_view import TableView
+    from ddp_prof.present.table import TableView, show
     from ddp_prof.present.tables.comparison import compare_view
     from ddp_prof.present.tables.overlap import notes_of_runs
-    from ddp_prof.present.tables.render import show
     from ddp_prof.present.tables.waterfall import readable_rows, waterfall_notes, waterfall_rows
     from ddp_prof.runs.before_after import are_one_variant, changes_between
     from ddp_prof.runs.run import compare_steps
@@ -75,7 +73,7 @@ def command(
 
 
 def _changes_view(runs: Sequence[Run], parts: Sequence[PartChange]) -> TableView:
-    from ddp_prof.present.table_view import TableView
+    from ddp_prof.present.table import TableView
     from ddp_prof.present.tables.waterfall import HOW_TO_READ_CHANGES, change_rows, change_texts
 
     texts = "; ".join(change_texts(parts)) or "nothing changed beyond the spread"

@@ -12,7 +12,7 @@ from ddp_prof.cli.options.traces import load_options, traces_argument
 
 if TYPE_CHECKING:
     from ddp_prof.cli.options.traces import Loader
-    from ddp_prof.present.table_fit import TableOptions
+    from ddp_prof.present.table import TableOptions
 
 
 @click.command("critical")
@@ -26,8 +26,8 @@ def command(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> Non
     before it on its stream, a recorded wait, or its launch. Its parts sum to its length. Give the traces of all ranks:
     at a collective the path goes on with the rank that arrived last.
     """
+    from ddp_prof.present.table import show
     from ddp_prof.present.tables.critical import critical_view
-    from ddp_prof.present.tables.render import show
 
     runs = load.runs(traces, "collectives", "critical")
     show(output, [critical_view(run.analysis(), run.critical()) for run in runs])

@@ -12,7 +12,7 @@ from ddp_prof.cli.options.traces import load_options, traces_argument
 
 if TYPE_CHECKING:
     from ddp_prof.cli.options.traces import Loader
-    from ddp_prof.present.table_fit import TableOptions
+    from ddp_prof.present.table import TableOptions
 
 
 @click.command("doctor")
@@ -25,8 +25,8 @@ def command(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> Non
     Each rule looks for one thing, such as collectives on the stream of compute, one bucket for all gradients, a host
     that waits in backward, or a rank that is late. A rule that the traces do not let decide says so.
     """
+    from ddp_prof.present.table import show
     from ddp_prof.present.tables.doctor import doctor_view
-    from ddp_prof.present.tables.render import show
     from ddp_prof.runs.run import DOCTOR
 
     show(output, [doctor_view(run.analysis(), run.doctor()) for run in load.runs(traces, *DOCTOR)])

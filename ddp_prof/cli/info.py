@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddp_prof.cli.options.traces import Loader
-    from ddp_prof.present.table_fit import TableOptions
+    from ddp_prof.present.table import TableOptions
 
 
 @click.command("info")
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @load_options
 def command(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> None:
     """What a trace holds, and what is missing for which question."""
+    from ddp_prof.present.table import show
     from ddp_prof.present.tables.info import info_view
-    from ddp_prof.present.tables.render import show
 
     show(output, [info_view(file) for run in load.runs(traces, "inventory") for file in run.inventory()])

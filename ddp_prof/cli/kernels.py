@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddp_prof.cli.options.traces import Loader
-    from ddp_prof.present.table_fit import TableOptions
+    from ddp_prof.present.table import TableOptions
 
 TABLES = ("kernels", "hidden", "idle")
 
@@ -38,8 +38,8 @@ def command(traces: tuple[Path, ...], load: Loader, name: str | None, top: int, 
     communication is divided by the compute beside it, idle time by its cause; both sum exactly to the figures of
     'ddp-prof overlap'.
     """
+    from ddp_prof.present.table import show
     from ddp_prof.present.tables.kernels import kernels_views
-    from ddp_prof.present.tables.render import show
 
     runs = load.runs(traces, "overlap", "device use")
     views = [kernels_views(run.overlap(), run.device_use(), top or None) for run in runs]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddp_prof.cli.options.traces import Loader
-    from ddp_prof.present.table_fit import TableOptions
+    from ddp_prof.present.table import TableOptions
 
 
 @click.command("overlap")
@@ -29,8 +29,8 @@ def command(traces: tuple[Path, ...], load: Loader, steps: bool, output: TableOp
     """
     from ddp_prof.analyze.overlap.comparison import compare_variants
     from ddp_prof.present.headlines import gain_headline
+    from ddp_prof.present.table import show
     from ddp_prof.present.tables.overlap import overlap_view
-    from ddp_prof.present.tables.render import show
 
     results = [run.overlap() for run in load.runs(traces, "overlap")]
     headlines = map(gain_headline, compare_variants(results))

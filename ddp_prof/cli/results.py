@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ddp_prof.benchmark.report.testbeds import TestbedResults
     from ddp_prof.benchmark.settings import SettingSummary
     from ddp_prof.benchmark.study import Study
-    from ddp_prof.present.table_fit import TableOptions
+    from ddp_prof.present.table import TableOptions
 
 OWN_RESULTS, RESULTS = Path("traces/local/results.db"), Path("traces/results.db")
 
@@ -135,8 +135,7 @@ def _select(
 def _show(output: TableOptions, database: Path, testbeds: Sequence[TestbedResults], study: Study | None) -> None:
     from ddp_prof.benchmark.report.documents import results_document, results_markdown
     from ddp_prof.benchmark.report.views import csv_view, results_view
-    from ddp_prof.present.table_view import TableView
-    from ddp_prof.present.tables.render import show
+    from ddp_prof.present.table import TableView, show
 
     if output.form == "markdown":
         say(results_markdown(testbeds, study).removesuffix("\n"))

@@ -13,7 +13,7 @@ from ddp_prof.cli.options.traces import load_options, traces_argument
 
 if TYPE_CHECKING:
     from ddp_prof.cli.options.traces import Loader
-    from ddp_prof.present.table_fit import TableOptions
+    from ddp_prof.present.table import TableOptions
 
 
 @click.command("skew")
@@ -28,7 +28,7 @@ def command(traces: tuple[Path, ...], load: Loader, page: Path | None, png: Path
     Give the traces of all ranks of a run; the clocks of several files are aligned. Some ranks may be missing.
     """
     from ddp_prof.present.headlines import skew_headline
-    from ddp_prof.present.tables.render import show
+    from ddp_prof.present.table import show
     from ddp_prof.present.tables.straggler import skew_view
 
     runs = load.runs(traces, "collectives")

@@ -10,7 +10,7 @@ from ddp_prof.cli.options.traces import load_options, traces_argument
 
 if TYPE_CHECKING:  # they import what takes long
     from ddp_prof.cli.options.traces import Loader
-    from ddp_prof.present.table_fit import TableOptions
+    from ddp_prof.present.table import TableOptions
 
 
 @click.command("summary")
@@ -22,7 +22,7 @@ def command(traces: tuple[Path, ...], load: "Loader", output: "TableOptions") ->
 
     'ddp-prof TRACE...' does the same.
     """
-    from ddp_prof.present.tables.render import show
+    from ddp_prof.present.table import show
     from ddp_prof.present.tables.summary import summary_view
     from ddp_prof.runs.load import find_files
     from ddp_prof.runs.parts import is_read_in_parts

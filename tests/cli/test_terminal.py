@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.present.tables import render
+from ddp_prof.present import table
 from tests.command_line import run
 from tests.conftest import ROOT
 from tests.ingest.nsys.test_sqlite_export import known_truth
@@ -30,7 +30,7 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def printed(arguments: list[str], width: int | None, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(render, "terminal_width", lambda: width)
+    monkeypatch.setattr(table, "terminal_width", lambda: width)
     result = run(*arguments)
     assert result.exit_code in (0, 3), result.output
     return result.stdout

@@ -81,7 +81,7 @@ def _measure(world: int, arguments: Namespace, environment: Environment) -> list
 def _show(rows: dict[int, list[StoredAllReduce]], arguments: Namespace, environment: Environment) -> None:
     from ddp_prof.benchmark.allreduce.timings import timings_view
     from ddp_prof.present.json_documents import SCHEMA
-    from ddp_prof.present.tables.render import show
+    from ddp_prof.present.table import show
 
     gradient_bytes = MODEL_SIZES[arguments.model_size].gradient_bytes()
     views = [

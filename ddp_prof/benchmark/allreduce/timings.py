@@ -13,7 +13,7 @@ from ddp_prof.benchmark.statistics import median_interval
 from ddp_prof.benchmark.store import StoredAllReduce
 from ddp_prof.present.columns import Row, ms
 from ddp_prof.present.json_documents import SCHEMA
-from ddp_prof.present.table_view import TableView
+from ddp_prof.present.table import TableView
 from ddp_prof.present.text import milliseconds, percent, size
 
 if TYPE_CHECKING:

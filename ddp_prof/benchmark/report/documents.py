@@ -27,7 +27,7 @@ from ddp_prof.benchmark.report.words import HEADINGS, analysis, sentence
 from ddp_prof.present.charts.static_images import Pictures
 from ddp_prof.present.html.page import write_figure_page, write_shared_plotly
 from ddp_prof.present.json_documents import SCHEMA
-from ddp_prof.present.tables.render import markdown, markdown_text, write_csv
+from ddp_prof.present.table import markdown, markdown_text, write_csv
 from ddp_prof.whole_file import written_whole
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ddp_prof.benchmark.report.testbeds import TestbedResults
     from ddp_prof.benchmark.settings import SettingSummary
     from ddp_prof.benchmark.study import Study
-    from ddp_prof.present.table_view import TableView
+    from ddp_prof.present.table import TableView
 
 REPORT = "results.md"
 TITLES = {"variants": "Step time and communication by variant", "bandwidth": "Bandwidth by message size"}

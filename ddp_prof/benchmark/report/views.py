@@ -11,7 +11,7 @@ from ddp_prof.benchmark.report.rows import comparison_rows, csv_rows, half_ms, s
 from ddp_prof.benchmark.report.words import analysis, effect_text, testbed_title
 from ddp_prof.benchmark.store import OK
 from ddp_prof.present.columns import Row, ms
-from ddp_prof.present.table_view import TableView
+from ddp_prof.present.table import TableView
 from ddp_prof.present.text import milliseconds, percent, size
 from ddp_prof.variants import BYTES_PER_MB
 

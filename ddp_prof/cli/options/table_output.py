@@ -21,7 +21,7 @@ def table_options(function: Function) -> Function:
     """Adds ``--format``, ``--wide`` and ``--columns``, handed over as one ``output``, a ``TableOptions``."""
 
     def with_output(*args: Any, form: str, wide: bool, columns: tuple[str, ...], **kwargs: Any) -> Any:
-        from ddp_prof.present.table_fit import TableOptions
+        from ddp_prof.present.table import TableOptions
 
         return function(*args, output=TableOptions(form, wide, columns, is_quiet()), **kwargs)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.root_cause import RunExplanation
     from ddp_prof.manifest import Manifest
     from ddp_prof.present.headlines import Headline
-    from ddp_prof.present.table_view import TableView
+    from ddp_prof.present.table import TableView
     from ddp_prof.present.timeline.model import Source
 
 

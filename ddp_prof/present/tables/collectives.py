@@ -9,8 +9,7 @@ from ddp_prof.analyze.core.operations import NOTIFY
 from ddp_prof.present.columns import Row, ms, times_of
 from ddp_prof.present.headlines import outliers_text
 from ddp_prof.present.json_documents import collectives_document
-from ddp_prof.present.table_fit import MOST_ROWS
-from ddp_prof.present.table_view import Digest, TableView
+from ddp_prof.present.table import MOST_ROWS, Digest, TableView
 from ddp_prof.present.text import counted, milliseconds, source_name
 
 if TYPE_CHECKING:

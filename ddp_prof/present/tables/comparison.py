@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddp_prof.present.columns import Row, ms, percent, times_of
 from ddp_prof.present.json_documents import compare_document
-from ddp_prof.present.table_view import TableView
+from ddp_prof.present.table import TableView
 from ddp_prof.present.tables.overlap import notes_of_runs, recorder_name
 from ddp_prof.variants import BASELINE
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddp_prof.analyze.collectives.critical_path import PARTS
 from ddp_prof.present.columns import Row, ms
 from ddp_prof.present.json_documents import critical_document
-from ddp_prof.present.table_view import TableView
+from ddp_prof.present.table import TableView
 from ddp_prof.present.text import milliseconds, percent
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddp_prof.present.columns import Row, ms
 from ddp_prof.present.json_documents import doctor_document
-from ddp_prof.present.table_view import TableView
+from ddp_prof.present.table import TableView
 from ddp_prof.present.text import milliseconds
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddp_prof.present.json_documents import gate_document
-from ddp_prof.present.table_view import TableView
+from ddp_prof.present.table import TableView, markdown, markdown_text
 from ddp_prof.present.tables.overlap import notes_of_runs
-from ddp_prof.present.tables.render import markdown, markdown_text
 from ddp_prof.present.text import source_name
 
 if TYPE_CHECKING:

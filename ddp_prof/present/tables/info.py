@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddp_prof.present.json_documents import info_document
-from ddp_prof.present.table_view import TableView
+from ddp_prof.present.table import TableView
 from ddp_prof.variants import variant_extras
 
 if TYPE_CHECKING:

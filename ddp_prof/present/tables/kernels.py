@@ -10,7 +10,7 @@ from ddp_prof.analyze.kernels.idle import CAUSES, NOT_BEGUN
 from ddp_prof.analyze.kernels.kernel_times import LEAST_EXECUTIONS
 from ddp_prof.present.columns import Row, ms, percent
 from ddp_prof.present.json_documents import kernels_document
-from ddp_prof.present.table_view import TableView
+from ddp_prof.present.table import TableView
 from ddp_prof.present.tables.overlap import recorder_name
 from ddp_prof.present.text import counted, plain_name, source_name
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddp_prof.present.columns import Row, ms, percent, times_of
 from ddp_prof.present.headlines import outliers_text
 from ddp_prof.present.json_documents import overlap_document
-from ddp_prof.present.table_view import Digest, TableView
+from ddp_prof.present.table import Digest, TableView
 from ddp_prof.present.text import milliseconds, source_name
 from ddp_prof.trace import SOURCE_NAMES
 

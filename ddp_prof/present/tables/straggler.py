@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddp_prof.present.columns import Row, ms
 from ddp_prof.present.headlines import skew_headline
 from ddp_prof.present.json_documents import skew_document
-from ddp_prof.present.table_view import Digest, TableView
+from ddp_prof.present.table import Digest, TableView
 from ddp_prof.present.tables.collectives import alignment_note
 from ddp_prof.present.text import counted, source_name
 

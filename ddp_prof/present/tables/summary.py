@@ -11,7 +11,7 @@ from ddp_prof.analyze.root_cause import RunExplanation
 from ddp_prof.present.columns import Row, ms, percent
 from ddp_prof.present.headlines import cause_headline, gain_headline
 from ddp_prof.present.json_documents import SCHEMA, Document
-from ddp_prof.present.table_view import TableView
+from ddp_prof.present.table import TableView
 from ddp_prof.present.tables.overlap import overlap_notes, recorder_name
 from ddp_prof.present.text import counted, milliseconds, source_name
 from ddp_prof.present.text import percent as percent_text

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from ddp_prof.present.columns import Row, columns_of
-from ddp_prof.present.table_view import TableView
-from ddp_prof.present.tables.render import _table, markdown, markdown_text, plain_lines, show
+from ddp_prof.present.table import TableView, _table, markdown, markdown_text, plain_lines, show
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_prof.errors import DdpProfError
+from ddp_prof.present import table
 from ddp_prof.present.columns import ALWAYS, CATALOGUE, Row
-from ddp_prof.present.table_fit import FIRST_ROWS, MOST_ROWS, TableOptions, fit_columns, only, shorten
-from ddp_prof.present.table_view import Digest, TableView
-from ddp_prof.present.tables import render
+from ddp_prof.present.table import FIRST_ROWS, MOST_ROWS, Digest, TableOptions, TableView, fit_columns, only, shorten
 
 ROW: Row = {
     "run": "overlap", "rank": 0, "process": 4242, "device": "cpu", "steps": 10, "kernels": None, "collectives": 39,
@@ -58,8 +57,8 @@ def test_no_column_that_matters_goes_for_one_that_matters_less(names: list[str],
 def test_no_line_is_longer_than_the_terminal(
     width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(render, "terminal_width", lambda: width)
-    render.show("table", [VIEW])
+    monkeypatch.setattr(table, "terminal_width", lambda: width)
+    table.show("table", [VIEW])
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width
     assert any("103.25" in line for line in lines) or width == 30
@@ -70,8 +69,8 @@ def test_a_name_that_fills_the_terminal_keeps_its_ends(
 ) -> None:
     rows: list[Row] = [{**ROW, "run": f"{'a-long-name-' * 9}rank{rank}.sqlite", "why": "w" * 60} for rank in range(2)]
     for width, wide in ((80, False), (80, True), (None, False)):
-        monkeypatch.setattr(render, "terminal_width", lambda width=width: width)
-        render.show(TableOptions(wide=wide, columns=() if wide else ("run", "rank")), [TableView("", rows, [], {})])
+        monkeypatch.setattr(table, "terminal_width", lambda width=width: width)
+        table.show(TableOptions(wide=wide, columns=() if wide else ("run", "rank")), [TableView("", rows, [], {})])
         said = capsys.readouterr().out
         names = re.findall(r"a-long\S*", said)
         assert [name.endswith(f"rank{rank}.sqlite") for rank, name in enumerate(names)] == [True, True]
@@ -81,7 +80,7 @@ def test_a_name_that_fills_the_terminal_keeps_its_ends(
 
 
 def test_what_is_piped_stays_whole(capsys: pytest.CaptureFixture[str]) -> None:
-    render.show("table", [VIEW])
+    table.show("table", [VIEW])
     title, *_, row, note = capsys.readouterr().out.splitlines()
     assert (title, note) == (VIEW.title, f"note: {VIEW.notes[0]}")
     assert row.split() == ["overlap", "0", "4242", "cpu", "10", "n/a", "39", "103.25", "70.50", "32.75", "68.3"]
@@ -97,8 +96,8 @@ def test_what_is_piped_stays_whole(capsys: pytest.CaptureFixture[str]) -> None:
 def test_columns_are_brought_back(
     options: TableOptions, heading: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(render, "terminal_width", lambda: 40)
-    render.show(options, [VIEW])
+    monkeypatch.setattr(table, "terminal_width", lambda: 40)
+    table.show(options, [VIEW])
     assert heading.split() in [line.split() for line in capsys.readouterr().out.splitlines()]
 
 
@@ -108,7 +107,7 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are() -> None:
 
 
 def test_a_title_of_two_sentences_has_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    render.show("table", [TableView("first\nsecond \x1b[2J", [], [], {})])
+    table.show("table", [TableView("first\nsecond \x1b[2J", [], [], {})])
     assert capsys.readouterr().out.splitlines() == ["first", r"second \x1b[2J"]
 
 
@@ -135,8 +134,8 @@ class TestManyRows:
         view = TableView("", self.ROWS, [], {}, digest=self.DIGEST)
         lines = {}
         for width, wide in ((120, False), (120, True), (None, False)):
-            monkeypatch.setattr(render, "terminal_width", lambda width=width: width)
-            render.show(TableOptions(wide=wide), [view])
+            monkeypatch.setattr(table, "terminal_width", lambda width=width: width)
+            table.show(TableOptions(wide=wide), [view])
             lines[width, wide] = capsys.readouterr().out.splitlines()
         assert len(lines[120, False]) < 20
         assert any("8 of 100 rows, and the others summed; all rows: --wide" in line for line in lines[120, False])
