@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from ddp_prof.benchmark.allreduce.arguments import make_parser, message_bytes
 from ddp_prof.errors import WorkloadError
-from ddp_prof.train.ranks.launch import exit_code_of, launch
-from ddp_prof.train.workload.sizes import MODEL_SIZES
+from ddp_prof.train.launch import exit_code_of, launch
+from ddp_prof.train.sizes import MODEL_SIZES
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ddp_prof.benchmark.sweep.arguments import Several, several
 from ddp_prof.train.arguments import at_least
-from ddp_prof.train.workload.sizes import MODEL_SIZES
+from ddp_prof.train.sizes import MODEL_SIZES
 from ddp_prof.variants import BYTES_PER_MB
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddp_prof.benchmark.sweep.arguments import choose_grid, make_parser
 from ddp_prof.benchmark.sweep.grid import default_grid
-from ddp_prof.train.ranks.launch import die_with_launcher, exit_code_of
+from ddp_prof.train.launch import die_with_launcher, exit_code_of
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddp_prof.benchmark.sweep.grid import Grid
 from ddp_prof.train.arguments import NO_CAP, at_least, bucket_size
-from ddp_prof.train.workload.sizes import MODEL_SIZES
+from ddp_prof.train.sizes import MODEL_SIZES
 from ddp_prof.variants import VARIANT_NAMES
 
 if TYPE_CHECKING:

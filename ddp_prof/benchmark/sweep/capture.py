@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddp_prof.errors import TraceError, WorkloadError
-from ddp_prof.train.ranks.launch import PR_SET_PDEATHSIG
+from ddp_prof.train.launch import PR_SET_PDEATHSIG
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
