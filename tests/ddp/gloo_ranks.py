@@ -1,12 +1,11 @@
 """Runs a function on ranks, each in a process of its own, most in a gloo process group, and brings the results back.
 
-Ranks are forked from a server that has imported torch and has no thread: to import it takes a process some seconds.
+Ranks are forked from the server that the launcher of the workload uses, too.
 """
 
 from __future__ import annotations
 
 import io
-import multiprocessing
 import os
 import tempfile
 import traceback
@@ -18,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from ddp_prof.train.ranks.launch import FORKING
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.connection import Connection
 
 TIMEOUT_S = 240
-CONTEXT = multiprocessing.get_context("forkserver")
-# The last two are imported by the first step of an optimizer, and by FullyShardedDDP.
-CONTEXT.set_forkserver_preload(["torch", "ddp_prof.ddp", "torch._dynamo", "torch.distributed.fsdp"])
 
 
 def run_ranks(function: Callable[[int], Any], world: int = 2, timeout_s: float = TIMEOUT_S) -> list[Any]:
@@ -41,8 +39,8 @@ def fork_ranks(function: Callable[[int, int, str], Any], world: int, timeout_s: 
     with tempfile.TemporaryDirectory() as directory:
         ends, processes = [], []
         for rank in range(world):
-            receiver, sender = CONTEXT.Pipe(duplex=False)
-            process = CONTEXT.Process(target=_rank, args=(function, rank, world, directory, sender), daemon=True)
+            receiver, sender = FORKING.Pipe(duplex=False)
+            process = FORKING.Process(target=_rank, args=(function, rank, world, directory, sender), daemon=True)
             process.start()
             sender.close()
             ends.append(receiver)

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.errors import OutOfMemoryError, WorkloadError
-from ddp_prof.train.launch import launch, most_ranks
+from ddp_prof.train.ranks.launch import launch, most_ranks
 
 PRELUDE = """
 import os, sys, time
 from ddp_prof.errors import CommunicationError, OutOfMemoryError, WorkloadError
-from ddp_prof.train.launch import die_with_launcher, leave_failure
+from ddp_prof.train.ranks.launch import die_with_launcher, leave_failure
 die_with_launcher()
 rank = int(os.environ["RANK"])
 def fail(error):
@@ -26,8 +26,14 @@ def fail(error):
 """
 
 
-def ranks(code: str) -> list[str]:
-    return ["-c", PRELUDE + code]
+def ranks(code: str, *, forked: bool = False) -> list[str]:
+    return ["-m", "tests.train.ranks.run_code", PRELUDE + code] if forked else ["-c", PRELUDE + code]
+
+
+@pytest.fixture(params=[False, True], ids=["started", "forked"])
+def forked(request: pytest.FixtureRequest) -> bool:
+    """Whether ranks are forked from a server."""
+    return bool(request.param)
 
 
 def is_running(process: int) -> bool:
@@ -45,9 +51,10 @@ def test_no_more_ranks_than_the_memory_holds(monkeypatch: pytest.MonkeyPatch) ->
         launch(1_000_000_000, ["-c", "pass"])
 
 
-def test_every_rank_knows_its_place(tmp_path: Path) -> None:
+def test_every_rank_knows_its_place(tmp_path: Path, forked: bool) -> None:
     keys = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS")
-    launch(2, ranks(f"open('{tmp_path}/' + str(rank), 'w').write(' '.join(os.environ[each] for each in {keys}))"))
+    code = f"open('{tmp_path}/' + str(rank), 'w').write(' '.join(os.environ[each] for each in {keys}))"
+    launch(2, ranks(code, forked=forked), forked=forked)
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == [f"0 2 0 2 {threads}", f"1 2 1 2 {threads}"]
 
@@ -65,16 +72,16 @@ def test_every_rank_knows_its_place(tmp_path: Path) -> None:
         ("fail(CommunicationError(f'rank {rank} timed out'))", "rank 0 timed out"),
     ],
 )
-def test_one_reason_is_given(code: str, reason: str) -> None:
+def test_one_reason_is_given(code: str, reason: str, forked: bool) -> None:
     with pytest.raises(WorkloadError, match=f"^{reason}"):
-        launch(2, ranks(code))
+        launch(2, ranks(code, forked=forked), forked=forked)
 
 
 @pytest.fixture
 def system_kills(monkeypatch: pytest.MonkeyPatch) -> None:
     """A system that kills a process for want of memory while the ranks run."""
     counts = iter((4, 5))
-    monkeypatch.setattr("ddp_prof.train.launch._kills_for_memory", lambda: next(counts))
+    monkeypatch.setattr("ddp_prof.train.ranks.launch._kills_for_memory", lambda: next(counts))
 
 
 @pytest.mark.usefixtures("system_kills")
@@ -100,19 +107,19 @@ def test_want_of_memory_is_told_from_other_failures(code: str) -> None:
 def test_who_is_killed_by_somebody_else_does_not_lack_memory(
     kills: int | None, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ddp_prof.train.launch._kills_for_memory", lambda: kills)
+    monkeypatch.setattr("ddp_prof.train.ranks.launch._kills_for_memory", lambda: kills)
     with pytest.raises(WorkloadError, match=f"^{reason}see its output") as caught:
         launch(2, ranks("rank == 1 and os.kill(os.getpid(), 9)"))
     assert isinstance(caught.value, OutOfMemoryError) == (kills is None)
 
 
 def test_what_the_ranks_say_goes_into_a_log_whose_last_line_is_the_reason(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], forked: bool
 ) -> None:
     with pytest.raises(
         WorkloadError, match=r"^rank 1 ended with exit code 1, after saying: ValueError: odd$"
     ) as caught:
-        launch(2, ranks("if rank == 1: raise ValueError('odd')"), log=tmp_path / "log")
+        launch(2, ranks("if rank == 1: raise ValueError('odd')", forked=forked), log=tmp_path / "log", forked=forked)
     assert not isinstance(caught.value, OutOfMemoryError)
     assert "Traceback" in (tmp_path / "log").read_text()
     assert capfd.readouterr() == ("", "")
@@ -127,6 +134,13 @@ def test_ranks_that_do_not_notice_are_ended(tmp_path: Path) -> None:
     assert not is_running(int((tmp_path / "pid").read_text()))
 
 
+@pytest.mark.torch
+def test_forked_ranks_have_torch_already() -> None:
+    """The server imports it once; without it a rank would wait for seconds."""
+    code = "import sys; 'torch' in sys.modules and 'ddp_prof.train.run' in sys.modules or fail(WorkloadError('no'))"
+    launch(2, ranks(code, forked=True), forked=True)
+
+
 def test_the_signal_handlers_of_the_caller_come_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
     launch(1, ranks("pass"))
@@ -134,7 +148,7 @@ def test_the_signal_handlers_of_the_caller_come_back() -> None:
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-def test_no_rank_outlives_the_launcher(stop: signal.Signals, tmp_path: Path) -> None:
+def test_no_rank_outlives_the_launcher(stop: signal.Signals, tmp_path: Path, forked: bool) -> None:
     # a rank that ignores being asked
     code = f"""
 import signal
@@ -145,9 +159,9 @@ time.sleep(60)
 """
     launcher = f"""
 import sys
-from ddp_prof.train.launch import Stopped, launch
+from ddp_prof.train.ranks.launch import Stopped, launch
 try:
-    launch(2, {ranks(code)!r})
+    launch(2, {ranks(code, forked=forked)!r}, forked={forked})
 except Stopped as stopped:
     sys.exit(128 + stopped.number)
 """

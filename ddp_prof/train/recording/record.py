@@ -21,16 +21,16 @@ import ddp_prof
 from ddp_prof.ddp.reducing import ReducingVariant
 from ddp_prof.manifest import RANKS_PER_GPU, HostTimes, Manifest, Parameter
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER
-from ddp_prof.train.messages import summarize
+from ddp_prof.train.recording.messages import summarize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddp_prof.ddp import DataParallel
     from ddp_prof.train.arguments import Arguments
-    from ddp_prof.train.memory import StateBytes
-    from ddp_prof.train.messages import Message
-    from ddp_prof.train.step import StepResult
+    from ddp_prof.train.recording.memory import StateBytes
+    from ddp_prof.train.recording.messages import Message
+    from ddp_prof.train.workload.step import StepResult
 
 
 @dataclass(frozen=True, slots=True)

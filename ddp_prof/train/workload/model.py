@@ -9,12 +9,12 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from ddp_prof.train.sizes import VOCABULARY
+from ddp_prof.train.workload.sizes import VOCABULARY
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ddp_prof.train.sizes import ModelSize
+    from ddp_prof.train.workload.sizes import ModelSize
 
 ROPE_BASE = 10_000.0
 

@@ -10,9 +10,11 @@ import torch
 import torch.distributed as dist
 
 from ddp_prof.errors import WorkloadError
-from ddp_prof.train import memory, process_group, run
+from ddp_prof.train import run
 from ddp_prof.train.arguments import parse_arguments
-from ddp_prof.train.process_group import RankInfo, choose_device, find_place
+from ddp_prof.train.ranks import process_group
+from ddp_prof.train.ranks.process_group import RankInfo, choose_device, find_place
+from ddp_prof.train.recording import memory
 
 TWO = RankInfo(1, 2, 1, 2)
 

@@ -11,8 +11,8 @@ import torch
 from torch.nn import functional
 
 from ddp_prof import annotate, range_names
-from ddp_prof.ddp.collective import communication_errors
-from ddp_prof.train.numerics import autocast
+from ddp_prof.ddp.engine.collective import communication_errors
+from ddp_prof.train.workload.numerics import autocast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

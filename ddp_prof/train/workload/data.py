@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from ddp_prof.train.sizes import VOCABULARY
+from ddp_prof.train.workload.sizes import VOCABULARY
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -2,16 +2,21 @@
 
 The ranks find each other through a file, so no port can be busy. They are told where to leave the reason of a failure:
 of several reasons the launcher shows the one that caused the others, in one line.
+
+Who starts many runs lets a server fork the ranks: it has imported torch, which takes seconds, and has no thread.
 """
 
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -21,7 +26,10 @@ from ddp_prof.errors import CommunicationError, DdpProfError, OutOfMemoryError, 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from multiprocessing.process import BaseProcess
     from types import FrameType
+
+    Rank = subprocess.Popen[bytes] | BaseProcess
 
 LAUNCH_DIRECTORY = "DDP_PROF_LAUNCH_DIRECTORY"
 """Environment variable of a launched rank: the folder that the ranks of a run share."""
@@ -36,6 +44,11 @@ RANK_BYTES = 2**28
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
+FORKING = multiprocessing.get_context("forkserver")
+"""Starts processes that have imported torch; one server for all of a program's."""
+# The last two are imported by the first step of an optimizer, and by the variant fsdp.
+FORKING.set_forkserver_preload(["ddp_prof.train.run", "torch._dynamo", "torch.distributed.fsdp"])
+
 
 class Stopped(Exception):  # noqa: N818  # not an error: the user's wish
     """The launcher was told to stop by a signal."""
@@ -45,13 +58,15 @@ class Stopped(Exception):  # noqa: N818  # not an error: the user's wish
         self.number = number
 
 
-def launch(world: int, command: Sequence[str], log: Path | None = None) -> None:
+def launch(world: int, command: Sequence[str], log: Path | None = None, *, forked: bool = False) -> None:
     """Run a command of Python's (``-m ddp_prof.train --variant flat``) as ``world`` ranks and wait for them.
 
     Args:
         world: Number of ranks.
         command: Arguments of Python.
         log: File for what the ranks say; ``None`` lets them say it.
+        forked: Whether the ranks are forked from a server that has imported torch, and goes on to serve the next call.
+            No profiler follows them there.
 
     Raises:
         WorkloadError: A rank failed; the message is the one that it left. Or there are more than the memory holds.
@@ -63,7 +78,8 @@ def launch(world: int, command: Sequence[str], log: Path | None = None) -> None:
     with stoppable(), tempfile.TemporaryDirectory(prefix="ddp_prof.") as directory:
         kills_before = _kills_for_memory()
         with log.open("ab") if log else nullcontext() as output:
-            failed = _run(world, directory, command, output)
+            start = _fork if forked else _start
+            failed = _run(lambda rank: start(_environment(rank, world, directory), command, output), world)
         if failed:
             kills = _kills_for_memory()
             raise _cause(failed, Path(directory), log, can_lack_memory=kills is None or kills != kills_before)
@@ -106,20 +122,18 @@ def _handle_signals(handlers: Mapping[signal.Signals, Any]) -> None:
         signal.signal(number, handler)
 
 
-def _run(world: int, directory: str, command: Sequence[str], output: IO[bytes] | None) -> dict[int, int]:
+def _run(start: Callable[[int], Rank], world: int) -> dict[int, int]:
     """Start the ranks, wait until all have ended; returns the exit codes of those that failed by themselves."""
-    ranks: list[subprocess.Popen[bytes]] = []
+    ranks: list[Rank] = []
     try:
-        ranks.extend(_start(rank, world, directory, command, output) for rank in range(world))
+        ranks.extend(start(rank) for rank in range(world))
         return _wait(ranks)
     finally:
         _end(ranks)
 
 
-def _start(
-    rank: int, world: int, directory: str, command: Sequence[str], output: IO[bytes] | None
-) -> subprocess.Popen[bytes]:
-    environment = {
+def _environment(rank: int, world: int, directory: str) -> dict[str, str]:
+    return {
         "OMP_NUM_THREADS": "1",  # as torchrun does: ranks share the cores
         **({"GLOO_SOCKET_IFNAME": "lo"} if Path("/sys/class/net/lo").exists() else {}),
         **os.environ,
@@ -130,10 +144,47 @@ def _start(
         LAUNCH_DIRECTORY: directory,
         LAUNCHER: str(os.getpid()),
     }
+
+
+def _start(environment: dict[str, str], command: Sequence[str], output: IO[bytes] | None) -> Rank:
     # A session of its own: Ctrl-C reaches the launcher alone, which ends the ranks in good order.
     return subprocess.Popen(  # noqa: S603  # our own
         [sys.executable, *command], env=environment, start_new_session=True, stdout=output, stderr=output
     )
+
+
+def _fork(environment: dict[str, str], command: Sequence[str], output: IO[bytes] | None) -> Rank:
+    os.environ.setdefault("OMP_NUM_THREADS", environment["OMP_NUM_THREADS"])  # the server's torch reads it, too
+    rank = FORKING.Process(
+        target=_be_rank, args=(environment, list(command), output and output.name), daemon=True
+    )  # fmt: skip
+    rank.start()
+    return rank
+
+
+def _be_rank(environment: dict[str, str], command: Sequence[str], output: str | None) -> None:
+    """In a forked process: become what :func:`_start` would have started."""
+    os.setsid()
+    threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
+    if output is not None:
+        try:
+            descriptor = os.open(output, os.O_WRONLY | os.O_APPEND)
+        except FileNotFoundError:  # the launcher was stopped meanwhile
+            sys.exit(1)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+    os.environ.clear()
+    os.environ.update(environment | {LAUNCHER: str(os.getppid())})  # the server
+    option, module, *arguments = command
+    assert option == "-m", command
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _end_with(launcher: BaseProcess) -> None:
+    """The server goes on while a rank lives, so a rank watches the launcher itself."""
+    launcher.join()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _stop(number: int, _frame: FrameType | None) -> None:
@@ -141,33 +192,38 @@ def _stop(number: int, _frame: FrameType | None) -> None:
     raise Stopped(number)
 
 
-def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> dict[int, int]:
+def _wait(ranks: Sequence[Rank]) -> dict[int, int]:
     """Until all have ended, or one has failed and the others had time to notice; returns codes of those that failed."""
     while list(_running(ranks)):
-        if any(rank.returncode for rank in ranks):
+        if any(_exit_code(rank) for rank in ranks):
             _wait_at_most(ranks, GRACE_S)
             break
         time.sleep(POLL_S)
-    return {index: rank.returncode for index, rank in enumerate(ranks) if rank.returncode}
+    return {index: code for index, rank in enumerate(ranks) if (code := _exit_code(rank))}
 
 
-def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
+def _end(ranks: Sequence[Rank]) -> None:
     """End all ranks, also when further signals arrive."""
     _handle_signals(dict.fromkeys(STOPPING, signal.SIG_IGN))
-    for end in (subprocess.Popen.terminate, subprocess.Popen.kill):
+    for end in ("terminate", "kill"):
         for rank in _running(ranks):
-            end(rank)
+            getattr(rank, end)()
         _wait_at_most(ranks, GRACE_S)
 
 
-def _wait_at_most(ranks: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
+def _wait_at_most(ranks: Sequence[Rank], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while list(_running(ranks)) and time.monotonic() < deadline:
         time.sleep(POLL_S)
 
 
-def _running(ranks: Iterable[subprocess.Popen[bytes]]) -> Iterable[subprocess.Popen[bytes]]:
-    return (rank for rank in ranks if rank.poll() is None)
+def _running(ranks: Iterable[Rank]) -> Iterable[Rank]:
+    return (rank for rank in ranks if _exit_code(rank) is None)
+
+
+def _exit_code(rank: Rank) -> int | None:
+    """``None`` while it runs."""
+    return rank.poll() if isinstance(rank, subprocess.Popen) else rank.exitcode
 
 
 def _kills_for_memory() -> int | None:

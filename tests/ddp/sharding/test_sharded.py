@@ -18,7 +18,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from ddp_prof.ddp import ShardedDDP, ShardedOptimizer
 from ddp_prof.errors import CommunicationError
-from tests.ddp.test_sharded_optimizer import peak_bytes, state_bytes
+from tests.ddp.sharding.test_optimizer import peak_bytes, state_bytes
 
 MAKE_COPY = {
     "deepcopy": copy.deepcopy,

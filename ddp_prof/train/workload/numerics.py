@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from ddp_prof.run_config import RunConfig
-    from ddp_prof.train.model import TransformerLM
+    from ddp_prof.train.workload.model import TransformerLM
 
 
 def check_numerics(config: RunConfig, device: torch.device) -> None:

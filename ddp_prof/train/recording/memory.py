@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddp_prof.errors import OutOfMemoryError
-from ddp_prof.train.sizes import MODEL_SIZES
+from ddp_prof.train.workload.sizes import MODEL_SIZES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,8 +11,8 @@ import torch
 
 from ddp_prof.ddp import VARIANTS
 from ddp_prof.errors import OutOfMemoryError
-from ddp_prof.train import memory
-from ddp_prof.train.memory import StateBytes, check_memory, count_state, find_limits, resident_bytes
+from ddp_prof.train.recording import memory
+from ddp_prof.train.recording.memory import StateBytes, check_memory, count_state, find_limits, resident_bytes
 from tests.ddp.gloo_ranks import run_ranks
 
 GIB = 2**30

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.train import record
+from ddp_prof.train.recording import record
 
 
 def git(folder: Path, *words: str) -> str:

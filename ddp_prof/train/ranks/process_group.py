@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch.distributed import FileStore, HashStore, Store, TCPStore  # type: ignore[attr-defined]  # not in torch's __all__
 
 from ddp_prof.errors import WorkloadError, first_line
-from ddp_prof.train.launch import LAUNCH_DIRECTORY
-from ddp_prof.train.shared_gpu import nccl_environment, refusal
+from ddp_prof.train.ranks.launch import LAUNCH_DIRECTORY
+from ddp_prof.train.ranks.shared_gpu import nccl_environment, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

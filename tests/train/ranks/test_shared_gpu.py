@@ -11,12 +11,12 @@ import torch.distributed as dist
 
 from ddp_prof.errors import WorkloadError
 from ddp_prof.manifest import Caveat, caveats_of
-from ddp_prof.train import process_group as module
 from ddp_prof.train.arguments import parse_arguments
-from ddp_prof.train.process_group import RankInfo, choose_device, count_ranks_per_gpu, process_group
-from ddp_prof.train.shared_gpu import nccl_environment, refusal
+from ddp_prof.train.ranks import process_group as module
+from ddp_prof.train.ranks.process_group import RankInfo, choose_device, count_ranks_per_gpu, process_group
+from ddp_prof.train.ranks.shared_gpu import nccl_environment, refusal
 from tests.test_manifest import MANIFEST
-from tests.train.test_process_group import set_machine
+from tests.train.ranks.test_process_group import set_machine
 
 OLD, NEW = (2, 28, 9), (2, 30, 3)
 

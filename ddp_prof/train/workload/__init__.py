@@ -1,0 +1,1 @@
+"""What is computed: the model, its sizes and data, a training step."""
