@@ -16,5 +16,5 @@ def test_document_is_unchanged(name: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def _rounded(text: str) -> str:
-    """Without the last digits of fractions, which differ between versions of scipy."""
+    """Without the last digits of fractions, which differ between processors."""
     return re.sub(r"\d+\.\d+", lambda number: f"{float(number.group()):.12g}", text)

@@ -1,35 +1,31 @@
-"""What the timings of one testbed show by themselves.
+"""What the timings of one testbed show by themselves: at most ten sentences, each of an effect with its interval.
 
-An *observation* is an effect found in the data with its interval, and whether the interval supports it. One that is not
-supported is kept and marked so, and no sentence is written about it.
+A setting is compared with another of the same work and in the same repeat, whose runs are near in time, so that a
+machine that is slow for a while slows both. Such a pair of runs gives one saving; the effect is the median over all
+pairs of repeats and work, and its interval is found by drawing pairs. An effect that the interval does not tell from
+nothing is kept, and no sentence is written about it.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
-from ddp_prof.benchmark import effects
-from ddp_prof.benchmark.alpha_beta import BucketModel, Unknown
-from ddp_prof.benchmark.effects import FLAT, HARDLY, NAIVE, OVERLAP, TORCH, Variant
-from ddp_prof.benchmark.statistics import Estimate, combine, relative_saving
+from ddp_prof.analyze.statistics import bootstrap_interval
+from ddp_prof.benchmark.bucket_model import BucketModel, Unknown
+from ddp_prof.benchmark.settings import Estimate, SettingSummary
+from ddp_prof.present.text import percent, size
 from ddp_prof.variants import BUCKETED, BYTES_PER_MB, variant_label
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+LEAST_PAIRS = 6
+"""Fewer pairs of runs all differ in one direction by chance in more than one of twenty cases (2 / 2**5 = 6 %)."""
 
-    from ddp_prof.benchmark.alpha_beta import Unknown
-    from ddp_prof.benchmark.effects import Quantity
-    from ddp_prof.benchmark.settings import SettingSummary, Timing
-    from ddp_prof.benchmark.statistics import Effect
-
-ONE_BLOCK = ""
-"""The block of figures that are compared without pairing."""
-
-Topic = Literal["naive_and_flat", "overlap", "bucket_size", "host_timer"]
+Kind = tuple[str, "float | None"]
+"""A variant and its bucket size in MiB."""
+NAIVE, FLAT, OVERLAP, TORCH = ((name, None) for name in ("naive", "flat", "overlap", "torch"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,175 +33,144 @@ class Observation:
     """An effect found in the timings of one testbed.
 
     Attributes:
-        name: Key of its sentence.
-        effect: The figure, a share from 0 to 1, and its interval.
-        is_supported: Whether the whole interval passes the test.
-        before: Label of the variant compared with.
-        after: Label of the variant compared.
-        numbers: Further numbers of the sentence; units are in the names.
+        name: What it is about.
+        value: The effect, a share from 0 to 1.
+        low: Lower end of its interval; ``None`` for too few pairs. ``high`` likewise.
+        pairs: Pairs of figures that it is the median of.
+        text: The sentence; ``None`` where the interval does not support one.
     """
 
-    topic: Topic
     name: str
-    effect: Effect
-    is_supported: bool
-    before: str = ""
-    after: str = ""
-    numbers: dict[str, float] = field(default_factory=dict)
+    before: str
+    after: str
+    value: float
+    low: float | None
+    high: float | None
+    pairs: int
+    text: str | None = None
 
 
 def find_observations(summaries: Sequence[SettingSummary], model: BucketModel | Unknown) -> tuple[Observation, ...]:
-    """All observations of one testbed, in the order of their sentences.
-
-    Args:
-        summaries: The settings of the testbed.
-        model: The bucketing model, which is known where messages were timed.
-    """
-    timings = [summary.timing for summary in summaries]
-    return (
-        *_naive_and_flat(timings),
-        *_overlap(timings),
-        *_bucket_size(timings, model),
-        *_host_timer(summaries),
-    )
-
-
-def _naive_and_flat(timings: Sequence[Timing]) -> Iterator[Observation]:
-    for found in _change(timings, "naive_and_flat", "step", NAIVE, FLAT):
-        yield found
-        if not found.is_supported:
-            yield Observation(
-                "naive_and_flat", "same_step", found.effect, found.effect.is_within(HARDLY), "naive", "flat",
-                {"limit": HARDLY},
-            )  # fmt: skip
-    yield from _change(timings, "naive_and_flat", "communication", NAIVE, FLAT)
-
-
-def _overlap(timings: Sequence[Timing]) -> Iterator[Observation]:
-    yield from _change(timings, "overlap", "step", NAIVE, OVERLAP)
-    yield from _change(timings, "overlap", "step", FLAT, OVERLAP)
-    yield from _change(timings, "overlap", "communication", NAIVE, OVERLAP)
-    unsaved = effects.hidden_but_not_saved(timings)
-    if unsaved:
-        yield Observation("overlap", "hidden_is_not_saved", unsaved, unsaved.is_beyond("above", 0) == "yes")
-    drop = effects.share_drop_with_context(timings)
-    if drop:
-        yield Observation("overlap", "context_hides_more", drop, drop.is_beyond("above", 0) == "yes")
-
-
-def _bucket_size(timings: Sequence[Timing], model: BucketModel | Unknown) -> Iterator[Observation]:
-    sizes, fastest = effects.bucket_sizes(timings), effects.fastest_bucket_size(timings)
-    if fastest is None:
-        return
-    for size in sizes:
-        if size != fastest:
-            yield from _change(
-                timings, "bucket_size", "step", (BUCKETED, size), (BUCKETED, fastest), choices=math.comb(len(sizes), 2)
-            )
-    for other in (OVERLAP, FLAT, NAIVE, TORCH):
-        yield from _change(timings, "bucket_size", "step", other, (BUCKETED, fastest), choices=len(sizes))
-    if isinstance(model, BucketModel) and len(sizes) > 1:
-        yield from _model(timings, model, sizes, fastest)
-
-
-def _model(
-    timings: Sequence[Timing], model: BucketModel, sizes: Sequence[float], fastest: float
-) -> Iterator[Observation]:
-    """Whether the size that the model chooses, of those measured, is the fastest.
-
-    The model agrees where its choice beats each other size, and disagrees where the fastest size beats its choice.
-    """
-    chosen = min(sizes, key=lambda size: model.overhead_ns(size * BYTES_PER_MB))
-    numbers = {"best_bytes": model.best_bytes, "chosen_mb": chosen, "fastest_mb": fastest}
-    choices = math.comb(len(sizes), 2)
-    others = [
-        effects.saving(timings, (BUCKETED, size), (BUCKETED, chosen), choices=choices)
-        for size in sizes
-        if size != chosen
+    """All observations of one testbed, in the order of their sentences."""
+    found = [
+        _change(summaries, "step", NAIVE, FLAT),
+        _change(summaries, "communication", NAIVE, FLAT),
+        _change(summaries, "step", NAIVE, OVERLAP),
+        _change(summaries, "step", FLAT, OVERLAP),
+        _change(summaries, "communication", NAIVE, OVERLAP),
+        *_bucket_size(summaries, model),
+        _host_timer(summaries),
     ]
-    known = [other for other in others if other]
-    if not known:
-        return
-    worst = min(known, key=lambda value: value.value)
-    agrees = all(value.is_beyond("above", 0) == "yes" for value in known)
-    yield Observation("bucket_size", "model_agrees", worst, agrees, numbers=numbers)
-    if chosen != fastest:
-        yield Observation(
-            "bucket_size", "model_disagrees", worst, worst.is_beyond("below", 0) == "yes", numbers=numbers
-        )
+    return tuple(observation for observation in found if observation is not None)
+
+
+def bucket_sizes(summaries: Sequence[SettingSummary]) -> list[float]:
+    """The bucket sizes measured, in MiB, ascending."""
+    return sorted({mb for one in summaries if one.timing.step_ns and (mb := one.setting.swept_mb) is not None})
 
 
 def contradicts_model(observations: Sequence[Observation]) -> bool:
     """Whether the measured steps contradict the bucket size that the model chooses, beyond the spread."""
-    return any(found.name == "model_disagrees" and found.is_supported for found in observations)
+    return any(found.name == "model_disagrees" and found.text for found in observations)
 
 
-def _host_timer(summaries: Sequence[SettingSummary]) -> Iterator[Observation]:
-    for variant in dict.fromkeys(summary.setting.kind for summary in summaries):
-        own = [summary for summary in summaries if summary.setting.kind == variant]
-        label = own[0].setting.label
-        timers = [
-            (summary.timing.communication_ns, summary.synchronized_ns)
-            for summary in own
-            if summary.timing.communication_ns and summary.timing.communication_ns.value > 0 and summary.synchronized_ns
-        ]
-        if own[0].testbed.device != "cpu":  # a CPU has no pending work, so synchronizing changes nothing
-            yield from _compare("host_timer", "timer_synchronized", timers, label, label)
-        yield from _compare("host_timer", "timer_misses_hidden", _timer_and_trace(own, "comm_ns"), label, label)
-        tails = [summary.trace.tail_ns for summary in own if summary.trace and summary.trace.tail_ns is not None]
-        more = {"tail_ns": float(np.mean(tails))} if tails else {}
-        exposed = _timer_and_trace(own, "exposed_ns")
-        yield from _compare("host_timer", "timer_and_trace", exposed, label, label, more=more)
+def _bucket_size(summaries: Sequence[SettingSummary], model: BucketModel | Unknown) -> Iterator[Observation | None]:
+    """The fastest size against the slowest and against other variants; whether the model chooses it."""
+    sizes = bucket_sizes(summaries)
+    losses = {
+        mb: float(np.mean([_median_saving(summaries, (BUCKETED, mb), (BUCKETED, other)) for other in sizes]))
+        for mb in sizes
+    }  # what others take off it, on average
+    if len(sizes) < 2 or any(np.isnan(loss) for loss in losses.values()):
+        return
+    fastest, slowest = min(losses, key=losses.__getitem__), max(losses, key=losses.__getitem__)
+    yield _change(summaries, "step", (BUCKETED, slowest), (BUCKETED, fastest))
+    yield _change(summaries, "step", OVERLAP, (BUCKETED, fastest))
+    yield _change(summaries, "step", TORCH, (BUCKETED, fastest))
+    if isinstance(model, Unknown):
+        return
+    chosen = min(sizes, key=lambda mb: model.overhead_ns(mb * BYTES_PER_MB))
+    choice = (
+        f"The model's best bucket size is {size(round(model.best_bytes))}; of the sizes measured, it prefers "
+        f"{chosen:g} MiB."
+    )
+    if chosen == fastest:
+        second = min((mb for mb in sizes if mb != fastest), key=losses.__getitem__)
+        before, after, name = second, chosen, "model_agrees"
+        text = f"{choice} That size is the fastest: it takes {{effect}} off the step of {second:g} MiB."
+    else:
+        before, after, name = chosen, fastest, "model_disagrees"
+        text = f"{choice} But {fastest:g} MiB takes {{effect}} off that step: the model does not fit this testbed."
+    savings = _savings(summaries, (BUCKETED, before), (BUCKETED, after), _step)
+    yield _observe(name, f"{before:g} MiB", f"{after:g} MiB", savings, text, None)
 
 
-def _timer_and_trace(
-    summaries: Sequence[SettingSummary], column: Literal["comm_ns", "exposed_ns"]
-) -> list[tuple[Estimate, Estimate]]:
-    """The host's communication and a figure of the trace. They come from different runs, so they share no blocks.
+def _host_timer(summaries: Sequence[SettingSummary]) -> Observation | None:
+    """What the host's timer misses of communication that compute hides, where settings were captured."""
+    missed = [
+        1 - timer.value / summary.trace.comm_ns
+        for summary in summaries
+        if (timer := summary.timing.communication_ns) and summary.trace and summary.trace.overlapped_ns
+    ]
+    text = (
+        "Where compute hides communication, the host timer sees {effect} less of it than the trace: it cannot see "
+        "what is hidden."
+    )
+    return _observe("timer_misses_hidden", "trace", "host timer", missed, text, None)
 
-    A capture is mostly made once, so its scatter is unknown: that of the same variant's host timer is used.
-    """
+
+def _step(summary: SettingSummary) -> Estimate | None:
+    return summary.timing.step_ns
+
+
+def _communication(summary: SettingSummary) -> Estimate | None:
+    return summary.timing.communication_ns
+
+
+def _change(summaries: Sequence[SettingSummary], name: str, before: Kind, after: Kind) -> Observation | None:
+    """What one variant takes off the other's step or communication."""
+    old, new = variant_label(*before), variant_label(*after)
+    what = "step" if name == "step" else "communication (host timer)"
+    savings = _savings(summaries, before, after, _step if name == "step" else _communication)
+    new_first = new[:1].upper() + new[1:]
+    return _observe(
+        name, old, new, savings,
+        f"{new_first} takes {{effect}} off the {what} of {old}.",
+        f"{new_first} adds {{effect}} to the {what} of {old}.",
+    )  # fmt: skip
+
+
+def _savings(
+    summaries: Sequence[SettingSummary], before: Kind, after: Kind, figure: Callable[[SettingSummary], Estimate | None]
+) -> list[float]:
+    """What the second takes off the first in each pair of runs of the same work and repeat, as a share of the first."""
     found = []
-    for summary in summaries:
-        timer, trace = summary.timing.communication_ns, summary.trace
-        if not timer or not trace or timer.value <= 0 or timer.half_width is None or not timer.is_between_runs:
-            continue
-        relative = timer.half_width / timer.value * math.sqrt(len(timer.medians) / trace.captures)
-        traced_ns = getattr(trace, column)
-        found.append(
-            (
-                Estimate(timer.value, paired_half_width=timer.half_width, medians={ONE_BLOCK: timer.value}),
-                Estimate(traced_ns, paired_half_width=relative * traced_ns, medians={ONE_BLOCK: traced_ns}),
-            )
-        )
+    for old, new in product(summaries, summaries):
+        kinds = [(one.setting.variant, one.setting.bucket_size_mb) for one in (old, new)]
+        if kinds == [before, after] and old.setting.workload == new.setting.workload:
+            first, second = figure(old), figure(new)
+            if first and second:
+                common = first.medians.keys() & second.medians.keys()
+                found += [1 - second.medians[key] / first.medians[key] for key in sorted(common) if first.medians[key]]
     return found
 
 
-def _change(
-    timings: Sequence[Timing], topic: Topic, name: str, before: Variant, after: Variant, *, choices: int = 1
-) -> Iterator[Observation]:
-    """What one variant takes off the other's step or communication."""
-    quantity: Quantity = effects.step_of if name == "step" else effects.communication_of
-    found = effects.pairs(timings, before, after, quantity)
-    return _compare(topic, name, found, variant_label(*before), variant_label(*after), choices=choices)
+def _median_saving(summaries: Sequence[SettingSummary], before: Kind, after: Kind) -> float:
+    savings = _savings(summaries, before, after, _step)
+    return float(np.median(savings)) if savings else float("nan")
 
 
-def _compare(
-    topic: Topic,
-    name: str,
-    found: Sequence[tuple[Estimate, Estimate]],
-    before: str,
-    after: str,
-    *,
-    choices: int = 1,
-    more: dict[str, float] | None = None,
-) -> Iterator[Observation]:
-    """An observation of figures before and after, where there are any; supported where they differ."""
-    effect = combine([relative_saving(*pair) for pair in found], choices=choices)
-    if effect is None:
-        return
-    means = {
-        key: float(np.mean([pair[side].value for pair in found])) for side, key in enumerate(("before_ns", "after_ns"))
-    }
-    differs = effect.is_beyond("above", 0) != "cannot tell"
-    yield Observation(topic, name, effect, differs, before, after, means | (more or {}))
+def _observe(
+    name: str, before: str, after: str, savings: Sequence[float], takes: str, adds: str | None
+) -> Observation | None:
+    """An observation of savings; ``takes`` words a saving, ``adds`` a loss, which without words supports nothing."""
+    if not savings:
+        return None
+    value = float(np.median(savings))
+    low, high = (bootstrap_interval(savings) if len(savings) >= LEAST_PAIRS else None) or (None, None)
+    text = None
+    if low is not None and high is not None and (low > 0 or high < 0):
+        words, (shown, *ends) = (takes, (value, low, high)) if value > 0 else (adds, (-value, -high, -low))
+        effect = f"{percent(shown)} ({percent(ends[0])} to {percent(ends[1])}, {len(savings)} pairs)"
+        text = words and words.format(effect=effect)
+    return Observation(name, before, after, value, low, high, len(savings), text)

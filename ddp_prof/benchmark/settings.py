@@ -1,25 +1,26 @@
-"""The settings of a results database, each with the figures of all its repeats.
+"""The settings of a results database, each with the figures of all its repeats, and of a published study in this shape.
 
-A setting's figure is the median over its runs of each run's median over steps; its interval follows from
-:mod:`ddp_prof.benchmark.statistics`. Figures are compared only within one :class:`Testbed`: one machine with the same
-versions, one model, one number of ranks.
+A setting's figure is the median over its runs of each run's median over steps. Its interval is found by drawing runs,
+see :mod:`ddp_prof.analyze.statistics`: the steps of a run are more alike than those of two. Figures are compared only
+within one :class:`Testbed`, and there within a repeat of the same work, whose runs are near in time.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
+from typing import Any
 
 import numpy as np
 
-from ddp_prof.benchmark.statistics import Estimate, estimate_all, quotient
-from ddp_prof.benchmark.store import OK
+from ddp_prof.analyze.statistics import bootstrap_interval
+from ddp_prof.benchmark.store import OK, Environment, Results, StoredRun, StoredStep
 from ddp_prof.variants import BASELINE, BUCKETED, variant_label, variant_order
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-
-    from ddp_prof.benchmark.store import Environment, Results, StoredRun, StoredStep
+STUDIES = {"cs336": "cs336_xl_2gpu.csv"}
+"""File of each published study, beside this one; its first lines say what it is of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +30,19 @@ class Testbed:
     Attributes:
         environment: ``Environment.id``.
         device: ``None`` where no run of the testbed got far enough to report it.
+        definitions: Version of the definitions that the figures follow; ``None`` of databases from before.
     """
 
     environment: str
     model_size: str
     world_size: int
     device: str | None
+    definitions: int | None = None
 
     @classmethod
     def of(cls, run: StoredRun) -> Testbed:
         """That of a run which could report its device."""
-        return cls(run.environment, run.model_size, run.world_size, run.device)
+        return cls(run.environment, run.model_size, run.world_size, run.device, run.definitions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class Setting:
     """What was run, apart from the testbed.
 
     Attributes:
-        bucket_size_mb: Cap of a bucket in MB of 2**20 bytes; ``None`` where the variant has none, or no cap.
+        bucket_size_mb: Cap of a bucket in MiB; ``None`` where the variant has none, or no cap.
         local_batch_size: Sequences a step of one rank.
         seq_len: Tokens of a sequence.
     """
@@ -59,13 +62,8 @@ class Setting:
 
     @property
     def label(self) -> str:
-        """What tables and figures call the variant: ``bucketed 10 MB``."""
-        return variant_label(*self.kind)
-
-    @property
-    def kind(self) -> tuple[str, float | None]:
-        """Variant and bucket size."""
-        return self.variant, self.bucket_size_mb
+        """What tables and figures call the variant."""
+        return variant_label(self.variant, self.bucket_size_mb)
 
     @property
     def swept_mb(self) -> float | None:
@@ -76,6 +74,42 @@ class Setting:
     def workload(self) -> tuple[int, int]:
         """Batch size and context length: settings of one workload do the same work."""
         return self.local_batch_size, self.seq_len
+
+    @property
+    def order(self) -> tuple[int, int, int, str, float]:
+        """Sorts settings by workload, then by variant, buckets by size."""
+        return *self.workload, *variant_order(self.variant, self.bucket_size_mb)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A measured figure.
+
+    Attributes:
+        value: Median over the runs, in the unit of the field that holds it.
+        half_width: Half of its 95 % interval; ``None`` for fewer than three runs.
+        medians: Of each run, by its repeat.
+    """
+
+    value: float
+    half_width: float | None = None
+    medians: Mapping[str, float] = field(default_factory=dict)
+
+
+def estimate(medians: Mapping[str, float]) -> Estimate | None:
+    """The figure of runs; ``None`` without any."""
+    values = list(medians.values())
+    interval = bootstrap_interval(values)
+    half_width = interval and (interval[1] - interval[0]) / 2
+    return Estimate(float(np.median(values)), half_width, medians) if values else None
+
+
+def ratio(above: Estimate | None, below: Estimate | None) -> Estimate | None:
+    """One figure over another: by the repeats that both have, else, as of a published study, of their values."""
+    if above is None or below is None or not below.value:
+        return None
+    common = {key: above.medians[key] / value for key, value in below.medians.items() if key in above.medians and value}
+    return estimate(common) or Estimate(above.value / below.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +147,7 @@ class SettingSummary:
         runs: Runs that were measured.
         failed_runs: Runs that ran out of memory or failed; ``reason`` says why the first of them did.
         caveats: What restricts the meaning of the figures.
+        codes: Digests of the code of the runs that were measured.
         synchronized_ns: Communication where the host waited for the device at each change of phase, as it did for
             forward, backward and optimizer.
         trace: From captures of the setting.
@@ -129,6 +164,7 @@ class SettingSummary:
     failed_runs: int
     reason: str | None
     caveats: tuple[str, ...]
+    codes: tuple[str | None, ...]
     synchronized_ns: Estimate | None
     forward_ns: Estimate | None
     backward_ns: Estimate | None
@@ -144,163 +180,91 @@ class SettingSummary:
         return self.timing.setting
 
 
-Key: TypeAlias = tuple[Testbed, Setting]
+Steps = Mapping[tuple[str, bool], Sequence[StoredStep]]
+"""By run, and by whether they are synchronized."""
 
 
 def summarize_settings(results: Results) -> tuple[SettingSummary, ...]:
     """Each setting of each testbed: testbeds as first met, settings by workload, variant and bucket size."""
-    runs = _runs_by_setting(results)
     environments = {environment.id: environment for environment in results.environments}
     steps: dict[tuple[str, bool], list[StoredStep]] = {}
     for step in results.steps:
         steps.setdefault((step.run, step.is_synchronized), []).append(step)
-    figures = {name: _estimate(runs, steps, *how) for name, how in FIGURES.items()}
-    summaries = [
-        _summarize(key, environments.get(key[0].environment), own, {name: of.get(key) for name, of in figures.items()})
-        for key, own in runs.items()
-    ]
-    testbeds = list(dict.fromkeys(testbed for testbed, _ in runs))
-    summaries.sort(key=lambda summary: (testbeds.index(summary.testbed), *setting_order(summary.setting)))
-    return tuple(_with_speedups(summaries))
-
-
-def setting_order(setting: Setting) -> tuple[int, int, int, str, float]:
-    """Sorts settings by workload, then by variant, buckets by size."""
-    return *setting.workload, *variant_order(*setting.kind)
-
-
-def by_testbed(summaries: Iterable[SettingSummary]) -> dict[Testbed, list[SettingSummary]]:
-    """The settings of each testbed."""
-    found: dict[Testbed, list[SettingSummary]] = {}
-    for summary in summaries:
-        found.setdefault(summary.testbed, []).append(summary)
-    return found
-
-
-def _runs_by_setting(results: Results) -> dict[Key, list[StoredRun]]:
-    found: dict[Key, list[StoredRun]] = {}
+    runs: dict[tuple[Testbed, Setting], list[StoredRun]] = {}
     for run, device in zip(results.runs, _devices(results.runs), strict=True):
         testbed = replace(Testbed.of(run), device=device)
         setting = Setting(run.variant, run.bucket_size_mb, run.local_batch_size, run.seq_len)
-        found.setdefault((testbed, setting), []).append(run)
-    return found
+        runs.setdefault((testbed, setting), []).append(run)
+    testbeds = list(dict.fromkeys(testbed for testbed, _ in runs))
+    summaries = [_summarize(*key, environments.get(key[0].environment), own, steps) for key, own in runs.items()]
+    summaries.sort(key=lambda summary: (testbeds.index(summary.testbed), *summary.setting.order))
+    return tuple(_with_speedups(summaries))
 
 
 def _devices(runs: Sequence[StoredRun]) -> list[str | None]:
     """The device of each run; a run that failed before it could report it gets the device of its environment."""
-    known: dict[str, list[str]] = {}
+    known: dict[str, str] = {}
     for run in runs:
         if run.device is not None:
-            known.setdefault(run.environment, []).append(run.device)
-    return [run.device or next(iter(known.get(run.environment, ())), None) for run in runs]
-
-
-def _of_machine(key: Key) -> Sequence[Hashable]:
-    return (_machine(key),)
-
-
-def _of_variant(key: Key) -> Sequence[Hashable]:
-    _, setting = key
-    return setting.variant, _machine(key)
-
-
-FIGURES: dict[str, tuple[str, bool, Callable[[Key], Sequence[Hashable]]]] = {
-    "step_ns": ("step_ns", False, _of_machine),
-    "communication_ns": ("communication_ns", False, _of_variant),
-    "synchronized_ns": ("communication_ns", True, _of_variant),
-    "forward_ns": ("forward_ns", True, _of_machine),
-    "backward_ns": ("backward_ns", True, _of_machine),
-    "optimizer_ns": ("optimizer_ns", True, _of_machine),
-}
-"""What is estimated: the column of the steps, whether of synchronized ones, and the pools of its scatter.
-
-The scatter of whole steps comes from the machine, so all settings of an environment are pooled. Communication after
-backward depends on the variant, and so does its scatter: it is pooled by variant.
-"""
-
-
-def _estimate(
-    runs: Mapping[Key, Sequence[StoredRun]],
-    steps: Mapping[tuple[str, bool], Sequence[StoredStep]],
-    column: str,
-    is_synchronized: bool,
-    pools_of: Callable[[Key], Sequence[Hashable]],
-) -> dict[Key, Estimate]:
-    """One figure of all settings."""
-    machines: dict[Hashable, dict[Key, dict[str, list[float]]]] = {}
-    for key, own in runs.items():
-        machines.setdefault(_machine(key), {})[key] = {
-            _repeat(run): [
-                value
-                for step in steps.get((run.id, is_synchronized), ())
-                if (value := getattr(step, column)) is not None
-            ]
-            for run in own
-            if run.status == OK
-        }
-    found: dict[Key, Estimate] = {}
-    for samples in machines.values():
-        found |= estimate_all(samples, _work, pools_of)
-    return found
-
-
-def _repeat(run: StoredRun) -> str:
-    """What runs of one block share: the repeat, and their length, since sweeps of two lengths may share a database."""
-    return f"repeat {run.repeat}: {run.steps} steps after {run.warmup}"
-
-
-def _machine(key: Key) -> Hashable:
-    testbed, _ = key
-    return testbed.environment, testbed.device
-
-
-def _work(key: Key) -> Hashable:
-    testbed, setting = key
-    return testbed, setting.workload
+            known.setdefault(run.environment, run.device)
+    return [run.device or known.get(run.environment) for run in runs]
 
 
 def _summarize(
-    key: Key, environment: Environment | None, runs: Sequence[StoredRun], figures: dict[str, Estimate | None]
+    testbed: Testbed, setting: Setting, environment: Environment | None, runs: Sequence[StoredRun], steps: Steps
 ) -> SettingSummary:
-    testbed, setting = key
     measured = [run for run in runs if run.status == OK]
     failed = [run for run in runs if run.status != OK]
-    status = OK if measured else failed[0].status
+
+    def figure(column: str, *, synchronized: bool) -> Estimate | None:
+        medians = {}
+        for run in measured:
+            values = [getattr(step, column) for step in steps.get((run.id, synchronized), ())]
+            known = [value for value in values if value is not None]
+            if known:  # sweeps of two lengths may share a database
+                medians[f"repeat {run.repeat}: {run.steps} steps after {run.warmup}"] = float(np.median(known))
+        return estimate(medians)
+
     return SettingSummary(
         testbed=testbed,
         environment=environment,
-        timing=Timing(setting, status, figures.pop("step_ns"), figures.pop("communication_ns")),
+        timing=Timing(
+            setting,
+            OK if measured else failed[0].status,
+            figure("step_ns", synchronized=False),
+            figure("communication_ns", synchronized=False),
+        ),
         first=(measured or failed)[0],
         runs=len(measured),
         failed_runs=len(failed),
         reason=next((run.reason for run in failed if run.reason), None),
         caveats=tuple(dict.fromkeys(run.caveat for run in runs if run.caveat)),
+        codes=tuple(dict.fromkeys(run.code for run in measured)),
+        synchronized_ns=figure("communication_ns", synchronized=True),
+        forward_ns=figure("forward_ns", synchronized=True),
+        backward_ns=figure("backward_ns", synchronized=True),
+        optimizer_ns=figure("optimizer_ns", synchronized=True),
         trace=_trace_figures(measured),
-        peak_memory_bytes=max(
-            (run.peak_memory_bytes for run in runs if run.peak_memory_bytes is not None), default=None
-        ),
-        **figures,
+        peak_memory_bytes=max((size for run in runs if (size := run.peak_memory_bytes) is not None), default=None),
     )
 
 
 def _trace_figures(runs: Sequence[StoredRun]) -> TraceFigures | None:
     captures = [run for run in runs if run.trace_comm_ns is not None]
-    if not captures:
-        return None
 
-    def median(field: str) -> Any:
-        values = [value for run in captures if (value := getattr(run, f"trace_{field}")) is not None]
+    def median(name: str) -> Any:
+        values = [value for run in captures if (value := getattr(run, name)) is not None]
         return float(np.median(values)) if values else None
 
-    exposed = median("exposed_ns")
-    overlapped = median("overlapped_ns")
+    exposed, overlapped = median("trace_exposed_ns"), median("trace_overlapped_ns")
     if exposed is None or overlapped is None:
         return None
-    return TraceFigures(len(captures), median("comm_ns"), overlapped, exposed, median("tail_ns"))
+    return TraceFigures(len(captures), median("trace_comm_ns"), overlapped, exposed, median("trace_tail_ns"))
 
 
-def _with_speedups(summaries: Sequence[SettingSummary]) -> list[SettingSummary]:
+def _with_speedups(summaries: Iterable[SettingSummary]) -> list[SettingSummary]:
     """Each with its speed-up over the naive run of the same work on the same testbed, where there is one."""
+    summaries = list(summaries)
     naive = {
         (summary.testbed, summary.setting.workload): summary.timing
         for summary in summaries
@@ -308,17 +272,35 @@ def _with_speedups(summaries: Sequence[SettingSummary]) -> list[SettingSummary]:
     }
     found = []
     for summary in summaries:
-        own = summary.timing
         if base := naive.get((summary.testbed, summary.setting.workload)):
-            step = speedup(base.step_ns, own.step_ns)
-            communication = speedup(base.communication_ns, own.communication_ns)
+            step = ratio(base.step_ns, summary.timing.step_ns)
+            communication = ratio(base.communication_ns, summary.timing.communication_ns)
             summary = replace(summary, speedup=step, communication_speedup=communication)
         found.append(summary)
     return found
 
 
-def speedup(before: Estimate | None, after: Estimate | None) -> Estimate | None:
-    """One time over another, where both are known."""
-    if before is None or after is None or not after.value:
-        return None
-    return Estimate(1.0) if before is after else quotient(before, after)
+@dataclass(frozen=True, slots=True)
+class Study:
+    """Published timings: of one run each, so without a spread.
+
+    Attributes:
+        about: What was measured on what, as the file says it.
+    """
+
+    name: str
+    about: str
+    timings: tuple[Timing, ...]
+
+
+def load_study(name: str) -> Study:
+    """Read a study that comes with the package."""
+    lines = (files(__package__) / STUDIES[name]).read_text(encoding="utf-8").splitlines()
+    about = [line.removeprefix("# ") for line in lines if line.startswith("#")]
+    timings = []
+    for row in csv.DictReader(line for line in lines if not line.startswith("#")):
+        size = float(row["bucket_size_mb"]) if row["bucket_size_mb"] else None
+        setting = Setting(row["variant"], size, int(row["local_batch_size"]), int(row["seq_len"]))
+        times = [Estimate(float(row[key]) * 1e9) if row[key] else None for key in ("step_s", "communication_s")]
+        timings.append(Timing(setting, row["status"], *times))
+    return Study(name, " ".join(about[:2]), tuple(sorted(timings, key=lambda timing: timing.setting.order)))

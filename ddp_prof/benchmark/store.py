@@ -1,4 +1,4 @@
-"""The results database: what the benchmark suite measured; the suite writes it and ``ddp-prof results`` reads it.
+"""The results database: what the study measured; the sweep writes it and ``ddp-prof results`` reads it.
 
 Five tables, a frozen class each: environments; runs; the times of each step of a run; the times of a run's messages by
 size; the times of all-reduces measured alone. Times are nanoseconds, sizes bytes, and ``None`` (null) is what was not
@@ -74,6 +74,8 @@ class StoredRun:
         trace: File of the capture of the same setting, where one was made; the figures from it are medians of a step
             over all ranks.
         code: Digest of the code that was measured; the run is made again, under the same id, when that changes.
+        definitions: ``DEFINITIONS`` of :mod:`ddp_prof.analyze` that the figures follow, likewise; ``None`` of
+            databases from before it was kept.
     """
 
     id: str
@@ -109,6 +111,7 @@ class StoredRun:
     trace_exposed_ns: int | None = None
     trace_tail_ns: int | None = None
     code: str | None = None
+    definitions: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,21 +250,13 @@ def write_run(
 
 
 def update_run(database: Database, run: StoredRun) -> None:
-    """Replace what is known of a run beside its measurements.
-
-    Raises:
-        TraceError: The file cannot be written.
-    """
+    """Replace what is known of a run beside its measurements; raises as :func:`write_run`."""
     with _errors_of(_path_of(database)), database.atomic():
         _upsert(database, runs=[run])
 
 
 def write_all_reduces(database: Database, environment: Environment, rows: Sequence[StoredAllReduce]) -> None:
-    """Write timings of the all-reduce alone; earlier ones of the same size, ranks and backend are replaced.
-
-    Raises:
-        TraceError: The file cannot be written.
-    """
+    """Write timings of the all-reduce alone, in place of earlier ones; raises as :func:`write_run`."""
     with _errors_of(_path_of(database)), database.atomic():
         _upsert(database, environments=[environment], all_reduces=rows)
 

@@ -16,9 +16,8 @@ from ddp_prof.errors import TraceError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ddp_prof.benchmark.report.testbeds import TestbedResults
-    from ddp_prof.benchmark.settings import SettingSummary
-    from ddp_prof.benchmark.study import Study
+    from ddp_prof.benchmark.report import TestbedResults
+    from ddp_prof.benchmark.settings import SettingSummary, Study
     from ddp_prof.present.table import TableOptions
 
 OWN_RESULTS, RESULTS = Path("traces/local/results.db"), Path("traces/results.db")
@@ -68,7 +67,7 @@ def _usual_database() -> Path:
 @click.option(
     "--against",
     type=click.Choice(["cs336"]),
-    help="Show a published study beside the results, and test its claims.",
+    help="Show a published study beside the results.",
 )
 @click.option(
     "-o",
@@ -88,10 +87,9 @@ def command(
     traces/results.db. Settings that ran out of memory or failed are rows, too. Pictures need Chromium; the HTML pages
     are written without it.
     """
-    from ddp_prof.benchmark.report.testbeds import gather_testbeds
-    from ddp_prof.benchmark.settings import summarize_settings
+    from ddp_prof.benchmark.report import gather_testbeds
+    from ddp_prof.benchmark.settings import load_study, summarize_settings
     from ddp_prof.benchmark.store import load_results
-    from ddp_prof.benchmark.study import load_study
 
     table = database.with_suffix(".csv")
     protect([database], *([table] if folder else []))
@@ -102,7 +100,7 @@ def command(
     study = load_study(against) if against else None
     _show(output, database, testbeds, study)
     if folder:
-        from ddp_prof.benchmark.report.documents import REPORT, write_results, write_results_csv
+        from ddp_prof.benchmark.documents import REPORT, write_results, write_results_csv
 
         for problem in write_results(testbeds, study, folder):
             say_note(problem)
@@ -133,8 +131,8 @@ def _select(
 
 
 def _show(output: TableOptions, database: Path, testbeds: Sequence[TestbedResults], study: Study | None) -> None:
-    from ddp_prof.benchmark.report.documents import results_document, results_markdown
-    from ddp_prof.benchmark.report.views import csv_view, results_view
+    from ddp_prof.benchmark.documents import results_document, results_markdown
+    from ddp_prof.benchmark.report import csv_view, results_views
     from ddp_prof.present.table import TableView, show
 
     if output.form == "markdown":
@@ -144,4 +142,4 @@ def _show(output: TableOptions, database: Path, testbeds: Sequence[TestbedResult
     elif output.form == "csv":
         show(output, [csv_view(testbeds, study)])
     else:
-        show(output, results_view(testbeds, study))
+        show(output, results_views(testbeds, study))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ddp_prof.analyze import DEFINITIONS
 from ddp_prof.benchmark.store import (
     OK,
     OUT_OF_MEMORY,
@@ -99,7 +100,7 @@ class Sweep:
             gradient_bytes=GRADIENT_BYTES, world_size=2, backend="gloo", device="cpu", local_batch_size=work[0],
             seq_len=work[1], warmup=1, steps=self.steps, status=OK, reason=None, caveat=None, collectives=8,
             communicated_bytes=GRADIENT_BYTES, peak_memory_bytes=1000 + repeat, tokens=2 * work[0] * work[1],
-            created="2026-01-01T00:00:00+00:00", git_commit=None, command="python",
+            created="2026-01-01T00:00:00+00:00", git_commit=None, command="python", definitions=DEFINITIONS,
         )  # fmt: skip
 
     def _step(self, run: StoredRun, index: int, mode: bool, step_ms: float, comm_ms: float) -> StoredStep:

@@ -10,16 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.benchmark.allreduce.__main__ import main
-from ddp_prof.benchmark.allreduce.arguments import make_parser, message_bytes
-from ddp_prof.benchmark.allreduce.timings import summarize_times, timings_view
-from ddp_prof.benchmark.alpha_beta import message_costs
-from ddp_prof.benchmark.statistics import median_interval
+from ddp_prof.benchmark.allreduce import main, make_parser, message_bytes, summarize_times, timings_view
+from ddp_prof.benchmark.bucket_model import message_costs
 from ddp_prof.benchmark.store import StoredAllReduce, load_results, open_database, write_all_reduces
+from ddp_prof.train.workload.sizes import MODEL_SIZES
 from tests.benchmark.results_factory import Sweep
 
 GB_PER_S = 2.0  # bytes a nanosecond
 OVERHEAD_NS = 100_000
+GRADIENTS = MODEL_SIZES["mini"].gradient_bytes()
 SIZES = (1_000, 100_000, 10_000_000)
 
 
@@ -33,7 +32,7 @@ def rows(sizes: tuple[int, ...] = SIZES, world: int = 4) -> list[StoredAllReduce
 
 
 def test_bandwidths_follow_from_the_latency() -> None:
-    row = timings_view(rows(), "", 10**8, "mini").rows[2]
+    row = timings_view(rows(), "", "mini").rows[2]
     assert row["latency_ms"] == pytest.approx(5.1)
     assert row["algbw_median_GB/s"] == pytest.approx(10_000_000 / 5.1e6)
     assert row["busbw_median_GB/s"] == pytest.approx(1.5 * 10_000_000 / 5.1e6), "2 (n - 1) / n of four ranks"
@@ -42,10 +41,10 @@ def test_bandwidths_follow_from_the_latency() -> None:
 
 
 def test_the_fitted_model_gives_the_best_bucket() -> None:
-    document = timings_view(rows(), "", 10**8, "mini").document
+    document = timings_view(rows(), "", "mini").document
     assert document["link"]["overhead_ns"] == pytest.approx(OVERHEAD_NS, rel=1e-3)
     assert document["link"]["bytes_per_ns"] == pytest.approx(GB_PER_S, rel=1e-3)
-    assert document["best_bucket_bytes"] == pytest.approx((10**8 * OVERHEAD_NS * GB_PER_S) ** 0.5, rel=1e-3)
+    assert document["best_bucket_bytes"] == pytest.approx((GRADIENTS * OVERHEAD_NS * GB_PER_S) ** 0.5, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -58,19 +57,9 @@ def test_the_fitted_model_gives_the_best_bucket() -> None:
     ],
 )
 def test_sizes_that_do_not_span_the_range_of_the_fit_are_said(sizes: tuple[int, ...], note: str | None) -> None:
-    notes = timings_view(rows(sizes), "", 10**8, "mini").notes
+    notes = timings_view(rows(sizes), "", "mini").notes
     found = [line for line in notes if "extrapolated" in line or "no cost model" in line]
     assert [line.startswith(str(note)) for line in found] == ([True] if note else [])
-
-
-@pytest.mark.parametrize(
-    ("count", "interval"), [(5, (None, None)), (6, (0.0, 5.0)), (10, (1.0, 8.0)), (20, (5.0, 14.0))]
-)
-def test_the_interval_of_a_median_is_that_of_the_tables(
-    count: int, interval: tuple[float, float] | tuple[None, None]
-) -> None:
-    """W. J. Conover, or any table of the sign test at 95 %."""
-    assert median_interval([float(value) for value in reversed(range(count))]) == interval
 
 
 def test_sizes_are_whole_elements_and_each_once() -> None:
@@ -81,7 +70,7 @@ def test_sizes_are_whole_elements_and_each_once() -> None:
     ("argv", "message"),
     [
         (["--sizes-mb", "0"], "must be positive"),
-        (["--sizes-mb", "1,big"], "big"),
+        (["--sizes-mb", "1", "big"], "big"),
         (["--world-sizes", "1"], "must be at least 2"),
         (["--backend", "mpi"], "invalid choice"),
     ],
@@ -125,7 +114,7 @@ class TestDatabase:
 @pytest.mark.torch
 def test_ranks_are_started_timed_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     database = tmp_path / "results.db"
-    sizes = ["--sizes-mb", "0.001,0.1", "--world-sizes", "2", "3", "--calls", "6", "--warmup", "1"]
+    sizes = ["--sizes-mb", "0.001", "0.1", "--world-sizes", "2", "3", "--calls", "6", "--warmup", "1"]
     assert main([*sizes, "--backend", "gloo", "--device", "cpu", "--format", "json", "--database", str(database)]) == 0
     worlds = json.loads(capsys.readouterr().out)["all_reduces"]
     assert [world["world_size"] for world in worlds] == [2, 3]
@@ -146,7 +135,7 @@ def test_of_each_call_the_longest_time_of_the_ranks_can_be_asked_for(monkeypatch
     """Data are no zeros, and the same in each call; what a call takes on this rank is told by a stand-in."""
     import torch
 
-    from ddp_prof.benchmark.allreduce import ranks
+    from ddp_prof.benchmark import allreduce_ranks as ranks
 
     times = {"min": [[1, 5]], "max": [[9, 7]]}  # of both ranks, by what the all-reduce of the times takes
     seen: list[torch.Tensor] = []
@@ -173,7 +162,7 @@ def test_of_each_call_the_longest_time_of_the_ranks_can_be_asked_for(monkeypatch
 
 
 def test_the_statistic_is_named_beside_that_of_nccl_tests() -> None:
-    (note, *_) = timings_view(rows(), "", 10**8, "mini", "max").notes
+    (note, *_) = timings_view(rows(), "", "mini", "max").notes
     assert "of the longest time of a call over the ranks (nccl-tests: the mean of calls one behind the other" in note
 
 

@@ -2,28 +2,25 @@ from __future__ import annotations
 
 import math
 import re
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from ddp_prof.benchmark.report.bandwidth_chart import draw_bandwidth
-from ddp_prof.benchmark.report.bucket_sweep_chart import batch_sizes, draw_bucket_sweep
-from ddp_prof.benchmark.report.documents import results_markdown, write_results, write_results_csv
-from ddp_prof.benchmark.report.rows import csv_rows
-from ddp_prof.benchmark.report.testbeds import TestbedResults, gather_testbeds
-from ddp_prof.benchmark.report.variants_chart import chart_rows, draw_variants
-from ddp_prof.benchmark.report.views import (
+from ddp_prof.analyze import DEFINITIONS
+from ddp_prof.benchmark.charts import draw_bandwidth, draw_buckets, draw_figures, draw_model, draw_variants
+from ddp_prof.benchmark.documents import results_markdown, write_results, write_results_csv
+from ddp_prof.benchmark.report import (
+    NO_SPREAD,
+    OTHER_CODE,
     SPREAD,
-    SPREAD_WITHIN,
-    bucket_rows,
-    claims_view,
+    TestbedResults,
     comparison_view,
-    results_view,
+    csv_rows,
+    gather_testbeds,
+    results_views,
     settings_view,
 )
-from ddp_prof.benchmark.settings import summarize_settings
-from ddp_prof.benchmark.study import load_study
+from ddp_prof.benchmark.settings import load_study, summarize_settings
 from ddp_prof.manifest import Caveat
 from ddp_prof.present.text import size
 from tests.benchmark.results_factory import GRADIENT_BYTES, MS, OTHER_ENVIRONMENT, SIZES, Sweep, line, study_like
@@ -32,11 +29,11 @@ from tests.present.runs import HOSTILE_TITLE
 HEADER = (
     "implementation,model_size,d_model,num_layers,world_size,avg_step_time_ms,avg_comm_time_ms,comm_overhead_pct,"
     "num_comm_ops,speedup_vs_naive,comm_speedup_vs_naive,bucket_size_mb,local_batch_size,seq_len,status,reason,runs,"
-    "failed_runs,steps_per_run,step_time_spread_ms,comm_time_spread_ms,speedup_spread,spread_between_runs,comm_time_synchronized_ms,"
+    "failed_runs,steps_per_run,step_time_spread_ms,comm_time_spread_ms,speedup_spread,comm_time_synchronized_ms,"
     "comm_time_synchronized_spread_ms,forward_ms,forward_spread_ms,backward_ms,backward_spread_ms,optimizer_ms,"
     "optimizer_spread_ms,trace_captures,trace_comm_ms,trace_overlapped_ms,trace_exposed_ms,trace_tail_ms,comm_bytes,"
     "gradient_bytes,parameters,peak_memory_bytes,tokens_per_s,device,backend,caveat,environment,cpu,cores,gpus,torch,"
-    "ddp_prof,git_commit"
+    "ddp_prof,git_commit,definitions"
 )
 
 
@@ -98,10 +95,10 @@ class TestRows:
         best = size(round(math.sqrt(GRADIENT_BYTES * 200_000 * 0.8)))
         assert any(f"b* = sqrt(s o w), gives a best bucket size of {best}" in note for note in notes)
 
-    def test_one_run_of_each_is_said_to_tell_little(self) -> None:
-        sweep = Sweep(repeats=1)
+    def test_two_runs_of_each_are_said_to_tell_no_spread(self) -> None:
+        sweep = Sweep(repeats=2)
         sweep.add("naive", 100, 40)
-        assert SPREAD_WITHIN in settings_view(testbed_of(sweep)).notes
+        assert NO_SPREAD in settings_view(testbed_of(sweep)).notes
 
     def test_traces_have_columns_where_there_are_some(self) -> None:
         assert "trace_exposed_ms" not in settings_view(testbed_of(exact())).rows[0]
@@ -111,9 +108,25 @@ class TestRows:
         assert [row["trace_exposed_ms"] for row in rows if row["variant"] in ("naive", "torch")] == [None, 5]
 
     def test_the_model_predicts_beside_what_was_measured(self) -> None:
-        row = next(bucket_row for bucket_row in bucket_rows(testbed_of(exact())) if bucket_row["bucket_mb"] == 10.0)
+        row = next(row for row in settings_view(testbed_of(exact())).rows if row["variant"] == "bucketed 10 MB")
         assert row["predicted_ms"] == pytest.approx((GRADIENT_BYTES / 4 / 0.8 + 4 * 200_000) / 1e6, rel=1e-6)
         assert (row["comm_ms"], row["step_ms"]) == pytest.approx((20, 80))
+
+    def test_other_definitions_are_another_table_that_says_so(self) -> None:
+        sweep = exact()
+        sweep.add("torch", 70, 15, definitions=None)
+        today, before = testbeds_of(sweep)
+        assert "definitions" not in today.title
+        assert f"by definitions of before 2, today's are {DEFINITIONS}: measure again" in before.title
+        assert [row["variant"] for row in settings_view(before).rows] == ["torch"]
+        views = results_views([today, before], None)
+        assert "2 testbeds are shown separately" in views[-1].notes[0]
+
+    def test_runs_of_several_versions_of_the_code_are_said_to_be_mixed(self) -> None:
+        sweep = exact()
+        assert OTHER_CODE not in settings_view(testbed_of(sweep)).notes
+        sweep.add("torch", 70, 15, code="c2")
+        assert OTHER_CODE in settings_view(testbed_of(sweep)).notes
 
 
 class TestStudy:
@@ -126,70 +139,21 @@ class TestStudy:
         absent = next(row for row in view.rows if row["context"] == 512)
         assert (absent["study_step_ms"] is None, absent["step_ms"], absent["status"]) == (False, None, None)
 
-    def test_each_claim_is_checked_for_both(self) -> None:
-        view = claims_view(testbed_of(study_like()), load_study("cs336"))
-        assert view.title == (
-            "Of 9 claims that the study's own figures support, 9 hold here, 0 do not, 0 cannot be decided"
-        )
-        first = view.rows[0]
-        assert (first["study"], first["study_figure"]) == ("yes", "53 % (51 % to 55 %, 5 settings)")
-        lone = Sweep(noise=0)
-        lone.add("torch", 100, 40)
-        rows = claims_view(testbed_of(lone), load_study("cs336")).rows
-        assert {(row["here"], row["here_figure"]) for row in rows} == {("cannot tell", "not measured")}
+
+def test_a_sentence_goes_when_the_spread_grows() -> None:
+    quiet, loud = (results_markdown([testbed_of(study_like(noise))], None) for noise in (0.002, 0.3))
+    assert re.search(r"- Bucketed 10 MB takes \d+ % \(.*\) off the step of torch\.", quiet)
+    assert "off the step of torch" not in loud
+    assert "- no difference is reported: none is clear in enough pairs of runs" in results_markdown(
+        [testbed_of(exact())], None
+    )
 
 
-class TestWords:
-    def test_a_sentence_goes_when_the_spread_grows(self) -> None:
-        quiet, loud = (results_markdown([testbed_of(study_like(noise))], None) for noise in (0.002, 0.5))
-        assert re.search(r"Overlap takes \d+ % \(.*\) off the step of naive\.", quiet)
-        assert "off the step of naive" not in loud
-
-    def test_each_kind_of_observation_has_its_sentence(self) -> None:
-        sweep = study_like()
-        for variant in ("naive", "overlap"):
-            sweep.add(variant, 300, 100, work=(8, 64), synchronized_ms=60, trace_comm_ns=1, trace_overlapped_ns=1,
-                      trace_exposed_ns=20 * MS, trace_tail_ns=15 * MS)  # fmt: skip
-        for _, run, *_ in sweep.runs:
-            object.__setattr__(run, "device", "cuda")
-        text = results_markdown([testbed_of(sweep)], None)
-        for part in (
-            "The model's best bucket size is",
-            "overlap takes more off communication than off the step",
-            "A longer context gives backward more compute to hide",
-            "a host timer shows",
-            "the trace 20.0 ms of exposed communication, of which the tail is 15.0 ms",
-        ):
-            assert part in text, part
-
-    def test_what_slows_down_is_said_to_add(self) -> None:
-        sweep = Sweep(noise=0.001)
-        for variant, step in (("naive", 100), ("flat", 100), ("overlap", 150)):
-            sweep.add(variant, step, 40)
-        text = results_markdown([testbed_of(sweep)], None)
-        assert "Overlap adds 50 % (" in text
-        assert "Flat and naive take the same time, to within 5 %" in text
-
-    def test_why_nothing_is_said_is_told(self) -> None:
-        failed, lone, once, loud = Sweep(), Sweep(), Sweep(repeats=1), Sweep(noise=0.5)
-        failed.fail("naive")
-        lone.add("torch", 100, 40)
-        for sweep in (once, loud):
-            sweep.add("naive", 100, 40)
-            sweep.add("flat", 99, 40)
-        for sweep, why in (
-            (failed, "no run finished"),
-            (lone, "there is only one variant"),
-            (once, "no setting was run twice"),
-            (loud, "none exceeds the measured spread"),
-        ):
-            assert f"No difference is reported: {why}." in results_markdown([testbed_of(sweep)], None)
-
-    def test_names_are_text(self) -> None:
-        sweep = Sweep()
-        sweep.add("naive", 100, 40, caveat=HOSTILE_TITLE)
-        text = results_markdown([testbed_of(sweep)], None)
-        assert "<img" not in text.replace("\\<img", "")
+def test_names_are_text() -> None:
+    sweep = Sweep()
+    sweep.add("naive", 100, 40, caveat=HOSTILE_TITLE)
+    text = results_markdown([testbed_of(sweep)], None)
+    assert "<img" not in text.replace("\\<img", "")
 
 
 def test_figures_say_that_ranks_shared_a_gpu() -> None:
@@ -204,9 +168,9 @@ def test_two_environments_are_never_in_one_table_or_figure(tmp_path: Path) -> No
     sweep.environment = OTHER_ENVIRONMENT
     sweep.add("naive", 9000, 10)
     testbeds = testbeds_of(sweep)
-    views = [view for view in results_view(testbeds, None) if "environment" in view.title]
+    views = [view for view in results_views(testbeds, None) if "environment" in view.title]
     assert [("e1" in view.title, "e2" in view.title) for view in views] == [(True, False), (False, True)]
-    assert "2 testbeds are shown separately" in results_view(testbeds, None)[-1].notes[0]
+    assert "2 testbeds are shown separately" in results_views(testbeds, None)[-1].notes[0]
     assert max(max(trace.x) for trace in draw_variants(testbeds[0]).data) < 400
     assert "step of naive" not in results_markdown(testbeds[1:], None)
 
@@ -216,69 +180,52 @@ class TestFigures:
         testbed = testbed_of(exact())
         rest, communication = draw_variants(testbed).data
         assert [a + b for a, b in zip(rest.x, communication.x, strict=True)] == pytest.approx([60, 100, 90, 80, 85])
-        assert chart_rows(testbed)[0] == "batch 2 x 32 tokens"
+        assert draw_variants(testbed).layout.yaxis.ticktext[0] == "<b>batch 2 x 32 tokens</b>  "
         texts = [item.text for item in draw_variants(testbed).layout.annotations]
         assert "out of memory" in texts
         assert "<b>40 %</b> communication" in texts
         assert "device: cpu" in draw_variants(testbed).layout.title.subtitle.text
 
-    def test_a_curve_a_context_and_a_line_a_reference(self) -> None:
-        testbed = testbed_of(exact())
-        assert batch_sizes(testbed) == [2]
-        figure = draw_bucket_sweep(testbed, 2)
-        curves = {item.name: item for item in figure.data if item.name}
-        assert list(curves) == ["bucketed, context 32", "bucketed, context 64"]
-        assert list(curves["bucketed, context 64"].customdata) == [1, 10, 100]
-        assert list(curves["bucketed, context 64"].y) == pytest.approx([90, 80, 85])
-        assert figure.layout.xaxis.type == "log"
-        labels = [item.text for item in figure.layout.annotations]
-        assert labels == ["fastest other: naive"], "the steps contradict the model's best size, so it is not marked"
-
-    def test_a_size_above_all_gradients_is_one_bucket(self) -> None:
-        axis = draw_bucket_sweep(testbed_of(exact()), 2).layout.xaxis
-        assert list(axis.ticktext) == [
-            f"{size:g}<br>(one bucket)" if size * 2**20 >= GRADIENT_BYTES else f"{size:g}" for size in (1, 10, 100)
-        ]
-        assert axis.title.text == "bucket size (MiB, log scale)"
-
-    def test_one_reference_a_context_the_fastest_without_buckets(self) -> None:
+    def test_a_curve_a_workload_and_a_line_for_its_fastest_other_variant(self) -> None:
         sweep = exact()
         for variant, step_ms in (("flat", 99), ("overlap", 95), ("torch", 97)):
             sweep.add(variant, step_ms, 30)
-        figure = draw_bucket_sweep(testbed_of(sweep), 2)
-        assert [item.text for item in figure.layout.annotations if item.xref == "paper"] == ["fastest other: overlap"]
+        curves = {item.name: item for item in draw_buckets(testbed_of(sweep)).data}
+        assert list(curves) == [
+            "bucketed, batch 2 x 32",
+            "bucketed, batch 2 x 64",
+            "fastest other, batch 2 x 64: overlap",
+        ]
+        assert list(curves["bucketed, batch 2 x 64"].customdata) == [1, 10, 100]
+        assert list(curves["bucketed, batch 2 x 64"].y) == pytest.approx([90, 80, 85])
+        assert list(curves["fastest other, batch 2 x 64: overlap"].y) == pytest.approx([95, 95])
 
-    @pytest.mark.parametrize(
-        ("steps", "noise", "note", "is_marked"),
-        [
-            ((120, 100, 140), 0.0001, "The cost model fits", True),
-            ((120, 130, 100), 0.0001, "The cost model does not fit", False),
-            ((100, 101, 100), 0.2, "The cost model ", True),
-        ],
-    )
-    def test_the_model_is_marked_unless_the_steps_contradict_it(
-        self, steps: tuple[int, ...], noise: float, note: str, is_marked: bool
-    ) -> None:
-        sweep = Sweep(noise=noise)
-        sweep.add("naive", 150, 40, messages=[(size, line(size)) for size in SIZES])
-        for bucket_mb, step_ms in zip((1.0, 3.0, 100.0), steps, strict=True):
-            sweep.add("bucketed", step_ms, 20, bucket=bucket_mb)
-        figure = draw_bucket_sweep(testbed_of(sweep), 2)
-        assert note in figure.layout.title.subtitle.text
-        assert any("best by the model" in item.text for item in figure.layout.annotations) == is_marked
+    def test_a_size_above_all_gradients_is_one_bucket(self) -> None:
+        axis = draw_buckets(testbed_of(exact())).layout.xaxis
+        assert list(axis.ticktext) == ["1", "10", "100<br>(one bucket)"]
+        assert (axis.title.text, axis.type) == ("bucket size (MiB, log scale)", "log")
 
-    def test_labels_do_not_cover_each_other(self) -> None:
+    def test_the_model_is_drawn_with_what_was_left_by_trace_else_by_timer(self) -> None:
         sweep = exact()
-        for context in (128, 256, 512):
-            for bucket in (1.0, 10.0):
-                sweep.add("bucketed", 100, 30, bucket=bucket, work=(2, context))
-            sweep.add("flat", 100.1, 30, work=(2, context))
-        figure = draw_bucket_sweep(testbed_of(sweep), 2)
-        heights = [item.y for item in figure.layout.annotations if item.xref == "paper"]
-        low, high = figure.layout.yaxis.range
-        pixels = [(b - a) / (high - low) * 460 for a, b in pairwise(heights)]
-        assert len(pixels) == 3, "four contexts"
-        assert min(pixels) > 12
+        for bucket in (1.0, 10.0):
+            sweep.add("bucketed", 90, 20, bucket=bucket, work=(4, 64), trace_comm_ns=9 * MS, trace_overlapped_ns=2 * MS,
+                      trace_exposed_ns=7 * MS, trace_tail_ns=5 * MS)  # fmt: skip
+        testbed = testbed_of(sweep)
+        line, *dots = draw_model(testbed, testbed.model).data
+        assert {item.name: list(item.y) for item in dots} == {
+            "host timer, batch 2 x 32": pytest.approx([10]),
+            "host timer, batch 2 x 64": pytest.approx([20, 20, 20]),
+            "tail by trace, batch 4 x 64": pytest.approx([5, 5]),
+        }
+        least = min(zip(line.y, line.x, strict=True))
+        assert least[1] * 2**20 == pytest.approx(testbed.model.best_bytes, rel=0.1)
+        assert least[0] == pytest.approx(testbed.model.overhead_ns(testbed.model.best_bytes) / 1e6, rel=0.01)
+
+    def test_figures_need_what_they_show(self) -> None:
+        sweep = Sweep()
+        sweep.add("naive", 100, 40)
+        assert list(draw_figures(testbed_of(sweep))) == ["variants"]
+        assert list(draw_figures(testbed_of(exact()))) == ["variants", "buckets", "model", "bandwidth"]
 
     def test_bandwidth_has_the_measured_sizes_and_the_fitted_line(self) -> None:
         dots, fitted = draw_bandwidth(testbed_of(exact())).data
@@ -311,11 +258,11 @@ class TestFiles:
         (problem,) = write_results([testbed_of(exact())], load_study("cs336"), tmp_path / "new")
         assert "apt-get install chromium" in problem
         assert {path.name for path in (tmp_path / "new").iterdir()} == {
-            "results.md", "plotly.min.js", "variants.html", "buckets-batch-2.html", "bandwidth.html",
+            "results.md", "plotly.min.js", "variants.html", "buckets.html", "model.html", "bandwidth.html",
         }  # fmt: skip
         text = (tmp_path / "new" / "results.md").read_text()
         assert "![" not in text
-        assert "## Its claims" in text
+        assert "### The published study beside it" in text
 
     def test_testbeds_have_files_of_their_own(self, tmp_path: Path) -> None:
         sweep = exact()
@@ -338,5 +285,5 @@ def test_pictures_are_shown_in_the_text(tmp_path: Path) -> None:
     assert write_results([testbed_of(exact())], None, tmp_path) == []
     text = (tmp_path / "results.md").read_text()
     shown = re.findall(r"!\[[^]]*\]\(([^)]*)\)", text)
-    assert shown == ["variants.png", "buckets-batch-2.png", "bandwidth.png"]
+    assert shown == ["variants.png", "buckets.png", "model.png", "bandwidth.png"]
     assert all((tmp_path / name).is_file() for name in shown)

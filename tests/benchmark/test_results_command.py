@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ddp_prof.analyze import DEFINITIONS
 from ddp_prof.benchmark.store import open_database
 from tests.benchmark.results_factory import OTHER_ENVIRONMENT, Sweep, study_like
 from tests.command_line import run
@@ -95,22 +96,22 @@ def test_json(database: Path) -> None:
     assert naive["step_ns"]["value"] == pytest.approx(240e6, rel=0.02)
     assert len(naive["step_ns"]["medians"]) == 3
     assert testbed["link"]["bytes_per_ns"] == pytest.approx(0.8)
-    assert {item["holds"] for item in testbed["claims"]} == {"yes"}
-    assert all((item["text"] is None) != item["is_supported"] for item in testbed["observations"])
+    assert testbed["definitions"] == DEFINITIONS
+    assert testbed["observations"][0]["text"].startswith("Flat takes 0.8 % (")
+    assert all(item["low"] <= item["value"] <= item["high"] for item in testbed["observations"] if item["text"])
     assert len(document["study"]["settings"]) == 42
 
 
 def test_against_the_study(database: Path) -> None:
-    text = run("results", database, "--against", "cs336").stdout
-    assert "Of 9 claims that the study's own figures support, 9 hold here" in text
+    assert "Model XL" in run("results", database, "--against", "cs336").stdout
     rows = rows_of(database, "--against", "cs336")
     assert (len(rows), rows[0]["study_step_ms"], rows[0]["environment"]) == (42, "783.3", "e1")
-    assert "study's conclusions" not in run("results", database).stdout
+    assert "Model XL" not in run("results", database).stdout
 
 
 def test_markdown_stands_alone(database: Path) -> None:
     result = run("results", database, "--format", "markdown", "--against", "cs336")
-    assert result.stdout.startswith("# Results\n\n## mini model")
+    assert result.stdout.startswith("# Results\n\nWritten by `ddp-prof results`")
     assert "### What these numbers show" in result.stdout
     assert result.stderr == ""
 

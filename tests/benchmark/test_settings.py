@@ -68,7 +68,7 @@ def test_speedups_are_over_naive_of_the_same_work() -> None:
     speedups = {(value.setting.variant, value.setting.local_batch_size): value.speedup for value in found}
     assert speedups["overlap", 2].value == pytest.approx(2)
     assert speedups["overlap", 4].value == pytest.approx(2)
-    assert (speedups["naive", 2].value, speedups["naive", 2].paired_half_width) == (1, None)
+    assert (speedups["naive", 2].value, speedups["naive", 2].half_width) == (1, 0)
     assert speedups["torch", 8] is None
     assert found[1].communication_speedup.value == pytest.approx(2.5)
 
@@ -87,16 +87,24 @@ def test_environments_models_and_worlds_are_testbeds_of_their_own() -> None:
     assert (found["flat"].speedup, found["overlap"].speedup) == (None, None)
 
 
-def test_a_loud_machine_does_not_widen_the_spread_of_a_quiet_one() -> None:
-    quiet, loud = Sweep(noise=0.001), Sweep(noise=0.2, environment=OTHER_ENVIRONMENT)
-    for sweep in (quiet, loud):
-        for variant in ("naive", "flat", "overlap"):
-            sweep.add(variant, 100, 50)
-    quiet.runs += loud.runs
-    halves: dict[str, float] = {}
-    for summarize_setting in summarize_settings(quiet.results()):
-        halves[summarize_setting.testbed.environment] = summarize_setting.timing.step_ns.half_width
-    assert halves["e1"] < MS < 10 * MS < halves["e2"]
+def test_three_runs_tell_their_range_and_two_nothing() -> None:
+    halves = {}
+    for repeats in (2, 3):
+        sweep = Sweep(noise=0.1, repeats=repeats)
+        sweep.add("naive", 100, 50)
+        (found,) = summarize_settings(sweep.results())
+        halves[repeats] = found.timing.step_ns.half_width
+        medians = found.timing.step_ns.medians.values()
+    assert halves == {2: None, 3: pytest.approx((max(medians) - min(medians)) / 2)}
+
+
+def test_figures_by_other_definitions_are_a_testbed_of_their_own() -> None:
+    sweep = Sweep(noise=0)
+    sweep.add("naive", 100, 50)
+    sweep.add("flat", 50, 20, definitions=1)
+    found = {one.setting.variant: one for one in summarize_settings(sweep.results())}
+    assert found["naive"].testbed != found["flat"].testbed
+    assert found["flat"].speedup is None, "it is not compared with naive by today's definitions"
 
 
 def test_settings_come_by_work_as_the_story_goes_and_buckets_by_size() -> None:

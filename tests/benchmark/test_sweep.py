@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import fcntl
 import os
-import pty
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ddp_prof.benchmark import sweep as module
+from ddp_prof.benchmark.grid import Grid
+from ddp_prof.benchmark.machine import Machine
+from ddp_prof.benchmark.measure import CaptureFigures
 from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, Environment, load_results
-from ddp_prof.benchmark.sweep import sweep as module
-from ddp_prof.benchmark.sweep.capture import CaptureFigures
-from ddp_prof.benchmark.sweep.grid import Grid
-from ddp_prof.benchmark.sweep.probe import Machine
-from ddp_prof.benchmark.sweep.sweep import LEAST_ROOM, Plan, sweep
+from ddp_prof.benchmark.sweep import LEAST_ROOM, Plan, sweep
 from ddp_prof.capture.code import digest_code
 from ddp_prof.errors import OutOfMemoryError, TraceError, WorkloadError
 from ddp_prof.manifest import HostTimes, Manifest
@@ -88,6 +85,15 @@ def test_other_code_is_measured_under_the_same_id(bench: Bench) -> None:
     after = load_results(bench.plan.database).runs
     assert [item.id for item in after] == [item.id for item in before]
     assert {item.code for item in after} == {"c2"}
+
+
+def test_other_definitions_are_measured_again_and_never_kept_beside_todays(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.sweep(profile=True)
+    monkeypatch.setattr(module, "DEFINITIONS", module.DEFINITIONS + 1)
+    assert str(bench.sweep(profile=True)) == "4 runs measured, 1 captured, 1 captures failed"
+    assert {run.definitions for run in load_results(bench.plan.database).runs} == {module.DEFINITIONS}
 
 
 def test_another_machine_and_other_conditions_are_runs_of_their_own(bench: Bench) -> None:
@@ -175,13 +181,13 @@ def test_two_sweeps_at_once_are_refused(bench: Bench) -> None:
 def test_the_digest_of_the_code_is_of_what_the_ranks_run(tmp_path: Path) -> None:
     measured = (
         "ddp/base.py",
-        "ddp/reducer.py",
-        "train/step.py",
+        "ddp/engine/reducer.py",
+        "train/workload/step.py",
         "range_names.py",
         "run_config.py",
         "variants.py",
     )
-    for name in ("benchmark/sweep/sweep.py", *measured):
+    for name in ("benchmark/sweep.py", *measured):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1")
     digests = []
@@ -189,28 +195,19 @@ def test_the_digest_of_the_code_is_of_what_the_ranks_run(tmp_path: Path) -> None
         (tmp_path / name).write_text("2")
         digests.append(digest_code(tmp_path))
     assert len(set(digests)) == len(measured)
-    (tmp_path / "benchmark/sweep/sweep.py").write_text("3")
+    (tmp_path / "benchmark/sweep.py").write_text("3")
     assert digest_code(tmp_path) == digests[-1]
 
 
-@pytest.mark.parametrize(("variables", "is_coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
-def test_a_terminal_gets_a_bar(variables: dict[str, str], is_coloured: bool) -> None:
-    code = """
-from ddp_prof.benchmark.sweep.progress import show_progress
-with show_progress(2) as progress:
-    for index in range(2):
-        progress.begin(f"run {index}")
-        progress.end(f"run {index}", "out of memory: too big [sic]", is_bad=index == 1)
-"""
-    reader, writer = pty.openpty()
-    environment = {"PATH": os.environ["PATH"], "TERM": "xterm-256color", "COLUMNS": "100", **variables}
-    environment |= {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
-    subprocess.run([sys.executable, "-c", code], stderr=writer, env=environment, check=True, timeout=30)
-    os.close(writer)
-    shown = os.read(reader, 100_000).decode()
-    os.close(reader)
-    assert "run 1: out of memory: too big [sic]" in shown
-    assert "run 0: " not in shown
-    assert "2/2" in shown
-    assert "left" in shown
-    assert ("\x1b[3" in shown) == is_coloured
+def test_each_run_is_a_line_with_the_time_left(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench.gives = {"flat": OutOfMemoryError("out of memory: too big [sic]")}
+    monkeypatch.setattr(module.time, "monotonic", iter([0, 10, 40, 60, 80]).__next__)
+    bench.sweep()
+    assert capsys.readouterr().err.splitlines() == [
+        "[1/4] naive, tiny, 2 ranks, 1 x 16 tokens each, repeat 1: step 0 ms, waiting for gradients 0 ms (30 s left)",
+        "[2/4] flat, tiny, 2 ranks, 1 x 16 tokens each, repeat 1: out of memory: too big [sic] (40 s left)",
+        "[3/4] flat, tiny, 2 ranks, 1 x 16 tokens each, repeat 2: out of memory: too big [sic] (20 s left)",
+        "[4/4] naive, tiny, 2 ranks, 1 x 16 tokens each, repeat 2: step 0 ms, waiting for gradients 0 ms (0 s left)",
+    ]

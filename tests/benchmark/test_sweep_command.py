@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from ddp_prof.benchmark.measure import read_figures
 from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, Results, StoredRun, load_results
-from ddp_prof.benchmark.sweep.capture import read_figures
-from tests.train.test_launch import is_running
+from tests.train.ranks.test_launch import is_running
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
@@ -43,8 +43,15 @@ def bench(database: Path, *argv: str, **more: Any) -> subprocess.CompletedProces
     return subprocess.run(command, capture_output=True, text=True, timeout=120, **more)
 
 
-def children(process: int) -> list[int]:
-    return [int(part) for part in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+def ranks_of(process: int) -> list[int]:
+    """The server that the sweep started forks them."""
+    try:
+        children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+        servers = [int(child) for child in children if b"forkserver" in Path(f"/proc/{child}/cmdline").read_bytes()]
+        found = [Path(f"/proc/{server}/task/{server}/children").read_text().split() for server in servers]
+    except FileNotFoundError:
+        return []
+    return [int(rank) for of_server in found for rank in of_server]
 
 
 def wait_for_end(processes: list[int]) -> None:
@@ -59,14 +66,14 @@ def wait_for_end(processes: list[int]) -> None:
 def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, StoredRun, str]:
     """A sweep of two runs, killed in the second and started again: database, what was there, what was said."""
     database = tmp_path_factory.mktemp("sweep") / "new" / "results.db"
-    argv = ["--model-size", "tiny", "--variants", "naive,torch"]
+    argv = ["--model-size", "tiny", "--variants", "naive", "torch"]
     process = subprocess.Popen([*BENCH, "--database", str(database), *TINY, *argv], stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
         first = process.stderr.readline()
         assert first.startswith("[1/2] naive, tiny, 2 ranks, 1 x 16 tokens each, repeat 1: step "), first
         deadline = time.monotonic() + 20
-        while len(ranks := children(process.pid)) < 2:
+        while len(ranks := ranks_of(process.pid)) < 2:
             assert time.monotonic() < deadline
             time.sleep(0.02)
         process.send_signal(signal.SIGKILL)
@@ -194,7 +201,7 @@ def test_a_stopped_sweep_leaves_nothing_running(tmp_path: Path, stop: signal.Sig
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         deadline = time.monotonic() + 30
-        while len(ranks := children(process.pid)) < 2:
+        while len(ranks := ranks_of(process.pid)) < 2:
             assert time.monotonic() < deadline
             time.sleep(0.02)
         process.send_signal(stop)

@@ -17,7 +17,7 @@ from tests.nsys_factory import write_capture
 TIMELINES = ("naive.html", "known.html")
 PAGES = (
     "index.html", *TIMELINES, "naive-why.html", "known-why.html", "naive-kernels.html", "known-kernels.html",
-    "waterfall-page.html", "collectives-page.html", "skew-page.html", "variants.html", "buckets-batch-2.html",
+    "waterfall-page.html", "collectives-page.html", "skew-page.html", "variants.html", "buckets.html", "model.html",
 )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ by itself, and each rank has a cost, which is the longest exposed wait of anothe
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -249,9 +250,14 @@ def _straggler(times_last: Ints) -> int | None:
 
 def _at_least(times: int, trials: int, chance: float) -> float:
     """The upper tail of the binomial distribution: ``times`` or more hits in so many trials."""
-    from scipy.special import bdtrc
-
-    return float(bdtrc(times - 1, trials, chance))
+    whole = math.lgamma(trials + 1)
+    return math.fsum(
+        math.exp(
+            whole - math.lgamma(hits + 1) - math.lgamma(trials - hits + 1)
+            + hits * math.log(chance) + (trials - hits) * math.log1p(-chance)
+        )
+        for hits in range(times, trials + 1)
+    )  # fmt: skip
 
 
 def _reason(ranks: Sequence[RankCollectives], matches: Matches, alignment: Alignment) -> str | None:

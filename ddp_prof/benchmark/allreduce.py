@@ -1,0 +1,210 @@
+"""All-reduces measured alone, ``python -m ddp_prof.benchmark.allreduce``: what one costs by its size."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+import numpy as np
+
+from ddp_prof.analyze.core.operations import ALL_REDUCE, bus_factor
+from ddp_prof.analyze.statistics import bootstrap_interval
+from ddp_prof.benchmark.bucket_model import BucketModel, LinkModel, Unknown, cost_alone, fit_link
+from ddp_prof.benchmark.machine import probe_machine
+from ddp_prof.benchmark.store import Environment, StoredAllReduce, open_database, write_all_reduces
+from ddp_prof.errors import WorkloadError
+from ddp_prof.present.columns import Row, ms
+from ddp_prof.present.json_documents import SCHEMA
+from ddp_prof.present.table import TableView, show
+from ddp_prof.present.text import milliseconds, percent, size
+from ddp_prof.train.arguments import at_least
+from ddp_prof.train.ranks.launch import exit_code_of, launch
+from ddp_prof.train.workload.sizes import MODEL_SIZES
+from ddp_prof.variants import BYTES_PER_MB
+
+FLOAT32_BYTES = 4
+SIZES_MB = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
+"""From messages whose time is all overhead to messages whose time is all transfer: the fit needs both ends."""
+ASKED = ("backend", "device", "calls", "warmup", "over_ranks", "timeout")
+"""What the ranks are told as it is."""
+HOW_TO_READ = (
+    "latency: median over calls, each after a barrier, of the {} time of a call over the ranks (nccl-tests: the mean "
+    "of calls one behind the other, averaged over the ranks); low, high: 95 % interval of the median within this "
+    "launch of the ranks; algbw: bytes / latency; busbw: algbw x 2 (n - 1) / n"
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    parser = make_parser()
+    arguments = parser.parse_args(argv)
+    if arguments.database is not None and arguments.over_ranks != "min":
+        parser.error("--database keeps the shortest times of the ranks: leave out --over-ranks, or --database")
+    return exit_code_of("ddp_prof.benchmark.allreduce", lambda: _benchmark(arguments))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The options."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ddp_prof.benchmark.allreduce",
+        description="Time all-reduces of float32 alone, one at a time, for each message size and number of ranks, and "
+        "fit the cost model o + s / w that the model of bucket sizes uses. The ranks run on this machine.",
+        epilog="Exit codes: 0 done, 1 the ranks failed, 2 wrong usage. "
+        "Example: python -m ddp_prof.benchmark.allreduce --sizes-mb 0.001 1 25 --world-sizes 2 4",
+    )
+    add = parser.add_argument
+    text = f"message sizes in MiB (default: {' '.join(f'{number:g}' for number in SIZES_MB)})"
+    add("--sizes-mb", nargs="+", type=size_mb, default=SIZES_MB, metavar="MIB", help=text)
+    add("--world-sizes", nargs="+", type=at_least(2), default=[2], metavar="N", help="ranks (default: 2)")
+    add("--backend", choices=("auto", "gloo", "nccl"), default="auto", help="default: nccl where each rank has a GPU")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: %(default)s")
+    add("--calls", type=at_least(1), default=20, metavar="N", help="timed calls of each size (default: %(default)s)")
+    add("--warmup", type=at_least(1), default=3, metavar="N", help="calls of each size before (default: %(default)s)")
+    text = "time of a call: the shortest of the ranks, or the longest (default: %(default)s)"
+    add("--over-ranks", choices=("min", "max"), default="min", help=text)
+    add("--timeout", type=float, default=120.0, metavar="SECONDS", help="of a rank waiting (default: %(default)g)")
+    text = "the best bucket size is given for this model's gradients (default: %(default)s)"
+    add("--model-size", choices=list(MODEL_SIZES), default="mini", help=text)
+    text = (
+        "also keep the timings in this results database; ddp-prof results then fits its model of bucket sizes to them"
+    )
+    add("--database", type=Path, metavar="PATH", help=f"{text} (default: they are only printed)")
+    add("--format", choices=("table", "json", "csv", "markdown"), default="table", help="default: %(default)s")
+    return parser
+
+
+def size_mb(text: str) -> float:
+    """Reads a positive number of MiB."""
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be positive, not {text}")
+    return value
+
+
+def message_bytes(sizes_mb: Sequence[float]) -> list[int]:
+    """Whole float32 elements nearest to each size, in bytes, ascending and each once."""
+    counts = {max(1, round(number * BYTES_PER_MB / FLOAT32_BYTES)) for number in sizes_mb}
+    return [FLOAT32_BYTES * count for count in sorted(counts)]
+
+
+def _benchmark(arguments: argparse.Namespace) -> None:
+    environment = probe_machine().environment
+    worlds = {world: _measure(world, arguments, environment) for world in dict.fromkeys(arguments.world_sizes)}
+    if arguments.database is not None:
+        with closing(open_database(arguments.database)) as database:
+            write_all_reduces(database, environment, [row for rows in worlds.values() for row in rows])
+    views = []
+    for world, rows in worlds.items():
+        title = f"all-reduce · {world} ranks · {rows[0].backend} · device: {rows[0].device} · {environment.title}"
+        views.append(timings_view(rows, title, arguments.model_size, arguments.over_ranks))
+    if arguments.format == "json":
+        views = [replace(views[0], document={"schema": SCHEMA, "all_reduces": [view.document for view in views]})]
+    show(arguments.format, views)
+
+
+def _measure(world: int, arguments: argparse.Namespace, environment: Environment) -> list[StoredAllReduce]:
+    """Start the ranks and summarize what they measure.
+
+    Raises:
+        WorkloadError: A rank failed.
+        OutOfMemoryError: The messages do not fit.
+    """
+    with tempfile.TemporaryDirectory(prefix="ddp_prof.") as directory:
+        output = Path(directory, "times.json")
+        asked = {name: getattr(arguments, name) for name in ASKED}
+        asked |= {"bytes": message_bytes(arguments.sizes_mb), "output": str(output)}
+        command = ["-m", "ddp_prof.benchmark.allreduce_ranks", json.dumps(asked)]
+        launch(world, command, log=Path(directory, "log"), forked=True)
+        if not output.is_file():
+            raise WorkloadError("the ranks ended without an error, but left no times")
+        answer = json.loads(output.read_text(encoding="utf-8"))
+    if answer["ranks_per_gpu"] > 1:
+        raise WorkloadError(f"{world} ranks share a GPU, so their times are not representative: use --device cpu")
+    times = {int(number): of_size for number, of_size in answer["times_ns"].items()}
+    created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    common = {"world_size": world, "backend": answer["backend"], "device": answer["device"], "created": created}
+    return summarize_times(times, environment=environment.id, **common)
+
+
+def summarize_times(times_ns: Mapping[int, Sequence[int]], **common: int | str) -> list[StoredAllReduce]:
+    """A row for each size, of the nanoseconds of each call.
+
+    Args:
+        times_ns: By bytes of the message.
+        common: The columns that all rows share.
+    """
+    rows = []
+    for number, times in sorted(times_ns.items()):
+        low, high = bootstrap_interval(times) or (None, None)
+        ends = {"low_ns": low if low is None else round(low), "high_ns": high if high is None else round(high)}
+        median_ns = round(float(np.median(times)))
+        rows.append(StoredAllReduce(bytes=number, calls=len(times), median_ns=median_ns, **ends, **common))  # type: ignore[arg-type]
+    return rows
+
+
+def timings_view(rows: Sequence[StoredAllReduce], title: str, model_size: str, over_ranks: str = "min") -> TableView:
+    """The table of rows with one number of ranks, and what follows for the size of buckets."""
+    link = fit_link([cost_alone(row) for row in rows])
+    model = None if isinstance(link, Unknown) else BucketModel(link, MODEL_SIZES[model_size].gradient_bytes())
+    notes = [HOW_TO_READ.format({"min": "shortest", "max": "longest"}[over_ranks]), *_link_notes(rows, link)]
+    if model:
+        gradients, best = size(model.gradient_bytes), size(round(model.best_bytes))
+        notes.append(f"best bucket size for {gradients} of gradients ({model_size} model): {best}")
+    document = {
+        "schema": SCHEMA,
+        "world_size": rows[0].world_size,
+        "over_ranks": over_ranks,
+        "messages": [{**asdict(row), **_bandwidths(row)} for row in rows],
+        "link": model and asdict(model.link),
+        "best_bucket_bytes": model and model.best_bytes,
+        "warnings": notes,
+    }
+    return TableView(title, [_row(row, link) for row in rows], notes, document)
+
+
+def _row(row: StoredAllReduce, link: LinkModel | Unknown) -> Row:
+    return {
+        "ranks": row.world_size,
+        "size": size(row.bytes),
+        "bytes": row.bytes,
+        "calls": row.calls,
+        "latency_ms": ms(row.median_ns),
+        "low_ms": ms(row.low_ns),
+        "high_ms": ms(row.high_ns),
+        "fitted_ms": None if isinstance(link, Unknown) else ms(link.time_ns(row.bytes)),
+        **{f"{name.removesuffix('_bytes_per_s')}_GB/s": value / 1e9 for name, value in _bandwidths(row).items()},
+    }
+
+
+def _bandwidths(row: StoredAllReduce) -> dict[str, float]:
+    """Bytes a second; the interval is that of the latency."""
+    factor = bus_factor(ALL_REDUCE, row.world_size) or 0.0
+    found = {"algbw_median_bytes_per_s": row.bytes / row.median_ns * 1e9}
+    if row.low_ns and row.high_ns:
+        found["algbw_low_bytes_per_s"] = row.bytes / row.high_ns * 1e9
+        found["algbw_high_bytes_per_s"] = row.bytes / row.low_ns * 1e9
+    return found | {name.replace("algbw", "busbw"): factor * value for name, value in found.items()}
+
+
+def _link_notes(rows: Sequence[StoredAllReduce], link: LinkModel | Unknown) -> list[str]:
+    if isinstance(link, Unknown):
+        return [f"no cost model: {link.reason}"]
+    overhead, error = milliseconds(round(link.overhead_ns)), percent(link.relative_error)
+    notes = [f"fitted: {overhead} a call plus the bytes at {link.bytes_per_ns:.3g} GB/s, median error {error}"]
+    half = link.overhead_ns * link.bytes_per_ns
+    if rows[0].bytes > half:
+        notes.append(f"the overhead of a call is extrapolated: add --sizes-mb below {size(max(1, round(half)))}")
+    if rows[-1].bytes < 4 * half:
+        notes.append(f"the bandwidth is extrapolated: add --sizes-mb above {size(round(4 * half))}")
+    return notes
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,262 @@
+"""The four figures of a testbed: steps by variant, steps by bucket size, the model of bucketing, bandwidth by size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ddp_prof.benchmark.bucket_model import BucketModel, Unknown
+from ddp_prof.benchmark.observations import bucket_sizes, contradicts_model
+from ddp_prof.benchmark.report import TestbedResults, half_ms, share_percent, status_text, value_ms
+from ddp_prof.benchmark.settings import SettingSummary
+from ddp_prof.manifest import Caveat
+from ddp_prof.present import theme
+from ddp_prof.present.charts.frame import LEGEND, STILL, axis, chart_frame, rows_axis
+from ddp_prof.present.text import milliseconds, percent, shown_name, size
+from ddp_prof.variants import BYTES_PER_MB
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+_TOP, _ROW, _BOTTOM, _HEIGHT = 110, 26, 60, 560
+_ASIDE = 1.025
+"""Factor between the x values of curves, so that their error bars do not cover each other."""
+_COLORS = ("backward", theme.OVERLAPPED, theme.EXPOSED_MEMORY, "optimizer", theme.EXPOSED, theme.MEMORY)
+"""Of workloads, in order; distinct with any colour vision."""
+
+
+def draw_figures(results: TestbedResults) -> dict[str, tuple[str, go.Figure]]:
+    """The figures that the measurements allow, with their titles, by the names of their files."""
+    found = {"variants": ("Step time and communication by variant", draw_variants(results))}
+    if len(bucket_sizes(results.summaries)) > 1:
+        found["buckets"] = ("Step time by bucket size", draw_buckets(results))
+        if isinstance(results.model, BucketModel):
+            found["model"] = ("Communication left by the model of bucketing", draw_model(results, results.model))
+    if results.messages:
+        found["bandwidth"] = ("Bandwidth by message size", draw_bandwidth(results))
+    return found
+
+
+def draw_variants(results: TestbedResults) -> go.Figure:
+    """A bar a setting, in blocks of the same work: communication by the host timer after the rest of the step."""
+    rows: list[str | SettingSummary] = []
+    for summary in results.summaries:
+        batch, context = summary.setting.workload
+        if (title := f"batch {batch} x {context} tokens") not in rows:
+            rows.append(title)
+        rows.append(summary)
+    settings = [(row, summary) for row, summary in enumerate(rows) if not isinstance(summary, str)]
+    drawn = [(row, summary) for row, summary in settings if summary.timing.step_ns]
+    steps = [value_ms(summary.timing.step_ns) or 0.0 for _, summary in drawn]
+    waits = [value_ms(summary.timing.communication_ns) or 0.0 for _, summary in drawn]
+    bar = {"type": "bar", "orientation": "h", "width": 0.7, "y": [row for row, _ in drawn]}
+    shares = [(share, summary) for _, summary in drawn if (share := share_percent(summary.timing)) is not None]
+    title = "No setting was measured"
+    if shares:
+        (most, first), (least, last) = (pick(shares, key=lambda share: share[0]) for pick in (max, min))
+        title = (
+            f"Communication takes {most:.0f} % ({first.setting.label}) to {least:.0f} % ({last.setting.label}) of the "
+            "step, by the host timer"
+        )
+    traces = [
+        {
+            **bar, "name": "rest of the step", "hoverinfo": "skip",
+            "x": [step - wait for step, wait in zip(steps, waits, strict=True)],
+            "marker": {"color": theme.LIGHT.colors[theme.COMPUTE_ONLY]},
+        },
+        {
+            **bar, "name": "communication by the host timer (without synchronizing)", "x": waits,
+            "marker": {"color": theme.LIGHT.colors[theme.COMMUNICATION]},
+            "error_x": _error([summary for _, summary in drawn], theme.LIGHT.notice),
+            "hovertext": [
+                f"<b>{shown_name(summary.setting.label)}</b><br>step {step:.2f} ms, of that {wait:.2f} ms "
+                f"communication, {summary.runs} runs"
+                for (_, summary), step, wait in zip(drawn, steps, waits, strict=True)
+            ],
+            "hovertemplate": "%{hovertext}<extra></extra>",
+        },
+    ]  # fmt: skip
+    ticks = [f"<b>{row}</b>  " if isinstance(row, str) else f"{shown_name(row.setting.label)}  " for row in rows]
+    return _figure(
+        results, title, traces, height=_TOP + _BOTTOM + _ROW * max(1, len(rows)), l=170, r=150,
+        barmode="stack",
+        xaxis=axis("step time (ms); bars: 95 % interval", rangemode="tozero", fixedrange=True),
+        yaxis=rows_axis(ticks),
+        annotations=[_row_label(row, summary) for row, summary in settings],
+    )  # fmt: skip
+
+
+def _row_label(row: int, summary: SettingSummary) -> dict[str, Any]:
+    """Communication's share at the right margin; in place of a bar, why there is none."""
+    position = {"yref": "y", "y": row, "showarrow": False, "xanchor": "left", "xref": "paper"}
+    if not summary.timing.step_ns:
+        text = status_text(summary).replace("_", " ")
+        return {**position, "x": 0, "text": text, "font": {"color": theme.LIGHT.notice}}
+    share = share_percent(summary.timing)
+    text = "communication not timed" if share is None else f"<b>{share:.0f} %</b> communication"
+    return {**position, "x": 1, "xshift": 12, "text": text}
+
+
+def draw_buckets(results: TestbedResults) -> go.Figure:
+    """A curve a workload, and a dashed line for its fastest variant without buckets."""
+    traces = []
+    for color, aside, buckets in _curves(results):
+        sizes = [summary.setting.swept_mb or 0.0 for summary in buckets]
+        workload = buckets[0].setting.workload
+        traces.append(
+            {
+                "type": "scatter", "mode": "lines+markers", "name": f"bucketed, {_work_text(buckets[0])}",
+                "x": [mb * aside for mb in sizes], "y": [value_ms(summary.timing.step_ns) for summary in buckets],
+                "error_y": _error(buckets, color), "customdata": sizes,
+                "line": {"color": color, "width": 2.5}, "marker": {"color": color, "size": 9},
+                "hovertemplate": "%{customdata:g} MiB: %{y:.2f} ms<extra></extra>",
+            }
+        )  # fmt: skip
+        others = [one for one in results.summaries if one.setting.workload == workload and one.timing.step_ns]
+        others = [one for one in others if one.setting.swept_mb is None]
+        if others:
+            best = min(others, key=lambda one: value_ms(one.timing.step_ns) or math.inf)
+            traces.append(
+                {
+                    "type": "scatter", "mode": "lines", "x": [min(sizes) / 1.3, max(sizes) * 1.3],
+                    "y": [value_ms(best.timing.step_ns)] * 2, "hoverinfo": "skip",
+                    "name": f"fastest other, {_work_text(best)}: {shown_name(best.setting.label)}",
+                    "line": {"color": color, "width": 1.3, "dash": "dash"},
+                }
+            )  # fmt: skip
+    notes = [found.text for found in results.observations if found.name.startswith("model_") and found.text]
+    return _figure(
+        results, "Step time by bucket size", traces, "".join(notes),
+        xaxis=_size_axis(results), yaxis=axis("step time (ms); bars: 95 % interval", fixedrange=True),
+        legend={"x": 1.02, "y": 1}, r=330,
+    )  # fmt: skip
+
+
+def draw_model(results: TestbedResults, model: BucketModel) -> go.Figure:
+    """What the model predicts to be left of communication when backward ends, and what was: by trace, else by timer."""
+    sizes = bucket_sizes(results.summaries)
+    predicted = np.geomspace(min(sizes) / 2, max(sizes) * 2, 100).tolist()
+    traces: list[dict[str, Any]] = [
+        {
+            "type": "scatter", "mode": "lines", "name": "predicted: b / w + s o / b", "hoverinfo": "skip",
+            "x": predicted, "y": [model.overhead_ns(mb * BYTES_PER_MB) / 1e6 for mb in predicted],
+            "line": {"color": theme.LIGHT.quiet, "width": 2},
+        }
+    ]  # fmt: skip
+    for color, aside, buckets in _curves(results):
+        tails = [summary.trace.tail_ns if summary.trace else None for summary in buckets]
+        is_traced = all(tail is not None for tail in tails)
+        timers = [value_ms(summary.timing.communication_ns) for summary in buckets]
+        traces.append(
+            {
+                "type": "scatter", "mode": "markers", "marker": {"color": color, "size": 10},
+                "name": f"{'tail by trace' if is_traced else 'host timer'}, {_work_text(buckets[0])}",
+                "x": [(summary.setting.swept_mb or 0.0) * aside for summary in buckets],
+                "y": [(tail or 0.0) / 1e6 for tail in tails] if is_traced else timers,
+                "hovertemplate": "%{y:.2f} ms<extra></extra>",
+            }
+        )  # fmt: skip
+    best = size(round(model.best_bytes))
+    verdict = "The measured steps contradict it" if contradicts_model(results.observations) else ""
+    return _figure(
+        results, f"By the model of bucketing, {best} leaves the least communication", traces, verdict,
+        xaxis=_size_axis(results),
+        yaxis=axis("communication after backward (ms)", rangemode="tozero", fixedrange=True),
+        legend={"x": 1.02, "y": 1}, r=270,
+    )  # fmt: skip
+
+
+def draw_bandwidth(results: TestbedResults) -> go.Figure:
+    """Bytes over time of an all-reduce: a dot a message size, the fitted model as a line."""
+    messages, model = results.messages, results.model
+    rates = [message.bytes / message.time_ns for message in messages]
+    traces: list[dict[str, Any]] = [
+        {
+            "type": "scatter", "mode": "markers", "name": "measured by the host: median of each size; bars: its spread",
+            "x": [message.bytes for message in messages], "y": rates,
+            "error_y": {
+                "type": "data", "symmetric": False, "thickness": 1.2, "width": 5,
+                "array": [one.bytes / one.low_ns - rate for one, rate in zip(messages, rates, strict=True)],
+                "arrayminus": [rate - one.bytes / one.high_ns for one, rate in zip(messages, rates, strict=True)],
+            },
+            "hovertext": [
+                f"<b>{size(one.bytes)}</b><br>{milliseconds(round(one.time_ns))}, {one.calls} calls in {one.runs} runs"
+                for one in messages
+            ],
+            "hovertemplate": "%{hovertext}<extra></extra>",
+            "marker": {"color": theme.LIGHT.colors["backward"], "size": 11},
+        }
+    ]  # fmt: skip
+    title = "What an all-reduce costs by its size"
+    if not isinstance(model, Unknown):
+        link = model.link
+        overhead = milliseconds(round(link.overhead_ns))
+        title = f"An all-reduce takes {overhead} a call plus its bytes at {link.bytes_per_ns:.3g} GB/s"
+        sizes = np.geomspace(messages[0].bytes, messages[-1].bytes, 200).tolist()
+        traces.append(
+            {
+                "type": "scatter", "mode": "lines", "hoverinfo": "skip",
+                "name": f"fitted s / (o + s / w); median error {percent(link.relative_error)}",
+                "x": sizes, "y": [number / link.time_ns(number) for number in sizes],
+                "line": {"color": theme.LIGHT.colors[theme.OVERLAPPED], "width": 2},
+            }
+        )  # fmt: skip
+    # Labels with units, as all other sizes have them; the default's would be powers of ten of bytes.
+    first, last = (math.floor(math.log(number / 2**10, 8)) for number in (messages[0].bytes, messages[-1].bytes))
+    ticks = [2**10 * 8**power for power in range(first, last + 2)]
+    return _figure(
+        results, title, traces,
+        xaxis=axis(
+            "message size (log scale)", type="log", fixedrange=True, tickmode="array", tickvals=ticks,
+            ticktext=[size(round(tick)) for tick in ticks],
+        ),
+        yaxis=axis("algbw = bytes / time (GB/s, log scale)", type="log", dtick=1, fixedrange=True),
+    )  # fmt: skip
+
+
+def _curves(results: TestbedResults) -> Iterator[tuple[str, float, list[SettingSummary]]]:
+    """The bucketed settings of each workload, with their colour and how far they stand aside."""
+    found: dict[tuple[int, int], list[SettingSummary]] = {}
+    for summary in results.summaries:
+        if summary.timing.step_ns and summary.setting.swept_mb is not None:
+            found.setdefault(summary.setting.workload, []).append(summary)
+    for index, buckets in enumerate(found.values()):
+        yield theme.LIGHT.colors[_COLORS[index % len(_COLORS)]], _ASIDE ** (index - (len(found) - 1) / 2), buckets
+
+
+def _work_text(summary: SettingSummary) -> str:
+    return f"batch {summary.setting.local_batch_size} x {summary.setting.seq_len}"
+
+
+def _size_axis(results: TestbedResults) -> dict[str, Any]:
+    sizes, gradients = bucket_sizes(results.summaries), results.summaries[0].first.gradient_bytes
+    ticks = [f"{mb:g}<br>(one bucket)" if mb * BYTES_PER_MB >= gradients else f"{mb:g}" for mb in sizes]
+    return axis(
+        "bucket size (MiB, log scale)", type="log", fixedrange=True, tickmode="array", tickvals=sizes, ticktext=ticks
+    )
+
+
+def _error(summaries: Sequence[SettingSummary], color: str) -> dict[str, Any]:
+    halves = [half_ms(summary.timing.step_ns) or 0.0 for summary in summaries]
+    return {"type": "data", "array": halves, "color": color, "thickness": 1.3, "width": 4}
+
+
+def _figure(
+    results: TestbedResults, title: str, traces: Sequence[dict[str, Any]], note: str = "", *, height: int = _HEIGHT,
+    l: int = 90, r: int = 60, **layout: Any,  # noqa: E741  # as Plotly calls the margins
+) -> go.Figure:  # fmt: skip
+    """A figure; below its title the testbed, with a CPU, or a GPU that ranks shared, emphasized."""
+    import plotly.graph_objects as go
+
+    subtitle, device = shown_name(results.title), results.testbed.device
+    if device is not None:
+        stated = "; ".join(caveat for summary in results.summaries for caveat in summary.caveats)
+        notice = theme.place_notice([device], [caveat for caveat in Caveat if caveat.value in stated])
+        subtitle = subtitle.replace(f"device: {device}", notice, 1)
+    subtitle += f"<br>{shown_name(note)}" if note else ""
+    margins = {"t": _TOP + (20 if note else 0), "b": _BOTTOM + 10, "l": l, "r": r}
+    frame = chart_frame(title=shown_name(title), subtitle=subtitle, height=height, **margins)
+    return go.Figure(list(traces), {**frame, **STILL, "legend": LEGEND, **layout})

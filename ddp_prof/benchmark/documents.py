@@ -1,0 +1,159 @@
+"""The documents of ``ddp-prof results``: the JSON, ``results.csv``, figures as pages and pictures, ``results.md``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ddp_prof.benchmark.bucket_model import Unknown
+from ddp_prof.benchmark.charts import draw_figures
+from ddp_prof.benchmark.report import (
+    KEPT_APART,
+    NOTHING,
+    SENTENCES,
+    TestbedResults,
+    comparison_view,
+    csv_rows,
+    sentences,
+    settings_view,
+    testbed_notes,
+)
+from ddp_prof.benchmark.settings import SettingSummary, Study
+from ddp_prof.present.charts.static_images import Pictures
+from ddp_prof.present.html.page import write_figure_page, write_shared_plotly
+from ddp_prof.present.json_documents import SCHEMA
+from ddp_prof.present.table import TableView, markdown, markdown_text, write_csv
+from ddp_prof.whole_file import written_whole
+
+REPORT = "results.md"
+
+
+def results_document(database: Path, testbeds: Sequence[TestbedResults], study: Study | None) -> dict[str, Any]:
+    """The JSON document, times in nanoseconds: keys may be added, never renamed."""
+    published = study and [
+        {
+            **asdict(timing.setting),
+            "status": timing.status,
+            "step_ns": timing.step_ns and timing.step_ns.value,
+            "communication_ns": timing.communication_ns and timing.communication_ns.value,
+        }
+        for timing in study.timings
+    ]
+    return {
+        "schema": SCHEMA,
+        "database": str(database),
+        "testbeds": [_testbed_document(results) for results in testbeds],
+        "study": study and {"name": study.name, "about": study.about, "settings": published},
+        "warnings": [KEPT_APART.format(len(testbeds))] if len(testbeds) > 1 else [],
+    }
+
+
+def _testbed_document(results: TestbedResults) -> dict[str, Any]:
+    model = results.model
+    return {
+        **asdict(results.testbed),
+        "environment": asdict(results.environment) if results.environment else {"id": results.testbed.environment},
+        "settings": [_setting_document(summary) for summary in results.summaries],
+        "link": None if isinstance(model, Unknown) else asdict(model.link),
+        "best_bucket_bytes": None if isinstance(model, Unknown) else model.best_bytes,
+        "observations": [asdict(observation) for observation in results.observations],
+        "warnings": testbed_notes(results),
+    }
+
+
+def _setting_document(summary: SettingSummary) -> dict[str, Any]:
+    values = asdict(summary)
+    del values["testbed"], values["environment"]
+    timing, run = values.pop("timing"), values.pop("first")
+    shared = (
+        "d_model", "num_layers", "parameters", "gradient_bytes", "backend", "steps", "collectives",
+        "communicated_bytes", "tokens", "git_commit",
+    )  # fmt: skip
+    return {
+        **timing["setting"],
+        "status": timing["status"],
+        **{key: run[key] for key in shared},
+        "step_ns": timing["step_ns"],
+        "communication_ns": timing["communication_ns"],
+        **values,
+    }
+
+
+def results_markdown(
+    testbeds: Sequence[TestbedResults], study: Study | None, pictures: Sequence[dict[str, str]] = ()
+) -> str:
+    """The results of the testbeds, as Markdown that can stand alone.
+
+    Args:
+        testbeds: The testbeds.
+        study: A published study to put beside each.
+        pictures: Of each testbed, the title of each picture that is beside the text, by its file's name.
+    """
+    parts = ["# Results\n", "Written by `ddp-prof results` from the database of `scripts/run_comparison.sh`.\n"]
+    if len(testbeds) > 1:
+        parts.append(f"{KEPT_APART.format(len(testbeds)).capitalize()}.\n")
+    for index, results in enumerate(testbeds):
+        settings = settings_view(results)
+        parts += [f"## {markdown_text(settings.title)}\n", *_table(settings)]
+        parts += [f"![{title}]({name}.png)\n" for name, title in (pictures[index] if pictures else {}).items()]
+        found = sentences(results)
+        parts += ["### What these numbers show\n", _list([*found, SENTENCES] if found else [NOTHING])]
+        if study:
+            parts += ["### The published study beside it\n", f"{markdown_text(study.about)}\n"]
+            parts += _table(comparison_view(results, study))
+    return "\n".join(parts)
+
+
+def _table(view: TableView) -> list[str]:
+    return [markdown(view.rows), _list(view.notes)]
+
+
+def _list(lines: Sequence[str]) -> str:
+    return "".join(f"- {markdown_text(line)}\n" for line in lines)
+
+
+def write_results(testbeds: Sequence[TestbedResults], study: Study | None, folder: Path) -> list[str]:
+    """Write the figures of each testbed as pages and pictures, and ``results.md``.
+
+    Args:
+        testbeds: At least one.
+        study: A published study to put beside each.
+        folder: Made where it is missing; files of the same names are replaced.
+
+    Returns:
+        What could not be made, a line each.
+    """
+    write_shared_plotly(folder)
+    shown = []
+    with Pictures() as drawing:
+        for prefix, results in zip(_prefixes(testbeds), testbeds, strict=True):
+            titles = {}
+            for name, (title, figure) in draw_figures(results).items():
+                titles[f"{prefix}{name}"] = title
+                drawing.draw(figure, folder / f"{prefix}{name}.png")
+                write_figure_page(figure, folder / f"{prefix}{name}.html", title=title, shared_plotly=True)
+            shown.append(titles)
+        problems = drawing.try_finish()
+    with written_whole(folder / REPORT) as partial:
+        partial.write_text(results_markdown(testbeds, study, () if problems else shown), encoding="utf-8")
+    return problems
+
+
+def _prefixes(testbeds: Sequence[TestbedResults]) -> list[str]:
+    """Prefixes that tell the files of several testbeds apart; empty for a single one."""
+    if len(testbeds) == 1:
+        return [""]
+    names = [
+        f"{index}-{own.testbed.model_size}-{own.testbed.world_size}-ranks-{own.testbed.device or 'none'}"
+        for index, own in enumerate(testbeds, 1)
+    ]
+    return [re.sub(r"[^A-Za-z0-9.-]+", "-", name) + "-" for name in names]
+
+
+def write_results_csv(summaries: Sequence[SettingSummary], path: Path) -> None:
+    """Write a row a setting; the file is there whole or as it was."""
+    with written_whole(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
+        write_csv(csv_rows(summaries), file)

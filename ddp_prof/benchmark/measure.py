@@ -1,0 +1,181 @@
+"""One run: measured in ranks of its own or captured under a profiler, and its rows of the results database."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, StoredMessages, StoredRun, StoredStep
+from ddp_prof.errors import OutOfMemoryError, TraceError, WorkloadError
+from ddp_prof.manifest import caveats_of, load_manifest
+from ddp_prof.train.ranks.launch import PR_SET_PDEATHSIG, launch
+from ddp_prof.train.workload.sizes import MODEL_SIZES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ddp_prof.benchmark.grid import Job
+    from ddp_prof.benchmark.machine import Machine
+    from ddp_prof.manifest import Manifest
+    from ddp_prof.run_config import RunConfig
+
+MEASURED = ("backend", "device", "collectives", "communicated_bytes", "peak_memory_bytes")
+"""What a run that failed does not tell."""
+FIGURES = ("comm_ns", "overlapped_ns", "exposed_ns", "tail_ns")
+"""What a capture tells of a step."""
+CHECKOUT = Path(__file__).parents[2]
+STOP_S = 15.0
+"""How long a capture may take to end what it started."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRows:
+    """A run with its measurements, as rows of the database."""
+
+    run: StoredRun
+    steps: tuple[StoredStep, ...] = ()
+    messages: tuple[StoredMessages, ...] = ()
+
+
+def measure(config: RunConfig) -> Manifest | WorkloadError:
+    """Make a run; returns its ``run.json``, or why it could not run.
+
+    Raises:
+        Stopped: A signal asked this process to end; the ranks are gone.
+    """
+    with tempfile.TemporaryDirectory(prefix="ddp_prof.") as directory:
+        run_json = Path(directory, "run.json")
+        command = ["-m", "ddp_prof.train", *config.argv(), "--run-json", str(run_json)]
+        try:
+            launch(config.world_size or 1, command, log=Path(directory, "log"), forked=True)
+        except WorkloadError as error:
+            return error
+        manifest = load_manifest(run_json)
+    return manifest or WorkloadError("the ranks ended well, but left no run.json")
+
+
+def rows_of(job: Job, machine: Machine, outcome: Manifest | WorkloadError, definitions: int) -> RunRows:
+    """The rows of a run that ended, well or not."""
+    config, size = job.config, MODEL_SIZES[job.config.model_size]
+    manifest = None if isinstance(outcome, Exception) else outcome
+    reported: dict[str, Any] = {name: getattr(manifest, name, None) for name in MEASURED}
+    run = StoredRun(
+        **config.row_fields(),
+        id=job.run_id(machine.environment.id),
+        environment=machine.environment.id,
+        repeat=job.repeat,
+        d_model=size.d_model,
+        num_layers=size.layers,
+        parameters=size.parameters,
+        gradient_bytes=size.gradient_bytes(),
+        **reported,
+        status=OK if manifest else OUT_OF_MEMORY if isinstance(outcome, OutOfMemoryError) else FAILED,
+        reason=None if manifest else str(outcome),
+        caveat="; ".join(caveat.value for caveat in caveats_of(manifest)) or None if manifest else None,
+        tokens=config.batch_size * config.seq_len,
+        created=manifest.created if manifest else datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        git_commit=machine.git_commit,
+        command=" ".join(("python -m ddp_prof.train", *config.argv())),
+        code=machine.code,
+        definitions=definitions,
+    )
+    if manifest is None:
+        return RunRows(run)
+    return RunRows(
+        run,
+        tuple(StoredStep(run=run.id, **asdict(times)) for times in manifest.host_times),
+        tuple(StoredMessages(run=run.id, **asdict(times)) for times in manifest.messages),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureFigures:
+    """Times of a capture's step in nanoseconds: medians over its steps and ranks; ``None`` is not known."""
+
+    file: Path
+    comm_ns: int | None
+    overlapped_ns: int | None
+    exposed_ns: int | None
+    tail_ns: int | None
+
+
+def capture(config: RunConfig, folder: Path, *, force: bool) -> CaptureFigures:
+    """Capture a run into a folder and read the capture; one that is there, of the same code, is only read.
+
+    Synchronized steps are left out: no capture shows them.
+
+    Raises:
+        WorkloadError: It cannot be captured, or not be read.
+        Stopped: A signal asked this process to end; what was started is gone.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    config = replace(config, synchronized_steps=0)
+    environment = {
+        **os.environ,
+        **config.script_environment(),
+        "TRACES_DIR": str(folder.absolute()),
+        "VENV": sys.prefix,
+        "FORCE": str(int(force)),
+    }
+    said = _run_tethered([sys.executable, "-m", "ddp_prof.capture", *config.script_argv()], environment)
+    name = said.partition(":")[0]  # "bucketed_10mb: captured by nsys 2022.4.2.1 in 6 s"
+    files = sorted([*folder.glob(f"{name}.sqlite"), *folder.glob(f"{name}.rank*.json.gz")])
+    if not files:
+        raise WorkloadError(f"the capture left no trace in {folder}: is PROFILER=none?")
+    return read_figures(files)
+
+
+def read_figures(files: Sequence[Path]) -> CaptureFigures:
+    """Measure the overlap.
+
+    Raises:
+        WorkloadError: The files cannot be read.
+    """
+    from ddp_prof.analyze.overlap.overlap import measure_overlap
+    from ddp_prof.ingest.load import load_trace
+
+    try:
+        steps = [step for file in files for rank in measure_overlap(load_trace(file)).ranks for step in rank.steps]
+    except TraceError as error:
+        raise WorkloadError(f"{files[0]} cannot be measured: {error}") from error
+    values = {name: [getattr(step, name) for step in steps if getattr(step, name) is not None] for name in FIGURES}
+    return CaptureFigures(
+        files[0], **{key: round(statistics.median(own)) if own else None for key, own in values.items()}
+    )
+
+
+def _run_tethered(command: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Run a command that ends when this process does, even if that is killed; returns what it prints."""
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+    def tether() -> None:
+        if libc is not None:
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
+        process = subprocess.Popen(  # noqa: S603  # our own
+            command, env=environment, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=errors, text=True,
+            start_new_session=True, preexec_fn=tether,  # it makes one system call and no more
+        )  # fmt: skip
+        try:
+            printed, _ = process.communicate()
+        except BaseException:
+            process.terminate()
+            process.wait(STOP_S)
+            raise
+        finally:
+            process.kill()
+        errors.seek(0)
+        if process.returncode:
+            lines = errors.read().strip().splitlines()
+            raise WorkloadError(lines[-1] if lines else f"the capture ended with exit code {process.returncode}")
+    return printed.strip()

@@ -1,0 +1,317 @@
+"""The tables of ``ddp-prof results``: each testbed's settings with notes, sentences, a published study beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ddp_prof.analyze import DEFINITIONS
+from ddp_prof.analyze.statistics import LEAST_STEPS
+from ddp_prof.benchmark.bucket_model import BucketModel, MessageCost, Unknown, fit_link, message_costs
+from ddp_prof.benchmark.observations import Observation, contradicts_model, find_observations
+from ddp_prof.benchmark.settings import Estimate, Setting, SettingSummary, Study, Testbed, Timing, ratio
+from ddp_prof.benchmark.store import OK, Environment, Results
+from ddp_prof.present.columns import Row, ms
+from ddp_prof.present.columns import percent as in_percent
+from ddp_prof.present.table import TableView
+from ddp_prof.present.text import milliseconds, percent, size
+from ddp_prof.variants import BASELINE, BYTES_PER_MB
+
+HOW_TO_READ = (
+    "step and comm: medians over runs of the median over steps, by rank 0's host timer; comm: from the end of backward "
+    "to the last gradient, without synchronizing the device first; synchronized comm: with synchronizing; speedup: "
+    "over naive in the same repeat, median over repeats"
+)
+SPREAD = (
+    "±: half of the 95 % interval, by bootstrap over runs; of three runs it is half of their range and too narrow. "
+    "Sentences compare pairs of runs of one repeat, so they know more than ± says"
+)
+NO_SPREAD = f"no ±: fewer than {LEAST_STEPS} runs of a setting"
+PREDICTED = (
+    "predicted: communication left when backward ends, by the model: s / (n w) + n o for s bytes of gradients in n "
+    "buckets; it assumes that backward takes as long as the transfer, and that all ranks are equal"
+)
+SENTENCES = (
+    "in brackets: the 95 % interval of the median over pairs of runs; of twenty such sentences, one may be due to "
+    "chance, and a size that is chosen for being the fastest is a little favoured"
+)
+NOTHING = "no difference is reported: none is clear in enough pairs of runs"
+OTHER_CODE = "runs of several versions of the measured code are mixed: the same sweep measures the older ones again"
+OTHER_MACHINE = "the study used another machine and model: compare shares and speed-ups, not milliseconds"
+KEPT_APART = (
+    "{} testbeds are shown separately: times of different machines, models, numbers of ranks or definitions are not "
+    "comparable"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TestbedResults:
+    """The results of one testbed.
+
+    Attributes:
+        messages: What a message costs by its size.
+        model: The course's model of bucketing.
+    """
+
+    testbed: Testbed
+    environment: Environment | None
+    summaries: tuple[SettingSummary, ...]
+    messages: tuple[MessageCost, ...]
+    model: BucketModel | Unknown
+    observations: tuple[Observation, ...]
+
+    @property
+    def title(self) -> str:
+        """Where and on what was measured, in a line; and by which definitions, where they are others than today's."""
+        testbed = self.testbed
+        ranks = f"{testbed.world_size} rank{'' if testbed.world_size == 1 else 's'}"
+        parts = [f"{testbed.model_size} model", ranks, f"device: {testbed.device or 'n/a'}"]
+        if testbed.definitions != DEFINITIONS:
+            parts.append(
+                f"by definitions {testbed.definitions or 'of before 2'}, today's are {DEFINITIONS}: measure again"
+            )
+        if self.environment:
+            parts += [self.environment.title, f"environment {testbed.environment[:8]}"]
+        return " · ".join(parts)
+
+
+def gather_testbeds(results: Results, summaries: Iterable[SettingSummary]) -> list[TestbedResults]:
+    """The results of each testbed, of the summaries that were asked for."""
+    messages = message_costs(results)
+    own: dict[Testbed, list[SettingSummary]] = {}
+    for summary in summaries:
+        own.setdefault(summary.testbed, []).append(summary)
+    found = []
+    for testbed, of_testbed in own.items():
+        first, costs = of_testbed[0], messages.get(testbed, ())
+        link = fit_link(costs)
+        model = link if isinstance(link, Unknown) else BucketModel(link, first.first.gradient_bytes)
+        observations = find_observations(of_testbed, model)
+        found.append(TestbedResults(testbed, first.environment, tuple(of_testbed), costs, model, observations))
+    return found
+
+
+def results_views(testbeds: Sequence[TestbedResults], study: Study | None) -> list[TableView]:
+    """The tables to read, one testbed after the other."""
+    views = []
+    for results in testbeds:
+        views += [settings_view(results), *([comparison_view(results, study)] if study else [])]
+        rows: list[Row] = [{"observation": text} for text in sentences(results)]
+        views.append(TableView("", rows, [SENTENCES if rows else NOTHING], {}))
+    if len(testbeds) > 1:
+        views.append(TableView("", [], [KEPT_APART.format(len(testbeds))], {}))
+    return views
+
+
+def sentences(results: TestbedResults) -> list[str]:
+    """What the numbers support."""
+    return [found.text for found in results.observations if found.text]
+
+
+def settings_view(results: TestbedResults) -> TableView:
+    """A row for each setting, with notes on how to read them."""
+    has_traces = any(summary.trace for summary in results.summaries)
+    rows = [_setting_row(summary, results.model, has_traces=has_traces) for summary in results.summaries]
+    return TableView(results.title, rows, testbed_notes(results), {})
+
+
+def _setting_row(summary: SettingSummary, model: BucketModel | Unknown, *, has_traces: bool) -> Row:
+    timing = summary.timing
+    return {
+        "variant": summary.setting.label,
+        "batch": summary.setting.local_batch_size,
+        "context": summary.setting.seq_len,
+        "status": status_text(summary),
+        "runs": summary.runs,
+        "step_ms": value_ms(timing.step_ns),
+        "step_±_ms": half_ms(timing.step_ns),
+        "comm_ms": value_ms(timing.communication_ns),
+        "comm_±_ms": half_ms(timing.communication_ns),
+        "comm_%": share_percent(timing),
+        "synchronized_comm_ms": value_ms(summary.synchronized_ns),
+        **({f"trace_{part}_ms": _trace_ms(summary, part) for part in ("exposed", "tail")} if has_traces else {}),
+        **({} if isinstance(model, Unknown) else {"predicted_ms": ms(predicted_ns(summary, model))}),
+        "collectives": summary.first.collectives,
+        "speedup": summary.speedup.value if summary.speedup else None,
+        "speedup_±": summary.speedup.half_width if summary.speedup else None,
+    }
+
+
+def predicted_ns(summary: SettingSummary, model: BucketModel) -> float | None:
+    """What the model leaves of communication after backward, by the mean bucket as it was."""
+    if summary.setting.swept_mb is None or summary.timing.status != OK:
+        return None
+    if summary.first.collectives:
+        return model.overhead_ns(model.gradient_bytes / summary.first.collectives)
+    return model.overhead_ns(summary.setting.swept_mb * BYTES_PER_MB)
+
+
+def testbed_notes(results: TestbedResults) -> list[str]:
+    """How to read the figures, what restricts them, and what an all-reduce costs."""
+    caveats = dict.fromkeys(caveat for summary in results.summaries for caveat in summary.caveats)
+    steps = [step for summary in results.summaries if (step := summary.timing.step_ns)]
+    notes = [HOW_TO_READ]
+    if steps:
+        notes.append(SPREAD if any(step.half_width is not None for step in steps) else NO_SPREAD)
+    if len({code for summary in results.summaries for code in summary.codes}) > 1:
+        notes.append(OTHER_CODE)
+    model = [] if isinstance(results.model, Unknown) else [PREDICTED]
+    return [*notes, *caveats, *_reasons(results.summaries), *model, link_note(results)]
+
+
+def _reasons(summaries: Sequence[SettingSummary]) -> list[str]:
+    """Each reason why runs are missing, with the first setting that it stopped."""
+    stopped: dict[str, list[Setting]] = {}
+    for summary in summaries:
+        if summary.reason:
+            stopped.setdefault(summary.reason, []).append(summary.setting)
+    return [
+        f"{first.label}, batch {first.local_batch_size} x {first.seq_len}"
+        f"{f', and {len(others)} more' if others else ''}: {reason}"
+        for reason, (first, *others) in stopped.items()
+    ]
+
+
+def link_note(results: TestbedResults) -> str:
+    """What an all-reduce costs by its size, and which bucket size follows."""
+    model = results.model
+    if isinstance(model, Unknown):
+        return f"no model of bucketing: {model.reason}"
+    link = model.link
+    return (
+        f"an all-reduce takes {milliseconds(round(link.overhead_ns))} a call plus its bytes at {link.bytes_per_ns:.3g} "
+        f"GB/s (fitted to {link.sizes} message sizes, median error {percent(link.relative_error)}); the model of "
+        f"bucketing, b* = sqrt(s o w), gives a best bucket size of {size(round(model.best_bytes))}, which leaves "
+        f"{milliseconds(round(model.overhead_ns(model.best_bytes)))} of communication after backward"
+        f"{'; the measured steps contradict it' if contradicts_model(results.observations) else ''}"
+    )
+
+
+def comparison_view(results: TestbedResults, study: Study) -> TableView:
+    """The rows of the published study, with ours beside them."""
+    return TableView(study.about, comparison_rows(study, results.summaries), [OTHER_MACHINE], {})
+
+
+def comparison_rows(study: Study, summaries: Sequence[SettingSummary]) -> list[Row]:
+    """A row for each setting of the published study, with ours of the same variant, bucket size, batch and context."""
+    ours = {summary.setting: summary for summary in summaries}
+    naive = {timing.setting.workload: timing.step_ns for timing in study.timings if timing.setting.variant == BASELINE}
+    rows: list[Row] = []
+    for published in study.timings:
+        setting, own = published.setting, ours.get(published.setting)
+        speedup = ratio(naive.get(setting.workload), published.step_ns)
+        rows.append(
+            {
+                "variant": setting.label,
+                "batch": setting.local_batch_size,
+                "context": setting.seq_len,
+                "study_status": published.status,
+                "study_step_ms": value_ms(published.step_ns),
+                "study_comm_ms": value_ms(published.communication_ns),
+                "study_comm_%": share_percent(published),
+                "study_speedup": speedup.value if speedup else None,
+                "status": status_text(own) if own else None,
+                "step_ms": value_ms(own.timing.step_ns) if own else None,
+                "step_±_ms": half_ms(own.timing.step_ns) if own else None,
+                "comm_ms": value_ms(own.timing.communication_ns) if own else None,
+                "comm_%": share_percent(own.timing) if own else None,
+                "speedup": own.speedup.value if own and own.speedup else None,
+            }
+        )
+    return rows
+
+
+def csv_view(testbeds: Sequence[TestbedResults], study: Study | None) -> TableView:
+    """One table for programs: the rows of ``results.csv``, or the study's with ours beside them."""
+    if study is None:
+        return TableView("", csv_rows(summary for results in testbeds for summary in results.summaries), [], {})
+    rows: list[Row] = [
+        {**{name: getattr(results.testbed, name) for name in ("environment", "model_size", "world_size")}, **row}
+        for results in testbeds
+        for row in comparison_rows(study, results.summaries)
+    ]
+    return TableView("", rows, [OTHER_MACHINE], {})
+
+
+def csv_rows(summaries: Iterable[SettingSummary]) -> list[Row]:
+    """A row for each setting: the columns that the course's study asks for, then all others.
+
+    ``avg_comm_time_ms`` is the host time between the end of backward and the last gradient, *without* synchronizing
+    first, as the study measured; on a GPU it includes device work of backward that is still pending. The times are
+    medians over runs of medians over steps, although the study's column names say average.
+    """
+    return [_csv_row(summary) for summary in summaries]
+
+
+def _csv_row(summary: SettingSummary) -> Row:
+    run, timing, setting = summary.first, summary.timing, summary.setting
+    step = timing.step_ns
+    row: Row = {
+        "implementation": setting.variant,
+        **{name: getattr(run, name) for name in ("model_size", "d_model", "num_layers", "world_size")},
+        "avg_step_time_ms": value_ms(step),
+        "avg_comm_time_ms": value_ms(timing.communication_ns),
+        "comm_overhead_pct": share_percent(timing),
+        "num_comm_ops": run.collectives,
+        "speedup_vs_naive": summary.speedup.value if summary.speedup else None,
+        "comm_speedup_vs_naive": summary.communication_speedup.value if summary.communication_speedup else None,
+        "bucket_size_mb": setting.bucket_size_mb,
+        "local_batch_size": setting.local_batch_size,
+        "seq_len": setting.seq_len,
+        "status": timing.status,
+        "reason": summary.reason,
+        "runs": summary.runs,
+        "failed_runs": summary.failed_runs,
+        "steps_per_run": run.steps,
+        "step_time_spread_ms": half_ms(step),
+        "comm_time_spread_ms": half_ms(timing.communication_ns),
+        "speedup_spread": summary.speedup.half_width if summary.speedup else None,
+        "comm_time_synchronized_ms": value_ms(summary.synchronized_ns),
+        "comm_time_synchronized_spread_ms": half_ms(summary.synchronized_ns),
+    }
+    for phase in ("forward", "backward", "optimizer"):
+        estimate = getattr(summary, f"{phase}_ns")
+        row |= {f"{phase}_ms": value_ms(estimate), f"{phase}_spread_ms": half_ms(estimate)}
+    return row | {
+        "trace_captures": summary.trace.captures if summary.trace else None,
+        **{f"trace_{part}_ms": _trace_ms(summary, part) for part in ("comm", "overlapped", "exposed", "tail")},
+        "comm_bytes": run.communicated_bytes,
+        "gradient_bytes": run.gradient_bytes,
+        "parameters": run.parameters,
+        "peak_memory_bytes": summary.peak_memory_bytes,
+        "tokens_per_s": run.tokens / step.value * 1e9 if step and step.value else None,
+        "device": summary.testbed.device,
+        "backend": run.backend,
+        "caveat": "; ".join(summary.caveats) or None,
+        "environment": summary.testbed.environment,
+        **{name: getattr(summary.environment, name, None) for name in ("cpu", "cores", "gpus", "torch", "ddp_prof")},
+        "git_commit": run.git_commit,
+        "definitions": summary.testbed.definitions,
+    }
+
+
+def status_text(summary: SettingSummary) -> str:
+    """The status; where runs ended differently, how many did."""
+    if summary.timing.status == OK and summary.failed_runs:
+        return f"{OK}, {summary.failed_runs} of {summary.runs + summary.failed_runs} runs not"
+    return summary.timing.status
+
+
+def share_percent(timing: Timing) -> float | None:
+    """Communication's share of the step by the host timer, in percent."""
+    step, communication = timing.step_ns, timing.communication_ns
+    return in_percent(communication.value / step.value) if step and communication and step.value else None
+
+
+def value_ms(estimate: Estimate | None) -> float | None:
+    """The figure in milliseconds."""
+    return ms(estimate.value) if estimate else None
+
+
+def half_ms(estimate: Estimate | None) -> float | None:
+    """Half of its 95 % interval, in milliseconds."""
+    return ms(estimate.half_width) if estimate else None
+
+
+def _trace_ms(summary: SettingSummary, part: str) -> float | None:
+    return ms(getattr(summary.trace, f"{part}_ns")) if summary.trace else None

@@ -1,1 +1,0 @@
-"""The study's tables, figures and written analysis."""

@@ -1,0 +1,303 @@
+"""The sweep, ``python -m ddp_prof.benchmark.sweep``: every variant in every setting, several times, into a database.
+
+Runs that the database has are left out, and each one is written as soon as it has ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import shutil
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddp_prof.analyze import DEFINITIONS
+from ddp_prof.benchmark.grid import Grid, default_grid
+from ddp_prof.benchmark.measure import FIGURES, capture, measure, rows_of
+from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, load_results, open_database, update_run, write_run
+from ddp_prof.errors import TraceError, WorkloadError
+from ddp_prof.train.arguments import NO_CAP, at_least, bucket_size
+from ddp_prof.train.ranks.launch import die_with_launcher, exit_code_of
+from ddp_prof.train.workload.sizes import MODEL_SIZES
+from ddp_prof.variants import VARIANT_NAMES
+
+if TYPE_CHECKING:
+    from sqlite_utils import Database
+
+    from ddp_prof.benchmark.grid import Job
+    from ddp_prof.benchmark.machine import Machine
+    from ddp_prof.benchmark.measure import CaptureFigures, RunRows
+    from ddp_prof.benchmark.store import StoredRun
+    from ddp_prof.run_config import RunConfig
+
+LEAST_ROOM = 16 * 2**20
+"""Free bytes on the disk of the database, below which no run begins, since its rows might not be kept."""
+
+
+def main() -> int:
+    """Run the command line; returns the exit code."""
+    die_with_launcher()
+    arguments = make_parser().parse_args()
+    on_stop = f"stopped: {arguments.database} has the finished runs; the same command continues\n"
+    return exit_code_of("ddp_prof.benchmark.sweep", lambda: _sweep(arguments), on_stop=on_stop)
+
+
+def _sweep(arguments: argparse.Namespace) -> int:
+    # Only now, so that --help and mistakes are answered at once.
+    from ddp_prof.benchmark.machine import probe_machine
+
+    machine = probe_machine()
+    grid = choose_grid(arguments, default_grid(machine.gpus))
+    outcome = sweep(Plan(grid.jobs(), machine, arguments.database, arguments.force, arguments.profile))
+    sys.stdout.write(f"{outcome}: {arguments.database}\n")
+    return 0 if outcome.is_good else 1
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The options, in groups."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ddp_prof.benchmark.sweep",
+        description="Run each variant in each setting several times and write the times into a results database. A "
+        "run that the database already has, of the same code on the same machine, is not repeated, so an interrupted "
+        "sweep continues where it stopped. A run that ran out of memory is not repeated, a failed run is.",
+        epilog="Exit codes: 0 done, runs that were out of memory included, 1 a run failed, 2 wrong usage. "
+        "MASTER_PORT and MASTER_ADDR are honoured as by ddp_prof.train. "
+        "Example: python -m ddp_prof.benchmark.sweep --variants naive flat --seq-lens 64 --repeats 5",
+    )
+    group = parser.add_argument_group("settings; several values are separated by blanks")
+
+    def add(flag: str, dest: str, text: str, metavar: str = "N", **more: Any) -> None:
+        group.add_argument(flag, dest=dest, nargs="+", metavar=metavar, help=text, **more)
+
+    text = f"of {', '.join(VARIANT_NAMES)} (default: all)"
+    add("--variants", "variants", text, "VARIANT", choices=VARIANT_NAMES)
+    text = f"of {', '.join(MODEL_SIZES)} (default: xl on two GPUs, else mini)"
+    add("--model-size", "model_sizes", text, "SIZE", choices=list(MODEL_SIZES))
+    add("--world-size", "world_sizes", "ranks (default: 2)", type=at_least(1))
+    text = "sequences a step of one rank (default: 2 4 on two GPUs, else 2)"
+    add("--batch-sizes", "local_batch_sizes", text, type=at_least(1))
+    text = "tokens of a sequence (default: 128 256 512 on two GPUs, else 32 64 128)"
+    add("--seq-lens", "seq_lens", text, type=at_least(1))
+    text = "bucket sizes of bucketed in MiB; none: no cap (default: 1 10 100 1000 on two GPUs, else 1 10 100)"
+    add("--bucket-sizes-mb", "bucket_sizes_mb", text, "MIB", type=bucket_size)
+
+    group = parser.add_argument_group("each run")
+    text = "measured steps, and as many synchronized ones after them (default: 10 on two GPUs, else 4)"
+    group.add_argument("--num-steps", dest="steps", type=at_least(1), metavar="N", help=text)
+    text = "steps before (default: 5 on two GPUs, else 2)"
+    group.add_argument("--warmup", type=at_least(0), metavar="N", help=text)
+    group.add_argument("--repeats", type=at_least(1), metavar="N", help="runs of each setting (default: 3)")
+    group.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: %(default)s")
+    group.add_argument("--backend", choices=("auto", "gloo", "nccl"), default="auto", help="default: %(default)s")
+
+    group = parser.add_argument_group("outcome")
+    text = "where results go (default: %(default)s)"
+    group.add_argument("--database", type=Path, default=Path("traces/results.db"), metavar="PATH", help=text)
+    group.add_argument("--force", action="store_true", help="repeat and replace runs that the database has")
+    group.add_argument(
+        "--profile",
+        action="store_true",
+        help="also capture each setting once under a profiler, into a folder beside the database: overlapped and "
+        "exposed communication cannot be measured by the host's clock",
+    )
+    return parser
+
+
+def choose_grid(arguments: argparse.Namespace, grid: Grid) -> Grid:
+    """What was asked for, each value once, and the values of a default grid for the rest."""
+    asked = {field.name: getattr(arguments, field.name, None) for field in fields(Grid)}
+    known = {name: value for name, value in asked.items() if value is not None}
+    several = {name: tuple(dict.fromkeys(value)) for name, value in known.items() if isinstance(value, list)}
+    if "bucket_sizes_mb" in several:
+        several["bucket_sizes_mb"] = tuple(None if size == NO_CAP else size for size in several["bucket_sizes_mb"])
+    return replace(grid, **(known | several))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do.
+
+    Attributes:
+        jobs: In this order.
+        database: Results are kept here.
+        force: Make runs again that are there.
+        profile: Capture each setting once.
+    """
+
+    jobs: Sequence[Job]
+    machine: Machine
+    database: Path
+    force: bool = False
+    profile: bool = False
+
+
+KNOWN, CAPTURED, NOT_CAPTURED = "known", "captured", "not_captured"
+"""What else is counted of a sweep: runs that were there before, captures, captures that failed."""
+
+
+class Outcome(Counter[str]):
+    """How many runs ended how, by the status of a run and the words above."""
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing failed; for want of memory a run may be missing."""
+        return not self[FAILED] and not self[NOT_CAPTURED]
+
+    def __str__(self) -> str:
+        words = {
+            KNOWN: "there before", OUT_OF_MEMORY: "out of memory", FAILED: "failed", CAPTURED: "captured",
+            NOT_CAPTURED: "captures failed",
+        }  # fmt: skip
+        counts = [f"{self[key]} {what}" for key, what in words.items() if self[key]]
+        return ", ".join([f"{self[OK]} runs measured", *counts])
+
+
+def sweep(plan: Plan) -> Outcome:
+    """Make the runs that are missing, then the captures, which would disturb them.
+
+    Raises:
+        TraceError: The database is something else, or cannot be written.
+        WorkloadError: Another sweep is at work there.
+        Stopped: A signal asked this process to end; what had ended is in the database, nothing is left running.
+    """
+    with closing(open_database(plan.database)) as database, _alone(plan.database.parent):
+        return _Sweep(plan, database).run()
+
+
+class _Sweep:
+    def __init__(self, plan: Plan, database: Database) -> None:
+        self._plan, self._database = plan, database
+        self._known = {run.id: run for run in load_results(plan.database).runs}
+        self._outcome = Outcome()
+        self._begun_s, self._ended, self._total = time.monotonic(), 0, 0
+
+    def run(self) -> Outcome:
+        jobs = [job for job in self._plan.jobs if not self._is_there(job)]
+        captures = [job for job in self._plan.jobs if self._is_to_be_captured(job)]
+        self._outcome[KNOWN] = len(self._plan.jobs) - len(jobs)
+        self._total = len(jobs) + len(captures)
+        for job in jobs:
+            _require_room(self._plan.database)
+            self._measure(job)
+        for job in captures:
+            self._capture(job)
+        return self._outcome
+
+    def _is_there(self, job: Job) -> bool:
+        """Whether a run need not be made: want of memory lasts, another failure may have been chance."""
+        found = self._find(job)
+        if found is None or self._plan.force or found.status == FAILED:
+            return False
+        return found.code == self._plan.machine.code and found.definitions == DEFINITIONS
+
+    def _is_to_be_captured(self, job: Job) -> bool:
+        """Each setting once, beside its first run."""
+        found = self._find(job)
+        is_captured = found is not None and found.trace is not None and self._is_there(job)
+        return self._plan.profile and job.repeat == 0 and not is_captured
+
+    def _find(self, job: Job) -> StoredRun | None:
+        return self._known.get(job.run_id(self._plan.machine.environment.id))
+
+    def _measure(self, job: Job) -> None:
+        result = rows_of(job, self._plan.machine, measure(job.config), DEFINITIONS)
+        write_run(self._database, self._plan.machine.environment, result.run, result.steps, result.messages)
+        self._known[result.run.id] = result.run
+        self._outcome[result.run.status] += 1
+        self._report(f"{job.config}, repeat {job.repeat + 1}", _describe(result))
+
+    def _capture(self, job: Job) -> None:
+        what, found = f"{job.config}, capture", self._find(job)
+        if found is None or found.status != OK:
+            self._report(what, "skipped, since the run did not finish")
+            return
+        folder = _capture_folder(self._plan.database, job.config)
+        try:
+            figures = capture(job.config, folder, force=self._plan.force)
+        except WorkloadError as error:
+            self._outcome[NOT_CAPTURED] += 1
+            self._report(what, f"failed: {error}")
+            return
+        update_run(self._database, _with_figures(found, figures, self._plan.database))
+        self._outcome[CAPTURED] += 1
+        self._report(what, "done")
+
+    def _report(self, what: str, outcome: str) -> None:
+        """A line for what has ended, with the time left."""
+        self._ended += 1
+        left_s = (time.monotonic() - self._begun_s) / self._ended * (self._total - self._ended)
+        sys.stderr.write(f"[{self._ended}/{self._total}] {what}: {outcome} ({format_time(left_s)} left)\n")
+        sys.stderr.flush()
+
+
+def format_time(seconds: float) -> str:
+    """``50 s``, ``7 min``, ``2 h 05 min``."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _require_room(database: Path) -> None:
+    free = shutil.disk_usage(database.parent).free
+    if free < LEAST_ROOM:
+        reason = f"only {free / 2**20:.1f} MiB are free on its disk; runs begin from {LEAST_ROOM // 2**20} MiB on"
+        raise TraceError(database, reason, "what was written before is kept: make room, and the same command goes on")
+
+
+def _describe(result: RunRows) -> str:
+    if result.run.status == FAILED:
+        return f"failed: {result.run.reason}"
+    if result.run.status == OUT_OF_MEMORY:
+        return str(result.run.reason)  # says so
+    steps = [step for step in result.steps if not step.is_synchronized]
+    step_ms = statistics.median(step.step_ns for step in steps) / 1e6
+    waits = [step.communication_ns for step in steps if step.communication_ns is not None]
+    wait = f"{statistics.median(waits) / 1e6:.0f} ms" if waits else "n/a"
+    return f"step {step_ms:.0f} ms, waiting for gradients {wait}"
+
+
+def _capture_folder(database: Path, config: RunConfig) -> Path:
+    """Beside the database, one for all variants of the same sizes: ``results/mini_2ranks_2x64``."""
+    sizes = f"{config.model_size}_{config.world_size}ranks_{config.local_batch_size}x{config.seq_len}"
+    return database.with_suffix("") / sizes
+
+
+def _with_figures(run: StoredRun, figures: CaptureFigures, database: Path) -> StoredRun:
+    return replace(
+        run,
+        trace=os.path.relpath(figures.file.absolute(), database.parent.absolute()),
+        **{f"trace_{name}": getattr(figures, name) for name in FIGURES},
+    )
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the folder, as a capture does: two at once would measure each other.
+
+    Raises:
+        WorkloadError: Somebody else holds it.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise WorkloadError(
+                f"{folder}: another sweep or capture writes there: wait for it, or name another --database"
+            ) from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
