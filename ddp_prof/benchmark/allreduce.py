@@ -25,8 +25,8 @@ from ddp_prof.present.json_documents import SCHEMA
 from ddp_prof.present.table import TableView, show
 from ddp_prof.present.text import milliseconds, percent, size
 from ddp_prof.train.arguments import at_least
-from ddp_prof.train.ranks.launch import exit_code_of, launch
-from ddp_prof.train.workload.sizes import MODEL_SIZES
+from ddp_prof.train.launch import exit_code_of, launch
+from ddp_prof.train.sizes import MODEL_SIZES
 from ddp_prof.variants import BYTES_PER_MB
 
 FLOAT32_BYTES = 4

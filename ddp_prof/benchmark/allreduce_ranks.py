@@ -19,8 +19,8 @@ import torch.distributed as dist
 
 from ddp_prof.errors import DdpProfError, WorkloadError
 from ddp_prof.run_config import RunConfig
-from ddp_prof.train.ranks.launch import die_with_launcher, leave_failure
-from ddp_prof.train.ranks.process_group import choose_device, count_ranks_per_gpu, find_place, process_group
+from ddp_prof.train.launch import die_with_launcher, leave_failure
+from ddp_prof.train.process_group import choose_device, count_ranks_per_gpu, find_place, process_group
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -57,7 +57,7 @@ def _answer() -> None:
     """Print what :func:`probe_machine` reads."""
     import torch
 
-    from ddp_prof.train.recording import record
+    from ddp_prof.train import record
 
     answer = {
         "machine": record.machine(),

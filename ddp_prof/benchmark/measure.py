@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, StoredMessages, StoredRun, StoredStep
 from ddp_prof.errors import OutOfMemoryError, TraceError, WorkloadError
 from ddp_prof.manifest import caveats_of, load_manifest
-from ddp_prof.train.ranks.launch import PR_SET_PDEATHSIG, launch
-from ddp_prof.train.workload.sizes import MODEL_SIZES
+from ddp_prof.train.launch import PR_SET_PDEATHSIG, launch
+from ddp_prof.train.sizes import MODEL_SIZES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -25,8 +25,8 @@ from ddp_prof.benchmark.measure import FIGURES, capture, measure, rows_of
 from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, load_results, open_database, update_run, write_run
 from ddp_prof.errors import TraceError, WorkloadError
 from ddp_prof.train.arguments import NO_CAP, at_least, bucket_size
-from ddp_prof.train.ranks.launch import die_with_launcher, exit_code_of
-from ddp_prof.train.workload.sizes import MODEL_SIZES
+from ddp_prof.train.launch import die_with_launcher, exit_code_of
+from ddp_prof.train.sizes import MODEL_SIZES
 from ddp_prof.variants import VARIANT_NAMES
 
 if TYPE_CHECKING:

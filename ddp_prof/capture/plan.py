@@ -19,7 +19,7 @@ from ddp_prof.capture.code import digest_code
 from ddp_prof.capture.gpus import visible_gpus
 from ddp_prof.errors import DdpProfError
 from ddp_prof.train.arguments import Arguments, parse_arguments
-from ddp_prof.train.ranks.launch import most_ranks
+from ddp_prof.train.launch import most_ranks
 from ddp_prof.variants import BUCKETED, VARIANTS, variant_extras
 
 CHECKOUT = Path(__file__).parents[2]

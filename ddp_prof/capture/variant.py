@@ -21,7 +21,7 @@ from ddp_prof.capture.processes import LOG, NOT_DONE, find_reason, process_names
 from ddp_prof.errors import DdpProfError, WorkloadError
 from ddp_prof.ingest.nsys.program import Nsys, find_nsys
 from ddp_prof.printable import printable
-from ddp_prof.train.ranks.launch import Stopped, stoppable
+from ddp_prof.train.launch import Stopped, stoppable
 
 INSTALLER = CHECKOUT / "scripts" / "install_nsys.sh"
 """Finds or fetches an nsys; not there where only the package is installed."""

@@ -3,12 +3,12 @@
 from ddp_prof.ddp.base import DataParallel
 from ddp_prof.ddp.bucketed import BucketedDDP
 from ddp_prof.ddp.flat import FlatDDP
+from ddp_prof.ddp.fully_sharded import FullyShardedDDP
 from ddp_prof.ddp.naive import NaiveDDP
 from ddp_prof.ddp.overlap import OverlapDDP
 from ddp_prof.ddp.reference import TorchDDP
-from ddp_prof.ddp.sharding.fully_sharded import FullyShardedDDP
-from ddp_prof.ddp.sharding.optimizer import ShardedOptimizer
-from ddp_prof.ddp.sharding.sharded import ShardedDDP
+from ddp_prof.ddp.sharded import ShardedDDP
+from ddp_prof.ddp.sharded_optimizer import ShardedOptimizer
 
 VARIANTS: dict[str, type[DataParallel]] = {
     "naive": NaiveDDP,

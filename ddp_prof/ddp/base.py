@@ -23,9 +23,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_prof import annotate
-from ddp_prof.ddp.engine.clock import CommunicationClock
-from ddp_prof.ddp.engine.hooks import is_heard
-from ddp_prof.ddp.engine.rank_consistency import check_rank_consistency
+from ddp_prof.ddp.clock import CommunicationClock
+from ddp_prof.ddp.hooks import is_heard
+from ddp_prof.ddp.rank_consistency import check_rank_consistency
 from ddp_prof.errors import CommunicationError
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from ddp_prof.ddp.engine.bucket_assignment import assign_buckets, assign_by_readiness, cap_in_bytes
-from ddp_prof.ddp.engine.collective import current_device, global_rank
+from ddp_prof.ddp.bucket_assignment import assign_buckets, assign_by_readiness, cap_in_bytes
+from ddp_prof.ddp.collective import current_device, global_rank
 from ddp_prof.ddp.reducing import ReducingVariant
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ddp_prof.ddp.engine.bucket_assignment import Assignment, ParameterSize
+    from ddp_prof.ddp.bucket_assignment import Assignment, ParameterSize
 
 
 class BucketedDDP(ReducingVariant):

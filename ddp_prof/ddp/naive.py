@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from ddp_prof.ddp.engine.bucket_assignment import assign_each
+from ddp_prof.ddp.bucket_assignment import assign_each
 from ddp_prof.ddp.reducing import ReducingVariant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddp_prof.ddp.engine.bucket_assignment import Assignment, ParameterSize
+    from ddp_prof.ddp.bucket_assignment import Assignment, ParameterSize
 
 
 class NaiveDDP(ReducingVariant):

@@ -10,10 +10,10 @@ import torch
 
 from ddp_prof import annotate
 from ddp_prof.ddp.base import DataParallel
-from ddp_prof.ddp.engine.broadcast import broadcast_buffers, broadcast_state
-from ddp_prof.ddp.engine.bucket_assignment import ParameterSize
-from ddp_prof.ddp.engine.hooks import add_hooks
-from ddp_prof.ddp.engine.reducer import Reducer
+from ddp_prof.ddp.broadcast import broadcast_buffers, broadcast_state
+from ddp_prof.ddp.bucket_assignment import ParameterSize
+from ddp_prof.ddp.hooks import add_hooks
+from ddp_prof.ddp.reducer import Reducer
 from ddp_prof.errors import CommunicationError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
-    from ddp_prof.ddp.engine.bucket_assignment import Assignment
+    from ddp_prof.ddp.bucket_assignment import Assignment
 
 WRAP_AGAIN = "call remove() and wrap the module again"
 

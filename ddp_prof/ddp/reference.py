@@ -37,7 +37,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_prof import annotate
 from ddp_prof.annotate.hooks import average_op, is_on_host
 from ddp_prof.ddp.base import DataParallel
-from ddp_prof.ddp.engine.collective import communication_error_of, communication_errors
+from ddp_prof.ddp.collective import communication_error_of, communication_errors
 from ddp_prof.errors import CommunicationError
 from ddp_prof.variants import COMM_HOOKS
 

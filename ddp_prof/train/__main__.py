@@ -7,7 +7,7 @@ import sys
 
 from ddp_prof.errors import DdpProfError, OutOfMemoryError, WorkloadError
 from ddp_prof.train.arguments import OUT_OF_MEMORY_EXIT, Arguments, parse_arguments
-from ddp_prof.train.ranks.launch import Stopped, die_with_launcher, launch, leave_failure
+from ddp_prof.train.launch import Stopped, die_with_launcher, launch, leave_failure
 
 
 def main() -> int:
@@ -45,7 +45,7 @@ def _run_rank(arguments: Arguments) -> int:
     die_with_launcher()
     # torch: not before the command line is known to be right
     from ddp_prof.train import run
-    from ddp_prof.train.ranks.process_group import find_place
+    from ddp_prof.train.process_group import find_place
 
     try:
         place = find_place(os.environ)

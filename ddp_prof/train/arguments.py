@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddp_prof.run_config import FAULTS, RunConfig
-from ddp_prof.train.workload.sizes import MODEL_SIZES
+from ddp_prof.train.sizes import MODEL_SIZES
 from ddp_prof.variants import COMM_HOOKS, VARIANT_NAMES, VARIANTS
 
 if TYPE_CHECKING:

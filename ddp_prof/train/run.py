@@ -14,17 +14,12 @@ import torch.distributed as dist
 
 from ddp_prof import annotate, variants
 from ddp_prof.ddp import VARIANTS
-from ddp_prof.ddp.engine.collective import communication_errors
+from ddp_prof.ddp.collective import communication_errors
 from ddp_prof.ddp.reference import sent_bytes
 from ddp_prof.errors import OutOfMemoryError, WorkloadError
 from ddp_prof.manifest import write_manifest
-from ddp_prof.train.ranks.process_group import RankInfo, choose_device, count_ranks_per_gpu, process_group
-from ddp_prof.train.recording.memory import check_memory, count_state, resident_bytes
-from ddp_prof.train.recording.messages import MessageLog
-from ddp_prof.train.recording.profiler import choose_window
-from ddp_prof.train.recording.record import Measured, describe_run
-from ddp_prof.train.workload.data import scatter_batches
-from ddp_prof.train.workload.inject import (
+from ddp_prof.train.data import scatter_batches
+from ddp_prof.train.inject import (
     HOST_SYNC,
     ONE_BUCKET,
     REVERSED,
@@ -34,10 +29,15 @@ from ddp_prof.train.workload.inject import (
     ReversedModules,
     waiting_collectives,
 )
-from ddp_prof.train.workload.model import TransformerLM, activation_bytes
-from ddp_prof.train.workload.numerics import check_numerics, set_numerics
-from ddp_prof.train.workload.sizes import MODEL_SIZES
-from ddp_prof.train.workload.step import StepResult, Trainer, settle
+from ddp_prof.train.memory import check_memory, count_state, resident_bytes
+from ddp_prof.train.messages import MessageLog
+from ddp_prof.train.model import TransformerLM, activation_bytes
+from ddp_prof.train.numerics import check_numerics, set_numerics
+from ddp_prof.train.process_group import RankInfo, choose_device, count_ranks_per_gpu, process_group
+from ddp_prof.train.profiler import choose_window
+from ddp_prof.train.record import Measured, describe_run
+from ddp_prof.train.sizes import MODEL_SIZES
+from ddp_prof.train.step import StepResult, Trainer, settle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

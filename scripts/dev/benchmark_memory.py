@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any
 from script_ranks import add_options, run_ranks
 
 from ddp_prof.errors import WorkloadError
-from ddp_prof.train.workload.sizes import MODEL_SIZES
+from ddp_prof.train.sizes import MODEL_SIZES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import torch
 
-    from ddp_prof.train.ranks.process_group import RankInfo
+    from ddp_prof.train.process_group import RankInfo
 
 WARMUP = 3
 REPEATS = 3
@@ -43,9 +43,9 @@ def measure_peaks(arguments: argparse.Namespace, device: torch.device) -> Peaks:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     from ddp_prof.ddp import DataParallel, ShardedDDP, ShardedOptimizer, TorchDDP
-    from ddp_prof.train.workload.data import make_tokens
-    from ddp_prof.train.workload.model import TransformerLM
-    from ddp_prof.train.workload.step import Trainer
+    from ddp_prof.train.data import make_tokens
+    from ddp_prof.train.model import TransformerLM
+    from ddp_prof.train.step import Trainer
 
     def unhooked(model: torch.nn.Module) -> DataParallel:
         return TorchDDP(model, mark_buckets=False)

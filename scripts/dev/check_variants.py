@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ddp_prof.train.ranks.process_group import RankInfo
+    from ddp_prof.train.process_group import RankInfo
 
 TOLERANCE = 1e-9
 """Of double precision; sums come in another order than in one process."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ddp_prof.errors import DdpProfError
 from ddp_prof.manifest import Caveat
-from ddp_prof.train.ranks.launch import die_with_launcher, exit_code_of, launch, leave_failure
+from ddp_prof.train.launch import die_with_launcher, exit_code_of, launch, leave_failure
 
 if TYPE_CHECKING:
     import argparse
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ddp_prof.train.ranks.process_group import RankInfo
+    from ddp_prof.train.process_group import RankInfo
 
 Result = TypeVar("Result")
 
@@ -44,7 +44,7 @@ def run_ranks(
     if "RANK" not in os.environ:
         return exit_code_of(Path(sys.argv[0]).stem, lambda: launch(arguments.world_size, sys.argv))
     die_with_launcher()
-    from ddp_prof.train.ranks.process_group import choose_device, count_ranks_per_gpu, find_place, process_group
+    from ddp_prof.train.process_group import choose_device, count_ranks_per_gpu, find_place, process_group
 
     place = find_place(os.environ)
     try:

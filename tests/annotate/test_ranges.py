@@ -14,7 +14,7 @@ import pytest
 
 from ddp_prof import annotate
 from ddp_prof.annotate import Recorder, hooks
-from ddp_prof.ddp.engine import collective
+from ddp_prof.ddp import collective
 from ddp_prof.range_names import parse_range
 
 
@@ -136,7 +136,7 @@ def test_nvtx_need_not_be_installed() -> None:
 import sys
 sys.modules["nvtx"] = None
 from ddp_prof import annotate
-from ddp_prof.ddp.engine import collective
+from ddp_prof.ddp import collective
 with annotate.forward():
     annotate.start_all_reduce(0, 1, 1).end()
 print(annotate.is_enabled())

@@ -13,7 +13,7 @@ import pytest
 from ddp_prof.benchmark.allreduce import main, make_parser, message_bytes, summarize_times, timings_view
 from ddp_prof.benchmark.bucket_model import message_costs
 from ddp_prof.benchmark.store import StoredAllReduce, load_results, open_database, write_all_reduces
-from ddp_prof.train.workload.sizes import MODEL_SIZES
+from ddp_prof.train.sizes import MODEL_SIZES
 from tests.benchmark.results_factory import Sweep
 
 GB_PER_S = 2.0  # bytes a nanosecond

@@ -181,8 +181,8 @@ def test_two_sweeps_at_once_are_refused(bench: Bench) -> None:
 def test_the_digest_of_the_code_is_of_what_the_ranks_run(tmp_path: Path) -> None:
     measured = (
         "ddp/base.py",
-        "ddp/engine/reducer.py",
-        "train/workload/step.py",
+        "ddp/reducer.py",
+        "train/step.py",
         "range_names.py",
         "run_config.py",
         "variants.py",

@@ -16,7 +16,7 @@ import pytest
 
 from ddp_prof.benchmark.measure import read_figures
 from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, Results, StoredRun, load_results
-from tests.train.ranks.test_launch import is_running
+from tests.train.test_launch import is_running
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 

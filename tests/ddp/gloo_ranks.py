@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from ddp_prof.train.ranks.launch import FORKING
+from ddp_prof.train.launch import FORKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable

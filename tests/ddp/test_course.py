@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ddp_prof.ddp import BucketedDDP, FlatDDP, NaiveDDP, OverlapDDP, ShardedOptimizer
-from tests.ddp.sharding.test_optimizer import Toy
+from tests.ddp.test_sharded_optimizer import Toy
 
 STEPS = 5
 SAMPLES = 20

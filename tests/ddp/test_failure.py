@@ -11,9 +11,9 @@ import torch
 
 from ddp_prof.ddp import VARIANTS
 from ddp_prof.errors import CommunicationError
-from ddp_prof.train.workload.model import TransformerLM
-from ddp_prof.train.workload.sizes import MODEL_SIZES
-from ddp_prof.train.workload.step import Trainer
+from ddp_prof.train.model import TransformerLM
+from ddp_prof.train.sizes import MODEL_SIZES
+from ddp_prof.train.step import Trainer
 from tests.ddp.gloo_ranks import run_ranks
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from ddp_prof import annotate
 from ddp_prof.annotate import Recorded, Recorder
 from ddp_prof.ddp import BucketedDDP, FlatDDP, NaiveDDP, OverlapDDP, ShardedDDP, TorchDDP
-from ddp_prof.ddp.engine.collective import launch_all_reduce
+from ddp_prof.ddp.collective import launch_all_reduce
 from ddp_prof.errors import CommunicationError
 from ddp_prof.range_names import Range, parse_range
 

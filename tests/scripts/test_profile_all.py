@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.train.ranks.test_launch import is_running
+from tests.train.test_launch import is_running
 
 if TYPE_CHECKING:
     from conftest import Checkout

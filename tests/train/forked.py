@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from ddp_prof.train.__main__ import main
-from ddp_prof.train.ranks.launch import LAUNCH_DIRECTORY
+from ddp_prof.train.launch import LAUNCH_DIRECTORY
 from tests.ddp.gloo_ranks import fork_ranks
 
 

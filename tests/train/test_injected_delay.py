@@ -11,7 +11,7 @@ from ddp_prof.errors import WorkloadError
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.manifest import load_manifest
 from ddp_prof.train.arguments import parse_arguments
-from ddp_prof.train.ranks.process_group import RankInfo
+from ddp_prof.train.process_group import RankInfo
 from ddp_prof.train.run import check
 from tests.measuring import analysis_of
 from tests.train.forked import train

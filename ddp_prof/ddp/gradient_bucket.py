@@ -1,0 +1,191 @@
+"""The gradients of one bucket and the buffer in which they travel.
+
+Each gradient is copied once, into its view of the bucket's flat buffer and divided on the way. It is never divided
+where it lies: autograd may give the gradients of two parameters one storage, as of ``a[None] + b[None]``. The view
+then *is* the parameter's gradient, so nothing is copied back, and a gradient that autograd accumulated in the view is
+only divided. A view has the strides of its parameter (torch's gradient layout contract): fused optimizers read
+parameter, gradient and state in the order of memory.
+
+From the copy until the bucket is given back, a :class:`TakenGradient` stands at the parameter's ``grad``. It tells
+whether ``zero_grad()`` dropped what was taken, and holds what a later backward brought.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import torch
+
+from ddp_prof.ddp.streams import StreamFence, hold_for_current_stream
+from ddp_prof.ddp.taken_gradient import TakenGradient
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class GradientBucket:
+    """Gradients that travel together.
+
+    Args:
+        index: Position in the order of launch.
+        parameters: Owners of the gradients.
+        multiple: The buffer's length is padded with zeros to a multiple of this.
+
+    Attributes:
+        index: Position in the order of launch.
+        parameters: Owners of the gradients, in the order of the buffer.
+        views: The gradients in the buffer, in the same order.
+        missing: How many of them have not been taken in this step.
+        refused: Those whose gradient of this step is sparse.
+    """
+
+    def __init__(self, index: int, parameters: Sequence[torch.nn.Parameter], multiple: int = 1) -> None:
+        self.index = index
+        self.parameters = tuple(parameters)
+        self.missing = len(self.parameters)
+        self.refused: list[torch.nn.Parameter] = []
+        self._fence = StreamFence()
+        self._multiple = multiple
+        self._allocate()
+        self._taken = [False] * len(self.parameters)
+        self._dropped: set[int] = set()
+        self._placeholders = [TakenGradient(parameter) for parameter in self.parameters]
+
+    def __len__(self) -> int:
+        return len(self.parameters)
+
+    def is_taken(self, slot: int) -> bool:
+        """Whether the bucket already holds this parameter's gradient of this step."""
+        return self._taken[slot]
+
+    def take(self, slot: int, scale: float) -> bool:
+        """Take one gradient over, times ``scale``; zeros where there is none. Says whether there was one."""
+        gradient = self._dense(slot, self.parameters[slot].grad)
+        self._place(slot)
+        self._taken[slot] = True
+        self.missing -= 1
+        _scale_into(self.views[slot], gradient, scale)
+        self._fence.note(self._buffer.device)
+        return gradient is not None
+
+    def take_late(self, slot: int) -> tuple[bool, torch.Tensor | None]:
+        """What autograd brought since the gradient was taken; before it, whether what came before that is dropped."""
+        is_dropped, late = self._since_taken(slot)
+        if is_dropped:
+            self._dropped.add(slot)
+        self._place(slot)
+        return is_dropped, self._dense(slot, late)
+
+    def add(self, slot: int, gradient: torch.Tensor | None, scale: float) -> None:
+        """Add a late contribution, times ``scale``, to a bucket of late contributions; without one set it to zeros."""
+        if gradient is None:
+            self.views[slot].zero_()
+        else:
+            hold_for_current_stream(gradient)
+            self.views[slot].add_(gradient.detach(), alpha=scale)
+        self._fence.note(self._buffer.device)
+
+    def is_dropped(self) -> bool:
+        """Whether ``zero_grad()`` dropped all gradients that were taken, and no backward brought others since."""
+        return all(self._since_taken(slot)[0] for slot, taken in enumerate(self._taken) if taken)
+
+    def take_missing(self, scale: float) -> list[int]:
+        """Take what no hook brought; returns the slots that had no gradient at all."""
+        missing = [slot for slot, taken in enumerate(self._taken) if not taken]
+        return [slot for slot in missing if not self.take(slot, scale)]
+
+    def tensor(self) -> torch.Tensor:
+        """What is reduced: one dense tensor, for use on the current stream."""
+        self._fence.wait(self._buffer.device)
+        hold_for_current_stream(self._buffer)
+        return self._buffer
+
+    def give_back(self, slot: int, is_used: bool, late: torch.Tensor | None) -> None:
+        """Make the reduced gradient the parameter's own again.
+
+        Args:
+            slot: Which parameter.
+            is_used: ``False`` leaves a parameter without gradient that no rank used.
+            late: Reduced contributions that came after the gradient was taken; added.
+        """
+        gradient, parameter, placeholder = self.views[slot], self.parameters[slot], self._placeholders[slot]
+        if parameter.grad is placeholder and not placeholder.is_touched and late is None:  # as a rule
+            parameter.grad = gradient if is_used else None
+            return
+        is_dropped, unsynchronized = self._since_taken(slot)  # the latter of a backward under no_sync
+        if is_dropped or slot in self._dropped:
+            gradient.zero_()
+            is_used = is_dropped and placeholder.is_zeroed
+            late = None if is_dropped else late
+        for addend in (late, unsynchronized):
+            if addend is not None:
+                hold_for_current_stream(addend)
+                gradient.add_(addend)
+        has_gradient = is_used or late is not None or unsynchronized is not None
+        parameter.grad = gradient if has_gradient else None
+
+    def _place(self, slot: int) -> None:
+        placeholder = self._placeholders[slot]
+        if placeholder.is_touched:
+            placeholder.reset()
+        self.parameters[slot].grad = placeholder
+
+    def _since_taken(self, slot: int) -> tuple[bool, torch.Tensor | None]:
+        """Whether ``zero_grad()`` dropped what was taken, and what autograd brought since."""
+        gradient, placeholder = self.parameters[slot].grad, self._placeholders[slot]
+        if gradient is placeholder:
+            return placeholder.is_zeroed, placeholder.added
+        return not placeholder.is_replaced, gradient
+
+    def _dense(self, slot: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        """None for a sparse gradient, which is noted: to raise here would leave other ranks waiting for this bucket."""
+        if gradient is not None and gradient.layout is not torch.strided:
+            self.refused.append(self.parameters[slot])
+            return None
+        return gradient
+
+    def _allocate(self) -> None:
+        self._buffer = flat_buffer(self.parameters, self._multiple)
+        self.views = flat_views(self._buffer, self.parameters)
+
+    def reset(self) -> None:
+        """Forget which gradients were taken; the buffer stays, since its views are the parameters' gradients."""
+        self.missing = len(self.parameters)
+        self._taken = [False] * len(self.parameters)
+        self._dropped.clear()
+        self.refused.clear()
+
+
+def flat_buffer(parameters: Sequence[torch.nn.Parameter], multiple: int = 1) -> torch.Tensor:
+    """Zeros for all parameters, which are of one data type and device; the length is a multiple of ``multiple``."""
+    first = parameters[0]
+    numel = sum(parameter.numel() for parameter in parameters)
+    return torch.zeros(-(-numel // multiple) * multiple, dtype=first.dtype, device=first.device)
+
+
+def flat_views(buffer: torch.Tensor, parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:
+    """One view of the buffer for each parameter, one behind the other, each with its parameter's shape and strides."""
+    ends = itertools.accumulate(parameter.numel() for parameter in parameters)
+    return [
+        buffer.as_strided(parameter.shape, gradient_strides(parameter), end - parameter.numel())
+        for parameter, end in zip(parameters, ends, strict=True)
+    ]
+
+
+def gradient_strides(parameter: torch.Tensor) -> tuple[int, ...]:
+    """The parameter's strides where it is dense and does not overlap itself, else row-major ones."""
+    dense = torch.empty_like(parameter, device="meta", memory_format=torch.preserve_format)
+    if dense.stride() == parameter.stride():
+        return dense.stride()
+    return torch.empty(parameter.shape, device="meta").stride()
+
+
+def _scale_into(view: torch.Tensor, gradient: torch.Tensor | None, scale: float) -> None:
+    if gradient is None:
+        view.zero_()
+    elif gradient is view:  # autograd accumulated in the buffer
+        view.mul_(scale)
+    else:
+        hold_for_current_stream(gradient)
+        torch.mul(gradient.detach() if gradient.requires_grad else gradient, scale, out=view)

@@ -1,0 +1,134 @@
+"""All ranks must train one model by one schedule: both are compared before anything of the model is sent.
+
+Otherwise gloo ends in its C++ code, and NCCL waits for ever or mixes the parameters up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
+from typing import NamedTuple, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from ddp_prof.ddp.collective import communication_errors, current_device, global_rank
+from ddp_prof.errors import CommunicationError
+
+T = TypeVar("T")
+
+
+class Described(NamedTuple):
+    """What must be alike of a parameter or buffer on all ranks."""
+
+    what: str
+    shape: tuple[int, ...]
+    dtype: str
+    strides: tuple[int, ...]
+    is_trained: bool
+
+
+def check_rank_consistency(
+    module: torch.nn.Module, options: Mapping[str, object], group: dist.ProcessGroup | None
+) -> None:
+    """Compare model and options of every rank with those of rank 0. Every rank must call this.
+
+    Args:
+        module: What is trained.
+        options: What decides which collectives are launched, and in which order.
+        group: ``None`` is the default group.
+
+    Raises:
+        CommunicationError: They differ; on every rank the error names the ranks that do, and in what the first does.
+    """
+    compare_with_rank_0(
+        ({name: _comparable(value) for name, value in options.items()}, describe(module)),
+        lambda own, reference: find_other_option(own[0], reference[0]) or find_difference(own[1], reference[1]),
+        group,
+        next((parameter.device for parameter in module.parameters()), torch.device("cpu")),
+    )
+
+
+def compare_with_rank_0(
+    own: T, find: Callable[[T, T], str | None], group: dist.ProcessGroup | None, device: torch.device
+) -> None:
+    """Compare what this rank has with what rank 0 has. Every rank must call this.
+
+    Args:
+        own: Can be pickled.
+        find: The first difference of its first argument from its second, in words; ``None`` where there is none.
+        group: ``None`` is the default group.
+        device: This rank's.
+
+    Raises:
+        CommunicationError: They differ; on every rank the error names the ranks that do, and in what the first does.
+    """
+    if dist.get_world_size(group) == 1:
+        return
+    with communication_errors(group, "the comparison of the models"), current_device(device):
+        reference = [own]
+        dist.broadcast_object_list(reference, global_rank(0, group), group)
+        differences: list[str | None] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(differences, find(own, reference[0]), group)
+    others = [rank for rank, difference in enumerate(differences) if difference is not None]
+    if others:
+        more = f" (so ranks {', '.join(map(str, others))} differ from rank 0)" if len(others) > 1 else ""
+        raise CommunicationError(f"rank {others[0]}: {differences[others[0]]}{more}")
+
+
+def describe(module: torch.nn.Module) -> list[Described]:
+    """Parameters, then buffers, each in the module's order."""
+    named = [
+        *((f"parameter {name!r}", parameter) for name, parameter in module.named_parameters()),
+        *((f"buffer {name!r}", buffer) for name, buffer in module.named_buffers()),
+    ]
+    return [describe_tensor(what, tensor) for what, tensor in named]
+
+
+def describe_tensor(what: str, tensor: torch.Tensor) -> Described:
+    """What must be alike of one tensor."""
+    return Described(what, tuple(tensor.shape), str(tensor.dtype), tensor.stride(), tensor.requires_grad)
+
+
+def find_other_option(own: Mapping[str, object], reference: Mapping[str, object]) -> str | None:
+    """The first option of this rank that is not as on rank 0, in words; ``None`` where there is none."""
+    for name in (*own, *reference):
+        if own.get(name) != reference.get(name):
+            return f"{name}={own.get(name)}, on rank 0 {name}={reference.get(name)}: give every rank the same options"
+    return None
+
+
+def _comparable(value: object) -> object:
+    """What is told of an option: plain values as they are, of others, as functions, their type."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_comparable(item) for item in value]
+    return repr(value) if is_dataclass(value) else type(value).__name__
+
+
+def find_difference(own: Sequence[Described], reference: Sequence[Described]) -> str | None:
+    """The first difference between this rank's tensors and rank 0's, in words; ``None`` where there is none."""
+    difference = _first_difference(own, reference)
+    return None if difference is None else f"{difference}: build the same model on every rank"
+
+
+def _first_difference(own: Sequence[Described], reference: Sequence[Described]) -> str | None:
+    for mine, theirs in zip(own, reference, strict=False):
+        if mine.what != theirs.what:
+            return f"{mine.what} stands where rank 0 has {theirs.what}"
+        for field in ("shape", "dtype", "strides", "is_trained"):
+            value, expected = getattr(mine, field), getattr(theirs, field)
+            if value != expected:
+                return f"{mine.what} has {_phrase(field, value)}, on rank 0 {_phrase(field, expected)}"
+    if len(own) > len(reference):
+        return f"{own[len(reference)].what} is not there on rank 0"
+    if len(own) < len(reference):
+        return f"{reference[len(own)].what} of rank 0 is missing"
+    return None
+
+
+def _phrase(field: str, value: object) -> str:
+    if field == "is_trained":
+        return f"requires_grad={value}"
+    return f"{field} {value}"

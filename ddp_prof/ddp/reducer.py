@@ -1,0 +1,217 @@
+"""The reducer of our variants: takes gradients, launches buckets in order, gives the reduced gradients back.
+
+Every rank must issue the same collectives in the same order, whatever its own backward does. Two rules see to it:
+
+*Order.* Buckets are launched strictly by index. A bucket that is full waits until all those before it were launched:
+on another rank hooks may fire in another order or leave other parameters unused. Incomplete buckets are launched, in
+order, by :meth:`Reducer.finish`, with zeros for what is missing; so nothing ever waits for a hook that does not fire.
+
+*Late contributions.* A gradient is taken at the first firing of its hook. A second backward, or re-entrant
+checkpointing within one, may fire it again. What arrives then is kept in a bucket of its own and reduced in a second
+round at the end, whether or not the first bucket was already launched: that depends on timing, which differs between
+ranks. Before that round a sum of votes tells which buckets have such contributions on any rank; those travel whole,
+with zeros for what is missing. A rank takes the votes if something came late there: so something must have come late on
+every rank or on none, though not the same; with ``find_unused`` the votes are taken in each step.
+
+What ``zero_grad()`` drops between backward and :meth:`Reducer.finish` is reduced all the same, as other ranks may keep
+theirs, and is not given back.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from ddp_prof.ddp.collective import InFlight, launch_all_reduce
+from ddp_prof.ddp.gradient_bucket import GradientBucket
+from ddp_prof.errors import CommunicationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddp_prof.ddp.bucket_assignment import Assignment
+
+
+class Reducer:
+    """Averages the gradients of ``parameters`` over a process group, bucket by bucket.
+
+    Args:
+        parameters: Those that are trained, each once, in the same order on every rank.
+        assignment: For each bucket the positions of its parameters.
+        group: ``None`` is the default group.
+        find_unused: Take the votes in each step, by one small all-reduce in :meth:`finish` (its range carries
+            ``params=0``). They tell, too, which parameters no rank used: these are left without a gradient, as in one
+            process. Otherwise they get zeros.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        assignment: Assignment,
+        group: dist.ProcessGroup | None,
+        find_unused: bool,
+    ) -> None:
+        self._group = group
+        self.buckets = [
+            self._make_bucket(index, [parameters[member] for member in members])
+            for index, members in enumerate(assignment)
+        ]
+        self._places = {
+            member: (self.buckets[index], slot)
+            for index, members in enumerate(assignment)
+            for slot, member in enumerate(members)
+        }
+        self._assignment = assignment
+        self._find_unused = find_unused
+        # Divide before the sum: a sum of low-precision gradients could overflow. torch's DDP does the same.
+        self._scale = 1.0 / dist.get_world_size(group)
+        self._lock = threading.Lock()  # autograd has a thread a device
+        self._in_flight: list[InFlight] = []
+        self._late: dict[int, GradientBucket] = {}
+        self._came_late: set[int] = set()
+        self.order: list[int] = []
+        """Positions of the parameters whose gradients came by hooks, in the order of the last finished step."""
+        self._order: list[int] = []
+        self._unused: set[int] = set()
+        self._torn: list[torch.nn.Parameter] = []
+
+    def ready(self, index: int) -> None:
+        """Take the gradient of one parameter, which autograd just finished, and launch what this completes."""
+        with self._lock:
+            bucket, slot = self._places[index]
+            if bucket.is_taken(slot):
+                self._take_late(index)
+                return
+            bucket.take(slot, self._scale)
+            self._order.append(index)
+            if not bucket.missing:
+                self._launch_full()
+
+    def launch_next(self) -> InFlight:
+        """Launch the next bucket in order; parameters that brought no gradient contribute zeros."""
+        bucket = self.buckets[len(self._in_flight)]
+        if bucket.missing:
+            members = self._assignment[bucket.index]
+            self._unused.update(members[slot] for slot in bucket.take_missing(self._scale))
+        flight = self._launch(bucket)
+        self._in_flight.append(flight)
+        return flight
+
+    def is_dropped(self) -> bool:
+        """Whether ``zero_grad()`` dropped all that backward brought."""
+        return bool(self._order) and all(bucket.is_dropped() for bucket in self.buckets)
+
+    def finish(self, *, is_discarded: bool = False) -> None:
+        """Launch what is left, wait for everything, give the gradients back.
+
+        Args:
+            is_discarded: All was dropped: parameters that brought no gradient keep what they have.
+
+        Raises:
+            CommunicationError: A collective failed; or a gradient is sparse, or a parameter is frozen on this rank
+                only: then the next step can be taken.
+        """
+        while len(self._in_flight) < len(self.buckets):
+            self.launch_next()
+        votes = self._launch_votes() if self._find_unused or self._came_late else None
+        for flight in self._in_flight:
+            flight.wait()
+        unused, late = (self._unused, set()) if votes is None else self._read_votes(*votes)
+        # Frozen since the variant was made: no gradient, or weight decay and momentum would move it.
+        frozen = {index for index in self._unused if not self.parameter(index).requires_grad}
+        without = self._unused if is_discarded else unused if self._find_unused else frozen
+        self._give_back(without, self._reduce_late(late))
+        sparse = [parameter for bucket in self.buckets for parameter in bucket.refused]
+        torn, self._torn = self._torn, []
+        self._reset()
+        self._refuse(sparse, "has a sparse gradient, which cannot be reduced here: build its layer with sparse=False")
+        self._refuse(torn, "is frozen here and trained on another rank: freeze it on all ranks or on none")
+
+    def parameter(self, index: int) -> torch.nn.Parameter:
+        """The parameter at a position."""
+        bucket, slot = self._places[index]
+        return bucket.parameters[slot]
+
+    def kept_tensors(self) -> list[torch.Tensor]:
+        """What is kept from step to step."""
+        return [view for bucket in self.buckets for view in bucket.views]
+
+    def _make_bucket(self, index: int, parameters: Sequence[torch.nn.Parameter]) -> GradientBucket:
+        return GradientBucket(index, parameters)
+
+    def _launch(self, bucket: GradientBucket) -> InFlight:
+        return launch_all_reduce(bucket.tensor(), self._group, bucket.index, len(bucket))
+
+    def _launch_full(self) -> None:
+        launched = len(self._in_flight)
+        while launched < len(self.buckets) and not self.buckets[launched].missing:
+            self.launch_next()
+            launched += 1
+
+    def _take_late(self, index: int) -> None:
+        bucket, slot = self._places[index]
+        if bucket.index not in self._late:
+            self._late[bucket.index] = GradientBucket(bucket.index, bucket.parameters)
+        is_dropped, gradient = bucket.take_late(slot)
+        if is_dropped:
+            self._late[bucket.index].add(slot, None, self._scale)
+        if gradient is not None:
+            self._late[bucket.index].add(slot, gradient, self._scale)
+        self._came_late.add(index)
+
+    def _launch_votes(self) -> tuple[torch.Tensor, InFlight]:
+        """Ask all ranks which parameters they used, and which came late: a sum of votes, one row each."""
+        votes = torch.zeros(2, len(self._places), dtype=torch.int32)
+        votes[0] = 1
+        votes[0, list(self._unused)] = 0
+        votes[1, list(self._came_late)] = 1
+        if self.buckets:
+            votes = votes.to(self.buckets[0].parameters[0].device)
+        return votes, launch_all_reduce(votes, self._group, len(self.buckets), 0)
+
+    def _read_votes(self, votes: torch.Tensor, flight: InFlight) -> tuple[set[int], set[int]]:
+        flight.wait()
+        used, late = votes.tolist()
+        return (
+            {index for index, count in enumerate(used) if not count},
+            {index for index, count in enumerate(late) if count},
+        )
+
+    def _reduce_late(self, late: set[int]) -> dict[int, torch.Tensor]:
+        """The second round: averages of what came late on any rank, by the position of the parameter."""
+        numbers = sorted({self._places[index][0].index for index in late})
+        second = {
+            number: self._late.get(number) or GradientBucket(number, self.buckets[number].parameters)
+            for number in numbers
+        }
+        flights = [
+            launch_all_reduce(bucket.tensor(), self._group, number, len(bucket), late=1)
+            for number, bucket in second.items()
+        ]
+        for flight in flights:
+            flight.wait()
+        places = {index: self._places[index] for index in late}
+        return {index: second[bucket.index].views[slot] for index, (bucket, slot) in places.items()}
+
+    def _give_back(self, unused: set[int], late: dict[int, torch.Tensor]) -> None:
+        for index, (bucket, slot) in self._places.items():
+            if index in self._unused and not bucket.parameters[slot].requires_grad and bucket.views[slot].any():
+                self._torn.append(bucket.parameters[slot])  # on a GPU the host waits for this, where one is frozen
+            bucket.give_back(slot, index not in unused, late.get(index))
+
+    def _reset(self) -> None:
+        for bucket in self.buckets:
+            bucket.reset()
+        self.order, self._order = self._order, []
+        self._in_flight.clear()
+        self._late.clear()
+        self._came_late.clear()
+        self._unused.clear()
+
+    def _refuse(self, parameters: Sequence[torch.nn.Parameter], reason: str) -> None:
+        for parameter in parameters:
+            rank = dist.get_rank(self._group)
+            raise CommunicationError(f"rank {rank}: a parameter of shape {tuple(parameter.shape)} {reason}")

@@ -1,0 +1,175 @@
+"""Sharded: each rank keeps the optimizer state and the reduced gradients of its part of the parameters only.
+
+    host            |  forward  |      backward      |synchronize|optimizer|  forward of the next step
+    compute         |###########|####################|           |##|      |....###...###...###########
+    reduce-scatter                  [b0] [b1] ... [bn]|
+    all-gather                                                      [bn] ... [b1] [b0]|
+
+forward      computes the loss. A layer waits for the all-gather of its own parameters, while later ones are in flight.
+backward     the hook of each parameter: copy the gradient, divided, into its bucket; the hook that fills the bucket
+             launches its reduce-scatter, which leaves each rank the average of its part. The memory of the full
+             gradients is freed when the next launch finds the reduce-scatter done.
+synchronize  launch buckets that stayed incomplete (unused parameters: zeros), then wait for all that is in flight.
+optimizer    steps on the shards; its end launches the all-gathers, the first layers' bucket first.
+
+State and gradients are divided among the ranks (ZeRO stages 1 and 2, Rajbhandari et al. 2020). A reduce-scatter and an
+all-gather together send what one all-reduce does, but the second half hides behind the next forward.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ddp_prof.ddp.bucket_assignment import Assignment, ParameterSize, assign_buckets, cap_in_bytes
+from ddp_prof.ddp.collective import launch_all_reduce
+from ddp_prof.ddp.gathers import AwaitedParameters, Gathers
+from ddp_prof.ddp.hooks import removal
+from ddp_prof.ddp.reducer import Reducer
+from ddp_prof.ddp.reducing import ReducingVariant
+from ddp_prof.ddp.sharded_optimizer import ShardedOptimizer
+from ddp_prof.ddp.shards import ShardReducer
+from ddp_prof.errors import CommunicationError
+
+
+class ShardedDDP(ReducingVariant):
+    """From gradient hooks, one reduce-scatter a full bucket; after the optimizer's step, one all-gather a bucket.
+
+    The optimizer must step element by element (SGD, Adam, AdamW) and on :meth:`optimizer_parameters`, which are flat
+    parts of buckets: every parameter has the same learning rate and weight decay, and a parameter that no rank used
+    counts as one whose gradient is zeros. After a step, who reads a parameter through its module waits for its
+    all-gather; before you read one that you kept in a list of your own, call :meth:`wait_for_parameters`. An overflow
+    that ``torch.amp.GradScaler`` finds on one rank is found on all.
+
+    Args:
+        module: What is trained.
+        bucket_size_mb: As of :class:`BucketedDDP`.
+        options: As of :class:`ReducingVariant`, without ``find_unused_parameters``.
+    """
+
+    _not_copied: ClassVar[frozenset[str]] = ReducingVariant._not_copied | {"_gathers", "_layers", "_step_hook"}
+
+    def __init__(
+        self, module: torch.nn.Module, bucket_size_mb: float | Sequence[float] | None = 25.0, **options: Any
+    ) -> None:
+        if options.get("find_unused_parameters"):
+            raise CommunicationError(
+                "sharded cannot leave unused parameters out, its optimizer steps on flat parts of buckets: "
+                "use another variant or find_unused_parameters=False"
+            )
+        self._cap_bytes = cap_in_bytes(bucket_size_mb)
+        super().__init__(module, schedule={"bucket_size_mb": bucket_size_mb}, **options)
+
+    def _set_up(self) -> None:
+        super()._set_up()
+        self._gathers = Gathers()
+        bucket_of = {id(parameter): bucket.index for bucket in self._reducer.buckets for parameter in bucket.parameters}
+        self._layers = list(self.module.modules())
+        for layer in self._layers:
+            layer._parameters = AwaitedParameters(layer._parameters, bucket_of, self._gathers)
+        hook = register_optimizer_step_pre_hook(partial(_before_step, weakref.ref(self)))
+        self._step_hook = removal(self, [hook])
+
+    def _assign(self, sizes: Sequence[ParameterSize]) -> Assignment:
+        return assign_buckets(sizes, cap_bytes=self._cap_bytes)
+
+    def _make_reducer(self) -> Reducer:
+        return ShardReducer(self._trained, self.assignment, self.process_group, find_unused=False)
+
+    def optimizer_parameters(self) -> list[torch.nn.Parameter]:
+        """This rank's part of each bucket."""
+        return [bucket.shard for bucket in self._shards.shard_buckets()]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute what the module computes."""
+        if torch.compiler.is_compiling() or any(map(_is_compiled, self._layers)):
+            self.wait_for_parameters()  # compiled code cannot wait, it would come in pieces
+        return super().forward(*args, **kwargs)
+
+    def on_step(self) -> None:
+        """Launch the all-gathers of what the optimizer changed. Called by a hook when a step on the shards ends."""
+        for bucket in reversed(self._shards.shard_buckets()):
+            self._gathers.add(bucket.index, bucket.gather())
+
+    def wait_for_parameters(self) -> None:
+        """Return when all parameters are those of the last step.
+
+        Raises:
+            CommunicationError: A rank is gone.
+        """
+        self._gathers.settle()
+
+    def remove(self) -> None:
+        """Take the variant's hooks off the module, which then trains alone; the variant is of no use afterwards."""
+        self.wait_for_parameters()
+        for layer in self._layers:
+            layer._parameters = dict(layer._parameters)
+        self._step_hook()
+        super().remove()
+
+    def _clip(self, max_norm: float, norm_type: float) -> torch.Tensor:
+        if not norm_type > 0:
+            raise ValueError(f"norm_type must be positive, got {norm_type}")
+        gradients = [shard.grad for shard in self.optimizer_parameters() if shard.grad is not None]
+        parts = [torch.linalg.vector_norm(gradient, norm_type).double().to(self.device) for gradient in gradients]
+        own = torch.stack([torch.zeros((), dtype=torch.double, device=self.device), *parts])
+        is_largest = math.isinf(norm_type)
+        total = own.max() if is_largest else own.pow(norm_type).sum()
+        operation = dist.ReduceOp.MAX if is_largest else dist.ReduceOp.SUM
+        launch_all_reduce(total, self.process_group, len(self._reducer.buckets), 0, operation).wait()
+        norm = total if is_largest else total.pow(1 / norm_type)
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(factor.to(gradient))
+        return norm
+
+    def _synchronize(self) -> None:
+        self.wait_for_parameters()  # of layers that did not run
+        super()._synchronize()
+
+    @property
+    def _shards(self) -> ShardReducer:
+        assert isinstance(self._reducer, ShardReducer)
+        return self._reducer
+
+    def _check_model(self) -> None:
+        super()._check_model()
+        if not all(parameter.requires_grad for parameter in self._trained):
+            raise CommunicationError(
+                "a parameter was frozen after the variant was made, but sharded steps on flat parts of buckets: "
+                "call remove() and wrap the module again"
+            )
+
+    def _state(self) -> dict[str, Any]:
+        self.wait_for_parameters()
+        return super()._state()
+
+
+def _is_compiled(layer: torch.nn.Module) -> bool:
+    return layer._compiled_call_impl is not None or "_orig_mod" in layer._modules
+
+
+def _before_step(owner: weakref.ref[ShardedDDP], optimizer: torch.optim.Optimizer, *_: object) -> None:
+    variant = owner()
+    if variant is None:
+        return
+    stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if any(id(parameter) in stepped for parameter in variant._trained):
+        raise CommunicationError(
+            "the optimizer steps on the module's parameters, whose gradients sharded keeps in parts: "
+            "make it of variant.optimizer_parameters()"
+        )
+    if any(id(parameter) in stepped for parameter in variant.optimizer_parameters()):
+        if isinstance(optimizer, ShardedOptimizer):
+            raise CommunicationError(
+                "sharded divides the optimizer's state already, and a ShardedOptimizer would give every rank one "
+                "rank's part: use the optimizer itself"
+            )
+        variant.wait_for_parameters()  # an all-gather still reads the part that is stepped on

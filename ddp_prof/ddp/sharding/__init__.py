@@ -1,1 +1,0 @@
-"""Variants that divide state among the ranks instead of keeping all of it on each."""

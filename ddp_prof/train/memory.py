@@ -1,0 +1,136 @@
+"""How much memory a run needs at least, how much the ranks may have, how much they took."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddp_prof.errors import OutOfMemoryError
+from ddp_prof.train.sizes import MODEL_SIZES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from ddp_prof.ddp import DataParallel
+
+BYTES_A_PARAMETER = 20
+"""float32 weight, gradient and bucket, two moments of AdamW; activations come on top."""
+CGROUPS = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """So many bytes somebody has, as in "this machine has"; so many ranks share them."""
+
+    who: str
+    bytes: int
+    ranks: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateBytes:
+    """What this rank keeps between two steps, activations and a communication library's own buffers left out.
+
+    Attributes:
+        parameters: Weights, whole or in part.
+        gradients: With the buckets of which they are views.
+        optimizer: Moments and the like.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+
+
+def count_state(variant: DataParallel, optimizer: torch.optim.Optimizer) -> StateBytes:
+    """Count the memory of each storage once; call it after a step.
+
+    Args:
+        variant: Which communicates.
+        optimizer: Steps on its parameters.
+    """
+    stepped = variant.optimizer_parameters()
+    parameters = [*variant.module.parameters(), *stepped]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    states = [value for kept in optimizer.state.values() for value in kept.values()]
+    return StateBytes(
+        _storage_bytes(parameters),
+        _storage_bytes([*gradients, *variant.kept_tensors()]),
+        _storage_bytes([value for value in states if hasattr(value, "untyped_storage")]),
+    )
+
+
+def _storage_bytes(tensors: Sequence[torch.Tensor]) -> int:
+    local = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in local}
+    return sum(storages.values())
+
+
+def check_memory(model_size: str, ranks: int) -> None:
+    """Refuse what cannot fit: on a CPU the system would end some process without a word.
+
+    Raises:
+        OutOfMemoryError: Some limit is too low; the one that is exceeded most is named.
+    """
+    tightest = max(find_limits(ranks), key=lambda limit: limit.ranks / limit.bytes)
+    need = tightest.ranks * BYTES_A_PARAMETER * MODEL_SIZES[model_size].parameters
+    if need > tightest.bytes:
+        gib = f"{need / 2**30:.3g} GiB"
+        whose = f"--model-size {model_size} needs {gib} a rank"
+        if tightest.ranks > 1:
+            whose = f"{tightest.ranks} ranks of --model-size {model_size} need {gib}"
+        raise OutOfMemoryError(
+            f"out of memory: {whose}, {tightest.who} {tightest.bytes / 2**30:.3g}: choose a smaller one"
+        )
+
+
+def find_limits(ranks: int) -> list[Limit]:
+    """The machine's memory, the control groups' limits, and what a process may address (``ulimit -v``)."""
+    limits = [Limit("this machine has", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), ranks)]
+    limits += [
+        Limit("this control group has", cgroup_limit, ranks)
+        for cgroup_limit in _cgroup_limits(CGROUPS, _read(MEMBERSHIP))
+    ]
+    address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if address_space != resource.RLIM_INFINITY:
+        limits.append(Limit("ulimit -v allows a process", address_space, 1))
+    return limits
+
+
+def resident_bytes() -> int:
+    """The most memory that this process ever had at once."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _cgroup_limits(root: Path, membership: str) -> list[int]:
+    """Limits of the control groups of a process and of all that they lie in; a container may see its own as the root.
+
+    Args:
+        root: Where the groups are mounted.
+        membership: ``/proc/self/cgroup``: ``0::/path`` (version 2), ``7:memory:/path`` (version 1).
+    """
+    files: list[Path] = []
+    for line in membership.splitlines():
+        _, controllers, path = line.split(":", 2)
+        inner = Path(path.strip("/"))
+        folders = (inner, *inner.parents)
+        if not controllers:
+            files += [root / folder / "memory.max" for folder in folders]
+        elif "memory" in controllers.split(","):
+            files += [root / "memory" / folder / "memory.limit_in_bytes" for folder in folders]
+    return [int(text) for text in map(_read, files) if text.isdigit() and int(text)]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""

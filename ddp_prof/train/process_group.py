@@ -1,0 +1,194 @@
+"""Where a rank runs and whom it talks to: its place, device and backend, and the process group."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch.distributed import FileStore, HashStore, Store, TCPStore  # type: ignore[attr-defined]  # not in torch's __all__
+
+from ddp_prof.errors import WorkloadError, first_line
+from ddp_prof.train.launch import LAUNCH_DIRECTORY
+from ddp_prof.train.shared_gpu import nccl_environment, refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ddp_prof.run_config import RunConfig
+
+
+@dataclass(frozen=True, slots=True)
+class RankInfo:
+    """Where this rank stands.
+
+    Attributes:
+        rank: Among all ranks.
+        world: Number of ranks.
+        local_rank: Among the ranks of this machine.
+        local_world: Number of ranks on this machine.
+    """
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    local_world: int = 1
+
+
+def find_place(environment: Mapping[str, str]) -> RankInfo:
+    """Read torchrun's variables, or the launcher's, which are the same; alone where there are none.
+
+    Raises:
+        WorkloadError: One is missing, or no number.
+    """
+    if "RANK" not in environment:
+        return RankInfo()
+    try:
+        rank, world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+        return RankInfo(
+            rank,
+            world,
+            int(environment.get("LOCAL_RANK", rank)),
+            int(environment.get("LOCAL_WORLD_SIZE", world)),
+        )
+    except (KeyError, ValueError) as error:
+        names = "RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE"
+        raise WorkloadError(f"a launcher tells {names} as whole numbers: {error}") from error
+
+
+def choose_device(config: RunConfig, place: RankInfo) -> tuple[torch.device, str]:
+    """The device of this rank and the backend.
+
+    Raises:
+        WorkloadError: They are not to be had as asked for.
+    """
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    seats = gpus * (config.ranks_per_gpu or 1)
+    has_seat = seats >= place.local_world
+    backend = config.backend
+    if backend == "auto":
+        backend = "nccl" if has_seat and config.device != "cpu" and dist.is_nccl_available() else "gloo"
+    kind = config.device
+    if kind == "auto":
+        kind = "cuda" if backend == "nccl" or (has_seat and backend == "gloo") else "cpu"
+    _check_backend(backend, kind, gpus, place, seats)
+    _check_sharing(config.ranks_per_gpu, kind, gpus, place)
+    if kind == "cpu":
+        return torch.device("cpu"), backend
+    shared = config.ranks_per_gpu
+    return torch.device(kind, place.local_rank // shared if shared else place.local_rank % gpus), backend
+
+
+def count_ranks_per_gpu(config: RunConfig, place: RankInfo, device: torch.device) -> int:
+    """How many ranks of this machine have one GPU, asked for or because there are fewer GPUs; 1 on a CPU."""
+    if device.type == "cpu":
+        return 1
+    gpus = torch.cuda.device_count()
+    return min(config.ranks_per_gpu or -(-place.local_world // gpus), place.local_world)
+
+
+def _check_backend(backend: str, kind: str, gpus: int, place: RankInfo, seats: int) -> None:
+    if backend == "gloo" and not dist.is_gloo_available():
+        raise WorkloadError("this torch was built without gloo: choose another --backend")
+    if backend == "nccl" and not dist.is_nccl_available():
+        raise WorkloadError("this torch was built without NCCL: use --backend gloo, or install a CUDA build of torch")
+    if kind == "cuda" and not gpus:
+        raise WorkloadError("torch finds no GPU here: leave out --device and --backend, or use --device cpu")
+    if backend == "nccl" and kind == "cpu":
+        raise WorkloadError("NCCL reduces on GPUs only: use --backend gloo with --device cpu")
+    if backend == "nccl" and seats < place.local_world:
+        raise WorkloadError(
+            f"NCCL needs a GPU for each rank, but here are {gpus} GPUs for {place.local_world} ranks: "
+            "start fewer ranks, use --backend gloo, or let them take turns with --ranks-per-gpu"
+        )
+
+
+def _check_sharing(ranks_per_gpu: int | None, kind: str, gpus: int, place: RankInfo) -> None:
+    if ranks_per_gpu is None:
+        return
+    if kind == "cpu":
+        raise WorkloadError(
+            f"--ranks-per-gpu {ranks_per_gpu}, but torch finds no GPU for {place.local_world} ranks: leave it out"
+        )
+    if gpus * ranks_per_gpu < place.local_world:
+        raise WorkloadError(
+            f"--ranks-per-gpu {ranks_per_gpu} seats {gpus * ranks_per_gpu} ranks on {gpus} GPUs, but there are "
+            f"{place.local_world}: use --ranks-per-gpu {-(-place.local_world // gpus)}"
+        )
+
+
+@contextmanager
+def process_group(
+    place: RankInfo, device: torch.device, backend: str, timeout_s: float, *, ranks_per_gpu: int = 1
+) -> Iterator[None]:
+    """The default process group, while the block lasts; on failure it is left to the end of the process.
+
+    Args:
+        place: Where this rank stands.
+        device: Its device.
+        backend: ``gloo`` or ``nccl``.
+        timeout_s: How long a rank waits for another, in seconds.
+        ranks_per_gpu: How many ranks have one GPU; for more than one, NCCL's environment is set.
+
+    Raises:
+        WorkloadError: The ranks did not find each other, or NCCL does not let them share a GPU.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    is_shared = backend == "nccl" and ranks_per_gpu > 1
+    if is_shared:
+        one_machine = place.local_world == place.world
+        os.environ |= nccl_environment(place.rank, _nccl_version(), os.environ, one_machine=one_machine)
+    timeout = timedelta(seconds=timeout_s)
+    store = _meeting_place(place, timeout)
+    try:
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=place.rank,
+            world_size=place.world,
+            timeout=timeout,
+            device_id=device if backend == "nccl" else None,  # else NCCL guesses it in each barrier
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        if is_shared and (refused := refusal(str(error), _nccl_version())):
+            raise WorkloadError(f"rank {place.rank}: {refused}") from error
+        raise WorkloadError(
+            f"rank {place.rank}: cannot form a process group with {backend}: {first_line(error)}"
+        ) from error
+    yield
+    # Only after success: with a peer gone it could wait for it.
+    dist.destroy_process_group()
+
+
+def _meeting_place(place: RankInfo, timeout: timedelta) -> Store | None:
+    """Where the ranks find each other; ``None`` is torchrun's, by the environment.
+
+    Raises:
+        WorkloadError: It is no port, or one that cannot be had.
+    """
+    directory = os.environ.get(LAUNCH_DIRECTORY)
+    if directory is None:
+        return HashStore() if place == RankInfo() else None
+    port = os.environ.get("MASTER_PORT")
+    if port is None:
+        return FileStore(str(Path(directory) / "store"), place.world)  # a file: no port that could be busy
+    if not (port.isdecimal() and len(port) <= 5 and 0 < int(port) < 65536):
+        raise WorkloadError(f"MASTER_PORT={port[:80]}: no port from 1 to 65535: choose one, or unset it")
+    address = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    try:
+        return TCPStore(address, int(port), place.world, is_master=place.rank == 0, timeout=timeout)
+    except (OSError, RuntimeError) as error:
+        reason = "is another program's" if "EADDRINUSE" in str(error) else f"cannot be had ({first_line(error)})"
+        raise WorkloadError(
+            f"rank {place.rank}: MASTER_PORT {port} of {address} {reason}: choose another, or unset it"
+        ) from error
+
+
+def _nccl_version() -> tuple[int, ...]:
+    return tuple(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]  # torch's omission

@@ -1,1 +1,0 @@
-"""The ranks of a run: how they are started, where each stands, whom it talks to."""

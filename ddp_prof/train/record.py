@@ -1,0 +1,173 @@
+"""What ``run.json`` says of a run besides its settings: the machine, the versions, the model."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from math import isnan
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+import ddp_prof
+from ddp_prof.ddp.reducing import ReducingVariant
+from ddp_prof.manifest import RANKS_PER_GPU, HostTimes, Manifest, Parameter
+from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER
+from ddp_prof.train.messages import summarize
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddp_prof.ddp import DataParallel
+    from ddp_prof.train.arguments import Arguments
+    from ddp_prof.train.memory import StateBytes
+    from ddp_prof.train.messages import Message
+    from ddp_prof.train.step import StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a rank measured in a run.
+
+    Attributes:
+        steps: The measured steps.
+        synchronized: Those in which the host waited for the device after each phase.
+        messages: The all-reduces of the synchronized steps.
+        final_loss: Of the last measured step, over all ranks.
+        peak_memory_bytes: Of the rank that needed most.
+        state_bytes: What rank 0 keeps between two steps.
+    """
+
+    steps: Sequence[StepResult]
+    synchronized: Sequence[StepResult]
+    messages: Sequence[Message]
+    final_loss: float
+    peak_memory_bytes: int
+    state_bytes: StateBytes
+
+
+def describe_run(
+    arguments: Arguments,
+    variant: DataParallel,
+    measured: Measured,
+    device: torch.device,
+    backend: str,
+    ranks_per_gpu: int = 1,
+) -> Manifest:
+    """The manifest of a finished run, as rank 0 saw it."""
+    counted = len(measured.synchronized)
+    return Manifest(
+        **arguments.manifest_fields(),
+        world_size=dist.get_world_size(),
+        backend=backend,
+        device=device.type,
+        step_seconds=tuple(step.step_seconds for step in measured.steps),
+        communication_seconds=tuple(known for step in measured.steps if not isnan(known := step.communication_seconds)),
+        final_loss=measured.final_loss,
+        profiler=arguments.profiler,
+        key=arguments.key,
+        versions=versions(),
+        machine=machine(),
+        git_commit=git_commit(),
+        command=("python", "-m", "ddp_prof.train", *sys.argv[1:]),
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        parameters=parameters(variant.module),
+        options=_options(arguments, variant) | _sharing(ranks_per_gpu) | {"state_bytes": asdict(measured.state_bytes)},
+        host_times=(*_host_times(measured.steps, False), *_host_times(measured.synchronized, True)),
+        messages=summarize(measured.messages) if variant.is_blocking else (),
+        collectives=len(measured.messages) // counted if counted else None,
+        communicated_bytes=sum(message.bytes for message in measured.messages) // counted if counted else None,
+        peak_memory_bytes=measured.peak_memory_bytes,
+    )
+
+
+def _host_times(results: Sequence[StepResult], is_synchronized: bool) -> list[HostTimes]:
+    return [
+        HostTimes(
+            is_synchronized,
+            step,
+            step_ns=_nanoseconds(result.step_seconds),
+            forward_ns=_nanoseconds(result.phase_seconds[FORWARD]),
+            backward_ns=_nanoseconds(result.phase_seconds[BACKWARD]),
+            communication_ns=None if isnan(known := result.communication_seconds) else _nanoseconds(known),
+            optimizer_ns=_nanoseconds(result.phase_seconds[OPTIMIZER]),
+        )
+        for step, result in enumerate(results)
+    ]
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+def parameters(module: torch.nn.Module) -> tuple[Parameter, ...]:
+    """The parameters in the module's order, each once."""
+    return tuple(
+        Parameter(name, item.numel(), str(item.dtype).removeprefix("torch."), item.requires_grad)
+        for name, item in module.named_parameters()
+    )
+
+
+def versions() -> dict[str, str]:
+    """Of what the figures depend on."""
+    found = {"python": platform.python_version(), "torch": torch.__version__, "ddp_prof": ddp_prof.__version__}
+    with suppress(importlib.metadata.PackageNotFoundError):  # ranges then reach no profiler
+        found["nvtx"] = importlib.metadata.version("nvtx")
+    if torch.version.cuda:
+        found["cuda"] = torch.version.cuda
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]  # torch's omission
+    return found
+
+
+def machine() -> dict[str, str | int]:
+    """Processor, cores that this process may use, memory, GPUs."""
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0,
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": f"{platform.system()} {platform.release()}",
+        "gpus": ", ".join(gpus),
+    }
+
+
+def git_commit() -> str | None:
+    """The commit that is checked out where this package lies, if it lies in a checkout of its own."""
+    file = Path(__file__)
+    # An installed package may lie in somebody else's checkout: the commit must know this file.
+    command = ["git", "-C", str(file.parent), "rev-parse", "HEAD", f"HEAD:./{file.name}"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603  # fixed words
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.split()[0]
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _options(arguments: Arguments, variant: DataParallel) -> dict[str, Any]:
+    """Settings that not every variant has; ``buckets`` are positions among the trained parameters, in launch order."""
+    buckets = {"buckets": variant.assignment} if isinstance(variant, ReducingVariant) else {}
+    return arguments.manifest_options() | buckets
+
+
+def _sharing(ranks_per_gpu: int) -> dict[str, Any]:
+    """Of ranks that share a GPU: how many do, and in which environment NCCL lets them."""
+    if ranks_per_gpu == 1:
+        return {}
+    names = sorted(name for name in os.environ if name.startswith("NCCL_"))
+    return {RANKS_PER_GPU: ranks_per_gpu, "nccl_environment": {name: os.environ[name] for name in names}}

@@ -1,1 +1,0 @@
-"""What is kept of a run: captures, memory, messages, its ``run.json``."""

@@ -1,0 +1,141 @@
+"""One training step of any variant, marked with ranges and timed."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch.nn import functional
+
+from ddp_prof import annotate, range_names
+from ddp_prof.ddp.collective import communication_errors
+from ddp_prof.train.numerics import autocast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torch import Tensor
+
+    from ddp_prof.ddp import DataParallel
+
+
+class StepResult(NamedTuple):
+    """What a step gave and cost on this rank.
+
+    Attributes:
+        loss: Mean over this rank's share of the batch.
+        step_seconds: Host seconds from the step's start until the device has finished it.
+        communication_seconds: Of waiting for gradients: the host's on a CPU, the device's on a GPU; NaN if not known.
+        phase_seconds: Host seconds of forward, backward and optimizer, by the names of ``range_names``.
+    """
+
+    loss: float
+    step_seconds: float
+    communication_seconds: float
+    phase_seconds: Mapping[str, float]
+
+
+class PhaseClock:
+    """Times the phases of a step by the host's clock.
+
+    Args:
+        settle: Called at the end of each phase, within its time: waits for the device, or does nothing.
+    """
+
+    def __init__(self, settle: Callable[[], None]) -> None:
+        self.seconds: dict[str, float] = {}
+        self.settle = settle
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time the block."""
+        begin = time.perf_counter()
+        yield
+        self.settle()
+        self.seconds[name] = time.perf_counter() - begin
+
+
+class Trainer:
+    """Trains ``variant`` with ``optimizer``; counts the steps, warm-up ones apart from the others.
+
+    Args:
+        variant: What is trained.
+        optimizer: Steps on its parameters.
+        delay_s: Sleep so long at the start of each backward; a straggler to be found.
+        precision: ``fp32``, or ``bf16`` by autocast.
+        begins_late: Sleep at the start of each step for as long as the one before took; a host that prepares data.
+    """
+
+    def __init__(
+        self,
+        variant: DataParallel,
+        optimizer: torch.optim.Optimizer,
+        delay_s: float = 0.0,
+        precision: str = "fp32",
+        *,
+        begins_late: bool = False,
+    ) -> None:
+        self.precision = precision
+        self.variant = variant
+        self.optimizer = optimizer
+        self.delay_s = delay_s
+        self.begins_late = begins_late
+        self._last_seconds = 0.0
+        self._done = {False: 0, True: 0}
+
+    def train_step(
+        self, inputs: Tensor, targets: Tensor, *, warmup: bool = False, synchronized: bool = False
+    ) -> StepResult:
+        """Take one step on this rank's share of the batch, ``[batch, seq]`` each.
+
+        Args:
+            inputs: Token ids.
+            targets: The next ones.
+            warmup: Mark the step as not to be measured.
+            synchronized: Wait for the device after each phase, so that each is timed with its own work.
+
+        Raises:
+            CommunicationError: A collective failed.
+        """
+        clock = PhaseClock(partial(settle, inputs.device) if synchronized else _no_wait)
+        begin = time.perf_counter()
+        with annotate.step(self._done[warmup], warmup):
+            if self.begins_late:
+                time.sleep(self._last_seconds)
+            started = time.perf_counter()
+            loss = self._step(inputs, targets, clock)
+            if inputs.is_cuda:
+                torch.cuda.synchronize(inputs.device)
+            self._last_seconds = time.perf_counter() - started
+        self._done[warmup] += 1
+        seconds = time.perf_counter() - begin
+        return StepResult(loss.item(), seconds, self.variant.communication_seconds, clock.seconds)
+
+    def _step(self, inputs: Tensor, targets: Tensor, clock: PhaseClock) -> Tensor:
+        self.optimizer.zero_grad()
+        with clock.phase(range_names.FORWARD), annotate.forward(), autocast(inputs.device, self.precision):
+            loss = functional.cross_entropy(self.variant(inputs).flatten(0, 1), targets.flatten())
+        # torch's DDP communicates in backward, where it fails with a bare RuntimeError.
+        failures = communication_errors(self.variant.process_group, "communication in backward")
+        with clock.phase(range_names.BACKWARD), annotate.backward(), failures:
+            if self.delay_s:
+                time.sleep(self.delay_s)
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's omission
+        self.variant.finish_gradient_synchronization()
+        clock.settle()
+        with clock.phase(range_names.OPTIMIZER), annotate.optimizer():
+            self.optimizer.step()
+        return loss.detach()
+
+
+def settle(device: torch.device) -> None:
+    """Wait for what was computed; on a GPU not for collectives that are still in flight on streams of their own."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
+def _no_wait() -> None:
+    """Do not wait: phases are timed as the host runs through them."""

@@ -1,1 +1,0 @@
-"""What is computed: the model, its sizes and data, a training step."""

@@ -1,0 +1,289 @@
+"""Sharded: what each rank keeps, when parameters are whole, what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import sys
+from collections import Counter
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+from ddp_prof.ddp import ShardedDDP, ShardedOptimizer
+from ddp_prof.errors import CommunicationError
+from tests.ddp.test_sharded_optimizer import peak_bytes, state_bytes
+
+MAKE_COPY = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda original: pickle.loads(pickle.dumps(original)),
+}
+
+
+class Block(nn.Module):
+    """Three outputs; an ``nn.Sequential`` alone is not compiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(7, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(torch.tanh(x))
+
+
+def make(**options: Any) -> ShardedDDP:
+    torch.manual_seed(0)
+    return ShardedDDP(nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3)), 0.0001, **options)
+
+
+def backward(variant: Any, rank: int) -> None:
+    variant(torch.full((2, 5), float(rank + 1))).sum().backward()
+
+
+def kept(rank: int) -> dict[str, Any]:
+    """Bytes of state and gradients after a step, of all parameters; gradients of the module."""
+    variant = make()
+    optimizer = torch.optim.AdamW(variant.optimizer_parameters())
+    backward(variant, rank)
+    variant.finish_gradient_synchronization()
+    optimizer.step()
+    return {
+        "state": state_bytes(optimizer),
+        "gradients": sum(shard.grad.nbytes for shard in variant.optimizer_parameters()),
+        "parameters": sum(parameter.nbytes for parameter in variant.parameters()),
+        "full gradients": sum(parameter.grad is not None for parameter in variant.parameters()),
+        "buffers": sum(len(bucket._buffer) for bucket in variant._reducer.buckets),
+    }
+
+
+def accumulated(rank: int) -> list[bool]:
+    """Two synchronized backwards without zero_grad between add up; so they do after zero_grad to zeros."""
+    variant = make()
+    backward(variant, rank)
+    variant.finish_gradient_synchronization()
+    once = [shard.grad.clone() for shard in variant.optimizer_parameters()]
+    backward(variant, rank)
+    variant.finish_gradient_synchronization()
+    twice = [shard.grad.clone() for shard in variant.optimizer_parameters()]
+    return [torch.allclose(2 * a, b) for a, b in zip(once, twice, strict=True)]
+
+
+def copies(rank: int) -> dict[tuple[str, str], dict[str, torch.Tensor]]:
+    """Weights of copies that are made right after a step: of the variant, of its module; and after one more step."""
+    found = {}
+    for how, make_copy in MAKE_COPY.items():
+        variant = make()
+        take_step(variant, rank)
+        found[how, "of the module"] = weights(make_copy(variant.module))
+        take_step(variant, rank)
+        twin = make_copy(variant)
+        found[how, "of the variant"] = weights(twin.module)
+        take_step(twin, rank)
+        found[how, "stepped on"] = weights(twin.module)
+        found[how, "of the variant, after it"] = weights(variant.module)
+    return found
+
+
+def expected_copies() -> dict[str, dict[str, torch.Tensor]]:
+    """The same in one process, on the samples of both ranks."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    states = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        (sum(module(torch.full((2, 5), float(rank + 1))).square().mean() for rank in (0, 1)) / 2).backward()
+        optimizer.step()
+        states.append(weights(module))
+    names = "of the module", "of the variant", "stepped on"
+    return {**dict(zip(names, states, strict=True)), "of the variant, after it": states[1]}
+
+
+def weights(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+
+
+def take_step(variant: Any, rank: int) -> None:
+    optimizer = torch.optim.SGD(variant.optimizer_parameters(), lr=0.1)
+    optimizer.zero_grad()
+    variant(torch.full((2, 5), float(rank + 1))).square().mean().backward()
+    variant.finish_gradient_synchronization()
+    optimizer.step()
+
+
+def left(rank: int) -> dict[str, Any]:
+    """Of a module whose variant is removed or dropped right after a step: its weights, hooks on optimizers."""
+    found: dict[str, Any] = {}
+    for how in ("removed", "dropped"):
+        before = len(_global_optimizer_pre_hooks), len(_global_optimizer_post_hooks)
+        variant = make()
+        module = variant.module
+        take_step(variant, rank)
+        if how == "removed":
+            variant.remove()
+            found["kinds"] = {type(layer._parameters) for layer in module.modules()}
+        del variant
+        gc.collect()
+        hooks = len(_global_optimizer_pre_hooks), len(_global_optimizer_post_hooks)
+        found[how] = [weights(module), hooks == before]
+    return found
+
+
+def compiled(rank: int) -> dict[str, Any]:
+    """Graphs that ran in each of three steps, and weights, by what is compiled; and evaluated right after a step."""
+    found = {}
+    for how in ("nothing", "block", "module", "variant"):
+        torch._dynamo.reset()
+        ran: list[int] = []
+        compiler = partial(torch.compile, backend=partial(count_graph, ran))
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 7), Block())
+        if how == "block":
+            model[1].compile(backend=partial(count_graph, ran))
+        variant = ShardedDDP(compiler(model) if how == "module" else model, 0.0001)
+        call = compiler(variant) if how == "variant" else variant
+        optimizer = torch.optim.SGD(variant.optimizer_parameters(), lr=0.1)
+        runs = []
+        for _ in range(4):
+            ran.clear()
+            call(torch.full((2, 5), float(rank + 1))).square().sum().backward()
+            variant.finish_gradient_synchronization()
+            optimizer.step()
+            optimizer.zero_grad()
+            runs.append(len(ran))
+        with torch.no_grad():
+            output = variant.module(torch.ones(1, 5))
+        found[how] = {"graphs": runs[1:], "weights": [each.clone() for each in model.parameters()], "output": output}
+    return found
+
+
+def count_graph(ran: list[int], graph: Any, _inputs: Any) -> Any:
+    """A compiler that leaves a graph as it is and counts how often it runs."""
+
+    def run(*arguments: Any) -> Any:
+        ran.append(1)
+        return graph(*arguments)
+
+    return run
+
+
+def refused(rank: int) -> list[str]:
+    with pytest.raises(CommunicationError) as unused:
+        make(find_unused_parameters=True)
+    variant = make()
+    variant.module[0].weight.requires_grad_(False)
+    with pytest.raises(CommunicationError) as frozen:
+        backward(variant, rank)
+    other = make()
+    whole = torch.optim.SGD(other.parameters(), lr=1)
+    backward(other, rank)
+    other.finish_gradient_synchronization()
+    with pytest.raises(CommunicationError) as stepped:
+        whole.step()
+    divided = ShardedOptimizer(other.optimizer_parameters(), torch.optim.SGD, lr=1)
+    with pytest.raises(CommunicationError) as twice:
+        divided.step()
+    return [str(caught.value) for caught in (unused, frozen, stepped, twice)]
+
+
+def gathered(rank: int) -> dict[str, Any]:
+    """The most bytes that a step in place allocates with its all-gathers; those of the parameters."""
+    model = nn.Sequential(*(nn.Linear(128, 128) for _ in range(16)))
+    variant = ShardedDDP(model, 0.25)
+    optimizer = torch.optim.SGD(variant.optimizer_parameters(), lr=1)
+    variant(torch.ones(1, 128)).sum().backward()
+    variant.finish_gradient_synchronization()
+    with torch.profiler.profile(profile_memory=True) as profiler:
+        optimizer.step()
+        variant.wait_for_parameters()
+    return {"peak": peak_bytes(profiler), "parameters": sum(each.nbytes for each in model.parameters())}
+
+
+def held(rank: int) -> dict[str, Any]:
+    """Sizes of what the current stream holds when late contributions are there, and of what it uses."""
+    variant = make()
+    backward(variant, rank)
+    backward(variant, rank)
+    buckets = variant._reducer.buckets
+    used = [bucket.shard.numel() * 2 for bucket in buckets]  # what is received
+    used += [parameter.numel() for parameter in variant.parameters()]  # what came late
+    with mock.patch.object(sys.modules[type(buckets[0]).__module__], "hold_for_current_stream") as hold:
+        variant.finish_gradient_synchronization()
+    sizes = Counter(call.args[0].numel() for call in hold.call_args_list)
+    return {"count": sizes.total() - len(buckets), "missing": Counter(used) - sizes, "used": len(used)}
+
+
+def everything(rank: int) -> dict[str, Any]:
+    checks = (kept, accumulated, copies, left, compiled, refused, gathered, held)
+    return {check.__name__: check(rank) for check in checks}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_keeps_its_part_of_state_and_gradients(results: list[dict[str, Any]], rank: int) -> None:
+    found = results[rank]["kept"]
+    padding = 4 * 4  # one element in each bucket at most
+    assert found["parameters"] / 2 <= found["gradients"] <= found["parameters"] / 2 + padding
+    assert found["state"] == 2 * found["gradients"]
+    assert found["full gradients"] == found["buffers"] == 0
+
+
+def test_parameters_are_gathered_without_a_copy(results: list[dict[str, Any]]) -> None:
+    for ranked in results:
+        assert ranked["gathered"]["parameters"] > 2**20
+        assert ranked["gathered"]["peak"] < ranked["gathered"]["parameters"] / 20
+
+
+def test_what_other_streams_allocated_is_held_until_it_is_used(results: list[dict[str, Any]]) -> None:
+    for ranked in results:
+        assert ranked["held"]["missing"] == {}
+        assert ranked["held"]["count"] == ranked["held"]["used"] > 6  # and each buffer, which may be released already
+
+
+def test_gradients_add_up(results: list[dict[str, Any]]) -> None:
+    assert all(results[0]["accumulated"])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("what", ["of the module", "of the variant", "stepped on", "of the variant, after it"])
+@pytest.mark.parametrize("how", list(MAKE_COPY))
+def test_copies_have_the_weights_of_the_step_and_train(
+    results: list[dict[str, Any]], how: str, what: str, rank: int
+) -> None:
+    for name, tensor in expected_copies()[what].items():
+        torch.testing.assert_close(results[rank]["copies"][how, what][name], tensor)
+
+
+@pytest.mark.parametrize("how", ["removed", "dropped"])
+def test_a_module_whose_variant_is_gone_has_the_weights_of_the_last_step(
+    results: list[dict[str, Any]], how: str
+) -> None:
+    for ranked in results:
+        found, has_no_hooks = ranked["left"][how]
+        assert has_no_hooks
+        for name, tensor in expected_copies()["of the module"].items():
+            torch.testing.assert_close(found[name], tensor)
+    assert results[0]["left"]["kinds"] == {dict}
+
+
+@pytest.mark.parametrize("how", ["block", "module", "variant"])
+def test_what_is_compiled_waits_before_it_runs(results: list[dict[str, Any]], how: str) -> None:
+    for ranked in results:
+        taken, plain = ranked["compiled"][how], ranked["compiled"]["nothing"]
+        assert taken["graphs"] == [1, 1, 1]
+        for own, expected in zip(taken["weights"], plain["weights"], strict=True):
+            torch.testing.assert_close(own, expected)
+        torch.testing.assert_close(taken["output"], plain["output"])
+
+
+def test_what_flat_parts_cannot_do_is_refused(results: list[dict[str, Any]]) -> None:
+    unused, frozen, stepped, twice = results[0]["refused"]
+    assert "find_unused_parameters=False" in unused
+    assert "wrap the module again" in frozen
+    assert "make it of variant.optimizer_parameters()" in stepped
+    assert "use the optimizer itself" in twice

@@ -1,0 +1,184 @@
+"""The launcher, with ranks that are a line of Python each: reasons of failures, and no rank left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ddp_prof.errors import OutOfMemoryError, WorkloadError
+from ddp_prof.train.launch import launch, most_ranks
+
+PRELUDE = """
+import os, sys, time
+from ddp_prof.errors import CommunicationError, OutOfMemoryError, WorkloadError
+from ddp_prof.train.launch import die_with_launcher, leave_failure
+die_with_launcher()
+rank = int(os.environ["RANK"])
+def fail(error):
+    leave_failure(rank, error)
+    sys.exit(1)
+"""
+
+
+def ranks(code: str, *, forked: bool = False) -> list[str]:
+    return ["-m", "tests.train.run_code", PRELUDE + code] if forked else ["-c", PRELUDE + code]
+
+
+@pytest.fixture(params=[False, True], ids=["started", "forked"])
+def forked(request: pytest.FixtureRequest) -> bool:
+    """Whether ranks are forked from a server."""
+    return bool(request.param)
+
+
+def is_running(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"  # of a child of this test nobody may have taken note yet
+
+
+def test_no_more_ranks_than_the_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2**18}.__getitem__)  # 1 GiB
+    assert most_ranks() == 5
+    with pytest.raises(WorkloadError, match="1000000000 ranks do not fit: the memory of this machine holds at most 5"):
+        launch(1_000_000_000, ["-c", "pass"])
+
+
+def test_every_rank_knows_its_place(tmp_path: Path, forked: bool) -> None:
+    keys = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS")
+    code = f"open('{tmp_path}/' + str(rank), 'w').write(' '.join(os.environ[each] for each in {keys}))"
+    launch(2, ranks(code, forked=forked), forked=forked)
+    threads = os.environ.get("OMP_NUM_THREADS", "1")
+    assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == [f"0 2 0 2 {threads}", f"1 2 1 2 {threads}"]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("fail(WorkloadError('no room'))", "no room"),
+        ("rank == 1 and fail(WorkloadError('no room: at all'))", "no room: at all"),
+        ("sys.exit(3 * rank)", "rank 1 ended with exit code 3, see its output"),
+        ("rank == 1 and os.abort()", "rank 1 ended with SIGABRT, see its output"),
+        # what a peer noticed is not the cause
+        ("fail(CommunicationError('peer gone') if rank == 0 else WorkloadError('cause'))", "cause"),
+        ("fail(CommunicationError('peer gone')) if rank == 0 else sys.exit(7)", "rank 1 ended with exit code 7"),
+        ("fail(CommunicationError(f'rank {rank} timed out'))", "rank 0 timed out"),
+    ],
+)
+def test_one_reason_is_given(code: str, reason: str, forked: bool) -> None:
+    with pytest.raises(WorkloadError, match=f"^{reason}"):
+        launch(2, ranks(code, forked=forked), forked=forked)
+
+
+@pytest.fixture
+def system_kills(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system that kills a process for want of memory while the ranks run."""
+    counts = iter((4, 5))
+    monkeypatch.setattr("ddp_prof.train.launch._kills_for_memory", lambda: next(counts))
+
+
+@pytest.mark.usefixtures("system_kills")
+@pytest.mark.parametrize(
+    "code",
+    [
+        "rank == 1 and fail(OutOfMemoryError('too big'))",
+        "rank == 1 and os.kill(os.getpid(), 9)",
+        # a peer of a killed rank may notice first, and end in any way
+        "fail(CommunicationError('peer gone')) if rank == 0 else os.kill(os.getpid(), 9)",
+        "sys.exit(1) if rank == 0 else os.kill(os.getpid(), 9)",
+    ],
+)
+def test_want_of_memory_is_told_from_other_failures(code: str) -> None:
+    with pytest.raises(OutOfMemoryError):
+        launch(2, ranks(code))
+
+
+@pytest.mark.parametrize(
+    ("kills", "reason"),
+    [(None, r"rank 1 ended with SIGKILL \(out of memory\?\), "), (4, "rank 1 ended with SIGKILL, ")],
+)
+def test_who_is_killed_by_somebody_else_does_not_lack_memory(
+    kills: int | None, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddp_prof.train.launch._kills_for_memory", lambda: kills)
+    with pytest.raises(WorkloadError, match=f"^{reason}see its output") as caught:
+        launch(2, ranks("rank == 1 and os.kill(os.getpid(), 9)"))
+    assert isinstance(caught.value, OutOfMemoryError) == (kills is None)
+
+
+def test_what_the_ranks_say_goes_into_a_log_whose_last_line_is_the_reason(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], forked: bool
+) -> None:
+    with pytest.raises(
+        WorkloadError, match=r"^rank 1 ended with exit code 1, after saying: ValueError: odd$"
+    ) as caught:
+        launch(2, ranks("if rank == 1: raise ValueError('odd')", forked=forked), log=tmp_path / "log", forked=forked)
+    assert not isinstance(caught.value, OutOfMemoryError)
+    assert "Traceback" in (tmp_path / "log").read_text()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_ranks_that_do_not_notice_are_ended(tmp_path: Path) -> None:
+    begin = time.monotonic()
+    code = f"open('{tmp_path}/pid', 'w').write(str(os.getpid())) and time.sleep(60) if rank == 0 else sys.exit(1)"
+    with pytest.raises(WorkloadError, match="rank 1 ended with exit code 1"):
+        launch(2, ranks(code))
+    assert time.monotonic() - begin < 20
+    assert not is_running(int((tmp_path / "pid").read_text()))
+
+
+@pytest.mark.torch
+def test_forked_ranks_have_torch_already() -> None:
+    """The server imports it once; without it a rank would wait for seconds."""
+    code = "import sys; 'torch' in sys.modules and 'ddp_prof.train.run' in sys.modules or fail(WorkloadError('no'))"
+    launch(2, ranks(code, forked=True), forked=True)
+
+
+def test_the_signal_handlers_of_the_caller_come_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    launch(1, ranks("pass"))
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_no_rank_outlives_the_launcher(stop: signal.Signals, tmp_path: Path, forked: bool) -> None:
+    # a rank that ignores being asked
+    code = f"""
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open('{tmp_path}/partial%d' % rank, 'w').write(str(os.getpid()))
+os.rename('{tmp_path}/partial%d' % rank, '{tmp_path}/pid%d' % rank)
+time.sleep(60)
+"""
+    launcher = f"""
+import sys
+from ddp_prof.train.launch import Stopped, launch
+try:
+    launch(2, {ranks(code, forked=forked)!r}, forked={forked})
+except Stopped as stopped:
+    sys.exit(128 + stopped.number)
+"""
+    process = subprocess.Popen([sys.executable, "-c", launcher])
+    try:
+        deadline = time.monotonic() + 30
+        while len(list(tmp_path.glob("pid*"))) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(stop)
+        code_ = process.wait(20)
+    finally:
+        process.kill()
+        process.wait()
+    assert code_ == (-9 if stop == signal.SIGKILL else 128 + stop)
+    pids = [int(path.read_text()) for path in tmp_path.glob("pid*")]
+    deadline = time.monotonic() + 5
+    while any(is_running(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(is_running(pid) for pid in pids)

@@ -1,0 +1,57 @@
+"""All-reduces counted and timed from their ranges."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddp_prof import annotate
+from ddp_prof.annotate import Recorder
+from ddp_prof.manifest import MessageTimes
+from ddp_prof.train.messages import Message, MessageLog, summarize
+
+
+def test_only_all_reduces_are_noted_and_nobody_else_hears_of_them() -> None:
+    log, profiler = MessageLog(lambda: None), Recorder()
+    with annotate.listening(profiler):
+        with annotate.only(log), annotate.step(0), annotate.forward():
+            span = annotate.start_all_reduce(0, 4096, 1)
+            annotate.start_synchronize().end()
+            span.end()
+            span.end()
+        with annotate.backward():
+            pass
+    assert [message.bytes for message in log.messages] == [4096]
+    assert [range_.text for range_ in profiler.ranges] == ["backward"]
+
+
+def test_ranges_that_are_off_are_off_again_afterwards() -> None:
+    log = MessageLog(lambda: None)
+    annotate.enable(False)
+    try:
+        with annotate.only(log):
+            annotate.start_all_reduce(0, 1, 1).end()
+        assert not annotate.is_enabled()
+    finally:
+        annotate.enable()
+    assert len(log.messages) == 1
+
+
+def test_what_the_device_did_before_is_not_part_of_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits_ns = [50, 10]  # for what was computed before, for the message
+    now_ns = 0
+
+    def settle() -> None:
+        nonlocal now_ns
+        now_ns += waits_ns.pop(0)
+
+    monkeypatch.setattr("ddp_prof.train.messages.time.perf_counter_ns", lambda: now_ns)
+    log = MessageLog(settle)
+    token = log.start("all_reduce|bucket=0|bytes=8|params=1")
+    log.end(token)
+    assert log.messages == [Message(8, 10)]
+
+
+def test_a_row_a_size() -> None:
+    messages = [Message(8, 30), Message(4, 5), Message(8, 10), Message(8, 20)]
+    assert summarize(messages) == (MessageTimes(4, 1, 5, 5), MessageTimes(8, 3, 20, 10))
+    assert summarize([]) == ()

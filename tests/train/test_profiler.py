@@ -1,0 +1,36 @@
+"""The window that is recorded: each rank's file, and ranks that wait for each other."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from ddp_prof.train.profiler import GlooBarrier, rank_path
+from tests.ddp.gloo_ranks import run_ranks
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [("a/naive.json.gz", "a/naive.rank1.json.gz"), ("b_2.5mb.json", "b_2.5mb.rank1.json")],
+)
+def test_each_rank_has_a_file(path: str, expected: str) -> None:
+    assert rank_path(Path(path), 1) == Path(expected)
+
+
+def wait_for_a_rank_that_does_not_come(rank: int) -> float:
+    meet = GlooBarrier(torch.device("cpu"), timeout_s=1.0)
+    begin = time.monotonic()
+    if rank == 0:
+        with pytest.raises(RuntimeError, match=r"[Tt]imed? ?out"):
+            meet()
+    else:
+        time.sleep(3)
+    return time.monotonic() - begin
+
+
+def test_ranks_wait_for_each_other_no_longer_than_the_user_said() -> None:
+    """Groups that are made with no word on it wait for half an hour."""
+    assert run_ranks(wait_for_a_rank_that_does_not_come)[0] < 3
