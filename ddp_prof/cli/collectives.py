@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 @click.option(
     "--by",
     type=click.Choice(["collective", "step", "bucket", "group"]),
-    default="collective",
-    show_default=True,
-    help="What a row stands for; JSON always lists every collective.",
+    help="What a row stands for; JSON always lists every collective. Default: a collective in CSV and JSON; in tables "
+    "buckets, or the ten worst collectives.",
 )
 @click.option("--html", "page", type=Output(), help="Also write a page that shows one step.")
 @click.option("--png", type=Output(), help="Also write a picture of it; needs Chromium.")
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 def command(
     traces: tuple[Path, ...],
     load: Loader,
-    by: str,
+    by: str | None,
     page: Path | None,
     png: Path | None,
     step: int | None,
@@ -60,6 +59,7 @@ def command(
         root_cause_headline(run.root_cause(), result.reason, result.blocking)
         for run, result in zip(runs, results, strict=True)
     ]
+    by = by or ("collective" if output.columns else None)
     analyses = [run.analysis() for run in runs]
     show(output, [collectives_view(*found, by) for found in zip(analyses, results, headlines, strict=True)])
     if page or png:

@@ -9,6 +9,7 @@ import csv
 import itertools
 import json
 import math
+import os
 import re
 import shutil
 import sys
@@ -29,6 +30,9 @@ MOST_ROWS = 24
 """Rows that a table on a terminal shows whole, where it can be made short."""
 FIRST_ROWS = 8
 """Rows that it is made short to, beside the one of all others."""
+
+MOST_NAMED = 3
+"""Columns without a value, or of zeros, that are named where they are left out; more are counted."""
 
 GAP = 3
 """Characters between two columns."""
@@ -122,15 +126,20 @@ class Fitted:
     @property
     def note(self) -> str | None:
         """What is left out, and how to see it."""
-        parts = [f"{column.heading} (n/a)" for column in self.unknown]
-        parts += [f"{column.heading} (0)" for column in self.zero]
+        parts = []
+        for columns, mark, what in ((self.unknown, "n/a", "without a value"), (self.zero, "0", "of zeros")):
+            if len(columns) > MOST_NAMED:
+                parts.append(f"{len(columns)} columns {what}")
+            else:
+                parts += [f"{column.heading} ({mark})" for column in columns]
         parts += [column.heading for column in self.narrow]
         return f"not shown: {', '.join(parts)}; all columns: --wide" if parts else None
 
 
 def terminal_width() -> int | None:
-    """Characters of a line of the terminal; ``None`` where stdout is none, so that what is piped stays whole."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    """Characters of a line of the terminal; without one ``COLUMNS``, else ``None``: what is piped stays whole."""
+    is_given = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
+    return shutil.get_terminal_size().columns if is_given else None
 
 
 def only(rows: Sequence[Row], keys: Sequence[str]) -> Sequence[Row]:
@@ -176,13 +185,27 @@ def _number(value: Value) -> float:
 
 
 def fit_columns(rows: Sequence[Row], width: int) -> Fitted:
-    """The columns that fit: those without any value go first, then those of zeros, then those that matter least."""
+    """The columns that fit.
+
+    A name of the run that is the same in all rows is left out: the title has it. Then go columns without any value,
+    those of zeros, those of one value, and those that matter least; of these the times with the smallest sums.
+    """
     columns = columns_of(rows)
+    if len(columns) > 1:
+        columns = tuple(column for column in columns if column.key != "run" or not _is_constant(column, rows))
     unknown = tuple(column for column in columns if all(row[column.key] in (None, "") for row in rows))
     left = [column for column in columns if column not in unknown] or list(columns)
     zeros = [column for column in left if not any(row[column.key] for row in rows)]
+    constant = [column for column in left if len(rows) > 1 and _is_constant(column, rows)]
+
+    def worth(column: Column) -> tuple[bool, bool, int, float, int]:
+        total = (
+            sum(_number(row[column.key]) for row in rows if row[column.key] is not None) if column.unit == "ms" else 0
+        )
+        return column not in zeros, column not in constant, -column.stays, total, -columns.index(column)
+
     dropped: list[Column] = []
-    for column in sorted(left, key=lambda column: (column not in zeros, -column.stays, -columns.index(column))):
+    for column in sorted(left, key=worth):
         if _width(left, rows) <= width:
             break
         if column.stays != ALWAYS:
@@ -194,6 +217,10 @@ def fit_columns(rows: Sequence[Row], width: int) -> Fitted:
         tuple(column for column in columns if column in dropped and column in zeros),
         tuple(column for column in columns if column in dropped and column not in zeros),
     )
+
+
+def _is_constant(column: Column, rows: Sequence[Row]) -> bool:
+    return len({row[column.key] for row in rows}) == 1
 
 
 def _width(columns: Sequence[Column], rows: Sequence[Row]) -> int:

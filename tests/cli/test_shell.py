@@ -121,7 +121,7 @@ def said_on_a_terminal(arguments: list[str], delay_s: int, folder: Path) -> tupl
     code = f"import ddp_prof.cli.options.verbosity as t; t.DELAY_S = {delay_s}; from ddp_prof.cli import main; main()"
     ours, theirs = pty.openpty()
     environment = {
-        **os.environ, "BROWSER_PATH": str(folder / "none"), "TERM": "xterm", "COLUMNS": "100", "PYTHONPATH": str(ROOT),
+        **os.environ, "BROWSER_PATH": str(folder / "none"), "TERM": "xterm", "COLUMNS": "9999", "PYTHONPATH": str(ROOT),
     }  # fmt: skip
     command = [sys.executable, "-c", code, *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=environment, cwd=folder) as process:

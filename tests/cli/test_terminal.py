@@ -16,6 +16,8 @@ from tests.conftest import ROOT
 from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.nsys_factory import write_capture
 
+UNET = ROOT.parent / "shared" / "traces" / "nsys2022_4_ddp_unet_a100_rank0of4.sqlite"
+
 TRACES = sorted(path.name for path in (ROOT / "traces").glob("*.sqlite"))
 OF_ONE = (
     "overlap", "overlap --steps", "collectives", "collectives --by step", "collectives --by bucket", "skew", "info",
@@ -99,3 +101,25 @@ def _read(descriptor: int) -> bytes:
         return os.read(descriptor, 65536)
     except OSError:  # the other side has ended
         return b""
+
+
+def test_collectives_are_shown_by_bucket_and_all_of_them_on_request() -> None:
+    trace = str(ROOT / "traces" / "bucketed_10mb.sqlite")
+    assert "one row per bucket; all 80 collectives: --by collective" in run("collectives", trace).stdout
+    lines = [run("collectives", *how, "--format", "csv", trace).stdout.splitlines() for how in ((), ("--by", "bucket"))]
+    assert [len(found) - 1 for found in lines] == [80, 8]
+    assert len(run("collectives", "--by", "collective", trace).stdout.splitlines()) > 80
+
+
+@pytest.mark.skipif(not UNET.is_file(), reason="the shared captures are not here")
+def test_without_buckets_the_worst_collectives_are_shown() -> None:
+    out = run("collectives", UNET).stdout
+    assert "the 10 with most exposed time; all 472 collectives: --by collective" in out
+    assert sum("process 79184" in line for line in out.splitlines()) == 10
+
+
+def test_a_pipe_has_the_width_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = ROOT / "traces" / "overlap.sqlite"
+    whole = max(map(len, run("overlap", "--steps", trace).stdout.splitlines()))
+    monkeypatch.setenv("COLUMNS", "90")
+    assert max(map(len, run("overlap", "--steps", trace).stdout.splitlines())) <= 90 < whole

@@ -32,27 +32,54 @@ BY = ("collective", "step", "bucket", "group")
 """What a row can stand for."""
 MOST_READ = 1000
 """Rows of a few ranks that are shown one by one on a terminal."""
+WORST_ROWS = 10
+"""Collectives that are shown by default where there are no buckets."""
 SUMMED = ("duration", "wait", "overlapped", "exposed", "blocking", "exposed_wait")
 """Times of collectives that are summed in a row of several."""
 
 
-def collectives_view(run: RunAnalysis, result: RunCollectives, headline: Headline, by: str = BY[0]) -> TableView:
-    """The collectives of a run, under what was found of them."""
+def collectives_view(run: RunAnalysis, result: RunCollectives, headline: Headline, by: str | None = BY[0]) -> TableView:
+    """The collectives of a run, under what was found of them.
+
+    Args:
+        run: The run.
+        result: Its collectives.
+        headline: What was found.
+        by: One of ``BY``. With ``None`` rows for programs are collectives, and rows to read the buckets, or the worst
+            collectives where there are no buckets.
+    """
     count = sum(collective.op != NOTIFY for collective in result.collectives)
     of_what = f"{source_name(run.trace, run.files)} · device: {run.device} · {counted(count, 'collective')}"
     title = f"{of_what}\n{headline.text}"
     outliers = [outliers_text(result.outliers)] if result.outliers else []
     notes = [alignment_note(result.alignment), *outliers, *result.warnings]
-    if by == BY[0]:
+    shown: Sequence[Row] = ()
+    if by in {None, BY[0]}:
         origins = _origins(result.collectives)
         rows = [_collective_row(collective, origins[collective.step_identity]) for collective in result.collectives]
         notes.append("ready, launch, start, end: time since the first of these in the step")
+        if by is None and len(rows) > MOST_ROWS:
+            shown, note = _rows_to_read(result.collectives, rows)
+            notes.append(f"{note}; all {counted(count, 'collective')}: --by collective")
     else:
-        rows = list(_summed_rows(result.collectives, by))
+        rows = list(_summed_rows(result.collectives, by or ""))
     document = collectives_document(run, result, headline.text)
     # Hundreds of collectives of a few ranks are to be read one by one, those of hundreds of ranks are not.
     digest = DIGEST if len(run.ranks) > MOST_ROWS or len(rows) > MOST_READ else None
-    return TableView(title, [{"run": run.label, **row} for row in rows], notes, document, digest=digest)
+    named, shown = ([{"run": run.label, **row} for row in some] for some in (rows, shown))
+    return TableView(title, named, notes, document, shown, digest=digest)
+
+
+def _rows_to_read(collectives: Sequence[Collective], rows: Sequence[Row]) -> tuple[list[Row], str]:
+    """One row per bucket, or the worst collectives where there are no buckets, and what they are."""
+    if all(collective.bucket is not None for collective in collectives):
+        return list(_summed_rows(collectives, "bucket")), "one row per bucket"
+    of_whom = "blocking" if any(collective.blocking_ns for collective in collectives) else "exposed"
+
+    def cost(row: Row) -> float:
+        return float(row[f"{of_whom}_ms"] or 0)
+
+    return sorted(rows, key=cost, reverse=True)[:WORST_ROWS], f"the {WORST_ROWS} with most {of_whom} time"
 
 
 def alignment_note(alignment: Alignment) -> str:
