@@ -87,7 +87,7 @@ def _lock(folder: Path) -> int:
 
 
 def _remove(folder: Path) -> None:
-    end_started(folder)
+    end_started(f"TMPDIR={folder}")
     with suppress(OSError):
         for path in (folder / OUTSIDE).read_text(encoding="ascii").splitlines():
             Path(path).unlink(missing_ok=True)
@@ -133,7 +133,7 @@ def run(
     finally:
         if namespace:
             process.kill()  # which ends all of the namespace
-        end_started(scratch)
+        end_started(f"TMPDIR={scratch}")
         process.wait()
 
 
@@ -154,7 +154,7 @@ def _note_outside(scratch: Path, *, has_namespace: bool) -> bool:
     Returns:
         Whether it is there: nsys has begun.
     """
-    environments = _environments(scratch)
+    environments = _environments(f"TMPDIR={scratch}")
     configs = {environ.get("QUADD_INJECTION_CONFIG", "") for environ in environments.values()}
     outside = [config for config in configs if re.fullmatch(r"/tmp/injection_config_[0-9a-f]+", config)]  # noqa: S108
     if outside and not has_namespace:
@@ -164,11 +164,11 @@ def _note_outside(scratch: Path, *, has_namespace: bool) -> bool:
     return bool(outside)
 
 
-def end_started(scratch: Path) -> None:
-    """End all processes of a run, politely first."""
+def end_started(mark: str) -> None:
+    """End all processes of a run, politely first; ``mark`` is a word of their environment, ``NAME=value``."""
     told: set[int] = set()
     deadline = time.monotonic() + PATIENCE_S
-    while processes := set(_environments(scratch)):
+    while processes := set(_environments(mark)):
         is_over = time.monotonic() > deadline
         for process in processes if is_over else processes - told:
             with suppress(ProcessLookupError, PermissionError):
@@ -177,13 +177,13 @@ def end_started(scratch: Path) -> None:
         time.sleep(POLL_S)
 
 
-def _environments(scratch: Path) -> dict[int, dict[str, str]]:
+def _environments(mark: str) -> dict[int, dict[str, str]]:
     """The processes of a run by their ids, as this process sees them, with their environments."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
             words = path.read_text(encoding="utf-8", errors="replace").split("\0")
-            if f"TMPDIR={scratch}" in words:
+            if mark in words:
                 found[int(path.parent.name)] = dict(word.split("=", 1) for word in words if "=" in word)
     return found
 

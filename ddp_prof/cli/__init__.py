@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
 COMMANDS = (
-    "summary", "overlap", "collectives", "critical", "doctor", "skew", "kernels", "compare", "check", "timeline",
-    "report", "export", "info", "results", "completion",
+    "capture", "summary", "overlap", "collectives", "critical", "doctor", "skew", "kernels", "compare", "check",
+    "timeline", "report", "export", "info", "results", "completion",
 )  # fmt: skip
 
 

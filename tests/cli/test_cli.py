@@ -36,7 +36,9 @@ def trace(tmp_path: Path) -> Path:
 def test_every_command_explains_itself(name: str) -> None:
     result = run(name, "--help")
     assert result.exit_code == 0
-    assert {"results": "DATABASE", "completion": "bash|zsh|fish"}.get(name, "TRACE") in result.output
+    assert {"capture": "PROGRAM", "results": "DATABASE", "completion": "bash|zsh|fish"}.get(
+        name, "TRACE"
+    ) in result.output
 
 
 def test_json_keeps_the_contract(trace: Path) -> None:
@@ -80,7 +82,7 @@ def test_names_that_look_like_markup_stay_text(tmp_path: Path) -> None:
     assert "[bold]x[red].sqlite" in run("overlap", path).stdout
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "completion"])
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name not in ("capture", "completion")])
 @pytest.mark.parametrize("content", [None, b"", b"\0random\xff" * 50, b"SQLite format 3\0"])
 def test_what_is_no_trace_is_one_line_and_exit_code_1(command: str, content: bytes | None, tmp_path: Path) -> None:
     path = tmp_path / "bad.sqlite"

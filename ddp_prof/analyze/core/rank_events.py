@@ -323,6 +323,17 @@ class _Builder:
         self.phases = find_phases(trace, process, patterns.backward)
         self.ranges = find_collective_ranges(trace, process)
         self.dependencies = dependencies
+        self._leave_out_unfinished_step()
+
+    def _leave_out_unfinished_step(self) -> None:
+        """The last step where it holds no phase and each other one does: the program ended in it.
+
+        So end loops in which a step begins where the one before it ends, as torch.profiler's.
+        """
+        holds_phase = np.isin(np.arange(len(self.steps)), self.steps.index_at(self.phases.start_ns))
+        if len(self.steps) > 1 and not holds_phase[-1] and holds_phase[:-1].all():
+            self.step_notes += (f"{self.steps.names[-1]} left out: it has no phase, as where the program ended in it",)
+            self.steps = select(self.steps, np.arange(len(self.steps) - 1))
 
     def device_ranks(self) -> list[RankEvents]:
         launchers = self.known.launchers[self.process] & self.known.computing[self.process]

@@ -68,6 +68,17 @@ def test_ours_come_before_others() -> None:
     assert find_steps(trace, PID).number.tolist() == [1]
 
 
+@pytest.mark.parametrize(
+    ("last", "kept"),
+    [("....####....", [0, 1]), ("........####", [0])],  # the last step has a phase; it has none
+)
+def test_a_last_step_in_which_the_program_ended_is_left_out(last: str, kept: list[int]) -> None:
+    ranges = {"ProfilerStep#0": "####", "ProfilerStep#1": last, "backward": "##..##"}
+    (rank,) = find_rank_events(draw_trace(ranges=ranges))
+    assert rank.steps.number.tolist() == kept
+    assert [note.partition(":")[0] for note in rank.step_notes] == ([] if kept == [0, 1] else ["step 1 left out"])
+
+
 def test_warmup_is_marked() -> None:
     trace = draw_trace(ranges={"step|index=0|warmup=1": "##...", "step|index=1": "...##"})
     assert find_steps(trace, PID).warmup.tolist() == [True, False]

@@ -1,0 +1,128 @@
+"""Marks and records a program that knows nothing of us, in each of its ranks, as ``ddp-prof capture`` asks for.
+
+A step is what lies between two steps of the first optimizer. It is counted from the first sign of training on; step 0
+is marked as warm-up, as nobody knows when it began. Steps that the program marks itself, by ``annotate.step``, hold.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._profiler import _ExperimentalConfig
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.profiler import ProfilerActivity, profile
+
+from ddp_prof import range_names
+from ddp_prof.annotate import ranges
+from ddp_prof.annotate.hooks import Instrumented
+
+TRACE_VARIABLE = "DDP_PROF_TRACE"
+"""Where torch.profiler's files go, up to the rank; not set where nsys records."""
+STEPS_VARIABLE = "DDP_PROF_STEPS"
+"""The steps to record, ``10:20``; not set: all."""
+RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+
+
+def start() -> None:
+    """Mark what is trained from now on, once per process."""
+    Instrumented(None, ())
+    recording = _Recording(os.environ.get(TRACE_VARIABLE), os.environ.get(STEPS_VARIABLE))
+    _call_before(torch.autograd, "backward", recording.begin)
+    _call_before(torch.nn.parallel.DistributedDataParallel, "__init__", recording.begin)
+    register_optimizer_step_post_hook(recording.count)
+
+
+def _call_before(owner: Any, name: str, first: Callable[[], None]) -> None:
+    original = getattr(owner, name)
+
+    @wraps(original)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        first()
+        return original(*args, **kwargs)
+
+    setattr(owner, name, called)
+
+
+class _Recording:
+    """Counts steps, and records those that are wanted."""
+
+    def __init__(self, trace: str | None, steps: str | None) -> None:
+        first, _, end = (steps or "0:").partition(":")
+        self._first, self._end = int(first), int(end) if end else None
+        self._trace, self._process = trace, os.getpid()
+        self._optimizer: Any = None
+        self._step = -1
+        self._range: ranges.OpenRange | None = None
+        self._profile: profile | None = None
+
+    def begin(self) -> None:
+        """At the first sign of training."""
+        if self._step < 0:
+            atexit.register(self.stop)
+            if self._first > 0:
+                ranges.enable(False)
+            self._begin_step()
+
+    def count(self, optimizer: Any, *_: Any) -> None:
+        """After a step of any optimizer."""
+        self._optimizer = self._optimizer or optimizer
+        if optimizer is self._optimizer and self._step >= 0:
+            self._begin_step()
+
+    def _begin_step(self) -> None:
+        if self._range is not None:
+            self._range.end()
+        self._step += 1
+        if self._step == self._first:
+            self._start()
+        if self._step == self._end:
+            self.stop()
+        if not ranges.steps_are_marked:
+            warmup = {"warmup": 1} if self._step == 0 else {}
+            self._range = ranges.OpenRange(range_names.format_range(range_names.STEP, index=self._step, **warmup))
+
+    def _start(self) -> None:
+        ranges.enable()
+        if self._trace is not None:
+            on_gpu = torch.cuda.is_available()
+            self._profile = profile(
+                activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])],
+                experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True),
+            )
+            self._profile.start()
+        elif os.environ.get(STEPS_VARIABLE) and torch.cuda.is_available():
+            torch.cuda.profiler.start()  # type: ignore[no-untyped-call]  # torch's omission
+
+    def stop(self) -> None:
+        """After the last step, or when the program ends."""
+        recorded, self._profile = self._profile, None
+        if os.getpid() != self._process:  # a fork, as a loader's worker is
+            return
+        if recorded is not None:
+            recorded.stop()
+            target = Path(f"{self._trace}.rank{_rank()}.json.gz")
+            partial = target.with_name(f".{target.name}.partial.json.gz")
+            with suppress(OSError):
+                recorded.export_chrome_trace(str(partial))
+                partial.replace(target)
+            if not target.is_file():
+                sys.stderr.write(f"ddp-prof: {target} could not be written\n")
+        elif self._trace is None and os.environ.get(STEPS_VARIABLE) and torch.cuda.is_available():
+            torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]  # torch's omission
+        if self._step == self._end:
+            ranges.enable(False)
+
+
+def _rank() -> int:
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank()
+    return next((int(os.environ[name]) for name in RANK_VARIABLES if os.environ.get(name, "").isdecimal()), 0)

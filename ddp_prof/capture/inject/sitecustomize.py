@@ -1,0 +1,60 @@
+"""Every Python that ``ddp-prof capture`` starts runs this: once torch is imported, what it trains is marked.
+
+It is found by PYTHONPATH, needs nothing but Python, and hands over to the ``sitecustomize`` that it hides.
+"""
+
+import importlib.util
+import os
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+
+
+class AfterTorch:
+    """Finds torch as the others do, and starts the marks when it is loaded."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> "ModuleSpec | None":  # noqa: ARG002
+        """Torch's own, with a loader that does one thing more."""
+        if name != "torch":
+            return None
+        sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
+        spec = importlib.util.find_spec("torch")
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def load_and_mark(module: ModuleType) -> None:
+                load(module)
+                mark()
+
+            spec.loader.exec_module = load_and_mark  # type: ignore[method-assign]
+        return spec
+
+
+def mark() -> None:
+    """Start the marks of the ddp_prof that captures, which need not be installed for this Python."""
+    try:
+        folder = Path(os.environ["DDP_PROF_PACKAGE"])
+        if "ddp_prof" not in sys.modules:
+            spec = importlib.util.spec_from_file_location(
+                "ddp_prof", folder / "__init__.py", submodule_search_locations=[str(folder)]
+            )
+            assert spec is not None
+            assert spec.loader is not None
+            sys.modules["ddp_prof"] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(sys.modules["ddp_prof"])
+        importlib.import_module("ddp_prof.annotate.unattended").start()
+    except Exception as error:  # whatever it is, the program is not ours to stop
+        sys.stderr.write(f"ddp-prof: the program is not marked: {type(error).__name__}: {error}\n")
+
+
+def hand_over() -> None:
+    """Run the sitecustomize that would have been found without this one."""
+    here = Path(__file__).resolve().parent
+    spec = PathFinder.find_spec("sitecustomize", [path for path in sys.path if Path(path).resolve() != here])
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+sys.meta_path.insert(0, AfterTorch())
+hand_over()

@@ -1,0 +1,81 @@
+"""``ddp-prof capture``."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+import click
+
+from ddp_prof.cli.options.outputs import say
+from ddp_prof.cli.options.verbosity import EXIT_CODE
+from ddp_prof.errors import DdpProfError, TraceError
+from ddp_prof.printable import printable
+
+
+def _read_steps(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    if value is None:
+        return None
+    first, colon, end = value.partition(":")
+    if not (colon and first.isdecimal() and (not end or (end.isdecimal() and int(end) > int(first)))):
+        raise click.BadParameter("give the first step and the one after the last, as in 10:20")
+    return value
+
+
+@click.command("capture", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option(
+    "-o", "--output", "folder", metavar="DIR", default="traces", show_default=True, help="Folder for the files.",
+    type=click.Path(file_okay=False, path_type=Path),
+)  # fmt: skip
+@click.option(
+    "--profiler", type=click.Choice(["auto", "nsys", "torch"]), default="auto", show_default=True,
+    help="Nsight Systems, or torch.profiler; auto: nsys where there is one and a GPU.",
+)  # fmt: skip
+@click.option(
+    "--steps", metavar="FIRST:END", callback=_read_steps, help="Record these optimizer steps alone, as 10:20; else all."
+)
+@click.option("--print", "shows", is_flag=True, help="Show the command line, and do not run it.")
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_context
+def command(
+    context: click.Context, folder: Path, profiler: str, steps: str | None, shows: bool, program: tuple[str, ...]
+) -> None:
+    """Record any training program, and say how much of its communication hides.
+
+    PROGRAM is its command line, launcher included, after --:
+
+        ddp-prof capture -- torchrun --nproc-per-node 8 train.py
+
+    Steps, phases and collectives are marked without a change to the program. Its output and its exit code are its own.
+    Before srun and mpirun, or within their tasks, each rank has a file of its own.
+    """
+    from ddp_prof.capture.job import export_reports, find_doubts, plan_job, run_job
+    from ddp_prof.cli.summary import command as summary
+
+    job = plan_job(program, folder.absolute(), profiler, steps, os.environ)
+    if shows:
+        click.echo(shlex.join(job.command))
+        return
+    recorder = f"nsys {job.nsys.version}" if job.nsys else "torch.profiler"
+    say(f"recorded by {recorder} ({job.why}):\n  {printable(shlex.join(job.command))}", err=True)
+    code = run_job(job)
+    context.meta[EXIT_CODE] = code
+    try:
+        export_reports(job)
+        for doubt in find_doubts(job):
+            say(f"warning: {doubt}", err=True)
+    except DdpProfError as error:
+        if code:
+            say(f"nothing to read: {printable(str(error))}", err=True)
+            return
+        raise
+    files = [str(file) for file in job.traces]
+    if job.part:
+        say(f"{files[0]} is a part: read all of them by 'ddp-prof overlap {folder}'", err=True)
+        return
+    say(f"{len(files)} trace{'s' if len(files) > 1 else ''} in {folder}", err=True)
+    try:
+        summary.main(files, standalone_mode=False)
+    except TraceError as error:
+        say(f"no summary: {printable(str(error))}", err=True)

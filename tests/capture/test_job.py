@@ -1,0 +1,178 @@
+"""A stranger's program: recorded without a line added, its output, exit code and end its own."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ddp_prof as dp
+from ddp_prof.capture import job
+from ddp_prof.capture.processes import _environments
+from ddp_prof.errors import WorkloadError
+from ddp_prof.ingest.nsys.program import Nsys
+
+DDP_PROF = Path(sys.executable).with_name("ddp-prof")
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+STEPS, LAYERS = 5, 3
+# As others write it: torch's DDP, a plain loop, nothing of ours.
+TRAIN = f"""
+import os, sys, time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range({LAYERS})])
+model = DistributedDataParallel(model, bucket_cap_mb=64 * 64 * 4 / 2**20)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(int(sys.argv[1])):
+    optimizer.zero_grad()
+    model(torch.randn(8, 64)).sum().backward()
+    optimizer.step()
+    time.sleep(float(sys.argv[2]))
+print("trained on", dist.get_world_size())
+sys.exit(int(sys.argv[3]))
+"""
+
+
+def capture(
+    folder: Path, *options: str, pause: str = "0", code: str = "0", **more: Any
+) -> subprocess.CompletedProcess[str]:
+    script = folder / "train.py"
+    script.write_text(TRAIN)
+    command = [DDP_PROF, "capture", "-o", folder / "out", *options, "--", *TORCHRUN, script, str(STEPS), pause, code]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, **more)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize("profiler", ["torch", pytest.param("nsys", marks=pytest.mark.nsys)])
+def test_a_program_that_knows_nothing_of_us_is_measured(tmp_path: Path, profiler: str) -> None:
+    done = capture(tmp_path, "--profiler", profiler)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("trained on 2\n")
+    assert "1 warm-up step left out" in done.stdout
+    (run,) = dp.load_runs(tmp_path / "out")
+    overlap = run.overlap()
+    assert [rank.rank for rank in overlap.ranks] == [0, 1]
+    for rank in overlap.ranks:
+        assert len(rank.steps) == STEPS - 1  # the first is warm-up
+        assert rank.collectives == (STEPS - 1) * LAYERS
+        assert rank.comm_ns > 0
+        assert rank.overlapped_ns + rank.exposed_ns == rank.comm_ns
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_exit_code_is_the_programs(tmp_path: Path) -> None:
+    done = capture(tmp_path, "--profiler", "torch", "--steps", "2:4", code="1")
+    assert done.returncode == 1
+    (run,) = dp.load_runs(tmp_path / "out")  # recorded nevertheless
+    assert {len(rank.steps) for rank in run.overlap().ranks} == {2}
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_ctrl_c_ends_the_program_and_every_rank(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    command = [DDP_PROF, "capture", "-o", tmp_path / "out", "--profiler", "torch", "--", *TORCHRUN, script]
+    with subprocess.Popen(
+        [*command, "1000", "0.1", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        env={**os.environ, "JOB_UNDER_TEST": str(tmp_path)},
+    ) as process:  # fmt: skip
+        deadline = time.monotonic() + 120
+        while len(_environments(f"JOB_UNDER_TEST={tmp_path}")) < 4 and time.monotonic() < deadline:
+            time.sleep(0.2)
+        time.sleep(5)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert _environments(f"JOB_UNDER_TEST={tmp_path}") == {}
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Plans a job on a machine with a GPU and an nsys."""
+    monkeypatch.setattr(job, "visible_gpus", lambda environ: ["NVIDIA H200"])
+    monkeypatch.setattr(job, "find_nsys", lambda environ: Nsys("/opt/nsys", "2025.1.1.1"))
+    monkeypatch.setattr(Nsys, "supports", lambda *_: True)
+    monkeypatch.setattr(job.shutil, "which", lambda word: word if word in ("python", "torchrun") else None)
+
+    def planned(words: str, profiler: str = "auto", steps: str | None = None, **environ: str) -> job.Job:
+        return job.plan_job(shlex.split(words), tmp_path, profiler, steps, environ)
+
+    return planned
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "before", "report"),
+    [
+        ("torchrun --nproc-per-node 8 train.py", {}, [], "train"),
+        ("python -m torch.distributed.run --nnodes=1 train.py", {}, [], "train"),
+        ("torchrun --nnodes 2 --node-rank 1 train.py", {}, [], "train.node1"),
+        ("torchrun --nnodes 2 train.py", {"NODE_RANK": "0"}, [], "train.node0"),
+        ("torchrun --nnodes 2 train.py", {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}, [], "train.node1"),
+        ("python train.py", {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}, [], "train.rank3"),
+        ("python train.py", {"SLURM_PROCID": "0"}, [], "train"),  # a batch script
+        ("python train.py", {"RANK": "5", "WORLD_SIZE": "8"}, [], "train.rank5"),
+        ("srun -n 4 --gpus 4 python train.py", {}, ["srun", "-n", "4", "--gpus", "4"], "train.rank%q{SLURM_PROCID}"),
+        ("srun -N 2 torchrun train.py", {}, ["srun", "-N", "2"], "train.node%q{SLURM_NODEID}"),
+        ("mpirun -np 2 -H a,b python t.py", {}, ["mpirun", "-np", "2", "-H", "a,b"], "t.rank%q{OMPI_COMM_WORLD_RANK}"),
+        ("python -m pkg.main --lr 1", {}, [], "main"),
+    ],
+)
+def test_nsys_stands_where_it_sees_the_ranks_and_names_its_report(
+    plan: Any, tmp_path: Path, words: str, environ: dict[str, str], before: list[str], report: str
+) -> None:
+    command = list(plan(words, **environ).command)
+    assert command[: len(before)] == before
+    assert command[len(before)] == "env"
+    assert command[command.index("/opt/nsys") + 1] == "profile"
+    assert f"--output={tmp_path / report}" in command
+    assert "--trace=cuda,nvtx" in command
+    program = shlex.split(words)[len(before) :]
+    assert command[-len(program) :] == program
+
+
+def test_nodes_that_cannot_be_told_apart_are_refused(plan: Any) -> None:
+    with pytest.raises(WorkloadError, match="set NODE_RANK=0 on the first"):
+        plan("torchrun --nnodes 2 train.py")
+
+
+def test_steps_bound_the_recording(plan: Any) -> None:
+    command = plan("torchrun train.py", steps="10:20").command
+    assert "DDP_PROF_STEPS=10:20" in command
+    assert "--capture-range=cudaProfilerApi" in command
+    assert "--capture-range=cudaProfilerApi" not in plan("torchrun train.py").command
+
+
+def test_print_runs_nothing(tmp_path: Path) -> None:
+    command = [DDP_PROF, "capture", "-o", tmp_path / "out", "--profiler", "torch", "--print", "--", "touch", "x y"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    words = shlex.split(done.stdout)
+    assert words[0] == "env"
+    assert words[-2:] == ["touch", "x y"]
+    assert f"DDP_PROF_TRACE={tmp_path / 'out' / 'touch'}" in words
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("steps", ["3", "5:5", "a:b", "9:2"])
+def test_wrong_steps_are_wrong_usage(steps: str) -> None:
+    done = subprocess.run([DDP_PROF, "capture", "--steps", steps, "--", "true"], capture_output=True, check=False)
+    assert done.returncode == 2
+
+
+def test_a_program_that_trains_nothing_says_so(tmp_path: Path) -> None:
+    command = [DDP_PROF, "capture", "-o", tmp_path, "--profiler", "torch", "--", sys.executable, "-c", "print(7)"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "7\n")
+    assert "no rank wrote a trace" in done.stderr.splitlines()[-1]

@@ -1,0 +1,54 @@
+"""What docs/your_own_job.md tells to type and to write does what it says."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ddp_prof as dp
+from tests.conftest import ROOT
+
+PAGE = (ROOT / "docs" / "your_own_job.md").read_text(encoding="utf-8")
+SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+COMMANDS = re.findall(r"ddp-prof capture [^`\n]*-- [^`\n]*", PAGE)
+BEFORE = """
+import torch
+rank = 0
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = [torch.randn(4, 8) for _ in range(3)]
+"""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_capture_is_understood(command: str, tmp_path: Path) -> None:
+    program = Path(sys.executable).with_name("ddp-prof")
+    words = [word for word in shlex.split(command) if word != "..."][2:]
+    for launcher in ("srun", "mpirun", "torchrun"):
+        (tmp_path / launcher).write_text("#!/bin/sh\n")
+        (tmp_path / launcher).chmod(0o755)
+    done = subprocess.run(
+        [program, "capture", "--print", *words], capture_output=True, text=True, check=False,
+        env={"PATH": f"{tmp_path}:{Path(sys.executable).parent}:/usr/bin:/bin", "NODE_RANK": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert shlex.split(done.stdout)[-1] == words[-1]
+
+
+def test_the_page_has_snippets_and_commands() -> None:
+    assert (len(SNIPPETS), len(COMMANDS)) == (2, 6)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("snippet", SNIPPETS, ids=["annotate", "torch.profiler"])
+def test_snippets_run(snippet: str, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", BEFORE + snippet], cwd=tmp_path, check=True, timeout=120)
+    if "profile(" in snippet:
+        (run,) = dp.load_runs(tmp_path / "train.rank0.json.gz")
+        (rank,) = run.overlap().ranks
+        assert [step.step for step in rank.steps] == [0, 1, 2]
