@@ -1,11 +1,8 @@
 """The data-parallel variants that are studied."""
 
+from ddp_prof.ddp.all_reduce import BucketedDDP, FlatDDP, NaiveDDP, OverlapDDP
 from ddp_prof.ddp.base import DataParallel
-from ddp_prof.ddp.bucketed import BucketedDDP
-from ddp_prof.ddp.flat import FlatDDP
 from ddp_prof.ddp.fully_sharded import FullyShardedDDP
-from ddp_prof.ddp.naive import NaiveDDP
-from ddp_prof.ddp.overlap import OverlapDDP
 from ddp_prof.ddp.reference import TorchDDP
 from ddp_prof.ddp.sharded import ShardedDDP
 from ddp_prof.ddp.sharded_optimizer import ShardedOptimizer

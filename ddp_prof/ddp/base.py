@@ -13,23 +13,24 @@ may be a view of a buffer that the next step overwrites: keep a copy, not the te
 
 from __future__ import annotations
 
+import time
+import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from ddp_prof import annotate
-from ddp_prof.ddp.clock import CommunicationClock
-from ddp_prof.ddp.hooks import is_heard
 from ddp_prof.ddp.rank_consistency import check_rank_consistency
 from ddp_prof.errors import CommunicationError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 
 class DataParallel(torch.nn.Module, ABC):
@@ -201,3 +202,102 @@ def _check_wrapped_once(module: torch.nn.Module) -> None:
         raise CommunicationError(
             "the module, or a part of it, is wrapped already: wrap it once, or call remove() of the variant that has it"
         )
+
+
+class CommunicationClock:
+    """The time from :meth:`start` to :meth:`stop`.
+
+    On a GPU both are events of the current stream. The first is reached when the compute queued before it is done, the
+    second when the stream has waited for the collectives: between them lies communication that nothing hides. The
+    host's clock would only see how long it takes to queue them.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._begin = 0.0
+        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+
+    def start(self, device: torch.device) -> None:
+        if device.type == "cuda":
+            self._events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            self._events[0].record(torch.cuda.current_stream(device))
+        self._begin = time.perf_counter()
+
+    def stop(self, device: torch.device) -> None:
+        self._seconds = time.perf_counter() - self._begin
+        if self._events is not None:
+            self._events[1].record(torch.cuda.current_stream(device))
+
+    def seconds(self) -> float:
+        """The last time taken. Waits for the device where it is the device's."""
+        if self._events is None:
+            return self._seconds
+        begin, end = self._events
+        end.synchronize()
+        milliseconds: float = begin.elapsed_time(end)
+        return milliseconds / 1000
+
+
+def add_hooks(
+    listener: Any, parameters: Sequence[torch.nn.Parameter], stepped: Sequence[torch.Tensor]
+) -> weakref.finalize[[Sequence[RemovableHandle]], Any]:
+    """Let ``listener`` hear of gradients and steps; refuse steps on what is unfinished. Returns what removes the hooks.
+
+    The hooks hold the listener weakly, so that a module whose variant was dropped trains alone again.
+    """
+    owner = weakref.ref(listener)
+    handles = [
+        parameter.register_post_accumulate_grad_hook(partial(_hear, owner, index))  # type: ignore[no-untyped-call]
+        for index, parameter in enumerate(parameters)
+    ]
+    ids = frozenset(map(id, stepped))
+    handles.append(register_optimizer_step_pre_hook(partial(_check_finished, owner, ids)))
+    handles.append(register_optimizer_step_post_hook(partial(_report_step, owner, ids)))
+    return removal(listener, handles)
+
+
+def removal(owner: object, handles: Sequence[RemovableHandle]) -> weakref.finalize[[Sequence[RemovableHandle]], Any]:
+    """What removes hooks when it is called, or by itself when their owner is gone."""
+    remover = weakref.finalize(owner, _remove, handles)
+    remover.atexit = False
+    return remover
+
+
+def is_heard(parameter: torch.Tensor) -> bool:
+    """Whether a listener hears of this parameter's gradients."""
+    hooks = (parameter._post_accumulate_grad_hooks or {}).values()
+    return any(getattr(hook, "func", None) is _hear and hook.args[0]() is not None for hook in hooks)
+
+
+def _hear(owner: weakref.ref[Any], index: int, _parameter: torch.Tensor) -> None:
+    listener = owner()
+    if listener is not None:
+        listener.on_gradient(index)
+
+
+def _check_finished(
+    owner: weakref.ref[Any], stepped: frozenset[int], optimizer: torch.optim.Optimizer, *_: object
+) -> None:
+    listener = owner()
+    if listener is not None and listener.is_unfinished and _steps_on(optimizer, stepped):
+        raise CommunicationError(
+            "optimizer.step() on gradients that are not synchronized: "
+            "call finish_gradient_synchronization() after backward, before the step"
+        )
+
+
+def _report_step(
+    owner: weakref.ref[Any], stepped: frozenset[int], optimizer: torch.optim.Optimizer, *_: object
+) -> None:
+    listener = owner()
+    if listener is not None and _steps_on(optimizer, stepped):
+        listener.on_step()
+
+
+def _steps_on(optimizer: torch.optim.Optimizer, stepped: frozenset[int]) -> bool:
+    return any(id(parameter) in stepped for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _remove(handles: Sequence[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()

@@ -7,12 +7,10 @@ Parameters are taken in reverse order of ``parameters()``, which is about the or
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
 
 from ddp_prof.variants import BYTES_PER_MB
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
 
 Assignment = list[tuple[int, ...]]
 """For each bucket, in the order of launch, the positions of its parameters, in the order in which they were taken."""

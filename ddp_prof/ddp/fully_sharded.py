@@ -17,8 +17,9 @@ bucket number in its ranges. Gathers of forward and of backward are told apart b
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,12 +28,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ddp_prof.annotate.hooks import mark_fsdp_unit
 from ddp_prof.ddp.base import DataParallel
-from ddp_prof.ddp.broadcast import broadcast_state
-from ddp_prof.ddp.collective import communication_errors
+from ddp_prof.ddp.collective import broadcast_state, communication_errors
 from ddp_prof.errors import CommunicationError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class FullyShardedDDP(DataParallel):

@@ -6,22 +6,20 @@ then *is* the parameter's gradient, so nothing is copied back, and a gradient th
 only divided. A view has the strides of its parameter (torch's gradient layout contract): fused optimizers read
 parameter, gradient and state in the order of memory.
 
-From the copy until the bucket is given back, a :class:`TakenGradient` stands at the parameter's ``grad``. It tells
-whether ``zero_grad()`` dropped what was taken, and holds what a later backward brought.
+From the copy until the bucket is given back, a :class:`TakenGradient` stands at the parameter's ``grad``.
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from ddp_prof.ddp.streams import StreamFence, hold_for_current_stream
-from ddp_prof.ddp.taken_gradient import TakenGradient
+from ddp_prof.errors import CommunicationError
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+_aten = torch.ops.aten
 
 
 class GradientBucket:
@@ -189,3 +187,104 @@ def _scale_into(view: torch.Tensor, gradient: torch.Tensor | None, scale: float)
     else:
         hold_for_current_stream(gradient)
         torch.mul(gradient.detach() if gradient.requires_grad else gradient, scale, out=view)
+
+
+class TakenGradient(torch.Tensor):
+    """What stands at a parameter's ``grad`` while its gradient is on its way.
+
+    The gradient lies in a bucket that is being reduced, where nobody may read or change it. With nothing at ``grad``
+    nobody could tell that ``zero_grad()`` was called meanwhile. So a tensor without memory stands there, which sees
+    what is done to it:
+
+        set to None, or zeroed     by ``zero_grad()``: what was taken is not wanted any more
+        added to                   by autograd in a second backward: a late contribution, which it keeps
+        anything else              would read a gradient that is not there yet: an error
+
+    Attributes:
+        is_touched: Whether any of this was done to it.
+        added: The sum of what autograd added.
+        is_zeroed: Whether ``zero_grad(set_to_none=False)`` zeroed it.
+        is_replaced: Whether autograd put the sum in its place, as it does where it makes a graph of backward.
+    """
+
+    is_touched = False
+    added: torch.Tensor | None = None
+    is_zeroed = False
+    is_replaced = False
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch's own do
+
+    @staticmethod
+    def __new__(cls, parameter: torch.Tensor) -> TakenGradient:
+        made: TakenGradient = cls._make_wrapper_subclass(
+            cls, parameter.shape, strides=parameter.stride(), dtype=parameter.dtype, device=parameter.device
+        )
+        return made
+
+    def __repr__(self, **_: object) -> str:  # type: ignore[override]
+        return f"a gradient of shape {tuple(self.shape)} that is not synchronized yet"
+
+    def reset(self) -> None:
+        """Forget what was done to it."""
+        self.is_touched, self.added, self.is_zeroed, self.is_replaced = False, None, False, False
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, _types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        first = arguments[0]
+        if function is _aten.zero_.default:
+            return first._zero()
+        if function is _aten._foreach_zero_.default:
+            for tensor in first:
+                tensor._zero() if isinstance(tensor, TakenGradient) else tensor.zero_()
+            return None
+        if function in (_aten.add_.Tensor, _aten.add.Tensor) and isinstance(first, TakenGradient) and not keywords:
+            first.is_touched = True
+            first.added = arguments[1].clone() if first.added is None else first.added + arguments[1]
+            if function is _aten.add_.Tensor:
+                return first
+            first.is_replaced = True
+            return first.added.clone()
+        raise CommunicationError(
+            f"{function} on a gradient that is not synchronized: "
+            "call finish_gradient_synchronization() after backward, before it"
+        )
+
+    def _zero(self) -> TakenGradient:
+        self.reset()
+        self.is_touched = self.is_zeroed = True
+        return self
+
+
+class StreamFence:
+    """Orders a launch after work that was queued on several CUDA streams.
+
+    Autograd runs the hook of a parameter on the stream on which its layer ran. A collective waits only for the stream
+    that is current where it is launched, that of the bucket's last gradient: the copies on other streams need events.
+    """
+
+    def __init__(self) -> None:
+        self._events: dict[torch.cuda.Stream, torch.cuda.Event] = {}
+
+    def note(self, device: torch.device) -> None:
+        """Note what was queued up to now on the current stream of ``device``; nothing where it has no streams."""
+        if device.type != "cuda":
+            return
+        stream = torch.cuda.current_stream(device)
+        if stream not in self._events:
+            self._events[stream] = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's omission
+        self._events[stream].record(stream)
+
+    def wait(self, device: torch.device) -> None:
+        """Make the current stream of ``device`` wait for what was noted on other streams; the host does not wait."""
+        if not self._events:
+            return
+        current = torch.cuda.current_stream(device)
+        for stream, event in self._events.items():
+            if stream != current:
+                current.wait_event(event)
+
+
+def hold_for_current_stream(tensor: torch.Tensor) -> None:
+    """Let the memory of a tensor of another stream live until the current stream has used it."""
+    if tensor.is_cuda:
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))

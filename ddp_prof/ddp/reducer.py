@@ -20,19 +20,15 @@ theirs, and is not given back.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 
+from ddp_prof.ddp.bucket_assignment import Assignment
 from ddp_prof.ddp.collective import InFlight, launch_all_reduce
 from ddp_prof.ddp.gradient_bucket import GradientBucket
 from ddp_prof.errors import CommunicationError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ddp_prof.ddp.bucket_assignment import Assignment
 
 
 class Reducer:

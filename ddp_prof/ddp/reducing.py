@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 
 from ddp_prof import annotate
-from ddp_prof.ddp.base import DataParallel
-from ddp_prof.ddp.broadcast import broadcast_buffers, broadcast_state
-from ddp_prof.ddp.bucket_assignment import ParameterSize
-from ddp_prof.ddp.hooks import add_hooks
+from ddp_prof.ddp.base import DataParallel, add_hooks
+from ddp_prof.ddp.bucket_assignment import Assignment, ParameterSize
+from ddp_prof.ddp.collective import broadcast_buffers, broadcast_state
 from ddp_prof.ddp.reducer import Reducer
 from ddp_prof.errors import CommunicationError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    import torch.distributed as dist
-
-    from ddp_prof.ddp.bucket_assignment import Assignment
 
 WRAP_AGAIN = "call remove() and wrap the module again"
 

@@ -26,7 +26,8 @@ powersgd  torch's ``powerSGD_hook`` of rank 1: matrices travel as products of tw
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -35,18 +36,14 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_prof import annotate
+from ddp_prof.annotate import OpenRange
 from ddp_prof.annotate.hooks import average_op, is_on_host
 from ddp_prof.ddp.base import DataParallel
 from ddp_prof.ddp.collective import communication_error_of, communication_errors
 from ddp_prof.errors import CommunicationError
 from ddp_prof.variants import COMM_HOOKS
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ddp_prof.annotate import OpenRange
-
-    Hook = Callable[["MarkingGroup", Any], torch.futures.Future[torch.Tensor]]
+Hook = Callable[["MarkingGroup", Any], torch.futures.Future[torch.Tensor]]
 
 
 class TorchDDP(DataParallel):

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddp_prof.ddp.broadcast import launch_broadcast
 from ddp_prof.ddp.bucket_assignment import ParameterSize, assign_buckets
+from ddp_prof.ddp.collective import launch_broadcast
 from ddp_prof.ddp.rank_consistency import Described, compare_with_rank_0, describe_tensor, find_difference
 from ddp_prof.errors import CommunicationError
 

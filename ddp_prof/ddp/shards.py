@@ -19,10 +19,8 @@ from ddp_prof.ddp.collective import (
     launch_all_reduce,
     reduce_scatter,
 )
-from ddp_prof.ddp.gradient_bucket import GradientBucket, flat_buffer, flat_views
+from ddp_prof.ddp.gradient_bucket import GradientBucket, TakenGradient, flat_buffer, flat_views, hold_for_current_stream
 from ddp_prof.ddp.reducer import Reducer
-from ddp_prof.ddp.streams import hold_for_current_stream
-from ddp_prof.ddp.taken_gradient import TakenGradient
 
 
 class ShardGradient(torch.Tensor):

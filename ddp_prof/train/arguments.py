@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ddp_prof.run_config import FAULTS, RunConfig
 from ddp_prof.train.sizes import MODEL_SIZES
 from ddp_prof.variants import COMM_HOOKS, VARIANT_NAMES, VARIANTS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 NO_CAP = math.inf
 """The word ``none`` on a command line, told from no word; past the parser, ``None`` is no cap."""

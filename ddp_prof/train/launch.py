@@ -18,18 +18,16 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from types import FrameType
+from typing import IO, Any
 
 from ddp_prof.errors import CommunicationError, DdpProfError, OutOfMemoryError, WorkloadError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from multiprocessing.process import BaseProcess
-    from types import FrameType
-
-    Rank = subprocess.Popen[bytes] | BaseProcess
+Rank = subprocess.Popen[bytes] | BaseProcess
 
 LAUNCH_DIRECTORY = "DDP_PROF_LAUNCH_DIRECTORY"
 """Environment variable of a launched rank: the folder that the ranks of a run share."""

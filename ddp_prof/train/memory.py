@@ -5,19 +5,15 @@ from __future__ import annotations
 import os
 import resource
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import torch
+
+from ddp_prof.ddp import DataParallel
 from ddp_prof.errors import OutOfMemoryError
 from ddp_prof.train.sizes import MODEL_SIZES
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import torch
-
-    from ddp_prof.ddp import DataParallel
 
 BYTES_A_PARAMETER = 20
 """float32 weight, gradient and bucket, two moments of AdamW; activations come on top."""

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from ddp_prof.train.sizes import VOCABULARY
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ddp_prof.train.sizes import ModelSize
+from ddp_prof.train.sizes import VOCABULARY, ModelSize
 
 ROPE_BASE = 10_000.0
 

@@ -5,32 +5,30 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import statistics
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 import ddp_prof
+from ddp_prof import range_names
+from ddp_prof.ddp import DataParallel
 from ddp_prof.ddp.reducing import ReducingVariant
-from ddp_prof.manifest import RANKS_PER_GPU, HostTimes, Manifest, Parameter
+from ddp_prof.manifest import RANKS_PER_GPU, HostTimes, Manifest, MessageTimes, Parameter
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER
-from ddp_prof.train.messages import summarize
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ddp_prof.ddp import DataParallel
-    from ddp_prof.train.arguments import Arguments
-    from ddp_prof.train.memory import StateBytes
-    from ddp_prof.train.messages import Message
-    from ddp_prof.train.step import StepResult
+from ddp_prof.train.arguments import Arguments
+from ddp_prof.train.memory import StateBytes
+from ddp_prof.train.step import StepResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,3 +169,58 @@ def _sharing(ranks_per_gpu: int) -> dict[str, Any]:
         return {}
     names = sorted(name for name in os.environ if name.startswith("NCCL_"))
     return {RANKS_PER_GPU: ranks_per_gpu, "nccl_environment": {name: os.environ[name] for name in names}}
+
+
+class Message(NamedTuple):
+    """One collective: its bytes, and nanoseconds of the host's clock from its launch to its end."""
+
+    bytes: int
+    duration_ns: int
+
+
+class MessageLog:
+    """An ``annotate.Sink`` that notes each collective and lets other ranges pass.
+
+    Args:
+        settle: Waits for the device. Called before a message and within its time, so that its time is its own; a
+            variant that does not block in each call must get one that does nothing.
+    """
+
+    def __init__(self, settle: Callable[[], None]) -> None:
+        self.messages: list[Message] = []
+        self._settle = settle
+
+    def push(self, text: str) -> None:
+        """See ``annotate.Sink``."""
+
+    def pop(self) -> None:
+        """See ``annotate.Sink``."""
+
+    def start(self, text: str) -> object:
+        """See ``annotate.Sink``."""
+        parsed = range_names.parse_range(text)
+        if parsed.name not in range_names.COLLECTIVES:
+            return None
+        self._settle()
+        return parsed.number("bytes"), time.perf_counter_ns()
+
+    def end(self, token: object) -> None:
+        """See ``annotate.Sink``."""
+        if token is None:
+            return
+        self._settle()
+        end_ns = time.perf_counter_ns()
+        assert isinstance(token, tuple)
+        size, start_ns = token
+        self.messages.append(Message(size, end_ns - start_ns))
+
+
+def summarize(messages: Sequence[Message]) -> tuple[MessageTimes, ...]:
+    """One row a size, the smallest first."""
+    durations: dict[int, list[int]] = {}
+    for size, duration_ns in messages:
+        durations.setdefault(size, []).append(duration_ns)
+    return tuple(
+        MessageTimes(size, len(times), round(statistics.median(times)), min(times))
+        for size, times in sorted(durations.items())
+    )

@@ -2,49 +2,39 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import statistics
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from ddp_prof import annotate, variants
-from ddp_prof.ddp import VARIANTS
+from ddp_prof.ddp import VARIANTS, DataParallel
 from ddp_prof.ddp.collective import communication_errors
 from ddp_prof.ddp.reference import sent_bytes
 from ddp_prof.errors import OutOfMemoryError, WorkloadError
 from ddp_prof.manifest import write_manifest
-from ddp_prof.train.data import scatter_batches
-from ddp_prof.train.inject import (
-    HOST_SYNC,
-    ONE_BUCKET,
-    REVERSED,
-    SLOW_RANK,
-    SLOW_RANK_S,
-    STARVED,
-    ReversedModules,
-    waiting_collectives,
-)
+from ddp_prof.run_config import FAULTS, RunConfig
+from ddp_prof.train.arguments import Arguments
 from ddp_prof.train.memory import check_memory, count_state, resident_bytes
-from ddp_prof.train.messages import MessageLog
 from ddp_prof.train.model import TransformerLM, activation_bytes
-from ddp_prof.train.numerics import check_numerics, set_numerics
 from ddp_prof.train.process_group import RankInfo, choose_device, count_ranks_per_gpu, process_group
 from ddp_prof.train.profiler import choose_window
-from ddp_prof.train.record import Measured, describe_run
+from ddp_prof.train.record import Measured, MessageLog, describe_run
 from ddp_prof.train.sizes import MODEL_SIZES
-from ddp_prof.train.step import StepResult, Trainer, settle
+from ddp_prof.train.step import StepResult, Trainer, scatter_batches, settle
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from ddp_prof.ddp import DataParallel
-    from ddp_prof.train.arguments import Arguments
-
+NOTHING, HOST_SYNC, ONE_BUCKET, REVERSED, SLOW_RANK, STARVED = FAULTS
+SLOW_RANK_S = 0.2
+"""How long the slow rank sleeps at the start of each backward."""
 PROGRESS_LINES = 4
 
 
@@ -238,3 +228,67 @@ def _clear_errors(arguments: Arguments, place: RankInfo) -> Iterator[None]:
 def _say(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
+
+
+def check_numerics(config: RunConfig, device: torch.device) -> None:
+    """Refuse what the device or the machine cannot do.
+
+    Raises:
+        WorkloadError: TF32 without a GPU of that kind, or nothing to compile with.
+    """
+    if config.tf32 and device.type == "cpu":
+        raise WorkloadError("--tf32: only GPUs compute in TF32, and this run is on the CPU: leave it out")
+    compilers = [os.environ.get("CXX"), os.environ.get("CC"), "g++", "clang++", "gcc", "clang"]
+    if config.compile and not any(shutil.which(compiler) for compiler in compilers if compiler):
+        raise WorkloadError("--compile: torch.compile needs a C++ compiler: install g++, or say where one is with CXX")
+
+
+def set_numerics(model: TransformerLM, config: RunConfig) -> None:
+    """Set what holds for the whole process, and mark what is to be compiled, which its first call does."""
+    if config.tf32:
+        torch.set_float32_matmul_precision("high")
+    parts: dict[str | None, list[torch.nn.Module]] = {"blocks": [*model.blocks.children()], "model": [model]}
+    for part in parts.get(config.compile, []):
+        part.compile()
+
+
+class ReversedModules(nn.Module):
+    """A model whose parameters are registered in the order in which backward does not come to them.
+
+    Buckets are filled from the last parameter registered to the first, as gradients usually become ready. Here the
+    gradients of the first bucket are the last ones to be ready.
+
+    Args:
+        model: The model; all its parameters are in modules without children.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        leaves = [module for module in model.modules() if not any(module.children())]
+        for index, module in enumerate(reversed(leaves)):
+            self.add_module(str(index), module)
+        self._model = (model,)  # in a tuple, lest it be registered once more
+
+    def forward(self, *inputs: Any) -> Any:
+        """What the model computes."""
+        return self._model[0](*inputs)
+
+
+@contextmanager
+def waiting_collectives(device: torch.device) -> Iterator[None]:
+    """The host waits for each all-reduce as soon as it was launched."""
+    launch = dist.all_reduce
+
+    def launch_and_wait(*args: Any, **options: Any) -> Any:
+        work = launch(*args, **options)
+        if work is not None:
+            work.wait()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+        return work
+
+    dist.all_reduce = launch_and_wait
+    try:
+        yield
+    finally:
+        dist.all_reduce = launch

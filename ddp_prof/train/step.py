@@ -1,25 +1,44 @@
-"""One training step of any variant, marked with ranges and timed."""
+"""The tokens, and one training step of any variant, marked with ranges and timed."""
 
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 from torch.nn import functional
 
 from ddp_prof import annotate, range_names
+from ddp_prof.ddp import DataParallel
 from ddp_prof.ddp.collective import communication_errors
-from ddp_prof.train.numerics import autocast
+from ddp_prof.train.sizes import VOCABULARY
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
-    from torch import Tensor
+def make_tokens(steps: int, batch_size: int, seq_len: int, seed: int) -> Tensor:
+    """Tokens ``[steps, batch_size, seq_len + 1]``: inputs, and targets one position on."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(VOCABULARY, (steps, batch_size, seq_len + 1), generator=generator)
 
-    from ddp_prof.ddp import DataParallel
+
+def scatter_batches(steps: int, batch_size: int, seq_len: int, seed: int, device: torch.device) -> Tensor:
+    """This rank's share ``[steps, batch_size / world, seq_len + 1]`` of every step's batch, which rank 0 makes.
+
+    All of it is scattered before the first step, so that no communication but that of gradients is captured.
+    """
+    rank, world = dist.get_rank(), dist.get_world_size()
+    through = torch.device("cpu") if dist.get_backend() == dist.Backend.GLOO else device  # where it lies anyway
+    share = torch.empty(steps, batch_size // world, seq_len + 1, dtype=torch.int64, device=through)
+    shares = None
+    if rank == 0:
+        tokens = make_tokens(steps, batch_size, seq_len, seed).to(through)
+        shares = [item.contiguous() for item in tokens.chunk(world, dim=1)]
+    dist.scatter(share, shares, src=0)
+    return share.to(device)
 
 
 class StepResult(NamedTuple):
@@ -139,3 +158,8 @@ def settle(device: torch.device) -> None:
 
 def _no_wait() -> None:
     """Do not wait: phases are timed as the host runs through them."""
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
+    """Where forward and loss are computed in ``precision``; weights and gradients stay float32."""
+    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()

@@ -43,9 +43,8 @@ def measure_peaks(arguments: argparse.Namespace, device: torch.device) -> Peaks:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     from ddp_prof.ddp import DataParallel, ShardedDDP, ShardedOptimizer, TorchDDP
-    from ddp_prof.train.data import make_tokens
     from ddp_prof.train.model import TransformerLM
-    from ddp_prof.train.step import Trainer
+    from ddp_prof.train.step import Trainer, make_tokens
 
     def unhooked(model: torch.nn.Module) -> DataParallel:
         return TorchDDP(model, mark_buckets=False)

@@ -97,9 +97,8 @@ def make_taker(
     """A function that takes one training step and returns its seconds on this rank."""
     import torch
 
-    from ddp_prof.train.data import make_tokens
     from ddp_prof.train.model import TransformerLM
-    from ddp_prof.train.step import Trainer
+    from ddp_prof.train.step import Trainer, make_tokens
 
     torch.manual_seed(0)
     device = arguments.chosen_device

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddp_prof.ddp.clock import CommunicationClock
+from ddp_prof.ddp.base import CommunicationClock
 
 GPU = torch.device("cuda", 0)
 

@@ -7,7 +7,7 @@ import pytest
 from ddp_prof import annotate
 from ddp_prof.annotate import Recorder
 from ddp_prof.manifest import MessageTimes
-from ddp_prof.train.messages import Message, MessageLog, summarize
+from ddp_prof.train.record import Message, MessageLog, summarize
 
 
 def test_only_all_reduces_are_noted_and_nobody_else_hears_of_them() -> None:
@@ -44,7 +44,7 @@ def test_what_the_device_did_before_is_not_part_of_a_message(monkeypatch: pytest
         nonlocal now_ns
         now_ns += waits_ns.pop(0)
 
-    monkeypatch.setattr("ddp_prof.train.messages.time.perf_counter_ns", lambda: now_ns)
+    monkeypatch.setattr("ddp_prof.train.record.time.perf_counter_ns", lambda: now_ns)
     log = MessageLog(settle)
     token = log.start("all_reduce|bucket=0|bytes=8|params=1")
     log.end(token)

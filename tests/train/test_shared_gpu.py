@@ -13,8 +13,14 @@ from ddp_prof.errors import WorkloadError
 from ddp_prof.manifest import Caveat, caveats_of
 from ddp_prof.train import process_group as module
 from ddp_prof.train.arguments import parse_arguments
-from ddp_prof.train.process_group import RankInfo, choose_device, count_ranks_per_gpu, process_group
-from ddp_prof.train.shared_gpu import nccl_environment, refusal
+from ddp_prof.train.process_group import (
+    RankInfo,
+    choose_device,
+    count_ranks_per_gpu,
+    nccl_environment,
+    process_group,
+    refusal,
+)
 from tests.test_manifest import MANIFEST
 from tests.train.test_process_group import set_machine
 
