@@ -9,6 +9,7 @@ from pathlib import Path
 from ddp_prof.ingest.nsys.program import Nsys
 
 CAPTURE_RANGE = "cudaProfilerApi"
+EVENT_TRACE = "--cuda-event-trace"
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,10 @@ def profile_command(nsys: Nsys, recording: Recording, program: Sequence[str]) ->
     if recording.traces_cuda:
         if nsys.supports("profile", "--cuda-graph-trace"):
             flags.append("--cuda-graph-trace=node")
+        # Event records tell who waited for whom; newer releases leave them out unless told.
+        is_told = any(flag.startswith(EVENT_TRACE) for flag in recording.flags)
+        if nsys.supports("profile", EVENT_TRACE) and not is_told:
+            flags.append(f"{EVENT_TRACE}=true")
         if recording.capture_range:
             flags.append(f"--capture-range={recording.capture_range}")
             # Else the end of the range would end the program.

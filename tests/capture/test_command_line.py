@@ -14,6 +14,8 @@ ALWAYS = ["--sample=none", "--cpuctxsw=none", "--stats=false", "--force-overwrit
 CPU = Recording(Path("x/flat"), traces_cuda=False, capture_range="cudaProfilerApi", samples_gpus=True)
 CUDA = replace(CPU, traces_cuda=True)
 OLD: set[str] = set()
+PLAIN = replace(CUDA, capture_range=None, samples_gpus=False)
+EVENTS = {"--cuda-event-trace"}
 NEW = {"--cuda-graph-trace", "--capture-range-end", "--gpu-metrics-devices"}
 
 
@@ -54,8 +56,42 @@ class Version(Nsys):
             ],
         ),
         (NEW, replace(CUDA, capture_range=None, samples_gpus=False), ["--trace=cuda,nvtx", "--cuda-graph-trace=node"]),
+        (EVENTS, PLAIN, ["--trace=cuda,nvtx", "--cuda-event-trace=true"]),
+        (EVENTS, CPU, ["--trace=nvtx"]),
+        (
+            EVENTS,
+            replace(PLAIN, flags=("--cuda-event-trace=false",)),
+            ["--trace=cuda,nvtx", "--cuda-event-trace=false"],
+        ),
     ],
 )
 def test_flags(options: set[str], recording: Recording, flags: list[str]) -> None:
     command = profile_command(Version(options), recording, ["python", "-m", "x"])
     assert command == ["/opt/nsys", "profile", *ALWAYS, *flags, "python", "-m", "x"]
+
+
+# As releases of 2025 and of 2022 print them.
+HELP_2025 = """    --cuda-event-trace=
+
+       Possible values are 'true' or 'false'.
+       Trace CUDA Event completion on the device side.
+       Default is 'false'.
+"""
+HELP_2022 = """    --cuda-graph-trace=
+
+       If 'graph' is selected, CUDA graphs will be traced as a whole.
+"""
+
+
+@pytest.mark.parametrize(("text", "has_it"), [(HELP_2025, True), (HELP_2022, False)])
+def test_event_records_are_asked_for_where_the_help_names_them(tmp_path: Path, text: str, has_it: bool) -> None:
+    asked = tmp_path / "asked"
+    program = tmp_path / "nsys"
+    (tmp_path / "help").write_text(text, encoding="utf-8")
+    program.write_text(f'#!/bin/sh\necho "$*" >>{asked}\ncat {tmp_path}/help\n', encoding="utf-8")
+    program.chmod(0o755)
+    nsys = Nsys(str(program), "2024.1.1.1")  # its number tells nothing
+    for _ in range(2):
+        command = profile_command(nsys, PLAIN, ["python"])
+    assert ("--cuda-event-trace=true" in command) is has_it
+    assert asked.read_text(encoding="utf-8").splitlines() == ["profile --help"], "asked once"
