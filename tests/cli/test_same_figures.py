@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ddp_prof.present.timeline.build import build_timeline
+from ddp_prof.present.timeline.model import WAITING
 from ddp_prof.runs.load import load_runs
-from tests.command_line import run
-from tests.nsys_factory import Capture, Kernel, Range, write_capture
+from ddp_prof.runs.run import timeline_sources
+from tests.command_line import csv_rows, run
+from tests.nsys_factory import NCCL, US, Capture, Kernel, Range, Sync, bucket_steps, write_capture
+from tests.nsys_factory import STEP_NS as STEP_OF_BUCKET
 
 KERNELS, STEPS, STEP_NS = 12, 8, 100_000
 
@@ -73,3 +79,79 @@ def test_a_notebook_tells_kernels_apart_as_the_command_does(before_and_after: li
         found = loaded.device_use().kernels
         assert [(kernel.shape, kernel.count) for kernel in found] == [(row["shape"], row["count"]) for row in told]
         assert len({kernel.shape for kernel in found}) == 2
+
+
+def beyond_steps(capture: Capture) -> Capture:
+    """The same with one more all-reduce after the last step, for which a copy waits for 6 us."""
+    at = len(capture.ranges) * STEP_OF_BUCKET
+    capture.kernels += [
+        Kernel(NCCL, at + 10 * US, at + 11 * US, at + 300, 100, stream=20, number=904),
+        Kernel("other", at + 1 * US, at + 5 * US, at + 500, 100, number=906),
+        Kernel("copy back", at + 11 * US, at + 13 * US, at + 700, 100, kind="memcpy", number=908),
+    ]
+    capture.syncs += [
+        Sync("cudaEventRecord_v3020", at + 400, 905, 20, event=5, sync_id=900),
+        Sync("cudaStreamWaitEvent_v3020", at + 600, 907, 7, event=5, sync_id=900),
+    ]
+    return capture
+
+
+def in_text(text: str) -> str:
+    (found,) = re.findall(r"stands still for communication for ([0-9.]+ .s)", text)
+    return str(found)
+
+
+def test_all_commands_say_the_same_of_blocking(tmp_path: Path) -> None:
+    of_steps = [10 * US, 0, 13 * US, 20 * US, 12 * US]
+    trace = write_capture(tmp_path / "x.sqlite", beyond_steps(bucket_steps(20, 4, 23, 30, 22)), "2023.4")
+    typical, total = 12 * US, 61 * US
+
+    def told(*command: str) -> Any:
+        return json.loads(run(*command, trace, "--format", "json").stdout)
+
+    def blocking_ms(*command: str) -> list[float]:
+        return [float(row["blocking_ms"]) for row in csv_rows(*command, trace)]
+
+    (rank,) = told("overlap")["ranks"]
+    assert [step["blocking_ns"] for step in rank["steps"]] == of_steps
+    assert rank["blocking_ns"] == total
+    assert blocking_ms("overlap") == [total / 1e6]
+    assert blocking_ms("overlap", "--steps") == [ns / 1e6 for ns in of_steps]
+
+    of_collectives = told("collectives")["collectives"]
+    assert {one["step"]: one["blocking_ns"] for one in of_collectives} == dict(enumerate(of_steps)) | {None: 6 * US}
+    assert blocking_ms("collectives") == [ns / 1e6 for ns in [6 * US, *of_steps]], "that of no step comes first"
+
+    (variant,), (summary,) = told("compare")["variants"], told("summary")["runs"]
+    assert (variant["blocking_ns"], variant["blocked_steps"]) == (typical, 4)
+    assert summary["blocking_ns"] == typical
+    assert blocking_ms("compare") == [typical / 1e6]
+    for percentile, expected in ((50, typical), (100, 20 * US)):
+        checked = told("check", "--max-blocking-ms", "1", "--percentile", str(percentile))
+        assert checked["runs"][0]["verdicts"][0]["measured"] == expected
+
+    said = {in_text(run(command, trace).stdout) for command in ("summary", "overlap", "collectives")}
+    assert said == {"12.0 µs"}
+
+    (loaded,) = load_runs(trace)
+    assert loaded.overlap().to_frame().blocking_ns.tolist() == [total]
+    assert loaded.collectives().to_frame().blocking_ns.tolist() == [6 * US, *of_steps]
+    (drawn,) = build_timeline(timeline_sources([loaded])).panels[0].ranks
+    boxes = next(lane for lane in drawn.lanes if lane.kind == WAITING).boxes
+    assert (boxes.end_ns - boxes.start_ns).tolist() == [ns for ns in [*of_steps, 6 * US] if ns]
+
+
+def test_no_command_makes_a_number_of_what_is_not_known(tmp_path: Path) -> None:
+    capture = beyond_steps(bucket_steps(20, 4, 23, has_event_records=False))
+    trace = write_capture(tmp_path / "x.sqlite", capture, "2024.6")
+    numbers = []
+    for command in ("overlap", "collectives", "compare", "summary", "critical"):
+        text = run(command, trace, "--format", "json").stdout
+        numbers += re.findall(r'"(?:blocking|slack|gain(?:_at_most)?)_ns": ([^,}]+)', text)
+        assert "stands still" not in text
+    assert set(numbers) == {"null"}
+    for command in ("overlap", "collectives", "compare"):
+        assert {row["blocking_ms"] for row in csv_rows(command, trace)} == {""}
+    checked = run("check", trace, "--max-blocking-ms", "1", "--format", "json")
+    (verdict,) = json.loads(checked.stdout)["runs"][0]["verdicts"]
+    assert (checked.exit_code, verdict["measured"], verdict["status"]) == (3, None, "unknown")

@@ -30,13 +30,14 @@ class RunBlocking:
     least_slack_ns: int | None
 
 
-def measure_run_blocking(collectives: Iterable[tuple[Hashable, int | None, int | None]]) -> RunBlocking | None:
+def measure_run_blocking(collectives: Iterable[tuple[Hashable | None, int | None, int | None]]) -> RunBlocking | None:
     """Of all collectives of a run; ``None`` where of one it is not known, or there are none.
 
     Args:
-        collectives: Of each what identifies its step on its rank, how long something stood still for it, its slack.
+        collectives: Of each what identifies its step on its rank, ``None`` outside of any, how long something stood
+            still for it, and its slack. Only where no step has a collective, those outside of steps count as one.
     """
-    by_step: Counter[Hashable] = Counter()
+    by_step: Counter[Hashable | None] = Counter()
     slacks = []
     count = 0
     for step, blocking_ns, slack_ns in collectives:
@@ -49,6 +50,8 @@ def measure_run_blocking(collectives: Iterable[tuple[Hashable, int | None, int |
     if not count:
         return None
     total = sum(by_step.values())
+    if len(by_step) > 1:
+        by_step.pop(None, None)
     return RunBlocking(
         typical_ns=round(median(by_step.values())),
         total_ns=total,

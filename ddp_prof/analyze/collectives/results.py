@@ -198,7 +198,10 @@ class RunCollectives(Framed):
     @property
     def blocking(self) -> RunBlocking | None:
         """What stood still for them; ``None`` where that is not known."""
-        rows = ((one.step_identity, one.blocking_ns, one.slack_ns) for one in self.collectives)
+        rows = (
+            (None if one.step_key is None else one.step_identity, one.blocking_ns, one.slack_ns)
+            for one in self.collectives
+        )
         return None if self.reason else measure_run_blocking(rows)
 
     def to_frame(self) -> pd.DataFrame:
