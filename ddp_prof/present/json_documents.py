@@ -147,6 +147,7 @@ def critical_document(run: RunAnalysis, critical: RunCritical, headline: str) ->
         **_run(run),
         "steps": [asdict(path) for path in critical.steps],
         "reason": critical.reason,
+        "gain_reason": critical.gain_reason,
         "headline": headline,
         "warnings": list(run.warnings),
     }

@@ -9,7 +9,7 @@ is a part of its own, and of a single trace it is part of transfer.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,9 +19,10 @@ from ddp_prof.analyze.collectives.timing import collective_rows
 from ddp_prof.analyze.core.attribution import last_by_step
 from ddp_prof.analyze.dependencies.critical_path import PARTS as CHAIN_PARTS
 from ddp_prof.analyze.dependencies.critical_path import Chains, find_work, follow_chains
+from ddp_prof.analyze.dependencies.replay import Replay, find_replay, gains_of, join_replays
 from ddp_prof.analyze.frames import Framed, frame_of_rows
 from ddp_prof.analyze.quality.unknown_work import hides_work, why_unknown
-from ddp_prof.table import UNKNOWN, Ints, looked_up
+from ddp_prof.table import UNKNOWN, Ints, distinct_rows, looked_up
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,6 +34,9 @@ PARTS = ("compute", "transfer", "peer_wait", "queue", "launch", "host", "copies"
 """What a critical path is made of."""
 
 NO_RANKS = "the trace holds no rank"
+CALLS_OUT_OF_ORDER = "calls are not numbered in the order in which what they launched could begin"
+NO_COMMON_CLOCK = "the clocks of the ranks cannot be compared"
+CLOCKS_CONTRADICT = "by the clocks of the ranks some work began before what it waited for had ended"
 NO_HOST_PATH = "a CPU run records no dependencies between operations"
 
 
@@ -45,6 +49,7 @@ class RankChains:
         of_timing: Row in ``chains`` of each of the rank's collectives, in the order of its timings.
         window_start_ns: Start of each step's window; ``end_ns`` the end of the last operation in it that the threads
             which train launched.
+        replay: What a replay of the rank needs; ``None`` where its times are not in the order of their calls.
         reason: Why there are none; ``None`` where there are.
     """
 
@@ -54,6 +59,7 @@ class RankChains:
     of_timing: Ints
     window_start_ns: Ints
     end_ns: Ints
+    replay: Replay | None
     reason: str | None
 
 
@@ -65,13 +71,13 @@ class PathCollective:
         rank: Index of the rank whose collective it is.
         index: Position in its step on that rank.
         on_path_ns: How long the path runs through it.
-        gain_at_most_ns: How much sooner what needed it could have begun without it: its blocking; ``None`` if unknown.
+        gain_ns: How much earlier the step would end if it took no time on any rank; ``None`` where that is not known.
     """
 
     rank: int
     index: int
     on_path_ns: int
-    gain_at_most_ns: int | None
+    gain_ns: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +107,14 @@ class RunCritical(Framed):
     """The critical paths of a run.
 
     Attributes:
-        steps: One path per step.
+        steps: One path per step. What a collective that is on none would gain is 0.
         reason: Why there are none; ``None`` where there are.
+        gain_reason: Why it is not known what collectives would gain; ``None`` where it is.
     """
 
     steps: tuple[StepPath, ...]
     reason: str | None
+    gain_reason: str | None = None
 
     @property
     def typical(self) -> StepPath | None:
@@ -141,17 +149,27 @@ def measure_chains(rank: RankEvents) -> RankChains:
     if np.any(trains & (events.launcher == main_thread)):
         trains &= np.isin(events.launcher, [main_thread, *rank.gradient_threads])
     ends_ns = last_by_step(events.end_ns, np.where(trains, events.step, UNKNOWN), len(rank.steps))
+    step_of_training = np.full(len(trace.activities), UNKNOWN, np.int64)
+    step_of_training[events.activity[trains]] = events.step[trains]
     trains[trains] = events.end_ns[trains] == ends_ns[events.step[trains]]
     last = np.full(len(rank.steps), UNKNOWN, np.int64)
     last[events.step[trains]] = events.activity[trains]
     ends_ns = np.where(last == UNKNOWN, window.start_ns, ends_ns)
     work = find_work(trace, rank.dependencies.found, rank.is_mine, main_thread)
+    replay = None
+    if not reason:
+        dependencies, of_step = rank.dependencies.found, step_of_training[work.activity]
+        rows = np.flatnonzero(of_step != UNKNOWN)[::-1]  # streams hold their operations in the order of launch
+        lasts = rows[distinct_rows(of_step[rows], dependencies.stream[work.activity[rows]])[0]]
+        step_of_last = np.full(len(work), UNKNOWN, np.int64)
+        step_of_last[lasts] = of_step[lasts]
+        replay = find_replay(trace, dependencies, work, main_thread, step_of_last)
     chains = follow_chains(work, step, window.start_ns, ends_ns, last)
     row_of = np.full(len(trace.activities), UNKNOWN, np.int64)
     is_collective = chains.activity != UNKNOWN
     row_of[chains.activity[is_collective]] = np.flatnonzero(is_collective)
     of_timing = looked_up(row_of, events.activity[collective_rows(rank)])
-    return RankChains(rank.process, rank.device, chains, of_timing, window.start_ns, ends_ns, reason)
+    return RankChains(rank.process, rank.device, chains, of_timing, window.start_ns, ends_ns, replay, reason)
 
 
 def measure_critical_paths(run: RunAnalysis, chains: Iterable[tuple[Path, RankChains]]) -> RunCritical:
@@ -166,21 +184,23 @@ def measure_critical_paths(run: RunAnalysis, chains: Iterable[tuple[Path, RankCh
     reason = next((one.reason for one in ranks if one.reason), None if ranks else NO_RANKS)
     if reason:
         return RunCritical((), reason)
-    walker = _Walker(run, ranks)
+    gains = _Gains(run, ranks)
+    walker = _Walker(run, ranks, gains)
     last: dict[int, tuple[int, int, int]] = {}
     for index, (rank, own) in enumerate(zip(run.ranks, ranks, strict=True)):
         ends = run.alignment.of(rank.clock).common_ns(own.end_ns)
         for step, (key, end) in enumerate(zip(rank.keys_of_steps.tolist(), ends.tolist(), strict=True)):
             if own.end_ns[step] > own.window_start_ns[step]:
                 last[key] = max(last.get(key, (end, index, step)), (end, index, step))
-    return RunCritical(tuple(walker.walk(index, step) for _, index, step in (last[key] for key in sorted(last))), None)
+    paths = tuple(walker.walk(index, step) for _, (_, index, step) in sorted(last.items()))
+    return RunCritical(paths, None, gains.reason)
 
 
 class _Walker:
     """Follows chains from collective to collective, over all ranks of a run."""
 
-    def __init__(self, run: RunAnalysis, ranks: Sequence[RankChains]) -> None:
-        self.run, self.ranks = run, ranks
+    def __init__(self, run: RunAnalysis, ranks: Sequence[RankChains], gains: _Gains) -> None:
+        self.run, self.ranks, self.gains = run, ranks, gains
         self.can_change = run.alignment.residual_p95_ns is not None
         self.timing_of = [_inverse(chains.of_timing, len(chains.chains)) for chains in ranks]
         self.match_of = [
@@ -193,7 +213,7 @@ class _Walker:
         window_ns = left = int(own.end_ns[step] - own.window_start_ns[step])
         row = int(np.flatnonzero((own.chains.activity == UNKNOWN) & (own.chains.step == step))[0])
         parts = dict.fromkeys(PARTS, 0)
-        on_path: list[PathCollective] = []
+        on_path: list[tuple[int, int, int]] = []  # rank, timing, how long
         changes = 0
         seen = set()  # where clocks are off, ranks could send the path back and forth
         while (index, row) not in seen:
@@ -207,15 +227,12 @@ class _Walker:
             timing = int(self.timing_of[index][before])
             if timing == UNKNOWN:  # of a warm-up step, say: nothing more is known of it
                 break
-            rank = self.run.ranks[index].timings
             late, begins_ns = self._last_to_arrive(index, timing)
             length = max(0, arrived_ns - begins_ns)
             wait_ns = 0 if self.can_change else max(0, int(self.run.waits_ns[index][timing]))
             used = _take(parts, {"transfer": max(0, length - wait_ns), "peer_wait": min(wait_ns, length)}, left)
             left -= used
-            blocking = int(rank.blocking_ns[timing])
-            gain = None if blocking == UNKNOWN else blocking
-            on_path.append(PathCollective(index, int(rank.index[timing]), used, gain))
+            on_path.append((index, timing, used))
             row = before
             if late != index:
                 changes += 1
@@ -223,6 +240,7 @@ class _Walker:
                 index = late
         parts["host"] += left
         key = int(first.step_keys[step])
+        gains = self.gains.of(int(first.keys_of_steps[step]), [(rank, timing) for rank, timing, _ in on_path])
         return StepPath(
             step=None if (number := int(first.step_numbers[step])) == UNKNOWN else number,
             step_key=None if key == UNKNOWN else key,
@@ -230,7 +248,10 @@ class _Walker:
             window_ns=window_ns,
             parts_ns=parts,
             changes=changes,
-            collectives=tuple(on_path),
+            collectives=tuple(
+                PathCollective(rank, int(self.run.ranks[rank].timings.index[timing]), used, gain)
+                for (rank, timing, used), gain in zip(on_path, gains, strict=True)
+            ),
         )
 
     def _row_on(self, other: int, index: int, timing: int) -> int:
@@ -253,6 +274,51 @@ class _Walker:
         if lag <= (self.run.alignment.residual_p95_ns or 0):
             return index, own_ns
         return late, own_ns + lag
+
+
+class _Gains:
+    """What collectives would gain, from the replays of all ranks of a run.
+
+    Attributes:
+        reason: Why it is not known; ``None`` where it is.
+    """
+
+    def __init__(self, run: RunAnalysis, ranks: Sequence[RankChains]) -> None:
+        replays = [one.replay for one in ranks if one.replay]
+        self.reason = None if len(replays) == len(ranks) else CALLS_OUT_OF_ORDER
+        if len(replays) > 1 and run.alignment.residual_p95_ns is None:
+            self.reason = NO_COMMON_CLOCK
+        if self.reason:
+            return
+        self._chains = ranks
+        self._first = np.cumsum([0, *(len(replay.times) for replay in replays)]).tolist()
+        self._arrivals = [replay.arrivals for replay in replays]
+        keyed, common_ns = [], []
+        for rank, replay in zip(run.ranks, replays, strict=True):
+            times = replace(replay.times, step=looked_up(rank.keys_of_steps, replay.times.step))
+            keyed.append(replace(replay, times=times))
+            common_ns.append(run.alignment.of(rank.clock).common_ns(times.time_ns))
+        matches = [
+            [self._arrival(index, timing) for index, timing in enumerate(rows) if timing != UNKNOWN]
+            for rows in run.matches.rows.tolist()
+        ]
+        joined = join_replays(keyed, common_ns, matches)
+        if joined is None:
+            self.reason = CLOCKS_CONTRADICT
+        else:
+            self._replay, self._place = joined
+
+    def _arrival(self, index: int, timing: int) -> int:
+        """The row at which a collective arrives, of all ranks' one after the other."""
+        return int(self._first[index] + self._arrivals[index][self._chains[index].of_timing[timing]])
+
+    def of(self, key: int, collectives: Sequence[tuple[int, int]]) -> Sequence[int | None]:
+        """How much earlier a step would end without the duration of each: index of its rank, row in its timings."""
+        if self.reason or not collectives:
+            return [None] * len(collectives)
+        arrivals = self._place[[self._arrival(*one) for one in collectives]]
+        gains: list[int | None] = gains_of(self._replay, arrivals, key).tolist()
+        return gains
 
 
 def _take(parts: dict[str, int], more: dict[str, int], most: int) -> int:

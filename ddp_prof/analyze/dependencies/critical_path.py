@@ -119,7 +119,7 @@ def find_host_waits(trace: Trace, dependencies: Dependencies, work: Work) -> tup
     Rows of the trace's synchronizations, and of ``work``. A call waited only if what it waits for ended within it.
     """
     calls, process = trace.synchronizations, trace.activities.process[work.activity[:1]]
-    waits = np.flatnonzero((calls.kind >= SyncKind.HOST_WAIT_EVENT) & (calls.process == process))
+    waits = np.flatnonzero((calls.kind >= SyncKind.HOST_WAIT_EVENT) & np.isin(calls.process, process))
     awaited = _awaited(trace, dependencies, work, waits)
     end = looked_up(work.end_ns, awaited, NO_TIME)
     waited = (awaited != UNKNOWN) & (end > calls.start_ns[waits]) & (end <= calls.end_ns[waits])

@@ -33,6 +33,7 @@ def critical_view(run: RunAnalysis, critical: RunCritical) -> TableView:
     rows: list[Row] = [{"run": run.label, **_row(path)} for path in critical.steps]
     notes = [
         "the parts of a path sum to its length; transfer holds waiting for peers where their traces are not given",
+        *([f"what collectives would gain is not known: {critical.gain_reason}"] if critical.gain_reason else []),
         *run.warnings,
     ]
     return TableView(title, rows, notes if rows else run.warnings, critical_document(run, critical, headline))
@@ -46,7 +47,12 @@ def critical_headline(critical: RunCritical) -> str:
     parts = sorted(path.parts_ns.items(), key=lambda part: -part[1])
     words = [f"{percent(ns / path.window_ns)} {NAMES[part]}" for part, ns in parts if ns / path.window_ns >= 0.005]
     text = f"The critical path of a typical step, {milliseconds(path.window_ns)}, is {', '.join(words)}"
-    return f"{text}." if path.collectives else f"{text}: no collective is on it."
+    if not path.collectives:
+        return f"{text}: no collective is on it."
+    gain_ns, index = max((one.gain_ns or 0, one.index) for one in path.collectives)
+    if not gain_ns:
+        return f"{text}."
+    return f"{text}. If its collective {index} took no time, it would end {milliseconds(gain_ns)} earlier."
 
 
 def _row(path: StepPath) -> Row:

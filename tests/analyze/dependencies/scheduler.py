@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -62,6 +63,19 @@ class Device:
     last: dict[int, int] = field(default_factory=dict)
     pending: dict[int, set[int]] = field(default_factory=dict)
     events: dict[int, tuple[int, set[int]]] = field(default_factory=dict)
+    program: list[tuple[str, tuple[int, ...], dict[str, Any]]] = field(default_factory=list)
+
+    def again(self, free: int) -> Device:
+        """What it does with the same program, of which one operation takes no time."""
+        device = Device()
+        for number, (name, arguments, more) in enumerate(self.program):
+            is_free = name == "launch" and sum(one == "launch" for one, *_ in self.program[:number]) == free
+            getattr(device, name)(*((*arguments[:2], 0) if is_free else arguments), **more)
+        return device
+
+    @property
+    def end(self) -> int:
+        return max((one.end for one in self.operations), default=0)
 
     def _call(self, gap: int) -> int:
         self.now += gap
@@ -78,6 +92,7 @@ class Device:
         self.ranges.append((name, start, self.now))
 
     def launch(self, gap: int, stream: int, length: int, *, is_collective: bool, name: str = "") -> None:
+        self.program.append(("launch", (gap, stream, length), {"is_collective": is_collective, "name": name}))
         call, waits, before = self._call(gap), self.pending.pop(stream, set()), self.last.get(stream)
         start = max([self.now, *(self.operations[one].end for one in waits | {before} - {None})])
         self.last[stream] = len(self.operations)
@@ -86,6 +101,7 @@ class Device:
         self.operations.append(one)
 
     def record(self, gap: int, stream: int, event: int) -> None:
+        self.program.append(("record", (gap, stream, event), {}))
         call, done = self._call(gap), set(self.pending.get(stream, set()))
         if stream in self.last:
             done.add(self.last[stream])
@@ -93,6 +109,7 @@ class Device:
         self.records.append((call, stream))
 
     def wait(self, gap: int, stream: int, event: int) -> None:
+        self.program.append(("wait", (gap, stream, event), {}))
         if event in self.events:
             record, done = self.events[event]
             self.waits.append((self._call(gap), stream, record))
@@ -100,6 +117,7 @@ class Device:
 
     def synchronize(self, gap: int) -> None:
         """The host waits for all that was launched."""
+        self.program.append(("synchronize", (gap,), {}))
         call, start = self._call(gap), self.now
         self.now = max([start, *(one.end for one in self.operations)])
         self.syncs.append((call, start, self.now))

@@ -78,7 +78,7 @@ def test_the_path_goes_through_what_blocks() -> None:
     #  stream 20  ....CCCCCCCCCCCC
     path = path_of(one_bucket(kernel=4, collective=12, then=6).trace(has_step=True))
     assert parts_of(path) == (4 + 3, 12, 0)
-    assert [(one.index, one.on_path_ns, one.gain_at_most_ns) for one in path.collectives] == [(0, 12, 6)]
+    assert [(one.index, one.on_path_ns, one.gain_ns) for one in path.collectives] == [(0, 12, 6)]
 
 
 def test_the_path_leaves_out_what_has_slack() -> None:
@@ -110,6 +110,35 @@ def test_the_path_is_one_that_the_device_knows(device: Device) -> None:
         assert parts_of(path) in possible_paths(device)
 
 
+def test_one_collective_gains_what_the_next_ones_block() -> None:
+    #  stream 7   kkkk..............ccc
+    #  stream 20  ....AAAAAAAABBBBBB         without A, B ends 8 earlier, though nothing stands still for A
+    device = one_bucket(kernel=4, collective=8, then=0)
+    second = Device()
+    for name, arguments, more in device.program[:4]:
+        getattr(second, name)(*arguments, **more)
+    second.launch(0, 20, 6, is_collective=True)
+    for name, arguments, more in device.program[4:]:
+        getattr(second, name)(*arguments, **more)
+    path = path_of(second.trace(has_step=True))
+    assert [(one.index, one.gain_ns) for one in path.collectives] == [(1, 6), (0, 8)]
+
+
+@settings(max_examples=500, deadline=None)
+@given(programs())
+def test_what_a_collective_would_gain_is_what_the_device_gains(device: Device) -> None:
+    """Of one that is not on the path that is nothing."""
+    paths = paths_of(device.trace(has_step=True))
+    assume(paths)  # what never waits records no waits
+    (path,) = paths
+    operations = device.operations
+    collectives = [row for row, one in enumerate(operations) if one.is_collective]
+    collectives.sort(key=lambda row: (operations[row].launch, operations[row].start))
+    told = {collectives[one.index]: one.gain_ns for one in path.collectives}
+    gained = {row: device.end - device.again(free=row).end for row in collectives}
+    assert gained == {row: told.get(row, 0) for row in collectives}
+
+
 def rank_of(number: int, kernel: int, *collectives: int, then: int) -> Trace:
     """A rank whose first kernel lasts so long, and whose collectives follow one another."""
     device = Device()
@@ -133,10 +162,12 @@ def test_the_path_changes_to_the_rank_that_arrives_last() -> None:
     path = path_of(rank_of(0, 4, 12, 4, then=5), rank_of(1, 12, 4, 4, then=3))
     assert (path.rank, path.changes) == ("rank 0", 1)
     assert parts_of(path) == (12 + 5, 8, 0)
-    assert [(one.rank, one.index, one.on_path_ns) for one in path.collectives] == [(0, 1, 4), (0, 0, 4)]
+    found = [(one.rank, one.index, one.on_path_ns, one.gain_ns) for one in path.collectives]
+    assert found == [(0, 1, 4, 4), (0, 0, 4, 4)], "without A rank 0 still waits for rank 1"
 
 
 def test_where_clocks_cannot_tell_who_was_last_the_wait_is_a_part_of_its_own() -> None:
     path = path_of(rank_of(0, 4, 12, then=5), replace(rank_of(1, 12, 4, then=3), epoch_ns=None))
     assert (path.rank, path.changes) == ("rank 0", 0)
     assert (path.parts_ns["compute"], path.parts_ns["transfer"], path.parts_ns["peer_wait"]) == (4 + 5, 4, 8)
+    assert [one.gain_ns for one in path.collectives] == [None]

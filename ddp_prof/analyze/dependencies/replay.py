@@ -1,0 +1,321 @@
+"""What a step would gain if a collective were free: the recorded edges replayed without its duration.
+
+An operation begins after the last of: the end of the operation before it on its stream, the ends of what its stream was
+told to wait for, its launch; and then after as long as it began after that in the recording. A launch follows the last
+call before in which its thread, or the main one, could wait for the device, and such a call ends after what it waits
+for. All that lies between two of these times stays as long as it was. So each time is the latest of some earlier ones,
+each with a length added::
+
+    C      a collective: ``arrive`` when it may begin, ``end``
+    k, c   operations: ``end``, of several that nothing else refers to only the last one's
+    S      a call that waits: ``end``
+
+    stream 20   ......CCCCCC         arrive(C) + duration       = end(C)
+    stream 7    kkkk........ccc      max(end(k), end(C)) + 3    = end(c)
+
+The end of a step without a duration is then the longest of the chains that do not go through it, and of those that do,
+without it. In an order of the times in which each comes after those that it follows, a chain that does not go through a
+time has a link that spans its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from ddp_prof.analyze.dependencies.critical_path import Work
+from ddp_prof.analyze.dependencies.edges import Dependencies
+from ddp_prof.table import (
+    NO_TIME,
+    UNKNOWN,
+    Ints,
+    Sequences,
+    Table,
+    concatenate,
+    distinct,
+    distinct_rows,
+    looked_up,
+    select,
+)
+from ddp_prof.trace import SyncKind, Trace
+
+_NEVER = -(2**60)
+
+
+@dataclass(frozen=True)
+class Times(Table):
+    """Times of one device or its host, in an order in which each comes after those that it follows.
+
+    Attributes:
+        time_ns: As recorded.
+        collective: Which of the device's collectives arrives then, ``UNKNOWN`` for other times.
+        step: Step of which the last operation of a stream ends then, ``UNKNOWN`` for other times.
+    """
+
+    time_ns: Ints
+    collective: Ints
+    step: Ints
+
+
+@dataclass(frozen=True)
+class Links(Table):
+    """``head`` is not before ``tail`` and so long after it.
+
+    Attributes:
+        head, tail: Rows of times; ``tail`` is ``UNKNOWN`` for what only the clock tells, and the length then is a time.
+        is_duration: Whether it is the duration of a collective.
+    """
+
+    tail: Ints
+    head: Ints
+    length_ns: Ints
+    is_duration: Ints
+
+
+@dataclass(frozen=True)
+class Replay:
+    """All that a replay needs."""
+
+    times: Times
+    links: Links
+
+    @property
+    def arrivals(self) -> Ints:
+        """Row of the arrival of each of the device's collectives."""
+        rows = np.flatnonzero(self.times.collective != UNKNOWN)
+        return rows[np.argsort(self.times.collective[rows])]
+
+    @cached_property
+    def heads(self) -> Ints:
+        """The links in the order of their heads."""
+        return np.argsort(self.links.head, kind="stable")
+
+
+def find_replay(
+    trace: Trace, dependencies: Dependencies, work: Work, main_thread: int, step_of_last: Ints
+) -> Replay | None:
+    """The times of a device, and how they follow from each other.
+
+    Args:
+        trace: The trace.
+        dependencies: Its edges.
+        work: The device's operations.
+        main_thread: The thread that runs the steps.
+        step_of_last: Of each operation that is its step's last one on its stream the step, of others ``UNKNOWN``.
+
+    Returns:
+        ``None`` where calls are not numbered in the order in which their times follow from each other.
+    """
+    rows = len(work)
+    stream, place = dependencies.stream[work.activity], dependencies.place[work.activity]
+    row_of = np.full(len(trace.activities), UNKNOWN, np.int64)
+    row_of[work.activity] = np.arange(rows)
+    follows = np.append(False, stream[1:] == stream[:-1])[:rows]
+    before = np.where(follows, np.arange(rows) - 1, UNKNOWN)
+    producer, consumer = row_of[dependencies.edges.producer], row_of[dependencies.edges.consumer]
+    inside = (producer != UNKNOWN) & (consumer != UNKNOWN)
+    producer, consumer = producer[inside], consumer[inside]
+    syncs = _Syncs(trace, dependencies, work, stream, place, main_thread)
+
+    bound_ns = np.maximum(work.launch_ns, looked_up(work.end_ns, before, NO_TIME))
+    np.maximum.at(bound_ns, consumer, work.end_ns[producer])
+    launch_ns = np.where(bound_ns == NO_TIME, work.start_ns, work.launch_ns)  # of what nothing is known its own start
+    lag_ns = work.start_ns - np.where(bound_ns == NO_TIME, work.start_ns, bound_ns)
+    is_collective = work.part == UNKNOWN
+    own_ns = lag_ns + np.where(is_collective, 0, work.end_ns - work.start_ns)
+
+    is_kept = is_collective | (step_of_last != UNKNOWN)
+    for referred in (producer, consumer, syncs.awaited):
+        is_kept[referred] = True
+    upto_ns = np.cumsum(own_ns)  # only differences within a stream are used
+    kept = np.flatnonzero(is_kept)
+    at = np.searchsorted(kept, np.arange(rows))
+    to = looked_up(kept, np.where(at < len(kept), at, UNKNOWN))  # the next one kept, of the same stream
+    to = np.where(looked_up(stream, to) == stream, to, UNKNOWN)
+
+    # A time per operation kept, two per collective, one per call that waits; in the order of their calls.
+    arrivals = np.flatnonzero(is_collective)
+    key = np.concatenate([place[kept], place[arrivals], syncs.place])
+    kind = np.repeat([1, 0, 2], [len(kept), len(arrivals), len(syncs.place)])
+    order = np.lexsort((kind, key))
+    position = np.empty(len(order), np.int64)
+    position[order] = np.arange(len(order))
+    end_of, arrive_of = np.full(rows, UNKNOWN, np.int64), np.full(rows, UNKNOWN, np.int64)
+    end_of[kept] = position[: len(kept)]
+    arrive_of[arrivals] = position[len(kept) : len(kept) + len(arrivals)]
+    begin_of = np.where(is_collective, arrive_of, end_of)
+    sync_of = position[len(kept) + len(arrivals) :]
+    which = np.full(rows, UNKNOWN, np.int64)
+    which[arrivals] = np.arange(len(arrivals))
+    none = np.full(len(syncs.place), UNKNOWN)
+    nowhere = np.full(len(arrivals), UNKNOWN)
+    times = Times(
+        np.concatenate([work.end_ns[kept], work.start_ns[arrivals], syncs.end_ns])[order],
+        np.concatenate([np.full(len(kept), UNKNOWN), which[arrivals], none])[order],
+        np.concatenate([step_of_last[kept], nowhere, none])[order],
+    )
+
+    found: list[tuple[Ints, Ints, Ints]] = []
+    # From the operation kept before on the stream, over those between.
+    later = kept[1:][stream[kept[1:]] == stream[kept[:-1]]]
+    earlier = kept[np.searchsorted(kept, later) - 1]
+    found.append((end_of[earlier], begin_of[later], upto_ns[later] - upto_ns[earlier]))
+    found.append((end_of[producer], begin_of[consumer], own_ns[consumer]))
+    # From launches: of all of one operation kept that follow one call that waits, the latest.
+    launched = np.flatnonzero((launch_ns != NO_TIME) & (to != UNKNOWN))
+    thread = looked_up(trace.calls.lane, trace.launching_calls[work.activity[launched]])
+    after = syncs.last_before(thread, launch_ns[launched], place[launched])
+    first, pair = distinct_rows(to[launched], after)
+    latest_ns = np.full(len(first), _NEVER)
+    np.maximum.at(latest_ns, pair, launch_ns[launched] - upto_ns[launched] + own_ns[launched])
+    after, heads = after[first], to[launched[first]]
+    length_ns = latest_ns + upto_ns[heads] - looked_up(syncs.end_ns, after, 0)
+    found.append((looked_up(sync_of, after), begin_of[heads], length_ns))
+    # A call that waits follows the one before, and what it waits for.
+    before = syncs.last_before(syncs.thread, syncs.start_ns, syncs.place)
+    since_ns = syncs.start_ns - looked_up(syncs.end_ns, before, 0)
+    found.append((looked_up(sync_of, before), sync_of, since_ns + syncs.lag_ns))
+    found.append((end_of[syncs.awaited], sync_of[syncs.awaits], syncs.lag_ns[syncs.awaits]))
+    found.append((arrive_of[arrivals], end_of[arrivals], (work.end_ns - work.start_ns)[arrivals]))
+    tail, head, length_ns = (np.concatenate(column) for column in zip(*found, strict=True))
+    is_duration = np.repeat([0, 1], [len(tail) - len(arrivals), len(arrivals)])
+    return Replay(times, Links(tail, head, length_ns, is_duration)) if np.all(tail < head) else None
+
+
+class _Syncs:
+    """The calls by which a device's host could wait for it, and the operations that each waits for.
+
+    Attributes:
+        awaited: Rows of operations; ``awaits`` the call of each.
+        lag_ns: How long after the last of these, and after its own start, each call ended.
+    """
+
+    def __init__(
+        self, trace: Trace, dependencies: Dependencies, work: Work, stream: Ints, place: Ints, main_thread: int
+    ) -> None:
+        calls, process = trace.synchronizations, trace.activities.process[work.activity[:1]]
+        rows = np.flatnonzero((calls.kind >= SyncKind.HOST_WAIT_EVENT) & np.isin(calls.process, process))
+        rows = rows[np.argsort(calls.end_ns[rows], kind="stable")]
+        self.thread, self.place = calls.thread[rows], dependencies.call_place[rows]
+        self.start_ns, self.end_ns = calls.start_ns[rows], calls.end_ns[rows]
+        self._main = main_thread
+
+        kind, each = calls.kind[rows], np.arange(len(rows))
+        launches = Sequences(stream, place)
+        by_event = kind == SyncKind.HOST_WAIT_EVENT
+        mark = np.where(by_event, calls.awaits[rows], rows)  # the record of the event, or the call itself
+        marked = dependencies.call_stream, dependencies.call_place
+        on_stream = launches.last_before(*(looked_up(column, mark) for column in marked))
+        by_number = Sequences(np.zeros(len(work), np.int64), trace.activities.correlation[work.activity])
+        copy = by_number.last_before(np.zeros(len(rows), np.int64), calls.correlation[rows] + 1)
+        is_same = looked_up(trace.activities.correlation[work.activity], copy) == calls.correlation[rows]
+        copy = np.where(is_same, copy, UNKNOWN)
+        is_device = kind == SyncKind.HOST_WAIT_DEVICE
+        awaited = [np.where(kind == SyncKind.COPY, copy, np.where(is_device, UNKNOWN, on_stream))]
+        for one in distinct(stream):  # of each stream what was launched last before
+            last = launches.last_before(np.full(len(rows), one), self.place)
+            awaited.append(np.where(is_device, last, UNKNOWN))
+        self.awaits, self.awaited = np.tile(each, len(awaited)), np.concatenate(awaited)
+        ends = looked_up(work.end_ns, self.awaited, NO_TIME)
+        known = (self.awaited != UNKNOWN) & (ends <= self.end_ns[self.awaits])
+        self.awaits, self.awaited = self.awaits[known], self.awaited[known]
+        last_ns = self.start_ns.copy()
+        np.maximum.at(last_ns, self.awaits, ends[known])
+        self.lag_ns = self.end_ns - last_ns
+
+    def last_before(self, thread: Ints, time_ns: Ints, place: Ints) -> Ints:
+        """The last call of the thread, or of the main one, that ended by a time and came before a place among calls.
+
+        ``UNKNOWN`` for none.
+        """
+        found = np.full(len(thread), UNKNOWN, np.int64)
+        for one in set(distinct(thread)) - {UNKNOWN}:
+            asked = thread == one
+            own = np.flatnonzero(np.isin(self.thread, (one, self._main)))
+            at = np.searchsorted(self.end_ns[own], time_ns[asked], side="right") - 1
+            while np.any(is_later := (at >= 0) & (looked_up(self.place[own], at) >= place[asked])):
+                at -= is_later  # of the same instant
+            found[asked] = looked_up(own, np.maximum(at, UNKNOWN))
+        return found
+
+
+def join_replays(
+    replays: Sequence[Replay], common_ns: Sequence[Ints], matches: Iterable[Sequence[int]]
+) -> tuple[Replay, Ints] | None:
+    """Those of several ranks as one: nobody goes on from a collective before all have arrived.
+
+    Args:
+        replays: One per rank; ``step`` is a number that all ranks give a step.
+        common_ns: The times of each on the common clock.
+        matches: Of each collective that several ranks have in common its arrivals: rows of all times one after the
+            other.
+
+    Returns:
+        All times in one order, and where each of them stands in it; arrivals in common are one. ``None`` where the
+        clocks contradict the order in which times follow from each other.
+    """
+    if len(replays) == 1:
+        return replays[0], np.arange(len(replays[0].times))
+    times = replace(concatenate(*(one.times for one in replays)), time_ns=np.concatenate(common_ns))
+    order = np.argsort(times.time_ns, kind="stable")
+    place = np.empty(len(times), np.int64)
+    place[order] = np.arange(len(times))
+    for arrivals in matches:
+        place[arrivals] = place[arrivals].max()
+    first = np.cumsum([0, *(len(one.times) for one in replays)]).tolist()
+    links = concatenate(
+        *(
+            replace(
+                one.links,
+                head=place[one.links.head + offset],
+                tail=np.where(one.links.tail == UNKNOWN, UNKNOWN, place[one.links.tail + offset]),
+            )
+            for one, offset in zip(replays, first, strict=False)
+        )
+    )
+    times = select(times, order)
+    since_ns = times.time_ns[links.head] - looked_up(times.time_ns, links.tail, 0)
+    links = replace(links, length_ns=np.where(links.is_duration == 1, since_ns, links.length_ns))
+    return (Replay(times, links), place) if np.all(links.tail < links.head) else None
+
+
+def gains_of(replay: Replay, arrivals: Ints, step: int) -> Ints:
+    """How much earlier a step would end if each one of some collectives took no time.
+
+    Args:
+        replay: The times; links lead from earlier rows to later ones.
+        arrivals: Rows of the times at which the collectives arrive.
+        step: The step, as ``times.step``.
+    """
+    time_ns, links = replay.times.time_ns, replay.links
+    lasts = np.flatnonzero(replay.times.step == step)
+    if not len(arrivals) or not len(lasts):
+        return np.zeros(len(arrivals), np.int64)
+    first, last = int(arrivals.min()), int(lasts.max())
+    low, high = np.searchsorted(links.head[replay.heads], [first, last], side="right")
+    links = select(links, replay.heads[low:high])
+
+    # The longest chain from each time to the end of the step.
+    left = np.full(max(0, last - first) + 1, _NEVER)
+    left[lasts[lasts >= first] - first] = 0
+    within = np.flatnonzero(links.tail >= first)
+    within = within[np.argsort(-links.tail[within], kind="stable")]
+    to_end: list[int] = left.tolist()
+    columns = (links.tail[within] - first, links.head[within] - first, links.length_ns[within])
+    for tail, head, length in zip(*(column.tolist() for column in columns), strict=True):
+        to_end[tail] = max(to_end[tail], length + to_end[head])
+    left = np.array(to_end)
+
+    chains_ns = looked_up(time_ns, links.tail, 0) + links.length_ns + left[links.head - first]
+    end_ns = int(time_ns[lasts].max())
+    gains = []
+    for arrival in arrivals.tolist():
+        beside = chains_ns[(links.tail < arrival) & (links.head > arrival)]
+        through = left[links.head[(links.tail == arrival) & (links.is_duration == 1)] - first]
+        done = time_ns[lasts[lasts <= arrival]]
+        without = [beside.max(initial=_NEVER), time_ns[arrival] + through.max(initial=_NEVER), done.max(initial=_NEVER)]
+        gains.append(end_ns - int(max(without)))
+    return np.array(gains, np.int64)
