@@ -177,7 +177,7 @@ class Run:
         from ddp_prof.analyze.variants.contention import measure_contention
 
         self.prepare(*DOCTOR)
-        analysis = self.analysis()
+        analysis, files = self.analysis(), len(self.files)
         facts = {
             (file, of_rank.process, of_rank.device): of_rank
             for file in self.files
@@ -192,6 +192,7 @@ class Run:
                 skew=self.skew(),
                 facts=tuple(facts[rank.clock, rank.process, rank.device] for rank in analysis.ranks),
                 contention=measure_contention(self.kernels()),
+                compared_files=(MOST_FILES_OF_KERNELS, files) if files > MOST_FILES_OF_KERNELS else None,
             )
         )
 

@@ -108,6 +108,21 @@ def test_the_length_of_the_typical_step_is_known_over_all_ranks() -> None:
     assert (cause.step, cause.step_ns) == (0, 2 * 11)
 
 
+def test_the_length_of_the_typical_step_is_the_devices_where_the_host_runs_ahead() -> None:
+    """As long as the steps of the tables, not as the 4 ns in which the host asked for them."""
+    trace = draw_trace(
+        ranges={"step|index=0": "####", "step|index=1": "....####", "step|index=2": "........####"},
+        launches={"main": "aM..bN..cO.."},
+        streams={
+            7: "....aaaaaa....bbbbbb....cccccc....",
+            9: "..........MMMM......NNNN......OOOO",
+        },
+    )
+    cause = explain_run(analysis_of(trace)).root_cause
+    assert cause is not None
+    assert cause.step_ns == 10
+
+
 def test_without_launches_nothing_is_said_to_be_between_phases() -> None:
     """The capture was trimmed: steps are there, and no call that tells what belongs to them."""
     trace = draw_trace(ranges={"step 0": "#" * 12, "backward": "####"}, streams={7: ".aa.......", 9: "..NNNN...."})

@@ -96,6 +96,7 @@ class RunEvidence:
     Attributes:
         facts: Of the ranks of ``analysis``, in its order.
         contention: How much slower compute is beside communication; ``None`` where it was not measured.
+        compared_files: Of how many of its traces that was measured, and how many there are; ``None`` for all.
     """
 
     analysis: RunAnalysis
@@ -105,6 +106,7 @@ class RunEvidence:
     skew: RunSkew
     facts: tuple[RankFacts, ...]
     contention: Contention | None = None
+    compared_files: tuple[int, int] | None = None
 
     @property
     def is_cpu(self) -> bool:

@@ -15,12 +15,14 @@ def examine(run: RunEvidence) -> Finding | Abstained | None:
     hidden = typical([step.overlapped_ns for step in steps if step.overlapped_ns is not None])
     if not hidden:
         return None
-    found = run.contention
+    found, part = run.contention, ""
+    if run.compared_files:
+        part = "kernels of {} of {} traces were compared: ".format(*run.compared_files)
     if found is None or found.contention_ns is None:
-        return Abstained(RULE, found.reason if found and found.reason else "kernels were not compared")
+        return Abstained(RULE, part + (found.reason if found and found.reason else "kernels were not compared"))
     gain = hidden - found.contention_ns
     if gain > 0:
-        return None
+        return Abstained(RULE, f"{part}in these overlap gains time") if part else None
     return Finding(
         RULE,
         f"Communication hides {hidden / 1e6:.2f} ms in a typical step, and slows compute beside it by "

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,16 +19,21 @@ from ddp_prof.analyze.doctor.evidence import RunEvidence, measure_facts
 from ddp_prof.analyze.doctor.rules import Diagnosis, diagnose_run
 from ddp_prof.analyze.overlap.overlap import measure_overlap
 from ddp_prof.analyze.variants.contention import Contention
+from ddp_prof.runs import run as runs
 from ddp_prof.trace import CollectiveMetadata, Overhead, Trace
 from tests.analyze.dependencies.scheduler import Device
+from tests.command_line import run
 from tests.drawing import column
+from tests.nsys_factory import bucket_steps, write_capture
 
 MS = 1_000_000
 STEPS = 6
 NO_CONTENTION = Contention(5, 50, 1.0, 1.0, 1.0, 1.0, 0, None)
 
 
-def diagnose(trace: Trace, contention: Contention = NO_CONTENTION) -> Diagnosis:
+def diagnose(
+    trace: Trace, contention: Contention = NO_CONTENTION, compared_files: tuple[int, int] | None = None
+) -> Diagnosis:
     ranks = find_rank_events(trace)
     run = analyze_trace(trace, ranks)
     return diagnose_run(
@@ -38,6 +45,7 @@ def diagnose(trace: Trace, contention: Contention = NO_CONTENTION) -> Diagnosis:
             skew=measure_skew(run),
             facts=tuple(measure_facts(rank) for rank in ranks),
             contention=contention,
+            compared_files=compared_files,
         )
     )
 
@@ -191,6 +199,26 @@ def test_a_vote_on_unused_parameters(vote_bytes: int, is_named: bool) -> None:
 def test_hiding_that_costs_more_than_it_saves(contention_ns: int, is_named: bool) -> None:
     contention = replace(NO_CONTENTION, contention_ns=contention_ns)
     assert ("overlap without gain" in named(training().trace(), contention)) == is_named
+
+
+def test_hiding_of_which_the_cost_is_known_of_some_ranks_is_judged_only_where_it_costs() -> None:
+    def said(contention_ns: int) -> tuple[list[str], dict[str, str]]:
+        found = diagnose(training().trace(), replace(NO_CONTENTION, contention_ns=contention_ns), (8, 64))
+        return [one.rule for one in found.findings], {one.rule: one.reason for one in found.abstained}
+
+    rule = "overlap without gain"
+    assert said(MS // 10)[1][rule] == "kernels of 8 of 64 traces were compared: in these overlap gains time"
+    assert rule in said(50 * MS)[0]
+
+
+def test_the_doctor_says_of_how_many_files_kernels_were_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "MOST_FILES_OF_KERNELS", 1)
+    files = [write_capture(tmp_path / f"{name}.sqlite", bucket_steps(20, 4)) for name in "ab"]
+    document = json.loads(run("doctor", *files, "--one-run", "--format", "json").stdout)
+    (reason,) = [one["reason"] for one in document["abstained"] if one["rule"] == "overlap without gain"]
+    assert reason.startswith("kernels of 1 of 2 traces were compared: ")
 
 
 def test_hiding_of_which_the_cost_is_not_known_is_not_judged() -> None:
