@@ -197,10 +197,13 @@ def carries_gradients(collective: Collective, of_step: Sequence[Collective]) -> 
     """Whether a collective reduces gradients, which buckets and hooks are about, among those of its rank's step.
 
     A bucket of ours does. Of others, a reduction that backward launched; or one that was launched after it, where
-    backward launched none: else it is that of a norm or a loss. Where forward launches the same, it is of tensors.
+    backward launched none: else it is that of a norm or a loss. Where forward launches the same, it is of tensors;
+    where no phase is known, as in a trace of inference, nothing says that it is of gradients.
     """
     if collective.op not in REDUCTIONS or collective.bucket is not None:
         return collective.op in REDUCTIONS
+    if all(other.phase is None and other.before_backward_end_ns is None for other in of_step):
+        return False
     alike = [other for other in of_step if other.op == collective.op and other.group == collective.group]
     if any(other.phase == FORWARD for other in alike):
         return False

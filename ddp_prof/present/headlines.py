@@ -103,6 +103,8 @@ def root_cause_headline(
         reason: Why it is not known what is exposed, if so.
         blocking: What stood still for communication; ``None`` where that is not known.
     """
+    if reason == NO_COMMUNICATION:
+        return Headline("Nothing in this trace is known to communicate")
     if reason:
         return Headline(f"Whether communication is exposed is not known: {reason}")
     if blocking and not blocking.total_ns:

@@ -127,7 +127,7 @@ def check_what_is_printed(traces: tuple[Trace, ...]) -> None:
     """tail <= exposed <= comm in every document that prints them."""
     result = overlap_of(traces)
     (summary,) = compare_variants([result])
-    document = overlap_document(result)
+    document = overlap_document(result, "")
     for row in overlap_view(result, by_step=True).rows:
         assert (row["tail_ms"] or 0) <= (row["exposed_ms"] or 0) <= (row["comm_ms"] or 0)
     for step in (step for rank in document["ranks"] for step in rank["steps"]):

@@ -150,8 +150,10 @@ def _rank(trace: Trace, process: int, device: int | None) -> Rank:
     phases = [(phase, r) for phase in PHASES for r in ranges if r.name == phase]
     backward = [r for phase, r in phases if phase == "backward"]
     again = [r for phase, r in phases if phase == "forward" and any(b.start <= r.start < b.end for b in backward)]
-    held = [any(s.start <= r.start < s.end for _, r in phases if r not in again) for s in steps]
-    if len(steps) > 1 and all(held[:-1]) and not held[-1]:  # the program ended in it
+    found = [r for _, r in phases if r not in again]
+    held = [any(s.start <= r.start < s.end for r in found) for s in steps[:-1]]
+    is_empty = bool(steps) and not any(r.start < steps[-1].end and r.end > steps[-1].start for r in found)
+    if held and all(held) and is_empty:  # the program ended in it
         steps = steps[:-1]
     collectives = [r for r in ranges if r.name.startswith("all_reduce|")]
     ours = [r.name for r in ranges if r.name.startswith("process|")]

@@ -330,8 +330,10 @@ class _Builder:
 
         So end loops in which a step begins where the one before it ends, as torch.profiler's.
         """
-        holds_phase = np.isin(np.arange(len(self.steps)), self.steps.index_at(self.phases.start_ns))
-        if len(self.steps) > 1 and not holds_phase[-1] and holds_phase[:-1].all():
+        steps, phases = self.steps, self.phases
+        if len(steps) < 2 or np.any((phases.start_ns < steps.end_ns[-1]) & (phases.end_ns > steps.start_ns[-1])):
+            return
+        if np.isin(np.arange(len(steps) - 1), steps.index_at(phases.start_ns)).all():
             self.step_notes += (f"{self.steps.names[-1]} left out: it has no phase, as where the program ended in it",)
             self.steps = select(self.steps, np.arange(len(self.steps) - 1))
 

@@ -19,9 +19,10 @@ def examine(run: RunEvidence) -> Finding | Abstained | None:
     if not shares or sorted(shares)[len(shares) // 2] < _SHARE:
         return None
     cost = typical([ns for _, ns in late])
+    whole = "a typical step" if run.analysis.has_steps else "the capture"
     return Finding(
         RULE,
-        f"{sorted(shares)[len(shares) // 2]:.0%} of the critical path of a typical step, {cost / 1e6:.2f} ms, is the "
+        f"{sorted(shares)[len(shares) // 2]:.0%} of the critical path of {whole}, {cost / 1e6:.2f} ms, is the "
         "host: the device had nothing to do until it launched.",
         "Fewer, larger kernels: torch.compile, CUDA graphs, a fused optimizer, larger batches; load data elsewhere.",
         tuple(dict.fromkeys(path.rank for path, _ in late)),

@@ -52,12 +52,15 @@ def collectives_view(run: RunAnalysis, result: RunCollectives, headline: Headlin
     of_what = f"{source_name(run.trace, run.files)} · device: {run.device} · {counted(count, 'collective')}"
     title = f"{of_what}\n{headline.text}"
     outliers = [outliers_text(result.outliers)] if result.outliers else []
-    notes = [alignment_note(result.alignment), *outliers, *result.warnings]
+    notes = [*outliers, *result.warnings]
+    if count:
+        notes.insert(0, alignment_note(result.alignment))
     shown: Sequence[Row] = ()
     if by in {None, BY[0]}:
         origins = _origins(result.collectives)
         rows = [_collective_row(collective, origins[collective.step_identity]) for collective in result.collectives]
-        notes.append("ready, launch, start, end: time since the first of these in the step")
+        if count:
+            notes.append("ready, launch, start, end: time since the first of these in the step")
         if by is None and len(rows) > MOST_ROWS:
             shown, note = _rows_to_read(result.collectives, rows)
             notes.append(f"{note}; all {counted(count, 'collective')}: --by collective")

@@ -29,7 +29,8 @@ NAMES = {
 def critical_view(run: RunAnalysis, critical: RunCritical) -> TableView:
     """A row per step, under what the typical step's path consists of."""
     headline = critical_headline(critical)
-    title = f"{run.trace} · device: {run.device} · {len(critical.steps)} steps\n{headline}"
+    steps = [f"{len(critical.steps)} steps"] if run.has_steps and critical.steps else []
+    title = "\n".join((" · ".join((str(run.trace), f"device: {run.device}", *steps)), headline))
     rows: list[Row] = [{"run": run.label, **_row(path)} for path in critical.steps]
     notes = [
         "the parts of a path sum to its length; transfer holds waiting for peers where their traces are not given",
@@ -46,7 +47,8 @@ def critical_headline(critical: RunCritical) -> str:
         return f"The critical path is not known: {critical.reason or 'no step has any work'}."
     parts = sorted(path.parts_ns.items(), key=lambda part: -part[1])
     words = [f"{percent(ns / path.window_ns)} {NAMES[part]}" for part, ns in parts if ns / path.window_ns >= 0.005]
-    text = f"The critical path of a typical step, {milliseconds(path.window_ns)}, is {', '.join(words)}"
+    whole = "the capture" if path.step_key is None else "a typical step"
+    text = f"The critical path of {whole}, {milliseconds(path.window_ns)}, is {', '.join(words)}"
     if not path.collectives:
         return f"{text}: no collective is on it."
     gain_ns, index = max((one.gain_ns or 0, one.index) for one in path.collectives)

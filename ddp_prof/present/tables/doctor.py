@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddp_prof.present.columns import Row, ms
 from ddp_prof.present.json_documents import doctor_document
 from ddp_prof.present.table import TableView
-from ddp_prof.present.text import milliseconds
+from ddp_prof.present.text import counted, milliseconds
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
@@ -19,8 +19,11 @@ def doctor_view(run: RunAnalysis, diagnosis: Diagnosis) -> TableView:
     """The findings in words, and a row each for programs."""
     lines = [f"{run.trace} · device: {run.device}"]
     of = "per step" if run.has_steps else "in all"
-    lines += [_text(number, one, of) for number, one in enumerate(diagnosis.findings, 1)] or ["none found"]
-    notes = [f"not decided: {one.rule}: {one.reason}" for one in diagnosis.abstained]
+    lines += [_text(number, one, of) for number, one in enumerate(diagnosis.findings, 1)] or [_none_found(diagnosis)]
+    by_reason: dict[str, list[str]] = {}
+    for one in diagnosis.abstained:
+        by_reason.setdefault(one.reason, []).append(one.rule)
+    notes = [f"not decided: {', '.join(rules)}: {reason}" for reason, rules in by_reason.items()]
     rows: list[Row] = [
         {
             "run": run.label,
@@ -33,6 +36,11 @@ def doctor_view(run: RunAnalysis, diagnosis: Diagnosis) -> TableView:
         for one in diagnosis.findings
     ]
     return TableView("\n".join(lines), rows, notes, doctor_document(run, diagnosis), is_text=True)
+
+
+def _none_found(diagnosis: Diagnosis) -> str:
+    undecided = len(diagnosis.abstained)
+    return f"none found; {counted(undecided, 'rule')} could not decide" if undecided else "none found"
 
 
 def _text(number: int, finding: Finding, of: str) -> str:

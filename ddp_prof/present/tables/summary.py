@@ -167,7 +167,8 @@ def _doctor(run: SummarizedRun) -> str:
     if (diagnosis := run.diagnosis) is None:
         return "not asked, since the trace is read in parts: ddp-prof doctor reads it as a whole"
     if not diagnosis.findings:
-        return "no finding"
+        undecided = len(diagnosis.abstained)
+        return f"no finding; {counted(undecided, 'rule')} could not decide" if undecided else "no finding"
     first, *others = diagnosis.findings
     of = "per step" if run.summary.steps else "in all"
     cost = "" if first.cost_ns is None else f" (at most {milliseconds(first.cost_ns)} {of})"

@@ -21,8 +21,7 @@ from ddp_prof.analyze.overlap.regression_gate import GateReport, GateResult, Req
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.manifest import Manifest, load_manifest
 from tests.drawing import draw_trace
-from tests.ingest.nsys.test_synchronization import US, one_bucket
-from tests.nsys_factory import Range, write_capture
+from tests.nsys_factory import US, bucket_steps, write_capture
 
 
 def a_step(
@@ -324,6 +323,5 @@ def test_a_limit_on_blocking_is_not_met_where_no_waits_are_known(tmp_path: Path)
 
 def blocked_run(tmp_path: Path, **settings: bool) -> TraceOverlap:
     """A step of 30 us in which a copy waits 10 us for an all-reduce."""
-    capture = one_bucket(**settings)
-    capture.ranges.append(Range("step_0", 0, 30 * US, 100))
+    capture = bucket_steps(20, **settings)
     return measure_overlap(load_trace(write_capture(tmp_path / "x.sqlite", capture, "2023.4")))
