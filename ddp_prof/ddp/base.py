@@ -139,9 +139,8 @@ class DataParallel(torch.nn.Module, ABC):
         finally:
             self._is_synchronizing = before
 
-    @abstractmethod
-    def _synchronize(self) -> None:
-        """Do what backward has left to do."""
+    def _synchronize(self) -> None:  # torch's own have nothing left to do after backward
+        pass
 
     @abstractmethod
     def remove(self) -> None:
@@ -197,7 +196,7 @@ def _check_initialized() -> None:
 
 def _check_wrapped_once(module: torch.nn.Module) -> None:
     if any(isinstance(each, (DataParallel, DistributedDataParallel)) for each in module.modules()) or any(
-        map(is_heard, module.parameters())
+        map(has_gradient_hook, module.parameters())
     ):
         raise CommunicationError(
             "the module, or a part of it, is wrapped already: wrap it once, or call remove() of the variant that has it"
@@ -240,36 +239,35 @@ class CommunicationClock:
 
 def add_hooks(
     listener: Any, parameters: Sequence[torch.nn.Parameter], stepped: Sequence[torch.Tensor]
-) -> weakref.finalize[[Sequence[RemovableHandle]], Any]:
+) -> weakref.finalize[..., Any]:
     """Let ``listener`` hear of gradients and steps; refuse steps on what is unfinished. Returns what removes the hooks.
 
     The hooks hold the listener weakly, so that a module whose variant was dropped trains alone again.
     """
     owner = weakref.ref(listener)
     handles = [
-        parameter.register_post_accumulate_grad_hook(partial(_hear, owner, index))  # type: ignore[no-untyped-call]
+        parameter.register_post_accumulate_grad_hook(partial(_report_gradient, owner, index))  # type: ignore[no-untyped-call]
         for index, parameter in enumerate(parameters)
     ]
     ids = frozenset(map(id, stepped))
     handles.append(register_optimizer_step_pre_hook(partial(_check_finished, owner, ids)))
     handles.append(register_optimizer_step_post_hook(partial(_report_step, owner, ids)))
-    return removal(listener, handles)
+    return make_remover(listener, handles)
 
 
-def removal(owner: object, handles: Sequence[RemovableHandle]) -> weakref.finalize[[Sequence[RemovableHandle]], Any]:
+def make_remover(owner: object, handles: Sequence[RemovableHandle]) -> weakref.finalize[..., Any]:
     """What removes hooks when it is called, or by itself when their owner is gone."""
     remover = weakref.finalize(owner, _remove, handles)
     remover.atexit = False
     return remover
 
 
-def is_heard(parameter: torch.Tensor) -> bool:
-    """Whether a listener hears of this parameter's gradients."""
+def has_gradient_hook(parameter: torch.Tensor) -> bool:
     hooks = (parameter._post_accumulate_grad_hooks or {}).values()
-    return any(getattr(hook, "func", None) is _hear and hook.args[0]() is not None for hook in hooks)
+    return any(getattr(hook, "func", None) is _report_gradient and hook.args[0]() is not None for hook in hooks)
 
 
-def _hear(owner: weakref.ref[Any], index: int, _parameter: torch.Tensor) -> None:
+def _report_gradient(owner: weakref.ref[Any], index: int, _parameter: torch.Tensor) -> None:
     listener = owner()
     if listener is not None:
         listener.on_gradient(index)

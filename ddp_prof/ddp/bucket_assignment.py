@@ -25,16 +25,15 @@ class ParameterSize(NamedTuple):
 
 
 def assign_each(sizes: Sequence[ParameterSize]) -> Assignment:
-    """One bucket a parameter, last parameter first."""
     return [(index,) for index in reversed(range(len(sizes)))]
 
 
 def assign_buckets(sizes: Sequence[ParameterSize], cap_bytes: float | Sequence[float] | None) -> Assignment:
-    """Fill buckets greedily, last parameter first; ``None`` caps nothing: one bucket a kind.
+    """Fill buckets greedily, last parameter first; ``None`` caps nothing: one bucket per kind.
 
     Of several caps the first holds for the first bucket, and so on; the last holds for all that follow.
 
-    One bucket a kind is open at a time. Buckets come in the order in which backward is expected to fill them, that is
+    One bucket per kind is open at a time. Buckets come in the order in which backward is expected to fill them, that is
     by the position of their last parameter, since the launch of one waits for all those before it.
     """
     caps = [math.inf] if cap_bytes is None else [cap_bytes] if isinstance(cap_bytes, (int, float)) else [*cap_bytes]
@@ -58,25 +57,14 @@ def assign_buckets(sizes: Sequence[ParameterSize], cap_bytes: float | Sequence[f
 def assign_by_readiness(
     sizes: Sequence[ParameterSize], cap_bytes: float | Sequence[float] | None, order: Sequence[int]
 ) -> Assignment:
-    """Fill buckets greedily in the order in which gradients came, as torch's DDP does after its first step.
-
-    Args:
-        sizes: Of the parameters.
-        cap_bytes: As of :func:`assign_buckets`.
-        order: Positions of all parameters, the first that was ready first.
-    """
+    """Fill buckets greedily in the order in which gradients came, as torch's DDP does after its first step."""
     last_first = [*reversed(order)]
     assigned = assign_buckets([sizes[index] for index in last_first], cap_bytes)
     return [tuple(last_first[place] for place in bucket) for bucket in assigned]
 
 
 def cap_in_bytes(size_mb: float | Sequence[float] | None) -> float | list[float] | None:
-    """Caps given in MB as bytes.
-
-    Raises:
-        TypeError: A cap is no number.
-        ValueError: A cap is not positive, or there is none in the list.
-    """
+    """Caps given in MB as bytes."""
     if size_mb is None or isinstance(size_mb, (int, float, str)):
         return None if size_mb is None else check_bucket_size(size_mb) * BYTES_PER_MB
     if not size_mb:
@@ -85,12 +73,7 @@ def cap_in_bytes(size_mb: float | Sequence[float] | None) -> float | list[float]
 
 
 def check_bucket_size(size: float) -> float:
-    """``size`` itself where it is a positive number of MB.
-
-    Raises:
-        TypeError: It is no number; ``True`` is none.
-        ValueError: It is not positive.
-    """
+    """``size`` itself where it is a positive number of MB."""
     if isinstance(size, bool) or not isinstance(size, (int, float)):
         raise TypeError(f"bucket_size_mb must be a number of MB or None, got {size!r}")
     if not size > 0:

@@ -27,8 +27,6 @@ reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", dist
 
 
 class InFlight:
-    """A launched collective."""
-
     __slots__ = ("_group", "_span", "_what", "_work")
 
     def __init__(self, work: dist.Work | AllOf, span: OpenRange, group: dist.ProcessGroup | None, what: str) -> None:
@@ -39,11 +37,7 @@ class InFlight:
         return self._work.is_completed()
 
     def wait(self) -> None:
-        """Return when the result may be used: gloo blocks the host, NCCL makes the current stream wait.
-
-        Raises:
-            CommunicationError: The collective failed.
-        """
+        """Return when the result may be used: gloo blocks the host, NCCL makes the current stream wait."""
         try:
             self._work.wait()
         except RuntimeError as error:
@@ -77,8 +71,6 @@ def launch_all_reduce(
     operation: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
     **more: int,
 ) -> InFlight:
-    """Start an asynchronous all-reduce of ``tensor``, in place; see :func:`launch`."""
-
     def start() -> Any:
         return dist.all_reduce(tensor, operation, group, async_op=True)
 
@@ -108,9 +100,6 @@ def launch(
         bucket: Position in the order of launch.
         params: Number of parameters that ``tensor`` holds.
         more: Further fields of the range.
-
-    Raises:
-        CommunicationError: The collective could not be launched.
     """
     what = f"{name.replace('_', '-')} of bucket {bucket}"
     span = annotate.start_collective(name, bucket, tensor.nbytes, params, **more)
@@ -134,11 +123,7 @@ def broadcast_state(module: torch.nn.Module, group: dist.ProcessGroup | None) ->
 
 
 def broadcast_buffers(buffers: Sequence[torch.Tensor], group: dist.ProcessGroup | None) -> None:
-    """Make buffers those of rank 0: one broadcast a data type and device, waited for.
-
-    Raises:
-        CommunicationError: The broadcast failed.
-    """
+    """Make buffers those of rank 0: one broadcast per data type and device, waited for."""
     for number, members in enumerate(by_kind(buffer.detach() for buffer in buffers)):
         launch_broadcast(members, 0, group, number)()
 
@@ -163,9 +148,6 @@ def launch_broadcast(
         source: Rank in the group.
         group: ``None`` is the default group.
         bucket: Number in the range.
-
-    Raises:
-        CommunicationError: The broadcast could not be launched.
     """
     is_in_place = len(tensors) == 1 and tensors[0].is_contiguous()
     flat = tensors[0].detach() if is_in_place else torch.cat([tensor.flatten() for tensor in tensors])
@@ -186,7 +168,6 @@ def launch_broadcast(
 
 
 def global_rank(rank: int, group: dist.ProcessGroup | None) -> int:
-    """The global rank of a rank of the group."""
     return rank if group is None else dist.get_global_rank(group, rank)
 
 
@@ -210,7 +191,6 @@ def communication_errors(group: dist.ProcessGroup | None, what: str) -> Iterator
 
 
 def communication_error(group: dist.ProcessGroup | None, what: str, error: BaseException) -> CommunicationError:
-    """Say on which rank what failed, why, and where to look."""
     return communication_error_of(dist.get_rank(group), what, error)
 
 

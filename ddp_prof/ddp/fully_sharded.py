@@ -69,7 +69,6 @@ class FullyShardedDDP(DataParallel):
             self._shard(index, unit, mesh, options)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute what the module computes."""
         with communication_errors(self.process_group, "FSDP's gather in forward"):
             return self.module(*args, **kwargs)
 
@@ -102,9 +101,6 @@ class FullyShardedDDP(DataParallel):
         norm: Any = super()._clip(max_norm, norm_type)
         whole: torch.Tensor = norm.full_tensor()  # of inf, ``item()`` would be the norm of this rank's part
         return whole
-
-    def _synchronize(self) -> None:
-        """Backward has ended with all gradients reduced."""
 
     def _require_sync(self, is_required: bool) -> None:
         assert isinstance(self.module, fsdp.FSDPModule)

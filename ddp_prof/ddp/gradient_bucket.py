@@ -54,7 +54,6 @@ class GradientBucket:
         return len(self.parameters)
 
     def is_taken(self, slot: int) -> bool:
-        """Whether the bucket already holds this parameter's gradient of this step."""
         return self._taken[slot]
 
     def take(self, slot: int, scale: float) -> bool:
@@ -225,7 +224,6 @@ class TakenGradient(torch.Tensor):
         return f"a gradient of shape {tuple(self.shape)} that is not synchronized yet"
 
     def reset(self) -> None:
-        """Forget what was done to it."""
         self.is_touched, self.added, self.is_zeroed, self.is_replaced = False, None, False, False
 
     @classmethod

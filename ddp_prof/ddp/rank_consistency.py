@@ -19,8 +19,6 @@ T = TypeVar("T")
 
 
 class Described(NamedTuple):
-    """What must be alike of a parameter or buffer on all ranks."""
-
     what: str
     shape: tuple[int, ...]
     dtype: str
@@ -31,19 +29,10 @@ class Described(NamedTuple):
 def check_rank_consistency(
     module: torch.nn.Module, options: Mapping[str, object], group: dist.ProcessGroup | None
 ) -> None:
-    """Compare model and options of every rank with those of rank 0. Every rank must call this.
-
-    Args:
-        module: What is trained.
-        options: What decides which collectives are launched, and in which order.
-        group: ``None`` is the default group.
-
-    Raises:
-        CommunicationError: They differ; on every rank the error names the ranks that do, and in what the first does.
-    """
+    """Compare model and options of every rank with those of rank 0. Every rank must call this."""
     compare_with_rank_0(
         ({name: _comparable(value) for name, value in options.items()}, describe(module)),
-        lambda own, reference: find_other_option(own[0], reference[0]) or find_difference(own[1], reference[1]),
+        lambda own, reference: find_option_difference(own[0], reference[0]) or find_difference(own[1], reference[1]),
         group,
         next((parameter.device for parameter in module.parameters()), torch.device("cpu")),
     )
@@ -54,14 +43,8 @@ def compare_with_rank_0(
 ) -> None:
     """Compare what this rank has with what rank 0 has. Every rank must call this.
 
-    Args:
-        own: Can be pickled.
-        find: The first difference of its first argument from its second, in words; ``None`` where there is none.
-        group: ``None`` is the default group.
-        device: This rank's.
-
-    Raises:
-        CommunicationError: They differ; on every rank the error names the ranks that do, and in what the first does.
+    ``find`` says in words what is the first difference of its first argument from its second. Where there is one, every
+    rank raises an error that names the ranks that differ, and in what the first does.
     """
     if dist.get_world_size(group) == 1:
         return
@@ -77,7 +60,6 @@ def compare_with_rank_0(
 
 
 def describe(module: torch.nn.Module) -> list[Described]:
-    """Parameters, then buffers, each in the module's order."""
     named = [
         *((f"parameter {name!r}", parameter) for name, parameter in module.named_parameters()),
         *((f"buffer {name!r}", buffer) for name, buffer in module.named_buffers()),
@@ -86,11 +68,10 @@ def describe(module: torch.nn.Module) -> list[Described]:
 
 
 def describe_tensor(what: str, tensor: torch.Tensor) -> Described:
-    """What must be alike of one tensor."""
     return Described(what, tuple(tensor.shape), str(tensor.dtype), tensor.stride(), tensor.requires_grad)
 
 
-def find_other_option(own: Mapping[str, object], reference: Mapping[str, object]) -> str | None:
+def find_option_difference(own: Mapping[str, object], reference: Mapping[str, object]) -> str | None:
     """The first option of this rank that is not as on rank 0, in words; ``None`` where there is none."""
     for name in (*own, *reference):
         if own.get(name) != reference.get(name):
@@ -108,7 +89,6 @@ def _comparable(value: object) -> object:
 
 
 def find_difference(own: Sequence[Described], reference: Sequence[Described]) -> str | None:
-    """The first difference between this rank's tensors and rank 0's, in words; ``None`` where there is none."""
     difference = _first_difference(own, reference)
     return None if difference is None else f"{difference}: build the same model on every rank"
 

@@ -64,7 +64,7 @@ class Reducer:
         self._find_unused = find_unused
         # Divide before the sum: a sum of low-precision gradients could overflow. torch's DDP does the same.
         self._scale = 1.0 / dist.get_world_size(group)
-        self._lock = threading.Lock()  # autograd has a thread a device
+        self._lock = threading.Lock()  # autograd has a thread per device
         self._in_flight: list[InFlight] = []
         self._late: dict[int, GradientBucket] = {}
         self._came_late: set[int] = set()
@@ -97,7 +97,6 @@ class Reducer:
         return flight
 
     def is_dropped(self) -> bool:
-        """Whether ``zero_grad()`` dropped all that backward brought."""
         return bool(self._order) and all(bucket.is_dropped() for bucket in self.buckets)
 
     def finish(self, *, is_discarded: bool = False) -> None:
@@ -127,12 +126,10 @@ class Reducer:
         self._refuse(torn, "is frozen here and trained on another rank: freeze it on all ranks or on none")
 
     def parameter(self, index: int) -> torch.nn.Parameter:
-        """The parameter at a position."""
         bucket, slot = self._places[index]
         return bucket.parameters[slot]
 
     def kept_tensors(self) -> list[torch.Tensor]:
-        """What is kept from step to step."""
         return [view for bucket in self.buckets for view in bucket.views]
 
     def _make_bucket(self, index: int, parameters: Sequence[torch.nn.Parameter]) -> GradientBucket:

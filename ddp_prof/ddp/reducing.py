@@ -27,7 +27,7 @@ class ReducingVariant(DataParallel):
         module: What is trained. Ranks must have the same one, and the same options; this is checked.
         process_group: ``None`` is the default group.
         find_unused_parameters: Leave parameters that no rank used in a step without a gradient, as one process would,
-            at the price of one small all-reduce a step, for whose result the host waits: on a GPU in each step until
+            at the price of one small all-reduce per step, for whose result the host waits: on a GPU in each step until
             backward and communication are done. Otherwise their gradient is zeros.
         broadcast_buffers: Make buffers (as the running statistics of batch normalisation) those of rank 0 before the
             first forward and before each that follows one with synchronization, as torch's DDP does.
@@ -69,7 +69,7 @@ class ReducingVariant(DataParallel):
 
     @abstractmethod
     def _assign(self, sizes: Sequence[ParameterSize]) -> Assignment:
-        """Put parameters into buckets."""
+        pass
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute what the module computes.
@@ -96,11 +96,9 @@ class ReducingVariant(DataParallel):
             self._reducer.ready(index)
 
     def remove(self) -> None:
-        """Take the variant's hooks off the module, which then trains alone; the variant is of no use afterwards."""
         self._remover()
 
     def kept_tensors(self) -> list[torch.Tensor]:
-        """The buckets."""
         return self._reducer.kept_tensors()
 
     def _synchronize(self) -> None:
@@ -138,7 +136,6 @@ class Structure:
         self._ids = [*map(id, self._objects)]
 
     def is_unchanged(self) -> bool:
-        """Whether nothing was added, taken away, or replaced."""
         return self._ids == [*map(id, self._held())]
 
     def _held(self) -> Iterator[object]:

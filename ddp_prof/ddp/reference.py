@@ -102,7 +102,6 @@ class TorchDDP(DataParallel):
             ddp.register_comm_hook(None, lambda _state, bucket: _owner(owner)._reduce_bucket(bucket))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute what the module computes."""
         assert self._ddp is not None, "not after remove()"
         self._forget_dropped()
         with communication_errors(self.process_group, "DDP's exchange before forward"):
@@ -129,15 +128,11 @@ class TorchDDP(DataParallel):
         """Drop DDP, which takes its hooks off the module."""
         self.__dict__["_ddp"] = None
 
-    def _synchronize(self) -> None:
-        """Nothing is left to do."""
-
     def _forget_dropped(self) -> None:
         """End the range of a step that was not finished."""
         self.finish_gradient_synchronization()
 
     def _reduce_bucket(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        """Let the hook reduce one bucket."""
         self._group.bucket, self._group.params = bucket.index(), len(bucket.parameters())
         spans = self._group.spans = []
         what, rank = f"all-reduce of bucket {bucket.index()}", dist.get_rank(self.process_group)
@@ -169,7 +164,6 @@ class MarkingGroup(dist.ProcessGroup):
         self.spans: list[OpenRange] = []
 
     def allreduce(self, tensors: Any, *options: Any) -> Any:
-        """As the process group's own."""
         span = annotate.start_all_reduce(self.bucket, tensors[0].nbytes, self.params)
         self.spans.append(span)
         work = self.marked.allreduce(tensors, *options)
@@ -213,7 +207,6 @@ def _make_hook(name: str | None) -> Hook:
 
 
 def _average(group: MarkingGroup, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-    """All-reduce a bucket as DDP itself would."""
     tensor = bucket.buffer()
     op = average_op(tensor, group.marked)
     if op == dist.ReduceOp.SUM:

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ddp_prof import annotate
-from ddp_prof.ddp.base import removal
+from ddp_prof.ddp.base import make_remover
 from ddp_prof.ddp.bucket_assignment import Assignment, ParameterSize, assign_buckets, cap_in_bytes
 from ddp_prof.ddp.collective import InFlight, launch_all_reduce
 from ddp_prof.ddp.reducer import Reducer
@@ -42,7 +42,7 @@ Parameter = torch.nn.Parameter | None
 
 
 class ShardedDDP(ReducingVariant):
-    """From gradient hooks, one reduce-scatter a full bucket; after the optimizer's step, one all-gather a bucket.
+    """From gradient hooks, one reduce-scatter per full bucket; after the optimizer's step, one all-gather per bucket.
 
     The optimizer must step element by element (SGD, Adam, AdamW) and on :meth:`optimizer_parameters`, which are flat
     parts of buckets: every parameter has the same learning rate and weight decay, and a parameter that no rank used
@@ -77,7 +77,7 @@ class ShardedDDP(ReducingVariant):
         for layer in self._layers:
             layer._parameters = AwaitedParameters(layer._parameters, bucket_of, self._gathers)
         hook = register_optimizer_step_pre_hook(partial(_before_step, weakref.ref(self)))
-        self._step_hook = removal(self, [hook])
+        self._step_hook = make_remover(self, [hook])
 
     def _assign(self, sizes: Sequence[ParameterSize]) -> Assignment:
         return assign_buckets(sizes, cap_bytes=self._cap_bytes)
@@ -90,7 +90,6 @@ class ShardedDDP(ReducingVariant):
         return [bucket.shard for bucket in self._shards.shard_buckets()]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute what the module computes."""
         if torch.compiler.is_compiling() or any(map(_is_compiled, self._layers)):
             self.wait_for_parameters()  # compiled code cannot wait, it would come in pieces
         return super().forward(*args, **kwargs)
@@ -109,7 +108,6 @@ class ShardedDDP(ReducingVariant):
         self._gathers.settle()
 
     def remove(self) -> None:
-        """Take the variant's hooks off the module, which then trains alone; the variant is of no use afterwards."""
         self.wait_for_parameters()
         for layer in self._layers:
             layer._parameters = dict(layer._parameters)
@@ -190,17 +188,12 @@ class Gathers:
         self._waited: set[tuple[int, torch.cuda.Stream | None]] = set()
 
     def add(self, bucket: int, flight: InFlight) -> None:
-        """Let readers wait for this one."""
         self._in_flight[bucket] = flight
         self.is_pending = True
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's omission, as of is_initialized
     def wait(self, buckets: Iterable[int]) -> None:
-        """Return when parameters of these buckets may be read: by the host, on a GPU by the current stream.
-
-        Raises:
-            CommunicationError: A rank is gone.
-        """
+        """Return when parameters of these buckets may be read: by the host, on a GPU by the current stream."""
         # Another stream that reads the same bucket has to wait, too.
         stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
         due = [bucket for bucket in buckets if bucket in self._in_flight and (bucket, stream) not in self._waited]

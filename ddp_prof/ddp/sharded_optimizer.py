@@ -76,7 +76,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         compare_with_rank_0(_describe(self.param_groups), _find_difference, process_group, device)
         self.local = optimizer_cls([self._own_part(group) for group in self.param_groups], **kwargs)
         self.defaults = self.local.defaults
-        self._take_options_back()
+        self._copy_options_from_local()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Divide one more group: the largest parameter first, each goes to the rank that has the fewest bytes so far.
@@ -92,7 +92,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if hasattr(self, "local"):
             compare_with_rank_0(_describe([group]), _find_difference, self._group, group["params"][0].device)
             self.local.add_param_group(self._own_part(group))
-            self._take_options_back()
+            self._copy_options_from_local()
 
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
         """Step on this rank's part, then give every rank all parameters.
@@ -108,14 +108,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._hand_options_down()
+        self._copy_options_to_local()
         self.local.step(**kwargs)
         self._exchange()
         return loss
 
     def state_dict(self) -> dict[str, Any]:
         """The state of this rank's part only: each rank saves and loads its own."""
-        self._hand_options_down()
+        self._copy_options_to_local()
         return {**self.local.state_dict(), "shard": self._place()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -132,7 +132,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 )
             )
         self.local.load_state_dict({name: value for name, value in state_dict.items() if name != "shard"})
-        self._take_options_back()
+        self._copy_options_from_local()
 
     def _place(self) -> tuple[int, int]:
         return dist.get_rank(self._group), dist.get_world_size(self._group)
@@ -141,12 +141,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
         owned = set(self._owned[dist.get_rank(self._group)])
         return {**_options(group), "params": [parameter for parameter in group["params"] if parameter in owned]}
 
-    def _hand_options_down(self) -> None:
+    def _copy_options_to_local(self) -> None:
         """Schedules change the groups of this optimizer; the local one is to follow."""
         for group, local in zip(self.param_groups, self.local.param_groups, strict=True):
             local.update(_options(group))
 
-    def _take_options_back(self) -> None:
+    def _copy_options_from_local(self) -> None:
         for group, local in zip(self.param_groups, self.local.param_groups, strict=True):
             group.update(_options(local))
 

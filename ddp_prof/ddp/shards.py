@@ -82,13 +82,13 @@ class ShardBucket(GradientBucket):
             self._taken_shard.reset()
             self.shard.grad = self._taken_shard
         else:
-            self._hand_drop_down()
+            self._drop_with_shard()
         return super().take(slot, scale)
 
     def take_late(self, slot: int) -> tuple[bool, torch.Tensor | None]:
         """As of any bucket; ``zero_grad()`` may have reached the shard alone."""
         late = self.parameters[slot].grad  # autograd has just added to it: after ``zero_grad()``
-        was_dropped = self._hand_drop_down()
+        was_dropped = self._drop_with_shard()
         self.parameters[slot].grad = late
         is_dropped, late = super().take_late(slot)
         if was_dropped:
@@ -96,11 +96,9 @@ class ShardBucket(GradientBucket):
         return is_dropped or was_dropped, late
 
     def is_dropped(self) -> bool:
-        """As of any bucket, or for the shard as a whole."""
         return (self.missing < len(self.parameters) and self._is_shard_dropped()) or super().is_dropped()
 
     def release(self) -> None:
-        """Free the memory of the full gradients."""
         self._buffer, self.views = self._buffer[:0].clone(), []
 
     def reduce(self) -> InFlight:
@@ -141,11 +139,7 @@ class ShardBucket(GradientBucket):
         return launch(start, range_names.ALL_GATHER, self._flat, self._group, self.index, len(self))
 
     def give_shard(self, late: dict[int, torch.Tensor]) -> None:
-        """Add the reduced gradient to the shard's own.
-
-        Args:
-            late: By slot, reduced contributions that came after the gradient was taken.
-        """
+        """Add the reduced gradient to the shard's own."""
         hold_for_current_stream(self._buffer)  # it is of a hook's stream, which may use its memory again
         self.release()
         if self._received is not None:
@@ -173,7 +167,7 @@ class ShardBucket(GradientBucket):
     def _is_shard_dropped(self) -> bool:
         return self.shard.grad is not self._taken_shard or self._taken_shard.is_zeroed
 
-    def _hand_drop_down(self) -> bool:
+    def _drop_with_shard(self) -> bool:
         """Drop what was taken of each parameter where ``zero_grad()`` reached the shard; says whether it did."""
         is_dropped = self._is_shard_dropped()
         if is_dropped:
@@ -196,10 +190,7 @@ class ShardBucket(GradientBucket):
 
 
 class ShardReducer(Reducer):
-    """Reduces each bucket to shards. Arguments as of :class:`Reducer`."""
-
     def shard_buckets(self) -> list[ShardBucket]:
-        """The buckets, in the order of launch."""
         return cast("list[ShardBucket]", self.buckets)
 
     def _make_bucket(self, index: int, parameters: Sequence[torch.nn.Parameter]) -> GradientBucket:

@@ -11,7 +11,6 @@ from ddp_prof.train.launch import Stopped, die_with_launcher, launch, leave_fail
 
 
 def main() -> int:
-    """Run the command line; returns the exit code."""
     arguments = parse_arguments()
     if arguments.world_size is None or "RANK" in os.environ:
         return _run_rank(arguments)
@@ -26,11 +25,7 @@ def main() -> int:
 
 
 def clear_outputs(arguments: Arguments) -> None:
-    """Make room for the output; a ``run.json`` that is there would claim that this run has finished.
-
-    Raises:
-        WorkloadError: There is no room.
-    """
+    """Make room for the output; a ``run.json`` that is there would claim that this run has finished."""
     paths = [path for path in (arguments.run_json, arguments.kineto) if path is not None]
     try:
         for path in paths:

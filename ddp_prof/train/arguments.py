@@ -20,8 +20,6 @@ OUT_OF_MEMORY_EXIT = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments(RunConfig):
-    """A run, and what becomes of its results; see :func:`make_parser`."""
-
     run_json: Path | None = None
     key: str | None = None
     profiler: str | None = None
@@ -30,14 +28,14 @@ class Arguments(RunConfig):
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The options, in groups."""
     parser = argparse.ArgumentParser(
         prog="python -m ddp_prof.train",
         description="Train a transformer language model by one data-parallel variant and mark what it does with NVTX "
         "ranges. Starts its ranks itself (--world-size), or is started by torchrun, or runs alone.",
         epilog="Exit codes: 0 done, 1 the run failed, 2 wrong usage, "
         f"{OUT_OF_MEMORY_EXIT} out of memory. Where MASTER_PORT is set (and MASTER_ADDR, default 127.0.0.1), the ranks "
-        "that --world-size starts meet there, else by a file.",
+        "that --world-size starts meet there, else by a file. "
+        "Example: python -m ddp_prof.train --world-size 2 --variant bucketed --bucket-size-mb 10",
     )
     _add_variant(parser.add_argument_group("variant"))
     _add_work(parser.add_argument_group("work"))
@@ -80,7 +78,7 @@ def _add_work(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--batch-size",
         type=_positive,
-        help="sequences a step of all ranks together; scattered evenly, so a multiple of the number of ranks "
+        help="sequences per step, of all ranks together; scattered evenly, so a multiple of the number of ranks "
         "(default: %(default)s)",
     )
     group.add_argument("--seq-len", type=_positive, help="tokens of a sequence (default: %(default)s)")
@@ -216,8 +214,6 @@ def _bucket_size(parser: argparse.ArgumentParser, asked: argparse.Namespace) -> 
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """Reads a whole number that is not smaller."""
-
     def number(text: str) -> int:
         value = int(text)
         if value < least:

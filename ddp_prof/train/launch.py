@@ -65,11 +65,6 @@ def launch(world: int, command: Sequence[str], log: Path | None = None, *, forke
         log: File for what the ranks say; ``None`` lets them say it.
         forked: Whether the ranks are forked from a server that has imported torch, and goes on to serve the next call.
             No profiler follows them there.
-
-    Raises:
-        WorkloadError: A rank failed; the message is the one that it left. Or there are more than the memory holds.
-        OutOfMemoryError: A rank failed for want of memory, or was killed while the system killed for want of it.
-        Stopped: A signal asked this process to end; the ranks are gone.
     """
     if world > most_ranks():
         raise WorkloadError(f"{world} ranks do not fit: the memory of this machine holds at most {most_ranks()}")
@@ -84,7 +79,6 @@ def launch(world: int, command: Sequence[str], log: Path | None = None, *, forke
 
 
 def most_ranks() -> int:
-    """So many ranks are held by this machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // RANK_BYTES + 1
 
 
@@ -121,7 +115,6 @@ def _handle_signals(handlers: Mapping[signal.Signals, Any]) -> None:
 
 
 def _run(start: Callable[[int], Rank], world: int) -> dict[int, int]:
-    """Start the ranks, wait until all have ended; returns the exit codes of those that failed by themselves."""
     ranks: list[Rank] = []
     try:
         ranks.extend(start(rank) for rank in range(world))
@@ -201,7 +194,6 @@ def _wait(ranks: Sequence[Rank]) -> dict[int, int]:
 
 
 def _end(ranks: Sequence[Rank]) -> None:
-    """End all ranks, also when further signals arrive."""
     _handle_signals(dict.fromkeys(STOPPING, signal.SIG_IGN))
     for end in ("terminate", "kill"):
         for rank in _running(ranks):
@@ -220,7 +212,6 @@ def _running(ranks: Iterable[Rank]) -> Iterable[Rank]:
 
 
 def _exit_code(rank: Rank) -> int | None:
-    """``None`` while it runs."""
     return rank.poll() if isinstance(rank, subprocess.Popen) else rank.exitcode
 
 
@@ -246,7 +237,7 @@ def _cause(failed: Mapping[int, int], directory: Path, log: Path | None, *, can_
     rank = (killed or silent)[0]
     lacks_memory = bool(killed) and can_lack_memory
     status = _status(failed[rank]) + " (out of memory?)" * lacks_memory
-    message = f"rank {rank} ended with {status}, {_last_words(log)}"
+    message = f"rank {rank} ended with {status}, {_last_output(log)}"
     return OutOfMemoryError(message) if lacks_memory else WorkloadError(message)
 
 
@@ -254,8 +245,7 @@ def _status(code: int) -> str:
     return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
-def _last_words(log: Path | None) -> str:
-    """Where to look, or what is to be seen there."""
+def _last_output(log: Path | None) -> str:
     if log is None:
         return "see its output"
     said = log.read_text(encoding="utf-8", errors="replace").strip()

@@ -23,7 +23,7 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """So many bytes somebody has, as in "this machine has"; so many ranks share them."""
+    """A memory limit, whose it is (as in "this machine has"), and how many ranks share it."""
 
     who: str
     bytes: int
@@ -46,12 +46,7 @@ class StateBytes:
 
 
 def count_state(variant: DataParallel, optimizer: torch.optim.Optimizer) -> StateBytes:
-    """Count the memory of each storage once; call it after a step.
-
-    Args:
-        variant: Which communicates.
-        optimizer: Steps on its parameters.
-    """
+    """Count the memory of each storage once; call it after a step."""
     stepped = variant.optimizer_parameters()
     parameters = [*variant.module.parameters(), *stepped]
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -70,16 +65,12 @@ def _storage_bytes(tensors: Sequence[torch.Tensor]) -> int:
 
 
 def check_memory(model_size: str, ranks: int) -> None:
-    """Refuse what cannot fit: on a CPU the system would end some process without a word.
-
-    Raises:
-        OutOfMemoryError: Some limit is too low; the one that is exceeded most is named.
-    """
+    """Refuse what cannot fit: on a CPU the system would end some process without a word."""
     tightest = max(find_limits(ranks), key=lambda limit: limit.ranks / limit.bytes)
     need = tightest.ranks * BYTES_A_PARAMETER * MODEL_SIZES[model_size].parameters
     if need > tightest.bytes:
         gib = f"{need / 2**30:.3g} GiB"
-        whose = f"--model-size {model_size} needs {gib} a rank"
+        whose = f"--model-size {model_size} needs {gib} per rank"
         if tightest.ranks > 1:
             whose = f"{tightest.ranks} ranks of --model-size {model_size} need {gib}"
         raise OutOfMemoryError(
@@ -107,11 +98,9 @@ def resident_bytes() -> int:
 
 
 def _cgroup_limits(root: Path, membership: str) -> list[int]:
-    """Limits of the control groups of a process and of all that they lie in; a container may see its own as the root.
+    """Limits of the control groups that ``/proc/self/cgroup`` names, and of all that they lie in.
 
-    Args:
-        root: Where the groups are mounted.
-        membership: ``/proc/self/cgroup``: ``0::/path`` (version 2), ``7:memory:/path`` (version 1).
+    Its lines are ``0::/path`` (version 2) or ``7:memory:/path`` (version 1). A container may see its own as the root.
     """
     files: list[Path] = []
     for line in membership.splitlines():

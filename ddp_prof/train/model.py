@@ -30,7 +30,6 @@ class TransformerLM(nn.Module):
         self.apply(_initialize)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the next token at each position."""
         hidden: Tensor = self.embedding(tokens)
         for block in self.blocks:
             # Not re-entrant: a gradient hook then fires once.
@@ -40,8 +39,6 @@ class TransformerLM(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each behind a norm and beside a residual connection."""
-
     def __init__(self, size: ModelSize) -> None:
         super().__init__()
         self.norm1 = nn.RMSNorm(size.d_model)
@@ -50,7 +47,6 @@ class Block(nn.Module):
         self.feed_forward = SwiGLU(size)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """``[batch, seq, d_model]`` to the same."""
         hidden = hidden + self.attention(self.norm1(hidden))
         result: Tensor = hidden + self.feed_forward(self.norm2(hidden))
         return result
@@ -67,7 +63,6 @@ class Attention(nn.Module):
         )
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """``[batch, seq, d_model]`` to the same."""
         query, key, value = (
             projection(hidden).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for projection in (self.query, self.key, self.value)
@@ -90,18 +85,12 @@ class SwiGLU(nn.Module):
         self.w3 = nn.Linear(size.d_model, size.d_ff, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """``[batch, seq, d_model]`` to the same."""
         result: Tensor = self.w2(functional.silu(self.w1(hidden)) * self.w3(hidden))
         return result
 
 
 def activation_bytes(model: nn.Module, tokens: Tensor) -> int:
-    """What autograd keeps of a forward for backward, each storage once, parameters left out.
-
-    Args:
-        model: A model; on the ``meta`` device nothing is computed.
-        tokens: Its input ``[batch, seq]``, on the same device.
-    """
+    """What autograd keeps of a forward for backward, each storage once, parameters left out."""
     own = {id(parameter) for parameter in model.parameters()}
     kept: dict[int, Tensor] = {}
 

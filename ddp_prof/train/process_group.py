@@ -64,11 +64,7 @@ class RankInfo:
 
 
 def find_place(environment: Mapping[str, str]) -> RankInfo:
-    """Read torchrun's variables, or the launcher's, which are the same; alone where there are none.
-
-    Raises:
-        WorkloadError: One is missing, or no number.
-    """
+    """Read torchrun's variables, or the launcher's, which are the same; alone where there are none."""
     if "RANK" not in environment:
         return RankInfo()
     try:
@@ -85,11 +81,6 @@ def find_place(environment: Mapping[str, str]) -> RankInfo:
 
 
 def choose_device(config: RunConfig, place: RankInfo) -> tuple[torch.device, str]:
-    """The device of this rank and the backend.
-
-    Raises:
-        WorkloadError: They are not to be had as asked for.
-    """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     seats = gpus * (config.ranks_per_gpu or 1)
     has_seat = seats >= place.local_world
@@ -149,18 +140,7 @@ def _check_sharing(ranks_per_gpu: int | None, kind: str, gpus: int, place: RankI
 def process_group(
     place: RankInfo, device: torch.device, backend: str, timeout_s: float, *, ranks_per_gpu: int = 1
 ) -> Iterator[None]:
-    """The default process group, while the block lasts; on failure it is left to the end of the process.
-
-    Args:
-        place: Where this rank stands.
-        device: Its device.
-        backend: ``gloo`` or ``nccl``.
-        timeout_s: How long a rank waits for another, in seconds.
-        ranks_per_gpu: How many ranks have one GPU; for more than one, NCCL's environment is set.
-
-    Raises:
-        WorkloadError: The ranks did not find each other, or NCCL does not let them share a GPU.
-    """
+    """The default process group, while the block lasts; on failure it is left to the end of the process."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     is_shared = backend == "nccl" and ranks_per_gpu > 1
@@ -190,11 +170,7 @@ def process_group(
 
 
 def _meeting_place(place: RankInfo, timeout: timedelta) -> Store | None:
-    """Where the ranks find each other; ``None`` is torchrun's, by the environment.
-
-    Raises:
-        WorkloadError: It is no port, or one that cannot be had.
-    """
+    """Where the ranks find each other; ``None`` is torchrun's, by the environment."""
     directory = os.environ.get(LAUNCH_DIRECTORY)
     if directory is None:
         return HashStore() if place == RankInfo() else None
@@ -226,12 +202,6 @@ def nccl_environment(
     given a host of its own (``NCCL_HOSTID``), and the "hosts" talk through sockets. Either way the ranks take turns on
     the GPU, so such a run shows *that* something works, not how fast. NCCL reads these variables once, at its first
     call.
-
-    Args:
-        rank: Among all ranks, so that no two of several machines get one name.
-        nccl: NCCL's version.
-        own: The environment so far.
-        one_machine: All ranks are on this machine, so that its loopback will do.
     """
     way = ALLOWED if nccl >= ALLOWED_SINCE else {"NCCL_HOSTID": f"ddp_prof-{rank}", **HOST_A_RANK}
     wanted = {**COMMON, **way, **(ONE_MACHINE if one_machine else {})}
@@ -247,5 +217,5 @@ def refusal(message: str, nccl: tuple[int, ...]) -> str | None:
     version = ".".join(map(str, nccl))
     return (
         f"NCCL {version} refuses ranks that share a GPU ({found[:120]}): use --backend gloo --device cuda, "
-        "or start a rank a GPU"
+        "or start one rank per GPU"
     )

@@ -52,7 +52,6 @@ class GlooBarrier:
         self.device = device
 
     def __call__(self) -> None:
-        """Wait for all."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         dist.barrier(self._group)
@@ -76,7 +75,7 @@ def _cuda_profiler(meet: GlooBarrier) -> Iterator[None]:
 
 @contextmanager
 def _kineto(path: Path, meet: GlooBarrier) -> Iterator[None]:
-    """``torch.profiler``, written as Kineto JSON: one file a rank, our ranges included; none after a failure."""
+    """``torch.profiler``, written as Kineto JSON: one file per rank, our ranges included; none after a failure."""
     on_gpu = meet.device.type == "cuda"
     recorded = profile(
         activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])],
@@ -91,7 +90,6 @@ def _kineto(path: Path, meet: GlooBarrier) -> Iterator[None]:
 
 
 def rank_path(path: Path, rank: int) -> Path:
-    """Where a rank writes: ``naive.json.gz`` becomes ``naive.rank0.json.gz``."""
     suffix = ".json.gz" if path.name.endswith(".json.gz") else ".json"
     return path.with_name(f"{path.name.removesuffix(suffix)}.rank{rank}{suffix}")
 

@@ -60,7 +60,6 @@ def describe_run(
     backend: str,
     ranks_per_gpu: int = 1,
 ) -> Manifest:
-    """The manifest of a finished run, as rank 0 saw it."""
     counted = len(measured.synchronized)
     return Manifest(
         **arguments.manifest_fields(),
@@ -107,7 +106,6 @@ def _nanoseconds(seconds: float) -> int:
 
 
 def parameters(module: torch.nn.Module) -> tuple[Parameter, ...]:
-    """The parameters in the module's order, each once."""
     return tuple(
         Parameter(name, item.numel(), str(item.dtype).removeprefix("torch."), item.requires_grad)
         for name, item in module.named_parameters()
@@ -115,7 +113,6 @@ def parameters(module: torch.nn.Module) -> tuple[Parameter, ...]:
 
 
 def versions() -> dict[str, str]:
-    """Of what the figures depend on."""
     found = {"python": platform.python_version(), "torch": torch.__version__, "ddp_prof": ddp_prof.__version__}
     with suppress(importlib.metadata.PackageNotFoundError):  # ranges then reach no profiler
         found["nvtx"] = importlib.metadata.version("nvtx")
@@ -126,7 +123,6 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, str | int]:
-    """Processor, cores that this process may use, memory, GPUs."""
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {
         "cpu": _cpu_model(),
@@ -191,13 +187,12 @@ class MessageLog:
         self._settle = settle
 
     def push(self, text: str) -> None:
-        """See ``annotate.Sink``."""
+        pass
 
     def pop(self) -> None:
-        """See ``annotate.Sink``."""
+        pass
 
     def start(self, text: str) -> object:
-        """See ``annotate.Sink``."""
         parsed = range_names.parse_range(text)
         if parsed.name not in range_names.COLLECTIVES:
             return None
@@ -205,7 +200,6 @@ class MessageLog:
         return parsed.number("bytes"), time.perf_counter_ns()
 
     def end(self, token: object) -> None:
-        """See ``annotate.Sink``."""
         if token is None:
             return
         self._settle()
@@ -216,7 +210,7 @@ class MessageLog:
 
 
 def summarize(messages: Sequence[Message]) -> tuple[MessageTimes, ...]:
-    """One row a size, the smallest first."""
+    """One row per size, the smallest first."""
     durations: dict[int, list[int]] = {}
     for size, duration_ns in messages:
         durations.setdefault(size, []).append(duration_ns)

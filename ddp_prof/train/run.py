@@ -39,11 +39,7 @@ PROGRESS_LINES = 4
 
 
 def check(arguments: Arguments, place: RankInfo) -> tuple[torch.device, str]:
-    """Device and backend, after what can be known to fail was looked at; every rank comes to the same verdict.
-
-    Raises:
-        WorkloadError: The run cannot be as it is asked for.
-    """
+    """Device and backend, after what can be known to fail was looked at; every rank comes to the same verdict."""
     if arguments.world_size not in (None, place.world):
         raise WorkloadError(
             f"--world-size {arguments.world_size}, but torchrun started {place.world} ranks: leave it out"
@@ -65,13 +61,7 @@ def check(arguments: Arguments, place: RankInfo) -> tuple[torch.device, str]:
 
 
 def run(arguments: Arguments, place: RankInfo, device: torch.device, backend: str) -> None:
-    """Train as asked and, on rank 0, say how it went.
-
-    Raises:
-        WorkloadError: No process group.
-        OutOfMemoryError: It does not fit.
-        CommunicationError: Another rank ended.
-    """
+    """Train as asked and, on rank 0, say how it went."""
     if arguments.accounting and place.rank == 0:
         _say(describe_step(arguments, place.world))
     sharing = count_ranks_per_gpu(arguments, place, device)
@@ -116,7 +106,6 @@ def describe_step(arguments: Arguments, world: int) -> str:
 
 
 def make_trainer(arguments: Arguments, device: torch.device, rank: int) -> Trainer:
-    """Model, variant and optimizer on the device."""
     torch.manual_seed(arguments.seed)
     with device:
         model = TransformerLM(MODEL_SIZES[arguments.model_size], checkpoint_blocks=arguments.activation_checkpointing)
@@ -134,7 +123,6 @@ def make_trainer(arguments: Arguments, device: torch.device, rank: int) -> Train
 
 
 def make_variant(arguments: Arguments, model: torch.nn.Module) -> DataParallel:
-    """The variant with its own options."""
     options: dict[str, Any] = {}
     if arguments.variant == "torch":
         options = {
@@ -151,7 +139,6 @@ def make_variant(arguments: Arguments, model: torch.nn.Module) -> DataParallel:
 def _train(
     trainer: Trainer, arguments: Arguments, place: RankInfo, device: torch.device, backend: str, ranks_per_gpu: int
 ) -> Measured:
-    """Warm-up steps, then the measured ones, then synchronized ones."""
     steps = arguments.warmup + arguments.steps
     batches = scatter_batches(steps, arguments.batch_size, arguments.seq_len, arguments.seed, device)
     window = choose_window(device, arguments.kineto, place.rank, arguments.timeout)
@@ -231,11 +218,7 @@ def _say(line: str) -> None:
 
 
 def check_numerics(config: RunConfig, device: torch.device) -> None:
-    """Refuse what the device or the machine cannot do.
-
-    Raises:
-        WorkloadError: TF32 without a GPU of that kind, or nothing to compile with.
-    """
+    """Refuse what the device or the machine cannot do."""
     if config.tf32 and device.type == "cpu":
         raise WorkloadError("--tf32: only GPUs compute in TF32, and this run is on the CPU: leave it out")
     compilers = [os.environ.get("CXX"), os.environ.get("CC"), "g++", "clang++", "gcc", "clang"]
@@ -270,7 +253,6 @@ class ReversedModules(nn.Module):
         self._model = (model,)  # in a tuple, lest it be registered once more
 
     def forward(self, *inputs: Any) -> Any:
-        """What the model computes."""
         return self._model[0](*inputs)
 
 

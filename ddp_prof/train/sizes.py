@@ -35,10 +35,6 @@ class ModelSize:
         2 for each weight of a matrix and token, the embedding being a look-up; 4 seq_len d_model for each token in each
         attention (scores and weighted values, the masked half counted); backward costs twice forward (Kaplan et al.
         2020, section 2.1). Activation checkpointing adds one more forward of the blocks.
-
-        Args:
-            tokens: Of one rank in a step.
-            seq_len: Tokens of a sequence.
         """
         weights = self.layers * (4 * self.d_model**2 + 3 * self.d_model * self.d_ff) + VOCABULARY * self.d_model
         return 3 * tokens * (2 * weights + 4 * self.layers * seq_len * self.d_model)

@@ -70,7 +70,6 @@ class PhaseClock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time the block."""
         begin = time.perf_counter()
         yield
         self.settle()
@@ -110,16 +109,9 @@ class Trainer:
     ) -> StepResult:
         """Take one step on this rank's share of the batch, ``[batch, seq]`` each.
 
-        Args:
-            inputs: Token ids.
-            targets: The next ones.
-            warmup: Mark the step as not to be measured.
-            synchronized: Wait for the device after each phase, so that each is timed with its own work.
-
-        Raises:
-            CommunicationError: A collective failed.
+        With ``synchronized`` the host waits for the device after each phase, so that each is timed with its own work.
         """
-        clock = PhaseClock(partial(settle, inputs.device) if synchronized else _no_wait)
+        clock = PhaseClock(partial(settle, inputs.device) if synchronized else lambda: None)
         begin = time.perf_counter()
         with annotate.step(self._done[warmup], warmup):
             if self.begins_late:
@@ -151,13 +143,9 @@ class Trainer:
 
 
 def settle(device: torch.device) -> None:
-    """Wait for what was computed; on a GPU not for collectives that are still in flight on streams of their own."""
+    # Not torch.cuda.synchronize: collectives may still be in flight on streams of their own.
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
-
-
-def _no_wait() -> None:
-    """Do not wait: phases are timed as the host runs through them."""
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:

@@ -61,7 +61,7 @@ def test_ulimit_is_of_a_process(groups: Path, monkeypatch: pytest.MonkeyPatch) -
     assert limits(4) == [(64, 4), (10, 1)]
     check_memory("medium", 4)  # 7.9 GiB each
     with pytest.raises(
-        OutOfMemoryError, match=r"^out of memory: --model-size large needs 18\.1 GiB a rank, ulimit -v "
+        OutOfMemoryError, match=r"^out of memory: --model-size large needs 18\.1 GiB per rank, ulimit -v "
     ):
         check_memory("large", 2)
 

@@ -71,7 +71,7 @@ def test_each_refusal_is_one_line_with_the_way_out(line: str) -> None:
     said = refusal(text, OLD)
     assert said is not None
     assert said.startswith(f"NCCL 2.28.9 refuses ranks that share a GPU ({line}")
-    assert said.endswith("use --backend gloo --device cuda, or start a rank a GPU")
+    assert said.endswith("use --backend gloo --device cuda, or start one rank per GPU")
     assert "\n" not in said
 
 
