@@ -156,7 +156,12 @@ GENERATIONS = {
         Generation("2022.2", "EXPORT_META_DATA", "2.9.1", lazy=False, open_end=-1),
         Generation("2023.4", "META_DATA_EXPORT", "3.7.2", with_columns=_GREEN),
         Generation("2024.6", "META_DATA_EXPORT", "3.16.1", with_columns=_GREEN | {NVTX: "binaryData"}),
-        Generation("2025.3", "META_DATA_EXPORT", "3.20.2", with_columns=_GREEN | {NVTX: "binaryData"}),
+        Generation(
+            "2025.3",
+            "META_DATA_EXPORT",
+            "3.20.2",
+            with_columns=_GREEN | {NVTX: "binaryData", SYNC: "deprecatedSyncType eventSyncId"},
+        ),
         Generation(
             "2026.2",
             "META_DATA_EXPORT",

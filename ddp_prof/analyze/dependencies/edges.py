@@ -79,6 +79,8 @@ def find_dependencies(trace: Trace) -> Dependencies:
     is_wait = calls.kind == SyncKind.STREAM_WAIT
     record = np.where(is_wait & (calls.stream != UNKNOWN), calls.awaits, UNKNOWN)
     is_resolved = (record != UNKNOWN) & (looked_up(calls.stream, record) != UNKNOWN)
+    if trace.sync_source == "event_sync_ids":
+        is_resolved &= ~_may_pass_on(trace, is_resolved, record, of_activity, of_call, call_place)
     waits = np.flatnonzero(is_resolved)
     waits = waits[np.argsort(call_place[waits], kind="stable")]
     record = record[waits]
@@ -104,6 +106,31 @@ def find_dependencies(trace: Trace) -> Dependencies:
         in_order=placed[launches.order],
         stream=of_activity,
     )
+
+
+def _may_pass_on(
+    trace: Trace, is_resolved: Mask, record: Ints, of_activity: Ints, of_call: Ints, call_place: Ints
+) -> Mask:
+    """Waits whose record may have been made on a stream without work that passes on what others wait for.
+
+    Where no events were recorded, the stream of a record is taken to be that of its thread's last launch. Had the
+    thread told a stream without work to wait before, the record may be of that one. It makes no difference where what
+    is passed on is on the stream that waits, or on the one taken.
+    """
+    calls = trace.synchronizations
+    found = np.zeros(len(calls), np.bool_)
+    silent = np.flatnonzero(is_resolved & ~np.isin(of_call, of_activity))
+    waits = np.flatnonzero(is_resolved)
+    records = record[waits]
+    first, which = distinct_rows(calls.process[silent], calls.thread[silent], of_call[record[silent]])
+    since = np.full(len(first), np.iinfo(np.int64).max)
+    np.minimum.at(since, which, call_place[silent])
+    for told, place in zip(silent[first].tolist(), since.tolist(), strict=True):
+        passed_on = of_call[record[told]]
+        same_thread = (calls.thread[records] == calls.thread[told]) & (calls.process[records] == calls.process[told])
+        matters = (of_call[waits] != passed_on) & (of_call[records] != passed_on)
+        found[waits[same_thread & matters & (call_place[records] > place)]] = True
+    return found
 
 
 def _streams(trace: Trace) -> Ints:

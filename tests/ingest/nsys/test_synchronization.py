@@ -81,3 +81,90 @@ def test_a_wait_of_unknown_record_leaves_blocking_unknown(tmp_path: Path) -> Non
     (rank,) = find_rank_events(read(tmp_path, capture))
     assert rank.blocking.total_ns is None
     assert str(rank.blocking.coverage.reason).startswith("of 1 of 3 stream waits")
+
+
+ALL = ["2020.3", "2022.2", "2023.4", "2024.6", "2025.3", "2026.2"]
+NOT_COLLECTED = 4294967295
+
+
+def by_step(trace: Trace) -> dict[int, list[int]]:
+    """Blocking of each step of each process, in us; ``UNKNOWN`` where it is not known."""
+    return {
+        rank.process: [ns if ns == UNKNOWN else ns // US for ns in rank.blocking.by_step_ns.tolist()]
+        for rank in find_rank_events(trace)
+    }
+
+
+@pytest.mark.parametrize("product", ALL)
+def test_an_event_is_used_again_and_again(tmp_path: Path, product: str) -> None:
+    """Each step records the same event twice, on two streams: a wait is for the latest record before it."""
+    assert by_step(read(tmp_path, bucket_steps(20, 4, 24, 14), product)) == {100: [10, 0, 14, 4]}
+
+
+def test_numbers_of_records_begin_anywhere(tmp_path: Path) -> None:
+    """The capture begins in the middle of a run; of waits for what was recorded before, nothing is known."""
+    capture = bucket_steps(20, 4, 24, has_event_records=False)
+    assert by_step(read(tmp_path, capture, "2026.2")) == {100: [10, 0, 14]}
+    capture.syncs = [sync for sync in capture.syncs if not (sync.number < 7 and "Record" in sync.call)]
+    (rank,) = find_rank_events(load_trace(write_capture(tmp_path / "y.sqlite", capture, "2026.2")))
+    assert rank.blocking.by_step_ns.tolist() == [UNKNOWN, UNKNOWN, 14 * US], "they may hold up the next step"
+    coverage = rank.blocking.coverage
+    assert (coverage.source, coverage.waits, coverage.resolved) == ("event_sync_ids", 6, 4)
+    assert rank.blocking.total_ns is None
+
+
+@pytest.mark.parametrize("has_event_records", [True, False])
+def test_two_processes_with_the_same_numbers(tmp_path: Path, has_event_records: bool) -> None:
+    capture, other = (bucket_steps(*lengths, has_event_records=has_event_records) for lengths in ((20, 4), (11, 30)))
+    for row in (*other.kernels, *other.syncs, *other.ranges):
+        row.process = row.thread = 200
+    capture.kernels += other.kernels
+    capture.syncs += other.syncs
+    capture.ranges += other.ranges
+    assert by_step(read(tmp_path, capture, "2026.2")) == {100: [10, 0], 200: [1, 20]}
+
+
+@pytest.mark.parametrize(("product", "sync_type"), [("2025.3", 2), ("2026.2", 2), ("2024.6", 0)])
+def test_numbers_that_were_not_collected_tell_nothing(tmp_path: Path, product: str, sync_type: int) -> None:
+    """Exports of 2025 have the column, and 4294967295 in each row of it."""
+    capture = bucket_steps(20, 4, has_event_records=False)
+    for sync in capture.syncs:
+        sync.sync_id, sync.sync_type = NOT_COLLECTED, sync_type
+    trace = read(tmp_path, capture, product)
+    assert by_step(trace) == {100: [UNKNOWN, UNKNOWN]}
+    (rank,) = find_rank_events(trace)
+    assert (rank.blocking.coverage.source, rank.blocking.coverage.waits) == ("none", 4)
+    assert "--cuda-event-trace" in str(rank.blocking.coverage.reason)
+
+
+def passed_on(*, between: bool, has_event_records: bool) -> Capture:
+    """The copy waits for a stream without work, which waited for the all-reduce: as torch's process groups do."""
+    capture = bucket_steps(20, has_event_records=has_event_records)
+    capture.syncs = [sync for sync in capture.syncs if sync.number != 7]
+    at = 510 if between else 410  # before or after another launch
+    capture.syncs += [
+        Sync("cudaStreamWaitEvent_v3020", 401, 50, 84, event=5, sync_id=42),
+        Sync("cudaEventRecord_v3020", at, 52, 84, event=6, sync_id=43),
+        Sync("cudaStreamWaitEvent_v3020", 520, 53, 7, event=6, sync_id=43),
+    ]
+    numbers = {6: 51 if between else 54, 8: 55, 9: 56}
+    for row in (*capture.kernels, *capture.syncs):
+        row.number = numbers.get(row.number or 0, row.number)
+    return capture
+
+
+@pytest.mark.parametrize("between", [False, True])
+def test_a_stream_without_work_passes_waits_on(tmp_path: Path, between: bool) -> None:
+    assert by_step(read(tmp_path, passed_on(between=between, has_event_records=True))) == {100: [10]}
+
+
+def test_a_record_that_may_be_on_a_stream_without_work_leaves_blocking_unknown(tmp_path: Path) -> None:
+    """Without event records its stream is that of its thread's last launch, unless another one was told to wait."""
+    trace = read(tmp_path, passed_on(between=True, has_event_records=False), "2026.2")
+    assert by_step(trace) == {100: [UNKNOWN]}
+    (rank,) = find_rank_events(trace)
+    assert rank.blocking.coverage.resolved == rank.blocking.coverage.waits - 1
+    trace = load_trace(
+        write_capture(tmp_path / "y.sqlite", passed_on(between=False, has_event_records=False), "2026.2")
+    )
+    assert by_step(trace) == {100: [10]}, "what it passes on, that stream's own work ends after"
