@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -97,14 +99,20 @@ def _ask(nsys: str, *question: str) -> str:
 
 
 def _run(command: Sequence[str], limit_s: float) -> tuple[int, str]:
-    """The exit code, and what it said."""
-    done = subprocess.run(  # noqa: S603
+    """The exit code, and what it said; what it started ends with it where it takes too long."""
+    with subprocess.Popen(  # noqa: S603
         command,
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        timeout=limit_s,
-        check=False,
-    )
-    return done.returncode, done.stderr + done.stdout
+        start_new_session=True,
+    ) as program:
+        try:
+            said, errors = program.communicate(timeout=limit_s)
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(program.pid, signal.SIGKILL)
+            raise
+    return program.returncode, errors + said

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from time import monotonic, sleep
 from types import SimpleNamespace
 
 import pytest
@@ -102,6 +103,18 @@ def test_an_nsys_that_hangs_is_ended(report: Path, tmp_path: Path, monkeypatch: 
     ):
         load_trace(report)
     assert [path.name for path in report.parent.iterdir()] == ["x.nsys-rep"]
+
+
+def test_what_an_nsys_started_ends_with_it(report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(tmp_path, monkeypatch, action=f"sleep 60 & echo $! >{tmp_path}/child; wait")
+    monkeypatch.setattr(program, "EXPORT_LIMIT_S", 1)
+    with pytest.raises(TraceError, match="not done after 1 s"):
+        load_trace(report)
+    child = Path("/proc", (tmp_path / "child").read_text().strip())
+    until = monotonic() + 10
+    while child.exists() and " Z " not in (child / "stat").read_text() and monotonic() < until:
+        sleep(0.01)
+    assert not child.exists() or " Z " in (child / "stat").read_text()
 
 
 def test_an_nsys_that_does_not_answer_is_none(report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
