@@ -108,6 +108,13 @@ class Commands(click.Group):
             number = signal.Signals(stop.args[0] if stop.args else signal.SIGINT)
             say(f"stopped by {number.name}; what was written before is complete", err=True)
             raise click.exceptions.Exit(128 + number) from None  # as shells have it
+        except (MemoryError, RecursionError) as error:
+            words = (
+                "there is not enough memory: free some, take a larger machine, or leave steps of the capture out"
+                if isinstance(error, MemoryError)
+                else "something in the input is nested too deep"
+            )
+            raise click.ClickException(words) from error
         except (DdpProfError, OSError) as error:
             if isinstance(error, BrokenPipeError):  # the reader of our output has seen enough: click ends quietly
                 raise

@@ -195,3 +195,20 @@ def test_an_interrupted_command_leaves_the_trace_as_it_was(share: float, number:
     assert f"stopped by {number.name}; what was written before is complete" in done.stderr
     assert hashlib.sha256(trace.read_bytes()).digest() == before
     assert [path.name for path in trace.parent.iterdir()] == [trace.name]
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [(MemoryError(), "there is not enough memory"), (RecursionError(), "nested too deep")]
+)
+def test_what_the_machine_cannot_do_is_one_line(
+    error: BaseException, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_capture(tmp_path / "x.sqlite", known_truth(1))
+
+    def fail(*_arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr("ddp_prof.ingest.nsys.sqlite_export._activities", fail)
+    result = run("overlap", path)
+    assert (result.exit_code, len(result.stderr.splitlines())) == (1, 1)
+    assert told in result.stderr
