@@ -13,8 +13,9 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddp_prof.errors import TraceError
+from ddp_prof.range_names import MOST_RANKS
 from ddp_prof.variants import VARIANTS, variant_extras, variant_label, variant_order
-from ddp_prof.whole_file import written_whole
+from ddp_prof.whole_file import is_file, written_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -213,7 +214,7 @@ def load_manifest(path: Path) -> Manifest | None:
     Raises:
         TraceError: The file is there but no manifest of this toolkit, or holds what cannot be true.
     """
-    if not path.is_file():
+    if not is_file(path):
         return None
     import msgspec
 
@@ -233,7 +234,8 @@ def _problem(manifest: Manifest) -> str | None:
     """What cannot be true in a manifest whose types are right."""
     for name in ("world_size", "steps", "warmup", "batch_size", "seq_len", "bucket_size_mb"):
         number = getattr(manifest, name)
-        if number is not None and not (name == "world_size") <= number < _MOST:
+        most = MOST_RANKS if name == "world_size" else _MOST
+        if number is not None and not (name == "world_size") <= number < most:
             return f"{name} is {number:g}"
     for name in ("variant", "backend", "device", "model_size", "profiler", "created"):
         if len(getattr(manifest, name) or "") > _LONGEST:

@@ -125,6 +125,7 @@ LIES = {
     "a number for a word": (record(variant=3), "variant"),
     "a truth value for a number": (record(steps=True), "steps"),
     "no ranks": (record(world_size=0), "world_size is 0"),
+    "more ranks than any job has": (record(world_size=2**31), "world_size is 2147483648"),
     "fewer than no steps": (record(steps=-1), "steps is -1"),
     "a cap below zero": (record(bucket_size_mb=-25.0), "bucket_size_mb is -25"),
     "a number beyond all bounds": (record(batch_size=10**30), "batch_size"),

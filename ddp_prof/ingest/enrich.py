@@ -15,7 +15,7 @@ import numpy as np
 
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.string_table import NameTable
-from ddp_prof.range_names import PROCESS, ranges_among
+from ddp_prof.range_names import MOST_RANKS, PROCESS, ranges_among
 from ddp_prof.trace import UNKNOWN, distinct, distinct_rows
 
 if TYPE_CHECKING:
@@ -132,9 +132,10 @@ def name_ranks(trace: Trace) -> Trace:
     spans = trace.spans
     ranks: dict[int, int] = {}
     for index, range_ in ours.items():
-        if (rank := range_.number("rank")) is not None:
+        if (rank := range_.number("rank")) is not None and 0 <= rank < MOST_RANKS:
             ranks |= dict.fromkeys(distinct(spans.process[spans.name_id == index]), rank)
     worlds = {world for range_ in ours.values() if (world := range_.number("world")) is not None}
+    worlds = {world for world in worlds if 0 < world < MOST_RANKS}
     world_size = worlds.pop() if len(worlds) == 1 else None
     return replace(trace, ranks=trace.ranks or ranks, world_size=trace.world_size or world_size)
 

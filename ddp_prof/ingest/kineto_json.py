@@ -32,7 +32,7 @@ from ddp_prof.ingest.kernel_categories import KernelClassifier
 from ddp_prof.ingest.kineto_document import Event, EventArguments, read_document
 from ddp_prof.ingest.string_table import NameTable
 from ddp_prof.manifest import load_manifest, manifest_path
-from ddp_prof.range_names import COLLECTIVES
+from ddp_prof.range_names import COLLECTIVES, MOST_RANKS
 from ddp_prof.table import concatenate
 from ddp_prof.trace import (
     AUTOGRAD,
@@ -106,12 +106,12 @@ def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = (), with_lau
         else None,
         threads=_threads(document.traceEvents, operations, ranges),
         overhead=Overhead(*_times(by_category["overhead"])),
-        ranks={PROCESS: rank} if _is_count(rank) and not _may_hold_several(launches, activities) else {},
+        ranks={PROCESS: rank} if _is_count(rank, MOST_RANKS) and not _may_hold_several(launches, activities) else {},
         synchronizations=synchronizations,
         sync_source=sync_source,
         sync_reason=sync_reason,
         collective_metadata=_collective_metadata(by_category[_KERNEL], names),
-        world_size=world if world and _is_count(world) else None,
+        world_size=world if world and _is_count(world, MOST_RANKS) else None,
         names=names.as_tuple(),
         epoch_ns=base_ns if 0 <= base_ns < _MOST else None,
         manifest=load_manifest(manifest_path(path)),
@@ -149,8 +149,8 @@ def _gpus(noted: Any) -> Iterator[tuple[tuple[int, int], str]]:
             yield (PROCESS, number), name[:_MOST_LETTERS]
 
 
-def _is_count(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and 0 <= value < 1 << 31
+def _is_count(value: object, bound: int = 1 << 31) -> TypeGuard[int]:
+    return isinstance(value, int) and 0 <= value < bound
 
 
 def _several(by_category: dict[str, list[Event]], categories: Sequence[str]) -> list[Event]:

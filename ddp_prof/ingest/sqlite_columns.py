@@ -6,23 +6,37 @@ import os
 import re
 import shutil
 import sqlite3
+import sys
 import tempfile
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from threading import Thread
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 import numpy as np
 
 from ddp_prof.errors import TraceError
 from ddp_prof.trace import UNKNOWN
+from ddp_prof.whole_file import is_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ddp_prof.trace import Ints
 
+Read = TypeVar("Read")
+
+LEAST_S, BYTES_A_SECOND = 20, 2_000_000
+"""Reading a file may take this time and the time for its bytes, a fiftieth of the speed of a slow machine."""
+LEAST_BYTES_A_ROW = 6
+"""Of SQLite's format: no table has more rows than the file has room for."""
+MOST_BYTES_A_VALUE = 1 << 26
 _WAY_OUT = "export the report again with nsys export"
+_TABLE = re.compile(r"""CREATE TABLE\s*(?:"((?:[^"]|"")*)"|'((?:[^']|'')*)'|`([^`]*)`|\[([^]]*)\]|([^\s("'`[]+))""")
+"""How SQLite notes a table: it writes the first two words itself, whatever the statement was."""
 _JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 _BATCH_ROWS = 1 << 14
 """So few rows at a time that each batch lies in the memory of the one before: new memory costs more than the copy."""
@@ -43,21 +57,24 @@ def open_sqlite(path: Path) -> Iterator[SqliteFile]:
     """
     real = path.resolve()
     journals = [real.with_name(real.name + suffix) for suffix in ("-wal", "-journal")]
-    journals = [journal for journal in journals if journal.is_file() and journal.stat().st_size]
+    journals = [journal for journal in journals if is_file(journal) and journal.stat().st_size]
     if not journals:
-        yield SqliteFile(path, _immutable(real))
+        file = SqliteFile(path, real)
+        file.in_time(file.look)
+        yield file
         return
     with tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
         require_room(path, Path(folder), sum(file.stat().st_size for file in (real, *journals)))
-        for file in (real, *journals):
-            shutil.copyfile(file, Path(folder) / file.name)
+        for source in (real, *journals):
+            shutil.copyfile(source, Path(folder) / source.name)
         copy = Path(folder) / real.name
         if any(_names_a_file(Path(folder) / journal.name) for journal in journals):
             reason = "the journal beside it belongs to a transaction over several databases, which nsys never makes"
             raise TraceError(path, reason, f"delete {journals[-1].name} if it is not yours, or {_WAY_OUT}")
-        with suppress(sqlite3.Error), closing(sqlite3.connect(copy)) as database:  # what is damaged is told below
-            database.execute("PRAGMA journal_mode=DELETE")
-        yield SqliteFile(path, _immutable(copy))
+        file = SqliteFile(path, copy)
+        file.in_time(file.put_together)
+        file.in_time(file.look)
+        yield file
 
 
 def _names_a_file(journal: Path) -> bool:
@@ -84,34 +101,84 @@ def require_room(path: Path, folder: Path, needed: int) -> None:
         raise TraceError(path, reason, "make room there, or set TMPDIR where it is a temporary folder")
 
 
-def _immutable(path: Path) -> str:
-    return f"file:{quote(str(path))}?mode=ro&immutable=1"
-
-
 class SqliteFile:
     """The tables of a SQLite file; made by :func:`open_sqlite`.
 
+    A small file may read as if it were endless: pages of a tree may have one child, rows may share their text, and a
+    view may stand under the name of a table. So only what SQLite noted as a table is one, no query returns more rows
+    or text than the file has bytes, and :meth:`in_time` ends what takes too long.
+
     Args:
         path: The file that errors name.
-        uri: What is opened.
+        real: The file that is read.
 
-    Raises:
-        TraceError: The file is no database, or is damaged.
+    Attributes:
+        columns: Column names by table, of the tables that hold rows: an exporter may also create all tables empty.
+        bytes: Size of the file that is read.
+        most_rows: So many rows of a table it has room for.
     """
 
-    def __init__(self, path: Path, uri: str) -> None:
+    def __init__(self, path: Path, real: Path) -> None:
         self.path = path
-        self.uri = uri
-        self.columns = self._schema()
+        self.uri = f"file:{quote(str(real))}?mode=ro&immutable=1"
+        self.columns: dict[str, tuple[str, ...]] = {}
+        self.bytes = real.stat().st_size
+        self.most_rows = self.bytes // LEAST_BYTES_A_ROW
+        self._real = real
+        self._open: set[sqlite3.Connection] = set()
+        self._is_stopped = False
 
-    def _schema(self) -> dict[str, tuple[str, ...]]:
-        """Column names by table, of the tables that hold rows: an exporter may also create all tables empty."""
-        with self._connected() as database:
-            query = "SELECT name FROM sqlite_master WHERE type = 'table' AND typeof(name) = 'text'"
-            tables = [name for (name,) in database.execute(query)]
-            filled = [name for name in tables if database.execute(f"SELECT 1 FROM {_quoted(name)} LIMIT 1").fetchone()]
-            columns = {name: database.execute(f"PRAGMA table_info({_quoted(name)})").fetchall() for name in filled}
-        return {name: tuple(row[1] for row in rows) for name, rows in columns.items()}
+    def look(self) -> None:
+        """Find the tables.
+
+        Raises:
+            TraceError: The file is no database, or is damaged.
+        """
+        query = "SELECT name, sql FROM sqlite_master WHERE type = 'table' AND rootpage > 0 AND typeof(name) = 'text'"
+        with self.connected(self.uri) as database:
+            names = [name for name, made_by in self._fetch(database, query) if _name_of_table(made_by) == name]
+            filled = [name for name in names if self._fetch(database, f"SELECT 1 FROM {quoted(name)} LIMIT 1")]
+            columns = {name: self._fetch(database, f"PRAGMA table_info({quoted(name)})") for name in filled}
+        self.columns = {name: tuple(row[1] for row in rows) for name, rows in columns.items()}
+
+    def put_together(self) -> None:
+        """Let SQLite carry out what the journal or log beside the file says; what is damaged is told later."""
+        with suppress(sqlite3.Error), self.connected(str(self._real)) as database:
+            database.execute("PRAGMA journal_mode=DELETE")
+
+    def in_time(self, read: Callable[[], Read]) -> Read:
+        """What a function returns that reads this file.
+
+        It runs in a thread of its own: SQLite heeds neither signals nor a clock.
+
+        Raises:
+            TraceError: It takes longer than any file of its size.
+        """
+        limit_s = LEAST_S + self.bytes / BYTES_A_SECOND
+        future = self.start(read)
+        try:
+            return future.result(limit_s)
+        except BaseException as error:
+            self._is_stopped = True
+            for database in tuple(self._open):
+                database.interrupt()
+            if future.done() or not isinstance(error, FutureTimeoutError):
+                raise
+            reason = f"reading it takes more than {limit_s:.0f} s, which no export of its size does"
+            raise TraceError(self.path, reason, _WAY_OUT) from None
+
+    def start(self, read: Callable[..., Read], *arguments: object) -> Future[Read]:
+        """Begin to read side by side with others. Nobody waits for the thread when the program ends."""
+        future = Future[Read]()
+
+        def fulfil() -> None:
+            try:
+                future.set_result(read(*arguments))
+            except BaseException as error:  # who waits for the result gets it
+                future.set_exception(error)
+
+        Thread(target=fulfil, daemon=True).start()
+        return future
 
     def has(self, table: str, *columns: str) -> bool:
         """Whether the table holds rows and has all these columns."""
@@ -129,17 +196,51 @@ class SqliteFile:
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """All rows of a query that returns few; what is no UTF-8 in texts is replaced."""
-        with self._connected() as database:
-            return database.execute(query).fetchall()
+        with self.connected(self.uri) as database:
+            return self._fetch(database, query)
+
+    def _fetch(self, database: sqlite3.Connection, query: str) -> list[tuple[Any, ...]]:
+        found, held = [], 0
+        for row in database.execute(query):
+            held += LEAST_BYTES_A_ROW + sum(len(value) for value in row if isinstance(value, (str, bytes)))
+            if held > self.bytes:
+                raise self._endless()
+            found.append(row)
+        return found
+
+    def rows_of(self, table: str) -> str:
+        """What stands for a table in a query with a condition: as many rows as the file has room for."""
+        return f"(SELECT * FROM {quoted(table)} NOT INDEXED LIMIT {self.most_rows + 1})"
+
+    def _refuse_endless(self, table: str) -> None:
+        if self.rows(f"SELECT 1 FROM {quoted(table)} NOT INDEXED LIMIT 1 OFFSET {self.most_rows}"):
+            raise self._endless()
+
+    def _endless(self) -> TraceError:
+        return TraceError(
+            self.path, "it holds more rows or text than it has room for: pages of it are shared", _WAY_OUT
+        )
 
     @contextmanager
-    def _connected(self) -> Iterator[sqlite3.Connection]:
+    def connected(self, uri: str) -> Iterator[sqlite3.Connection]:
+        """A connection that :meth:`in_time` interrupts; SQLite's errors name the file."""
         try:
-            with closing(sqlite3.connect(self.uri, uri=True)) as database:
+            with closing(sqlite3.connect(uri, uri=True)) as database:
+                if sys.version_info >= (3, 11):
+                    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_BYTES_A_VALUE)
                 database.text_factory = lambda text: text.decode(errors="replace")
-                yield database
+                self._open.add(database)
+                try:
+                    self._go_on()
+                    yield database
+                finally:
+                    self._open.discard(database)
         except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter where SQLite quotes what is no text
             raise TraceError(self.path, f"not a readable SQLite database ({error})", _WAY_OUT) from error
+
+    def _go_on(self) -> None:
+        if self._is_stopped:
+            raise TraceError(self.path, "reading it was stopped", _WAY_OUT)
 
     def integers(self, table: str, columns: Sequence[str]) -> dict[str, Ints]:
         """Columns of a table as int64, NULL as ``UNKNOWN``, and so are columns that it lacks.
@@ -155,8 +256,7 @@ class SqliteFile:
     def batches(self, table: str, columns: Sequence[str]) -> Iterator[dict[str, Ints]]:
         """The same, some rows at a time; each batch counts until the next one only."""
         present = [column for column in columns if self.has(table, column)]
-        query = f"SELECT {', '.join(map(_quoted, present))} FROM {_quoted(table)}"
-        for batch in self.query(query) if present else ():
+        for batch in self.query(", ".join(map(quoted, present)), table) if present else ():
             absent = constant(UNKNOWN, batch.num_rows)
             yield {name: self.integers_of(batch, name) if name in present else absent for name in columns}
 
@@ -170,11 +270,18 @@ class SqliteFile:
     def _no_integer(self, column: str) -> TraceError:
         return TraceError(self.path, f"column {column} holds something that is no integer", _WAY_OUT)
 
-    def query(self, query: str) -> Iterator[Any]:
-        """The result of a query as batches of rows, ``pyarrow.RecordBatch``; read outside Python's global lock.
+    def query(self, wanted: str, table: str, where: str | None = None) -> Iterator[Any]:
+        """Rows of a table as batches, ``pyarrow.RecordBatch``; read outside Python's global lock.
 
         What is NULL throughout the first batch is taken for integers.
+
+        Args:
+            wanted: What a row tells, in SQL.
+            table: A table.
+            where: Which rows are wanted, in SQL; all by default.
         """
+        if where:
+            self._refuse_endless(table)  # none of whose rows might meet the condition
         import adbc_driver_sqlite
         import pyarrow
         from adbc_driver_manager import AdbcConnection, AdbcDatabase, AdbcStatement, Error
@@ -186,11 +293,18 @@ class SqliteFile:
                 closing(AdbcStatement(connection)) as statement,
             ):
                 statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
-                statement.set_sql_query(query)
+                bound = f"WHERE {where}" if where else f"LIMIT {self.most_rows + 1}"
+                # Not by an index: what is counted here is the rows of the table.
+                statement.set_sql_query(f"SELECT {wanted} FROM {quoted(table)} NOT INDEXED {bound}")
                 stream, _ = statement.execute_query()
                 with pyarrow.RecordBatchReader.from_stream(stream) as reader:
-                    names = reader.schema.names
-                    yield from reader
+                    names, rows_read = reader.schema.names, 0
+                    for batch in reader:
+                        self._go_on()
+                        rows_read += batch.num_rows
+                        if rows_read > self.most_rows:
+                            raise self._endless()
+                        yield batch
         except (Error, pyarrow.ArrowException, OSError) as error:
             reason = str(error).strip().splitlines()[0]
             if late := _LATE_MISMATCH.search(reason):
@@ -262,5 +376,16 @@ class GrowingColumn:
         return self._values[: self._rows]
 
 
-def _quoted(name: str) -> str:
+def _name_of_table(made_by: object) -> str | None:
+    """The name in a statement that makes a table; ``None`` of one that makes something else, such as a virtual one."""
+    found = _TABLE.match(made_by) if isinstance(made_by, str) else None
+    if not found:
+        return None
+    quote_sign = found[0].rstrip()[-1]
+    name = next(name for name in found.groups() if name is not None)
+    return name.replace(2 * quote_sign, quote_sign)
+
+
+def quoted(name: str) -> str:
+    """A name in SQL."""
     return '"' + name.replace('"', '""') + '"'

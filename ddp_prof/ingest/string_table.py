@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import blake2s
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from ddp_prof.trace import Ints
 
 
+MOST_LETTERS = 4096
+"""Of a name: patterns are put to names, and some take a time that grows with the square of their length."""
 _MOST_SLOTS = 1 << 24
 
 
@@ -29,7 +32,9 @@ class NameTable:
         self._index: dict[str, int] = {name: index for index, name in enumerate(names)}
 
     def intern(self, name: str) -> int:
-        """The number of a string, a new one where it is new."""
+        """The number of a string, a new one where it is new; one that is too long ends with a digest of the whole."""
+        if len(name) > MOST_LETTERS:
+            name = f"{name[: MOST_LETTERS - 20]}…{blake2s(name.encode(errors='replace'), digest_size=8).hexdigest()}"
         return self._index.setdefault(name, len(self._index))
 
     def name_the_unknown(self, name_id: Ints, name: str) -> Ints:

@@ -13,6 +13,7 @@ from ddp_prof.runs.rank_files import groups_alike_but_for_a_rank
 from ddp_prof.runs.report import LoadOptions
 from ddp_prof.runs.run import Run, prepare_runs
 from ddp_prof.runs.workers import Workers
+from ddp_prof.whole_file import is_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -50,7 +51,7 @@ def load_runs(
         by_manifest: dict[Path, list[Path]] = {}
         for file in files:
             manifest = manifest_path(file)
-            by_manifest.setdefault(manifest if manifest.is_file() else file, []).append(file)
+            by_manifest.setdefault(manifest if is_file(manifest) else file, []).append(file)
         groups = list(by_manifest.values())
     runs = [Run(tuple(group), options, workers=workers) for group in groups]
     alone = [] if options.one_run or options.separate else _alone(runs)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sqlite3
 import tempfile
 from contextlib import closing
 from pathlib import Path
+from threading import Timer
+from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +26,7 @@ from ddp_prof.trace import UNKNOWN
 from tests.nsys_factory import Capture, Range, write_capture
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 VALUES = st.none() | st.sampled_from((7, -(2**63), 2**63 - 1)) | st.integers(-3, 3)
 
@@ -61,14 +65,69 @@ def test_what_is_no_integer_is_refused_in_each_batch(
     assert caught.value.reason == "column a holds something that is no integer"
 
 
+ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
+
+
+def open_files(name: str) -> list[Path]:
+    return [path for path in Path("/proc/self/fd").iterdir() if path.exists() and name in str(path.readlink())]
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    until = monotonic() + 10
+    while not is_so() and monotonic() < until:
+        sleep(0.01)
+    assert is_so()
+
+
+def test_what_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_column(tmp_path / "file.sqlite", [1])
+    with open_sqlite(tmp_path / "file.sqlite") as database:
+        monkeypatch.setattr(sqlite_columns, "LEAST_S", 0.2)
+        with pytest.raises(TraceError, match=r"file\.sqlite: reading it takes more than 0 s") as failed:
+            database.in_time(lambda: database.rows(ENDLESS))
+        assert failed.value.path.name == "file.sqlite"
+        wait_for(lambda: not open_files("file.sqlite"))
+        with pytest.raises(TraceError, match="reading it was stopped"):
+            database.in_time(lambda: database.rows("SELECT 1"))
+
+
+def test_an_interrupt_comes_through_a_query(tmp_path: Path) -> None:
+    write_column(tmp_path / "file.sqlite", [1])
+    with open_sqlite(tmp_path / "file.sqlite") as database:
+        Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            database.in_time(lambda: database.rows(ENDLESS))
+        wait_for(lambda: not open_files("file.sqlite"))
+
+
+def test_a_query_gives_no_more_than_the_file_has_room_for(tmp_path: Path) -> None:
+    write_column(tmp_path / "file.sqlite", [1])
+    with open_sqlite(tmp_path / "file.sqlite") as database:
+        for query in (f"{ENDLESS.replace('count(*)', 'x')}", "SELECT hex(zeroblob(1 << 20))"):
+            with pytest.raises(TraceError, match="more rows or text than it has room for"):
+                database.in_time(lambda query=query: database.rows(query))  # type: ignore[misc]
+            database._is_stopped = False
+
+
+@pytest.mark.parametrize("name", ["plain", "a b", 'a"b', "a`b", "a]b", "größe", "select", "a'b", "a(b", " a", "7"])
+def test_a_table_is_known_whatever_its_name(name: str, tmp_path: Path) -> None:
+    for sign, end in ('""', "``", "[]", "''"):
+        if name != "plain" and sign == "[" and "]" in name:
+            continue
+        with closing(sqlite3.connect(tmp_path / "file.sqlite")) as database, database:
+            named = sign + (name if sign == "[" else name.replace(sign, 2 * sign)) + end
+            database.execute(f"CREATE TABLE {named} AS SELECT 1 AS x")
+        with open_sqlite(tmp_path / "file.sqlite") as file:
+            assert set(file.columns) == {name}
+        (tmp_path / "file.sqlite").unlink()
+
+
 def test_a_file_is_closed_when_reading_it_fails(tmp_path: Path) -> None:
     """The error holds the frames of what raised it: whatever is closed by the garbage collector alone is open here."""
     write_column(tmp_path / "file.sqlite", ["text"])
     with open_sqlite(tmp_path / "file.sqlite") as database, pytest.raises(TraceError) as failed:
         database.integers("t", ("a",))
-    assert [
-        path for path in Path("/proc/self/fd").iterdir() if path.exists() and "file.sqlite" in str(path.readlink())
-    ] == []
+    assert open_files("file.sqlite") == []
     assert failed.value.path.name == "file.sqlite"
 
 

@@ -7,10 +7,9 @@ are packed as ``<hardware:8><machine:8><process:24><thread:24>``.
 from __future__ import annotations
 
 import re
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,7 +34,7 @@ from ddp_prof.ingest.enrich import (
 from ddp_prof.ingest.kernel_categories import KernelClassifier
 from ddp_prof.ingest.nsys.synchronization import find_streams_of_records, read_synchronizations
 from ddp_prof.ingest.sqlite_columns import GrowingColumn, SqliteFile, are_integers, constant, open_sqlite
-from ddp_prof.ingest.string_table import NameTable, NsysStringIds, domain_name_ids, intern_texts
+from ddp_prof.ingest.string_table import MOST_LETTERS, NameTable, NsysStringIds, domain_name_ids, intern_texts
 from ddp_prof.manifest import load_manifest, manifest_path
 from ddp_prof.trace import (
     UNKNOWN,
@@ -52,7 +51,7 @@ from ddp_prof.trace import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from ddp_prof.manifest import Manifest
@@ -90,30 +89,30 @@ def load_nsys_sqlite(
         TraceError: Not a database, damaged, or not an export of Nsight Systems.
     """
     with open_sqlite(path) as file:
-        return _load(file, load_manifest(manifest_path(run or path)), KernelClassifier(extra_patterns), with_launches)
+        manifest, classifier = load_manifest(manifest_path(run or path)), KernelClassifier(extra_patterns)
+        return file.in_time(lambda: _load(file, manifest, classifier, with_launches))
 
 
 def _load(file: SqliteFile, manifest: Manifest | None, classifier: KernelClassifier, with_launches: bool) -> Trace:
     _require_export(file)
     # The tables are read side by side: SQLite and Arrow work outside Python's lock.
-    with ThreadPoolExecutor() as pool:
-        activity_columns = pool.submit(_activity_columns, file)
-        range_rows = pool.submit(_range_rows, file)
-        call_columns = pool.submit(_call_columns, file, with_launches)
-        synchronizations = pool.submit(read_synchronizations, file)
-        launches = pool.submit(_launch_columns, file) if with_launches else None
-        has_strings = file.has("StringIds", "id", "value")
-        strings = NsysStringIds(file.rows("SELECT id, value FROM StringIds") if has_strings else [])
-        names = NameTable()
-        ranges, texts = range_rows.result()
-        spans = _spans(ranges, texts, strings, names, _domains(file, strings))
-        has_payloads = 1 in ranges["hasPayload"]
-        columns = activity_columns.result()
-        refuse_one_number_for_several(file.path, columns["globalPid"])
-        activities = _activities(columns, _kernel_names(file, columns, strings, names), names, classifier)
-        calls = call_columns.result()
-        call_details = _call_details(calls, strings, names) if with_launches else None
-        waits, sync_source, sync_reason = synchronizations.result()
+    activity_columns = file.start(_activity_columns, file)
+    range_rows = file.start(_range_rows, file)
+    call_columns = file.start(_call_columns, file, with_launches)
+    synchronizations = file.start(read_synchronizations, file)
+    launches = file.start(_launch_columns, file) if with_launches else None
+    has_strings = file.has("StringIds", "id", "value")
+    strings = NsysStringIds(file.rows("SELECT id, value FROM StringIds") if has_strings else [])
+    names = NameTable()
+    ranges, texts = range_rows.result()
+    spans = _spans(ranges, texts, strings, names, _domains(file, strings))
+    has_payloads = 1 in ranges["hasPayload"]
+    columns = activity_columns.result()
+    refuse_one_number_for_several(file.path, columns["globalPid"])
+    activities = _activities(columns, _kernel_names(file, columns, strings, names), names, classifier)
+    calls = call_columns.result()
+    call_details = _call_details(calls, strings, names) if with_launches else None
+    waits, sync_source, sync_reason = synchronizations.result()
     gpu_ids = _gpu_ids(file, activities)
     starts = {"activities": activities.start_ns, "ranges": spans.start_ns, "calls": calls["start"]}
     has_start = {table: start_ns != UNKNOWN for table, start_ns in starts.items()}
@@ -249,22 +248,23 @@ def _range_rows(file: SqliteFile) -> tuple[dict[str, Ints], tuple[str, ...]]:
     """Ranges of both kinds, and their inline texts, which column ``text`` points into."""
     columns, texts = (*_RANGE_COLUMNS, "textId", "domainId", "hasPayload"), NameTable()
     grown = {column: GrowingColumn() for column in (*columns, "text")}
-    for batch in file.query(_range_query(file)) if file.has(NVTX) else ():
+    for batch in _range_batches(file) if file.has(NVTX) else ():
         for column in columns:
             grown[column].add(file.integers_of(batch, column))
         grown["text"].add(intern_texts(batch.column("text"), texts))
     return {column: values.whole() for column, values in grown.items()}, texts.as_tuple()
 
 
-def _range_query(file: SqliteFile) -> str:
+def _range_batches(file: SqliteFile) -> Iterator[Any]:
     file.require(NVTX, *_RANGE_COLUMNS)
     text_id, text, domain, json, json_id = file.or_null(NVTX, "textId", "text", "domainId", "jsonText", "jsonTextId")
-    return (
-        f"SELECT {', '.join(_RANGE_COLUMNS)}, {text_id} AS textId, {domain} AS domainId, "
-        f"coalesce(CAST({text} AS TEXT), '') AS text, "  # no NULL, or a first batch without text would be of integers
-        f"{json} IS NOT NULL OR {json_id} IS NOT NULL AS hasPayload "
-        f"FROM {NVTX} WHERE eventType IN ({_PUSH_POP}, {_START_END})"
+    wanted = (
+        f"{', '.join(_RANGE_COLUMNS)}, {text_id} AS textId, {domain} AS domainId, "
+        # No NULL, or a first batch without text would be of integers.
+        f"coalesce(substr(CAST({text} AS TEXT), 1, {MOST_LETTERS}), '') AS text, "
+        f"{json} IS NOT NULL OR {json_id} IS NOT NULL AS hasPayload"
     )
+    return file.query(wanted, NVTX, f"eventType IN ({_PUSH_POP}, {_START_END})")
 
 
 def _spans(
@@ -328,7 +328,8 @@ def _threads(file: SqliteFile, strings: NsysStringIds) -> dict[tuple[int, int], 
         return {}
     (priority,) = file.or_null("ThreadNames", "priority")  # a thread renamed has several names
     rows = file.rows(
-        f"SELECT globalTid, nameId FROM ThreadNames WHERE {are_integers('globalTid')} ORDER BY {priority}, nameId"
+        f"SELECT globalTid, nameId FROM {file.rows_of('ThreadNames')} WHERE {are_integers('globalTid')} "
+        f"ORDER BY {priority}, nameId"
     )
     return {_ids(tid): strings.text(name) for tid, name in rows}
 
@@ -354,7 +355,7 @@ def _noted(file: SqliteFile, table: str, name: str) -> str | None:
     """What a table of names and values says; ``None`` where it says nothing, or several things."""
     if not file.has(table, "name", "value"):
         return None
-    found = file.rows(f"SELECT DISTINCT value FROM {table} WHERE name = '{name}'")
+    found = file.rows(f"SELECT DISTINCT value FROM {file.rows_of(table)} WHERE name = '{name}'")
     return found[0][0] if len(found) == 1 and isinstance(found[0][0], str) else None
 
 
@@ -362,7 +363,8 @@ def _gpu_ids(file: SqliteFile, activities: Activities) -> dict[tuple[int, int], 
     """The machine's numbers of GPUs by process and CUDA's number, which differs where a process sees some of them."""
     if file.has("TARGET_INFO_CUDA_DEVICE", "pid", "cudaId", "gpuId"):
         seen = file.rows(
-            f"SELECT pid, cudaId, gpuId FROM TARGET_INFO_CUDA_DEVICE WHERE {are_integers('pid', 'cudaId', 'gpuId')}"
+            f"SELECT pid, cudaId, gpuId FROM {file.rows_of('TARGET_INFO_CUDA_DEVICE')} "
+            f"WHERE {are_integers('pid', 'cudaId', 'gpuId')}"
         )
         return {(pid & 0xFFFFFF, device): gpu for pid, device, gpu in seen}
     only = _gpu_names(file).keys()
@@ -382,7 +384,7 @@ def _gpu_names(file: SqliteFile) -> dict[int, str]:
         return {}
     return dict(
         file.rows(
-            f"SELECT id, substr(CAST(name AS TEXT), 1, {_MOST_LETTERS}) FROM TARGET_INFO_GPU "
+            f"SELECT id, substr(CAST(name AS TEXT), 1, {_MOST_LETTERS}) FROM {file.rows_of('TARGET_INFO_GPU')} "
             f"WHERE {are_integers('id')} AND name IS NOT NULL"
         )
     )
@@ -396,5 +398,5 @@ def _session_start(file: SqliteFile) -> int | None:
     table = "TARGET_INFO_SESSION_START_TIME"
     if not file.has(table, "utcEpochNs"):
         return None
-    ((earliest,),) = file.rows(f"SELECT min(utcEpochNs) FROM {table} WHERE {are_integers('utcEpochNs')}")
+    ((earliest,),) = file.rows(f"SELECT min(utcEpochNs) FROM {file.rows_of(table)} WHERE {are_integers('utcEpochNs')}")
     return None if earliest is None else int(earliest)

@@ -81,21 +81,22 @@ def _calls(file: SqliteFile) -> Synchronizations:
     alike = " OR ".join(f"value GLOB 'cu*{name}*'" for name in _CALL_NAMES)
     kinds = {
         number: kind
-        for number, name in file.rows(f"SELECT id, value FROM StringIds WHERE typeof(id) = 'integer' AND ({alike})")
+        for number, name in file.rows(
+            f"SELECT id, value FROM {file.rows_of('StringIds')} WHERE typeof(id) = 'integer' AND ({alike})"
+        )
         for part, kind in _CALL_NAMES.items()
         if name.startswith((f"cuda{part}", f"cu{part}"))  # cudaStreamWaitEvent_v3020, cuStreamWaitEvent_ptsz
     }
     columns = ("start", "end", "globalTid", "correlationId", "nameId")
-    query = f"SELECT {', '.join(columns)} FROM {CALLS} WHERE nameId IN ({', '.join(map(str, kinds))})"
-    batches = (
-        [[file.integers_of(batch, name).copy() for name in columns] for batch in file.query(query)] if kinds else []
-    )
+    of_interest = f"nameId IN ({', '.join(map(str, kinds))})"
+    found = file.query(", ".join(columns), CALLS, of_interest) if kinds else ()
+    batches = [[file.integers_of(batch, name).copy() for name in columns] for batch in found]
     if not batches:
         return empty(Synchronizations)
     start, end, tid, correlation, name = (np.concatenate(column) for column in zip(*batches, strict=True))
     numbers = sorted(kinds)
     unknown = constant(UNKNOWN, len(start))
-    found = Synchronizations(
+    calls = Synchronizations(
         kind=np.array([kinds[number] for number in numbers], np.int64)[np.searchsorted(numbers, name)],
         start_ns=start,
         end_ns=np.maximum(start, end),
@@ -106,7 +107,7 @@ def _calls(file: SqliteFile) -> Synchronizations:
         stream=unknown,
         awaits=unknown,
     )
-    return select(found, np.argsort(correlation, kind="stable"))
+    return select(calls, np.argsort(correlation, kind="stable"))
 
 
 def _join(process: Ints, correlation: Ints, asked_process: Ints, asked_correlation: Ints) -> Ints:

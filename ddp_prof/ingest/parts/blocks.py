@@ -74,28 +74,30 @@ class Blocks:
 
 
 def scan_blocks(
-    database: sqlite3.Connection, schema: str, table: str, columns: Sequence[str], condition: str = "1"
+    database: sqlite3.Connection, table: str, columns: Sequence[str], most_apart: int, condition: str = "1"
 ) -> Blocks:
     """Look at all rows of a table once.
 
     Args:
-        database: A connection.
-        schema: Under which the table's database is attached.
+        database: A connection, to which the table's database is attached as ``whole``.
         table: The table, with a column ``start``.
         columns: Those that it has.
+        most_apart: So far apart may the numbers of its rows be.
         condition: Which rows count.
 
     Raises:
-        IndivisibleError: A row has no start, or not a number for one.
+        IndivisibleError: A row has no start, or not a number for one, or rows are numbered by no order.
     """
     end = END if "end" in columns else "start"
     number = "correlationId" if "correlationId" in columns else "NULL"
     query = (
         f"SELECT count(*), sum(typeof(start) = 'integer' AND start != {UNKNOWN}), min(start), max(start), max({end}), "
         f"coalesce(min({number}), 0), coalesce(max({number}), -1) "
-        f'FROM {schema}."{table}" WHERE rowid BETWEEN ? AND ? AND {condition}'
+        f'FROM whole."{table}" WHERE rowid BETWEEN ? AND ? AND {condition}'
     )
-    low, high = database.execute(f'SELECT min(rowid), max(rowid) FROM {schema}."{table}"').fetchone()
+    low, high = database.execute(f'SELECT min(rowid), max(rowid) FROM whole."{table}"').fetchone()
+    if high - low > most_apart:
+        raise IndivisibleError(f"{table} has rows whose numbers are far apart")
     found = []
     for first in range(low, high + 1, BLOCK_ROWS):
         rows, starts, *edges = database.execute(query, (first, first + BLOCK_ROWS - 1)).fetchone()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import shutil
 import sqlite3
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -34,7 +34,7 @@ from ddp_prof.ingest.nsys.sqlite_export import (
     load_nsys_sqlite,
 )
 from ddp_prof.ingest.parts.blocks import END, Blocks, IndivisibleError, scan_blocks
-from ddp_prof.ingest.sqlite_columns import open_sqlite, require_room
+from ddp_prof.ingest.sqlite_columns import open_sqlite, quoted, require_room
 from ddp_prof.trace import SYNC_IN_PARTS
 
 if TYPE_CHECKING:
@@ -116,19 +116,29 @@ class Division:
         if not file.has(NVTX, "start", "end", "eventType", "globalTid"):
             raise IndivisibleError("it has no ranges")
         with self._errors_told():
-            with closing(self._connect(self._base)) as database:
-                tables = [table for table in (*_ACTIVITIES, CALLS) if file.has(table, "start")]
-                self._blocks = {table: scan_blocks(database, "whole", table, self._present(table)) for table in tables}
-                self._ranges = scan_blocks(database, "whole", NVTX, ("start",), _RANGES)
-                last = f'SELECT max({END}) FROM whole."{NVTX}" WHERE {_RANGES}'
-                ends = [int(blocks.end_ns.max()) for blocks in self._blocks.values()]
-                self._last_ns = max(*ends, database.execute(last).fetchone()[0] or 0)
-                self._nccl_ids = self._make_base(database, tells_structure)
+            file.in_time(lambda: self._look(tells_structure))
             self.steps = steps_of(load(self._base))
             if not len(self.steps[0]):
                 raise IndivisibleError("no range of it tells steps, as --step-range may")
-            self._add_ranges_that_start_with_steps()
+            file.in_time(self._add_ranges_that_start_with_steps)
             self.spans = self._spans(part_rows)
+
+    def _look(self, tells_structure: Callable[[str], bool]) -> None:
+        file = self._file
+        self._base.unlink(missing_ok=True)
+        with self._open(self._base) as database:
+            tables = [table for table in (*_ACTIVITIES, CALLS) if file.has(table, "start")]
+            for table in (*tables, NVTX, *_SMALL):
+                few = f'SELECT count(*) FROM (SELECT 1 FROM whole."{table}" LIMIT {file.most_rows + 1})'
+                if table in file.columns and database.execute(few).fetchone()[0] > file.most_rows:
+                    raise IndivisibleError(f"{table} has more rows than it has room for")
+            most_apart = file.bytes
+            self._blocks = {table: scan_blocks(database, table, self._present(table), most_apart) for table in tables}
+            self._ranges = scan_blocks(database, NVTX, ("start",), most_apart, _RANGES)
+            last = f'SELECT max({END}) FROM whole."{NVTX}" WHERE {_RANGES}'
+            ends = [int(blocks.end_ns.max()) for blocks in self._blocks.values()]
+            self._last_ns = max(*ends, database.execute(last).fetchone()[0] or 0)
+            self._nccl_ids = self._make_base(database, tells_structure)
 
     def parts(self, spans: Sequence[int] | None = None) -> Iterator[tuple[int, Part]]:
         """The parts with their numbers, one after the other; all or those asked for."""
@@ -142,29 +152,27 @@ class Division:
         """What is wrong with a capture is said of the whole; that the disk is full is not."""
         try:
             yield
-        except (sqlite3.Error, TraceError) as error:
-            if "full" in str(error) and isinstance(error, sqlite3.Error):
+        except TraceError as error:
+            if isinstance(error.__cause__, sqlite3.Error) and "full" in str(error.__cause__):
                 reason = f"its parts, one at a time, find no room in {self._made.parent.parent}"
                 raise TraceError(self.path, reason, "make room there, or set TMPDIR") from error
             raise IndivisibleError(f"its parts cannot be made ({error})") from error
 
-    def _connect(self, path: Path) -> sqlite3.Connection:
-        """A new database beside which the export is there as ``whole``."""
-        path.unlink(missing_ok=True)
-        return self._open(path)
-
-    def _open(self, path: Path) -> sqlite3.Connection:
-        database = sqlite3.connect(f"file:{path}", uri=True)
-        database.execute("PRAGMA journal_mode=OFF")
-        database.execute("PRAGMA synchronous=OFF")
-        database.execute("ATTACH ? AS whole", (self._file.uri,))
-        return database
+    @contextmanager
+    def _open(self, path: Path) -> Iterator[sqlite3.Connection]:
+        """A database of ours beside which the export is there as ``whole``."""
+        with self._file.connected(f"file:{path}") as database:
+            database.execute("PRAGMA journal_mode=OFF")
+            database.execute("PRAGMA synchronous=OFF")
+            database.execute("ATTACH ? AS whole", (self._file.uri,))
+            yield database
 
     def _make_base(self, database: sqlite3.Connection, tells_structure: Callable[[str], bool]) -> list[int]:
         """What all parts have in common; returns the ids of NCCL's names."""
         for table in _SMALL:
             if table in self._file.columns:
-                database.execute(f'CREATE TABLE main."{table}" AS SELECT * FROM whole."{table}"')
+                columns = ", ".join(map(quoted, self._file.columns[table]))  # not those that are computed
+                database.execute(f'CREATE TABLE main."{table}" AS SELECT {columns} FROM whole."{table}"')
         for table in (*self._blocks, NVTX):
             database.execute(
                 f'CREATE TABLE main."{table}" AS SELECT {self._columns(table)} FROM whole."{table}" LIMIT 0'
@@ -189,7 +197,7 @@ class Division:
 
     def _add_ranges_that_start_with_steps(self) -> None:
         """Whoever opens a range in the instant in which a step begins is taken for a main thread."""
-        with closing(self._open(self._base)) as database:
+        with self._open(self._base) as database:
             database.execute("CREATE TEMP TABLE starts (at INTEGER PRIMARY KEY)")
             rows = ((start,) for start in np.unique(self.steps[0]).tolist())
             database.executemany("INSERT INTO starts VALUES (?)", rows)
@@ -224,16 +232,19 @@ class Division:
         return list(pairwise(edges))
 
     def _part(self, start_ns: int, end_ns: int) -> Part:
-        shutil.copyfile(self._base, self._made)
-        with closing(self._open(self._made)) as database:
-            self._copy_activities(database, start_ns, end_ns)
-            self._copy_calls(database)
-            self._copy_nccl_ranges(database)
-            database.commit()
+        self._file.in_time(lambda: self._copy_part(start_ns, end_ns))
         trace = replace(self._load(self._made), path=self.path)
         is_open = trace.spans.is_open == 1
         spans = replace(trace.spans, end_ns=np.where(is_open, self._last_ns, trace.spans.end_ns))
         return Part(replace(trace, spans=spans), start_ns, end_ns)
+
+    def _copy_part(self, start_ns: int, end_ns: int) -> None:
+        shutil.copyfile(self._base, self._made)
+        with self._open(self._made) as database:
+            self._copy_activities(database, start_ns, end_ns)
+            self._copy_calls(database)
+            self._copy_nccl_ranges(database)
+            database.commit()
 
     def _copy_activities(self, database: sqlite3.Connection, start_ns: int, end_ns: int) -> None:
         step_start, step_end = self.steps
@@ -308,7 +319,10 @@ def count_rows(path: Path, least_bytes: int) -> int:
             return 0
     with open_sqlite(path) as file:
         tables = [table for table in (*_ACTIVITIES, CALLS, NVTX) if table in file.columns]
-        return sum(file.rows(f'SELECT max(rowid) FROM "{table}"')[0][0] for table in tables)
+        last: list[int] = file.in_time(
+            lambda: [file.rows(f'SELECT max(rowid) FROM "{table}"')[0][0] for table in tables]
+        )
+        return min(sum(last), file.most_rows)  # rows may have any number
 
 
 def divided(
