@@ -12,9 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.nsys.sqlite_export import load_nsys_sqlite
-from ddp_prof.ingest.sqlite_columns import require_room
+from ddp_prof.ingest.sqlite_columns import integer_array, require_room
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +27,9 @@ FOLDER_TO_EXPORT = 6
 """So many times larger than the compressed tables their database is taken to be."""
 _READ = re.compile(r"(CUPTI_ACTIVITY_|NVTX_|TARGET_INFO_|META_DATA_|EXPORT_META_DATA|StringIds|ThreadNames|PRO\w+)")
 """The tables that a trace is made of; others, such as samples of the CPU, may be many times larger."""
+MOST_VALUES_A_BYTE = 32
+MOST_TEXT_A_BYTE, LEAST_TEXT_BYTES = 100, 1 << 26
+"""Tables are packed, but no capture's as much as this: what holds more is refused before it is unpacked."""
 _WAY_OUT = "export the report again"
 
 
@@ -57,12 +62,15 @@ def _write(tables: Sequence[Path], export: Path) -> None:
     from adbc_driver_sqlite import dbapi
     from pyarrow import ArrowException
 
+    if len({file.stem for file in tables}) < len(tables):
+        twice = next(file for file in tables if file.with_suffix(".arrow") in tables and file.suffix == ".parquet")
+        raise TraceError(twice, "the table is there as Parquet and as Arrow", "delete the one or the other")
     with closing(dbapi.connect(str(export))) as connection, closing(connection.cursor()) as cursor:
         for file in tables:
             if file.exists() and not file.is_file():  # to open a pipe would wait for its writer
                 raise TraceError(file, "not a regular file", _WAY_OUT)
             try:
-                table = _as_sqlite_has_it(_READERS[file.suffix](file))
+                table = _READERS[file.suffix](file)
                 if table.num_rows and table.num_columns:
                     cursor.adbc_ingest(file.stem, table, mode="create")
             except (ArrowException, OSError, dbapi.Error) as error:
@@ -71,31 +79,87 @@ def _write(tables: Sequence[Path], export: Path) -> None:
 
 
 def _read_parquet(file: Path) -> Any:
-    from pyarrow.parquet import read_table
+    """The columns of use; text as Parquet holds it, each once, as a few bytes may stand for a billion rows of one."""
+    from pyarrow.parquet import ParquetFile
 
-    return read_table(file)
+    with ParquetFile(file) as opened:
+        columns = [field.name for field in opened.schema_arrow if _is_of_use(field.type)]
+        _refuse_too_many(file, opened.metadata.num_rows, len(columns))
+    with ParquetFile(file, read_dictionary=columns) as opened:
+        return _as_sqlite_has_it(file, opened.read(columns))
 
 
 def _read_arrow(file: Path) -> Any:
-    from pyarrow import ipc
+    """The columns of use, batch by batch; what points beyond the file is refused."""
+    import pyarrow
 
-    with file.open("rb") as source:
-        return ipc.open_stream(source).read_all()
+    batches, rows = [], 0
+    with file.open("rb") as source, pyarrow.ipc.open_stream(source) as reader:
+        names = [field.name for field in reader.schema if _is_of_use(field.type)]
+        for batch in reader:
+            rows += batch.num_rows
+            _refuse_too_many(file, rows, len(names))
+            batches.append(batch.select(names))
+            for column in batches[-1].columns:  # where text lies, not whether it is UTF-8
+                (column.view(_BYTES[str(column.type)]) if str(column.type) in _BYTES else column).validate(full=True)
+        empty = pyarrow.schema([field for field in reader.schema if field.name in names])
+    return _as_sqlite_has_it(file, pyarrow.Table.from_batches(batches, empty))
 
 
 _READERS = {".parquet": _read_parquet, ".arrow": _read_arrow}
+_BYTES = {"string": "binary", "large_string": "large_binary"}
 
 
-def _as_sqlite_has_it(table: Any) -> Any:
-    """Unsigned integers as the signed ones with the same bits; columns that are no numbers or text are left out."""
+def _refuse_too_many(file: Path, rows: int, columns: int) -> None:
+    size = file.stat().st_size
+    if rows > size or rows * columns > MOST_VALUES_A_BYTE * size:
+        raise TraceError(file, f"{rows:,} rows in {size:,} bytes, which no capture has", _WAY_OUT)
+
+
+def _refuse_long_text(file: Path, column: Any) -> None:
+    from pyarrow._compute import call_function
+
+    most = max(LEAST_TEXT_BYTES, MOST_TEXT_A_BYTE * file.stat().st_size)
+    total = 0
+    for chunk in column.chunks:
+        length = np.append(integer_array(call_function("binary_length", [chunk.dictionary])), 0)
+        total += int(length[integer_array(chunk.indices)].sum())  # where there is none it is the last
+    if total > most:
+        raise TraceError(file, f"it unpacks to {total:,} bytes of text, which no capture has", _WAY_OUT)
+
+
+def _is_of_use(kind: Any) -> bool:
+    from pyarrow import types
+
+    kind = _unpacked(kind)
+    tests = (types.is_integer, types.is_floating, types.is_string, types.is_large_string)
+    return any(is_so(kind) for is_so in tests)
+
+
+def _unpacked(kind: Any) -> Any:
+    """The kind of the values, where a column holds each once and refers to them."""
+    from pyarrow import types
+
+    return kind.value_type if types.is_dictionary(kind) else kind
+
+
+def _as_sqlite_has_it(file: Path, table: Any) -> Any:
+    """Unsigned integers as the signed ones with the same bits, text as text.
+
+    Raises:
+        TraceError: Text is longer than any capture's.
+    """
     from pyarrow import int64, string, types
 
     columns = {}
     for field, column in zip(table.schema, table.columns, strict=True):
-        if types.is_integer(field.type):
+        kind = _unpacked(field.type)
+        if types.is_integer(kind):
             columns[field.name] = column.cast(int64(), safe=False)
-        elif types.is_large_string(field.type):  # as other programs write text
+        elif types.is_floating(kind):
+            columns[field.name] = column.cast(kind)
+        else:
+            if types.is_dictionary(field.type):
+                _refuse_long_text(file, column)
             columns[field.name] = column.cast(string())
-        elif types.is_floating(field.type) or types.is_string(field.type):
-            columns[field.name] = column
     return type(table).from_pydict(columns)

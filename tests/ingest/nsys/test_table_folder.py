@@ -123,3 +123,18 @@ def test_the_command_line_reads_it_by_two_processes(tmp_path: Path) -> None:
     by_two, by_one = (run(*command, "--jobs", jobs) for jobs in ("2", "1"))
     assert (by_two.exit_code, by_two.stdout) == (0, by_one.stdout), by_two.output
     assert by_two.stdout.count("\n") == 3
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_text_that_is_held_once_and_referred_to_is_text(kind: str, tmp_path: Path) -> None:
+    export = write_capture(tmp_path / "x.sqlite", known_truth(2))
+    folder = write_tables(export, tmp_path / "x_pqtdir", kind)
+    file = folder / f"StringIds.{kind}"
+    read = parquet.read_table(file) if kind == "parquet" else ipc.open_stream(file.read_bytes()).read_all()
+    packed = read.set_column(1, "value", read["value"].dictionary_encode())
+    if kind == "parquet":
+        parquet.write_table(packed, file)
+    else:
+        with ipc.new_stream(file, packed.schema) as stream:
+            stream.write_table(packed)
+    assert_same(load_trace(folder), load_trace(export))
