@@ -33,13 +33,15 @@ COMMUNICATION_KERNELS = (
     KernelFamily("NCCL >= 2.28 symmetric", r"ncclSymkDevKernel_", "ncclSymkDevKernel_AllGather_LL"),
     KernelFamily("NCCL >= 2.19", r"ncclDevKernel_", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)"),
     KernelFamily("NCCL 2.8 to 2.18", r"ncclKernel_", "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)"),
-    KernelFamily("NCCL <= 2.7", r"(?<![A-Za-z])nccl\w+Kernel", "ncclAllReduceRingLLKernel_sum_f32(ncclColl)"),
+    KernelFamily("NCCL <= 2.7", r"(?<![A-Za-z])nccl\w{1,200}Kernel", "ncclAllReduceRingLLKernel_sum_f32(ncclColl)"),
     KernelFamily("NCCL, one rank", r"oneRankReduce", "void oneRankReduce<FuncPreMulSum<float>>(void*, void*)"),
     KernelFamily("RCCL", r"rcclGenericKernel", "rcclGenericKernel_1(ncclDevComm*)"),
     KernelFamily("MSCCL", r"mscclKernel", "mscclKernel_Sum_half_LL_false(ncclDevComm*)"),
     # Not within a word: AsyncClear and FuncClamp hold the four letters, too.
     KernelFamily("other NCCL descendants", r"(?-i:(?<![A-Za-z])nccl|Nccl|NCCL)", "void my_nccl_all_to_all<float>()"),
-    KernelFamily("PyTorch symmetric memory", r"multimem_\w*(?:reduce|gather)", "multimem_all_gather_kernel<16>(...)"),
+    KernelFamily(
+        "PyTorch symmetric memory", r"multimem_\w{0,200}(?:reduce|gather)", "multimem_all_gather_kernel<16>(...)"
+    ),
     KernelFamily(
         "PyTorch symmetric memory, TensorRT-LLM",
         r"(?:one|two)_?shot_?all_?reduce",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _UNZIPPED_BYTES, _UNZIPPED_RATIO = 1 << 28, 100  # traces shrink by 10 to 25
+_FEW_BYTES, _BYTES_AN_OBJECT = 1 << 24, 24  # of a trace an object has a hundred bytes, and one has no less than 40
 _SAFE_US = 2.0**43  # below it a float64 of microseconds still tells nanoseconds apart
 _NO_CONTROLS = bytes.maketrans(bytes(range(32)), b" " * 32)
 _BACKSLASH = re.compile(rb'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
@@ -86,6 +87,9 @@ def read_document(path: Path) -> Document:
         TraceError: Not JSON, cut off, or no trace.
     """
     data = _bytes(path)
+    if len(data) > _FEW_BYTES and data.count(b"{") + data.count(b"[") > len(data) // _BYTES_AN_OBJECT:
+        reason = f"it holds more objects than one in {_BYTES_AN_OBJECT} bytes, which no trace does"
+        raise TraceError(path, reason, "record it again with torch.profiler")
     try:
         return _decoded(path, data)
     except TraceError:

@@ -48,12 +48,25 @@ class Reader(NamedTuple):
 def _is_kineto(head: bytes) -> bool:
     """An object with one of Kineto's keys, or the bare list of events that Chrome's format allows."""
     try:
-        text = (zlib.decompressobj(31).decompress(head, _HEAD_BYTES) if head.startswith(_GZIP) else head).lstrip()
+        text = _unzipped(head).lstrip()
     except zlib.error:
         return True  # damaged, as its reader will say
     return (
         any(key in text for key in _KINETO_KEYS) if text.startswith(b"{") else text.startswith(b"[") and b'"ph"' in text
     )
+
+
+def _unzipped(head: bytes) -> bytes:
+    return zlib.decompressobj(31).decompress(head, _HEAD_BYTES) if head.startswith(_GZIP) else head
+
+
+def _is_kineto_in_another_encoding(head: bytes) -> bool:
+    """Whether it would be Kineto's without what editors and shells of Windows put round the letters."""
+    text = _unzipped(head)
+    letters = text.replace(b"\0", b"")
+    for mark in (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff"):
+        letters = letters.removeprefix(mark)
+    return letters != text and not letters.startswith(_GZIP) and _is_kineto(letters)
 
 
 READERS = (
@@ -114,6 +127,9 @@ def load_trace(path: Path, *, extra_patterns: Sequence[str] = (), with_launches:
                 "%s: %s, %s, read in %.2f s", printable(str(path)), reader.source, counts, perf_counter() - started
             )
             return trace
+    if _is_kineto_in_another_encoding(head):
+        reason = "a PyTorch profiler trace in UTF-16, or behind a byte order mark"
+        raise TraceError(path, reason, "save it in UTF-8 without a mark, as torch.profiler writes it")
     raise TraceError(
         path,
         "neither a report or export of Nsight Systems nor a PyTorch profiler trace",

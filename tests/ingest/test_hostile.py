@@ -15,6 +15,7 @@ import re
 import sqlite3
 import stat
 import struct
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -27,6 +28,7 @@ from click.testing import Result
 
 from ddp_prof.ingest.load import load_trace
 from tests.command_line import run
+from tests.ingest import endless
 from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
 from tests.test_manifest import LIES
@@ -194,8 +196,37 @@ def with_journal(super_journal: str | None, *, hidden: bool = False) -> Make:
     return make
 
 
-def big_utf16(folder: Path) -> Path:
-    return content(json.dumps({"traceEvents": [KERNEL]}).encode("utf-16"), "x.json")(folder)
+def utf16(encoding: str, pack: Callable[[bytes], bytes] = bytes) -> Make:
+    return content(pack(json.dumps({"traceEvents": [KERNEL]}).encode(encoding)), "x.json")
+
+
+def long_names(part: str, table: str = "StringIds") -> Make:
+    """Names that repeat something for 400 kB."""
+    text = f"replace(hex(zeroblob({400_000 // len(part)})), '00', '{part}')"
+    if table == "StringIds":
+        return export(f"UPDATE StringIds SET value = {text} || id")
+    return export(f"UPDATE {table} SET textId = NULL, text = {text} || rowid")
+
+
+def remade(table: str, how: str, *more: str) -> Make:
+    """A table made anew from another statement, with the same rows."""
+
+    def make(folder: Path) -> Path:
+        with tempfile.TemporaryDirectory() as other:
+            columns = endless.columns_of(table, export()(Path(other)))
+        return export(
+            f"ALTER TABLE {table} RENAME TO other",
+            how.format(columns=columns, rest=columns.partition(", ")[2]),
+            f"INSERT INTO {table} ({columns}) SELECT {columns} FROM other" if "AS (" not in how else "SELECT 1",
+            "DROP TABLE other",
+            *more,
+        )(folder)
+
+    return make
+
+
+def in_pages_of(size: int) -> Make:
+    return export("PRAGMA journal_mode = DELETE", f"PRAGMA page_size = {size}", "VACUUM")
 
 
 HOSTILE: dict[str, tuple[Make, int, str]] = {
@@ -208,6 +239,10 @@ HOSTILE: dict[str, tuple[Make, int, str]] = {
     "a link to itself": (symbolic_link("x.sqlite"), 1, "symbolic links"),
     "a link to a folder": (symbolic_link("."), 0, ""),
     "a link to a capture": (symbolic_link("good.sqlite"), 0, ""),
+    "a name of 255 letters": (lambda folder: export()(folder).rename(folder / f"{'x' * 248}.sqlite"), 0, ""),
+    "a name of 255 letters, of a profile": (
+        lambda folder: kineto()(folder).rename(folder / f"{'x' * 250}.json"), 0, ""),
+    "a name that is too long": (lambda folder: folder / ("x" * 256), 1, "File name too long"),
     "a name with an escape sequence": (lambda folder: folder / ESCAPE, 1, r"\x1b]0;owned\x07\x1b[2J: No such file"),
     # what is no trace
     "empty": (content(b""), 1, "an empty file"),
@@ -218,7 +253,10 @@ HOSTILE: dict[str, tuple[Make, int, str]] = {
     "other JSON": (content(b'{"schema": 1}'), 1, "neither a report or export"),
     "a list of numbers": (content(b"[1, 2, 3]"), 1, "neither a report or export"),
     "a brace": (content(b"{"), 1, "neither a report or export"),
-    "JSON as UTF-16": (big_utf16, 1, "neither a report or export"),
+    "JSON as UTF-16": (utf16("utf-16"), 1, "in UTF-16"),
+    "JSON as UTF-16, the other way round": (utf16("utf-16-be"), 1, "in UTF-16"),
+    "JSON as UTF-16, packed": (utf16("utf-16", gzip.compress), 1, "in UTF-16"),
+    "JSON as UTF-32": (utf16("utf-32-le"), 1, "in UTF-16"),
     "another archive": (content(b"PK\x03\x04" + bytes(99)), 1, "neither a report or export"),
     # SQLite, broken
     "only the header": (content(b"SQLite format 3\0"), 1, "not a readable SQLite database"),
@@ -244,6 +282,62 @@ HOSTILE: dict[str, tuple[Make, int, str]] = {
     "a journal that names nothing": (with_journal("../canary/none"), 1, "a transaction over several databases"),
     "a journal that names a file, behind a link": (
         with_journal("../canary/precious", hidden=True), 1, "a transaction over several databases"),
+    # SQLite, small and endless
+    **{f"a virtual table of {name}": (endless.virtual(table), code, told) for name, table, code, told in (
+        ("kernels", KERNELS, 0, ""), ("calls", CALLS, 0, ""), ("ranges", NVTX, 0, ""),
+        ("strings", "StringIds", 1, "has a name"))},
+    "a view that is noted as a table": (endless.disguised_view(KERNELS, by_name=False), 1, "malformed"),
+    "a view behind the name of a table": (endless.disguised_view(KERNELS, by_name=True), 1, "malformed"),
+    "a view behind the name of the strings": (endless.disguised_view("StringIds", by_name=True), 1, "malformed"),
+    **{f"pages that are shared, of {table}": (endless.shared_pages(table), 1, "pages of it are shared")
+       for table in (KERNELS, CALLS, NVTX, "StringIds", "ThreadNames")},
+    "pages that are shared, of the metadata": (endless.shared_pages("META_DATA_EXPORT"), 0, ""),
+    "pages that are shared, of the session": (endless.shared_pages("TARGET_INFO_SESSION_START_TIME"), 0, ""),
+    "pages that are shared, without rows": (
+        endless.shared_pages(KERNELS, without_rows=True), 1, "malformed"),
+    "kernels whose tree is a ring": (endless.tree_in_a_ring(KERNELS), 1, "malformed"),
+    "strings whose tree is a ring": (endless.tree_in_a_ring("StringIds"), 1, "malformed"),
+    "strings that share their text": (endless.one_text_everywhere("StringIds", 2, 1), 1, "pages of it are shared"),
+    "ranges that share their text": (endless.one_text_everywhere(NVTX, 13, 6), 0, ""),
+    "ranges that share their payload": (endless.one_text_everywhere(NVTX, 13, 12), 0, ""),
+    "a string of 70 MB": (  # Python 3.10 cannot set the limit; a blob is no name then
+        export("INSERT INTO StringIds VALUES (99, zeroblob(70000000))"), int(sys.version_info >= (3, 11)), "too big"),
+    "numbers of rows up to the largest": (
+        export(f"UPDATE {KERNELS} SET rowid = 9223372036854775807 - rowid"), 0, ""),
+    "starts that are computed": (remade(
+        KERNELS, f"CREATE TABLE {KERNELS} ({{rest}}, start AS (printf('%.*c', 99999999, 'x')))",
+        f'INSERT INTO {KERNELS} ("end") VALUES (5)'), 1, "has no column start"),
+    "a column that is computed": (
+        export(f"ALTER TABLE {KERNELS} ADD COLUMN more AS (printf('%.*c', 999999999, 'x'))"), 0, ""),
+    "triggers": (export(*(
+        f"CREATE TRIGGER t{at} {when} ON {KERNELS} BEGIN DELETE FROM {KERNELS}; DELETE FROM StringIds; END"
+        for at, when in enumerate(("BEFORE INSERT", "AFTER UPDATE", "AFTER DELETE")))), 0, ""),
+    "an index over what is computed": (export(f'CREATE INDEX i ON {KERNELS} (abs(start), "end", deviceId)'), 0, ""),
+    "strings without row numbers": (
+        remade("StringIds", "CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value) WITHOUT ROWID"), 0, ""),
+    "kernels without row numbers": (
+        remade(KERNELS, f"CREATE TABLE {KERNELS} ({{columns}}, PRIMARY KEY (correlationId, start)) WITHOUT ROWID"),
+        0, ""),
+    "pages of 512 bytes": (in_pages_of(512), 0, ""),
+    "pages of 64 kB": (in_pages_of(65536), 0, ""),
+    "a header that says there is a log": (export(change=lambda data: data[:18] + b"\2\2" + data[20:]), 0, ""),
+    "a schema of the future": (export(change=lambda data: data[:44] + b"\0\0\0\x63" + data[48:]), 1, "unsupported"),
+    "a table of 1,900 columns": (
+        export(f"CREATE TABLE wide ({', '.join(f'c{at}' for at in range(1900))})", "INSERT INTO wide (c7) VALUES (1)"),
+        0, ""),
+    "500 tables": (export(*(f"CREATE TABLE t{at} AS SELECT 1 AS x" for at in range(500))), 0, ""),
+    "a table with a name of a million letters": (export(f"CREATE TABLE {'x' * 1_000_000} AS SELECT 1 AS x"), 0, ""),
+    # SQLite, long names
+    "kernel names of 400 kB that nearly communicate": (long_names("multimem_"), 0, ""),
+    "kernel names of 400 kB that begin as NCCL's": (long_names("1nccl"), 0, ""),
+    "kernel names of 400 kB in many scopes": (long_names("ab"), 0, ""),
+    "kernel names of 400 kB that open brackets": (long_names("(a"), 0, ""),
+    "range names of 400 kB of hashes": (long_names("#", NVTX), 0, ""),
+    "range names of 400 kB of a framework": (long_names("[Strategy]a", NVTX), 0, ""),
+    "range names of 400 kB of fields": (long_names("|a=1", NVTX), 0, ""),
+    **{f"a process range with {name} of 1e18": (export(
+        f"UPDATE {NVTX} SET textId = NULL, text = 'process|rank={rank}|world={world}' WHERE rowid = 1"), 0, "")
+       for name, rank, world in (("a rank", 10**18, 2), ("a world", 0, 10**18), ("both", 10**18 - 1, 10**18))},
     # SQLite, wrong columns
     "kernels without start": (without(KERNELS, "start"), 1, f"{KERNELS} has no column start"),
     "kernels without end": (without(KERNELS, "end"), 1, f"{KERNELS} has no column end"),
@@ -323,7 +417,24 @@ HOSTILE: dict[str, tuple[Make, int, str]] = {
     "a gzip bomb": (bomb, 1, "unpacks to more than"),
     "rubbish after gzip": (content(WHOLE_GZIP + b"rubbish", "x.json.gz"), 1, "damaged or cut off"),
     "not UTF-8": (content(b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "\xff"}]}'), 0, ""),
-    "a byte order mark": (content(b"\xef\xbb\xbf" + b'{"traceEvents": []}'), 1, "neither a report or export"),
+    "a byte order mark": (content(b"\xef\xbb\xbf" + b'{"traceEvents": []}'), 1, "behind a byte order mark"),
+    "85 million empty objects": (endless.repeated(b"{}", 85_000_000), 1, "more objects than one in 24 bytes"),
+    "80 million lists in an event": (
+        endless.repeated(b"[]", 80_000_000, b'{"ph":"X","args":{"name":[', b"]}}"), 1, "more objects than one in"),
+    "30 million objects among what is printed": (
+        endless.repeated(b'{"a":1}', 30_000_000, b'],"deviceProperties": [', b'],"x":['), 1, "more objects than one"),
+    "few objects, each of nothing": (endless.repeated(b"{}", 10_000), 0, ""),
+    "a rank of two billion": (kineto(distributedInfo={"rank": 2**31 - 1, "world_size": 2**31 - 1}), 0, ""),
+    "a job of two billion ranks": (kineto(distributedInfo={"rank": 0, "world_size": 2**31 - 1}), 0, ""),
+    "a job of 1e18 ranks": (kineto(distributedInfo={"rank": 1, "world_size": 10**18}), 0, ""),
+    "a category of a million letters": (kernel(cat="_" * 1_000_000), 0, ""),
+    "a thread name of a million letters": (
+        kineto({"ph": "M", "name": "thread_name", "tid": 7, "args": {"name": "x" * 1_000_000}}), 0, ""),
+    "a stream of a million digits": (kernel(tid="stream " + "9" * 1_000_000), 0, ""),
+    "a kernel name of 400 kB that nearly communicates": (kernel(name="multimem_" * 44_000), 0, ""),
+    "a kernel name of 400 kB that opens brackets": (kernel(name="(a" * 200_000), 0, ""),
+    "a kernel name of 400 kB of one letter": (kernel(name="x<" + "a" * 400_000), 0, ""),
+    "a range of 400 kB of hashes": (kineto(KERNEL | {"cat": "user_annotation", "name": "#" * 400_000}), 0, ""),
     "depth 10,000 in an event": (
         raw_kernel("args", '{"x": ' + "[" * 10_000 + "]" * 10_000 + "}"), 1, "nested too deep"),
     "depth 10,000 beside the events": (
@@ -392,7 +503,11 @@ COMMANDS = {
 }
 
 
-LARGE, FEW = {"a gzip bomb", "names of ten million letters"}, ("overlap", "timeline")
+FEW = ("overlap", "timeline")
+LARGE = {
+    *("a gzip bomb", "names of ten million letters", "85 million empty objects", "80 million lists in an event"),
+    *("30 million objects among what is printed", "a string of 70 MB"),
+}
 """Inputs that take a second to read, and the commands that read them."""
 
 

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from ddp_prof.trace import Ints, Trace
 
 PHASE_PATTERNS: Mapping[str, str] = {
-    FORWARD: r"^#* ?(?:forward|fwd)(?:[ _]?pass)? ?#*$|^DeepSpeedEngine\.forward$|\[Strategy\]\w+\.training_step$",
-    BACKWARD: r"^#* ?(?:loss[._]|DeepSpeedEngine\.|.*\[Strategy\]\w+\.)?(?:backward|bwd)(?:[ _]?pass)? ?#*$",
+    FORWARD: r"^#{0,9} ?(?:forward|fwd)(?:[ _]?pass)? ?#*$|^DeepSpeedEngine\.forward$|\[Strategy\]\w+\.training_step$",
+    BACKWARD: r"^#{0,9} ?(?:loss[._]|DeepSpeedEngine\.|.*\[Strategy\]\w+\.)?(?:backward|bwd)(?:[ _]?pass)? ?#*$",
     SYNCHRONIZE: r"^synchronize$",
-    OPTIMIZER: r"^#* ?(?:optimizer|opt)(?:[ _.]?step)? ?#*$|^Optimizer\.step#|^optimizer\|bucket=\d+$|"
+    OPTIMIZER: r"^#{0,9} ?(?:optimizer|opt)(?:[ _.]?step)? ?#*$|^Optimizer\.step#|^optimizer\|bucket=\d+$|"
     r"^DeepSpeedEngine\.step$|\[Strategy\]\w+\.optimizer_step$",
 }
 """How ranges of phases are named, by us, by torch, DeepSpeed, Lightning (``[Strategy]``) and others; any case."""

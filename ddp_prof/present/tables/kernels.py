@@ -71,7 +71,7 @@ def short_name(name: str) -> str:
     outer, bracket, inner = plain.partition("(")[0].partition("<")
     *_, folder, last = ("", *outer.split("::"))
     short = f"{folder}::{last}" if last.lower() == "kernel" else last
-    types = re.sub(r"(?:[A-Za-z_]\w*::)+", "", inner)
+    types = re.sub(r"\b(?:[A-Za-z_]\w*::)+", "", inner)
     named = plain_name(f"{short}{bracket}{types}", _LONGEST_NAME).rstrip("<, ")
     return f"{named}…" if named.count("<") > named.count(">") and not named.endswith("…") else named
 
