@@ -13,7 +13,6 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddp_prof.errors import TraceError
-from ddp_prof.range_names import MOST_RANKS
 from ddp_prof.variants import VARIANTS, variant_extras, variant_label, variant_order
 from ddp_prof.whole_file import is_file, written_whole
 
@@ -27,6 +26,8 @@ RANKS_PER_GPU = "ranks_per_gpu"
 """Key of ``Manifest.options``, and field of the ``process`` range: how many ranks have one GPU."""
 
 _MOST = 2**53
+MOST_RANKS = 1 << 20
+"""More than any job has: a larger number is no rank, and no number of ranks."""
 _LONGEST = 1000
 
 Item = TypeVar("Item")

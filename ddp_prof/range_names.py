@@ -47,9 +47,6 @@ COLLECTIVES = (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST)
 PHASES = (FORWARD, BACKWARD, SYNCHRONIZE, OPTIMIZER)
 """The parts of a step, in the order in which they run."""
 
-MOST_RANKS = 1 << 20
-"""More than any job has: a larger number is no rank, and no number of ranks."""
-
 Value = int | str
 
 

@@ -15,7 +15,8 @@ import numpy as np
 
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.string_table import NameTable
-from ddp_prof.range_names import MOST_RANKS, PROCESS, ranges_among
+from ddp_prof.manifest import MOST_RANKS
+from ddp_prof.range_names import PROCESS, ranges_among
 from ddp_prof.trace import UNKNOWN, distinct, distinct_rows
 
 if TYPE_CHECKING:

@@ -31,8 +31,8 @@ from ddp_prof.ingest.enrich import (
 from ddp_prof.ingest.kernel_categories import KernelClassifier
 from ddp_prof.ingest.kineto_document import Event, EventArguments, read_document
 from ddp_prof.ingest.string_table import NameTable
-from ddp_prof.manifest import load_manifest, manifest_path
-from ddp_prof.range_names import COLLECTIVES, MOST_RANKS
+from ddp_prof.manifest import MOST_RANKS, load_manifest, manifest_path
+from ddp_prof.range_names import COLLECTIVES
 from ddp_prof.table import concatenate
 from ddp_prof.trace import (
     AUTOGRAD,
