@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ddp_prof.cli.options.adding import trace_command
 from ddp_prof.cli.options.outputs import say
 from ddp_prof.cli.options.table_output import table_options
 from ddp_prof.cli.options.traces import load_options, traces_argument
@@ -54,7 +55,7 @@ def _ns(_context: click.Context, _parameter: click.Parameter, ms: float | None) 
     return round(ms * NS_PER_MS)
 
 
-@click.command("check")
+@trace_command("check", "--min-overlap 50% --max-tail-ms 40 traces/overlap.sqlite")
 @traces_argument
 @click.option(
     "--min-overlap",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ddp_prof.cli.options.adding import trace_command
 from ddp_prof.cli.options.outputs import Output
 from ddp_prof.cli.options.table_output import table_options
 from ddp_prof.cli.options.traces import load_options, traces_argument
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from ddp_prof.runs.run import Run
 
 
-@click.command("collectives")
+@trace_command("collectives", "--by bucket traces/bucketed_10mb.sqlite")
 @traces_argument
 @click.option(
     "--by",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ddp_prof.cli.options.adding import trace_command
 from ddp_prof.cli.options.outputs import Output
 from ddp_prof.cli.options.table_output import table_options
 from ddp_prof.cli.options.traces import load_options, traces_argument
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from ddp_prof.runs.run import Run
 
 
-@click.command("compare")
+@trace_command("compare", "--waterfall traces/naive.sqlite traces/overlap.sqlite")
 @traces_argument
 @click.option("--waterfall", is_flag=True, help="Show the change from each variant to the next, by parts of the step.")
 @click.option("--html", "page", type=Output(), help="Also write a page with the waterfall.")

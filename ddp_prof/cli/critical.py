@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
+from ddp_prof.cli.options.adding import trace_command
 from ddp_prof.cli.options.table_output import table_options
 from ddp_prof.cli.options.traces import load_options, traces_argument
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from ddp_prof.present.table import TableOptions
 
 
-@click.command("critical")
+@trace_command("critical", "traces/overlap.sqlite")
 @traces_argument
 @table_options
 @load_options

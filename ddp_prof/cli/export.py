@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ddp_prof.cli.options.adding import trace_command
 from ddp_prof.cli.options.outputs import Output, default_output, written
 from ddp_prof.cli.options.traces import load_options, traces_argument
 from ddp_prof.cli.options.verbosity import progress
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from ddp_prof.cli.options.traces import Loader
 
 
-@click.command("export")
+@trace_command("export", "traces/overlap.sqlite -o overlap.json.gz")
 @traces_argument
 @click.option(
     "-o",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import click
-
+from ddp_prof.cli.options.adding import trace_command
 from ddp_prof.cli.options.table_output import table_options
 from ddp_prof.cli.options.traces import load_options, traces_argument
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from ddp_prof.present.table import TableOptions
 
 
-@click.command("info")
+@trace_command("info", "traces/overlap.sqlite")
 @traces_argument
 @table_options
 @load_options

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ddp_prof.cli.options.adding import trace_command
 from ddp_prof.cli.options.table_output import table_options
 from ddp_prof.cli.options.traces import load_options, traces_argument
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 TABLES = ("kernels", "hidden", "idle")
 
 
-@click.command("kernels")
+@trace_command("kernels", "--top 5 traces/overlap.sqlite")
 @traces_argument
 @click.option(
     "--table",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ddp_prof.cli.options.adding import trace_command
 from ddp_prof.cli.options.table_output import table_options
 from ddp_prof.cli.options.traces import load_options, traces_argument
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from ddp_prof.present.table import TableOptions
 
 
-@click.command("overlap")
+@trace_command("overlap", "--steps traces/overlap.sqlite")
 @traces_argument
 @click.option("--steps", is_flag=True, help="A row a step instead of a row a rank.")
 @table_options

@@ -9,6 +9,7 @@ from time import monotonic
 
 import click
 
+from ddp_prof.cli.options.adding import trace_command
 from ddp_prof.cli.options.outputs import Output, say
 from ddp_prof.cli.options.traces import Loader, load_options, traces_argument
 from ddp_prof.cli.options.verbosity import progress_bar, say_note
@@ -17,7 +18,7 @@ SECONDS_TO_TELL = 15
 """How long the pages must take for a note to say it."""
 
 
-@click.command("report")
+@trace_command("report", "traces/naive.sqlite traces/overlap.sqlite -o report")
 @traces_argument
 @click.option(
     "-o",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ddp_prof.cli.options.adding import trace_command
 from ddp_prof.cli.options.outputs import Output, protect, say
 from ddp_prof.cli.options.table_output import table_options
 from ddp_prof.cli.options.verbosity import say_note
@@ -62,7 +63,7 @@ def _usual_database() -> Path:
     return next((path for path in (OWN_RESULTS, RESULTS) if path.is_file()), RESULTS)
 
 
-@click.command("results")
+@trace_command("results", "traces/results.db")
 @click.argument("database", default=_usual_database, type=click.Path(path_type=Path))
 @click.option(
     "--against",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ddp_prof.cli.options.adding import trace_command
 from ddp_prof.cli.options.outputs import Output
 from ddp_prof.cli.options.table_output import table_options
 from ddp_prof.cli.options.traces import load_options, traces_argument
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from ddp_prof.present.table import TableOptions
 
 
-@click.command("skew")
+@trace_command("skew", "traces/overlap.sqlite")
 @traces_argument
 @click.option("--html", "page", type=Output(), help="Also write a page with the picture.")
 @click.option("--png", type=Output(), help="Also write the picture; needs Chromium.")

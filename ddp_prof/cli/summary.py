@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
+from ddp_prof.cli.options.adding import trace_command
 from ddp_prof.cli.options.table_output import table_options
 from ddp_prof.cli.options.traces import load_options, traces_argument
 
@@ -13,7 +12,7 @@ if TYPE_CHECKING:  # they import what takes long
     from ddp_prof.present.table import TableOptions
 
 
-@click.command("summary")
+@trace_command("summary", "traces/overlap.sqlite")
 @traces_argument
 @table_options
 @load_options

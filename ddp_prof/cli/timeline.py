@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ddp_prof.cli.options.adding import trace_command
 from ddp_prof.cli.options.outputs import Output, default_output, say, written
 from ddp_prof.cli.options.traces import load_options, traces_argument
 from ddp_prof.cli.options.verbosity import progress
@@ -33,7 +34,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str | 
     return numbers
 
 
-@click.command("timeline")
+@trace_command("timeline", "traces/overlap.sqlite -o overlap.html")
 @traces_argument
 @click.option(
     "-o",

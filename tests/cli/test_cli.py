@@ -14,6 +14,7 @@ import pytest
 
 from ddp_prof.cli import COMMANDS
 from tests.command_line import csv_rows, run
+from tests.conftest import ROOT
 from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.nsys_factory import write_capture
 
@@ -39,6 +40,25 @@ def test_every_command_explains_itself(name: str) -> None:
     assert {"capture": "PROGRAM", "results": "DATABASE", "completion": "bash|zsh|fish"}.get(
         name, "TRACE"
     ) in result.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in {"capture", "completion"}])
+def test_the_help_ends_with_an_example_that_works(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    example = run(name, "--help").output.rstrip().partition("Example: ddp-prof ")[2]
+    assert example.startswith(f"{name} ")
+    (tmp_path / "traces").symlink_to(ROOT / "traces")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))
+    result = run(*example.split())
+    assert result.exit_code in {0, 3}, result.stderr
+
+
+def test_the_help_tells_own_options_from_those_of_reading() -> None:
+    own, reading = run("overlap", "--help").output.split("How traces are read:")
+    assert "--steps" in own
+    assert "--step-range" not in own
+    assert "--scheduler" in reading
 
 
 def test_json_keeps_the_contract(trace: Path) -> None:
