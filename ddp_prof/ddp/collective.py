@@ -41,7 +41,7 @@ class InFlight:
         try:
             self._work.wait()
         except RuntimeError as error:
-            raise communication_error(self._group, self._what, error) from error
+            raise communication_error(dist.get_rank(self._group), self._what, error) from error
         finally:
             self._span.end()  # completed just now (gloo), or handed over to the stream (NCCL)
 
@@ -109,7 +109,7 @@ def launch(
             work.get_future().add_done_callback(span.end)
     except RuntimeError as error:
         span.end()
-        raise communication_error(group, what, error) from error
+        raise communication_error(dist.get_rank(group), what, error) from error
     return InFlight(work, span, group, what)
 
 
@@ -186,16 +186,12 @@ def communication_errors(group: dist.ProcessGroup | None, what: str) -> Iterator
         if is_ours:
             raise CommunicationError(message.splitlines()[0]) from error
         if isinstance(error, dist.DistError) or _hint(error):
-            raise communication_error(group, what, error) from error
+            raise communication_error(dist.get_rank(group), what, error) from error
         raise
 
 
-def communication_error(group: dist.ProcessGroup | None, what: str, error: BaseException) -> CommunicationError:
-    return communication_error_of(dist.get_rank(group), what, error)
-
-
-def communication_error_of(rank: int, what: str, error: BaseException) -> CommunicationError:
-    """The same where the group must not be kept alive, as in a callback on a thread of its own, which it would join."""
+def communication_error(rank: int, what: str, error: BaseException) -> CommunicationError:
+    # Of the rank, not of the group: a callback on a thread of the group must not keep that alive, it would join itself.
     reason = ADVICE.sub("", SOURCE_LINE.sub("", first_line(error))).strip().rstrip(".")
     return CommunicationError(f"rank {rank}: {what} failed: {reason}{_hint(error)}")
 

@@ -23,7 +23,7 @@ class Described(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
     strides: tuple[int, ...]
-    is_trained: bool
+    requires_grad: bool
 
 
 def check_rank_consistency(
@@ -97,18 +97,13 @@ def _first_difference(own: Sequence[Described], reference: Sequence[Described]) 
     for mine, theirs in zip(own, reference, strict=False):
         if mine.what != theirs.what:
             return f"{mine.what} stands where rank 0 has {theirs.what}"
-        for field in ("shape", "dtype", "strides", "is_trained"):
+        for field in ("shape", "dtype", "strides", "requires_grad"):
             value, expected = getattr(mine, field), getattr(theirs, field)
             if value != expected:
-                return f"{mine.what} has {_phrase(field, value)}, on rank 0 {_phrase(field, expected)}"
+                phrase = f"{field}=" if field == "requires_grad" else f"{field} "
+                return f"{mine.what} has {phrase}{value}, on rank 0 {phrase}{expected}"
     if len(own) > len(reference):
         return f"{own[len(reference)].what} is not there on rank 0"
     if len(own) < len(reference):
         return f"{reference[len(own)].what} of rank 0 is missing"
     return None
-
-
-def _phrase(field: str, value: object) -> str:
-    if field == "is_trained":
-        return f"requires_grad={value}"
-    return f"{field} {value}"

@@ -65,7 +65,9 @@ class ReducingVariant(DataParallel):
         return Reducer(self._trained, self.assignment, self.process_group, self._find_unused)
 
     def _sizes(self) -> list[ParameterSize]:
-        return [_size(parameter) for parameter in self.trained_parameters()]
+        return [
+            ParameterSize(each.numel(), each.nbytes, (each.dtype, each.device)) for each in self.trained_parameters()
+        ]
 
     @abstractmethod
     def _assign(self, sizes: Sequence[ParameterSize]) -> Assignment:
@@ -141,7 +143,3 @@ class Structure:
     def _held(self) -> Iterator[object]:
         # Past the waiting of ``sharded``, which is for the values of parameters.
         return chain.from_iterable(map(dict.values, self._holders))
-
-
-def _size(parameter: torch.nn.Parameter) -> ParameterSize:
-    return ParameterSize(parameter.numel(), parameter.nbytes, (parameter.dtype, parameter.device))

@@ -39,7 +39,7 @@ from ddp_prof import annotate
 from ddp_prof.annotate import OpenRange
 from ddp_prof.annotate.hooks import average_op, is_on_host
 from ddp_prof.ddp.base import DataParallel
-from ddp_prof.ddp.collective import communication_error_of, communication_errors
+from ddp_prof.ddp.collective import communication_error, communication_errors
 from ddp_prof.errors import CommunicationError
 from ddp_prof.variants import COMM_HOOKS
 
@@ -149,7 +149,7 @@ class TorchDDP(DataParallel):
             try:
                 return done.value()
             except RuntimeError as error:
-                raise communication_error_of(rank, what, error) from error
+                raise communication_error(rank, what, error) from error
 
         return future.then(completed)
 
