@@ -238,6 +238,18 @@ class Overhead(Table):
 
 
 @dataclass(frozen=True)
+class Operators(Table):
+    """When the host computed: torch's operators but for those that launch collectives, nested ones included.
+
+    ``is_backward`` is 1 for what autograd's engine runs, itself and not what it calls.
+    """
+
+    start_ns: Ints
+    end_ns: Ints
+    is_backward: Ints
+
+
+@dataclass(frozen=True)
 class UnresolvedNames:
     """How many kernels of a trace have no name, so that nobody knows whether they compute or communicate.
 
@@ -268,6 +280,7 @@ class Trace(Brief):
         ranks: Rank of a process, where the trace says it.
         collective_metadata: What is known of the collectives beside their kernels.
         synchronizations: Who was made to wait for whom.
+        operators: When the host computed, where the trace holds nothing of a device; empty where it does not tell.
         sync_source: Where that is from: ``cuda_events``, ``event_sync_ids``, ``kineto`` or ``none``.
         sync_reason: Why it is not known, or not all of it; ``None`` where it is.
         launching_calls: Row in ``calls`` of the call that launched each activity, ``UNKNOWN`` where the trace holds
@@ -298,6 +311,7 @@ class Trace(Brief):
     overhead: Overhead
     collective_metadata: CollectiveMetadata = field(default_factory=lambda: empty(CollectiveMetadata))
     synchronizations: Synchronizations = field(default_factory=lambda: empty(Synchronizations))
+    operators: Operators = field(default_factory=lambda: empty(Operators))
     sync_source: str = "none"
     sync_reason: str | None = None
     launching_calls: Ints = None  # type: ignore[assignment]  # never None once the trace is built

@@ -43,12 +43,14 @@ from ddp_prof.trace import (
     Calls,
     Category,
     Kind,
+    Operators,
     Overhead,
     Spans,
     Synchronizations,
     SyncKind,
     Trace,
     distinct,
+    empty,
 )
 
 if TYPE_CHECKING:
@@ -108,6 +110,7 @@ def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = (), with_lau
         overhead=Overhead(*_times(by_category["overhead"])),
         ranks={PROCESS: rank} if _is_count(rank, MOST_RANKS) and not _may_hold_several(launches, activities) else {},
         synchronizations=synchronizations,
+        operators=_operators(operations) if not len(activities) else empty(Operators),
         sync_source=sync_source,
         sync_reason=sync_reason,
         collective_metadata=_collective_metadata(by_category[_KERNEL], names),
@@ -226,6 +229,13 @@ def _sizes(kernels: Sequence[Event]) -> list[Ints]:
     noted = [event.args or EventArguments() for event in kernels]
     rows = [decoded(bytes(arguments.grid)) + decoded(bytes(arguments.block)) for arguments in noted]
     return list(np.array(rows, np.int64).reshape(len(rows), 6).T)
+
+
+def _operators(events: Sequence[Event]) -> Operators:
+    """Those that compute: a collective that blocks would else pass for compute."""
+    computing = [event for event in events if not str(event.name).startswith("c10d::")]
+    is_backward = [str(event.name).startswith(_ENGINE) for event in computing]
+    return Operators(*_times(computing), np.array(is_backward, np.int64))
 
 
 def _spans(events: Sequence[Event], names: NameTable) -> Spans:

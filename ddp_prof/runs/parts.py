@@ -141,11 +141,10 @@ def _free_memory() -> int | None:
 
 def _structure(patterns: RangePatterns) -> Callable[[str], bool]:
     """Whether a range of this name tells steps, phases, collectives or processes."""
-    from ddp_prof.analyze.core.phases import PHASE_PATTERNS
-    from ddp_prof.analyze.core.steps import STEP_PATTERNS
+    from ddp_prof.analyze.core.known_names import KNOWN_NAMES
 
     ours = tuple(f"{name}|" for name in (PROCESS, STEP, *COLLECTIVES))
-    usual = re.compile("|".join(f"(?:{pattern})" for pattern in (*STEP_PATTERNS, *PHASE_PATTERNS.values())), re.I)
+    usual = re.compile("|".join(f"(?:{known.pattern})" for known in KNOWN_NAMES), re.I)
     own = [re.compile(pattern) for pattern in (patterns.step,) if pattern]
     own += [re.compile(pattern, re.I) for pattern in (patterns.backward,) if pattern]
     return lambda name: name.startswith(ours) or any(pattern.search(name) for pattern in (usual, *own))

@@ -5,7 +5,8 @@ call, in the same process, *on any thread*: autograd launches the kernels of bac
 
 On a CPU (gloo) there are no activities: communication is our ranges round collectives, and compute is the time in
 ``forward``, ``backward`` and ``optimizer``, not in ``synchronize``, where the rank waits. Of phases within each other,
-as where an optimizer steps on one bucket in backward, the innermost counts.
+as where an optimizer steps on one bucket in backward, the innermost counts. Without our ranges torch.profiler's events
+tell: gloo's of the collectives, and operators of what computes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ddp_prof.analyze.intervals import union
 from ddp_prof.range_names import BACKWARD, OPTIMIZER, PHASES, SYNCHRONIZE
 from ddp_prof.trace import AUTOGRAD, NO_TIME, UNKNOWN, Category, Kind, Table, concatenate, looked_up, select
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.core.collective_ranges import CollectiveRanges
     from ddp_prof.analyze.core.phases import Phases
     from ddp_prof.analyze.core.steps import Steps
-    from ddp_prof.trace import Ints, Trace
+    from ddp_prof.trace import Ints, Operators, Trace
 
 BACKWARD_PHASE, OPTIMIZER_PHASE = PHASES.index(BACKWARD), PHASES.index(OPTIMIZER)
 SYNCHRONIZE_PHASE = PHASES.index(SYNCHRONIZE)
@@ -104,6 +106,22 @@ def host_events(ranges: CollectiveRanges, steps: Steps, phases: Phases) -> Event
     parts = [host_communication(ranges, steps, phases)]
     for kind in set(range(len(PHASES))) - {SYNCHRONIZE_PHASE}:
         busy = phases.innermost_of(kind)
+        parts.append(_on_host(busy.start_ns, busy.end_ns, Category.COMPUTE, np.full(len(busy), kind), steps))
+    return concatenate(*parts)
+
+
+def operator_events(operators: Operators, ranges: CollectiveRanges, steps: Steps, phases: Phases) -> Events:
+    """The same of a run that marks no waiting: what computes are its operators, not the phases that they are in.
+
+    An operator of autograd's engine is backward's also where no range says so.
+    """
+    computing, backward = union(operators.start_ns, operators.end_ns), select(operators, operators.is_backward == 1)
+    told = union(phases.start_ns, phases.end_ns)
+    within = {kind: phases.innermost_of(kind) & computing for kind in range(len(PHASES))}
+    within[BACKWARD_PHASE] |= union(backward.start_ns, backward.end_ns) - told
+    within[UNKNOWN] = computing - told - within[BACKWARD_PHASE]
+    parts = [host_communication(ranges, steps, phases)]
+    for kind, busy in within.items():
         parts.append(_on_host(busy.start_ns, busy.end_ns, Category.COMPUTE, np.full(len(busy), kind), steps))
     return concatenate(*parts)
 

@@ -17,7 +17,7 @@ from ddp_prof.analyze.dependencies.blocking import Consumers, Stretches, find_bl
 from ddp_prof.analyze.dependencies.edges import Dependencies
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.table import UNKNOWN, Ints, Mask, empty, select
-from ddp_prof.trace import SYNC_IN_PARTS, Category, Trace
+from ddp_prof.trace import Category, Trace
 
 NO_WAITS = "no stream wait was recorded, and nothing else tells what needs the collectives"
 
@@ -155,10 +155,10 @@ def _reason(trace: Trace, waits: Mask, dependencies: Dependencies, is_doubtful: 
     return "the launch of what waited for a collective is not in the trace"
 
 
-def blocking_of_part(events: Events, steps: int) -> RankBlocking:
-    """Of a rank in a part of a capture: not known."""
+def unknown_blocking(events: Events, steps: int, reason: str) -> RankBlocking:
+    """Of a rank of which it is not known, as in a part of a capture."""
     is_known = events.category != Category.COMMUNICATION
-    coverage = DependencyCoverage("none", 0, 0, 0, SYNC_IN_PARTS)
+    coverage = DependencyCoverage("none", 0, 0, 0, reason)
     found = _of_rank(coverage, empty(Stretches), empty(Consumers), is_known, events, steps)
     return replace(found, total_ns=None, by_step_ns=np.full(steps, UNKNOWN))
 

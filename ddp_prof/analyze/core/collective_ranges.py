@@ -1,4 +1,7 @@
-"""The collectives of one process as our own ranges tell them: when the host launched each, its bucket and its size."""
+"""The collectives of one process as ranges tell them: when the host launched each, its bucket and its size.
+
+Ours, from launch to completion; else gloo's own, ``gloo:all_reduce``, from when a thread of gloo takes it up.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.analyze.core.operations import OPERATIONS
+from ddp_prof.analyze.core.operations import OPERATIONS, operation_of
 from ddp_prof.analyze.intervals import innermost
-from ddp_prof.range_names import COLLECTIVES, ranges_among
+from ddp_prof.range_names import COLLECTIVES, Range, ranges_among
 from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Table, looked_up
 
 if TYPE_CHECKING:
     from ddp_prof.trace import Ints, Mask, Trace
+
+
+GLOO = "gloo:"
+"""How torch.profiler's names of gloo's collectives begin."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +55,11 @@ class CollectiveRanges(Table):
 
 def find_collective_ranges(trace: Trace, process: int) -> CollectiveRanges:
     """The ranges round the collectives of a process."""
-    names = ranges_among(trace.names, *COLLECTIVES)
-    span = np.flatnonzero((trace.spans.process == process) & np.isin(trace.spans.name_id, list(names)))
+    names, mine = ranges_among(trace.names, *COLLECTIVES), trace.spans.process == process
+    if not np.any(mine & np.isin(trace.spans.name_id, list(names))) and not np.any(trace.activities.process == process):
+        gloo = {index: operation_of(name) for index, name in enumerate(trace.names) if name.startswith(GLOO)}
+        names = {index: Range(operation, {}) for index, operation in gloo.items() if operation is not None}
+    span = np.flatnonzero(mine & np.isin(trace.spans.name_id, list(names)))
     name_id = trace.spans.name_id[span]
 
     def number(key: str) -> Ints:

@@ -8,24 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ddp_prof.analyze.core.known_names import phase_pattern
 from ddp_prof.analyze.core.steps import rows_named
 from ddp_prof.analyze.intervals import Intervals, innermost, union
-from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES, SYNCHRONIZE
+from ddp_prof.range_names import BACKWARD, FORWARD, PHASES
 from ddp_prof.trace import Table, looked_up, select
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ddp_prof.trace import Ints, Trace
-
-PHASE_PATTERNS: Mapping[str, str] = {
-    FORWARD: r"^#{0,9} ?(?:forward|fwd)(?:[ _]?pass)? ?#*$|^DeepSpeedEngine\.forward$|\[Strategy\]\w+\.training_step$",
-    BACKWARD: r"^#{0,9} ?(?:loss[._]|DeepSpeedEngine\.|.*\[Strategy\]\w+\.)?(?:backward|bwd)(?:[ _]?pass)? ?#*$",
-    SYNCHRONIZE: r"^synchronize$",
-    OPTIMIZER: r"^#{0,9} ?(?:optimizer|opt)(?:[ _.]?step)? ?#*$|^Optimizer\.step#|^optimizer\|bucket=\d+$|"
-    r"^DeepSpeedEngine\.step$|\[Strategy\]\w+\.optimizer_step$",
-}
-"""How ranges of phases are named, by us, by torch, DeepSpeed, Lightning (``[Strategy]``) and others; any case."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +57,11 @@ def find_phases(trace: Trace, process: int, backward_pattern: str | None = None)
         process: Process id.
         backward_pattern: Regular expression for the names of backward ranges, instead of the usual names.
     """
-    patterns = {**PHASE_PATTERNS, **({BACKWARD: backward_pattern} if backward_pattern else {})}
     mine = trace.spans.process == process
     rows, kinds = [], []
     for kind, phase in enumerate(PHASES):
-        matches = re.compile(patterns[phase], re.IGNORECASE).search
+        own = backward_pattern if phase == BACKWARD else None
+        matches = re.compile(own or phase_pattern(phase), re.IGNORECASE).search
         rows.append(rows_named(trace.spans, mine, [index for index, name in enumerate(trace.names) if matches(name)]))
         kinds.append(np.full(len(rows[-1]), kind, np.int64))
     row = np.concatenate(rows)

@@ -16,8 +16,9 @@ from ddp_prof.analyze.core.attribution import (
     host_communication,
     host_events,
     last_by_step,
+    operator_events,
 )
-from ddp_prof.analyze.core.blocking import RankBlocking, blocking_of_part, device_blocking, host_blocking
+from ddp_prof.analyze.core.blocking import RankBlocking, device_blocking, host_blocking, unknown_blocking
 from ddp_prof.analyze.core.collective_ranges import CollectiveRanges, find_collective_ranges
 from ddp_prof.analyze.core.operations import NOTIFY, operation_of
 from ddp_prof.analyze.core.phases import Phases, find_phases
@@ -27,7 +28,7 @@ from ddp_prof.analyze.core.steps import NO_PATTERNS, RangePatterns, Steps, find_
 from ddp_prof.analyze.dependencies.edges import Dependencies, find_dependencies
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.errors import TraceError
-from ddp_prof.range_names import PROCESS, ranges_among
+from ddp_prof.range_names import COLLECTIVES, PROCESS, ranges_among
 from ddp_prof.table import Brief
 from ddp_prof.trace import (
     NO_TIME,
@@ -147,10 +148,12 @@ class RankEvents(Brief):
     def blocking(self) -> RankBlocking:
         """How long its streams, on a CPU its host, stood still for communication."""
         if self.trace.sync_reason == SYNC_IN_PARTS:
-            return blocking_of_part(self.events, len(self.steps))
+            return unknown_blocking(self.events, len(self.steps), SYNC_IN_PARTS)
         is_by_host = np.any((self.events.category == Category.COMMUNICATION) & (self.events.activity == UNKNOWN))
         if self.device is None or is_by_host:
             waits = int((self.phases.kind == SYNCHRONIZE_PHASE).sum())
+            if len(self.trace.operators) and not waits:
+                return unknown_blocking(self.events, len(self.steps), "the trace does not tell when the host waits")
             return host_blocking(self.phases.union_of(SYNCHRONIZE_PHASE), waits, self.events, len(self.steps))
         return device_blocking(self.trace, self.dependencies.found, self.is_mine, self.events, self.steps)
 
@@ -351,10 +354,22 @@ class _Builder:
         return result
 
     def host_rank(self) -> RankEvents:
-        """Others' ranges do not tell waiting from computing, so that without ours nothing is known."""
-        is_told = bool(len(self.ranges) or self._said())
-        events = host_events(self.ranges, self.steps, self.phases) if is_told else empty(Events)
-        return self._rank(None, events, "ranges")
+        """Others' ranges do not tell waiting from computing: without ours operators must."""
+        operators, backward = self.trace.operators, "ranges"
+        if self._said() or ranges_among(self.trace.names, *COLLECTIVES):
+            events = host_events(self.ranges, self.steps, self.phases)
+        elif len(self.ranges) and len(operators):
+            events = operator_events(operators, self.ranges, self.steps, self.phases)
+            if BACKWARD_PHASE not in self.phases.kind:
+                backward = "inferred" if operators.is_backward.any() else "none"
+            is_by_caller = np.isin(self.trace.spans.lane[self.ranges.span], self.phases.lane).any()
+            begin = "is called" if is_by_caller else "is taken up by a thread of gloo"
+            self.step_notes += (
+                f"communication is the 'gloo:' events, each from when it {begin}; compute is torch's operators",
+            )
+        else:
+            events = empty(Events)
+        return self._rank(None, events, backward)
 
     def _said(self) -> set[str]:
         """The backends that ranges of ours round the process name; a backend not named is empty text."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ddp_prof.analyze.core.known_names import STEP_PATTERNS
 from ddp_prof.analyze.intervals import innermost
 from ddp_prof.range_names import STEP, ranges_among
 from ddp_prof.trace import UNKNOWN, Table, distinct_rows, looked_up, select
@@ -17,13 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from ddp_prof.trace import Ints, Mask, Spans, Trace
-
-STEP_PATTERNS = (
-    r"^ProfilerStep#(\d+)$",
-    r"^(?:training|train|global)?[ _-]?(?:step|iteration|iter)[ _#:=-]{0,2}(\d+)$",
-    r"^(?:\[pl\]\[profile\])?run_training_batch$",
-)
-"""How others name their steps, tried in this order where there are no ranges of ours; any case."""
 
 
 @dataclass(frozen=True, slots=True)

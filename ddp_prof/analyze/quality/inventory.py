@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
+from ddp_prof.analyze.core.collective_ranges import GLOO
+from ddp_prof.analyze.core.known_names import KNOWN_NAMES
 from ddp_prof.analyze.core.phases import find_phases
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.core.steps import NO_PATTERNS, RangePatterns, find_steps
 from ddp_prof.analyze.quality.diagnostics import diagnose
 from ddp_prof.manifest import label_of
+from ddp_prof.range_names import BACKWARD, PHASES, STEP, ranges_among
 from ddp_prof.table import Brief
 from ddp_prof.trace import Category, Kind
 
@@ -49,6 +55,7 @@ class TraceInventory(Brief):
     Attributes:
         duration_ns: From the first event to the last.
         advice: What is missing, for which question, and how to record it.
+        recognized: Which names of ranges were taken for steps and phases: (kind, name, who writes such).
     """
 
     trace: Path
@@ -61,6 +68,7 @@ class TraceInventory(Brief):
     processes: tuple[ProcessInventory, ...]
     advice: tuple[str, ...]
     warnings: tuple[str, ...]
+    recognized: tuple[tuple[str, str, str], ...] = ()
 
 
 def take_inventory(trace: Trace, patterns: RangePatterns = NO_PATTERNS) -> TraceInventory:
@@ -76,9 +84,26 @@ def take_inventory(trace: Trace, patterns: RangePatterns = NO_PATTERNS) -> Trace
         duration_ns=trace.duration_ns,
         manifest=trace.manifest,
         processes=tuple(processes),
-        advice=tuple(_advice(processes, ranks)),
+        advice=tuple(_advice(trace, processes, ranks)),
+        recognized=tuple(_recognized(trace, patterns)),
         warnings=diagnose(trace, ranks),
     )
+
+
+def _recognized(trace: Trace, patterns: RangePatterns) -> Iterator[tuple[str, str, str]]:
+    if patterns.step is None:
+        ours = next((trace.names[index] for index in ranges_among(trace.names, STEP)), None)
+        yield from [(STEP, ours, "ddp_prof")] if ours else _first_known(trace, STEP)
+    for phase in PHASES:
+        if phase != BACKWARD or patterns.backward is None:
+            yield from _first_known(trace, phase)
+
+
+def _first_known(trace: Trace, kind: str) -> Iterator[tuple[str, str, str]]:
+    """The first name of a kind that the table knows, if any."""
+    known = [known for known in KNOWN_NAMES if known.kind == kind]
+    matches = [(re.compile(each.pattern, re.IGNORECASE).search, each.writer) for each in known]
+    yield from islice(((kind, name, who) for match, who in matches for name in trace.names if match(name)), 1)
 
 
 def _process_inventory(trace: Trace, process: int, patterns: RangePatterns) -> ProcessInventory:
@@ -100,11 +125,16 @@ def _process_inventory(trace: Trace, process: int, patterns: RangePatterns) -> P
     )
 
 
-def _advice(processes: Sequence[ProcessInventory], ranks: Sequence[RankEvents]) -> list[str]:
+def _advice(trace: Trace, processes: Sequence[ProcessInventory], ranks: Sequence[RankEvents]) -> list[str]:
     advice, has_work = [], any(len(rank.events) for rank in ranks)
     if not has_work:
+        missing = "no ddp_prof ranges"
+        if trace.source == "kineto":
+            missing += "" if len(trace.operators) else ", no operators"
+            missing += "" if any(name.startswith(GLOO) for name in trace.names) else f", no '{GLOO}' events"
         how = "record with nsys' --trace=cuda,nvtx, or with ProfilerActivity.CUDA, too"
-        advice.append(f"overlap: no GPU activities and no ddp_prof ranges: {how}")
+        how += "; on a CPU with 'from ddp_prof import annotate; annotate.instrument(model, optimizer)' in the program"
+        advice.append(f"overlap: no GPU activities, {missing}: {how}")
     unknown = [
         rank.blocking.coverage.reason for rank in ranks if np.any(rank.events.category == Category.COMMUNICATION)
     ]

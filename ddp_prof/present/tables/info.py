@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddp_prof.present.json_documents import info_document
 from ddp_prof.present.table import TableView
+from ddp_prof.printable import printable
 from ddp_prof.variants import variant_extras
 
 if TYPE_CHECKING:
@@ -21,7 +22,9 @@ def info_view(inventory: TraceInventory) -> TableView:
         f"{inventory.trace} · {inventory.source}{producer} · device: {inventory.device} · "
         f"{inventory.duration_ns / 1e9:.3f} s"
     )
-    notes = [*_run_notes(inventory.manifest), *inventory.advice, *inventory.warnings]
+    names = ", ".join(f"{kind} as '{printable(name[:60])}' ({writer})" for kind, name, writer in inventory.recognized)
+    named = [f"recognized: {names}"] if names else []
+    notes = [*_run_notes(inventory.manifest), *named, *inventory.advice, *inventory.warnings]
     return TableView(title, [_row(process) for process in inventory.processes], notes, info_document(inventory))
 
 

@@ -1,0 +1,62 @@
+"""Names that others write: each example of the table is taken for what the table says."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from ddp_prof.analyze.core.known_names import KNOWN_NAMES, KnownName
+from ddp_prof.analyze.core.phases import find_phases
+from ddp_prof.analyze.core.steps import find_steps
+from ddp_prof.analyze.quality.inventory import take_inventory
+from ddp_prof.range_names import PHASES, STEP
+from ddp_prof.trace import UNKNOWN
+from tests.drawing import PID, draw_trace
+
+EXAMPLES = [(known, name) for known in KNOWN_NAMES for name in known.examples]
+
+
+@pytest.mark.parametrize(("known", "name"), EXAMPLES, ids=[name for _, name in EXAMPLES])
+def test_an_example_is_taken_for_its_kind(known: KnownName, name: str) -> None:
+    trace = draw_trace(ranges={name: "####", "setup": "######"})
+    steps, _ = find_steps(trace, PID)
+    kinds = find_phases(trace, PID).kind.tolist()
+    if known.kind == STEP:
+        assert (len(steps), kinds) == (1, [])
+        assert steps.number.tolist() == [3 if "3" in name else UNKNOWN]
+    else:
+        assert (len(steps), kinds) == (0, [PHASES.index(known.kind)])
+    assert take_inventory(trace).recognized == ((known.kind, name, known.writer),)
+
+
+@pytest.mark.parametrize("known", KNOWN_NAMES, ids=lambda known: f"{known.kind}-{known.writer}")
+def test_each_pattern_is_needed_by_its_examples(known: KnownName) -> None:
+    for name in known.examples:
+        matching = [other for other in KNOWN_NAMES if re.search(other.pattern, name, re.IGNORECASE)]
+        assert matching == [known]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "FSDP::pre_backward (layers.3)",
+        "FSDP::all_gather (layers.3)",
+        "[pl][profile][Strategy]DDPStrategy.pre_backward",
+        "backward_hooks_setup",
+        "forwarder",
+        "epoch 3",
+        "batch_norm",
+        "step into",
+        "DeepSpeedEngine.allreduce_gradients",
+        "ncclAllReduce",
+    ],
+)
+def test_what_is_neither_step_nor_phase_is_left(name: str) -> None:
+    trace = draw_trace(ranges={name: "####"})
+    assert len(find_steps(trace, PID)[0]) == len(find_phases(trace, PID)) == 0
+
+
+def test_ours_are_named_as_ours() -> None:
+    trace = draw_trace(ranges={"step|index=7": "####", "ProfilerStep#9": "####"})
+    assert take_inventory(trace).recognized == (("step", "step|index=7", "ddp_prof"),)

@@ -1,0 +1,136 @@
+"""A CPU job of others by torch.profiler: torch's DDP on gloo, names of others; against a count by hand."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ddp_prof as dp
+
+STEPS = 4
+SCRIPT = f"""
+import contextlib, sys, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+path = f"{{sys.argv[1]}}/job.rank{{dist.get_rank()}}.json.gz"
+model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(6)])
+model = DistributedDataParallel(model, bucket_cap_mb=0.5)
+optimizer = torch.optim.AdamW(model.parameters())
+plan = schedule(wait=0, warmup=1, active={STEPS})
+named = sys.argv[2] == "named"
+phase = record_function if named else contextlib.nullcontext
+kept = {{"schedule": plan, "on_trace_ready": lambda p: p.export_chrome_trace(path)}}
+with profile(activities=[ProfilerActivity.CPU], **kept) as p:
+    for _ in range({STEPS} + 1):
+        optimizer.zero_grad()
+        with phase("fwd"):
+            loss = model(torch.randn(128, 256)).square().mean()
+        with phase("bwd"):
+            loss.backward()
+        with phase("opt"):
+            optimizer.step()
+        p.step()
+dist.destroy_process_group()
+"""
+Spans = list[tuple[int, int]]
+
+
+def record(folder: Path, names: str) -> list[Path]:
+    script = folder / "job.py"
+    script.write_text(SCRIPT)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script, folder, names]
+    subprocess.run(launch, check=True, capture_output=True, timeout=300)
+    return sorted(folder.glob("job.rank*.json.gz"))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return record(tmp_path_factory.mktemp("job"), "named")
+
+
+def spans_of(events: list[dict[str, Any]], wanted: Any) -> Spans:
+    """In nanoseconds, as the file has three decimals of microseconds."""
+    chosen = [event for event in events if event.get("ph") == "X" and wanted(event)]
+    return [(round(event["ts"] * 1000), round(event["ts"] * 1000) + round(event["dur"] * 1000)) for event in chosen]
+
+
+def length(covered: Any, *sets: Spans) -> int:
+    """How long the sets that hold an instant are such that ``covered`` says so: by sweeping over all their edges."""
+    edges = sorted((time, which, delta) for which, spans in enumerate(sets)
+                   for start, end in spans for time, delta in ((start, 1), (end, -1)))  # fmt: skip
+    depth, total, last = [0] * len(sets), 0, 0
+    for time, which, delta in edges:
+        if covered(*(count > 0 for count in depth)):
+            total += time - last
+        depth[which] += delta
+        last = time
+    return total
+
+
+def counted(file: Path) -> dict[str, Any]:
+    """The same figures, from the JSON alone."""
+    events = json.loads(gzip.decompress(file.read_bytes()), parse_float=Decimal)["traceEvents"]
+    comm = spans_of(events, lambda e: str(e["name"]).startswith("gloo:"))
+    operators = spans_of(events, lambda e: e.get("cat") == "cpu_op" and not e["name"].startswith("c10d::"))
+    steps = spans_of(events, lambda e: str(e["name"]).startswith("ProfilerStep#"))
+    backward = spans_of(events, lambda e: e["name"] == "bwd")
+    by_step = [[span for span in comm if start <= span[0] < end] for start, end in sorted(steps)]
+    return {
+        "comm": length(lambda c: c, comm),
+        "overlapped": length(lambda c, o: c and o, comm, operators),
+        "exposed": length(lambda c, o: c and not o, comm, operators),
+        "exposed in backward": length(lambda c, o, b: c and b and not o, comm, operators, backward),
+        "collectives": len([span for own in by_step for span in own]),
+        "steps": [length(lambda c, o: c and not o, own, operators) for own in by_step],
+    }
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_overlap_and_exposed_are_those_counted_by_hand(files: list[Path]) -> None:
+    (run,) = dp.load_runs(files)
+    for rank, file in zip(run.overlap().ranks, files, strict=True):
+        by_hand = counted(file)
+        assert (rank.comm_ns, rank.overlapped_ns, rank.exposed_ns, rank.collectives) == tuple(
+            by_hand[key] for key in ("comm", "overlapped", "exposed", "collectives")
+        )
+        assert [step.exposed_ns for step in rank.steps] == by_hand["steps"]
+        assert rank.exposed_ns > 0
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_the_cause_is_where_the_time_is(files: list[Path]) -> None:
+    (run,) = dp.load_runs(files)
+    exposed = in_backward = 0
+    for file in files:
+        by_hand = counted(file)
+        exposed += by_hand["exposed"]
+        in_backward += by_hand["exposed in backward"]
+    causes: dict[str, int] = {}
+    for collective in run.collectives().collectives:
+        for cause in collective.exposed_by:
+            causes[cause.when] = causes.get(cause.when, 0) + cause.ns
+    assert sum(causes.values()) == exposed
+    # Phases of a cause are those of what computes before and after: in backward, but for its last bit.
+    assert causes["backward"] == pytest.approx(in_backward, rel=0.1)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_without_ranges_of_phases_operators_tell_backward(tmp_path: Path) -> None:
+    (run,) = dp.load_runs(record(tmp_path, "bare"))
+    for rank in run.overlap().ranks:
+        assert rank.overlap_ratio is not None
+        assert rank.backward_overlap_ratio is not None
+        assert rank.backward_overlap_ratio > 0
