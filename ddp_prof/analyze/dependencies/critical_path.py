@@ -21,8 +21,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ddp_prof.analyze.dependencies.edges import Dependencies
-from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, Sequences, Table, distinct, looked_up
-from ddp_prof.trace import Category, SyncKind, Trace
+from ddp_prof.analyze.dependencies.host_calls import HostCalls
+from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, Table, distinct, looked_up
+from ddp_prof.trace import Category, Trace
 
 PARTS = ("compute", "copies", "queue", "launch", "host")
 """What a chain between collectives is made of."""
@@ -118,14 +119,9 @@ def find_host_waits(trace: Trace, dependencies: Dependencies, work: Work) -> tup
 
     Rows of the trace's synchronizations, and of ``work``. A call waited only if what it waits for ended within it.
     """
-    calls, process = trace.synchronizations, trace.activities.process[work.activity[:1]]
-    waits = np.flatnonzero((calls.kind >= SyncKind.HOST_WAIT_EVENT) & np.isin(calls.process, process))
-    awaited = _awaited(trace, dependencies, work, waits)
-    end = looked_up(work.end_ns, awaited, NO_TIME)
-    waited = (awaited != UNKNOWN) & (end > calls.start_ns[waits]) & (end <= calls.end_ns[waits])
-    waits, awaited = waits[waited], awaited[waited]
-    order = np.argsort(calls.end_ns[waits], kind="stable")
-    return waits[order], awaited[order]
+    calls = HostCalls(trace, dependencies, work.activity)
+    waited = np.flatnonzero(looked_up(work.end_ns, calls.latest, NO_TIME) > calls.start_ns)
+    return calls.rows[waited], calls.latest[waited]
 
 
 def _after_syncs(trace: Trace, dependencies: Dependencies, work: Work, thread: Ints, main_thread: int) -> Ints:
@@ -139,32 +135,6 @@ def _after_syncs(trace: Trace, dependencies: Dependencies, work: Work, thread: I
         last = np.searchsorted(calls.end_ns[waits[own]], work.launch_ns[mine], side="right") - 1
         found[mine] = np.where(last < 0, UNKNOWN, looked_up(awaited[own], np.maximum(last, UNKNOWN)))
     return found
-
-
-def _awaited(trace: Trace, dependencies: Dependencies, work: Work, waits: Ints) -> Ints:
-    """The last operation of those that each call of the host waits for."""
-    calls = trace.synchronizations
-    if not len(work):
-        return np.full(len(waits), UNKNOWN, np.int64)
-    by_event = calls.kind[waits] == SyncKind.HOST_WAIT_EVENT
-    mark = np.where(by_event, calls.awaits[waits], waits)  # the record of the event, or the call itself
-    launches = Sequences(dependencies.stream[work.activity], dependencies.place[work.activity])
-    on_stream = launches.last_before(
-        looked_up(dependencies.call_stream, mark), looked_up(dependencies.call_place, mark)
-    )
-    # Of all that was launched before the call, what ends last.
-    launched = dependencies.place[work.activity]
-    by_launch = np.argsort(launched, kind="stable")
-    end_ns = work.end_ns[by_launch]
-    latest = np.maximum.accumulate(np.where(end_ns == np.maximum.accumulate(end_ns), np.arange(len(work)), 0))
-    before = np.searchsorted(launched[by_launch], dependencies.call_place[waits]) - 1
-    of_device = np.where(before < 0, UNKNOWN, by_launch[latest[before]])
-    numbers = trace.activities.correlation[work.activity]
-    by_number = np.argsort(numbers, kind="stable")
-    at = np.minimum(np.searchsorted(numbers[by_number], calls.correlation[waits]), len(work) - 1)
-    copy = np.where(numbers[by_number[at]] == calls.correlation[waits], by_number[at], UNKNOWN)
-    kind = calls.kind[waits]
-    return np.where(kind == SyncKind.COPY, copy, np.where(kind == SyncKind.HOST_WAIT_DEVICE, of_device, on_stream))
 
 
 def follow_chains(

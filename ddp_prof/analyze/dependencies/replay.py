@@ -28,19 +28,18 @@ import numpy as np
 
 from ddp_prof.analyze.dependencies.critical_path import Work
 from ddp_prof.analyze.dependencies.edges import Dependencies
+from ddp_prof.analyze.dependencies.host_calls import HostCalls
 from ddp_prof.table import (
     NO_TIME,
     UNKNOWN,
     Ints,
-    Sequences,
     Table,
     concatenate,
-    distinct,
     distinct_rows,
     looked_up,
     select,
 )
-from ddp_prof.trace import SyncKind, Trace
+from ddp_prof.trace import Trace
 
 _NEVER = -(2**60)
 
@@ -118,7 +117,7 @@ def find_replay(
     producer, consumer = row_of[dependencies.edges.producer], row_of[dependencies.edges.consumer]
     inside = (producer != UNKNOWN) & (consumer != UNKNOWN)
     producer, consumer = producer[inside], consumer[inside]
-    syncs = _Syncs(trace, dependencies, work, stream, place, main_thread)
+    syncs = HostCalls(trace, dependencies, work.activity)
 
     bound_ns = np.maximum(work.launch_ns, looked_up(work.end_ns, before, NO_TIME))
     np.maximum.at(bound_ns, consumer, work.end_ns[producer])
@@ -167,7 +166,7 @@ def find_replay(
     # From launches: of all of one operation kept that follow one call that waits, the latest.
     launched = np.flatnonzero((launch_ns != NO_TIME) & (to != UNKNOWN))
     thread = looked_up(trace.calls.lane, trace.launching_calls[work.activity[launched]])
-    after = syncs.last_before(thread, launch_ns[launched], place[launched])
+    after = syncs.last_before(thread, main_thread, launch_ns[launched], place[launched])
     first, pair = distinct_rows(to[launched], after)
     latest_ns = np.full(len(first), _NEVER)
     np.maximum.at(latest_ns, pair, launch_ns[launched] - upto_ns[launched] + own_ns[launched])
@@ -175,7 +174,7 @@ def find_replay(
     length_ns = latest_ns + upto_ns[heads] - looked_up(syncs.end_ns, after, 0)
     found.append((looked_up(sync_of, after), begin_of[heads], length_ns))
     # A call that waits follows the one before, and what it waits for.
-    before = syncs.last_before(syncs.thread, syncs.start_ns, syncs.place)
+    before = syncs.last_before(syncs.thread, main_thread, syncs.start_ns, syncs.place)
     since_ns = syncs.start_ns - looked_up(syncs.end_ns, before, 0)
     found.append((looked_up(sync_of, before), sync_of, since_ns + syncs.lag_ns))
     found.append((end_of[syncs.awaited], sync_of[syncs.awaits], syncs.lag_ns[syncs.awaits]))
@@ -183,63 +182,6 @@ def find_replay(
     tail, head, length_ns = (np.concatenate(column) for column in zip(*found, strict=True))
     is_duration = np.repeat([0, 1], [len(tail) - len(arrivals), len(arrivals)])
     return Replay(times, Links(tail, head, length_ns, is_duration)) if np.all(tail < head) else None
-
-
-class _Syncs:
-    """The calls by which a device's host could wait for it, and the operations that each waits for.
-
-    Attributes:
-        awaited: Rows of operations; ``awaits`` the call of each.
-        lag_ns: How long after the last of these, and after its own start, each call ended.
-    """
-
-    def __init__(
-        self, trace: Trace, dependencies: Dependencies, work: Work, stream: Ints, place: Ints, main_thread: int
-    ) -> None:
-        calls, process = trace.synchronizations, trace.activities.process[work.activity[:1]]
-        rows = np.flatnonzero((calls.kind >= SyncKind.HOST_WAIT_EVENT) & np.isin(calls.process, process))
-        rows = rows[np.argsort(calls.end_ns[rows], kind="stable")]
-        self.thread, self.place = calls.thread[rows], dependencies.call_place[rows]
-        self.start_ns, self.end_ns = calls.start_ns[rows], calls.end_ns[rows]
-        self._main = main_thread
-
-        kind, each = calls.kind[rows], np.arange(len(rows))
-        launches = Sequences(stream, place)
-        by_event = kind == SyncKind.HOST_WAIT_EVENT
-        mark = np.where(by_event, calls.awaits[rows], rows)  # the record of the event, or the call itself
-        marked = dependencies.call_stream, dependencies.call_place
-        on_stream = launches.last_before(*(looked_up(column, mark) for column in marked))
-        by_number = Sequences(np.zeros(len(work), np.int64), trace.activities.correlation[work.activity])
-        copy = by_number.last_before(np.zeros(len(rows), np.int64), calls.correlation[rows] + 1)
-        is_same = looked_up(trace.activities.correlation[work.activity], copy) == calls.correlation[rows]
-        copy = np.where(is_same, copy, UNKNOWN)
-        is_device = kind == SyncKind.HOST_WAIT_DEVICE
-        awaited = [np.where(kind == SyncKind.COPY, copy, np.where(is_device, UNKNOWN, on_stream))]
-        for one in distinct(stream):  # of each stream what was launched last before
-            last = launches.last_before(np.full(len(rows), one), self.place)
-            awaited.append(np.where(is_device, last, UNKNOWN))
-        self.awaits, self.awaited = np.tile(each, len(awaited)), np.concatenate(awaited)
-        ends = looked_up(work.end_ns, self.awaited, NO_TIME)
-        known = (self.awaited != UNKNOWN) & (ends <= self.end_ns[self.awaits])
-        self.awaits, self.awaited = self.awaits[known], self.awaited[known]
-        last_ns = self.start_ns.copy()
-        np.maximum.at(last_ns, self.awaits, ends[known])
-        self.lag_ns = self.end_ns - last_ns
-
-    def last_before(self, thread: Ints, time_ns: Ints, place: Ints) -> Ints:
-        """The last call of the thread, or of the main one, that ended by a time and came before a place among calls.
-
-        ``UNKNOWN`` for none.
-        """
-        found = np.full(len(thread), UNKNOWN, np.int64)
-        for one in set(distinct(thread)) - {UNKNOWN}:
-            asked = thread == one
-            own = np.flatnonzero(np.isin(self.thread, (one, self._main)))
-            at = np.searchsorted(self.end_ns[own], time_ns[asked], side="right") - 1
-            while np.any(is_later := (at >= 0) & (looked_up(self.place[own], at) >= place[asked])):
-                at -= is_later  # of the same instant
-            found[asked] = looked_up(own, np.maximum(at, UNKNOWN))
-        return found
 
 
 def join_replays(
