@@ -45,7 +45,7 @@ _CALL_NAMES = {
     "CtxSynchronize": SyncKind.HOST_WAIT_DEVICE,
     "Memcpy": SyncKind.COPY,
 }
-_COLUMNS = ("correlationId", "globalPid", "deviceId", "streamId", "eventId", "eventSyncId")
+_COLUMNS = ("start", "correlationId", "globalPid", "deviceId", "streamId", "eventId", "eventSyncId")
 _NO_IDS = (UNKNOWN, 0, 2**32 - 1)
 _LAW_HOLDS = 0.5
 """Share of a process's waits that must have the constant; torch waits for most events as soon as they are recorded."""
@@ -60,7 +60,10 @@ def read_synchronizations(file: SqliteFile) -> tuple[Synchronizations, str, str 
     if not len(calls):
         return calls, "none", NOT_RECORDED
     noted = file.integers(SYNCHRONIZATIONS, _COLUMNS)
-    row = _join(noted["globalPid"] >> 24 & 0xFFFFFF, noted["correlationId"], calls.process, calls.correlation)
+    call = _calls_of(calls, noted)
+    row = np.full(len(calls), UNKNOWN, np.int64)
+    told = np.flatnonzero(call != UNKNOWN)[::-1]
+    row[call[told]] = told  # of several rows of a call the first stays
     calls = replace(calls, device=looked_up(noted["deviceId"], row), stream=looked_up(noted["streamId"], row))
     is_wait = np.isin(calls.kind, (SyncKind.STREAM_WAIT, SyncKind.HOST_WAIT_EVENT)) & (row != UNKNOWN)
     if not np.any(is_wait & (calls.kind == SyncKind.STREAM_WAIT)):
@@ -107,26 +110,41 @@ def _calls(file: SqliteFile) -> Synchronizations:
         stream=unknown,
         awaits=unknown,
     )
-    return select(calls, np.argsort(correlation, kind="stable"))
+    return select(calls, np.lexsort((start, correlation)))
 
 
-def _join(process: Ints, correlation: Ints, asked_process: Ints, asked_correlation: Ints) -> Ints:
-    """The row of each process and correlation asked for, ``UNKNOWN`` where there is none."""
-    found = np.full(len(asked_process), UNKNOWN, np.int64)
-    for pid in distinct(asked_process):
-        rows = np.flatnonzero((process == pid) & (correlation != UNKNOWN))
-        asked = np.flatnonzero(asked_process == pid)
-        if len(rows):
-            rows = rows[np.argsort(correlation[rows], kind="stable")]
-            at = np.minimum(np.searchsorted(correlation[rows], asked_correlation[asked]), len(rows) - 1)
-            found[asked] = np.where(correlation[rows[at]] == asked_correlation[asked], rows[at], UNKNOWN)
+def _calls_of(calls: Synchronizations, noted: dict[str, Ints]) -> Ints:
+    """The call of each row of a table, by its number; where that comes again, the latest call before the row.
+
+    A table without times has its rows in the order of the calls.
+    """
+    process, number, count = noted["globalPid"] >> 24 & 0xFFFFFF, noted["correlationId"], len(calls)
+    _, group = distinct_rows(np.concatenate([calls.process, process]), np.concatenate([calls.correlation, number]))
+    times = np.concatenate([calls.start_ns, noted["start"]])
+    if np.all(noted["start"] == UNKNOWN):
+        times = np.concatenate([_times_before(group[:count]), _times_before(group[count:])])
+    _, place = np.unique(times, return_inverse=True)
+    by_number = Sequences(group[:count], place[:count])
+    latest = by_number.last_before(group[count:], place[count:] + 1)
+    any_of = by_number.last_before(group[count:], np.full(len(number), len(place)))
+    comes_again = np.bincount(group[:count], minlength=len(place))[group[count:]] > 1
+    return np.where(number == UNKNOWN, UNKNOWN, np.where(comes_again, latest, any_of))
+
+
+def _times_before(group: Ints) -> Ints:
+    """How many rows before each are of its group."""
+    order = np.argsort(group, kind="stable")
+    first = np.searchsorted(group[order], group[order])
+    found = np.empty(len(group), np.int64)
+    found[order] = np.arange(len(group)) - first
     return found
 
 
 def _by_events(calls: Synchronizations, is_wait: Mask, event: Ints, noted: dict[str, Ints]) -> Synchronizations:
     """The waits, and the records that the event table holds: each wait finds the latest of its event before it."""
     process, rows = noted["globalPid"] >> 24 & 0xFFFFFF, len(noted["globalPid"])
-    call = _join(calls.process, calls.correlation, process, noted["correlationId"])
+    is_record = np.flatnonzero(calls.kind == SyncKind.RECORD)
+    call = looked_up(is_record, _calls_of(select(calls, is_record), noted))
     records = Synchronizations(
         kind=constant(SyncKind.RECORD, rows),
         start_ns=looked_up(calls.start_ns, call, NO_TIME),
@@ -143,7 +161,11 @@ def _by_events(calls: Synchronizations, is_wait: Mask, event: Ints, noted: dict[
     _, handle = distinct_rows(
         np.concatenate([process, waits.process]), np.concatenate([noted["eventId"], event[is_kept]])
     )
-    found = Sequences(handle[:rows], records.correlation).last_before(handle[rows:], waits.correlation)
+    places = records.correlation, waits.correlation
+    if len(distinct_rows(calls.process, calls.correlation)[0]) < len(calls):  # numbers that come again tell no order
+        _, place = np.unique(np.concatenate([records.start_ns, waits.start_ns]), return_inverse=True)
+        places = place[:rows], place[rows:]
+    found = Sequences(handle[:rows], places[0]).last_before(handle[rows:], places[1])
     return concatenate(records, replace(waits, awaits=np.where(is_wait[is_kept], found, UNKNOWN)))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -168,3 +170,25 @@ def test_a_record_that_may_be_on_a_stream_without_work_leaves_blocking_unknown(t
         write_capture(tmp_path / "y.sqlite", passed_on(between=False, has_event_records=False), "2026.2")
     )
     assert by_step(trace) == {100: [10]}, "what it passes on, that stream's own work ends after"
+
+
+@pytest.mark.parametrize("has_times", [True, False])
+def test_call_numbers_that_come_again_are_told_apart_by_time(has_times: bool, tmp_path: Path) -> None:
+    """Twice the same, the second time 10 ms later and by the same numbers, of other streams and another event."""
+    capture = bucket_steps(20)
+    later = [
+        Sync(sync.call, sync.at + 10_000 * US, sync.number, sync.stream + 50, event=6, sync_id=sync.sync_id + 2)
+        for sync in capture.syncs
+    ]
+    capture.syncs = [*capture.syncs, *later]
+    path = write_capture(tmp_path / "x.sqlite", capture, "2023.4")
+    if not has_times:
+        with closing(sqlite3.connect(path)) as database, database:
+            database.execute("ALTER TABLE CUPTI_ACTIVITY_KIND_SYNCHRONIZATION DROP COLUMN start")
+    found = load_trace(path).synchronizations
+    for row in range(len(found)):
+        is_later = bool(found.start_ns[row] >= 10_000 * US)
+        assert (found.stream[row] >= 50) == is_later or found.stream[row] == 4294967295
+        if (record := found.awaits[row]) != UNKNOWN:
+            assert (found.start_ns[record] >= 10_000 * US) == is_later
+    assert sum(found.awaits != UNKNOWN) == 4
