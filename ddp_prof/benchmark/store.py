@@ -11,12 +11,14 @@ import sqlite3
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 from msgspec import Meta, ValidationError, convert
 
 from ddp_prof.errors import TraceError
 from ddp_prof.manifest import HostTimes, MessageTimes
+from ddp_prof.whole_file import is_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -184,6 +186,8 @@ TABLES: dict[str, tuple[type, tuple[str, ...]]] = {
     "all_reduces": (StoredAllReduce, ("environment", "world_size", "backend", "device", "bytes")),
 }
 """Name of each table, what a row of it is, its primary key."""
+MOST_S, OPERATIONS_A_LOOK, LEAST_BYTES_A_ROW = 60, 1_000_000, 6
+"""Reading takes no longer; how often that is looked at; a row of SQLite has no less."""
 LATER = {"all_reduces"}
 """Tables that databases of earlier versions do not have."""
 FOREIGN_KEYS = {
@@ -271,8 +275,12 @@ def load_results(path: Path) -> Results:
         raise TraceError(path, "no such file", "make it with scripts/run_comparison.sh")
     # sqlite-utils would load pandas, which takes longer than all of the reading
     with _errors_of(path), closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        until = monotonic() + MOST_S
+        connection.set_progress_handler(lambda: monotonic() > until, OPERATIONS_A_LOOK)
         connection.row_factory = sqlite3.Row
-        return Results(*(_load(connection, name, row) for name, (row, _) in TABLES.items()))
+        log = path.with_name(path.name + "-wal")
+        room = path.stat().st_size + (log.stat().st_size if is_file(log) else 0)
+        return Results(*(_load(connection, name, row, room) for name, (row, _) in TABLES.items()))
 
 
 def _upsert(database: Database, **rows: Sequence[Any]) -> None:
@@ -297,17 +305,26 @@ def _path_of(database: Database) -> Path:
     return Path(files["main"])
 
 
-def _load(connection: sqlite3.Connection, name: str, row: type[Any]) -> tuple[Any, ...]:
-    """All rows of a table; of a later version's columns nothing is read, of those that came since the default."""
-    if not connection.execute(f"pragma table_info({name})").fetchall():
+def _load(connection: sqlite3.Connection, name: str, row: type[Any], room: int) -> tuple[Any, ...]:
+    """All rows of a table; of a later version's columns nothing is read, of those that came since the default.
+
+    Of a table that holds more than the file has ``room`` for, pages are shared: it may have no end.
+    """
+    tables = "select count(*) from sqlite_master where type = 'table' and rootpage > 0 and name = ?"
+    if not connection.execute(tables, (name,)).fetchone()[0]:
         if name in LATER:
             return ()
         raise sqlite3.DatabaseError(f"no table {name}")
-    rows = connection.execute(f"select * from {name} order by rowid")
-    try:  # SQLite has no bool, and keeps what it is given
-        return tuple(convert(dict(values), row, strict=False) for values in rows)
-    except ValidationError as error:
-        raise sqlite3.DatabaseError(f"{name}: {error}") from error
+    found, held = [], 0
+    for values in connection.execute(f"select * from {name} order by rowid"):
+        held += LEAST_BYTES_A_ROW + sum(len(value) for value in values if isinstance(value, (str, bytes)))
+        if held > room:
+            raise sqlite3.DatabaseError(f"{name} holds more than it has room for")
+        try:  # SQLite has no bool, and keeps what it is given
+            found.append(convert(dict(values), row, strict=False))
+        except ValidationError as error:
+            raise sqlite3.DatabaseError(f"{name}: {error}") from error
+    return tuple(found)
 
 
 def _columns(row: type) -> dict[str, tuple[type, bool]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ddp_prof.benchmark import store
 from ddp_prof.benchmark.store import (
     OK,
     OUT_OF_MEMORY,
@@ -25,6 +26,7 @@ from ddp_prof.benchmark.store import (
 )
 from ddp_prof.errors import TraceError
 from tests.conftest import ROOT
+from tests.ingest import endless
 
 ENVIRONMENT = Environment("e1", "some CPU", 2, 2**34, "Linux", "", "3.11", "2.13", None, None, "0.1")
 RUN = StoredRun(
@@ -52,6 +54,44 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
     assert (found.runs[1].status, found.runs[1].backend) == (OUT_OF_MEMORY, None)
     assert found.steps == STEPS
     assert found.messages == MESSAGES
+
+
+def endless_database(path: Path, kind: str) -> Path:
+    """A database of a few kB with as many rows as one likes."""
+    database = open_database(path)
+    write_run(database, ENVIRONMENT, RUN, STEPS, MESSAGES)
+    database.close()
+    if kind == "shared pages":
+        root, data = endless.root_page(path, "measurements"), path.read_bytes()
+        last = len(data) // endless.PAGE
+        leaf = data[(root - 1) * endless.PAGE : root * endless.PAGE]
+        chain = {last + 1 + level: endless.interior(last + level) for level in range(1, 5)}
+        return endless.put_pages(path, {last + 1: leaf, **chain, root: endless.interior(last + 5)})
+    columns = endless.columns_of("measurements", path)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DROP TABLE measurements")
+        named = ", ".join(f"x AS {column}" for column in columns.split(", "))
+        query = endless.ENDLESS.format(f"x AS rowid, {named}") + " WHERE x < 0"
+        connection.execute(f"CREATE VIEW {'measurements' if kind == 'a view' else 'other'} AS {query}")
+        if kind == "a virtual table":
+            connection.execute(f"CREATE VIRTUAL TABLE measurements USING fts5({columns}, content='other')")
+    return path
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["shared pages", "a virtual table", "a view"])
+def test_a_database_without_an_end_is_refused(kind: str, tmp_path: Path) -> None:
+    path = endless_database(tmp_path / "results.db", kind)
+    with pytest.raises(TraceError, match=r"results\.db: not a results database \("):
+        load_results(path)
+
+
+def test_a_database_that_takes_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = endless_database(tmp_path / "results.db", "shared pages")
+    monkeypatch.setattr(store, "MOST_S", -1)
+    monkeypatch.setattr(store, "OPERATIONS_A_LOOK", 1)
+    with pytest.raises(TraceError, match=r"results\.db: cannot be used \(interrupted\)"):
+        load_results(path)
 
 
 def test_a_run_that_is_repeated_takes_the_place_of_the_first(tmp_path: Path) -> None:
