@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from ddp_prof.analyze.collectives.critical_path import StepPath, measure_chains, measure_critical_paths
 from ddp_prof.analyze.collectives.run_analysis import analyze_trace, merge_analyses
@@ -171,3 +172,50 @@ def test_where_clocks_cannot_tell_who_was_last_the_wait_is_a_part_of_its_own() -
     assert (path.rank, path.changes) == ("rank 0", 0)
     assert (path.parts_ns["compute"], path.parts_ns["transfer"], path.parts_ns["peer_wait"]) == (4 + 5, 4, 8)
     assert [one.gain_ns for one in path.collectives] == [None]
+
+
+RANKS = st.integers(1, 4).flatmap(
+    lambda count: st.tuples(
+        st.lists(st.lists(st.integers(1, 20), min_size=count, max_size=count), min_size=2, max_size=3),
+        st.lists(st.integers(1, 20), min_size=count, max_size=count),
+    )
+)
+
+
+def ends_of(kernels: list[list[int]], transfers: list[int]) -> tuple[list[list[int]], list[int]]:
+    """When each rank arrives at each collective, and when it ends: after a kernel each, and after the one before."""
+    arrivals: list[list[int]] = [[] for _ in kernels]
+    ends: list[int] = []
+    for index, transfer in enumerate(transfers):
+        for own, lengths in zip(arrivals, kernels, strict=True):
+            own.append(max([sum(lengths[: index + 1]), *ends[-1:]]))
+        ends.append(max(own[-1] for own in arrivals) + transfer)
+    return arrivals, ends
+
+
+@settings(max_examples=60, deadline=None)
+@given(RANKS)
+def test_no_rank_goes_on_from_a_free_collective_before_all_have_arrived(
+    drawn: tuple[list[list[int]], list[int]],
+) -> None:
+    kernels, transfers = drawn
+    arrivals, ends = ends_of(kernels, transfers)
+    traces = []
+    for number, (lengths, own) in enumerate(zip(kernels, arrivals, strict=True)):
+        device = Device()
+        for index, length in enumerate(lengths):
+            device.launch(0, 7, length, is_collective=False)
+            device.record(0, 7, 1)
+            device.wait(0, 20, 1)
+            device.launch(0, 20, ends[index] - own[index], is_collective=True)
+        device.record(0, 20, 2)
+        device.wait(0, 7, 2)
+        device.launch(0, 7, 3, is_collective=False)
+        trace = device.trace(has_step=True)
+        traces.append(
+            replace(trace, path=Path(f"rank{number}.sqlite"), ranks={PID: number}, world_size=len(kernels), epoch_ns=0)
+        )
+    told = {one.index: one.gain_ns for one in path_of(*traces).collectives}
+    for index in range(len(transfers)):
+        free = [0 if each == index else transfer for each, transfer in enumerate(transfers)]
+        assert told.get(index, 0) == ends[-1] - ends_of(kernels, free)[1][-1]
