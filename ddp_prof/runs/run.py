@@ -387,12 +387,15 @@ def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Sou
         analysis: The collectives of the run that it belongs to.
     """
     from ddp_prof.analyze.collectives.timing import consumer_activities
-    from ddp_prof.analyze.overlap.overlap import measure_rank
+    from ddp_prof.analyze.overlap.comparison import compare_variants
+    from ddp_prof.analyze.overlap.overlap import measure_overlap
     from ddp_prof.analyze.quality.diagnostics import find_caveats
+    from ddp_prof.present.headlines import gain_headline
     from ddp_prof.present.timeline.model import Explained, Source
     from ddp_prof.trace import UNKNOWN
 
     trace, ranks = part
+    result = measure_overlap(trace, ranks)
     found = {
         (rank.clock, rank.process, rank.device): (rank, exposure, transfer_ns)
         for rank, exposure, transfer_ns in zip(analysis.ranks, analysis.exposures, analysis.transfers_ns, strict=True)
@@ -407,7 +410,8 @@ def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Sou
         title=title,
         trace=trace,
         ranks=ranks,
-        overlaps=[measure_rank(rank) for rank in ranks],
+        overlaps=result.ranks,
+        gain=gain_headline(compare_variants([result])[0]),
         explained=explained,
         caveats=tuple(caveat.value for caveat in find_caveats(trace)),
     )

@@ -110,3 +110,13 @@ def test_a_real_job_for_whose_communication_nothing_waits() -> None:
         "hiding all of it would gain nothing."
     )
     assert found["advice"] == "With DistributedDataParallel, gradient_as_bucket_view=True leaves these copies out."
+
+
+def test_its_sentence_opens_the_timeline_and_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))
+    trace = TRACES / "overlap.sqlite"
+    (found,) = summary(trace)["runs"]
+    assert run("timeline", trace, "-o", tmp_path / "x.html").exit_code == 0
+    assert f"<h1>overlap: {found['headline']}</h1>" in (tmp_path / "x.html").read_text(encoding="utf-8")
+    assert run("report", trace, "-o", tmp_path / "report").exit_code == 0
+    assert found["headline"] in (tmp_path / "report" / "index.html").read_text(encoding="utf-8")

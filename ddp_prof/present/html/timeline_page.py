@@ -11,7 +11,7 @@ from ddp_prof.analyze.dependencies.blocking import HELD_BY
 from ddp_prof.present import theme
 from ddp_prof.present.html.page import json_in_page, markup, write_page
 from ddp_prof.present.text import plain_name
-from ddp_prof.present.timeline.captions import EXPOSED_PARTS, explanation, headline
+from ddp_prof.present.timeline.captions import EXPOSED_PARTS, explanation, headline, page_headline
 from ddp_prof.present.timeline.encoding import LONGEST_TITLE, Placed, Titles, overview, pack_boxes, pack_folded
 from ddp_prof.present.timeline.figure import shown_in_legend
 from ddp_prof.present.timeline.layout import MARGIN, base_layout
@@ -57,7 +57,7 @@ def write_timeline_page(
         payloads["folded"] = pool.submit(folded.payload)
         data = json_in_page(_page_data(model, placed, shown, folded, titles))
     values = {
-        "headline": headline(model),
+        "headline": page_headline(model),
         "explanation": explanation(model),
         "data": data,
         "payloads": {name: markup(payload.result()) for name, payload in payloads.items()},

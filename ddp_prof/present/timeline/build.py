@@ -150,6 +150,7 @@ def _panel(source: Source, ranks: Sequence[_Rank], home: View, view: View) -> Pa
     return Panel(
         title=source.title,
         device=source.trace.device,
+        gain=source.gain,
         facts=tuple(_facts(source, ranks, home, view)),
         ranks=tuple(lanes),
         steps=_step_marks(ranks, view),

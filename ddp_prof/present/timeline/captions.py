@@ -35,6 +35,13 @@ def headline(model: Timeline) -> str:
     return f"{first[0]} hides {first[1]}{rest} of {'their' if others else 'its'} communication behind compute"
 
 
+def page_headline(model: Timeline) -> str:
+    """Of one run what hiding all its communication would gain, of several how much each hides."""
+    if len(model.panels) > 1 or not model.panels[0].gain:
+        return headline(model)
+    return f"{plain_name(model.panels[0].title)}: {model.panels[0].gain}"
+
+
 def axis_title(model: Timeline) -> str:
     """What time 0 is."""
     marks = [panel.step_names[panel.steps[0].key] for panel in model.panels if panel.steps]

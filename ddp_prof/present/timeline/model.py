@@ -71,6 +71,7 @@ class Source(NamedTuple):
 
     Attributes:
         explained: Of each rank.
+        gain: What hiding all its communication would gain at most, in a sentence.
     """
 
     title: str
@@ -78,6 +79,7 @@ class Source(NamedTuple):
     ranks: Sequence[RankEvents]
     overlaps: Sequence[RankOverlap]
     explained: Sequence[Explained]
+    gain: str = ""
     caveats: tuple[str, ...] = ()
 
 
@@ -184,6 +186,7 @@ class Panel:
     Attributes:
         title: What the run is called.
         device: ``cuda`` or ``cpu``.
+        gain: What hiding all its communication would gain at most, in a sentence.
         facts: What else is known of the run, a short text each.
         steps: The steps shown.
         step_names: What all measured steps are called, by ``Steps.keys``.
@@ -194,6 +197,7 @@ class Panel:
 
     title: str
     device: str
+    gain: str
     facts: tuple[str, ...]
     ranks: tuple[RankLanes, ...]
     steps: tuple[StepMark, ...]
