@@ -285,6 +285,8 @@ def _needs(shown: Sequence[PackedRow], explained: Sequence[Explained], titles: T
     parts: list[dict[str, Ints]] = []
     for row, offset in zip(shown, offsets, strict=False):
         rows, rank = np.flatnonzero(row.boxes.collective != UNKNOWN), row.placed.rank
+        if not len(rows):
+            continue
         which, found, waits = row.boxes.collective[rows], explained[rank], row.placed.lane.kind == WAITING
         timings, (first, same) = found.timings, distinct_rows(found.consumer)
         told = titles.consumers
