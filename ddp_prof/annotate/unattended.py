@@ -37,6 +37,7 @@ def start() -> None:
     Instrumented(None, ())
     recording = _Recording(os.environ.get(TRACE_VARIABLE), os.environ.get(STEPS_VARIABLE))
     _call_before(torch.autograd, "backward", recording.begin)
+    _call_before(torch.autograd.profiler.profile, "_prepare_trace", recording.give_way)
     _call_before(torch.nn.parallel.DistributedDataParallel, "__init__", recording.begin)
     register_optimizer_step_post_hook(recording.count)
 
@@ -63,6 +64,16 @@ class _Recording:
         self._step = -1
         self._range: ranges.OpenRange | None = None
         self._profile: profile | None = None
+        self._is_free = True
+
+    def give_way(self) -> None:
+        """The program starts a torch.profiler of its own, beside which there can be no other."""
+        if self._trace is not None and self._is_free:
+            self._is_free = False
+            if self._profile is not None:
+                self._profile.stop()
+                self._profile = None
+            sys.stderr.write("ddp-prof: the program records by torch.profiler itself: read its files, or use nsys\n")
 
     def begin(self) -> None:
         """At the first sign of training."""
@@ -92,14 +103,16 @@ class _Recording:
 
     def _start(self) -> None:
         ranges.enable()
-        if self._trace is not None:
+        if self._trace is not None and self._is_free:
+            self._is_free = False
             on_gpu = torch.cuda.is_available()
             self._profile = profile(
                 activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])],
                 experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True),
             )
             self._profile.start()
-        elif os.environ.get(STEPS_VARIABLE) and torch.cuda.is_available():
+            self._is_free = True
+        elif self._trace is None and os.environ.get(STEPS_VARIABLE) and torch.cuda.is_available():
             torch.cuda.profiler.start()  # type: ignore[no-untyped-call]  # torch's omission
 
     def stop(self) -> None:

@@ -59,7 +59,7 @@ def test_a_program_that_knows_nothing_of_us_is_measured(tmp_path: Path, profiler
     done = capture(tmp_path, "--profiler", profiler)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("trained on 2\n")
-    assert "1 warm-up step left out" in done.stdout
+    assert "communication" in done.stdout
     (run,) = dp.load_runs(tmp_path / "out")
     overlap = run.overlap()
     assert [rank.rank for rank in overlap.ranks] == [0, 1]
@@ -68,6 +68,49 @@ def test_a_program_that_knows_nothing_of_us_is_measured(tmp_path: Path, profiler
         assert rank.collectives == (STEPS - 1) * LAYERS
         assert rank.comm_ns > 0
         assert rank.overlapped_ns + rank.exposed_ns == rank.comm_ns
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_a_program_that_profiles_itself_is_left_to_it(tmp_path: Path) -> None:
+    """Of two torch profilers in one process one ends by a segmentation fault."""
+    script = tmp_path / "itself.py"
+    script.write_text(
+        "import sys, torch\n"
+        "model = torch.nn.Linear(4, 4)\n"
+        "model(torch.ones(4)).sum().backward()\n"
+        "with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as recorded:\n"
+        "    model(torch.ones(4)).sum().backward()\n"
+        "recorded.export_chrome_trace(sys.argv[1])\n"
+        "print('done')\n"
+    )
+    own = tmp_path / "own.json"
+    command = [DDP_PROF, "capture", "-o", tmp_path / "out", "--profiler", "torch", "--", sys.executable, script, own]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.stdout == "done\n"
+    assert "records by torch.profiler itself" in done.stderr
+    assert b"AddmmBackward0" in own.read_bytes() or b"backward" in own.read_bytes()
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_steps_that_the_program_marks_hold(tmp_path: Path) -> None:
+    script = tmp_path / "marked.py"
+    script.write_text(
+        "import torch\n"
+        "from ddp_prof import annotate\n"
+        "model = torch.nn.Linear(4, 4)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for index in range(10, 14):\n"
+        "    with annotate.step(index):\n"
+        "        model(torch.ones(4)).sum().backward()\n"
+        "        optimizer.step()\n"
+    )
+    command = [DDP_PROF, "capture", "-o", tmp_path / "out", "--profiler", "torch", "--", sys.executable, script]
+    subprocess.run(command, capture_output=True, check=True, timeout=120)
+    (run,) = dp.load_runs(tmp_path / "out")
+    (file,) = run.inventory()
+    assert (file.processes[0].steps, file.processes[0].warmup_steps) == (3, 0)
 
 
 @pytest.mark.torch
