@@ -6,19 +6,17 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import closing
-from dataclasses import asdict, replace
-from datetime import datetime, timezone
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ddp_prof.analyze.core.operations import ALL_REDUCE, bus_factor
 from ddp_prof.analyze.statistics import bootstrap_interval
-from ddp_prof.benchmark.bucket_model import BucketModel, LinkModel, Unknown, cost_alone, fit_link
+from ddp_prof.benchmark.bucket_model import BucketModel, LinkModel, MessageCost, Unknown, fit_link
 from ddp_prof.benchmark.machine import probe_machine
-from ddp_prof.benchmark.store import Environment, StoredAllReduce, open_database, write_all_reduces
 from ddp_prof.errors import WorkloadError
 from ddp_prof.present.columns import Row, ms
 from ddp_prof.present.json_documents import SCHEMA
@@ -32,7 +30,7 @@ from ddp_prof.variants import BYTES_PER_MB
 FLOAT32_BYTES = 4
 SIZES_MB = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
 """From messages whose time is all overhead to messages whose time is all transfer: the fit needs both ends."""
-ASKED = ("backend", "device", "calls", "warmup", "over_ranks", "timeout")
+ASKED = ("backend", "device", "calls", "warmup", "over_ranks")
 """What the ranks are told as it is."""
 HOW_TO_READ = (
     "latency: median over calls, each after a barrier, of the {} time of a call over the ranks (nccl-tests: the mean "
@@ -43,10 +41,7 @@ HOW_TO_READ = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    parser = make_parser()
-    arguments = parser.parse_args(argv)
-    if arguments.database is not None and arguments.over_ranks != "min":
-        parser.error("--database keeps the shortest times of the ranks: leave out --over-ranks, or --database")
+    arguments = make_parser().parse_args(argv)
     return exit_code_of("ddp_prof.benchmark.allreduce", lambda: _benchmark(arguments))
 
 
@@ -69,13 +64,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--warmup", type=at_least(1), default=3, metavar="N", help="calls of each size before (default: %(default)s)")
     text = "time of a call: the shortest of the ranks, or the longest (default: %(default)s)"
     add("--over-ranks", choices=("min", "max"), default="min", help=text)
-    add("--timeout", type=float, default=120.0, metavar="SECONDS", help="of a rank waiting (default: %(default)g)")
     text = "the best bucket size is given for this model's gradients (default: %(default)s)"
     add("--model-size", choices=list(MODEL_SIZES), default="mini", help=text)
-    text = (
-        "also keep the timings in this results database; ddp-prof results then fits its model of bucket sizes to them"
-    )
-    add("--database", type=Path, metavar="PATH", help=f"{text} (default: they are only printed)")
     add("--format", choices=("table", "json", "csv", "markdown"), default="table", help="default: %(default)s")
     return parser
 
@@ -94,23 +84,38 @@ def message_bytes(sizes_mb: Sequence[float]) -> list[int]:
     return [FLOAT32_BYTES * count for count in sorted(counts)]
 
 
+@dataclass(frozen=True, slots=True)
+class AllReduceTimes:
+    """All-reduces of one size.
+
+    Attributes:
+        calls: How many were timed.
+        median_ns: Median over calls of the shortest, or longest, time over the ranks.
+        low_ns: Lower end of its 95 % interval, ``high_ns`` the upper one; ``None`` for too few calls.
+    """
+
+    bytes: int
+    calls: int
+    median_ns: int
+    low_ns: int | None
+    high_ns: int | None
+
+
 def _benchmark(arguments: argparse.Namespace) -> None:
     environment = probe_machine().environment
-    worlds = {world: _measure(world, arguments, environment) for world in dict.fromkeys(arguments.world_sizes)}
-    if arguments.database is not None:
-        with closing(open_database(arguments.database)) as database:
-            write_all_reduces(database, environment, [row for rows in worlds.values() for row in rows])
     views = []
-    for world, rows in worlds.items():
-        title = f"all-reduce · {world} ranks · {rows[0].backend} · device: {rows[0].device} · {environment.title}"
-        views.append(timings_view(rows, title, arguments.model_size, arguments.over_ranks))
+    for world in dict.fromkeys(arguments.world_sizes):
+        answer = _measure(world, arguments)
+        title = f"all-reduce · {world} ranks · {answer['backend']} · device: {answer['device']} · {environment.title}"
+        rows = [summarize_times(int(number), times) for number, times in answer["times_ns"].items()]
+        views.append(timings_view(rows, world, title, arguments.model_size, arguments.over_ranks))
     if arguments.format == "json":
         views = [replace(views[0], document={"schema": SCHEMA, "all_reduces": [view.document for view in views]})]
     show(arguments.format, views)
 
 
-def _measure(world: int, arguments: argparse.Namespace, environment: Environment) -> list[StoredAllReduce]:
-    """Start the ranks and summarize what they measure.
+def _measure(world: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Start the ranks; what they answer.
 
     Raises:
         WorkloadError: A rank failed.
@@ -124,34 +129,24 @@ def _measure(world: int, arguments: argparse.Namespace, environment: Environment
         launch(world, command, log=Path(directory, "log"), forked=True)
         if not output.is_file():
             raise WorkloadError("the ranks ended without an error, but left no times")
-        answer = json.loads(output.read_text(encoding="utf-8"))
+        answer: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
     if answer["ranks_per_gpu"] > 1:
         raise WorkloadError(f"{world} ranks share a GPU, so their times are not representative: use --device cpu")
-    times = {int(number): of_size for number, of_size in answer["times_ns"].items()}
-    created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    common = {"world_size": world, "backend": answer["backend"], "device": answer["device"], "created": created}
-    return summarize_times(times, environment=environment.id, **common)
+    return answer
 
 
-def summarize_times(times_ns: Mapping[int, Sequence[int]], **common: int | str) -> list[StoredAllReduce]:
-    """A row for each size, of the nanoseconds of each call.
-
-    Args:
-        times_ns: By bytes of the message.
-        common: The columns that all rows share.
-    """
-    rows = []
-    for number, times in sorted(times_ns.items()):
-        low, high = bootstrap_interval(times) or (None, None)
-        ends = {"low_ns": low if low is None else round(low), "high_ns": high if high is None else round(high)}
-        median_ns = round(float(np.median(times)))
-        rows.append(StoredAllReduce(bytes=number, calls=len(times), median_ns=median_ns, **ends, **common))  # type: ignore[arg-type]
-    return rows
+def summarize_times(message: int, times_ns: Sequence[int]) -> AllReduceTimes:
+    """A row for a size, of the nanoseconds of each call."""
+    ends = bootstrap_interval(times_ns)
+    low, high = (round(ends[0]), round(ends[1])) if ends else (None, None)
+    return AllReduceTimes(message, len(times_ns), round(float(np.median(times_ns))), low, high)
 
 
-def timings_view(rows: Sequence[StoredAllReduce], title: str, model_size: str, over_ranks: str = "min") -> TableView:
+def timings_view(
+    rows: Sequence[AllReduceTimes], world: int, title: str, model_size: str, over_ranks: str = "min"
+) -> TableView:
     """The table of rows with one number of ranks, and what follows for the size of buckets."""
-    link = fit_link([cost_alone(row) for row in rows])
+    link = fit_link([MessageCost(row.bytes, row.median_ns, row.median_ns, row.median_ns, 1, row.calls) for row in rows])
     model = None if isinstance(link, Unknown) else BucketModel(link, MODEL_SIZES[model_size].gradient_bytes())
     notes = [HOW_TO_READ.format({"min": "shortest", "max": "longest"}[over_ranks]), *_link_notes(rows, link)]
     if model:
@@ -159,19 +154,20 @@ def timings_view(rows: Sequence[StoredAllReduce], title: str, model_size: str, o
         notes.append(f"best bucket size for {gradients} of gradients ({model_size} model): {best}")
     document = {
         "schema": SCHEMA,
-        "world_size": rows[0].world_size,
+        "world_size": world,
         "over_ranks": over_ranks,
-        "messages": [{**asdict(row), **_bandwidths(row)} for row in rows],
+        "messages": [{**asdict(row), **_bandwidths(row, world)} for row in rows],
         "link": model and asdict(model.link),
         "best_bucket_bytes": model and model.best_bytes,
         "warnings": notes,
     }
-    return TableView(title, [_row(row, link) for row in rows], notes, document)
+    return TableView(title, [_row(row, world, link) for row in rows], notes, document)
 
 
-def _row(row: StoredAllReduce, link: LinkModel | Unknown) -> Row:
+def _row(row: AllReduceTimes, world: int, link: LinkModel | Unknown) -> Row:
+    rates = _bandwidths(row, world).items()
     return {
-        "ranks": row.world_size,
+        "ranks": world,
         "size": size(row.bytes),
         "bytes": row.bytes,
         "calls": row.calls,
@@ -179,13 +175,13 @@ def _row(row: StoredAllReduce, link: LinkModel | Unknown) -> Row:
         "low_ms": ms(row.low_ns),
         "high_ms": ms(row.high_ns),
         "fitted_ms": None if isinstance(link, Unknown) else ms(link.time_ns(row.bytes)),
-        **{f"{name.removesuffix('_bytes_per_s')}_GB/s": value / 1e9 for name, value in _bandwidths(row).items()},
+        **{f"{name.removesuffix('_bytes_per_s')}_GB/s": rate / 1e9 for name, rate in rates},
     }
 
 
-def _bandwidths(row: StoredAllReduce) -> dict[str, float]:
+def _bandwidths(row: AllReduceTimes, world: int) -> dict[str, float]:
     """Bytes a second; the interval is that of the latency."""
-    factor = bus_factor(ALL_REDUCE, row.world_size) or 0.0
+    factor = bus_factor(ALL_REDUCE, world) or 0.0
     found = {"algbw_median_bytes_per_s": row.bytes / row.median_ns * 1e9}
     if row.low_ns and row.high_ns:
         found["algbw_low_bytes_per_s"] = row.bytes / row.high_ns * 1e9
@@ -193,7 +189,7 @@ def _bandwidths(row: StoredAllReduce) -> dict[str, float]:
     return found | {name.replace("algbw", "busbw"): factor * value for name, value in found.items()}
 
 
-def _link_notes(rows: Sequence[StoredAllReduce], link: LinkModel | Unknown) -> list[str]:
+def _link_notes(rows: Sequence[AllReduceTimes], link: LinkModel | Unknown) -> list[str]:
     if isinstance(link, Unknown):
         return [f"no cost model: {link.reason}"]
     overhead, error = milliseconds(round(link.overhead_ns)), percent(link.relative_error)

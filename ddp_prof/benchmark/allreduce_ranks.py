@@ -36,7 +36,7 @@ def main() -> int:
     config = RunConfig(variant="naive", device=asked["device"], backend=asked["backend"])
     try:
         device, backend = choose_device(config, place)
-        with process_group(place, device, backend, asked["timeout"]):
+        with process_group(place, device, backend, config.timeout):
             times = measure(asked["bytes"], asked["calls"], asked["warmup"], device, asked["over_ranks"])
         if place.rank == 0:
             sharing = count_ranks_per_gpu(config, place, device)

@@ -13,13 +13,14 @@ Its derivative, 1 / w - s o / b**2, is zero at ``b* = sqrt(s o w)``, a minimum, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from ddp_prof.analyze.statistics import bootstrap_interval
 from ddp_prof.benchmark.settings import Testbed
-from ddp_prof.benchmark.store import OK, Results, StoredAllReduce, StoredRun
+from ddp_prof.benchmark.store import OK, Results, StoredMessages
 
 HUBER = 1.345
 """Residuals beyond so many standard deviations lose weight: 95 % efficient on normal ones (P. J. Huber, 1964)."""
@@ -44,8 +45,7 @@ class MessageCost:
 
     Attributes:
         time_ns: Median over runs of each run's median.
-        low_ns: The least of the runs' medians; where they were measured alone, the lower end of the 95 % interval.
-        high_ns: The greatest, or the upper end.
+        low_ns: Lower end of its 95 % interval, ``high_ns`` the upper one; the time itself for fewer than three runs.
     """
 
     bytes: int
@@ -96,44 +96,22 @@ class BucketModel:
 
 
 def message_costs(results: Results) -> dict[Testbed, tuple[MessageCost, ...]]:
-    """The cost of messages on each testbed, by ascending size.
-
-    Where all-reduces were measured alone with the testbed's ranks and backend, these; else the messages of its runs.
-    """
+    """The cost of messages in the runs of each testbed, by ascending size."""
     runs = {run.id: run for run in results.runs if run.status == OK}
-    found: dict[Testbed, dict[int, list[tuple[float, int]]]] = {}
+    found: dict[Testbed, dict[int, list[StoredMessages]]] = {}
     for message in results.messages:
         if (run := runs.get(message.run)) and message.bytes > 0 and message.median_ns > 0:
-            sizes = found.setdefault(Testbed.of(run), {})
-            sizes.setdefault(message.bytes, []).append((message.median_ns, message.calls))
-    of_runs = {
-        testbed: tuple(_cost_in_runs(size, times) for size, times in sorted(sizes.items()))
+            found.setdefault(Testbed.of(run), {}).setdefault(message.bytes, []).append(message)
+    return {
+        testbed: tuple(_cost(size, messages) for size, messages in sorted(sizes.items()))
         for testbed, sizes in found.items()
     }
-    return of_runs | _measured_alone(results, runs.values())
 
 
-def _cost_in_runs(size: int, times: Sequence[tuple[float, int]]) -> MessageCost:
-    medians = [time for time, _ in times]
-    calls = sum(calls for _, calls in times)
-    return MessageCost(size, float(np.median(medians)), min(medians), max(medians), len(times), calls)
-
-
-def _measured_alone(results: Results, runs: Iterable[StoredRun]) -> dict[Testbed, tuple[MessageCost, ...]]:
-    alone: dict[tuple[str, int, str | None, str | None], list[MessageCost]] = {}
-    for row in sorted(results.all_reduces, key=lambda row: row.bytes):
-        alone.setdefault((row.environment, row.world_size, row.device, row.backend), []).append(cost_alone(row))
-    return {
-        Testbed.of(run): tuple(costs)
-        for run in runs
-        if (costs := alone.get((run.environment, run.world_size, run.device, run.backend)))
-    }
-
-
-def cost_alone(row: StoredAllReduce) -> MessageCost:
-    """The cost of an all-reduce that was measured alone."""
-    low_ns, high_ns = row.low_ns or row.median_ns, row.high_ns or row.median_ns
-    return MessageCost(row.bytes, float(row.median_ns), float(low_ns), float(high_ns), 1, row.calls)
+def _cost(size: int, messages: Sequence[StoredMessages]) -> MessageCost:
+    medians = [message.median_ns for message in messages]
+    calls, time_ns = sum(message.calls for message in messages), float(np.median(medians))
+    return MessageCost(size, time_ns, *(bootstrap_interval(medians) or (time_ns, time_ns)), len(medians), calls)
 
 
 def fit_link(messages: Sequence[MessageCost]) -> LinkModel | Unknown:

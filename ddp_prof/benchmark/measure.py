@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MEASURED = ("backend", "device", "collectives", "communicated_bytes", "peak_memory_bytes")
 """What a run that failed does not tell."""
 FIGURES = ("comm_ns", "overlapped_ns", "exposed_ns", "tail_ns")
-"""What a capture tells of a step."""
+"""What a capture tells of a step; in the database ``trace_comm_ns`` and so on."""
 CHECKOUT = Path(__file__).parents[2]
 STOP_S = 15.0
 """How long a capture may take to end what it started."""
@@ -97,28 +97,17 @@ def rows_of(job: Job, machine: Machine, outcome: Manifest | WorkloadError, defin
     )
 
 
-@dataclass(frozen=True, slots=True)
-class CaptureFigures:
-    """Times of a capture's step in nanoseconds: medians over its steps and ranks; ``None`` is not known."""
+def capture(config: RunConfig, folder: Path, *, force: bool) -> tuple[Path, dict[str, int | None]]:
+    """Capture a run into a folder; the first file of the capture and its figures, of :func:`read_figures`.
 
-    file: Path
-    comm_ns: int | None
-    overlapped_ns: int | None
-    exposed_ns: int | None
-    tail_ns: int | None
-
-
-def capture(config: RunConfig, folder: Path, *, force: bool) -> CaptureFigures:
-    """Capture a run into a folder and read the capture; one that is there, of the same code, is only read.
-
-    Synchronized steps are left out: no capture shows them.
+    A capture that is there, of the same code, is only read.
 
     Raises:
         WorkloadError: It cannot be captured, or not be read.
         Stopped: A signal asked this process to end; what was started is gone.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    config = replace(config, synchronized_steps=0)
+    config = replace(config, synchronized_steps=0)  # no capture shows them
     environment = {
         **os.environ,
         **config.script_environment(),
@@ -131,11 +120,11 @@ def capture(config: RunConfig, folder: Path, *, force: bool) -> CaptureFigures:
     files = sorted([*folder.glob(f"{name}.sqlite"), *folder.glob(f"{name}.rank*.json.gz")])
     if not files:
         raise WorkloadError(f"the capture left no trace in {folder}: is PROFILER=none?")
-    return read_figures(files)
+    return files[0], read_figures(files)
 
 
-def read_figures(files: Sequence[Path]) -> CaptureFigures:
-    """Measure the overlap.
+def read_figures(files: Sequence[Path]) -> dict[str, int | None]:
+    """Columns of the database in nanoseconds: medians over steps and ranks; ``None`` is not known.
 
     Raises:
         WorkloadError: The files cannot be read.
@@ -147,10 +136,8 @@ def read_figures(files: Sequence[Path]) -> CaptureFigures:
         steps = [step for file in files for rank in measure_overlap(load_trace(file)).ranks for step in rank.steps]
     except TraceError as error:
         raise WorkloadError(f"{files[0]} cannot be measured: {error}") from error
-    values = {name: [getattr(step, name) for step in steps if getattr(step, name) is not None] for name in FIGURES}
-    return CaptureFigures(
-        files[0], **{key: round(statistics.median(own)) if own else None for key, own in values.items()}
-    )
+    values = {name: [value for step in steps if (value := getattr(step, name)) is not None] for name in FIGURES}
+    return {f"trace_{name}": round(statistics.median(own)) if own else None for name, own in values.items()}
 
 
 def _run_tethered(command: Sequence[str], environment: Mapping[str, str]) -> str:

@@ -16,9 +16,9 @@ import numpy as np
 
 from ddp_prof.analyze.statistics import bootstrap_interval
 from ddp_prof.benchmark.bucket_model import BucketModel, Unknown
-from ddp_prof.benchmark.settings import Estimate, SettingSummary
+from ddp_prof.benchmark.settings import Estimate, SettingSummary, label_of
 from ddp_prof.present.text import percent, size
-from ddp_prof.variants import BUCKETED, BYTES_PER_MB, variant_label
+from ddp_prof.variants import BUCKETED, BYTES_PER_MB
 
 LEAST_PAIRS = 6
 """Fewer pairs of runs all differ in one direction by chance in more than one of twenty cases (2 / 2**5 = 6 %)."""
@@ -129,7 +129,7 @@ def _communication(summary: SettingSummary) -> Estimate | None:
 
 def _change(summaries: Sequence[SettingSummary], name: str, before: Kind, after: Kind) -> Observation | None:
     """What one variant takes off the other's step or communication."""
-    old, new = variant_label(*before), variant_label(*after)
+    old, new = label_of(*before), label_of(*after)
     what = "step" if name == "step" else "communication (host timer)"
     savings = _savings(summaries, before, after, _step if name == "step" else _communication)
     new_first = new[:1].upper() + new[1:]

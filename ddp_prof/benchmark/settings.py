@@ -23,6 +23,11 @@ STUDIES = {"cs336": "cs336_xl_2gpu.csv"}
 """File of each published study, beside this one; its first lines say what it is of."""
 
 
+def label_of(variant: str, bucket_size_mb: float | None) -> str:
+    """A variant with its bucket size, in the unit that this is in."""
+    return variant_label(variant, bucket_size_mb).replace(" MB", " MiB")
+
+
 @dataclass(frozen=True, slots=True)
 class Testbed:
     """Where and on what was measured: only figures of one testbed are compared.
@@ -63,7 +68,7 @@ class Setting:
     @property
     def label(self) -> str:
         """What tables and figures call the variant."""
-        return variant_label(self.variant, self.bucket_size_mb)
+        return label_of(self.variant, self.bucket_size_mb)
 
     @property
     def swept_mb(self) -> float | None:

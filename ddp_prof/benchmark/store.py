@@ -1,7 +1,7 @@
 """The results database: what the study measured; the sweep writes it and ``ddp-prof results`` reads it.
 
-Five tables, a frozen class each: environments; runs; the times of each step of a run; the times of a run's messages by
-size; the times of all-reduces measured alone. Times are nanoseconds, sizes bytes, and ``None`` (null) is what was not
+Four tables, a frozen class each: environments; runs; the times of each step of a run; the times of a run's messages by
+size. Times are nanoseconds, sizes bytes, and ``None`` (null) is what was not
 measured.
 """
 
@@ -21,10 +21,9 @@ from ddp_prof.manifest import HostTimes, MessageTimes
 from ddp_prof.whole_file import is_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from sqlite_utils import Database
-    from sqlite_utils.db import Table
 
 OK, OUT_OF_MEMORY, FAILED = STATUSES = ("ok", "out_of_memory", "failed")
 
@@ -144,30 +143,6 @@ class StoredMessages(MessageTimes):
 
 
 @dataclass(frozen=True, slots=True)
-class StoredAllReduce:
-    """All-reduces of one size measured alone, by :mod:`ddp_prof.benchmark.allreduce`.
-
-    Attributes:
-        environment: :attr:`Environment.id`.
-        calls: How many were timed.
-        median_ns: Median over calls of the shortest time over the ranks.
-        low_ns: Lower end of the median's 95 % interval; ``None`` for too few calls.
-        high_ns: Upper end of it.
-    """
-
-    environment: str
-    world_size: int
-    backend: str
-    device: str
-    bytes: int
-    calls: int
-    median_ns: int
-    low_ns: int | None
-    high_ns: int | None
-    created: str
-
-
-@dataclass(frozen=True, slots=True)
 class Results:
     """All that a database holds."""
 
@@ -175,7 +150,6 @@ class Results:
     runs: tuple[StoredRun, ...]
     steps: tuple[StoredStep, ...]
     messages: tuple[StoredMessages, ...]
-    all_reduces: tuple[StoredAllReduce, ...] = ()
 
 
 TABLES: dict[str, tuple[type, tuple[str, ...]]] = {
@@ -183,18 +157,14 @@ TABLES: dict[str, tuple[type, tuple[str, ...]]] = {
     "runs": (StoredRun, ("id",)),
     "measurements": (StoredStep, ("run", "is_synchronized", "step")),
     "messages": (StoredMessages, ("run", "bytes")),
-    "all_reduces": (StoredAllReduce, ("environment", "world_size", "backend", "device", "bytes")),
 }
 """Name of each table, what a row of it is, its primary key."""
 MOST_S, OPERATIONS_A_LOOK, LEAST_BYTES_A_ROW = 60, 1_000_000, 6
 """Reading takes no longer; how often that is looked at; a row of SQLite has no less."""
-LATER = {"all_reduces"}
-"""Tables that databases of earlier versions do not have."""
 FOREIGN_KEYS = {
     "runs": [("environment", "environments", "id")],
     "measurements": [("run", "runs", "id")],
     "messages": [("run", "runs", "id")],
-    "all_reduces": [("environment", "environments", "id")],
 }
 
 
@@ -221,18 +191,9 @@ def open_database(path: Path) -> Database:
                 foreign_keys=FOREIGN_KEYS.get(name, []),
                 if_not_exists=True,
             )
-            _bring_up_to_date(table, columns)
+            for added in columns.keys() - {column.name for column in table.columns}:  # since an earlier version
+                table.add_column(added, columns[added][0])
     return database
-
-
-def _bring_up_to_date(table: Table, columns: Mapping[str, tuple[type, bool]]) -> None:
-    """Give a table of an earlier version the columns that came since; and let be null what may be now."""
-    known = {column.name: column for column in table.columns}
-    for name, (base, is_null) in columns.items():
-        if name not in known:
-            table.add_column(name, base)
-        elif is_null and known[name].notnull:
-            table.transform(not_null={name: False})
 
 
 def write_run(
@@ -257,12 +218,6 @@ def update_run(database: Database, run: StoredRun) -> None:
     """Replace what is known of a run beside its measurements; raises as :func:`write_run`."""
     with _errors_of(_path_of(database)), database.atomic():
         _upsert(database, runs=[run])
-
-
-def write_all_reduces(database: Database, environment: Environment, rows: Sequence[StoredAllReduce]) -> None:
-    """Write timings of the all-reduce alone, in place of earlier ones; raises as :func:`write_run`."""
-    with _errors_of(_path_of(database)), database.atomic():
-        _upsert(database, environments=[environment], all_reduces=rows)
 
 
 def load_results(path: Path) -> Results:
@@ -312,8 +267,6 @@ def _load(connection: sqlite3.Connection, name: str, row: type[Any], room: int) 
     """
     tables = "select count(*) from sqlite_master where type = 'table' and rootpage > 0 and name = ?"
     if not connection.execute(tables, (name,)).fetchone()[0]:
-        if name in LATER:
-            return ()
         raise sqlite3.DatabaseError(f"no table {name}")
     found, held = [], 0
     for values in connection.execute(f"select * from {name} order by rowid"):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_prof.analyze import DEFINITIONS
 from ddp_prof.benchmark.grid import Grid, default_grid
-from ddp_prof.benchmark.measure import FIGURES, capture, measure, rows_of
+from ddp_prof.benchmark.measure import capture, measure, rows_of
 from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, load_results, open_database, update_run, write_run
 from ddp_prof.errors import TraceError, WorkloadError
 from ddp_prof.train.arguments import NO_CAP, at_least, bucket_size
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from ddp_prof.benchmark.grid import Job
     from ddp_prof.benchmark.machine import Machine
-    from ddp_prof.benchmark.measure import CaptureFigures, RunRows
+    from ddp_prof.benchmark.measure import RunRows
     from ddp_prof.benchmark.store import StoredRun
     from ddp_prof.run_config import RunConfig
 
@@ -221,12 +221,13 @@ class _Sweep:
             return
         folder = _capture_folder(self._plan.database, job.config)
         try:
-            figures = capture(job.config, folder, force=self._plan.force)
+            file, figures = capture(job.config, folder, force=self._plan.force)
         except WorkloadError as error:
             self._outcome[NOT_CAPTURED] += 1
             self._report(what, f"failed: {error}")
             return
-        update_run(self._database, _with_figures(found, figures, self._plan.database))
+        trace = os.path.relpath(file.absolute(), self._plan.database.parent.absolute())
+        update_run(self._database, replace(found, trace=trace, **figures))  # type: ignore[arg-type]
         self._outcome[CAPTURED] += 1
         self._report(what, "done")
 
@@ -269,14 +270,6 @@ def _capture_folder(database: Path, config: RunConfig) -> Path:
     """Beside the database, one for all variants of the same sizes: ``results/mini_2ranks_2x64``."""
     sizes = f"{config.model_size}_{config.world_size}ranks_{config.local_batch_size}x{config.seq_len}"
     return database.with_suffix("") / sizes
-
-
-def _with_figures(run: StoredRun, figures: CaptureFigures, database: Path) -> StoredRun:
-    return replace(
-        run,
-        trace=os.path.relpath(figures.file.absolute(), database.parent.absolute()),
-        **{f"trace_{name}": getattr(figures, name) for name in FIGURES},
-    )
 
 
 @contextmanager

@@ -144,8 +144,17 @@ def identity(process: int) -> Process | None:
 
 
 def ranks_in(processes: Sequence[int]) -> list[int]:
-    """The processes that have a rank."""
-    return [process for process in processes if "\0RANK=" in "\0" + _read(Path(f"/proc/{process}/environ"))]
+    """The processes that have a rank: started with it in their environment, or forked from a server."""
+
+    def is_server(process: int) -> bool:
+        return "forkserver" in _read(Path(f"/proc/{process}/cmdline"))
+
+    return [
+        process
+        for process in processes
+        if "\0RANK=" in "\0" + _read(Path(f"/proc/{process}/environ"))
+        or (is_server(process) and is_server(_parent(process)))
+    ]
 
 
 def launcher_in(processes: Sequence[int]) -> int:

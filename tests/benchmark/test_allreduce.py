@@ -1,4 +1,4 @@
-"""The all-reduce measured alone: what the ranks time, what follows from it, and how the study uses it."""
+"""The all-reduce measured alone: what the ranks time, and what follows from it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from ddp_prof.benchmark.allreduce import main, make_parser, message_bytes, summarize_times, timings_view
-from ddp_prof.benchmark.bucket_model import message_costs
-from ddp_prof.benchmark.store import StoredAllReduce, load_results, open_database, write_all_reduces
+from ddp_prof.benchmark.allreduce import AllReduceTimes, main, make_parser, message_bytes, summarize_times, timings_view
 from ddp_prof.train.sizes import MODEL_SIZES
-from tests.benchmark.results_factory import Sweep
 
 GB_PER_S = 2.0  # bytes a nanosecond
 OVERHEAD_NS = 100_000
@@ -22,17 +18,19 @@ GRADIENTS = MODEL_SIZES["mini"].gradient_bytes()
 SIZES = (1_000, 100_000, 10_000_000)
 
 
-def rows(sizes: tuple[int, ...] = SIZES, world: int = 4) -> list[StoredAllReduce]:
+def rows(sizes: tuple[int, ...] = SIZES) -> list[AllReduceTimes]:
     """Exact times of a link with OVERHEAD_NS and GB_PER_S, each call a little off."""
-    times = {
-        size: [round((OVERHEAD_NS + size / GB_PER_S) * (1 + 0.01 * off)) for off in (-2, -1, 0, 0, 0, 1, 2)]
+    return [
+        summarize_times(
+            size,
+            [round((OVERHEAD_NS + size / GB_PER_S) * (1 + 0.01 * off)) for off in (-2, -1, 0, 0, 0, 1, 2)],
+        )
         for size in sizes
-    }
-    return summarize_times(times, environment="e1", world_size=world, backend="gloo", device="cpu", created="2026")
+    ]
 
 
 def test_bandwidths_follow_from_the_latency() -> None:
-    row = timings_view(rows(), "", "mini").rows[2]
+    row = timings_view(rows(), 4, "", "mini").rows[2]
     assert row["latency_ms"] == pytest.approx(5.1)
     assert row["algbw_median_GB/s"] == pytest.approx(10_000_000 / 5.1e6)
     assert row["busbw_median_GB/s"] == pytest.approx(1.5 * 10_000_000 / 5.1e6), "2 (n - 1) / n of four ranks"
@@ -41,7 +39,7 @@ def test_bandwidths_follow_from_the_latency() -> None:
 
 
 def test_the_fitted_model_gives_the_best_bucket() -> None:
-    document = timings_view(rows(), "", "mini").document
+    document = timings_view(rows(), 4, "", "mini").document
     assert document["link"]["overhead_ns"] == pytest.approx(OVERHEAD_NS, rel=1e-3)
     assert document["link"]["bytes_per_ns"] == pytest.approx(GB_PER_S, rel=1e-3)
     assert document["best_bucket_bytes"] == pytest.approx((GRADIENTS * OVERHEAD_NS * GB_PER_S) ** 0.5, rel=1e-3)
@@ -57,7 +55,7 @@ def test_the_fitted_model_gives_the_best_bucket() -> None:
     ],
 )
 def test_sizes_that_do_not_span_the_range_of_the_fit_are_said(sizes: tuple[int, ...], note: str | None) -> None:
-    notes = timings_view(rows(sizes), "", "mini").notes
+    notes = timings_view(rows(sizes), 4, "", "mini").notes
     found = [line for line in notes if "extrapolated" in line or "no cost model" in line]
     assert [line.startswith(str(note)) for line in found] == ([True] if note else [])
 
@@ -82,40 +80,10 @@ def test_mistakes_exit_with_2(argv: list[str], message: str, capsys: pytest.Capt
     assert message in capsys.readouterr().err
 
 
-class TestDatabase:
-    def test_rows_come_back_and_are_replaced(self, tmp_path: Path) -> None:
-        sweep = Sweep()
-        sweep.add("naive", 100, 40)
-        path = sweep.write(tmp_path / "results.db")
-        for _ in range(2):
-            with open_database(path).conn:
-                write_all_reduces(open_database(path), sweep.environment, rows())
-        assert load_results(path).all_reduces == tuple(rows())
-
-    def test_the_model_is_fitted_to_them_where_ranks_and_backend_are_the_same(self, tmp_path: Path) -> None:
-        sweep = Sweep()
-        sweep.add("naive", 100, 40, messages=[(1000, 5000.0), (2000, 6000.0)])
-        path = sweep.write(tmp_path / "results.db")
-        write_all_reduces(open_database(path), sweep.environment, rows(world=4))
-        (of_runs,) = message_costs(load_results(path)).values()
-        assert [cost.bytes for cost in of_runs] == [1000, 2000], "four ranks say nothing of two"
-        write_all_reduces(open_database(path), sweep.environment, rows(world=2))
-        (alone,) = message_costs(load_results(path)).values()
-        assert [(cost.bytes, cost.time_ns) for cost in alone] == [(row.bytes, row.median_ns) for row in rows()]
-
-    def test_databases_from_before_have_none(self, tmp_path: Path) -> None:
-        sweep = Sweep()
-        sweep.add("naive", 100, 40)
-        path = sweep.write(tmp_path / "results.db")
-        open_database(path).execute("drop table all_reduces")
-        assert load_results(path).all_reduces == ()
-
-
 @pytest.mark.torch
-def test_ranks_are_started_timed_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    database = tmp_path / "results.db"
+def test_ranks_are_started_and_timed(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--sizes-mb", "0.001", "0.1", "--world-sizes", "2", "3", "--calls", "6", "--warmup", "1"]
-    assert main([*sizes, "--backend", "gloo", "--device", "cpu", "--format", "json", "--database", str(database)]) == 0
+    assert main([*sizes, "--backend", "gloo", "--device", "cpu", "--format", "json"]) == 0
     worlds = json.loads(capsys.readouterr().out)["all_reduces"]
     assert [world["world_size"] for world in worlds] == [2, 3]
     for world in worlds:
@@ -124,10 +92,6 @@ def test_ranks_are_started_timed_and_kept(tmp_path: Path, capsys: pytest.Capture
             assert 0 < message["low_ns"] <= message["median_ns"] <= message["high_ns"]
             factor = 2 * (world["world_size"] - 1) / world["world_size"]
             assert message["busbw_median_bytes_per_s"] == pytest.approx(factor * message["algbw_median_bytes_per_s"])
-    stored = load_results(database).all_reduces
-    assert [(row.world_size, row.bytes, row.backend) for row in stored] == [
-        (ranks, size, "gloo") for ranks in (2, 3) for size in (1048, 104856)
-    ]
 
 
 @pytest.mark.torch
@@ -162,15 +126,8 @@ def test_of_each_call_the_longest_time_of_the_ranks_can_be_asked_for(monkeypatch
 
 
 def test_the_statistic_is_named_beside_that_of_nccl_tests() -> None:
-    (note, *_) = timings_view(rows(), "", "mini", "max").notes
+    (note, *_) = timings_view(rows(), 4, "", "mini", "max").notes
     assert "of the longest time of a call over the ranks (nccl-tests: the mean of calls one behind the other" in note
-
-
-def test_the_longest_times_are_not_kept_among_the_shortest(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["--over-ranks", "max", "--database", "results.db"])
-    assert stopped.value.code == 2
-    assert "keeps the shortest times" in capsys.readouterr().err
 
 
 @pytest.mark.torch

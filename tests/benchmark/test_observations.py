@@ -57,9 +57,9 @@ def test_what_slows_down_is_said_to_add() -> None:
 
 def test_what_the_spread_leaves_open_is_not_supported() -> None:
     names = {name for name in supported(study_like()) if name[0] == "step"}
-    assert {("step", "naive", "overlap"), ("step", "overlap", "bucketed 10 MB")} <= names
+    assert {("step", "naive", "overlap"), ("step", "overlap", "bucketed 10 MiB")} <= names
     assert ("step", "naive", "flat") not in supported(study_like(noise=0.1))
-    assert ("step", "overlap", "bucketed 10 MB") not in supported(study_like(noise=0.3))
+    assert ("step", "overlap", "bucketed 10 MiB") not in supported(study_like(noise=0.3))
 
 
 def test_few_pairs_support_nothing_however_clear_they_are() -> None:

@@ -108,7 +108,7 @@ class TestRows:
         assert [row["trace_exposed_ms"] for row in rows if row["variant"] in ("naive", "torch")] == [None, 5]
 
     def test_the_model_predicts_beside_what_was_measured(self) -> None:
-        row = next(row for row in settings_view(testbed_of(exact())).rows if row["variant"] == "bucketed 10 MB")
+        row = next(row for row in settings_view(testbed_of(exact())).rows if row["variant"] == "bucketed 10 MiB")
         assert row["predicted_ms"] == pytest.approx((GRADIENT_BYTES / 4 / 0.8 + 4 * 200_000) / 1e6, rel=1e-6)
         assert (row["comm_ms"], row["step_ms"]) == pytest.approx((20, 80))
 
@@ -142,7 +142,7 @@ class TestStudy:
 
 def test_a_sentence_goes_when_the_spread_grows() -> None:
     quiet, loud = (results_markdown([testbed_of(study_like(noise))], None) for noise in (0.002, 0.3))
-    assert re.search(r"- Bucketed 10 MB takes \d+ % \(.*\) off the step of torch\.", quiet)
+    assert re.search(r"- Bucketed 10 MiB takes \d+ % \(.*\) off the step of torch\.", quiet)
     assert "off the step of torch" not in loud
     assert "- no difference is reported: none is clear in enough pairs of runs" in results_markdown(
         [testbed_of(exact())], None
@@ -241,7 +241,7 @@ class TestFigures:
         assert max(layout.xaxis.tickvals) >= max(SIZES)
         assert layout.yaxis.dtick == 1, "a label for each power of ten"
 
-    def test_bars_of_bandwidth_are_the_range_over_runs(self) -> None:
+    def test_bars_of_bandwidth_are_the_interval_over_runs(self) -> None:
         sweep = Sweep(repeats=3)
         sweep.add("naive", 100, 50, messages=[(1000, 5000.0), (100_000, 50_000.0)])
         results = testbed_of(sweep)

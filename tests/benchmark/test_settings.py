@@ -112,7 +112,7 @@ def test_settings_come_by_work_as_the_story_goes_and_buckets_by_size() -> None:
     sweep.runs.reverse()
     found = [summarize_setting.setting for summarize_setting in summarize_settings(sweep.results())][:7]
     assert [value.label for value in found] == [
-        "naive", "flat", "overlap", "bucketed 1 MB", "bucketed 10 MB", "bucketed 100 MB", "torch",
+        "naive", "flat", "overlap", "bucketed 1 MiB", "bucketed 10 MiB", "bucketed 100 MiB", "torch",
     ]  # fmt: skip
     assert found[0] == Setting("naive", None, 2, 64)
 

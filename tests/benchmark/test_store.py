@@ -187,22 +187,6 @@ def test_a_database_from_before_a_column_was_added_is_read_and_written(tmp_path:
     assert load_results(path).runs == (RUN, replace(RUN, id="r2", code="c0ffee"))
 
 
-def test_a_database_from_before_a_value_could_be_missing_takes_rows_without_it(tmp_path: Path) -> None:
-    path = tmp_path / "results.db"
-    database = open_database(path)
-    write_run(database, ENVIRONMENT, RUN, STEPS)
-    database.table("measurements").transform(not_null={"communication_ns"})
-    database.close()
-    later = StoredStep(False, 0, 100, None, None, None, None, run="r2")  # of FSDP no communication is timed
-    database = open_database(path)
-    write_run(database, ENVIRONMENT, replace(RUN, id="r2", variant="fsdp"), [later])
-    assert database.table("measurements").foreign_keys  # the table is the same but for that
-    database.close()
-    found = load_results(path)
-    assert [run.id for run in found.runs] == ["r1", "r2"]
-    assert found.steps == (*STEPS, later)
-
-
 def test_opening_again_and_reading_leave_the_file_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "results.db"
     database = open_database(path)

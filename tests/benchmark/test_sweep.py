@@ -12,7 +12,6 @@ import pytest
 from ddp_prof.benchmark import sweep as module
 from ddp_prof.benchmark.grid import Grid
 from ddp_prof.benchmark.machine import Machine
-from ddp_prof.benchmark.measure import CaptureFigures
 from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, Environment, load_results
 from ddp_prof.benchmark.sweep import LEAST_ROOM, Plan, sweep
 from ddp_prof.capture.code import digest_code
@@ -49,11 +48,11 @@ class Bench:
         self.ran.append(config.variant)
         return self.gives.get(config.variant, GOOD)
 
-    def capture(self, config: RunConfig, folder: Path, *, force: bool) -> CaptureFigures:
+    def capture(self, config: RunConfig, folder: Path, *, force: bool) -> tuple[Path, dict[str, int | None]]:
         self.captured.append(f"{config.variant}{' again' if force else ''}")
         if config.variant == "flat":
             raise WorkloadError("no profiler")
-        return CaptureFigures(folder / "x.sqlite", 30, 10, 20, 5)
+        return folder / "x.sqlite", {"trace_comm_ns": 30, "trace_tail_ns": 5}
 
     def sweep(self, **changes: object) -> module.Outcome:
         self.ran, self.captured = [], []

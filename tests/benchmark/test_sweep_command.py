@@ -153,7 +153,10 @@ def test_a_capture_is_added_to_a_run_that_is_there(swept: tuple[Path, StoredRun,
     assert captured.trace == "results/tiny_2ranks_1x16/naive.rank0.json.gz"
     files = sorted((database.parent / captured.trace).parent.glob("naive.rank*.json.gz"))
     figures = read_figures(files)
-    assert (captured.trace_comm_ns, captured.trace_exposed_ns) == (figures.comm_ns, figures.exposed_ns)
+    assert (captured.trace_comm_ns, captured.trace_exposed_ns) == (
+        figures["trace_comm_ns"],
+        figures["trace_exposed_ns"],
+    )
     assert captured.trace_comm_ns is not None
     assert captured.trace_overlapped_ns == 0  # naive hides nothing
     assert captured.trace_comm_ns == captured.trace_exposed_ns

@@ -8,6 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddp_prof.analyze import DEFINITIONS
 from ddp_prof.analyze.overlap.overlap import TraceOverlap, measure_overlap, merge_ranks
 from ddp_prof.analyze.quality.inventory import take_inventory
 from ddp_prof.ingest.load import load_trace
@@ -47,6 +48,31 @@ def test_autograds_kernels_belong_to_the_range_of_the_main_thread() -> None:
     assert (rank.comm_ns, rank.overlapped_ns, rank.exposed_ns) == (9, 6, 3)
     assert rank.backward_overlapped_ns == 6
     assert step.tail_ns == 3, "the last collective ends at 20, backward's last compute at 17"
+
+
+def test_another_figure_is_another_version_of_the_definitions() -> None:
+    """Stores of figures hold the version. Where a figure changes here, raise it and add a line.
+
+    Of version 1 the tail was 7: the optimizer's compute did not count against it.
+    """
+    trace = draw_trace(
+        ranges={
+            "step 0": "####################..........",
+            "forward": "####..........................",
+            "backward": "....########..................",
+        },
+        launches={
+            "main": "a.............d...............",
+            "pt_autograd_0": "....bN.cO.....................",
+        },
+        streams={
+            7: ".aaaa.bbbbbbccccc.....dd......",
+            9: "........NNNNN...OOOOOOOO......",
+        },
+    )
+    (step,) = only_rank(measure_overlap(trace)).steps
+    measured = (step.comm_ns, step.overlapped_ns, step.exposed_ns, step.tail_ns, step.window_ns)
+    assert measured == {2: (13, 8, 5, 5, 23)}[DEFINITIONS]
 
 
 def test_a_step_is_divided_without_rest() -> None:
