@@ -175,7 +175,8 @@ def draw_bandwidth(results: TestbedResults) -> go.Figure:
     rates = [message.bytes / message.time_ns for message in messages]
     traces: list[dict[str, Any]] = [
         {
-            "type": "scatter", "mode": "markers", "name": "measured by the host: median of each size; bars: 95 % interval",
+            "type": "scatter", "mode": "markers",
+            "name": "measured by the host: median of each size; bars: 95 % interval",
             "x": [message.bytes for message in messages], "y": rates,
             "error_y": {
                 "type": "data", "symmetric": False, "thickness": 1.2, "width": 5,

@@ -21,9 +21,11 @@ from ddp_prof.benchmark.report import (
     settings_view,
 )
 from ddp_prof.benchmark.settings import load_study, summarize_settings
+from ddp_prof.benchmark.store import load_results
 from ddp_prof.manifest import Caveat
 from ddp_prof.present.text import size
 from tests.benchmark.results_factory import GRADIENT_BYTES, MS, OTHER_ENVIRONMENT, SIZES, Sweep, line, study_like
+from tests.conftest import ROOT
 from tests.present.runs import HOSTILE_TITLE
 
 HEADER = (
@@ -147,6 +149,14 @@ def test_a_sentence_goes_when_the_spread_grows() -> None:
     assert "- no difference is reported: none is clear in enough pairs of runs" in results_markdown(
         [testbed_of(exact())], None
     )
+
+
+def test_the_committed_study_follows_todays_definitions() -> None:
+    results = load_results(ROOT / "traces" / "results.db")
+    assert {run.definitions for run in results.runs} == {DEFINITIONS}
+    traced = [run for run in results.runs if run.trace_tail_ns is not None]
+    assert traced
+    assert all(run.trace_tail_ns <= run.trace_exposed_ns <= run.trace_comm_ns for run in traced)
 
 
 def test_names_are_text() -> None:
