@@ -6,8 +6,9 @@ The tables are those of the SQLite export, so they are written into one, in a te
 from __future__ import annotations
 
 import re
+import struct
 import tempfile
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,6 +94,9 @@ def _read_arrow(file: Path) -> Any:
     """The columns of use, batch by batch; what points beyond the file is refused."""
     import pyarrow
 
+    most = max(LEAST_TEXT_BYTES, MOST_TEXT_A_BYTE * file.stat().st_size)
+    if (total := _unpacked_bytes(file)) > most:
+        raise TraceError(file, f"it unpacks to {total:,} bytes, which no capture has", _WAY_OUT)
     batches, rows = [], 0
     with file.open("rb") as source, pyarrow.ipc.open_stream(source) as reader:
         names = [field.name for field in reader.schema if _is_of_use(field.type)]
@@ -106,6 +110,52 @@ def _read_arrow(file: Path) -> Any:
     return _as_sqlite_has_it(file, pyarrow.Table.from_batches(batches, empty))
 
 
+def _unpacked_bytes(file: Path) -> int:
+    """How many bytes the packed buffers of a stream hold, as it says itself: pyarrow does not ask before it unpacks.
+
+    A message is a table of FlatBuffers and a body. Of a batch the table gives where in the body each buffer lies, and
+    whether they are packed; then each begins with its length.
+    """
+    total = 0
+    with file.open("rb") as source, suppress(*_DAMAGED):  # the reader says it
+        while True:
+            mark, size = struct.unpack("<Ii", source.read(8))
+            if mark != _CONTINUES or size <= 0:
+                return total
+            table, body = source.read(size), source.tell()
+            (message,) = struct.unpack_from("<I", table)
+            kind, length = (_field(table, message, number) for number in (1, 3))
+            header = _follow(table, _field(table, message, 2))
+            if kind and table[kind] == _DICTIONARY_BATCH:
+                header = _follow(table, _field(table, header, 1))
+            if kind and table[kind] in {_DICTIONARY_BATCH, _RECORD_BATCH} and _field(table, header, 3):
+                buffers = _follow(table, _field(table, header, 2))
+                (count,) = struct.unpack_from("<I", table, buffers)
+                for number in range(count):
+                    at, held = struct.unpack_from("<qq", table, buffers + 4 + 16 * number)
+                    if held:
+                        source.seek(body + at)
+                        total += max(held, *struct.unpack("<q", source.read(8)))
+            source.seek(body + (max(0, *struct.unpack_from("<q", table, length)) if length else 0))
+    return total
+
+
+def _field(table: bytes, at: int, number: int) -> int:
+    """Where a field of a table of FlatBuffers lies; 0 where it is absent."""
+    fields = at - struct.unpack_from("<i", table, at)[0]
+    if 4 + 2 * number >= struct.unpack_from("<H", table, fields)[0]:
+        return 0
+    offset: int = struct.unpack_from("<H", table, fields + 4 + 2 * number)[0]
+    return at + offset if offset else 0
+
+
+def _follow(table: bytes, at: int) -> int:
+    offset: int = struct.unpack_from("<I", table, at)[0]
+    return at + offset
+
+
+_DAMAGED = (struct.error, ValueError, IndexError, OverflowError, OSError)
+_CONTINUES, _DICTIONARY_BATCH, _RECORD_BATCH = 0xFFFFFFFF, 2, 3
 _READERS = {".parquet": _read_parquet, ".arrow": _read_arrow}
 _BYTES = {"string": "binary", "large_string": "large_binary"}
 
