@@ -30,7 +30,7 @@ from ddp_prof.whole_file import written_whole
 
 MEASURES = ("overlap", "collectives", "kernels", "device use")
 """What a report asks of its runs, names in ``runs.report.MEASURES``."""
-MOST_STEPS = 20
+MOST_STEPS = 200
 """Steps of a run to choose from on its page on why communication is exposed."""
 MOST_RANKS = 8
 """Ranks of a run whose events are drawn one by one."""

@@ -9,13 +9,15 @@ from ddp_prof.present.charts.frame import LEGEND, STILL, axis, chart_frame, rows
 from ddp_prof.present.text import percent, shown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import plotly.graph_objects as go
 
     from ddp_prof.analyze.overlap.comparison import VariantSummary
     from ddp_prof.analyze.overlap.overlap import TraceOverlap
 
+_THIN = 0.04
+"""Share of the chart's width below which a bar cannot hold its number."""
 _TOP, _ROW, _BOTTOM, _LEFT = 150, 46, 64, 170
 
 
@@ -117,8 +119,23 @@ def _layout(results: Sequence[TraceOverlap], summaries: Sequence[VariantSummary]
             domain=[0.66 if longest else 0, 1], range=[-4, 104], anchor="y", ticksuffix=" %", fixedrange=True,
         ),
         "yaxis": rows_axis([run_label(result.label) for result in results], tickfont={"size": 13}),
-        "annotations": [_share_label(row, summary) for row, summary in enumerate(summaries)],
+        "annotations": [
+            *(_share_label(row, summary) for row, summary in enumerate(summaries)),
+            *_thin_labels([parts_ms(summary) for summary in summaries], longest),
+        ],
     }  # fmt: skip
+
+
+def _thin_labels(rows: Sequence[Mapping[str, float]], longest: float) -> Iterator[dict[str, Any]]:
+    """The number of each exposed part that is too thin to hold it, above the part."""
+    for row, parts in enumerate(rows):
+        exposed = parts.get(theme.EXPOSED, 0)
+        if 0 < exposed < _THIN * longest:
+            yield {
+                "xref": "x", "x": parts[theme.COMPUTE_ONLY] + parts[theme.OVERLAPPED] + exposed / 2, "yref": "y",
+                "y": row, "yshift": 19, "showarrow": False, "text": f"{exposed:.3g}",
+                "font": {"size": theme.FONT_SIZE - 1, "color": theme.LIGHT.colors[theme.EXPOSED]},
+            }  # fmt: skip
 
 
 def _share_label(row: int, summary: VariantSummary) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def compare_rows(summaries: Iterable[VariantSummary]) -> list[Row]:
             "step_ms": ms(summary.step_ns),
             "spread_ms": ms(summary.step_spread_ns),
             "collectives": summary.collectives,
-            **times_of(summary, "comm", "overlapped", "exposed", "blocking", "tail"),
+            **times_of(summary, "comm", "overlapped", "exposed", "blocking", "tail", "exposed_memory"),
             "overlap_%": percent(summary.overlap_ratio),
             "in_backward_%": percent(summary.backward_overlap_ratio),
             "speedup": summary.speedup,

@@ -81,6 +81,20 @@ def test_bars_are_as_long_as_the_steps_of_the_table() -> None:
     assert sum(bars) == pytest.approx(summary.step_ns / 1e6) == pytest.approx(8e-6)
 
 
+def test_an_exposed_part_too_thin_for_its_number_has_it_above() -> None:
+    thin, wide = (
+        draw_trace(
+            ranges={"step|index=0": "#" * 60, "backward": "#" * 60},
+            launches={"main": "aB"},
+            streams={7: "." * 2 + "a" * 50, 9: "." * 50 + "B" * length},
+        )
+        for length in (3, 8)
+    )
+    texts = [[item.text for item in draw_comparison([result_of(trace)]).layout.annotations] for trace in (thin, wide)]
+    assert [len(found) for found in texts] == [2, 1]
+    assert texts[0][1] == "1e-06"  # ms
+
+
 def test_without_steps_the_shares_take_the_room_of_the_bars() -> None:
     figure = draw_comparison([result_of(draw_trace(streams={7: "aa..", 9: ".BB."}), "no steps")])
     assert (figure.layout.xaxis2.domain, figure.layout.xaxis.visible) == ((0, 1), False)
