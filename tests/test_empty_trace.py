@@ -83,7 +83,7 @@ def answer(*arguments: str | Path) -> str:
 
 
 def test_every_command_is_tried() -> None:
-    assert {command[0] for command in (*READING, *WRITING)} == set(COMMANDS) - {"results", "completion"}
+    assert {command[0] for command in (*READING, *WRITING)} == set(COMMANDS) - {"capture", "results", "completion"}
 
 
 @pytest.mark.parametrize("form", ["table", pytest.param("json", marks=pytest.mark.slow)])
