@@ -144,6 +144,12 @@ def _ranges(trace: Trace, process: int) -> list[Range]:
     return sorted(ranges, key=lambda r: r.start)
 
 
+def _is_mostly_in(phase: Range, step: Step) -> bool:
+    """By at least half of the phase, or of the step."""
+    within = min(phase.end, step.end) - max(phase.start, step.start)
+    return within > 0 and 2 * within >= min(phase.end - phase.start, step.end - step.start)
+
+
 def _rank(trace: Trace, process: int, device: int | None) -> Rank:
     ranges = _ranges(trace, process)
     steps = steps_among(ranges)
@@ -152,7 +158,7 @@ def _rank(trace: Trace, process: int, device: int | None) -> Rank:
     again = [r for phase, r in phases if phase == "forward" and any(b.start <= r.start < b.end for b in backward)]
     found = [r for _, r in phases if r not in again]
     held = [any(s.start <= r.start < s.end for r in found) for s in steps[:-1]]
-    is_empty = bool(steps) and not any(r.start < steps[-1].end and r.end > steps[-1].start for r in found)
+    is_empty = bool(steps) and not any(_is_mostly_in(r, steps[-1]) for r in found)
     if held and all(held) and is_empty:  # the program ended in it
         steps = steps[:-1]
     collectives = [r for r in ranges if r.name.startswith("all_reduce|")]

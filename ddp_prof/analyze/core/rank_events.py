@@ -331,10 +331,15 @@ class _Builder:
     def _leave_out_unfinished_step(self) -> None:
         """The last step where it holds no phase and each other one does: the program ended in it.
 
-        So end loops in which a step begins where the one before it ends, as torch.profiler's.
+        So end loops in which a step begins where the one before it ends, as torch.profiler's. A phase that only ends in
+        it, by less than half of both, is the one before's: a hook that counts steps runs within the optimizer's range.
         """
         steps, phases = self.steps, self.phases
-        if len(steps) < 2 or np.any((phases.start_ns < steps.end_ns[-1]) & (phases.end_ns > steps.start_ns[-1])):
+        if len(steps) < 2:
+            return
+        start_ns, end_ns = steps.start_ns[-1], steps.end_ns[-1]
+        within_ns = np.minimum(phases.end_ns, end_ns) - np.maximum(phases.start_ns, start_ns)
+        if np.any((within_ns > 0) & (2 * within_ns >= np.minimum(phases.end_ns - phases.start_ns, end_ns - start_ns))):
             return
         if np.isin(np.arange(len(steps) - 1), steps.index_at(phases.start_ns)).all():
             self.step_notes += (f"{self.steps.names[-1]} left out: it has no phase, as where the program ended in it",)

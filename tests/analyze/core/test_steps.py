@@ -69,11 +69,16 @@ def test_ours_come_before_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("last", "kept"),
-    [("....####....", [0, 1]), ("........####", [0])],  # the last step has a phase; it has none
+    ("backward", "last", "kept"),
+    [
+        ("##..##", "....####", [0, 1]),
+        ("##......", "....####", [0]),
+        (".####.....", "....######", [0]),  # a phase of the step before ends in it
+        (".#######", "....####", [0, 1]),  # one phase over both
+    ],
 )
-def test_a_last_step_in_which_the_program_ended_is_left_out(last: str, kept: list[int]) -> None:
-    ranges = {"ProfilerStep#0": "####", "ProfilerStep#1": last, "backward": "##..##"}
+def test_a_last_step_in_which_the_program_ended_is_left_out(backward: str, last: str, kept: list[int]) -> None:
+    ranges = {"ProfilerStep#0": "####", "ProfilerStep#1": last, "backward": backward}
     (rank,) = find_rank_events(draw_trace(ranges=ranges))
     assert rank.steps.number.tolist() == kept
     assert [note.partition(":")[0] for note in rank.step_notes] == ([] if kept == [0, 1] else ["step 1 left out"])
