@@ -180,6 +180,9 @@ def test_after_remove_nothing_is_marked(results: list[dict[str, Any]]) -> None:
     assert results[0]["nsys"]["after remove"] == []
 
 
+SLACK_US = 5_000
+
+
 def test_torch_profiler_takes_all_ranges_also_those_that_end_on_other_threads(results: list[dict[str, Any]]) -> None:
     ranges = sorted(results[0]["profiled"], key=lambda each: each[1])
     found = {name: (start, start + length) for name, start, length in ranges}
@@ -188,7 +191,8 @@ def test_torch_profiler_takes_all_ranges_also_those_that_end_on_other_threads(re
     gloo = [(start, start + length) for name, start, length in results[0]["profiled"] if name == "gloo:all_reduce"]
     for bucket in BUCKETS:
         start, end = found[bucket]
-        assert any(start <= begun and ended <= end for begun, ended in gloo), bucket
+        # gloo's event ends a moment after the callback that ends ours: both lie on its thread.
+        assert any(start <= begun <= end <= ended + SLACK_US for begun, ended in gloo), bucket
         earlier = [begun + length for name, begun, length in ranges if name == bucket and begun < start]
         assert len(earlier) == STEPS - 1 - 1  # the first step has one bucket
         assert max(earlier) < start
