@@ -74,7 +74,7 @@ class TraceInventory(Brief):
 def take_inventory(trace: Trace, patterns: RangePatterns = NO_PATTERNS) -> TraceInventory:
     """Count what a trace holds."""
     ranks = find_rank_events(trace, patterns)
-    processes = [_process_inventory(trace, process, patterns) for process in trace.processes]
+    processes = [_process_inventory(trace, process, patterns, ranks) for process in trace.processes]
     return TraceInventory(
         trace=trace.path,
         label=label_of(trace.path, trace.manifest),
@@ -106,10 +106,13 @@ def _first_known(trace: Trace, kind: str) -> Iterator[tuple[str, str, str]]:
     yield from islice(((kind, name, who) for match, who in matches for name in trace.names if match(name)), 1)
 
 
-def _process_inventory(trace: Trace, process: int, patterns: RangePatterns) -> ProcessInventory:
+def _process_inventory(
+    trace: Trace, process: int, patterns: RangePatterns, ranks: Sequence[RankEvents]
+) -> ProcessInventory:
     mine = trace.activities.process == process
     kind = trace.activities.kind[mine]
-    steps, _ = find_steps(trace, process, patterns.step)
+    rank = next((rank for rank in ranks if rank.process == process and rank.has_steps), None)
+    steps = rank.captured.steps if rank else find_steps(trace, process, patterns.step)[0]
     return ProcessInventory(
         process=process,
         rank=trace.ranks.get(process),

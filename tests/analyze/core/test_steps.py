@@ -11,6 +11,7 @@ from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.core.steps import RangePatterns, Steps
 from ddp_prof.analyze.core.steps import find_steps as find_steps_and_notes
 from ddp_prof.analyze.intervals import innermost
+from ddp_prof.analyze.quality.inventory import take_inventory
 from ddp_prof.errors import TraceError
 from ddp_prof.range_names import PHASES
 from ddp_prof.trace import UNKNOWN
@@ -78,9 +79,10 @@ def test_ours_come_before_others() -> None:
     ],
 )
 def test_a_last_step_in_which_the_program_ended_is_left_out(backward: str, last: str, kept: list[int]) -> None:
-    ranges = {"ProfilerStep#0": "####", "ProfilerStep#1": last, "backward": backward}
-    (rank,) = find_rank_events(draw_trace(ranges=ranges))
+    trace = draw_trace(ranges={"ProfilerStep#0": "####", "ProfilerStep#1": last, "backward": backward})
+    (rank,) = find_rank_events(trace)
     assert rank.steps.number.tolist() == kept
+    assert [process.steps for process in take_inventory(trace).processes] == [len(kept)]
     assert [note.partition(":")[0] for note in rank.step_notes] == ([] if kept == [0, 1] else ["step 1 left out"])
 
 
