@@ -15,7 +15,6 @@ from ddp_prof.analyze.collectives.results import Collective, typical_step
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.step_view import RankStepView, view_step
 from ddp_prof.analyze.overlap.comparison import compare_variants
-from ddp_prof.analyze.root_cause import explain_run
 from ddp_prof.errors import TraceError
 from ddp_prof.present.html.index import KERNELS, TIMELINE, WHY
 from ddp_prof.present.html.report import PagesOutcome, Place, make_pages_here, write_run_pages
@@ -43,7 +42,7 @@ def report_runs(runs: Sequence[Run]) -> list[ReportRun]:
     results = [run.overlap() for run in runs]
     found = []
     for run, result, summary in zip(runs, results, compare_variants(results), strict=True):
-        explanation = explain_run(run.analysis())
+        explanation = run.explanation()
         collectives = explanation.collectives.collectives
         step, ranks = typical_step(collectives), _ranks_to_show(explanation.run)
         keys = _steps_to_view(collectives, step)

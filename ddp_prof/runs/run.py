@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.kernels.device_use import DeviceUse
     from ddp_prof.analyze.overlap.overlap import TraceOverlap
     from ddp_prof.analyze.quality.inventory import TraceInventory
-    from ddp_prof.analyze.root_cause import RootCause
+    from ddp_prof.analyze.root_cause import RootCause, RunExplanation
     from ddp_prof.analyze.variants.contention import KernelSamples
     from ddp_prof.analyze.variants.waterfall import Waterfall
     from ddp_prof.manifest import Manifest
@@ -74,6 +74,7 @@ class Run:
     workers: Workers = field(default_factory=Workers)
     measured: dict[Path, dict[str, Any]] = field(default_factory=dict)
     _analysis: RunAnalysis | None = None
+    _explanation: RunExplanation | None = None
     _kept: TraceEvents | None = None
 
     def __repr__(self) -> str:
@@ -150,17 +151,21 @@ class Run:
             return self._analysis
         return merge_analyses([measure_events(part, self.options, ("collectives",))["collectives"] for part in parts])
 
+    def explanation(self) -> RunExplanation:
+        """Why the communication is exposed: its collectives, the skew, the main reason."""
+        from ddp_prof.analyze.root_cause import explain_run
+
+        if self._explanation is None:
+            self._explanation = explain_run(self.analysis())
+        return self._explanation
+
     def collectives(self) -> RunCollectives:
         """When each collective ran on each rank, what of it is exposed, and why."""
-        from ddp_prof.analyze.collectives.results import measure_collectives
-
-        return measure_collectives(self.analysis())
+        return self.explanation().collectives
 
     def root_cause(self) -> RootCause | None:
         """The main reason why communication is exposed; ``None`` where none is."""
-        from ddp_prof.analyze.root_cause import explain_run
-
-        return explain_run(self.analysis()).root_cause
+        return self.explanation().root_cause
 
     def critical(self) -> RunCritical:
         """What the critical path of each step consists of, over all ranks."""
@@ -198,9 +203,7 @@ class Run:
 
     def skew(self) -> RunSkew:
         """Which rank arrives last at the collectives, how often, by how much, and what that costs."""
-        from ddp_prof.analyze.collectives.straggler import measure_skew
-
-        return measure_skew(self.analysis())
+        return self.explanation().skew
 
     def kernels(self) -> list[KernelSamples]:
         """The compute kernels of each rank's steps, by which contention is measured."""
@@ -344,12 +347,11 @@ def summarize_runs(runs: Sequence[Run], *, ask_doctor: bool) -> list[SummarizedR
         ask_doctor: Whether the doctor is asked, who needs all events of a trace at once.
     """
     from ddp_prof.analyze.overlap.comparison import compare_variants
-    from ddp_prof.analyze.root_cause import explain_run
     from ddp_prof.present.tables.summary import SummarizedRun
 
     results = [run.overlap() for run in runs]
     return [
-        SummarizedRun(result, summary, explain_run(run.analysis()), run.doctor() if ask_doctor else None)
+        SummarizedRun(result, summary, run.explanation(), run.doctor() if ask_doctor else None)
         for run, result, summary in zip(runs, results, compare_variants(results), strict=True)
     ]
 
