@@ -11,7 +11,7 @@ from types import MappingProxyType
 from ddp_prof.analyze.collectives.results import Collective, RunCollectives, measure_collectives, typical_step
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.straggler import RunSkew, measure_skew
-from ddp_prof.analyze.core.operations import NOTIFY
+from ddp_prof.analyze.core.collective_ranges import NOTIFY
 from ddp_prof.manifest import Manifest
 from ddp_prof.range_names import BACKWARD, FORWARD
 from ddp_prof.trace import UNKNOWN

@@ -24,7 +24,7 @@ from ddp_prof.variants import BASELINE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddp_prof.analyze.collectives.blocking import RunBlocking
+    from ddp_prof.analyze.collectives.results import RunBlocking
     from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew
     from ddp_prof.analyze.outliers import Outliers
     from ddp_prof.analyze.overlap.comparison import VariantSummary

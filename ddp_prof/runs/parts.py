@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.core.rank_events import Known, RankEvents
     from ddp_prof.analyze.core.steps import RangePatterns
     from ddp_prof.analyze.intervals import Intervals
-    from ddp_prof.analyze.parts.overlap import PartOverlap
+    from ddp_prof.analyze.parts import PartOverlap
     from ddp_prof.analyze.quality.diagnostics import Evidence
     from ddp_prof.ingest.parts.division import Part
     from ddp_prof.trace import Ints, Trace
@@ -172,8 +172,7 @@ def _measure(
 ) -> _Measured:
     from ddp_prof.analyze.core.rank_events import find_rank_events, look_round
     from ddp_prof.analyze.intervals import union_of_one
-    from ddp_prof.analyze.parts.collectives import analyze_part
-    from ddp_prof.analyze.parts.overlap import measure_part_overlap
+    from ddp_prof.analyze.parts import analyze_part, measure_part_overlap
     from ddp_prof.analyze.quality.diagnostics import gather_evidence
 
     trace = part.trace
@@ -231,8 +230,7 @@ def _all_ahead(measured: Sequence[_Measured]) -> _Ahead:
 
 
 def _merged(measured: Sequence[_Measured]) -> dict[str, Any]:
-    from ddp_prof.analyze.parts.collectives import merge_part_analyses
-    from ddp_prof.analyze.parts.overlap import merge_part_overlaps
+    from ddp_prof.analyze.parts import merge_part_analyses, merge_part_overlaps
 
     evidence = reduce(add, (one.evidence for one in measured))
     warnings = evidence.doubts()

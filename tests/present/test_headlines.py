@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ddp_prof.analyze.collectives.blocking import RunBlocking
 from ddp_prof.analyze.collectives.clock_alignment import Alignment
+from ddp_prof.analyze.collectives.results import RunBlocking
 from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew, StepSkew
 from ddp_prof.analyze.overlap.comparison import VariantSummary
 from ddp_prof.analyze.root_cause import RootCause

@@ -20,8 +20,8 @@ from ddp_prof.analyze.core.attribution import last_by_step
 from ddp_prof.analyze.dependencies.critical_path import PARTS as CHAIN_PARTS
 from ddp_prof.analyze.dependencies.critical_path import Chains, find_work, follow_chains
 from ddp_prof.analyze.dependencies.replay import Replay, find_replay, gains_of, join_replays
-from ddp_prof.analyze.frames import Framed, frame_of_rows
 from ddp_prof.analyze.quality.unknown_work import hides_work, why_unknown
+from ddp_prof.analyze.result_bases import Framed, frame_of_rows
 from ddp_prof.table import UNKNOWN, Ints, distinct_rows, looked_up
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ import numpy as np
 
 from ddp_prof.analyze.collectives.timing import RankCollectives
 from ddp_prof.analyze.core.attribution import last_by_step
-from ddp_prof.analyze.core.operations import OPERATIONS, POINT_TO_POINT
+from ddp_prof.analyze.core.collective_ranges import OPERATIONS, POINT_TO_POINT
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Mask, looked_up, select
 
 LEAST_COMMON_STEPS = 3

@@ -2,32 +2,83 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.blocking import RunBlocking, measure_run_blocking
+from ddp_prof.analyze.collectives.clock_alignment import Alignment
 from ddp_prof.analyze.collectives.exposed_time import WHENS, WHYS
-from ddp_prof.analyze.collectives.timing import BLOCKING, READY_SOURCES
-from ddp_prof.analyze.core.operations import OPERATIONS, bus_factor
+from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+from ddp_prof.analyze.collectives.timing import BLOCKING, READY_SOURCES, RankCollectives
+from ddp_prof.analyze.core.collective_ranges import OPERATIONS, bus_factor
 from ddp_prof.analyze.dependencies.blocking import HELD_BY
-from ddp_prof.analyze.frames import Framed, frame_of_rows, known, rows_of
 from ddp_prof.analyze.outliers import Outliers, find_outliers
 from ddp_prof.analyze.quality.unknown_work import NO_COMMUNICATION, merged_reason
-from ddp_prof.analyze.ranks import Ranked
+from ddp_prof.analyze.result_bases import Framed, Ranked, frame_of_rows, known, rows_of
 from ddp_prof.range_names import PHASES
-from ddp_prof.trace import NO_TIME, UNKNOWN, looked_up
+from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, looked_up
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     import pandas as pd
 
-    from ddp_prof.analyze.collectives.clock_alignment import Alignment
-    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
-    from ddp_prof.analyze.collectives.timing import RankCollectives
-    from ddp_prof.trace import Ints
+
+@dataclass(frozen=True, slots=True)
+class RunBlocking:
+    """How long something stood still for communication.
+
+    Attributes:
+        typical_ns: In a step: the median over the steps of all ranks that communicate.
+        total_ns: In all.
+        steps: Steps that communicate, of all ranks; ``blocked_steps`` those of them in which something stood still.
+        collectives: How many there are; ``needed`` those of which it is known what needs them.
+        least_slack_ns: The least time that one of those could have ended later without delaying anything, where none
+            blocked; ``None`` where one did, or where none is needed.
+    """
+
+    typical_ns: int
+    total_ns: int
+    steps: int
+    blocked_steps: int
+    collectives: int
+    needed: int
+    least_slack_ns: int | None
+
+
+def measure_run_blocking(collectives: Iterable[tuple[Hashable | None, int | None, int | None]]) -> RunBlocking | None:
+    """Of all collectives of a run; ``None`` where of one it is not known, or there are none.
+
+    Args:
+        collectives: Of each what identifies its step on its rank, ``None`` outside of any, how long something stood
+            still for it, and its slack. Only where no step has a collective, those outside of steps count as one.
+    """
+    by_step: Counter[Hashable | None] = Counter()
+    slacks = []
+    count = 0
+    for step, blocking_ns, slack_ns in collectives:
+        if blocking_ns is None:
+            return None
+        count += 1
+        by_step[step] += blocking_ns
+        if slack_ns is not None:
+            slacks.append(slack_ns)
+    if not count:
+        return None
+    total = sum(by_step.values())
+    if len(by_step) > 1:
+        by_step.pop(None, None)
+    return RunBlocking(
+        typical_ns=round(median(by_step.values())),
+        total_ns=total,
+        steps=len(by_step),
+        blocked_steps=sum(ns > 0 for ns in by_step.values()),
+        collectives=count,
+        needed=len(slacks),
+        least_slack_ns=None if total else min(slacks, default=None),
+    )
 
 
 FASTEST_LINK_BYTES_PER_S = 4e12
@@ -164,7 +215,7 @@ class Collective(Ranked):
 
     @property
     def busbw_bytes_per_s(self) -> float | None:
-        """Algorithm bandwidth times the operation's factor, :func:`~ddp_prof.analyze.core.operations.bus_factor`."""
+        """Algorithm bandwidth times the operation's :func:`bus_factor`."""
         factor, bandwidth = bus_factor(self.op, self.ranks), self.algbw_bytes_per_s
         return None if factor is None or bandwidth is None else factor * bandwidth
 

@@ -16,7 +16,7 @@ from ddp_prof.analyze.collectives.exposed_time import Exposure, explain_exposure
 from ddp_prof.analyze.collectives.matching import Matches, shift_unnumbered_steps
 from ddp_prof.analyze.collectives.timing import RankCollectives, beside_collectives, find_timings
 from ddp_prof.analyze.quality.diagnostics import diagnose, find_caveats, warnings_of_files
-from ddp_prof.analyze.ranks import told_apart
+from ddp_prof.analyze.result_bases import told_apart
 from ddp_prof.manifest import label_of, label_of_ranks, ranges_of
 from ddp_prof.table import Brief
 from ddp_prof.trace import NO_TIME, UNKNOWN

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ddp_prof.analyze.collectives.exposed_time import WHENS, divide_by_when, divide_by_why, wait_end_ns
-from ddp_prof.analyze.frames import known
 from ddp_prof.analyze.intervals import union
+from ddp_prof.analyze.result_bases import known
 from ddp_prof.trace import NO_TIME
 
 if TYPE_CHECKING:

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddp_prof.analyze.collectives.clock_alignment import LEAST_PAIRS
-from ddp_prof.analyze.frames import Framed, frame_of
-from ddp_prof.analyze.ranks import Ranked
+from ddp_prof.analyze.result_bases import Framed, Ranked, frame_of
 from ddp_prof.trace import UNKNOWN, looked_up
 
 if TYPE_CHECKING:

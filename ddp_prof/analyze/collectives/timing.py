@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE, last_by_step
+from ddp_prof.analyze.core.collective_ranges import OPERATIONS, POINT_TO_POINT, operation_of
 from ddp_prof.analyze.core.device_phases import find_device_phases
-from ddp_prof.analyze.core.operations import OPERATIONS, POINT_TO_POINT, operation_of
 from ddp_prof.analyze.core.steps import Steps
 from ddp_prof.analyze.intervals import union
 from ddp_prof.analyze.quality.unknown_work import why_unknown
-from ddp_prof.analyze.ranks import Ranked
+from ddp_prof.analyze.result_bases import Ranked
 from ddp_prof.trace import NO_TIME, UNKNOWN, Category, CollectiveMetadata, Table, distinct, looked_up, select
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class CollectiveTimings(Table):
         phase: Phase that launched it, an index into ``range_names.PHASES``; ``UNKNOWN`` outside of any.
         blocking: Index into :data:`BLOCKING`: whether the program waits for it before it goes on, so that by design it
             hides under nothing that comes later.
-        operation: Index into ``operations.OPERATIONS``.
+        operation: Index into ``collective_ranges.OPERATIONS``.
         bucket, bytes: From our range; bytes else from the arguments that the profiler noted.
         group: Index into :attr:`RankCollectives.groups`.
         sequence: Number within the group, where the profiler noted it.

@@ -19,8 +19,7 @@ from ddp_prof.analyze.core.attribution import (
     operator_events,
 )
 from ddp_prof.analyze.core.blocking import RankBlocking, device_blocking, host_blocking, unknown_blocking
-from ddp_prof.analyze.core.collective_ranges import CollectiveRanges, find_collective_ranges
-from ddp_prof.analyze.core.operations import NOTIFY, operation_of
+from ddp_prof.analyze.core.collective_ranges import NOTIFY, CollectiveRanges, find_collective_ranges, operation_of
 from ddp_prof.analyze.core.phases import Phases, find_phases
 from ddp_prof.analyze.core.step_breakdown import StepBreakdown, measure_breakdown
 from ddp_prof.analyze.core.step_times import StepTimes, device_lead, is_ahead, measure_step_times

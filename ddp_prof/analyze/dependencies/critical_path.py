@@ -20,8 +20,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ddp_prof.analyze.dependencies.edges import Dependencies
-from ddp_prof.analyze.dependencies.host_calls import HostCalls
+from ddp_prof.analyze.dependencies.edges import Dependencies, HostCalls
 from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, Table, distinct, looked_up
 from ddp_prof.trace import Category, Trace
 

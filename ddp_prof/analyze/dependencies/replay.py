@@ -27,8 +27,7 @@ from functools import cached_property
 import numpy as np
 
 from ddp_prof.analyze.dependencies.critical_path import Work
-from ddp_prof.analyze.dependencies.edges import Dependencies
-from ddp_prof.analyze.dependencies.host_calls import HostCalls
+from ddp_prof.analyze.dependencies.edges import Dependencies, HostCalls
 from ddp_prof.table import (
     NO_TIME,
     UNKNOWN,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ddp_prof.analyze.core.operations import OPERATIONS
+from ddp_prof.analyze.core.collective_ranges import OPERATIONS
 from ddp_prof.analyze.doctor.evidence import Finding, RunEvidence, typical
 from ddp_prof.table import NO_TIME, UNKNOWN
 

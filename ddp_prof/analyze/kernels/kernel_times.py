@@ -11,21 +11,89 @@ neither. The slowdown is the median duration beside over the median duration alo
 
 from __future__ import annotations
 
+import re
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from ddp_prof.analyze.core.same_kernels import mostly_beside, numbered_together, same_kernels
-from ddp_prof.analyze.kernels.kinds import COMMUNICATION, UNNAMED, kind_of_compute
+from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.range_names import PHASES
-from ddp_prof.trace import UNKNOWN, Category, select
+from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, Trace, distinct_rows, select
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
-    from ddp_prof.analyze.core.rank_events import RankEvents
-    from ddp_prof.trace import Ints
+class KernelKind(NamedTuple):
+    """A kind of work, a pattern for the names of its kernels, one name as an example."""
+
+    name: str
+    pattern: str
+    example: str
+
+
+KINDS = (
+    KernelKind(
+        "attention", r"flash_|fmha|attention|attn|sdpa", "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128>>()"
+    ),
+    KernelKind("optimizer", r"multi_tensor_apply|adam|sgd_|lamb_|adagrad", "multi_tensor_apply_kernel<AdamFunctor>()"),
+    KernelKind("normalization", r"norm_|_norm|cudnn::bn_|batchnorm", "cudnn::bn_bw_1C11_kernel_new<float>()"),
+    KernelKind(
+        "layout",
+        r"nchwToNhwc|nhwcToNchw|transpose|permute|copy_kernel|CatArray",
+        "void cudnn::ops::nchwToNhwcKernel<float>()",
+    ),
+    KernelKind(
+        "convolution", r"conv(?!er[st])|wgrad|dgrad|fprop|winograd|cudnn", "sm80_xmma_wgrad_implicit_gemm_f16_execute"
+    ),
+    KernelKind("matrix product", r"gemm|gemv|cutlass|cublas|nvjet|^bmm_|_mm_|dot_kernel", "ampere_sgemm_128x64_nn"),
+    KernelKind("embedding", r"embedding|index|gather|scatter", "void at::native::indexFuncLargeIndex<float>()"),
+    KernelKind("reduction", r"reduce|softmax|triton_red|triton_per", "void at::native::reduce_kernel<512, 1>()"),
+    KernelKind("elementwise", r"elementwise|triton_poi|dropout|fill", "vectorized_elementwise_kernel<4>()"),
+)
+OTHER = "other"
+COMMUNICATION = "communication"
+UNNAMED = "unnamed"
+
+_COMPILED = [(kind.name, re.compile(kind.pattern, re.IGNORECASE)) for kind in KINDS]
+
+
+def kind_of_compute(name: str) -> str:
+    """The kind of a kernel that computes."""
+    return next((kind for kind, pattern in _COMPILED if pattern.search(name)), OTHER)
+
+
+AnyKey = TypeVar("AnyKey", bound="Hashable")
+
+
+def same_kernels(trace: Trace, activity: Ints, *more: Ints) -> tuple[list[tuple[Any, ...]], Ints]:
+    """Name and launch shape of each kernel that occurs, and for each activity which one it is.
+
+    Args:
+        trace: The trace.
+        activity: Rows of its activities.
+        more: What else tells kernels apart, a column each; follows name and shape.
+    """
+    shape_id = np.full(len(activity), UNKNOWN) if trace.shape_id is None else trace.shape_id[activity]
+    columns = (trace.activities.name_id[activity], shape_id, *more)
+    first, kernel = distinct_rows(*columns)
+    texts = (*trace.names, "")  # UNKNOWN, which is -1, finds the last one
+    rows = zip(*(column[first].tolist() for column in columns), strict=True)
+    return [(texts[name], texts[shape], *others) for name, shape, *others in rows], kernel
+
+
+def numbered_together(parts: Iterable[tuple[Sequence[AnyKey], Ints]]) -> tuple[list[AnyKey], Ints]:
+    """The keys of all parts, each once, and for the rows of all parts, one after the other, which of them it has."""
+    parts = list(parts)
+    number: dict[AnyKey, int] = {}
+    rows = [np.array([number.setdefault(key, len(number)) for key in keys], np.int64)[row] for keys, row in parts]
+    return list(number), np.concatenate(rows) if rows else np.empty(0, np.int64)
+
+
+def mostly_beside(duration_ns: Ints, communication_ns: Ints) -> Mask:
+    """Whether communication ran beside an execution for more than half of its time."""
+    found: Mask = 2 * communication_ns > duration_ns
+    return found
+
 
 LEAST_EXECUTIONS = 5
 """Executions beside communication, and as many alone, below which no slowdown is given."""
@@ -57,7 +125,7 @@ class KernelTime:
     Attributes:
         shape: Grid and block of its launch; empty where the trace does not hold them.
         phase: Whose launch it is; ``None`` where the trace does not tell.
-        kind: Of :mod:`.kinds`.
+        kind: A name in :data:`KINDS`.
         beside: Executions beside communication; ``None`` of a kernel that communicates itself.
         alone: Executions without any; likewise.
         beside_ns: Median duration of the former, ``None`` where there are none.

@@ -23,13 +23,12 @@ from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
 from ddp_prof.analyze.core.step_breakdown import sum_by_group
 from ddp_prof.analyze.core.step_times import DEVICE, HOST
 from ddp_prof.analyze.core.steps import Steps
-from ddp_prof.analyze.frames import Framed, frame_of_rows, known, rows_of
 from ddp_prof.analyze.intervals import EVER, Intervals, union, union_by_group
 from ddp_prof.analyze.outliers import Outliers, find_outliers
 from ddp_prof.analyze.overlap.coverage import Attribution, measure_attribution, merge_attributions
 from ddp_prof.analyze.quality.diagnostics import diagnose, find_caveats, warnings_of_files
 from ddp_prof.analyze.quality.unknown_work import hides_work, is_blind, why_unknown
-from ddp_prof.analyze.ranks import Ranked, told_apart
+from ddp_prof.analyze.result_bases import Framed, Ranked, frame_of_rows, known, rows_of, told_apart
 from ddp_prof.manifest import label_of, label_of_ranks
 from ddp_prof.trace import NO_TIME, UNKNOWN, Category
 

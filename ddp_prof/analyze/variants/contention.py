@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.analyze.core.same_kernels import mostly_beside, numbered_together, same_kernels
+from ddp_prof.analyze.kernels.kernel_times import mostly_beside, numbered_together, same_kernels
 from ddp_prof.analyze.statistics import Numbers, bootstrap_interval
 from ddp_prof.trace import UNKNOWN, Category
 

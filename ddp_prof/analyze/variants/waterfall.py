@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddp_prof.analyze.collectives.exposed_time import backward_end_ns, owned_instants, wait_end_ns
-from ddp_prof.analyze.frames import Framed, frame_of
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.quality.unknown_work import NO_COMMUNICATION
+from ddp_prof.analyze.result_bases import Framed, frame_of
 from ddp_prof.analyze.statistics import half_width_of_change, half_width_of_steps, mean_of
 from ddp_prof.analyze.variants.contention import measure_contention
 from ddp_prof.trace import UNKNOWN, select

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddp_prof.analyze.collectives.exposed_time import WHENS, WHYS
-from ddp_prof.analyze.core.operations import NOTIFY
+from ddp_prof.analyze.core.collective_ranges import NOTIFY
 from ddp_prof.present.columns import Row, ms, times_of
 from ddp_prof.present.headlines import outliers_text
 from ddp_prof.present.json_documents import collectives_document

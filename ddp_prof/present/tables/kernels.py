@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ddp_prof.analyze.kernels.idle import CAUSES, NOT_BEGUN
+from ddp_prof.analyze.kernels.device_use import CAUSES, NOT_BEGUN
 from ddp_prof.analyze.kernels.kernel_times import LEAST_EXECUTIONS
 from ddp_prof.present.columns import Row, ms, percent
 from ddp_prof.present.json_documents import kernels_document

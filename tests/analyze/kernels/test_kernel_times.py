@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.kernels.kernel_times import (
+    KINDS,
     LEAST_EXECUTIONS,
     KernelRuns,
     KernelTime,
     find_kernel_runs,
+    kind_of_compute,
     measure_kernels,
 )
-from ddp_prof.analyze.kernels.kinds import KINDS, kind_of_compute
 from ddp_prof.ingest.load import load_trace
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_prof.analyze.core.same_kernels import mostly_beside, numbered_together, same_kernels
+from ddp_prof.analyze.kernels.kernel_times import mostly_beside, numbered_together, same_kernels
 from ddp_prof.trace import UNKNOWN
 from tests.drawing import draw_trace
 

@@ -1,0 +1,156 @@
+"""What was measured of the parts of a capture, put together: the same integers as of the whole.
+
+Lengths of time and numbers of events are measured in the span of a part, and spans do not meet, so they add up. A step
+and its collectives are measured as a whole in the part in whose span the step starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import NamedTuple
+
+import numpy as np
+
+from ddp_prof.analyze.collectives.run_analysis import RunAnalysis, analyze_trace
+from ddp_prof.analyze.collectives.timing import BLOCKING, CollectiveTimings, RankCollectives
+from ddp_prof.analyze.core.device_phases import ALWAYS, BETWEEN_STEPS, NONE, DevicePhases
+from ddp_prof.analyze.core.rank_events import RankEvents
+from ddp_prof.analyze.intervals import Intervals
+from ddp_prof.analyze.overlap.coverage import measure_attribution, merge_attributions
+from ddp_prof.analyze.overlap.overlap import RankOverlap, TraceOverlap, measure_overlap, measure_rank
+from ddp_prof.analyze.quality.unknown_work import NOTHING, hides_work, merged_reason
+from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Mask, Trace, concatenate, select
+
+_AFTER_BACKWARD, _COMPUTE_STREAM = BLOCKING.index("after_backward"), BLOCKING.index("compute_stream")
+
+
+def analyze_part(trace: Trace, ranks: Sequence[RankEvents], span: Intervals, *, to_draw: bool) -> RunAnalysis:
+    """The collectives of the steps that start in a span, and of those outside of steps that start in it."""
+    found = analyze_trace(trace, ranks, to_draw=to_draw)
+    return replace(
+        found,
+        ranks=tuple(_of_span(one, rank, span) for one, rank in zip(found.ranks, ranks, strict=True)),
+        trace_warnings=(),
+    )
+
+
+def _of_span(found: RankCollectives, rank: RankEvents, span: Intervals) -> RankCollectives:
+    own_step: Mask = np.append(span.holds(rank.steps.start_ns), False)
+    timings = found.timings
+    own = np.where(timings.step == UNKNOWN, span.holds(timings.start_ns), own_step[timings.step])
+    phases = found.device_phases
+    return replace(
+        found,
+        timings=select(timings, own),
+        device_phases=select(phases, own_step[phases.step]),
+        backward_end_ns=np.where(own_step[:-1], found.backward_end_ns, NO_TIME),
+        times=select(found.times, own_step[:-1]) if len(found.times) else found.times,
+    )
+
+
+def merge_part_analyses(
+    parts: Sequence[RunAnalysis], compute_streams: Sequence[int], warnings: tuple[str, ...]
+) -> RunAnalysis:
+    """The parts of one capture, in the order of time, as one.
+
+    Args:
+        parts: What is known of the collectives of each.
+        compute_streams: Of each rank, over the whole capture.
+        warnings: What the capture does not let one say.
+    """
+    by_rank = zip(*(part.ranks for part in parts), strict=True)
+    ranks = tuple(_merged_collectives(ranks, stream) for ranks, stream in zip(by_rank, compute_streams, strict=True))
+    return replace(parts[0], ranks=ranks, trace_warnings=warnings)
+
+
+def _merged_collectives(parts: Sequence[RankCollectives], compute_stream: int) -> RankCollectives:
+    groups = sorted({group for part in parts for group in part.groups})
+    number = {group: index for index, group in enumerate(groups)}
+    timings = concatenate(*(_renumbered(part, number) for part in parts))
+    timings = select(timings, np.lexsort((timings.start_ns, timings.launch_ns, timings.step)))
+    phases = concatenate(*(part.device_phases for part in parts))
+    steps = len(parts[0].step_numbers)
+    outside = DevicePhases(*(np.array([value]) for value in (steps, ALWAYS, BETWEEN_STEPS, NONE)))
+    return replace(
+        parts[0],
+        timings=replace(timings, blocking=_blocking(timings, compute_stream)),
+        groups=tuple(groups),
+        backward_end_ns=np.max([part.backward_end_ns for part in parts], axis=0),
+        device_phases=concatenate(select(phases, np.argsort(phases.step, kind="stable")), outside),
+        compute=reduce(lambda one, other: one | other, (part.compute for part in parts)),
+        times=concatenate(*(part.times for part in parts)),
+        reason=merged_reason([part.reason for part in parts]),
+    )
+
+
+def _renumbered(part: RankCollectives, number: Mapping[str, int]) -> CollectiveTimings:
+    index = np.array([*(number[group] for group in part.groups), UNKNOWN], np.int64)
+    return replace(part.timings, group=index[part.timings.group])
+
+
+def _blocking(timings: CollectiveTimings, compute_stream: int) -> Ints:
+    """Which stream computes most is known of the whole alone."""
+    on_it = (timings.lane != UNKNOWN) & (timings.lane == compute_stream)
+    codes = np.where(on_it, _COMPUTE_STREAM, 0)
+    return np.where(timings.blocking == _AFTER_BACKWARD, _AFTER_BACKWARD, codes).astype(np.int64)
+
+
+_ADDED = ("kernels", "collectives", "compute_ns", "comm_ns", "overlapped_ns", "exposed_ns")
+
+
+class PartOverlap(NamedTuple):
+    """What is measured in the span of a part.
+
+    Attributes:
+        hides_work: Of each rank, whether it is not known of some time what ran in it.
+    """
+
+    result: TraceOverlap
+    hides_work: tuple[bool, ...]
+
+
+def measure_part_overlap(trace: Trace, ranks: Sequence[RankEvents], span: Intervals) -> PartOverlap:
+    """Measure what starts in the span of a part."""
+    result = replace(
+        measure_overlap(trace, ()),
+        attribution=measure_attribution(ranks, span),
+        ranks=tuple(measure_rank(rank, span) for rank in ranks),
+        warnings=(),
+    )
+    return PartOverlap(result, tuple(map(hides_work, ranks)))
+
+
+def merge_part_overlaps(parts: Sequence[PartOverlap], warnings: tuple[str, ...]) -> TraceOverlap:
+    """The parts of one capture, in the order of time, as one; each knows all ranks."""
+    by_rank = zip(*(part.result.ranks for part in parts), strict=True)
+    hides = [any(flags) for flags in zip(*(part.hides_work for part in parts), strict=True)]
+    return replace(
+        parts[0].result,
+        attribution=merge_attributions([part.result.attribution for part in parts]),
+        ranks=tuple(_merged_overlap(ranks, hidden) for ranks, hidden in zip(by_rank, hides, strict=True)),
+        warnings=warnings,
+    )
+
+
+def _merged_overlap(ranks: Sequence[RankOverlap], is_hidden: bool) -> RankOverlap:
+    steps = [step for rank in ranks for step in rank.steps]
+    if is_hidden:
+        lengths = [replace(step.length, compute_only_ns=None, idle_ns=None) for step in steps]
+        steps = [
+            replace(step, compute_only_ns=None, idle_ns=None, length=length)
+            for step, length in zip(steps, lengths, strict=True)
+        ]
+    total = {name: sum(getattr(rank, name) for rank in ranks) for name in _ADDED}
+    hidden = [rank.backward_overlapped_ns for rank in ranks if rank.backward_overlapped_ns is not None]
+    merged = replace(
+        ranks[0],
+        **total,
+        backward_overlapped_ns=sum(hidden) if hidden else None,
+        reason=merged_reason([rank.reason for rank in ranks]),
+        steps=tuple(steps),
+    )
+    if any(rank.reason != NOTHING for rank in ranks):
+        return merged
+    return replace(merged, compute_ns=None, comm_ns=None, overlapped_ns=None, exposed_ns=None, steps=())
