@@ -38,8 +38,9 @@ class Visit:
         self.page.goto(path.as_uri())
         self.page.wait_for_selector(".figure .point path", state="attached")
 
-    def open_timeline(self, path: Path) -> None:
-        self.page.goto(path.as_uri())
+    def open_timeline(self, path: Path, hash_: str = "#step=all") -> None:
+        """Open a page of a timeline, by default on all steps and not on the typical one."""
+        self.page.goto(path.as_uri() + hash_)
         self.wait_for_timeline()
 
     def wait_for_timeline(self) -> None:

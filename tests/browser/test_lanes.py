@@ -245,7 +245,7 @@ class TestFolding:
         visit.ask("page.fold('compute, stream 7', true)")
         visit.ask("page.fold('calls', false)")
         visit.ask("page.fold('calls', true)")
-        visit.page.wait_for_url("**#unfold=ranges&fold=compute%2C+stream+7")
+        visit.page.wait_for_url("**#step=all&unfold=ranges&fold=compute%2C+stream+7")
         seen, address = labels(visit), visit.page.url
         visit.page.goto("about:blank")
         visit.page.goto(address)

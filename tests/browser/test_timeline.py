@@ -275,9 +275,9 @@ class TestWhole:
         visit.open_timeline(write(build_timeline([source_of("run", trace)]), tmp_path))
         return visit
 
-    def test_it_opens_on_the_measured_steps_and_holds_the_rest(self, page: Visit) -> None:
+    def test_all_steps_are_the_measured_ones_and_the_rest_is_held(self, page: Visit) -> None:
         assert page.ask("page.window") == pytest.approx([0, 12], abs=1)
-        assert page.page.url.endswith("timeline.html")
+        assert page.page.url.endswith("timeline.html#step=all")
         page.page.keyboard.press("0")
         page.ask("page.schedule()")
         assert page.ask("page.window") == [-4, 15]

@@ -106,6 +106,7 @@ def _page_data(
         "start": model.start_ns,
         "end": model.end_ns,
         "home": model.home_ns,
+        "typical": model.typical_step,
         "categories": [
             {"code": code, "name": name, "legend": theme.LEGEND[name], "color": theme.LIGHT.colors[name],
              "in_legend": shown_in_legend(name, names)}

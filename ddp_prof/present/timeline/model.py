@@ -192,7 +192,7 @@ class Panel:
         step_names: What all measured steps are called, by ``Steps.keys``.
         start_ns: Start of what is held, from time 0: the start of the first step shown on any rank.
         end_ns: Its end.
-        home_ns: From when to when a page shows it at first.
+        home_ns: From when to when the measured steps lie, or all that was captured where there are none.
     """
 
     title: str
@@ -237,6 +237,21 @@ class Timeline:
 
     @property
     def home_ns(self) -> tuple[int, int]:
-        """From when to when a page shows it at first: the measured steps of all panels."""
+        """From when to when all measured steps of all panels lie."""
         starts, ends = zip(*(panel.home_ns for panel in self.panels), strict=True) if self.panels else ([0], [0])
         return min(starts), max(ends)
+
+    @property
+    def typical_step(self) -> int | None:
+        """Key of the step of median length, of two such the shorter, in the first panel; ``None`` where it has none."""
+        first = next((panel for panel in self.panels if panel.steps), None)
+        if first is None:
+            return None
+        lengths = {mark.key: mark.end_ns - mark.start_ns for mark in first.steps}
+        for rank in first.ranks:  # by the clock of tables, where that tells how long a step took
+            known = {step.step_key: step.length.ns for step in rank.overlap.told_steps}
+            told = {key: ns for key in lengths if (ns := known.get(key)) is not None}
+            if told:
+                lengths = told
+                break
+        return sorted(lengths, key=lambda key: (lengths[key], key))[(len(lengths) - 1) // 2]

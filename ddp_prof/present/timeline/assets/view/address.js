@@ -1,5 +1,6 @@
 // What is seen in the address of the page, so that a view can be sent: #step=3&from=-1000&to=2000, in ns on the axis,
-// &unfold=calls&fold=copies for lanes that are not as at first, &lanes=stream for those whose titles hold it.
+// #step=all for all steps, &unfold=calls&fold=copies for lanes that are not as at first, &lanes=stream for those whose
+// titles hold it. Without a hash the page opens on the typical step.
 
 const WRITE_AFTER = 300; // ms; browsers refuse to be told too often
 
@@ -11,9 +12,8 @@ class Address {
     addEventListener("hashchange", () => this.follow());
   }
 
-  /** Follows the address, and from then on writes it: not before, or what it asks for would be lost. */
+  /** From now on the address is written: not before all of it was followed, or what it asks for would be lost. */
   start() {
-    this.follow();
     this.timeline.onDraw(() => {
       clearTimeout(this.pending);
       this.pending = setTimeout(() => this.write(), WRITE_AFTER);
@@ -30,15 +30,16 @@ class Address {
     byId("lanes").value = asked.get("lanes") ?? "";
     timeline.filter(byId("lanes").value);
     if (timeline.stepKeys.includes(step)) timeline.showStep(step);
-    else timeline.showSteps();
+    else if (from < to || asked.get("step") === "all") timeline.showSteps();
+    else timeline.open();
     if (from < to) timeline.show(from, to);
   }
 
   write() {
-    const { step, view, home, folding } = this.timeline, parts = new URLSearchParams();
-    const isHome = step === null && view.from === home[0] && view.to === home[1];
-    if (step !== null) parts.set("step", step);
-    if (!isHome) {
+    const { step, view, isBase, folding, data } = this.timeline, parts = new URLSearchParams();
+    if (step !== null && !(isBase && step === data.typical)) parts.set("step", step);
+    if (step === null && isBase && data.typical !== null) parts.set("step", "all");
+    if (!isBase) {
       parts.set("from", Math.round(view.from));
       parts.set("to", Math.round(view.to));
     }

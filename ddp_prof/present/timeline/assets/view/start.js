@@ -4,6 +4,8 @@ const timeline = new Timeline(byId("timeline"), byId("labels"), read("timeline-d
 const readout = new Readout(timeline, byId("in-view"), byId("sums"));
 
 async function start() {
+  const address = new Address(timeline);
+  address.follow();
   if (timeline.data.rows.some((row) => row.overview)) {
     await timeline.drawOverview();
     await nextFrame();
@@ -14,7 +16,6 @@ async function start() {
   timeline.fill(boxesOf(boxes), untold);
   timeline.onDraw(() => readout.update());
   control(timeline);
-  const address = new Address(timeline);
   await timeline.draw();
   timeline.element.on("plotly_restyle", () => timeline.schedule()); // a category was switched on or off
   performance.mark("complete");

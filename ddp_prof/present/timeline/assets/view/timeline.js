@@ -95,6 +95,7 @@ class Timeline {
     this.step = null;
     this.view = new View(0, 1, this.data.panels.map(() => 0));
     this.view = this.view.moved(...this.home);
+    this.base = this.view;
   }
 
   /** From the first to the last moment of any panel. */
@@ -108,7 +109,7 @@ class Timeline {
     return this.#withMargin(...this.whole);
   }
 
-  /** What is seen at first: all measured steps. */
+  /** All measured steps. */
   get home() {
     return this.#withMargin(...this.data.home);
   }
@@ -125,6 +126,16 @@ class Timeline {
     const start = Math.min(Math.max((from + to - span) / 2, low), high - span);
     this.view = this.view.moved(start, start + span);
     return this.schedule();
+  }
+
+  /** Shows what a page opens on: the typical step, of a capture without steps all of it. */
+  open() {
+    return this.data.typical === null ? this.showSteps() : this.showStep(this.data.typical);
+  }
+
+  /** Whether the window is that which the step, or all steps, were shown in. */
+  get isBase() {
+    return this.view.from === this.base.from && this.view.to === this.base.to;
   }
 
   /** All that was captured. */
@@ -146,7 +157,9 @@ class Timeline {
     this.step = key;
     this.view = new View(0, 1, marks.map((mark) => (mark ?? shown[0])[1]));
     const longest = Math.max(...shown.map(([, from, to]) => to - from));
-    return this.show(-longest * STEP_MARGIN, longest * (1 + STEP_MARGIN));
+    const drawn = this.show(-longest * STEP_MARGIN, longest * (1 + STEP_MARGIN));
+    this.base = this.view;
+    return drawn;
   }
 
   /** Shows the next step or the one before; from where no step is shown, that at the middle of the window. */
@@ -288,6 +301,7 @@ class Timeline {
   }
 
   async draw() {
+    if (!this.columns) return; // the overview stays until then
     const { drawn, boxes, columns } = mergeAll(this.rows.filter(({ seen }) => seen), this.view, this.width);
     Object.assign(this, { drawn, boxes, columnWidth: this.view.span / columns });
     await this.#paint(drawn);
@@ -296,7 +310,7 @@ class Timeline {
 
   /** The whole at low resolution: a stand-in while the columns are being read. */
   drawOverview() {
-    return this.#paint(this.shownRows.map((row) => ({ row, boxes: [], cells: overview(this.data, row) })));
+    return this.#paint(this.shownRows.map((row) => ({ row, boxes: [], cells: overview(this.data, row, this.view) })));
   }
 
   async #paint(drawn) {
@@ -394,12 +408,13 @@ class Timeline {
   }
 }
 
-/** @returns {Cell[]} what a row of the overview holds: for each category, shares of 255 by column */
-function overview({ home: [start, end] }, { overview: shares = {} }) {
-  const cells = [];
+/** @returns {Cell[]} what a row of the overview holds in a window: for each category, shares of 255 by column */
+function overview({ home: [start, end] }, { overview: shares = {}, panel }, view) {
+  const cells = [], [first, last] = view.on({ panel });
   const columns = Object.entries(shares).map(([code, text]) => [{ category: Number(code) }, bytesOf(atob(text))]);
   const count = columns[0]?.[1].length ?? 0, width = (end - start) / count;
   for (let at = 0; at < count; at++) {
+    if (start + (at + 1) * width < first || start + at * width > last) continue;
     let base = 0;
     for (const [track, bytes] of columns) {
       const share = Math.min(bytes[at] / 255, 1 - base);

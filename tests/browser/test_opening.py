@@ -1,0 +1,91 @@
+"""What a timeline opens on, the way to the whole run, and what the address says of both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_prof.present.html.timeline_page import write_timeline_page
+from ddp_prof.present.timeline.build import build_timeline
+from ddp_prof.trace import Trace
+from tests.browser.conftest import Visit, new_visit
+from tests.drawing import draw_trace
+from tests.measuring import source_of
+
+
+def steps_of(*lengths: int) -> Trace:
+    """Steps of so many microseconds, each with a kernel from its start to its end."""
+    ranges, streams, launches, at = [], "", "", 0
+    for index, length in enumerate(lengths):
+        ranges.append((f"step|index={index}", "." * at + "#" * length))
+        streams += "abcdefgh"[index] * length
+        launches += "abcdefgh"[index] + "." * (length - 1)
+        at += length
+    return draw_trace(ranges=ranges, launches={"main": launches}, streams={7: streams}, character_ns=1000)
+
+
+def page_of(tmp_path: Path, *traces: Trace) -> Path:
+    sources = [source_of(f"run {at}", trace) for at, trace in enumerate(traces)]
+    write_timeline_page(build_timeline(sources), tmp_path / "run.html")
+    return tmp_path / "run.html"
+
+
+def window(visit: Visit) -> list[float]:
+    visit.ask("page.schedule()")
+    return [round(ns / 1000, 1) for ns in visit.ask("[page.view.from, page.view.to]")]
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    return page_of(tmp_path, steps_of(4, 8, 5, 7))
+
+
+def test_it_opens_on_the_step_of_median_length_and_leads_to_all_of_it(visit: Visit, page: Path) -> None:
+    visit.open_timeline(page, "")
+    assert visit.page.locator("#steps option:checked").text_content() == "step 2", "the shorter of two in the middle"
+    assert window(visit) == [-0.1, 5.1]
+    assert "start of step 2" in visit.page.locator(".xtitle").text_content()
+    assert "#" not in visit.page.url
+    visit.page.select_option("#steps", "")
+    visit.page.wait_for_url("**/run.html#step=all")
+    everything = window(visit)
+    assert (everything[0] < 0, everything[1] > 24) == (True, True)
+    visit.page.reload()
+    visit.wait_for_timeline()
+    assert window(visit) == everything
+    assert visit.page.locator("#steps").input_value() == ""
+    visit.page.select_option("#steps", "3")
+    visit.page.wait_for_url("**/run.html#step=3")
+    visit.page.keyboard.press("0")
+    assert window(visit) == everything
+    visit.page.select_option("#steps", "2")
+    visit.page.wait_for_url(lambda url: url.rstrip("#").endswith("run.html"))
+    visit.page.keyboard.press("w")
+    visit.page.wait_for_url("**#step=2&from=*")
+    assert visit.complaints == []
+
+
+def test_a_capture_without_steps_opens_on_all_of_it(visit: Visit, tmp_path: Path) -> None:
+    visit.open_timeline(page_of(tmp_path, draw_trace(streams={7: "aa..bb"}, character_ns=1000)), "")
+    assert visit.ask("[page.data.typical, page.step]") == [None, None]
+    assert window(visit) == [0, 6]
+    assert "#" not in visit.page.url
+
+
+def test_a_long_page_opens_on_the_typical_step_too(
+    chromium: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While columns are read an overview stands in; it shows that step, not the whole."""
+    monkeypatch.setattr("ddp_prof.present.html.timeline_page.BOXES_READ_AT_ONCE", 3)
+    with new_visit(chromium) as visit:
+        visit.page.add_init_script("""addEventListener("DOMContentLoaded", () => { const react = Plotly.react;
+            window.ranges = []; Plotly.react = (element, traces, layout, ...rest) => {
+            window.ranges.push(layout.xaxis.range.map((ms) => Math.round(ms * 1e4) / 10));
+            return react.call(Plotly, element, traces, layout, ...rest); }; });""")
+        visit.open_timeline(page_of(tmp_path, steps_of(4, 8, 5, 7)), "")
+        assert visit.page.evaluate("performance.getEntriesByName('overview').length") == 1
+        ranges = visit.page.evaluate("window.ranges")
+        assert ranges == len(ranges) * [[-0.1, 5.1]]
+        assert len(ranges) > 0
