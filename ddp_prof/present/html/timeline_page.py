@@ -36,7 +36,7 @@ _SCRIPTS = (
     *(f"lanes/{name}" for name in ("arrange", "labels", "launches", "needs")),
     *(
         f"view/{name}"
-        for name in ("paint", "inspect", "details", "timeline", "pointer", "controls", "address", "start")
+        for name in ("paint", "inspect", "details", "timeline", "whole", "pointer", "controls", "address", "start")
     ),
 )
 

@@ -217,7 +217,7 @@ def _extent(source: Source, ranks: Sequence[_Rank], home: View, view: View) -> I
     first, last = _captured(source.trace)
     seen, held, captured = (milliseconds(end - start) for _, start, end in (home, view, (0, first, last)))
     if (view.start_ns, view.end_ns) == (first, last):
-        yield f"all {captured} captured" + (f", opens on {seen}" if home != view else "")
+        yield f"all {captured} captured" + (f", {seen} of it in measured steps" if home != view else "")
     elif not any(len(rank.rows) for rank in ranks):
         yield f"{held} of {captured} shown"
     if others := _outside_of_ranks(source):

@@ -1,9 +1,12 @@
 // Draws the page: at once what is known of the whole, then what the columns hold.
 
 const timeline = new Timeline(byId("timeline"), byId("labels"), read("timeline-data"));
+const whole = new WholeRun(timeline, byId("whole"));
 const readout = new Readout(timeline, byId("in-view"), byId("sums"));
 
 async function start() {
+  timeline.arrange(); // the bands of the whole run took room
+  timeline.onPaint(() => whole.update());
   const address = new Address(timeline);
   address.follow();
   if (timeline.data.rows.some((row) => row.overview)) {

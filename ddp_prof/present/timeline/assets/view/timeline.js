@@ -12,6 +12,7 @@ class Timeline {
     this.element = element;
     this.data = data;
     this.listeners = [];
+    this.painters = [];
     this.folding = new Folding();
     const rowOf = (row) => new Row(data.lanes[row.lane], row, data.ranks[data.lanes[row.lane].rank].panel);
     this.shownRows = data.rows.map(rowOf);
@@ -270,6 +271,11 @@ class Timeline {
     this.listeners.push(listener);
   }
 
+  /** Is told of the overview, too. */
+  onPaint(listener) {
+    this.painters.push(listener);
+  }
+
   /** Draws before the next frame, however often it was asked for. */
   schedule() {
     this.pending ??= new Promise((done) => requestAnimationFrame(() => {
@@ -329,7 +335,10 @@ class Timeline {
     if (taken >= 1) {
       this.legendRoom += Math.ceil(taken); // what the legend needs it shall not take from the lanes
       await this.#paint(drawn);
-    } else this.labels.update();
+    } else {
+      this.labels.update();
+      this.painters.forEach((listener) => listener());
+    }
   }
 
   /** What follows from the arrangement: heights, margins, thin lines between panels and ranks. */

@@ -1,0 +1,105 @@
+"""The band of the whole run above the lanes, and the window on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_prof.present import theme
+from tests.browser.conftest import Visit
+from tests.browser.test_inspecting import boxes_of
+from tests.browser.test_opening import page_of, steps_of, window
+from tests.drawing import draw_trace
+
+US = 1000
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    """Of 40 us: compute until 10, overlapped until 20, exposed until 30, compute until 40."""
+    trace = draw_trace(
+        ranges=[(f"step|index={at}", "." * 10 * at + "#" * 10) for at in range(4)],
+        launches={"main": "a" + "." * 9 + "bA" + "." * 17 + ".c"},
+        streams={7: "a" * 10 + "b" * 10 + "." * 10 + "c" * 10, 9: "." * 10 + "A" * 20},
+        character_ns=US,
+    )
+    return page_of(tmp_path, trace)
+
+
+def seen_on_band(visit: Visit, band: int = 0) -> list[float]:
+    """From when to when the window lies on a band, in us of its panel."""
+    visit.ask("page.schedule()")
+    outer, inner = boxes_of(visit, "#whole .band")[band], boxes_of(visit, "#whole i")[band]
+    start, end = visit.ask("[page.data.start, page.data.end]")
+    us = (end - start) / US / outer["width"]
+    return [(inner[side] - outer["left"]) * us + start / US for side in ("left", "right")]
+
+
+def color_at(visit: Visit, us: float) -> Any:
+    """The colour of the band at a time, in the middle of its height."""
+    return visit.page.locator("#whole canvas").first.evaluate(
+        """(canvas, [us, start, end]) => { const { width, height } = canvas;
+        const x = Math.floor((us * 1000 - start) / (end - start) * width);
+        const [red, green, blue] = canvas.getContext("2d").getImageData(x, height >> 1, 1, 1).data;
+        return "#" + [red, green, blue].map((part) => part.toString(16).padStart(2, "0")).join(""); }""",
+        [us, *visit.ask("[page.data.start, page.data.end]")],
+    )
+
+
+@pytest.mark.parametrize("visit", ["light", "dark"], indirect=True)
+def test_it_has_the_colours_of_the_strip_and_lies_above_the_lanes(
+    visit: Visit, page: Path, request: pytest.FixtureRequest
+) -> None:
+    palette = theme.DARK if "dark" in request.node.name else theme.LIGHT
+    visit.open_timeline(page, "")
+    for width in (1400, 900):
+        visit.page.set_viewport_size({"width": width, "height": 800})
+        visit.page.wait_for_function("(width) => window.ddpProf.arrangedFor <= width", arg=width)
+        visit.ask("page.schedule()")
+        (band,) = boxes_of(visit, "#whole .band")
+        left, top = visit.lanes()
+        assert (band["left"], band["width"]) == (pytest.approx(left, abs=1), pytest.approx(visit.ask("page.width"), abs=1))
+        assert band["bottom"] < top
+        named = ((5, theme.COMPUTE_ONLY), (15, theme.OVERLAPPED), (25, theme.EXPOSED), (35, theme.COMPUTE_ONLY))
+        assert [color_at(visit, us) for us, _ in named] == [palette.colors[name].lower() for _, name in named]
+    assert visit.complaints == []
+
+
+def test_the_window_lies_on_it_and_is_moved_by_click_and_drag(visit: Visit, page: Path) -> None:
+    visit.open_timeline(page, "#step=1")
+    assert seen_on_band(visit) == pytest.approx([9.8, 20.2], abs=0.1)
+    (band,) = boxes_of(visit, "#whole .band")
+    x, y = band["left"], (band["top"] + band["bottom"]) / 2
+    us = band["width"] / 40
+    visit.page.mouse.click(x + 31 * us, y)
+    assert seen_on_band(visit) == pytest.approx([25.8, 36.2], abs=0.1)
+    visit.page.mouse.move(x + 29 * us, y)
+    visit.page.mouse.down()
+    visit.page.mouse.move(x + 24 * us, y, steps=3)
+    visit.page.mouse.up()
+    assert seen_on_band(visit) == pytest.approx([20.8, 31.2], abs=0.1), "by where it was taken hold of"
+    visit.page.mouse.move(x + 5 * us, y)
+    assert seen_on_band(visit) == pytest.approx([20.8, 31.2], abs=0.1), "no longer held"
+    visit.page.mouse.click(x + 40 * us - 1, y)
+    start, end = window(visit)
+    assert end - start == pytest.approx(10.4, abs=0.1), "as long as before"
+    assert visit.complaints == []
+
+
+def test_each_panel_has_its_own(visit: Visit, tmp_path: Path) -> None:
+    visit.open_timeline(page_of(tmp_path, steps_of(4, 8, 5), steps_of(10, 2, 2)), "#step=1")
+    assert seen_on_band(visit, 0) == pytest.approx([3.84, 12.16], abs=0.1)
+    assert seen_on_band(visit, 1) == pytest.approx([9.84, 17], abs=0.2)
+    second = boxes_of(visit, "#whole .band")[1]
+    visit.page.mouse.click(second["left"] + second["width"] * 5 / 17, second["top"] + 5)
+    assert seen_on_band(visit, 1) == pytest.approx([0.84, 9.16], abs=0.1)
+
+
+def test_it_fits_a_phone(visit: Visit, page: Path) -> None:
+    visit.page.set_viewport_size({"width": 390, "height": 844})
+    visit.open_timeline(page, "")
+    assert visit.page.evaluate("document.documentElement.scrollWidth") == 390
+    (band,) = boxes_of(visit, "#whole .band")
+    assert (band["left"], band["right"]) == (pytest.approx(10, abs=1), pytest.approx(380, abs=1))
