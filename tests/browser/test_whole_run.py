@@ -60,7 +60,10 @@ def test_it_has_the_colours_of_the_strip_and_lies_above_the_lanes(
         visit.ask("page.schedule()")
         (band,) = boxes_of(visit, "#whole .band")
         left, top = visit.lanes()
-        assert (band["left"], band["width"]) == (pytest.approx(left, abs=1), pytest.approx(visit.ask("page.width"), abs=1))
+        assert (band["left"], band["width"]) == (
+            pytest.approx(left, abs=1),
+            pytest.approx(visit.ask("page.width"), abs=1),
+        )
         assert band["bottom"] < top
         named = ((5, theme.COMPUTE_ONLY), (15, theme.OVERLAPPED), (25, theme.EXPOSED), (35, theme.COMPUTE_ONLY))
         assert [color_at(visit, us) for us, _ in named] == [palette.colors[name].lower() for _, name in named]

@@ -1,4 +1,4 @@
-// What stays on the page below the lanes: the box that was clicked, or the sums of the range that was measured.
+// What stays on the page beside the lanes, or below them where it is narrow: the box that was clicked, or the sums of the range that was measured.
 
 const MOST_KERNELS = 12;
 const NOT_SUMMED = ["strip", "waiting", "host", "ranges"]; // they hold others
@@ -7,11 +7,22 @@ class Details {
   /** @param {Timeline} timeline @param {HTMLElement} pane */
   constructor(timeline, pane) {
     Object.assign(this, { timeline, pane, hint: [...pane.childNodes] });
+    this.close = Object.assign(element("button", "✕"), { className: "close", title: "close (Esc)", ariaLabel: "close details" });
+    this.close.addEventListener("click", () => this.clear());
   }
 
   clear() {
     this.timeline.select(null);
-    this.pane.replaceChildren(...this.hint);
+    this.#fill(...this.hint);
+  }
+
+  /** Beside the lanes there is a place for details only while something is selected. */
+  #fill(...content) {
+    const { pane, timeline: { selected } } = this;
+    pane.parentElement.classList.toggle("docked", Boolean(selected));
+    if (selected) content.unshift(this.close);
+    pane.replaceChildren(...content);
+    pane.scrollTop = 0;
   }
 
   /** @param {{row: Row, track: Track, at: number}} box */
@@ -20,7 +31,7 @@ class Details {
     const facts = factsOf(this.timeline, box);
     const [[, title], ...others] = facts;
     const pairs = others.flatMap(([name, text]) => [element("dt", name), element("dd", element("bdi", text))]);
-    this.pane.replaceChildren(element("h2", element("bdi", title)), element("dl", ...pairs));
+    this.#fill(element("h2", element("bdi", title)), element("dl", ...pairs));
   }
 
   /** The sums of a range of the axis, by category and by name; each box counts with what lies in the range. */
@@ -29,7 +40,7 @@ class Details {
     const { categories, names } = sumsIn(this.timeline, from, to);
     const largest = [...names].sort(([, one], [, other]) => other.time - one.time);
     const head = `${milliseconds(Math.round(to - from))} measured`;
-    this.pane.replaceChildren(
+    this.#fill(
       element("h2", head),
       sumsTable("by category", categories),
       sumsTable("by name", largest.slice(0, MOST_KERNELS)),
