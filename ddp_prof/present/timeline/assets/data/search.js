@@ -12,6 +12,8 @@ class Search {
     /** @type {Map<Track, Int32Array>} boxes found in each track, in order */
     this.found = new Map();
     this.count = 0;
+    /** How many of them the search goes to: those of devices, or all where there are none. */
+    this.goals = 0;
     /** @type {?{row: Row, track: Track, at: number}} where the search stands */
     this.current = null;
   }
@@ -30,31 +32,34 @@ class Search {
         const found = indicesWhere(track.length, (at) => fits[title[track.source[at]]]);
         if (found.length) this.found.set(track, found);
         this.count += found.length;
+        if (isOfDevice(row)) this.goals += found.length;
       }
     }
+    this.goesTo = this.goals ? isOfDevice : () => true;
+    this.goals ||= this.count;
   }
 
   /**
-   * Goes to the next match in time, from row to row where several start together, and from the last to the first.
+   * Goes to the next goal in time, from row to row where several start together, and from the last to the first.
    * @param {1 | -1} direction
    */
   go(direction) {
     if (!this.count) return;
     const from = this.current ? this.#key(this.current) : [this.timeline.view.from, -1];
     this.current = this.#nearest(from, direction) ?? this.#nearest([-direction * Infinity, 0], direction);
-    this.timeline.bringIntoView(this.current);
+    this.timeline.moveTo(this.current);
   }
 
-  /** How many matches there are up to the current one. */
+  /** How many goals there are up to the current one. */
   get position() {
     if (!this.current) return 0;
     const here = this.#key(this.current);
     return this.#rows().reduce((sum, row) => sum + this.#upTo(row, here), 0);
   }
 
-  /** @returns {Array<[Row, Track, number]>} rows in which something was found */
+  /** @returns {Array<[Row, Track, number]>} rows with goals */
   #rows() {
-    return this.timeline.rows.flatMap((row, index) => row.tracks.filter((track) => this.found.has(track))
+    return this.timeline.rows.flatMap((row, index) => row.tracks.filter((track) => this.found.has(track) && this.goesTo(row))
       .map((track) => ({ row, index, track, found: this.found.get(track) })));
   }
 
@@ -97,6 +102,11 @@ class Search {
     }
     return marks;
   }
+}
+
+/** Whether a row holds what a device did, and not what the host did or what was derived. */
+function isOfDevice({ kind }) {
+  return !["host", "ranges", "calls", "waiting", "strip"].includes(kind);
 }
 
 function indicesWhere(length, holds) {

@@ -31,9 +31,9 @@ function needFacts(timeline, { row, track, at }) {
   if (!needs || row.folded) return [];
   const found = needs.at(source), nameOf = (box) => timeline.texts(box.track, box.at)[0];
   const boxAt = (source) => locate(timeline.shownRows, source);
-  if (!found) return needs.neededBy(source).map((each) => ["needs", nameOf(boxAt(each))]);
-  if (row.kind === "waiting") return found.of < 0 ? [] : [["waits for", nameOf(boxAt(found.of))]];
-  const { blocking, held, slack, name, stream, after } = found, { whyUnknown, panel } = data.ranks[row.rank];
+  if (!found) return needs.neededBy(source).map((each) => ["needs", nameOf(boxAt(each)), boxAt(each)]);
+  if (row.kind === "waiting") return found.of < 0 ? [] : [["waits for", nameOf(boxAt(found.of)), boxAt(found.of)]];
+  const { blocking, held, slack, name, stream, after, consumer } = found, { whyUnknown, panel } = data.ranks[row.rank];
   const start = track.start[at] + after - timeline.view.offsets[row.panel];
   const known = blocking >= 0 ? exactly(blocking) : `not known: ${whyUnknown ?? "the trace does not tell"}`;
   const nobody = blocking >= 0 && data.panels[panel].device !== "cpu" ? [["needed by", "nothing that the trace tells"]] : [];
@@ -41,7 +41,8 @@ function needFacts(timeline, { row, track, at }) {
     ["blocking", known],
     ...(held < 0 ? nobody : [
       ["slack", slack < 0 ? `none: it ended ${exactly(-slack)} too late` : exactly(slack)],
-      ["needed by", `${data.consumers[name]}, stream ${stream}, ${milliseconds(start)} on the axis`],
+      ["needed by", `${data.consumers[name]}, stream ${stream}, ${milliseconds(start)} on the axis`,
+        consumer >= 0 ? boxAt(consumer) : null],
       ["held back by", HELD_BACK[data.heldBy[held]]],
     ]),
   ];

@@ -4,8 +4,8 @@
 function control(timeline) {
   controlSteps(timeline);
   controlLanes(timeline);
-  controlSearch(timeline);
   const details = new Details(timeline, byId("details"));
+  controlSearch(timeline, details);
   controlPointer(timeline, details);
   byId("show-keys").addEventListener("click", toggleKeys);
   addEventListener("keydown", (event) => event.key === "Escape" && !typesIn(event) && details.clear());
@@ -47,7 +47,7 @@ const KEYS = {
   "/": () => byId("search").focus(),
   l: () => byId("lanes").focus(),
   c: (timeline) => timeline.toggle("calls"), r: (timeline) => timeline.toggle("ranges"),
-  f: (timeline) => timeline.showSelection(),
+  f: (timeline) => timeline.showSelection(), Backspace: (timeline) => timeline.back(),
   b: (timeline, details) => goTo(timeline, details, "blocking", 1), B: (timeline, details) => goTo(timeline, details, "blocking", -1),
   e: (timeline, details) => goTo(timeline, details, "exposed", 1), E: (timeline, details) => goTo(timeline, details, "exposed", -1),
   "?": () => toggleKeys(),
@@ -93,26 +93,32 @@ function controlSteps(timeline) {
   });
 }
 
-function controlSearch(timeline) {
+function controlSearch(timeline, details) {
   const { search } = timeline, field = byId("search"), said = byId("found");
   const tell = () => {
-    const count = search.count.toLocaleString("en");
-    const position = search.current ? `${search.position.toLocaleString("en")} of ${count}` : `${count} found`;
-    said.textContent = search.words ? position : "";
+    const goals = search.goals.toLocaleString("en"), others = search.count - search.goals;
+    const position = search.current ? `${search.position.toLocaleString("en")} of ${goals}` : `${goals} found`;
+    const marked = others ? ` · ${others.toLocaleString("en")} others marked` : "";
+    said.textContent = search.words ? position + marked : "";
   };
   byId("lanes").addEventListener("input", tell);
   const go = (direction) => {
     search.go(direction);
+    if (search.current) details.showBox(search.current);
     tell();
   };
-  field.addEventListener("input", () => {
+  const find = () => {
     search.find(field.value);
     tell();
     timeline.schedule();
-  });
+  };
+  field.addEventListener("input", find);
   field.addEventListener("keydown", (event) => {
     if (event.key === "Enter") go(event.shiftKey ? -1 : 1);
-    if (event.key === "Escape") field.blur();
+    if (event.key !== "Escape") return;
+    field.value = "";
+    field.blur();
+    find();
   });
   byId("found-before").addEventListener("click", () => go(-1));
   byId("found-after").addEventListener("click", () => go(1));

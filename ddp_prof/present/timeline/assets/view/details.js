@@ -30,8 +30,20 @@ class Details {
     this.timeline.select(box);
     const facts = factsOf(this.timeline, box);
     const [[, title], ...others] = facts;
-    const pairs = others.flatMap(([name, text]) => [element("dt", name), element("dd", element("bdi", text))]);
+    const pairs = others.flatMap(([name, text, target]) =>
+      [element("dt", name), element("dd", target ? this.#link(text, target) : element("bdi", text))]);
     this.#fill(element("h2", element("bdi", title)), element("dl", ...pairs));
+  }
+
+  /** Leads to another box. */
+  #link(text, box) {
+    const button = element("button", element("bdi", text));
+    button.className = "link";
+    button.addEventListener("click", () => {
+      this.timeline.moveTo(box);
+      this.showBox(box);
+    });
+    return button;
   }
 
   /** The sums of a range of the axis, by category and by name; each box counts with what lies in the range. */
@@ -48,7 +60,7 @@ class Details {
   }
 }
 
-/** What is known of a box, as pairs; the first one is its title. */
+/** What is known of a box, as pairs, some with the box that they speak of; the first one is its title. */
 function factsOf(timeline, box) {
   const { row, track, at } = box, source = track.source[at], { data } = timeline, offset = timeline.view.offsets[row.panel];
   const duration = track.end[at] - track.start[at], bytes = track.columns.bytes[source], step = track.columns.step[source];
@@ -80,13 +92,13 @@ function launchFacts(timeline, box) {
   const facts = [["launch delay", `${milliseconds(delay)} (${delay.toLocaleString("en")} ns) from the start of the call`]];
   if (call === box) {
     const more = count > 1 ? `, the first of ${count.toLocaleString("en")}` : "";
-    return [["launched", `${timeline.texts(launched.track, launched.at)[0]}, ${launched.row.lane}${more}`], ...facts];
+    return [["launched", `${timeline.texts(launched.track, launched.at)[0]}, ${launched.row.lane}${more}`, launched], ...facts];
   }
   const [name] = timeline.texts(call.track, call.at), thread = call.row.lane.replace(/^CUDA calls, /, "");
   const [shape, registers] = data.shapes[timeline.launches.shape[box.track.source[box.at]]];
   const [, grid, block] = shape.match(/^grid (\S+) block (\S+)$/) ?? [];
   return [
-    ["launched", `${milliseconds(called - view.offsets[call.row.panel])} on the axis, by ${name} on ${thread}`],
+    ["launched", `${milliseconds(called - view.offsets[call.row.panel])} on the axis, by ${name} on ${thread}`, call],
     ...facts,
     ...(grid ? [["grid", grid], ["block", block]] : []),
     ...(registers >= 0 ? [["registers", `${registers} a thread`]] : []),

@@ -27,6 +27,8 @@ class Timeline {
     this.stepKeys = [...new Set(data.panels.flatMap(({ steps }) => steps.map(([key]) => key)))].sort((one, other) => one - other);
     /** What is selected: a box, or a range of the axis. @type {?Object} */
     this.selected = null;
+    /** What was seen before each jump. */
+    this.past = [];
     this.#reset();
     this.labels = new Labels(this, labels);
     this.arrange();
@@ -217,18 +219,43 @@ class Timeline {
   /** Shows the selection with a little on either side. */
   showSelection() {
     if (!this.selection) return null;
+    this.#remember();
     const [from, to] = this.selection, slack = Math.max((to - from) / 8, SHORTEST_SPAN / 4);
     return this.show(from - slack, to + slack);
   }
 
   /** Brings a box into the middle, so large that it can be seen, and unfolds its lane. */
   bringIntoView({ row, track, at }) {
+    this.#remember();
     this.reveal(row);
     const offset = this.view.offsets[row.panel], duration = track.end[at] - track.start[at];
     const middle = (track.start[at] + track.end[at]) / 2 - offset;
     const isSeen = duration >= 4 * this.pixel && duration < this.view.span;
     const span = isSeen ? this.view.span : Math.max(duration * 12, 1000);
     return this.show(middle - span / 2, middle + span / 2);
+  }
+
+  /** Moves the window to a box where it is not all seen, without zooming, and unfolds its lane. */
+  moveTo({ row, track, at }) {
+    this.#remember();
+    this.reveal(row);
+    const { from, to, span, offsets } = this.view;
+    const start = track.start[at] - offsets[row.panel], end = track.end[at] - offsets[row.panel];
+    if (from <= start && end <= to) return this.schedule();
+    return this.show((start + end - span) / 2, (start + end + span) / 2);
+  }
+
+  /** Keeps what is seen before a jump, for `back`. */
+  #remember() {
+    const { step, view, base } = this;
+    if (this.past.at(-1)?.view !== view) this.past.push({ step, view, base });
+  }
+
+  /** Shows what was seen before the last jump that moved the window. */
+  back() {
+    while (this.past.at(-1)?.view === this.view) this.past.pop();
+    Object.assign(this, this.past.pop());
+    return this.schedule();
   }
 
   /** The next box of a category in time, from row to row where several start together; null after the last one. */
