@@ -27,8 +27,7 @@ class Address {
     timeline.folding.chosen.clear();
     for (const key of asked.getAll("fold")) timeline.folding.set(key, true);
     for (const key of asked.getAll("unfold")) timeline.folding.set(key, false);
-    byId("lanes").value = asked.get("lanes") ?? "";
-    timeline.filter(byId("lanes").value);
+    timeline.filter(asked.get("lanes") ?? "");
     if (timeline.stepKeys.includes(step)) timeline.showStep(step);
     else if (from < to || asked.get("step") === "all") timeline.showSteps();
     else timeline.open();

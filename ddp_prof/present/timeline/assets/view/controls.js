@@ -32,9 +32,28 @@ function onResize(timeline) {
 }
 
 function controlLanes(timeline) {
-  const field = byId("lanes");
+  const field = byId("lanes"), chip = byId("lanes-chip");
+  const clear = () => {
+    field.value = "";
+    field.dispatchEvent(new Event("input"));
+  };
   field.addEventListener("input", () => timeline.filter(field.value));
-  field.addEventListener("keydown", (event) => ["Enter", "Escape"].includes(event.key) && field.blur());
+  field.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") clear();
+    if (["Enter", "Escape"].includes(event.key)) field.blur();
+  });
+  // What filters stands in the chip; the field holds it only while it is written.
+  field.addEventListener("focus", () => {
+    field.value = timeline.folding.filter;
+    field.select();
+  });
+  field.addEventListener("blur", () => (field.value = ""));
+  chip.addEventListener("click", clear);
+  timeline.onDraw(() => {
+    const words = timeline.folding.filter.trim();
+    chip.hidden = !words;
+    chip.replaceChildren("lanes: ", element("bdi", words), " ✕");
+  });
 }
 
 const KEYS = {
