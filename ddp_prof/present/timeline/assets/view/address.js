@@ -1,8 +1,10 @@
 // What is seen in the address of the page, so that a view can be sent: #step=3&from=-1000&to=2000, in ns on the axis,
 // #step=all for all steps, &unfold=calls&fold=copies for lanes that are not as at first, &lanes=stream for those whose
-// titles hold it. Without a hash the page opens on the typical step.
+// titles hold it, &box=12@5000 for the box that is selected (its row, and its start in ns on the panel's time),
+// &range=-1000,2000 for a range that is measured. Without a hash the page opens on the typical step.
 
 const WRITE_AFTER = 300; // ms; browsers refuse to be told too often
+const COPIED_FOR = 2000; // ms
 
 class Address {
   /** @param {Timeline} timeline */
@@ -12,8 +14,14 @@ class Address {
     addEventListener("hashchange", () => this.follow());
   }
 
-  /** From now on the address is written: not before all of it was followed, or what it asks for would be lost. */
-  start() {
+  /**
+   * From now on the address is written: not before all of it was followed, or what it asks for would be lost.
+   * @param {Details} details
+   */
+  start(details) {
+    this.details = details;
+    this.#followSelection();
+    byId("copy-link").addEventListener("click", () => this.copy());
     this.timeline.onDraw(() => {
       clearTimeout(this.pending);
       this.pending = setTimeout(() => this.write(), WRITE_AFTER);
@@ -32,6 +40,41 @@ class Address {
     else if (from < to || asked.get("step") === "all") timeline.showSteps();
     else timeline.open();
     if (from < to) timeline.show(from, to);
+    if (this.details) this.#followSelection();
+  }
+
+  #followSelection() {
+    const { timeline, details } = this, asked = new URLSearchParams(location.hash.slice(1));
+    const numbers = (name, by) => (asked.get(name) ?? "").split(by).map(Number);
+    const [from, to] = numbers("range", ","), [index, start] = numbers("box", "@"), row = timeline.rows[index];
+    const startsThere = (track) => track.start[track.startingFrom(start)] === start;
+    const track = start !== undefined && row?.tracks.find(startsThere);
+    if (track) details.showBox({ row, track, at: track.startingFrom(start) });
+    else if (from < to) details.showRange(from, to);
+    else if (timeline.selected) details.clear();
+  }
+
+  #selection() {
+    const { rows, selected } = this.timeline;
+    if (!selected) return "";
+    const { row, track, at, from, to } = selected;
+    return row ? `box=${rows.indexOf(row)}@${track.start[at]}` : `range=${from},${to}`;
+  }
+
+  /** Copies the address; where the browser refuses, shows it selected. */
+  async copy() {
+    this.write();
+    const said = byId("copied"), field = byId("link");
+    try {
+      await navigator.clipboard.writeText(location.href);
+      said.textContent = "copied";
+      setTimeout(() => (said.textContent = ""), COPIED_FOR);
+    } catch {
+      field.value = location.href;
+      field.hidden = false;
+      field.select();
+      field.addEventListener("blur", () => (field.hidden = true), { once: true });
+    }
   }
 
   write() {
@@ -46,7 +89,7 @@ class Address {
       if (folded !== key in TOGETHER) parts.append(folded ? "fold" : "unfold", key);
     }
     if (folding.filter) parts.set("lanes", folding.filter);
-    const hash = parts.size ? `#${parts}` : "";
+    const said = [String(parts), this.#selection()].filter(Boolean).join("&"), hash = said && `#${said}`;
     if (hash !== location.hash) history.replaceState(null, "", hash || "#");
     for (const [link, page] of this.links) link.setAttribute("href", step === null ? page : `${page}#step=${step}`);
   }

@@ -1,6 +1,6 @@
 // Keys, and the bar above the figure.
 
-/** @param {Timeline} timeline */
+/** @param {Timeline} timeline @returns {Details} */
 function control(timeline) {
   controlSteps(timeline);
   controlLanes(timeline);
@@ -15,6 +15,7 @@ function control(timeline) {
   addEventListener("keydown", (event) => onKey(timeline, details, event));
   onResize(timeline);
   dark.addEventListener("change", () => timeline.schedule());
+  return details;
 }
 
 /** Other pixels, other columns. The observer calls once at the beginning, too, when nothing has changed. */

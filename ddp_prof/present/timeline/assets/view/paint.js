@@ -5,7 +5,7 @@
 const MOST_BOXES = 20000;
 const LEAST_TEXT = 24, LEAST_EDGE = 6, PADDING = 8, FONT_PX = 12; // pixels
 const TICK = 5;
-const PALE = "38"; // opacity
+const PALE = "38", SHADE = "22"; // opacity
 
 /**
  * Rectangles of one colour as one closed line. From a stem at the left it runs along the bottom of each row, up and
@@ -76,6 +76,7 @@ class Painter {
     this.edges = rectangles();
     this.marks = rectangles();
     this.selection = rectangles();
+    this.shade = rectangles();
     this.arrows = [];
     this.text = { x: [], y: [], text: [], color: [] };
     this.hidden = timeline.hidden;
@@ -146,12 +147,15 @@ class Painter {
     marks.add(bottom, x(to - line), x(to), bottom, top);
   }
 
-  /** A frame round the box that is selected, or a line under the range. */
+  /** A frame round the box that is selected, or a shade over the range and a line under it. */
   addSelection(selected) {
     const { row, track, at, from, to } = selected;
     if (!row) {
-      const height = this.timeline.bottom;
-      return this.selection.add(height, from / 1e6, to / 1e6, height, height - 3);
+      const height = this.timeline.bottom, { view, pixel } = this;
+      const [low, high] = [Math.max(from, view.from - 9 * pixel) / 1e6, Math.min(to, view.to + 9 * pixel) / 1e6];
+      if (low >= high) return undefined;
+      this.shade.add(height, low, high, height, 0);
+      return this.selection.add(height, low, high, height, height - 3);
     }
     const [low, high] = this.view.on(row), start = Math.max(low, track.start[at]), end = Math.min(high, track.end[at]);
     if (row.seen && start < high && end > low) this.#mark(row, start, Math.max(end, start + 2 * this.pixel), this.selection);
@@ -187,6 +191,7 @@ class Painter {
       ...categories.map((each) => filled(this.solid.get(each.code), each.color, each, each.in_legend)),
       filled(this.edges, paper),
       filled(this.marks, recolor(this.timeline.data.notice)),
+      filled(this.shade, font.color + SHADE),
       filled(this.selection, font.color),
       pointing(this.arrows, font.color),
       written(this.text, font.family),

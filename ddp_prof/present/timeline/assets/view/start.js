@@ -18,14 +18,14 @@ async function start() {
   const [boxes, untold] = await columnsIn("timeline-boxes", tables);
   timeline.fill(boxesOf(boxes), untold);
   timeline.onDraw(() => readout.update());
-  control(timeline);
+  const details = control(timeline);
   await timeline.draw();
   timeline.element.on("plotly_restyle", () => timeline.schedule()); // a category was switched on or off
   performance.mark("complete");
   const [folded, facts, collectives, needs] = await columnsIn("timeline-folded", foldedTables);
   timeline.fillFolded(boxesOf(folded), new Launches(facts, collectives), new Needs(needs));
   performance.mark("folded");
-  address.start();
+  address.start(details);
   await timeline.schedule();
   document.body.dataset.ready = "true";
 }
