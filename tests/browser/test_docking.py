@@ -20,8 +20,8 @@ def page(tmp_path: Path) -> Path:
 
 
 def settled(visit: Visit) -> None:
-    """Until lanes were arranged for the room that they have."""
-    visit.page.wait_for_function("window.ddpProf.arrangedFor === window.ddpProf.element.clientWidth")
+    """Until lanes are drawn for the room that they have: the observer of sizes comes before the second next frame."""
+    visit.ask("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
     visit.ask("page.schedule()")
 
 

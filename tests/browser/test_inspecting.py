@@ -138,21 +138,6 @@ def test_the_axis_has_the_unit_of_its_window(visit: Visit, page: Path, span: flo
         assert {text.split(" ")[1] for text in found} == {"µs"}
 
 
-def test_the_address_carries_step_and_window(visit: Visit, page: Path) -> None:
-    visit.open_timeline(page)
-    visit.ask("page.showStep(1)")
-    visit.ask("page.show(2, 150)")
-    shown = window(visit)
-    address = f"{page.as_uri()}#step=1&from={round(shown[0])}&to={round(shown[1])}"
-    visit.page.wait_for_url(address)
-    visit.page.goto("about:blank")
-    visit.page.goto(address)
-    visit.wait_for_timeline()
-    assert visit.ask("page.step") == 1
-    assert window(visit) == pytest.approx(shown, abs=1)
-    assert visit.complaints == []
-
-
 @pytest.mark.parametrize("hash_", ["#step=99", "#from=5&to=1", "#step=<img src=x>", "#from=NaN&to=1e999"])
 def test_an_address_that_means_nothing_opens_as_one_without(visit: Visit, page: Path, hash_: str) -> None:
     visit.open_timeline(page, hash_)

@@ -89,3 +89,17 @@ def test_a_long_page_opens_on_the_typical_step_too(
         ranges = visit.page.evaluate("window.ranges")
         assert ranges == len(ranges) * [[-0.1, 5.1]]
         assert len(ranges) > 0
+
+
+def test_the_address_carries_step_and_window(visit: Visit, page: Path) -> None:
+    visit.open_timeline(page, "")
+    visit.ask("page.showStep(1)")
+    visit.ask("page.show(1000, 6000)")
+    address = f"{page.as_uri()}#step=1&from=1000&to=6000"
+    visit.page.wait_for_url(address)
+    visit.page.goto("about:blank")
+    visit.page.goto(address)
+    visit.wait_for_timeline()
+    assert visit.ask("page.step") == 1
+    assert window(visit) == [1, 6]
+    assert visit.complaints == []

@@ -4,7 +4,7 @@ const SHORTEST_SPAN = 100; // ns; below, digits of the axis would run out
 const PIXELS_A_TICK = 120;
 const STEP_MARGIN = 0.02;
 const BELOW = 125, BELOW_RANK = 27; // pixels that the table of sums needs, and each of its rows
-const CONFIG = { displaylogo: false, responsive: true, displayModeBar: false, showTips: false };
+const CONFIG = { displaylogo: false, displayModeBar: false, showTips: false };
 
 class Timeline {
   /** @param {HTMLElement} element @param {HTMLElement} labels @param {Object} data see timeline_page.py */
@@ -375,7 +375,7 @@ class Timeline {
     const line = (y, width) => ({ type: "line", xref: "paper", x0: 0, x1: 1, yref: "y", y0: y, y1: y, layer: "below", line: { width, color } });
     const between = rankPlaces.slice(1).filter((_, at) => data.ranks[at].panel === data.ranks[at + 1].panel);
     return {
-      height: Math.round(height + margin.t + margin.b), margin, yaxis: { ...yaxis, range: [height, 0] },
+      width: this.element.clientWidth, height: Math.round(height + margin.t + margin.b), margin, yaxis: { ...yaxis, range: [height, 0] },
       legend: narrow ? { ...legend, font: { size: NARROW_LEGEND } } : legend,
       shapes: [...panelTops.slice(1).map((top) => line(top - 2, 1.5)), ...between.map(({ top }) => line(top - GAP.rank / 2, 1))],
     };
