@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -130,10 +131,10 @@ def profiled() -> list[tuple[str, float, float]]:
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
         train(ddp, optimizer)
     marks.remove()
-    path = Path(f"/tmp/ddp_prof.test.{id(recorded)}.json")
-    recorded.export_chrome_trace(str(path))
-    events = json.loads(path.read_bytes())["traceEvents"]
-    path.unlink()
+    with tempfile.TemporaryDirectory() as folder:  # each rank has one of its own
+        path = Path(folder) / "profile.json"
+        recorded.export_chrome_trace(str(path))
+        events = json.loads(path.read_bytes())["traceEvents"]
     return [(each["name"], each["ts"], each["dur"]) for each in events if each.get("cat") == "user_annotation"]
 
 

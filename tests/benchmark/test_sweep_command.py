@@ -193,7 +193,7 @@ def test_out_of_memory_is_a_row_and_the_sweep_goes_on(tmp_path: Path) -> None:
     assert (large.model_size, large.status, tiny.status) == ("large", OUT_OF_MEMORY, OK)
     assert large.reason is not None
     assert large.reason.startswith("out of memory: --model-size large needs ")
-    assert large.reason.endswith("a rank, ulimit -v allows a process 8: choose a smaller one")
+    assert large.reason.endswith("per rank, ulimit -v allows a process 8: choose a smaller one")
     assert (large.device, large.collectives, large.peak_memory_bytes) == (None, None, None)
     assert (large.d_model, large.gradient_bytes) == (1280, 4 * 969_411_840)
 
