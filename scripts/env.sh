@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes .venv and installs this package into it, editable, at the versions of constraints.txt.
 #
-#   scripts/env.sh [read|train|dev]...    read: the reading side alone; train: torch and nvtx, too (default); dev: test tools
+#   scripts/env.sh [read|train|dev]...    read: the reading side and its pictures; train: torch and nvtx, too (default);
+#                                         dev: test tools
 #
 # Uses uv where present, which picks torch's build for the machine's GPU (or for none). Done before and nothing changed:
 # returns at once. As root on Debian it also installs what is missing there: Python's venv module, and Chromium for pictures.
@@ -47,7 +48,7 @@ reason() { grep -om1 'No matching distribution found for .*' "$log" || grep -E '
 
 read_extras() {
   local extra
-  extras=()
+  extras=(pictures)
   for extra in "${@:-train}"; do
     case "$extra" in
       read) ;;

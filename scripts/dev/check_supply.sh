@@ -61,7 +61,7 @@ audit() {
 try() {
   local environment="$scratch/$1"
   "$2" -m venv "$environment"
-  "$environment/bin/pip" -q install "$scratch"/*.whl
+  "$environment/bin/pip" -q install "$(echo "$scratch"/*.whl)[pictures]"
   [ "${AUDIT:-1}" = 0 ] || audit "$environment"
   list_licences "$environment" --ignore-packages pip setuptools ddp-prof >"$scratch/reading"
   "$environment/bin/pip" -q install pytest pytest-timeout hypothesis

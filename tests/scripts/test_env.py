@@ -62,7 +62,7 @@ def test_installs_with_constraints_and_then_does_nothing(env: Checkout) -> None:
     done = env.run(SCRIPT)
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
-    assert env.calls == ["venv", _pip(env, "[train]")]
+    assert env.calls == ["venv", _pip(env, "[pictures,train]")]
     for name, folder in (("python3", None), ("python", env.root / ".venv/bin")):
         env.program(name, 'echo "started Python" >>"$CALLS"; exit 1', folder)
     again = env.run(SCRIPT, "train")
@@ -75,7 +75,7 @@ def test_extras_only_ever_grow(env: Checkout) -> None:
     env.run(SCRIPT, "train", "dev")
     env.run(SCRIPT, "read")
     env.run(SCRIPT, "dev")
-    assert env.calls == ["venv", _pip(env, ""), _pip(env, "[train,dev]")]
+    assert env.calls == ["venv", _pip(env, "[pictures]"), _pip(env, "[pictures,train,dev]")]
 
 
 @pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
@@ -84,7 +84,7 @@ def test_a_changed_requirement_is_installed(env: Checkout, name: str) -> None:
     with (env.root / name).open("a") as file:
         file.write("\n# changed\n")
     assert "installing" in env.run(SCRIPT, "read").stderr
-    assert env.calls[2:] == [_pip(env, "[train,dev]")]  # what was there stays
+    assert env.calls[2:] == [_pip(env, "[pictures,train,dev]")]  # what was there stays
 
 
 def test_a_failed_installation_leaves_nothing(env: Checkout) -> None:
@@ -108,7 +108,7 @@ def test_uv_is_preferred_and_replaced_where_it_fails(env: Checkout) -> None:
     done = env.run(SCRIPT, "train", UV_CODE="2")
     assert done.returncode == 0
     assert "uv cannot install it (error: no route): going on with pip" in done.stderr
-    assert env.calls[-1] == _pip(env, "[train]")
+    assert env.calls[-1] == _pip(env, "[pictures,train]")
 
 
 def test_without_a_gpu_no_cuda_is_fetched(env: Checkout) -> None:
@@ -122,7 +122,7 @@ def test_without_a_gpu_no_cuda_is_fetched(env: Checkout) -> None:
 def test_with_a_gpu_pip_takes_the_default(env: Checkout) -> None:
     env.program("nvidia-smi", 'echo "GPU 0: NVIDIA H100"')
     assert env.run(SCRIPT, WOULD_INSTALL="torch-2.13.0 nvidia-cublas-13.1").returncode == 0
-    assert env.calls[-1] == _pip(env, "[train]")
+    assert env.calls[-1] == _pip(env, "[pictures,train]")
 
 
 def test_root_installs_the_missing_venv_module(env: Checkout, tmp_path: Path) -> None:
@@ -132,7 +132,12 @@ def test_root_installs_the_missing_venv_module(env: Checkout, tmp_path: Path) ->
     env.program("apt-get", f'echo "$*" >>"$CALLS"; [[ "$*" != *install* ]] || rm {missing}')
     done = env.run(SCRIPT, "read", NO_ENSUREPIP=str(missing))
     assert done.returncode == 0, done.stderr
-    assert env.calls == ["venv", "install -y -q --no-install-recommends python3.11-venv", "venv", _pip(env, "")]
+    assert env.calls == [
+        "venv",
+        "install -y -q --no-install-recommends python3.11-venv",
+        "venv",
+        _pip(env, "[pictures]"),
+    ]
 
 
 def test_others_are_told_about_the_missing_venv_module(env: Checkout, tmp_path: Path) -> None:
@@ -215,7 +220,7 @@ def test_offline_a_folder_of_wheels_and_what_the_machine_has_will_do(env: Checko
     done = env.run(SCRIPT, WHEELS=str(wheels))
     assert done.returncode == 0, done.stderr
     # No constraints: the machine's versions are what they are.
-    assert env.calls == ["venv", f"pip --no-index --find-links {wheels} -e {env.root}[train]"]
+    assert env.calls == ["venv", f"pip --no-index --find-links {wheels} -e {env.root}[pictures,train]"]
     assert (env.root / ".venv/packages/of_the_machine.pth").read_text() == "/packages/of/the/machine\n"
     assert env.run(SCRIPT, WHEELS=str(wheels)).stderr == ""
 

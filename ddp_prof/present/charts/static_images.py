@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -47,7 +48,7 @@ class Pictures:
     """Figures that a browser draws while the program goes on; all of them are written by :meth:`finish`, or none is."""
 
     def __init__(self) -> None:
-        self._browser = find_browser()
+        self._browser = find_browser() if find_spec("kaleido") else None
         self._files = ExitStack()
         self._orders: SimpleQueue[dict[str, Any] | InterruptedError | None] = SimpleQueue()
         self._outcome: Future[Sequence[Exception]] = Future()
@@ -75,8 +76,10 @@ class Pictures:
         """Wait until all are drawn, and write them.
 
         Raises:
-            PictureError: No Chromium is installed, or the browser failed.
+            PictureError: kaleido or Chromium is not installed, or the browser failed.
         """
+        if not find_spec("kaleido"):
+            raise PictureError("pictures need kaleido, which is not installed: pip install 'ddp-prof[pictures]'")
         if self._browser is None:
             missing = "pictures need Chromium, and none was found: apt-get install chromium, or set BROWSER_PATH to one"
             raise PictureError(missing)
@@ -94,7 +97,7 @@ class Pictures:
         try:
             self.finish()
         except PictureError as error:
-            return [str(error)]
+            return [f"{error} (pictures are left out)"]
         return []
 
     def _work(self) -> None:

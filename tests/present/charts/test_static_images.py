@@ -64,6 +64,15 @@ def test_without_chromium_one_line_says_what_to_do(tmp_path: Path, monkeypatch: 
     assert not (tmp_path / "a.png").exists()
 
 
+def test_without_kaleido_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BROWSER_PATH", sys.executable)
+    monkeypatch.setitem(sys.modules, "kaleido", None)
+    with pytest.raises(PictureError) as raised:
+        write_pictures([(figure(), tmp_path / "a.png")])
+    assert str(raised.value) == "pictures need kaleido, which is not installed: pip install 'ddp-prof[pictures]'"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_browser_path_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "missing"))
     assert find_browser() is None

@@ -1,0 +1,63 @@
+"""What is built for installation: the wheel holds the package whole and nothing else, the sdist the sources."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email import message_from_bytes
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.conftest import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow  # hatchling need not be there on other machines
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("built")
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", folder], cwd=ROOT, check=True, timeout=120)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> zipfile.ZipFile:
+    (path,) = built.glob("*.whl")
+    return zipfile.ZipFile(path)
+
+
+def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+    inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    package = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "ddp_prof").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert inside == package
+    endings = {name.rpartition("/")[2].rpartition(".")[2] for name in inside}
+    assert {"py", "typed", "js", "css", "html"} <= endings, endings
+    assert any(name.endswith("/sitecustomize.py") for name in inside), "capture marks a program through it"
+
+
+def test_the_wheel_asks_for_pictures_and_training_by_extras_alone(wheel: zipfile.ZipFile) -> None:
+    (path,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+    metadata = message_from_bytes(wheel.read(path))
+    needed = metadata.get_all("Requires-Dist", [])
+    always = [each for each in needed if "extra ==" not in each]
+    assert not [each for each in always if each.startswith(("kaleido", "torch", "nvtx", "distributed", "mcp"))]
+    assert {"pictures", "train", "cluster"} <= set(metadata.get_all("Provides-Extra", []))
+    assert [each for each in needed if each.startswith("kaleido") and "extra == 'pictures'" in each]
+
+
+def test_the_sdist_holds_the_sources_without_what_a_machine_made(built: Path) -> None:
+    (path,) = built.glob("*.tar.gz")
+    with tarfile.open(path) as sdist:
+        tops = {name.split("/")[1] for name in sdist.getnames()}
+    assert {"ddp_prof", "tests", "scripts", "pyproject.toml", "LICENSE", "PKG-INFO"} <= tops
+    assert not tops & {".venv", ".nsys", ".git"}
