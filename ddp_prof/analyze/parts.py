@@ -20,7 +20,7 @@ from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.intervals import Intervals
 from ddp_prof.analyze.overlap.coverage import measure_attribution, merge_attributions
 from ddp_prof.analyze.overlap.overlap import RankOverlap, TraceOverlap, measure_overlap, measure_rank
-from ddp_prof.analyze.quality.unknown_work import NOTHING, hides_work, merged_reason
+from ddp_prof.analyze.quality.unknown_work import NOTHING, hides_work, merge_reasons
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Mask, Trace, concatenate, select
 
 _AFTER_BACKWARD, _COMPUTE_STREAM = BLOCKING.index("after_backward"), BLOCKING.index("compute_stream")
@@ -81,7 +81,7 @@ def _merged_collectives(parts: Sequence[RankCollectives], compute_stream: int) -
         device_phases=concatenate(select(phases, np.argsort(phases.step, kind="stable")), outside),
         compute=reduce(lambda one, other: one | other, (part.compute for part in parts)),
         times=concatenate(*(part.times for part in parts)),
-        reason=merged_reason([part.reason for part in parts]),
+        reason=merge_reasons([part.reason for part in parts]),
     )
 
 
@@ -148,7 +148,7 @@ def _merged_overlap(ranks: Sequence[RankOverlap], is_hidden: bool) -> RankOverla
         ranks[0],
         **total,
         backward_overlapped_ns=sum(hidden) if hidden else None,
-        reason=merged_reason([rank.reason for rank in ranks]),
+        reason=merge_reasons([rank.reason for rank in ranks]),
         steps=tuple(steps),
     )
     if any(rank.reason != NOTHING for rank in ranks):

@@ -95,7 +95,7 @@ class Ranked:
 AnyRanked = TypeVar("AnyRanked", bound=Ranked)
 
 
-def told_apart(ranks: Sequence[AnyRanked], files: Sequence[str]) -> tuple[AnyRanked, ...]:
+def disambiguate(ranks: Sequence[AnyRanked], files: Sequence[str]) -> tuple[AnyRanked, ...]:
     """The ranks, with the name of its file, or its device, where it takes that to tell one from another.
 
     Args:

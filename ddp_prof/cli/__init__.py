@@ -33,7 +33,7 @@ class NotMet(click.ClickException):
     exit_code = 3
 
 
-def _words_of(error: DdpProfError | OSError) -> str:
+def _format_error(error: DdpProfError | OSError) -> str:
     """What is wrong; of the system's errors which file it is about, where that is known."""
     if not isinstance(error, OSError) or not error.strerror:
         return str(error)
@@ -119,7 +119,7 @@ class Commands(click.Group):
             if isinstance(error, BrokenPipeError):  # the reader of our output has seen enough: click ends quietly
                 raise
             failure = NotMet if isinstance(error, NotMetError) else click.ClickException
-            raise failure(printable(" ".join(_words_of(error).split()))) from error
+            raise failure(printable(" ".join(_format_error(error).split()))) from error
         finally:
             signal.signal(signal.SIGTERM, before)
         if code := ctx.meta.get(EXIT_CODE):

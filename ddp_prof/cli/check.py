@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options.adding import trace_command
+from ddp_prof.cli.options.commands import load_options, table_options, trace_command, traces_argument
 from ddp_prof.cli.options.outputs import say
-from ddp_prof.cli.options.table_output import table_options
-from ddp_prof.cli.options.traces import load_options, traces_argument
 from ddp_prof.cli.options.verbosity import progress
 from ddp_prof.errors import NotMetError
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.overlap.regression_gate import GateReport
-    from ddp_prof.cli.options.traces import Loader
+    from ddp_prof.cli.options.commands import Loader
     from ddp_prof.present.table import TableOptions
     from ddp_prof.runs.run import Run
 
@@ -137,7 +135,7 @@ def command(
     )
     from ddp_prof.present.table import show
     from ddp_prof.present.tables.gate import check_summary, check_view, verdict_line
-    from ddp_prof.runs.before_after import are_one_variant
+    from ddp_prof.runs.run import are_one_variant
 
     load = replace(load, strict=True)  # what was not read must not pass
     compared = _only_run(load.runs(baselines, "overlap")) if baselines else None
@@ -176,7 +174,7 @@ def command(
 def _changes(baseline: Run, run: Run, others: list[Run]) -> list[str]:
     """What changed from the baseline, beyond the spread, and which collective did it."""
     from ddp_prof.present.tables.waterfall import change_texts
-    from ddp_prof.runs.before_after import changes_between
+    from ddp_prof.runs.run import changes_between
 
     with progress(1) as begin:
         begin("looking for the cause")

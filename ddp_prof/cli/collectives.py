@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options.adding import trace_command
+from ddp_prof.cli.options.commands import load_options, table_options, trace_command, traces_argument
 from ddp_prof.cli.options.outputs import Output
-from ddp_prof.cli.options.table_output import table_options
-from ddp_prof.cli.options.traces import load_options, traces_argument
 from ddp_prof.errors import TraceError
 
 if TYPE_CHECKING:
-    from ddp_prof.cli.options.traces import Loader
+    from ddp_prof.cli.options.commands import Loader
     from ddp_prof.present.headlines import Headline
     from ddp_prof.present.table import TableOptions
     from ddp_prof.runs.run import Run

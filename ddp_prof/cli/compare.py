@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options.adding import trace_command
+from ddp_prof.cli.options.commands import load_options, table_options, trace_command, traces_argument
 from ddp_prof.cli.options.outputs import Output
-from ddp_prof.cli.options.table_output import table_options
-from ddp_prof.cli.options.traces import load_options, traces_argument
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddp_prof.analyze.variants.before_after import PartChange
-    from ddp_prof.cli.options.traces import Loader
+    from ddp_prof.cli.options.commands import Loader
     from ddp_prof.present.table import TableOptions, TableView
     from ddp_prof.runs.run import Run
 
@@ -50,8 +48,7 @@ def command(
     from ddp_prof.present.tables.comparison import compare_view
     from ddp_prof.present.tables.overlap import notes_of_runs
     from ddp_prof.present.tables.waterfall import readable_rows, waterfall_notes, waterfall_rows
-    from ddp_prof.runs.before_after import are_one_variant, changes_between
-    from ddp_prof.runs.run import compare_steps
+    from ddp_prof.runs.run import are_one_variant, changes_between, compare_steps
 
     runs = load.runs(traces, "overlap", "collectives", "kernels")
     results, changes = [run.overlap() for run in runs], compare_steps(runs)

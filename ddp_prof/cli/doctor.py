@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddp_prof.cli.options.adding import trace_command
-from ddp_prof.cli.options.table_output import table_options
-from ddp_prof.cli.options.traces import load_options, traces_argument
+from ddp_prof.cli.options.commands import load_options, table_options, trace_command, traces_argument
 
 if TYPE_CHECKING:
-    from ddp_prof.cli.options.traces import Loader
+    from ddp_prof.cli.options.commands import Loader
     from ddp_prof.present.table import TableOptions
 
 

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options.adding import trace_command
+from ddp_prof.cli.options.commands import load_options, trace_command, traces_argument
 from ddp_prof.cli.options.outputs import Output, default_output, written
-from ddp_prof.cli.options.traces import load_options, traces_argument
 from ddp_prof.cli.options.verbosity import progress
 
 if TYPE_CHECKING:
-    from ddp_prof.cli.options.traces import Loader
+    from ddp_prof.cli.options.commands import Loader
 
 
 @trace_command("export", "traces/overlap.sqlite -o overlap.json.gz")

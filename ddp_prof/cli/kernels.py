@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options.adding import trace_command
-from ddp_prof.cli.options.table_output import table_options
-from ddp_prof.cli.options.traces import load_options, traces_argument
+from ddp_prof.cli.options.commands import load_options, table_options, trace_command, traces_argument
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ddp_prof.cli.options.traces import Loader
+    from ddp_prof.cli.options.commands import Loader
     from ddp_prof.present.table import TableOptions
 
 TABLES = ("kernels", "hidden", "idle")

@@ -9,9 +9,8 @@ from time import monotonic
 
 import click
 
-from ddp_prof.cli.options.adding import trace_command
+from ddp_prof.cli.options.commands import Loader, load_options, trace_command, traces_argument
 from ddp_prof.cli.options.outputs import Output, say
-from ddp_prof.cli.options.traces import Loader, load_options, traces_argument
 from ddp_prof.cli.options.verbosity import progress_bar, say_note
 
 SECONDS_TO_TELL = 15

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ddp_prof.cli.options.adding import trace_command
+from ddp_prof.cli.options.commands import table_options, trace_command
 from ddp_prof.cli.options.outputs import Output, protect, say
-from ddp_prof.cli.options.table_output import table_options
 from ddp_prof.cli.options.verbosity import say_note
 from ddp_prof.errors import TraceError
 

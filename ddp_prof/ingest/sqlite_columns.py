@@ -180,13 +180,13 @@ class SqliteFile:
         Thread(target=fulfil, daemon=True).start()
         return future
 
-    def has(self, table: str, *columns: str) -> bool:
+    def has_columns(self, table: str, *columns: str) -> bool:
         """Whether the table holds rows and has all these columns."""
         return table in self.columns and set(columns) <= set(self.columns[table])
 
     def or_null(self, table: str, *columns: str) -> tuple[str, ...]:
         """The columns in a query, NULL for those that the table lacks."""
-        return tuple(column if self.has(table, column) else "NULL" for column in columns)
+        return tuple(column if self.has_columns(table, column) else "NULL" for column in columns)
 
     def require(self, table: str, *columns: str) -> None:
         """Refuse a table with rows that lacks one of these columns."""
@@ -255,7 +255,7 @@ class SqliteFile:
 
     def batches(self, table: str, columns: Sequence[str]) -> Iterator[dict[str, Ints]]:
         """The same, some rows at a time; each batch counts until the next one only."""
-        present = [column for column in columns if self.has(table, column)]
+        present = [column for column in columns if self.has_columns(table, column)]
         for batch in self.query(", ".join(map(quoted, present)), table) if present else ():
             absent = constant(UNKNOWN, batch.num_rows)
             yield {name: self.integers_of(batch, name) if name in present else absent for name in columns}

@@ -1,15 +1,15 @@
-"""Which files belong to which run."""
+"""Which files belong to which run, and which may be the ranks of one run by their names alone."""
 
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof.errors import TraceError
 from ddp_prof.manifest import manifest_path
-from ddp_prof.runs.rank_files import groups_alike_but_for_a_rank
 from ddp_prof.runs.report import LoadOptions
 from ddp_prof.runs.run import Run, prepare_runs
 from ddp_prof.runs.workers import Workers
@@ -17,6 +17,33 @@ from ddp_prof.whole_file import is_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+_NAMED_RANK = re.compile(
+    r"(?<![A-Za-z])(?:rank|r|proc|procid|task|gpu|worker)[._-]?(\d+)(?:[._-]?of[._-]?\d+)?(?!\d)", re.I
+)
+_BARE_NUMBER = re.compile(r"(?<=[._-])(\d+)(?=(?:\.[A-Za-z][\w-]*)+$)")
+"""``report.3.sqlite``, ``trace_3.json.gz``: a rank only where the numbers of all files are 0, 1, 2 and so on."""
+
+
+def group_rank_files(files: Sequence[Path]) -> list[list[Path]]:
+    """Files of one folder whose names differ in a rank number only: ``rank3``, ``_r3of8``, ``report.3.sqlite``.
+
+    Returns:
+        Groups of at least two files, each by rank.
+    """
+    by_name: dict[tuple[Path, str], dict[int, Path]] = {}
+    by_number: dict[tuple[Path, str], dict[int, Path]] = {}
+    for file in files:
+        if hits := list(_NAMED_RANK.finditer(file.name)):
+            hit = hits[-1]
+            key = file.parent, f"{file.name[: hit.start()]}*{file.name[hit.end() :]}"
+            by_name.setdefault(key, {})[int(hit.group(1))] = file
+        elif bare := _BARE_NUMBER.search(file.name):
+            key = file.parent, f"{file.name[: bare.start()]}*{file.name[bare.end() :]}"
+            by_number.setdefault(key, {})[int(bare.group(1))] = file
+    groups = [ranks for ranks in by_name.values() if len(ranks) > 1]
+    groups += [ranks for ranks in by_number.values() if len(ranks) > 1 and set(ranks) == set(range(len(ranks)))]
+    return [[ranks[rank] for rank in sorted(ranks)] for ranks in groups]
 
 
 def load_runs(
@@ -83,7 +110,7 @@ def _join_ranks(runs: Sequence[Run], left_out: tuple[str, ...]) -> list[Run]:
     """Make one run of those of a single file that are ranks of one job; files left out may have been ranks of it."""
     alone = {run.files[0]: run for run in _alone(runs)}
     joined: dict[Run, Run] = {}
-    for group in groups_alike_but_for_a_rank(list(alone)):
+    for group in group_rank_files(list(alone)):
         joined |= _joined([alone.pop(file) for file in group], "their names differ in a rank number only")
     by_world: dict[int, list[Run]] = {}
     for run in alone.values():

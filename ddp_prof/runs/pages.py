@@ -21,8 +21,7 @@ from ddp_prof.present.html.report import PagesOutcome, Place, make_pages_here, w
 from ddp_prof.present.html.report_run import ReportRun
 from ddp_prof.present.tables.kernels import kernels_views
 from ddp_prof.present.timeline.model import Source
-from ddp_prof.runs.pickles import packed, unpacked
-from ddp_prof.runs.report import LoadOptions, answer, own_version
+from ddp_prof.runs.report import LoadOptions, answer, own_version, packed, unpacked
 from ddp_prof.runs.run import Run, timeline_sources
 from ddp_prof.runs.workers import cores, have_done
 from ddp_prof.whole_file import written_whole

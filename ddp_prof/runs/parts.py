@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
-    from ddp_prof.analyze.core.rank_events import Known, RankEvents
+    from ddp_prof.analyze.core.rank_events import CaptureFacts, RankEvents
     from ddp_prof.analyze.core.steps import RangePatterns
     from ddp_prof.analyze.intervals import Intervals
     from ddp_prof.analyze.parts import PartOverlap
-    from ddp_prof.analyze.quality.diagnostics import Evidence
-    from ddp_prof.ingest.parts.division import Part
+    from ddp_prof.analyze.quality.diagnostics import Diagnostics
+    from ddp_prof.ingest.split_export import Part
     from ddp_prof.trace import Ints, Trace
 
 _LOG = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ LEAST_BYTES_A_ROW = 15
 """Of an export: files of fewer bytes have fewer rows."""
 BYTES_A_ROW, BYTES_A_ROW_TO_DRAW = 250, 450
 """Of memory for a row that is read as a whole: of ``collectives`` and of ``timeline``, which take most."""
-DIVISIBLE = frozenset({"overlap", "collectives"})
+SPLITTABLE = frozenset({"overlap", "collectives"})
 """What can be measured in parts."""
 
 
@@ -44,19 +44,21 @@ _Ahead = dict[tuple[int, int | None], bool]
 
 
 class _Measured(NamedTuple):
-    """What is measured of a part, given what was known of others, and what it tells them.
+    """What is measured of one part.
 
     Attributes:
+        assumed: Facts of the whole capture that were assumed of it.
+        found: Facts that the part itself shows.
         ahead: Of each process and device whether its host was taken to run ahead.
         lead: Likewise, how much work the part's own steps gave to the device, and how much of that it did outside of
             their host ranges.
     """
 
-    given: Known
-    told: Known
+    assumed: CaptureFacts
+    found: CaptureFacts
     ahead: _Ahead
     lead: dict[tuple[int, int | None], tuple[int, int]]
-    evidence: Evidence
+    diagnostics: Diagnostics
     overlap: PartOverlap
     collectives: RunAnalysis
 
@@ -69,7 +71,7 @@ def measure_in_parts(
     *,
     to_draw: bool = False,
 ) -> dict[str, Any] | None:
-    """The results of :data:`DIVISIBLE` of a large export; ``None`` where it is not large.
+    """The results of :data:`SPLITTABLE` of a large export; ``None`` where it is not large.
 
     Args:
         file: The capture, of any format.
@@ -79,34 +81,34 @@ def measure_in_parts(
         to_draw: As of ``LoadOptions``.
 
     Raises:
-        IndivisibleError: It cannot be cut.
+        CannotSplitError: It cannot be cut.
         TraceError: There is no room for its parts.
     """
-    from ddp_prof.ingest.parts.division import divided
+    from ddp_prof.ingest.split_export import split_export
     from ddp_prof.ingest.sqlite_columns import open_sqlite
 
     if not is_read_in_parts(file, part_rows):
         return None
     with open_sqlite(file) as export, tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
         structure, steps = _structure(patterns), _steps(patterns)
-        division = divided(export, part_rows or PART_ROWS, comm_patterns, structure, steps, Path(folder))
-        measured = [_measure(part, patterns, None, None, to_draw=to_draw) for _, part in division.parts()]
+        split = split_export(export, part_rows or PART_ROWS, comm_patterns, structure, steps, Path(folder))
+        measured = [_measure(part, patterns, None, None, to_draw=to_draw) for _, part in split.parts()]
         while again := _numbers_to_repeat(measured):
             known, ahead = _all_known(measured), _all_ahead(measured)
-            for number, part in division.parts(again):
+            for number, part in split.parts(again):
                 measured[number] = _measure(part, patterns, known, ahead, to_draw=to_draw)
     return _merged(measured)
 
 
 def is_read_in_parts(file: Path, part_rows: int | None) -> bool:
     """Whether a capture is so large that what can be measured in parts is; arguments as of :func:`measure_in_parts`."""
-    from ddp_prof.ingest.parts.division import count_rows
+    from ddp_prof.ingest.split_export import count_rows
 
     least = 0 if part_rows else MOST_ROWS_AS_A_WHOLE
     return count_rows(file, least * LEAST_BYTES_A_ROW) > least
 
 
-def note_whole(file: Path, why: str, *, asked: bool, with_launches: bool) -> None:
+def warn_reading_whole(file: Path, why: str, *, asked: bool, with_launches: bool) -> None:
     """Say that a large export is read as a whole, what that takes, and what to do where it is too much.
 
     Args:
@@ -115,19 +117,19 @@ def note_whole(file: Path, why: str, *, asked: bool, with_launches: bool) -> Non
         asked: Whether parts were asked for, of captures of any size.
         with_launches: As of ``LoadOptions``.
     """
-    from ddp_prof.ingest.parts.division import count_rows
+    from ddp_prof.ingest.split_export import count_rows
 
     least = 0 if asked else MOST_ROWS_AS_A_WHOLE
     rows = count_rows(file, least * LEAST_BYTES_A_ROW)
     if rows <= least:
         return
     needed, free = rows * (BYTES_A_ROW_TO_DRAW if with_launches else BYTES_A_ROW), _free_memory()
-    told = f"note: {file}: read as a whole, {rows:,} rows in up to {needed / 1e9:.1f} GB of memory: {why}"
+    note = f"note: {file}: read as a whole, {rows:,} rows in up to {needed / 1e9:.1f} GB of memory: {why}"
     if free is not None and free < needed:
-        told += (
+        note += (
             f"; {free / 1e9:.1f} GB are free: leave steps out with scripts/trim_capture.py, or take a larger machine"
         )
-    _LOG.warning("%s", printable(told))
+    _LOG.warning("%s", printable(note))
 
 
 def _free_memory() -> int | None:
@@ -153,7 +155,7 @@ def _structure(patterns: RangePatterns) -> Callable[[str], bool]:
 def _steps(patterns: RangePatterns) -> Callable[[Trace], tuple[Ints, Ints]]:
     """Of a trace when its steps start, and until when launches tell of them: until the end of the step that follows."""
 
-    def of(trace: Trace) -> tuple[Ints, Ints]:
+    def starts_and_ends(trace: Trace) -> tuple[Ints, Ints]:
         import numpy as np
 
         from ddp_prof.analyze.core.steps import find_steps
@@ -164,31 +166,31 @@ def _steps(patterns: RangePatterns) -> Callable[[Trace], tuple[Ints, Ints]]:
         # Where the host runs ahead a step lasts until the next one's first work on the device.
         return starts, np.concatenate([nothing, *(np.append(steps.end_ns[1:], steps.end_ns[-1:]) for steps in found)])
 
-    return of
+    return starts_and_ends
 
 
 def _measure(
-    part: Part, patterns: RangePatterns, known: Known | None, ahead: _Ahead | None, *, to_draw: bool
+    part: Part, patterns: RangePatterns, known: CaptureFacts | None, ahead: _Ahead | None, *, to_draw: bool
 ) -> _Measured:
-    from ddp_prof.analyze.core.rank_events import find_rank_events, look_round
+    from ddp_prof.analyze.core.rank_events import collect_capture_facts, find_rank_events
     from ddp_prof.analyze.intervals import union_of_one
     from ddp_prof.analyze.parts import analyze_part, measure_part_overlap
-    from ddp_prof.analyze.quality.diagnostics import gather_evidence
+    from ddp_prof.analyze.quality.diagnostics import gather_diagnostics
 
     trace = part.trace
-    seen = look_round(trace)
+    seen = collect_capture_facts(trace)
     ranks = find_rank_events(trace, patterns, known or seen)
-    _refuse_indivisible(trace, ranks)
-    told = replace(seen, gradient_threads={(rank.process, rank.device): rank.gradient_threads for rank in ranks})
+    _refuse_unsplittable(trace, ranks)
+    found = replace(seen, gradient_threads={(rank.process, rank.device): rank.gradient_threads for rank in ranks})
     span = union_of_one(part.start_ns, part.end_ns)
-    assumed = ahead or {(rank.process, rank.device): rank.runs_ahead for rank in ranks}
-    ranks = tuple(replace(rank, told_ahead=assumed[rank.process, rank.device]) for rank in ranks)
+    runs_ahead = ahead or {(rank.process, rank.device): rank.runs_ahead for rank in ranks}
+    ranks = tuple(replace(rank, assumed_ahead=runs_ahead[rank.process, rank.device]) for rank in ranks)
     return _Measured(
-        known or told,
-        told,
-        assumed,
+        known or found,
+        found,
+        runs_ahead,
         {(rank.process, rank.device): _lead(rank, span) for rank in ranks},
-        gather_evidence(trace, ranks, span),
+        gather_diagnostics(trace, ranks, span),
         measure_part_overlap(trace, ranks, span),
         analyze_part(trace, ranks, span, to_draw=to_draw),
     )
@@ -200,26 +202,26 @@ def _lead(rank: RankEvents, span: Intervals) -> tuple[int, int]:
     return int(work_ns[own].sum()), int(outside_ns[own].sum())
 
 
-def _refuse_indivisible(trace: Trace, ranks: Sequence[RankEvents]) -> None:
+def _refuse_unsplittable(trace: Trace, ranks: Sequence[RankEvents]) -> None:
     """Refuse what is known of a whole capture alone: kernels without names, ranks without steps or devices."""
-    from ddp_prof.ingest.parts.blocks import IndivisibleError
+    from ddp_prof.ingest.time_blocks import CannotSplitError
 
     if trace.unresolved_names.kernels:
-        raise IndivisibleError("it has kernels without a name")
+        raise CannotSplitError("it has kernels without a name")
     if any(not rank.has_steps or rank.device is None for rank in ranks):
-        raise IndivisibleError("a rank of it has no steps")
+        raise CannotSplitError("a rank of it has no steps")
     if any((rank.events.activity == UNKNOWN).any() for rank in ranks):
-        raise IndivisibleError("its hosts communicate for GPUs")
+        raise CannotSplitError("its hosts communicate for GPUs")
 
 
 def _numbers_to_repeat(measured: Sequence[_Measured]) -> list[int]:
     """Parts that were measured without knowing what others tell; as a rule there is none."""
     known, ahead = _all_known(measured), _all_ahead(measured)
-    return [number for number, one in enumerate(measured) if (one.given, one.ahead) != (known, ahead)]
+    return [number for number, one in enumerate(measured) if (one.assumed, one.ahead) != (known, ahead)]
 
 
-def _all_known(measured: Sequence[_Measured]) -> Known:
-    return reduce(or_, (one.told for one in measured))
+def _all_known(measured: Sequence[_Measured]) -> CaptureFacts:
+    return reduce(or_, (one.found for one in measured))
 
 
 def _all_ahead(measured: Sequence[_Measured]) -> _Ahead:
@@ -232,11 +234,11 @@ def _all_ahead(measured: Sequence[_Measured]) -> _Ahead:
 def _merged(measured: Sequence[_Measured]) -> dict[str, Any]:
     from ddp_prof.analyze.parts import merge_part_analyses, merge_part_overlaps
 
-    evidence = reduce(add, (one.evidence for one in measured))
-    warnings = evidence.doubts()
+    diagnostics = reduce(add, (one.diagnostics for one in measured))
+    warnings = diagnostics.warnings()
     ranks = measured[0].overlap.result.ranks
-    streams = [evidence.busiest_stream(rank.process, rank.device) for rank in ranks]
+    streams = [diagnostics.busiest_stream(rank.process, rank.device) for rank in ranks]
     overlap = merge_part_overlaps([one.overlap for one in measured], warnings)
     collectives = merge_part_analyses([one.collectives for one in measured], streams, warnings)
-    caveats = evidence.all_caveats
+    caveats = diagnostics.all_caveats
     return {"overlap": replace(overlap, caveats=caveats), "collectives": replace(collectives, caveats=caveats)}

@@ -1,17 +1,23 @@
-"""One report, read and measured: what a worker does, with small results and without the events."""
+"""One report, read and measured: what a worker does, with small results and without the events.
+
+Tasks and results travel as pickles, in which paths have the names that they have where they are read: a worker of
+another folder or machine knows a file by its absolute path; its results name the file as the user did.
+"""
 
 from __future__ import annotations
 
+import io
+import pickle
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddp_prof.errors import DdpProfError, TraceError
-from ddp_prof.runs.pickles import packed, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
     from ddp_prof.analyze.collectives.critical_path import RankChains
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
@@ -23,6 +29,32 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.quality.inventory import TraceInventory
     from ddp_prof.analyze.variants.contention import KernelSamples
     from ddp_prof.trace import Trace
+
+
+class _Pickler(pickle.Pickler):
+    def persistent_id(self, value: Any) -> str | None:
+        return str(value) if isinstance(value, Path) else None
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, names: Mapping[str, Path]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._names = names
+
+    def persistent_load(self, path: str) -> Path:
+        return self._names.get(path) or Path(path)
+
+
+def packed(value: Any) -> bytes:
+    """A task or a result as bytes."""
+    buffer = io.BytesIO()
+    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
+    return buffer.getvalue()
+
+
+def unpacked(data: bytes, names: Mapping[str, Path] | None = None) -> Any:
+    """What :func:`packed` made bytes of; some paths get other names."""
+    return _Unpickler(data, names or {}).load()
 
 
 ALL_AT_ONCE = "this needs all events at once"
@@ -106,9 +138,9 @@ def load_events(file: Path, options: LoadOptions, why: str = ALL_AT_ONCE) -> Tra
     """
     from ddp_prof.analyze.core.rank_events import find_rank_events
     from ddp_prof.ingest.load import load_trace
-    from ddp_prof.runs.parts import note_whole
+    from ddp_prof.runs.parts import warn_reading_whole
 
-    note_whole(file, why, asked=options.part_rows is not None, with_launches=options.with_launches)
+    warn_reading_whole(file, why, asked=options.part_rows is not None, with_launches=options.with_launches)
     trace = load_trace(file, extra_patterns=options.comm_patterns, with_launches=options.with_launches)
     return TraceEvents(trace, find_rank_events(trace, options.patterns))
 
@@ -135,17 +167,17 @@ def measure_report(
     Raises:
         TraceError: It cannot be read.
     """
-    from ddp_prof.ingest.parts.blocks import IndivisibleError
-    from ddp_prof.runs.parts import DIVISIBLE, measure_in_parts
+    from ddp_prof.ingest.time_blocks import CannotSplitError
+    from ddp_prof.runs.parts import SPLITTABLE, measure_in_parts
 
     why = ALL_AT_ONCE
-    if DIVISIBLE | {"identity"} >= set(measures):
+    if SPLITTABLE | {"identity"} >= set(measures):
         found = None
         try:
             found = measure_in_parts(
                 file, options.patterns, options.comm_patterns, options.part_rows, to_draw=options.to_draw
             )
-        except IndivisibleError as error:
+        except CannotSplitError as error:
             why = f"{error}, so it cannot be cut into parts"
         if found is not None:
             return {
@@ -160,7 +192,7 @@ def measure_report(
 
 
 def work(task: bytes) -> bytes:
-    """Measure a report: a :class:`Task` in, results by measure or a ``TraceError`` out, both by :mod:`.pickles`."""
+    """Measure a report: a :class:`Task` in, results by measure or a ``TraceError`` out, both of :func:`packed`."""
     asked: Task = unpacked(task)
     return answer(asked.path, asked.version, lambda: measure_report(asked.path, asked.options, asked.measures))
 

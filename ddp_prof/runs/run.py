@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.overlap.overlap import TraceOverlap
     from ddp_prof.analyze.quality.inventory import TraceInventory
     from ddp_prof.analyze.root_cause import RootCause, RunExplanation
+    from ddp_prof.analyze.variants.before_after import PartChange
     from ddp_prof.analyze.variants.contention import KernelSamples
     from ddp_prof.analyze.variants.waterfall import Waterfall
     from ddp_prof.manifest import Manifest
@@ -207,14 +208,14 @@ class Run:
 
     def kernels(self) -> list[KernelSamples]:
         """The compute kernels of each rank's steps, by which contention is measured."""
-        samples: list[KernelSamples] = self._of_few_files("kernels")
+        samples: list[KernelSamples] = self._measure_sampled("kernels")
         return samples
 
     def device_use(self) -> DeviceUse:
         """Which kernels took the time, what hid communication, and why devices were idle."""
         from ddp_prof.analyze.kernels.device_use import measure_device_use
 
-        return measure_device_use(self._of_few_files("device use"))
+        return measure_device_use(self._measure_sampled("device use"))
 
     def waterfall(self) -> Waterfall:
         """The mean step of this run by parts; of several runs see :func:`compare_steps`."""
@@ -277,7 +278,7 @@ class Run:
         self.files = tuple(file for file in self.files if file not in files)
         self.notes = (*self.notes, *notes)
 
-    def _of_few_files(self, measure: str) -> list[Any]:
+    def _measure_sampled(self, measure: str) -> list[Any]:
         self.prepare(measure)
         found = [self.measured[file] for file in self.files]
         return [of_rank for of_file in found for of_rank in of_file.get(measure, ())]
@@ -422,3 +423,25 @@ def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Sou
 def _title(source: Source) -> str:
     rank = next((rank.rank for rank in source.ranks if rank.rank is not None), None)
     return f"{source.title} ({source.trace.path.name})" if rank is None else f"{source.title}, rank {rank}"
+
+
+def are_one_variant(runs: Sequence[Run]) -> bool:
+    """Whether runs are of one variant with one size of buckets, or do not say what they are."""
+    kinds = {(run.manifest.variant, run.manifest.bucket_size_mb) if run.manifest else None for run in runs}
+    return len(kinds) == 1
+
+
+def changes_between(before: Run, after: Run, others: Sequence[Run] = ()) -> tuple[PartChange, ...]:
+    """What changed from one run to another, and which collective did it.
+
+    Args:
+        before: A run.
+        after: Another one of its variant.
+        others: Runs that contention is measured against, too, as it is where they are all compared.
+    """
+    from ddp_prof.analyze.variants.before_after import compare_before_after
+
+    runs = [before, after, *(run for run in others if run not in (before, after))]
+    prepare_runs(runs, "collectives", "kernels")
+    first, second, *reference = [(run.analysis(), run.kernels()) for run in runs]
+    return compare_before_after(first, second, reference)

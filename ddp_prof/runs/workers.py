@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_prof.errors import DdpProfError, TraceError
 from ddp_prof.printable import printable
-from ddp_prof.runs.pickles import packed, unpacked
-from ddp_prof.runs.report import LoadOptions, Task, measure_report, work
+from ddp_prof.runs.report import LoadOptions, Task, measure_report, packed, unpacked, work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
@@ -123,7 +122,7 @@ def have_done(
 
     Args:
         work: Does a task.
-        tasks: Pickles of :mod:`.pickles`, as is what becomes of them.
+        tasks: Bytes of :func:`packed`, as is what becomes of them.
         workers: Who does them.
         processes: How many of this machine, where no scheduler does.
         here: As of ``unpacked``.

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.errors import TraceError
-from ddp_prof.ingest.parts import blocks
-from ddp_prof.ingest.parts.division import Division, count_rows
+from ddp_prof.ingest import time_blocks
+from ddp_prof.ingest.split_export import SplitExport, count_rows
 from ddp_prof.runs import parts
-from ddp_prof.runs.parts import DIVISIBLE, measure_in_parts
+from ddp_prof.runs.parts import SPLITTABLE, measure_in_parts
 from ddp_prof.runs.report import LoadOptions, TraceEvents, load_events, measure_events, measure_report
 from ddp_prof.trace import SYNC_IN_PARTS, UNKNOWN, Category, Kind, Trace
 from tests.analyze.random_runs import runs
@@ -66,12 +66,12 @@ def whole_of(path: Path, options: LoadOptions = LoadOptions()) -> dict[str, Any]
     trace, ranks = load_events(path, options)
     trace = replace(trace, sync_reason=SYNC_IN_PARTS)
     return measure_events(
-        TraceEvents(trace, tuple(replace(rank, trace=trace) for rank in ranks)), options, tuple(DIVISIBLE)
+        TraceEvents(trace, tuple(replace(rank, trace=trace) for rank in ranks)), options, tuple(SPLITTABLE)
     )
 
 
 def parts_of(path: Path, rows: int, options: LoadOptions = LoadOptions()) -> dict[str, Any] | None:  # noqa: B008
-    with patch.object(blocks, "BLOCK_ROWS", 4), suppress(blocks.IndivisibleError):
+    with patch.object(time_blocks, "BLOCK_ROWS", 4), suppress(time_blocks.CannotSplitError):
         return measure_in_parts(path, options.patterns, options.comm_patterns, rows)
     return None
 
@@ -119,7 +119,7 @@ CUDA = [trace for trace in FOREIGN if trace.suffix == ".sqlite"]
 @pytest.mark.parametrize("trace", CUDA, ids=lambda path: path.name)
 def test_parts_of_a_real_capture_tell_what_the_whole_does(trace: Path, rows: int) -> None:
     found = None
-    with suppress(blocks.IndivisibleError):
+    with suppress(time_blocks.CannotSplitError):
         found = measure_in_parts(trace, LoadOptions().patterns, (), rows)
     if "ddp_unet" in trace.name:
         assert found is not None, "it has steps and collectives, and can be cut"
@@ -231,7 +231,7 @@ def test_a_disk_that_fills_up_while_parts_are_made_is_told(tmp_path: Path) -> No
         raise sqlite3.OperationalError("database or disk is full")
 
     with (
-        patch.object(Division, "_copy_calls", refuse),
+        patch.object(SplitExport, "_copy_calls", refuse),
         pytest.raises(TraceError, match=r"no room in .*: make room there"),
     ):
         parts_of(path, 100)

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from ddp_prof.errors import TraceError
-from ddp_prof.runs.pickles import packed, unpacked
-from ddp_prof.runs.report import MEASURES, LoadOptions, Task, load_events, measure_events
+from ddp_prof.runs.report import MEASURES, LoadOptions, Task, load_events, measure_events, packed, unpacked
 
 TRACES = sorted((Path(__file__).parents[2] / "traces").glob("*.sqlite"))
 FOREIGN = sorted((Path(__file__).parents[3] / "shared" / "traces").glob("*.*[ez]"))

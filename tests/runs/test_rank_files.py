@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.runs.rank_files import groups_alike_but_for_a_rank
+from ddp_prof.runs.load import group_rank_files
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from ddp_prof.runs.rank_files import groups_alike_but_for_a_rank
 )
 def test_ranks_are_found_by_their_numbers(names: list[str]) -> None:
     files = [Path("folder", name) for name in names]
-    assert groups_alike_but_for_a_rank(files[::-1]) == [files]
+    assert group_rank_files(files[::-1]) == [files]
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,8 @@ def test_ranks_are_found_by_their_numbers(names: list[str]) -> None:
     ],
 )
 def test_other_numbers_are_no_ranks(names: list[str]) -> None:
-    assert groups_alike_but_for_a_rank([Path(name) for name in names]) == []
+    assert group_rank_files([Path(name) for name in names]) == []
 
 
 def test_a_folder_is_part_of_the_name() -> None:
-    assert groups_alike_but_for_a_rank([Path("a/rank0.sqlite"), Path("b/rank1.sqlite")]) == []
+    assert group_rank_files([Path("a/rank0.sqlite"), Path("b/rank1.sqlite")]) == []

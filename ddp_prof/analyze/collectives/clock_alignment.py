@@ -86,7 +86,7 @@ class Alignment:
     missing_ranks: tuple[int, ...]
     clocks: tuple[ClockOffset, ...]
 
-    def of(self, clock: Path) -> ClockOffset:
+    def offset_for(self, clock: Path) -> ClockOffset:
         """The offset of a file."""
         return next(item for item in self.clocks if item.clock == clock)
 
@@ -124,7 +124,7 @@ def _are_apart(ranks: Sequence[RankCollectives], matches: Matches, alignment: Al
     """
     present = matches.rows != UNKNOWN
     start, end = (matches.column(ranks, name) for name in ("start_ns", "end_ns"))
-    common = np.stack([alignment.of(rank.clock).common_ns(end[:, at]) for at, rank in enumerate(ranks)], axis=1)
+    common = np.stack([alignment.offset_for(rank.clock).common_ns(end[:, at]) for at, rank in enumerate(ranks)], axis=1)
     shortest = np.min(end - start, axis=1, where=present, initial=_LONGEST)
     first = np.min(common, axis=1, where=present, initial=_LONGEST)
     since = np.where(present, (common - first[:, np.newaxis]).astype(np.float64), np.nan)

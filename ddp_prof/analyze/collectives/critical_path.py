@@ -188,7 +188,7 @@ def measure_critical_paths(run: RunAnalysis, chains: Iterable[tuple[Path, RankCh
     walker = _Walker(run, ranks, gains)
     last: dict[int, tuple[int, int, int]] = {}
     for index, (rank, own) in enumerate(zip(run.ranks, ranks, strict=True)):
-        ends = run.alignment.of(rank.clock).common_ns(own.end_ns)
+        ends = run.alignment.offset_for(rank.clock).common_ns(own.end_ns)
         for step, (key, end) in enumerate(zip(rank.keys_of_steps.tolist(), ends.tolist(), strict=True)):
             if own.end_ns[step] > own.window_start_ns[step]:
                 last[key] = max(last.get(key, (end, index, step)), (end, index, step))
@@ -240,7 +240,9 @@ class _Walker:
                 index = late
         parts["host"] += left
         key = int(first.step_keys[step])
-        gains = self.gains.of(int(first.keys_of_steps[step]), [(rank, timing) for rank, timing, _ in on_path])
+        gains = self.gains.for_collectives(
+            int(first.keys_of_steps[step]), [(rank, timing) for rank, timing, _ in on_path]
+        )
         return StepPath(
             step=None if (number := int(first.step_numbers[step])) == UNKNOWN else number,
             step_key=None if key == UNKNOWN else key,
@@ -268,7 +270,7 @@ class _Walker:
             if row != UNKNOWN and len(self.ranks[other].of_timing):
                 rank = self.run.ranks[other]
                 start = rank.timings.start_ns[[row]]
-                arrivals[other] = int(self.run.alignment.of(rank.clock).common_ns(start)[0])
+                arrivals[other] = int(self.run.alignment.offset_for(rank.clock).common_ns(start)[0])
         late = max(arrivals, key=arrivals.__getitem__)
         lag = arrivals[late] - arrivals[index]
         if lag <= (self.run.alignment.residual_p95_ns or 0):
@@ -297,7 +299,7 @@ class _Gains:
         for rank, replay in zip(run.ranks, replays, strict=True):
             times = replace(replay.times, step=looked_up(rank.keys_of_steps, replay.times.step))
             keyed.append(replace(replay, times=times))
-            common_ns.append(run.alignment.of(rank.clock).common_ns(times.time_ns))
+            common_ns.append(run.alignment.offset_for(rank.clock).common_ns(times.time_ns))
         matches = [
             [self._arrival(index, timing) for index, timing in enumerate(rows) if timing != UNKNOWN]
             for rows in run.matches.rows.tolist()
@@ -312,7 +314,7 @@ class _Gains:
         """The row at which a collective arrives, of all ranks' one after the other."""
         return int(self._first[index] + self._arrivals[index][self._chains[index].of_timing[timing]])
 
-    def of(self, key: int, collectives: Sequence[tuple[int, int]]) -> Sequence[int | None]:
+    def for_collectives(self, key: int, collectives: Sequence[tuple[int, int]]) -> Sequence[int | None]:
         """How much earlier a step would end without the duration of each: index of its rank, row in its timings."""
         if self.reason or not collectives:
             return [None] * len(collectives)

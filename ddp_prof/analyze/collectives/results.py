@@ -17,7 +17,7 @@ from ddp_prof.analyze.collectives.timing import BLOCKING, READY_SOURCES, RankCol
 from ddp_prof.analyze.core.collective_ranges import OPERATIONS, bus_factor
 from ddp_prof.analyze.dependencies.blocking import HELD_BY
 from ddp_prof.analyze.outliers import Outliers, find_outliers
-from ddp_prof.analyze.quality.unknown_work import NO_COMMUNICATION, merged_reason
+from ddp_prof.analyze.quality.unknown_work import NO_COMMUNICATION, merge_reasons
 from ddp_prof.analyze.result_bases import Framed, Ranked, frame_of_rows, known, rows_of
 from ddp_prof.range_names import PHASES
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, looked_up
@@ -298,7 +298,7 @@ def _reason(ranks: Sequence[RankCollectives]) -> str | None:
     doubtful = [rank.reason for rank in ranks if rank.reason and len(rank.timings)]
     if doubtful or any(rank.reason is None for rank in ranks):
         return doubtful[0] if doubtful else None
-    return merged_reason([rank.reason for rank in ranks]) if ranks else NO_COMMUNICATION
+    return merge_reasons([rank.reason for rank in ranks]) if ranks else NO_COMMUNICATION
 
 
 def typical_step(collectives: Iterable[Collective]) -> int | None:

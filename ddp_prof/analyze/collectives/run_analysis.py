@@ -14,9 +14,9 @@ import numpy as np
 from ddp_prof.analyze.collectives.clock_alignment import APART_NS, SESSION_START, Alignment, compare_ranks
 from ddp_prof.analyze.collectives.exposed_time import Exposure, explain_exposure
 from ddp_prof.analyze.collectives.matching import Matches, shift_unnumbered_steps
-from ddp_prof.analyze.collectives.timing import RankCollectives, beside_collectives, find_timings
+from ddp_prof.analyze.collectives.timing import RankCollectives, find_timings, trim_compute
 from ddp_prof.analyze.quality.diagnostics import diagnose, find_caveats, warnings_of_files
-from ddp_prof.analyze.result_bases import told_apart
+from ddp_prof.analyze.result_bases import disambiguate
 from ddp_prof.manifest import label_of, label_of_ranks, ranges_of
 from ddp_prof.table import Brief
 from ddp_prof.trace import NO_TIME, UNKNOWN
@@ -114,7 +114,7 @@ class RunAnalysis(Brief):
         """What the traces, and comparing them, do not let one say."""
         return (*self.trace_warnings, *_diagnose(self))
 
-    def does_the_work_of(self, other: RunAnalysis) -> bool:
+    def has_same_workload(self, other: RunAnalysis) -> bool:
         """Whether another run, by its run.json, has ranks that compute the same: same model, same share of a batch."""
         if self is other or self.manifest is None or other.manifest is None:
             return False
@@ -128,7 +128,7 @@ def analyze_trace(trace: Trace, ranks: Sequence[RankEvents], *, to_draw: bool = 
         label=label_of(trace.path, trace.manifest),
         device=trace.device,
         manifest=trace.manifest,
-        ranks=tuple(beside_collectives(find_timings(rank), to_draw=to_draw) for rank in ranks),
+        ranks=tuple(trim_compute(find_timings(rank), to_draw=to_draw) for rank in ranks),
         trace_warnings=diagnose(trace, ranks),
         caveats=find_caveats(trace),
     )
@@ -147,7 +147,7 @@ def merge_analyses(parts: Sequence[RunAnalysis]) -> RunAnalysis:
     ranks = tuple(sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0)))
     return replace(
         parts[0],
-        ranks=told_apart(ranks, [rank.clock.name for rank in ranks]),
+        ranks=disambiguate(ranks, [rank.clock.name for rank in ranks]),
         caveats=tuple(dict.fromkeys(caveat for part in parts for caveat in part.caveats)),
         label=label_of_ranks([part.label for part in parts]),
         files=len(parts),

@@ -75,7 +75,7 @@ def view_step(run: RunAnalysis, step: int, ranks: Collection[int] | None = None)
             continue
         rows = np.flatnonzero(rank.keys == step)
         if len(rows):
-            drawn.append((rank, rows, wait_ns, run.alignment.of(rank.clock)))
+            drawn.append((rank, rows, wait_ns, run.alignment.offset_for(rank.clock)))
     origin = min((int(clock.common_ns(_first(rank, rows))) for rank, rows, _, clock in drawn), default=0)
     return tuple(_rank_view(*part, origin) for part in drawn)
 

@@ -191,7 +191,7 @@ def _step_of_each(ranks: Sequence[RankCollectives], matches: Matches) -> Ints:
 def _lags(ranks: Sequence[RankCollectives], matches: Matches, alignment: Alignment) -> Floats:
     """For each matched collective and rank, the lag; NaN where the rank took no part."""
     start = matches.column(ranks, "start_ns")
-    common = [alignment.of(rank.clock).common_ns(start[:, index]) for index, rank in enumerate(ranks)]
+    common = [alignment.offset_for(rank.clock).common_ns(start[:, index]) for index, rank in enumerate(ranks)]
     # Floats hold whole nanoseconds only up to some months, so times count from the first one.
     columns = np.stack(common, axis=1) if common else start
     present = matches.rows != UNKNOWN

@@ -206,7 +206,7 @@ def find_timings(rank: RankEvents) -> RankCollectives:
     )
 
 
-def beside_collectives(found: RankCollectives, *, to_draw: bool) -> RankCollectives:
+def trim_compute(found: RankCollectives, *, to_draw: bool) -> RankCollectives:
     """The same with only that compute which runs while collectives do, of which no exposed time is lost.
 
     Args:

@@ -78,7 +78,7 @@ class RankEvents(Brief):
         backward: How events were attributed to backward: ``ranges``, ``inferred`` (by thread) or ``none``.
         step_notes: Which ranges that could be steps were left out or cut, a line each.
         other_gradient_threads: Threads that launch compute of backward in other parts of the capture.
-        told_ahead: Whether the host runs ahead in the capture of which this is a part; ``None`` where it is all of it.
+        assumed_ahead: Whether the host runs ahead in the whole capture; ``None`` where this is not a part of one.
         dependencies: Who waited for whom in the trace, found when it is asked for.
         with_warmup: The same rank with what belongs to warm-up steps, where there are any.
     """
@@ -97,7 +97,7 @@ class RankEvents(Brief):
     backward: str
     step_notes: tuple[str, ...]
     other_gradient_threads: frozenset[int] = frozenset()
-    told_ahead: bool | None = None
+    assumed_ahead: bool | None = None
     dependencies: TraceDependencies = None  # type: ignore[assignment]  # never None once the rank is made
     with_warmup: RankEvents | None = None
 
@@ -130,8 +130,8 @@ class RankEvents(Brief):
     @cached_property
     def runs_ahead(self) -> bool:
         """Whether the host runs ahead of the device: most device work of its steps lies outside their host ranges."""
-        if self.told_ahead is not None:
-            return self.told_ahead
+        if self.assumed_ahead is not None:
+            return self.assumed_ahead
         work_ns, outside_ns = self.lead_ns
         return self.has_steps and is_ahead(int(work_ns.sum()), int(outside_ns.sum()))
 
@@ -240,7 +240,7 @@ class RankEvents(Brief):
 
 
 @dataclass(frozen=True)
-class Known:
+class CaptureFacts:
     """What is known of a capture that is looked at in parts.
 
     Attributes:
@@ -254,15 +254,15 @@ class Known:
     computing: Mapping[int, frozenset[int]] = field(default_factory=dict)
     gradient_threads: Mapping[tuple[int, int | None], frozenset[int]] = field(default_factory=dict)
 
-    def __or__(self, other: Known) -> Known:
-        return Known(*(_joined(getattr(self, item.name), getattr(other, item.name)) for item in fields(self)))
+    def __or__(self, other: CaptureFacts) -> CaptureFacts:
+        return CaptureFacts(*(_joined(getattr(self, item.name), getattr(other, item.name)) for item in fields(self)))
 
 
 def _joined(one: Mapping[Any, frozenset[int]], other: Mapping[Any, frozenset[int]]) -> Mapping[Any, frozenset[int]]:
     return {key: one.get(key, frozenset()) | other.get(key, frozenset()) for key in (*one, *other)}
 
 
-def look_round(trace: Trace) -> Known:
+def collect_capture_facts(trace: Trace) -> CaptureFacts:
     """What a trace tells of the whole capture that it is a part of."""
     activities, devices = trace.activities, {}
     launchers: dict[int, frozenset[int]] = {}
@@ -274,11 +274,11 @@ def look_round(trace: Trace) -> Known:
         for found, category in ((launchers, Category.COMMUNICATION), (computing, Category.COMPUTE)):
             call = trace.launching_calls[mine & is_launched & (activities.category == category)]
             found[process] = frozenset(distinct(looked_up(trace.calls.lane, call)))
-    return Known(devices, launchers, computing)
+    return CaptureFacts(devices, launchers, computing)
 
 
 def find_rank_events(
-    trace: Trace, patterns: RangePatterns = NO_PATTERNS, known: Known | None = None
+    trace: Trace, patterns: RangePatterns = NO_PATTERNS, known: CaptureFacts | None = None
 ) -> tuple[RankEvents, ...]:
     """What each rank in a trace did, in the order of rank, process and device.
 
@@ -290,7 +290,7 @@ def find_rank_events(
     Raises:
         TraceError: No range is named as the user says that steps, or backward, are.
     """
-    known = known or look_round(trace)
+    known = known or collect_capture_facts(trace)
     on_devices = set(known.devices)
     found: list[RankEvents] = []
     dependencies = TraceDependencies(trace)
@@ -318,7 +318,7 @@ class _Builder:
     """Makes the ranks of one process."""
 
     def __init__(
-        self, trace: Trace, process: int, patterns: RangePatterns, known: Known, dependencies: TraceDependencies
+        self, trace: Trace, process: int, patterns: RangePatterns, known: CaptureFacts, dependencies: TraceDependencies
     ) -> None:
         self.trace, self.process, self.known = trace, process, known
         self.steps, self.step_notes = find_steps(trace, process, patterns.step)

@@ -12,7 +12,7 @@ def examine(run: RunEvidence) -> Finding | None:
     """Found where the profiler was at work in more than a twentieth of the steps' time."""
     found = {}
     for rank, facts, overlap in zip(run.analysis.ranks, run.facts, run.overlap.ranks, strict=True):
-        window = sum(step.window_ns or 0 for step in overlap.told_steps)
+        window = sum(step.window_ns or 0 for step in overlap.marked_steps)
         if window and facts.overhead_ns > _SHARE * window:
             found[rank.name] = facts.overhead_ns / window
     if not found:

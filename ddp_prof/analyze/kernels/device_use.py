@@ -38,7 +38,7 @@ from ddp_prof.analyze.kernels.kernel_times import (
     kind_of_compute,
     measure_kernels,
 )
-from ddp_prof.analyze.quality.unknown_work import hides_work, is_blind
+from ddp_prof.analyze.quality.unknown_work import has_no_usable_events, hides_work
 from ddp_prof.analyze.result_bases import Framed, frame_of
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES, SYNCHRONIZE
 from ddp_prof.trace import NO_TIME, UNKNOWN, Category
@@ -115,7 +115,7 @@ class IdleTime:
 
 def measure_idle(rank: RankEvents) -> IdleTime:
     """Divide the idle time of a rank's steps by cause."""
-    if is_blind(rank):
+    if has_no_usable_events(rank):
         return IdleTime(None, (), "the trace does not tell what the rank did")
     if hides_work(rank):
         return IdleTime(None, (), "CUDA graphs were recorded whole, or kernels have no name: what ran is not known")
@@ -202,12 +202,12 @@ class DeviceUse(Framed):
 
 def use_of_rank(rank: RankEvents) -> RankUse:
     """What one rank's device spent its time on."""
-    hidden = () if is_blind(rank) else measure_hidden(rank)
+    hidden = () if has_no_usable_events(rank) else measure_hidden(rank)
     return RankUse(
         process=rank.process,
         device=rank.device,
         rank=rank.rank,
-        overlapped_ns=None if is_blind(rank) else sum(part.overlapped_ns for part in hidden),
+        overlapped_ns=None if has_no_usable_events(rank) else sum(part.overlapped_ns for part in hidden),
         hidden=hidden,
         idle=measure_idle(rank),
         runs=find_kernel_runs(rank),

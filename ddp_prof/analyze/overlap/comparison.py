@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.analyze.quality.unknown_work import NO_COMMUNICATION, merged_reason
+from ddp_prof.analyze.quality.unknown_work import NO_COMMUNICATION, merge_reasons
 from ddp_prof.analyze.statistics import StepMedian, median_of_steps
 from ddp_prof.variants import BASELINE
 
@@ -103,7 +103,7 @@ def compare_variants(results: Sequence[TraceOverlap]) -> tuple[VariantSummary, .
 
 def _summary(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSummary:
     communicating = [rank.communicating_steps for rank in result.ranks]
-    of_steps = communicating if any(communicating) else [rank.told_steps for rank in result.ranks]
+    of_steps = communicating if any(communicating) else [rank.marked_steps for rank in result.ranks]
     step = _length(result)
     exposed = median_of_steps([_known(of_rank, "exposed_ns") for of_rank in of_steps])
     comm, collectives = (_median(of_steps, name) for name in ("comm_ns", "collectives"))
@@ -116,7 +116,7 @@ def _summary(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSummary
         label=result.label,
         device=result.device,
         ranks=len(result.ranks),
-        steps=max((len(rank.told_steps) for rank in result.ranks), default=0),
+        steps=max((len(rank.marked_steps) for rank in result.ranks), default=0),
         step_ns=None if step is None else round(step.value),
         step_spread_ns=round(float(np.subtract(*np.percentile(lengths, [75, 25])))) if lengths else None,
         collectives=collectives,
@@ -141,8 +141,8 @@ def _summary(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSummary
 def _reason(result: TraceOverlap) -> str | None:
     doubtful = [rank.reason for rank in result.ranks if rank.reason and rank.collectives]
     if doubtful or any(rank.reason is None for rank in result.ranks):
-        return merged_reason(doubtful) if doubtful else None
-    return merged_reason([rank.reason for rank in result.ranks]) if result.ranks else NO_COMMUNICATION
+        return merge_reasons(doubtful) if doubtful else None
+    return merge_reasons([rank.reason for rank in result.ranks]) if result.ranks else NO_COMMUNICATION
 
 
 def _speedup(device: str, step: StepMedian | None, naive: TraceOverlap | None) -> float | None:

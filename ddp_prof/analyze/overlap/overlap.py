@@ -27,8 +27,8 @@ from ddp_prof.analyze.intervals import EVER, Intervals, union, union_by_group
 from ddp_prof.analyze.outliers import Outliers, find_outliers
 from ddp_prof.analyze.overlap.coverage import Attribution, measure_attribution, merge_attributions
 from ddp_prof.analyze.quality.diagnostics import diagnose, find_caveats, warnings_of_files
-from ddp_prof.analyze.quality.unknown_work import hides_work, is_blind, why_unknown
-from ddp_prof.analyze.result_bases import Framed, Ranked, frame_of_rows, known, rows_of, told_apart
+from ddp_prof.analyze.quality.unknown_work import has_no_usable_events, hides_work, why_unknown
+from ddp_prof.analyze.result_bases import Framed, Ranked, disambiguate, frame_of_rows, known, rows_of
 from ddp_prof.manifest import label_of, label_of_ranks
 from ddp_prof.trace import NO_TIME, UNKNOWN, Category
 
@@ -144,24 +144,24 @@ class RankOverlap(Ranked):
     @property
     def step_names(self) -> dict[int | None, str]:
         """What each step that the trace tells is called, by its key; see ``Steps.names``."""
-        keys = [step.step_key for step in self.told_steps]
-        numbers = [key if step.step is None else step.step for key, step in zip(keys, self.told_steps, strict=True)]
+        keys = [step.step_key for step in self.marked_steps]
+        numbers = [key if step.step is None else step.step for key, step in zip(keys, self.marked_steps, strict=True)]
         return dict(zip(keys, Steps.numbered(np.array(numbers, np.int64)).names, strict=True))
 
     @property
-    def told_steps(self) -> tuple[StepOverlap, ...]:
+    def marked_steps(self) -> tuple[StepOverlap, ...]:
         """The steps that the trace tells; none where the whole capture stands for one."""
         return tuple(step for step in self.steps if step.host_ns is not None)
 
     @property
     def communicating_steps(self) -> tuple[StepOverlap, ...]:
         """Those of them that communicate."""
-        return tuple(step for step in self.told_steps if step.comm_ns)
+        return tuple(step for step in self.marked_steps if step.comm_ns)
 
     @property
     def lengths_ns(self) -> list[int]:
         """How long its steps took, those of which it is known."""
-        return [step.length.ns for step in self.told_steps if step.length.ns is not None]
+        return [step.length.ns for step in self.marked_steps if step.length.ns is not None]
 
     @property
     def windows_twice_ns(self) -> int:
@@ -227,7 +227,7 @@ class TraceOverlap(Framed):
         found = []
         for text, about in (
             (ahead, [rank.name for rank in self.ranks if rank.clock == DEVICE]),
-            (untold, [rank.name for rank in self.ranks if rank.told_steps and not rank.lengths_ns]),
+            (untold, [rank.name for rank in self.ranks if rank.marked_steps and not rank.lengths_ns]),
         ):
             if about:
                 found.append(text if len(about) == len(self.ranks) else f"{', '.join(about)}: {text}")
@@ -289,7 +289,7 @@ def measure_rank(rank: RankEvents, span: Intervals = EVER) -> RankOverlap:
     is_backward = rank.is_backward
     backward = union(rank.events.start_ns[is_backward], rank.events.end_ns[is_backward])
     # That nothing happened in a part of a capture is known; of a whole one it means that nothing was recorded.
-    blind = is_blind(rank) and (span is EVER or len(rank.events) > 0)
+    blind = has_no_usable_events(rank) and (span is EVER or len(rank.events) > 0)
     reason, coverage = why_unknown(rank), rank.blocking.coverage
     return RankOverlap(
         process=rank.process,
@@ -325,7 +325,7 @@ def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
     return replace(
         results[0],
         attribution=merge_attributions([result.attribution for result in results]),
-        ranks=told_apart(ranks, [rank.file for rank in ranks]),
+        ranks=disambiguate(ranks, [rank.file for rank in ranks]),
         label=label_of_ranks([result.label for result in results]),
         files=len(results),
         warnings=warnings_of_files([(result.trace.name, result.warnings) for result in results]),

@@ -246,7 +246,7 @@ def _blocking_times(rank: RankOverlap) -> Sequence[int] | str:
 
 
 def _step_times(rank: RankOverlap) -> Sequence[int] | str:
-    return rank.lengths_ns or (NO_LENGTHS if rank.told_steps else NO_STEPS)
+    return rank.lengths_ns or (NO_LENGTHS if rank.marked_steps else NO_STEPS)
 
 
 def _exposed_times(rank: RankOverlap) -> Sequence[int] | str:
@@ -259,9 +259,9 @@ def _communicating_steps(rank: RankOverlap) -> Sequence[StepOverlap] | str:
     overlap = _overlap(rank)
     if isinstance(overlap, str):
         return overlap
-    if not rank.told_steps:
+    if not rank.marked_steps:
         return NO_STEPS
-    if sum(step.comm_ns or 0 for step in rank.told_steps) < LEAST_IN_STEPS * (rank.comm_ns or 0):
+    if sum(step.comm_ns or 0 for step in rank.marked_steps) < LEAST_IN_STEPS * (rank.comm_ns or 0):
         return "too much of the communication belongs to no step"
     return rank.communicating_steps
 

@@ -45,14 +45,14 @@ class Window(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """What doubts follow from; that of the parts of a capture adds up.
+class Diagnostics:
+    """What warnings follow from; that of the parts of a capture adds up.
 
     Attributes:
-        said: What is said of a trace or of steps, a line each.
+        about_trace: Warnings about the trace or its steps, one line each.
         caveats: Those of ``run.json`` and of our own ranges.
         windows: From the first to the last kernel of each process and device.
-        of_overhead: What is said of the profiler's own work.
+        about_overhead: Warnings about the profiler's own work.
         activities: Their number; ``graphs`` and ``orphans``, those without a launching call, are some of them;
             ``unnumbered``, those without a number to find it by, some of these.
         ambiguous: Activities of which several calls carry the number.
@@ -63,10 +63,10 @@ class Evidence:
         kernels_ns: Of all kernels.
     """
 
-    said: tuple[str, ...] = ()
+    about_trace: tuple[str, ...] = ()
     caveats: tuple[Caveat, ...] = ()
     windows: tuple[Window, ...] = ()
-    of_overhead: tuple[str, ...] = ()
+    about_overhead: tuple[str, ...] = ()
     activities: int = 0
     graphs: int = 0
     orphans: int = 0
@@ -79,10 +79,10 @@ class Evidence:
     compute_ns: Counter[str] = field(default_factory=Counter)
     kernels_ns: int = 0
 
-    def __add__(self, other: Evidence) -> Evidence:
+    def __add__(self, other: Diagnostics) -> Diagnostics:
         values = {item.name: getattr(self, item.name) + getattr(other, item.name) for item in fields(self)}
-        lines = {name: tuple(dict.fromkeys(values[name])) for name in ("caveats", "said", "of_overhead")}
-        return Evidence(**{**values, **lines})
+        lines = {name: tuple(dict.fromkeys(values[name])) for name in ("caveats", "about_trace", "about_overhead")}
+        return Diagnostics(**{**values, **lines})
 
     def busiest_stream(self, process: int, device: int | None) -> int:
         """The stream of a device on which most compute time is spent, ``UNKNOWN`` where there is none."""
@@ -94,17 +94,17 @@ class Evidence:
         """Why the run is not representative."""
         return _with_sharing(self.caveats, self.windows)
 
-    def doubts(self) -> tuple[str, ...]:
-        """All doubts, a line each."""
+    def warnings(self) -> tuple[str, ...]:
+        """All warnings, a line each."""
         caveats = (caveat.value for caveat in self.all_caveats)
         recorded = (*_about_launches(self), *_about_repetition(self))
-        of_times = (*self.of_overhead, *_about_streams(self), *_about_names(self))
-        return (*caveats, *self.said, *_about_sharing(self), *recorded, *of_times)
+        of_times = (*self.about_overhead, *_about_streams(self), *_about_names(self))
+        return (*caveats, *self.about_trace, *_about_sharing(self), *recorded, *of_times)
 
 
 def diagnose(trace: Trace, ranks: Sequence[RankEvents]) -> tuple[str, ...]:
-    """All doubts about the figures of a trace."""
-    return gather_evidence(trace, ranks).doubts()
+    """All warnings about the figures of a trace."""
+    return gather_diagnostics(trace, ranks).warnings()
 
 
 def warnings_of_files(said: Sequence[tuple[str, Sequence[str]]]) -> tuple[str, ...]:
@@ -131,8 +131,8 @@ def warnings_of_files(said: Sequence[tuple[str, Sequence[str]]]) -> tuple[str, .
     return tuple(lines)
 
 
-def gather_evidence(trace: Trace, ranks: Sequence[RankEvents], span: Intervals = EVER) -> Evidence:
-    """What doubts follow from, of the activities that start in a span."""
+def gather_diagnostics(trace: Trace, ranks: Sequence[RankEvents], span: Intervals = EVER) -> Diagnostics:
+    """What warnings follow from, of the activities that start in a span."""
     activities, counts = trace.activities, span.holds(trace.activities.start_ns)
     duration = np.where(counts & (activities.kind == Kind.KERNEL), activities.end_ns - activities.start_ns, 0)
     computing = activities.category == Category.COMPUTE
@@ -146,15 +146,15 @@ def gather_evidence(trace: Trace, ranks: Sequence[RankEvents], span: Intervals =
             key, rows = (rank.process, rank.device, lane), np.flatnonzero(busy & (events.lane == lane))
             busy_ns[key] += int((events.end_ns[rows] - events.start_ns[rows]).sum())
             collectives[key] += int((collective & (events.lane == lane)).sum())
-    return Evidence(
-        said=(
+    return Diagnostics(
+        about_trace=(
             *trace.warnings,
             *_about_steps(ranks),
             *_about_unnamed(trace),
         ),
         caveats=_declared_caveats(trace),
         windows=_kernel_windows(trace, span),
-        of_overhead=tuple(_about_overhead(trace, ranks)),
+        about_overhead=tuple(_about_overhead(trace, ranks)),
         activities=int(counts.sum()),
         graphs=int((counts & (activities.kind == Kind.GRAPH)).sum()),
         orphans=int((counts & (trace.launching_calls == UNKNOWN)).sum()),
@@ -219,10 +219,10 @@ def _find_sharing(windows: Sequence[Window]) -> dict[tuple[bool, int], set[int]]
     return shared
 
 
-def _about_sharing(evidence: Evidence) -> Iterator[str]:
-    if Caveat.SHARED_GPU in evidence.all_caveats:
+def _about_sharing(counted: Diagnostics) -> Iterator[str]:
+    if Caveat.SHARED_GPU in counted.all_caveats:
         return
-    for (_, device), processes in _find_sharing(evidence.windows).items():
+    for (_, device), processes in _find_sharing(counted.windows).items():
         yield (
             f"processes {', '.join(map(str, sorted(processes)))} use a device {device} at one time: unless each sees "
             "another GPU by that number (CUDA_VISIBLE_DEVICES), they share one, and bandwidth and overlap are not "
@@ -238,30 +238,30 @@ def _about_steps(ranks: Sequence[RankEvents]) -> Iterator[str]:
         yield "backward is inferred from what autograd's threads launched: no range names it (see --backward-range)"
 
 
-def _about_launches(evidence: Evidence) -> Iterator[str]:
-    if evidence.graphs:
+def _about_launches(counted: Diagnostics) -> Iterator[str]:
+    if counted.graphs:
         yield (
-            f"CUDA graphs were recorded whole, {evidence.graphs} launches: the kernels in them, collectives included, "
+            f"CUDA graphs were recorded whole, {counted.graphs} launches: the kernels in them, collectives included, "
             "are not in this trace; record with --cuda-graph-trace=node"
         )
-    if evidence.activities and not evidence.calls:
+    if counted.activities and not counted.calls:
         yield (
             "no CUDA API calls: nothing can be attributed to steps or phases; record with nsys' --trace=cuda,nvtx, or "
             "with ProfilerActivity.CPU, too"
         )
-    elif evidence.unnumbered:
+    elif counted.unnumbered:
         yield (
-            f"{evidence.unnumbered:,} of {evidence.activities:,} activities carry no correlation number, by which the "
+            f"{counted.unnumbered:,} of {counted.activities:,} activities carry no correlation number, by which the "
             "call that launched them is found: they belong to no step or phase"
         )
-    if evidence.calls and (trimmed := evidence.orphans - evidence.unnumbered):
+    if counted.calls and (trimmed := counted.orphans - counted.unnumbered):
         yield (
-            f"{trimmed:,} of {evidence.activities:,} activities have no launching call and belong to no step or phase: "
+            f"{trimmed:,} of {counted.activities:,} activities have no launching call and belong to no step or phase: "
             "the capture seems to be trimmed"
         )
-    if evidence.ambiguous:
+    if counted.ambiguous:
         yield (
-            f"{evidence.ambiguous:,} of {evidence.activities:,} activities have several calls with their correlation "
+            f"{counted.ambiguous:,} of {counted.activities:,} activities have several calls with their correlation "
             "number before them, and are taken to be launched by the last: their steps and phases may be wrong"
         )
 
@@ -272,9 +272,9 @@ def _repeated(collectives: Activities) -> int:
     return int(np.all([np.diff(column[order]) == 0 for column in columns], axis=0).sum())
 
 
-def _about_repetition(evidence: Evidence) -> Iterator[str]:
-    if evidence.repeated:
-        yield f"collectives that are in the trace again: {evidence.repeated:,}; they count again, their time does not"
+def _about_repetition(counted: Diagnostics) -> Iterator[str]:
+    if counted.repeated:
+        yield f"collectives that are in the trace again: {counted.repeated:,}; they count again, their time does not"
 
 
 def _about_overhead(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str]:
@@ -288,11 +288,11 @@ def _about_overhead(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str]:
         yield f"the profiler itself was at work in {share:.1%} of the measured time: times are uncertain by as much"
 
 
-def _about_streams(evidence: Evidence) -> Iterator[str]:
-    owners = {(process, device) for process, device, _ in evidence.busy_ns}
+def _about_streams(counted: Diagnostics) -> Iterator[str]:
+    owners = {(process, device) for process, device, _ in counted.busy_ns}
     for process, device in sorted(owners, key=lambda owner: (owner[0], owner[1] or 0)):
-        busiest = evidence.busiest_stream(process, device)
-        if count := evidence.collectives[process, device, busiest]:
+        busiest = counted.busiest_stream(process, device)
+        if count := counted.collectives[process, device, busiest]:
             yield (
                 f"process {process}, device {device}: {count:,} collective{'' if count == 1 else 's'} ran on the "
                 f"compute stream ({busiest}): only kernels of other streams can overlap with them"
@@ -307,10 +307,10 @@ def _about_unnamed(trace: Trace) -> Iterator[str]:
         )
 
 
-def _about_names(evidence: Evidence) -> Iterator[str]:
+def _about_names(counted: Diagnostics) -> Iterator[str]:
     """Kernels that take time, were taken for compute, and are named like collectives."""
-    for name, ns in sorted(evidence.compute_ns.items(), key=lambda item: (-item[1], item[0])):
-        if ns > SUSPECT_LIMIT * evidence.kernels_ns and _TELLING.search(name):
+    for name, ns in sorted(counted.compute_ns.items(), key=lambda item: (-item[1], item[0])):
+        if ns > SUSPECT_LIMIT * counted.kernels_ns and _TELLING.search(name):
             yield (
                 f"'{name[:80]}' counts as compute, but its name looks like a collective's: if it is one, say so with "
                 "--comm-pattern"

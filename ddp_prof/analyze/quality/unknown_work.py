@@ -36,7 +36,7 @@ def why_unknown(rank: RankEvents) -> str | None:
     return None if rank.union_of(Category.COMMUNICATION).length_ns else NO_COMMUNICATION
 
 
-def merged_reason(reasons: Collection[str | None]) -> str | None:
+def merge_reasons(reasons: Collection[str | None]) -> str | None:
     """Why of a capture, from why of each of its parts."""
     said = set(reasons)
     if GRAPHS in said or None in said:
@@ -49,7 +49,7 @@ def hides_work(rank: RankEvents) -> bool:
     return any(bool(np.any(rank.events.category == hidden)) for hidden in (Category.OTHER, Category.UNKNOWN))
 
 
-def is_blind(rank: RankEvents) -> bool:
+def has_no_usable_events(rank: RankEvents) -> bool:
     """Whether the trace does not tell what the rank computed and communicated."""
     return not len(rank.events) or _has_too_many_unnamed(rank)
 

@@ -174,7 +174,7 @@ def measure_budgets(runs: Sequence[Analyzed], reference: Sequence[Analyzed] = ()
     for run, kernels in sorted(runs, key=lambda item: _position(item[0])):
         if _is_unknown(run):
             continue
-        others = [of_other for other, of_other in (*runs, *reference) if run.does_the_work_of(other)]
+        others = [of_other for other, of_other in (*runs, *reference) if run.has_same_workload(other)]
         contention = measure_contention(kernels, [kernel for of_other in others for kernel in of_other])
         if budget := _budget(run, contention, knows_wait=len(run.matches) > 0):
             found.append(MeasuredRun(run, budget))

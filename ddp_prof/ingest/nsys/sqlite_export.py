@@ -101,7 +101,7 @@ def _load(file: SqliteFile, manifest: Manifest | None, classifier: KernelClassif
     call_columns = file.start(_call_columns, file, with_launches)
     synchronizations = file.start(read_synchronizations, file)
     launches = file.start(_launch_columns, file) if with_launches else None
-    has_strings = file.has("StringIds", "id", "value")
+    has_strings = file.has_columns("StringIds", "id", "value")
     strings = NsysStringIds(file.rows("SELECT id, value FROM StringIds") if has_strings else [])
     names = NameTable()
     ranges, texts = range_rows.result()
@@ -172,7 +172,7 @@ def _process(global_id: Ints) -> Ints:
 
 def _activity_columns(file: SqliteFile) -> dict[str, Ints]:
     """The rows of all activities, kernels first."""
-    name = "demangledName" if file.has(KERNELS, "demangledName") else "shortName"
+    name = "demangledName" if file.has_columns(KERNELS, "demangledName") else "shortName"
     tables = {KERNELS: Kind.KERNEL, COPIES: Kind.COPY, MEMORY_SETS: Kind.MEMORY_SET, GRAPHS: Kind.GRAPH}
     grown = {column: GrowingColumn() for column in (*_ACTIVITY_COLUMNS, "name", "kind")}
     for table, kind in tables.items():
@@ -191,7 +191,7 @@ def _kernel_names(file: SqliteFile, columns: dict[str, Ints], strings: NsysStrin
     name_id[columns["kind"] != Kind.KERNEL] = UNKNOWN
     for other in ("shortName", "mangledName"):
         unnamed = np.flatnonzero((columns["kind"] == Kind.KERNEL) & (name_id == UNKNOWN))
-        if len(unnamed) and file.has(KERNELS, other):
+        if len(unnamed) and file.has_columns(KERNELS, other):
             name_id[unnamed] = strings.intern(file.integers(KERNELS, (other,))[other][unnamed], names)
     return name_id
 
@@ -248,7 +248,7 @@ def _range_rows(file: SqliteFile) -> tuple[dict[str, Ints], tuple[str, ...]]:
     """Ranges of both kinds, and their inline texts, which column ``text`` points into."""
     columns, texts = (*_RANGE_COLUMNS, "textId", "domainId", "hasPayload"), NameTable()
     grown = {column: GrowingColumn() for column in (*columns, "text")}
-    for batch in _range_batches(file) if file.has(NVTX) else ():
+    for batch in _range_batches(file) if file.has_columns(NVTX) else ():
         for column in columns:
             grown[column].add(file.integers_of(batch, column))
         grown["text"].add(intern_texts(batch.column("text"), texts))
@@ -296,7 +296,7 @@ def _nccl_payloads(file: SqliteFile, strings: NsysStringIds) -> list[NcclRange]:
 
     The JSON is in the row, or among the strings.
     """
-    if not file.has(NVTX):
+    if not file.has_columns(NVTX):
         return []
     name, name_id, payload, payload_id = file.or_null(NVTX, "text", "textId", "jsonText", "jsonTextId")
     query = (
@@ -313,7 +313,7 @@ def _nccl_payloads(file: SqliteFile, strings: NsysStringIds) -> list[NcclRange]:
 
 def _domains(file: SqliteFile, strings: NsysStringIds) -> dict[tuple[int, int], str]:
     """Domain names by (process, domain id): the ids count per process."""
-    if not file.has(NVTX, "domainId"):
+    if not file.has_columns(NVTX, "domainId"):
         return {}
     text, text_id = file.or_null(NVTX, "text", "textId")
     rows = file.rows(
@@ -324,7 +324,7 @@ def _domains(file: SqliteFile, strings: NsysStringIds) -> dict[tuple[int, int], 
 
 
 def _threads(file: SqliteFile, strings: NsysStringIds) -> dict[tuple[int, int], str]:
-    if not file.has("ThreadNames", "nameId", "globalTid"):
+    if not file.has_columns("ThreadNames", "nameId", "globalTid"):
         return {}
     (priority,) = file.or_null("ThreadNames", "priority")  # a thread renamed has several names
     rows = file.rows(
@@ -353,7 +353,7 @@ def _producer(file: SqliteFile) -> str | None:
 
 def _noted(file: SqliteFile, table: str, name: str) -> str | None:
     """What a table of names and values says; ``None`` where it says nothing, or several things."""
-    if not file.has(table, "name", "value"):
+    if not file.has_columns(table, "name", "value"):
         return None
     found = file.rows(f"SELECT DISTINCT value FROM {file.rows_of(table)} WHERE name = '{name}'")
     return found[0][0] if len(found) == 1 and isinstance(found[0][0], str) else None
@@ -361,7 +361,7 @@ def _noted(file: SqliteFile, table: str, name: str) -> str | None:
 
 def _gpu_ids(file: SqliteFile, activities: Activities) -> dict[tuple[int, int], int]:
     """The machine's numbers of GPUs by process and CUDA's number, which differs where a process sees some of them."""
-    if file.has("TARGET_INFO_CUDA_DEVICE", "pid", "cudaId", "gpuId"):
+    if file.has_columns("TARGET_INFO_CUDA_DEVICE", "pid", "cudaId", "gpuId"):
         seen = file.rows(
             f"SELECT pid, cudaId, gpuId FROM {file.rows_of('TARGET_INFO_CUDA_DEVICE')} "
             f"WHERE {are_integers('pid', 'cudaId', 'gpuId')}"
@@ -380,7 +380,7 @@ def _gpus(file: SqliteFile, activities: Activities, ids: Mapping[tuple[int, int]
 
 
 def _gpu_names(file: SqliteFile) -> dict[int, str]:
-    if not file.has("TARGET_INFO_GPU", "id", "name"):
+    if not file.has_columns("TARGET_INFO_GPU", "id", "name"):
         return {}
     return dict(
         file.rows(
@@ -396,7 +396,7 @@ def _devices(activities: Activities) -> Iterable[tuple[int, int]]:
 
 def _session_start(file: SqliteFile) -> int | None:
     table = "TARGET_INFO_SESSION_START_TIME"
-    if not file.has(table, "utcEpochNs"):
+    if not file.has_columns(table, "utcEpochNs"):
         return None
     ((earliest,),) = file.rows(f"SELECT min(utcEpochNs) FROM {file.rows_of(table)} WHERE {are_integers('utcEpochNs')}")
     return None if earliest is None else int(earliest)

@@ -79,7 +79,9 @@ def read_synchronizations(file: SqliteFile) -> tuple[Synchronizations, str, str 
 
 def _calls(file: SqliteFile) -> Synchronizations:
     """All calls of interest, in the order of their numbers; their streams and records not known yet."""
-    if not file.has(CALLS, "nameId", "correlationId", "globalTid", "end") or not file.has("StringIds", "id", "value"):
+    if not file.has_columns(CALLS, "nameId", "correlationId", "globalTid", "end") or not file.has_columns(
+        "StringIds", "id", "value"
+    ):
         return empty(Synchronizations)
     alike = " OR ".join(f"value GLOB 'cu*{name}*'" for name in _CALL_NAMES)
     kinds = {

@@ -52,7 +52,7 @@ def draw_step_times(results: Sequence[TraceOverlap]) -> go.Figure:
 
 
 def _told_steps(result: TraceOverlap) -> Iterator[StepOverlap]:
-    return (step for rank in result.ranks for step in rank.told_steps)
+    return (step for rank in result.ranks for step in rank.marked_steps)
 
 
 def step_shares(rank: RankOverlap) -> list[tuple[int, float]]:

@@ -95,7 +95,7 @@ def _identity(rank: RankOverlap) -> Row:
 def _rank_row(rank: RankOverlap) -> Row:
     return {
         **_identity(rank),
-        "steps": len(rank.told_steps),
+        "steps": len(rank.marked_steps),
         "kernels": rank.kernels,
         "collectives": rank.collectives,
         **times_of(rank, "compute", "comm", "overlapped", "exposed", "blocking"),

@@ -96,7 +96,7 @@ def test_two_files_with_clocks_apart_and_a_late_rank(files: list[Path]) -> None:
     assert alignment.method == "session start, ends of matched collectives"
     assert alignment.residual_p95_ns is not None
     assert 0 < alignment.residual_p95_ns < 2.5 * JITTER_MS * MS
-    assert abs(alignment.of(files[1]).offset_ns + CLOCK_MS * MS) <= alignment.residual_p95_ns
+    assert abs(alignment.offset_for(files[1]).offset_ns + CLOCK_MS * MS) <= alignment.residual_p95_ns
 
 
 def test_the_late_rank_is_named(files: list[Path]) -> None:

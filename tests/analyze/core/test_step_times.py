@@ -34,7 +34,7 @@ def rank_of(trace: Trace) -> RankOverlap:
 
 
 def lengths_of(trace: Trace) -> list[int | None]:
-    return [step.length.ns for step in rank_of(trace).told_steps]
+    return [step.length.ns for step in rank_of(trace).marked_steps]
 
 
 def test_where_the_host_keeps_up_its_ranges_tell() -> None:

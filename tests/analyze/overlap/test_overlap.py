@@ -171,12 +171,12 @@ def test_steps_are_counted_and_timed_where_nothing_tells_what_was_done_in_them()
     """As of a CPU job by torch.profiler: 'overlap' said 0 steps, 'info' 4."""
     trace = draw_trace(ranges=[("step 0", "####"), ("step 1", "....###")])
     rank = only_rank(measure_overlap(trace))
-    assert [(step.step, step.length.ns) for step in rank.told_steps] == [(0, 4), (1, 3)]
+    assert [(step.step, step.length.ns) for step in rank.marked_steps] == [(0, 4), (1, 3)]
     for step in rank.steps:
         unknown = {value for name, value in asdict(step).items() if name.endswith("_ns") and name not in _TOLD}
         assert unknown == {None}
         assert {value for name, value in asdict(step.length).items() if name not in ("ns", "start_ns")} == {None}
-    assert take_inventory(trace).processes[0].steps == len(rank.told_steps)
+    assert take_inventory(trace).processes[0].steps == len(rank.marked_steps)
 
 
 _TOLD = ("start_ns", "host_ns")

@@ -9,7 +9,7 @@ import pytest
 
 from ddp_prof.analyze.overlap.comparison import compare_variants
 from ddp_prof.analyze.overlap.overlap import measure_overlap
-from ddp_prof.analyze.quality.unknown_work import GRAPHS, NO_COMMUNICATION, NOTHING, merged_reason
+from ddp_prof.analyze.quality.unknown_work import GRAPHS, NO_COMMUNICATION, NOTHING, merge_reasons
 from ddp_prof.ingest.load import load_trace
 from tests.command_line import run
 from tests.ingest.nsys.test_sqlite_export import known_truth
@@ -91,4 +91,4 @@ def test_a_rank_of_which_nothing_is_known_does_not_count_among_the_others(tmp_pa
     ],
 )
 def test_of_a_capture_in_parts_it_is_the_same(parts: list[str | None], whole: str | None) -> None:
-    assert merged_reason(parts) == whole
+    assert merge_reasons(parts) == whole

@@ -26,7 +26,7 @@ END = 'max(start, coalesce("end", start))'
 """When a row ends, in SQL: not before it starts, and where it starts if it has no end."""
 
 
-class IndivisibleError(DdpProfError):
+class CannotSplitError(DdpProfError):
     """A capture that has to be read as a whole, and why: ``it has no steps``."""
 
 
@@ -86,7 +86,7 @@ def scan_blocks(
         condition: Which rows count.
 
     Raises:
-        IndivisibleError: A row has no start, or not a number for one, or rows are numbered by no order.
+        CannotSplitError: A row has no start, or not a number for one, or rows are numbered by no order.
     """
     end = END if "end" in columns else "start"
     number = "correlationId" if "correlationId" in columns else "NULL"
@@ -97,12 +97,12 @@ def scan_blocks(
     )
     low, high = database.execute(f'SELECT min(rowid), max(rowid) FROM whole."{table}"').fetchone()
     if high - low > most_apart:
-        raise IndivisibleError(f"{table} has rows whose numbers are far apart")
+        raise CannotSplitError(f"{table} has rows whose numbers are far apart")
     found = []
     for first in range(low, high + 1, BLOCK_ROWS):
         rows, starts, *edges = database.execute(query, (first, first + BLOCK_ROWS - 1)).fetchone()
         if rows and (starts != rows or not all(isinstance(edge, int) for edge in edges)):
-            raise IndivisibleError(f"{table} has rows without a start")
+            raise CannotSplitError(f"{table} has rows without a start")
         if rows:
             found.append((first, rows, *edges))
     return Blocks(table, *np.array(found, np.int64).reshape(len(found), 7).T)

@@ -1,4 +1,4 @@
-"""The argument and the options of every command that reads traces."""
+"""What commands have in common: the layout of their help, how traces are read, the form of tables."""
 
 from __future__ import annotations
 
@@ -13,18 +13,67 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ddp_prof.cli.options.adding import add_options
 from ddp_prof.cli.options.outputs import PIPE, protect, say
-from ddp_prof.cli.options.verbosity import EXIT_CODE, progress_bar
+from ddp_prof.cli.options.verbosity import EXIT_CODE, is_quiet, progress_bar
 from ddp_prof.errors import InterruptedReadingError, TraceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ddp_prof.runs.report import LoadOptions
     from ddp_prof.runs.run import Run
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
+
+_READING = frozenset(
+    {"step_range", "backward_range", "comm_pattern", "separate", "one_run", "jobs", "part_rows", "scheduler", "strict"}
+)
+"""Options of how traces are read."""
+_GENERAL = frozenset({"quiet", "verbose", "help"})
+
+
+class TraceCommand(click.Command):
+    """A command whose help has its own options first, and ends with an example."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The options in groups."""
+        groups: dict[str, list[tuple[str, str]]] = {"Options": [], "How traces are read": [], "General": []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record and isinstance(parameter, click.Option):
+                name = parameter.opts[-1].removeprefix("--").replace("-", "_")
+                group = "How traces are read" if name in _READING else "General" if name in _GENERAL else "Options"
+                groups[group].append(record)
+        for title, records in groups.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+def trace_command(name: str, example: str) -> Callable[[Callable[..., Any]], click.Command]:
+    """A command with an example of its use, which its help ends with.
+
+    Args:
+        name: Of the command.
+        example: What follows ``ddp-prof`` and its name.
+    """
+    return click.command(name, cls=TraceCommand, epilog=f"Example: ddp-prof {name} {example}")
+
+
+def add_options(function: Function, taking: Callable[..., Any], options: Iterable[Callable[..., Any]]) -> Function:
+    """A command's function with more options.
+
+    Args:
+        function: The command's, with the options that it has.
+        taking: Takes the values of the options, and calls the function with what it makes of them.
+        options: Decorators of click.
+    """
+    taking.__doc__ = function.__doc__
+    taking.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
+    for option in options:
+        taking = option(taking)
+    return taking  # type: ignore[return-value]
+
 
 INTERRUPTED = 130
 """What a shell says of a program that Ctrl-C ended."""
@@ -166,5 +215,43 @@ _LOAD_OPTIONS = (
         metavar="REGEX",
         callback=_regular_expression,
         help="Names of ranges that are steps; a first group is the step's number. Default: the usual names.",
+    ),
+)
+
+
+FORMS = ("table", "json", "csv", "markdown")
+
+
+def table_options(function: Function) -> Function:
+    """Adds ``--format``, ``--wide`` and ``--columns``, handed over as one ``output``, a ``TableOptions``."""
+
+    def with_output(*args: Any, form: str, wide: bool, columns: tuple[str, ...], **kwargs: Any) -> Any:
+        from ddp_prof.present.table import TableOptions
+
+        return function(*args, output=TableOptions(form, wide, columns, is_quiet()), **kwargs)
+
+    return add_options(function, with_output, _TABLE_OPTIONS)
+
+
+def _keys(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, ...]:
+    """``rank,step_ms`` as keys; as a person may write them, with spaces for underscores."""
+    return tuple("_".join(key.split()) for key in (text or "").split(",") if key.strip())
+
+
+_TABLE_OPTIONS = (
+    click.option(
+        "--columns",
+        metavar="KEY,...",
+        callback=_keys,
+        help="Columns to show, in this order, by their names in the CSV: rank,step_ms.",
+    ),
+    click.option("--wide", is_flag=True, help="Show all columns, however narrow the terminal."),
+    click.option(
+        "--format",
+        "form",
+        type=click.Choice(FORMS),
+        default=FORMS[0],
+        show_default=True,
+        help="Form of the output.",
     ),
 )

@@ -33,8 +33,8 @@ from ddp_prof.ingest.nsys.sqlite_export import (
     OVERHEADS,
     load_nsys_sqlite,
 )
-from ddp_prof.ingest.parts.blocks import END, Blocks, IndivisibleError, scan_blocks
 from ddp_prof.ingest.sqlite_columns import open_sqlite, quoted, require_room
+from ddp_prof.ingest.time_blocks import END, Blocks, CannotSplitError, scan_blocks
 from ddp_prof.trace import SYNC_IN_PARTS
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Part(NamedTuple):
     end_ns: int
 
 
-class Division:
+class SplitExport:
     """A large export, cut into parts.
 
     Args:
@@ -97,7 +97,7 @@ class Division:
         part_rows: About so many rows of activities and calls lie in a span.
 
     Raises:
-        IndivisibleError: It cannot be cut.
+        CannotSplitError: It cannot be cut.
     """
 
     def __init__(
@@ -111,15 +111,17 @@ class Division:
     ) -> None:
         self.path, self._file, self._load = file.path, file, load
         self._base, self._made = folder / "base.sqlite", folder / "part.sqlite"
-        if not (file.has(KERNELS, "start", "end", "correlationId") and file.has(CALLS, *_COLUMNS[CALLS])):
-            raise IndivisibleError("it has no kernels with the calls that launched them")
-        if not file.has(NVTX, "start", "end", "eventType", "globalTid"):
-            raise IndivisibleError("it has no ranges")
-        with self._errors_told():
+        if not (
+            file.has_columns(KERNELS, "start", "end", "correlationId") and file.has_columns(CALLS, *_COLUMNS[CALLS])
+        ):
+            raise CannotSplitError("it has no kernels with the calls that launched them")
+        if not file.has_columns(NVTX, "start", "end", "eventType", "globalTid"):
+            raise CannotSplitError("it has no ranges")
+        with self._translate_errors():
             file.in_time(lambda: self._look(tells_structure))
             self.steps = steps_of(load(self._base))
             if not len(self.steps[0]):
-                raise IndivisibleError("no range of it tells steps, as --step-range may")
+                raise CannotSplitError("no range of it tells steps, as --step-range may")
             file.in_time(self._add_ranges_that_start_with_steps)
             self.spans = self._spans(part_rows)
 
@@ -127,11 +129,11 @@ class Division:
         file = self._file
         self._base.unlink(missing_ok=True)
         with self._open(self._base) as database:
-            tables = [table for table in (*_ACTIVITIES, CALLS) if file.has(table, "start")]
+            tables = [table for table in (*_ACTIVITIES, CALLS) if file.has_columns(table, "start")]
             for table in (*tables, NVTX, *_SMALL):
                 few = f'SELECT count(*) FROM (SELECT 1 FROM whole."{table}" LIMIT {file.most_rows + 1})'
                 if table in file.columns and database.execute(few).fetchone()[0] > file.most_rows:
-                    raise IndivisibleError(f"{table} has more rows than it has room for")
+                    raise CannotSplitError(f"{table} has more rows than it has room for")
             most_apart = file.bytes
             self._blocks = {table: scan_blocks(database, table, self._present(table), most_apart) for table in tables}
             self._ranges = scan_blocks(database, NVTX, ("start",), most_apart, _RANGES)
@@ -143,12 +145,12 @@ class Division:
     def parts(self, spans: Sequence[int] | None = None) -> Iterator[tuple[int, Part]]:
         """The parts with their numbers, one after the other; all or those asked for."""
         for number in range(len(self.spans)) if spans is None else spans:
-            with self._errors_told():
+            with self._translate_errors():
                 part = self._part(*self.spans[number])
             yield number, part
 
     @contextmanager
-    def _errors_told(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """What is wrong with a capture is said of the whole; that the disk is full is not."""
         try:
             yield
@@ -156,7 +158,7 @@ class Division:
             if isinstance(error.__cause__, sqlite3.Error) and "full" in str(error.__cause__):
                 reason = f"its parts, one at a time, find no room in {self._made.parent.parent}"
                 raise TraceError(self.path, reason, "make room there, or set TMPDIR") from error
-            raise IndivisibleError(f"its parts cannot be made ({error})") from error
+            raise CannotSplitError(f"its parts cannot be made ({error})") from error
 
     @contextmanager
     def _open(self, path: Path) -> Iterator[sqlite3.Connection]:
@@ -178,7 +180,9 @@ class Division:
                 f'CREATE TABLE main."{table}" AS SELECT {self._columns(table)} FROM whole."{table}" LIMIT 0'
             )
         strings = (
-            self._file.rows("SELECT id, value FROM StringIds") if self._file.has("StringIds", "id", "value") else []
+            self._file.rows("SELECT id, value FROM StringIds")
+            if self._file.has_columns("StringIds", "id", "value")
+            else []
         )
         names = {key: text for key, text in strings if isinstance(key, int) and isinstance(text, str) and text}
         text, text_id = self._file.or_null(NVTX, "text", "textId")
@@ -189,7 +193,7 @@ class Division:
         database.create_function("is_named", 2, lambda name, key: bool(name) or key in names)
         unnamed = f'SELECT 1 FROM whole."{NVTX}" WHERE {_RANGES} AND NOT is_named({text}, {text_id}) LIMIT 1'
         if database.execute(unnamed).fetchone():
-            raise IndivisibleError("it has ranges without a name")
+            raise CannotSplitError("it has ranges without a name")
         told = f"({text_id} IN (SELECT id FROM structure) OR ({text} IS NOT NULL AND tells({text})))"
         self._copy(database, NVTX, f"NOT {_RANGES} OR {told}")
         database.commit()
@@ -325,19 +329,19 @@ def count_rows(path: Path, least_bytes: int) -> int:
         return min(sum(last), file.most_rows)  # rows may have any number
 
 
-def divided(
+def split_export(
     file: SqliteFile,
     part_rows: int,
     extra_patterns: Sequence[str],
     tells_structure: Callable[[str], bool],
     steps_of: Callable[[Trace], tuple[Ints, Ints]],
     folder: Path,
-) -> Division:
-    """The export cut into parts; arguments as of :class:`Division`."""
+) -> SplitExport:
+    """The export cut into parts; arguments as of :class:`SplitExport`."""
     require_room(file.path, folder, BYTES_A_ROW * part_rows)
 
     def load(part: Path) -> Trace:
         trace = load_nsys_sqlite(part, extra_patterns=extra_patterns, run=file.path)
         return replace(trace, sync_reason=SYNC_IN_PARTS)
 
-    return Division(file, folder, load, tells_structure, steps_of, part_rows)
+    return SplitExport(file, folder, load, tells_structure, steps_of, part_rows)

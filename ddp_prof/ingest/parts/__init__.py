@@ -1,1 +1,0 @@
-"""Captures that are larger than the memory: read part by part, each of which is a small capture of its own."""
