@@ -249,7 +249,7 @@ class Timeline:
             return None
         lengths = {mark.key: mark.end_ns - mark.start_ns for mark in first.steps}
         for rank in first.ranks:  # by the clock of tables, where that tells how long a step took
-            known = {step.step_key: step.length.ns for step in rank.overlap.told_steps}
+            known = {step.step_key: step.length.ns for step in rank.overlap.marked_steps}
             told = {key: ns for key in lengths if (ns := known.get(key)) is not None}
             if told:
                 lengths = told
