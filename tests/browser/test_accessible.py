@@ -60,6 +60,22 @@ def test_axe_finds_nothing_serious(tab: Any, pages: Path, page: str, palette: st
         assert serious_violations(visit.page) == []
 
 
+@pytest.mark.parametrize("palette", ["light", "dark"])
+@pytest.mark.parametrize("page", TIMELINES)
+def test_a_timeline_in_use_is_as_accessible(tab: Any, pages: Path, page: str, palette: str) -> None:
+    """A match is selected, its details are docked, the filter is a chip; then a range is measured."""
+    with visit_in(tab, palette) as visit:
+        visit.open_timeline(pages / page, "#lanes=co")
+        visit.page.locator("#search").fill("a")
+        visit.page.keyboard.press("Enter")
+        assert visit.page.locator("#details dl").is_visible()
+        assert visit.page.locator("#lanes-chip").is_visible()
+        assert serious_violations(visit.page) == []
+        visit.page.goto((pages / page).as_uri() + "#range=0,100000")
+        visit.page.locator("#details table").first.wait_for()
+        assert serious_violations(visit.page) == []
+
+
 def test_axe_sees_what_is_serious(tab: Any, tmp_path: Path) -> None:
     page = tmp_path / "bad.html"
     page.write_text(
