@@ -100,6 +100,20 @@ def test_each_panel_has_its_own(visit: Visit, tmp_path: Path) -> None:
     assert seen_on_band(visit, 1) == pytest.approx([0.84, 9.16], abs=0.1)
 
 
+def test_the_legend_stays_whatever_is_seen(visit: Visit, page: Path) -> None:
+    visit.open_timeline(page)
+    legend = visit.page.locator(".legendtext").all_text_contents()
+    assert {"overlapped communication", "exposed communication", "compute only"} <= set(legend)
+    top = visit.lanes()[1]
+    visit.show(1 * US, 3 * US)
+    visit.ask("page.schedule()")
+    assert visit.page.locator(".legendtext").all_text_contents() == legend
+    visit.ask("page.filter('stream')")
+    visit.ask("page.schedule()")
+    assert visit.page.locator(".legendtext").all_text_contents() == legend
+    assert visit.lanes()[1] == top
+
+
 def test_it_fits_a_phone(visit: Visit, page: Path) -> None:
     visit.page.set_viewport_size({"width": 390, "height": 844})
     visit.open_timeline(page, "")

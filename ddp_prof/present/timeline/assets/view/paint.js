@@ -202,8 +202,10 @@ class Painter {
 const INERT = { type: "scatter", hoverinfo: "skip", showlegend: false };
 
 function filled(rectangles, color, { legend, color: group } = {}, showlegend = false) {
+  const line = rectangles.closed();
+  if (showlegend && !line.x.length) Object.assign(line, { x: [null], y: [null] }); // or Plotly drops it from the legend
   return {
-    ...INERT, ...rectangles.closed(), mode: "none", fill: "toself", fillcolor: color,
+    ...INERT, ...line, mode: "none", fill: "toself", fillcolor: color,
     line: { simplify: false, width: 0 }, name: legend, legendgroup: group, showlegend,
   };
 }
