@@ -207,3 +207,13 @@ class TestAddress:
             visit.page.locator("#link:focus").wait_for()
             assert visit.page.evaluate("getSelection().toString()") == page.as_uri() + "#step=1"
             assert visit.complaints == []
+
+
+def test_the_worst_stretch_is_shown_with_its_step(visit: Visit, tmp_path: Path) -> None:
+    """Three steps whose all-reduce blocks for 5, 20 and 10 us."""
+    capture = write_capture(tmp_path / "x.sqlite", bucket_steps(15, 30, 20), "2023.4")
+    visit.open_timeline(page_of(tmp_path, load_trace(capture)), "#worst")
+    assert title(visit) == "waiting for communication"
+    assert visit.ask("page.step") == 1
+    selected = visit.ask("page.selected.track.end[page.selected.at] - page.selected.track.start[page.selected.at]")
+    assert selected == 20 * US

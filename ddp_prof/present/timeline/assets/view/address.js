@@ -1,7 +1,9 @@
 // What is seen in the address of the page, so that a view can be sent: #step=3&from=-1000&to=2000, in ns on the axis,
 // #step=all for all steps, &unfold=calls&fold=copies for lanes that are not as at first, &lanes=stream for those whose
 // titles hold it, &box=12@5000 for the box that is selected (its row, and its start in ns on the panel's time),
-// &range=-1000,2000 for a range that is measured. Without a hash the page opens on the typical step.
+// &range=-1000,2000 for a range that is measured.
+// Without a hash the page opens on the typical step; #worst shows the longest time that waits for communication, or that
+// is exposed.
 
 const WRITE_AFTER = 300; // ms; browsers refuse to be told too often
 const COPIED_FOR = 2000; // ms
@@ -49,7 +51,13 @@ class Address {
     const [from, to] = numbers("range", ","), [index, start] = numbers("box", "@"), row = timeline.rows[index];
     const startsThere = (track) => track.start[track.startingFrom(start)] === start;
     const track = start !== undefined && row?.tracks.find(startsThere);
-    if (track) details.showBox({ row, track, at: track.startingFrom(start) });
+    const worst = asked.has("worst") && (timeline.longestOf("blocking") ?? timeline.longestOf("exposed"));
+    if (worst) {
+      const step = worst.track.columns.step[worst.track.source[worst.at]];
+      if (timeline.stepKeys.includes(step)) timeline.showStep(step);
+      else timeline.bringIntoView(worst);
+      details.showBox(worst);
+    } else if (track) details.showBox({ row, track, at: track.startingFrom(start) });
     else if (from < to) details.showRange(from, to);
     else if (timeline.selected) details.clear();
   }

@@ -277,6 +277,22 @@ class Timeline {
     return best?.box ?? null;
   }
 
+  /** The longest box of a category; null where there is none. */
+  longestOf(name) {
+    const code = this.data.categories.find((each) => each.name === name)?.code;
+    let longest = 0, box = null;
+    for (const row of this.rows) {
+      for (const track of row.tracks.filter(({ category }) => category === code)) {
+        for (let at = 0; at < track.length; at++) {
+          if (track.end[at] - track.start[at] <= longest) continue;
+          longest = track.end[at] - track.start[at];
+          box = { row, track, at };
+        }
+      }
+    }
+    return box;
+  }
+
   /** The box at a place of the lanes, if one is drawn there by itself. @returns {?{row, track, at}} */
   boxAt(x, y) {
     const row = this.rowAt(y);
