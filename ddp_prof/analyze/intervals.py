@@ -10,14 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.trace import UNKNOWN
-
-if TYPE_CHECKING:
-    from ddp_prof.trace import Ints, Mask
+from ddp_prof.trace import UNKNOWN, Ints, Mask
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping
+from typing import TypeVar
 
 LARGE_SHARE = 1 / 5
 """Share of all exposed time beyond which a single step or collective is looked at."""

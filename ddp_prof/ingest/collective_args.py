@@ -9,19 +9,15 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ddp_prof.ingest.communication_ranges import find_nccl_calls, last_opened
 from ddp_prof.ingest.string_table import NameTable
-from ddp_prof.trace import UNKNOWN, Category, CollectiveMetadata, looked_up, select
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from ddp_prof.trace import Trace
+from ddp_prof.trace import UNKNOWN, Category, CollectiveMetadata, Trace, looked_up, select
 
 ELEMENT_BYTES = {
     "double": 8, "long": 8, "complexfloat": 8, "complexdouble": 16, "float": 4, "int": 4, "half": 2, "bfloat16": 2,

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.trace import UNKNOWN, Category, CollectiveMetadata, Kind, concatenate, distinct_rows, looked_up, select
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ddp_prof.trace import Calls, Ints, Mask, Spans, Trace
+from ddp_prof.trace import (
+    UNKNOWN,
+    Calls,
+    Category,
+    CollectiveMetadata,
+    Ints,
+    Kind,
+    Mask,
+    Spans,
+    Trace,
+    concatenate,
+    distinct_rows,
+    looked_up,
+    select,
+)
 
 _COLLECTIVE = re.compile(
     r"^nccl(?:AllReduce|AllGather|ReduceScatter|Broadcast|Bcast|Reduce|AlltoAll|AllToAll|Gather|Scatter|Send|Recv)v?$"

@@ -8,8 +8,9 @@ activities and launching calls, made when the trace was built, holds for all of 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 
@@ -17,13 +18,7 @@ from ddp_prof.errors import TraceError
 from ddp_prof.ingest.string_table import NameTable
 from ddp_prof.manifest import MOST_RANKS
 from ddp_prof.range_names import PROCESS, ranges_among
-from ddp_prof.trace import UNKNOWN, distinct, distinct_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from ddp_prof.trace import Ints, Mask, Trace
+from ddp_prof.trace import UNKNOWN, Ints, Mask, Trace, distinct, distinct_rows
 
 LAUNCH_COLUMNS = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread")
 """What makes a launch shape, and the registers a thread uses, as Nsight Systems calls its columns."""

@@ -8,16 +8,12 @@ Stream and thread names never count.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from ddp_prof.trace import Category
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from ddp_prof.trace import Ints
+from ddp_prof.trace import Category, Ints
 
 
 class KernelFamily(NamedTuple):

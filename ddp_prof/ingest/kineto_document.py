@@ -7,14 +7,12 @@ import re
 import zlib
 from contextlib import suppress
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from ddp_prof.errors import TraceError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _UNZIPPED_BYTES, _UNZIPPED_RATIO = 1 << 28, 100  # traces shrink by 10 to 25
 _FEW_BYTES, _BYTES_AN_OBJECT = 1 << 24, 24  # of a trace an object has a hundred bytes, and one has no less than 40

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, TypeGuard
+from pathlib import Path
+from typing import Any, TypeGuard
 
 import msgspec
 import numpy as np
@@ -42,6 +44,8 @@ from ddp_prof.trace import (
     CallDetails,
     Calls,
     Category,
+    CollectiveMetadata,
+    Ints,
     Kind,
     Operators,
     Overhead,
@@ -52,12 +56,6 @@ from ddp_prof.trace import (
     distinct,
     empty,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
-
-    from ddp_prof.trace import CollectiveMetadata, Ints
 
 PROCESS = 0
 

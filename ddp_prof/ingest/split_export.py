@@ -15,10 +15,12 @@ from __future__ import annotations
 import re
 import shutil
 import sqlite3
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,16 +35,9 @@ from ddp_prof.ingest.nsys.sqlite_export import (
     OVERHEADS,
     load_nsys_sqlite,
 )
-from ddp_prof.ingest.sqlite_columns import open_sqlite, quoted, require_room
+from ddp_prof.ingest.sqlite_columns import SqliteFile, open_sqlite, quoted, require_room
 from ddp_prof.ingest.time_blocks import END, Blocks, CannotSplitError, scan_blocks
-from ddp_prof.trace import SYNC_IN_PARTS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from ddp_prof.ingest.sqlite_columns import SqliteFile
-    from ddp_prof.trace import Ints, Trace
+from ddp_prof.trace import SYNC_IN_PARTS, Ints, Trace
 
 BYTES_A_ROW = 300
 """Of a part on the disk, with all that it holds beside its span."""

@@ -8,24 +8,20 @@ import shutil
 import sqlite3
 import sys
 import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import numpy as np
 
 from ddp_prof.errors import TraceError
-from ddp_prof.trace import UNKNOWN
+from ddp_prof.trace import UNKNOWN, Ints
 from ddp_prof.whole_file import is_file
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from ddp_prof.trace import Ints
 
 Read = TypeVar("Read")
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2s
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ddp_prof.ingest.sqlite_columns import integer_array
-from ddp_prof.trace import UNKNOWN, distinct
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from ddp_prof.trace import Ints
-
+from ddp_prof.trace import UNKNOWN, Ints, distinct
 
 MOST_LETTERS = 4096
 """Of a name: patterns are put to names, and some take a time that grows with the square of their length."""

@@ -7,19 +7,14 @@ all of it.
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ddp_prof.errors import DdpProfError
-from ddp_prof.trace import UNKNOWN
-
-if TYPE_CHECKING:
-    import sqlite3
-    from collections.abc import Sequence
-
-    from ddp_prof.trace import Ints, Mask
+from ddp_prof.trace import UNKNOWN, Ints, Mask
 
 BLOCK_ROWS = 1 << 16
 END = 'max(start, coalesce("end", start))'

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.timing import collective_rows
 from ddp_prof.analyze.core.attribution import last_by_step
+from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.dependencies.critical_path import PARTS as CHAIN_PARTS
 from ddp_prof.analyze.dependencies.critical_path import Chains, find_work, follow_chains
 from ddp_prof.analyze.dependencies.replay import Replay, find_replay, gains_of, join_replays
@@ -26,9 +28,6 @@ from ddp_prof.table import UNKNOWN, Ints, distinct_rows, looked_up
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
-    from ddp_prof.analyze.core.rank_events import RankEvents
 
 PARTS = ("compute", "transfer", "peer_wait", "queue", "launch", "host", "copies")
 """What a critical path is made of."""

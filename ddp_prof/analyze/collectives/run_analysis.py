@@ -5,9 +5,10 @@ Everything is computed when it is first asked for, and once.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 
@@ -15,19 +16,12 @@ from ddp_prof.analyze.collectives.clock_alignment import APART_NS, SESSION_START
 from ddp_prof.analyze.collectives.exposed_time import Exposure, explain_exposure
 from ddp_prof.analyze.collectives.matching import Matches, shift_unnumbered_steps
 from ddp_prof.analyze.collectives.timing import RankCollectives, find_timings, trim_compute
+from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.quality.diagnostics import diagnose, find_caveats, warnings_of_files
 from ddp_prof.analyze.result_bases import disambiguate
-from ddp_prof.manifest import label_of, label_of_ranks, ranges_of
+from ddp_prof.manifest import Caveat, Manifest, label_of, label_of_ranks, ranges_of
 from ddp_prof.table import Brief
-from ddp_prof.trace import NO_TIME, UNKNOWN
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from ddp_prof.analyze.core.rank_events import RankEvents
-    from ddp_prof.manifest import Caveat, Manifest
-    from ddp_prof.trace import Ints, Trace
+from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Trace
 
 _CLOCKS_APART_NS = 10_000_000_000
 """What the clocks of machines may differ by; a step is seldom longer."""

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ddp_prof.analyze.collectives.clock_alignment import ClockOffset
 from ddp_prof.analyze.collectives.exposed_time import WHENS, divide_by_when, divide_by_why, wait_end_ns
+from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+from ddp_prof.analyze.collectives.timing import RankCollectives
 from ddp_prof.analyze.intervals import union
 from ddp_prof.analyze.result_bases import known
-from ddp_prof.trace import NO_TIME
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-    from ddp_prof.analyze.collectives.clock_alignment import ClockOffset
-    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
-    from ddp_prof.analyze.collectives.timing import RankCollectives
-    from ddp_prof.trace import Ints
+from ddp_prof.trace import NO_TIME, Ints
 
 
 class Exposed(NamedTuple):

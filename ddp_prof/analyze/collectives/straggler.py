@@ -17,28 +17,24 @@ by itself, and each rank has a cost, which is the longest exposed wait of anothe
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ddp_prof.analyze.collectives.clock_alignment import LEAST_PAIRS
+from ddp_prof.analyze.collectives.clock_alignment import LEAST_PAIRS, Alignment
+from ddp_prof.analyze.collectives.matching import Matches
+from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+from ddp_prof.analyze.collectives.timing import RankCollectives
 from ddp_prof.analyze.result_bases import Framed, Ranked, frame_of
-from ddp_prof.trace import UNKNOWN, looked_up
+from ddp_prof.trace import UNKNOWN, Ints, looked_up
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import pandas as pd
-    from numpy.typing import NDArray
 
-    from ddp_prof.analyze.collectives.clock_alignment import Alignment
-    from ddp_prof.analyze.collectives.matching import Matches
-    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
-    from ddp_prof.analyze.collectives.timing import RankCollectives
-    from ddp_prof.trace import Ints
-
-    Floats = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 
 CHANCE = 0.05

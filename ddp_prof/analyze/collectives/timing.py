@@ -19,30 +19,34 @@ stand in its place: :func:`_input_ends`.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 
-from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE, last_by_step
+from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE, Events, last_by_step
 from ddp_prof.analyze.core.collective_ranges import OPERATIONS, POINT_TO_POINT, operation_of
-from ddp_prof.analyze.core.device_phases import find_device_phases
+from ddp_prof.analyze.core.device_phases import DevicePhases, find_device_phases
+from ddp_prof.analyze.core.rank_events import RankEvents
+from ddp_prof.analyze.core.step_times import StepTimes
 from ddp_prof.analyze.core.steps import Steps
-from ddp_prof.analyze.intervals import union
+from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.quality.unknown_work import why_unknown
 from ddp_prof.analyze.result_bases import Ranked
-from ddp_prof.trace import NO_TIME, UNKNOWN, Category, CollectiveMetadata, Table, distinct, looked_up, select
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-    from pathlib import Path
-
-    from ddp_prof.analyze.core.attribution import Events
-    from ddp_prof.analyze.core.device_phases import DevicePhases
-    from ddp_prof.analyze.core.rank_events import RankEvents
-    from ddp_prof.analyze.core.step_times import StepTimes
-    from ddp_prof.analyze.intervals import Intervals
-    from ddp_prof.trace import Ints, Mask, Trace
+from ddp_prof.trace import (
+    NO_TIME,
+    UNKNOWN,
+    Category,
+    CollectiveMetadata,
+    Ints,
+    Mask,
+    Table,
+    Trace,
+    distinct,
+    looked_up,
+    select,
+)
 
 BLOCKING = (None, "after_backward", "compute_stream")
 """Why the program waits for a collective, ``None`` where it does not: launched after backward, on compute's stream."""

@@ -11,22 +11,30 @@ tell: gloo's of the collectives, and operators of what computes.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ddp_prof.analyze.core.collective_ranges import CollectiveRanges
+from ddp_prof.analyze.core.phases import Phases
+from ddp_prof.analyze.core.steps import Steps
 from ddp_prof.analyze.intervals import union
 from ddp_prof.range_names import BACKWARD, OPTIMIZER, PHASES, SYNCHRONIZE
-from ddp_prof.trace import AUTOGRAD, NO_TIME, UNKNOWN, Category, Kind, Table, concatenate, looked_up, select
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from ddp_prof.analyze.core.collective_ranges import CollectiveRanges
-    from ddp_prof.analyze.core.phases import Phases
-    from ddp_prof.analyze.core.steps import Steps
-    from ddp_prof.trace import Ints, Operators, Trace
+from ddp_prof.trace import (
+    AUTOGRAD,
+    NO_TIME,
+    UNKNOWN,
+    Category,
+    Ints,
+    Kind,
+    Operators,
+    Table,
+    Trace,
+    concatenate,
+    looked_up,
+    select,
+)
 
 BACKWARD_PHASE, OPTIMIZER_PHASE = PHASES.index(BACKWARD), PHASES.index(OPTIMIZER)
 SYNCHRONIZE_PHASE = PHASES.index(SYNCHRONIZE)

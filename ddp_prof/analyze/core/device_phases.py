@@ -8,17 +8,12 @@ between              fb            bo     between two phases
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE
+from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE, Events
 from ddp_prof.range_names import FORWARD, OPTIMIZER, PHASES
-from ddp_prof.trace import UNKNOWN, Category, Table
-
-if TYPE_CHECKING:
-    from ddp_prof.analyze.core.attribution import Events
-    from ddp_prof.trace import Ints, Mask
+from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, Table
 
 NONE = -2
 """Stands for the phase before a step's first compute and after its last."""

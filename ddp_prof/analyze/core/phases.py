@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,10 +11,7 @@ from ddp_prof.analyze.core.known_names import phase_pattern
 from ddp_prof.analyze.core.steps import rows_named
 from ddp_prof.analyze.intervals import Intervals, innermost, union
 from ddp_prof.range_names import BACKWARD, FORWARD, PHASES
-from ddp_prof.trace import Table, looked_up, select
-
-if TYPE_CHECKING:
-    from ddp_prof.trace import Ints, Trace
+from ddp_prof.trace import Ints, Table, Trace, looked_up, select
 
 
 @dataclass(frozen=True)

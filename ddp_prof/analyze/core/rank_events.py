@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +35,9 @@ from ddp_prof.trace import (
     SYNC_IN_PARTS,
     UNKNOWN,
     Category,
+    Ints,
+    Mask,
+    Trace,
     concatenate,
     distinct,
     distinct_rows,
@@ -41,11 +45,6 @@ from ddp_prof.trace import (
     looked_up,
     select,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ddp_prof.trace import Ints, Mask, Trace
 
 
 class TraceDependencies:

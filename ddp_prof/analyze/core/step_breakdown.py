@@ -13,21 +13,15 @@ idle                 all the rest
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.analyze.intervals import union_by_group
-from ddp_prof.trace import Category, Table
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ddp_prof.analyze.core.attribution import Events
-    from ddp_prof.analyze.core.steps import Steps
-    from ddp_prof.analyze.intervals import Intervals
-    from ddp_prof.trace import Ints
+from ddp_prof.analyze.core.attribution import Events
+from ddp_prof.analyze.core.steps import Steps
+from ddp_prof.analyze.intervals import Intervals, union_by_group
+from ddp_prof.trace import Category, Ints, Table
 
 
 @dataclass(frozen=True)

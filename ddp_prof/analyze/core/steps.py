@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ddp_prof.analyze.core.known_names import STEP_PATTERNS
 from ddp_prof.analyze.intervals import innermost
 from ddp_prof.range_names import STEP, ranges_among
-from ddp_prof.trace import UNKNOWN, Table, distinct_rows, looked_up, select
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from ddp_prof.trace import Ints, Mask, Spans, Trace
+from ddp_prof.trace import UNKNOWN, Ints, Mask, Spans, Table, Trace, distinct_rows, looked_up, select
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,14 @@ from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ddp_prof.analyze.collectives.critical_path import RunCritical
 from ddp_prof.analyze.collectives.results import Collective, RunCollectives
+from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.straggler import RunSkew
+from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.dependencies.critical_path import find_host_waits, find_work
 from ddp_prof.analyze.intervals import union
 from ddp_prof.analyze.overlap.overlap import TraceOverlap
@@ -20,10 +21,6 @@ from ddp_prof.analyze.root_cause import carries_gradients
 from ddp_prof.analyze.variants.contention import Contention
 from ddp_prof.table import NO_TIME, UNKNOWN, Ints
 from ddp_prof.trace import Category, Kind
-
-if TYPE_CHECKING:
-    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
-    from ddp_prof.analyze.core.rank_events import RankEvents
 
 NEXT_NS = 20_000
 """An operation that begins so soon after another one ended may have waited for it."""

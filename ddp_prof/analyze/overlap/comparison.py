@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ddp_prof.analyze.overlap.overlap import StepLength, StepOverlap, TraceOverlap
 from ddp_prof.analyze.quality.unknown_work import NO_COMMUNICATION, merge_reasons
 from ddp_prof.analyze.statistics import StepMedian, median_of_steps
 from ddp_prof.variants import BASELINE
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ddp_prof.analyze.overlap.overlap import StepLength, StepOverlap, TraceOverlap
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from ddp_prof.analyze.intervals import EVER
+from ddp_prof.analyze.core.rank_events import RankEvents
+from ddp_prof.analyze.intervals import EVER, Intervals
 from ddp_prof.trace import UNKNOWN, select
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ddp_prof.analyze.core.rank_events import RankEvents
-    from ddp_prof.analyze.intervals import Intervals
 
 
 @dataclass(frozen=True, slots=True)

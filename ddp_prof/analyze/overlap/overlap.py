@@ -12,8 +12,10 @@ the step, measured against all of C::
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import compress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,17 +31,11 @@ from ddp_prof.analyze.overlap.coverage import Attribution, measure_attribution, 
 from ddp_prof.analyze.quality.diagnostics import diagnose, find_caveats, warnings_of_files
 from ddp_prof.analyze.quality.unknown_work import has_no_usable_events, hides_work, why_unknown
 from ddp_prof.analyze.result_bases import Framed, Ranked, disambiguate, frame_of_rows, known, rows_of
-from ddp_prof.manifest import label_of, label_of_ranks
-from ddp_prof.trace import NO_TIME, UNKNOWN, Category
+from ddp_prof.manifest import Caveat, label_of, label_of_ranks
+from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     import pandas as pd
-
-    from ddp_prof.manifest import Caveat
-    from ddp_prof.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)

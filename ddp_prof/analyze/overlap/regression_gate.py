@@ -6,20 +6,17 @@ taken for different where that is more than the interval of their difference; se
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from ddp_prof.analyze.overlap.overlap import RankOverlap, StepOverlap, TraceOverlap
 from ddp_prof.analyze.quality.unknown_work import NO_COMMUNICATION
 from ddp_prof.analyze.statistics import LEAST_STEPS, StepMedian, half_width_of_change, median_of_steps
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from ddp_prof.analyze.overlap.overlap import RankOverlap, StepOverlap, TraceOverlap
-    from ddp_prof.manifest import Manifest
+from ddp_prof.manifest import Manifest
 
 LEAST_IN_STEPS = 0.95
 """Share of a rank's communication that must belong to its steps, for these to stand for it."""

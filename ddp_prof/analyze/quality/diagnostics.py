@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from ddp_prof.analyze.intervals import EVER, union
+from ddp_prof.analyze.core.rank_events import RankEvents
+from ddp_prof.analyze.intervals import EVER, Intervals, union
 from ddp_prof.manifest import RANKS_PER_GPU, Caveat, caveats_of
 from ddp_prof.range_names import PROCESS, parse_range
-from ddp_prof.trace import UNKNOWN, Category, Kind, distinct, distinct_rows, select
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ddp_prof.analyze.core.rank_events import RankEvents
-    from ddp_prof.analyze.intervals import Intervals
-    from ddp_prof.trace import Activities, Trace
+from ddp_prof.trace import UNKNOWN, Activities, Category, Kind, Trace, distinct, distinct_rows, select
 
 OVERHEAD_LIMIT = 0.01
 """Share of a capture's duration from which the profiler's own work is reported."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 
@@ -14,21 +14,13 @@ from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
 from ddp_prof.analyze.core.collective_ranges import GLOO
 from ddp_prof.analyze.core.known_names import KNOWN_NAMES
 from ddp_prof.analyze.core.phases import find_phases
-from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
 from ddp_prof.analyze.core.steps import NO_PATTERNS, RangePatterns, find_steps
 from ddp_prof.analyze.quality.diagnostics import diagnose
-from ddp_prof.manifest import label_of
+from ddp_prof.manifest import Manifest, label_of
 from ddp_prof.range_names import BACKWARD, PHASES, STEP, ranges_among
 from ddp_prof.table import Brief
-from ddp_prof.trace import Category, Kind
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from ddp_prof.analyze.core.rank_events import RankEvents
-    from ddp_prof.manifest import Manifest
-    from ddp_prof.trace import Trace
+from ddp_prof.trace import Category, Kind, Trace
 
 
 @dataclass(frozen=True, slots=True)

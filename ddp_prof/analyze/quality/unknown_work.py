@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
 import numpy as np
 
+from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.trace import Category
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from ddp_prof.analyze.core.rank_events import RankEvents
 
 NOTHING = "no GPU activities, and no ddp_prof ranges that tell what the CPU did"
 """Of a rank without events."""

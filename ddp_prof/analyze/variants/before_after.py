@@ -11,20 +11,15 @@ launch is told against the end of backward's compute, so that what changes one o
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ddp_prof.analyze.collectives.exposed_time import TAIL
-from ddp_prof.analyze.collectives.results import measure_collectives
+from ddp_prof.analyze.collectives.results import Collective, measure_collectives
 from ddp_prof.analyze.statistics import half_width_of_change, half_width_of_steps, mean_of
 from ddp_prof.analyze.variants.waterfall import PARTS, Analyzed, comparable, difference_of, measure_budgets
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from ddp_prof.analyze.collectives.results import Collective
 
 LAUNCH, QUEUEING, WAIT, TRANSFER, DURATION = "launch", "queueing", "wait", "transfer", "duration"
 

@@ -12,24 +12,18 @@ that is slow for another reason is a little likelier to meet communication, so t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
+from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.kernels.kernel_times import mostly_beside, numbered_together, same_kernels
 from ddp_prof.analyze.statistics import Numbers, bootstrap_interval
-from ddp_prof.trace import UNKNOWN, Category
+from ddp_prof.trace import UNKNOWN, Category, Ints, Mask
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from ddp_prof.analyze.core.rank_events import RankEvents
-    from ddp_prof.trace import Ints, Mask
-
-    Floats = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 LEAST_KERNELS = 5
 """Different kernels (name and position) that have to be compared; below, the figure is refused."""

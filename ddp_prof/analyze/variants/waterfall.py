@@ -18,6 +18,7 @@ told.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -25,24 +26,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddp_prof.analyze.collectives.exposed_time import backward_end_ns, owned_instants, wait_end_ns
+from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+from ddp_prof.analyze.collectives.timing import RankCollectives
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.quality.unknown_work import NO_COMMUNICATION
 from ddp_prof.analyze.result_bases import Framed, frame_of
 from ddp_prof.analyze.statistics import half_width_of_change, half_width_of_steps, mean_of
-from ddp_prof.analyze.variants.contention import measure_contention
-from ddp_prof.trace import UNKNOWN, select
+from ddp_prof.analyze.variants.contention import Contention, KernelSamples, measure_contention
+from ddp_prof.manifest import Caveat
+from ddp_prof.trace import UNKNOWN, Ints, select
 from ddp_prof.variants import variant_position
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     import pandas as pd
-
-    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
-    from ddp_prof.analyze.collectives.timing import RankCollectives
-    from ddp_prof.analyze.variants.contention import Contention, KernelSamples
-    from ddp_prof.manifest import Caveat
-    from ddp_prof.trace import Ints
 
 SAMPLED = ("step", "compute", "transfer", "tail", "wait", "calls", "rest")
 """What is measured of each step; contention is measured of a whole run."""

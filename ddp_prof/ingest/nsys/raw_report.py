@@ -9,19 +9,15 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.nsys.program import Nsys, find_nsys
 from ddp_prof.ingest.nsys.sqlite_export import load_nsys_sqlite
 from ddp_prof.ingest.sqlite_columns import require_room
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ddp_prof.trace import Trace
+from ddp_prof.trace import Trace
 
 EXPORT_TO_REPORT = 4
 """So many times larger than a report its export is taken to be; of ours it is 3.3 times."""

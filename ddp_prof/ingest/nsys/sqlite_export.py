@@ -7,9 +7,11 @@ are packed as ``<hardware:8><machine:8><process:24><thread:24>``.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,13 +37,14 @@ from ddp_prof.ingest.kernel_categories import KernelClassifier
 from ddp_prof.ingest.nsys.synchronization import find_streams_of_records, read_synchronizations
 from ddp_prof.ingest.sqlite_columns import GrowingColumn, SqliteFile, are_integers, constant, open_sqlite
 from ddp_prof.ingest.string_table import MOST_LETTERS, NameTable, NsysStringIds, domain_name_ids, intern_texts
-from ddp_prof.manifest import load_manifest, manifest_path
+from ddp_prof.manifest import Manifest, load_manifest, manifest_path
 from ddp_prof.trace import (
     UNKNOWN,
     Activities,
     CallDetails,
     Calls,
     Category,
+    Ints,
     Kind,
     Overhead,
     Spans,
@@ -49,13 +52,6 @@ from ddp_prof.trace import (
     distinct,
     select,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from ddp_prof.manifest import Manifest
-    from ddp_prof.trace import Ints
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"

@@ -8,21 +8,18 @@ from __future__ import annotations
 import re
 import struct
 import tempfile
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.nsys.sqlite_export import load_nsys_sqlite
 from ddp_prof.ingest.sqlite_columns import integer_array, require_room
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ddp_prof.trace import Trace
+from ddp_prof.trace import Trace
 
 FOLDER_TO_EXPORT = 6
 """So many times larger than the compressed tables their database is taken to be."""
