@@ -152,7 +152,7 @@ def _describe(
 ) -> RootCause:
     parts: Counter[tuple[int | None, str | None, int]] = Counter()
     for collective in step:
-        parts[_identity(collective)] += _part_ns(collective, pair)
+        parts[_identity(collective)] += sum(part.ns for part in collective.exposed_by if (part.when, part.why) == pair)
     (culprit, culprit_ns), *_ = parts.most_common(1)
     own = [collective for collective in step if _identity(collective) == culprit]
     # Ranks may differ in how many they have: what is counted, is counted on one rank, where the parts fit the whole.
@@ -209,10 +209,6 @@ def carries_gradients(collective: Collective, of_step: Sequence[Collective]) -> 
         return False
     has_hooks = any(other.op in REDUCTIONS and other.phase == BACKWARD for other in of_step)
     return collective.phase == BACKWARD or not has_hooks
-
-
-def _part_ns(collective: Collective, pair: tuple[str, str]) -> int:
-    return sum(part.ns for part in collective.exposed_by if (part.when, part.why) == pair)
 
 
 def _identity(collective: Collective) -> tuple[int | None, str | None, int]:

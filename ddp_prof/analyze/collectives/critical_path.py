@@ -235,7 +235,7 @@ class _Walker:
             row = before
             if late != index:
                 changes += 1
-                row = int(self.ranks[late].of_timing[self._row_on(late, index, timing)])
+                row = int(self.ranks[late].of_timing[self.run.matches.rows[self.match_of[index][timing], late]])
                 index = late
         parts["host"] += left
         key = int(first.step_keys[step])
@@ -254,9 +254,6 @@ class _Walker:
                 for (rank, timing, used), gain in zip(on_path, gains, strict=True)
             ),
         )
-
-    def _row_on(self, other: int, index: int, timing: int) -> int:
-        return int(self.run.matches.rows[self.match_of[index][timing], other])
 
     def _last_to_arrive(self, index: int, timing: int) -> tuple[int, int]:
         """The rank that began a collective last, and when that was, on the clock of the rank that asks."""

@@ -161,14 +161,12 @@ def measure_facts(rank: RankEvents) -> RankFacts:
         first_share=tuple(_first_shares(rank)),
         serialized=serialized,
         could_begin=could_begin,
-        graphs=int((rank.trace.activities.kind[rank.events.activity[_on_device(rank)]] == Kind.GRAPH).sum()),
+        graphs=int(
+            (rank.trace.activities.kind[rank.events.activity[rank.events.activity != UNKNOWN]] == Kind.GRAPH).sum()
+        ),
         outside_ns=tuple(outside.tolist()),
         overhead_ns=int(overhead.covered_ns(windows.start_ns, windows.end_ns).sum()),
     )
-
-
-def _on_device(rank: RankEvents) -> Ints:
-    return np.flatnonzero(rank.events.activity != UNKNOWN)
 
 
 def _backward_of_steps(rank: RankEvents) -> tuple[Ints, Ints]:

@@ -84,11 +84,7 @@ class VariantSummary:
         What blocks bounds it where that is known, else what is exposed.
         """
         cost_ns = self.exposed_ns if self.blocking_ns is None else self.blocking_ns
-        return None if cost_ns is None or self.reason else _ratio(cost_ns, self.step_ns)
-
-
-def _ratio(part: int, whole: int | None) -> float | None:
-    return part / whole if whole else None
+        return None if cost_ns is None or self.reason or not self.step_ns else cost_ns / self.step_ns
 
 
 def compare_variants(results: Sequence[TraceOverlap]) -> tuple[VariantSummary, ...]:
