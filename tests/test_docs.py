@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.cli import COMMANDS
+from tests.command_line import run
 from tests.conftest import ROOT
 from tests.drawing import instants, picture_of
 
@@ -65,6 +67,23 @@ def built(configuration: Path, site: Path) -> list[str]:
     lines = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith(("WARNING", "ERROR"))]
     assert bool(done.returncode) == bool(lines), done.stderr
     return lines
+
+
+def test_the_commands_and_keys_of_the_skill_are_real() -> None:
+    text = (ROOT / "docs/skill.md").read_text()
+    (block,) = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)
+    documents: dict[str, str] = {}
+    for line in block.splitlines():
+        _, command, *arguments = line.partition("#")[0].replace("TRACE", str(ROOT / "traces/overlap.sqlite")).split()
+        done = run(command, *arguments)
+        assert done.exit_code == 0, done.output
+        json.loads(done.stdout)
+        documents[command] = done.stdout
+    rows = re.findall(r"^\| [^|]+\? \| `?(\w+)`? \| (.*) \|$", text, flags=re.MULTILINE)
+    assert len(rows) == 8
+    for command, keys in rows:
+        for key in re.findall(r"`(\w+)`", keys):
+            assert all(f'"{key}"' in documents[each] for each in (documents if command == "all" else [command])), key
 
 
 @pytest.mark.parametrize("page", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "traces/README.md"])
