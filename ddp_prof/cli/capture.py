@@ -55,7 +55,7 @@ def command(
 
     job = plan_job(program, folder.absolute(), profiler, steps, os.environ)
     if shows:
-        click.echo(shlex.join(job.command))
+        say(shlex.join(job.command))
         return
     recorder = f"nsys {job.nsys.version}" if job.nsys else "torch.profiler"
     say(f"recorded by {recorder} ({job.why}):\n  {printable(shlex.join(job.command))}", err=True)
