@@ -227,7 +227,9 @@ def _all_known(measured: Sequence[_Measured]) -> CaptureFacts:
 def _all_ahead(measured: Sequence[_Measured]) -> _Ahead:
     from ddp_prof.analyze.core.step_times import is_ahead
 
-    leads = {key: [one.lead[key] for one in measured] for key in measured[0].lead}
+    # A device may have no work in a part.
+    keys = dict.fromkeys(key for one in measured for key in one.lead)
+    leads = {key: [one.lead[key] for one in measured if key in one.lead] for key in keys}
     return {key: is_ahead(*map(sum, zip(*parts, strict=True))) for key, parts in leads.items()}
 
 
