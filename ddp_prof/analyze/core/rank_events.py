@@ -361,7 +361,7 @@ class _Builder:
         operators, backward = self.trace.operators, "ranges"
         if self._said() or ranges_among(self.trace.names, *COLLECTIVES):
             events = host_events(self.ranges, self.steps, self.phases)
-        elif len(self.ranges) and len(operators):
+        elif 0 < len(self.ranges) <= len(operators):  # fewer were recorded in part: what else computed is not known
             events = operator_events(operators, self.ranges, self.steps, self.phases)
             if BACKWARD_PHASE not in self.phases.kind:
                 backward = "inferred" if operators.is_backward.any() else "none"
