@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -84,18 +83,24 @@ def take_inventory(trace: Trace, patterns: RangePatterns = NO_PATTERNS) -> Trace
 
 def _recognized(trace: Trace, patterns: RangePatterns) -> Iterator[tuple[str, str, str]]:
     if patterns.step is None:
-        ours = next((trace.names[index] for index in ranges_among(trace.names, STEP)), None)
-        yield from [(STEP, ours, "ddp_prof")] if ours else _first_known(trace, STEP)
+        ours = [trace.names[index] for index in ranges_among(trace.names, STEP)]
+        yield from [(STEP, min(ours, key=_order), "ddp_prof")] if ours else _first_known(trace, STEP)
     for phase in PHASES:
         if phase != BACKWARD or patterns.backward is None:
             yield from _first_known(trace, phase)
 
 
 def _first_known(trace: Trace, kind: str) -> Iterator[tuple[str, str, str]]:
-    """The first name of a kind that the table knows, if any."""
-    known = [known for known in KNOWN_NAMES if known.kind == kind]
-    matches = [(re.compile(each.pattern, re.IGNORECASE).search, each.writer) for each in known]
-    yield from islice(((kind, name, who) for match, who in matches for name in trace.names if match(name)), 1)
+    """A name of a kind that the table knows, of the first writer of whom there is any."""
+    for known in (known for known in KNOWN_NAMES if known.kind == kind):
+        if found := list(filter(re.compile(known.pattern, re.IGNORECASE).search, trace.names)):
+            yield kind, min(found, key=_order), known.writer
+            return
+
+
+def _order(name: str) -> tuple[int, str]:
+    """An order of names that does not depend on that of the rows of a file: ``step 2`` before ``step 10``."""
+    return len(name), name
 
 
 def _process_inventory(
