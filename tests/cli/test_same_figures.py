@@ -14,6 +14,7 @@ from ddp_prof.present.timeline.model import WAITING
 from ddp_prof.runs.load import load_runs
 from ddp_prof.runs.run import timeline_sources
 from tests.command_line import csv_rows, run
+from tests.conftest import ROOT
 from tests.nsys_factory import NCCL, US, Capture, Kernel, Range, Sync, bucket_steps, write_capture
 from tests.nsys_factory import STEP_NS as STEP_OF_BUCKET
 
@@ -155,3 +156,47 @@ def test_no_command_makes_a_number_of_what_is_not_known(tmp_path: Path) -> None:
     checked = run("check", trace, "--max-blocking-ms", "1", "--format", "json")
     (verdict,) = json.loads(checked.stdout)["runs"][0]["verdicts"]
     assert (checked.exit_code, verdict["measured"], verdict["status"]) == (3, None, "unknown")
+
+
+FOREIGN = ROOT.parent / "shared" / "traces"
+CAPTURES = [
+    *sorted((ROOT / "traces").glob("*.sqlite")),
+    *sorted(FOREIGN.glob("*.gz")),
+    *sorted(FOREIGN.glob("*.sqlite")),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trace", CAPTURES, ids=lambda path: path.name)
+def test_what_two_commands_print_is_one_figure(trace: Path) -> None:
+    """Steps, collectives, times and shares of overlap, collectives, kernels, info, compare, summary and check."""
+
+    def document(command: str, *options: str) -> Any:
+        return json.loads(run(command, *options, "--format", "json", trace).stdout)
+
+    ranks = {(rank["process"], rank["device"]): rank for rank in document("overlap")["ranks"]}
+    collectives, kernels = document("collectives"), document("kernels", "--top", "0")
+    (compared,), (summary,) = document("compare")["variants"], document("summary")["runs"]
+    steps = [sum(step["host_ns"] is not None for step in rank["steps"]) for rank in ranks.values()]
+    assert sorted(process["steps"] for process in document("info")["processes"]) == sorted(steps)
+    assert compared["steps"] == summary["steps"] == max(steps)
+    for key, rank in ranks.items():
+        own = [one for one in collectives["collectives"] if (one["process"], one["device"]) == key]
+        assert len(own) == rank["collectives"]
+        assert sum(one["exposed_ns"] for one in own) == (rank["exposed_ns"] or 0)
+        assert sum(part["ns"] for one in own for part in one["exposed_by"]) == (rank["exposed_ns"] or 0)
+        if rank["reason"] is None and rank["steps"]:
+            assert sum(step["exposed_ns"] for step in rank["steps"]) <= rank["exposed_ns"]
+    assert {(one["process"], one["device"]): one["overlapped_ns"] for one in kernels["ranks"]} == {
+        key: rank["overlapped_ns"] for key, rank in ranks.items()
+    }
+    for name in ("label", "step_ns", "comm_ns", "overlapped_ns", "exposed_ns", "blocking_ns"):
+        assert summary[name] == compared[name], name
+    known = [rank for rank in ranks.values() if rank["overlap_ratio"] is not None]
+    if known and len(known) == len(ranks):
+        share = sum(rank["overlapped_ns"] for rank in known) / sum(rank["comm_ns"] for rank in known)
+        assert compared["overlap_ratio"] == pytest.approx(share)
+    (checked,) = document("check", "--min-overlap", "0")["runs"]
+    (verdict,) = checked["verdicts"]
+    least = min((rank["overlap_ratio"] for rank in known), default=None)
+    assert verdict["measured"] == (pytest.approx(least) if len(known) == len(ranks) and known else None)
