@@ -358,6 +358,10 @@ def test_the_next_capture_removes_what_a_killed_one_left(machine: Machine, isola
     _wait_for(machine.folder / "began")
     (scratch,) = _scratch_folders(process.pid)
     _wait_for(scratch / processes.OUTSIDE)
+    deadline = time.monotonic() + 30
+    while config not in (scratch / processes.OUTSIDE).read_text():  # it is noted within a tenth of a second
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
     process.kill()
     process.communicate(timeout=30)
     assert {path.name for path in (machine.folder / "traces").iterdir()} == {".overlap.partial"}
