@@ -47,6 +47,7 @@ class Sync:
     thread: int = 100
     process: int = 100
     device: int = 0
+    lasts: int = 1
 
 
 @dataclass
@@ -291,7 +292,7 @@ def _write_syncs(writer: _Writer, capture: Capture) -> None:
         writer.insert(
             CALL,
             start=sync.at,
-            end=sync.at + 1,
+            end=sync.at + sync.lasts,
             eventClass=0,
             globalTid=global_tid(sync.process, sync.thread),
             correlationId=sync.number,

@@ -61,7 +61,7 @@ class Headline:
 def gain_headline(summary: VariantSummary) -> str:
     """What hiding all communication of a run would gain at most: the first sentence of every command and page.
 
-    What blocks bounds the gain where it is known, what is exposed where it is not.
+    What blocks bounds the gain where it is known and no host waited, what is exposed elsewhere.
     """
     if summary.reason == NO_COMMUNICATION:
         return "Nothing in this trace is known to communicate, so there is nothing to hide."
@@ -74,6 +74,8 @@ def gain_headline(summary: VariantSummary) -> str:
     exposed, step = milliseconds(summary.exposed_ns), milliseconds(summary.step_ns)
     share = f"{_fine_percent(summary.exposed_ns / summary.step_ns)}"
     is_exposed = f"{exposed} of a {step} step ({share}) is exposed"
+    if summary.host_waits:
+        return f"{hidden}; {is_exposed}, and the host waits for it, so hiding all of it would gain at most {share}."
     if summary.blocking_ns is None:
         return f"{hidden}; {is_exposed}, so hiding all of it would gain at most {share}."
     if summary.blocking_ns == 0:

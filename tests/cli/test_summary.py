@@ -10,7 +10,7 @@ import pytest
 
 from tests.command_line import run
 from tests.ingest.nsys.test_sqlite_export import known_truth
-from tests.nsys_factory import write_capture
+from tests.nsys_factory import NCCL, US, Capture, Kernel, Range, Sync, write_capture
 
 TRACES = Path(__file__).parents[2] / "traces"
 FOREIGN = Path(__file__).parents[3] / "shared" / "traces"
@@ -76,6 +76,42 @@ def test_what_is_exposed_bounds_it_where_blocking_is_not_known(tmp_path: Path) -
     assert found["gain_at_most"] == pytest.approx(found["exposed_ns"] / found["step_ns"])
     assert "stands still" not in found["headline"]
     assert f"at most {100 * found['gain_at_most']:.1f} %" in found["headline"]
+
+
+@pytest.mark.parametrize(("host_waits", "gain"), [(True, 0.6), (False, 0)])
+def test_a_host_that_waits_for_a_collective_is_no_gain_of_nothing(
+    tmp_path: Path, host_waits: bool, gain: float
+) -> None:
+    """No stream stands still: the optimizer is launched only when the host has waited, or long after the all-reduce.
+
+    us         0         10        60   66
+    stream 7   .gggg                      oooooooooooo
+    stream 20       AAAAAAAAAAAAAAAAAA
+    host       ...wwwwwwwwwwwwwwwwwwww  o
+    """
+    capture = Capture()
+    for at, number in ((100 * US * step, 20 * step) for step in range(5)):
+        capture.ranges.append(Range(f"step {at}", at, at + 100 * US, 100))
+        capture.kernels += [
+            Kernel("gradient", at + 1 * US, at + 5 * US, at, 100, number=number + 1),
+            Kernel(NCCL, at + 5 * US, at + 65 * US, at + 300, 100, stream=20, number=number + 4),
+            Kernel("optimizer", at + 68 * US, at + 90 * US, at + 66 * US, 100, number=number + 8),
+        ]
+        capture.syncs += [
+            Sync("cudaEventRecord_v3020", at + 100, number + 2, 7, event=5, sync_id=41 + number),
+            Sync("cudaStreamWaitEvent_v3020", at + 200, number + 3, 20, event=5, sync_id=41 + number),
+            Sync("cudaStreamSynchronize_v3020", at + 400, number + 5, 20, lasts=65 * US if host_waits else 1),
+        ]
+    trace = write_capture(tmp_path / "x.sqlite", capture, "2023.4")
+    (found,) = summary(trace)["runs"]
+    assert found["blocking_ns"] == 0
+    assert found["gain_at_most"] == pytest.approx(gain)
+    assert ("would gain nothing" in found["headline"]) == (not host_waits)
+    assert ("the host waits for it" in found["headline"]) == host_waits
+    (collectives,) = json.loads(run("overlap", "--format", "json", trace).stdout)["ranks"]
+    assert collectives["dependencies"]["host_waits"] == (5 if host_waits else 0)
+    text = json.loads(run("collectives", "--format", "json", trace).stdout)["headline"]
+    assert text.startswith("Nothing waited for communication") == (not host_waits)
 
 
 def test_it_names_two_commands_that_run(tmp_path: Path) -> None:

@@ -236,6 +236,7 @@ class RunCollectives(Framed):
     unmatched: int
     warnings: tuple[str, ...]
     reason: str | None = None
+    host_waits: int = 0
 
     @property
     def outliers(self) -> Outliers | None:
@@ -248,12 +249,12 @@ class RunCollectives(Framed):
 
     @property
     def blocking(self) -> RunBlocking | None:
-        """What stood still for them; ``None`` where that is not known."""
+        """What stood still for them; ``None`` where that is not known, or not all they cost: a host waited, too."""
         rows = (
             (None if one.step_key is None else one.step_identity, one.blocking_ns, one.slack_ns)
             for one in self.collectives
         )
-        return None if self.reason else measure_run_blocking(rows)
+        return None if self.reason or self.host_waits else measure_run_blocking(rows)
 
     def to_frame(self) -> pd.DataFrame:
         """A row a collective; exposed time by when and by why in columns of their own, all in nanoseconds."""
@@ -283,6 +284,7 @@ def measure_collectives(run: RunAnalysis) -> RunCollectives:
         unmatched=run.matches.unmatched,
         warnings=(*run.warnings, *([_too_fast(too_fast)] if too_fast else [])),
         reason=_reason(run.ranks),
+        host_waits=sum(rank.host_waits for rank in run.ranks),
     )
 
 

@@ -129,6 +129,7 @@ class RankCollectives(Ranked):
         compute: Compute of the rank, at least all that runs while its collectives do.
         times: What filled its steps.
         reason: Why it is not known how much of its communication hides; ``None`` where it is.
+        host_waits: As of ``DependencyCoverage``.
     """
 
     process: int
@@ -149,6 +150,7 @@ class RankCollectives(Ranked):
     of_several: bool = False
     reason: str | None = None
     consumers: tuple[str, ...] = ()
+    host_waits: int = 0
 
     @property
     def keys_of_steps(self) -> Ints:
@@ -207,6 +209,7 @@ def find_timings(rank: RankEvents) -> RankCollectives:
         compute=rank.union_of(Category.COMPUTE),
         times=rank.step_times,
         reason=why_unknown(rank),
+        host_waits=rank.blocking.coverage.host_waits,
     )
 
 

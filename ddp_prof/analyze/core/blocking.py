@@ -14,7 +14,7 @@ from ddp_prof.analyze.core.attribution import Events
 from ddp_prof.analyze.core.step_breakdown import sum_by_group
 from ddp_prof.analyze.core.steps import Steps
 from ddp_prof.analyze.dependencies.blocking import Consumers, Stretches, find_blocking
-from ddp_prof.analyze.dependencies.edges import Dependencies
+from ddp_prof.analyze.dependencies.edges import Dependencies, HostCalls
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.table import UNKNOWN, Ints, Mask, empty, select
 from ddp_prof.trace import Category, Trace
@@ -32,6 +32,8 @@ class DependencyCoverage:
         resolved: Of how many it tells what they waited for.
         violations: How many the times contradict.
         reason: Why blocking is not known, or not of all steps; ``None`` where it is.
+        host_waits: How often the host of a device waited until a collective ended. What it launches afterwards comes
+            later for it, which is no time in which a stream stands still: blocking does not bound what that costs.
     """
 
     source: str
@@ -39,6 +41,7 @@ class DependencyCoverage:
     resolved: int
     violations: int
     reason: str | None
+    host_waits: int = 0
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,7 @@ def device_blocking(
         resolved=int((waits & dependencies.is_resolved).sum()),
         violations=int((waits & dependencies.is_violated).sum()),
         reason=reason if len(collectives) else None,
+        host_waits=_host_waits(trace, dependencies, np.flatnonzero(row_of != UNKNOWN), is_mine),
     )
     stretches = replace(found.stretches, collective=row_of[found.stretches.collective])
     consumers = replace(found.consumers, collective=row_of[found.consumers.collective])
@@ -141,6 +145,23 @@ def device_blocking(
         events,
         len(steps),
     )
+
+
+def _host_waits(trace: Trace, dependencies: Dependencies, own: Ints, is_mine: Mask) -> int:
+    """How many calls of the host ended when a collective did that was still running when they began.
+
+    Args:
+        trace: The trace.
+        dependencies: Its edges.
+        own: Rows of the activities that are the rank's events.
+        is_mine: Which activities are the rank's, warm-up included.
+    """
+    work = dependencies.in_order[is_mine[dependencies.in_order]]
+    calls = HostCalls(trace, dependencies, work)
+    waiting = np.flatnonzero(calls.latest != UNKNOWN)
+    awaited = work[calls.latest[waiting]]
+    is_collective = (trace.activities.category[awaited] == Category.COMMUNICATION) & np.isin(awaited, own)
+    return int((is_collective & (calls.start_ns[waiting] < trace.activities.end_ns[awaited])).sum())
 
 
 def _reason(trace: Trace, waits: Mask, dependencies: Dependencies, is_doubtful: Mask) -> str:

@@ -36,6 +36,7 @@ class VariantSummary:
         compute_only_ns: Of such a step's length; ``exposed_memory_ns`` likewise, and ``idle_ns`` is what they and
             communication leave of it.
         blocked_steps: In how many communicating steps of all ranks something stood still for it; ``None`` likewise.
+        host_waits: How often a host waited for a collective; see ``DependencyCoverage``.
         reason: Why nothing is known of what is exposed; ``None`` where it is known.
         speedup: Step time of the ``naive`` run over this one's; ``None`` where there is no such run, or where it ran on
             another device.
@@ -65,6 +66,7 @@ class VariantSummary:
     blocking_ns: int | None = None
     blocked_steps: int | None = None
     reason: str | None = None
+    host_waits: int = 0
 
     @property
     def parts_ns(self) -> dict[str, int | None]:
@@ -81,9 +83,9 @@ class VariantSummary:
     def gain_at_most(self) -> float | None:
         """The share of the step that hiding all communication would gain at most, 0 to 1.
 
-        What blocks bounds it where that is known, else what is exposed.
+        What blocks bounds it where that is known and no host waited, else what is exposed.
         """
-        cost_ns = self.exposed_ns if self.blocking_ns is None else self.blocking_ns
+        cost_ns = self.exposed_ns if self.blocking_ns is None or self.host_waits else self.blocking_ns
         return None if cost_ns is None or self.reason or not self.step_ns else cost_ns / self.step_ns
 
 
@@ -124,6 +126,7 @@ def _summary(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSummary
         blocking_ns=_rounded(_median(of_steps, "blocking_ns")) if tells_blocking else None,
         blocked_steps=blocked if tells_blocking else None,
         reason=_reason(result),
+        host_waits=sum(rank.dependencies.host_waits for rank in result.ranks if rank.dependencies),
         overlap_ratio_without_outliers=outliers.overlap_ratio_without if outliers else None,
         window_ns=_rounded(_median(of_steps, "window_ns")),
         **_parts(of_steps, _rounded(comm)),

@@ -8,7 +8,7 @@ from ddp_prof.present.columns import Row, ms, percent, times_of
 from ddp_prof.present.headlines import outliers_text
 from ddp_prof.present.json_documents import overlap_document
 from ddp_prof.present.table import Digest, TableView
-from ddp_prof.present.text import milliseconds, source_name
+from ddp_prof.present.text import counted, milliseconds, source_name
 from ddp_prof.trace import SOURCE_NAMES
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ def overlap_notes(result: TraceOverlap) -> list[str]:
         if not rank.reason and rank.dependencies and rank.dependencies.reason
     }
     reasons += [f"blocking is not known{which}: {reason}" for reason, which in unknown.items()]
+    if hosts := sum(rank.dependencies.host_waits for rank in result.ranks if rank.dependencies):
+        reasons.append(f"blocking is of streams; the host itself waited for a collective {counted(hosts, 'time')}")
     outliers = [outliers_text(result.outliers)] if result.outliers else []
     return [*reasons, *outliers, *result.about_lengths, *result.warnings]
 
