@@ -17,7 +17,7 @@ from ddp_prof.analyze.collectives.timing import BLOCKING, READY_SOURCES, RankCol
 from ddp_prof.analyze.core.collective_ranges import OPERATIONS, bus_factor
 from ddp_prof.analyze.dependencies.blocking import HELD_BY
 from ddp_prof.analyze.outliers import Outliers, find_outliers
-from ddp_prof.analyze.quality.unknown_work import NO_COMMUNICATION, merge_reasons
+from ddp_prof.analyze.quality.unknown_work import reason_of_run
 from ddp_prof.analyze.result_bases import Framed, Ranked, frame_of_rows, known, rows_of
 from ddp_prof.range_names import PHASES
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, looked_up
@@ -276,31 +276,20 @@ def _flat(collective: Collective) -> dict[str, Any]:
 def measure_collectives(run: RunAnalysis) -> RunCollectives:
     """Explain the collectives of a run."""
     collectives = tuple(collective for index in range(len(run.ranks)) for collective in _of_rank(run, index))
-    too_fast = sum(collective.is_too_fast for collective in collectives)
+    warnings = run.warnings
+    if too_fast := sum(collective.is_too_fast for collective in collectives):
+        over = f"over {FASTEST_LINK_BYTES_PER_S / 1e9:,.0f} GB/s: {too_fast}"
+        doubt = f"collectives with more bytes than any link moves in their time, {over}; their sizes are in doubt, so "
+        warnings += (f"{doubt}that no bandwidth is given",)
     return RunCollectives(
         collectives=collectives,
         alignment=run.alignment,
         matched=len(run.matches),
         unmatched=run.matches.unmatched,
-        warnings=(*run.warnings, *([_too_fast(too_fast)] if too_fast else [])),
-        reason=_reason(run.ranks),
+        warnings=warnings,
+        reason=reason_of_run([(rank.reason, len(rank.timings) > 0) for rank in run.ranks]),
         host_waits=sum(rank.host_waits for rank in run.ranks),
     )
-
-
-def _too_fast(collectives: int) -> str:
-    return (
-        f"collectives with more bytes than any link moves in their time, over {FASTEST_LINK_BYTES_PER_S / 1e9:,.0f} "
-        f"GB/s: {collectives}; their sizes are in doubt, so that no bandwidth is given"
-    )
-
-
-def _reason(ranks: Sequence[RankCollectives]) -> str | None:
-    """Of a rank that communicates, though not all of it is known; else where no rank is known."""
-    doubtful = [rank.reason for rank in ranks if rank.reason and len(rank.timings)]
-    if doubtful or any(rank.reason is None for rank in ranks):
-        return doubtful[0] if doubtful else None
-    return merge_reasons([rank.reason for rank in ranks]) if ranks else NO_COMMUNICATION
 
 
 def typical_step(collectives: Iterable[Collective]) -> int | None:

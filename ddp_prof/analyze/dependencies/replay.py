@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -107,80 +108,101 @@ def find_replay(
     Returns:
         ``None`` where calls are not numbered in the order in which their times follow from each other.
     """
-    rows = len(work)
+    rows = np.arange(len(work))
     stream, place = dependencies.stream[work.activity], dependencies.place[work.activity]
     row_of = np.full(len(trace.activities), UNKNOWN, np.int64)
-    row_of[work.activity] = np.arange(rows)
-    follows = np.append(False, stream[1:] == stream[:-1])[:rows]
-    before = np.where(follows, np.arange(rows) - 1, UNKNOWN)
+    row_of[work.activity] = rows
     producer, consumer = row_of[dependencies.edges.producer], row_of[dependencies.edges.consumer]
     inside = (producer != UNKNOWN) & (consumer != UNKNOWN)
     producer, consumer = producer[inside], consumer[inside]
     syncs = HostCalls(trace, dependencies, work.activity)
 
+    before = np.where(np.append(False, stream[1:] == stream[:-1])[: len(rows)], rows - 1, UNKNOWN)
     bound_ns = np.maximum(work.launch_ns, looked_up(work.end_ns, before, NO_TIME))
     np.maximum.at(bound_ns, consumer, work.end_ns[producer])
     launch_ns = np.where(bound_ns == NO_TIME, work.start_ns, work.launch_ns)  # of what nothing is known its own start
     lag_ns = work.start_ns - np.where(bound_ns == NO_TIME, work.start_ns, bound_ns)
-    is_collective = work.part == UNKNOWN
-    own_ns = lag_ns + np.where(is_collective, 0, work.end_ns - work.start_ns)
-
-    is_kept = is_collective | (step_of_last != UNKNOWN)
-    for referred in (producer, consumer, syncs.awaited):
-        is_kept[referred] = True
+    own_ns = lag_ns + np.where(work.part == UNKNOWN, 0, work.end_ns - work.start_ns)
     upto_ns = np.cumsum(own_ns)  # only differences within a stream are used
-    kept = np.flatnonzero(is_kept)
-    at = np.searchsorted(kept, np.arange(rows))
-    to = looked_up(kept, np.where(at < len(kept), at, UNKNOWN))  # the next one kept, of the same stream
-    to = np.where(looked_up(stream, to) == stream, to, UNKNOWN)
 
-    # A time per operation kept, two per collective, one per call that waits; in the order of their calls.
-    arrivals = np.flatnonzero(is_collective)
-    key = np.concatenate([place[kept], place[arrivals], syncs.place])
-    kind = np.repeat([1, 0, 2], [len(kept), len(arrivals), len(syncs.place)])
-    order = np.lexsort((kind, key))
-    position = np.empty(len(order), np.int64)
-    position[order] = np.arange(len(order))
-    end_of, arrive_of = np.full(rows, UNKNOWN, np.int64), np.full(rows, UNKNOWN, np.int64)
-    end_of[kept] = position[: len(kept)]
-    arrive_of[arrivals] = position[len(kept) : len(kept) + len(arrivals)]
-    begin_of = np.where(is_collective, arrive_of, end_of)
-    sync_of = position[len(kept) + len(arrivals) :]
-    which = np.full(rows, UNKNOWN, np.int64)
-    which[arrivals] = np.arange(len(arrivals))
-    none = np.full(len(syncs.place), UNKNOWN)
-    nowhere = np.full(len(arrivals), UNKNOWN)
-    times = Times(
-        np.concatenate([work.end_ns[kept], work.start_ns[arrivals], syncs.end_ns])[order],
-        np.concatenate([np.full(len(kept), UNKNOWN), which[arrivals], none])[order],
-        np.concatenate([step_of_last[kept], nowhere, none])[order],
-    )
-
-    found: list[tuple[Ints, Ints, Ints]] = []
-    # From the operation kept before on the stream, over those between.
+    layout = _lay_out(work, place, syncs, step_of_last, np.concatenate([producer, consumer, syncs.awaited]))
+    kept, end_of, begin_of = layout.kept, layout.end_of, layout.begin_of
     later = kept[1:][stream[kept[1:]] == stream[kept[:-1]]]
     earlier = kept[np.searchsorted(kept, later) - 1]
-    found.append((end_of[earlier], begin_of[later], upto_ns[later] - upto_ns[earlier]))
-    found.append((end_of[producer], begin_of[consumer], own_ns[consumer]))
-    # From launches: of all of one operation kept that follow one call that waits, the latest.
-    launched = np.flatnonzero((launch_ns != NO_TIME) & (to != UNKNOWN))
+    at = np.searchsorted(kept, rows)
+    next_kept = looked_up(kept, np.where(at < len(kept), at, UNKNOWN))
+    next_kept = np.where(looked_up(stream, next_kept) == stream, next_kept, UNKNOWN)
+
+    # Of all launches before one operation kept that follow one call that waits, the latest.
+    launched = np.flatnonzero((launch_ns != NO_TIME) & (next_kept != UNKNOWN))
     thread = looked_up(trace.calls.lane, trace.launching_calls[work.activity[launched]])
     after = syncs.last_before(thread, main_thread, launch_ns[launched], place[launched])
-    first, pair = distinct_rows(to[launched], after)
+    first, pair = distinct_rows(next_kept[launched], after)
     latest_ns = np.full(len(first), _NEVER)
     np.maximum.at(latest_ns, pair, launch_ns[launched] - upto_ns[launched] + own_ns[launched])
-    after, heads = after[first], to[launched[first]]
-    length_ns = latest_ns + upto_ns[heads] - looked_up(syncs.end_ns, after, 0)
-    found.append((looked_up(sync_of, after), begin_of[heads], length_ns))
-    # A call that waits follows the one before, and what it waits for.
-    before = syncs.last_before(syncs.thread, main_thread, syncs.start_ns, syncs.place)
-    since_ns = syncs.start_ns - looked_up(syncs.end_ns, before, 0)
-    found.append((looked_up(sync_of, before), sync_of, since_ns + syncs.lag_ns))
-    found.append((end_of[syncs.awaited], sync_of[syncs.awaits], syncs.lag_ns[syncs.awaits]))
-    found.append((arrive_of[arrivals], end_of[arrivals], (work.end_ns - work.start_ns)[arrivals]))
+    after, heads = after[first], next_kept[launched[first]]
+
+    sync_before = syncs.last_before(syncs.thread, main_thread, syncs.start_ns, syncs.place)
+    since_ns = syncs.start_ns - looked_up(syncs.end_ns, sync_before, 0)
+    collectives = layout.collectives
+    found: list[tuple[Ints, Ints, Ints]] = [  # tail, head, length
+        (end_of[earlier], begin_of[later], upto_ns[later] - upto_ns[earlier]),
+        (end_of[producer], begin_of[consumer], own_ns[consumer]),
+        (
+            looked_up(layout.sync_of, after),
+            begin_of[heads],
+            latest_ns + upto_ns[heads] - looked_up(syncs.end_ns, after, 0),
+        ),
+        (looked_up(layout.sync_of, sync_before), layout.sync_of, since_ns + syncs.lag_ns),
+        (end_of[syncs.awaited], layout.sync_of[syncs.awaits], syncs.lag_ns[syncs.awaits]),
+        (begin_of[collectives], end_of[collectives], (work.end_ns - work.start_ns)[collectives]),
+    ]
     tail, head, length_ns = (np.concatenate(column) for column in zip(*found, strict=True))
-    is_duration = np.repeat([0, 1], [len(tail) - len(arrivals), len(arrivals)])
-    return Replay(times, Links(tail, head, length_ns, is_duration)) if np.all(tail < head) else None
+    is_duration = np.repeat([0, 1], [len(tail) - len(collectives), len(collectives)])
+    return Replay(layout.times, Links(tail, head, length_ns, is_duration)) if np.all(tail < head) else None
+
+
+class _Layout(NamedTuple):
+    """Where the times of a device stand.
+
+    Attributes:
+        times: A time per operation kept, two per collective, one per call that waits; in the order of their calls.
+        kept: Operations that have times.
+        collectives: Those of them that communicate.
+        end_of, begin_of: Of each operation the row of its end, and the row up to which others delay it: the arrival of
+            a collective, the end of others.
+        sync_of: Of each call that waits the row of its end.
+    """
+
+    times: Times
+    kept: Ints
+    collectives: Ints
+    end_of: Ints
+    begin_of: Ints
+    sync_of: Ints
+
+
+def _lay_out(work: Work, place: Ints, syncs: HostCalls, step_of_last: Ints, referred: Ints) -> _Layout:
+    is_collective = work.part == UNKNOWN
+    is_kept = is_collective | (step_of_last != UNKNOWN)
+    is_kept[referred] = True
+    kept, collectives = np.flatnonzero(is_kept), np.flatnonzero(is_collective)
+
+    counts = [len(kept), len(collectives), len(syncs.place)]
+    order = np.lexsort((np.repeat([1, 0, 2], counts), np.concatenate([place[kept], place[collectives], syncs.place])))
+    position = np.empty(len(order), np.int64)
+    position[order] = np.arange(len(order))
+    ends, arrivals, sync_of = np.split(position, np.cumsum(counts)[:-1])
+    end_of = np.full(len(work), UNKNOWN, np.int64)
+    end_of[kept] = ends
+    begin_of = end_of.copy()
+    begin_of[collectives] = arrivals
+
+    which, step = np.full(len(order), UNKNOWN), np.full(len(order), UNKNOWN)
+    which[arrivals] = np.arange(len(collectives))
+    step[ends] = step_of_last[kept]
+    time_ns = np.concatenate([work.end_ns[kept], work.start_ns[collectives], syncs.end_ns])[order]
+    return _Layout(Times(time_ns, which, step), kept, collectives, end_of, begin_of, sync_of)
 
 
 def join_replays(

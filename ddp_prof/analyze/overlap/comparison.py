@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddp_prof.analyze.overlap.overlap import StepLength, StepOverlap, TraceOverlap
-from ddp_prof.analyze.quality.unknown_work import NO_COMMUNICATION, merge_reasons
+from ddp_prof.analyze.quality.unknown_work import reason_of_run
 from ddp_prof.analyze.statistics import StepMedian, median_of_steps
 from ddp_prof.variants import BASELINE
 
@@ -125,19 +125,12 @@ def _summary(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSummary
         exposed_half_width_ns=_half_width(exposed),
         blocking_ns=_rounded(_median(of_steps, "blocking_ns")) if tells_blocking else None,
         blocked_steps=blocked if tells_blocking else None,
-        reason=_reason(result),
+        reason=reason_of_run([(rank.reason, bool(rank.collectives)) for rank in result.ranks]),
         host_waits=sum(rank.dependencies.host_waits for rank in result.ranks if rank.dependencies),
         overlap_ratio_without_outliers=outliers.overlap_ratio_without if outliers else None,
         window_ns=_rounded(_median(of_steps, "window_ns")),
         **_parts(of_steps, _rounded(comm)),
     )
-
-
-def _reason(result: TraceOverlap) -> str | None:
-    doubtful = [rank.reason for rank in result.ranks if rank.reason and rank.collectives]
-    if doubtful or any(rank.reason is None for rank in result.ranks):
-        return merge_reasons(doubtful) if doubtful else None
-    return merge_reasons([rank.reason for rank in result.ranks]) if result.ranks else NO_COMMUNICATION
 
 
 def _speedup(device: str, step: StepMedian | None, naive: TraceOverlap | None) -> float | None:

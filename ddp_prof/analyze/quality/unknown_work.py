@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -33,11 +33,25 @@ def why_unknown(rank: RankEvents) -> str | None:
 
 
 def merge_reasons(reasons: Collection[str | None]) -> str | None:
-    """Why of a capture, from why of each of its parts."""
-    said = set(reasons)
-    if GRAPHS in said or None in said:
-        return GRAPHS if GRAPHS in said else None
-    return max((reason for reason in said if reason), default=None, key=lambda reason: reason != NOTHING)
+    """Combine the reasons of the parts of one rank's capture, or of several ranks, into one."""
+    distinct = set(reasons)
+    if GRAPHS in distinct or None in distinct:
+        return GRAPHS if GRAPHS in distinct else None
+    return max((reason for reason in distinct if reason), default=None, key=lambda reason: reason != NOTHING)
+
+
+def reason_of_run(ranks: Sequence[tuple[str | None, bool]]) -> str | None:
+    """Why the figures of a run are not known, or not all of them.
+
+    Args:
+        ranks: The reason of each rank, and whether it communicates. One that communicates decides first; otherwise one
+            rank that is known is enough.
+    """
+    reasons = [reason for reason, _ in ranks]
+    doubtful = [reason for reason, communicates in ranks if reason and communicates]
+    if not doubtful and None in reasons:
+        return None
+    return merge_reasons(doubtful or reasons) if ranks else NO_COMMUNICATION
 
 
 def hides_work(rank: RankEvents) -> bool:
