@@ -154,7 +154,7 @@ def measure_chains(rank: RankEvents) -> RankChains:
     last = np.full(len(rank.steps), UNKNOWN, np.int64)
     last[events.step[trains]] = events.activity[trains]
     ends_ns = np.where(last == UNKNOWN, window.start_ns, ends_ns)
-    work = find_work(trace, rank.dependencies.found, rank.is_mine, main_thread)
+    work = find_work(trace, rank.dependencies.found, rank.host_calls, main_thread)
     replay = None
     if not reason:
         dependencies, of_step = rank.dependencies.found, step_of_training[work.activity]
@@ -162,7 +162,7 @@ def measure_chains(rank: RankEvents) -> RankChains:
         lasts = rows[distinct_rows(of_step[rows], dependencies.stream[work.activity[rows]])[0]]
         step_of_last = np.full(len(work), UNKNOWN, np.int64)
         step_of_last[lasts] = of_step[lasts]
-        replay = find_replay(trace, dependencies, work, main_thread, step_of_last)
+        replay = find_replay(trace, dependencies, work, rank.host_calls, main_thread, step_of_last)
     chains = follow_chains(work, step, window.start_ns, ends_ns, last)
     row_of = np.full(len(trace.activities), UNKNOWN, np.int64)
     is_collective = chains.activity != UNKNOWN

@@ -90,13 +90,14 @@ class RankBlocking:
 
 
 def device_blocking(
-    trace: Trace, dependencies: Dependencies, is_mine: Mask, events: Events, steps: Steps
+    trace: Trace, dependencies: Dependencies, host_calls: HostCalls, is_mine: Mask, events: Events, steps: Steps
 ) -> RankBlocking:
     """Of a rank with a device.
 
     Args:
         trace: The trace.
         dependencies: Its edges.
+        host_calls: The calls in which its host waits for the device.
         is_mine: Which of its activities are the rank's.
         events: The rank's events; collectives that are none of them, as those of warm-up steps, are left out.
         steps: The rank's steps.
@@ -127,13 +128,14 @@ def device_blocking(
     reason = None
     if (len(collectives) and not is_known[collectives].all()) or is_doubtful.any():
         reason = _reason(trace, waits, dependencies, is_doubtful)
+    awaited = host_calls.work[host_calls.latest[host_calls.waited]]
     coverage = DependencyCoverage(
         source=trace.sync_source,
         waits=int(waits.sum()),
         resolved=int((waits & dependencies.is_resolved).sum()),
         violations=int((waits & dependencies.is_violated).sum()),
         reason=reason if len(collectives) else None,
-        host_waits=_host_waits(trace, dependencies, np.flatnonzero(row_of != UNKNOWN), is_mine),
+        host_waits=int(np.isin(row_of[awaited], collectives).sum()),
     )
     stretches = replace(found.stretches, collective=row_of[found.stretches.collective])
     consumers = replace(found.consumers, collective=row_of[found.consumers.collective])
@@ -145,23 +147,6 @@ def device_blocking(
         events,
         len(steps),
     )
-
-
-def _host_waits(trace: Trace, dependencies: Dependencies, own: Ints, is_mine: Mask) -> int:
-    """How many calls of the host ended when a collective did that was still running when they began.
-
-    Args:
-        trace: The trace.
-        dependencies: Its edges.
-        own: Rows of the activities that are the rank's events.
-        is_mine: Which activities are the rank's, warm-up included.
-    """
-    work = dependencies.in_order[is_mine[dependencies.in_order]]
-    calls = HostCalls(trace, dependencies, work)
-    waiting = np.flatnonzero(calls.latest != UNKNOWN)
-    awaited = work[calls.latest[waiting]]
-    is_collective = (trace.activities.category[awaited] == Category.COMMUNICATION) & np.isin(awaited, own)
-    return int((is_collective & (calls.start_ns[waiting] < trace.activities.end_ns[awaited])).sum())
 
 
 def _reason(trace: Trace, waits: Mask, dependencies: Dependencies, is_doubtful: Mask) -> str:

@@ -25,7 +25,7 @@ from ddp_prof.analyze.core.phases import Phases, find_phases
 from ddp_prof.analyze.core.step_breakdown import StepBreakdown, measure_breakdown
 from ddp_prof.analyze.core.step_times import StepTimes, device_lead, is_ahead, measure_step_times
 from ddp_prof.analyze.core.steps import NO_PATTERNS, RangePatterns, Steps, find_steps, name_ranges
-from ddp_prof.analyze.dependencies.edges import Dependencies, find_dependencies
+from ddp_prof.analyze.dependencies.edges import Dependencies, HostCalls, find_dependencies
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.errors import TraceError
 from ddp_prof.range_names import COLLECTIVES, PROCESS, ranges_among
@@ -153,7 +153,15 @@ class RankEvents(Brief):
             if len(self.trace.operators) and not waits:
                 return unknown_blocking(self.events, len(self.steps), "the trace does not tell when the host waits")
             return host_blocking(self.phases.union_of(SYNCHRONIZE_PHASE), waits, self.events, len(self.steps))
-        return device_blocking(self.trace, self.dependencies.found, self.is_mine, self.events, self.steps)
+        return device_blocking(
+            self.trace, self.dependencies.found, self.host_calls, self.is_mine, self.events, self.steps
+        )
+
+    @cached_property
+    def host_calls(self) -> HostCalls:
+        """The calls in which the host waits for the rank's device."""
+        in_order = self.dependencies.found.in_order
+        return HostCalls(self.trace, self.dependencies.found, in_order[self.is_mine[in_order]])
 
     @cached_property
     def is_backward(self) -> Mask:

@@ -16,12 +16,12 @@ overlap. Chains are kept from collective to collective: that is all that compari
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from ddp_prof.analyze.dependencies.edges import Dependencies, HostCalls
-from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, Table, distinct, looked_up
+from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Table, distinct, looked_up
 from ddp_prof.trace import Category, Trace
 
 PARTS = ("compute", "copies", "queue", "launch", "host")
@@ -75,22 +75,21 @@ class Work(Table):
     after_sync: Ints
 
 
-def find_work(trace: Trace, dependencies: Dependencies, is_mine: Mask, main_thread: int) -> Work:
+def find_work(trace: Trace, dependencies: Dependencies, calls: HostCalls, main_thread: int) -> Work:
     """What bound each operation of a device.
 
     Args:
         trace: The trace.
         dependencies: Its edges.
-        is_mine: Which activities are the device's.
+        calls: The device's operations, and the calls in which its host waits for them.
         main_thread: The thread that runs the steps: what it waits for holds up autograd's launches, too.
     """
-    activities = trace.activities
-    rows = dependencies.in_order[is_mine[dependencies.in_order]]
+    activities, rows = trace.activities, calls.work
     place = np.full(len(activities), UNKNOWN, np.int64)
     place[rows] = np.arange(len(rows))
     start, end, stream = activities.start_ns[rows], activities.end_ns[rows], dependencies.stream[rows]
-    call = trace.launching_calls[rows]
-    launch = looked_up(trace.calls.start_ns, call, NO_TIME)
+    launching = trace.launching_calls[rows]
+    launch = looked_up(trace.calls.start_ns, launching, NO_TIME)
 
     bound_by, bound_ns = np.full(len(rows), UNKNOWN, np.int64), launch.copy()
     follows = np.flatnonzero(stream[1:] == stream[:-1]) + 1
@@ -108,31 +107,19 @@ def find_work(trace: Trace, dependencies: Dependencies, is_mine: Mask, main_thre
 
     category = activities.category[rows]
     part = np.where(category == Category.MEMORY, COPIES, np.where(category == Category.COMMUNICATION, UNKNOWN, COMPUTE))
-    work = Work(rows, start, end, part, bound_by, launch, np.full(len(rows), UNKNOWN, np.int64))
-    after = _after_syncs(trace, dependencies, work, looked_up(trace.calls.lane, call), main_thread)
-    return replace(work, after_sync=after)
+    after = _after_syncs(calls, looked_up(trace.calls.lane, launching), launch, main_thread)
+    return Work(rows, start, end, part, bound_by, launch, after)
 
 
-def find_host_waits(trace: Trace, dependencies: Dependencies, work: Work) -> tuple[Ints, Ints]:
-    """Calls in which the host waited for the device, by their ends, and the operations that they waited for.
-
-    Rows of the trace's synchronizations, and of ``work``. A call waited only if what it waits for ended within it.
-    """
-    calls = HostCalls(trace, dependencies, work.activity)
-    waited = np.flatnonzero(looked_up(work.end_ns, calls.latest, NO_TIME) > calls.start_ns)
-    return calls.rows[waited], calls.latest[waited]
-
-
-def _after_syncs(trace: Trace, dependencies: Dependencies, work: Work, thread: Ints, main_thread: int) -> Ints:
+def _after_syncs(calls: HostCalls, thread: Ints, launch_ns: Ints, main_thread: int) -> Ints:
     """The operation that the host waited for last before each launch, on its thread or on the main one."""
-    calls = trace.synchronizations
-    waits, awaited = find_host_waits(trace, dependencies, work)
-    found = np.full(len(work), UNKNOWN, np.int64)
+    waited = calls.waited
+    found = np.full(len(thread), UNKNOWN, np.int64)
     for one in distinct(thread):
         mine = thread == one
-        own = np.isin(calls.thread[waits], (one, main_thread))
-        last = np.searchsorted(calls.end_ns[waits[own]], work.launch_ns[mine], side="right") - 1
-        found[mine] = np.where(last < 0, UNKNOWN, looked_up(awaited[own], np.maximum(last, UNKNOWN)))
+        own = waited[np.isin(calls.thread[waited], (one, main_thread))]
+        last = np.searchsorted(calls.end_ns[own], launch_ns[mine], side="right") - 1
+        found[mine] = np.where(last < 0, UNKNOWN, looked_up(calls.latest[own], np.maximum(last, UNKNOWN)))
     return found
 
 

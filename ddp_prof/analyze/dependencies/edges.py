@@ -227,12 +227,13 @@ class HostCalls:
     Args:
         trace: The trace.
         dependencies: Its edges.
-        work: Rows of the device's activities.
+        work: Rows of the device's activities, stream by stream in the order of their launch.
 
     Attributes:
         rows: In the trace's synchronizations, by their ends.
         awaited: Indices into ``work``; ``awaits`` the call of each.
         latest: Of each call the one of these that ends last, ``UNKNOWN`` where it waits for none.
+        waited: Those calls in which the host waited: what they waited for was still running when they began.
         lag_ns: How long after the last of these, and after its own start, each call ended.
     """
 
@@ -241,7 +242,7 @@ class HostCalls:
         numbers, stream = trace.activities.correlation[work], dependencies.stream[work]
         rows = np.flatnonzero((calls.kind >= SyncKind.HOST_WAIT_EVENT) & np.isin(calls.process, process))
         rows = rows[np.argsort(calls.end_ns[rows], kind="stable")]
-        self.rows = rows
+        self.work, self.rows = work, rows
         self.thread, self.place = calls.thread[rows], dependencies.call_place[rows]
         self.start_ns, self.end_ns = calls.start_ns[rows], calls.end_ns[rows]
 
@@ -268,7 +269,9 @@ class HostCalls:
         by_end = np.argsort(ends[known], kind="stable")
         self.latest = np.full(len(rows), UNKNOWN, np.int64)
         self.latest[self.awaits[by_end]] = self.awaited[by_end]  # of several the last one written stays
-        self.lag_ns = self.end_ns - np.maximum(self.start_ns, looked_up(end_ns, self.latest, NO_TIME))
+        until_ns = looked_up(end_ns, self.latest, NO_TIME)
+        self.waited = np.flatnonzero(until_ns > self.start_ns)
+        self.lag_ns = self.end_ns - np.maximum(self.start_ns, until_ns)
 
     def last_before(self, thread: Ints, main_thread: int, time_ns: Ints, place: Ints) -> Ints:
         """The last call of the thread, or of the main one, that ended by a time and came before a place among calls.

@@ -94,7 +94,7 @@ class Replay:
 
 
 def find_replay(
-    trace: Trace, dependencies: Dependencies, work: Work, main_thread: int, step_of_last: Ints
+    trace: Trace, dependencies: Dependencies, work: Work, syncs: HostCalls, main_thread: int, step_of_last: Ints
 ) -> Replay | None:
     """The times of a device, and how they follow from each other.
 
@@ -102,6 +102,7 @@ def find_replay(
         trace: The trace.
         dependencies: Its edges.
         work: The device's operations.
+        syncs: The calls in which its host waits for them.
         main_thread: The thread that runs the steps.
         step_of_last: Of each operation that is its step's last one on its stream the step, of others ``UNKNOWN``.
 
@@ -115,7 +116,6 @@ def find_replay(
     producer, consumer = row_of[dependencies.edges.producer], row_of[dependencies.edges.consumer]
     inside = (producer != UNKNOWN) & (consumer != UNKNOWN)
     producer, consumer = producer[inside], consumer[inside]
-    syncs = HostCalls(trace, dependencies, work.activity)
 
     before = np.where(np.append(False, stream[1:] == stream[:-1])[: len(rows)], rows - 1, UNKNOWN)
     bound_ns = np.maximum(work.launch_ns, looked_up(work.end_ns, before, NO_TIME))

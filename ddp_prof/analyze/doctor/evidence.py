@@ -14,7 +14,7 @@ from ddp_prof.analyze.collectives.results import Collective, RunCollectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.straggler import RunSkew
 from ddp_prof.analyze.core.rank_events import RankEvents
-from ddp_prof.analyze.dependencies.critical_path import find_host_waits, find_work
+from ddp_prof.analyze.dependencies.critical_path import find_work
 from ddp_prof.analyze.intervals import union
 from ddp_prof.analyze.overlap.overlap import TraceOverlap
 from ddp_prof.analyze.root_cause import carries_gradients
@@ -200,9 +200,8 @@ def _syncs_in_backward(rank: RankEvents) -> tuple[Ints, Ints]:
     count, length_ns = np.zeros(len(rank.steps), np.int64), np.zeros(len(rank.steps), np.int64)
     if rank.device is None or not len(rank.events):
         return count, length_ns
-    calls, dependencies = rank.trace.synchronizations, rank.dependencies.found
-    work = find_work(rank.trace, dependencies, rank.is_mine, rank.main_thread)
-    rows, _ = find_host_waits(rank.trace, dependencies, work)
+    calls = rank.trace.synchronizations
+    rows = rank.host_calls.rows[rank.host_calls.waited]
     rows = rows[np.isin(calls.thread[rows], [rank.main_thread, *rank.gradient_threads])]
     begin, _ = _backward_of_steps(rank)
     events = rank.events
@@ -222,7 +221,7 @@ def _serialized(rank: RankEvents) -> tuple[int, int]:
     if rank.device is None or rank.blocking.coverage.reason:
         return 0, 0
     dependencies = rank.dependencies.found
-    work = find_work(rank.trace, dependencies, rank.is_mine, rank.main_thread)
+    work = find_work(rank.trace, dependencies, rank.host_calls, rank.main_thread)
     stream = dependencies.stream[work.activity]
     bound_ns = np.where(work.bound_by == UNKNOWN, work.launch_ns, work.end_ns[work.bound_by])
     rows = np.flatnonzero((work.part == UNKNOWN) & (bound_ns != NO_TIME))
