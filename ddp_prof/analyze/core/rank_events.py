@@ -22,7 +22,7 @@ from ddp_prof.analyze.core.attribution import (
 from ddp_prof.analyze.core.blocking import RankBlocking, device_blocking, host_blocking, unknown_blocking
 from ddp_prof.analyze.core.collective_ranges import NOTIFY, CollectiveRanges, find_collective_ranges, operation_of
 from ddp_prof.analyze.core.phases import Phases, find_phases
-from ddp_prof.analyze.core.step_breakdown import StepBreakdown, measure_breakdown
+from ddp_prof.analyze.core.step_breakdown import StepBreakdown, TimeParts, divide_time, measure_breakdown
 from ddp_prof.analyze.core.step_times import StepTimes, device_lead, is_ahead, measure_step_times
 from ddp_prof.analyze.core.steps import NO_PATTERNS, RangePatterns, Steps, find_steps, name_ranges
 from ddp_prof.analyze.dependencies.edges import Dependencies, HostCalls, find_dependencies
@@ -120,6 +120,10 @@ class RankEvents(Brief):
     def breakdown(self) -> StepBreakdown:
         """Where the time of each step went."""
         return measure_breakdown(self.events, self.steps, self.union_of, on_host=self.device is None)
+
+    def time_by_part(self, window: Intervals) -> TimeParts:
+        """What the rank did when in a window."""
+        return divide_time(self.union_of, window)
 
     @cached_property
     def lead_ns(self) -> tuple[Ints, Ints]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -51,6 +52,31 @@ class StepBreakdown(Table):
     def window_ns(self) -> Ints:
         """Length of each window."""
         return self.end_ns - self.start_ns
+
+
+class TimeParts(NamedTuple):
+    """A stretch of time by what a rank did in it, each instant in one part."""
+
+    compute_only: Intervals
+    overlapped: Intervals
+    exposed: Intervals
+    exposed_memory: Intervals
+    idle: Intervals
+
+
+def divide_time(union_of: Callable[[Category], Intervals], window: Intervals) -> TimeParts:
+    """The parts of a window whatever step they belong to; :func:`measure_breakdown` gives their lengths by step."""
+    compute, communication, memory = (
+        union_of(category) & window for category in (Category.COMPUTE, Category.COMMUNICATION, Category.MEMORY)
+    )
+    busy = compute | communication
+    return TimeParts(
+        compute_only=compute - communication,
+        overlapped=communication & compute,
+        exposed=communication - compute,
+        exposed_memory=memory - busy,
+        idle=window - (busy | memory),
+    )
 
 
 def measure_breakdown(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddp_prof.analyze.core.collective_ranges import CollectiveRanges
+from ddp_prof.analyze.intervals import EVER
 from ddp_prof.range_names import PHASES
 from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Table, distinct, empty, looked_up, select
 
@@ -96,7 +97,7 @@ def tracks_of(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[ProcessTrac
         yield ProcessTracks(_process_title(process, own), builder.tracks(), _counters(own))
 
 
-def nest(start_ns: Ints, end_ns: Ints) -> Ints:
+def separate_crossing(start_ns: Ints, end_ns: Ints) -> Ints:
     """The lane of each slice: the first on which it lies within every slice that is open when it starts.
 
     000000000000..
@@ -138,10 +139,10 @@ def _counters(rank_events: Sequence[RankEvents]) -> tuple[Counter, ...]:
     """A rank that did not communicate has none: zero would say that all of it was hidden."""
     counters = []
     for events in (rank.captured for rank in rank_events):
-        communication, compute = events.union_of(Category.COMMUNICATION), events.union_of(Category.COMPUTE)
-        if len(communication):
+        if len(events.union_of(Category.COMMUNICATION)):
             title = "communication" if len(rank_events) == 1 else f"communication, GPU {events.device}"
-            counters.append(Counter(title, communication & compute, communication - compute))
+            parts = events.time_by_part(EVER)
+            counters.append(Counter(title, parts.overlapped, parts.exposed))
     return tuple(counters)
 
 
@@ -297,6 +298,6 @@ def _main_category(slices: Slices) -> str:
 def _split(title: str, slices: Slices, names: Sequence[str]) -> Iterator[Track]:
     """As many tracks as it takes for slices to nest; none where there is no slice."""
     slices = select(slices, np.lexsort((-slices.end_ns, slices.start_ns)))
-    lane = nest(slices.start_ns, slices.end_ns)
+    lane = separate_crossing(slices.start_ns, slices.end_ns)
     for number in range(int(lane.max(initial=-1)) + 1):
         yield Track(title if number == 0 else f"{title} ({number + 1})", select(slices, lane == number), names)

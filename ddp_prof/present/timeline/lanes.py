@@ -237,19 +237,8 @@ def _owners(rank: RankEvents) -> tuple[Ints, Ints]:
 
 
 def divide(rank: RankEvents, view: View) -> dict[str, Intervals]:
-    """The view by what a rank did in it, as ``analyze.core.step_breakdown`` measures it; the lengths sum to it."""
-    window = union_of_one(view.start_ns, view.end_ns)
-    compute, communication, memory = (
-        rank.union_of(category) & window for category in (Category.COMPUTE, Category.COMMUNICATION, Category.MEMORY)
-    )
-    busy = compute | communication
-    parts = {
-        theme.COMPUTE_ONLY: compute - communication,
-        theme.OVERLAPPED: communication & compute,
-        theme.EXPOSED: communication - compute,
-        theme.EXPOSED_MEMORY: memory - busy,
-        theme.IDLE: window - (busy | memory),
-    }
+    """The view by what a rank did in it; the lengths sum to it."""
+    parts = rank.time_by_part(union_of_one(view.start_ns, view.end_ns))._asdict()
     for category in (Category.OTHER, Category.UNKNOWN):  # it is not known what runs, but the device is not idle
         running = rank.union_of(category)
         parts[_DRAWN_AS[category]] = parts[theme.IDLE] & running

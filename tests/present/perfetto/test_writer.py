@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.overlap.overlap import measure_rank
 from ddp_prof.ingest.load import load_trace
-from ddp_prof.present.perfetto.tracks import CATEGORIES, nest
+from ddp_prof.present.perfetto.tracks import CATEGORIES, separate_crossing
 from ddp_prof.present.perfetto.writer import write_perfetto
 from ddp_prof.present.timeline.model import Source
 from ddp_prof.trace import UNKNOWN, Category, Trace
@@ -321,14 +321,14 @@ def test_a_slice_that_crosses_goes_to_the_next_lane() -> None:
         runs(row)[0]
         for row in ("000000000000..", ".0000.........", "...1111.......", ".....0........", "........111111")
     ]
-    tracks = nest(column(start for _, start, _ in drawn), column(end for _, _, end in drawn))
+    tracks = separate_crossing(column(start for _, start, _ in drawn), column(end for _, _, end in drawn))
     assert tracks.tolist() == [int(row) for row, _, _ in drawn]
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10)), max_size=40))
 def test_slices_of_a_lane_always_nest(drawn: list[tuple[int, int]]) -> None:
     start, end = column(s for s, _ in drawn), column(s + d for s, d in drawn)
-    tracks = nest(start, end)
+    tracks = separate_crossing(start, end)
     for lane in set(tracks.tolist()):
         rows = np.flatnonzero(tracks == lane)
         rows = rows[np.lexsort((-end[rows], start[rows]))]
