@@ -7,7 +7,7 @@ taken for different where that is more than the interval of their difference; se
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -72,7 +72,7 @@ class GateResult:
         rank: The rank that decides, ``None`` where all do together.
         baseline: The median of the run compared with.
         spread: By how much two medians must differ to be told apart.
-        reason: Why it is unknown, or passed although beyond the limit; else empty.
+        reason: Why it is unknown, or passed although beyond the limit, or what a passed one does not cover; else empty.
     """
 
     requirement: str
@@ -116,7 +116,10 @@ def _verdicts(run: TraceOverlap, asked: Requirements) -> Iterator[GateResult]:
     )
     for what, limit, times in limits:
         if limit is not None:
-            yield _judge_worst(run, f"max {what}{_at_percentile(asked)}", "ns", limit, partial(_at, asked, times))
+            verdict = _judge_worst(run, f"max {what}{_at_percentile(asked)}", "ns", limit, partial(_at, asked, times))
+            if what == "blocking" and verdict.status == "passed":
+                verdict = replace(verdict, reason=_about_host_waits(run))
+            yield verdict
     if asked.baseline is not None and asked.incomparable:
         reason = f"not comparable with the baseline: {', '.join(asked.incomparable)}"
         for name in ("step time against baseline", "exposed against baseline"):
@@ -124,6 +127,11 @@ def _verdicts(run: TraceOverlap, asked: Requirements) -> Iterator[GateResult]:
     elif asked.baseline is not None:
         yield _judge_regression(run, asked.baseline, "step time", asked.max_regression, _step_times)
         yield _judge_regression(run, asked.baseline, "exposed", asked.max_regression, _exposed_times)
+
+
+def _about_host_waits(run: TraceOverlap) -> str:
+    waits = sum(rank.dependencies.host_waits for rank in run.ranks if rank.dependencies)
+    return f"of streams; the host waited {waits} times for a collective, which costs time of its own" if waits else ""
 
 
 def _at_percentile(asked: Requirements) -> str:

@@ -321,6 +321,18 @@ def test_a_limit_on_blocking_is_not_met_where_no_waits_are_known(tmp_path: Path)
     assert "--cuda-event-trace" in verdict.reason
 
 
+@pytest.mark.parametrize(("hosts", "limit", "reason"), [(0, 10, ""), (3, 10, "the host waited 3 times"), (3, 9, "")])
+def test_a_met_limit_on_blocking_says_that_the_host_waits_too(
+    tmp_path: Path, hosts: int, limit: int, reason: str
+) -> None:
+    run = blocked_run(tmp_path)
+    coverage = [replace(rank.dependencies, host_waits=hosts) for rank in run.ranks if rank.dependencies]
+    ranks = tuple(replace(rank, dependencies=found) for rank, found in zip(run.ranks, coverage, strict=True))
+    verdict = only_verdict(check_run(replace(run, ranks=ranks), Requirements(max_blocking_ns=limit * US)))
+    assert reason in verdict.reason
+    assert bool(verdict.reason) == bool(reason)
+
+
 def blocked_run(tmp_path: Path, **settings: bool) -> TraceOverlap:
     """A step of 30 us in which a copy waits 10 us for an all-reduce."""
     capture = bucket_steps(20, **settings)
