@@ -120,6 +120,7 @@ _COLUMNS = (
     _name("device", "where it ran: a GPU's number, cuda or cpu", WITH_ROOM),
     _name("devices", "numbers of the GPUs, or cpu", WITH_ROOM),
     _name("step", "number of the step", ALWAYS),
+    _name("collective", "its bucket, else its position in the step", ALWAYS),
     _count("index", "position of the collective in its step", ALWAYS),
     _count("bucket", "number of the bucket that it carries", ALWAYS),
     _name("group", "communicator, by the name that the profiler noted", WITH_ROOM),

@@ -24,7 +24,7 @@ from ddp_prof.variants import BASELINE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddp_prof.analyze.collectives.results import RunBlocking
+    from ddp_prof.analyze.collectives.results import Collective, RunBlocking
     from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew
     from ddp_prof.analyze.outliers import Outliers
     from ddp_prof.analyze.overlap.comparison import VariantSummary
@@ -183,6 +183,17 @@ def _kind(cause: RootCause) -> str:
     if cause.why == TRANSFER and not cause.knows_wait:
         return f"{when}in transfer or waiting for a peer"
     return when + WHY[cause.why]
+
+
+def exposed_words(collective: Collective) -> str:
+    """When and why most of a collective's exposed time is exposed."""
+    if not collective.exposed_by:
+        return "all hidden"
+    most = max(collective.exposed_by, key=lambda part: part.ns)
+    why = WHY[most.why]
+    if most.why == TRANSFER and collective.exposed_wait_ns is None:
+        why += " or waiting for a peer"
+    return ", ".join(filter(None, (WHEN[most.when], why)))
 
 
 def _meanwhile(cause: RootCause) -> str:

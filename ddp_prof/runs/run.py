@@ -408,7 +408,9 @@ def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Sou
         rank, exposure, transfer_ns = found[trace.path, events.process, events.device]
         knows_wait = bool((transfer_ns != UNKNOWN).any())
         needed_by = consumer_activities(events)
-        explained.append(Explained(rank.timings, exposure, transfer_ns, knows_wait, needed_by, rank.consumers))
+        explained.append(
+            Explained(rank.name, rank.timings, exposure, transfer_ns, knows_wait, needed_by, rank.consumers)
+        )
     return Source(
         title=title,
         trace=trace,

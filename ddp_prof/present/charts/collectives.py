@@ -60,7 +60,10 @@ def draw_step_collectives(
     ranks: Sequence[RankStepView],
     headline: Headline,
 ) -> go.Figure:
-    """A panel a rank: compute on top, below it a row a collective in the order of launch."""
+    """A panel a rank: compute on top, below it a row a collective in the order of launch.
+
+    The layout's ``meta`` tells of each row the rank and the index of its collective.
+    """
     import plotly.graph_objects as go
 
     rows = _rows(ranks)
@@ -217,6 +220,7 @@ def _layout(
             height=_TOP + _BOTTOM + _ROW * max(4, len(rows)), t=_TOP, b=_BOTTOM, l=_LEFT, r=40,
         ),
         "barmode": "overlay",
+        "meta": [row.line and (row.rank.name, row.line.index) for row in rows],
         "legend": {**LEGEND, "traceorder": "normal"},
         "xaxis": axis() | {"title": {"text": "ms since the first collective was ready or launched"}},
         "yaxis": {

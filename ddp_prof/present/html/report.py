@@ -24,14 +24,18 @@ from ddp_prof.present.charts.waterfall import draw_waterfall
 from ddp_prof.present.columns import Column, Row, columns_of
 from ddp_prof.present.headlines import Headline, gain_headline
 from ddp_prof.present.html.index import INDEX, KERNELS, TIMELINE, WHY, index_values, place_values
-from ddp_prof.present.html.page import Link, Navigation, asset, write_page, write_shared_plotly
+from ddp_prof.present.html.page import Link, Navigation, asset, json_in_page, write_page, write_shared_plotly
 from ddp_prof.present.html.report_run import ReportRun
 from ddp_prof.present.html.timeline_page import write_timeline_page
+from ddp_prof.present.tables.collectives import rows_of_step
 from ddp_prof.present.timeline.build import build_excerpt, build_timeline
 from ddp_prof.present.timeline.figure import draw_timeline
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
+
+    from ddp_prof.analyze.collectives.results import Collective
+    from ddp_prof.analyze.collectives.step_view import RankStepView
 
 PagesOutcome = tuple[int, Mapping[str, Any] | TraceError | None]
 """The position of a run with its picture, if there is to be one, or with the reason why its pages are missing."""
@@ -201,35 +205,63 @@ def _navigation(place: Place, here: str) -> Navigation:
 
 def _write_why_page(run: ReportRun, folder: Path, place: Place) -> None:
     """The collectives of each step, of which one is seen, and who was late in which."""
-    found, cause, step = run.explanation, run.cause, run.typical_step
-    of_what = "a step" if found.run.has_steps else "the capture"
-    title = Headline(f"The collectives of {of_what}")  # the cause is the page's heading
-    drawn = {key: draw_step_collectives(found.run, key, ranks, title) for key, ranks in run.load_steps().items()}
+    found, step, views = run.explanation, run.typical_step, run.load_steps()
+    title = Headline(f"The collectives of {'a step' if found.run.has_steps else 'the capture'}")
+    drawn = {key: draw_step_collectives(found.run, key, ranks, title) for key, ranks in views.items()}
     figures = {} if step is None else {"collectives": drawn[step]}
+    rows = {key: _rows_by_cost(found.collectives.collectives, key, ranks) for key, ranks in views.items()}
+    columns = _columns_of_steps([row for of_step in rows.values() for _, row in of_step])
     steps = {key: found.run.step_names[key] for key in drawn} if found.run.has_steps else {}
     figures |= {f"step-{key}": drawn[key] for key in steps}
     if len(run.result.ranks) >= LEAST_RANKS:
         figures["skew"] = draw_heat_map(run.result, found.skew)
     elif found.skew.reason is None:
         figures["skew"] = draw_skew(found.run, found.skew)
-    heading = f"{run.result.label}: {cause.claim[:1].lower()}{cause.claim[1:]}"
+    gain = gain_headline(run.summary)
+    heading = f"{run.result.label}: {gain}"
     write_page(
         folder / f"{place.name}{WHY}.html",
         "why.html",
         {
             "heading": heading,
-            "gain": gain_headline(run.summary),
-            "detail": cause.detail,
+            "cause": "" if run.cause.claim.rstrip(".") == gain.rstrip(".") else run.cause.text,
             "steps": steps,
+            "timeline": f"{place.name}{TIMELINE}.html",
+            "columns": columns,
+            "rows": [] if step is None else [row for _, row in rows[step]],
+            "cells": json_in_page(
+                {
+                    key: [[*of, *(column.text(row[column.key]) for column in columns)] for of, row in of_step]
+                    for key, of_step in rows.items()
+                }
+            ),
             "all_steps": len(found.run.step_names),
             "typical": step,
         },
         title=heading,
         navigation=_navigation(place, WHY),
         figures=figures,
-        script=asset("why.js"),
+        css=asset("tables.css") + asset("why.css"),
+        script=asset("tables.js") + asset("why.js"),
         shared_plotly=True,
     )
+
+
+def _rows_by_cost(
+    collectives: Iterable[Collective], step: int, ranks: Sequence[RankStepView]
+) -> list[tuple[tuple[str, int], Row]]:
+    """The collectives of a step, those that cost most first; each with its rank and its index."""
+    names = {rank.name for rank in ranks}
+    found = [one for one in collectives if one.step_key == step and one.name in names]
+    found.sort(key=lambda one: (one.blocking_ns or 0, one.exposed_ns), reverse=True)
+    return [((one.name, one.index), row) for one, row in zip(found, rows_of_step(found), strict=True)]
+
+
+def _columns_of_steps(rows: Sequence[Row]) -> list[Column]:
+    """Without what is not known, and without a rank or an operation that is that of all."""
+    constant = {key for key in ("rank", "op") if len({row[key] for row in rows}) == 1}
+    found = columns_of(rows)
+    return [item for item in found if item.key not in constant and any(row[item.key] is not None for row in rows)]
 
 
 def _write_kernels_page(run: ReportRun, folder: Path, place: Place) -> None:

@@ -123,7 +123,7 @@ def _page_data(
             for panel in model.panels
         ],
         "ranks": [
-            {"panel": at, "title": rank.title, "share": rank.overlap.overlap_ratio,
+            {"panel": at, "title": rank.title, "name": rank.explained.rank, "share": rank.overlap.overlap_ratio,
              "infersBackward": rank.backward == "inferred", "knowsWait": rank.explained.knows_wait,
              "whyUnknown": rank.why_unknown, "knowsBlocking": rank.knows_blocking}
             for at, panel in enumerate(model.panels)

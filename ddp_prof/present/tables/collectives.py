@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from ddp_prof.analyze.collectives.exposed_time import WHENS, WHYS
 from ddp_prof.analyze.core.collective_ranges import NOTIFY
 from ddp_prof.present.columns import Row, ms, times_of
-from ddp_prof.present.headlines import outliers_text
+from ddp_prof.present.headlines import exposed_words, outliers_text
 from ddp_prof.present.json_documents import collectives_document
 from ddp_prof.present.table import MOST_ROWS, Digest, TableView
-from ddp_prof.present.text import counted, milliseconds, source_name
+from ddp_prof.present.text import collective_name, counted, milliseconds, source_name
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
@@ -128,6 +128,21 @@ def _collective_row(collective: Collective, origin_ns: int) -> Row:
         **_exposed_columns([collective]),
         "ready_by": collective.ready_source,
     }
+
+
+def rows_of_step(collectives: Sequence[Collective]) -> list[Row]:
+    """A row per collective, as the page of a step has them: what it cost, and why."""
+    return [
+        {
+            "collective": collective_name(collective.index, collective.bucket),
+            "rank": _rank(collective),
+            "op": collective.op,
+            "bytes": collective.bytes,
+            **times_of(collective, "duration", "exposed", "blocking"),
+            "cause": exposed_words(collective),
+        }
+        for collective in collectives
+    ]
 
 
 def _summed_rows(collectives: Sequence[Collective], by: str) -> Iterable[Row]:

@@ -42,7 +42,7 @@ LONGEST_TITLE = 1000
 
 OVERVIEW_COLUMNS = 1000
 
-NEEDS = ("box", "of", "blocking", "held", "slack", "name", "stream", "after", "consumer")
+NEEDS = ("box", "index", "of", "blocking", "held", "slack", "name", "stream", "after", "consumer")
 
 _BLOCK = 1 << 16
 """Rows that are encoded at once: what that takes stays in the processor's cache."""
@@ -270,10 +270,10 @@ def _exposed(shown: Sequence[PackedRow], explained: Sequence[Explained]) -> dict
 def _needs(shown: Sequence[PackedRow], explained: Sequence[Explained], titles: Titles) -> dict[str, list[Ints]]:
     """Of each collective shown, and of each time at which something stood still for one.
 
-    ``box`` is its position, less that of the row before; ``of`` of such a time that of the collective, 0 for none, else
-    one more than its position. The rest is of collectives: ``blocking`` and ``slack`` in ns; ``held``, 0 where nothing
-    is known to need it, else one more than the index into ``HELD_BY``; of the consumer ``name``, ``stream``, ``after``,
-    its start less that of the collective, and ``consumer``, as ``of``.
+    ``box`` is its position, less that of the row before; ``index`` that of the collective in its step; ``of`` of such a
+    time that of the collective, 0 for none, else one more than its position. The rest is of collectives: ``blocking``
+    and ``slack`` in ns; ``held``, 0 where nothing is known to need it, else one more than the index into ``HELD_BY``;
+    of the consumer ``name``, ``stream``, ``after``, its start less that of the collective, and ``consumer``, as ``of``.
     """
     offsets = np.cumsum([0, *(len(row.boxes) for row in shown)]).tolist()
     at = {(rank, of): np.zeros(len(found.timings), np.int64) for rank, found in enumerate(explained) for of in (0, 1)}
@@ -301,7 +301,12 @@ def _needs(shown: Sequence[PackedRow], explained: Sequence[Explained], titles: T
             "consumer": at[rank, 1][first[same[which]]],
         }
         is_needed = (timings.held_by[which] != UNKNOWN) & (not waits)
-        beside = {"box": offset + rows, "of": at[rank, 0][which] * waits, "blocking": facts.pop("blocking")}
+        beside = {
+            "box": offset + rows,
+            "index": timings.index[which],
+            "of": at[rank, 0][which] * waits,
+            "blocking": facts.pop("blocking"),
+        }
         parts.append(beside | {name: np.where(is_needed, column, 0) for name, column in facts.items()})
     columns = {name: [_joined([part[name] for part in parts])] for name in NEEDS}
     return columns | {"box": [_differences(columns["box"][0])]}

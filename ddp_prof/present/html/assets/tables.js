@@ -1,4 +1,5 @@
 "use strict";
+// Where a script has put other rows into a table, it is told so by an event "rows".
 // Tables: a click on a heading sorts, a field above a long table filters, and headings say what they mean.
 (() => {
   const LONG = 8; // rows from which a table has a filter
@@ -36,8 +37,8 @@
   }
 
   function addFilter(table) {
-    const rows = [...table.tBodies[0].rows];
-    if (rows.length < LONG) return;
+    const body = table.tBodies[0];
+    if (body.rows.length < LONG) return;
     const label = Object.assign(document.createElement("label"), { className: "filter", textContent: "rows with " });
     const input = Object.assign(document.createElement("input"), { type: "search", autocomplete: "off" });
     const count = document.createElement("output");
@@ -46,15 +47,20 @@
     line.className = "filter";
     line.append(label, count);
     table.parentElement.before(line);
-    input.addEventListener("input", () => {
-      const wanted = input.value.toLowerCase();
+    const filter = () => {
+      const wanted = input.value.toLowerCase(), rows = [...body.rows];
       for (const row of rows) row.hidden = !row.textContent.toLowerCase().includes(wanted);
       count.textContent = wanted && `${rows.filter((row) => !row.hidden).length} of ${rows.length} rows`;
-    });
+    };
+    input.addEventListener("input", filter);
+    table.addEventListener("rows", filter);
   }
 
   for (const table of document.querySelectorAll("table.sortable")) {
     addFilter(table);
+    table.addEventListener("rows", () => {
+      for (const heading of table.tHead.rows[0].cells) heading.setAttribute("aria-sort", "none");
+    });
     for (const button of table.querySelectorAll("th button")) {
       button.addEventListener("click", () => sort(table, button.parentElement));
       for (const shown of ["mouseenter", "focus"]) button.addEventListener(shown, () => explain(button));

@@ -1,22 +1,54 @@
 "use strict";
-// The step that is shown, which the address carries: #step=3.
+// The step that is shown, which the address carries: #step=3. Its collectives lead to the timeline.
 (() => {
-  const menu = document.getElementById("steps"), figure = document.getElementById("collectives");
-  if (!menu) return;
+  const menu = document.getElementById("steps"), pair = document.getElementById("pair");
+  if (!pair) return;
+  const figure = document.getElementById("collectives"), table = pair.querySelector("table"), cells = read("cells");
   const links = [...document.querySelectorAll("a[data-keeps-step]")].map((link) => [link, link.getAttribute("href")]);
+  const step = () => menu?.value ?? pair.dataset.step;
+  const addressOf = (rank, collective) =>
+    `${pair.dataset.timeline}#${new URLSearchParams({ step: step(), rank, collective })}`;
+
+  /** A row of the table, whose first cell leads to the collective. */
+  function rowOf([rank, collective, name, ...texts]) {
+    const row = document.createElement("tr"), link = document.createElement("a");
+    link.textContent = name;
+    link.href = addressOf(rank, collective);
+    const head = Object.assign(document.createElement("th"), { scope: "row" });
+    head.append(link);
+    row.append(head, ...texts.map((text, at) => {
+      const { className } = table.tHead.rows[0].cells[at + 1];
+      return Object.assign(document.createElement("td"), { className, textContent: text });
+    }));
+    return row;
+  }
+
   function show() {
-    figure.dataset.shows = `step-${menu.value}`;
-    for (const [link, page] of links) link.setAttribute("href", `${page}#step=${menu.value}`);
+    if (menu) {
+      figure.dataset.shows = `step-${menu.value}`;
+      for (const [link, page] of links) link.setAttribute("href", `${page}#step=${menu.value}`);
+    }
+    table.tBodies[0].replaceChildren(...cells[step()].map(rowOf));
+    table.dispatchEvent(new Event("rows"));
     draw();
   }
+
   function follow() {
     const asked = new URLSearchParams(location.hash.slice(1)).get("step");
-    if ([...menu.options].some(({ value }) => value === asked)) menu.value = asked;
+    if (menu && [...menu.options].some(({ value }) => value === asked)) menu.value = asked;
     show();
   }
-  menu.addEventListener("change", () => {
+
+  menu?.addEventListener("change", () => {
     history.replaceState(null, "", `#step=${menu.value}`);
     show();
+  });
+  table.tBodies[0].addEventListener("click", ({ target }) => {
+    if (!target.closest("a") && getSelection().isCollapsed) target.closest("tr").querySelector("a").click();
+  });
+  figure.on("plotly_click", ({ points: [{ y }] }) => {
+    const collective = figure.layout.meta[y];
+    if (collective) location.assign(addressOf(...collective));
   });
   addEventListener("hashchange", follow);
   follow();

@@ -15,6 +15,17 @@ class Needs {
     return { of: of - 1, blocking, held: held - 1, slack, name, stream, after, consumer: consumer - 1 };
   }
 
+  /** The collective of a rank and a step that has a position there. @returns {?{row, track, at}} */
+  collective(timeline, rank, step, index) {
+    for (let at = 0; at < this.box.length; at++) {
+      if (this.index[at] !== index) continue;
+      const box = locate(timeline.shownRows, this.box[at]), { row, track } = box;
+      if (row.kind !== "communication" || timeline.data.ranks[row.rank].name !== rank) continue;
+      if (!timeline.stepKeys.length || track.columns.step[track.source[box.at]] === step) return box;
+    }
+    return null;
+  }
+
   /** The collectives whose consumer a box is. @returns {number[]} */
   neededBy(source) {
     const found = [];

@@ -3,7 +3,7 @@
 // titles hold it, &box=12@5000 for the box that is selected (its row, and its start in ns on the panel's time),
 // &range=-1000,2000 for a range that is measured.
 // Without a hash the page opens on the typical step; #worst shows the longest time that waits for communication, or that
-// is exposed.
+// is exposed; #step=3&rank=rank 0&collective=7 shows a collective by its position in the step.
 
 const WRITE_AFTER = 300; // ms; browsers refuse to be told too often
 const COPIED_FOR = 2000; // ms
@@ -51,12 +51,17 @@ class Address {
     const [from, to] = numbers("range", ","), [index, start] = numbers("box", "@"), row = timeline.rows[index];
     const startsThere = (track) => track.start[track.startingFrom(start)] === start;
     const track = start !== undefined && row?.tracks.find(startsThere);
+    const rank = asked.get("rank"), collective = asked.get("collective");
+    const goal = collective && timeline.needs.collective(timeline, rank, Number(asked.get("step")), Number(collective));
     const worst = asked.has("worst") && (timeline.longestOf("blocking") ?? timeline.longestOf("exposed"));
     if (worst) {
       const step = worst.track.columns.step[worst.track.source[worst.at]];
       if (timeline.stepKeys.includes(step)) timeline.showStep(step);
       else timeline.bringIntoView(worst);
       details.showBox(worst);
+    } else if (goal) {
+      timeline.bringIntoView(goal);
+      details.showBox(goal);
     } else if (track) details.showBox({ row, track, at: track.startingFrom(start) });
     else if (from < to) details.showRange(from, to);
     else if (timeline.selected) details.clear();
