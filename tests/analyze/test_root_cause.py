@@ -51,6 +51,33 @@ def test_the_figure_of_a_step_shows_the_step_that_the_headline_is_about() -> Non
     assert (typical_step(collectives_of(trace)), cause.step, cause.exposed_ns) == (1, 1, 1)
 
 
+def test_of_two_steps_the_one_that_exposes_more_is_typical() -> None:
+    trace = draw_trace(
+        ranges={name: picture for name, picture in PHASES.items() if name != "step 2"},
+        launches={"pt_autograd_0": "aM..........bN.........."},
+        streams={7: ".aa..........bb.........", 9: "..MM..........NNNN......"},
+    )
+    cause = cause_of(trace)
+    assert (cause.step, cause.exposed_ns) == (1, 3)
+
+
+def test_the_lead_is_the_median_of_the_ranks() -> None:
+    """The collective begins 1, 2 and 7 before the end of backward."""
+    ranks = [
+        draw_trace(
+            ranges={"step 0": "#" * 24, "backward": "#" * 14},
+            launches={"pt_autograd_0": "aM"},
+            streams={7: "." + "a" * (10 + lead) + "." * 20, 9: "." * 11 + "M" * 12},
+            ranks={PID: rank},
+            path=f"rank{rank}",
+        )
+        for rank, lead in enumerate((1, 7, 2))
+    ]
+    cause = find_root_cause(collectives_of(*ranks))
+    assert cause is not None
+    assert cause.lead_ns == 2
+
+
 def test_a_typical_step_that_hides_all_says_so() -> None:
     trace = draw_trace(
         ranges=PHASES,

@@ -50,6 +50,17 @@ def test_autograds_kernels_belong_to_the_range_of_the_main_thread() -> None:
     assert step.tail_ns == 3, "the last collective ends at 20, backward's last compute at 17"
 
 
+def test_a_collective_that_ends_before_backward_does_has_no_tail() -> None:
+    """M ends at 6. Until backward ends at 14 the device computes and idles; N has a tail of 3."""
+    trace = draw_trace(
+        ranges={"step 0": "####################", "backward": "##########.........."},
+        launches={"main": "aM.bN..............."},
+        streams={7: ".aaa.......bbb......", 9: "...MMM.......NNNN..."},
+    )
+    (step,) = only_rank(measure_overlap(trace)).steps
+    assert (step.exposed_ns, step.tail_ns) == (5, 3)
+
+
 def test_another_figure_is_another_version_of_the_definitions() -> None:
     """Stores of figures hold the version. Where a figure changes here, raise it and add a line.
 

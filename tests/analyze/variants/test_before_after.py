@@ -64,6 +64,13 @@ def test_within_the_spread_nothing_is_told() -> None:
     assert change_texts(list(found.values())) == []
 
 
+def test_a_collective_whose_length_scatters_is_no_cause() -> None:
+    """It is 2.6 longer on average, which is within its scatter, and launches 2 later in each step."""
+    found = changes_between([(7, 5)] * 5, [(9, length) for length in (3, 11, 3, 11, 10)])
+    assert found["tail"].is_beyond_spread
+    assert found["tail"].cause == CollectiveChange("all_reduce", 1, None, "launch", 2)
+
+
 def test_two_steps_tell_nothing() -> None:
     found = changes_between([(7, 5)] * 2, [(11, 5)] * 2)
     assert (found["tail"].is_beyond_spread, found["tail"].cause) == (None, None)

@@ -108,8 +108,8 @@ def test_steps_that_are_slower_anyway_tell_no_contention() -> None:
     communicates = step % 2 == 0
     beside = np.where(communicates & (kernel < 6), 1500, 0)
 
-    def measured(slower_for: np.ndarray) -> Contention:
-        duration = np.where(slower_for, 1500, 1000)
+    def measured(slower_for: np.ndarray, slower_ns: int = 1500) -> Contention:
+        duration = np.where(slower_for, slower_ns, 1000)
         names = tuple(f"k{number}" for number in range(kernels))
         sample = KernelSamples(names, kernel, np.zeros_like(kernel), duration, beside, step, steps)
         return measure_contention([sample])
@@ -118,3 +118,5 @@ def test_steps_that_are_slower_anyway_tell_no_contention() -> None:
     assert anyway.slowdown is None
     assert "take 1.50 times as long, too, in the steps that communicate" in (anyway.reason or "")
     assert measured(beside > 0).slowdown == pytest.approx(1.5)
+    assert "take 1.05 times as long" in (measured(communicates, 1050).reason or "")
+    assert measured(communicates, 1015).slowdown == pytest.approx(1.015), "kernels differ by a percent or two"
