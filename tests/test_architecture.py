@@ -31,6 +31,7 @@ SOLE_USERS = {
     "msgspec": {"ingest", "manifest", "benchmark"},
     "distributed": {"runs"},
     "click": {"cli"},
+    "mcp": {"cli"},
     "rich": {"cli", "present"},
 }
 
@@ -159,7 +160,7 @@ def test_only_the_command_line_and_the_workload_print_and_exit(path: Path) -> No
 
 @pytest.mark.parametrize("module", ["ddp_prof", "ddp_prof.annotate", "ddp_prof.cli", "ddp_prof.range_names"])
 def test_importing_is_light(module: str) -> None:
-    heavy = ["torch", "plotly", "pandas", "numpy", "jinja2", "pyarrow", "rich", "kaleido", "sqlite_utils"]
+    heavy = ["torch", "plotly", "pandas", "numpy", "jinja2", "pyarrow", "rich", "kaleido", "sqlite_utils", "mcp"]
     code = f"import sys, {module}; print([m for m in {heavy!r} if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

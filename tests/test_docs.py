@@ -80,7 +80,7 @@ def test_the_commands_and_keys_of_the_skill_are_real() -> None:
         json.loads(done.stdout)
         documents[command] = done.stdout
     rows = re.findall(r"^\| [^|]+\? \| `?(\w+)`? \| (.*) \|$", text, flags=re.MULTILINE)
-    assert len(rows) == 8
+    assert len(rows) == 9
     for command, keys in rows:
         for key in re.findall(r"`(\w+)`", keys):
             assert all(f'"{key}"' in documents[each] for each in (documents if command == "all" else [command])), key

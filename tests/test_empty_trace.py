@@ -83,7 +83,12 @@ def answer(*arguments: str | Path) -> str:
 
 
 def test_every_command_is_tried() -> None:
-    assert {command[0] for command in (*READING, *WRITING)} == set(COMMANDS) - {"capture", "results", "completion"}
+    assert {command[0] for command in (*READING, *WRITING)} == set(COMMANDS) - {
+        "capture",
+        "results",
+        "mcp",
+        "completion",
+    }
 
 
 @pytest.mark.parametrize("form", ["table", pytest.param("json", marks=pytest.mark.slow)])

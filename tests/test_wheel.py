@@ -51,7 +51,7 @@ def test_the_wheel_asks_for_pictures_and_training_by_extras_alone(wheel: zipfile
     needed = metadata.get_all("Requires-Dist", [])
     always = [each for each in needed if "extra ==" not in each]
     assert not [each for each in always if each.startswith(("kaleido", "torch", "nvtx", "distributed", "mcp"))]
-    assert {"pictures", "train", "cluster"} <= set(metadata.get_all("Provides-Extra", []))
+    assert {"pictures", "train", "cluster", "mcp"} <= set(metadata.get_all("Provides-Extra", []))
     assert [each for each in needed if each.startswith("kaleido") and "extra == 'pictures'" in each]
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 COMMANDS = (
     "capture", "summary", "overlap", "collectives", "critical", "doctor", "skew", "kernels", "compare", "check",
-    "timeline", "report", "export", "info", "results", "completion",
+    "timeline", "report", "export", "info", "results", "mcp", "completion",
 )  # fmt: skip
 
 
@@ -33,14 +33,22 @@ class NotMet(click.ClickException):
     exit_code = 3
 
 
-def _format_error(error: DdpProfError | OSError) -> str:
-    """What is wrong; of the system's errors which file it is about, where that is known."""
-    if not isinstance(error, OSError) or not error.strerror:
-        return str(error)
-    words = f"{error.filename}: {error.strerror}" if error.filename else f"cannot write ({error.strerror})"
-    if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
-        words += ": make room there, or set TMPDIR where it is for temporary files"
-    return words
+ACTIONABLE = (DdpProfError, OSError, MemoryError, RecursionError)
+"""Errors that a user can act on."""
+
+
+def error_line(error: BaseException) -> str:
+    """What is wrong, in one line; of the system's errors which file it is about, where that is known."""
+    words = str(error)
+    if isinstance(error, MemoryError):
+        words = "there is not enough memory: free some, take a larger machine, or leave steps of the capture out"
+    elif isinstance(error, RecursionError):
+        words = "something in the input is nested too deep"
+    elif isinstance(error, OSError) and error.strerror:
+        words = f"{error.filename}: {error.strerror}" if error.filename else f"cannot write ({error.strerror})"
+        if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+            words += ": make room there, or set TMPDIR where it is for temporary files"
+    return printable(" ".join(words.split()))
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> None:
@@ -108,18 +116,11 @@ class Commands(click.Group):
             number = signal.Signals(stop.args[0] if stop.args else signal.SIGINT)
             say(f"stopped by {number.name}; what was written before is complete", err=True)
             raise click.exceptions.Exit(128 + number) from None  # as shells have it
-        except (MemoryError, RecursionError) as error:
-            words = (
-                "there is not enough memory: free some, take a larger machine, or leave steps of the capture out"
-                if isinstance(error, MemoryError)
-                else "something in the input is nested too deep"
-            )
-            raise click.ClickException(words) from error
-        except (DdpProfError, OSError) as error:
+        except ACTIONABLE as error:
             if isinstance(error, BrokenPipeError):  # the reader of our output has seen enough: click ends quietly
                 raise
             failure = NotMet if isinstance(error, NotMetError) else click.ClickException
-            raise failure(printable(" ".join(_format_error(error).split()))) from error
+            raise failure(error_line(error)) from error
         finally:
             signal.signal(signal.SIGTERM, before)
         if code := ctx.meta.get(EXIT_CODE):

@@ -14,7 +14,7 @@ from ddp_prof.errors import TraceError
 if TYPE_CHECKING:
     from ddp_prof.cli.options.commands import Loader
     from ddp_prof.present.headlines import Headline
-    from ddp_prof.present.table import TableOptions
+    from ddp_prof.present.table import TableOptions, TableView
     from ddp_prof.runs.run import Run
 
 
@@ -46,26 +46,30 @@ def command(
     Exposed time is divided by when (forward, backward, tail, optimizer, outside) and by why (blocking call, launched
     late, queued, late input, peer wait, transfer). The ranks of a run may be in several files.
     """
-    from ddp_prof.present.headlines import root_cause_headline
     from ddp_prof.present.table import show
-    from ddp_prof.present.tables.collectives import collectives_view
 
     runs = load.runs(traces, "collectives", to_draw=bool(page or png))
     if (page or png) and len(runs) > 1:
         raise click.UsageError("--html and --png show one run: give the traces of a single one")
-    results = [run.collectives() for run in runs]
-    headlines = [
-        root_cause_headline(run.root_cause(), result.reason, result.blocking)
-        for run, result in zip(runs, results, strict=True)
-    ]
-    by = by or ("collective" if output.columns else None)
-    analyses = [run.analysis() for run in runs]
-    show(output, [collectives_view(*found, by) for found in zip(analyses, results, headlines, strict=True)])
+    show(output, views(runs, by or ("collective" if output.columns else None)))
     if page or png:
-        _draw(runs[0], step, headlines[0], page, png)
+        _draw(runs[0], step, page, png)
 
 
-def _draw(run: Run, step: int | None, headline: Headline, page: Path | None, png: Path | None) -> None:
+def views(runs: list[Run], by: str | None = None) -> list[TableView]:
+    from ddp_prof.present.tables.collectives import collectives_view
+
+    return [collectives_view(run.analysis(), run.collectives(), _headline(run), by) for run in runs]
+
+
+def _headline(run: Run) -> Headline:
+    from ddp_prof.present.headlines import root_cause_headline
+
+    found = run.collectives()
+    return root_cause_headline(run.root_cause(), found.reason, found.blocking)
+
+
+def _draw(run: Run, step: int | None, page: Path | None, png: Path | None) -> None:
     from ddp_prof.analyze.collectives.results import typical_step
     from ddp_prof.analyze.collectives.step_view import view_step
     from ddp_prof.present.charts.collectives import draw_step_collectives
@@ -76,5 +80,6 @@ def _draw(run: Run, step: int | None, headline: Headline, page: Path | None, png
     ranks = () if shown is None else view_step(analysis, shown)
     if shown is None or not ranks:
         raise TraceError(analysis.trace, "no communication in the step asked for", "choose another one with --step")
+    headline = _headline(run)
     figure = draw_step_collectives(analysis, shown, ranks, headline)
     write_figure(figure, title=headline.claim, page=page, picture=png)

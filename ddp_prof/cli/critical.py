@@ -9,7 +9,8 @@ from ddp_prof.cli.options.commands import load_options, table_options, trace_com
 
 if TYPE_CHECKING:
     from ddp_prof.cli.options.commands import Loader
-    from ddp_prof.present.table import TableOptions
+    from ddp_prof.present.table import TableOptions, TableView
+    from ddp_prof.runs.run import Run
 
 
 @trace_command("critical", "traces/overlap.sqlite")
@@ -24,7 +25,11 @@ def command(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> Non
     at a collective the path goes on with the rank that arrived last.
     """
     from ddp_prof.present.table import show
+
+    show(output, views(load.runs(traces, "collectives", "critical")))
+
+
+def views(runs: list[Run]) -> list[TableView]:
     from ddp_prof.present.tables.critical import critical_view
 
-    runs = load.runs(traces, "collectives", "critical")
-    show(output, [critical_view(run.analysis(), run.critical()) for run in runs])
+    return [critical_view(run.analysis(), run.critical()) for run in runs]

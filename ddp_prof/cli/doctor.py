@@ -9,7 +9,8 @@ from ddp_prof.cli.options.commands import load_options, table_options, trace_com
 
 if TYPE_CHECKING:
     from ddp_prof.cli.options.commands import Loader
-    from ddp_prof.present.table import TableOptions
+    from ddp_prof.present.table import TableOptions, TableView
+    from ddp_prof.runs.run import Run
 
 
 @trace_command("doctor", "traces/flat.sqlite")
@@ -23,7 +24,12 @@ def command(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> Non
     that waits in backward, or a rank that is late. A rule that the traces do not let decide says so.
     """
     from ddp_prof.present.table import show
-    from ddp_prof.present.tables.doctor import doctor_view
     from ddp_prof.runs.run import DOCTOR
 
-    show(output, [doctor_view(run.analysis(), run.doctor()) for run in load.runs(traces, *DOCTOR)])
+    show(output, views(load.runs(traces, *DOCTOR)))
+
+
+def views(runs: list[Run]) -> list[TableView]:
+    from ddp_prof.present.tables.doctor import doctor_view
+
+    return [doctor_view(run.analysis(), run.doctor()) for run in runs]

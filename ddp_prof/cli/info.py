@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddp_prof.cli.options.commands import Loader
-    from ddp_prof.present.table import TableOptions
+    from ddp_prof.present.table import TableOptions, TableView
+    from ddp_prof.runs.run import Run
 
 
 @trace_command("info", "traces/overlap.sqlite")
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
 def command(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> None:
     """What a trace holds, and what is missing for which question."""
     from ddp_prof.present.table import show
+
+    show(output, views(load.runs(traces, "inventory")))
+
+
+def views(runs: list[Run]) -> list[TableView]:
     from ddp_prof.present.tables.info import info_view
 
-    show(output, [info_view(file) for run in load.runs(traces, "inventory") for file in run.inventory()])
+    return [info_view(file) for run in runs for file in run.inventory()]

@@ -9,10 +9,12 @@ import click
 from ddp_prof.cli.options.commands import load_options, table_options, trace_command, traces_argument
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from ddp_prof.cli.options.commands import Loader
-    from ddp_prof.present.table import TableOptions
+    from ddp_prof.present.table import TableOptions, TableView
+    from ddp_prof.runs.run import Run
 
 TABLES = ("kernels", "hidden", "idle")
 
@@ -38,10 +40,15 @@ def command(traces: tuple[Path, ...], load: Loader, name: str | None, top: int, 
     'ddp-prof overlap'.
     """
     from ddp_prof.present.table import show
-    from ddp_prof.present.tables.kernels import kernels_views
 
     runs = load.runs(traces, "overlap", "device use")
-    views = [kernels_views(run.overlap(), run.device_use(), top or None) for run in runs]
     is_whole = output.form == "table" and not (name or output.columns)
     names = TABLES if is_whole else (name or TABLES[0],)
-    show(output, [view[table] for view in views for table in names])
+    show(output, views(runs, names, top))
+
+
+def views(runs: list[Run], names: Sequence[str] = TABLES[:1], top: int = 0) -> list[TableView]:
+    from ddp_prof.present.tables.kernels import kernels_views
+
+    tables = [kernels_views(run.overlap(), run.device_use(), top or None) for run in runs]
+    return [of_run[name] for of_run in tables for name in names]

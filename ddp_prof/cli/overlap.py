@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddp_prof.cli.options.commands import Loader
-    from ddp_prof.present.table import TableOptions
+    from ddp_prof.present.table import TableOptions, TableView
+    from ddp_prof.runs.run import Run
 
 
 @trace_command("overlap", "--steps traces/overlap.sqlite")
@@ -26,11 +27,16 @@ def command(traces: tuple[Path, ...], load: Loader, steps: bool, output: TableOp
     TRACE is a report of Nsight Systems (.nsys-rep) or its export (sqlite, parquetdir, arrowdir), a trace of
     torch.profiler (.json, .json.gz), or a folder with several of these.
     """
+    from ddp_prof.present.table import show
+
+    show(output, views(load.runs(traces, "overlap"), by_step=steps))
+
+
+def views(runs: list[Run], *, by_step: bool = False) -> list[TableView]:
     from ddp_prof.analyze.overlap.comparison import compare_variants
     from ddp_prof.present.headlines import gain_headline
-    from ddp_prof.present.table import show
     from ddp_prof.present.tables.overlap import overlap_view
 
-    results = [run.overlap() for run in load.runs(traces, "overlap")]
+    results = [run.overlap() for run in runs]
     headlines = map(gain_headline, compare_variants(results))
-    show(output, [overlap_view(result, next(headlines), by_step=steps) for result in results])
+    return [overlap_view(result, next(headlines), by_step=by_step) for result in results]

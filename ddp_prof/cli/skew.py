@@ -12,7 +12,8 @@ from ddp_prof.cli.options.outputs import Output
 
 if TYPE_CHECKING:
     from ddp_prof.cli.options.commands import Loader
-    from ddp_prof.present.table import TableOptions
+    from ddp_prof.present.table import TableOptions, TableView
+    from ddp_prof.runs.run import Run
 
 
 @trace_command("skew", "traces/overlap.sqlite")
@@ -26,18 +27,23 @@ def command(traces: tuple[Path, ...], load: Loader, page: Path | None, png: Path
 
     Give the traces of all ranks of a run; the clocks of several files are aligned. Some ranks may be missing.
     """
-    from ddp_prof.present.headlines import skew_headline
     from ddp_prof.present.table import show
-    from ddp_prof.present.tables.straggler import skew_view
 
     runs = load.runs(traces, "collectives")
     if (page or png) and len(runs) > 1:
         raise click.UsageError("--html and --png show one run: give the traces of a single one")
-    skews = [run.skew() for run in runs]
-    show(output, [skew_view(run.analysis(), skew) for run, skew in zip(runs, skews, strict=True)])
+    show(output, views(runs))
     if page or png:
         from ddp_prof.present.charts.straggler import draw_skew
+        from ddp_prof.present.headlines import skew_headline
         from ddp_prof.present.html.page import write_figure
 
-        title = skew_headline(skews[0]).claim
-        write_figure(draw_skew(runs[0].analysis(), skews[0]), title=title, page=page, picture=png)
+        skew = runs[0].skew()
+        figure = draw_skew(runs[0].analysis(), skew)
+        write_figure(figure, title=skew_headline(skew).claim, page=page, picture=png)
+
+
+def views(runs: list[Run]) -> list[TableView]:
+    from ddp_prof.present.tables.straggler import skew_view
+
+    return [skew_view(run.analysis(), run.skew()) for run in runs]

@@ -7,7 +7,8 @@ from ddp_prof.cli.options.commands import load_options, table_options, trace_com
 
 if TYPE_CHECKING:  # they import what takes long
     from ddp_prof.cli.options.commands import Loader
-    from ddp_prof.present.table import TableOptions
+    from ddp_prof.present.table import TableOptions, TableView
+    from ddp_prof.runs.run import Run
 
 
 @trace_command("summary", "traces/overlap.sqlite")
@@ -20,12 +21,24 @@ def command(traces: tuple[Path, ...], load: "Loader", output: "TableOptions") ->
     'ddp-prof TRACE...' does the same.
     """
     from ddp_prof.present.table import show
-    from ddp_prof.present.tables.summary import summary_view
     from ddp_prof.runs.load import find_files
+
+    measures = summary_measures(find_files(traces), load.options.part_rows)
+    show(output, views(load.runs(traces, *measures)))
+
+
+def summary_measures(files: list[Path], part_rows: int | None = None) -> tuple[str, ...]:
+    """What is measured for it: without the doctor, who needs all events at once, where a trace is read in parts."""
     from ddp_prof.runs.parts import is_read_in_parts
+    from ddp_prof.runs.run import DOCTOR
+
+    return ("overlap", "collectives") if any(is_read_in_parts(file, part_rows) for file in files) else DOCTOR
+
+
+def views(runs: "list[Run]") -> "list[TableView]":
+    from ddp_prof.present.tables.summary import summary_view
     from ddp_prof.runs.run import DOCTOR, summarize_runs
 
-    files = find_files(traces)
-    ask_doctor = not any(is_read_in_parts(file, load.options.part_rows) for file in files)
-    runs = load.runs(traces, *(DOCTOR if ask_doctor else ("overlap", "collectives")))
-    show(output, [summary_view(summarize_runs(runs, ask_doctor=ask_doctor))])
+    files = [file for run in runs for file in run.files]
+    ask_doctor = summary_measures(files, runs[0].options.part_rows) == DOCTOR
+    return [summary_view(summarize_runs(runs, ask_doctor=ask_doctor))]

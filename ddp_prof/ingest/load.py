@@ -6,6 +6,7 @@ import logging
 import stat
 import zlib
 from pkgutil import resolve_name
+from shlex import quote
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -160,6 +161,20 @@ def find_traces(path: Path) -> list[Path]:
     if not traces:
         raise TraceError(path, "a folder without traces", f"it should hold files named *{', *'.join(suffixes)}")
     return in_variant_order(traces, lambda trace: load_manifest(manifest_path(trace)))
+
+
+def refuse_to_export(path: Path) -> None:
+    """Let a raw report be read only where its export is there: to read it would write one.
+
+    Raises:
+        TraceError: It is not.
+    """
+    from ddp_prof.ingest.nsys.raw_report import is_exported
+
+    (raw,) = (reader for reader in READERS if reader.source == "nsys-report")
+    if raw.recognises(_head(path)) and not is_exported(path):
+        reason = "a raw report without its export, which would have to be written beside it"
+        raise TraceError(path, reason, f"export it first: ddp-prof info {quote(str(path))}")
 
 
 def files_of(trace: Path) -> Iterator[Path]:

@@ -18,6 +18,7 @@ from tests.conftest import ROOT
 from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.nsys_factory import write_capture
 
+READING = set(COMMANDS) - {"capture", "mcp", "completion"}
 CONTRACT = {
     "": "schema trace source producer device attribution ranks warnings",
     "attribution": "activities device_time method",
@@ -37,13 +38,13 @@ def trace(tmp_path: Path) -> Path:
 def test_every_command_explains_itself(name: str) -> None:
     result = run(name, "--help")
     assert result.exit_code == 0
-    assert {"capture": "PROGRAM", "results": "DATABASE", "completion": "bash|zsh|fish"}.get(
+    assert {"capture": "PROGRAM", "results": "DATABASE", "completion": "bash|zsh|fish", "mcp": "Usage"}.get(
         name, "TRACE"
     ) in result.output
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in {"capture", "completion"}])
+@pytest.mark.parametrize("name", sorted(READING))
 def test_the_help_ends_with_an_example_that_works(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     example = run(name, "--help").output.rstrip().partition("Example: ddp-prof ")[2]
     assert example.startswith(f"{name} ")
@@ -102,7 +103,7 @@ def test_names_that_look_like_markup_stay_text(tmp_path: Path) -> None:
     assert "[bold]x[red].sqlite" in run("overlap", path).stdout
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name not in ("capture", "completion")])
+@pytest.mark.parametrize("command", sorted(READING))
 @pytest.mark.parametrize("content", [None, b"", b"\0random\xff" * 50, b"SQLite format 3\0"])
 def test_what_is_no_trace_is_one_line_and_exit_code_1(command: str, content: bytes | None, tmp_path: Path) -> None:
     path = tmp_path / "bad.sqlite"

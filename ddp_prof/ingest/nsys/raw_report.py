@@ -36,7 +36,7 @@ def load_nsys_report(path: Path, *, extra_patterns: Sequence[str] = (), with_lau
         TraceError: There is no nsys, or it cannot export the report.
     """
     beside = path.with_suffix(".sqlite")
-    if beside.is_file() and beside.stat().st_mtime >= path.stat().st_mtime:
+    if is_exported(path):
         return _load(path, beside, extra_patterns, with_launches)
     if os.access(path.parent, os.W_OK):
         _export(path, beside)
@@ -46,6 +46,12 @@ def load_nsys_report(path: Path, *, extra_patterns: Sequence[str] = (), with_lau
     with tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
         _export(path, Path(folder) / beside.name)
         return _load(path, Path(folder) / beside.name, extra_patterns, with_launches)
+
+
+def is_exported(report: Path) -> bool:
+    """Whether its export lies beside it, so that reading it writes none."""
+    beside = report.with_suffix(".sqlite")
+    return beside.is_file() and beside.stat().st_mtime >= report.stat().st_mtime
 
 
 def _load(report: Path, export: Path, extra_patterns: Sequence[str], with_launches: bool) -> Trace:

@@ -87,6 +87,7 @@ def _document(run: SummarizedRun) -> Document:
         "advice": run.advice,
         "next": run.next_commands,
         "warnings": list(run.result.warnings),
+        "not_known": overlap_notes(run.result),
     }
 
 

@@ -1,0 +1,226 @@
+"""A real client of the Model Context Protocol asks over stdio; each figure it gets is the command line's."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.command_line import run
+from tests.conftest import IS_WHOLE_GATE, ROOT
+from tests.ingest.nsys.test_sqlite_export import known_truth
+from tests.nsys_factory import write_capture
+
+if TYPE_CHECKING:
+    from mcp.types import CallToolResult, Tool
+
+if not IS_WHOLE_GATE:
+    pytest.importorskip("mcp.server.mcpserver", reason="the extra 'mcp' is not installed")
+
+TRACES = ROOT / "traces"
+REGISTERED = json.loads(re.findall(r"```json\n(.*?)```", (ROOT / "docs/skill.md").read_text(), re.DOTALL)[0])
+"""As the documents tell a client to start it."""
+SERVER = REGISTERED["mcpServers"]["ddp-prof"]
+PROGRAM = Path(sys.executable).with_name(SERVER["command"])
+
+
+@dataclass(frozen=True)
+class Question:
+    """What an assistant asks.
+
+    Attributes:
+        words: As a person would say it.
+        tool: That it calls.
+        trace: In traces/.
+        keys: Where in the document the figure stands that answers.
+        figure: The figure.
+    """
+
+    words: str
+    tool: str
+    trace: str
+    keys: tuple[str | int, ...]
+    figure: object
+
+
+SESSION = (
+    Question("What does this trace hold?", "info", "overlap", ("processes", 1, "steps"), 10),
+    Question("How much of a step is exposed?", "summary", "overlap", ("runs", 0, "exposed_ns"), 29_659_200),
+    Question("How much hides on rank 1?", "overlap", "overlap", ("ranks", 1, "overlapped_ns"), 667_720_913),
+    Question("What should I change?", "doctor", "flat", ("findings", 0, "rule"), "one bucket for all gradients"),
+    Question("In how many of ten steps is rank 1 the last?", "skew", "bucketed_10mb", ("ranks", 1, "last_steps"), 7),
+)
+
+
+def asked(*calls: tuple[str, dict[str, Any]], stderr: Path | None = None) -> tuple[list[Tool], list[CallToolResult]]:
+    """The tools of a server that is started for it, and what it answers to each call."""
+    import anyio
+    from mcp import Client, StdioServerParameters
+    from mcp.client.stdio import stdio_client
+
+    async def talk() -> tuple[list[Tool], list[CallToolResult]]:
+        server = StdioServerParameters(command=str(PROGRAM), args=SERVER["args"], cwd=ROOT)
+        with open(stderr or "/dev/null", "w") as log:  # noqa: PTH123
+            async with Client(stdio_client(server, errlog=log)) as client:
+                tools = (await client.list_tools()).tools
+                return tools, [await client.call_tool(name, arguments) for name, arguments in calls]
+
+    return anyio.run(talk)
+
+
+def text_of(result: CallToolResult) -> str:
+    (content,) = result.content
+    assert content.type == "text"
+    return content.text
+
+
+def answer_of(result: CallToolResult) -> dict[str, Any]:
+    assert not result.is_error, text_of(result)
+    answer: dict[str, Any] = json.loads(text_of(result))
+    return answer
+
+
+def files_in(folder: Path) -> dict[str, str]:
+    return {path.name: sha256(path.read_bytes()).hexdigest() for path in folder.iterdir() if path.is_file()}
+
+
+def printed(command: str, *traces: Path) -> Any:
+    return json.loads(run(command, "--format", "json", *traces).stdout)
+
+
+def at(document: Any, keys: tuple[str | int, ...]) -> Any:
+    for key in keys:
+        document = document[key]
+    return document
+
+
+def test_a_session_of_five_questions() -> None:
+    before = files_in(TRACES)
+    traces = [TRACES / f"{question.trace}.sqlite" for question in SESSION]
+    calls = [(one.tool, {"traces": [str(trace)]}) for one, trace in zip(SESSION, traces, strict=True)]
+    tools, results = asked(*calls)
+    assert [tool.name for tool in tools if not (tool.annotations and tool.annotations.read_only_hint)] == []
+    for question, trace, result in zip(SESSION, traces, results, strict=True):
+        answer = answer_of(result)
+        (document,) = answer["documents"]
+        assert answer["cut"] == {}
+        assert document == printed(question.tool, trace), question.words
+        assert at(document, question.keys) == question.figure, question.words
+        assert answer["command"] == f"ddp-prof {question.tool} --format json {trace}"
+    assert files_in(TRACES) == before
+
+
+def test_every_tool_answers_as_its_command(tmp_path: Path) -> None:
+    trace = write_capture(tmp_path / "known.sqlite", known_truth())
+    tools, _ = asked()
+    names = [tool.name for tool in tools]
+    assert names == ["summary", "info", "overlap", "collectives", "critical", "doctor", "skew", "kernels"]
+    _, results = asked(*((name, {"traces": [str(trace)]}) for name in names))
+    for name, result in zip(names, results, strict=True):
+        assert answer_of(result)["documents"] == [printed(name, trace)], name
+    assert [path.name for path in tmp_path.iterdir()] == ["known.sqlite"]
+
+
+def test_it_abstains_where_the_tool_does(tmp_path: Path) -> None:
+    trace = write_capture(tmp_path / "known.sqlite", known_truth())
+    on_cpu = TRACES / "overlap.sqlite"
+    _, (known, critical) = asked(("summary", {"traces": [str(trace)]}), ("critical", {"traces": [str(on_cpu)]}))
+    (run,) = answer_of(known)["documents"][0]["runs"]
+    assert run["exposed_ns"] == 9_000_000
+    assert run["blocking_ns"] is None
+    assert [line for line in run["not_known"] if line.startswith("blocking is not known: ")]
+    (document,) = answer_of(critical)["documents"]
+    assert (document["steps"], bool(document["reason"])) == ([], True)
+
+
+def test_an_error_is_one_line_with_a_way_out(tmp_path: Path) -> None:
+    report = tmp_path / "job.nsys-rep"
+    report.write_bytes((TRACES / "flat.nsys-rep").read_bytes())
+    overlap = str(TRACES / "overlap.sqlite")
+    wrong = [
+        ({"traces": ["nowhere.sqlite"]}, "nowhere.sqlite: No such file or directory: check the path"),
+        ({"traces": [str(report)]}, f"{report}: a raw report without its export"),
+        ({"traces": [overlap], "step_range": "("}, "not a regular expression"),
+        ({"traces": [overlap], "part": "documents/0/nothing"}, "no list 'documents/0/nothing'"),
+    ]
+    log = tmp_path / "log"
+    _, results = asked(*(("overlap", arguments) for arguments, _ in wrong), stderr=log)
+    for result, (_, told) in zip(results, wrong, strict=True):
+        assert result.is_error
+        assert told in text_of(result)
+        assert len(text_of(result).splitlines()) == 1
+    assert "Traceback" not in log.read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["job.nsys-rep", "log"]
+
+
+def test_a_long_list_is_cut_and_the_rest_can_be_asked_for() -> None:
+    trace = TRACES / "overlap.sqlite"
+    whole = printed("collectives", trace)["collectives"]
+    _, (result,) = asked(("collectives", {"traces": [str(trace)]}))
+    answer = answer_of(result)
+    given = answer["documents"][0]["collectives"]
+    assert 10 < len(given) < len(whole)
+    assert answer["cut"] == {"documents/0/collectives": f"entries 0 to {len(given) - 1} of {len(whole)}"}
+    rest = {"traces": [str(trace)], "part": "documents/0/collectives", "first": 770}
+    _, (result,) = asked(("collectives", rest))
+    assert answer_of(result)["documents/0/collectives"] == whole[770:]
+    assert answer_of(result)["cut"] == {}
+
+
+def test_an_answer_about_many_runs_is_short_and_says_what_it_lacks() -> None:
+    _, (result,) = asked(("overlap", {"traces": [str(TRACES)]}))
+    answer, whole = answer_of(result), {"documents": printed("overlap", TRACES)}
+    assert len(text_of(result)) <= 20_000
+    assert len(answer["documents"][0]["ranks"]) == 2
+    for name, words in answer["cut"].items():
+        keys = tuple(int(key) if key.isdecimal() else key for key in name.split("/"))
+        given = at(answer, keys)
+        assert len(given) < len(at(whole, keys))
+        assert words.endswith(f" of {len(at(whole, keys))}")
+    steps = answer["documents"][0]["ranks"][0]["steps"]
+    assert 0 < len(steps) < 10
+
+
+def test_regular_expressions_reach_the_reader(tmp_path: Path) -> None:
+    trace = write_capture(tmp_path / "known.sqlite", known_truth())
+    _, (result,) = asked(("overlap", {"traces": [str(trace)], "step_range": "step_([13])"}))
+    answer = answer_of(result)
+    assert [step["step"] for step in answer["documents"][0]["ranks"][0]["steps"]] == [1, 3]
+    assert "'--step-range=step_([13])'" in answer["command"]
+
+
+def test_without_the_sdk_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", None)
+    done = run("mcp")
+    assert done.exit_code == 1
+    assert done.stderr == "Error: this needs the MCP SDK, version 2 or later: pip install 'ddp-prof[mcp]'\n"
+
+
+@pytest.mark.parametrize("number", [None, signal.SIGTERM, signal.SIGINT])
+def test_it_ends_when_it_is_told_to(number: signal.Signals | None) -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([PROGRAM, *SERVER["args"]], stdin=pipe, stdout=pipe, stderr=pipe) as server:
+        assert server.stdin
+        assert server.stdout
+        ping = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+        server.stdin.write(json.dumps(ping).encode() + b"\n")
+        server.stdin.flush()
+        assert json.loads(server.stdout.readline())["id"] == 1
+        if number:
+            server.send_signal(number)
+        else:
+            server.stdin.close()
+        try:
+            assert server.wait(20) == (128 + number if number else 0)
+        finally:
+            server.kill()
+        assert server.stderr
+        assert b"Traceback" not in server.stderr.read()
