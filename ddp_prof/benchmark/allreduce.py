@@ -7,7 +7,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ SIZES_MB = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
 """From messages whose time is all overhead to messages whose time is all transfer: the fit needs both ends."""
 ASKED = ("backend", "device", "calls", "warmup", "over_ranks")
 """What the ranks are told as it is."""
+SHOWN = ("bytes", "calls", "median_ns", "low_ns", "high_ns")
+"""What the JSON document says of a size as it is."""
 HOW_TO_READ = (
     "latency: median over calls, each after a barrier, of the {} time of a call over the ranks (nccl-tests: the mean "
     "of calls one behind the other, averaged over the ranks); low, high: 95 % interval of the median within this "
@@ -40,13 +42,11 @@ HOW_TO_READ = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
     arguments = make_parser().parse_args(argv)
     return exit_code_of("ddp_prof.benchmark.allreduce", lambda: _benchmark(arguments))
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The options."""
     parser = argparse.ArgumentParser(
         prog="python -m ddp_prof.benchmark.allreduce",
         description="Time all-reduces of float32 alone, one at a time, for each message size and number of ranks, and "
@@ -71,7 +71,6 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def size_mb(text: str) -> float:
-    """Reads a positive number of MiB."""
     value = float(text)
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"must be positive, not {text}")
@@ -82,23 +81,6 @@ def message_bytes(sizes_mb: Sequence[float]) -> list[int]:
     """Whole float32 elements nearest to each size, in bytes, ascending and each once."""
     counts = {max(1, round(number * BYTES_PER_MB / FLOAT32_BYTES)) for number in sizes_mb}
     return [FLOAT32_BYTES * count for count in sorted(counts)]
-
-
-@dataclass(frozen=True, slots=True)
-class AllReduceTimes:
-    """All-reduces of one size.
-
-    Attributes:
-        calls: How many were timed.
-        median_ns: Median over calls of the shortest, or longest, time over the ranks.
-        low_ns: Lower end of its 95 % interval, ``high_ns`` the upper one; ``None`` for too few calls.
-    """
-
-    bytes: int
-    calls: int
-    median_ns: int
-    low_ns: int | None
-    high_ns: int | None
 
 
 def _benchmark(arguments: argparse.Namespace) -> None:
@@ -135,18 +117,16 @@ def _measure(world: int, arguments: argparse.Namespace) -> dict[str, Any]:
     return answer
 
 
-def summarize_times(message: int, times_ns: Sequence[int]) -> AllReduceTimes:
-    """A row for a size, of the nanoseconds of each call."""
-    ends = bootstrap_interval(times_ns)
-    low, high = (round(ends[0]), round(ends[1])) if ends else (None, None)
-    return AllReduceTimes(message, len(times_ns), round(float(np.median(times_ns))), low, high)
+def summarize_times(message: int, times_ns: Sequence[int]) -> MessageCost:
+    ends = [round(end) for end in bootstrap_interval(times_ns) or ()]
+    return MessageCost(message, len(times_ns), round(float(np.median(times_ns))), *ends)
 
 
 def timings_view(
-    rows: Sequence[AllReduceTimes], world: int, title: str, model_size: str, over_ranks: str = "min"
+    rows: Sequence[MessageCost], world: int, title: str, model_size: str, over_ranks: str = "min"
 ) -> TableView:
     """The table of rows with one number of ranks, and what follows for the size of buckets."""
-    link = fit_link([MessageCost(row.bytes, row.median_ns, row.median_ns, row.median_ns, 1, row.calls) for row in rows])
+    link = fit_link(rows)
     model = None if isinstance(link, Unknown) else BucketModel(link, MODEL_SIZES[model_size].gradient_bytes())
     notes = [HOW_TO_READ.format({"min": "shortest", "max": "longest"}[over_ranks]), *_link_notes(rows, link)]
     if model:
@@ -156,7 +136,7 @@ def timings_view(
         "schema": SCHEMA,
         "world_size": world,
         "over_ranks": over_ranks,
-        "messages": [{**asdict(row), **_bandwidths(row, world)} for row in rows],
+        "messages": [{**{key: getattr(row, key) for key in SHOWN}, **_bandwidths(row, world)} for row in rows],
         "link": model and asdict(model.link),
         "best_bucket_bytes": model and model.best_bytes,
         "warnings": notes,
@@ -164,7 +144,7 @@ def timings_view(
     return TableView(title, [_row(row, world, link) for row in rows], notes, document)
 
 
-def _row(row: AllReduceTimes, world: int, link: LinkModel | Unknown) -> Row:
+def _row(row: MessageCost, world: int, link: LinkModel | Unknown) -> Row:
     rates = _bandwidths(row, world).items()
     return {
         "ranks": world,
@@ -179,7 +159,7 @@ def _row(row: AllReduceTimes, world: int, link: LinkModel | Unknown) -> Row:
     }
 
 
-def _bandwidths(row: AllReduceTimes, world: int) -> dict[str, float]:
+def _bandwidths(row: MessageCost, world: int) -> dict[str, float]:
     """Bytes a second; the interval is that of the latency."""
     factor = bus_factor(ALL_REDUCE, world) or 0.0
     found = {"algbw_median_bytes_per_s": row.bytes / row.median_ns * 1e9}
@@ -189,7 +169,7 @@ def _bandwidths(row: AllReduceTimes, world: int) -> dict[str, float]:
     return found | {name.replace("algbw", "busbw"): factor * value for name, value in found.items()}
 
 
-def _link_notes(rows: Sequence[AllReduceTimes], link: LinkModel | Unknown) -> list[str]:
+def _link_notes(rows: Sequence[MessageCost], link: LinkModel | Unknown) -> list[str]:
     if isinstance(link, Unknown):
         return [f"no cost model: {link.reason}"]
     overhead, error = milliseconds(round(link.overhead_ns)), percent(link.relative_error)

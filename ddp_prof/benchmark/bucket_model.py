@@ -44,16 +44,16 @@ class MessageCost:
     """All-reduces of one size.
 
     Attributes:
-        time_ns: Median over runs of each run's median.
-        low_ns: Lower end of its 95 % interval, ``high_ns`` the upper one; the time itself for fewer than three runs.
+        median_ns: Median over runs of each run's median; of a single run, over its calls.
+        low_ns: Lower end of its 95 % interval, ``high_ns`` the upper one; ``None`` for fewer than three values.
     """
 
     bytes: int
-    time_ns: float
-    low_ns: float
-    high_ns: float
-    runs: int
     calls: int
+    median_ns: float
+    low_ns: float | None = None
+    high_ns: float | None = None
+    runs: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,6 @@ class LinkModel:
     relative_error: float
 
     def time_ns(self, size: float) -> float:
-        """Time of a message of so many bytes."""
         return self.overhead_ns + size / self.bytes_per_ns
 
 
@@ -95,23 +94,22 @@ class BucketModel:
         return size / self.link.bytes_per_ns + self.gradient_bytes * self.link.overhead_ns / size
 
 
-def message_costs(results: Results) -> dict[Testbed, tuple[MessageCost, ...]]:
+def message_costs(results: Results) -> dict[Testbed, list[MessageCost]]:
     """The cost of messages in the runs of each testbed, by ascending size."""
     runs = {run.id: run for run in results.runs if run.status == OK}
     found: dict[Testbed, dict[int, list[StoredMessages]]] = {}
     for message in results.messages:
         if (run := runs.get(message.run)) and message.bytes > 0 and message.median_ns > 0:
             found.setdefault(Testbed.of(run), {}).setdefault(message.bytes, []).append(message)
-    return {
-        testbed: tuple(_cost(size, messages) for size, messages in sorted(sizes.items()))
-        for testbed, sizes in found.items()
-    }
-
-
-def _cost(size: int, messages: Sequence[StoredMessages]) -> MessageCost:
-    medians = [message.median_ns for message in messages]
-    calls, time_ns = sum(message.calls for message in messages), float(np.median(medians))
-    return MessageCost(size, time_ns, *(bootstrap_interval(medians) or (time_ns, time_ns)), len(medians), calls)
+    costs: dict[Testbed, list[MessageCost]] = {}
+    for testbed, sizes in found.items():
+        for size, messages in sorted(sizes.items()):
+            medians = [message.median_ns for message in messages]
+            low, high = bootstrap_interval(medians) or (None, None)
+            calls = sum(message.calls for message in messages)
+            cost = MessageCost(size, calls, float(np.median(medians)), low, high, len(medians))
+            costs.setdefault(testbed, []).append(cost)
+    return costs
 
 
 def fit_link(messages: Sequence[MessageCost]) -> LinkModel | Unknown:
@@ -126,7 +124,7 @@ def fit_link(messages: Sequence[MessageCost]) -> LinkModel | Unknown:
     if len(messages) < 2:
         return Unknown("messages of fewer than two sizes were timed")
     sizes = np.array([message.bytes for message in messages], float)
-    times = np.array([message.time_ns for message in messages])
+    times = np.array([message.median_ns for message in messages])
     # A line through (0, 0) of relative units: 1 = (o + s / w) / t.
     columns = np.column_stack([1 / times, sizes / times])
     overhead, slope = _robust_line(columns)

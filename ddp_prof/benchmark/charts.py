@@ -10,7 +10,7 @@ import numpy as np
 
 from ddp_prof.benchmark.bucket_model import BucketModel, Unknown
 from ddp_prof.benchmark.observations import bucket_sizes, contradicts_model
-from ddp_prof.benchmark.report import TestbedResults, half_ms, share_percent, status_text, value_ms
+from ddp_prof.benchmark.report import TestbedResults, half_ms, status_text, value_ms
 from ddp_prof.benchmark.settings import SettingSummary
 from ddp_prof.manifest import Caveat
 from ddp_prof.present import theme
@@ -49,17 +49,17 @@ def draw_variants(results: TestbedResults) -> go.Figure:
             rows.append(title)
         rows.append(summary)
     settings = [(row, summary) for row, summary in enumerate(rows) if not isinstance(summary, str)]
-    drawn = [(row, summary) for row, summary in settings if summary.timing.step_ns]
-    steps = [value_ms(summary.timing.step_ns) or 0.0 for _, summary in drawn]
-    waits = [value_ms(summary.timing.communication_ns) or 0.0 for _, summary in drawn]
+    drawn = [(row, summary) for row, summary in settings if summary.step_ns]
+    steps = [value_ms(summary.step_ns) or 0.0 for _, summary in drawn]
+    waits = [value_ms(summary.communication_ns) or 0.0 for _, summary in drawn]
     bar = {"type": "bar", "orientation": "h", "width": 0.7, "y": [row for row, _ in drawn]}
-    shares = [(share, summary) for _, summary in drawn if (share := share_percent(summary.timing)) is not None]
+    shares = [(share, summary) for _, summary in drawn if (share := summary.communication_share) is not None]
     title = "No setting was measured"
     if shares:
         (most, first), (least, last) = (pick(shares, key=lambda share: share[0]) for pick in (max, min))
         title = (
-            f"Communication takes {most:.0f} % ({first.setting.label}) to {least:.0f} % ({last.setting.label}) of the "
-            "step, by the host timer"
+            f"Communication takes {most * 100:.0f} % ({first.setting.label}) to {least * 100:.0f} % "
+            f"({last.setting.label}) of the step, by the host timer"
         )
     traces = [
         {
@@ -92,11 +92,11 @@ def draw_variants(results: TestbedResults) -> go.Figure:
 def _row_label(row: int, summary: SettingSummary) -> dict[str, Any]:
     """Communication's share at the right margin; in place of a bar, why there is none."""
     position = {"yref": "y", "y": row, "showarrow": False, "xanchor": "left", "xref": "paper"}
-    if not summary.timing.step_ns:
+    if not summary.step_ns:
         text = status_text(summary).replace("_", " ")
         return {**position, "x": 0, "text": text, "font": {"color": theme.LIGHT.notice}}
-    share = share_percent(summary.timing)
-    text = "communication not timed" if share is None else f"<b>{share:.0f} %</b> communication"
+    share = summary.communication_share
+    text = "communication not timed" if share is None else f"<b>{share * 100:.0f} %</b> communication"
     return {**position, "x": 1, "xshift": 12, "text": text}
 
 
@@ -109,20 +109,20 @@ def draw_buckets(results: TestbedResults) -> go.Figure:
         traces.append(
             {
                 "type": "scatter", "mode": "lines+markers", "name": f"bucketed, {_work_text(buckets[0])}",
-                "x": [mb * aside for mb in sizes], "y": [value_ms(summary.timing.step_ns) for summary in buckets],
+                "x": [mb * aside for mb in sizes], "y": [value_ms(summary.step_ns) for summary in buckets],
                 "error_y": _error(buckets, color), "customdata": sizes,
                 "line": {"color": color, "width": 2.5}, "marker": {"color": color, "size": 9},
                 "hovertemplate": "%{customdata:g} MiB: %{y:.2f} ms<extra></extra>",
             }
         )  # fmt: skip
-        others = [one for one in results.summaries if one.setting.workload == workload and one.timing.step_ns]
+        others = [one for one in results.summaries if one.setting.workload == workload and one.step_ns]
         others = [one for one in others if one.setting.swept_mb is None]
         if others:
-            best = min(others, key=lambda one: value_ms(one.timing.step_ns) or math.inf)
+            best = min(others, key=lambda one: value_ms(one.step_ns) or math.inf)
             traces.append(
                 {
                     "type": "scatter", "mode": "lines", "x": [min(sizes) / 1.3, max(sizes) * 1.3],
-                    "y": [value_ms(best.timing.step_ns)] * 2, "hoverinfo": "skip",
+                    "y": [value_ms(best.step_ns)] * 2, "hoverinfo": "skip",
                     "name": f"fastest other, {_work_text(best)}: {shown_name(best.setting.label)}",
                     "line": {"color": color, "width": 1.3, "dash": "dash"},
                 }
@@ -149,7 +149,7 @@ def draw_model(results: TestbedResults, model: BucketModel) -> go.Figure:
     for color, aside, buckets in _curves(results):
         tails = [summary.trace.tail_ns if summary.trace else None for summary in buckets]
         is_traced = all(tail is not None for tail in tails)
-        timers = [value_ms(summary.timing.communication_ns) for summary in buckets]
+        timers = [value_ms(summary.communication_ns) for summary in buckets]
         traces.append(
             {
                 "type": "scatter", "mode": "markers", "marker": {"color": color, "size": 10},
@@ -172,7 +172,9 @@ def draw_model(results: TestbedResults, model: BucketModel) -> go.Figure:
 def draw_bandwidth(results: TestbedResults) -> go.Figure:
     """Bytes over time of an all-reduce: a dot a message size, the fitted model as a line."""
     messages, model = results.messages, results.model
-    rates = [message.bytes / message.time_ns for message in messages]
+    rates = [message.bytes / message.median_ns for message in messages]
+    highest = [message.bytes / (message.low_ns or message.median_ns) for message in messages]
+    lowest = [message.bytes / (message.high_ns or message.median_ns) for message in messages]
     traces: list[dict[str, Any]] = [
         {
             "type": "scatter", "mode": "markers",
@@ -180,11 +182,12 @@ def draw_bandwidth(results: TestbedResults) -> go.Figure:
             "x": [message.bytes for message in messages], "y": rates,
             "error_y": {
                 "type": "data", "symmetric": False, "thickness": 1.2, "width": 5,
-                "array": [one.bytes / one.low_ns - rate for one, rate in zip(messages, rates, strict=True)],
-                "arrayminus": [rate - one.bytes / one.high_ns for one, rate in zip(messages, rates, strict=True)],
+                "array": [high - rate for high, rate in zip(highest, rates, strict=True)],
+                "arrayminus": [rate - low for low, rate in zip(lowest, rates, strict=True)],
             },
             "hovertext": [
-                f"<b>{size(one.bytes)}</b><br>{milliseconds(round(one.time_ns))}, {one.calls} calls in {one.runs} runs"
+                f"<b>{size(one.bytes)}</b><br>{milliseconds(round(one.median_ns))}, "
+                f"{one.calls} calls in {one.runs} runs"
                 for one in messages
             ],
             "hovertemplate": "%{hovertext}<extra></extra>",
@@ -222,7 +225,7 @@ def _curves(results: TestbedResults) -> Iterator[tuple[str, float, list[SettingS
     """The bucketed settings of each workload, with their colour and how far they stand aside."""
     found: dict[tuple[int, int], list[SettingSummary]] = {}
     for summary in results.summaries:
-        if summary.timing.step_ns and summary.setting.swept_mb is not None:
+        if summary.step_ns and summary.setting.swept_mb is not None:
             found.setdefault(summary.setting.workload, []).append(summary)
     for index, buckets in enumerate(found.values()):
         yield theme.LIGHT.colors[_COLORS[index % len(_COLORS)]], _ASIDE ** (index - (len(found) - 1) / 2), buckets
@@ -241,7 +244,7 @@ def _size_axis(results: TestbedResults) -> dict[str, Any]:
 
 
 def _error(summaries: Sequence[SettingSummary], color: str) -> dict[str, Any]:
-    halves = [half_ms(summary.timing.step_ns) or 0.0 for summary in summaries]
+    halves = [half_ms(summary.step_ns) or 0.0 for summary in summaries]
     return {"type": "data", "array": halves, "color": color, "thickness": 1.3, "width": 4}
 
 

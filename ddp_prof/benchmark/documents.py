@@ -16,7 +16,7 @@ from ddp_prof.benchmark.report import (
     SENTENCES,
     TestbedResults,
     comparison_view,
-    csv_rows,
+    csv_row,
     sentences,
     settings_view,
     testbed_notes,
@@ -33,32 +33,29 @@ REPORT = "results.md"
 
 def results_document(database: Path, testbeds: Sequence[TestbedResults], study: Study | None) -> dict[str, Any]:
     """The JSON document, times in nanoseconds: keys may be added, never renamed."""
-    published = study and [
-        {
-            **asdict(timing.setting),
-            "status": timing.status,
-            "step_ns": timing.step_ns and timing.step_ns.value,
-            "communication_ns": timing.communication_ns and timing.communication_ns.value,
-        }
-        for timing in study.timings
-    ]
+    published = [asdict(one) for one in study.settings] if study else []
     return {
         "schema": SCHEMA,
         "database": str(database),
         "testbeds": [_testbed_document(results) for results in testbeds],
-        "study": study and {"name": study.name, "about": study.about, "settings": published},
+        "study": study
+        and {
+            "name": study.name,
+            "about": study.about,
+            "settings": [values.pop("setting") | values for values in published],
+        },
         "warnings": [KEPT_APART.format(len(testbeds))] if len(testbeds) > 1 else [],
     }
 
 
 def _testbed_document(results: TestbedResults) -> dict[str, Any]:
-    model = results.model
+    model = None if isinstance(results.model, Unknown) else results.model
     return {
         **asdict(results.testbed),
         "environment": asdict(results.environment) if results.environment else {"id": results.testbed.environment},
         "settings": [_setting_document(summary) for summary in results.summaries],
-        "link": None if isinstance(model, Unknown) else asdict(model.link),
-        "best_bucket_bytes": None if isinstance(model, Unknown) else model.best_bytes,
+        "link": model and asdict(model.link),
+        "best_bucket_bytes": model and model.best_bytes,
         "observations": [asdict(observation) for observation in results.observations],
         "warnings": testbed_notes(results),
     }
@@ -67,19 +64,12 @@ def _testbed_document(results: TestbedResults) -> dict[str, Any]:
 def _setting_document(summary: SettingSummary) -> dict[str, Any]:
     values = asdict(summary)
     del values["testbed"], values["environment"]
-    timing, run = values.pop("timing"), values.pop("first")
+    setting, run = values.pop("setting"), values.pop("first")
     shared = (
         "d_model", "num_layers", "parameters", "gradient_bytes", "backend", "steps", "collectives",
         "communicated_bytes", "tokens", "git_commit",
     )  # fmt: skip
-    return {
-        **timing["setting"],
-        "status": timing["status"],
-        **{key: run[key] for key in shared},
-        "step_ns": timing["step_ns"],
-        "communication_ns": timing["communication_ns"],
-        **values,
-    }
+    return {**setting, **{key: run[key] for key in shared}, **values}
 
 
 def results_markdown(
@@ -154,6 +144,5 @@ def _prefixes(testbeds: Sequence[TestbedResults]) -> list[str]:
 
 
 def write_results_csv(summaries: Sequence[SettingSummary], path: Path) -> None:
-    """Write a row a setting; the file is there whole or as it was."""
     with written_whole(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
-        write_csv(csv_rows(summaries), file)
+        write_csv([csv_row(summary) for summary in summaries], file)

@@ -69,40 +69,33 @@ class Grid:
 
         Each repeat begins with another variant, so that no variant is always the one after a change of sizes.
         """
-        sizes = list(product(self.model_sizes, self.world_sizes, self.local_batch_sizes, self.seq_lens))
-        candidates = self._candidates()
-        return [
-            Job(self._config(variant, size), repeat)
-            for repeat in range(self.repeats)
-            for size in sizes
-            for variant in _rotate(candidates, repeat)
-        ]
-
-    def _candidates(self) -> list[tuple[str, float | None]]:
-        """The variants, ``bucketed`` once for each bucket size, others with their default."""
-        return [
+        candidates = [
             (variant, size)
             for variant in self.variants
             for size in (self.bucket_sizes_mb if variant == BUCKETED else (VARIANTS[variant].default_bucket_size_mb,))
         ]
-
-    def _config(self, variant: tuple[str, float | None], size: tuple[str, int, int, int]) -> RunConfig:
-        name, bucket_size_mb = variant
-        model_size, ranks, local_batch_size, seq_len = size
-        return RunConfig(
-            variant=name,
-            bucket_size_mb=bucket_size_mb,
-            model_size=model_size,
-            world_size=ranks,
-            batch_size=ranks * local_batch_size,
-            seq_len=seq_len,
-            steps=self.steps,
-            synchronized_steps=self.steps,
-            warmup=self.warmup,
-            seed=self.seed,
-            device=self.device,
-            backend=self.backend,
-        )
+        sizes = list(product(self.model_sizes, self.world_sizes, self.local_batch_sizes, self.seq_lens))
+        jobs = []
+        for repeat in range(self.repeats):
+            first = repeat % len(candidates)
+            rotated = candidates[first:] + candidates[:first]
+            for (model_size, ranks, local_batch_size, seq_len), (variant, bucket) in product(sizes, rotated):
+                config = RunConfig(
+                    variant=variant,
+                    bucket_size_mb=bucket,
+                    model_size=model_size,
+                    world_size=ranks,
+                    batch_size=ranks * local_batch_size,
+                    seq_len=seq_len,
+                    steps=self.steps,
+                    synchronized_steps=self.steps,
+                    warmup=self.warmup,
+                    seed=self.seed,
+                    device=self.device,
+                    backend=self.backend,
+                )
+                jobs.append(Job(config, repeat))
+        return jobs
 
 
 def default_grid(gpus: int) -> Grid:
@@ -127,10 +120,4 @@ def default_grid(gpus: int) -> Grid:
 
 
 def digest(value: Any) -> str:  # whatever JSON can hold
-    """Sixteen hexadecimal digits, the same for the same value in every sweep."""
     return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _rotate(candidates: list[tuple[str, float | None]], positions: int) -> list[tuple[str, float | None]]:
-    first = positions % len(candidates)
-    return candidates[first:] + candidates[:first]

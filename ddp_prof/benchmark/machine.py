@@ -6,12 +6,13 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass
-from typing import Any
 
 from ddp_prof.benchmark.grid import digest
 from ddp_prof.benchmark.store import Environment
 from ddp_prof.capture.code import digest_code
 from ddp_prof.errors import WorkloadError
+
+VERSIONS = ("python", "torch", "cuda", "nccl", "ddp_prof")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,31 +31,18 @@ class Machine:
 
 
 def probe_machine() -> Machine:
-    """Ask a process that imports torch.
-
-    Raises:
-        WorkloadError: It cannot.
-    """
+    """Ask a process that imports torch; raises WorkloadError where it cannot."""
     command = [sys.executable, "-m", __name__]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # our own
     if done.returncode:
         reason = next(iter(done.stderr.strip().splitlines()[-1:]), f"exit code {done.returncode}")
         raise WorkloadError(f"torch does not work in {sys.prefix}: {reason}: run scripts/env.sh train")
     found = json.loads(done.stdout.splitlines()[-1])
-    environment = _environment(found["machine"], found["versions"])
-    return Machine(environment, found["gpus"], found["git_commit"], digest_code())
-
-
-def _environment(machine: dict[str, Any], versions: dict[str, str]) -> Environment:
-    known = {
-        **{name: machine[name] for name in ("cpu", "cores", "memory_bytes", "system", "gpus")},
-        **{name: versions.get(name) for name in ("python", "torch", "cuda", "nccl", "ddp_prof")},
-    }
-    return Environment(id=digest(known), **known)
+    known = found["machine"] | {name: found["versions"].get(name) for name in VERSIONS}
+    return Machine(Environment(id=digest(known), **known), found["gpus"], found["git_commit"], digest_code())
 
 
 def _answer() -> None:
-    """Print what :func:`probe_machine` reads."""
     import torch
 
     from ddp_prof.train import record

@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,15 +37,6 @@ STOP_S = 15.0
 """How long a capture may take to end what it started."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunRows:
-    """A run with its measurements, as rows of the database."""
-
-    run: StoredRun
-    steps: tuple[StoredStep, ...] = ()
-    messages: tuple[StoredMessages, ...] = ()
-
-
 def measure(config: RunConfig) -> Manifest | WorkloadError:
     """Make a run; returns its ``run.json``, or why it could not run.
 
@@ -63,7 +54,9 @@ def measure(config: RunConfig) -> Manifest | WorkloadError:
     return manifest or WorkloadError("the ranks ended well, but left no run.json")
 
 
-def rows_of(job: Job, machine: Machine, outcome: Manifest | WorkloadError, definitions: int) -> RunRows:
+def rows_of(
+    job: Job, machine: Machine, outcome: Manifest | WorkloadError, definitions: int
+) -> tuple[StoredRun, list[StoredStep], list[StoredMessages]]:
     """The rows of a run that ended, well or not."""
     config, size = job.config, MODEL_SIZES[job.config.model_size]
     manifest = None if isinstance(outcome, Exception) else outcome
@@ -88,13 +81,9 @@ def rows_of(job: Job, machine: Machine, outcome: Manifest | WorkloadError, defin
         code=machine.code,
         definitions=definitions,
     )
-    if manifest is None:
-        return RunRows(run)
-    return RunRows(
-        run,
-        tuple(StoredStep(run=run.id, **asdict(times)) for times in manifest.host_times),
-        tuple(StoredMessages(run=run.id, **asdict(times)) for times in manifest.messages),
-    )
+    steps = [StoredStep(run=run.id, **asdict(times)) for times in manifest.host_times] if manifest else []
+    messages = [StoredMessages(run=run.id, **asdict(times)) for times in manifest.messages] if manifest else []
+    return run, steps, messages
 
 
 def capture(config: RunConfig, folder: Path, *, force: bool) -> tuple[Path, dict[str, int | None]]:

@@ -8,7 +8,7 @@ nothing is kept, and no sentence is written about it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from ddp_prof.analyze.statistics import bootstrap_interval
 from ddp_prof.benchmark.bucket_model import BucketModel, Unknown
-from ddp_prof.benchmark.settings import Estimate, SettingSummary, label_of
+from ddp_prof.benchmark.settings import SettingSummary, label_of
 from ddp_prof.present.text import percent, size
 from ddp_prof.variants import BUCKETED, BYTES_PER_MB
 
@@ -66,7 +66,7 @@ def find_observations(summaries: Sequence[SettingSummary], model: BucketModel | 
 
 def bucket_sizes(summaries: Sequence[SettingSummary]) -> list[float]:
     """The bucket sizes measured, in MiB, ascending."""
-    return sorted({mb for one in summaries if one.timing.step_ns and (mb := one.setting.swept_mb) is not None})
+    return sorted({mb for one in summaries if one.step_ns and (mb := one.setting.swept_mb) is not None})
 
 
 def contradicts_model(observations: Sequence[Observation]) -> bool:
@@ -77,12 +77,14 @@ def contradicts_model(observations: Sequence[Observation]) -> bool:
 def _bucket_size(summaries: Sequence[SettingSummary], model: BucketModel | Unknown) -> Iterator[Observation | None]:
     """The fastest size against the slowest and against other variants; whether the model chooses it."""
     sizes = bucket_sizes(summaries)
-    losses = {
-        mb: float(np.mean([_median_saving(summaries, (BUCKETED, mb), (BUCKETED, other)) for other in sizes]))
-        for mb in sizes
-    }  # what others take off it, on average
-    if len(sizes) < 2 or any(np.isnan(loss) for loss in losses.values()):
+    if len(sizes) < 2:
         return
+    losses = {}  # what others take off a size, on average
+    for mb in sizes:
+        savings = [_savings(summaries, (BUCKETED, mb), (BUCKETED, other)) for other in sizes]
+        if not all(savings):
+            return
+        losses[mb] = float(np.mean([np.median(each) for each in savings]))
     fastest, slowest = min(losses, key=losses.__getitem__), max(losses, key=losses.__getitem__)
     yield _change(summaries, "step", (BUCKETED, slowest), (BUCKETED, fastest))
     yield _change(summaries, "step", OVERLAP, (BUCKETED, fastest))
@@ -101,8 +103,8 @@ def _bucket_size(summaries: Sequence[SettingSummary], model: BucketModel | Unkno
     else:
         before, after, name = chosen, fastest, "model_disagrees"
         text = f"{choice} But {fastest:g} MiB takes {{effect}} off that step: the model does not fit this testbed."
-    savings = _savings(summaries, (BUCKETED, before), (BUCKETED, after), _step)
-    yield _observe(name, f"{before:g} MiB", f"{after:g} MiB", savings, text, None)
+    changes = _savings(summaries, (BUCKETED, before), (BUCKETED, after))
+    yield _observe(name, f"{before:g} MiB", f"{after:g} MiB", changes, text, None)
 
 
 def _host_timer(summaries: Sequence[SettingSummary]) -> Observation | None:
@@ -110,7 +112,7 @@ def _host_timer(summaries: Sequence[SettingSummary]) -> Observation | None:
     missed = [
         1 - timer.value / summary.trace.comm_ns
         for summary in summaries
-        if (timer := summary.timing.communication_ns) and summary.trace and summary.trace.overlapped_ns
+        if (timer := summary.communication_ns) and summary.trace and summary.trace.overlapped_ns
     ]
     text = (
         "Where compute hides communication, the host timer sees {effect} less of it than the trace: it cannot see "
@@ -119,19 +121,11 @@ def _host_timer(summaries: Sequence[SettingSummary]) -> Observation | None:
     return _observe("timer_misses_hidden", "trace", "host timer", missed, text, None)
 
 
-def _step(summary: SettingSummary) -> Estimate | None:
-    return summary.timing.step_ns
-
-
-def _communication(summary: SettingSummary) -> Estimate | None:
-    return summary.timing.communication_ns
-
-
 def _change(summaries: Sequence[SettingSummary], name: str, before: Kind, after: Kind) -> Observation | None:
     """What one variant takes off the other's step or communication."""
     old, new = label_of(*before), label_of(*after)
     what = "step" if name == "step" else "communication (host timer)"
-    savings = _savings(summaries, before, after, _step if name == "step" else _communication)
+    savings = _savings(summaries, before, after, f"{name}_ns")
     new_first = new[:1].upper() + new[1:]
     return _observe(
         name, old, new, savings,
@@ -140,24 +134,16 @@ def _change(summaries: Sequence[SettingSummary], name: str, before: Kind, after:
     )  # fmt: skip
 
 
-def _savings(
-    summaries: Sequence[SettingSummary], before: Kind, after: Kind, figure: Callable[[SettingSummary], Estimate | None]
-) -> list[float]:
+def _savings(summaries: Sequence[SettingSummary], before: Kind, after: Kind, column: str = "step_ns") -> list[float]:
     """What the second takes off the first in each pair of runs of the same work and repeat, as a share of the first."""
     found = []
     for old, new in product(summaries, summaries):
         kinds = [(one.setting.variant, one.setting.bucket_size_mb) for one in (old, new)]
-        if kinds == [before, after] and old.setting.workload == new.setting.workload:
-            first, second = figure(old), figure(new)
-            if first and second:
-                common = first.medians.keys() & second.medians.keys()
-                found += [1 - second.medians[key] / first.medians[key] for key in sorted(common) if first.medians[key]]
+        first, second = getattr(old, column), getattr(new, column)
+        if kinds == [before, after] and old.setting.workload == new.setting.workload and first and second:
+            common = first.medians.keys() & second.medians.keys()
+            found += [1 - second.medians[key] / first.medians[key] for key in sorted(common) if first.medians[key]]
     return found
-
-
-def _median_saving(summaries: Sequence[SettingSummary], before: Kind, after: Kind) -> float:
-    savings = _savings(summaries, before, after, _step)
-    return float(np.median(savings)) if savings else float("nan")
 
 
 def _observe(

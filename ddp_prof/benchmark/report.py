@@ -9,7 +9,7 @@ from ddp_prof.analyze import DEFINITIONS
 from ddp_prof.analyze.statistics import LEAST_STEPS
 from ddp_prof.benchmark.bucket_model import BucketModel, MessageCost, Unknown, fit_link, message_costs
 from ddp_prof.benchmark.observations import Observation, contradicts_model, find_observations
-from ddp_prof.benchmark.settings import Estimate, Setting, SettingSummary, Study, Testbed, Timing, ratio
+from ddp_prof.benchmark.settings import Estimate, Setting, SettingSummary, Study, Testbed
 from ddp_prof.benchmark.store import OK, Environment, Results
 from ddp_prof.present.columns import Row, ms
 from ddp_prof.present.columns import percent as in_percent
@@ -56,7 +56,7 @@ class TestbedResults:
     testbed: Testbed
     environment: Environment | None
     summaries: tuple[SettingSummary, ...]
-    messages: tuple[MessageCost, ...]
+    messages: Sequence[MessageCost]
     model: BucketModel | Unknown
     observations: tuple[Observation, ...]
 
@@ -104,30 +104,27 @@ def results_views(testbeds: Sequence[TestbedResults], study: Study | None) -> li
 
 
 def sentences(results: TestbedResults) -> list[str]:
-    """What the numbers support."""
     return [found.text for found in results.observations if found.text]
 
 
 def settings_view(results: TestbedResults) -> TableView:
-    """A row for each setting, with notes on how to read them."""
     has_traces = any(summary.trace for summary in results.summaries)
     rows = [_setting_row(summary, results.model, has_traces=has_traces) for summary in results.summaries]
     return TableView(results.title, rows, testbed_notes(results), {})
 
 
 def _setting_row(summary: SettingSummary, model: BucketModel | Unknown, *, has_traces: bool) -> Row:
-    timing = summary.timing
     return {
         "variant": summary.setting.label,
         "batch": summary.setting.local_batch_size,
         "context": summary.setting.seq_len,
         "status": status_text(summary),
         "runs": summary.runs,
-        "step_ms": value_ms(timing.step_ns),
-        "step_±_ms": half_ms(timing.step_ns),
-        "comm_ms": value_ms(timing.communication_ns),
-        "comm_±_ms": half_ms(timing.communication_ns),
-        "comm_%": share_percent(timing),
+        "step_ms": value_ms(summary.step_ns),
+        "step_±_ms": half_ms(summary.step_ns),
+        "comm_ms": value_ms(summary.communication_ns),
+        "comm_±_ms": half_ms(summary.communication_ns),
+        "comm_%": in_percent(summary.communication_share),
         "synchronized_comm_ms": value_ms(summary.synchronized_ns),
         **({f"trace_{part}_ms": _trace_ms(summary, part) for part in ("exposed", "tail")} if has_traces else {}),
         **({} if isinstance(model, Unknown) else {"predicted_ms": ms(predicted_ns(summary, model))}),
@@ -139,7 +136,7 @@ def _setting_row(summary: SettingSummary, model: BucketModel | Unknown, *, has_t
 
 def predicted_ns(summary: SettingSummary, model: BucketModel) -> float | None:
     """What the model leaves of communication after backward, by the mean bucket as it was."""
-    if summary.setting.swept_mb is None or summary.timing.status != OK:
+    if summary.setting.swept_mb is None or summary.status != OK:
         return None
     if summary.first.collectives:
         return model.overhead_ns(model.gradient_bytes / summary.first.collectives)
@@ -149,7 +146,7 @@ def predicted_ns(summary: SettingSummary, model: BucketModel) -> float | None:
 def testbed_notes(results: TestbedResults) -> list[str]:
     """How to read the figures, what restricts them, and what an all-reduce costs."""
     caveats = dict.fromkeys(caveat for summary in results.summaries for caveat in summary.caveats)
-    steps = [step for summary in results.summaries if (step := summary.timing.step_ns)]
+    steps = [step for summary in results.summaries if (step := summary.step_ns)]
     notes = [HOW_TO_READ]
     if steps:
         notes.append(SPREAD if any(step.half_width is not None for step in steps) else NO_SPREAD)
@@ -173,7 +170,6 @@ def _reasons(summaries: Sequence[SettingSummary]) -> list[str]:
 
 
 def link_note(results: TestbedResults) -> str:
-    """What an all-reduce costs by its size, and which bucket size follows."""
     model = results.model
     if isinstance(model, Unknown):
         return f"no model of bucketing: {model.reason}"
@@ -188,83 +184,68 @@ def link_note(results: TestbedResults) -> str:
 
 
 def comparison_view(results: TestbedResults, study: Study) -> TableView:
-    """The rows of the published study, with ours beside them."""
-    return TableView(study.about, comparison_rows(study, results.summaries), [OTHER_MACHINE], {})
-
-
-def comparison_rows(study: Study, summaries: Sequence[SettingSummary]) -> list[Row]:
-    """A row for each setting of the published study, with ours of the same variant, bucket size, batch and context."""
-    ours = {summary.setting: summary for summary in summaries}
-    naive = {timing.setting.workload: timing.step_ns for timing in study.timings if timing.setting.variant == BASELINE}
+    """The rows of the published study, with ours of the same variant, bucket size, batch and context beside them."""
+    ours = {one.setting: _setting_row(one, results.model, has_traces=False) for one in results.summaries}
+    naive = {one.setting.workload: one.step_ns for one in study.settings if one.setting.variant == BASELINE}
     rows: list[Row] = []
-    for published in study.timings:
-        setting, own = published.setting, ours.get(published.setting)
-        speedup = ratio(naive.get(setting.workload), published.step_ns)
+    for published in study.settings:
+        setting, step, communication = published.setting, published.step_ns, published.communication_ns
+        baseline, own = naive.get(setting.workload), ours.get(setting, {})
         rows.append(
             {
                 "variant": setting.label,
                 "batch": setting.local_batch_size,
                 "context": setting.seq_len,
                 "study_status": published.status,
-                "study_step_ms": value_ms(published.step_ns),
-                "study_comm_ms": value_ms(published.communication_ns),
-                "study_comm_%": share_percent(published),
-                "study_speedup": speedup.value if speedup else None,
-                "status": status_text(own) if own else None,
-                "step_ms": value_ms(own.timing.step_ns) if own else None,
-                "step_±_ms": half_ms(own.timing.step_ns) if own else None,
-                "comm_ms": value_ms(own.timing.communication_ns) if own else None,
-                "comm_%": share_percent(own.timing) if own else None,
-                "speedup": own.speedup.value if own and own.speedup else None,
+                "study_step_ms": ms(step),
+                "study_comm_ms": ms(communication),
+                "study_comm_%": in_percent(communication / step) if step and communication else None,
+                "study_speedup": baseline / step if step and baseline else None,
+                **{key: own.get(key) for key in ("status", "step_ms", "step_±_ms", "comm_ms", "comm_%", "speedup")},
             }
         )
-    return rows
+    return TableView(study.about, rows, [OTHER_MACHINE], {})
 
 
 def csv_view(testbeds: Sequence[TestbedResults], study: Study | None) -> TableView:
     """One table for programs: the rows of ``results.csv``, or the study's with ours beside them."""
     if study is None:
-        return TableView("", csv_rows(summary for results in testbeds for summary in results.summaries), [], {})
+        return TableView("", [csv_row(summary) for results in testbeds for summary in results.summaries], [], {})
     rows: list[Row] = [
         {**{name: getattr(results.testbed, name) for name in ("environment", "model_size", "world_size")}, **row}
         for results in testbeds
-        for row in comparison_rows(study, results.summaries)
+        for row in comparison_view(results, study).rows
     ]
     return TableView("", rows, [OTHER_MACHINE], {})
 
 
-def csv_rows(summaries: Iterable[SettingSummary]) -> list[Row]:
-    """A row for each setting: the columns that the course's study asks for, then all others.
+def csv_row(summary: SettingSummary) -> Row:
+    """One row of ``results.csv``: the columns that the course's study asks for, then all others.
 
     ``avg_comm_time_ms`` is the host time between the end of backward and the last gradient, *without* synchronizing
     first, as the study measured; on a GPU it includes device work of backward that is still pending. The times are
     medians over runs of medians over steps, although the study's column names say average.
     """
-    return [_csv_row(summary) for summary in summaries]
-
-
-def _csv_row(summary: SettingSummary) -> Row:
-    run, timing, setting = summary.first, summary.timing, summary.setting
-    step = timing.step_ns
+    run, setting, step = summary.first, summary.setting, summary.step_ns
     row: Row = {
         "implementation": setting.variant,
         **{name: getattr(run, name) for name in ("model_size", "d_model", "num_layers", "world_size")},
         "avg_step_time_ms": value_ms(step),
-        "avg_comm_time_ms": value_ms(timing.communication_ns),
-        "comm_overhead_pct": share_percent(timing),
+        "avg_comm_time_ms": value_ms(summary.communication_ns),
+        "comm_overhead_pct": in_percent(summary.communication_share),
         "num_comm_ops": run.collectives,
         "speedup_vs_naive": summary.speedup.value if summary.speedup else None,
         "comm_speedup_vs_naive": summary.communication_speedup.value if summary.communication_speedup else None,
         "bucket_size_mb": setting.bucket_size_mb,
         "local_batch_size": setting.local_batch_size,
         "seq_len": setting.seq_len,
-        "status": timing.status,
+        "status": summary.status,
         "reason": summary.reason,
         "runs": summary.runs,
         "failed_runs": summary.failed_runs,
         "steps_per_run": run.steps,
         "step_time_spread_ms": half_ms(step),
-        "comm_time_spread_ms": half_ms(timing.communication_ns),
+        "comm_time_spread_ms": half_ms(summary.communication_ns),
         "speedup_spread": summary.speedup.half_width if summary.speedup else None,
         "comm_time_synchronized_ms": value_ms(summary.synchronized_ns),
         "comm_time_synchronized_spread_ms": half_ms(summary.synchronized_ns),
@@ -292,24 +273,16 @@ def _csv_row(summary: SettingSummary) -> Row:
 
 def status_text(summary: SettingSummary) -> str:
     """The status; where runs ended differently, how many did."""
-    if summary.timing.status == OK and summary.failed_runs:
+    if summary.status == OK and summary.failed_runs:
         return f"{OK}, {summary.failed_runs} of {summary.runs + summary.failed_runs} runs not"
-    return summary.timing.status
-
-
-def share_percent(timing: Timing) -> float | None:
-    """Communication's share of the step by the host timer, in percent."""
-    step, communication = timing.step_ns, timing.communication_ns
-    return in_percent(communication.value / step.value) if step and communication and step.value else None
+    return summary.status
 
 
 def value_ms(estimate: Estimate | None) -> float | None:
-    """The figure in milliseconds."""
     return ms(estimate.value) if estimate else None
 
 
 def half_ms(estimate: Estimate | None) -> float | None:
-    """Half of its 95 % interval, in milliseconds."""
     return ms(estimate.half_width) if estimate else None
 
 

@@ -8,7 +8,7 @@ within one :class:`Testbed`, and there within a repeat of the same work, whose r
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import Any
@@ -67,7 +67,6 @@ class Setting:
 
     @property
     def label(self) -> str:
-        """What tables and figures call the variant."""
         return label_of(self.variant, self.bucket_size_mb)
 
     @property
@@ -110,25 +109,11 @@ def estimate(medians: Mapping[str, float]) -> Estimate | None:
 
 
 def ratio(above: Estimate | None, below: Estimate | None) -> Estimate | None:
-    """One figure over another: by the repeats that both have, else, as of a published study, of their values."""
+    """One figure over another: by the repeats that both have, else of their values."""
     if above is None or below is None or not below.value:
         return None
     common = {key: above.medians[key] / value for key, value in below.medians.items() if key in above.medians and value}
     return estimate(common) or Estimate(above.value / below.value)
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """What a host timer measured of a setting, in nanoseconds: all that a published study reports.
-
-    Attributes:
-        communication_ns: From the end of backward until all gradients are there, without synchronizing first.
-    """
-
-    setting: Setting
-    status: str
-    step_ns: Estimate | None
-    communication_ns: Estimate | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,15 +129,17 @@ class TraceFigures:
 
 @dataclass(frozen=True, slots=True)
 class SettingSummary:
-    """All that was measured of a setting on a testbed; ``None`` is what was not.
+    """All that was measured of a setting on a testbed, in nanoseconds and bytes; ``None`` is what was not.
 
     Attributes:
-        timing: Measured without synchronizing within the step; ``status`` is ``ok`` where one run was.
+        status: ``ok`` where one run was measured.
         first: One of the runs, for what all of them share.
         runs: Runs that were measured.
         failed_runs: Runs that ran out of memory or failed; ``reason`` says why the first of them did.
         caveats: What restricts the meaning of the figures.
         codes: Digests of the code of the runs that were measured.
+        step_ns: Measured without synchronizing within the step, and so is ``communication_ns``, which lasts from the
+            end of backward until all gradients are there.
         synchronized_ns: Communication where the host waited for the device at each change of phase, as it did for
             forward, backward and optimizer.
         trace: From captures of the setting.
@@ -163,13 +150,16 @@ class SettingSummary:
 
     testbed: Testbed
     environment: Environment | None
-    timing: Timing
+    setting: Setting
+    status: str
     first: StoredRun
     runs: int
     failed_runs: int
     reason: str | None
     caveats: tuple[str, ...]
     codes: tuple[str | None, ...]
+    step_ns: Estimate | None
+    communication_ns: Estimate | None
     synchronized_ns: Estimate | None
     forward_ns: Estimate | None
     backward_ns: Estimate | None
@@ -180,13 +170,9 @@ class SettingSummary:
     communication_speedup: Estimate | None = None
 
     @property
-    def setting(self) -> Setting:
-        """What was run."""
-        return self.timing.setting
-
-
-Steps = Mapping[tuple[str, bool], Sequence[StoredStep]]
-"""By run, and by whether they are synchronized."""
+    def communication_share(self) -> float | None:
+        step, communication = self.step_ns, self.communication_ns
+        return communication.value / step.value if step and communication and step.value else None
 
 
 def summarize_settings(results: Results) -> tuple[SettingSummary, ...]:
@@ -195,29 +181,31 @@ def summarize_settings(results: Results) -> tuple[SettingSummary, ...]:
     steps: dict[tuple[str, bool], list[StoredStep]] = {}
     for step in results.steps:
         steps.setdefault((step.run, step.is_synchronized), []).append(step)
+    devices: dict[str, str] = {}
+    for run in results.runs:
+        if run.device is not None:
+            devices.setdefault(run.environment, run.device)
     runs: dict[tuple[Testbed, Setting], list[StoredRun]] = {}
-    for run, device in zip(results.runs, _devices(results.runs), strict=True):
-        testbed = replace(Testbed.of(run), device=device)
+    for run in results.runs:
+        # A run that failed before it could report its device gets that of its environment.
+        testbed = replace(Testbed.of(run), device=run.device or devices.get(run.environment))
         setting = Setting(run.variant, run.bucket_size_mb, run.local_batch_size, run.seq_len)
         runs.setdefault((testbed, setting), []).append(run)
     testbeds = list(dict.fromkeys(testbed for testbed, _ in runs))
     summaries = [_summarize(*key, environments.get(key[0].environment), own, steps) for key, own in runs.items()]
     summaries.sort(key=lambda summary: (testbeds.index(summary.testbed), *summary.setting.order))
-    return tuple(_with_speedups(summaries))
-
-
-def _devices(runs: Sequence[StoredRun]) -> list[str | None]:
-    """The device of each run; a run that failed before it could report it gets the device of its environment."""
-    known: dict[str, str] = {}
-    for run in runs:
-        if run.device is not None:
-            known.setdefault(run.environment, run.device)
-    return [run.device or known.get(run.environment) for run in runs]
+    naive = {(one.testbed, one.setting.workload): one for one in summaries if one.setting.variant == BASELINE}
+    return tuple(_with_speedup(one, naive.get((one.testbed, one.setting.workload))) for one in summaries)
 
 
 def _summarize(
-    testbed: Testbed, setting: Setting, environment: Environment | None, runs: Sequence[StoredRun], steps: Steps
+    testbed: Testbed,
+    setting: Setting,
+    environment: Environment | None,
+    runs: Sequence[StoredRun],
+    steps: Mapping[tuple[str, bool], Sequence[StoredStep]],
 ) -> SettingSummary:
+    """The summary of the runs of one setting; ``steps`` are by run, and by whether they are synchronized."""
     measured = [run for run in runs if run.status == OK]
     failed = [run for run in runs if run.status != OK]
 
@@ -233,30 +221,26 @@ def _summarize(
     return SettingSummary(
         testbed=testbed,
         environment=environment,
-        timing=Timing(
-            setting,
-            OK if measured else failed[0].status,
-            figure("step_ns", synchronized=False),
-            figure("communication_ns", synchronized=False),
-        ),
+        setting=setting,
+        status=OK if measured else failed[0].status,
         first=(measured or failed)[0],
         runs=len(measured),
         failed_runs=len(failed),
         reason=next((run.reason for run in failed if run.reason), None),
         caveats=tuple(dict.fromkeys(run.caveat for run in runs if run.caveat)),
         codes=tuple(dict.fromkeys(run.code for run in measured)),
+        step_ns=figure("step_ns", synchronized=False),
+        communication_ns=figure("communication_ns", synchronized=False),
         synchronized_ns=figure("communication_ns", synchronized=True),
         forward_ns=figure("forward_ns", synchronized=True),
         backward_ns=figure("backward_ns", synchronized=True),
         optimizer_ns=figure("optimizer_ns", synchronized=True),
-        trace=_trace_figures(measured),
+        trace=_trace_figures([run for run in measured if run.trace_comm_ns is not None]),
         peak_memory_bytes=max((size for run in runs if (size := run.peak_memory_bytes) is not None), default=None),
     )
 
 
-def _trace_figures(runs: Sequence[StoredRun]) -> TraceFigures | None:
-    captures = [run for run in runs if run.trace_comm_ns is not None]
-
+def _trace_figures(captures: Sequence[StoredRun]) -> TraceFigures | None:
     def median(name: str) -> Any:
         values = [value for run in captures if (value := getattr(run, name)) is not None]
         return float(np.median(values)) if values else None
@@ -267,45 +251,43 @@ def _trace_figures(runs: Sequence[StoredRun]) -> TraceFigures | None:
     return TraceFigures(len(captures), median("trace_comm_ns"), overlapped, exposed, median("trace_tail_ns"))
 
 
-def _with_speedups(summaries: Iterable[SettingSummary]) -> list[SettingSummary]:
-    """Each with its speed-up over the naive run of the same work on the same testbed, where there is one."""
-    summaries = list(summaries)
-    naive = {
-        (summary.testbed, summary.setting.workload): summary.timing
-        for summary in summaries
-        if summary.setting.variant == BASELINE
-    }
-    found = []
-    for summary in summaries:
-        if base := naive.get((summary.testbed, summary.setting.workload)):
-            step = ratio(base.step_ns, summary.timing.step_ns)
-            communication = ratio(base.communication_ns, summary.timing.communication_ns)
-            summary = replace(summary, speedup=step, communication_speedup=communication)
-        found.append(summary)
-    return found
+def _with_speedup(summary: SettingSummary, naive: SettingSummary | None) -> SettingSummary:
+    """The summary with its speed-ups over the naive run of the same work on the same testbed, where there is one."""
+    if naive is None:
+        return summary
+    return replace(
+        summary,
+        speedup=ratio(naive.step_ns, summary.step_ns),
+        communication_speedup=ratio(naive.communication_ns, summary.communication_ns),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedSetting:
+    """What a published study says of a setting: of one run, so without a spread."""
+
+    setting: Setting
+    status: str
+    step_ns: float | None
+    communication_ns: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """Published timings: of one run each, so without a spread.
-
-    Attributes:
-        about: What was measured on what, as the file says it.
-    """
+    """Published timings; ``about`` is what was measured on what, as the file says it."""
 
     name: str
     about: str
-    timings: tuple[Timing, ...]
+    settings: tuple[PublishedSetting, ...]
 
 
 def load_study(name: str) -> Study:
-    """Read a study that comes with the package."""
     lines = (files(__package__) / STUDIES[name]).read_text(encoding="utf-8").splitlines()
     about = [line.removeprefix("# ") for line in lines if line.startswith("#")]
-    timings = []
+    found = []
     for row in csv.DictReader(line for line in lines if not line.startswith("#")):
         size = float(row["bucket_size_mb"]) if row["bucket_size_mb"] else None
         setting = Setting(row["variant"], size, int(row["local_batch_size"]), int(row["seq_len"]))
-        times = [Estimate(float(row[key]) * 1e9) if row[key] else None for key in ("step_s", "communication_s")]
-        timings.append(Timing(setting, row["status"], *times))
-    return Study(name, " ".join(about[:2]), tuple(sorted(timings, key=lambda timing: timing.setting.order)))
+        times = [float(row[key]) * 1e9 if row[key] else None for key in ("step_s", "communication_s")]
+        found.append(PublishedSetting(setting, row["status"], *times))
+    return Study(name, " ".join(about[:2]), tuple(sorted(found, key=lambda published: published.setting.order)))

@@ -49,7 +49,6 @@ class Environment:
 
     @property
     def title(self) -> str:
-        """Processor, GPUs and torch, in a line."""
         return " · ".join(filter(None, (f"{self.cpu}, {self.cores} cores", self.gpus, f"torch {self.torch}")))
 
 
@@ -59,19 +58,13 @@ class StoredRun:
 
     Attributes:
         id: Digest of the setting, the repeat and the environment; a run that is there is not run again.
-        environment: :attr:`Environment.id`.
-        repeat: Which repetition of its setting, from 0.
         bucket_size_mb: Cap of a bucket in MB of 2**20 bytes; ``None`` where the variant has none, or no cap.
-        parameters: Of the model.
-        gradient_bytes: Of all gradients of a rank.
-        local_batch_size: Sequences a step of one rank.
         steps: Measured steps of each kind, see :attr:`StoredStep.is_synchronized`.
         status: One of :data:`STATUSES`; ``reason`` says why where it is not ``ok``, and there are no measurements.
         caveat: What restricts the meaning of the figures, as for ranks that share a GPU.
         collectives: A step's, of one rank.
         communicated_bytes: A step's, of one rank: the sum of its messages.
         peak_memory_bytes: Of the rank that needed most: allocated on the GPU, on a CPU resident.
-        tokens: A step's, of all ranks.
         trace: File of the capture of the same setting, where one was made; the figures from it are medians of a step
             over all ranks.
         code: Digest of the code that was measured; the run is made again, under the same id, when that changes.
@@ -122,9 +115,6 @@ class StoredStep(HostTimes):
     Where the host did not wait for the device at each change of phase, the step is as fast as it is, but communication
     is only what the host waited for. Where it did, phases are separated, and nothing of one hides under another but
     what the variant launched earlier.
-
-    Attributes:
-        run: :attr:`StoredRun.id`.
     """
 
     run: str = field(kw_only=True)
@@ -133,11 +123,7 @@ class StoredStep(HostTimes):
 
 @dataclass(frozen=True, slots=True)
 class StoredMessages(MessageTimes):
-    """All-reduces of one size in a run, timed one by one by the host: only of variants that block in each.
-
-    Attributes:
-        run: :attr:`StoredRun.id`.
-    """
+    """All-reduces of one size in a run, timed one by one by the host: only of variants that block in each."""
 
     run: str = field(kw_only=True)
 

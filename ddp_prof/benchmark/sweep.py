@@ -13,37 +13,40 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields, replace
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddp_prof.analyze import DEFINITIONS
-from ddp_prof.benchmark.grid import Grid, default_grid
+from ddp_prof.benchmark.grid import Grid, Job, default_grid
+from ddp_prof.benchmark.machine import Machine, probe_machine
 from ddp_prof.benchmark.measure import capture, measure, rows_of
-from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, load_results, open_database, update_run, write_run
+from ddp_prof.benchmark.store import (
+    FAILED,
+    OK,
+    OUT_OF_MEMORY,
+    StoredRun,
+    StoredStep,
+    load_results,
+    open_database,
+    update_run,
+    write_run,
+)
 from ddp_prof.errors import TraceError, WorkloadError
+from ddp_prof.run_config import RunConfig
 from ddp_prof.train.arguments import NO_CAP, at_least, bucket_size
 from ddp_prof.train.launch import die_with_launcher, exit_code_of
 from ddp_prof.train.sizes import MODEL_SIZES
 from ddp_prof.variants import VARIANT_NAMES
-
-if TYPE_CHECKING:
-    from sqlite_utils import Database
-
-    from ddp_prof.benchmark.grid import Job
-    from ddp_prof.benchmark.machine import Machine
-    from ddp_prof.benchmark.measure import RunRows
-    from ddp_prof.benchmark.store import StoredRun
-    from ddp_prof.run_config import RunConfig
 
 LEAST_ROOM = 16 * 2**20
 """Free bytes on the disk of the database, below which no run begins, since its rows might not be kept."""
 
 
 def main() -> int:
-    """Run the command line; returns the exit code."""
     die_with_launcher()
     arguments = make_parser().parse_args()
     on_stop = f"stopped: {arguments.database} has the finished runs; the same command continues\n"
@@ -51,9 +54,6 @@ def main() -> int:
 
 
 def _sweep(arguments: argparse.Namespace) -> int:
-    # Only now, so that --help and mistakes are answered at once.
-    from ddp_prof.benchmark.machine import probe_machine
-
     machine = probe_machine()
     grid = choose_grid(arguments, default_grid(machine.gpus))
     outcome = sweep(Plan(grid.jobs(), machine, arguments.database, arguments.force, arguments.profile))
@@ -62,7 +62,6 @@ def _sweep(arguments: argparse.Namespace) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The options, in groups."""
     parser = argparse.ArgumentParser(
         prog="python -m ddp_prof.benchmark.sweep",
         description="Run each variant in each setting several times and write the times into a results database. A "
@@ -169,78 +168,69 @@ def sweep(plan: Plan) -> Outcome:
         Stopped: A signal asked this process to end; what had ended is in the database, nothing is left running.
     """
     with closing(open_database(plan.database)) as database, _alone(plan.database.parent):
-        return _Sweep(plan, database).run()
-
-
-class _Sweep:
-    def __init__(self, plan: Plan, database: Database) -> None:
-        self._plan, self._database = plan, database
-        self._known = {run.id: run for run in load_results(plan.database).runs}
-        self._outcome = Outcome()
-        self._begun_s, self._ended, self._total = time.monotonic(), 0, 0
-
-    def run(self) -> Outcome:
-        jobs = [job for job in self._plan.jobs if not self._is_there(job)]
-        captures = [job for job in self._plan.jobs if self._is_to_be_captured(job)]
-        self._outcome[KNOWN] = len(self._plan.jobs) - len(jobs)
-        self._total = len(jobs) + len(captures)
-        for job in jobs:
-            _require_room(self._plan.database)
-            self._measure(job)
+        known = {run.id: run for run in load_results(plan.database).runs}
+        missing, captures = [], []
+        for job in plan.jobs:
+            found = known.get(job.run_id(plan.machine.environment.id))
+            is_there = found is not None and _counts(found, plan)
+            if not is_there:
+                missing.append(job)
+            if plan.profile and job.repeat == 0 and not (is_there and found and found.trace):
+                captures.append(job)
+        outcome = Outcome({KNOWN: len(plan.jobs) - len(missing)})
+        report = _progress(len(missing) + len(captures))
+        for job in missing:
+            _require_room(plan.database)
+            run, steps, messages = rows_of(job, plan.machine, measure(job.config), DEFINITIONS)
+            write_run(database, plan.machine.environment, run, steps, messages)
+            known[run.id] = run
+            outcome[run.status] += 1
+            report(f"{job.config}, repeat {job.repeat + 1}", _describe(run, steps))
         for job in captures:
-            self._capture(job)
-        return self._outcome
+            run = known[job.run_id(plan.machine.environment.id)]
+            if run.status != OK:
+                said = "skipped, since the run did not finish"
+            else:
+                try:
+                    update_run(database, _captured(run, job.config, plan))
+                    outcome[CAPTURED] += 1
+                    said = "done"
+                except WorkloadError as error:
+                    outcome[NOT_CAPTURED] += 1
+                    said = f"failed: {error}"
+            report(f"{job.config}, capture", said)
+        return outcome
 
-    def _is_there(self, job: Job) -> bool:
-        """Whether a run need not be made: want of memory lasts, another failure may have been chance."""
-        found = self._find(job)
-        if found is None or self._plan.force or found.status == FAILED:
-            return False
-        return found.code == self._plan.machine.code and found.definitions == DEFINITIONS
 
-    def _is_to_be_captured(self, job: Job) -> bool:
-        """Each setting once, beside its first run."""
-        found = self._find(job)
-        is_captured = found is not None and found.trace is not None and self._is_there(job)
-        return self._plan.profile and job.repeat == 0 and not is_captured
+def _counts(run: StoredRun, plan: Plan) -> bool:
+    """Whether a run need not be made again: want of memory lasts, another failure may have been chance."""
+    if plan.force or run.status == FAILED:
+        return False
+    return run.code == plan.machine.code and run.definitions == DEFINITIONS
 
-    def _find(self, job: Job) -> StoredRun | None:
-        return self._known.get(job.run_id(self._plan.machine.environment.id))
 
-    def _measure(self, job: Job) -> None:
-        result = rows_of(job, self._plan.machine, measure(job.config), DEFINITIONS)
-        write_run(self._database, self._plan.machine.environment, result.run, result.steps, result.messages)
-        self._known[result.run.id] = result.run
-        self._outcome[result.run.status] += 1
-        self._report(f"{job.config}, repeat {job.repeat + 1}", _describe(result))
+def _captured(run: StoredRun, config: RunConfig, plan: Plan) -> StoredRun:
+    """The run with the figures of a capture of it, into a folder for all variants of its sizes."""
+    sizes = f"{config.model_size}_{config.world_size}ranks_{config.local_batch_size}x{config.seq_len}"
+    file, figures = capture(config, plan.database.with_suffix("") / sizes, force=plan.force)
+    trace = os.path.relpath(file.absolute(), plan.database.parent.absolute())
+    return replace(run, trace=trace, **figures)  # type: ignore[arg-type]
 
-    def _capture(self, job: Job) -> None:
-        what, found = f"{job.config}, capture", self._find(job)
-        if found is None or found.status != OK:
-            self._report(what, "skipped, since the run did not finish")
-            return
-        folder = _capture_folder(self._plan.database, job.config)
-        try:
-            file, figures = capture(job.config, folder, force=self._plan.force)
-        except WorkloadError as error:
-            self._outcome[NOT_CAPTURED] += 1
-            self._report(what, f"failed: {error}")
-            return
-        trace = os.path.relpath(file.absolute(), self._plan.database.parent.absolute())
-        update_run(self._database, replace(found, trace=trace, **figures))  # type: ignore[arg-type]
-        self._outcome[CAPTURED] += 1
-        self._report(what, "done")
 
-    def _report(self, what: str, outcome: str) -> None:
-        """A line for what has ended, with the time left."""
-        self._ended += 1
-        left_s = (time.monotonic() - self._begun_s) / self._ended * (self._total - self._ended)
-        sys.stderr.write(f"[{self._ended}/{self._total}] {what}: {outcome} ({format_time(left_s)} left)\n")
+def _progress(total: int) -> Callable[[str, str], None]:
+    """Writes a line for each of so many runs that has ended, with the time left."""
+    begun_s, numbers = time.monotonic(), count(1)
+
+    def report(what: str, outcome: str) -> None:
+        ended = next(numbers)
+        left_s = (time.monotonic() - begun_s) / ended * (total - ended)
+        sys.stderr.write(f"[{ended}/{total}] {what}: {outcome} ({format_time(left_s)} left)\n")
         sys.stderr.flush()
+
+    return report
 
 
 def format_time(seconds: float) -> str:
-    """``50 s``, ``7 min``, ``2 h 05 min``."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -254,31 +244,21 @@ def _require_room(database: Path) -> None:
         raise TraceError(database, reason, "what was written before is kept: make room, and the same command goes on")
 
 
-def _describe(result: RunRows) -> str:
-    if result.run.status == FAILED:
-        return f"failed: {result.run.reason}"
-    if result.run.status == OUT_OF_MEMORY:
-        return str(result.run.reason)  # says so
-    steps = [step for step in result.steps if not step.is_synchronized]
-    step_ms = statistics.median(step.step_ns for step in steps) / 1e6
-    waits = [step.communication_ns for step in steps if step.communication_ns is not None]
+def _describe(run: StoredRun, steps: Sequence[StoredStep]) -> str:
+    if run.status == FAILED:
+        return f"failed: {run.reason}"
+    if run.status == OUT_OF_MEMORY:
+        return str(run.reason)  # says so
+    free = [step for step in steps if not step.is_synchronized]
+    step_ms = statistics.median(step.step_ns for step in free) / 1e6
+    waits = [step.communication_ns for step in free if step.communication_ns is not None]
     wait = f"{statistics.median(waits) / 1e6:.0f} ms" if waits else "n/a"
     return f"step {step_ms:.0f} ms, waiting for gradients {wait}"
 
 
-def _capture_folder(database: Path, config: RunConfig) -> Path:
-    """Beside the database, one for all variants of the same sizes: ``results/mini_2ranks_2x64``."""
-    sizes = f"{config.model_size}_{config.world_size}ranks_{config.local_batch_size}x{config.seq_len}"
-    return database.with_suffix("") / sizes
-
-
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Hold the folder, as a capture does: two at once would measure each other.
-
-    Raises:
-        WorkloadError: Somebody else holds it.
-    """
+    """Hold the folder, as a capture does: two at once would measure each other."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:

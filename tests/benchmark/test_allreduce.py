@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from ddp_prof.benchmark.allreduce import AllReduceTimes, main, make_parser, message_bytes, summarize_times, timings_view
+from ddp_prof.benchmark.allreduce import main, make_parser, message_bytes, summarize_times, timings_view
+from ddp_prof.benchmark.bucket_model import MessageCost
 from ddp_prof.train.sizes import MODEL_SIZES
 
 GB_PER_S = 2.0  # bytes a nanosecond
@@ -18,7 +19,7 @@ GRADIENTS = MODEL_SIZES["mini"].gradient_bytes()
 SIZES = (1_000, 100_000, 10_000_000)
 
 
-def rows(sizes: tuple[int, ...] = SIZES) -> list[AllReduceTimes]:
+def rows(sizes: tuple[int, ...] = SIZES) -> list[MessageCost]:
     """Exact times of a link with OVERHEAD_NS and GB_PER_S, each call a little off."""
     return [
         summarize_times(

@@ -13,7 +13,7 @@ positive = st.floats(1e-3, 1e3)
 
 
 def messages(times: dict[int, float]) -> list[MessageCost]:
-    return [MessageCost(size, time, time, time, 3, 30) for size, time in times.items()]
+    return [MessageCost(size, 30, time, time, time, 3) for size, time in times.items()]
 
 
 def test_the_fit_finds_a_known_link() -> None:
@@ -79,6 +79,6 @@ def test_messages_of_a_size_are_medians_over_runs_of_one_testbed() -> None:
     sweep.add("naive", 100, 50, messages=[(1000, 70000.0)])
     found = message_costs(sweep.results())
     assert {testbed.environment: times for testbed, times in found.items()} == {
-        "e1": (MessageCost(1000, 5000.0, 5000, 9000, 3, 30),),
-        "e2": (MessageCost(1000, 70000.0, 70000, 70000, 3, 30),),
+        "e1": [MessageCost(1000, 30, 5000.0, 5000, 9000, 3)],
+        "e2": [MessageCost(1000, 30, 70000.0, 70000, 70000, 3)],
     }

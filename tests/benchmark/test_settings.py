@@ -23,8 +23,8 @@ def test_a_setting_is_the_median_over_its_runs_of_the_medians_of_their_steps() -
         run = replace(run, id=f"r{step_ms}", repeat=len(sweep.runs))
         sweep.runs.append((environment, run, [replace(step, run=run.id) for step in steps], messages))
     (found,) = summarize_settings(sweep.results())
-    assert found.timing.step_ns.value == pytest.approx(104 * MS)
-    assert sorted(found.timing.step_ns.medians.values()) == pytest.approx([100 * MS, 104 * MS, 130 * MS])
+    assert found.step_ns.value == pytest.approx(104 * MS)
+    assert sorted(found.step_ns.medians.values()) == pytest.approx([100 * MS, 104 * MS, 130 * MS])
     assert found.runs == 3
 
 
@@ -32,7 +32,7 @@ def test_the_two_ways_to_time_communication_are_kept_apart() -> None:
     sweep = Sweep(noise=0)
     sweep.add("naive", 100, 60, synchronized_ms=40)
     (found,) = summarize_settings(sweep.results())
-    assert found.timing.communication_ns.value == pytest.approx(60 * MS)
+    assert found.communication_ns.value == pytest.approx(60 * MS)
     assert found.synchronized_ns.value == pytest.approx(40 * MS)
     assert found.backward_ns.value == pytest.approx(30 * MS, rel=0.01)
 
@@ -43,8 +43,8 @@ def test_what_ran_out_of_memory_is_a_row() -> None:
     sweep.fail("flat")
     sweep.fail("overlap", FAILED)
     found = by_label(sweep)
-    assert [found[key].timing.status for key in ("naive", "flat", "overlap")] == ["ok", OUT_OF_MEMORY, FAILED]
-    assert (found["flat"].timing.step_ns, found["flat"].runs, found["flat"].failed_runs) == (None, 0, 3)
+    assert [found[key].status for key in ("naive", "flat", "overlap")] == ["ok", OUT_OF_MEMORY, FAILED]
+    assert (found["flat"].step_ns, found["flat"].runs, found["flat"].failed_runs) == (None, 0, 3)
     assert found["flat"].reason == "it needs 9 GB"
     assert len({value.testbed for value in found.values()}) == 1, "a run that died early tells no device"
 
@@ -55,7 +55,7 @@ def test_a_run_that_failed_once_does_not_hide_the_others() -> None:
     sweep.repeats = 1
     sweep.fail("naive")
     (found,) = summarize_settings(sweep.results())
-    assert (found.timing.status, found.runs, found.failed_runs, found.reason) == ("ok", 3, 1, "it needs 9 GB")
+    assert (found.status, found.runs, found.failed_runs, found.reason) == ("ok", 3, 1, "it needs 9 GB")
 
 
 def test_speedups_are_over_naive_of_the_same_work() -> None:
@@ -93,8 +93,8 @@ def test_three_runs_tell_their_range_and_two_nothing() -> None:
         sweep = Sweep(noise=0.1, repeats=repeats)
         sweep.add("naive", 100, 50)
         (found,) = summarize_settings(sweep.results())
-        halves[repeats] = found.timing.step_ns.half_width
-        medians = found.timing.step_ns.medians.values()
+        halves[repeats] = found.step_ns.half_width
+        medians = found.step_ns.medians.values()
     assert halves == {2: None, 3: pytest.approx((max(medians) - min(medians)) / 2)}
 
 
