@@ -97,12 +97,7 @@ def _benchmark(arguments: argparse.Namespace) -> None:
 
 
 def _measure(world: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Start the ranks; what they answer.
-
-    Raises:
-        WorkloadError: A rank failed.
-        OutOfMemoryError: The messages do not fit.
-    """
+    """Start the ranks; what they answer."""
     with tempfile.TemporaryDirectory(prefix="ddp_prof.") as directory:
         output = Path(directory, "times.json")
         asked = {name: getattr(arguments, name) for name in ASKED}

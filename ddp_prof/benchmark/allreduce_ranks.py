@@ -51,21 +51,7 @@ def main() -> int:
 def measure(
     sizes: Sequence[int], calls: int, warmup: int, device: torch.device, over_ranks: str
 ) -> dict[int, list[int]]:
-    """Time all-reduces of float32.
-
-    Args:
-        sizes: Bytes of each message.
-        calls: Timed calls of each size.
-        warmup: Calls of each size before them.
-        device: Where the messages lie.
-        over_ranks: ``min`` or ``max``.
-
-    Returns:
-        By size, the nanoseconds of each call, the shortest or longest over the ranks.
-
-    Raises:
-        WorkloadError: A sum is wrong.
-    """
+    """By size of a message, the nanoseconds of each call: the shortest or longest over the ranks."""
     # The same random numbers on all ranks: zeros may be quicker to move, and to add up.
     generator = torch.Generator(device).manual_seed(0)
     source = torch.rand(max(sizes) // FLOAT32_BYTES, generator=generator, dtype=torch.float32, device=device)

@@ -30,11 +30,7 @@ ROUNDS = 50
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """In place of a model: why there is none.
-
-    Attributes:
-        reason: As part of a sentence: ``messages of fewer than two sizes were timed``.
-    """
+    """In place of a model: why there is none, as part of a sentence."""
 
     reason: str
 

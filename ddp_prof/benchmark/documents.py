@@ -75,13 +75,7 @@ def _setting_document(summary: SettingSummary) -> dict[str, Any]:
 def results_markdown(
     testbeds: Sequence[TestbedResults], study: Study | None, pictures: Sequence[dict[str, str]] = ()
 ) -> str:
-    """The results of the testbeds, as Markdown that can stand alone.
-
-    Args:
-        testbeds: The testbeds.
-        study: A published study to put beside each.
-        pictures: Of each testbed, the title of each picture that is beside the text, by its file's name.
-    """
+    """The results as Markdown that can stand alone; ``pictures`` are the titles of each testbed's pictures, by file."""
     parts = ["# Results\n", "Written by `ddp-prof results` from the database of `scripts/run_comparison.sh`.\n"]
     if len(testbeds) > 1:
         parts.append(f"{KEPT_APART.format(len(testbeds)).capitalize()}.\n")
@@ -106,16 +100,7 @@ def _list(lines: Sequence[str]) -> str:
 
 
 def write_results(testbeds: Sequence[TestbedResults], study: Study | None, folder: Path) -> list[str]:
-    """Write the figures of each testbed as pages and pictures, and ``results.md``.
-
-    Args:
-        testbeds: At least one.
-        study: A published study to put beside each.
-        folder: Made where it is missing; files of the same names are replaced.
-
-    Returns:
-        What could not be made, a line each.
-    """
+    """Write figures as pages and pictures, and ``results.md``; returns what could not be made, a line each."""
     write_shared_plotly(folder)
     shown = []
     with Pictures() as drawing:

@@ -15,11 +15,7 @@ from ddp_prof.variants import BUCKETED, VARIANT_NAMES, VARIANTS
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run to be made.
-
-    Attributes:
-        repeat: Which repetition of the same run, from 0.
-    """
+    """One run to be made."""
 
     config: RunConfig
     repeat: int

@@ -38,11 +38,7 @@ STOP_S = 15.0
 
 
 def measure(config: RunConfig) -> Manifest | WorkloadError:
-    """Make a run; returns its ``run.json``, or why it could not run.
-
-    Raises:
-        Stopped: A signal asked this process to end; the ranks are gone.
-    """
+    """Make a run; returns its ``run.json``, or why it could not run."""
     with tempfile.TemporaryDirectory(prefix="ddp_prof.") as directory:
         run_json = Path(directory, "run.json")
         command = ["-m", "ddp_prof.train", *config.argv(), "--run-json", str(run_json)]
@@ -113,11 +109,7 @@ def capture(config: RunConfig, folder: Path, *, force: bool) -> tuple[Path, dict
 
 
 def read_figures(files: Sequence[Path]) -> dict[str, int | None]:
-    """Columns of the database in nanoseconds: medians over steps and ranks; ``None`` is not known.
-
-    Raises:
-        WorkloadError: The files cannot be read.
-    """
+    """Columns of the database in nanoseconds: medians over steps and ranks; ``None`` is not known."""
     from ddp_prof.analyze.overlap.overlap import measure_overlap
     from ddp_prof.ingest.load import load_trace
 

@@ -46,12 +46,7 @@ KEPT_APART = (
 
 @dataclass(frozen=True, slots=True)
 class TestbedResults:
-    """The results of one testbed.
-
-    Attributes:
-        messages: What a message costs by its size.
-        model: The course's model of bucketing.
-    """
+    """The results of one testbed."""
 
     testbed: Testbed
     environment: Environment | None

@@ -122,14 +122,7 @@ def choose_grid(arguments: argparse.Namespace, grid: Grid) -> Grid:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do.
-
-    Attributes:
-        jobs: In this order.
-        database: Results are kept here.
-        force: Make runs again that are there.
-        profile: Capture each setting once.
-    """
+    """What to do."""
 
     jobs: Sequence[Job]
     machine: Machine
