@@ -8,17 +8,15 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 from ddp_prof.errors import TraceError
 from ddp_prof.variants import VARIANTS, variant_extras, variant_label, variant_order
 from ddp_prof.whole_file import is_file, written_whole
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
 
 SCHEMA = 1
 SUFFIX = ".run.json"

@@ -22,10 +22,8 @@ This module needs nothing but Python, so that any program can use it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 DOMAIN = "ddp_prof"
 """The NVTX domain of our ranges."""

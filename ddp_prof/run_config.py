@@ -5,13 +5,11 @@ Options of ``python -m ddp_prof.train`` are named as the fields here, and have t
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddp_prof.variants import VARIANTS, variant_extras, variant_label
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 SCRIPT_VARIABLES = {
     "model_size": "MODEL_SIZE",

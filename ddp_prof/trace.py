@@ -7,13 +7,15 @@ read.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 
+from ddp_prof.manifest import Manifest
 from ddp_prof.table import (
     NO_TIME,
     UNKNOWN,
@@ -28,12 +30,6 @@ from ddp_prof.table import (
     looked_up,
     select,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from ddp_prof.manifest import Manifest
 
 __all__ = [
     "AUTOGRAD",

@@ -6,11 +6,9 @@ A new variant is a row of :data:`VARIANTS` and a class in ``ddp_prof.ddp``.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from typing import Any
 
 BYTES_PER_MB = 2**20
 """Bytes of one MB of a bucket size."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,8 +12,6 @@ from typing import TYPE_CHECKING
 from ddp_prof.errors import TraceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     Keys = dict[str | tuple[int, int], Path]
 
 _PROTECTED: list[Keys] = []

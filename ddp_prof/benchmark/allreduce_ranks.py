@@ -11,8 +11,8 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -21,9 +21,6 @@ from ddp_prof.errors import DdpProfError, WorkloadError
 from ddp_prof.run_config import RunConfig
 from ddp_prof.train.launch import die_with_launcher, leave_failure
 from ddp_prof.train.process_group import choose_device, count_ranks_per_gpu, find_place, process_group
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 FLOAT32_BYTES = 4
 

@@ -9,24 +9,20 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ddp_prof.benchmark.grid import Job
+from ddp_prof.benchmark.machine import Machine
 from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, StoredMessages, StoredRun, StoredStep
 from ddp_prof.errors import OutOfMemoryError, TraceError, WorkloadError
-from ddp_prof.manifest import caveats_of, load_manifest
+from ddp_prof.manifest import Manifest, caveats_of, load_manifest
+from ddp_prof.run_config import RunConfig
 from ddp_prof.train.launch import PR_SET_PDEATHSIG, launch
 from ddp_prof.train.sizes import MODEL_SIZES
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from ddp_prof.benchmark.grid import Job
-    from ddp_prof.benchmark.machine import Machine
-    from ddp_prof.manifest import Manifest
-    from ddp_prof.run_config import RunConfig
 
 MEASURED = ("backend", "device", "collectives", "communicated_bytes", "peak_memory_bytes")
 """What a run that failed does not tell."""

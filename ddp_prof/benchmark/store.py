@@ -8,6 +8,7 @@ measured.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -21,8 +22,6 @@ from ddp_prof.manifest import HostTimes, MessageTimes
 from ddp_prof.whole_file import is_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from sqlite_utils import Database
 
 OK, OUT_OF_MEMORY, FAILED = STATUSES = ("ok", "out_of_memory", "failed")

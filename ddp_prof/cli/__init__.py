@@ -8,7 +8,8 @@ import signal
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 import click
 
@@ -17,9 +18,6 @@ from ddp_prof.cli.options.outputs import say
 from ddp_prof.cli.options.verbosity import EXIT_CODE, VERBOSITY
 from ddp_prof.errors import DdpProfError, NotMetError
 from ddp_prof.printable import printable
-
-if TYPE_CHECKING:
-    from types import FrameType
 
 COMMANDS = (
     "capture", "summary", "overlap", "collectives", "critical", "doctor", "skew", "kernels", "compare", "check",

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options.commands import load_options, table_options, trace_command, traces_argument
+from ddp_prof.cli.options.commands import Loader, load_options, table_options, trace_command, traces_argument
 from ddp_prof.cli.options.outputs import say
 from ddp_prof.cli.options.verbosity import progress
 from ddp_prof.errors import NotMetError
+from ddp_prof.present.table import TableOptions
+from ddp_prof.runs.run import Run
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.overlap.regression_gate import GateReport
-    from ddp_prof.cli.options.commands import Loader
-    from ddp_prof.present.table import TableOptions
-    from ddp_prof.runs.run import Run
 
 NS_PER_MS = 1_000_000
 

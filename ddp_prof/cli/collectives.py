@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options.commands import load_options, table_options, trace_command, traces_argument
+from ddp_prof.cli.options.commands import Loader, load_options, table_options, trace_command, traces_argument
 from ddp_prof.cli.options.outputs import Output
 from ddp_prof.errors import TraceError
+from ddp_prof.present.table import TableOptions, TableView
+from ddp_prof.runs.run import Run
 
 if TYPE_CHECKING:
-    from ddp_prof.cli.options.commands import Loader
     from ddp_prof.present.headlines import Headline
-    from ddp_prof.present.table import TableOptions, TableView
-    from ddp_prof.runs.run import Run
 
 
 @trace_command("collectives", "--by bucket traces/bucketed_10mb.sqlite")

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options.commands import load_options, table_options, trace_command, traces_argument
+from ddp_prof.cli.options.commands import Loader, load_options, table_options, trace_command, traces_argument
 from ddp_prof.cli.options.outputs import Output
+from ddp_prof.present.table import TableOptions, TableView
+from ddp_prof.runs.run import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ddp_prof.analyze.variants.before_after import PartChange
-    from ddp_prof.cli.options.commands import Loader
-    from ddp_prof.present.table import TableOptions, TableView
-    from ddp_prof.runs.run import Run
 
 
 @trace_command("compare", "--waterfall traces/naive.sqlite traces/overlap.sqlite")

@@ -12,9 +12,11 @@ import os
 import re
 import shlex
 import signal
+from collections.abc import Callable
 from importlib import import_module
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 import click
 
@@ -23,15 +25,10 @@ from ddp_prof.cli import ACTIONABLE, error_line
 from ddp_prof.cli.summary import summary_measures
 from ddp_prof.errors import DdpProfError
 from ddp_prof.ingest.load import refuse_to_export
+from ddp_prof.present.table import TableView
 from ddp_prof.runs.load import find_files, load_runs
 from ddp_prof.runs.report import LoadOptions
 from ddp_prof.runs.run import DOCTOR
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType
-
-    from ddp_prof.present.table import TableView
 
 ONE_BY_ONE = Lock()
 """The SDK calls tools in threads; two large traces at once may not fit into the memory."""

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import click
 
-from ddp_prof.cli.options.commands import load_options, table_options, trace_command, traces_argument
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ddp_prof.cli.options.commands import Loader
-    from ddp_prof.present.table import TableOptions, TableView
-    from ddp_prof.runs.run import Run
+from ddp_prof.cli.options.commands import Loader, load_options, table_options, trace_command, traces_argument
+from ddp_prof.present.table import TableOptions, TableView
+from ddp_prof.runs.run import Run
 
 
 @trace_command("overlap", "--steps traces/overlap.sqlite")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,13 +13,11 @@ from ddp_prof.cli.options.commands import table_options, trace_command
 from ddp_prof.cli.options.outputs import Output, protect, say
 from ddp_prof.cli.options.verbosity import say_note
 from ddp_prof.errors import TraceError
+from ddp_prof.present.table import TableOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from ddp_prof.benchmark.report import TestbedResults
     from ddp_prof.benchmark.settings import SettingSummary, Study
-    from ddp_prof.present.table import TableOptions
 
 OWN_RESULTS, RESULTS = Path("traces/local/results.db"), Path("traces/results.db")
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options.commands import load_options, trace_command, traces_argument
+from ddp_prof.cli.options.commands import Loader, load_options, trace_command, traces_argument
 from ddp_prof.cli.options.outputs import Output, default_output, say, written
 from ddp_prof.cli.options.verbosity import progress
-
-if TYPE_CHECKING:
-    from ddp_prof.cli.options.commands import Loader
 
 _MOST_STEPS = 1_000_000
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import stat
 import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from pkgutil import resolve_name
 from shlex import quote
 from time import perf_counter
@@ -15,9 +17,6 @@ from ddp_prof.manifest import in_variant_order, load_manifest, manifest_path
 from ddp_prof.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
     from ddp_prof.trace import Trace
 
 _LOG = logging.getLogger(__name__)

@@ -6,11 +6,9 @@ known of a column is here, once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import Literal
 
 Value = str | int | float | None
 Row = dict[str, Value]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ddp_prof.analyze.collectives.exposed_time import (
     BLOCKING_CALL,
@@ -16,19 +16,15 @@ from ddp_prof.analyze.collectives.exposed_time import (
     TRANSFER,
     UNKNOWN_WHEN,
 )
+from ddp_prof.analyze.collectives.results import Collective, RunBlocking
+from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew
+from ddp_prof.analyze.outliers import Outliers
+from ddp_prof.analyze.overlap.comparison import VariantSummary
 from ddp_prof.analyze.quality.unknown_work import NO_COMMUNICATION
+from ddp_prof.analyze.root_cause import RootCause
 from ddp_prof.present.text import collective_name, counted, milliseconds, percent, size
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER
 from ddp_prof.variants import BASELINE
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ddp_prof.analyze.collectives.results import Collective, RunBlocking
-    from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew
-    from ddp_prof.analyze.outliers import Outliers
-    from ddp_prof.analyze.overlap.comparison import VariantSummary
-    from ddp_prof.analyze.root_cause import RootCause
 
 _SHOWN_PARAMETERS = 2
 _WORTH_A_WORD = 0.05

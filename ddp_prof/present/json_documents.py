@@ -5,12 +5,11 @@ Times are nanoseconds. What is not known is ``null``.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from ddp_prof.analyze.collectives.clock_alignment import Alignment
     from ddp_prof.analyze.collectives.critical_path import RunCritical
     from ddp_prof.analyze.collectives.results import Collective, RunCollectives

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ddp_prof.manifest import Caveat
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, SYNCHRONIZE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 COMPUTE = "compute"
 COMMUNICATION = "communication"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddp_prof.errors import TraceError
 from ddp_prof.manifest import manifest_path
@@ -14,9 +15,6 @@ from ddp_prof.runs.report import LoadOptions
 from ddp_prof.runs.run import Run, prepare_runs
 from ddp_prof.runs.workers import Workers
 from ddp_prof.whole_file import is_file
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 _NAMED_RANK = re.compile(
     r"(?<![A-Za-z])(?:rank|r|proc|procid|task|gpu|worker)[._-]?(\d+)(?:[._-]?of[._-]?\d+)?(?!\d)", re.I

@@ -5,27 +5,25 @@ from __future__ import annotations
 import logging
 import re
 import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import add, or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+from ddp_prof.analyze.core.rank_events import CaptureFacts, RankEvents
+from ddp_prof.analyze.core.steps import RangePatterns
+from ddp_prof.analyze.intervals import Intervals
+from ddp_prof.analyze.parts import PartOverlap
+from ddp_prof.analyze.quality.diagnostics import Diagnostics
 from ddp_prof.printable import printable
 from ddp_prof.range_names import COLLECTIVES, PROCESS, STEP
-from ddp_prof.trace import UNKNOWN
+from ddp_prof.trace import UNKNOWN, Ints, Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
-    from ddp_prof.analyze.core.rank_events import CaptureFacts, RankEvents
-    from ddp_prof.analyze.core.steps import RangePatterns
-    from ddp_prof.analyze.intervals import Intervals
-    from ddp_prof.analyze.parts import PartOverlap
-    from ddp_prof.analyze.quality.diagnostics import Diagnostics
     from ddp_prof.ingest.split_export import Part
-    from ddp_prof.trace import Ints, Trace
 
 _LOG = logging.getLogger(__name__)
 

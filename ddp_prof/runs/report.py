@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ddp_prof.errors import DdpProfError, TraceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from ddp_prof.analyze.collectives.critical_path import RankChains
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.core.rank_events import RankEvents

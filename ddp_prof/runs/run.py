@@ -16,22 +16,21 @@ second reading.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof.errors import InterruptedReadingError, TraceError
-from ddp_prof.manifest import SUFFIX, label_of, label_of_ranks, load_manifest, manifest_path
+from ddp_prof.manifest import SUFFIX, Manifest, label_of, label_of_ranks, load_manifest, manifest_path
 from ddp_prof.printable import printable
-from ddp_prof.runs.report import OF_EACH_KERNEL, LoadOptions, load_events, measure_events
+from ddp_prof.runs.report import OF_EACH_KERNEL, LoadOptions, TraceEvents, load_events, measure_events
 from ddp_prof.runs.workers import Workers, measure_files
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
-    from pathlib import Path
-
     import plotly.graph_objects as go
 
     from ddp_prof.analyze.collectives.critical_path import RunCritical
@@ -46,10 +45,8 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.variants.before_after import PartChange
     from ddp_prof.analyze.variants.contention import KernelSamples
     from ddp_prof.analyze.variants.waterfall import Waterfall
-    from ddp_prof.manifest import Manifest
     from ddp_prof.present.tables.summary import SummarizedRun
     from ddp_prof.present.timeline.model import Source
-    from ddp_prof.runs.report import TraceEvents
 
 DOCTOR = ("overlap", "collectives", "critical", "facts", "kernels")
 """What the doctor looks at."""

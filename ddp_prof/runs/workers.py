@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_prof.errors import DdpProfError, TraceError
 from ddp_prof.printable import printable
-from ddp_prof.runs.report import LoadOptions, Task, measure_report, packed, unpacked, work
+from ddp_prof.runs.report import LoadOptions, Task, TraceEvents, measure_report, packed, unpacked, work
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
-
-    from ddp_prof.runs.report import TraceEvents
-
     Outcome = tuple[int, bytes]
 
 _LOG = logging.getLogger("ddp_prof")

@@ -6,22 +6,19 @@ import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from ddp_prof.cli.options.outputs import PIPE, protect, say
 from ddp_prof.cli.options.verbosity import EXIT_CODE, is_quiet, progress_bar
 from ddp_prof.errors import InterruptedReadingError, TraceError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from ddp_prof.runs.report import LoadOptions
-    from ddp_prof.runs.run import Run
+from ddp_prof.runs.report import LoadOptions
+from ddp_prof.runs.run import Run
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from threading import Timer
-from typing import TYPE_CHECKING
 
 import click
 
 from ddp_prof.cli.options.outputs import say
 from ddp_prof.printable import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 DELAY_S = 1.0
 """After which a command that still works shows its progress."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,18 +15,15 @@ from ddp_prof.analyze.collectives.exposed_time import (
     TRANSFER,
     WHYS,
 )
+from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+from ddp_prof.analyze.collectives.step_view import CollectiveView, RankStepView
 from ddp_prof.present import theme
 from ddp_prof.present.charts.frame import LEGEND, UNSEEN, axis, chart_frame
+from ddp_prof.present.headlines import Headline
 from ddp_prof.present.text import as_text, collective_name, milliseconds, shown_name, size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     import plotly.graph_objects as go
-
-    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
-    from ddp_prof.analyze.collectives.step_view import CollectiveView, RankStepView
-    from ddp_prof.present.headlines import Headline
 
 WHY_COLORS: Mapping[str, str] = {
     TRANSFER: theme.LIGHT.colors[theme.EXPOSED],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof.present import theme
@@ -9,8 +10,6 @@ from ddp_prof.present.charts.frame import LEGEND, STILL, axis, chart_frame, rows
 from ddp_prof.present.text import percent, shown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     import plotly.graph_objects as go
 
     from ddp_prof.analyze.overlap.comparison import VariantSummary

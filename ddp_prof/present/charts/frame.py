@@ -6,15 +6,12 @@ Charts are drawn in the light palette; a page in the dark one repaints them.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddp_prof.present import theme
 from ddp_prof.present.text import as_text, plain_name
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 LEGEND = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
 """A legend in a line above the chart."""

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ddp_prof.analyze.collectives.straggler import RunSkew
+from ddp_prof.analyze.overlap.overlap import RankOverlap, TraceOverlap
 from ddp_prof.present import theme
 from ddp_prof.present.charts.frame import axis, chart_frame
 from ddp_prof.present.text import shown_name
 from ddp_prof.range_names import BACKWARD
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     import plotly.graph_objects as go
-
-    from ddp_prof.analyze.collectives.straggler import RunSkew
-    from ddp_prof.analyze.overlap.overlap import RankOverlap, TraceOverlap
 
 LEAST_RANKS = 9
 """Ranks from which a report shows the map; fewer can be told apart in the other charts."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -19,8 +19,6 @@ from ddp_prof.errors import DdpProfError
 from ddp_prof.whole_file import written_whole
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
-
     import plotly.graph_objects as go
 
 WIDTH = 1400

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ddp_prof.analyze.overlap.overlap import RankOverlap, StepOverlap, TraceOverlap
 from ddp_prof.present import theme
 from ddp_prof.present.charts.comparison import subtitle
 from ddp_prof.present.charts.frame import STILL, axis, chart_frame, rows_axis, run_label
 from ddp_prof.present.text import percent, shown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     import plotly.graph_objects as go
-
-    from ddp_prof.analyze.overlap.overlap import RankOverlap, StepOverlap, TraceOverlap
 
 _TOP, _BOTTOM, _LEFT, _RIGHT = 92, 60, 170, 90
 _BAND, _ROW = 66, 50

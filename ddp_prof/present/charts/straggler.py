@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ddp_prof.analyze.collectives.straggler import StepSkew
+from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+from ddp_prof.analyze.collectives.straggler import RunSkew, StepSkew
 from ddp_prof.present import theme
 from ddp_prof.present.charts.frame import axis, chart_frame
 from ddp_prof.present.headlines import skew_headline
@@ -13,9 +14,6 @@ from ddp_prof.present.text import as_text, shown_name
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
-
-    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
-    from ddp_prof.analyze.collectives.straggler import RunSkew
 
 _TOP, _ROW, _COST, _BOTTOM, _LEFT = 120, 34, 130, 60, 110
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddp_prof.analyze.variants.waterfall import PARTS
+from ddp_prof.analyze.variants.waterfall import PARTS, Waterfall
 from ddp_prof.present import theme
 from ddp_prof.present.charts.frame import axis, chart_frame
 from ddp_prof.present.text import percent, shown_name
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
-
-    from ddp_prof.analyze.variants.waterfall import Waterfall
 
 _HEIGHT, _TOP, _BOTTOM = 520, 120, 110
 _LEAST_SHOWN = 0.005

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from ddp_prof import __version__
 from ddp_prof.present import theme
 from ddp_prof.present.columns import columns_of
 from ddp_prof.present.headlines import gain_headline, skew_headline, tell_story
+from ddp_prof.present.html.report_run import ReportRun
 from ddp_prof.present.tables.comparison import compare_rows, how_to_read
 from ddp_prof.present.tables.kernels import most_of
 from ddp_prof.present.tables.overlap import warnings_by_run
 from ddp_prof.present.text import percent, source_name
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from ddp_prof.present.html.report_run import ReportRun
 
 INDEX = "index"
 TIMELINE, WHY, KERNELS = "", "-why", "-kernels"

@@ -11,26 +11,24 @@ import base64
 import hashlib
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from html import unescape
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof.present import theme
 from ddp_prof.present.charts.static_images import write_pictures
 from ddp_prof.present.text import plain_name
+from ddp_prof.present.theme import Palette
 from ddp_prof.whole_file import written_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
     import jinja2
     import plotly.graph_objects as go
     from markupsafe import Markup
-
-    from ddp_prof.present.theme import Palette
 
 LONGEST_TITLE = 79
 PLOTLY_FILE = "plotly.min.js"

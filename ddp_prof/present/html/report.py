@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ddp_prof.analyze.collectives.results import Collective
+from ddp_prof.analyze.collectives.step_view import RankStepView
 from ddp_prof.analyze.variants.waterfall import Waterfall
 from ddp_prof.errors import TraceError
 from ddp_prof.present.charts.collectives import draw_step_collectives
@@ -33,9 +35,6 @@ from ddp_prof.present.timeline.figure import draw_timeline
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
-
-    from ddp_prof.analyze.collectives.results import Collective
-    from ddp_prof.analyze.collectives.step_view import RankStepView
 
 PagesOutcome = tuple[int, Mapping[str, Any] | TraceError | None]
 """The position of a run with its picture, if there is to be one, or with the reason why its pages are missing."""

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from ddp_prof.present.headlines import root_cause_headline
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from ddp_prof.analyze.collectives.step_view import RankStepView
-    from ddp_prof.analyze.overlap.comparison import VariantSummary
-    from ddp_prof.analyze.overlap.overlap import TraceOverlap
-    from ddp_prof.analyze.root_cause import RunExplanation
-    from ddp_prof.manifest import Manifest
-    from ddp_prof.present.headlines import Headline
-    from ddp_prof.present.table import TableView
-    from ddp_prof.present.timeline.model import Source
+from ddp_prof.analyze.collectives.step_view import RankStepView
+from ddp_prof.analyze.overlap.comparison import VariantSummary
+from ddp_prof.analyze.overlap.overlap import TraceOverlap
+from ddp_prof.analyze.root_cause import RunExplanation
+from ddp_prof.manifest import Manifest
+from ddp_prof.present.headlines import Headline, root_cause_headline
+from ddp_prof.present.table import TableView
+from ddp_prof.present.timeline.model import Source
 
 
 @dataclass(frozen=True)

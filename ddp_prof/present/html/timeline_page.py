@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from ddp_prof.analyze.collectives.results import FASTEST_LINK_BYTES_PER_S
 from ddp_prof.analyze.dependencies.blocking import HELD_BY
 from ddp_prof.present import theme
-from ddp_prof.present.html.page import json_in_page, markup, write_page
+from ddp_prof.present.html.page import Navigation, json_in_page, markup, write_page
 from ddp_prof.present.text import plain_name
 from ddp_prof.present.timeline.captions import EXPOSED_PARTS, explanation, headline, page_headline
-from ddp_prof.present.timeline.encoding import LONGEST_TITLE, Placed, Titles, overview, pack_boxes, pack_folded
+from ddp_prof.present.timeline.encoding import (
+    LONGEST_TITLE,
+    PackedBoxes,
+    Placed,
+    Titles,
+    overview,
+    pack_boxes,
+    pack_folded,
+)
 from ddp_prof.present.timeline.figure import shown_in_legend
 from ddp_prof.present.timeline.layout import MARGIN, base_layout
+from ddp_prof.present.timeline.model import Timeline
 from ddp_prof.range_names import PHASES
 from ddp_prof.trace import distinct
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from ddp_prof.present.html.page import Navigation
-    from ddp_prof.present.timeline.encoding import PackedBoxes
-    from ddp_prof.present.timeline.model import Timeline
 
 BOXES_READ_AT_ONCE = 100_000
 """A page with more shows an overview first."""

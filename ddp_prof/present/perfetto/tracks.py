@@ -6,22 +6,16 @@ of each device.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ddp_prof.analyze.core.collective_ranges import CollectiveRanges
-from ddp_prof.analyze.intervals import EVER
+from ddp_prof.analyze.core.rank_events import RankEvents
+from ddp_prof.analyze.intervals import EVER, Intervals
 from ddp_prof.range_names import PHASES
-from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Table, distinct, empty, looked_up, select
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ddp_prof.analyze.core.rank_events import RankEvents
-    from ddp_prof.analyze.intervals import Intervals
-    from ddp_prof.trace import Ints, Trace
+from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Ints, Table, Trace, distinct, empty, looked_up, select
 
 CATEGORIES = (*(category.name.lower() for category in Category), "range", "call")
 """What a slice is: what an activity was for, or a range or a call of the host."""

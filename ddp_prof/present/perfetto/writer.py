@@ -11,24 +11,19 @@ from __future__ import annotations
 import gzip
 import io
 import json
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
-from typing import IO, TYPE_CHECKING
+from pathlib import Path
+from typing import IO
 
 import numpy as np
 
 from ddp_prof import __version__
-from ddp_prof.present.perfetto.tracks import CALL, CATEGORIES, tracks_of
-from ddp_prof.trace import UNKNOWN, select
+from ddp_prof.present.perfetto.tracks import CALL, CATEGORIES, Counter, ProcessTracks, Slices, Track, tracks_of
+from ddp_prof.present.timeline.model import Source
+from ddp_prof.trace import UNKNOWN, Ints, select
 from ddp_prof.whole_file import written_whole
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from ddp_prof.present.perfetto.tracks import Counter, ProcessTracks, Slices, Track
-    from ddp_prof.present.timeline.model import Source
-    from ddp_prof.trace import Ints
 
 _ARGUMENTS = ("bytes", "bucket", "step", "occurrence", "correlation")
 _ROWS = 65_536

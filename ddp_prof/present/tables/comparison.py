@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
+from ddp_prof.analyze.overlap.comparison import VariantSummary
+from ddp_prof.analyze.overlap.overlap import TraceOverlap
 from ddp_prof.present.columns import Row, ms, percent, times_of
 from ddp_prof.present.json_documents import compare_document
 from ddp_prof.present.table import TableView
 from ddp_prof.present.tables.overlap import notes_of_runs, recorder_name
 from ddp_prof.variants import BASELINE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from ddp_prof.analyze.overlap.comparison import VariantSummary
-    from ddp_prof.analyze.overlap.overlap import TraceOverlap
 
 HOW_TO_READ = (
     "times are medians over the steps of all ranks; those of communication over the steps that communicate; "

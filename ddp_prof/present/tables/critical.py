@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from ddp_prof.analyze.collectives.critical_path import PARTS
+from ddp_prof.analyze.collectives.critical_path import PARTS, RunCritical, StepPath
+from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.present.columns import Row, ms
 from ddp_prof.present.json_documents import critical_document
 from ddp_prof.present.table import TableView
 from ddp_prof.present.text import milliseconds, percent
-
-if TYPE_CHECKING:
-    from ddp_prof.analyze.collectives.critical_path import RunCritical, StepPath
-    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 
 NAMES = {
     "compute": "compute",

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from ddp_prof.analyze.overlap.overlap import TraceOverlap
+from ddp_prof.analyze.overlap.regression_gate import GateReport, GateResult
+from ddp_prof.present.columns import Row
 from ddp_prof.present.json_documents import gate_document
 from ddp_prof.present.table import TableView, markdown, markdown_text
 from ddp_prof.present.tables.overlap import notes_of_runs
 from ddp_prof.present.text import source_name
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ddp_prof.analyze.overlap.overlap import TraceOverlap
-    from ddp_prof.analyze.overlap.regression_gate import GateReport, GateResult
-    from ddp_prof.present.columns import Row
 
 HOW_TO_READ = (
     "the worst rank decides; its overlap is that of all its communication; its times are medians over its steps, "

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddp_prof.manifest import Manifest
+from ddp_prof.present.columns import Row
 from ddp_prof.present.json_documents import info_document
 from ddp_prof.present.table import TableView
 from ddp_prof.printable import printable
@@ -11,8 +13,6 @@ from ddp_prof.variants import variant_extras
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.quality.inventory import ProcessInventory, TraceInventory
-    from ddp_prof.manifest import Manifest
-    from ddp_prof.present.columns import Row
 
 
 def info_view(inventory: TraceInventory) -> TableView:

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
-from ddp_prof.analyze.kernels.device_use import CAUSES, NOT_BEGUN
-from ddp_prof.analyze.kernels.kernel_times import LEAST_EXECUTIONS
+from ddp_prof.analyze.kernels.device_use import CAUSES, NOT_BEGUN, DeviceUse
+from ddp_prof.analyze.kernels.kernel_times import LEAST_EXECUTIONS, KernelTime
+from ddp_prof.analyze.overlap.overlap import TraceOverlap
 from ddp_prof.present.columns import Row, ms, percent
 from ddp_prof.present.json_documents import kernels_document
 from ddp_prof.present.table import TableView
 from ddp_prof.present.tables.overlap import recorder_name
 from ddp_prof.present.text import counted, plain_name, source_name
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ddp_prof.analyze.kernels.device_use import DeviceUse
-    from ddp_prof.analyze.kernels.kernel_times import KernelTime
-    from ddp_prof.analyze.overlap.overlap import TraceOverlap
 
 _LONGEST_NAME = 60
 _SUMMED = "durations are summed over ranks, steps and streams, so that they may exceed the time that passed"

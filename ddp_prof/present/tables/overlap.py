@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from ddp_prof.analyze.overlap.overlap import RankOverlap, StepOverlap, TraceOverlap
 from ddp_prof.present.columns import Row, ms, percent, times_of
 from ddp_prof.present.headlines import outliers_text
 from ddp_prof.present.json_documents import overlap_document
 from ddp_prof.present.table import Digest, TableView
 from ddp_prof.present.text import counted, milliseconds, source_name
 from ddp_prof.trace import SOURCE_NAMES
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ddp_prof.analyze.overlap.overlap import RankOverlap, StepOverlap, TraceOverlap
-
 
 _SUMMED = ("kernels", "collectives", "compute_ms", "comm_ms", "overlapped_ms", "exposed_ms", "blocking_ms")
 _OF_STEPS = ("step_ms", "window_ms", "compute_only_ms", "exposed_memory_ms", "idle_ms", "tail_ms")

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew
 from ddp_prof.present.columns import Row, ms
 from ddp_prof.present.headlines import skew_headline
 from ddp_prof.present.json_documents import skew_document
 from ddp_prof.present.table import Digest, TableView
 from ddp_prof.present.tables.collectives import alignment_note
 from ddp_prof.present.text import counted, source_name
-
-if TYPE_CHECKING:
-    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
-    from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew
-
 
 DIGEST = Digest("costs_others_ms", ("collectives", "last_collectives", "last_steps", "last_%", "costs_others_ms"))
 

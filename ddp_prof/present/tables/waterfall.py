@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from ddp_prof.analyze.variants.before_after import DURATION, LAUNCH, QUEUEING, TRANSFER, WAIT
-from ddp_prof.analyze.variants.waterfall import PARTS
-from ddp_prof.present.columns import ms, times_of
+from ddp_prof.analyze.variants.before_after import (
+    DURATION,
+    LAUNCH,
+    QUEUEING,
+    TRANSFER,
+    WAIT,
+    CollectiveChange,
+    PartChange,
+)
+from ddp_prof.analyze.variants.contention import Contention
+from ddp_prof.analyze.variants.waterfall import PARTS, Budget, Change, Waterfall
+from ddp_prof.present.columns import Row, ms, times_of
 from ddp_prof.present.text import collective_name, milliseconds, percent
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ddp_prof.analyze.variants.before_after import CollectiveChange, PartChange
-    from ddp_prof.analyze.variants.contention import Contention
-    from ddp_prof.analyze.variants.waterfall import Budget, Change, Waterfall
-    from ddp_prof.present.columns import Row
 
 
 def waterfall_rows(waterfall: Waterfall) -> list[Row]:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ddp_prof.present import theme
 from ddp_prof.present.timeline.model import Boxes
 from ddp_prof.range_names import PHASES
-from ddp_prof.trace import UNKNOWN
-
-if TYPE_CHECKING:
-    from ddp_prof.trace import Ints, Mask
+from ddp_prof.trace import UNKNOWN, Ints, Mask
 
 CODE = {category: code for code, category in enumerate(theme.CATEGORIES)}
 PHASE_CODE = np.array([*(CODE[phase] for phase in PHASES), CODE[theme.COMPUTE]], np.int64)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ddp_prof.analyze.collectives.exposed_time import BLOCKING_CALL, PEER_WAIT, TAIL, UNKNOWN_WHEN, WHENS, WHYS
@@ -11,12 +9,9 @@ from ddp_prof.present import theme
 from ddp_prof.present.headlines import WHEN, WHY
 from ddp_prof.present.text import MAX_NAME, percent, plain_name
 from ddp_prof.present.timeline.boxes import CODE
-from ddp_prof.present.timeline.model import COMMUNICATION, COMPUTE, HOST, STRIP, WAITING
+from ddp_prof.present.timeline.model import COMMUNICATION, COMPUTE, HOST, STRIP, WAITING, Lane, Timeline
 from ddp_prof.range_names import parse_range
 from ddp_prof.trace import UNKNOWN
-
-if TYPE_CHECKING:
-    from ddp_prof.present.timeline.model import Lane, Timeline
 
 _WHEN = WHEN | {TAIL: "in the tail, after backward's last compute", UNKNOWN_WHEN: "in no known phase"}
 _WHY = WHY | {BLOCKING_CALL: "the program waits for it", PEER_WAIT: "a peer had not arrived"}

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import base64
 import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,16 +27,11 @@ import numpy as np
 from ddp_prof.analyze.intervals import Intervals
 from ddp_prof.present import theme
 from ddp_prof.present.timeline.captions import box_label, box_title
-from ddp_prof.present.timeline.model import COMMUNICATION, STRIP, WAITING, Boxes
-from ddp_prof.trace import UNKNOWN, distinct, distinct_rows, looked_up, select
+from ddp_prof.present.timeline.model import COMMUNICATION, STRIP, WAITING, Boxes, Explained, Lane
+from ddp_prof.trace import UNKNOWN, Ints, distinct, distinct_rows, looked_up, select
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from numpy.typing import NDArray
-
-    from ddp_prof.present.timeline.model import Explained, Lane
-    from ddp_prof.trace import Ints
 
 LONGEST_TITLE = 1000
 """Names are searched in so many characters; templates of kernels have thousands."""

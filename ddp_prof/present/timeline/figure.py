@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -10,18 +11,13 @@ from ddp_prof.present import theme
 from ddp_prof.present.charts.frame import UNSEEN, chart_title
 from ddp_prof.present.text import as_text, milliseconds
 from ddp_prof.present.timeline.captions import box_label, explanation, headline
-from ddp_prof.present.timeline.layout import figure_layout, lay_out
-from ddp_prof.present.timeline.model import STRIP
+from ddp_prof.present.timeline.layout import Layout, Row, figure_layout, lay_out
+from ddp_prof.present.timeline.model import STRIP, Boxes, Lane, Timeline
 from ddp_prof.trace import concatenate, select
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-
     import plotly.graph_objects as go
     from numpy.typing import NDArray
-
-    from ddp_prof.present.timeline.layout import Layout, Row
-    from ddp_prof.present.timeline.model import Boxes, Lane, Timeline
 
 
 def draw_timeline(model: Timeline) -> go.Figure:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
 
+from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.present import theme
 from ddp_prof.present.text import milliseconds, percent
-from ddp_prof.present.timeline.boxes import PHASE_CODE, codes_of, make_boxes, nest, stack
+from ddp_prof.present.timeline.boxes import PHASE_CODE, View, codes_of, make_boxes, nest, stack
 from ddp_prof.present.timeline.model import CALLS, HOST, RANGES, Lane
 from ddp_prof.range_names import PROCESS
-from ddp_prof.trace import UNKNOWN, concatenate, distinct, select
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ddp_prof.analyze.core.rank_events import RankEvents
-    from ddp_prof.present.timeline.boxes import View
-    from ddp_prof.trace import Trace
+from ddp_prof.trace import UNKNOWN, Trace, concatenate, distinct, select
 
 INFERRED = "backward (inferred: launched by autograd's threads)"
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.intervals import Intervals, union_of_one
 from ddp_prof.present import theme
-from ddp_prof.present.timeline.boxes import CODE, PHASE_CODE, codes_of, make_boxes
+from ddp_prof.present.timeline.boxes import CODE, PHASE_CODE, View, codes_of, make_boxes
 from ddp_prof.present.timeline.host_lanes import call_lanes, host_lane, range_lanes
 from ddp_prof.present.timeline.model import (
     COMMUNICATION,
@@ -19,15 +18,10 @@ from ddp_prof.present.timeline.model import (
     UNNAMED,
     WAITING,
     Boxes,
+    Explained,
     Lane,
 )
-from ddp_prof.trace import UNKNOWN, Category, concatenate, distinct, empty, looked_up, select
-
-if TYPE_CHECKING:
-    from ddp_prof.analyze.core.rank_events import RankEvents
-    from ddp_prof.present.timeline.boxes import View
-    from ddp_prof.present.timeline.model import Explained
-    from ddp_prof.trace import Ints, Mask
+from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, concatenate, distinct, empty, looked_up, select
 
 _KINDS = {
     Category.COMPUTE: COMPUTE,

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ddp_prof.present import theme
 from ddp_prof.present.charts.frame import EDGE, LEGEND
 from ddp_prof.present.text import percent, shown_name
 from ddp_prof.present.timeline.captions import axis_title
-from ddp_prof.present.timeline.model import COMPUTE, HOST, STRIP
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ddp_prof.present.timeline.model import Lane, Panel, RankLanes, Timeline
+from ddp_prof.present.timeline.model import COMPUTE, HOST, STRIP, Lane, Panel, RankLanes, Timeline
 
 LEFT, RIGHT, BOTTOM = 300, 28, 62
 """Pixels around the lanes."""

@@ -18,19 +18,15 @@ For each rank, top to bottom::
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from ddp_prof.trace import UNKNOWN, Table
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from ddp_prof.analyze.collectives.exposed_time import Exposure
-    from ddp_prof.analyze.collectives.timing import CollectiveTimings
-    from ddp_prof.analyze.core.rank_events import RankEvents
-    from ddp_prof.analyze.overlap.overlap import RankOverlap
-    from ddp_prof.trace import Ints, Trace
+from ddp_prof.analyze.collectives.exposed_time import Exposure
+from ddp_prof.analyze.collectives.timing import CollectiveTimings
+from ddp_prof.analyze.core.rank_events import RankEvents
+from ddp_prof.analyze.overlap.overlap import RankOverlap
+from ddp_prof.trace import UNKNOWN, Ints, Table, Trace
 
 HOST = "host"
 RANGES = "ranges"
