@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +12,9 @@ import pytest
 from playwright.sync_api import sync_playwright
 
 from ddp_prof.present.charts.static_images import find_browser
+from tests.analyze.collectives.test_straggler import rank_capture
+from tests.command_line import run
+from tests.nsys_factory import write_capture
 
 ARGUMENTS = [
     "--no-sandbox",
@@ -116,3 +119,21 @@ def new_visit(chromium: Any) -> Iterator[Visit]:
     with visit_in(page) as visit:
         yield visit
     page.close()
+
+
+@pytest.fixture
+def report_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Writes a report of files, of one run, into a folder, without pictures, which are tested elsewhere."""
+    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))
+
+    def write_report(*files: Path) -> Path:
+        assert run("report", *files, "--one-run", "-o", tmp_path / "pages").exit_code == 0
+        return tmp_path / "pages"
+
+    return write_report
+
+
+@pytest.fixture
+def two_ranks(tmp_path: Path, report_of: Callable[..., Path]) -> Path:
+    """The report of a run called x, of two files."""
+    return report_of(*(write_capture(tmp_path / f"x.rank{rank}.sqlite", rank_capture(rank)) for rank in (0, 1)))

@@ -7,29 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.analyze.collectives.test_straggler import rank_capture
 from tests.browser.conftest import Visit
 from tests.browser.test_inspecting import boxes_of, details
-from tests.command_line import run
 from tests.ingest.test_kineto_json import gpu_step, write
-from tests.nsys_factory import write_capture
-
-
-@pytest.fixture
-def report_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))  # pictures are tested elsewhere
-
-    def write_report(*files: Path) -> Path:
-        assert run("report", *files, "--one-run", "-o", tmp_path / "pages").exit_code == 0
-        (page,) = (tmp_path / "pages").glob("*-why.html")
-        return page
-
-    return write_report
-
-
-@pytest.fixture
-def two_ranks(tmp_path: Path, report_of: Callable[..., Path]) -> Path:
-    return report_of(*(write_capture(tmp_path / f"x.rank{rank}.sqlite", rank_capture(rank)) for rank in (0, 1)))
 
 
 def selected(visit: Visit) -> tuple[str, str, str]:
@@ -41,7 +21,7 @@ def selected(visit: Visit) -> tuple[str, str, str]:
 
 
 def test_a_row_leads_to_its_collective_in_the_timeline(visit: Visit, two_ranks: Path) -> None:
-    visit.open(two_ranks)
+    visit.open(two_ranks / "x-why.html")
     rows = visit.page.locator("#pair tbody tr")
     worst, other = rows.all_text_contents()
     assert (worst.startswith("bucket 0" + "0"), other.startswith("bucket 0" + "1")) == (True, True), "rank 0 waits"
@@ -58,7 +38,7 @@ def test_a_row_leads_to_its_collective_in_the_timeline(visit: Visit, two_ranks: 
 
 
 def test_a_click_on_the_chart_leads_to_the_collective(visit: Visit, two_ranks: Path) -> None:
-    visit.open(two_ranks)
+    visit.open(two_ranks / "x-why.html")
     visit.page.select_option("#steps", "5")
     at = visit.page.locator("#collectives").evaluate(
         """(figure) => { const { xaxis, yaxis } = figure._fullLayout, { left, top } = figure.getBoundingClientRect();
@@ -74,7 +54,8 @@ def test_a_click_on_the_chart_leads_to_the_collective(visit: Visit, two_ranks: P
 
 
 def test_of_a_kineto_trace_too(visit: Visit, tmp_path: Path, report_of: Callable[..., Path]) -> None:
-    visit.open(report_of(write(tmp_path / "x.json", gpu_step(), distributedInfo={"rank": 1, "world_size": 2})))
+    pages = report_of(write(tmp_path / "x.json", gpu_step(), distributedInfo={"rank": 1, "world_size": 2}))
+    visit.open(pages / "x-why.html")
     visit.page.locator("#pair tbody a").click()
     visit.wait_for_timeline()
     assert details(visit)["duration"] == "10.0 µs (10,000 ns)"
@@ -86,7 +67,7 @@ def test_the_table_stands_beside_the_chart_where_there_is_room(
     visit: Visit, two_ranks: Path, width: int, *, is_beside: bool
 ) -> None:
     visit.page.set_viewport_size({"width": width, "height": 844})
-    visit.open(two_ranks)
+    visit.open(two_ranks / "x-why.html")
     (chart,), (table,) = (boxes_of(visit, f"#pair {selector}") for selector in (".chart", "table"))
     assert (table["left"] >= chart["right"], table["top"] >= chart["bottom"]) == (is_beside, not is_beside)
     assert visit.page.evaluate("document.documentElement.scrollWidth") == width

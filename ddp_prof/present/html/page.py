@@ -42,13 +42,13 @@ class Link:
 
     Attributes:
         relation: ``prev`` or ``next`` where it has that place.
-        keeps_step: Whether the page's script adds the step that is seen.
+        page: Which page of the same run it is: ``timeline``, ``why`` or ``kernels``.
     """
 
     title: str
     href: str
     relation: str = ""
-    keeps_step: bool = False
+    page: str = ""
 
 
 @dataclass(frozen=True)

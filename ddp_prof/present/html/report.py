@@ -30,7 +30,9 @@ from ddp_prof.present.html.page import Link, Navigation, asset, json_in_page, wr
 from ddp_prof.present.html.report_run import ReportRun
 from ddp_prof.present.html.timeline_page import write_timeline_page
 from ddp_prof.present.tables.collectives import rows_of_step
+from ddp_prof.present.text import plain_name
 from ddp_prof.present.timeline.build import build_excerpt, build_timeline
+from ddp_prof.present.timeline.encoding import LONGEST_TITLE
 from ddp_prof.present.timeline.figure import draw_timeline
 
 if TYPE_CHECKING:
@@ -191,7 +193,7 @@ _PAGES = {TIMELINE: "timeline", WHY: "why it is exposed", KERNELS: "kernels"}
 def _navigation(place: Place, here: str) -> Navigation:
     """From a page of a run to its other ones, and to those of its neighbours; ``here`` is a key of ``_PAGES``."""
     links = [
-        Link(title, f"{place.name}{end}.html", keeps_step=KERNELS not in (here, end))
+        Link(title, f"{place.name}{end}.html", page=end.removeprefix("-") or "timeline")
         for end, title in _PAGES.items()
         if end != here
     ]
@@ -266,15 +268,23 @@ def _columns_of_steps(rows: Sequence[Row]) -> list[Column]:
 def _write_kernels_page(run: ReportRun, folder: Path, place: Place) -> None:
     """Which kernels took the time, what hid communication, why devices were idle."""
     heading = f"{run.result.label}: what took the time"
+    kernels = [
+        {
+            "kernel": plain_name(str(row["kernel"]), LONGEST_TITLE),
+            "shape": row["shape"] or "",
+            "phase": row["phase"] or "",
+        }
+        for row in run.use["kernels"].rows
+    ]
     views = [(view, _telling_columns(view.rows_to_read)) for view in run.use.values()]
     write_page(
         folder / f"{place.name}{KERNELS}.html",
         "kernels.html",
-        {"heading": heading, **place_values([run]), "views": views},
+        {"heading": heading, **place_values([run]), "views": views, "kernels": json_in_page(kernels)},
         title=heading,
         navigation=_navigation(place, KERNELS),
         css=asset("tables.css"),
-        script=asset("tables.js"),
+        script=asset("tables.js") + asset("kernels.js"),
         shared_plotly=True,
     )
 

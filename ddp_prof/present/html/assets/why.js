@@ -4,7 +4,7 @@
   const menu = document.getElementById("steps"), pair = document.getElementById("pair");
   if (!pair) return;
   const figure = document.getElementById("collectives"), table = pair.querySelector("table"), cells = read("cells");
-  const links = [...document.querySelectorAll("a[data-keeps-step]")].map((link) => [link, link.getAttribute("href")]);
+  const links = [...document.querySelectorAll('a[data-page="timeline"]')].map((link) => [link, link.getAttribute("href")]);
   const step = () => menu?.value ?? pair.dataset.step;
   const addressOf = (rank, collective) =>
     `${pair.dataset.timeline}#${new URLSearchParams({ step: step(), rank, collective })}`;

@@ -18,13 +18,15 @@ class Search {
     this.current = null;
   }
 
-  /** Finds all boxes whose title holds the words, in capitals or not. */
+  /** Finds all boxes whose title holds the words, in capitals or not; of words in quotes those that are called so. */
   find(words) {
     this.clear();
     this.words = words.trim().toLowerCase();
     if (!this.words) return;
     const { titles, lanes } = this.timeline.data;
-    const fits = Uint8Array.from(titles, ([name]) => (name.toLowerCase().includes(this.words) ? 1 : 0));
+    const [, whole] = this.words.match(/^"(.+)"$/) ?? [];
+    const isMeant = (title) => (whole ? nameOf(title).toLowerCase() === whole : title[0].toLowerCase().includes(this.words));
+    const fits = Uint8Array.from(titles, (title) => (isMeant(title) ? 1 : 0));
     for (const row of this.timeline.rows) {
       if (!this.timeline.folding.passes(lanes[row.place])) continue;
       for (const track of row.tracks) {
@@ -37,6 +39,19 @@ class Search {
     }
     this.goesTo = this.goals ? isOfDevice : () => true;
     this.goals ||= this.count;
+  }
+
+  /** The first goal for which something holds, rather in the window than before it. @returns {?{row, track, at}} */
+  first(holds) {
+    let best = null, bestKey = null;
+    for (const { row, index, track, found } of this.#rows()) {
+      const [from] = this.timeline.view.on(row), isMeant = (at) => holds({ row, track, at });
+      const at = found.find((at) => track.start[at] >= from && isMeant(at)) ?? found.find(isMeant);
+      if (at === undefined) continue;
+      const key = [track.start[at] < from ? Infinity : track.start[at] - from, index];
+      if (!best || before(key, bestKey)) [best, bestKey] = [{ row, track, at }, key];
+    }
+    return best;
   }
 
   /**
@@ -102,6 +117,11 @@ class Search {
     }
     return marks;
   }
+}
+
+/** What a kernel is called, without its bucket. */
+function nameOf([title, , bucket]) {
+  return title.replace(`collective of bucket ${bucket}: `, "");
 }
 
 /** Whether a row holds what a device did, and not what the host did or what was derived. */

@@ -1,9 +1,10 @@
 // What is seen in the address of the page, so that a view can be sent: #step=3&from=-1000&to=2000, in ns on the axis,
 // #step=all for all steps, &unfold=calls&fold=copies for lanes that are not as at first, &lanes=stream for those whose
 // titles hold it, &box=12@5000 for the box that is selected (its row, and its start in ns on the panel's time),
-// &range=-1000,2000 for a range that is measured.
+// &range=-1000,2000 for a range that is measured, &search=words for what is searched.
 // Without a hash the page opens on the typical step; #worst shows the longest time that waits for communication, or that
-// is exposed; #step=3&rank=rank 0&collective=7 shows a collective by its position in the step.
+// is exposed; #step=3&rank=rank 0&collective=7 shows a collective by its position in the step;
+// #kernel=name&shape=grid 1x1x1 block 1x1x1&phase=backward searches a kernel and shows one of this shape and phase.
 
 const WRITE_AFTER = 300; // ms; browsers refuse to be told too often
 const COPIED_FOR = 2000; // ms
@@ -12,7 +13,7 @@ class Address {
   /** @param {Timeline} timeline */
   constructor(timeline) {
     this.timeline = timeline;
-    this.links = [...document.querySelectorAll("a[data-keeps-step]")].map((link) => [link, link.getAttribute("href")]);
+    this.links = [...document.querySelectorAll('a[data-page="why"]')].map((link) => [link, link.getAttribute("href")]);
     addEventListener("hashchange", () => this.follow());
   }
 
@@ -51,8 +52,11 @@ class Address {
     const [from, to] = numbers("range", ","), [index, start] = numbers("box", "@"), row = timeline.rows[index];
     const startsThere = (track) => track.start[track.startingFrom(start)] === start;
     const track = start !== undefined && row?.tracks.find(startsThere);
+    const kernel = asked.get("kernel"), words = kernel ? `"${kernel}"` : asked.get("search") ?? "";
+    if (words !== timeline.search.words) searchFor(words);
     const rank = asked.get("rank"), collective = asked.get("collective");
-    const goal = collective && timeline.needs.collective(timeline, rank, Number(asked.get("step")), Number(collective));
+    const goal = kernel ? kernelFound(timeline, asked.get("shape"), asked.get("phase"))
+      : collective && timeline.needs.collective(timeline, rank, Number(asked.get("step")), Number(collective));
     const worst = asked.has("worst") && (timeline.longestOf("blocking") ?? timeline.longestOf("exposed"));
     if (worst) {
       const step = worst.track.columns.step[worst.track.source[worst.at]];
@@ -61,6 +65,7 @@ class Address {
       details.showBox(worst);
     } else if (goal) {
       timeline.bringIntoView(goal);
+      if (kernel) timeline.search.current = goal;
       details.showBox(goal);
     } else if (track) details.showBox({ row, track, at: track.startingFrom(start) });
     else if (from < to) details.showRange(from, to);
@@ -91,7 +96,7 @@ class Address {
   }
 
   write() {
-    const { step, view, isBase, folding, data } = this.timeline, parts = new URLSearchParams();
+    const { step, view, isBase, folding, search, data } = this.timeline, parts = new URLSearchParams();
     if (step !== null && !(isBase && step === data.typical)) parts.set("step", step);
     if (step === null && isBase && data.typical !== null) parts.set("step", "all");
     if (!isBase) {
@@ -102,6 +107,7 @@ class Address {
       if (folded !== key in TOGETHER) parts.append(folded ? "fold" : "unfold", key);
     }
     if (folding.filter) parts.set("lanes", folding.filter);
+    if (search.words) parts.set("search", search.words);
     const said = [String(parts), this.#selection()].filter(Boolean).join("&"), hash = said && `#${said}`;
     if (hash !== location.hash) history.replaceState(null, "", hash || "#");
     for (const [link, page] of this.links) link.setAttribute("href", step === null ? page : `${page}#step=${step}`);

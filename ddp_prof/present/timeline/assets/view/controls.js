@@ -113,6 +113,13 @@ function controlSteps(timeline) {
   });
 }
 
+/** Searches words as if they were written into the field. */
+function searchFor(words) {
+  const field = byId("search");
+  field.value = words;
+  field.dispatchEvent(new Event("input"));
+}
+
 function controlSearch(timeline, details) {
   const { search } = timeline, field = byId("search"), said = byId("found");
   const tell = () => {
@@ -121,7 +128,7 @@ function controlSearch(timeline, details) {
     const marked = others ? ` · ${others.toLocaleString("en")} others marked` : "";
     said.textContent = search.words ? position + marked : "";
   };
-  byId("lanes").addEventListener("input", tell);
+  timeline.onDraw(tell);
   const go = (direction) => {
     search.go(direction);
     if (search.current) details.showBox(search.current);

@@ -31,7 +31,7 @@ class Details {
     const facts = factsOf(this.timeline, box);
     const [[, title], ...others] = facts;
     const pairs = others.flatMap(([name, text, target]) =>
-      [element("dt", name), element("dd", target ? this.#link(text, target) : element("bdi", text))]);
+      [element("dt", name), element("dd", target?.href ? linkTo(text, target.href) : target ? this.#link(text, target) : element("bdi", text))]);
     this.#fill(element("h2", element("bdi", title)), element("dl", ...pairs));
   }
 
@@ -79,6 +79,7 @@ function factsOf(timeline, box) {
     ...(bytes >= 0 ? trafficFacts(timeline, box, bytes) : []),
     ...exposureFacts(timeline, box),
     ...needFacts(timeline, box),
+    ...tableFacts(timeline, box),
     ...(row.from_launch ? [["lasts", "from launch to completion, as the host saw it"]] : []),
   ];
 }
@@ -105,12 +106,39 @@ function launchFacts(timeline, box) {
   ];
 }
 
-/** The phase that launched it. */
-function phaseFacts({ launches, data }, { row, track, at }) {
-  const phase = row.folded ? 0 : launches?.phase[track.source[at]];
-  if (!phase) return [];
-  const name = data.phases[phase - 1], inferred = name === "backward" && data.ranks[row.rank].infersBackward;
+/** The phase that launched it. @returns {string} empty where it is not known */
+function phaseOf({ launches, data }, { row, track, at }) {
+  return row.folded ? "" : data.phases[launches?.phase[track.source[at]] - 1] ?? "";
+}
+
+function phaseFacts(timeline, box) {
+  const name = phaseOf(timeline, box), inferred = name === "backward" && timeline.data.ranks[box.row.rank].infersBackward;
+  if (!name) return [];
   return [["phase", inferred ? `${name}, inferred from the thread that launched it` : name]];
+}
+
+/** How a kernel was launched: its grid and block. */
+function shapeOf({ launches, data }, { track, at }) {
+  return data.shapes[launches.shape[track.source[at]]][0];
+}
+
+/** The kernel of that shape and phase that a search found. */
+function kernelFound(timeline, shape, phase) {
+  return timeline.search.first((box) => shapeOf(timeline, box) === shape && phaseOf(timeline, box) === phase)
+    ?? timeline.search.first(() => true);
+}
+
+/** The row of a kernel in the table of all kernels, where the report has one. */
+function tableFacts(timeline, box) {
+  const page = document.querySelector('a[data-page="kernels"]')?.getAttribute("href"), { row, track, at } = box;
+  const isKernel = ["compute", "communication"].includes(row.kind) && !row.from_launch && timeline.data.panels[row.panel].device === "cuda";
+  if (!page || !isKernel || !timeline.launches) return [];
+  const asked = { kernel: nameOf(timeline.texts(track, at)), shape: shapeOf(timeline, box), phase: phaseOf(timeline, box) };
+  return [["all like it", "in the table of kernels", { href: `${page}#${new URLSearchParams(asked)}` }]];
+}
+
+function linkTo(text, href) {
+  return Object.assign(element("a", text), { href });
 }
 
 function trafficFacts(timeline, box, bytes) {

@@ -1,0 +1,23 @@
+"use strict";
+// A kernel's name leads to it in the timeline; #kernel=...&shape=...&phase=..., as the timeline asks, to its row.
+(() => {
+  const kernels = read("kernels"), rows = kernels.length ? [...document.querySelector("table.sortable").tBodies[0].rows] : [];
+  const timeline = document.querySelector('a[data-page="timeline"]').getAttribute("href");
+  kernels.forEach((kernel, at) => {
+    const link = document.createElement("a"), cell = rows[at].cells[0];
+    link.href = `${timeline}#${new URLSearchParams(kernel)}`;
+    link.append(...cell.childNodes);
+    cell.append(link);
+  });
+
+  function follow() {
+    const asked = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+    const find = (...keys) => kernels.findIndex((kernel) => keys.every((key) => kernel[key] === asked[key]));
+    const [exact, alike] = [find("kernel", "shape", "phase"), find("kernel")];
+    const chosen = rows[exact < 0 ? alike : exact];
+    for (const row of rows) row.classList.toggle("chosen", row === chosen);
+    chosen?.scrollIntoView({ block: "center" });
+  }
+  addEventListener("hashchange", follow);
+  follow();
+})();

@@ -1,0 +1,62 @@
+"""The kernels of a report: from the table to the timeline, and from there back to the row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.browser.conftest import Visit
+from tests.browser.test_inspecting import details
+from tests.ingest.test_kineto_json import event, gpu_step, write
+
+
+def chosen(visit: Visit) -> list[str]:
+    """The cells of the row that is marked."""
+    visit.page.locator("tr.chosen").wait_for()
+    return list(visit.page.locator("tr.chosen").locator("th, td").all_text_contents())
+
+
+def test_a_kernel_is_shown_in_the_timeline_and_leads_back_to_its_row(visit: Visit, two_ranks: Path) -> None:
+    visit.page.goto((two_ranks / "x-kernels.html").as_uri())
+    visit.page.get_by_role("link", name="gemm").click()
+    visit.wait_for_timeline()
+    assert visit.page.locator("#details h2").text_content() == "gemm"
+    assert visit.page.locator("#search").input_value() == '"gemm"'
+    step = visit.ask("page.data.typical")
+    assert details(visit)["step"] == str(step), "it stays where the page opens"
+    visit.page.wait_for_url("**&search=%22gemm%22&box=*")
+    visit.page.get_by_role("link", name="in the table of kernels").click()
+    row = chosen(visit)
+    assert (row[0], visit.count("tr.chosen")) == ("gemm", 1)
+    visit.page.go_back()
+    visit.wait_for_timeline()
+    assert visit.page.locator("#details h2").text_content() == "gemm", "the address shows the same"
+    assert visit.complaints == []
+
+
+def test_of_kernels_of_one_name_that_of_the_same_shape_and_phase(
+    visit: Visit, tmp_path: Path, report_of: Callable[..., Path]
+) -> None:
+    """A longer name that holds it is not meant."""
+    more = [
+        event("cuda_runtime", "cudaLaunchKernel", ts, "1", tid=2, correlation=number)
+        for number, ts in ((7, "60"), (8, "5"), (9, "70"))
+    ]
+    for number, ts, name, grid in (
+        (7, "61", "gemm", [2, 1, 1]),
+        (8, "6", "gemm", [3, 1, 1]),
+        (9, "71", "gemm_long", [2, 1, 1]),
+    ):
+        more.append(
+            event("kernel", name, ts, "2", tid=7, device=0, stream=7, correlation=number, grid=grid, block=[32, 1, 1])
+        )
+    pages = report_of(write(tmp_path / "x.json", [*gpu_step(), *more], distributedInfo={"rank": 1, "world_size": 2}))
+    visit.page.goto((pages / "x-kernels.html").as_uri())
+    visit.page.locator("tr", has_text="grid 2x1x1").get_by_role("link", name="gemm", exact=True).click()
+    visit.wait_for_timeline()
+    known = details(visit)
+    assert (known["grid"], known["start"]) == ("2x1x1", "61.0 µs on the axis")
+    assert visit.page.locator("#found").text_content() == "3 of 3"
+    visit.page.get_by_role("link", name="in the table of kernels").click()
+    assert chosen(visit)[:2] == ["gemm", "grid 2x1x1 block 32x1x1"]
+    assert visit.complaints == []
