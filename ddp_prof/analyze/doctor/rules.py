@@ -5,39 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ddp_prof.analyze.doctor import (
-    bucket_copies,
-    bucket_count,
-    compute_stream,
-    graph_replay,
-    hardware_queue,
-    host_sync,
-    late_readiness,
-    launch_bound,
-    need_order,
-    net_gain,
-    one_communicator,
-    profiler_overhead,
-    straggler,
-    unused_vote,
-)
+from ddp_prof.analyze.doctor import gradients, hosts, streams
 from ddp_prof.analyze.doctor.evidence import Abstained, Finding, RunEvidence
 
 RULES: tuple[Callable[[RunEvidence], Finding | Abstained | None], ...] = (
-    compute_stream.examine,
-    bucket_count.examine,
-    late_readiness.examine,
-    host_sync.examine,
-    launch_bound.examine,
-    straggler.examine,
-    bucket_copies.examine,
-    need_order.examine,
-    one_communicator.examine,
-    hardware_queue.examine,
-    unused_vote.examine,
-    net_gain.examine,
-    graph_replay.examine,
-    profiler_overhead.examine,
+    streams.compute_stream,
+    gradients.bucket_count,
+    gradients.late_readiness,
+    hosts.host_sync,
+    hosts.launch_bound,
+    hosts.straggler,
+    gradients.bucket_copies,
+    gradients.need_order,
+    streams.one_communicator,
+    streams.hardware_queue,
+    gradients.unused_vote,
+    streams.net_gain,
+    hosts.graph_replay,
+    hosts.profiler_overhead,
 )
 
 

@@ -1,0 +1,177 @@
+"""Rules about what holds up a device from outside: its host, another rank, the recording."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from ddp_prof.analyze.doctor.evidence import Abstained, Finding, RunEvidence, typical
+
+_WORTH = 0.01
+"""Share of a step from which waiting is reported."""
+_HOST_SHARE = 0.25
+_OVERHEAD_SHARE = 0.05
+
+
+def host_sync(run: RunEvidence) -> Finding | Abstained | None:
+    """A host that waits for the device between backward and its collectives: what it would launch next comes late.
+
+    Found where in most steps the host waits between the first launch of backward and its last collective.
+    """
+    if run.is_cpu:
+        return _host_sync_on_host(run)
+    if not all(facts.knows_syncs for facts in run.facts):
+        return Abstained("host synchronization in backward", "the trace does not hold the host's synchronizations")
+    found = []
+    for rank, facts, overlap in zip(run.analysis.ranks, run.facts, run.overlap.ranks, strict=True):
+        window = typical([step.window_ns or 0 for step in overlap.communicating_steps])
+        wait = typical(facts.sync_ns.tolist())
+        if window and wait > _WORTH * window and 2 * int((facts.syncs > 0).sum()) > len(facts.syncs):
+            found.append((rank.name, int(facts.syncs.sum()), wait))
+    if not found:
+        return None
+    wait = typical([wait for _, _, wait in found])
+    return Finding(
+        "host synchronization in backward",
+        f"The host waited for the device {sum(count for _, count, _ in found):,} times between the start of backward "
+        f"and its last collective, {wait / 1e6:.2f} ms in a typical step.",
+        "Move .item(), .cpu(), print and torch.cuda.synchronize() out of backward and its hooks.",
+        tuple(name for name, _, _ in found),
+        (),
+        wait,
+    )
+
+
+def _host_sync_on_host(run: RunEvidence) -> Finding | None:
+    """On a CPU: collectives launched in backward of which each ended before the next one was launched.
+
+    Where nothing waits, a collective of some length is in flight when the next gradient is ready.
+    """
+    blocked: dict[str, list[int]] = {}
+    for step in run.gradients_by_step.values():
+        hooks = [one for one in step if one.phase == "backward" and one.launch_ns is not None]
+        if len(hooks) < 3 or len(hooks) < len(step):
+            continue
+        pairs = list(pairwise(hooks))
+        soon = [after for before, after in pairs if (after.launch_ns or 0) - before.end_ns >= 0]
+        if len(soon) == len(pairs):
+            blocked.setdefault(hooks[0].name, []).append(sum(one.duration_ns for one in hooks))
+    steps = len(run.gradients_by_step)
+    if 2 * sum(map(len, blocked.values())) <= steps:
+        return None
+    wait = typical([wait for waits in blocked.values() for wait in waits])
+    return Finding(
+        "host synchronization in backward",
+        f"In {sum(map(len, blocked.values()))} of {steps} steps each collective that backward launched had ended "
+        f"before the next one was launched: they took {wait / 1e6:.2f} ms of a typical step.",
+        "Launch collectives with async_op=True in the hooks, and wait for them after backward.",
+        tuple(blocked),
+        (),
+        wait,
+    )
+
+
+def launch_bound(run: RunEvidence) -> Finding | Abstained | None:
+    """A host that launches too slowly: the device waits for it.
+
+    Found where the host and its launches are a quarter of the critical path, or of a CPU step outside of phases.
+    """
+    if run.is_cpu:
+        return _launch_bound_on_host(run)
+    if run.critical.reason:
+        return Abstained("launch-bound host", run.critical.reason)
+    late = [(path, path.parts_ns["host"] + path.parts_ns["launch"]) for path in run.critical.steps]
+    shares = [ns / path.window_ns for path, ns in late]
+    if not shares or sorted(shares)[len(shares) // 2] < _HOST_SHARE:
+        return None
+    cost = typical([ns for _, ns in late])
+    whole = "a typical step" if run.analysis.has_steps else "the capture"
+    return Finding(
+        "launch-bound host",
+        f"{sorted(shares)[len(shares) // 2]:.0%} of the critical path of {whole}, {cost / 1e6:.2f} ms, is the "
+        "host: the device had nothing to do until it launched.",
+        "Fewer, larger kernels: torch.compile, CUDA graphs, a fused optimizer, larger batches; load data elsewhere.",
+        tuple(dict.fromkeys(path.rank for path, _ in late)),
+        tuple(path.step for path, ns in late if path.step is not None and ns >= _HOST_SHARE * path.window_ns),
+        cost,
+    )
+
+
+def _launch_bound_on_host(run: RunEvidence) -> Finding | None:
+    found = []
+    for rank, facts, overlap in zip(run.analysis.ranks, run.facts, run.overlap.ranks, strict=True):
+        step = typical(overlap.lengths_ns)
+        outside = typical(list(facts.outside_ns))
+        if step and outside >= _HOST_SHARE * step:
+            found.append((rank.name, outside, outside / step))
+    if not found:
+        return None
+    cost = typical([ns for _, ns, _ in found])
+    return Finding(
+        "launch-bound host",
+        f"{max(share for _, _, share in found):.0%} of a typical step, {cost / 1e6:.2f} ms, lies outside of forward, "
+        "backward, synchronize and optimizer: the host prepares work meanwhile.",
+        "Load and move data in other processes, ahead of the step that needs it.",
+        tuple(name for name, _, _ in found),
+        (),
+        cost,
+    )
+
+
+def straggler(run: RunEvidence) -> Finding | Abstained | None:
+    """A rank that arrives last: the others wait for it.
+
+    Found where one rank arrives last more often than chance explains.
+    """
+    if run.skew.reason:
+        return Abstained("straggler", run.skew.reason)
+    if run.skew.straggler is None:
+        return None
+    late, steps = run.skew.ranks[run.skew.straggler], len(run.skew.steps)
+    cost = round(late.cost_ns / max(1, steps))
+    return Finding(
+        "straggler",
+        f"{late.name[:1].upper()}{late.name[1:]} arrives last in {late.last_steps} of {steps} steps, by "
+        f"{(late.lag_when_last_ns or 0) / 1e6:.2f} ms (median); that costs another rank {cost / 1e6:.2f} ms per step.",
+        "Compare its input, clocks, power limit and placement with the other ranks'.",
+        (late.name,),
+        (),
+        cost,
+    )
+
+
+def graph_replay(run: RunEvidence) -> Finding | None:
+    """CUDA graphs replayed whole: what they communicate is not in the trace.
+
+    Found where a rank replays graphs of which the trace holds one activity each.
+    """
+    graphs = {
+        rank.name: facts.graphs for rank, facts in zip(run.analysis.ranks, run.facts, strict=True) if facts.graphs
+    }
+    if not graphs:
+        return None
+    return Finding(
+        "CUDA graphs recorded whole",
+        f"{sum(graphs.values()):,} replays of CUDA graphs were recorded as one activity each.",
+        "Record with nsys profile --cuda-graph-trace=node to see what they compute and communicate.",
+        tuple(graphs),
+    )
+
+
+def profiler_overhead(run: RunEvidence) -> Finding | None:
+    """A profiler that takes so much time itself that the figures are partly its own.
+
+    Found where the profiler was at work in more than a twentieth of the steps' time.
+    """
+    found = {}
+    for rank, facts, overlap in zip(run.analysis.ranks, run.facts, run.overlap.ranks, strict=True):
+        window = sum(step.window_ns or 0 for step in overlap.marked_steps)
+        if window and facts.overhead_ns > _OVERHEAD_SHARE * window:
+            found[rank.name] = facts.overhead_ns / window
+    if not found:
+        return None
+    return Finding(
+        "overhead of the profiler",
+        f"The profiler was at work in {max(found.values()):.0%} of the time of steps.",
+        "Record fewer steps, without backtraces, sampling and memory usage (nsys: --cuda-flush-interval).",
+        tuple(found),
+    )
