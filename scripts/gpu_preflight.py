@@ -26,10 +26,13 @@ from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from ddp_prof.ingest.nsys import program  # noqa: E402  # needs nothing but Python
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-ROOT = Path(__file__).resolve().parent.parent
 NSIGHT_COMPUTE = (
     "/opt/nvidia/nsight-compute*/*/host/target-linux-*/nsys /usr/local/cuda*/nsight-compute*/host/target-linux-*/nsys"
 )
@@ -134,7 +137,7 @@ def find_torch(python: Path) -> tuple[Finding, Finding]:
 
 def list_nsys() -> list[str]:
     """The programs of Nsight Systems that are installed."""
-    return ask([*INSTALL_NSYS, "--list"])[1].splitlines()
+    return [nsys.path for nsys in program.list_nsys()]
 
 
 def untried_recorders() -> str:

@@ -1,36 +1,29 @@
 #!/usr/bin/env bash
-# Prints the path of a usable Nsight Systems command line (nsys) on stdout; all that it has to say goes to stderr.
+# Fetches the Nsight Systems command line (nsys) into a private folder and prints its path on stdout; all that it has to
+# say goes to stderr. Captures call this where `ddp-prof capture` finds no nsys.
 #
-#   nsys="$(scripts/install_nsys.sh)"
-#   scripts/install_nsys.sh --list    # every one that is there, a line each, and fetch none
+#   scripts/install_nsys.sh
 #   scripts/install_nsys.sh --pack F  # an archive of it, of about 35 MB, for NSYS_ARCHIVE on a machine without network,
 #                                     # and F.sha256
 #
-# Looks at $NSYS, then PATH, then the usual places. Where there is none, the distribution's own packages (Debian: non-free,
-# Ubuntu: multiverse) are fetched into a private folder: about 180 MB to download, 0.6 GB unpacked, no root needed, and
-# neither the system's apt configuration nor its packages are touched.
+# The distribution's own packages (Debian: non-free, Ubuntu: multiverse): about 180 MB to download, 0.6 GB unpacked, no
+# root needed, and neither the system's apt configuration nor its packages are touched.
 #
 # Settings (environment):
-#   NSYS             this nsys and no other
 #   NSYS_PREFIX      the private folder                                     (default: .nsys in the checkout)
-#   NSYS_FETCH       0: only look, fetch nothing                            (default: 1)
+#   NSYS_FETCH       0: fetch nothing                                       (default: 1)
 #   NSYS_RELEASE     the distribution's release to fetch it from, such as experimental, which has Debian's newest; what it
 #                    loads beside it comes from the system's own release    (default: the system's own)
-#   NSYS_ARCHIVE     a file that --pack made, with its checksum beside it (FILE.sha256): unpacked into the private folder,
-#                    unless an nsys is there, and taken
-#   NSYS_SEARCH      patterns of the usual places                           (default: see below)
+#   NSYS_ARCHIVE     a file that --pack made, with its checksum beside it (FILE.sha256): unpacked instead of fetched
 #   OS_RELEASE       what says which distribution this is                   (default: /etc/os-release)
 #
 # Exit: 0 and the path, or 1 and one line that says why nsys cannot be had.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-. "$root/scripts/common.sh"
 prefix="${NSYS_PREFIX:-$root/.nsys}"
 release="${NSYS_RELEASE:-}"
-search="${NSYS_SEARCH-/opt/nvidia/nsight-systems*/*/bin/nsys /opt/nvidia/nsight-systems*/*/target-linux-*/nsys
-  /usr/local/cuda*/bin/nsys /usr/lib/nsight-systems/bin/nsys}"
-work="" scratch=""
+work=""
 
 say() { echo "install_nsys: $*" >&2; }
 
@@ -49,39 +42,22 @@ stop_tree() {
 }
 
 clean_up() {
+  trap '' INT TERM HUP
   stop_tree "$$"
-  rm -rf "$work" "$scratch"
+  rm -rf "$work"
 }
-on_exit clean_up
+trap clean_up EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
 
 usable() { [ -x "$1" ] && "$1" --version >/dev/null 2>&1; }
-
-# Where an nsys could be; of several versions in one place the newest first.
-list_places() {
-  local pattern patterns
-  read -r -d '' -a patterns <<<"$search" || true
-  compgen -G "$prefix/bin/nsys" || true
-  for pattern in "${patterns[@]}"; do compgen -G "$pattern" | sort -rV || true; done
-}
-
-# Every usable nsys that is already there, the best first; of "first" that one alone.
-list_usable() {
-  local candidate
-  while read -r candidate; do
-    usable "$candidate" || continue
-    echo "$candidate"
-    [ "${1:-}" != first ] || return 0
-  done < <(command -v nsys || true; list_places)
-}
-
-find_nsys() { list_usable first | grep .; }
 
 require_distribution() {
   local tool os_release="${OS_RELEASE:-/etc/os-release}"
   for tool in apt-get apt-cache dpkg dpkg-deb flock; do
-    command -v "$tool" >/dev/null || fail "no nsys here, and without $tool there are no packages to fetch: $by_hand"
+    command -v "$tool" >/dev/null || fail "without $tool there are no packages to fetch: $by_hand"
   done
-  [ -r "$os_release" ] || fail "no nsys here, and $os_release does not say which system this is: $by_hand"
+  [ -r "$os_release" ] || fail "$os_release does not say which system this is: $by_hand"
   # shellcheck disable=SC1090
   read -r distribution codename < <(. "$os_release" && echo "${ID:-unknown} ${UBUNTU_CODENAME:-${VERSION_CODENAME:-}}")
   case "$distribution" in
@@ -91,7 +67,7 @@ require_distribution() {
   architecture="$(dpkg --print-architecture)"
   case "$architecture" in
     amd64 | arm64) ;;
-    *) fail "no nsys here, and there are no packages of it for $architecture: $by_hand" ;;
+    *) fail "there are no packages of nsys for $architecture: $by_hand" ;;
   esac
 }
 
@@ -109,7 +85,7 @@ write_sources() {
       if [ -n "$release" ] && [ "$suite" = "$codename" ]; then echo "deb $options$uri $release $components"; fi
     done >"$work/sources.list" || true
   [ -s "$work/sources.list" ] ||
-    fail "no nsys here, and apt has no repository of $distribution ${codename:-(unknown release)} configured: $by_hand"
+    fail "apt has no repository of $distribution ${codename:-(unknown release)} configured: $by_hand"
 }
 
 # apt with its own lists, cache and sources: the system's stay as they are.
@@ -217,6 +193,7 @@ unpack() {
 
 # install HOW: puts into the private folder what HOW lays out, once it was seen to record; one run at a time.
 install() {
+  [ "$1" != fetch ] || require_distribution
   mkdir -p "$prefix" 2>/dev/null || true
   [ -w "$prefix" ] || fail "cannot write to $prefix: set NSYS_PREFIX to a folder of yours"
   exec 9>"$prefix/lock"
@@ -248,15 +225,15 @@ list_needed() {
   ldd "$host/QdstrmImporter" | sed -n "s|.*=> $host/\([^ ]*\) .*|${host##*/}/\1|p"
 }
 
-# Packs the nsys that is here, and tries what was packed.
+# Packs the nsys of the private folder, and tries what was packed.
 pack() {
   local nsys partial
   [ -n "$1" ] || fail "--pack needs the name of the archive, such as nsys.tar.xz"
-  nsys="$(main)"
-  target="$(dirname "$(readlink -f "$nsys")")"
+  usable "$prefix/bin/nsys" || install fetch
+  nsys="$(readlink -f "$prefix/bin/nsys")"
+  target="$(dirname "$nsys")"
   host="$(compgen -G "${target%/*}/host-linux-*")" && [ -x "$host/QdstrmImporter" ] || fail "$nsys has no importer beside it: $by_hand"
-  make_scratch nsys
-  work="$scratch"
+  work="$(mktemp -d)"
   partial="$work/${1##*/}" # tar compresses by the suffix
   list_needed | sort -u | tar -chaf "$partial" --transform 's|^|nsight-systems/|' -C "${target%/*}" -T -
   echo "$(digest "$partial")  ${1##*/}" >"$partial.sha256"
@@ -267,26 +244,18 @@ pack() {
 }
 
 main() {
-  case "${1:-}" in
-    --list) list_usable && return ;;
-    --pack) pack "${2:-}" && return ;;
-  esac
-  if [ -n "${NSYS:-}" ]; then
-    usable "$NSYS" || fail "NSYS=$NSYS does not run: correct it or unset it"
-    echo "$NSYS"
-  elif [ -n "${NSYS_ARCHIVE:-}" ]; then
+  if [ "${1:-}" = --pack ]; then
+    pack "${2:-}"
+    return
+  fi
+  if [ -n "${NSYS_ARCHIVE:-}" ]; then
     [ -r "$NSYS_ARCHIVE" ] || fail "NSYS_ARCHIVE=$NSYS_ARCHIVE cannot be read"
     usable "$prefix/bin/nsys" || install unpack
-    echo "$prefix/bin/nsys"
-  elif find_nsys; then
-    :
-  elif [ "${NSYS_FETCH:-1}" = 0 ]; then
-    fail "no nsys on PATH nor in the usual places, and NSYS_FETCH=0: $by_hand"
-  else
-    require_distribution
+  elif ! usable "$prefix/bin/nsys"; then
+    [ "${NSYS_FETCH:-1}" != 0 ] || fail "there is no nsys in $prefix, and NSYS_FETCH=0: $by_hand"
     install fetch
-    echo "$prefix/bin/nsys"
   fi
+  echo "$prefix/bin/nsys"
 }
 
 main "$@"

@@ -8,9 +8,9 @@
 # VARIANT is one of ddp_prof/variants.py: naive, flat, overlap, bucketed, torch ...; NAME is the variant, with its
 # bucket size and options where it has such (bucketed_25mb, bucketed_25mb_bf16). A capture that is there, made on this machine from the same settings and code, is not made again.
 # Old files are replaced only by a complete new capture. Where nsys cannot be had, torch.profiler records instead
-# (NAME.rank0.json.gz, ...). What there is to decide is decided in ddp_prof/capture/.
+# (NAME.rank0.json.gz, ...). All of it is done by ddp_prof/capture/, as `ddp-prof capture` does it for any program.
 #
-# Started once a rank by a launcher (RANK is set: srun, mpirun, torchrun --no-python) it profiles that rank alone, into
+# Started once a rank by a launcher (srun, mpirun, torchrun --no-python) it profiles that rank alone, into
 # NAME.rank3.nsys-rep and NAME.rank3.sqlite; started once a node with TORCHRUN, all ranks of the node, into NAME.node1.*.
 # ddp-prof reads the files of one NAME as one run. Such a capture is made in any case, as no rank knows of the others'.
 #
@@ -29,7 +29,7 @@
 #   TRACES_DIR    where the files go                                 (default: traces/local in the checkout)
 #   PROFILER      nsys, kineto (torch.profiler), none (NAME.run.json alone: what the run takes unprofiled), or auto
 #                 (default: auto: nsys where it can be had)
-#   NSYS          the nsys to use                                    (default: what scripts/install_nsys.sh finds)
+#   NSYS          the nsys to use            (default: of PATH or the usual places, else fetched by install_nsys.sh)
 #   NSYS_FLAGS    further flags of nsys profile                      (default: none)
 #   QDSTRM_IMPORTER  makes the report where nsys itself has no importer, as in Nsight Compute's folder; same version
 #   GPU_METRICS   1: sample the GPUs' counters, too; of several ranks on a node the first does      (default: 0)

@@ -26,7 +26,7 @@ if [ "${1:-}" = fast ]; then
 fi
 
 scripts/env.sh train dev
-NSYS="$(scripts/install_nsys.sh)"
+NSYS="$("$bin/python" -m ddp_prof.capture --nsys)"
 export NSYS DDP_PROF_GATE=whole
 
 "$bin/python" --version

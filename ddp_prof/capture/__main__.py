@@ -1,4 +1,7 @@
-"""``python -m ddp_prof.capture``, which ``scripts/profile_variant.sh`` calls."""
+"""``python -m ddp_prof.capture VARIANT ...``, which ``scripts/profile_variant.sh`` calls.
+
+With ``--nsys`` in the place of a variant it prints the path of the nsys that would record.
+"""
 
 import sys
 

@@ -1,36 +1,38 @@
-"""Records a program as it is: the command line round it, the run, the files, and what they lack."""
+"""A program that is recorded, a stranger's or one of our variants: the command line round it, and what came of it."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
-import signal
 import subprocess
-import sys
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import FrameType
 
 from ddp_prof.capture.command_line import CAPTURE_RANGE, Recording, profile_command
 from ddp_prof.capture.gpus import visible_gpus
-from ddp_prof.capture.processes import end_started
+from ddp_prof.capture.processes import run, scratch_folder
 from ddp_prof.errors import WorkloadError
 from ddp_prof.ingest.nsys.program import Nsys, find_nsys
 from ddp_prof.printable import printable
+from ddp_prof.range_names import BACKWARD, STEP, ranges_among
 
 PACKAGE = Path(__file__).parents[1]
-MARK = "DDP_PROF_CAPTURE"
-"""In the environment of all that a capture starts."""
-RANK_VARIABLES = (
-    ("RANK", "WORLD_SIZE"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("PMI_RANK", "PMI_SIZE"),
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # the second in a task of srun alone, not in the batch script
+CHECKOUT = PACKAGE.parent
+INSTALLER = CHECKOUT / "scripts" / "install_nsys.sh"
+"""Fetches an nsys; not there where only the package is installed."""
+PLACE_VARIABLES = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    (*(f"OMPI_COMM_WORLD_{word}" for word in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    # The second in a task of srun alone, not in the batch script.
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
 )
+"""How launchers tell a process its place; the first row is torchrun's."""
 LAUNCHERS = {"srun": "SLURM_PROCID", "mpirun": "OMPI_COMM_WORLD_RANK", "mpiexec": "PMI_RANK"}
 """Programs that start ranks elsewhere, so that nsys must come after them, and what tells a rank its number."""
 
@@ -46,7 +48,7 @@ class Job:
         part: ``.rank3`` or ``.node1`` where other processes make the rest, else empty.
         nsys: The nsys that records; ``None``: torch.profiler.
         on_gpus: Whether there are GPUs here.
-        why: Why this recorder.
+        ranks: Those that must arrive; ``None``: all of which the traces speak.
     """
 
     command: tuple[str, ...]
@@ -55,20 +57,91 @@ class Job:
     part: str
     nsys: Nsys | None
     on_gpus: bool
-    why: str
+    ranks: Collection[int] | None = None
 
     @property
     def traces(self) -> list[Path]:
         """The files that are to be read, those of all parts that are there."""
-        suffix = r"\.sqlite" if self.nsys else r"\.json\.gz"
-        part = re.escape(self.part) if self.part else r"(?:\.(?:rank|node)\d+)?"
-        ranks = r"(?:\.rank\d+)?" if not self.nsys else ""
-        pattern = re.compile(rf"{re.escape(self.name)}{part}{ranks}{suffix}")
-        return sorted((file for file in self.folder.iterdir() if pattern.fullmatch(file.name)), key=_by_number)
+        if self.nsys:
+            pattern = (re.escape(self.part) or r"(\.(rank|node)\d+)?") + r"\.sqlite"
+        else:  # a file per rank, whatever started the ranks
+            pattern = (re.escape(self.part) if self.part.startswith(".rank") else r"\.rank\d+") + r"\.json\.gz"
+        own = re.compile(re.escape(self.name) + pattern)
+        return sorted(
+            (file for file in self.folder.iterdir() if own.fullmatch(file.name)),
+            key=lambda file: [int(word) if word.isdecimal() else word for word in re.split(r"(\d+)", file.name)],
+        )
+
+    def remove_old(self, folder: Path, world: int | None = None) -> None:
+        """Remove what an earlier capture left: all of it, or of a part the same part and what cannot belong to it."""
+        pattern = re.compile(
+            re.escape(self.name) + r"(?:(\.rank|\.node)(\d+))?\.(run\.json|nsys-rep|sqlite|json\.gz|qdstrm)"
+        )
+        for file in folder.iterdir():
+            if (found := pattern.fullmatch(file.name)) is None:
+                continue
+            kind, number, suffix = found.groups()
+            if not self.part or f"{kind}{number}" == self.part:
+                is_old = True
+            elif kind is None:
+                is_old = suffix != "run.json"
+            elif self.part.startswith(".node") and suffix == "json.gz":  # of this node or another
+                is_old = self.nsys is not None
+            else:  # nodes and ranks do not mix; of the ranks of this run each removes its own
+                is_old = not self.part.startswith(kind) or (world is not None and int(number) >= world)
+            if is_old:
+                file.unlink(missing_ok=True)
 
 
-def plan_job(program: Sequence[str], folder: Path, profiler: str, steps: str | None, environ: Mapping[str, str]) -> Job:
-    """How a program is recorded here.
+def choose_nsys(
+    profiler: str, environ: Mapping[str, str], *, is_preferred: bool = True, may_fetch: bool = False
+) -> tuple[Nsys | None, str]:
+    """The nsys that records, ``None`` where torch.profiler does, and why.
+
+    Args:
+        profiler: ``nsys``, ``torch`` or ``auto``.
+        environ: The environment.
+        is_preferred: Whether nsys is the better one where both can be had.
+        may_fetch: Whether an nsys may be fetched where there is none.
+
+    Raises:
+        WorkloadError: nsys is asked for and not to be had.
+    """
+    if profiler == "torch":
+        return None, "as asked for"
+    nsys = find_nsys(environ)
+    chosen = environ.get("NSYS")
+    if nsys is None and may_fetch and not chosen:
+        nsys = fetch_nsys(environ)
+    way_out = f"NSYS={chosen} does not run: correct it or unset it" if chosen else "set NSYS=/path/to/nsys"
+    if profiler == "nsys":
+        if nsys is None:
+            raise WorkloadError(f"no nsys on PATH nor in the usual places: {way_out}, or choose torch.profiler")
+        return nsys, "as asked for"
+    if nsys is None:
+        return None, f"there is no nsys here: {way_out}"
+    if not is_preferred:
+        return None, "there is no GPU here, and of a CPU it tells more than nsys"
+    return nsys, "of what there is, it tells most of a GPU"
+
+
+def fetch_nsys(environ: Mapping[str, str]) -> Nsys | None:
+    """An nsys of the distribution's packages; the script says on stderr itself what it does, or why it cannot."""
+    if not INSTALLER.is_file():
+        return None
+    with subprocess.Popen([str(INSTALLER)], env=environ, stdout=subprocess.PIPE, text=True) as installer:  # noqa: S603
+        try:
+            path, _ = installer.communicate()
+        except BaseException:
+            installer.terminate()  # it tidies up
+            raise
+    return find_nsys({**environ, "NSYS": path.strip()}) if installer.returncode == 0 else None
+
+
+def plan_job(
+    program: Sequence[str], folder: Path, profiler: str, steps: str | None, environ: Mapping[str, str]
+) -> tuple[Job, str]:
+    """How a program that knows nothing of us is recorded here, and why so.
 
     Args:
         program: Its command line, launcher included.
@@ -81,102 +154,79 @@ def plan_job(program: Sequence[str], folder: Path, profiler: str, steps: str | N
         WorkloadError: nsys is asked for and not there.
     """
     on_gpus = bool(visible_gpus(environ))
-    nsys = None if profiler == "torch" else find_nsys(environ)
-    if profiler == "nsys" and nsys is None:
-        raise WorkloadError("no nsys on PATH nor in the usual places: set NSYS=/path/to/nsys, or use --profiler torch")
-    why = "as asked for"
-    if profiler == "auto":
-        why = "of what there is, it tells most of a GPU"
-        if nsys is None:
-            why = "there is no nsys here: set NSYS=/path/to/nsys for it"
-        elif not on_gpus:
-            nsys, why = None, "there is no GPU here, and of a CPU it tells more than nsys"
+    nsys, why = choose_nsys(profiler, environ, is_preferred=on_gpus)
     name = _name_of(program)
     at = _place_of_recorder(program)
     part = _part(program, environ, at)
-    marks = [f"PYTHONPATH={_joined(PACKAGE / 'capture' / 'inject', environ.get('PYTHONPATH'))}"]
-    marks += [f"DDP_PROF_PACKAGE={PACKAGE}", *([f"DDP_PROF_STEPS={steps}"] if steps else [])]
+    path = os.pathsep.join(filter(None, [str(PACKAGE / "capture" / "inject"), environ.get("PYTHONPATH")]))
+    marks = [f"PYTHONPATH={path}", f"DDP_PROF_PACKAGE={PACKAGE}", *([f"DDP_PROF_STEPS={steps}"] if steps else [])]
     inner = list(program[at:])
     if nsys is None:
-        # The rank is added by the rank itself; a node's number would hide it.
-        marks.append(f"DDP_PROF_TRACE={folder / name}")
-        part = part if ".rank" in part else ""
+        marks.append(f"DDP_PROF_TRACE={folder / name}")  # the rank itself adds its number
     else:
-        recording = Recording(
-            folder / f"{name}{part}",
-            traces_cuda=on_gpus,
-            capture_range=CAPTURE_RANGE if steps and on_gpus else None,
-        )
-        inner = profile_command(nsys, recording, inner)
+        capture_range = CAPTURE_RANGE if steps and on_gpus else None
+        inner = profile_command(nsys, Recording(folder / f"{name}{part}", on_gpus, capture_range), inner)
     command = (*program[:at], "env", *marks, *inner)
-    return Job(command, folder, name, part if "%q" not in part else "", nsys, on_gpus, why)
+    return Job(command, folder, name, part if "%q" not in part else "", nsys, on_gpus), why
 
 
 def run_job(job: Job) -> int:
-    """Run it to its end; the exit code, or 128 and the number of the signal that ended it.
+    """Run it at this terminal; its exit code, or 128 and the number of the signal that ended it.
 
     What it says is not touched. Signals reach it; ranks that it leaves behind after one are ended.
     """
     job.folder.mkdir(parents=True, exist_ok=True)
-    _remove_old(job)
-    mark = f"{job.name}.{uuid.uuid4().hex}"
-    with subprocess.Popen(job.command, env={**os.environ, MARK: mark}) as process, _signals_to(process) as came:  # noqa: S603
-        code = process.wait()
-        if came or code:
-            end_started(f"{MARK}={mark}")
-    return 128 - code if code < 0 else code
+    job.remove_old(job.folder)
+    with scratch_folder() as scratch:
+        return run(job.command, os.environ, scratch)
 
 
-@contextmanager
-def _signals_to(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
-    """Hand signals on to a process; from a terminal Ctrl-C reaches it anyway, and twice would be once too often."""
-    came: list[int] = []
-
-    def hand_on(number: int, _frame: FrameType | None) -> None:
-        came.append(number)
-        if number != signal.SIGINT or not _is_in_foreground():
-            process.send_signal(number)
-
-    before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield came
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _is_in_foreground() -> bool:
-    with suppress(OSError):
-        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
-    return False
-
-
-def export_reports(job: Job) -> None:
+def export_reports(job: Job, environ: Mapping[str, str], why_none: str) -> None:
     """Make each report of nsys readable without it.
+
+    Args:
+        job: What was run.
+        environ: QDSTRM_IMPORTER makes a report of what an nsys left that has no importer of its own.
+        why_none: Said where there is none.
 
     Raises:
         WorkloadError: There is none, or it cannot be exported.
     """
     if job.nsys is None:
         return
-    reports = [file for file in job.folder.glob(f"{job.name}{job.part}*.nsys-rep") if _is_of(job, file)]
+    own = re.compile(re.escape(job.name) + (re.escape(job.part) or r"(\.(rank|node)\d+)?"))
+    files = [file for file in sorted(job.folder.iterdir()) if own.fullmatch(file.stem)]
+    for recorded in [file for file in files if file.suffix == ".qdstrm"]:
+        report = recorded.with_suffix(".nsys-rep")
+        if not report.is_file():  # an nsys without its importer leaves what it recorded as it is
+            importer = environ.get("QDSTRM_IMPORTER")
+            if importer is None:
+                way_out = "give the one of the same version, QDSTRM_IMPORTER=/path/to/QdstrmImporter, or another nsys"
+                said = f"nsys {job.nsys.version} recorded {recorded.name} but has no importer here: {way_out}"
+                raise WorkloadError(said)
+            subprocess.run([importer, "-i", str(recorded)], capture_output=True, check=False)  # noqa: S603
+        if report.is_file():
+            recorded.unlink()
+            files.append(report)
+    reports = [file for file in files if file.suffix == ".nsys-rep"]
     if not reports:
-        raise WorkloadError(f"nsys wrote no report into {job.folder}: see what it said above")
-    for report in sorted(reports):
+        raise WorkloadError(f"nsys wrote no report: {why_none}")
+    for report in reports:
         target = report.with_suffix(".sqlite")
         target.unlink(missing_ok=True)
         said = job.nsys.export(report, target)
         if not target.is_file():
-            raise WorkloadError(f"{report}: nsys export failed: {printable(' '.join(said.split()[-20:])[:300])}")
+            raise WorkloadError(f"{report.name}: nsys export failed: {printable(' '.join(said.split()[-20:])[:300])}")
 
 
-def find_doubts(job: Job) -> list[str]:
-    """What the files lack that should be in them, a line each.
+def find_losses(job: Job) -> list[str]:
+    """What the files lack that should be in them, a line each: what gets lost on the way is lost without any error.
 
     Raises:
         WorkloadError: There is no file.
         TraceError: One cannot be read.
     """
+    # The reader needs numpy: not before there is something to read.
     from ddp_prof.ingest.load import load_trace
     from ddp_prof.trace import Kind
 
@@ -184,22 +234,55 @@ def find_doubts(job: Job) -> list[str]:
     if not files:
         way_out = "did it train anything (DDP, FSDP2 or backward), and end by itself?"
         raise WorkloadError(f"no rank wrote a trace into {job.folder}: {way_out}")
-    traces = [load_trace(file) for file in files]
-    doubts = []
-    ranks = {rank for trace in traces for rank in trace.ranks.values()}
-    world = max((trace.world_size or 0 for trace in traces), default=0)
-    if not job.part and (missing := sorted(set(range(world)) - ranks)):
-        doubts.append(f"rank {', '.join(map(str, missing))} of {world} is not in it: it was killed, or ran elsewhere")
-    if job.on_gpus and not any((trace.activities.kind == Kind.KERNEL).any() for trace in traces):
-        doubts.append("no kernel arrived: did the program use the GPUs, and does this profiler fit the driver?")
-    if not any(name.startswith(("step|", "backward")) for trace in traces for name in trace.names):
-        if job.nsys and not job.on_gpus:
-            doubts.append(
-                "no range arrived: the program's Python needs the package nvtx, on nsys to 2023.4 below 0.2.12"
-            )
-        else:
-            doubts.append("no step is marked: nothing of torch's DDP, FSDP2 or optimizers was seen")
-    return doubts
+    steps: Counter[int] = Counter()
+    ranks: set[int] = set()
+    with_kernels: set[int] = set()
+    world, is_marked, has_kernels = 0, False, False
+    for file in files:
+        trace = load_trace(file)
+        world = max(world, trace.world_size or 0)
+        ranks |= set(trace.ranks.values())
+        is_marked |= any(name.startswith((f"{STEP}|", BACKWARD)) for name in trace.names)
+        names, spans = ranges_among(trace.names, STEP), trace.spans
+        marked = zip(spans.process.tolist(), spans.name_id.tolist(), spans.is_open.tolist(), strict=True)
+        steps.update(
+            trace.ranks[process]
+            for process, name, is_open in marked
+            if name in names and not is_open and process in trace.ranks
+        )
+        kernels = set(trace.activities.process[trace.activities.kind == Kind.KERNEL].tolist())
+        has_kernels |= bool(kernels)
+        with_kernels |= {rank for process, rank in trace.ranks.items() if process in kernels}
+    if not is_marked:
+        return [_no_range(job)]
+    losses = []
+    wanted = job.ranks if job.ranks is not None else () if job.part else range(world)
+    if missing := set(wanted) - ranks:
+        losses.append(f"rank {_listed(missing)} is not in the capture: it was killed, or ran elsewhere")
+    most = max([0 if job.ranks is None else 1, *steps.values()])  # our variants have steps
+    if bare := {rank for rank in ranks if steps[rank] < most}:
+        losses.append(f"not all steps arrived of rank {_listed(bare)}")
+    if job.on_gpus and (not has_kernels or ranks - with_kernels):
+        whose = f" of rank {_listed(ranks - with_kernels)}" if has_kernels else ""
+        losses.append(f"no kernels arrived{whose}: did it use the GPUs, and does this profiler fit the driver?")
+    return losses
+
+
+def _no_range(job: Job) -> str:
+    if job.nsys is None:
+        return "no step is marked: nothing of torch's DDP, FSDP2 or optimizers was seen"
+    here = f"here: nsys {job.nsys.version}, nvtx {installed('nvtx') or 'missing'}"
+    return f"no range arrived: the program's Python needs the package nvtx, below 0.2.12 on nsys to 2023.4 ({here})"
+
+
+def installed(package: str) -> str:
+    with suppress(PackageNotFoundError):
+        return version(package)
+    return ""
+
+
+def _listed(ranks: Collection[int]) -> str:
+    return ", ".join(map(str, sorted(ranks)))
 
 
 def _name_of(program: Sequence[str]) -> str:
@@ -232,9 +315,8 @@ def _part(program: Sequence[str], environ: Mapping[str, str], at: int) -> str:
         if starts_ranks:
             return ".node%q{SLURM_NODEID}" if Path(program[0]).name == "srun" else ".node%q{OMPI_COMM_WORLD_RANK}"
         return f".rank%q{{{LAUNCHERS[Path(program[0]).name]}}}"
-    for rank, world in RANK_VARIABLES:
-        if environ.get(rank, "").isdecimal() and environ.get(world, "1") not in ("", "1"):
-            return f".{'node' if starts_ranks else 'rank'}{environ[rank]}"
+    if place := read_place(environ):
+        return f".{'node' if starts_ranks else 'rank'}{place['RANK']}"
     words = " ".join(program)
     nodes = re.search(r"--nnodes[= ](\S+)", words)
     if not starts_ranks or nodes is None or nodes[1] in ("1", "1:1"):
@@ -246,24 +328,11 @@ def _part(program: Sequence[str], environ: Mapping[str, str], at: int) -> str:
     return f".node{node}"
 
 
-def _joined(folder: Path, path: str | None) -> str:
-    return f"{folder}{os.pathsep}{path}" if path else str(folder)
-
-
-def _by_number(file: Path) -> list[int | str]:
-    return [int(word) if word.isdecimal() else word for word in re.split(r"(\d+)", file.name)]
-
-
-def _is_of(job: Job, file: Path) -> bool:
-    """Whether a file is of this capture, or of this part of it."""
-    part = re.escape(job.part) if job.part else r"(?:\.(?:rank|node)\d+)?"
-    return (
-        re.fullmatch(rf"{re.escape(job.name)}{part}(?:\.rank\d+)?\.(?:nsys-rep|sqlite|json\.gz)", file.name) is not None
-    )
-
-
-def _remove_old(job: Job) -> None:
-    """Files of an earlier capture of this name; of a part its own alone."""
-    for file in job.folder.iterdir():
-        if _is_of(job, file):
-            file.unlink(missing_ok=True)
+def read_place(environ: Mapping[str, str]) -> dict[str, str]:
+    """The place that a launcher gave this process among several, by torchrun's variables; empty where none did."""
+    for names in PLACE_VARIABLES:
+        values = [environ.get(name, "") for name in names]
+        values[3] = re.sub(r"\(x\d+\).*|,.*", "", values[3])  # of SLURM "8(x2)"
+        if values[0].isdecimal() and values[1] not in ("", "1"):
+            return {name: value for name, value in zip(PLACE_VARIABLES[0], values, strict=True) if value}
+    return {}

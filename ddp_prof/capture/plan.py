@@ -1,36 +1,39 @@
-"""What is asked of a capture: settings and arguments, checked before anything begins, and the digest of all of it."""
+"""What is asked of a capture of a variant: settings and arguments, checked before anything begins, and their digest."""
 
 from __future__ import annotations
 
+import argparse
 import io
 import os
 import platform
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass
 from hashlib import sha256
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TypeVar
 
-from ddp_prof.capture.code import digest_code
+from ddp_prof.capture.command_line import CAPTURE_RANGE, Recording, profile_command
 from ddp_prof.capture.gpus import visible_gpus
+from ddp_prof.capture.job import CHECKOUT, PACKAGE, Job, installed, read_place
 from ddp_prof.errors import DdpProfError
-from ddp_prof.train.arguments import Arguments, parse_arguments
+from ddp_prof.ingest.nsys.program import Nsys
+from ddp_prof.train.arguments import parse_arguments
 from ddp_prof.train.launch import most_ranks
 from ddp_prof.variants import BUCKETED, VARIANTS, variant_extras
 
-CHECKOUT = Path(__file__).parents[2]
 MOST = 999_999_999
 KEPT_VARIABLES = re.compile(
     r"(CUDA|NCCL|GLOO|OMP|MKL|(PY)?TORCH|TORCHINDUCTOR|TRITON|FI|OFI_NCCL|UCX)_[A-Za-z0-9_]*"
     r"|NVIDIA_TF32_OVERRIDE|CUBLAS_WORKSPACE_CONFIG|LD_LIBRARY_PATH|CC|CXX"
 )
-LAUNCHER_VARIABLES = re.compile(
-    r"RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_[A-Z_]*"
-)
+MEETING_VARIABLES = re.compile(r"MASTER_ADDR|MASTER_PORT|TORCHELASTIC_[A-Z_]*")
+FIRST_PORT = 29500
+"""Where ranks that SLURM starts meet, unless MASTER_PORT says it: jobs that share a node have a port each."""
+Parsed = TypeVar("Parsed")
 
 
 class UsageError(DdpProfError):
@@ -46,10 +49,11 @@ class Plan:
         workload: The command line of ``ddp_prof.train``.
         base: The capture's name.
         ranks: That run on this machine, or where a launcher started this once per rank, of all machines.
-        rank: The one that is captured, where a launcher started this once per rank.
+        place: Of the rank that is captured, where a launcher started this once per rank: torchrun's variables.
         gpus: Names of those that a process sees.
         on_gpus: Whether the ranks run there.
         traces: Folder for the files.
+        nsys_flags: Further flags of nsys profile.
         limit_s: For the recorded run.
     """
 
@@ -57,10 +61,11 @@ class Plan:
     workload: tuple[str, ...]
     base: str
     ranks: int
-    rank: int | None
+    place: Mapping[str, str]
     gpus: tuple[str, ...]
     on_gpus: bool
     traces: Path
+    nsys_flags: tuple[str, ...]
     limit_s: int | None
 
     @property
@@ -70,17 +75,16 @@ class Plan:
         return ["-m", "torch.distributed.run", *words, "--nproc-per-node", str(self.ranks)] if words else []
 
     @property
-    def name(self) -> str:
-        """What the files are called: the capture's name, or that of one part, of which others make the rest."""
-        if self.rank is not None:
-            return f"{self.base}.rank{self.rank}"
+    def part(self) -> str:
+        """What tells the files of this process from those that other processes or machines make of this capture."""
+        if self.place:
+            return f".rank{self.place['RANK']}"
         node = self.environ.get("NODE_RANK", "") if self.torchrun else ""
-        return f"{self.base}.node{node}" if node else self.base
+        return f".node{node}" if node else ""
 
     @property
-    def is_part(self) -> bool:
-        """Whether other processes or machines make the other files of this capture."""
-        return self.name != self.base
+    def name(self) -> str:
+        return self.base + self.part
 
     @property
     def python(self) -> str:
@@ -88,17 +92,30 @@ class Plan:
         venv = self.environ.get("VENV")
         return f"{venv}/bin/python" if venv else sys.executable
 
-    @property
-    def nsys_flags(self) -> list[str]:
-        """Further flags of nsys profile."""
-        try:
-            return shlex.split(self.environ.get("NSYS_FLAGS", ""))
-        except ValueError as error:
-            raise UsageError(f"NSYS_FLAGS: {error}") from error
-
     def is_set(self, name: str, default: str = "0") -> bool:
-        """Whether a setting says 1."""
         return self.environ.get(name, default) == "1"
+
+    def job(self, folder: Path, nsys: Nsys | None, profiler: str | None, key: str) -> Job:
+        """What is run, and the files that come of it; ``profiler`` is what ``run.json`` says of the recorder."""
+        program = [self.python, *self.torchrun, "-m", "ddp_prof.train", *self.workload]
+        program += ["--run-json", str(folder / f"{self.base}.run.json"), "--key", key]
+        program += ["--profiler", profiler] if profiler else []
+        if nsys is not None:
+            capture_range = self.environ.get("CAPTURE_RANGE") or CAPTURE_RANGE
+            recording = Recording(
+                folder / self.name,
+                traces_cuda=self.on_gpus,
+                capture_range=None if capture_range == "none" else capture_range,
+                # One process per node can.
+                samples_gpus=self.is_set("GPU_METRICS") and self.place.get("LOCAL_RANK", "0") == "0",
+                flags=self.nsys_flags,
+            )
+            program = profile_command(nsys, recording, program)
+        elif profiler:
+            program += ["--kineto", str(folder / f"{self.base}.json.gz")]
+        # Which ranks torchrun gave this of several nodes is its own affair.
+        ranks = [int(self.place["RANK"])] if self.place else [] if self.part else range(self.ranks)
+        return Job(tuple(program), folder, self.base, self.part, nsys, self.on_gpus, ranks)
 
 
 def read_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
@@ -107,80 +124,70 @@ def read_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
     Raises:
         UsageError: It is not to be had.
     """
-    variant, size, more = _split(argv)
-    launched = bool(environ.get("RANK"))
-    most = 1_000_000 if launched else most_ranks()
-    world, ngpu = (_whole(environ, name, 1, most) for name in ("WORLD_SIZE", "NGPU"))
-    rank = _whole(environ, "RANK", 0, MOST)
-    local_world = _whole(environ, "LOCAL_WORLD_SIZE", 1, MOST)
-    sharing = _whole(environ, "RANKS_PER_GPU", 1, MOST)
-    for name, least in (("LOCAL_RANK", 0), ("NODE_RANK", 0), ("SEQ_LEN", 1), ("STEPS", 1), ("WARMUP", 0)):
-        _whole(environ, name, least, MOST)
-    if launched and world is None:
-        raise UsageError("a launcher that sets RANK sets WORLD_SIZE, too")
-    ranks = (world if launched else ngpu or world) or 2
-    batch_size = _whole(environ, "BATCH_SIZE", 1, MOST) or 2 * ranks * _nodes(environ)
+    at = argv.index("--") if "--" in argv else len(argv)
+    parser = argparse.ArgumentParser("profile_variant.sh", add_help=False, allow_abbrev=False)
+    parser.add_argument("variant", choices=VARIANTS)
+    parser.add_argument("--bucket-size-mb")
+    asked = _parsed(parser.parse_args, argv[:at])
+
+    place = read_place(environ)
+    if place and "SLURM_JOB_ID" in environ:
+        port = FIRST_PORT + (_whole(environ, "SLURM_JOB_ID", 0) or 0) % 1000
+        environ = {"MASTER_PORT": str(port), **environ}
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        _whole(place, name, 0)
+    _whole(environ, "NODE_RANK", 0)
+    sharing = _whole(environ, "RANKS_PER_GPU", 1)
+    local = "NGPU" if environ.get("NGPU") else "WORLD_SIZE"
+    ranks = _whole(place, "WORLD_SIZE", 1) or _whole(environ, local, 1, most_ranks()) or 2
 
     gpus = visible_gpus(environ)
     device = environ.get("DEVICE") or "auto"
     if device == "auto":
-        here = (local_world or ranks) if launched else ranks
+        here = int(place.get("LOCAL_WORLD_SIZE", ranks))
         device = "cuda" if len(gpus) * (sharing or 1) >= here else "cpu"
-    workload = ["--variant", variant, *(["--bucket-size-mb", size] if size else [])]
-    if not launched and not environ.get("TORCHRUN"):  # a launcher tells it
-        workload += ["--world-size", str(ranks)]
-    workload += [
-        "--device",
-        device,
-        "--model-size",
-        environ.get("MODEL_SIZE") or ("medium" if device == "cuda" else "mini"),
-    ]
-    workload += ["--batch-size", str(batch_size), "--seq-len", environ.get("SEQ_LEN") or "128"]
-    workload += ["--steps", environ.get("STEPS") or "10", "--warmup", environ.get("WARMUP") or "2"]
-    workload += ["--backend", environ["BACKEND"]] if environ.get("BACKEND") else []
-    workload += ["--ranks-per-gpu", str(sharing)] if sharing else []
-    workload += more
+    settings = {
+        "--bucket-size-mb": asked.bucket_size_mb,
+        # A launcher tells it.
+        "--world-size": None if place or environ.get("TORCHRUN") else str(ranks),
+        "--device": device,
+        "--model-size": environ.get("MODEL_SIZE") or ("medium" if device == "cuda" else "mini"),
+        "--batch-size": environ.get("BATCH_SIZE") or str(2 * ranks * _nodes(environ)),
+        "--seq-len": environ.get("SEQ_LEN") or "128",
+        "--steps": environ.get("STEPS") or "10",
+        "--warmup": environ.get("WARMUP") or "2",
+        "--backend": environ.get("BACKEND"),
+        "--ranks-per-gpu": str(sharing) if sharing else None,
+    }
+    workload = ["--variant", asked.variant]
+    workload += [word for option, value in settings.items() if value for word in (option, value)] + list(argv[at + 1 :])
+    arguments = _parsed(parse_arguments, workload)
+    size = arguments.bucket_size_mb
+    has_size = asked.bucket_size_mb or asked.variant == BUCKETED
+    sizes = ["unbounded" if size is None else f"{size:g}mb"] if has_size else []
+    base = "_".join([asked.variant, *sizes, *variant_extras(arguments.manifest_options())]).replace(" ", "_")
+    try:
+        flags = shlex.split(environ.get("NSYS_FLAGS", ""))
+    except ValueError as error:
+        raise UsageError(f"NSYS_FLAGS: {error}") from error
+    traces = Path(environ.get("TRACES_DIR") or CHECKOUT / "traces" / "local")
+    limit_s = _whole(environ, "LIMIT_S", 1)
     return Plan(
-        environ=environ,
-        workload=tuple(workload),
-        base=_name(_parsed(workload), has_size=bool(size) or variant == BUCKETED),
-        ranks=ranks,
-        rank=rank,
-        gpus=tuple(gpus),
-        on_gpus=device == "cuda",
-        traces=Path(environ.get("TRACES_DIR") or CHECKOUT / "traces" / "local"),
-        limit_s=_whole(environ, "LIMIT_S", 1, MOST),
+        environ, tuple(workload), base, ranks, place, tuple(gpus), device == "cuda", traces, tuple(flags), limit_s
     )
 
 
-def _split(argv: Sequence[str]) -> tuple[str, str | None, list[str]]:
-    """The variant, its bucket size, and what goes on to the workload."""
-    own, more = list(argv), []
-    if "--" in own:
-        at = own.index("--")
-        own, more = own[:at], own[at + 1 :]
-    size = None
-    if "--bucket-size-mb" in own:
-        at = own.index("--bucket-size-mb")
-        if at + 1 == len(own):
-            raise _wrong_usage("--bucket-size-mb needs a number")
-        size = own[at + 1]
-        own[at : at + 2] = []
-    if options := [word for word in own if word.startswith("-")]:
-        raise _wrong_usage(f"no such option: {options[0]}")
-    if len(own) != 1:
-        raise _wrong_usage(f"one variant at a time, not {own}" if own else "which variant?")
-    if own[0] not in VARIANTS:
-        raise _wrong_usage(f"no such variant: {own[0]}; there are {', '.join(VARIANTS)}")
-    return own[0], size, more
+def _parsed(parse: Callable[[Sequence[str]], Parsed], words: Sequence[str]) -> Parsed:
+    """What a parser makes of a command line; a mistake is told in one line."""
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            return parse(words)
+    except SystemExit as end:
+        raise UsageError(said.getvalue().strip().rpartition("error: ")[2]) from end
 
 
-def _wrong_usage(reason: str) -> UsageError:
-    usage = "profile_variant.sh VARIANT [--bucket-size-mb MB] [-- arguments of ddp_prof.train]"
-    return UsageError(f"{reason}; usage: {usage}")
-
-
-def _whole(environ: Mapping[str, str], name: str, least: int, most: int) -> int | None:
+def _whole(environ: Mapping[str, str], name: str, least: int, most: int = MOST) -> int | None:
     """A setting that is a whole number; ``None`` where it is not set."""
     text = environ.get(name, "")
     if not text:
@@ -195,29 +202,12 @@ def _nodes(environ: Mapping[str, str]) -> int:
     return _whole({"--nnodes": found[1]}, "--nnodes", 1, 1_000_000) or 1 if found else 1
 
 
-def _parsed(workload: Sequence[str]) -> Arguments:
-    """What the workload will make of its command line, found out before anything begins."""
-    said = io.StringIO()
-    try:
-        with redirect_stderr(said):
-            return parse_arguments(workload)
-    except SystemExit as end:
-        raise UsageError(said.getvalue().strip().rpartition("error: ")[2]) from end
-
-
-def _name(arguments: Arguments, *, has_size: bool) -> str:
-    """The variant with its bucket size and options: ``bucketed_25mb``, ``torch_bf16``."""
-    size = arguments.bucket_size_mb
-    sizes = ["unbounded" if size is None else f"{size:g}mb"] if has_size else []
-    return "_".join([arguments.variant, *sizes, *variant_extras(arguments.manifest_options())]).replace(" ", "_")
-
-
 def clean_environment(plan: Plan) -> dict[str, str]:
     """What a run is given: a report keeps its environment, so only what concerns it."""
-    environ = plan.environ
-    kept = {name: value for name, value in environ.items() if KEPT_VARIABLES.fullmatch(name)}
-    if plan.rank is not None:
-        kept |= {name: value for name, value in environ.items() if LAUNCHER_VARIABLES.fullmatch(name)}
+    kept = {name: value for name, value in plan.environ.items() if KEPT_VARIABLES.fullmatch(name)}
+    if plan.place:
+        kept |= {name: value for name, value in plan.environ.items() if MEETING_VARIABLES.fullmatch(name)}
+        kept |= plan.place
     return {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", **kept}
 
 
@@ -236,7 +226,10 @@ def digest_plan(plan: Plan, profiler: str | None) -> str:
     return sha256("\0".join(everything).encode(errors="surrogateescape")).hexdigest()
 
 
-def installed(package: str) -> str:
-    with suppress(PackageNotFoundError):
-        return version(package)
-    return ""
+def digest_code(package: Path = PACKAGE) -> str:
+    """Of what the ranks run; what records and reads them is not among it."""
+    ground = (package / f"{name}.py" for name in ("range_names", "run_config", "variants"))
+    contents = sha256()
+    for file in sorted([*package.glob("ddp/**/*.py"), *package.glob("train/**/*.py"), *ground]):
+        contents.update(str(file.relative_to(package)).encode() + b"\0" + file.read_bytes() + b"\0")
+    return contents.hexdigest()[:16]

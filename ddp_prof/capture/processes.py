@@ -1,7 +1,7 @@
 """Runs what is recorded, and ends all of it on every path: processes, temporary files, what a killed run left.
 
-All that is started has a folder of this run alone as its TMPDIR. By that it is found again, also nsys's daemon, which
-leaves the family; and in it nsys opens its sockets, whose paths must be short.
+All that is started has the folder of this run in its environment. By that it is found again, also nsys's daemon, which
+leaves the family.
 """
 
 from __future__ import annotations
@@ -12,17 +12,20 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from types import FrameType
 
 from ddp_prof.errors import WorkloadError
 from ddp_prof.printable import printable
 
+MARK = "DDP_PROF_CAPTURE"
+"""In the environment of all that a run starts: its folder."""
 PREFIX = "ddp_prof.capture."
-LOG = "log"
 SHARED_MEMORY = "/dev/shm/"  # noqa: S108
 SHARED_NAMES = ("quadd-agent-instance-", "sem.nsys_sem_")
 OUTSIDE = "outside"
@@ -87,7 +90,7 @@ def _lock(folder: Path) -> int:
 
 
 def _remove(folder: Path) -> None:
-    end_started(f"TMPDIR={folder}")
+    end_started(f"{MARK}={folder}")
     with suppress(OSError):
         for path in (folder / OUTSIDE).read_text(encoding="ascii").splitlines():
             Path(path).unlink(missing_ok=True)
@@ -99,31 +102,40 @@ def run(
     environ: Mapping[str, str],
     scratch: Path,
     *,
+    log: Path | None = None,
     namespace: Sequence[str] = (),
     limit_s: int | None = None,
 ) -> int:
-    """Run a command to its end; what it says goes to the log in ``scratch``.
+    """Run a command to its end.
 
     Args:
         command: A program and its arguments.
-        environ: All that it is given, but for TMPDIR.
+        environ: All that it is given, but for the mark.
         scratch: See :func:`scratch_folder`.
+        log: For what it says. ``None``: it has the terminal of this process, which hands signals to end on to it and
+            waits. Else a signal ends the call by an exception.
         namespace: Of :func:`process_namespace`.
         limit_s: End it after so many seconds.
 
     Returns:
-        Its exit code, 128 and the number of the signal that ended it, or :data:`NOT_DONE`. It is gone then, and
-        likewise where a signal to this process ends the call by an exception.
+        Its exit code, 128 and the number of the signal that ended it, or :data:`NOT_DONE`. All that it started is gone
+        then, unless it ended well by itself at the terminal.
     """
     # It ends with this process, however that ends.
     tether = ["setpriv", "--pdeathsig", "KILL" if namespace else "TERM"] if shutil.which("setpriv") else []
-    with (scratch / LOG).open("ab") as log:
-        process = subprocess.Popen(  # noqa: S603
-            [*tether, *namespace, *command], env={**environ, "TMPDIR": str(scratch)}, stdin=subprocess.DEVNULL,
-            stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
+    command, environ = [*tether, *namespace, *command], {**environ, MARK: str(scratch)}
+    if log is None:
+        process = subprocess.Popen(command, env=environ)  # noqa: S603
+    else:
+        with log.open("ab") as said:
+            process = subprocess.Popen(  # noqa: S603
+                command, env=environ, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
+            )
+    ends_all, came = True, list[int]()
     try:
-        code = _wait(process, scratch, limit_s, has_namespace=bool(namespace))
+        with nullcontext() if log else _signals_to(process, came):
+            code = _wait(process, scratch, limit_s, has_namespace=bool(namespace))
+        ends_all = bool(log or came or code)
         return 128 - code if code < 0 else code
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGTERM)
@@ -133,8 +145,29 @@ def run(
     finally:
         if namespace:
             process.kill()  # which ends all of the namespace
-        end_started(f"TMPDIR={scratch}")
+        if ends_all:
+            end_started(f"{MARK}={scratch}")
         process.wait()
+
+
+@contextmanager
+def _signals_to(process: subprocess.Popen[bytes], came: list[int]) -> Iterator[None]:
+    """Hand signals on to a process; from a terminal Ctrl-C reaches it anyway, and twice would be once too often."""
+
+    def hand_on(number: int, _frame: FrameType | None) -> None:
+        came.append(number)
+        is_in_foreground = False
+        with suppress(OSError):
+            is_in_foreground = os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+        if number != signal.SIGINT or not is_in_foreground:
+            process.send_signal(number)
+
+    before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _wait(process: subprocess.Popen[bytes], scratch: Path, limit_s: int | None, *, has_namespace: bool) -> int:
@@ -154,7 +187,7 @@ def _note_outside(scratch: Path, *, has_namespace: bool) -> bool:
     Returns:
         Whether it is there: nsys has begun.
     """
-    environments = _environments(f"TMPDIR={scratch}")
+    environments = _environments(f"{MARK}={scratch}")
     configs = {environ.get("QUADD_INJECTION_CONFIG", "") for environ in environments.values()}
     outside = [config for config in configs if re.fullmatch(r"/tmp/injection_config_[0-9a-f]+", config)]  # noqa: S108
     if outside and not has_namespace:
@@ -203,9 +236,9 @@ def process_namespace() -> list[str]:
     return []
 
 
-def find_reason(scratch: Path, code: int, program: str) -> str:
+def find_reason(log: Path, code: int, program: str) -> str:
     """Why a run failed: what the workload gave as its reason, else the signal that ended it, else the last it said."""
-    text = (scratch / LOG).read_text(encoding="utf-8", errors="replace").replace("\r", "\n")
+    text = log.read_text(encoding="utf-8", errors="replace").replace("\r", "\n")
     said = [line.strip() for line in text.splitlines() if line.strip()]
     if any(line.startswith("unshare: sigprocmask unblock failed") for line in said):  # its words for that
         code = 128 + signal.SIGKILL

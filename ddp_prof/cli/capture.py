@@ -50,21 +50,21 @@ def command(
     Steps, phases and collectives are marked without a change to the program. Its output and its exit code are its own.
     Before srun and mpirun, or within their tasks, each rank has a file of its own.
     """
-    from ddp_prof.capture.job import export_reports, find_doubts, plan_job, run_job
+    from ddp_prof.capture.job import export_reports, find_losses, plan_job, run_job
     from ddp_prof.cli.summary import command as summary
 
-    job = plan_job(program, folder.absolute(), profiler, steps, os.environ)
+    job, why = plan_job(program, folder.absolute(), profiler, steps, os.environ)
     if shows:
         say(shlex.join(job.command))
         return
     recorder = f"nsys {job.nsys.version}" if job.nsys else "torch.profiler"
-    say(f"recorded by {recorder} ({job.why}):\n  {printable(shlex.join(job.command))}", err=True)
+    say(f"recorded by {recorder} ({why}):\n  {printable(shlex.join(job.command))}", err=True)
     code = run_job(job)
     context.meta[EXIT_CODE] = code
     try:
-        export_reports(job)
-        for doubt in find_doubts(job):
-            say(f"warning: {doubt}", err=True)
+        export_reports(job, os.environ, "see what it said above")
+        for loss in find_losses(job):
+            say(f"warning: {loss}", err=True)
     except DdpProfError as error:
         if code:
             say(f"nothing to read: {printable(str(error))}", err=True)

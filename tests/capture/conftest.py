@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import shlex
 import sys
@@ -27,7 +29,7 @@ while [ $# -gt 0 ]; do
   case "$1" in
     --run-json) out="$2" ;;
     --key) key="$2" ;;
-    --kineto) echo trace >"${{2/.json.gz/.rank0.json.gz}}" ;;
+    --kineto) for rank in 0 1; do cp "$FOLDER/rank$rank.json.gz" "${{2/.json.gz/.rank$rank.json.gz}}"; done ;;
   esac
   shift
 done
@@ -63,6 +65,17 @@ def exported(path: Path, ranks: dict[int, int], *, lost_kernels: int | None = No
             capture.kernels.append(Kernel("gemm", 20, 30, 15, process, process))
     path.unlink(missing_ok=True)
     write_capture(path, capture)
+
+
+def written_by_torch(path: Path, rank: int) -> None:
+    """A trace of torch.profiler with our ranges: one step of one rank of two."""
+    ranges = {f"process|rank={rank}|world=2": (0, 100), "step|index=0": (10, 80)}
+    rows = [
+        {"ph": "X", "cat": "user_annotation", "name": name, "ts": start, "dur": duration, "pid": 7 + rank, "tid": 1}
+        for name, (start, duration) in ranges.items()
+    ]
+    trace = {"distributedInfo": {"backend": "gloo", "rank": rank, "world_size": 2}, "traceEvents": rows}
+    path.write_bytes(gzip.compress(json.dumps(trace).encode()))
 
 
 @dataclass
@@ -138,5 +151,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captu
     made.program("nsys", NSYS)
     made.program("nvidia-smi", "exit 9")
     exported(made.folder / "export.sqlite", {0: 1, 1: 1})
+    for rank in (0, 1):
+        written_by_torch(made.folder / f"rank{rank}.json.gz", rank)
     write_manifest(MANIFEST, made.folder / "run.json")
     return made

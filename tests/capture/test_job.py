@@ -15,9 +15,11 @@ import pytest
 
 import ddp_prof as dp
 from ddp_prof.capture import job
+from ddp_prof.capture.job import Job, find_losses
 from ddp_prof.capture.processes import _environments
 from ddp_prof.errors import WorkloadError
 from ddp_prof.ingest.nsys.program import Nsys
+from tests.capture.conftest import exported
 
 DDP_PROF = Path(sys.executable).with_name("ddp-prof")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
@@ -151,8 +153,8 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(Nsys, "supports", lambda *_: True)
     monkeypatch.setattr(job.shutil, "which", lambda word: word if word in ("python", "torchrun") else None)
 
-    def planned(words: str, profiler: str = "auto", steps: str | None = None, **environ: str) -> job.Job:
-        return job.plan_job(shlex.split(words), tmp_path, profiler, steps, environ)
+    def planned(words: str, profiler: str = "auto", steps: str | None = None, **environ: str) -> Job:
+        return job.plan_job(shlex.split(words), tmp_path, profiler, steps, environ)[0]
 
     return planned
 
@@ -220,3 +222,59 @@ def test_a_program_that_trains_nothing_says_so(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "7\n")
     assert "no rank wrote a trace" in done.stderr.splitlines()[-1]
+
+
+NSYS = Nsys("/opt/nsys", "2022.4.2.1")
+LOST = "rank 2, 3 is not in the capture: it was killed, or ran elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected", "losses"),
+    [
+        ({0: 2, 1: 2}, {0, 1}, []),
+        ({0: 2, 1: 2}, {0, 1, 2, 3}, [LOST]),
+        ({0: 2, 1: 2}, set(), []),
+        ({0: 2}, None, ["rank 1 is not in the capture: it was killed, or ran elsewhere"]),  # of the two it speaks of
+        ({0: 2, 1: 1, 2: 2}, {0, 1, 2}, ["not all steps arrived of rank 1"]),
+        ({0: 2, 1: 1, 2: 2}, None, ["not all steps arrived of rank 1"]),
+    ],
+)
+def test_ranks_and_steps_that_did_not_arrive_are_missed(
+    tmp_path: Path, steps: dict[int, int], expected: set[int] | None, losses: list[str]
+) -> None:
+    exported(tmp_path / "x.sqlite", steps)
+    assert find_losses(Job((), tmp_path, "x", "", NSYS, on_gpus=False, ranks=expected)) == losses
+
+
+def test_kernels_are_missed_on_gpus_alone(tmp_path: Path) -> None:
+    exported(tmp_path / "x.sqlite", {0: 1, 1: 1}, lost_kernels=1)
+    assert find_losses(Job((), tmp_path, "x", "", NSYS, on_gpus=False)) == []
+    (loss,) = find_losses(Job((), tmp_path, "x", "", NSYS, on_gpus=True))
+    assert loss.startswith("no kernels arrived of rank 1:")
+
+
+def test_without_a_range_the_loss_names_the_package(tmp_path: Path) -> None:
+    exported(tmp_path / "x.sqlite", {})
+    (loss,) = find_losses(Job((), tmp_path, "x", "", NSYS, on_gpus=False, ranks={0}))
+    assert loss.startswith("no range arrived: the program's Python needs the package nvtx, below 0.2.12")
+
+
+@pytest.mark.parametrize(
+    ("part", "world", "nsys", "stays"),
+    [
+        ("", None, NSYS, []),
+        (".rank1", 4, NSYS, ["x.run.json", "x.rank0.sqlite", "x.rank3.json.gz"]),
+        (".node1", None, NSYS, ["x.run.json", "x.node0.sqlite"]),
+        (".node1", None, None, ["x.run.json", "x.node0.sqlite", "x.rank3.json.gz"]),
+    ],
+)
+def test_a_part_replaces_itself_and_what_cannot_belong_to_it(
+    tmp_path: Path, part: str, world: int | None, nsys: Nsys | None, stays: list[str]
+) -> None:
+    old = ["x.run.json", "x.sqlite", "x.rank0.sqlite", "x.rank1.nsys-rep", "x.rank7.sqlite", "x.rank3.json.gz"]
+    old += ["x.node0.sqlite", "x.node1.sqlite"]
+    others = ["x_2.sqlite", "xy.rank0.sqlite", "x.rank0.csv"]
+    for name in (*old, *others):
+        (tmp_path / name).touch()
+    Job((), tmp_path, "x", part, nsys, on_gpus=False).remove_old(tmp_path, world)
+    assert {path.name for path in tmp_path.iterdir()} == {*stays, *others}

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from ddp_prof.capture import plan
-from ddp_prof.capture.plan import Plan, UsageError, digest_plan, read_plan
+from ddp_prof.capture.plan import Plan, UsageError, clean_environment, digest_plan, read_plan
 
 NO_NUMBERS = ["root[$(touch x)]", "2x", "-1", "1e3", "2.5", "0x10", "08", " 2", "2\n", "٣", "1_0", "9" * 30]
 LAUNCHED = {"RANK": "0", "WORLD_SIZE": "2"}
 NUMBERS = [
     *((name, {}) for name in ("NGPU", "WORLD_SIZE", "RANKS_PER_GPU", "NODE_RANK", "LIMIT_S")),
-    *((name, {}) for name in ("BATCH_SIZE", "SEQ_LEN", "STEPS", "WARMUP")),
-    *((name, LAUNCHED) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")),
+    *((name, LAUNCHED) for name in ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")),
+    ("SLURM_JOB_ID", LAUNCHED),
 ]
 
 
@@ -66,12 +66,12 @@ def test_the_name_says_the_bucket_size_and_options(gpus: list[str], arguments: l
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ([], "which variant?"),
-        (["ddp5"], "no such variant: ddp5; there are naive, flat, "),
-        (["*"], "no such variant: *; there are"),
-        (["naive", "flat"], "one variant at a time"),
-        (["naive", "--steps"], "no such option: --steps"),
-        (["bucketed", "--bucket-size-mb"], "--bucket-size-mb needs a number"),
+        ([], "the following arguments are required: variant"),
+        (["ddp5"], "variant: invalid choice: 'ddp5' (choose from "),
+        (["*"], "variant: invalid choice: '*'"),
+        (["naive", "flat"], "unrecognized arguments: flat"),
+        (["naive", "--steps"], "unrecognized arguments: --steps"),
+        (["bucketed", "--bucket-size-mb"], "--bucket-size-mb: expected one argument"),
         (["bucketed", "--bucket-size-mb", "0"], "must be positive"),
         (["bucketed", "--bucket-size-mb", "9" * 250], "must be less than 2**40, not 999"),
         (["naive", "--bucket-size-mb", "1"], "variant naive has no buckets to cap"),
@@ -125,6 +125,44 @@ def test_ranks_run_on_gpus_where_each_has_one_or_its_share(
 def test_a_batch_is_two_sequences_per_rank(gpus: list[str], settings: dict[str, str], batch_size: int) -> None:
     assert gpus == []
     assert f"--batch-size {batch_size} " in " ".join(read_plan(["overlap"], settings).workload)
+
+
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "16"}
+SLURM = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "16", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "70007"}
+
+
+@pytest.mark.parametrize(
+    ("told", "place"),
+    [
+        (OPEN_MPI, {}),
+        (
+            {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+            {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
+        ),
+        (
+            {**SLURM, "SLURM_STEP_TASKS_PER_NODE": "2(x7),1(x2)"},
+            {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "29507"},
+        ),
+        (
+            {**SLURM, "SLURM_STEP_TASKS_PER_NODE": "2,14", "MASTER_ADDR": "node3", "MASTER_PORT": "1234"},
+            {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node3", "MASTER_PORT": "1234"},
+        ),
+    ],
+)
+def test_a_rank_of_any_launcher_is_told_its_place_in_torchruns_words(
+    gpus: list[str], told: dict[str, str], place: dict[str, str]
+) -> None:
+    assert gpus == []
+    found = read_plan(["overlap"], told)
+    assert (found.name, found.ranks) == ("overlap.rank3", 16)
+    given = {name: value for name, value in clean_environment(found).items() if name not in ("PATH", "LANG")}
+    assert given == {"RANK": "3", "WORLD_SIZE": "16", **place}
+    assert "--world-size" not in found.workload
+
+
+def test_a_batch_script_of_slurm_is_no_rank(gpus: list[str]) -> None:
+    assert gpus == []
+    assert read_plan(["overlap"], {"SLURM_PROCID": "0", "SLURM_NTASKS": "16"}).name == "overlap"
 
 
 def _digest(settings: dict[str, str], *arguments: str) -> str:

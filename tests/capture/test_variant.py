@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.capture import processes
-from tests.capture.conftest import NSYS, PYTHON, Machine, exported
+from tests.capture.conftest import NSYS, PYTHON, Machine, exported, written_by_torch
 
 THREE = ["overlap.nsys-rep", "overlap.run.json", "overlap.sqlite"]
 
@@ -114,10 +114,11 @@ def test_flags_that_nsys_refuses_are_told(machine: Machine) -> None:
 def test_what_did_not_arrive_is_missed(machine: Machine) -> None:
     exported(machine.folder / "export.sqlite", {0: 1})
     code, _, complaint = machine.capture("overlap")
-    assert (code, complaint) == (1, "profile_variant: overlap: the report lacks rank 1: capture again\n")
+    reason = "rank 1 is not in the capture: it was killed, or ran elsewhere"
+    assert (code, complaint) == (1, f"profile_variant: overlap: {reason}: capture again\n")
     exported(machine.folder / "export.sqlite", {})
     code, _, complaint = machine.capture("overlap")
-    assert "no range of ours arrived. nsys up to 2023.4 gets none from nvtx 0.2.12 and later" in complaint
+    assert "no range arrived: the program's Python needs the package nvtx, below 0.2.12 on nsys to 2023.4" in complaint
     assert machine.traces == []
 
 
@@ -128,7 +129,7 @@ def test_the_report_is_given_no_secrets(machine: Machine) -> None:
     names = {line.partition("=")[0] for line in (machine.folder / "workload.env").read_text().splitlines()}
     expected = {*wanted, "PATH", "HOME", "LANG"}
     assert expected <= names
-    assert names - expected <= {"TMPDIR", "PWD", "SHLVL", "_"}
+    assert names - expected <= {"TMPDIR", "DDP_PROF_CAPTURE", "PWD", "SHLVL", "_"}
 
 
 def test_torch_profiler_records_where_nsys_cannot(machine: Machine) -> None:
@@ -137,11 +138,19 @@ def test_torch_profiler_records_where_nsys_cannot(machine: Machine) -> None:
     code, said, complaint = machine.capture("overlap", **more)
     assert code == 0
     assert said.startswith("overlap: captured by torch.profiler")
-    assert complaint.splitlines()[1:] == ["profile_variant: no nsys: torch.profiler records instead"]
-    assert machine.traces == ["overlap.rank0.json.gz", "overlap.run.json"]
+    reason = "there is no nsys here: set NSYS=/path/to/nsys"
+    assert complaint.splitlines()[1:] == [f"profile_variant: torch.profiler records, {reason}"]
+    assert machine.traces == ["overlap.rank0.json.gz", "overlap.rank1.json.gz", "overlap.run.json"]
     assert machine.capture("overlap", **more)[1] == "overlap: up to date\n"
     code, _, complaint = machine.capture("overlap", PROFILER="nsys", **more)
-    assert (code, len(complaint.splitlines())) == (1, 1)
+    assert (code, len(complaint.splitlines())) == (1, 2)  # why none can be fetched, and the way out
+
+
+def test_what_torch_profiler_lost_is_missed(machine: Machine) -> None:
+    written_by_torch(machine.folder / "rank1.json.gz", 0)
+    code, _, complaint = machine.capture("overlap", PROFILER="kineto")
+    assert (code, machine.traces) == (1, [])
+    assert "overlap: rank 1 is not in the capture" in complaint
 
 
 def test_unprofiled_it_leaves_the_run_json_alone(machine: Machine) -> None:
@@ -183,7 +192,8 @@ def test_on_gpus_the_way_out_of_a_loss_is_told(machine: Machine) -> None:
     exported(machine.folder / "export.sqlite", {0: 1, 1: 1}, lost_kernels=1)
     code, _, complaint = machine.capture("overlap")
     assert code == 1
-    assert "overlap: no kernels arrived of rank 1: capture again, with CAPTURE_RANGE=none, another nsys" in complaint
+    assert "overlap: no kernels arrived of rank 1: did it use the GPUs" in complaint
+    assert "capture again, with CAPTURE_RANGE=none, another nsys" in complaint
 
 
 def test_a_torch_that_cannot_use_the_gpu_is_told(machine: Machine) -> None:
@@ -239,7 +249,7 @@ def test_a_rank_that_fails_leaves_nothing(machine: Machine) -> None:
 
 def test_a_rank_misses_its_own_ranges(machine: Machine) -> None:
     exported(machine.folder / "export.sqlite", {0: 1})
-    assert "the report lacks rank 1" in machine.capture("overlap", **_as_rank(1))[2]
+    assert "rank 1 is not in the capture" in machine.capture("overlap", **_as_rank(1))[2]
 
 
 def test_torchrun_starts_the_ranks_of_a_node(machine: Machine) -> None:

@@ -32,7 +32,6 @@ VARIANTS = ["naive", "flat", "overlap", *BUCKETED, "torch", "torch -- --no-commu
 PYTHON = f"""
 case "$*" in
   *"print(torch.cuda.device_count())") echo "${{TORCH_GPUS:-1}}" ;;
-  *"import VARIANTS"*) echo "${{KNOWN-{" ".join(VARIANT_NAMES)}}}" ;;
   "-c "*) echo "${{TORCH-2.11.0+cu130|13.0|1|2.28.9}}"; [ -n "${{TORCH-x}}" ] ;;
   *benchmark.py* | *check_variants.py*)
     echo "python $*" >>"$CALLS"
@@ -84,6 +83,7 @@ def bare(checkout: Checkout, tmp_path: Path) -> Checkout:
     checkout.program("nvidia-smi", "exit 9")
     checkout.program("python", PYTHON, checkout.root / ".venv/bin")
     checkout.environment |= {
+        "PYTHONPATH": str(ROOT),  # the copy has the scripts alone
         "TORCH": "2.13.0+cpu|none|0|none",
         "NSYS_SEARCH": "",
         "NSYS_FETCH": "0",
@@ -313,13 +313,12 @@ def test_what_failed_is_done_again_only_when_asked_for(machine: Checkout) -> Non
 
 
 def test_a_slice_ends_in_time_and_the_next_goes_on(machine: Checkout) -> None:
-    """Slices are told how much of their time is over by bash's own clock."""
     quick = {"ROUNDS": "0", "SETUPS": "gloo", "LEAST_S": "2"}
-    late = machine.run(SCRIPT, SECONDS="479", **quick)  # of 480: too late to begin anything
+    late = _with_seconds_left(machine, 1, **quick)  # too late to begin anything
     assert late.returncode == 75
     assert late.stdout.splitlines()[-1] == "capture_gpu: the time of this slice is over: call it again to go on"
     assert _captures(machine, "gloo2 shared by 2") == []
-    cut = machine.run(SCRIPT, SECONDS="470", HANGS="--variants overlap", **quick)
+    cut = _with_seconds_left(machine, 10, HANGS="--variants overlap", **quick)
     assert cut.returncode == 75
     assert "capture_gpu: left to the next slice: " in cut.stderr
     assert (machine.root / "gpu_capture/done/check/gloo/bucketed").read_text() == "ok\n"
@@ -333,6 +332,20 @@ def test_a_slice_ends_in_time_and_the_next_goes_on(machine: Checkout) -> None:
     assert "done/check/gloo/overlap" in packed(machine, 3)
 
 
+def _with_seconds_left(machine: Checkout, seconds: int, **settings: str) -> subprocess.CompletedProcess[str]:
+    """A slice that keeps all of its nine minutes but these for the packing."""
+    code = f"import capture_gpu; capture_gpu.PACKING_S = {540 - seconds}; raise SystemExit(capture_gpu.main())"
+    return subprocess.run(
+        ["python3", "-c", code],
+        env=machine.full_environment(**settings),
+        cwd=machine.root / "scripts",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
 def test_what_hangs_fails_and_does_not_take_the_others_time(machine: Checkout) -> None:
     quick = {"ROUNDS": "0", "SETUPS": "gloo", "MOST_S": "2", "DDP_STEPS": "0", "VARIANTS": "naive overlap"}
     done = machine.run(SCRIPT, HANGS="--variants overlap", **quick)
@@ -341,9 +354,9 @@ def test_what_hangs_fails_and_does_not_take_the_others_time(machine: Checkout) -
     assert _captures(machine, "gloo2 shared by 2") == ["naive", "overlap"]
 
 
-def test_variants_that_are_not_there_yet_are_left_out(machine: Checkout) -> None:
+def test_variants_can_be_chosen(machine: Checkout) -> None:
     quick = {"ROUNDS": "0", "SETUPS": "single", "CHECKS": "0"}
-    machine.run(SCRIPT, KNOWN="naive torch sharded", **quick)
+    machine.run(SCRIPT, VARIANTS="naive torch sharded", **quick)
     assert [call.rpartition(" ")[2] for call in machine.calls if " nccl1 cuda " in call] == [
         "naive",
         "torch",
@@ -399,7 +412,10 @@ def test_a_setup_that_is_refused_is_left_out_of_the_tables(machine: Checkout) ->
 
 @pytest.mark.parametrize(
     ("arguments", "more"),
-    [(["--fast"], {}), (["--max-mb"], {}), (["--dry-run"], {"SETUPS": "mpi"})],
+    [
+        *((arguments, {}) for arguments in (["--fast"], ["--max-mb"], ["--max-mb", "2x"], ["--minutes", "٣"])),
+        *((["--dry-run"], {name: value}) for name, value in (("SETUPS", "mpi"), ("ROUNDS", "-1"), ("GPUS", "1e3"))),
+    ],
 )
 def test_wrong_usage(bare: Checkout, arguments: list[str], more: dict[str, str]) -> None:
     done = bare.run(SCRIPT, *arguments, **more)

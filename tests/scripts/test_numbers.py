@@ -11,14 +11,9 @@ import pytest
 
 from tests.scripts.conftest import Checkout
 
-GPU_CAPTURE = ("scripts/capture_gpu.sh", "--dry-run")
-
 # A script with its arguments, the setting, and what must be set beside it for the setting to be read.
 SETTINGS = [
-    *((GPU_CAPTURE, name, {}) for name in ("GPUS", "BATCH_SIZE", "ROUNDS", "DDP_STEPS", "LEAST_S", "MOST_S")),
-    *((GPU_CAPTURE, name, {}) for name in ("STEPS", "WARMUP", "SEQ_LEN")),
     *((("scripts/dev/nsys_screenshot.sh",), name, {}) for name in ("WIDTH", "HEIGHT", "TIMEOUT")),
-    (("scripts/slurm_profile.sbatch",), "SLURM_JOB_ID", {"SLURM_SUBMIT_DIR": "."}),
 ]
 NO_NUMBERS = ["root[$(touch canary)]", "2x", "-1", "1e3", "2.5", "0x10", "08", " 2", "2\n3", "٣", "9" * 30]
 
@@ -39,12 +34,6 @@ def test_what_is_no_number_is_refused_in_one_line(
     beside = {key: text.replace(".", str(machine.root)) for key, text in beside.items()}
     for value in NO_NUMBERS:
         _assert_refused(machine, machine.run(*command, **{**beside, name: value}), name)
-
-
-@pytest.mark.parametrize("option", ["--minutes", "--max-mb"])
-def test_options_likewise(machine: Checkout, option: str) -> None:
-    for value in NO_NUMBERS:
-        _assert_refused(machine, machine.run(*GPU_CAPTURE, option, value), option)
 
 
 def _assert_refused(machine: Checkout, done: subprocess.CompletedProcess[str], name: str) -> None:

@@ -14,13 +14,12 @@ from functools import cached_property
 from pathlib import Path
 
 PLACES = (
-    ".nsys/bin/nsys",
     "/opt/nvidia/nsight-systems*/*/bin/nsys",
-    "/opt/nvidia/nsight-systems/*/target-linux-*/nsys",
+    "/opt/nvidia/nsight-systems*/*/target-linux-*/nsys",
     "/usr/local/cuda*/bin/nsys",
     "/usr/lib/nsight-systems/bin/nsys",
 )
-"""Where an nsys may be that is not on PATH; relative to the checkout, where the package lies in one."""
+"""Where an nsys may be that is neither on PATH nor where ``scripts/install_nsys.sh`` puts it."""
 ANSWER_LIMIT_S = 30
 """For what it is asked about itself."""
 EXPORT_LIMIT_S = 300
@@ -66,23 +65,31 @@ class Nsys:
 
 
 def find_nsys(environ: Mapping[str, str] = os.environ) -> Nsys | None:
-    """``$NSYS``, PATH, then the usual places, the newest first; beside the package where that is a checkout."""
+    """The best of :func:`list_nsys`."""
+    return next(list_nsys(environ), None)
+
+
+def list_nsys(environ: Mapping[str, str] = os.environ) -> Iterator[Nsys]:
+    """Those that run: ``$NSYS`` alone, else on PATH, in ``$NSYS_PREFIX``, of each usual place the newest first."""
     for candidate in _candidates(environ):
         if os.access(candidate, os.X_OK) and (version := _version(candidate)):
-            return Nsys(candidate, version)
-    return None
+            yield Nsys(candidate, version)
 
 
 def _candidates(environ: Mapping[str, str]) -> Iterator[str]:
     if chosen := environ.get("NSYS"):
         yield chosen
         return
-    if found := shutil.which("nsys"):
+    if found := shutil.which("nsys", path=environ.get("PATH")):
         yield found
-    checkout = Path(__file__).parents[3]
-    for pattern in PLACES:
-        root = Path("/") if pattern.startswith("/") else checkout
-        yield from sorted(map(str, root.glob(pattern.lstrip("/"))), reverse=True)
+    yield str(Path(environ.get("NSYS_PREFIX") or Path(__file__).parents[3] / ".nsys", "bin", "nsys"))
+    for pattern in environ["NSYS_SEARCH"].split() if "NSYS_SEARCH" in environ else PLACES:
+        found_here = [str(path) for path in Path("/").glob(pattern.lstrip("/"))]
+        yield from sorted(found_here, key=_by_number, reverse=True)
+
+
+def _by_number(path: str) -> list[int | str]:
+    return [int(word) if word.isdecimal() else word for word in re.split(r"(\d+)", path)]
 
 
 def _version(nsys: str) -> str | None:

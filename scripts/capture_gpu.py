@@ -1,0 +1,398 @@
+"""Checks every variant on GPUs, captures it in every setup, and packs what came of it.
+
+Races bucketed against torch's DDP, and measures what recording costs, too. Works offline.
+
+    scripts/capture_gpu.sh [--dry-run] [--minutes N] [--wheels FOLDER] [--nsys FILE] [--out FOLDER] [--max-mb MB]
+
+The work is done in slices: what does not fit into the minutes is left to the next call of the same command, which goes
+on where this one stopped, by OUT/done. Each slice packs what it made into at most 8 files, OUT.slice1.tar.gz,
+OUT.slice1.2.tar.gz ...; unpacked in another checkout they let the work go on there. The order is
+  1. preflight: what there is, and which recorder records CUDA here
+  2. correctness of every variant on the GPU, against one process (scripts/dev/check_variants.py)
+  3. captures of every variant in every setup, and their tables
+  4. bucketed against torch's DDP, in turns
+  5. what recording costs, in turns
+The setups are
+  gloo     tensors on the GPU, reduced by the host: real copies, real overlap of copies with backward
+  nccl     a rank a GPU; with a single GPU two ranks that take turns on it, of which every table says that it is so
+  single   one rank, for which NCCL has nothing to do: what compute alone takes
+
+Settings (environment):
+  SETUPS            which, in this order                          (default: gloo nccl single)
+  VARIANTS          which                                         (default: all of ddp_prof/variants.py)
+  BUCKET_SIZES_MB   of bucketed                                   (default: 1 10 100)
+  ROUNDS            runs with and without recorder, interleaved   (default: 3; 0: none)
+  DDP_STEPS         steps of each in the race against torch's DDP (default: 40; 0: none)
+  CHECKS            0: leave out the correctness                  (default: 1)
+  GPUS              how many there are                            (default: as many as torch sees; in a dry run 1)
+  BATCH_SIZE        sequences a step, of all ranks together       (default: 2 a rank)
+  LEAST_S           a step is not begun with less seconds left    (default: 60)
+  MOST_S            a step that takes longer has failed, lest what hangs take the others' time    (default: 240)
+  RETRY             1: do again what failed in an earlier slice   (default: 0)
+and those of scripts/profile_variant.sh (MODEL_SIZE, SEQ_LEN, STEPS: here 3, WARMUP: here 5, NSYS, NSYS_FLAGS,
+QDSTRM_IMPORTER, VENV) and of scripts/install_nsys.sh (NSYS_FETCH).
+
+Exit: 0 when everything is there; 75 when something is left to do: call it again; 1 when the preflight found something
+missing, or a step failed (the others go on) and nothing is left to do; 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from ddp_prof.train.launch import Stopped, stoppable  # noqa: E402  # needs nothing but Python
+from ddp_prof.variants import BUCKETED, VARIANT_NAMES  # noqa: E402
+
+CAPTURE = "scripts/profile_variant.sh"
+PACKING_S = 60
+"""Kept at the end of a slice."""
+KILLED = (124, 137)
+"""Exit codes of what ran out of time."""
+TABLES = ("overlap", "overlap --steps", "compare", "compare --waterfall", "collectives --by bucket", "skew")
+DOCUMENTS = ("overlap", "compare", "collectives", "skew")
+
+
+class Left(Exception):  # noqa: N818  # no error
+    """What comes now is left to the next slice."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Who runs where.
+
+    Attributes:
+        settings: Of ``scripts/profile_variant.sh``.
+        shared: Arguments of our scripts where ranks share a GPU.
+    """
+
+    name: str
+    ranks: int
+    batch_size: int
+    settings: tuple[str, ...]
+    shared: tuple[str, ...]
+
+
+class Work:
+    """What is to be done, step by step, in the time of this slice."""
+
+    def __init__(self, asked: argparse.Namespace, environ: Mapping[str, str]) -> None:
+        self._began = time.monotonic()
+        self._asked, self._environ = asked, environ
+        self._out: Path = asked.out
+        self._least_s, self._most_s = asked.least_s, asked.most_s
+        self._is_left = False
+        self._bin = Path(environ.get("VENV") or ".venv", "bin")
+        self._model_size = environ.get("MODEL_SIZE") or "medium"
+        self._variants = environ.get("VARIANTS", "").split() or VARIANT_NAMES
+        self._recorder = ["PROFILER=auto"]
+
+    def do(self) -> int:
+        """All that is left, as far as the time goes; the exit code."""
+        is_dry = self._asked.dry_run
+        if not is_dry:
+            (self._out / "done").mkdir(parents=True, exist_ok=True)
+            (self._out / ".slice").touch()
+            if self._environ.get("RETRY") == "1":
+                shutil.rmtree(self._out / "done/tables", ignore_errors=True)
+                (self._out / "recorder.tried").unlink(missing_ok=True)
+        try:
+            self._set_up()
+            if code := self._preflight():
+                return code
+            self._do_setups()
+            self._pack()
+        except Left:
+            self._is_left = True
+        if self._is_left:
+            print("capture_gpu: the time of this slice is over: call it again to go on")
+            return 75
+        done = [] if is_dry else [file for file in (self._out / "done").rglob("*") if file.is_file()]
+        if failures := sum(file.read_text() == "failed\n" for file in done):
+            _complain(f"{failures} of the steps above or before failed: RETRY=1 does them again")
+        return int(bool(failures))
+
+    def _set_up(self) -> None:
+        if not self._asked.dry_run and _run(["nvidia-smi", "-L"], subprocess.DEVNULL):
+            return
+        if self._asked.wheels:
+            self._run("env", f"WHEELS={self._asked.wheels}", "scripts/env.sh", "train")
+        elif not (self._bin / "python").exists():
+            self._run("scripts/env.sh", "train")
+        if self._asked.nsys:  # one that does not record here leaves those that the machine has
+            self._run("env", f"NSYS_ARCHIVE={self._asked.nsys}", "scripts/install_nsys.sh")
+
+    def _preflight(self) -> int:
+        """Done again where the recorder that was found is gone, as on another machine."""
+        chosen = self._out / "recorder"
+        found = chosen.read_text().splitlines() if chosen.is_file() and not self._asked.dry_run else []
+        nsys = [word.partition("=")[2] for word in found if word.startswith("NSYS=")]
+        if not found or not all(os.access(path, os.X_OK) for path in nsys):
+            code = self._run(
+                "timeout", "--foreground", "--kill-after=20", str(self._seconds_left()), "python3",
+                "scripts/gpu_preflight.py", "--python", self._bin / "python", "--log", self._out / "preflight.log",
+                "--recorder", chosen,
+            )  # fmt: skip
+            if code in KILLED:  # it goes on with the next recorder
+                raise Left
+            if code:
+                return 1
+        if not self._asked.dry_run:
+            self._recorder = chosen.read_text().splitlines()
+        return 0
+
+    def _do_setups(self) -> None:
+        setups = [self._setup(name, self._count_gpus()) for name in self._asked.setups]
+        parts: list[Callable[[Setup], None]] = [self._check, self._capture_all, self._tabulate, self._race, self._cost]
+        for part in parts:
+            if part != self._tabulate or not self._is_left:
+                for setup in setups:
+                    part(setup)
+
+    def _count_gpus(self) -> int:
+        """Not by nvidia-smi, which shows those, too, that CUDA_VISIBLE_DEVICES hides."""
+        if self._asked.gpus or self._asked.dry_run:
+            return self._asked.gpus or 1
+        question = "import torch; print(torch.cuda.device_count())"
+        return int(subprocess.run([self._bin / "python", "-c", question], capture_output=True, check=True).stdout)
+
+    def _setup(self, name: str, gpus: int) -> Setup:
+        ranks = 1 if name == "single" else max(gpus, 2)
+        batch_size = self._asked.batch_size or 2 * ranks  # so that a rank computes the same in each setup
+        settings = {
+            "BACKEND": "gloo" if name == "gloo" else "nccl",
+            "NGPU": ranks,
+            "DEVICE": "cuda",
+            "MODEL_SIZE": self._model_size,
+            "BATCH_SIZE": batch_size,
+            "STEPS": self._environ.get("STEPS") or 3,
+            "WARMUP": self._environ.get("WARMUP") or 5,
+            **({"RANKS_PER_GPU": ranks} if ranks > gpus else {}),
+        }
+        shared = ("--ranks-per-gpu", str(ranks)) if ranks > gpus else ()
+        return Setup(name, ranks, batch_size, tuple(f"{key}={value}" for key, value in settings.items()), shared)
+
+    def _check(self, setup: Setup) -> None:
+        """The last variant first: the sharded ones have the most to lose on a GPU."""
+        if self._environ.get("CHECKS", "1") != "1" or setup.ranks == 1:
+            return
+        for variant in reversed(self._variants):
+            self._step(
+                f"check/{setup.name}/{variant}", self._bin / "python", "scripts/dev/check_variants.py", "--device",
+                "cuda", "--backend", setup.name, *setup.shared, "--variants", variant,
+                file=f"{setup.name}/equals_one_process.{variant}.txt",
+            )  # fmt: skip
+
+    def _capture_all(self, setup: Setup) -> None:
+        sizes = self._environ.get("BUCKET_SIZES_MB", "1 10 100").split()
+        for variant in self._variants:
+            if variant == BUCKETED:
+                for size in sizes:
+                    self._capture(setup, f"{variant}_{size}mb", variant, "--bucket-size-mb", size)
+                continue
+            self._capture(setup, variant, variant)
+            if variant == "torch":  # DDP as it is: the hook has its price
+                self._capture(setup, "torch__no_communication_hook", variant, "--", "--no-communication-hook")
+
+    def _capture(self, setup: Setup, name: str, *arguments: str) -> None:
+        traces = f"TRACES_DIR={self._out / setup.name}"
+        self._step(f"capture/{setup.name}/{name}", "env", traces, *self._recorder, *setup.settings, CAPTURE, *arguments)
+
+    def _tabulate(self, setup: Setup) -> None:
+        """As text and, of what differs by more than its rows, as JSON; once the captures of a setup are all there."""
+        if not self._has_captures(setup):
+            _complain(f"{setup.name} is left out, as none of its captures could be made (see above)")
+            return
+        folder = self._out / setup.name
+        for command in TABLES:
+            file = f"{setup.name}/{command.replace(' ', '_').replace('--', '')}.txt"
+            self._step(f"tables/{file}", self._bin / "ddp-prof", *command.split(), folder, file=file)
+        for command in DOCUMENTS:
+            file = f"{setup.name}/{command}.json"
+            self._step(f"tables/{file}", self._bin / "ddp-prof", command, "--format", "json", folder, file=file)
+
+    def _has_captures(self, setup: Setup) -> bool:
+        return self._asked.dry_run or any((self._out / setup.name).glob("*.run.json"))
+
+    def _race(self, setup: Setup) -> None:
+        if not self._asked.ddp_steps or setup.ranks == 1 or not self._has_captures(setup):
+            return
+        self._step(
+            f"race/{setup.name}", self._bin / "python", "scripts/dev/benchmark.py", "ddp", "--device", "cuda",
+            "--backend", setup.name, "--world-size", str(setup.ranks), *setup.shared, "--model-size", self._model_size,
+            "--batch-size", str(setup.batch_size), "--seq-len", self._environ.get("SEQ_LEN") or "128",
+            "--steps", str(self._asked.ddp_steps), "--target", "1.02", file=f"{setup.name}/against_ddp.txt",
+        )  # fmt: skip
+
+    def _cost(self, setup: Setup) -> None:
+        """The same run with and without recorder, in turns, so that whatever else the machine does hits both alike."""
+        if not self._asked.rounds or not self._has_captures(setup):
+            return
+        cost = self._out / "cost" / setup.name
+        for number in range(1, self._asked.rounds + 1):
+            for kind, recorder in (("without", ["PROFILER=none"]), ("with", self._recorder)):
+                self._step(
+                    f"cost/{setup.name}/{kind}.{number}", "env", f"TRACES_DIR={cost / kind}.{number}", *recorder,
+                    "FORCE=1", *setup.settings, "STEPS=10", CAPTURE, BUCKETED, "--bucket-size-mb", "10",
+                )  # fmt: skip
+        if not self._is_left:
+            self._step(
+                f"cost/{setup.name}/table", self._bin / "python", "scripts/dev/profiling_cost.py", cost,
+                file=f"{setup.name}/cost_of_recording.txt",
+            )  # fmt: skip
+
+    def _pack(self) -> None:
+        """What this slice made; its number is the first that is free."""
+        number = 1
+        while Path(f"{self._out}.slice{number}.tar.gz").exists():
+            number += 1
+        code = self._run(
+            self._bin / "python", "scripts/dev/pack_captures.py", self._out, "--target",
+            f"{self._out}.slice{number}.tar.gz", "--newer-than", self._out / ".slice", "--max-mb",
+            str(self._asked.max_mb), "--max-files", "8",
+        )  # fmt: skip
+        if code:
+            _complain("nothing was packed")
+
+    def _step(self, name: str, *command: str | Path, file: str = "") -> None:
+        """Do what was not done before, within the time that is left.
+
+        What fails is told and noted, and does not stop the rest. What the end of the slice cuts off has a second try.
+
+        Args:
+            name: By which it is noted in OUT/done.
+            command: Program and arguments.
+            file: Below OUT/tables, takes what it prints.
+        """
+        note = self._out / "done" / name
+        state = note.read_text().strip() if note.exists() else ""
+        if state == "ok" or (state == "failed" and self._environ.get("RETRY") != "1"):
+            return
+        left = self._seconds_left()
+        if not self._asked.dry_run and left < self._least_s:
+            self._is_left = True
+            return
+        target = self._out / "tables" / file if file else None
+        words = list(map(str, command))
+        _show(words, target)
+        if self._asked.dry_run:
+            return
+        note.parent.mkdir(parents=True, exist_ok=True)
+        limited = ["timeout", "--foreground", "--kill-after=20", str(min(left, self._most_s)), *words]
+        if target is None:
+            code = _run(limited)
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with target.open("wb") as printed:
+                code = _run(limited, printed.fileno())
+        result = "ok"
+        if code in KILLED and state != "cut" and left < self._most_s:
+            result, self._is_left = "cut", True
+            _complain(f"left to the next slice: {shlex.join(words)}")
+        elif code:
+            result = "failed"
+            _complain(f"failed: {shlex.join(words)}")
+        note.write_text(f"{result}\n")
+
+    def _seconds_left(self) -> int:
+        return round(self._asked.minutes * 60 - PACKING_S - (time.monotonic() - self._began))
+
+    def _run(self, *command: str | Path) -> int:
+        """Show a command, and run it unless showing is all that is wanted."""
+        words = list(map(str, command))
+        _show(words)
+        return 0 if self._asked.dry_run else _run(words)
+
+
+def _show(words: Sequence[str], file: Path | None = None) -> None:
+    print("+", shlex.join(words), *([">", shlex.quote(str(file))] if file else []), flush=True)
+
+
+def _complain(text: str) -> None:
+    print(f"capture_gpu: {text}", file=sys.stderr, flush=True)
+
+
+def _run(words: Sequence[str], stdout: int | None = None) -> int:
+    """The exit code of a command, which ends with this process where that is told to."""
+    try:
+        with subprocess.Popen(words, stdout=stdout, stderr=stdout if stdout == subprocess.DEVNULL else None) as process:
+            try:
+                return process.wait()
+            except Stopped:
+                process.terminate()
+                raise
+    except OSError as error:
+        if stdout != subprocess.DEVNULL:
+            _complain(f"{error.filename}: {error.strerror}")
+        return 127
+
+
+def _whole(least: int, most: int = 999_999_999) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text[:80]!r} is no whole number from {least} to {most}")
+        return int(text)
+
+    return number
+
+
+def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace:
+    """Options and settings, checked; exits with 2 on a mistake."""
+    parser = argparse.ArgumentParser(
+        "capture_gpu.sh", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print every command in order, run none; on any machine")
+    parser.add_argument(
+        "--minutes", type=_whole(3, 100_000), default=9, help="end this slice after so many (default: 9)"
+    )
+    parser.add_argument(
+        "--wheels", metavar="FOLDER", help="make the environment from these, offline, beside the torch there is"
+    )
+    parser.add_argument(
+        "--nsys", metavar="FILE", help="an nsys to try, too: an archive of scripts/install_nsys.sh --pack"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("gpu_capture"), help="for everything; relative to the checkout"
+    )
+    parser.add_argument("--max-mb", type=_whole(1, 1_000_000), default=16, help="of a packed file (default: 16)")
+    asked = parser.parse_args(argv)
+    numbers = {"GPUS": (1, 4096, None), "BATCH_SIZE": (1, 999_999_999, None), "ROUNDS": (0, 1000, 3)}
+    numbers |= {"DDP_STEPS": (0, 999_999_999, 40), "LEAST_S": (0, 999_999, 60), "MOST_S": (1, 999_999, 240)}
+    for name, (least, most, default) in numbers.items():
+        try:
+            value = _whole(least, most)(environ[name]) if environ.get(name) else default
+        except argparse.ArgumentTypeError as error:
+            parser.error(f"{name}: {error}")
+        setattr(asked, name.lower(), value)
+    asked.setups = environ.get("SETUPS", "gloo nccl single").split()
+    if unknown := set(asked.setups) - {"gloo", "nccl", "single"}:
+        parser.error(f"SETUPS: no such setup: {', '.join(sorted(unknown))}")
+    return asked
+
+
+def main() -> int:
+    """Do what is left; the exit code."""
+    asked = read_arguments(sys.argv[1:], os.environ)
+    os.chdir(ROOT)
+    os.environ["CHROMIUM"] = "0"  # draws nothing here
+    if asked.wheels:
+        os.environ.setdefault("NSYS_FETCH", "0")  # offline
+    try:
+        with stoppable():
+            return Work(asked, os.environ).do()
+    except Stopped as stop:
+        return 128 + stop.number
+
+
+if __name__ == "__main__":
+    sys.exit(main())
