@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ddp_prof.analyze.collectives.exposed_time import (
@@ -20,6 +20,7 @@ from ddp_prof.analyze.collectives.results import Collective, RunBlocking
 from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew
 from ddp_prof.analyze.outliers import Outliers
 from ddp_prof.analyze.overlap.comparison import VariantSummary
+from ddp_prof.analyze.overlap.overlap import RankOverlap
 from ddp_prof.analyze.quality.unknown_work import NO_COMMUNICATION
 from ddp_prof.analyze.root_cause import RootCause
 from ddp_prof.present.text import collective_name, counted, milliseconds, percent, size
@@ -89,6 +90,17 @@ def gain_headline(summary: VariantSummary) -> str:
 def _fine_percent(ratio: float) -> str:
     """A share with one decimal below 10 %: ``1.2 %``."""
     return f"{100 * ratio:.1f} %" if 0.0005 <= ratio < 0.0995 else percent(ratio)
+
+
+def step_lengths(ranks: Iterable[RankOverlap]) -> dict[int, str]:
+    """How long each step took, by its key, as tables have it; of ranks that differ the shortest and the longest."""
+    found: dict[int, list[int]] = {}
+    for rank in ranks:
+        for step in rank.marked_steps:
+            if step.step_key is not None and step.length.ns is not None:
+                found.setdefault(step.step_key, []).append(step.length.ns)
+    ends = {key: (milliseconds(min(lengths)), milliseconds(max(lengths))) for key, lengths in found.items()}
+    return {key: low if low == high else f"{low} to {high}" for key, (low, high) in ends.items()}
 
 
 def root_cause_headline(

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.browser.conftest import Visit
-from tests.browser.test_inspecting import boxes_of, details
+from tests.browser.test_inspecting import boxes_of, details, place_of
+from tests.command_line import csv_rows
 from tests.ingest.test_kineto_json import gpu_step, write
 
 
@@ -71,3 +72,25 @@ def test_the_table_stands_beside_the_chart_where_there_is_room(
     (chart,), (table,) = (boxes_of(visit, f"#pair {selector}") for selector in (".chart", "table"))
     assert (table["left"] >= chart["right"], table["top"] >= chart["bottom"]) == (is_beside, not is_beside)
     assert visit.page.evaluate("document.documentElement.scrollWidth") == width
+
+
+def test_a_step_is_as_long_on_every_page_as_in_tables(visit: Visit, two_ranks: Path, tmp_path: Path) -> None:
+    """The host runs ahead: its range lasts 8 ms of the 50 that the step takes on the device."""
+    files = sorted(tmp_path.glob("x.rank*.sqlite"))
+    steps = csv_rows("overlap", "--steps", *files)
+    (row, other) = ({**row} for row in steps if row["step"] == "3")
+    low, high = sorted(f"{float(each['step_ms']):.1f} ms" for each in (row, other))
+    length = low if low == high else f"{low} to {high}"
+    assert float(row["step_ms"]) > 45
+    visit.open(two_ranks / "x-why.html")
+    visit.page.select_option("#steps", "3")
+    assert visit.page.locator("#length").text_content() == length
+    visit.open_timeline(two_ranks / "x.html", "#step=3")
+    said = str(visit.page.locator("#in-view").text_content())
+    assert said.startswith(f"step 3: {low}")
+    visit.page.mouse.click(*place_of(visit, "host", 1_000_000))
+    assert details(visit)["step length"] == f"{float(row['step_ms']):.1f} ms"
+    assert details(visit)["duration"].startswith("8.00 ms"), "of the host's range"
+    visit.page.keyboard.press("w")
+    visit.ask("page.schedule()")
+    assert str(visit.page.locator("#in-view").text_content()).startswith("in view: "), "not all of the step"

@@ -24,7 +24,7 @@ from ddp_prof.present.charts.steps import draw_overlap_by_step, draw_step_times
 from ddp_prof.present.charts.straggler import draw_skew
 from ddp_prof.present.charts.waterfall import draw_waterfall
 from ddp_prof.present.columns import Column, Row, columns_of
-from ddp_prof.present.headlines import Headline, gain_headline
+from ddp_prof.present.headlines import Headline, gain_headline, step_lengths
 from ddp_prof.present.html.index import INDEX, KERNELS, TIMELINE, WHY, index_values, place_values
 from ddp_prof.present.html.page import Link, Navigation, asset, json_in_page, write_page, write_shared_plotly
 from ddp_prof.present.html.report_run import ReportRun
@@ -238,6 +238,7 @@ def _write_why_page(run: ReportRun, folder: Path, place: Place) -> None:
             ),
             "all_steps": len(found.run.step_names),
             "typical": step,
+            "lengths": json_in_page(step_lengths(run.result.ranks)),
         },
         title=heading,
         navigation=_navigation(place, WHY),

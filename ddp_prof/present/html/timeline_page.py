@@ -11,6 +11,7 @@ from typing import Any
 from ddp_prof.analyze.collectives.results import FASTEST_LINK_BYTES_PER_S
 from ddp_prof.analyze.dependencies.blocking import HELD_BY
 from ddp_prof.present import theme
+from ddp_prof.present.headlines import step_lengths
 from ddp_prof.present.html.page import Navigation, json_in_page, markup, write_page
 from ddp_prof.present.text import plain_name
 from ddp_prof.present.timeline.captions import EXPOSED_PARTS, explanation, headline, page_headline
@@ -122,7 +123,8 @@ def _page_data(
         "phases": PHASES,
         "panels": [
             {"title": plain_name(panel.title), "device": panel.device, "facts": [*map(plain_name, panel.facts)],
-             "steps": panel.steps, "stepNames": panel.step_names}
+             "steps": panel.steps, "stepNames": panel.step_names,
+             "stepLengths": step_lengths(rank.overlap for rank in panel.ranks)}
             for panel in model.panels
         ],
         "ranks": [

@@ -26,6 +26,7 @@
   function show() {
     if (menu) {
       figure.dataset.shows = `step-${menu.value}`;
+      document.getElementById("length").textContent = read("lengths")[menu.value] ?? "";
       for (const [link, page] of links) link.setAttribute("href", `${page}#step=${menu.value}`);
     }
     table.tBodies[0].replaceChildren(...cells[step()].map(rowOf));

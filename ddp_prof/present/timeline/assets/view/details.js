@@ -74,6 +74,7 @@ function factsOf(timeline, box) {
     ["lane", `${data.panels.length > 1 ? `${data.panels[panel].title}, ` : ""}${title}, ${row.lane}`],
     ...launchFacts(timeline, box),
     ...(step >= 0 ? [["step", timeline.stepName(step, data.panels[panel]).replace(/^step /, "")]] : []),
+    ...(legend === "step" ? [["step length", timeline.lengthOf(step, [data.panels[panel]]) || "not known"]] : []),
     ...phaseFacts(timeline, box),
     ...(bucket >= 0 ? [["bucket", String(bucket)]] : []),
     ...(bytes >= 0 ? trafficFacts(timeline, box, bytes) : []),

@@ -81,8 +81,14 @@ class Readout {
     const shares = this.timeline.data.panels.map(({ title }, panel, { length }) =>
       (length > 1 ? `${title} ` : "") + overlapOf(ranks.filter((rank) => rank.panel === panel)));
     const said = ranks.some(({ sums }) => sums && sums.overlapped + sums.exposed) ? ` · ${shares.join(", ")} overlapped` : "";
-    this.sentence.textContent = `in view: ${milliseconds(to - from)}${said}`;
+    this.sentence.textContent = `${this.#step()}in view: ${milliseconds(to - from)}${said}`;
     this.#fill(ranks, to - from);
+  }
+
+  /** How long the step took that is shown, of which the window holds a little more. */
+  #step() {
+    const { isBase, step } = this.timeline, length = this.timeline.lengthOf(step);
+    return isBase && length ? `${this.timeline.stepName(step)}: ${length} · ` : "";
   }
 
   /** Parts are told as shares of the window, to which they sum. */

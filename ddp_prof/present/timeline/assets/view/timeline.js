@@ -411,6 +411,11 @@ class Timeline {
     return panel.stepNames[key];
   }
 
+  /** How long a step took, in words, where that is known: in some panels, or in all of them. */
+  lengthOf(key, panels = this.data.panels) {
+    return [...new Set(panels.map(({ stepLengths }) => stepLengths[key]).filter(Boolean))].join(", ");
+  }
+
   /** What a box is called, its label, its bucket. */
   texts({ columns, source }, at) {
     return this.data.titles[columns.title[source[at]]];
