@@ -21,7 +21,10 @@ def test_every_command_is_in_the_readme(command: str) -> None:
     assert f"ddp-prof {command}" in (ROOT / "README.md").read_text()
 
 
-SHOWING = {"docs/commands.md", "docs/doctor.md", "docs/formats.md", "docs/names.md"}
+SHOWING = {
+    "docs/commands.md", "docs/doctor.md", "docs/formats.md", "docs/names.md", "docs/tutorial_ci.md",
+    "docs/tutorial_scaling.md",
+}  # fmt: skip
 
 
 @pytest.mark.slow

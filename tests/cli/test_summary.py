@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -156,3 +157,15 @@ def test_its_sentence_opens_the_timeline_and_the_report(tmp_path: Path, monkeypa
     assert f"<h1>overlap: {found['headline']}</h1>" in (tmp_path / "x.html").read_text(encoding="utf-8")
     assert run("report", trace, "-o", tmp_path / "report").exit_code == 0
     assert found["headline"] in (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("names", [("job.rank1.sqlite", "job.rank11.sqlite"), ("a b0.sqlite", "a b1.sqlite")])
+def test_the_next_commands_name_all_files_of_the_run(names: tuple[str, str], tmp_path: Path) -> None:
+    """They named the first one alone, of which nobody can tell waiting from transfer."""
+    for name in (*names, "other.sqlite"):
+        write_capture(tmp_path / name, known_truth(2))
+    (found,) = summary("--one-run", *(tmp_path / name for name in names))["runs"]
+    for command in found["next"]:
+        words = f"printf '%s\\n' {command.partition('ddp-prof ')[2]}"
+        expanded = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=True).stdout.splitlines()
+        assert expanded[1:] == [str(tmp_path / name) for name in names]

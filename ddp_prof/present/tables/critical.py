@@ -7,7 +7,7 @@ from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.present.columns import Row, ms
 from ddp_prof.present.json_documents import critical_document
 from ddp_prof.present.table import TableView
-from ddp_prof.present.text import milliseconds, percent
+from ddp_prof.present.text import milliseconds, percent, source_name
 
 NAMES = {
     "compute": "compute",
@@ -25,7 +25,7 @@ def critical_view(run: RunAnalysis, critical: RunCritical) -> TableView:
     """A row per step, under what the typical step's path consists of."""
     headline = critical_headline(critical)
     steps = [f"{len(critical.steps)} steps"] if run.has_steps and critical.steps else []
-    title = "\n".join((" · ".join((str(run.trace), f"device: {run.device}", *steps)), headline))
+    title = "\n".join((" · ".join((source_name(run.trace, run.files), f"device: {run.device}", *steps)), headline))
     rows: list[Row] = [{"run": run.label, **_row(path)} for path in critical.steps]
     notes = [
         "the parts of a path sum to its length; transfer holds waiting for peers where their traces are not given",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddp_prof.present.columns import Row, ms
 from ddp_prof.present.json_documents import doctor_document
 from ddp_prof.present.table import TableView
-from ddp_prof.present.text import counted, milliseconds
+from ddp_prof.present.text import counted, milliseconds, source_name
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def doctor_view(run: RunAnalysis, diagnosis: Diagnosis) -> TableView:
     """The findings in words, and a row each for programs."""
-    lines = [f"{run.trace} · device: {run.device}"]
+    lines = [f"{source_name(run.trace, run.files)} · device: {run.device}"]
     of = "per step" if run.has_steps else "in all"
     lines += [_text(number, one, of) for number, one in enumerate(diagnosis.findings, 1)] or [_none_found(diagnosis)]
     by_reason: dict[str, list[str]] = {}

@@ -1,8 +1,10 @@
 """The first answer about a run: what was read, where a step's time goes, and what hiding communication would gain."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from shlex import quote
+from string import digits
 
 from ddp_prof.analyze.doctor.rules import Diagnosis
 from ddp_prof.analyze.overlap.comparison import VariantSummary
@@ -58,10 +60,22 @@ class SummarizedRun:
     @property
     def next_commands(self) -> list[str]:
         """Commands that say more about this run."""
-        trace = quote(str(self.result.trace))
+        traces = _all_files(self.result)
         if self.summary.reason:
-            return [f"ddp-prof info {trace}", f"ddp-prof kernels {trace}"]
-        return [f"ddp-prof {'doctor' if self.advice else 'collectives'} {trace}", f"ddp-prof report {trace}"]
+            return [f"ddp-prof info {traces}", f"ddp-prof kernels {traces}"]
+        return [f"ddp-prof {'doctor' if self.advice else 'collectives'} {traces}", f"ddp-prof report {traces}"]
+
+
+def _all_files(result: TraceOverlap) -> str:
+    """The files of a run as a shell takes them; those of many ranks differ in a number: ``train.rank*.json.gz``."""
+    names = sorted({rank.file for rank in result.ranks} | {result.trace.name})
+    if len(names) == 1:
+        return quote(str(result.trace))
+    first = os.path.commonprefix(names).rstrip(digits)  # noqa: RUF071 - of characters
+    end = os.path.commonprefix([name[::-1] for name in names])[::-1].lstrip(digits)  # noqa: RUF071
+    if not first or not end:
+        return " ".join(quote(str(result.trace.with_name(name))) for name in names)
+    return f"{quote(str(result.trace.with_name(first)))}*{quote(end)}"
 
 
 def summary_view(runs: Sequence[SummarizedRun]) -> TableView:
@@ -71,7 +85,7 @@ def summary_view(runs: Sequence[SummarizedRun]) -> TableView:
     if len(runs) == 1:
         return TableView("\n".join(_lines(runs[0])), rows, [], document, is_text=True)
     lines = [f"{run.summary.label}: {run.headline}" for run in runs]
-    notes = ["times are medians over steps", f"more about one of them: ddp-prof {quote(str(runs[0].result.trace))}"]
+    notes = ["times are medians over steps", f"more about one of them: ddp-prof {_all_files(runs[0].result)}"]
     return TableView("\n".join(lines), rows, notes, document)
 
 

@@ -1,0 +1,69 @@
+"""The commands of the tutorials that record a job, run in their order on a job of two ranks.
+
+What they show is made by the commands they show: tests/test_docs.py.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+PAGES = ("docs/tutorial_scaling.md", "docs/tutorial_ci.md")
+JOB = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.Linear(1024, 256)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(24):
+    model(torch.randn(32, 256)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+
+
+def commands_of(page: str) -> list[str]:
+    """Those that a reader types; shown ones stand behind a ``$``."""
+    return re.findall(r"^ddp-prof .*$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_tutorial_is_short(page: str) -> None:
+    assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) < 120
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.parametrize("page", PAGES)
+def test_the_commands_of_a_tutorial_run_one_after_the_other(page: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(JOB)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "NSYS": "none"}
+    said = {}
+    for command in commands_of(page):
+        words = shlex.split(command.replace("--nproc-per-node 8", "--nproc-per-node 2"))
+        done = subprocess.run(
+            words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+        said[words[1]] = done.stdout
+        if "now" in words and words[1] == "capture":
+            shutil.copytree(tmp_path / "now", tmp_path / "baseline")
+    if page == "docs/tutorial_ci.md":
+        assert re.search(r"cpu +all ranks +2 +2 .* passed ", said["check"])
+        assert re.search(r"cpu +step time against baseline .* passed ", said["check"])
+    else:
+        assert re.findall(r"^train +cpu +(\d) +10 ", said["compare"], re.MULTILINE) == ["1", "2"]
