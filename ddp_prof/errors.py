@@ -19,19 +19,19 @@ class TraceError(DdpProfError):
     Args:
         path: The file concerned.
         reason: What is wrong with it.
-        way_out: What the user can do about it.
+        hint: What the user can do about it.
     """
 
-    def __init__(self, path: Path | str, reason: str, way_out: str) -> None:
-        super().__init__(path, reason, way_out)
+    def __init__(self, path: Path | str, reason: str, hint: str) -> None:
+        super().__init__(path, reason, hint)
         self.path = Path(path)
         self.reason = reason
-        self.way_out = way_out
+        self.hint = hint
 
     def __str__(self) -> str:
-        reason, way_out = (" ".join(text.split()) for text in (self.reason, self.way_out))
+        reason, hint = (" ".join(text.split()) for text in (self.reason, self.hint))
         shown = reason if len(reason) <= _LONGEST_REASON else reason[: _LONGEST_REASON - 3] + "..."
-        return printable(f"{self.path}: {shown}: {way_out}")
+        return printable(f"{self.path}: {shown}: {hint}")
 
 
 class InterruptedReadingError(TraceError):

@@ -14,9 +14,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ddp_prof.atomic_file import atomic_write, is_file
 from ddp_prof.errors import TraceError
 from ddp_prof.variants import VARIANTS, variant_extras, variant_label, variant_order
-from ddp_prof.whole_file import is_file, written_whole
 
 SCHEMA = 1
 SUFFIX = ".run.json"
@@ -159,11 +159,11 @@ def label_of_ranks(labels: Sequence[str]) -> str:
         differ = [place for place, parts in enumerate(zip(*tokens, strict=True)) if len({*parts}) > 1]
         if len(differ) == 1 and differ[0] % 2:  # texts are at even places, numbers at odd ones
             numbers = sorted(int(parts[differ[0]]) for parts in tokens)
-            return "".join([*tokens[0][: differ[0]], f"{{{ranges_of(numbers, ',')}}}", *tokens[0][differ[0] + 1 :]])
+            return "".join([*tokens[0][: differ[0]], f"{{{format_ranges(numbers, ',')}}}", *tokens[0][differ[0] + 1 :]])
     return f"{names[0]} and {len(names) - 1} more"
 
 
-def ranges_of(numbers: Sequence[int], between: str = ", ") -> str:
+def format_ranges(numbers: Sequence[int], between: str = ", ") -> str:
     """``1-3, 5`` for 1, 2, 3, 5."""
     runs: list[list[int]] = []
     for number in numbers:
@@ -203,7 +203,7 @@ def write_manifest(manifest: Manifest, path: Path) -> None:
     record = {**asdict(manifest), "caveats": [caveat.value for caveat in caveats_of(manifest)]}
     if manifest.final_loss is not None and not math.isfinite(manifest.final_loss):
         record["final_loss"] = None
-    with written_whole(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 

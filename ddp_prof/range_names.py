@@ -89,7 +89,7 @@ def parse_range(text: str) -> Range:
     return Range(name, fields)
 
 
-def ranges_among(names: Sequence[str], *kinds: str) -> dict[int, Range]:
+def parse_ranges(names: Sequence[str], *kinds: str) -> dict[int, Range]:
     """Our ranges of these kinds among names of any origin, by their position."""
     starts = tuple(f"{kind}|" for kind in kinds)
     return {index: parse_range(name) for index, name in enumerate(names) if name.startswith(starts)}

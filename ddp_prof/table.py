@@ -71,7 +71,7 @@ def _chosen(column: Ints, rows: Mask | Ints) -> Ints:
     return column[rows] if column.strides[0] or not len(column) else np.broadcast_to(column[0], len(rows))
 
 
-def looked_up(column: Ints, rows: Ints, missing: int = UNKNOWN) -> Ints:
+def take_or_unknown(column: Ints, rows: Ints, missing: int = UNKNOWN) -> Ints:
     """The column's values at the rows, ``missing`` where the row is ``UNKNOWN``."""
     return np.where(rows == UNKNOWN, missing, column[rows]) if len(column) else np.full_like(rows, missing)
 

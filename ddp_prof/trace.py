@@ -27,8 +27,8 @@ from ddp_prof.table import (
     distinct,
     distinct_rows,
     empty,
-    looked_up,
     select,
+    take_or_unknown,
 )
 
 __all__ = [
@@ -57,8 +57,8 @@ __all__ = [
     "distinct_rows",
     "empty",
     "find_launching_calls",
-    "looked_up",
     "select",
+    "take_or_unknown",
 ]  # fmt: skip
 """What a reader of traces needs, :mod:`ddp_prof.table` included."""
 

@@ -65,18 +65,18 @@ class Finding(NamedTuple):
     """One line of the table.
 
     Attributes:
-        way_out: How to come by it; empty where it is there.
+        hint: How to come by it; empty where it is there.
         is_needed: Whether nothing can be captured without it.
     """
 
     name: str
     found: str
-    way_out: str = ""
+    hint: str = ""
     is_needed: bool = True
 
     def __str__(self) -> str:
-        state = "missing" if self.way_out else "ok"
-        return f"{self.name:9} {state:8} {self.found}{': ' if self.way_out else ''}{self.way_out}"
+        state = "missing" if self.hint else "ok"
+        return f"{self.name:9} {state:8} {self.found}{': ' if self.hint else ''}{self.hint}"
 
 
 class Recorder(NamedTuple):
@@ -112,9 +112,9 @@ def find_torch(python: Path) -> tuple[Finding, Finding]:
     ok, said = ask([str(python), "-c", ASK_TORCH], TORCH_LIMIT_S)
     if not ok:
         reason = said.splitlines()[-1] if said else "it does not start"
-        way_out = "scripts/env.sh train makes the environment, offline with WHEELS=FOLDER"
+        hint = "scripts/env.sh train makes the environment, offline with WHEELS=FOLDER"
         return (
-            Finding("torch", f"{python} has none ({reason})", way_out),
+            Finding("torch", f"{python} has none ({reason})", hint),
             Finding("NCCL", "not known without torch", "see torch", is_needed=False),
         )
     version, cuda, gpus, nccl = said.splitlines()[-1].split("|")
@@ -282,13 +282,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.log.touch()
     findings = [find_gpus(), *find_torch(arguments.python)]
     print("\n".join(map(str, findings)), flush=True)
-    if any(finding.way_out and finding.is_needed for finding in findings):
+    if any(finding.hint and finding.is_needed for finding in findings):
         print(untried_recorders())
     else:
         for finding in find_recorder(arguments.log, arguments.recorder):
             findings.append(finding)
             print(finding, flush=True)
-    missing = [finding.name for finding in findings if finding.way_out and finding.is_needed]
+    missing = [finding.name for finding in findings if finding.hint and finding.is_needed]
     if missing:
         print(f"gpu_preflight: missing: {', '.join(missing)}", file=sys.stderr)
     return 1 if missing else 0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_prof.range_names import Range, format_range, parse_range, ranges_among
+from ddp_prof.range_names import Range, format_range, parse_range, parse_ranges
 
 # Any text that the grammar can carry; numbers of up to 18 digits, as 64 bits hold them.
 names = st.text(st.characters(exclude_characters="|="), min_size=1)
@@ -67,4 +67,4 @@ def test_fields_by_type() -> None:
 
 def test_our_ranges_among_the_names_of_others() -> None:
     names = ["step", "step|index=3", "stepper|index=4", "process|rank=1", "nccl|step|index=5", "backward"]
-    assert ranges_among(names, "step", "process") == {1: Range("step", {"index": 3}), 3: Range("process", {"rank": 1})}
+    assert parse_ranges(names, "step", "process") == {1: Range("step", {"index": 3}), 3: Range("process", {"rank": 1})}

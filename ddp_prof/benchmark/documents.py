@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ddp_prof.atomic_file import atomic_write
 from ddp_prof.benchmark.bucket_model import Unknown
 from ddp_prof.benchmark.charts import draw_figures
 from ddp_prof.benchmark.report import (
@@ -26,7 +27,6 @@ from ddp_prof.present.charts.static_images import Pictures
 from ddp_prof.present.html.page import write_figure_page, write_shared_plotly
 from ddp_prof.present.json_documents import SCHEMA
 from ddp_prof.present.table import TableView, markdown, markdown_text, write_csv
-from ddp_prof.whole_file import written_whole
 
 REPORT = "results.md"
 
@@ -112,7 +112,7 @@ def write_results(testbeds: Sequence[TestbedResults], study: Study | None, folde
                 write_figure_page(figure, folder / f"{prefix}{name}.html", title=title, shared_plotly=True)
             shown.append(titles)
         problems = drawing.try_finish()
-    with written_whole(folder / REPORT) as partial:
+    with atomic_write(folder / REPORT) as partial:
         partial.write_text(results_markdown(testbeds, study, () if problems else shown), encoding="utf-8")
     return problems
 
@@ -129,5 +129,5 @@ def _prefixes(testbeds: Sequence[TestbedResults]) -> list[str]:
 
 
 def write_results_csv(summaries: Sequence[SettingSummary], path: Path) -> None:
-    with written_whole(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
+    with atomic_write(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
         write_csv([csv_row(summary) for summary in summaries], file)

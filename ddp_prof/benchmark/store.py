@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 from msgspec import Meta, ValidationError, convert
 
+from ddp_prof.atomic_file import is_file
 from ddp_prof.errors import TraceError
 from ddp_prof.manifest import HostTimes, MessageTimes
-from ddp_prof.whole_file import is_file
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
@@ -278,12 +278,12 @@ def _errors_of(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, sqlite3.OperationalError) as error:
-        way_out = "see that no other program holds it, that it and its folder can be written, or name another file"
+        hint = "see that no other program holds it, that it and its folder can be written, or name another file"
         if "full" in str(error):
-            way_out = "what was written before is kept: make room there, and the same command goes on"
-        raise TraceError(path, f"cannot be used ({error})", way_out) from error
+            hint = "what was written before is kept: make room there, and the same command goes on"
+        raise TraceError(path, f"cannot be used ({error})", hint) from error
     except sqlite3.IntegrityError:  # a row that we made wrong
         raise
     except sqlite3.DatabaseError as error:
-        way_out = "name another file, or move this one away"
-        raise TraceError(path, f"not a results database ({error})", way_out) from error
+        hint = "name another file, or move this one away"
+        raise TraceError(path, f"not a results database ({error})", hint) from error

@@ -19,7 +19,7 @@ from ddp_prof.capture.processes import run, scratch_folder
 from ddp_prof.errors import WorkloadError
 from ddp_prof.ingest.nsys.program import Nsys, find_nsys
 from ddp_prof.printable import printable
-from ddp_prof.range_names import BACKWARD, STEP, ranges_among
+from ddp_prof.range_names import BACKWARD, STEP, parse_ranges
 
 PACKAGE = Path(__file__).parents[1]
 CHECKOUT = PACKAGE.parent
@@ -113,13 +113,13 @@ def choose_nsys(
     chosen = environ.get("NSYS")
     if nsys is None and may_fetch and not chosen:
         nsys = fetch_nsys(environ)
-    way_out = f"NSYS={chosen} does not run: correct it or unset it" if chosen else "set NSYS=/path/to/nsys"
+    hint = f"NSYS={chosen} does not run: correct it or unset it" if chosen else "set NSYS=/path/to/nsys"
     if profiler == "nsys":
         if nsys is None:
-            raise WorkloadError(f"no nsys on PATH nor in the usual places: {way_out}, or choose torch.profiler")
+            raise WorkloadError(f"no nsys on PATH nor in the usual places: {hint}, or choose torch.profiler")
         return nsys, "as asked for"
     if nsys is None:
-        return None, f"there is no nsys here: {way_out}"
+        return None, f"there is no nsys here: {hint}"
     if not is_preferred:
         return None, "there is no GPU here, and of a CPU it tells more than nsys"
     return nsys, "of what there is, it tells most of a GPU"
@@ -201,8 +201,8 @@ def export_reports(job: Job, environ: Mapping[str, str], why_none: str) -> None:
         if not report.is_file():  # an nsys without its importer leaves what it recorded as it is
             importer = environ.get("QDSTRM_IMPORTER")
             if importer is None:
-                way_out = "give the one of the same version, QDSTRM_IMPORTER=/path/to/QdstrmImporter, or another nsys"
-                said = f"nsys {job.nsys.version} recorded {recorded.name} but has no importer here: {way_out}"
+                hint = "give the one of the same version, QDSTRM_IMPORTER=/path/to/QdstrmImporter, or another nsys"
+                said = f"nsys {job.nsys.version} recorded {recorded.name} but has no importer here: {hint}"
                 raise WorkloadError(said)
             subprocess.run([importer, "-i", str(recorded)], capture_output=True, check=False)  # noqa: S603
         if report.is_file():
@@ -232,8 +232,8 @@ def find_losses(job: Job) -> list[str]:
 
     files = job.traces
     if not files:
-        way_out = "did it train anything (DDP, FSDP2 or backward), and end by itself?"
-        raise WorkloadError(f"no rank wrote a trace into {job.folder}: {way_out}")
+        hint = "did it train anything (DDP, FSDP2 or backward), and end by itself?"
+        raise WorkloadError(f"no rank wrote a trace into {job.folder}: {hint}")
     steps: Counter[int] = Counter()
     ranks: set[int] = set()
     with_kernels: set[int] = set()
@@ -243,7 +243,7 @@ def find_losses(job: Job) -> list[str]:
         world = max(world, trace.world_size or 0)
         ranks |= set(trace.ranks.values())
         is_marked |= any(name.startswith((f"{STEP}|", BACKWARD)) for name in trace.names)
-        names, spans = ranges_among(trace.names, STEP), trace.spans
+        names, spans = parse_ranges(trace.names, STEP), trace.spans
         marked = zip(spans.process.tolist(), spans.name_id.tolist(), spans.is_open.tolist(), strict=True)
         steps.update(
             trace.ranks[process]

@@ -146,8 +146,8 @@ def _check_torch_sees_gpus(plan: Plan) -> None:
         return
     asked = subprocess.run([plan.python, "-c", question], env=plan.environ, capture_output=True, check=False)  # noqa: S603
     if asked.returncode:
-        way_out = "install a CUDA build of torch, or say DEVICE=cpu"
-        raise WorkloadError(f"there is a GPU, but the torch of {plan.python} cannot use it: {way_out}")
+        hint = "install a CUDA build of torch, or say DEVICE=cpu"
+        raise WorkloadError(f"there is a GPU, but the torch of {plan.python} cannot use it: {hint}")
 
 
 def _record(plan: Plan, nsys: Nsys | None, profiler: str | None, key: str, scratch: Path, partial: Path) -> None:

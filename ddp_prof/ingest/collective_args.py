@@ -17,7 +17,7 @@ import numpy as np
 
 from ddp_prof.ingest.communication_ranges import find_nccl_calls, last_opened
 from ddp_prof.ingest.string_table import NameTable
-from ddp_prof.trace import UNKNOWN, Category, CollectiveMetadata, Trace, looked_up, select
+from ddp_prof.trace import UNKNOWN, Category, CollectiveMetadata, Trace, select, take_or_unknown
 
 ELEMENT_BYTES = {
     "double": 8, "long": 8, "complexfloat": 8, "complexdouble": 16, "float": 4, "int": 4, "half": 2, "bfloat16": 2,
@@ -64,15 +64,15 @@ def collective_metadata(rows: Sequence[CollectiveRow], names: NameTable) -> Coll
     columns = (
         [row.activity for row in rows],
         [interned(row.op) for row in rows],
-        [_in_range(row.bytes) for row in rows],
+        [_int64_or_unknown(row.bytes) for row in rows],
         [interned(row.group) for row in rows],
-        [_in_range(row.group_size) for row in rows],
-        [_in_range(row.sequence) for row in rows],
+        [_int64_or_unknown(row.group_size) for row in rows],
+        [_int64_or_unknown(row.sequence) for row in rows],
     )
     return CollectiveMetadata(*(np.array(column, np.int64) for column in columns))
 
 
-def _in_range(number: int) -> int:
+def _int64_or_unknown(number: int) -> int:
     """A number that a column can hold; others are no sizes and no counts."""
     return number if 0 <= number < 2**62 else UNKNOWN
 
@@ -96,7 +96,7 @@ def add_nccl_metadata(trace: Trace, ranges: Sequence[NcclRange]) -> Trace:
     launched = (trace.activities.category == Category.COMMUNICATION) & (trace.launching_calls != UNKNOWN)
     asked = np.flatnonzero(launched)
     rows = np.array(list(nccl_calls), np.int64)
-    call = looked_up(rows, last_opened(select(spans, rows), select(trace.calls, trace.launching_calls[asked])))
+    call = take_or_unknown(rows, last_opened(select(spans, rows), select(trace.calls, trace.launching_calls[asked])))
     kernels = Counter(call.tolist())
     found = []
     for activity, row in zip(asked.tolist(), call.tolist(), strict=True):

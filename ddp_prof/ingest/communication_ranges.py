@@ -20,8 +20,8 @@ from ddp_prof.trace import (
     Trace,
     concatenate,
     distinct_rows,
-    looked_up,
     select,
+    take_or_unknown,
 )
 
 _COLLECTIVE = re.compile(
@@ -60,7 +60,7 @@ def name_operations(trace: Trace) -> Trace:
     op_id = np.full(len(asked), UNKNOWN, np.int64)
     for ranges, name_id in (_torch_ranges(trace), _nccl_ranges(trace)):
         open_range = last_opened(select(trace.spans, ranges), calls)
-        op_id = np.where(op_id == UNKNOWN, looked_up(name_id, open_range), op_id)
+        op_id = np.where(op_id == UNKNOWN, take_or_unknown(name_id, open_range), op_id)
     told = op_id != UNKNOWN
     row = np.full(len(trace.activities), UNKNOWN, np.int64)
     row[noted.activity] = np.arange(len(noted))

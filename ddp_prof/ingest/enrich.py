@@ -17,7 +17,7 @@ import numpy as np
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.string_table import NameTable
 from ddp_prof.manifest import MOST_RANKS
-from ddp_prof.range_names import PROCESS, ranges_among
+from ddp_prof.range_names import PROCESS, parse_ranges
 from ddp_prof.trace import UNKNOWN, Ints, Mask, Trace, distinct, distinct_rows
 
 LAUNCH_COLUMNS = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread")
@@ -38,7 +38,7 @@ def enrich(trace: Trace, steps: Iterable[Callable[[Trace], Trace]]) -> Trace:
     return trace
 
 
-def about_missing_starts(path: Path, has_start: Mapping[str, Mask]) -> Iterator[str]:
+def warn_missing_starts(path: Path, has_start: Mapping[str, Mask]) -> Iterator[str]:
     """What is said of rows that have no start.
 
     Raises:
@@ -52,7 +52,7 @@ def about_missing_starts(path: Path, has_start: Mapping[str, Mask]) -> Iterator[
             yield f"{missing:,} of {len(rows):,} {table} have no start and are left out"
 
 
-def refuse_one_number_for_several(path: Path, global_id: Ints) -> None:
+def refuse_shared_process_ids(path: Path, global_id: Ints) -> None:
     """Let no two processes pass that have one number on two machines: nothing else tells them apart.
 
     Args:
@@ -124,7 +124,7 @@ def name_ranks(trace: Trace) -> Trace:
 
     Processes without such a range stay without a rank; the world size stays unknown where ranges disagree.
     """
-    ours = ranges_among(trace.names, PROCESS)
+    ours = parse_ranges(trace.names, PROCESS)
     spans = trace.spans
     ranks: dict[int, int] = {}
     for index, range_ in ours.items():
@@ -136,7 +136,7 @@ def name_ranks(trace: Trace) -> Trace:
     return replace(trace, ranks=trace.ranks or ranks, world_size=trace.world_size or world_size)
 
 
-def plain_call(name: str) -> str:
+def strip_call_version(name: str) -> str:
     """The name of a call as programs write it: ``cudaLaunchKernel`` for ``cudaLaunchKernel_v7000``."""
     return _VERSION.sub("", name)
 

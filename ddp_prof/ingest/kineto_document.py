@@ -84,19 +84,19 @@ def read_document(path: Path) -> Document:
     Raises:
         TraceError: Not JSON, cut off, or no trace.
     """
-    data = _bytes(path)
+    data = _read_bytes(path)
     if len(data) > _FEW_BYTES and data.count(b"{") + data.count(b"[") > len(data) // _BYTES_AN_OBJECT:
         reason = f"it holds more objects than one in {_BYTES_AN_OBJECT} bytes, which no trace does"
         raise TraceError(path, reason, "record it again with torch.profiler")
     try:
-        return _decoded(path, data)
+        return _decode_events(path, data)
     except TraceError:
         with suppress(TraceError):
-            return _decoded(path, _mended(data))
+            return _decode_events(path, _escape_invalid_json(data))
         raise
 
 
-def _mended(data: bytes) -> bytes:
+def _escape_invalid_json(data: bytes) -> bytes:
     """What some releases of torch write and JSON does not allow made harmless.
 
     These are ``inf`` and ``nan``, and names with control characters, single backslashes or bytes that are no UTF-8.
@@ -106,14 +106,14 @@ def _mended(data: bytes) -> bytes:
     return _NO_NUMBER.sub(b":null", text)
 
 
-def _decoded(path: Path, data: bytes) -> Document:
+def _decode_events(path: Path, data: bytes) -> Document:
     document = _decode(path, data, exact=False)
     if any(event.ts >= _SAFE_US and isinstance(event.ts, float) for event in document.traceEvents):
         return _decode(path, data, exact=True)
     return document
 
 
-def _bytes(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     with path.open("rb") as file:
         if file.read(2) != b"\x1f\x8b":
             return path.read_bytes()

@@ -80,8 +80,8 @@ def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = (), with_lau
     if by_category.keys() == {""}:
         reason = "a Chrome trace without the categories that tell kernels from ranges, as JAX writes it"
         raise TraceError(path, reason, "record with torch.profiler or with nsys")
-    launches = _several(by_category, sorted(filter(_CALL.match, by_category)))
-    operations = _several(by_category, _OPERATIONS)
+    launches = _events_of_categories(by_category, sorted(filter(_CALL.match, by_category)))
+    operations = _events_of_categories(by_category, _OPERATIONS)
     ranges = by_category[_RANGE] or [event for event in by_category["operator"] if "::" not in str(event.name)]
     names = NameTable()
     classifier = KernelClassifier(extra_patterns)
@@ -91,8 +91,8 @@ def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = (), with_lau
     synchronizations, sync_source, sync_reason = _synchronizations(by_category[_SYNCHRONIZATION], launches)
     activities = concatenate(
         _activities(by_category[_KERNEL], names, Kind.KERNEL, classifier),
-        _activities(_several(by_category, _COPY), names, Kind.COPY),
-        _activities(_several(by_category, _MEMORY_SET), names, Kind.MEMORY_SET),
+        _activities(_events_of_categories(by_category, _COPY), names, Kind.COPY),
+        _activities(_events_of_categories(by_category, _MEMORY_SET), names, Kind.MEMORY_SET),
     )
     trace = Trace(
         path=path,
@@ -101,12 +101,14 @@ def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = (), with_lau
         activities=activities,
         spans=spans,
         calls=_calls(launches),
-        call_details=CallDetails(_times(launches)[1], _interned(launches, names, UNNAMED_CALL))
+        call_details=CallDetails(_times(launches)[1], _intern_names(launches, names, UNNAMED_CALL))
         if with_launches
         else None,
-        threads=_threads(document.traceEvents, operations, ranges),
+        threads=_thread_names(document.traceEvents, operations, ranges),
         overhead=Overhead(*_times(by_category["overhead"])),
-        ranks={PROCESS: rank} if _is_count(rank, MOST_RANKS) and not _may_hold_several(launches, activities) else {},
+        ranks={PROCESS: rank}
+        if _is_count(rank, MOST_RANKS) and not _may_hold_several_ranks(launches, activities)
+        else {},
         synchronizations=synchronizations,
         operators=_operators(operations) if not len(activities) else empty(Operators),
         sync_source=sync_source,
@@ -116,18 +118,18 @@ def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = (), with_lau
         names=names.as_tuple(),
         epoch_ns=base_ns if 0 <= base_ns < _MOST else None,
         manifest=load_manifest(manifest_path(path)),
-        warnings=tuple(_about_processes(launches)),
-        gpus=dict(_gpus(document.deviceProperties)),
+        warnings=tuple(_warn_several_processes(launches)),
+        gpus=dict(_read_gpu_names(document.deviceProperties)),
     )
     steps = [refuse_impossible_times, report_unresolved_names, name_ranks, name_operations]
     if with_launches:
         kernels = by_category[_KERNEL]
-        registers = _integers((event.args or EventArguments()).registers for event in kernels)
-        steps.append(partial(add_launch_shapes, columns=[*_sizes(kernels), registers]))
+        registers = _parse_integers((event.args or EventArguments()).registers for event in kernels)
+        steps.append(partial(add_launch_shapes, columns=[*_launch_sizes(kernels), registers]))
     return enrich(trace, steps)
 
 
-def _about_processes(launches: Sequence[Event]) -> Iterator[str]:
+def _warn_several_processes(launches: Sequence[Event]) -> Iterator[str]:
     """What is said of a file that was put together from several."""
     if len(processes := {str(event.pid) for event in launches}) > 1:
         yield (
@@ -136,13 +138,13 @@ def _about_processes(launches: Sequence[Event]) -> Iterator[str]:
         )
 
 
-def _may_hold_several(launches: Sequence[Event], activities: Activities) -> bool:
+def _may_hold_several_ranks(launches: Sequence[Event], activities: Activities) -> bool:
     """Whether it may be the file of several ranks, of which ``distributedInfo`` is that of one."""
     processes = {str(event.pid) for event in launches}
     return len(processes) > 1 or (not processes and len(distinct(activities.device)) > 1)
 
 
-def _gpus(noted: Any) -> Iterator[tuple[tuple[int, int], str]]:
+def _read_gpu_names(noted: Any) -> Iterator[tuple[tuple[int, int], str]]:
     """Names of GPUs; what is noted may be of any type."""
     for properties in noted if isinstance(noted, list) else ():
         number, name = (properties.get(key) for key in ("id", "name")) if isinstance(properties, dict) else (None, None)
@@ -154,7 +156,7 @@ def _is_count(value: object, bound: int = 1 << 31) -> TypeGuard[int]:
     return isinstance(value, int) and 0 <= value < bound
 
 
-def _several(by_category: dict[str, list[Event]], categories: Sequence[str]) -> list[Event]:
+def _events_of_categories(by_category: dict[str, list[Event]], categories: Sequence[str]) -> list[Event]:
     return [event for category in categories for event in by_category[category]]
 
 
@@ -170,18 +172,18 @@ def _nanoseconds(microseconds: Sequence[float | Decimal]) -> Ints:
     What is no number, or beyond what a trace can hold, becomes the largest one, which is refused later.
     """
     if microseconds and isinstance(microseconds[0], Decimal):
-        return np.array([round(_bounded(microsecond) * 1000) for microsecond in microseconds], np.int64)
+        return np.array([round(_clamp_time(microsecond) * 1000) for microsecond in microseconds], np.int64)
     try:
         values = np.array(microseconds, np.float64)
     except OverflowError:  # integers of hundreds of digits
-        values = np.array([*map(_bounded, microseconds)], np.float64)
+        values = np.array([*map(_clamp_time, microseconds)], np.float64)
     values = np.clip(np.nan_to_num(values, nan=_MOST_US), -_MOST_US, _MOST_US)
     whole = np.floor(values)
     nanoseconds: Ints = whole.astype(np.int64) * 1000 + np.rint((values - whole) * 1000).astype(np.int64)
     return nanoseconds
 
 
-def _bounded(microseconds: Decimal | float) -> Decimal | float:
+def _clamp_time(microseconds: Decimal | float) -> Decimal | float:
     is_number = not isinstance(microseconds, Decimal) or microseconds.is_finite()
     return microseconds if is_number and -_MOST_US <= microseconds <= _MOST_US else _MOST_US
 
@@ -190,11 +192,11 @@ def _activities(
     events: Sequence[Event], names: NameTable, kind: Kind, classifier: KernelClassifier | None = None
 ) -> Activities:
     if classifier:
-        name_id = _interned(events, names)
+        name_id = _intern_names(events, names)
         category = classifier.categories(names.as_tuple())[name_id]
-        name_id = names.name_the_unknown(name_id, UNNAMED_KERNEL)
+        name_id = names.fill_unknown(name_id, UNNAMED_KERNEL)
     else:
-        name_id = _interned(events, names, unnamed=kind.name.lower())
+        name_id = _intern_names(events, names, unnamed=kind.name.lower())
         category = np.full(len(events), Category.MEMORY, np.int64)
     start_ns, end_ns = _times(events)
     arguments = [event.args or EventArguments() for event in events]
@@ -202,17 +204,21 @@ def _activities(
         start_ns=start_ns,
         end_ns=end_ns,
         process=np.full(len(events), PROCESS, np.int64),
-        device=_integers(a.device if a.device is not None else e.pid for a, e in zip(arguments, events, strict=True)),
-        lane=_integers(a.stream if a.stream is not None else e.tid for a, e in zip(arguments, events, strict=True)),
+        device=_parse_integers(
+            a.device if a.device is not None else e.pid for a, e in zip(arguments, events, strict=True)
+        ),
+        lane=_parse_integers(
+            a.stream if a.stream is not None else e.tid for a, e in zip(arguments, events, strict=True)
+        ),
         name_id=name_id,
         kind=np.full(len(events), kind, np.int64),
         category=category,
-        correlation=_integers(argument.correlation for argument in arguments),
-        bytes=_integers(argument.bytes for argument in arguments),
+        correlation=_parse_integers(argument.correlation for argument in arguments),
+        bytes=_parse_integers(argument.bytes for argument in arguments),
     )
 
 
-def _sizes(kernels: Sequence[Event]) -> list[Ints]:
+def _launch_sizes(kernels: Sequence[Event]) -> list[Ints]:
     """A column for each size of grid and block; there are few shapes, so each is decoded once."""
 
     @cache
@@ -243,8 +249,8 @@ def _spans(events: Sequence[Event], names: NameTable) -> Spans:
         start_ns=start_ns,
         end_ns=end_ns,
         process=np.full(rows, PROCESS, np.int64),
-        lane=_threads_of(events),
-        name_id=_interned(events, names, unnamed=UNNAMED_RANGE),
+        lane=_thread_ids(events),
+        name_id=_intern_names(events, names, unnamed=UNNAMED_RANGE),
         domain_id=np.full(rows, UNKNOWN, np.int64),
         # Kineto does not tell; ours of collectives end on other threads.
         is_start_end=np.array([str(event.name).startswith(collectives) for event in events], np.int64),
@@ -256,7 +262,7 @@ def _calls(events: Sequence[Event]) -> Calls:
     return Calls(
         start_ns=_times(events)[0],
         process=np.full(len(events), PROCESS, np.int64),
-        lane=_threads_of(events),
+        lane=_thread_ids(events),
         correlation=_correlations(events),
     )
 
@@ -283,20 +289,20 @@ def _synchronizations(events: Sequence[Event], launches: Sequence[Event]) -> tup
     """
     rows = [event for event in events if event.name in _SYNC_KINDS]
     noted = [event.args or EventArguments() for event in rows]
-    seen = set(_integers(arguments.correlation for arguments in noted).tolist())
+    seen = set(_parse_integers(arguments.correlation for arguments in noted).tolist())
     bare = [event for event in launches if _CALL_NAME.match(str(event.name))]
     bare = [event for event, number in zip(bare, _correlations(bare), strict=True) if number not in seen]
     both = [*rows, *bare]
     of_calls = [_CALL_KINDS[found[1]] for event in bare if (found := _CALL_NAME.match(str(event.name)))]
     start_ns, end_ns = _times(both)
     count = len(both)
-    thread_of = dict(zip(_correlations(launches).tolist(), _threads_of(launches).tolist(), strict=True))
+    thread_of = dict(zip(_correlations(launches).tolist(), _thread_ids(launches).tolist(), strict=True))
     arguments = [event.args or EventArguments() for event in both]
     record, stream = (
-        _integers(getattr(one, name) for one in arguments) for name in ("awaited_record", "awaited_stream")
+        _parse_integers(getattr(one, name) for one in arguments) for name in ("awaited_record", "awaited_stream")
     )
     is_told = (record > 0) & (stream >= 0)
-    device = _integers(one.device for one in arguments)
+    device = _parse_integers(one.device for one in arguments)
     waits = Synchronizations(
         kind=np.array([*(_SYNC_KINDS[event.name] for event in rows), *of_calls], np.int64),
         start_ns=start_ns,
@@ -305,7 +311,7 @@ def _synchronizations(events: Sequence[Event], launches: Sequence[Event]) -> tup
         thread=np.array([thread_of.get(number, UNKNOWN) for number in _correlations(both).tolist()], np.int64),
         correlation=_correlations(both),
         device=device,
-        stream=_integers(one.stream for one in arguments),
+        stream=_parse_integers(one.stream for one in arguments),
         awaits=np.where(is_told, count + np.cumsum(is_told) - 1, UNKNOWN),
     )
     told = int(is_told.sum())
@@ -327,7 +333,7 @@ def _synchronizations(events: Sequence[Event], launches: Sequence[Event]) -> tup
 
 
 def _correlations(events: Sequence[Event]) -> Ints:
-    return _integers((event.args or EventArguments()).correlation for event in events)
+    return _parse_integers((event.args or EventArguments()).correlation for event in events)
 
 
 def _collective_metadata(kernels: Sequence[Event], names: NameTable) -> CollectiveMetadata:
@@ -348,13 +354,13 @@ def _collective_metadata(kernels: Sequence[Event], names: NameTable) -> Collecti
     return collective_metadata(rows, names)
 
 
-def _interned(events: Sequence[Event], names: NameTable, unnamed: str = "") -> Ints:
+def _intern_names(events: Sequence[Event], names: NameTable, unnamed: str = "") -> Ints:
     """Indices of the events' names; what has none is called ``unnamed``, and is ``UNKNOWN`` where that is empty."""
     found = (event.name if isinstance(event.name, str) and event.name else unnamed for event in events)
     return np.array([names.intern(name) if name else UNKNOWN for name in found], np.int64)
 
 
-def _integers(values: Any) -> Ints:
+def _parse_integers(values: Any) -> Ints:
     """Whole numbers of 63 bits, also within texts as torch 1.8 writes ids, ``"stream 7"``; else ``UNKNOWN``."""
 
     def within(text: object) -> int:
@@ -364,18 +370,18 @@ def _integers(values: Any) -> Ints:
     return np.array([v if isinstance(v, int) and -_MOST <= v < _MOST else within(v) for v in values], np.int64)
 
 
-def _threads_of(events: Iterable[Event]) -> Ints:
-    return _integers(event.tid for event in events)
+def _thread_ids(events: Iterable[Event]) -> Ints:
+    return _parse_integers(event.tid for event in events)
 
 
-def _threads(
+def _thread_names(
     events: Sequence[Event], operations: Sequence[Event], ranges: Sequence[Event]
 ) -> dict[tuple[int, int], str]:
     """Names of threads; one beside the main one in which autograd's engine ran is called as torch calls its threads."""
     named = [event for event in events if event.ph == "M" and event.name == "thread_name" and event.args]
     texts = (str(event.args and event.args.name) for event in named)
-    names = dict(zip(_threads_of(named).tolist(), texts, strict=True))
-    main = _threads_of(event for event in ranges if str(event.name).startswith("ProfilerStep#"))
+    names = dict(zip(_thread_ids(named).tolist(), texts, strict=True))
+    main = _thread_ids(event for event in ranges if str(event.name).startswith("ProfilerStep#"))
     engine = (event for event in operations if str(event.name).startswith(_ENGINE) and event.tid != event.pid)
-    names |= dict.fromkeys(np.setdiff1d(_threads_of(engine), main).tolist(), AUTOGRAD)
+    names |= dict.fromkeys(np.setdiff1d(_thread_ids(engine), main).tolist(), AUTOGRAD)
     return {(PROCESS, tid): name for tid, name in names.items() if tid != UNKNOWN}

@@ -48,7 +48,7 @@ class Reader(NamedTuple):
 def _is_kineto(head: bytes) -> bool:
     """An object with one of Kineto's keys, or the bare list of events that Chrome's format allows."""
     try:
-        text = _unzipped(head).lstrip()
+        text = _unzip_head(head).lstrip()
     except zlib.error:
         return True  # damaged, as its reader will say
     return (
@@ -56,13 +56,13 @@ def _is_kineto(head: bytes) -> bool:
     )
 
 
-def _unzipped(head: bytes) -> bytes:
+def _unzip_head(head: bytes) -> bytes:
     return zlib.decompressobj(31).decompress(head, _HEAD_BYTES) if head.startswith(_GZIP) else head
 
 
 def _is_kineto_in_another_encoding(head: bytes) -> bool:
     """Whether it would be Kineto's without what editors and shells of Windows put round the letters."""
-    text = _unzipped(head)
+    text = _unzip_head(head)
     letters = text.replace(b"\0", b"")
     for mark in (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff"):
         letters = letters.removeprefix(mark)
@@ -209,5 +209,5 @@ def _head(path: Path) -> bytes:
         with path.open("rb") as file:
             return file.read(_HEAD_BYTES)
     except OSError as error:
-        way_out = "check the path" if isinstance(error, FileNotFoundError) else "give a file that can be read"
-        raise TraceError(path, error.strerror or str(error), way_out) from error
+        hint = "check the path" if isinstance(error, FileNotFoundError) else "give a file that can be read"
+        raise TraceError(path, error.strerror or str(error), hint) from error

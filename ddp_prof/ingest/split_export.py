@@ -35,14 +35,14 @@ from ddp_prof.ingest.nsys.sqlite_export import (
     OVERHEADS,
     load_nsys_sqlite,
 )
-from ddp_prof.ingest.sqlite_columns import SqliteFile, open_sqlite, quoted, require_room
+from ddp_prof.ingest.sqlite_columns import SqliteFile, open_sqlite, quote_name, require_disk_space
 from ddp_prof.ingest.time_blocks import END, Blocks, CannotSplitError, scan_blocks
 from ddp_prof.trace import SYNC_IN_PARTS, Ints, Trace
 
 BYTES_A_ROW = 300
 """Of a part on the disk, with all that it holds beside its span."""
-EVER = 2**62
-"""Later than any event; ``-EVER`` is earlier."""
+END_OF_TIME_NS = 2**62
+"""Later than any event; ``-END_OF_TIME_NS`` is earlier."""
 
 _ACTIVITIES = (KERNELS, COPIES, MEMORY_SETS, GRAPHS)
 _SMALL = (
@@ -70,8 +70,8 @@ class Part(NamedTuple):
 
     Attributes:
         trace: What it holds: more than its span.
-        start_ns: Its span, the first one from ``-EVER`` on.
-        end_ns: The end of it, of the last one ``EVER``.
+        start_ns: Its span, the first one from ``-END_OF_TIME_NS`` on.
+        end_ns: The end of it, of the last one ``END_OF_TIME_NS``.
     """
 
     trace: Trace
@@ -86,9 +86,9 @@ class SplitExport:
         file: The export.
         folder: A folder for the parts, of which there is one at a time.
         load: Reads an export.
-        tells_structure: Whether a range of this name tells steps, phases or the like.
-        steps_of: Of the steps of all processes, as the ranges of a trace tell them, when each starts and until when
-            what is launched counts with it.
+        marks_structure: Whether a range of this name tells steps, phases or the like.
+        find_step_times: Finds, from the ranges of a trace, when each step of each process starts, and until when
+            a launch belongs to it.
         part_rows: About so many rows of activities and calls lie in a span.
 
     Raises:
@@ -100,8 +100,8 @@ class SplitExport:
         file: SqliteFile,
         folder: Path,
         load: Callable[[Path], Trace],
-        tells_structure: Callable[[str], bool],
-        steps_of: Callable[[Trace], tuple[Ints, Ints]],
+        marks_structure: Callable[[str], bool],
+        find_step_times: Callable[[Trace], tuple[Ints, Ints]],
         part_rows: int,
     ) -> None:
         self.path, self._file, self._load = file.path, file, load
@@ -113,14 +113,14 @@ class SplitExport:
         if not file.has_columns(NVTX, "start", "end", "eventType", "globalTid"):
             raise CannotSplitError("it has no ranges")
         with self._translate_errors():
-            file.in_time(lambda: self._look(tells_structure))
-            self.steps = steps_of(load(self._base))
+            file.run_with_deadline(lambda: self._inspect_export(marks_structure))
+            self.steps = find_step_times(load(self._base))
             if not len(self.steps[0]):
                 raise CannotSplitError("no range of it tells steps, as --step-range may")
-            file.in_time(self._add_ranges_that_start_with_steps)
+            file.run_with_deadline(self._add_ranges_that_start_with_steps)
             self.spans = self._spans(part_rows)
 
-    def _look(self, tells_structure: Callable[[str], bool]) -> None:
+    def _inspect_export(self, marks_structure: Callable[[str], bool]) -> None:
         file = self._file
         self._base.unlink(missing_ok=True)
         with self._open(self._base) as database:
@@ -129,13 +129,15 @@ class SplitExport:
                 few = f'SELECT count(*) FROM (SELECT 1 FROM whole."{table}" LIMIT {file.most_rows + 1})'
                 if table in file.columns and database.execute(few).fetchone()[0] > file.most_rows:
                     raise CannotSplitError(f"{table} has more rows than it has room for")
-            most_apart = file.bytes
-            self._blocks = {table: scan_blocks(database, table, self._present(table), most_apart) for table in tables}
-            self._ranges = scan_blocks(database, NVTX, ("start",), most_apart, _RANGES)
+            max_id_gap = file.bytes
+            self._blocks = {
+                table: scan_blocks(database, table, self._existing_columns(table), max_id_gap) for table in tables
+            }
+            self._ranges = scan_blocks(database, NVTX, ("start",), max_id_gap, _RANGES)
             last = f'SELECT max({END}) FROM whole."{NVTX}" WHERE {_RANGES}'
             ends = [int(blocks.end_ns.max()) for blocks in self._blocks.values()]
             self._last_ns = max(*ends, database.execute(last).fetchone()[0] or 0)
-            self._nccl_ids = self._make_base(database, tells_structure)
+            self._nccl_ids = self._make_base(database, marks_structure)
 
     def parts(self, spans: Sequence[int] | None = None) -> Iterator[tuple[int, Part]]:
         """The parts with their numbers, one after the other; all or those asked for."""
@@ -158,21 +160,21 @@ class SplitExport:
     @contextmanager
     def _open(self, path: Path) -> Iterator[sqlite3.Connection]:
         """A database of ours beside which the export is there as ``whole``."""
-        with self._file.connected(f"file:{path}") as database:
+        with self._file.connect(f"file:{path}") as database:
             database.execute("PRAGMA journal_mode=OFF")
             database.execute("PRAGMA synchronous=OFF")
             database.execute("ATTACH ? AS whole", (self._file.uri,))
             yield database
 
-    def _make_base(self, database: sqlite3.Connection, tells_structure: Callable[[str], bool]) -> list[int]:
+    def _make_base(self, database: sqlite3.Connection, marks_structure: Callable[[str], bool]) -> list[int]:
         """What all parts have in common; returns the ids of NCCL's names."""
         for table in _SMALL:
             if table in self._file.columns:
-                columns = ", ".join(map(quoted, self._file.columns[table]))  # not those that are computed
+                columns = ", ".join(map(quote_name, self._file.columns[table]))  # not those that are computed
                 database.execute(f'CREATE TABLE main."{table}" AS SELECT {columns} FROM whole."{table}"')
         for table in (*self._blocks, NVTX):
             database.execute(
-                f'CREATE TABLE main."{table}" AS SELECT {self._columns(table)} FROM whole."{table}" LIMIT 0'
+                f'CREATE TABLE main."{table}" AS SELECT {self._column_list(table)} FROM whole."{table}" LIMIT 0'
             )
         strings = (
             self._file.rows("SELECT id, value FROM StringIds")
@@ -180,17 +182,17 @@ class SplitExport:
             else []
         )
         names = {key: text for key, text in strings if isinstance(key, int) and isinstance(text, str) and text}
-        text, text_id = self._file.or_null(NVTX, "text", "textId")
+        text, text_id = self._file.columns_or_null(NVTX, "text", "textId")
         database.execute("CREATE TEMP TABLE structure (id INTEGER PRIMARY KEY)")
-        ids = [(key,) for key, name in names.items() if tells_structure(name)]
+        ids = [(key,) for key, name in names.items() if marks_structure(name)]
         database.executemany("INSERT INTO structure VALUES (?)", ids)
-        database.create_function("tells", 1, lambda name: isinstance(name, str) and tells_structure(name))
+        database.create_function("tells", 1, lambda name: isinstance(name, str) and marks_structure(name))
         database.create_function("is_named", 2, lambda name, key: bool(name) or key in names)
         unnamed = f'SELECT 1 FROM whole."{NVTX}" WHERE {_RANGES} AND NOT is_named({text}, {text_id}) LIMIT 1'
         if database.execute(unnamed).fetchone():
             raise CannotSplitError("it has ranges without a name")
         told = f"({text_id} IN (SELECT id FROM structure) OR ({text} IS NOT NULL AND tells({text})))"
-        self._copy(database, NVTX, f"NOT {_RANGES} OR {told}")
+        self._copy_rows(database, NVTX, f"NOT {_RANGES} OR {told}")
         database.commit()
         return [key for key, name in names.items() if _NCCL.match(name)]
 
@@ -200,18 +202,18 @@ class SplitExport:
             database.execute("CREATE TEMP TABLE starts (at INTEGER PRIMARY KEY)")
             rows = ((start,) for start in np.unique(self.steps[0]).tolist())
             database.executemany("INSERT INTO starts VALUES (?)", rows)
-            self._copy(database, NVTX, f"{_RANGES} AND start IN (SELECT at FROM starts)")
+            self._copy_rows(database, NVTX, f"{_RANGES} AND start IN (SELECT at FROM starts)")
             database.commit()
 
-    def _present(self, table: str) -> list[str]:
+    def _existing_columns(self, table: str) -> list[str]:
         return [column for column in _COLUMNS[table] if column in self._file.columns[table]]
 
-    def _columns(self, table: str) -> str:
-        return ", ".join(f'"{column}"' for column in self._present(table))
+    def _column_list(self, table: str) -> str:
+        return ", ".join(f'"{column}"' for column in self._existing_columns(table))
 
-    def _copy(self, database: sqlite3.Connection, table: str, condition: str) -> None:
+    def _copy_rows(self, database: sqlite3.Connection, table: str, condition: str) -> None:
         """Copy rows at the places where they are, so that their order stays, too; those that are there stay."""
-        columns = self._columns(table)
+        columns = self._column_list(table)
         database.execute(
             f'INSERT OR IGNORE INTO main."{table}" (rowid, {columns}) '
             f'SELECT rowid, {columns} FROM whole."{table}" WHERE {condition}'
@@ -227,11 +229,11 @@ class SplitExport:
         part = np.cumsum(rows[order]) // part_rows
         borders = first[order][1:][np.diff(part) > 0]
         at = np.unique(np.searchsorted(starts, borders))
-        edges = [-EVER, *starts[at[(at > 0) & (at < len(starts))]].tolist(), EVER]
+        edges = [-END_OF_TIME_NS, *starts[at[(at > 0) & (at < len(starts))]].tolist(), END_OF_TIME_NS]
         return list(pairwise(edges))
 
     def _part(self, start_ns: int, end_ns: int) -> Part:
-        self._file.in_time(lambda: self._copy_part(start_ns, end_ns))
+        self._file.run_with_deadline(lambda: self._copy_part(start_ns, end_ns))
         trace = replace(self._load(self._made), path=self.path)
         is_open = trace.spans.is_open == 1
         spans = replace(trace.spans, end_ns=np.where(is_open, self._last_ns, trace.spans.end_ns))
@@ -248,7 +250,7 @@ class SplitExport:
     def _copy_activities(self, database: sqlite3.Connection, start_ns: int, end_ns: int) -> None:
         step_start, step_end = self.steps
         mine = (step_start >= start_ns) & (step_start < end_ns)
-        launches = int(step_start[mine].min(initial=EVER)), int(step_end[mine].max(initial=-EVER))
+        launches = int(step_start[mine].min(initial=END_OF_TIME_NS)), int(step_end[mine].max(initial=-END_OF_TIME_NS))
         calls = self._blocks[CALLS]
         database.execute("CREATE TEMP TABLE launched (id INTEGER PRIMARY KEY)")
         where = calls.where((calls.start_ns < launches[1]) & (calls.last_start_ns >= launches[0]))
@@ -261,14 +263,14 @@ class SplitExport:
         start, end = min(start_ns, launches[0]), max(end_ns, launches[1])
         for blocks in self._activity_blocks():
             where = blocks.where(blocks.with_ids(least, most))
-            self._copy(database, blocks.table, f"{where} AND correlationId IN (SELECT id FROM launched)")
+            self._copy_rows(database, blocks.table, f"{where} AND correlationId IN (SELECT id FROM launched)")
             query = f'SELECT min(start), max({END}) FROM main."{blocks.table}"'
             first, last = database.execute(query).fetchone()
             start, end = min(start, first if first is not None else start), max(end, last if last is not None else end)
         for blocks in self._activity_blocks():
-            where = blocks.where(blocks.meeting(start, end))
+            where = blocks.where(blocks.overlapping(start, end))
             beside = f"start < {end} AND {END} >= {start}"
-            self._copy(database, blocks.table, f"{where} AND {beside}")
+            self._copy_rows(database, blocks.table, f"{where} AND {beside}")
 
     def _activity_blocks(self) -> Iterator[Blocks]:
         return (blocks for table, blocks in self._blocks.items() if table != CALLS)
@@ -285,18 +287,18 @@ class SplitExport:
         least, most = database.execute(_ID_RANGE.format("wanted")).fetchone()
         calls = self._blocks[CALLS]
         where = calls.where(calls.with_ids(least, most))
-        self._copy(database, CALLS, f"{where} AND correlationId IN (SELECT id FROM wanted)")
+        self._copy_rows(database, CALLS, f"{where} AND correlationId IN (SELECT id FROM wanted)")
 
     def _copy_nccl_ranges(self, database: sqlite3.Connection) -> None:
         """Those from one part before the launches to the last of them, which tell what copies and sizes are."""
         first, last = database.execute(f'SELECT min(start), max(start) FROM main."{CALLS}"').fetchone()
         if first is None:
             return
-        text, text_id = self._file.or_null(NVTX, "text", "textId")
+        text, text_id = self._file.columns_or_null(NVTX, "text", "textId")
         ids = ", ".join(map(str, self._nccl_ids)) or "NULL"
         since = first - (last - first)
         where = self._ranges.where((self._ranges.start_ns <= last) & (self._ranges.last_start_ns >= since))
-        self._copy(
+        self._copy_rows(
             database,
             NVTX,
             f"{where} AND {_RANGES} AND start BETWEEN {since} AND {last} "
@@ -318,7 +320,7 @@ def count_rows(path: Path, least_bytes: int) -> int:
             return 0
     with open_sqlite(path) as file:
         tables = [table for table in (*_ACTIVITIES, CALLS, NVTX) if table in file.columns]
-        last: list[int] = file.in_time(
+        last: list[int] = file.run_with_deadline(
             lambda: [file.rows(f'SELECT max(rowid) FROM "{table}"')[0][0] for table in tables]
         )
         return min(sum(last), file.most_rows)  # rows may have any number
@@ -328,15 +330,15 @@ def split_export(
     file: SqliteFile,
     part_rows: int,
     extra_patterns: Sequence[str],
-    tells_structure: Callable[[str], bool],
-    steps_of: Callable[[Trace], tuple[Ints, Ints]],
+    marks_structure: Callable[[str], bool],
+    find_step_times: Callable[[Trace], tuple[Ints, Ints]],
     folder: Path,
 ) -> SplitExport:
     """The export cut into parts; arguments as of :class:`SplitExport`."""
-    require_room(file.path, folder, BYTES_A_ROW * part_rows)
+    require_disk_space(file.path, folder, BYTES_A_ROW * part_rows)
 
     def load(part: Path) -> Trace:
         trace = load_nsys_sqlite(part, extra_patterns=extra_patterns, run=file.path)
         return replace(trace, sync_reason=SYNC_IN_PARTS)
 
-    return SplitExport(file, folder, load, tells_structure, steps_of, part_rows)
+    return SplitExport(file, folder, load, marks_structure, find_step_times, part_rows)

@@ -19,9 +19,9 @@ from urllib.parse import quote
 
 import numpy as np
 
+from ddp_prof.atomic_file import is_file
 from ddp_prof.errors import TraceError
 from ddp_prof.trace import UNKNOWN, Ints
-from ddp_prof.whole_file import is_file
 
 Read = TypeVar("Read")
 
@@ -30,7 +30,7 @@ LEAST_S, BYTES_A_SECOND = 20, 2_000_000
 LEAST_BYTES_A_ROW = 6
 """Of SQLite's format: no table has more rows than the file has room for."""
 MOST_BYTES_A_VALUE = 1 << 26
-_WAY_OUT = "export the report again with nsys export"
+_HINT = "export the report again with nsys export"
 _TABLE = re.compile(r"""CREATE TABLE\s*(?:"((?:[^"]|"")*)"|'((?:[^']|'')*)'|`([^`]*)`|\[([^]]*)\]|([^\s("'`[]+))""")
 """How SQLite notes a table: it writes the first two words itself, whatever the statement was."""
 _JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
@@ -56,31 +56,31 @@ def open_sqlite(path: Path) -> Iterator[SqliteFile]:
     journals = [journal for journal in journals if is_file(journal) and journal.stat().st_size]
     if not journals:
         file = SqliteFile(path, real)
-        file.in_time(file.look)
+        file.run_with_deadline(file.read_schema)
         yield file
         return
     with tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
-        require_room(path, Path(folder), sum(file.stat().st_size for file in (real, *journals)))
+        require_disk_space(path, Path(folder), sum(file.stat().st_size for file in (real, *journals)))
         for source in (real, *journals):
             shutil.copyfile(source, Path(folder) / source.name)
         copy = Path(folder) / real.name
-        if any(_names_a_file(Path(folder) / journal.name) for journal in journals):
+        if any(_has_super_journal(Path(folder) / journal.name) for journal in journals):
             reason = "the journal beside it belongs to a transaction over several databases, which nsys never makes"
-            raise TraceError(path, reason, f"delete {journals[-1].name} if it is not yours, or {_WAY_OUT}")
+            raise TraceError(path, reason, f"delete {journals[-1].name} if it is not yours, or {_HINT}")
         file = SqliteFile(path, copy)
-        file.in_time(file.put_together)
-        file.in_time(file.look)
+        file.run_with_deadline(file.apply_journal)
+        file.run_with_deadline(file.read_schema)
         yield file
 
 
-def _names_a_file(journal: Path) -> bool:
+def _has_super_journal(journal: Path) -> bool:
     """Whether it ends as journals do that name one: with the same eight bytes as all begin."""
     with journal.open("rb") as file:
         file.seek(-min(8, journal.stat().st_size), os.SEEK_END)
         return file.read() == _JOURNAL_MAGIC
 
 
-def require_room(path: Path, folder: Path, needed: int) -> None:
+def require_disk_space(path: Path, folder: Path, needed: int) -> None:
     """Refuse to begin what would fill the disk.
 
     Args:
@@ -124,25 +124,25 @@ class SqliteFile:
         self._open: set[sqlite3.Connection] = set()
         self._is_stopped = False
 
-    def look(self) -> None:
+    def read_schema(self) -> None:
         """Find the tables.
 
         Raises:
             TraceError: The file is no database, or is damaged.
         """
         query = "SELECT name, sql FROM sqlite_master WHERE type = 'table' AND rootpage > 0 AND typeof(name) = 'text'"
-        with self.connected(self.uri) as database:
+        with self.connect(self.uri) as database:
             names = [name for name, made_by in self._fetch(database, query) if _name_of_table(made_by) == name]
-            filled = [name for name in names if self._fetch(database, f"SELECT 1 FROM {quoted(name)} LIMIT 1")]
-            columns = {name: self._fetch(database, f"PRAGMA table_info({quoted(name)})") for name in filled}
+            filled = [name for name in names if self._fetch(database, f"SELECT 1 FROM {quote_name(name)} LIMIT 1")]
+            columns = {name: self._fetch(database, f"PRAGMA table_info({quote_name(name)})") for name in filled}
         self.columns = {name: tuple(row[1] for row in rows) for name, rows in columns.items()}
 
-    def put_together(self) -> None:
+    def apply_journal(self) -> None:
         """Let SQLite carry out what the journal or log beside the file says; what is damaged is told later."""
-        with suppress(sqlite3.Error), self.connected(str(self._real)) as database:
+        with suppress(sqlite3.Error), self.connect(str(self._real)) as database:
             database.execute("PRAGMA journal_mode=DELETE")
 
-    def in_time(self, read: Callable[[], Read]) -> Read:
+    def run_with_deadline(self, read: Callable[[], Read]) -> Read:
         """What a function returns that reads this file.
 
         It runs in a thread of its own: SQLite heeds neither signals nor a clock.
@@ -161,7 +161,7 @@ class SqliteFile:
             if future.done() or not isinstance(error, FutureTimeoutError):
                 raise
             reason = f"reading it takes more than {limit_s:.0f} s, which no export of its size does"
-            raise TraceError(self.path, reason, _WAY_OUT) from None
+            raise TraceError(self.path, reason, _HINT) from None
 
     def start(self, read: Callable[..., Read], *arguments: object) -> Future[Read]:
         """Begin to read side by side with others. Nobody waits for the thread when the program ends."""
@@ -180,7 +180,7 @@ class SqliteFile:
         """Whether the table holds rows and has all these columns."""
         return table in self.columns and set(columns) <= set(self.columns[table])
 
-    def or_null(self, table: str, *columns: str) -> tuple[str, ...]:
+    def columns_or_null(self, table: str, *columns: str) -> tuple[str, ...]:
         """The columns in a query, NULL for those that the table lacks."""
         return tuple(column if self.has_columns(table, column) else "NULL" for column in columns)
 
@@ -188,11 +188,11 @@ class SqliteFile:
         """Refuse a table with rows that lacks one of these columns."""
         for column in columns:
             if table in self.columns and column not in self.columns[table]:
-                raise TraceError(self.path, f"{table} has no column {column}", _WAY_OUT)
+                raise TraceError(self.path, f"{table} has no column {column}", _HINT)
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """All rows of a query that returns few; what is no UTF-8 in texts is replaced."""
-        with self.connected(self.uri) as database:
+        with self.connect(self.uri) as database:
             return self._fetch(database, query)
 
     def _fetch(self, database: sqlite3.Connection, query: str) -> list[tuple[Any, ...]]:
@@ -200,25 +200,23 @@ class SqliteFile:
         for row in database.execute(query):
             held += LEAST_BYTES_A_ROW + sum(len(value) for value in row if isinstance(value, (str, bytes)))
             if held > self.bytes:
-                raise self._endless()
+                raise self._endless_error()
             found.append(row)
         return found
 
-    def rows_of(self, table: str) -> str:
+    def bounded_table(self, table: str) -> str:
         """What stands for a table in a query with a condition: as many rows as the file has room for."""
-        return f"(SELECT * FROM {quoted(table)} NOT INDEXED LIMIT {self.most_rows + 1})"
+        return f"(SELECT * FROM {quote_name(table)} NOT INDEXED LIMIT {self.most_rows + 1})"
 
     def _refuse_endless(self, table: str) -> None:
-        if self.rows(f"SELECT 1 FROM {quoted(table)} NOT INDEXED LIMIT 1 OFFSET {self.most_rows}"):
-            raise self._endless()
+        if self.rows(f"SELECT 1 FROM {quote_name(table)} NOT INDEXED LIMIT 1 OFFSET {self.most_rows}"):
+            raise self._endless_error()
 
-    def _endless(self) -> TraceError:
-        return TraceError(
-            self.path, "it holds more rows or text than it has room for: pages of it are shared", _WAY_OUT
-        )
+    def _endless_error(self) -> TraceError:
+        return TraceError(self.path, "it holds more rows or text than it has room for: pages of it are shared", _HINT)
 
     @contextmanager
-    def connected(self, uri: str) -> Iterator[sqlite3.Connection]:
+    def connect(self, uri: str) -> Iterator[sqlite3.Connection]:
         """A connection that :meth:`in_time` interrupts; SQLite's errors name the file."""
         try:
             with closing(sqlite3.connect(uri, uri=True)) as database:
@@ -227,18 +225,18 @@ class SqliteFile:
                 database.text_factory = lambda text: text.decode(errors="replace")
                 self._open.add(database)
                 try:
-                    self._go_on()
+                    self._check_not_stopped()
                     yield database
                 finally:
                     self._open.discard(database)
         except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter where SQLite quotes what is no text
-            raise TraceError(self.path, f"not a readable SQLite database ({error})", _WAY_OUT) from error
+            raise TraceError(self.path, f"not a readable SQLite database ({error})", _HINT) from error
 
-    def _go_on(self) -> None:
+    def _check_not_stopped(self) -> None:
         if self._is_stopped:
-            raise TraceError(self.path, "reading it was stopped", _WAY_OUT)
+            raise TraceError(self.path, "reading it was stopped", _HINT)
 
-    def integers(self, table: str, columns: Sequence[str]) -> dict[str, Ints]:
+    def read_integers(self, table: str, columns: Sequence[str]) -> dict[str, Ints]:
         """Columns of a table as int64, NULL as ``UNKNOWN``, and so are columns that it lacks.
 
         Without rows where the table is absent: exporters leave out what was not recorded.
@@ -252,19 +250,19 @@ class SqliteFile:
     def batches(self, table: str, columns: Sequence[str]) -> Iterator[dict[str, Ints]]:
         """The same, some rows at a time; each batch counts until the next one only."""
         present = [column for column in columns if self.has_columns(table, column)]
-        for batch in self.query(", ".join(map(quoted, present)), table) if present else ():
-            absent = constant(UNKNOWN, batch.num_rows)
-            yield {name: self.integers_of(batch, name) if name in present else absent for name in columns}
+        for batch in self.query(", ".join(map(quote_name, present)), table) if present else ():
+            absent = constant_column(UNKNOWN, batch.num_rows)
+            yield {name: self.batch_integers(batch, name) if name in present else absent for name in columns}
 
-    def integers_of(self, batch: Any, name: str) -> Ints:
+    def batch_integers(self, batch: Any, name: str) -> Ints:
         """A column of a batch of rows as int64, NULL as ``UNKNOWN``."""
         try:
             return integer_array(batch.column(name))
         except TypeError as error:
-            raise self._no_integer(name) from error
+            raise self._not_integer_error(name) from error
 
-    def _no_integer(self, column: str) -> TraceError:
-        return TraceError(self.path, f"column {column} holds something that is no integer", _WAY_OUT)
+    def _not_integer_error(self, column: str) -> TraceError:
+        return TraceError(self.path, f"column {column} holds something that is no integer", _HINT)
 
     def query(self, wanted: str, table: str, where: str | None = None) -> Iterator[Any]:
         """Rows of a table as batches, ``pyarrow.RecordBatch``; read outside Python's global lock.
@@ -291,21 +289,21 @@ class SqliteFile:
                 statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
                 bound = f"WHERE {where}" if where else f"LIMIT {self.most_rows + 1}"
                 # Not by an index: what is counted here is the rows of the table.
-                statement.set_sql_query(f"SELECT {wanted} FROM {quoted(table)} NOT INDEXED {bound}")
+                statement.set_sql_query(f"SELECT {wanted} FROM {quote_name(table)} NOT INDEXED {bound}")
                 stream, _ = statement.execute_query()
                 with pyarrow.RecordBatchReader.from_stream(stream) as reader:
                     names, rows_read = reader.schema.names, 0
                     for batch in reader:
-                        self._go_on()
+                        self._check_not_stopped()
                         rows_read += batch.num_rows
                         if rows_read > self.most_rows:
-                            raise self._endless()
+                            raise self._endless_error()
                         yield batch
         except (Error, pyarrow.ArrowException, OSError) as error:
             reason = str(error).strip().splitlines()[0]
             if late := _LATE_MISMATCH.search(reason):
-                raise self._no_integer(names[int(late[1])]) from error
-            raise TraceError(self.path, f"cannot be read ({reason})", _WAY_OUT) from error
+                raise self._not_integer_error(names[int(late[1])]) from error
+            raise TraceError(self.path, f"cannot be read ({reason})", _HINT) from error
 
 
 def are_integers(*columns: str) -> str:
@@ -313,7 +311,7 @@ def are_integers(*columns: str) -> str:
     return " AND ".join(f"typeof({column}) = 'integer'" for column in columns)
 
 
-def constant(value: int, rows: int) -> Ints:
+def constant_column(value: int, rows: int) -> Ints:
     """A column of one value, which takes no memory; not to be written to."""
     return np.broadcast_to(np.int64(value), rows)
 
@@ -350,7 +348,7 @@ class GrowingColumn:
 
     def __init__(self) -> None:
         self._rows = 0
-        self._values = constant(UNKNOWN, 0)
+        self._values = constant_column(UNKNOWN, 0)
         """With room for more rows than there are, unless of one value."""
 
     def add(self, values: Ints) -> None:
@@ -359,7 +357,7 @@ class GrowingColumn:
         if is_constant(self._values) and len(values):
             only = self._values[0] if before else values[0]
             if np.all(values == only):
-                self._values = constant(only, self._rows)
+                self._values = constant_column(only, self._rows)
                 return
         if is_constant(self._values) or self._rows > len(self._values):
             grown = np.empty(4 * self._rows, np.int64)  # what is never written to takes no memory
@@ -382,6 +380,6 @@ def _name_of_table(made_by: object) -> str | None:
     return name.replace(2 * quote_sign, quote_sign)
 
 
-def quoted(name: str) -> str:
+def quote_name(name: str) -> str:
     """A name in SQL."""
     return '"' + name.replace('"', '""') + '"'

@@ -32,7 +32,7 @@ class NameTable:
             name = f"{name[: MOST_LETTERS - 20]}…{blake2s(name.encode(errors='replace'), digest_size=8).hexdigest()}"
         return self._index.setdefault(name, len(self._index))
 
-    def name_the_unknown(self, name_id: Ints, name: str) -> Ints:
+    def fill_unknown(self, name_id: Ints, name: str) -> Ints:
         """The same indices, with that of ``name`` in the place of ``UNKNOWN``."""
         is_unknown = name_id == UNKNOWN
         return np.where(is_unknown, self.intern(name), name_id) if is_unknown.any() else name_id

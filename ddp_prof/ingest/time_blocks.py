@@ -48,7 +48,7 @@ class Blocks:
     least_id: Ints
     most_id: Ints
 
-    def meeting(self, start_ns: int, end_ns: int) -> Mask:
+    def overlapping(self, start_ns: int, end_ns: int) -> Mask:
         """The blocks that may hold events of a span of time, or that end where it starts."""
         found: Mask = (self.start_ns < end_ns) & (self.end_ns >= start_ns)
         return found
@@ -69,7 +69,7 @@ class Blocks:
 
 
 def scan_blocks(
-    database: sqlite3.Connection, table: str, columns: Sequence[str], most_apart: int, condition: str = "1"
+    database: sqlite3.Connection, table: str, columns: Sequence[str], max_id_gap: int, condition: str = "1"
 ) -> Blocks:
     """Look at all rows of a table once.
 
@@ -77,7 +77,7 @@ def scan_blocks(
         database: A connection, to which the table's database is attached as ``whole``.
         table: The table, with a column ``start``.
         columns: Those that it has.
-        most_apart: So far apart may the numbers of its rows be.
+        max_id_gap: So far apart may the numbers of its rows be.
         condition: Which rows count.
 
     Raises:
@@ -91,7 +91,7 @@ def scan_blocks(
         f'FROM whole."{table}" WHERE rowid BETWEEN ? AND ? AND {condition}'
     )
     low, high = database.execute(f'SELECT min(rowid), max(rowid) FROM whole."{table}"').fetchone()
-    if high - low > most_apart:
+    if high - low > max_id_gap:
         raise CannotSplitError(f"{table} has rows whose numbers are far apart")
     found = []
     for first in range(low, high + 1, BLOCK_ROWS):

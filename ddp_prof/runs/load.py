@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ddp_prof.atomic_file import is_file
 from ddp_prof.errors import TraceError
 from ddp_prof.manifest import manifest_path
 from ddp_prof.runs.report import LoadOptions
 from ddp_prof.runs.run import Run, prepare_runs
 from ddp_prof.runs.workers import Workers
-from ddp_prof.whole_file import is_file
 
 _NAMED_RANK = re.compile(
     r"(?<![A-Za-z])(?:rank|r|proc|procid|task|gpu|worker)[._-]?(\d+)(?:[._-]?of[._-]?\d+)?(?!\d)", re.I

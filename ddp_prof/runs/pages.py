@@ -15,6 +15,7 @@ from ddp_prof.analyze.collectives.results import Collective, typical_step
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.step_view import RankStepView, view_step
 from ddp_prof.analyze.overlap.comparison import compare_variants
+from ddp_prof.atomic_file import atomic_write
 from ddp_prof.errors import TraceError
 from ddp_prof.present.html.index import KERNELS, TIMELINE, WHY
 from ddp_prof.present.html.report import PagesOutcome, Place, make_pages_here, write_run_pages
@@ -24,7 +25,6 @@ from ddp_prof.present.timeline.model import Source
 from ddp_prof.runs.report import LoadOptions, answer, own_version, packed, unpacked
 from ddp_prof.runs.run import Run, timeline_sources
 from ddp_prof.runs.workers import cores, have_done
-from ddp_prof.whole_file import written_whole
 
 MEASURES = ("overlap", "collectives", "kernels", "device use")
 """What a report asks of its runs, names in ``runs.report.MEASURES``."""
@@ -161,6 +161,6 @@ def _put(made: tuple[dict[str, bytes], str], folder: Path, place: Place) -> Any:
     pages, picture = made
     for end in (TIMELINE, WHY, KERNELS):
         name = f"{place.name}{end}.html"
-        with written_whole(folder / name) as file:
+        with atomic_write(folder / name) as file:
             file.write_bytes(pages[name])
     return json.loads(picture)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
-from ddp_prof.whole_file import written_whole
+from ddp_prof.atomic_file import atomic_write
 
 
 class CaptureWindow(NamedTuple):
@@ -96,7 +96,7 @@ def rank_path(path: Path, rank: int) -> Path:
 
 def write_kineto(recorded: profile, path: Path) -> None:
     """Export the profile; the file is there whole or not at all."""
-    with written_whole(path) as partial:
+    with atomic_write(path) as partial:
         recorded.export_chrome_trace(str(partial))
         if path.name.endswith(".gz"):
             partial.write_bytes(gzip.compress(partial.read_bytes(), 6))

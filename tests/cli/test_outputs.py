@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.whole_file import written_whole
+from ddp_prof.atomic_file import atomic_write
 from tests.benchmark.results_factory import study_like
 from tests.command_line import run
 from tests.conftest import ROOT
@@ -171,7 +171,7 @@ def test_a_file_is_protected_as_long_as_it_is_read_alone(folder: Path) -> None:
     page = folder / "page.html"
     page.write_text("{}")
     assert run("overlap", folder / "run.rank0.sqlite", page).exit_code == 0  # the page is left out
-    with written_whole(page) as file:
+    with atomic_write(page) as file:
         file.write_text("new")
     assert page.read_text() == "new"
 

@@ -44,7 +44,7 @@ def test_all_rows_arrive_whatever_the_size_of_a_batch(values: list[int | None], 
         file = Path(folder) / "file.sqlite"
         write_column(file, values)
         with open_sqlite(file) as database:
-            found = database.integers("t", ("a", "b", "absent"))
+            found = database.read_integers("t", ("a", "b", "absent"))
     assert found["a"].tolist() == [UNKNOWN if value is None else value for value in values]
     assert found["b"].tolist() == [5] * len(values)
     assert found["absent"].tolist() == [UNKNOWN] * len(values)
@@ -61,7 +61,7 @@ def test_what_is_no_integer_is_refused_in_each_batch(
     file = tmp_path / "file.sqlite"
     write_column(file, [value if at == row else at for at in range(7)])
     with open_sqlite(file) as database, pytest.raises(TraceError) as caught:
-        database.integers("t", ("b", "a"))
+        database.read_integers("t", ("b", "a"))
     assert caught.value.reason == "column a holds something that is no integer"
 
 
@@ -84,11 +84,11 @@ def test_what_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.Monkey
     with open_sqlite(tmp_path / "file.sqlite") as database:
         monkeypatch.setattr(sqlite_columns, "LEAST_S", 0.2)
         with pytest.raises(TraceError, match=r"file\.sqlite: reading it takes more than 0 s") as failed:
-            database.in_time(lambda: database.rows(ENDLESS))
+            database.run_with_deadline(lambda: database.rows(ENDLESS))
         assert failed.value.path.name == "file.sqlite"
         wait_for(lambda: not open_files("file.sqlite"))
         with pytest.raises(TraceError, match="reading it was stopped"):
-            database.in_time(lambda: database.rows("SELECT 1"))
+            database.run_with_deadline(lambda: database.rows("SELECT 1"))
 
 
 def test_an_interrupt_comes_through_a_query(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_an_interrupt_comes_through_a_query(tmp_path: Path) -> None:
     with open_sqlite(tmp_path / "file.sqlite") as database:
         Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
-            database.in_time(lambda: database.rows(ENDLESS))
+            database.run_with_deadline(lambda: database.rows(ENDLESS))
         wait_for(lambda: not open_files("file.sqlite"))
 
 
@@ -105,7 +105,7 @@ def test_a_query_gives_no_more_than_the_file_has_room_for(tmp_path: Path) -> Non
     with open_sqlite(tmp_path / "file.sqlite") as database:
         for query in (f"{ENDLESS.replace('count(*)', 'x')}", "SELECT hex(zeroblob(1 << 20))"):
             with pytest.raises(TraceError, match="more rows or text than it has room for"):
-                database.in_time(lambda query=query: database.rows(query))  # type: ignore[misc]
+                database.run_with_deadline(lambda query=query: database.rows(query))  # type: ignore[misc]
             database._is_stopped = False
 
 
@@ -126,7 +126,7 @@ def test_a_file_is_closed_when_reading_it_fails(tmp_path: Path) -> None:
     """The error holds the frames of what raised it: whatever is closed by the garbage collector alone is open here."""
     write_column(tmp_path / "file.sqlite", ["text"])
     with open_sqlite(tmp_path / "file.sqlite") as database, pytest.raises(TraceError) as failed:
-        database.integers("t", ("a",))
+        database.read_integers("t", ("a",))
     assert open_files("file.sqlite") == []
     assert failed.value.path.name == "file.sqlite"
 

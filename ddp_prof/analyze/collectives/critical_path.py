@@ -24,7 +24,7 @@ from ddp_prof.analyze.dependencies.critical_path import Chains, find_work, follo
 from ddp_prof.analyze.dependencies.replay import Replay, find_replay, gains_of, join_replays
 from ddp_prof.analyze.quality.unknown_work import hides_work, why_unknown
 from ddp_prof.analyze.result_bases import Framed, frame_of_rows
-from ddp_prof.table import UNKNOWN, Ints, distinct_rows, looked_up
+from ddp_prof.table import UNKNOWN, Ints, distinct_rows, take_or_unknown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -167,7 +167,7 @@ def measure_chains(rank: RankEvents) -> RankChains:
     row_of = np.full(len(trace.activities), UNKNOWN, np.int64)
     is_collective = chains.activity != UNKNOWN
     row_of[chains.activity[is_collective]] = np.flatnonzero(is_collective)
-    of_timing = looked_up(row_of, events.activity[collective_rows(rank)])
+    of_timing = take_or_unknown(row_of, events.activity[collective_rows(rank)])
     return RankChains(rank.process, rank.device, chains, of_timing, window.start_ns, ends_ns, replay, reason)
 
 
@@ -293,7 +293,7 @@ class _Gains:
         self._arrivals = [replay.arrivals for replay in replays]
         keyed, common_ns = [], []
         for rank, replay in zip(run.ranks, replays, strict=True):
-            times = replace(replay.times, step=looked_up(rank.keys_of_steps, replay.times.step))
+            times = replace(replay.times, step=take_or_unknown(rank.keys_of_steps, replay.times.step))
             keyed.append(replace(replay, times=times))
             common_ns.append(run.alignment.offset_for(rank.clock).common_ns(times.time_ns))
         matches = [

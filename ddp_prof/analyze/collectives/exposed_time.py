@@ -74,7 +74,7 @@ from ddp_prof.analyze.collectives.timing import CollectiveTimings, RankCollectiv
 from ddp_prof.analyze.core.device_phases import BETWEEN_STEPS
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES
-from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Table, distinct, looked_up
+from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Table, distinct, take_or_unknown
 
 TAIL, OUTSIDE, UNKNOWN_WHEN = "tail", "outside", "unknown"
 WHENS = (FORWARD, BACKWARD, TAIL, OPTIMIZER, OUTSIDE, UNKNOWN_WHEN)
@@ -239,7 +239,7 @@ def _when(before: Ints, after: Ints, launched_in: Ints) -> Ints:
 
 def backward_end_ns(rank: RankCollectives) -> Ints:
     """The end of backward's compute in each collective's step; later than any event where it is not known."""
-    end = looked_up(rank.backward_end_ns, rank.timings.step, NO_TIME)
+    end = take_or_unknown(rank.backward_end_ns, rank.timings.step, NO_TIME)
     return np.where(end == NO_TIME, _LATEST, end)
 
 
@@ -290,4 +290,6 @@ def delays(timings: CollectiveTimings) -> tuple[Ints, Ints, Ints]:
 def _last_before(intervals: Intervals, time_ns: Ints) -> tuple[Ints, Ints]:
     """Start and end of the last interval that starts before each time, cut there; ``NO_TIME`` where none does."""
     row = np.searchsorted(intervals.start_ns, time_ns) - 1
-    return looked_up(intervals.start_ns, row, NO_TIME), np.minimum(looked_up(intervals.end_ns, row, NO_TIME), time_ns)
+    return take_or_unknown(intervals.start_ns, row, NO_TIME), np.minimum(
+        take_or_unknown(intervals.end_ns, row, NO_TIME), time_ns
+    )

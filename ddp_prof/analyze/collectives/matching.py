@@ -24,7 +24,7 @@ import numpy as np
 from ddp_prof.analyze.collectives.timing import RankCollectives
 from ddp_prof.analyze.core.attribution import last_by_step
 from ddp_prof.analyze.core.collective_ranges import OPERATIONS, POINT_TO_POINT
-from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Mask, looked_up, select
+from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Mask, select, take_or_unknown
 
 LEAST_COMMON_STEPS = 3
 """Steps that two ranks must have in common to tell by how many steps one is ahead."""
@@ -72,7 +72,8 @@ class Matches:
     def column(self, ranks: Sequence[RankCollectives], name: str, missing: int = NO_TIME) -> Ints:
         """A column of the ranks' timings, laid out as :attr:`rows`; ``missing`` where a rank has no part."""
         columns = [
-            looked_up(getattr(rank.timings, name), self.rows[:, index], missing) for index, rank in enumerate(ranks)
+            take_or_unknown(getattr(rank.timings, name), self.rows[:, index], missing)
+            for index, rank in enumerate(ranks)
         ]
         return np.stack(columns, axis=1) if columns else np.empty((0, 0), np.int64)
 

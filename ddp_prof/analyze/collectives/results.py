@@ -20,7 +20,7 @@ from ddp_prof.analyze.outliers import Outliers, find_outliers
 from ddp_prof.analyze.quality.unknown_work import reason_of_run
 from ddp_prof.analyze.result_bases import Framed, Ranked, frame_of_rows, known, rows_of
 from ddp_prof.range_names import PHASES
-from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, looked_up
+from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, take_or_unknown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -310,10 +310,10 @@ def _of_rank(run: RunAnalysis, index: int) -> list[Collective]:
         run.waits_ns[index],
     )
     all_ranks = rank.world_size if len(rank.groups) < 2 else None  # of several communicators some hold a part of them
-    backward_end = known(looked_up(rank.backward_end_ns, timings.step, NO_TIME), NO_TIME)
+    backward_end = known(take_or_unknown(rank.backward_end_ns, timings.step, NO_TIME), NO_TIME)
     start = timings.start_ns.tolist()
     columns = {
-        "step": known(looked_up(rank.step_numbers, timings.step)),
+        "step": known(take_or_unknown(rank.step_numbers, timings.step)),
         "index": timings.index.tolist(),
         "op": _named(OPERATIONS, timings.operation),
         "phase": _named(PHASES, timings.phase),

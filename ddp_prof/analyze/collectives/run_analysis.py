@@ -19,7 +19,7 @@ from ddp_prof.analyze.collectives.timing import RankCollectives, find_timings, t
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.quality.diagnostics import diagnose, find_caveats, warnings_of_files
 from ddp_prof.analyze.result_bases import disambiguate
-from ddp_prof.manifest import Caveat, Manifest, label_of, label_of_ranks, ranges_of
+from ddp_prof.manifest import Caveat, Manifest, format_ranges, label_of, label_of_ranks
 from ddp_prof.table import Brief
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Trace
 
@@ -164,7 +164,7 @@ def _work(manifest: Manifest) -> tuple[str, float, int, str]:
 def _diagnose(run: RunAnalysis) -> Iterator[str]:
     ranks = run.ranks
     if (missing := run.alignment.missing_ranks) and any(len(rank.timings) for rank in ranks):
-        which = f"rank {missing[0]} is" if len(missing) == 1 else f"ranks {ranges_of(missing)} are"
+        which = f"rank {missing[0]} is" if len(missing) == 1 else f"ranks {format_ranges(missing)} are"
         effect = (
             "waiting is not told apart from transfer"
             if len(ranks) < 2

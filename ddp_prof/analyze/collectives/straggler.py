@@ -29,7 +29,7 @@ from ddp_prof.analyze.collectives.matching import Matches
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.timing import RankCollectives
 from ddp_prof.analyze.result_bases import Framed, Ranked, frame_of
-from ddp_prof.trace import UNKNOWN, Ints, looked_up
+from ddp_prof.trace import UNKNOWN, Ints, take_or_unknown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -179,7 +179,7 @@ def _step_of_each(ranks: Sequence[RankCollectives], matches: Matches) -> Ints:
     """The key of each matched collective's step; of the ranks that differ the first."""
     step = np.full(len(matches), UNKNOWN, np.int64)
     for index in reversed(range(len(ranks))):
-        own = looked_up(ranks[index].keys, matches.rows[:, index])
+        own = take_or_unknown(ranks[index].keys, matches.rows[:, index])
         step = np.where(matches.rows[:, index] == UNKNOWN, step, own)
     return step
 
@@ -220,7 +220,7 @@ def _largest(lags: Floats) -> Floats:
 def _exposed_waits(run: RunAnalysis) -> Ints:
     """For each matched collective and rank, what it waited for others without anything to compute; 0 without a part."""
     columns = [
-        np.maximum(0, looked_up(exposure.exposed_wait_ns, run.matches.rows[:, index]))
+        np.maximum(0, take_or_unknown(exposure.exposed_wait_ns, run.matches.rows[:, index]))
         for index, exposure in enumerate(run.exposures)
     ]
     return np.stack(columns, axis=1) if columns else np.empty((0, 0), np.int64)

@@ -44,8 +44,8 @@ from ddp_prof.trace import (
     Table,
     Trace,
     distinct,
-    looked_up,
     select,
+    take_or_unknown,
 )
 
 BLOCKING = (None, "after_backward", "compute_stream")
@@ -167,7 +167,7 @@ class RankCollectives(Ranked):
     @property
     def keys(self) -> Ints:
         """The key of each collective's step, ``UNKNOWN`` outside of any."""
-        return looked_up(self.keys_of_steps, self.timings.step)
+        return take_or_unknown(self.keys_of_steps, self.timings.step)
 
 
 def collective_rows(rank: RankEvents) -> Ints:
@@ -180,7 +180,7 @@ def collective_rows(rank: RankEvents) -> Ints:
 def consumer_activities(rank: RankEvents) -> Ints:
     """Of each of a rank's collectives the activity that is its consumer, ``UNKNOWN`` where none is known."""
     blocking = rank.blocking
-    return looked_up(blocking.consumers.consumer, blocking.consumer_of_event[collective_rows(rank)])
+    return take_or_unknown(blocking.consumers.consumer, blocking.consumer_of_event[collective_rows(rank)])
 
 
 def find_timings(rank: RankEvents) -> RankCollectives:
@@ -244,12 +244,12 @@ def _timings(
     follows = (blocking == BLOCKING.index("after_backward")) & (events.phase == UNKNOWN)
     ranges = rank.collective_ranges
     row = ranges.launched_in(events.launch_ns)
-    operation = _operations(rank.trace, events, noted, looked_up(ranges.operation, row))
+    operation = _operations(rank.trace, events, noted, take_or_unknown(ranges.operation, row))
     of_gradients = (np.isin(events.phase, (BACKWARD_PHASE, SYNCHRONIZE_PHASE)) | follows) & ~np.isin(
         operation, _OF_NONE
     )
     ready, source = _ready(events, backward, rank.gradient_threads, of_gradients)
-    own_bytes = looked_up(ranges.bytes, row)
+    own_bytes = take_or_unknown(ranges.bytes, row)
     group = np.searchsorted(np.array(groups, np.int64), noted.group_id)
     return CollectiveTimings(
         step=events.step,
@@ -262,7 +262,7 @@ def _timings(
         phase=events.phase,
         blocking=blocking,
         operation=operation,
-        bucket=looked_up(ranges.bucket, row),
+        bucket=take_or_unknown(ranges.bucket, row),
         bytes=np.where(own_bytes != UNKNOWN, own_bytes, noted.bytes),
         group=np.where(noted.group_id == UNKNOWN, UNKNOWN, group),
         group_size=noted.group_size,
@@ -277,15 +277,15 @@ def _needs(rank: RankEvents, rows: Ints) -> tuple[tuple[str, ...], dict[str, Int
     blocking, activities = rank.blocking, rank.trace.activities
     needed = blocking.consumer_of_event[rows]
     consumer = consumer_activities(rank)
-    name_id = looked_up(activities.name_id, consumer)
+    name_id = take_or_unknown(activities.name_id, consumer)
     used = np.unique(name_id[name_id != UNKNOWN])
     return tuple(rank.trace.names[name] for name in used.tolist()), {
         "blocking_ns": blocking.by_event_ns[rows],
-        "slack_ns": looked_up(blocking.consumers.slack_ns, needed, NO_TIME),
+        "slack_ns": take_or_unknown(blocking.consumers.slack_ns, needed, NO_TIME),
         "consumer": np.where(name_id == UNKNOWN, UNKNOWN, np.searchsorted(used, name_id)),
-        "consumer_lane": looked_up(activities.lane, consumer),
-        "consumer_start_ns": looked_up(activities.start_ns, consumer, NO_TIME),
-        "held_by": looked_up(blocking.consumers.held_by, needed),
+        "consumer_lane": take_or_unknown(activities.lane, consumer),
+        "consumer_start_ns": take_or_unknown(activities.start_ns, consumer, NO_TIME),
+        "held_by": take_or_unknown(blocking.consumers.held_by, needed),
     }
 
 
@@ -323,14 +323,14 @@ def _end_of_last_before(work: Events, collectives: Events) -> Ints:
     """
     work = select(work, np.lexsort((work.end_ns, work.launch_ns)))
     last = np.searchsorted(work.launch_ns, collectives.launch_ns, side="right") - 1
-    end_ns = looked_up(work.end_ns, last, NO_TIME)
-    is_before = (looked_up(work.launch_ns, last) < collectives.launch_ns) & (end_ns <= collectives.start_ns)
-    return np.where((looked_up(work.step, last) == collectives.step) & is_before, end_ns, NO_TIME)
+    end_ns = take_or_unknown(work.end_ns, last, NO_TIME)
+    is_before = (take_or_unknown(work.launch_ns, last) < collectives.launch_ns) & (end_ns <= collectives.start_ns)
+    return np.where((take_or_unknown(work.step, last) == collectives.step) & is_before, end_ns, NO_TIME)
 
 
 def _blocking(rank: RankEvents, events: Events, backward: Events) -> Ints:
     """Launched while the host synchronizes, or, where no range tells that, after all of backward was launched."""
-    last = looked_up(last_by_step(backward.launch_ns, backward.step, len(rank.steps)), events.step, NO_TIME)
+    last = take_or_unknown(last_by_step(backward.launch_ns, backward.step, len(rank.steps)), events.step, NO_TIME)
     after = (last != NO_TIME) & (events.launch_ns > last) & (events.phase != BACKWARD_PHASE)
     on_compute_stream = (events.lane != UNKNOWN) & (events.lane == rank.compute_stream)
     codes = np.select([(events.phase == SYNCHRONIZE_PHASE) | after, on_compute_stream], [1, 2], 0)
@@ -341,7 +341,7 @@ def _noted(arguments: CollectiveMetadata, events: Events) -> CollectiveMetadata:
     """The arguments of each event, ``UNKNOWN`` all over where none were noted."""
     by_activity = {activity: row for row, activity in enumerate(arguments.activity.tolist())}
     rows = np.array([by_activity.get(activity, UNKNOWN) for activity in events.activity.tolist()], np.int64)
-    return CollectiveMetadata(*(looked_up(getattr(arguments, column.name), rows) for column in fields(arguments)))
+    return CollectiveMetadata(*(take_or_unknown(getattr(arguments, column.name), rows) for column in fields(arguments)))
 
 
 def _operations(trace: Trace, events: Events, noted: CollectiveMetadata, by_range: Ints) -> Ints:
@@ -358,7 +358,7 @@ def _operations(trace: Trace, events: Events, noted: CollectiveMetadata, by_rang
         known = {value: code(value) for value in np.unique(name_ids).tolist()}
         return np.array([known[name_id] for name_id in name_ids.tolist()], np.int64)
 
-    by_kernel = codes(looked_up(trace.activities.name_id, events.activity))
+    by_kernel = codes(take_or_unknown(trace.activities.name_id, events.activity))
     says_little = (by_kernel == UNKNOWN) | (by_kernel == OPERATIONS.index(POINT_TO_POINT))
     told = np.where(says_little & (by_range != UNKNOWN), by_range, by_kernel)
     by_note = codes(noted.op_id)

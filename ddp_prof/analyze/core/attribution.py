@@ -32,8 +32,8 @@ from ddp_prof.trace import (
     Table,
     Trace,
     concatenate,
-    looked_up,
     select,
+    take_or_unknown,
 )
 
 BACKWARD_PHASE, OPTIMIZER_PHASE = PHASES.index(BACKWARD), PHASES.index(OPTIMIZER)
@@ -85,8 +85,8 @@ def device_events(
     """
     mine = trace.activities.process == process
     activities, call = select(trace.activities, mine), trace.launching_calls[mine]
-    launch_ns = looked_up(trace.calls.start_ns, call, NO_TIME)
-    launcher = looked_up(trace.calls.lane, call)
+    launch_ns = take_or_unknown(trace.calls.start_ns, call, NO_TIME)
+    launcher = take_or_unknown(trace.calls.lane, call)
     phase, backward = phases.kind_at(launch_ns), "ranges"
     if BACKWARD_PHASE not in phases.kind:
         autograd = _autograd_threads(trace, process, steps, launchers)
@@ -179,7 +179,7 @@ def _main_threads(trace: Trace, process: int, steps: Steps) -> list[int]:
     """The threads that open the ranges of steps; without steps, the one that opens most ranges."""
     mine = trace.spans.process == process
     step = steps.index_at(trace.spans.start_ns)
-    opens_one = (step != UNKNOWN) & (looked_up(steps.start_ns, step) == trace.spans.start_ns)
+    opens_one = (step != UNKNOWN) & (take_or_unknown(steps.start_ns, step) == trace.spans.start_ns)
     openers = trace.spans.lane[mine & opens_one]
     lanes, counts = np.unique(trace.spans.lane[mine], return_counts=True)
     busiest = lanes[counts == counts.max(initial=0)]

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddp_prof.analyze.intervals import innermost
-from ddp_prof.range_names import COLLECTIVES, Range, ranges_among
-from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Ints, Mask, Table, Trace, looked_up
+from ddp_prof.range_names import COLLECTIVES, Range, parse_ranges
+from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Ints, Mask, Table, Trace, take_or_unknown
 
 ALL_REDUCE = "all_reduce"
 NOTIFY = "notify"
@@ -119,13 +119,13 @@ class CollectiveRanges(Table):
 
     def round_activities(self, trace: Trace, chosen: Mask | Ints) -> Ints:
         """Row of the range that each of some activities was launched in; ``UNKNOWN`` of what is no collective."""
-        row = self.launched_in(looked_up(trace.calls.start_ns, trace.launching_calls[chosen], NO_TIME))
+        row = self.launched_in(take_or_unknown(trace.calls.start_ns, trace.launching_calls[chosen], NO_TIME))
         return np.where(trace.activities.category[chosen] == Category.COMMUNICATION, row, UNKNOWN)
 
 
 def find_collective_ranges(trace: Trace, process: int) -> CollectiveRanges:
     """The ranges round the collectives of a process."""
-    names, mine = ranges_among(trace.names, *COLLECTIVES), trace.spans.process == process
+    names, mine = parse_ranges(trace.names, *COLLECTIVES), trace.spans.process == process
     if not np.any(mine & np.isin(trace.spans.name_id, list(names))) and not np.any(trace.activities.process == process):
         gloo = {index: operation_of(name) for index, name in enumerate(trace.names) if name.startswith(GLOO)}
         names = {index: Range(operation, {}) for index, operation in gloo.items() if operation is not None}

@@ -11,7 +11,7 @@ from ddp_prof.analyze.core.known_names import phase_pattern
 from ddp_prof.analyze.core.steps import rows_named
 from ddp_prof.analyze.intervals import Intervals, innermost, union
 from ddp_prof.range_names import BACKWARD, FORWARD, PHASES
-from ddp_prof.trace import Ints, Table, Trace, looked_up, select
+from ddp_prof.trace import Ints, Table, Trace, select, take_or_unknown
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Phases(Table):
 
     def kind_at(self, time_ns: Ints) -> Ints:
         """The kind of the innermost phase that holds each instant, ``UNKNOWN`` outside of any."""
-        return looked_up(self.kind, innermost(self.start_ns, self.end_ns, time_ns))
+        return take_or_unknown(self.kind, innermost(self.start_ns, self.end_ns, time_ns))
 
 
 def find_phases(trace: Trace, process: int, backward_pattern: str | None = None) -> Phases:

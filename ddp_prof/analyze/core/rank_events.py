@@ -28,7 +28,7 @@ from ddp_prof.analyze.core.steps import NO_PATTERNS, RangePatterns, Steps, find_
 from ddp_prof.analyze.dependencies.edges import Dependencies, HostCalls, find_dependencies
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.errors import TraceError
-from ddp_prof.range_names import COLLECTIVES, PROCESS, ranges_among
+from ddp_prof.range_names import COLLECTIVES, PROCESS, parse_ranges
 from ddp_prof.table import Brief
 from ddp_prof.trace import (
     NO_TIME,
@@ -42,8 +42,8 @@ from ddp_prof.trace import (
     distinct,
     distinct_rows,
     empty,
-    looked_up,
     select,
+    take_or_unknown,
 )
 
 
@@ -178,7 +178,11 @@ class RankEvents(Brief):
         """Which events are collectives, each counted once: what only prepares another one is a part of that."""
         rows: Mask = self.events.category == Category.COMMUNICATION
         parts = [row for row, name in enumerate(self.trace.names) if NOTIFY in name and operation_of(name) == NOTIFY]
-        return rows & ~np.isin(looked_up(self.trace.activities.name_id, self.events.activity), parts) if parts else rows
+        return (
+            rows & ~np.isin(take_or_unknown(self.trace.activities.name_id, self.events.activity), parts)
+            if parts
+            else rows
+        )
 
     @cached_property
     def gradient_threads(self) -> frozenset[int]:
@@ -243,7 +247,7 @@ class RankEvents(Brief):
 
     def step_at(self, time_ns: Ints) -> Ints:
         """Key of the measured step whose host range holds each instant, ``UNKNOWN`` outside of any."""
-        return looked_up(self.step_keys, self.steps.index_at(time_ns))
+        return take_or_unknown(self.step_keys, self.steps.index_at(time_ns))
 
     @cached_property
     def _unions(self) -> dict[Category, Intervals]:
@@ -284,7 +288,7 @@ def collect_capture_facts(trace: Trace) -> CaptureFacts:
         devices[process] = frozenset(distinct(activities.device[mine]))
         for found, category in ((launchers, Category.COMMUNICATION), (computing, Category.COMPUTE)):
             call = trace.launching_calls[mine & is_launched & (activities.category == category)]
-            found[process] = frozenset(distinct(looked_up(trace.calls.lane, call)))
+            found[process] = frozenset(distinct(take_or_unknown(trace.calls.lane, call)))
     return CaptureFacts(devices, launchers, computing)
 
 
@@ -371,7 +375,7 @@ class _Builder:
     def host_rank(self) -> RankEvents:
         """Others' ranges do not tell waiting from computing: without ours operators must."""
         operators, backward = self.trace.operators, "ranges"
-        if self._said() or ranges_among(self.trace.names, *COLLECTIVES):
+        if self._said() or parse_ranges(self.trace.names, *COLLECTIVES):
             events = host_events(self.ranges, self.steps, self.phases)
         elif 0 < len(self.ranges) <= len(operators):  # fewer were recorded in part: what else computed is not known
             events = operator_events(operators, self.ranges, self.steps, self.phases)
@@ -390,7 +394,7 @@ class _Builder:
         """The backends that ranges of ours round the process name; a backend not named is empty text."""
         ids = np.unique(self.trace.spans.name_id[self.trace.spans.process == self.process]).tolist()
         names = [self.trace.names[name_id] for name_id in ids]
-        return {range_.text("backend") or "" for range_ in ranges_among(names, PROCESS).values()}
+        return {range_.text("backend") or "" for range_ in parse_ranges(names, PROCESS).values()}
 
     def _rank(self, device: int | None, events: Events, backward: str) -> RankEvents:
         steps, has_steps = self.steps, bool(len(self.steps))
@@ -424,7 +428,7 @@ def _without_warmup(rank: RankEvents) -> RankEvents:
     events = select(rank.events, np.append(measured, True)[rank.events.step])
     return replace(
         rank,
-        events=replace(events, step=looked_up(renumbered, events.step)),
+        events=replace(events, step=take_or_unknown(renumbered, events.step)),
         steps=select(rank.steps, measured),
         is_followed=np.append(measured[1:], False)[measured],
         warmup_steps=int((~measured).sum()),

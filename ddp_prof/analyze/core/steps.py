@@ -11,8 +11,8 @@ import numpy as np
 
 from ddp_prof.analyze.core.known_names import STEP_PATTERNS
 from ddp_prof.analyze.intervals import innermost
-from ddp_prof.range_names import STEP, ranges_among
-from ddp_prof.trace import UNKNOWN, Ints, Mask, Spans, Table, Trace, distinct_rows, looked_up, select
+from ddp_prof.range_names import STEP, parse_ranges
+from ddp_prof.trace import UNKNOWN, Ints, Mask, Spans, Table, Trace, distinct_rows, select, take_or_unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Steps(Table):
         known = measured.number[measured.number != UNKNOWN]
         if np.any(np.diff(np.sort(known)) == 0):
             keys = np.arange(len(measured), dtype=np.int64)
-        return looked_up(keys, np.where(self.warmup, UNKNOWN, np.cumsum(~self.warmup) - 1))
+        return take_or_unknown(keys, np.where(self.warmup, UNKNOWN, np.cumsum(~self.warmup) - 1))
 
     @property
     def shown_number(self) -> Ints:
@@ -116,7 +116,7 @@ def find_steps(trace: Trace, process: int, pattern: str | None = None) -> tuple[
     mine = trace.spans.process == process
     if pattern is not None:
         return _steps_named(trace, mine, _numbered(trace, pattern, re.RegexFlag(0)))
-    ours = ranges_among(trace.names, STEP).items()
+    ours = parse_ranges(trace.names, STEP).items()
     named = {index: (name.number("index"), bool(name.number("warmup"))) for index, name in ours}
     steps, notes = _steps_named(trace, mine, named)
     for usual in STEP_PATTERNS:

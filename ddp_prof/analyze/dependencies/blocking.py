@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddp_prof.analyze.dependencies.edges import Dependencies
-from ddp_prof.table import UNKNOWN, Ints, Mask, Table, looked_up, select
+from ddp_prof.table import UNKNOWN, Ints, Mask, Table, select, take_or_unknown
 from ddp_prof.trace import Category, Trace
 
 HELD_BY = ("collective", "operation before", "launch", "other wait")
@@ -112,7 +112,7 @@ def find_blocking(trace: Trace, dependencies: Dependencies, is_mine: Mask) -> Bl
     follows = stream[needers[1:]] == stream[needers[:-1]]
     before_ns[1:][follows] = end_ns[needers[:-1][follows]]
     call = trace.launching_calls[needers]
-    launch_ns = np.where(call == UNKNOWN, _LONG_AGO, looked_up(trace.calls.start_ns, call))
+    launch_ns = np.where(call == UNKNOWN, _LONG_AGO, take_or_unknown(trace.calls.start_ns, call))
 
     own = rows[has_one & ~is_needer]
     asked = np.concatenate([needer[edges.consumer], needer[own]])

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddp_prof.analyze.dependencies.edges import Dependencies, HostCalls
-from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Table, distinct, looked_up
+from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Table, distinct, take_or_unknown
 from ddp_prof.trace import Category, Trace
 
 PARTS = ("compute", "copies", "queue", "launch", "host")
@@ -89,7 +89,7 @@ def find_work(trace: Trace, dependencies: Dependencies, calls: HostCalls, main_t
     place[rows] = np.arange(len(rows))
     start, end, stream = activities.start_ns[rows], activities.end_ns[rows], dependencies.stream[rows]
     launching = trace.launching_calls[rows]
-    launch = looked_up(trace.calls.start_ns, launching, NO_TIME)
+    launch = take_or_unknown(trace.calls.start_ns, launching, NO_TIME)
 
     bound_by, bound_ns = np.full(len(rows), UNKNOWN, np.int64), launch.copy()
     follows = np.flatnonzero(stream[1:] == stream[:-1]) + 1
@@ -107,7 +107,7 @@ def find_work(trace: Trace, dependencies: Dependencies, calls: HostCalls, main_t
 
     category = activities.category[rows]
     part = np.where(category == Category.MEMORY, COPIES, np.where(category == Category.COMMUNICATION, UNKNOWN, COMPUTE))
-    after = _after_syncs(calls, looked_up(trace.calls.lane, launching), launch, main_thread)
+    after = _after_syncs(calls, take_or_unknown(trace.calls.lane, launching), launch, main_thread)
     return Work(rows, start, end, part, bound_by, launch, after)
 
 
@@ -119,7 +119,7 @@ def _after_syncs(calls: HostCalls, thread: Ints, launch_ns: Ints, main_thread: i
         mine = thread == one
         own = waited[np.isin(calls.thread[waited], (one, main_thread))]
         last = np.searchsorted(calls.end_ns[own], launch_ns[mine], side="right") - 1
-        found[mine] = np.where(last < 0, UNKNOWN, looked_up(calls.latest[own], np.maximum(last, UNKNOWN)))
+        found[mine] = np.where(last < 0, UNKNOWN, take_or_unknown(calls.latest[own], np.maximum(last, UNKNOWN)))
     return found
 
 
@@ -141,12 +141,12 @@ def follow_chains(
     row_of = np.full(len(work), UNKNOWN, np.int64)
     row_of[collectives] = np.arange(len(collectives))
     steps = np.arange(len(window_start_ns))
-    last = looked_up(place, last_activity)
+    last = take_or_unknown(place, last_activity)
 
     step = np.concatenate([activities_step[work.activity[collectives]], steps])
     to_ns = np.concatenate([work.start_ns[collectives], window_end_ns])
     # What no step holds has no window: its chain is empty.
-    least_ns = np.where(step == UNKNOWN, to_ns, np.minimum(looked_up(window_start_ns, step), to_ns))
+    least_ns = np.where(step == UNKNOWN, to_ns, np.minimum(take_or_unknown(window_start_ns, step), to_ns))
     now_ns = to_ns.copy()
     parts = np.zeros((len(PARTS), len(step)), np.int64)
     before = np.full(len(step), UNKNOWN, np.int64)

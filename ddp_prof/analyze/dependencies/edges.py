@@ -19,7 +19,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, Sequences, Table, distinct, distinct_rows, looked_up, select
+from ddp_prof.table import (
+    NO_TIME,
+    UNKNOWN,
+    Ints,
+    Mask,
+    Sequences,
+    Table,
+    distinct,
+    distinct_rows,
+    select,
+    take_or_unknown,
+)
 from ddp_prof.trace import Calls, SyncKind, Trace
 
 _LARGEST_NUMBER = 1 << 40
@@ -78,16 +89,16 @@ def find_dependencies(trace: Trace) -> Dependencies:
 
     is_wait = calls.kind == SyncKind.STREAM_WAIT
     record = np.where(is_wait & (calls.stream != UNKNOWN), calls.awaits, UNKNOWN)
-    is_resolved = (record != UNKNOWN) & (looked_up(calls.stream, record) != UNKNOWN)
+    is_resolved = (record != UNKNOWN) & (take_or_unknown(calls.stream, record) != UNKNOWN)
     if trace.sync_source == "event_sync_ids":
         is_resolved &= ~_may_pass_on(trace, is_resolved, record, of_activity, of_call, call_place)
     waits = np.flatnonzero(is_resolved)
     waits = waits[np.argsort(call_place[waits], kind="stable")]
     record = record[waits]
-    consumer = looked_up(placed, launches.first_after(of_call[waits], call_place[waits]))
+    consumer = take_or_unknown(placed, launches.first_after(of_call[waits], call_place[waits]))
     recorded = _Marks(of_call[record], call_place[record], launches)
     which, producer = _producers(_Marks(of_call[waits], call_place[waits], launches), recorded, of_activity[placed])
-    producer = looked_up(placed, producer)
+    producer = take_or_unknown(placed, producer)
     edges = Edges(producer, consumer[which], waits[which])
     crosses = (edges.producer != UNKNOWN) & (edges.consumer != UNKNOWN)
     edges = select(edges, crosses)
@@ -162,7 +173,7 @@ def _places(trace: Trace) -> tuple[Ints, Ints]:
         in_range = (activities.correlation >= 0) & (activities.correlation < _LARGEST_NUMBER)
         return np.where(in_range, activities.correlation, UNKNOWN), own.correlation
     low = min(int(calls.start_ns.min()), int(own.start_ns.min(initial=0)))
-    started = looked_up(calls.start_ns, trace.launching_calls)
+    started = take_or_unknown(calls.start_ns, trace.launching_calls)
     return np.where(trace.launching_calls == UNKNOWN, UNKNOWN, started - low), own.start_ns - low
 
 
@@ -196,7 +207,7 @@ def _producers(waits: _Marks, records: _Marks, stream: Ints) -> tuple[Ints, Ints
     """
     own = np.arange(len(waits.stream)), records.work
     last_wait = Sequences(waits.stream, waits.place).last_before(records.stream, records.place)
-    passes = (last_wait != UNKNOWN) & (looked_up(waits.work, last_wait) == records.work)
+    passes = (last_wait != UNKNOWN) & (take_or_unknown(waits.work, last_wait) == records.work)
     if not passes.any():
         return own
     # Of the operations of one stream the one launched last ends last, so one per stream is enough to pass on.
@@ -251,11 +262,11 @@ class HostCalls:
         by_event = kind == SyncKind.HOST_WAIT_EVENT
         mark = np.where(by_event, calls.awaits[rows], rows)  # the record of the event, or the call itself
         marked = dependencies.call_stream, dependencies.call_place
-        on_stream = launches.last_before(*(looked_up(column, mark) for column in marked))
+        on_stream = launches.last_before(*(take_or_unknown(column, mark) for column in marked))
         by_number = np.argsort(numbers, kind="stable")
         at = np.searchsorted(numbers[by_number], calls.correlation[rows])
-        copy = looked_up(by_number, np.where(at < len(work), at, UNKNOWN))
-        copy = np.where(looked_up(numbers, copy) == calls.correlation[rows], copy, UNKNOWN)
+        copy = take_or_unknown(by_number, np.where(at < len(work), at, UNKNOWN))
+        copy = np.where(take_or_unknown(numbers, copy) == calls.correlation[rows], copy, UNKNOWN)
         is_device = kind == SyncKind.HOST_WAIT_DEVICE
         awaited = [np.where(kind == SyncKind.COPY, copy, np.where(is_device, UNKNOWN, on_stream))]
         for one in distinct(stream):  # of each stream what was launched last before
@@ -263,13 +274,13 @@ class HostCalls:
             awaited.append(np.where(is_device, last, UNKNOWN))
         self.awaits, self.awaited = np.tile(each, len(awaited)), np.concatenate(awaited)
         end_ns = trace.activities.end_ns[work]
-        ends = looked_up(end_ns, self.awaited, NO_TIME)
+        ends = take_or_unknown(end_ns, self.awaited, NO_TIME)
         known = (self.awaited != UNKNOWN) & (ends <= self.end_ns[self.awaits])
         self.awaits, self.awaited = self.awaits[known], self.awaited[known]
         by_end = np.argsort(ends[known], kind="stable")
         self.latest = np.full(len(rows), UNKNOWN, np.int64)
         self.latest[self.awaits[by_end]] = self.awaited[by_end]  # of several the last one written stays
-        until_ns = looked_up(end_ns, self.latest, NO_TIME)
+        until_ns = take_or_unknown(end_ns, self.latest, NO_TIME)
         self.waited = np.flatnonzero(until_ns > self.start_ns)
         self.lag_ns = self.end_ns - np.maximum(self.start_ns, until_ns)
 
@@ -283,7 +294,7 @@ class HostCalls:
             asked = thread == one
             own = np.flatnonzero(np.isin(self.thread, (one, main_thread)))
             at = np.searchsorted(self.end_ns[own], time_ns[asked], side="right") - 1
-            while np.any(is_later := (at >= 0) & (looked_up(self.place[own], at) >= place[asked])):
+            while np.any(is_later := (at >= 0) & (take_or_unknown(self.place[own], at) >= place[asked])):
                 at -= is_later  # of the same instant
-            found[asked] = looked_up(own, np.maximum(at, UNKNOWN))
+            found[asked] = take_or_unknown(own, np.maximum(at, UNKNOWN))
         return found

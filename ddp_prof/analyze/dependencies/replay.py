@@ -36,8 +36,8 @@ from ddp_prof.table import (
     Table,
     concatenate,
     distinct_rows,
-    looked_up,
     select,
+    take_or_unknown,
 )
 from ddp_prof.trace import Trace
 
@@ -118,7 +118,7 @@ def find_replay(
     producer, consumer = producer[inside], consumer[inside]
 
     before = np.where(np.append(False, stream[1:] == stream[:-1])[: len(rows)], rows - 1, UNKNOWN)
-    bound_ns = np.maximum(work.launch_ns, looked_up(work.end_ns, before, NO_TIME))
+    bound_ns = np.maximum(work.launch_ns, take_or_unknown(work.end_ns, before, NO_TIME))
     np.maximum.at(bound_ns, consumer, work.end_ns[producer])
     launch_ns = np.where(bound_ns == NO_TIME, work.start_ns, work.launch_ns)  # of what nothing is known its own start
     lag_ns = work.start_ns - np.where(bound_ns == NO_TIME, work.start_ns, bound_ns)
@@ -130,12 +130,12 @@ def find_replay(
     later = kept[1:][stream[kept[1:]] == stream[kept[:-1]]]
     earlier = kept[np.searchsorted(kept, later) - 1]
     at = np.searchsorted(kept, rows)
-    next_kept = looked_up(kept, np.where(at < len(kept), at, UNKNOWN))
-    next_kept = np.where(looked_up(stream, next_kept) == stream, next_kept, UNKNOWN)
+    next_kept = take_or_unknown(kept, np.where(at < len(kept), at, UNKNOWN))
+    next_kept = np.where(take_or_unknown(stream, next_kept) == stream, next_kept, UNKNOWN)
 
     # Of all launches before one operation kept that follow one call that waits, the latest.
     launched = np.flatnonzero((launch_ns != NO_TIME) & (next_kept != UNKNOWN))
-    thread = looked_up(trace.calls.lane, trace.launching_calls[work.activity[launched]])
+    thread = take_or_unknown(trace.calls.lane, trace.launching_calls[work.activity[launched]])
     after = syncs.last_before(thread, main_thread, launch_ns[launched], place[launched])
     first, pair = distinct_rows(next_kept[launched], after)
     latest_ns = np.full(len(first), _NEVER)
@@ -143,17 +143,17 @@ def find_replay(
     after, heads = after[first], next_kept[launched[first]]
 
     sync_before = syncs.last_before(syncs.thread, main_thread, syncs.start_ns, syncs.place)
-    since_ns = syncs.start_ns - looked_up(syncs.end_ns, sync_before, 0)
+    since_ns = syncs.start_ns - take_or_unknown(syncs.end_ns, sync_before, 0)
     collectives = layout.collectives
     found: list[tuple[Ints, Ints, Ints]] = [  # tail, head, length
         (end_of[earlier], begin_of[later], upto_ns[later] - upto_ns[earlier]),
         (end_of[producer], begin_of[consumer], own_ns[consumer]),
         (
-            looked_up(layout.sync_of, after),
+            take_or_unknown(layout.sync_of, after),
             begin_of[heads],
-            latest_ns + upto_ns[heads] - looked_up(syncs.end_ns, after, 0),
+            latest_ns + upto_ns[heads] - take_or_unknown(syncs.end_ns, after, 0),
         ),
-        (looked_up(layout.sync_of, sync_before), layout.sync_of, since_ns + syncs.lag_ns),
+        (take_or_unknown(layout.sync_of, sync_before), layout.sync_of, since_ns + syncs.lag_ns),
         (end_of[syncs.awaited], layout.sync_of[syncs.awaits], syncs.lag_ns[syncs.awaits]),
         (begin_of[collectives], end_of[collectives], (work.end_ns - work.start_ns)[collectives]),
     ]
@@ -240,7 +240,7 @@ def join_replays(
         )
     )
     times = select(times, order)
-    since_ns = times.time_ns[links.head] - looked_up(times.time_ns, links.tail, 0)
+    since_ns = times.time_ns[links.head] - take_or_unknown(times.time_ns, links.tail, 0)
     links = replace(links, length_ns=np.where(links.is_duration == 1, since_ns, links.length_ns))
     return (Replay(times, links), place) if np.all(links.tail < links.head) else None
 
@@ -272,7 +272,7 @@ def gains_of(replay: Replay, arrivals: Ints, step: int) -> Ints:
         to_end[tail] = max(to_end[tail], length + to_end[head])
     left = np.array(to_end)
 
-    chains_ns = looked_up(time_ns, links.tail, 0) + links.length_ns + left[links.head - first]
+    chains_ns = take_or_unknown(time_ns, links.tail, 0) + links.length_ns + left[links.head - first]
     end_ns = int(time_ns[lasts].max())
     gains = []
     for arrival in arrivals.tolist():

@@ -17,7 +17,7 @@ from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
 from ddp_prof.analyze.core.steps import NO_PATTERNS, RangePatterns, find_steps
 from ddp_prof.analyze.quality.diagnostics import diagnose
 from ddp_prof.manifest import Manifest, label_of
-from ddp_prof.range_names import BACKWARD, PHASES, STEP, ranges_among
+from ddp_prof.range_names import BACKWARD, PHASES, STEP, parse_ranges
 from ddp_prof.table import Brief
 from ddp_prof.trace import Category, Kind, Trace
 
@@ -83,7 +83,7 @@ def take_inventory(trace: Trace, patterns: RangePatterns = NO_PATTERNS) -> Trace
 
 def _recognized(trace: Trace, patterns: RangePatterns) -> Iterator[tuple[str, str, str]]:
     if patterns.step is None:
-        ours = [trace.names[index] for index in ranges_among(trace.names, STEP)]
+        ours = [trace.names[index] for index in parse_ranges(trace.names, STEP)]
         yield from [(STEP, min(ours, key=_order), "ddp_prof")] if ours else _first_known(trace, STEP)
     for phase in PHASES:
         if phase != BACKWARD or patterns.backward is None:

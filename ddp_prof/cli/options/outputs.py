@@ -12,10 +12,10 @@ from typing import Any
 
 import click
 
+from ddp_prof.atomic_file import protect_files, refuse_protected
 from ddp_prof.errors import TraceError
 from ddp_prof.manifest import SUFFIX
 from ddp_prof.printable import printable, printable_lines
-from ddp_prof.whole_file import protected, refuse_protected
 
 PIPE = Path("-")
 """Stands for stdin among traces, and for stdout as what is written."""
@@ -47,7 +47,7 @@ def protect(files: Iterable[Path], *also_written: Path) -> None:
     What options do not name, such as the files in a folder, is refused when it is written, or named here.
     """
     context = click.get_current_context()
-    context.with_resource(protected(files))
+    context.with_resource(protect_files(files))
     asked = [context.params[param.name or ""] for param in context.command.params if isinstance(param.type, Output)]
     for path in (*asked, *also_written):
         if path not in (None, PIPE):

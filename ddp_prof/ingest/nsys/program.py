@@ -40,11 +40,11 @@ class Nsys:
 
     @cached_property
     def _profile_help(self) -> str:
-        return _ask(self.path, "profile", "--help")
+        return _query_nsys(self.path, "profile", "--help")
 
     @cached_property
     def _export_help(self) -> str:
-        return _ask(self.path, "export", "--help")
+        return _query_nsys(self.path, "export", "--help")
 
     def export(self, report: Path, target: Path) -> str:
         """Export a report to SQLite; returns all that nsys said. ``target`` must be a name that is free.
@@ -93,11 +93,11 @@ def _by_number(path: str) -> list[int | str]:
 
 
 def _version(nsys: str) -> str | None:
-    found = re.search(r"20\d\d(\.\d+)+", _ask(nsys, "--version"))
+    found = re.search(r"20\d\d(\.\d+)+", _query_nsys(nsys, "--version"))
     return found.group() if found else None
 
 
-def _ask(nsys: str, *question: str) -> str:
+def _query_nsys(nsys: str, *question: str) -> str:
     """What it answers; nothing where it does not run."""
     try:
         return _run([nsys, *question], ANSWER_LIMIT_S)[1]

@@ -16,7 +16,7 @@ from pathlib import Path
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.nsys.program import Nsys, find_nsys
 from ddp_prof.ingest.nsys.sqlite_export import load_nsys_sqlite
-from ddp_prof.ingest.sqlite_columns import require_room
+from ddp_prof.ingest.sqlite_columns import require_disk_space
 from ddp_prof.trace import Trace
 
 EXPORT_TO_REPORT = 4
@@ -66,7 +66,7 @@ def _export(report: Path, target: Path) -> None:
         raise TraceError(
             report, "a raw report, and there is no nsys here to export it", "install nsys or set NSYS=PATH"
         )
-    require_room(report, target.parent, EXPORT_TO_REPORT * report.stat().st_size)
+    require_disk_space(report, target.parent, EXPORT_TO_REPORT * report.stat().st_size)
     with tempfile.TemporaryDirectory(prefix=".ddp_prof.", dir=target.parent) as folder:
         partial = Path(folder) / target.name
         output = nsys.export(report, partial)

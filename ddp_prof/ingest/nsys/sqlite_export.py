@@ -23,19 +23,19 @@ from ddp_prof.ingest.enrich import (
     UNNAMED_CALL,
     UNNAMED_KERNEL,
     UNNAMED_RANGE,
-    about_missing_starts,
     add_launch_shapes,
     close_open_ranges,
     enrich,
     name_ranks,
-    plain_call,
     refuse_impossible_times,
-    refuse_one_number_for_several,
+    refuse_shared_process_ids,
     report_unresolved_names,
+    strip_call_version,
+    warn_missing_starts,
 )
 from ddp_prof.ingest.kernel_categories import KernelClassifier
 from ddp_prof.ingest.nsys.synchronization import find_streams_of_records, read_synchronizations
-from ddp_prof.ingest.sqlite_columns import GrowingColumn, SqliteFile, are_integers, constant, open_sqlite
+from ddp_prof.ingest.sqlite_columns import GrowingColumn, SqliteFile, are_integers, constant_column, open_sqlite
 from ddp_prof.ingest.string_table import MOST_LETTERS, NameTable, NsysStringIds, domain_name_ids, intern_texts
 from ddp_prof.manifest import Manifest, load_manifest, manifest_path
 from ddp_prof.trace import (
@@ -86,7 +86,7 @@ def load_nsys_sqlite(
     """
     with open_sqlite(path) as file:
         manifest, classifier = load_manifest(manifest_path(run or path)), KernelClassifier(extra_patterns)
-        return file.in_time(lambda: _load(file, manifest, classifier, with_launches))
+        return file.run_with_deadline(lambda: _load(file, manifest, classifier, with_launches))
 
 
 def _load(file: SqliteFile, manifest: Manifest | None, classifier: KernelClassifier, with_launches: bool) -> Trace:
@@ -104,7 +104,7 @@ def _load(file: SqliteFile, manifest: Manifest | None, classifier: KernelClassif
     spans = _spans(ranges, texts, strings, names, _domains(file, strings))
     has_payloads = 1 in ranges["hasPayload"]
     columns = activity_columns.result()
-    refuse_one_number_for_several(file.path, columns["globalPid"])
+    refuse_shared_process_ids(file.path, columns["globalPid"])
     activities = _activities(columns, _kernel_names(file, columns, strings, names), names, classifier)
     calls = call_columns.result()
     call_details = _call_details(calls, strings, names) if with_launches else None
@@ -124,12 +124,12 @@ def _load(file: SqliteFile, manifest: Manifest | None, classifier: KernelClassif
         sync_source=sync_source,
         sync_reason=sync_reason,
         call_details=call_details and select(call_details, has_start["calls"]),
-        warnings=tuple(about_missing_starts(file.path, has_start)),
-        threads=_threads(file, strings),
+        warnings=tuple(warn_missing_starts(file.path, has_start)),
+        threads=_thread_names(file, strings),
         ranks={},
         overhead=_overhead(file),
         epoch_ns=_session_start(file),
-        node=_noted(file, "TARGET_INFO_SYSTEM_ENV", "Hostname"),
+        node=_read_value(file, "TARGET_INFO_SYSTEM_ENV", "Hostname"),
         gpus=_gpus(file, activities, gpu_ids),
         gpu_ids=gpu_ids,
         manifest=manifest,
@@ -160,10 +160,10 @@ def _require_export(file: SqliteFile) -> None:
         )
 
 
-def _process(global_id: Ints) -> Ints:
+def _process_ids(global_id: Ints) -> Ints:
     """Process ids; a single one, as is usual, takes no memory."""
     low, high = (int(edge) >> 24 for edge in (global_id.min(), global_id.max())) if len(global_id) else (0, 0)
-    return constant(low & 0xFFFFFF, len(global_id)) if low == high else (global_id >> 24) & 0xFFFFFF
+    return constant_column(low & 0xFFFFFF, len(global_id)) if low == high else (global_id >> 24) & 0xFFFFFF
 
 
 def _activity_columns(file: SqliteFile) -> dict[str, Ints]:
@@ -174,7 +174,7 @@ def _activity_columns(file: SqliteFile) -> dict[str, Ints]:
     for table, kind in tables.items():
         file.require(table, "start", "end")
         for batch in file.batches(table, (*_ACTIVITY_COLUMNS, name)):
-            grown["kind"].add(constant(kind, len(batch["start"])))
+            grown["kind"].add(constant_column(kind, len(batch["start"])))
             grown["name"].add(batch.pop(name))
             for column, values in batch.items():
                 grown[column].add(values)
@@ -188,7 +188,7 @@ def _kernel_names(file: SqliteFile, columns: dict[str, Ints], strings: NsysStrin
     for other in ("shortName", "mangledName"):
         unnamed = np.flatnonzero((columns["kind"] == Kind.KERNEL) & (name_id == UNKNOWN))
         if len(unnamed) and file.has_columns(KERNELS, other):
-            name_id[unnamed] = strings.intern(file.integers(KERNELS, (other,))[other][unnamed], names)
+            name_id[unnamed] = strings.intern(file.read_integers(KERNELS, (other,))[other][unnamed], names)
     return name_id
 
 
@@ -203,10 +203,10 @@ def _activities(columns: dict[str, Ints], name_id: Ints, names: NameTable, class
     return Activities(
         start_ns=columns["start"],
         end_ns=np.maximum(columns["start"], columns["end"]),
-        process=np.where(pid == UNKNOWN, UNKNOWN, _process(pid)) if UNKNOWN in pid else _process(pid),
+        process=np.where(pid == UNKNOWN, UNKNOWN, _process_ids(pid)) if UNKNOWN in pid else _process_ids(pid),
         device=columns["deviceId"],
         lane=columns["streamId"],
-        name_id=names.name_the_unknown(name_id, UNNAMED_KERNEL),
+        name_id=names.fill_unknown(name_id, UNNAMED_KERNEL),
         kind=kind,
         category=category,
         correlation=columns["correlationId"],
@@ -215,14 +215,14 @@ def _activities(columns: dict[str, Ints], name_id: Ints, names: NameTable, class
 
 
 def _launch_columns(file: SqliteFile) -> list[Ints]:
-    start, *columns = file.integers(KERNELS, ("start", *LAUNCH_COLUMNS)).values()
+    start, *columns = file.read_integers(KERNELS, ("start", *LAUNCH_COLUMNS)).values()
     return [column[start != UNKNOWN] for column in columns]
 
 
 def _call_columns(file: SqliteFile, with_details: bool) -> dict[str, Ints]:
     """The calls by correlation id, as they are looked up; equal ones in the order of the file."""
     file.require(CALLS, "start")
-    columns = file.integers(CALLS, (*_CALL_COLUMNS, *(_CALL_DETAILS if with_details else ())))
+    columns = file.read_integers(CALLS, (*_CALL_COLUMNS, *(_CALL_DETAILS if with_details else ())))
     correlation = columns["correlationId"]
     if np.any(correlation[1:] < correlation[:-1]):
         order = np.argsort(correlation, kind="stable")
@@ -232,12 +232,12 @@ def _call_columns(file: SqliteFile, with_details: bool) -> dict[str, Ints]:
 
 def _calls(columns: dict[str, Ints]) -> Calls:
     tid = columns["globalTid"]
-    return Calls(columns["start"], _process(tid), tid & 0xFFFFFF, columns["correlationId"])
+    return Calls(columns["start"], _process_ids(tid), tid & 0xFFFFFF, columns["correlationId"])
 
 
 def _call_details(columns: dict[str, Ints], strings: NsysStringIds, names: NameTable) -> CallDetails:
-    name_id = strings.intern(columns["nameId"], names, plain_call)
-    return CallDetails(np.maximum(columns["start"], columns["end"]), names.name_the_unknown(name_id, UNNAMED_CALL))
+    name_id = strings.intern(columns["nameId"], names, strip_call_version)
+    return CallDetails(np.maximum(columns["start"], columns["end"]), names.fill_unknown(name_id, UNNAMED_CALL))
 
 
 def _range_rows(file: SqliteFile) -> tuple[dict[str, Ints], tuple[str, ...]]:
@@ -246,14 +246,16 @@ def _range_rows(file: SqliteFile) -> tuple[dict[str, Ints], tuple[str, ...]]:
     grown = {column: GrowingColumn() for column in (*columns, "text")}
     for batch in _range_batches(file) if file.has_columns(NVTX) else ():
         for column in columns:
-            grown[column].add(file.integers_of(batch, column))
+            grown[column].add(file.batch_integers(batch, column))
         grown["text"].add(intern_texts(batch.column("text"), texts))
     return {column: values.whole() for column, values in grown.items()}, texts.as_tuple()
 
 
 def _range_batches(file: SqliteFile) -> Iterator[Any]:
     file.require(NVTX, *_RANGE_COLUMNS)
-    text_id, text, domain, json, json_id = file.or_null(NVTX, "textId", "text", "domainId", "jsonText", "jsonTextId")
+    text_id, text, domain, json, json_id = file.columns_or_null(
+        NVTX, "textId", "text", "domainId", "jsonText", "jsonTextId"
+    )
     wanted = (
         f"{', '.join(_RANGE_COLUMNS)}, {text_id} AS textId, {domain} AS domainId, "
         # No NULL, or a first batch without text would be of integers.
@@ -273,13 +275,13 @@ def _spans(
     start, end, tid = column["start"], column["end"], column["globalTid"]
     inline = np.array([*map(names.intern, texts), UNKNOWN], np.int64)[column["text"]]  # UNKNOWN, -1, finds the last
     name_id = np.where(inline == UNKNOWN, strings.intern(column["textId"], names), inline)
-    process = _process(tid)
+    process = _process_ids(tid)
     return Spans(
         start_ns=start,
         end_ns=np.maximum(start, end),
         process=process,
         lane=tid & 0xFFFFFF,
-        name_id=names.name_the_unknown(name_id, UNNAMED_RANGE),
+        name_id=names.fill_unknown(name_id, UNNAMED_RANGE),
         domain_id=domain_name_ids(process, column["domainId"], domains, names),
         is_start_end=(column["eventType"] == _START_END).astype(np.int64),
         # Releases write NULL, 0 or -1 for an end that never came; a range made before recording may start below 0.
@@ -294,14 +296,14 @@ def _nccl_payloads(file: SqliteFile, strings: NsysStringIds) -> list[NcclRange]:
     """
     if not file.has_columns(NVTX):
         return []
-    name, name_id, payload, payload_id = file.or_null(NVTX, "text", "textId", "jsonText", "jsonTextId")
+    name, name_id, payload, payload_id = file.columns_or_null(NVTX, "text", "textId", "jsonText", "jsonTextId")
     query = (
         f"SELECT start, globalTid, CAST({name} AS TEXT), {name_id}, CAST({payload} AS TEXT), {payload_id} FROM {NVTX} "
         f"WHERE eventType = {_PUSH_POP} AND {are_integers('start', 'globalTid')} "
         f"AND coalesce({payload}, {payload_id}) IS NOT NULL"
     )
     found = [
-        NcclRange(start, *_ids(tid), text or strings.text(text_id), json or strings.text(json_id))
+        NcclRange(start, *_unpack_ids(tid), text or strings.text(text_id), json or strings.text(json_id))
         for start, tid, text, text_id, json, json_id in file.rows(query)
     ]
     return [value for value in found if value.name.startswith("nccl")]
@@ -311,47 +313,49 @@ def _domains(file: SqliteFile, strings: NsysStringIds) -> dict[tuple[int, int], 
     """Domain names by (process, domain id): the ids count per process."""
     if not file.has_columns(NVTX, "domainId"):
         return {}
-    text, text_id = file.or_null(NVTX, "text", "textId")
+    text, text_id = file.columns_or_null(NVTX, "text", "textId")
     rows = file.rows(
         f"SELECT globalTid, domainId, CAST({text} AS TEXT), {text_id} FROM {NVTX} "
         f"WHERE eventType = {_DOMAIN_CREATE} AND {are_integers('globalTid', 'domainId')} ORDER BY start"
     )
-    return {(_ids(tid)[0], domain): name or strings.text(name_id) for tid, domain, name, name_id in rows}
+    return {(_unpack_ids(tid)[0], domain): name or strings.text(name_id) for tid, domain, name, name_id in rows}
 
 
-def _threads(file: SqliteFile, strings: NsysStringIds) -> dict[tuple[int, int], str]:
+def _thread_names(file: SqliteFile, strings: NsysStringIds) -> dict[tuple[int, int], str]:
     if not file.has_columns("ThreadNames", "nameId", "globalTid"):
         return {}
-    (priority,) = file.or_null("ThreadNames", "priority")  # a thread renamed has several names
+    (priority,) = file.columns_or_null("ThreadNames", "priority")  # a thread renamed has several names
     rows = file.rows(
-        f"SELECT globalTid, nameId FROM {file.rows_of('ThreadNames')} WHERE {are_integers('globalTid')} "
+        f"SELECT globalTid, nameId FROM {file.bounded_table('ThreadNames')} WHERE {are_integers('globalTid')} "
         f"ORDER BY {priority}, nameId"
     )
-    return {_ids(tid): strings.text(name) for tid, name in rows}
+    return {_unpack_ids(tid): strings.text(name) for tid, name in rows}
 
 
-def _ids(global_id: int) -> tuple[int, int]:
+def _unpack_ids(global_id: int) -> tuple[int, int]:
     """Process and thread of a packed id."""
     return global_id >> 24 & 0xFFFFFF, global_id & 0xFFFFFF
 
 
 def _overhead(file: SqliteFile) -> Overhead:
     columns = ("start", "end")
-    tables = [file.integers(table, columns) for table in OVERHEADS]
+    tables = [file.read_integers(table, columns) for table in OVERHEADS]
     start, end = (np.concatenate([table[column] for table in tables]) for column in columns)
     return Overhead(start, np.maximum(start, end))
 
 
 def _producer(file: SqliteFile) -> str | None:
-    versions = (_noted(file, table, "EXPORT_PRODUCT_VERSION") for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"))
+    versions = (
+        _read_value(file, table, "EXPORT_PRODUCT_VERSION") for table in ("META_DATA_EXPORT", "EXPORT_META_DATA")
+    )
     return next((version for version in versions if version and re.fullmatch(r"[\w.@-]{1,64}", version)), None)
 
 
-def _noted(file: SqliteFile, table: str, name: str) -> str | None:
+def _read_value(file: SqliteFile, table: str, name: str) -> str | None:
     """What a table of names and values says; ``None`` where it says nothing, or several things."""
     if not file.has_columns(table, "name", "value"):
         return None
-    found = file.rows(f"SELECT DISTINCT value FROM {file.rows_of(table)} WHERE name = '{name}'")
+    found = file.rows(f"SELECT DISTINCT value FROM {file.bounded_table(table)} WHERE name = '{name}'")
     return found[0][0] if len(found) == 1 and isinstance(found[0][0], str) else None
 
 
@@ -359,12 +363,12 @@ def _gpu_ids(file: SqliteFile, activities: Activities) -> dict[tuple[int, int], 
     """The machine's numbers of GPUs by process and CUDA's number, which differs where a process sees some of them."""
     if file.has_columns("TARGET_INFO_CUDA_DEVICE", "pid", "cudaId", "gpuId"):
         seen = file.rows(
-            f"SELECT pid, cudaId, gpuId FROM {file.rows_of('TARGET_INFO_CUDA_DEVICE')} "
+            f"SELECT pid, cudaId, gpuId FROM {file.bounded_table('TARGET_INFO_CUDA_DEVICE')} "
             f"WHERE {are_integers('pid', 'cudaId', 'gpuId')}"
         )
         return {(pid & 0xFFFFFF, device): gpu for pid, device, gpu in seen}
     only = _gpu_names(file).keys()
-    return dict.fromkeys(_devices(activities), *only) if len(only) == 1 else {}
+    return dict.fromkeys(_process_devices(activities), *only) if len(only) == 1 else {}
 
 
 def _gpus(file: SqliteFile, activities: Activities, ids: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], str]:
@@ -372,7 +376,7 @@ def _gpus(file: SqliteFile, activities: Activities, ids: Mapping[tuple[int, int]
     names = _gpu_names(file)
     if ids:
         return {key: names[gpu] for key, gpu in ids.items() if gpu in names}
-    return dict.fromkeys(_devices(activities), *set(names.values())) if len(set(names.values())) == 1 else {}
+    return dict.fromkeys(_process_devices(activities), *set(names.values())) if len(set(names.values())) == 1 else {}
 
 
 def _gpu_names(file: SqliteFile) -> dict[int, str]:
@@ -380,13 +384,13 @@ def _gpu_names(file: SqliteFile) -> dict[int, str]:
         return {}
     return dict(
         file.rows(
-            f"SELECT id, substr(CAST(name AS TEXT), 1, {_MOST_LETTERS}) FROM {file.rows_of('TARGET_INFO_GPU')} "
+            f"SELECT id, substr(CAST(name AS TEXT), 1, {_MOST_LETTERS}) FROM {file.bounded_table('TARGET_INFO_GPU')} "
             f"WHERE {are_integers('id')} AND name IS NOT NULL"
         )
     )
 
 
-def _devices(activities: Activities) -> Iterable[tuple[int, int]]:
+def _process_devices(activities: Activities) -> Iterable[tuple[int, int]]:
     return product(distinct(activities.process), distinct(activities.device))
 
 
@@ -394,5 +398,7 @@ def _session_start(file: SqliteFile) -> int | None:
     table = "TARGET_INFO_SESSION_START_TIME"
     if not file.has_columns(table, "utcEpochNs"):
         return None
-    ((earliest,),) = file.rows(f"SELECT min(utcEpochNs) FROM {file.rows_of(table)} WHERE {are_integers('utcEpochNs')}")
+    ((earliest,),) = file.rows(
+        f"SELECT min(utcEpochNs) FROM {file.bounded_table(table)} WHERE {are_integers('utcEpochNs')}"
+    )
     return None if earliest is None else int(earliest)

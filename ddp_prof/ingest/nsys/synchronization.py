@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ddp_prof.ingest.sqlite_columns import SqliteFile, constant
+from ddp_prof.ingest.sqlite_columns import SqliteFile, constant_column
 from ddp_prof.table import (
     NO_TIME,
     UNKNOWN,
@@ -27,8 +27,8 @@ from ddp_prof.table import (
     distinct,
     distinct_rows,
     empty,
-    looked_up,
     select,
+    take_or_unknown,
 )
 from ddp_prof.trace import Synchronizations, SyncKind, Trace
 
@@ -59,19 +59,21 @@ def read_synchronizations(file: SqliteFile) -> tuple[Synchronizations, str, str 
     calls = _calls(file)
     if not len(calls):
         return calls, "none", NOT_RECORDED
-    noted = file.integers(SYNCHRONIZATIONS, _COLUMNS)
-    call = _calls_of(calls, noted)
+    noted = file.read_integers(SYNCHRONIZATIONS, _COLUMNS)
+    call = _match_calls(calls, noted)
     row = np.full(len(calls), UNKNOWN, np.int64)
     told = np.flatnonzero(call != UNKNOWN)[::-1]
     row[call[told]] = told  # of several rows of a call the first stays
-    calls = replace(calls, device=looked_up(noted["deviceId"], row), stream=looked_up(noted["streamId"], row))
+    calls = replace(
+        calls, device=take_or_unknown(noted["deviceId"], row), stream=take_or_unknown(noted["streamId"], row)
+    )
     is_wait = np.isin(calls.kind, (SyncKind.STREAM_WAIT, SyncKind.HOST_WAIT_EVENT)) & (row != UNKNOWN)
     if not np.any(is_wait & (calls.kind == SyncKind.STREAM_WAIT)):
         return calls, "none", NOT_RECORDED
-    events = file.integers(EVENTS, _COLUMNS)
+    events = file.read_integers(EVENTS, _COLUMNS)
     if len(events["correlationId"]):
-        return _by_events(calls, is_wait, looked_up(noted["eventId"], row), events), "cuda_events", None
-    awaits = _by_sync_ids(calls, is_wait, looked_up(noted["eventSyncId"], row))
+        return _match_by_event(calls, is_wait, take_or_unknown(noted["eventId"], row), events), "cuda_events", None
+    awaits = _match_by_sync_id(calls, is_wait, take_or_unknown(noted["eventSyncId"], row))
     if awaits is None:
         return calls, "none", NO_EVENTS
     return replace(calls, awaits=awaits), "event_sync_ids", None
@@ -87,7 +89,7 @@ def _calls(file: SqliteFile) -> Synchronizations:
     kinds = {
         number: kind
         for number, name in file.rows(
-            f"SELECT id, value FROM {file.rows_of('StringIds')} WHERE typeof(id) = 'integer' AND ({alike})"
+            f"SELECT id, value FROM {file.bounded_table('StringIds')} WHERE typeof(id) = 'integer' AND ({alike})"
         )
         for part, kind in _CALL_NAMES.items()
         if name.startswith((f"cuda{part}", f"cu{part}"))  # cudaStreamWaitEvent_v3020, cuStreamWaitEvent_ptsz
@@ -95,12 +97,12 @@ def _calls(file: SqliteFile) -> Synchronizations:
     columns = ("start", "end", "globalTid", "correlationId", "nameId")
     of_interest = f"nameId IN ({', '.join(map(str, kinds))})"
     found = file.query(", ".join(columns), CALLS, of_interest) if kinds else ()
-    batches = [[file.integers_of(batch, name).copy() for name in columns] for batch in found]
+    batches = [[file.batch_integers(batch, name).copy() for name in columns] for batch in found]
     if not batches:
         return empty(Synchronizations)
     start, end, tid, correlation, name = (np.concatenate(column) for column in zip(*batches, strict=True))
     numbers = sorted(kinds)
-    unknown = constant(UNKNOWN, len(start))
+    unknown = constant_column(UNKNOWN, len(start))
     calls = Synchronizations(
         kind=np.array([kinds[number] for number in numbers], np.int64)[np.searchsorted(numbers, name)],
         start_ns=start,
@@ -115,7 +117,7 @@ def _calls(file: SqliteFile) -> Synchronizations:
     return select(calls, np.lexsort((start, correlation)))
 
 
-def _calls_of(calls: Synchronizations, noted: dict[str, Ints]) -> Ints:
+def _match_calls(calls: Synchronizations, noted: dict[str, Ints]) -> Ints:
     """The call of each row of a table, by its number; where that comes again, the latest call before the row.
 
     A table without times has its rows in the order of the calls.
@@ -124,7 +126,7 @@ def _calls_of(calls: Synchronizations, noted: dict[str, Ints]) -> Ints:
     _, group = distinct_rows(np.concatenate([calls.process, process]), np.concatenate([calls.correlation, number]))
     times = np.concatenate([calls.start_ns, noted["start"]])
     if np.all(noted["start"] == UNKNOWN):
-        times = np.concatenate([_times_before(group[:count]), _times_before(group[count:])])
+        times = np.concatenate([_count_before_in_group(group[:count]), _count_before_in_group(group[count:])])
     _, place = np.unique(times, return_inverse=True)
     by_number = Sequences(group[:count], place[:count])
     latest = by_number.last_before(group[count:], place[count:] + 1)
@@ -133,7 +135,7 @@ def _calls_of(calls: Synchronizations, noted: dict[str, Ints]) -> Ints:
     return np.where(number == UNKNOWN, UNKNOWN, np.where(comes_again, latest, any_of))
 
 
-def _times_before(group: Ints) -> Ints:
+def _count_before_in_group(group: Ints) -> Ints:
     """How many rows before each are of its group."""
     order = np.argsort(group, kind="stable")
     first = np.searchsorted(group[order], group[order])
@@ -142,21 +144,21 @@ def _times_before(group: Ints) -> Ints:
     return found
 
 
-def _by_events(calls: Synchronizations, is_wait: Mask, event: Ints, noted: dict[str, Ints]) -> Synchronizations:
+def _match_by_event(calls: Synchronizations, is_wait: Mask, event: Ints, noted: dict[str, Ints]) -> Synchronizations:
     """The waits, and the records that the event table holds: each wait finds the latest of its event before it."""
     process, rows = noted["globalPid"] >> 24 & 0xFFFFFF, len(noted["globalPid"])
     is_record = np.flatnonzero(calls.kind == SyncKind.RECORD)
-    call = looked_up(is_record, _calls_of(select(calls, is_record), noted))
+    call = take_or_unknown(is_record, _match_calls(select(calls, is_record), noted))
     records = Synchronizations(
-        kind=constant(SyncKind.RECORD, rows),
-        start_ns=looked_up(calls.start_ns, call, NO_TIME),
-        end_ns=looked_up(calls.end_ns, call, NO_TIME),
+        kind=constant_column(SyncKind.RECORD, rows),
+        start_ns=take_or_unknown(calls.start_ns, call, NO_TIME),
+        end_ns=take_or_unknown(calls.end_ns, call, NO_TIME),
         process=process,
-        thread=looked_up(calls.thread, call),
+        thread=take_or_unknown(calls.thread, call),
         correlation=noted["correlationId"],
         device=noted["deviceId"],
         stream=noted["streamId"],
-        awaits=constant(UNKNOWN, rows),
+        awaits=constant_column(UNKNOWN, rows),
     )
     is_kept = calls.kind != SyncKind.RECORD
     waits = select(calls, is_kept)
@@ -171,7 +173,7 @@ def _by_events(calls: Synchronizations, is_wait: Mask, event: Ints, noted: dict[
     return concatenate(records, replace(waits, awaits=np.where(is_wait[is_kept], found, UNKNOWN)))
 
 
-def _by_sync_ids(calls: Synchronizations, is_wait: Mask, sync_id: Ints) -> Ints | None:
+def _match_by_sync_id(calls: Synchronizations, is_wait: Mask, sync_id: Ints) -> Ints | None:
     """The record of each wait by its number; ``None`` where the numbers do not follow the law."""
     awaits = np.full(len(calls), UNKNOWN, np.int64)
     for process in distinct(calls.process):
@@ -183,7 +185,7 @@ def _by_sync_ids(calls: Synchronizations, is_wait: Mask, sync_id: Ints) -> Ints 
             if np.mean(beyond == beyond.max()) < _LAW_HOLDS:
                 return None
             number = sync_id[waits] - beyond.max() - 1
-            awaits[waits] = np.where(number >= 0, looked_up(records, number), UNKNOWN)
+            awaits[waits] = np.where(number >= 0, take_or_unknown(records, number), UNKNOWN)
     return awaits if np.any(awaits != UNKNOWN) else None
 
 
@@ -200,7 +202,7 @@ def find_streams_of_records(trace: Trace) -> Trace:
         np.concatenate([thread, calls.thread[records]]),
     )
     launches = Sequences(group[: len(launched)], activities.correlation[launched])
-    last = looked_up(launched, launches.last_before(group[len(launched) :], calls.correlation[records]))
+    last = take_or_unknown(launched, launches.last_before(group[len(launched) :], calls.correlation[records]))
     device, stream = calls.device.copy(), calls.stream.copy()
-    device[records], stream[records] = looked_up(activities.device, last), looked_up(activities.lane, last)
+    device[records], stream[records] = take_or_unknown(activities.device, last), take_or_unknown(activities.lane, last)
     return replace(trace, synchronizations=replace(calls, device=device, stream=stream))

@@ -18,7 +18,7 @@ import numpy as np
 
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.nsys.sqlite_export import load_nsys_sqlite
-from ddp_prof.ingest.sqlite_columns import integer_array, require_room
+from ddp_prof.ingest.sqlite_columns import integer_array, require_disk_space
 from ddp_prof.trace import Trace
 
 FOLDER_TO_EXPORT = 6
@@ -28,7 +28,7 @@ _READ = re.compile(r"(CUPTI_ACTIVITY_|NVTX_|TARGET_INFO_|META_DATA_|EXPORT_META_
 MOST_VALUES_A_BYTE = 32
 MOST_TEXT_A_BYTE, LEAST_TEXT_BYTES = 100, 1 << 26
 """Tables are packed, but no capture's as much as this: what holds more is refused before it is unpacked."""
-_WAY_OUT = "export the report again"
+_HINT = "export the report again"
 
 
 def load_nsys_table_folder(path: Path, *, extra_patterns: Sequence[str] = (), with_launches: bool = False) -> Trace:
@@ -44,19 +44,19 @@ def load_nsys_table_folder(path: Path, *, extra_patterns: Sequence[str] = (), wi
     """
     tables = [file for file in sorted(path.iterdir()) if file.suffix in _READERS and _READ.match(file.name)]
     with tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
-        require_room(
+        require_disk_space(
             path, Path(folder), FOLDER_TO_EXPORT * sum(file.stat().st_size for file in tables if file.is_file())
         )
         export = Path(folder) / "export.sqlite"
-        _write(tables, export)
+        _write_database(tables, export)
         try:
             trace = load_nsys_sqlite(export, extra_patterns=extra_patterns, run=path, with_launches=with_launches)
         except TraceError as error:
-            raise TraceError(path if error.path == export else error.path, error.reason, error.way_out) from error
+            raise TraceError(path if error.path == export else error.path, error.reason, error.hint) from error
     return replace(trace, path=path, source="nsys-tables")
 
 
-def _write(tables: Sequence[Path], export: Path) -> None:
+def _write_database(tables: Sequence[Path], export: Path) -> None:
     from adbc_driver_sqlite import dbapi
     from pyarrow import ArrowException
 
@@ -66,13 +66,13 @@ def _write(tables: Sequence[Path], export: Path) -> None:
     with closing(dbapi.connect(str(export))) as connection, closing(connection.cursor()) as cursor:
         for file in tables:
             if file.exists() and not file.is_file():  # to open a pipe would wait for its writer
-                raise TraceError(file, "not a regular file", _WAY_OUT)
+                raise TraceError(file, "not a regular file", _HINT)
             try:
                 table = _READERS[file.suffix](file)
                 if table.num_rows and table.num_columns:
                     cursor.adbc_ingest(file.stem, table, mode="create")
             except (ArrowException, OSError, dbapi.Error) as error:
-                raise TraceError(file, f"cannot be read ({str(error).splitlines()[0]})", _WAY_OUT) from error
+                raise TraceError(file, f"cannot be read ({str(error).splitlines()[0]})", _HINT) from error
         connection.commit()
 
 
@@ -81,10 +81,10 @@ def _read_parquet(file: Path) -> Any:
     from pyarrow.parquet import ParquetFile
 
     with ParquetFile(file) as opened:
-        columns = [field.name for field in opened.schema_arrow if _is_of_use(field.type)]
+        columns = [field.name for field in opened.schema_arrow if _is_supported_type(field.type)]
         _refuse_too_many(file, opened.metadata.num_rows, len(columns))
     with ParquetFile(file, read_dictionary=columns) as opened:
-        return _as_sqlite_has_it(file, opened.read(columns))
+        return _to_sqlite_types(file, opened.read(columns))
 
 
 def _read_arrow(file: Path) -> Any:
@@ -93,10 +93,10 @@ def _read_arrow(file: Path) -> Any:
 
     most = max(LEAST_TEXT_BYTES, MOST_TEXT_A_BYTE * file.stat().st_size)
     if (total := _unpacked_bytes(file)) > most:
-        raise TraceError(file, f"it unpacks to {total:,} bytes, which no capture has", _WAY_OUT)
+        raise TraceError(file, f"it unpacks to {total:,} bytes, which no capture has", _HINT)
     batches, rows = [], 0
     with file.open("rb") as source, pyarrow.ipc.open_stream(source) as reader:
-        names = [field.name for field in reader.schema if _is_of_use(field.type)]
+        names = [field.name for field in reader.schema if _is_supported_type(field.type)]
         for batch in reader:
             rows += batch.num_rows
             _refuse_too_many(file, rows, len(names))
@@ -104,7 +104,7 @@ def _read_arrow(file: Path) -> Any:
             for column in batches[-1].columns:  # where text lies, not whether it is UTF-8
                 (column.view(_BYTES[str(column.type)]) if str(column.type) in _BYTES else column).validate(full=True)
         empty = pyarrow.schema([field for field in reader.schema if field.name in names])
-    return _as_sqlite_has_it(file, pyarrow.Table.from_batches(batches, empty))
+    return _to_sqlite_types(file, pyarrow.Table.from_batches(batches, empty))
 
 
 def _unpacked_bytes(file: Path) -> int:
@@ -122,11 +122,11 @@ def _unpacked_bytes(file: Path) -> int:
             table, body = source.read(size), source.tell()
             (message,) = struct.unpack_from("<I", table)
             kind, length = (_field(table, message, number) for number in (1, 3))
-            header = _follow(table, _field(table, message, 2))
+            header = _follow_offset(table, _field(table, message, 2))
             if kind and table[kind] == _DICTIONARY_BATCH:
-                header = _follow(table, _field(table, header, 1))
+                header = _follow_offset(table, _field(table, header, 1))
             if kind and table[kind] in {_DICTIONARY_BATCH, _RECORD_BATCH} and _field(table, header, 3):
-                buffers = _follow(table, _field(table, header, 2))
+                buffers = _follow_offset(table, _field(table, header, 2))
                 (count,) = struct.unpack_from("<I", table, buffers)
                 for number in range(count):
                     at, held = struct.unpack_from("<qq", table, buffers + 4 + 16 * number)
@@ -146,7 +146,7 @@ def _field(table: bytes, at: int, number: int) -> int:
     return at + offset if offset else 0
 
 
-def _follow(table: bytes, at: int) -> int:
+def _follow_offset(table: bytes, at: int) -> int:
     offset: int = struct.unpack_from("<I", table, at)[0]
     return at + offset
 
@@ -160,7 +160,7 @@ _BYTES = {"string": "binary", "large_string": "large_binary"}
 def _refuse_too_many(file: Path, rows: int, columns: int) -> None:
     size = file.stat().st_size
     if rows > size or rows * columns > MOST_VALUES_A_BYTE * size:
-        raise TraceError(file, f"{rows:,} rows in {size:,} bytes, which no capture has", _WAY_OUT)
+        raise TraceError(file, f"{rows:,} rows in {size:,} bytes, which no capture has", _HINT)
 
 
 def _refuse_long_text(file: Path, column: Any) -> None:
@@ -172,25 +172,25 @@ def _refuse_long_text(file: Path, column: Any) -> None:
         length = np.append(integer_array(call_function("binary_length", [chunk.dictionary])), 0)
         total += int(length[integer_array(chunk.indices)].sum())  # where there is none it is the last
     if total > most:
-        raise TraceError(file, f"it unpacks to {total:,} bytes of text, which no capture has", _WAY_OUT)
+        raise TraceError(file, f"it unpacks to {total:,} bytes of text, which no capture has", _HINT)
 
 
-def _is_of_use(kind: Any) -> bool:
+def _is_supported_type(kind: Any) -> bool:
     from pyarrow import types
 
-    kind = _unpacked(kind)
+    kind = _value_type(kind)
     tests = (types.is_integer, types.is_floating, types.is_string, types.is_large_string)
     return any(is_so(kind) for is_so in tests)
 
 
-def _unpacked(kind: Any) -> Any:
+def _value_type(kind: Any) -> Any:
     """The kind of the values, where a column holds each once and refers to them."""
     from pyarrow import types
 
     return kind.value_type if types.is_dictionary(kind) else kind
 
 
-def _as_sqlite_has_it(file: Path, table: Any) -> Any:
+def _to_sqlite_types(file: Path, table: Any) -> Any:
     """Unsigned integers as the signed ones with the same bits, text as text.
 
     Raises:
@@ -200,7 +200,7 @@ def _as_sqlite_has_it(file: Path, table: Any) -> Any:
 
     columns = {}
     for field, column in zip(table.schema, table.columns, strict=True):
-        kind = _unpacked(field.type)
+        kind = _value_type(field.type)
         if types.is_integer(kind):
             columns[field.name] = column.cast(int64(), safe=False)
         elif types.is_floating(kind):

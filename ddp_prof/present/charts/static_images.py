@@ -15,8 +15,8 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
+from ddp_prof.atomic_file import atomic_write
 from ddp_prof.errors import DdpProfError
-from ddp_prof.whole_file import written_whole
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -68,7 +68,7 @@ class Pictures:
     def draw(self, figure: go.Figure | Mapping[str, Any], path: Path) -> None:
         """Have a figure, which may be plain data, drawn as ``.png`` or ``.svg``, as the name ends."""
         if self._browser:
-            self._orders.put(_order(figure, path, self._files.enter_context(written_whole(path))))
+            self._orders.put(_order(figure, path, self._files.enter_context(atomic_write(path))))
 
     def finish(self) -> None:
         """Wait until all are drawn, and write them.

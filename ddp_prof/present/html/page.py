@@ -19,11 +19,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddp_prof.atomic_file import atomic_write
 from ddp_prof.present import theme
 from ddp_prof.present.charts.static_images import write_pictures
 from ddp_prof.present.text import plain_name
 from ddp_prof.present.theme import Palette
-from ddp_prof.whole_file import written_whole
 
 if TYPE_CHECKING:
     import jinja2
@@ -63,7 +63,7 @@ def write_shared_plotly(folder: Path) -> None:
     """Write the plotly.js of a folder's pages; what has its name there may be anything."""
     from plotly.offline import get_plotlyjs
 
-    with written_whole(folder / PLOTLY_FILE) as partial:
+    with atomic_write(folder / PLOTLY_FILE) as partial:
         partial.write_text(get_plotlyjs(), encoding="utf-8")
 
 
@@ -134,7 +134,7 @@ def write_page(
             figures={name: _drawn(figure) for name, figure in (figures or {}).items()},
         )
     )
-    with written_whole(path) as partial, partial.open("w", encoding="utf-8", newline="\n") as file:
+    with atomic_write(path) as partial, partial.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(stream)
 
 

@@ -15,7 +15,7 @@ from ddp_prof.analyze.core.collective_ranges import CollectiveRanges
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.intervals import EVER, Intervals
 from ddp_prof.range_names import PHASES
-from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Ints, Table, Trace, distinct, empty, looked_up, select
+from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Ints, Table, Trace, distinct, empty, select, take_or_unknown
 
 CATEGORIES = (*(category.name.lower() for category in Category), "range", "call")
 """What a slice is: what an activity was for, or a range or a call of the host."""
@@ -221,9 +221,9 @@ class _Builder:
         """What each device did, by stream."""
         activities = select(self.trace.activities, self.activities)
         call = self.trace.launching_calls[self.activities]
-        launch_ns = looked_up(self.trace.calls.start_ns, call, NO_TIME)
+        launch_ns = take_or_unknown(self.trace.calls.start_ns, call, NO_TIME)
         row = self.collectives.round_activities(self.trace, self.activities)
-        own_bytes = looked_up(self.collectives.bytes, row)
+        own_bytes = take_or_unknown(self.collectives.bytes, row)
         feeds, needs = self._needs()
         slices = _slices(
             activities.start_ns,
@@ -231,7 +231,7 @@ class _Builder:
             activities.name_id,
             activities.category,
             bytes=np.where(activities.bytes == UNKNOWN, own_bytes, activities.bytes),
-            bucket=looked_up(self.collectives.bucket, row),
+            bucket=take_or_unknown(self.collectives.bucket, row),
             correlation=activities.correlation,
             call=call if self.trace.call_details else np.full_like(call, UNKNOWN),
             feeds=feeds[self.activities],
@@ -268,8 +268,8 @@ class _Builder:
         steps = self.ranks[0].steps
         row, (which, times) = steps.index_at(time_ns), steps.occurrence
         return {
-            "step": looked_up(steps.shown_number, row),
-            "occurrence": looked_up(np.where(times > 1, which, UNKNOWN), row),
+            "step": take_or_unknown(steps.shown_number, row),
+            "occurrence": take_or_unknown(np.where(times > 1, which, UNKNOWN), row),
         }
 
 

@@ -20,10 +20,10 @@ from typing import IO
 import numpy as np
 
 from ddp_prof import __version__
+from ddp_prof.atomic_file import atomic_write
 from ddp_prof.present.perfetto.tracks import CALL, CATEGORIES, Counter, ProcessTracks, Slices, Track, tracks_of
 from ddp_prof.present.timeline.model import Source
 from ddp_prof.trace import UNKNOWN, Ints, select
-from ddp_prof.whole_file import written_whole
 
 _ARGUMENTS = ("bytes", "bucket", "step", "occurrence", "correlation")
 _ROWS = 65_536
@@ -41,7 +41,7 @@ def write_perfetto(sources: Sequence[Source], path: Path) -> None:
         path: The file.
     """
     zeros = _zeros(sources)
-    with written_whole(path) as partial, _opened(partial, compressed=path.suffix == ".gz") as file:
+    with atomic_write(path) as partial, _opened(partial, compressed=path.suffix == ".gz") as file:
         file.write(f'{{"displayTimeUnit":"ns","otherData":{json.dumps(_about(sources, zeros))},"traceEvents":[')
         separator = "\n"
         for events in _events(sources, zeros):

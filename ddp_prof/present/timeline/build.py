@@ -13,7 +13,7 @@ from ddp_prof.present.text import milliseconds
 from ddp_prof.present.timeline.boxes import View
 from ddp_prof.present.timeline.lanes import lanes_of
 from ddp_prof.present.timeline.model import Panel, RankLanes, Source, StepMark, Timeline
-from ddp_prof.range_names import PROCESS, ranges_among
+from ddp_prof.range_names import PROCESS, parse_ranges
 from ddp_prof.trace import Ints, Trace
 
 MAX_BOXES = 20_000
@@ -181,7 +181,7 @@ def _step_marks(ranks: Sequence[_Rank], view: View) -> tuple[StepMark, ...]:
 def _facts(source: Source, ranks: Sequence[_Rank], home: View, view: View) -> Iterator[str]:
     """What a reader of the figure should know of the run beside its name."""
     trace = source.trace
-    said = next(iter(ranges_among(trace.names, PROCESS).values()), None)
+    said = next(iter(parse_ranges(trace.names, PROCESS).values()), None)
     manifest = trace.manifest
     world = manifest.world_size if manifest else said and said.number("world")
     backend = manifest.backend if manifest else said and said.text("backend")

@@ -28,7 +28,7 @@ from ddp_prof.analyze.intervals import Intervals
 from ddp_prof.present import theme
 from ddp_prof.present.timeline.captions import box_label, box_title
 from ddp_prof.present.timeline.model import COMMUNICATION, STRIP, WAITING, Boxes, Explained, Lane
-from ddp_prof.trace import UNKNOWN, Ints, distinct, distinct_rows, looked_up, select
+from ddp_prof.trace import UNKNOWN, Ints, distinct, distinct_rows, select, take_or_unknown
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -291,7 +291,7 @@ def _needs(shown: Sequence[PackedRow], explained: Sequence[Explained], titles: T
             "blocking": timings.blocking_ns[which],
             "held": timings.held_by[which] + 1,
             "slack": timings.slack_ns[which],
-            "name": looked_up(names, timings.consumer[which]),
+            "name": take_or_unknown(names, timings.consumer[which]),
             "stream": timings.consumer_lane[which],
             "after": timings.consumer_start_ns[which] - timings.start_ns[which],
             "consumer": at[rank, 1][first[same[which]]],

@@ -21,7 +21,7 @@ from ddp_prof.present.timeline.model import (
     Explained,
     Lane,
 )
-from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, concatenate, distinct, empty, looked_up, select
+from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, concatenate, distinct, empty, select, take_or_unknown
 
 _KINDS = {
     Category.COMPUTE: COMPUTE,
@@ -56,7 +56,7 @@ def lanes_of(rank: RankEvents, view: View, explained: Explained) -> tuple[Lane, 
 def _host_compute_lane(rank: RankEvents, view: View) -> Lane:
     events = rank.captured.of(Category.COMPUTE)
     events = select(events, view.holds(events.start_ns, events.end_ns))
-    steps = looked_up(rank.captured.step_keys, events.step)
+    steps = take_or_unknown(rank.captured.step_keys, events.step)
     return Lane(
         "compute", COMPUTE, make_boxes(view, events.start_ns, events.end_ns, PHASE_CODE[events.phase], step=steps)
     )
@@ -125,12 +125,12 @@ def _device_boxes(
     trace, activities = rank.trace, rank.trace.activities
     start, end = activities.start_ns[rows], activities.end_ns[rows]
     ranges, launched_in = rank.collective_ranges, rank.collective_ranges.round_activities(trace, rows)
-    phase, told = looked_up(rank.events.phase, event), activities.bytes[rows]
+    phase, told = take_or_unknown(rank.events.phase, event), activities.bytes[rows]
     columns = {
         "name_id": activities.name_id[rows],
-        "step": looked_up(rank.step_keys, looked_up(rank.events.step, event)),
-        "bucket": looked_up(ranges.bucket, launched_in),
-        "bytes": np.where(told == UNKNOWN, looked_up(ranges.bytes, launched_in), told),
+        "step": take_or_unknown(rank.step_keys, take_or_unknown(rank.events.step, event)),
+        "bucket": take_or_unknown(ranges.bucket, launched_in),
+        "bytes": np.where(told == UNKNOWN, take_or_unknown(ranges.bytes, launched_in), told),
         "phase": phase,
         "call": trace.launching_calls[rows],
     }
@@ -140,7 +140,7 @@ def _device_boxes(
         found = columns["collective"] = _collectives(explained, start, end, activities.lane[rows])
         for name in ("bucket", "bytes"):  # as they are measured, where they are
             columns[name] = np.where(
-                found == UNKNOWN, columns[name], looked_up(getattr(explained.timings, name), found)
+                found == UNKNOWN, columns[name], take_or_unknown(getattr(explained.timings, name), found)
             )
     else:
         columns["consumer"] = consumer
@@ -189,7 +189,7 @@ def _strip_lane(rank: RankEvents, view: View) -> Lane:
     category = np.repeat([CODE[name] for name in divided], [len(starts) for starts, _ in pieces])
     order = np.argsort(start, kind="stable")
     start, end = start[order], end[order]
-    step = looked_up(owners, np.searchsorted(begins, start, side="right") - 1)
+    step = take_or_unknown(owners, np.searchsorted(begins, start, side="right") - 1)
     boxes = make_boxes(view, start, end, category[order], step=step, level=np.zeros_like(start))
     return Lane(_STRIP_TITLE, STRIP, boxes)
 
@@ -206,7 +206,7 @@ def _waiting_lane(rank: RankEvents, view: View, explained: Explained) -> Lane:
         stretches.start_ns,
         stretches.end_ns,
         codes_of(theme.BLOCKING, len(stretches)),
-        step=looked_up(rank.step_keys, looked_up(events.step, of)),
+        step=take_or_unknown(rank.step_keys, take_or_unknown(events.step, of)),
         collective=_collectives(explained, events.start_ns[of], events.end_ns[of], events.lane[of]),
         level=np.zeros(len(stretches), np.int64),
     )

@@ -18,7 +18,7 @@ _PROTECTED: list[Keys] = []
 
 
 @contextmanager
-def protected(files: Iterable[Path]) -> Iterator[None]:
+def protect_files(files: Iterable[Path]) -> Iterator[None]:
     """As long as this lasts nothing is written to these files, by whatever name or link, nor into folders among them.
 
     Args:
@@ -33,7 +33,7 @@ def protected(files: Iterable[Path]) -> Iterator[None]:
 
 
 def refuse_protected(path: Path) -> None:
-    """Let no file be written that is protected, nor a capture be replaced.
+    """Refuse to write a protected file or to replace a capture.
 
     Raises:
         TraceError: It is one.
@@ -62,7 +62,7 @@ def _is_capture(path: Path) -> bool:
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """A new file to write: at the end it takes the place of ``path``, and where writing fails it is removed.
 
     The folders of ``path`` are made; a device or a pipe is written as it is. Each process has a file of its own, so of

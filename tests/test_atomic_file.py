@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.whole_file import written_whole
+from ddp_prof.atomic_file import atomic_write
 
 
 def test_the_file_appears_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "new/folder/x.txt"
-    with written_whole(path) as file:
+    with atomic_write(path) as file:
         file.write_text("all")
         assert not path.exists()
     assert [entry.name for entry in path.parent.iterdir()] == ["x.txt"]
@@ -25,7 +25,7 @@ def test_the_file_appears_at_the_end(tmp_path: Path) -> None:
 def test_what_fails_leaves_what_was_there(failure: BaseException, tmp_path: Path) -> None:
     path = tmp_path / "x.txt"
     path.write_text("before")
-    with pytest.raises(type(failure)) as raised, written_whole(path) as file:  # noqa: PT012
+    with pytest.raises(type(failure)) as raised, atomic_write(path) as file:  # noqa: PT012
         file.write_text("half")
         raise failure
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.txt"]
@@ -35,14 +35,14 @@ def test_what_fails_leaves_what_was_there(failure: BaseException, tmp_path: Path
 
 
 def test_an_error_of_another_file_keeps_its_name(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError) as raised, written_whole(tmp_path / "x"):
+    with pytest.raises(FileNotFoundError) as raised, atomic_write(tmp_path / "x"):
         (tmp_path / "none").read_text()
     assert raised.value.filename == str(tmp_path / "none")
 
 
 def test_behind_a_link_the_file_is_written(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("x.txt")
-    with written_whole(tmp_path / "link") as file:
+    with atomic_write(tmp_path / "link") as file:
         file.write_text("all")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "x.txt").read_text() == "all"
@@ -53,7 +53,7 @@ def test_a_pipe_is_written_as_it_is(tmp_path: Path) -> None:
     got: list[str] = []
     reader = threading.Thread(target=lambda: got.append((tmp_path / "pipe").read_text()))
     reader.start()
-    with written_whole(tmp_path / "pipe") as file:
+    with atomic_write(tmp_path / "pipe") as file:
         file.write_text("all")
     reader.join(20)
     assert got == ["all"]
@@ -61,9 +61,9 @@ def test_a_pipe_is_written_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_process_of_the_same_name_has_a_file_of_its_own(tmp_path: Path) -> None:
-    with written_whole(tmp_path / "x") as file:
+    with atomic_write(tmp_path / "x") as file:
         if (child := os.fork()) == 0:
-            with written_whole(tmp_path / "x") as other:
+            with atomic_write(tmp_path / "x") as other:
                 other.write_text("theirs")
             os._exit(0 if other != file else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
