@@ -66,7 +66,11 @@ class FullyShardedDDP(DataParallel):
         mesh = DeviceMesh.from_group(process_group or dist.distributed_c10d._get_default_group(), self.device.type)
         units = [block for blocks in module.modules() if isinstance(blocks, torch.nn.ModuleList) for block in blocks]
         for index, unit in enumerate([*units, module]):
-            self._shard(index, unit, mesh, options)
+            try:
+                sharded = fsdp.fully_shard(unit, mesh=mesh, **options)
+            except (ValueError, NotImplementedError, AssertionError) as error:
+                raise CommunicationError(f"fully_shard cannot take this model: {str(error).splitlines()[0]}") from error
+            mark_fsdp_unit(sharded, index)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         with communication_errors(self.process_group, "FSDP's gather in forward"):
@@ -105,10 +109,3 @@ class FullyShardedDDP(DataParallel):
     def _require_sync(self, is_required: bool) -> None:
         assert isinstance(self.module, fsdp.FSDPModule)
         self.module.set_requires_gradient_sync(is_required)
-
-    def _shard(self, index: int, unit: torch.nn.Module, mesh: DeviceMesh, options: dict[str, Any]) -> None:
-        try:
-            sharded = fsdp.fully_shard(unit, mesh=mesh, **options)
-        except (ValueError, NotImplementedError, AssertionError) as error:
-            raise CommunicationError(f"fully_shard cannot take this model: {str(error).splitlines()[0]}") from error
-        mark_fsdp_unit(sharded, index)

@@ -83,8 +83,8 @@ class Reducer:
                 return
             bucket.take(slot, self._scale)
             self._order.append(index)
-            if not bucket.missing:
-                self._launch_full()
+            while len(self._in_flight) < len(self.buckets) and not self.buckets[len(self._in_flight)].missing:
+                self.launch_next()
 
     def launch_next(self) -> InFlight:
         """Launch the next bucket in order; parameters that brought no gradient contribute zeros."""
@@ -137,12 +137,6 @@ class Reducer:
 
     def _launch(self, bucket: GradientBucket) -> InFlight:
         return launch_all_reduce(bucket.tensor(), self._group, bucket.index, len(bucket))
-
-    def _launch_full(self) -> None:
-        launched = len(self._in_flight)
-        while launched < len(self.buckets) and not self.buckets[launched].missing:
-            self.launch_next()
-            launched += 1
 
     def _take_late(self, index: int) -> None:
         bucket, slot = self._places[index]

@@ -51,12 +51,7 @@ class NcclRange(NamedTuple):
 
 
 def collective_metadata(rows: Sequence[CollectiveRow], names: NameTable) -> CollectiveMetadata:
-    """The rows as columns.
-
-    Args:
-        rows: One a collective.
-        names: Takes in the names of operations and communicators.
-    """
+    """The rows as columns."""
 
     def interned(text: str | None) -> int:
         return UNKNOWN if text is None else names.intern(text)

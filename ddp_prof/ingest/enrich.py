@@ -32,18 +32,13 @@ _VERSION = re.compile(r"_v\d{4,}$")
 
 
 def enrich(trace: Trace, steps: Iterable[Callable[[Trace], Trace]]) -> Trace:
-    """The trace after all steps, one after the other."""
     for step in steps:
         trace = step(trace)
     return trace
 
 
 def warn_missing_starts(path: Path, has_start: Mapping[str, Mask]) -> Iterator[str]:
-    """What is said of rows that have no start.
-
-    Raises:
-        TraceError: No row of a table has one.
-    """
+    """What is said of rows that have no start; raises TraceError where no row of a table has one."""
     for table, rows in has_start.items():
         missing = len(rows) - int(rows.sum())
         if missing == len(rows) > 0:
@@ -53,15 +48,7 @@ def warn_missing_starts(path: Path, has_start: Mapping[str, Mask]) -> Iterator[s
 
 
 def refuse_shared_process_ids(path: Path, global_id: Ints) -> None:
-    """Let no two processes pass that have one number on two machines: nothing else tells them apart.
-
-    Args:
-        path: The file.
-        global_id: Packed ids of Nsight Systems; the bits above the process' number are the machine's.
-
-    Raises:
-        TraceError: There are two.
-    """
+    """Let no two processes pass that have one number on two machines: nothing else tells them apart."""
     if not len(global_id) or int(global_id.min()) >> 48 == int(global_id.max()) >> 48:
         return
     numbers = np.unique(global_id >> 24) & 0xFFFFFF
@@ -86,11 +73,7 @@ def refuse_impossible_times(trace: Trace) -> Trace:
 
 
 def report_unresolved_names(trace: Trace) -> Trace:
-    """Say how many kernels and ranges have no name.
-
-    Raises:
-        TraceError: No kernel has one: nothing could be told of compute and communication.
-    """
+    """Say how many kernels and ranges have no name; raises TraceError where no kernel has one."""
     unresolved, warnings = trace.unresolved_names, []
     if unresolved.kernels:
         if unresolved.kernels == unresolved.of_kernels:
@@ -154,12 +137,10 @@ def add_launch_shapes(trace: Trace, columns: Sequence[Ints]) -> Trace:
     names = NameTable(trace.names)
     first, which = distinct_rows(*sizes)
     used = np.stack([size[first] for size in sizes], axis=1)
-    index = [UNKNOWN if UNKNOWN in row else names.intern(_shape(row)) for row in used.tolist()]
+    index = [
+        UNKNOWN if UNKNOWN in row else names.intern("grid {}x{}x{} block {}x{}x{}".format(*row))
+        for row in used.tolist()
+    ]
     others = np.full(len(trace.activities) - len(which), UNKNOWN, np.int64)
     shape_id = np.concatenate([np.array(index, np.int64)[which], others])
     return replace(trace, names=names.as_tuple(), shape_id=shape_id, registers=np.concatenate([registers, others]))
-
-
-def _shape(sizes: Sequence[int]) -> str:
-    grid, block = ("x".join(map(str, part)) for part in (sizes[:3], sizes[3:]))
-    return f"grid {grid} block {block}"

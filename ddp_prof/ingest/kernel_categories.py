@@ -64,11 +64,7 @@ COMMUNICATION_KERNELS = (
 
 
 class KernelClassifier:
-    """Decides for kernel names whether they communicate.
-
-    Args:
-        extra_patterns: Regular expressions of the user for communication kernels unknown to the table.
-    """
+    """Decides for kernel names whether they communicate, by the table and the user's own patterns."""
 
     def __init__(self, extra_patterns: Iterable[str] = ()) -> None:
         patterns = [*(family.pattern for family in COMMUNICATION_KERNELS), *extra_patterns]

@@ -161,7 +161,6 @@ def _events_of_categories(by_category: dict[str, list[Event]], categories: Seque
 
 
 def _times(events: Sequence[Event]) -> tuple[Ints, Ints]:
-    """Starts and ends."""
     start = _nanoseconds([event.ts for event in events])
     return (start, start + np.maximum(0, _nanoseconds([event.dur for event in events])))
 

@@ -163,11 +163,7 @@ def find_traces(path: Path) -> list[Path]:
 
 
 def refuse_to_export(path: Path) -> None:
-    """Let a raw report be read only where its export is there: to read it would write one.
-
-    Raises:
-        TraceError: It is not.
-    """
+    """Raise TraceError for a raw report without its export: to read it would write one."""
     from ddp_prof.ingest.nsys.raw_report import is_exported
 
     (raw,) = (reader for reader in READERS if reader.source == "nsys-report")

@@ -66,13 +66,7 @@ _COLUMNS = {
 
 
 class Part(NamedTuple):
-    """A part of a capture.
-
-    Attributes:
-        trace: What it holds: more than its span.
-        start_ns: Its span, the first one from ``-END_OF_TIME_NS`` on.
-        end_ns: The end of it, of the last one ``END_OF_TIME_NS``.
-    """
+    """A part of a capture; its trace holds more than its span, which is open, ``END_OF_TIME_NS``, at the edges."""
 
     trace: Trace
     start_ns: int
@@ -85,7 +79,7 @@ class SplitExport:
     Args:
         file: The export.
         folder: A folder for the parts, of which there is one at a time.
-        load: Reads an export.
+        extra_patterns: As of :func:`load_nsys_sqlite`.
         marks_structure: Whether a range of this name tells steps, phases or the like.
         find_step_times: Finds, from the ranges of a trace, when each step of each process starts, and until when
             a launch belongs to it.
@@ -99,12 +93,13 @@ class SplitExport:
         self,
         file: SqliteFile,
         folder: Path,
-        load: Callable[[Path], Trace],
+        extra_patterns: Sequence[str],
         marks_structure: Callable[[str], bool],
         find_step_times: Callable[[Trace], tuple[Ints, Ints]],
         part_rows: int,
     ) -> None:
-        self.path, self._file, self._load = file.path, file, load
+        require_disk_space(file.path, folder, BYTES_A_ROW * part_rows)
+        self.path, self._file, self._patterns = file.path, file, extra_patterns
         self._base, self._made = folder / "base.sqlite", folder / "part.sqlite"
         if not (
             file.has_columns(KERNELS, "start", "end", "correlationId") and file.has_columns(CALLS, *_COLUMNS[CALLS])
@@ -114,11 +109,15 @@ class SplitExport:
             raise CannotSplitError("it has no ranges")
         with self._translate_errors():
             file.run_with_deadline(lambda: self._inspect_export(marks_structure))
-            self.steps = find_step_times(load(self._base))
+            self.steps = find_step_times(self._load(self._base))
             if not len(self.steps[0]):
                 raise CannotSplitError("no range of it tells steps, as --step-range may")
             file.run_with_deadline(self._add_ranges_that_start_with_steps)
             self.spans = self._spans(part_rows)
+
+    def _load(self, export: Path) -> Trace:
+        trace = load_nsys_sqlite(export, extra_patterns=self._patterns, run=self.path)
+        return replace(trace, sync_reason=SYNC_IN_PARTS)
 
     def _inspect_export(self, marks_structure: Callable[[str], bool]) -> None:
         file = self._file
@@ -307,12 +306,7 @@ class SplitExport:
 
 
 def count_rows(path: Path, least_bytes: int) -> int:
-    """About how many activities, calls and ranges an export holds, without reading them; 0 for what is none, or small.
-
-    Args:
-        path: Any file.
-        least_bytes: What is smaller is not opened.
-    """
+    """About how many activities, calls and ranges an export holds, unread; 0 for what is none, or small."""
     if not path.is_file() or path.stat().st_size < least_bytes:
         return 0
     with path.open("rb") as head:
@@ -324,21 +318,3 @@ def count_rows(path: Path, least_bytes: int) -> int:
             lambda: [file.rows(f'SELECT max(rowid) FROM "{table}"')[0][0] for table in tables]
         )
         return min(sum(last), file.most_rows)  # rows may have any number
-
-
-def split_export(
-    file: SqliteFile,
-    part_rows: int,
-    extra_patterns: Sequence[str],
-    marks_structure: Callable[[str], bool],
-    find_step_times: Callable[[Trace], tuple[Ints, Ints]],
-    folder: Path,
-) -> SplitExport:
-    """The export cut into parts; arguments as of :class:`SplitExport`."""
-    require_disk_space(file.path, folder, BYTES_A_ROW * part_rows)
-
-    def load(part: Path) -> Trace:
-        trace = load_nsys_sqlite(part, extra_patterns=extra_patterns, run=file.path)
-        return replace(trace, sync_reason=SYNC_IN_PARTS)
-
-    return SplitExport(file, folder, load, marks_structure, find_step_times, part_rows)

@@ -81,16 +81,7 @@ def _has_super_journal(journal: Path) -> bool:
 
 
 def require_disk_space(path: Path, folder: Path, needed: int) -> None:
-    """Refuse to begin what would fill the disk.
-
-    Args:
-        path: The file that is to be read.
-        folder: Where something is to be written for that.
-        needed: About how many bytes.
-
-    Raises:
-        TraceError: There are fewer.
-    """
+    """Raise TraceError where to read ``path`` would fill the disk of ``folder``, by about so many bytes."""
     free = shutil.disk_usage(folder).free
     if free < needed:
         reason = f"reading it takes about {needed / 1e6:,.0f} MB in {folder}, where {free / 1e6:,.0f} MB are free"
@@ -125,11 +116,7 @@ class SqliteFile:
         self._is_stopped = False
 
     def read_schema(self) -> None:
-        """Find the tables.
-
-        Raises:
-            TraceError: The file is no database, or is damaged.
-        """
+        """Find the tables; raises TraceError where the file is no database, or is damaged."""
         query = "SELECT name, sql FROM sqlite_master WHERE type = 'table' AND rootpage > 0 AND typeof(name) = 'text'"
         with self.connect(self.uri) as database:
             names = [name for name, made_by in self._fetch(database, query) if _name_of_table(made_by) == name]
@@ -185,7 +172,6 @@ class SqliteFile:
         return tuple(column if self.has_columns(table, column) else "NULL" for column in columns)
 
     def require(self, table: str, *columns: str) -> None:
-        """Refuse a table with rows that lacks one of these columns."""
         for column in columns:
             if table in self.columns and column not in self.columns[table]:
                 raise TraceError(self.path, f"{table} has no column {column}", _HINT)
@@ -207,10 +193,6 @@ class SqliteFile:
     def bounded_table(self, table: str) -> str:
         """What stands for a table in a query with a condition: as many rows as the file has room for."""
         return f"(SELECT * FROM {quote_name(table)} NOT INDEXED LIMIT {self.most_rows + 1})"
-
-    def _refuse_endless(self, table: str) -> None:
-        if self.rows(f"SELECT 1 FROM {quote_name(table)} NOT INDEXED LIMIT 1 OFFSET {self.most_rows}"):
-            raise self._endless_error()
 
     def _endless_error(self) -> TraceError:
         return TraceError(self.path, "it holds more rows or text than it has room for: pages of it are shared", _HINT)
@@ -268,14 +250,10 @@ class SqliteFile:
         """Rows of a table as batches, ``pyarrow.RecordBatch``; read outside Python's global lock.
 
         What is NULL throughout the first batch is taken for integers.
-
-        Args:
-            wanted: What a row tells, in SQL.
-            table: A table.
-            where: Which rows are wanted, in SQL; all by default.
         """
-        if where:
-            self._refuse_endless(table)  # none of whose rows might meet the condition
+        # Of an endless table no row might meet the condition.
+        if where and self.rows(f"SELECT 1 FROM {quote_name(table)} NOT INDEXED LIMIT 1 OFFSET {self.most_rows}"):
+            raise self._endless_error()
         import adbc_driver_sqlite
         import pyarrow
         from adbc_driver_manager import AdbcConnection, AdbcDatabase, AdbcStatement, Error
@@ -352,7 +330,6 @@ class GrowingColumn:
         """With room for more rows than there are, unless of one value."""
 
     def add(self, values: Ints) -> None:
-        """Append rows."""
         before, self._rows = self._rows, self._rows + len(values)
         if is_constant(self._values) and len(values):
             only = self._values[0] if before else values[0]
@@ -381,5 +358,4 @@ def _name_of_table(made_by: object) -> str | None:
 
 
 def quote_name(name: str) -> str:
-    """A name in SQL."""
     return '"' + name.replace('"', '""') + '"'

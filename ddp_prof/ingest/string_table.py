@@ -17,11 +17,7 @@ _MOST_SLOTS = 1 << 24
 
 
 class NameTable:
-    """The names of a trace: each string once, numbered in the order of arrival; becomes ``Trace.names``.
-
-    Args:
-        names: Strings to begin with, each once.
-    """
+    """The names of a trace: each string once, numbered in the order of arrival; becomes ``Trace.names``."""
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         self._index: dict[str, int] = {name: index for index, name in enumerate(names)}
@@ -38,16 +34,11 @@ class NameTable:
         return np.where(is_unknown, self.intern(name), name_id) if is_unknown.any() else name_id
 
     def as_tuple(self) -> tuple[str, ...]:
-        """All strings by number."""
         return tuple(self._index)
 
 
 class NsysStringIds:
-    """The table ``StringIds`` of an export: strings by the ids that its other tables refer to.
-
-    Args:
-        rows: (id, value) of each string.
-    """
+    """The table ``StringIds`` of an export: strings by the ids that its other tables refer to."""
 
     def __init__(self, rows: Iterable[tuple[object, object]]) -> None:
         self._values = {key: value for key, value in rows if isinstance(value, str) and value}

@@ -82,14 +82,14 @@ def measure_in_parts(
         CannotSplitError: It cannot be cut.
         TraceError: There is no room for its parts.
     """
-    from ddp_prof.ingest.split_export import split_export
+    from ddp_prof.ingest.split_export import SplitExport
     from ddp_prof.ingest.sqlite_columns import open_sqlite
 
     if not is_read_in_parts(file, part_rows):
         return None
     with open_sqlite(file) as export, tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
         structure, steps = _structure(patterns), _steps(patterns)
-        split = split_export(export, part_rows or PART_ROWS, comm_patterns, structure, steps, Path(folder))
+        split = SplitExport(export, Path(folder), comm_patterns, structure, steps, part_rows or PART_ROWS)
         measured = [_measure(part, patterns, None, None, to_draw=to_draw) for _, part in split.parts()]
         while again := _numbers_to_repeat(measured):
             known, ahead = _all_known(measured), _all_ahead(measured)

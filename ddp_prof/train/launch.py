@@ -72,7 +72,12 @@ def launch(world: int, command: Sequence[str], log: Path | None = None, *, forke
         kills_before = _kills_for_memory()
         with log.open("ab") if log else nullcontext() as output:
             start = _fork if forked else _start
-            failed = _run(lambda rank: start(_environment(rank, world, directory), command, output), world)
+            ranks: list[Rank] = []
+            try:
+                ranks.extend(start(_environment(rank, world, directory), command, output) for rank in range(world))
+                failed = _wait(ranks)
+            finally:
+                _end(ranks)
         if failed:
             kills = _kills_for_memory()
             raise _cause(failed, Path(directory), log, can_lack_memory=kills is None or kills != kills_before)
@@ -112,15 +117,6 @@ def stoppable() -> Iterator[None]:
 def _handle_signals(handlers: Mapping[signal.Signals, Any]) -> None:
     for number, handler in handlers.items():
         signal.signal(number, handler)
-
-
-def _run(start: Callable[[int], Rank], world: int) -> dict[int, int]:
-    ranks: list[Rank] = []
-    try:
-        ranks.extend(start(rank) for rank in range(world))
-        return _wait(ranks)
-    finally:
-        _end(ranks)
 
 
 def _environment(rank: int, world: int, directory: str) -> dict[str, str]:
@@ -236,13 +232,10 @@ def _cause(failed: Mapping[int, int], directory: Path, log: Path | None, *, can_
     killed = [rank for rank in silent if failed[rank] == -signal.SIGKILL]
     rank = (killed or silent)[0]
     lacks_memory = bool(killed) and can_lack_memory
-    status = _status(failed[rank]) + " (out of memory?)" * lacks_memory
-    message = f"rank {rank} ended with {status}, {_last_output(log)}"
+    code = failed[rank]
+    status = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    message = f"rank {rank} ended with {status}{' (out of memory?)' * lacks_memory}, {_last_output(log)}"
     return OutOfMemoryError(message) if lacks_memory else WorkloadError(message)
-
-
-def _status(code: int) -> str:
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
 def _last_output(log: Path | None) -> str:

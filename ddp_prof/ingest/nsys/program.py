@@ -35,7 +35,6 @@ class Nsys:
     version: str
 
     def supports(self, command: str, option: str) -> bool:
-        """Whether this version knows an option of ``nsys profile`` or ``nsys export``."""
         return option in (self._profile_help if command == "profile" else self._export_help)
 
     @cached_property
@@ -72,8 +71,10 @@ def find_nsys(environ: Mapping[str, str] = os.environ) -> Nsys | None:
 def list_nsys(environ: Mapping[str, str] = os.environ) -> Iterator[Nsys]:
     """Those that run: ``$NSYS`` alone, else on PATH, in ``$NSYS_PREFIX``, of each usual place the newest first."""
     for candidate in _candidates(environ):
-        if os.access(candidate, os.X_OK) and (version := _version(candidate)):
-            yield Nsys(candidate, version)
+        if os.access(candidate, os.X_OK) and (
+            version := re.search(r"20\d\d(\.\d+)+", _query_nsys(candidate, "--version"))
+        ):
+            yield Nsys(candidate, version.group())
 
 
 def _candidates(environ: Mapping[str, str]) -> Iterator[str]:
@@ -90,11 +91,6 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[str]:
 
 def _by_number(path: str) -> list[int | str]:
     return [int(word) if word.isdecimal() else word for word in re.split(r"(\d+)", path)]
-
-
-def _version(nsys: str) -> str | None:
-    found = re.search(r"20\d\d(\.\d+)+", _query_nsys(nsys, "--version"))
-    return found.group() if found else None
 
 
 def _query_nsys(nsys: str, *question: str) -> str:

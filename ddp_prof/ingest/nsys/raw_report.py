@@ -25,16 +25,7 @@ _VERSION = re.compile(rb"(20\d\d[.@]\d+[.@]\d+)[.@]\d+-[0-9a-f]")
 
 
 def load_nsys_report(path: Path, *, extra_patterns: Sequence[str] = (), with_launches: bool = False) -> Trace:
-    """Read a raw report.
-
-    Args:
-        path: The report; it stays as it is.
-        extra_patterns: Regular expressions for communication kernels unknown to the classifier.
-        with_launches: Read shapes of kernels, names and ends of calls, too.
-
-    Raises:
-        TraceError: There is no nsys, or it cannot export the report.
-    """
+    """Read a raw report, which stays as it is; arguments and errors as of :func:`ddp_prof.ingest.load.load_trace`."""
     beside = path.with_suffix(".sqlite")
     if is_exported(path):
         return _load(path, beside, extra_patterns, with_launches)
@@ -78,7 +69,9 @@ def _export(report: Path, target: Path) -> None:
 def _failure(report: Path, nsys: Nsys, output: str) -> TraceError:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     reason = next((line for line in lines if "error" in line.lower() or "version" in line.lower()), "")
-    made_by = _report_version(report)
+    with report.open("rb") as file:
+        version = _VERSION.search(file.read(4_000_000))
+    made_by = version.group(1).decode().replace("@", ".") if version else None
     if made_by and _numbers(made_by) > _numbers(nsys.version):
         return TraceError(
             report,
@@ -88,12 +81,6 @@ def _failure(report: Path, nsys: Nsys, output: str) -> TraceError:
     return TraceError(
         report, f"nsys {nsys.version} cannot export it ({reason[:200]})", "record it again, or set NSYS=PATH"
     )
-
-
-def _report_version(report: Path) -> str | None:
-    with report.open("rb") as file:
-        found = _VERSION.search(file.read(4_000_000))
-    return found.group(1).decode().replace("@", ".") if found else None
 
 
 def _numbers(version: str) -> list[int]:

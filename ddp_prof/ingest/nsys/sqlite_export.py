@@ -73,16 +73,9 @@ _UNNAMED = {Kind.COPY: "memcpy", Kind.MEMORY_SET: "memset", Kind.GRAPH: "CUDA gr
 def load_nsys_sqlite(
     path: Path, *, extra_patterns: Sequence[str] = (), run: Path | None = None, with_launches: bool = False
 ) -> Trace:
-    """Read a whole export.
+    """Read a whole export; arguments and errors as of :func:`ddp_prof.ingest.load.load_trace`.
 
-    Args:
-        path: The SQLite file; opened read-only.
-        extra_patterns: Regular expressions for communication kernels unknown to the classifier.
-        run: The file whose ``run.json`` counts, where it is not the export's own.
-        with_launches: Read shapes of kernels, names and ends of calls, too.
-
-    Raises:
-        TraceError: Not a database, damaged, or not an export of Nsight Systems.
+    ``run`` is the file whose ``run.json`` counts, where it is not the export's own.
     """
     with open_sqlite(path) as file:
         manifest, classifier = load_manifest(manifest_path(run or path)), KernelClassifier(extra_patterns)

@@ -32,16 +32,7 @@ _HINT = "export the report again"
 
 
 def load_nsys_table_folder(path: Path, *, extra_patterns: Sequence[str] = (), with_launches: bool = False) -> Trace:
-    """Read a folder of tables.
-
-    Args:
-        path: The folder; it stays as it is.
-        extra_patterns: Regular expressions for communication kernels unknown to the classifier.
-        with_launches: Read shapes of kernels, names and ends of calls, too.
-
-    Raises:
-        TraceError: A table cannot be read, or the folder is no export of Nsight Systems.
-    """
+    """Read a folder of tables; arguments and errors as of :func:`ddp_prof.ingest.load.load_trace`."""
     tables = [file for file in sorted(path.iterdir()) if file.suffix in _READERS and _READ.match(file.name)]
     with tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
         require_disk_space(
