@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 _TOP, _ROW, _BOTTOM, _HEIGHT = 110, 26, 60, 560
 _ASIDE = 1.025
 """Factor between the x values of curves, so that their error bars do not cover each other."""
-_COLORS = ("backward", theme.OVERLAPPED, theme.EXPOSED_MEMORY, "optimizer", theme.EXPOSED, theme.MEMORY)
-"""Of workloads, in order; distinct with any colour vision."""
 
 
 def draw_figures(results: TestbedResults) -> dict[str, tuple[str, go.Figure]]:
@@ -191,7 +189,7 @@ def draw_bandwidth(results: TestbedResults) -> go.Figure:
                 for one in messages
             ],
             "hovertemplate": "%{hovertext}<extra></extra>",
-            "marker": {"color": theme.LIGHT.colors["backward"], "size": 11},
+            "marker": {"color": theme.SERIES[0], "size": 11},
         }
     ]  # fmt: skip
     title = "What an all-reduce costs by its size"
@@ -205,7 +203,7 @@ def draw_bandwidth(results: TestbedResults) -> go.Figure:
                 "type": "scatter", "mode": "lines", "hoverinfo": "skip",
                 "name": f"fitted s / (o + s / w); median error {percent(link.relative_error)}",
                 "x": sizes, "y": [number / link.time_ns(number) for number in sizes],
-                "line": {"color": theme.LIGHT.colors[theme.OVERLAPPED], "width": 2},
+                "line": {"color": theme.LIGHT.quiet, "width": 2},
             }
         )  # fmt: skip
     # Labels with units, as all other sizes have them; the default's would be powers of ten of bytes.
@@ -228,7 +226,7 @@ def _curves(results: TestbedResults) -> Iterator[tuple[str, float, list[SettingS
         if summary.step_ns and summary.setting.swept_mb is not None:
             found.setdefault(summary.setting.workload, []).append(summary)
     for index, buckets in enumerate(found.values()):
-        yield theme.LIGHT.colors[_COLORS[index % len(_COLORS)]], _ASIDE ** (index - (len(found) - 1) / 2), buckets
+        yield theme.SERIES[index % len(theme.SERIES)], _ASIDE ** (index - (len(found) - 1) / 2), buckets
 
 
 def _work_text(summary: SettingSummary) -> str:

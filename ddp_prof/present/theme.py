@@ -1,10 +1,21 @@
-"""How figures look: one colour a category everywhere, told apart by colour-blind eyes, on light and dark paper."""
+"""How figures look: one colour per meaning everywhere, told apart by colour-blind eyes, on light and dark paper.
+
+No other module of Python, and no style or script, has a colour of its own for what is measured.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from ddp_prof.analyze.collectives.exposed_time import (
+    BLOCKING_CALL,
+    LATE_INPUT,
+    LAUNCHED_LATE,
+    PEER_WAIT,
+    QUEUED,
+    TRANSFER,
+)
 from ddp_prof.manifest import Caveat
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, SYNCHRONIZE
 
@@ -25,6 +36,9 @@ IDLE = "idle"
 
 BLOCKING = "blocking"
 MAYBE_BLOCKING = "maybe_blocking"
+
+ELSEWHERE = "elsewhere"
+"""Exposed, but counted with another collective that is under way at the same time."""
 
 STRIP = (COMPUTE_ONLY, OVERLAPPED, EXPOSED, EXPOSED_MEMORY, IDLE)
 """The parts that a step divides into, in the order in which bars stack them."""
@@ -81,6 +95,9 @@ _COLORS: Mapping[str, str] = {
     RANGE: "#8aa37b",
 }
 
+SERIES = ("#1d6996", "#e17c05", "#38a6a5", "#6b4c2a", "#9bbbe0", "#edad08")
+"""Of curves that stand for no category, in order, as the workloads of a study."""
+
 FONT = "Inter, 'Segoe UI', 'Helvetica Neue', Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
 FONT_SIZE = 12
 
@@ -95,7 +112,7 @@ class Palette:
         quiet: Secondary text.
         line: Grid lines and separators.
         notice: What must not be overlooked, such as ``device: cpu``.
-        colors: Fill colour of each category.
+        colors: Fill colour of each category, and of each reason why communication is exposed.
     """
 
     paper: str
@@ -128,6 +145,13 @@ LIGHT = Palette(
         STEP: "#d5dbe4",
         COMMUNICATION: "#2b1e5c",
         IDLE: "#e8ebef",
+        TRANSFER: "#a3142f",  # what is exposed and for no other reason
+        PEER_WAIT: "#c27836",
+        QUEUED: "#8d396e",
+        LATE_INPUT: "#1390c8",
+        LAUNCHED_LATE: "#8dc575",
+        BLOCKING_CALL: "#242cb2",
+        ELSEWHERE: "#fada91",
     },
 )
 DARK = Palette(
@@ -148,6 +172,13 @@ DARK = Palette(
         STEP: "#2d343e",
         COMMUNICATION: "#ece6ff",
         IDLE: "#262c34",
+        TRANSFER: "#f04358",
+        PEER_WAIT: "#c69b48",
+        QUEUED: "#912088",
+        LATE_INPUT: "#199cb0",
+        LAUNCHED_LATE: "#86df66",
+        BLOCKING_CALL: "#711cf3",
+        ELSEWHERE: "#f7e9c8",
     },
 )
 
@@ -155,7 +186,7 @@ DARK = Palette(
 def recoloring() -> dict[str, str]:
     """The dark colour for each light one that differs; both looks paint the rest alike."""
     named = dict(zip(LIGHT.uncategorized.values(), DARK.uncategorized.values(), strict=True))
-    pairs = {LIGHT.colors[category]: DARK.colors[category] for category in CATEGORIES}
+    pairs = {color: DARK.colors[name] for name, color in LIGHT.colors.items()}
     return named | {light: dark for light, dark in pairs.items() if light != dark}
 
 

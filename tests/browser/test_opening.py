@@ -103,3 +103,18 @@ def test_the_address_carries_step_and_window(visit: Visit, page: Path) -> None:
     assert visit.ask("page.step") == 1
     assert window(visit) == [1, 6]
     assert visit.complaints == []
+
+
+def test_what_is_exposed_has_its_number_beside_it_where_it_is_thin(visit: Visit, tmp_path: Path) -> None:
+    trace = draw_trace(
+        launches={"main": "a" + "." * 299 + "A" + ".." + "b"},
+        streams={7: "a" * 300 + "..." + "b" * 300, 9: "." * 300 + "A" * 3},
+        character_ns=1000,
+    )
+    visit.open_timeline(page_of(tmp_path, trace))
+    numbers = visit.page.locator(".annotation-text")
+    assert numbers.all_text_contents() == ["3.0 µs"]
+    visit.show(299_000, 304_000)
+    visit.page.locator(".textpoint", has_text="exposed").wait_for()
+    assert numbers.all_text_contents() == [], "there is room in it"
+    assert visit.complaints == []

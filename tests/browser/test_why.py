@@ -47,6 +47,8 @@ def test_a_click_on_the_chart_leads_to_the_collective(visit: Visit, two_ranks: P
         const n = bar.y.indexOf(1);
         return [left + xaxis._offset + xaxis.l2p(bar.base[n] + bar.x[n] / 2), top + yaxis._offset + yaxis.l2p(1)]; }"""
     )
+    numbers = visit.page.locator("#collectives .textpoint").all_text_contents()
+    assert [round(float(text.removesuffix(" ms")), 1) for text in numbers] == [15, 10], "what of each is exposed"
     visit.page.mouse.move(*at)
     visit.page.mouse.click(*at)
     visit.page.wait_for_url("**/x.html*")
@@ -84,7 +86,7 @@ def test_a_step_is_as_long_on_every_page_as_in_tables(visit: Visit, two_ranks: P
     assert float(row["step_ms"]) > 45
     visit.open(two_ranks / "x-why.html")
     visit.page.select_option("#steps", "3")
-    assert visit.page.locator("#length").text_content() == length
+    assert visit.page.locator("#length").text_content() == f"takes {length}"
     visit.open_timeline(two_ranks / "x.html", "#step=3")
     said = str(visit.page.locator("#in-view").text_content())
     assert said.startswith(f"step 3: {low}")

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import re
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import ddp_prof
+from ddp_prof.analyze.collectives.exposed_time import WHYS
 from ddp_prof.present import theme
-from ddp_prof.present.charts.collectives import ELSEWHERE_COLOR, WHY_COLORS
 from ddp_prof.range_names import PHASES
 
 # Machado, Oliveira, Fernandes 2009, severity 1.0, for linear RGB.
@@ -75,16 +78,47 @@ def test_overlapped_and_exposed_differ_in_grey_and_can_be_read(palette: theme.Pa
 @pytest.mark.parametrize("sight", SIGHT)
 @pytest.mark.parametrize("palette", [theme.LIGHT, theme.DARK], ids=["light", "dark"])
 def test_what_is_counted_elsewhere_is_told_from_all_beside_it(palette: theme.Palette, sight: str) -> None:
-    beside = [palette.colors[theme.OVERLAPPED], palette.colors[theme.EXPOSED], palette.colors[theme.COMPUTE]]
-    for color in (*beside, *WHY_COLORS.values()):
-        assert np.linalg.norm(oklab(color, sight) - oklab(ELSEWHERE_COLOR, sight)) >= LEAST
+    for beside in (theme.OVERLAPPED, theme.EXPOSED, theme.COMPUTE, *WHYS):
+        colors = palette.colors[beside], palette.colors[theme.ELSEWHERE]
+        assert np.linalg.norm(oklab(colors[0], sight) - oklab(colors[1], sight)) >= LEAST
 
 
 @pytest.mark.parametrize("sight", SIGHT)
-def test_reasons_are_told_apart(sight: str) -> None:
-    for one, other in combinations(WHY_COLORS, 2):
-        distance = np.linalg.norm(oklab(WHY_COLORS[one], sight) - oklab(WHY_COLORS[other], sight))
+@pytest.mark.parametrize("palette", [theme.LIGHT, theme.DARK], ids=["light", "dark"])
+def test_reasons_are_told_apart_and_from_what_hides(palette: theme.Palette, sight: str) -> None:
+    for one, other in combinations((*WHYS, theme.OVERLAPPED, theme.COMPUTE), 2):
+        distance = np.linalg.norm(oklab(palette.colors[one], sight) - oklab(palette.colors[other], sight))
         assert distance >= LEAST, f"{one} and {other}: {distance:.1f}"
+
+
+@pytest.mark.parametrize("sight", SIGHT)
+def test_curves_are_told_apart(sight: str) -> None:
+    for one, other in combinations(theme.SERIES, 2):
+        assert np.linalg.norm(oklab(one, sight) - oklab(other, sight)) >= LEAST
+
+
+@pytest.mark.parametrize("palette", [theme.LIGHT, theme.DARK], ids=["light", "dark"])
+def test_one_colour_has_one_meaning(palette: theme.Palette) -> None:
+    """Peer wait had the colour of exposed memory, queued that of the optimizer."""
+    meanings: dict[str, set[str]] = {}
+    for name, color in palette.colors.items():
+        meanings.setdefault(color, set()).add(name)
+    for color in (*palette.uncategorized.values(), *theme.SERIES):
+        meanings.setdefault(color, set()).add("no category")
+    shared = {frozenset(names) for names in meanings.values() if len(names) > 1}
+    assert shared == {frozenset({theme.COMPUTE, theme.COMPUTE_ONLY}), frozenset({theme.EXPOSED, "transfer"})}
+
+
+def test_colours_stand_in_the_theme_alone() -> None:
+    """What is left are ink and paper."""
+    package = Path(ddp_prof.__file__).parent
+    found = {
+        (path.name, color)
+        for path in package.rglob("*")
+        if path.suffix in {".py", ".js", ".css", ".html"} and path.name != "theme.py"
+        for color in re.findall(r"#[0-9a-fA-F]{6}\b", path.read_text(encoding="utf-8"))
+    }
+    assert found == {("index.css", "#ffffff"), ("paint.js", "#1c2128"), ("paint.js", "#ffffff")}
 
 
 @pytest.mark.parametrize("palette", [theme.LIGHT, theme.DARK], ids=["light", "dark"])

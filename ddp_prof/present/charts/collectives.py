@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import product
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddp_prof.analyze.collectives.exposed_time import (
-    BLOCKING_CALL,
-    LATE_INPUT,
-    LAUNCHED_LATE,
     PEER_WAIT,
-    QUEUED,
-    TRANSFER,
     WHYS,
 )
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
@@ -25,17 +21,6 @@ from ddp_prof.present.text import as_text, collective_name, milliseconds, shown_
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-WHY_COLORS: Mapping[str, str] = {
-    TRANSFER: theme.LIGHT.colors[theme.EXPOSED],
-    PEER_WAIT: "#fe9f28",
-    QUEUED: "#876ae8",
-    LATE_INPUT: "#9922bb",
-    LAUNCHED_LATE: "#737012",
-    BLOCKING_CALL: "#222288",
-}
-ELSEWHERE = "elsewhere"
-ELSEWHERE_COLOR = "#fada91"
-"""Of what is exposed, but counted with another collective that is under way at the same time."""
 MOST_ROWS = 60
 """Collectives that a figure shows; of more, those that are exposed longest."""
 
@@ -65,7 +50,7 @@ def draw_step_collectives(
     import plotly.graph_objects as go
 
     rows = _rows(ranks)
-    return go.Figure([*_bars(rows), *_markers(rows)], _layout(run, step, ranks, rows, headline))
+    return go.Figure([*_bars(rows), *_markers(rows), _numbers(rows)], _layout(run, step, ranks, rows, headline))
 
 
 def _rows(ranks: Sequence[RankStepView]) -> list[_Row]:
@@ -106,8 +91,8 @@ def _bars(rows: Sequence[_Row]) -> list[dict[str, Any]]:
         for bare in row.line.exposed:
             kind = (bare.why, bare.is_wait and bare.why != PEER_WAIT)
             stretches.setdefault(kind, []).append((row.y, bare.start_ns, bare.end_ns, f"{name}, {bare.when}"))
-    order = [(kind, wait) for kind in (theme.COMPUTE, theme.OVERLAPPED, ELSEWHERE, *WHYS) for wait in (False, True)]
-    return [_bar(*kind, stretches[kind]) for kind in order if kind in stretches]
+    kinds = (theme.COMPUTE, theme.OVERLAPPED, theme.ELSEWHERE, *WHYS)
+    return [_bar(*kind, stretches[kind]) for kind in product(kinds, (False, True)) if kind in stretches]
 
 
 def _under_way(line: CollectiveView, compute: Sequence[tuple[int, int]]) -> list[tuple[str, int, int]]:
@@ -117,16 +102,15 @@ def _under_way(line: CollectiveView, compute: Sequence[tuple[int, int]]) -> list
     for start, end, kind in sorted([*own, *((start, end, theme.OVERLAPPED) for start, end in compute)]):
         low, high = max(cursor, start), min(end, line.end_ns)
         if low < high:
-            found += [(ELSEWHERE, cursor, low), (kind, low, high)]
+            found += [(theme.ELSEWHERE, cursor, low), (kind, low, high)]
             cursor = high
-    found.append((ELSEWHERE, cursor, line.end_ns))
+    found.append((theme.ELSEWHERE, cursor, line.end_ns))
     return [(kind, start, end) for kind, start, end in found if kind and start < end]
 
 
 def _bar(kind: str, is_wait: bool, stretches: Sequence[tuple[int, int, int, str]]) -> dict[str, Any]:
     """Bars of one colour; hatched where a peer had not arrived."""
-    color = _COLORS.get(kind) or theme.LIGHT.colors[kind]
-    title = f"exposed: {kind.replace('_', ' ')}" if kind in WHY_COLORS else _TITLES[kind]
+    title = f"exposed: {kind.replace('_', ' ')}" if kind in WHYS else _TITLES[kind]
     title += ", waiting for a peer" if is_wait else ""
     pattern = {
         "shape": "/" if is_wait else "",
@@ -137,7 +121,7 @@ def _bar(kind: str, is_wait: bool, stretches: Sequence[tuple[int, int, int, str]
     }
     return {
         "type": "bar", "orientation": "h", "name": title, "width": 0.66,
-        "marker": {"color": color, "pattern": pattern, "line": UNSEEN},
+        "marker": {"color": theme.LIGHT.colors[kind], "pattern": pattern, "line": UNSEEN},
         "y": [y for y, *_ in stretches], "base": [start / 1e6 for _, start, _, _ in stretches],
         "x": [(end - start) / 1e6 for _, start, end, _ in stretches],
         "hovertext": [
@@ -147,11 +131,10 @@ def _bar(kind: str, is_wait: bool, stretches: Sequence[tuple[int, int, int, str]
     }  # fmt: skip
 
 
-_COLORS = {**WHY_COLORS, ELSEWHERE: ELSEWHERE_COLOR}
 _TITLES = {
     theme.COMPUTE: "compute",
     theme.OVERLAPPED: "overlapped",
-    ELSEWHERE: "exposed, counted with another collective",
+    theme.ELSEWHERE: "exposed, counted with another collective",
 }
 
 
@@ -197,6 +180,17 @@ def _markers(rows: Sequence[_Row]) -> list[dict[str, Any]]:
     return marks
 
 
+def _numbers(rows: Sequence[_Row]) -> dict[str, Any]:
+    """How long each collective is exposed, beside it: most such parts are too thin to hold a number."""
+    exposed = [(row.y, row.line.end_ns, _exposed_ns(row.line)) for row in rows if row.line and row.line.exposed]
+    return {
+        "type": "scatter", "mode": "text", "hoverinfo": "skip", "showlegend": False, "cliponaxis": False,
+        "x": [end / 1e6 for _, end, _ in exposed], "y": [y for y, _, _ in exposed],
+        "text": [f" {milliseconds(ns)}" for _, _, ns in exposed], "textposition": "middle right",
+        "textfont": {"color": theme.LIGHT.colors[theme.EXPOSED], "size": theme.FONT_SIZE - 1},
+    }  # fmt: skip
+
+
 def _layout(
     run: RunAnalysis,
     step: int,
@@ -214,8 +208,8 @@ def _layout(
     return {
         **chart_frame(
             title=as_text(headline.claim),
-            subtitle=f"{notice}  ·  {shown_name(run.label)}, {where}{detail}",
-            height=_TOP + _BOTTOM + _ROW * max(4, len(rows)), t=_TOP, b=_BOTTOM, l=_LEFT, r=40,
+            subtitle=f"{notice}  ·  {shown_name(run.label)}, {where}  ·  numbers: exposed{detail}",
+            height=_TOP + _BOTTOM + _ROW * max(4, len(rows)), t=_TOP, b=_BOTTOM, l=_LEFT, r=70,
         ),
         "barmode": "overlay",
         "meta": [row.line and (row.rank.name, row.line.index) for row in rows],

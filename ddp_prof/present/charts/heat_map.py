@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ddp_prof.analyze.collectives.exposed_time import PEER_WAIT
 from ddp_prof.analyze.collectives.straggler import RunSkew
 from ddp_prof.analyze.overlap.overlap import RankOverlap, TraceOverlap
 from ddp_prof.present import theme
 from ddp_prof.present.charts.frame import axis, chart_frame
 from ddp_prof.present.text import shown_name
-from ddp_prof.range_names import BACKWARD
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -71,8 +71,8 @@ def _panels(ranks: Sequence[RankOverlap], skew: RunSkew, columns: Mapping[int, S
     waited = [waits.get(_identity(rank), {}) for rank in ranks]
     return [
         Panel("exposed communication", theme.LIGHT.colors[theme.EXPOSED], _values(exposed, columns)),
-        Panel("exposed while waiting for a peer", theme.LIGHT.colors[theme.EXPOSED_MEMORY], _values(waited, columns)),
-        Panel("length of the step", theme.LIGHT.colors[BACKWARD], _values(times, columns)),
+        Panel("exposed while waiting for a peer", theme.LIGHT.colors[PEER_WAIT], _values(waited, columns)),
+        Panel("length of the step", theme.LIGHT.text, _values(times, columns)),
     ]
 
 

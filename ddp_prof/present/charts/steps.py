@@ -94,7 +94,7 @@ def _box(row: int, result: TraceOverlap) -> dict[str, Any]:
         "width": 0.5, "boxpoints": "all", "jitter": 0.6, "pointpos": 0, "whiskerwidth": 0.4, "showlegend": False,
         "hoveron": "points", "hovertemplate": "%{x:.2f} ms<extra></extra>", "fillcolor": "rgba(0,0,0,0)",
         "line": {"color": theme.LIGHT.text, "width": 1.6},
-        "marker": {"color": theme.LIGHT.colors[theme.COMPUTE], "size": 6, "opacity": 0.7},
+        "marker": {"color": theme.LIGHT.quiet, "size": 6, "opacity": 0.7},
     }  # fmt: skip
 
 

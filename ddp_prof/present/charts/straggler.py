@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ddp_prof.analyze.collectives.exposed_time import PEER_WAIT
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.straggler import RunSkew, StepSkew
 from ddp_prof.present import theme
@@ -41,8 +42,8 @@ def _heat(skew: RunSkew, columns: Sequence[str]) -> dict[str, Any]:
     return {
         "type": "heatmap", "x": columns, "y": list(range(len(names))), "z": lags, "xgap": 1, "ygap": 2,
         "zmin": 0,
-        # From clear to red, so that it is right on a light page and on a dark one.
-        "colorscale": [[0, "rgba(128,128,128,0.12)"], [1, theme.LIGHT.colors[theme.EXPOSED]]],
+        # From clear, so that it is right on a light page and on a dark one.
+        "colorscale": [[0, "rgba(128,128,128,0.12)"], [1, theme.LIGHT.text]],
         "colorbar": {"title": {"text": "lag, ms"}, "thickness": 12, "y": 1, "yanchor": "top", "len": 0.6},
         "customdata": [
             [(name, None if (lag := step.lags_ns[row]) is None else lag / 1e6) for step in steps]
@@ -58,7 +59,7 @@ def _heat(skew: RunSkew, columns: Sequence[str]) -> dict[str, Any]:
 def _cost(skew: RunSkew, columns: Sequence[str]) -> dict[str, Any]:
     return {
         "type": "bar", "x": columns, "y": [step.cost_ns / 1e6 for step in _steps(skew)], "yaxis": "y2",
-        "name": "exposed wait of others", "showlegend": False, "marker": {"color": theme.LIGHT.colors[theme.EXPOSED]},
+        "name": "exposed wait of others", "showlegend": False, "marker": {"color": theme.LIGHT.colors[PEER_WAIT]},
         "hovertemplate": f"{_unit(skew)}%{{x}}: %{{y:.3f}} ms others wait for the last rank, exposed<extra></extra>",
     }  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ddp_prof.analyze.collectives.exposed_time import PEER_WAIT
 from ddp_prof.analyze.variants.waterfall import PARTS, Waterfall
 from ddp_prof.present import theme
 from ddp_prof.present.charts.frame import axis, chart_frame
@@ -13,12 +14,23 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _HEIGHT, _TOP, _BOTTOM = 520, 120, 110
+_COLORS = {
+    name: theme.LIGHT.colors[category]
+    for name, category in (
+        ("step", theme.STEP),
+        ("compute", theme.COMPUTE),
+        ("transfer", theme.EXPOSED),
+        ("tail", theme.EXPOSED),
+        ("wait", PEER_WAIT),
+    )
+}
+"""Of the bars that stand for a category; others are grey."""
 _LEAST_SHOWN = 0.005
 """Share of the longest step below which a part has no bar of its own; those go into the last one, *small parts*."""
 
 
 def draw_waterfall(waterfall: Waterfall) -> go.Figure:
-    """Runs from left to right; what was taken away in the colour of overlap, what was added in that of exposed time."""
+    """Runs from left to right, and between them what each part took away or added, in the part's colour."""
     import plotly.graph_objects as go
 
     return go.Figure(_bars(waterfall), _layout(waterfall))
@@ -66,7 +78,7 @@ def _bars(waterfall: Waterfall) -> list[dict[str, Any]]:
     steps = waterfall_steps(waterfall)
     patterns = ["/" if bar.within else "" for bar in steps]
     marker = {
-        "color": [theme.LIGHT.colors[_kind(bar.run, bar.length)] for bar in steps],
+        "color": [_COLORS.get(bar.name, theme.LIGHT.quiet) for bar in steps],
         "pattern": {"shape": patterns, "fillmode": "replace", "solidity": 0.35},
     }
     return [
@@ -84,12 +96,6 @@ def _bars(waterfall: Waterfall) -> list[dict[str, Any]]:
 def _hover(bar: Bar) -> str:
     spread = f"<br>no clear change: within ±{bar.within:.3f} ms (95 %)" if bar.within else ""
     return f"<b>{shown_name(bar.run or bar.name)}</b><br>{bar.length:+.3f} ms{spread}"
-
-
-def _kind(run: str, length: float) -> str:
-    if run:
-        return theme.COMPUTE_ONLY
-    return theme.OVERLAPPED if length < 0 else theme.EXPOSED
 
 
 def _layout(waterfall: Waterfall) -> dict[str, Any]:

@@ -6,7 +6,7 @@ const recolor = (part) => JSON.parse(
   JSON.stringify(part).replace(/#[0-9a-f]{6}/g, (color) => (dark.matches && darkOf[color]) || color));
 const config = { displaylogo: false, scrollZoom: true, responsive: true,
   modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
-const COLORED = ["marker", "line", "error_x", "error_y"];
+const COLORED = ["marker", "line", "error_x", "error_y", "textfont", "colorscale"];
 const repaint = (trace) => ({ ...trace,
   ...Object.fromEntries(COLORED.filter((key) => trace[key]).map((key) => [key, recolor(trace[key])])) });
 const TITLE_PX = 64, LEGEND_PX = 40, NARROW_PX = 1000;

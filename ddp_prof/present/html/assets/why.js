@@ -4,6 +4,7 @@
   const menu = document.getElementById("steps"), pair = document.getElementById("pair");
   if (!pair) return;
   const figure = document.getElementById("collectives"), table = pair.querySelector("table"), cells = read("cells");
+  const lengths = menu ? read("lengths") : {};
   const links = [...document.querySelectorAll('a[data-page="timeline"]')].map((link) => [link, link.getAttribute("href")]);
   const step = () => menu?.value ?? pair.dataset.step;
   const addressOf = (rank, collective) =>
@@ -26,7 +27,7 @@
   function show() {
     if (menu) {
       figure.dataset.shows = `step-${menu.value}`;
-      document.getElementById("length").textContent = read("lengths")[menu.value] ?? "";
+      document.getElementById("length").textContent = lengths[menu.value] ? `takes ${lengths[menu.value]}` : "";
       for (const [link, page] of links) link.setAttribute("href", `${page}#step=${menu.value}`);
     }
     table.tBodies[0].replaceChildren(...cells[step()].map(rowOf));

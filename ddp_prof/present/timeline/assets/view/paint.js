@@ -5,6 +5,7 @@
 const MOST_BOXES = 20000;
 const LEAST_TEXT = 24, LEAST_EDGE = 6, PADDING = 8, FONT_PX = 12; // pixels
 const TICK = 5;
+const MOST_NUMBERS = 8, NUMBER_PX = 56; // beside what is exposed and too thin to hold its length
 const PALE = "38", SHADE = "22"; // opacity
 
 /**
@@ -79,7 +80,9 @@ class Painter {
     this.shade = rectangles();
     this.arrows = [];
     this.text = { x: [], y: [], text: [], color: [] };
+    this.thin = [];
     this.hidden = timeline.hidden;
+    this.exposed = timeline.categories.find(({ name }) => name === "exposed");
     this.ink = new Map(timeline.categories.map(({ code, color }) => [code, inkOn(color)]));
   }
 
@@ -95,7 +98,7 @@ class Painter {
       const width = (end - start) / this.pixel;
       // Neighbours of one colour would look like one box.
       if (width >= LEAST_EDGE && track.start[at] === last) this.#edge(row, start);
-      if (width >= LEAST_TEXT) this.#label(row, track, at, Math.max(from, start), Math.min(to, end));
+      if (width >= LEAST_EDGE / 2) this.#label(row, track, at, Math.max(from, start), Math.min(to, end));
       last = track.end[at];
     }
     this.#addCells(row, cells);
@@ -173,14 +176,30 @@ class Painter {
 
   #label(row, track, at, from, to) {
     const room = (to - from) / this.pixel - PADDING, height = row.bottom - row.top;
-    if (room < LEAST_TEXT - PADDING || height < FONT_PX || this.hidden.has(track.category)) return;
-    const text = fitting(this.timeline.texts(track, at), room);
-    if (!text) return;
+    if (height < FONT_PX || this.hidden.has(track.category)) return;
+    const text = room < LEAST_TEXT - PADDING ? "" : fitting(this.timeline.texts(track, at), room);
+    if (!text) {
+      if (row.kind === "strip" && track.category === this.exposed?.code) this.thin.push({ row, to, ns: track.end[at] - track.start[at] });
+      return;
+    }
     const below = row.kind === "strip" && height >= 2 * FONT_PX ? milliseconds(track.end[at] - track.start[at]) : "";
     this.text.x.push(this.#x(row, (from + to) / 2));
     this.text.y.push((row.top + row.bottom) / 2);
     this.text.text.push(below && widthOf(below) <= room ? `${asText(text)}<br>${below}` : asText(text));
     this.text.color.push(this.ink.get(track.category));
+  }
+
+  /** The lengths of what is exposed and too thin to hold them, the longest first, so far as they do not cover each other. */
+  numbers() {
+    const shown = [];
+    for (const each of this.thin.sort((one, other) => other.ns - one.ns)) {
+      const isFree = shown.every(({ row, to }) => row !== each.row || Math.abs(to - each.to) > NUMBER_PX * this.pixel);
+      if (isFree && shown.length < MOST_NUMBERS) shown.push(each);
+    }
+    return shown.map(({ row, to, ns }) => ({
+      x: this.#x(row, to), y: (row.top + row.bottom) / 2, xanchor: "left", xshift: 2, showarrow: false, borderpad: 1,
+      text: milliseconds(ns), font: { size: FONT_PX - 1, color: this.exposed.color }, bgcolor: this.colors.paper_bgcolor,
+    }));
   }
 
   /** @returns {Object[]} the traces, always as many and in the same order */

@@ -373,6 +373,7 @@ class Timeline {
     const painter = new Painter(this, layout);
     drawn.forEach((each) => painter.add(each));
     if (this.selected && this.columns) painter.addSelection(this.selected);
+    layout.annotations = painter.numbers();
     await Plotly.react(this.element, painter.traces(), layout, CONFIG);
     const taken = this.arrangement.height - this.element._fullLayout._size.h;
     if (taken >= 1) {
