@@ -37,7 +37,7 @@ class Outliers:
     are_positions: bool = False
 
 
-def outliers_among(exposed_ns: Mapping[Key, int]) -> list[Key]:
+def find_outlier_keys(exposed_ns: Mapping[Key, int]) -> list[Key]:
     """The keys whose value is more than a fifth of the sum and three times the median of the other values."""
     total = sum(exposed_ns.values())
     found = []
@@ -63,20 +63,20 @@ def find_outliers(steps: Iterable[tuple[int | None, int | None, int, int]]) -> O
             are_positions |= key != number
             exposed[key] = exposed.get(key, 0) + exposed_ns
             communicated[key] = communicated.get(key, 0) + comm_ns
-    keys = outliers_among(exposed)
+    keys = find_outlier_keys(exposed)
     if not keys:
         return None
     rest = [key for key in exposed if key not in keys]
     return Outliers(
         steps=tuple((key, exposed[key]) for key in keys),
         exposed_ns=sum(exposed.values()),
-        overlap_ratio=_overlapped(exposed, communicated, list(exposed)),
+        overlap_ratio=_overlap_ratio(exposed, communicated, list(exposed)),
         exposed_without_ns=sum(exposed[key] for key in rest),
-        overlap_ratio_without=_overlapped(exposed, communicated, rest),
+        overlap_ratio_without=_overlap_ratio(exposed, communicated, rest),
         are_positions=are_positions,
     )
 
 
-def _overlapped(exposed: Mapping[int, int], communicated: Mapping[int, int], keys: list[int]) -> float | None:
+def _overlap_ratio(exposed: Mapping[int, int], communicated: Mapping[int, int], keys: list[int]) -> float | None:
     comm_ns = sum(communicated[key] for key in keys)
     return 1 - sum(exposed[key] for key in keys) / comm_ns if comm_ns else None

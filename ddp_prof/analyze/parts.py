@@ -31,12 +31,12 @@ def analyze_part(trace: Trace, ranks: Sequence[RankEvents], span: Intervals, *, 
     found = analyze_trace(trace, ranks, to_draw=to_draw)
     return replace(
         found,
-        ranks=tuple(_of_span(one, rank, span) for one, rank in zip(found.ranks, ranks, strict=True)),
+        ranks=tuple(_limit_to_span(one, rank, span) for one, rank in zip(found.ranks, ranks, strict=True)),
         trace_warnings=(),
     )
 
 
-def _of_span(found: RankCollectives, rank: RankEvents, span: Intervals) -> RankCollectives:
+def _limit_to_span(found: RankCollectives, rank: RankEvents, span: Intervals) -> RankCollectives:
     own_step: Mask = np.append(span.holds(rank.steps.start_ns), False)
     timings = found.timings
     own = np.where(timings.step == UNKNOWN, span.holds(timings.start_ns), own_step[timings.step])
@@ -61,14 +61,16 @@ def merge_part_analyses(
         warnings: What the capture does not let one say.
     """
     by_rank = zip(*(part.ranks for part in parts), strict=True)
-    ranks = tuple(_merged_collectives(ranks, stream) for ranks, stream in zip(by_rank, compute_streams, strict=True))
+    ranks = tuple(
+        _merge_rank_collectives(ranks, stream) for ranks, stream in zip(by_rank, compute_streams, strict=True)
+    )
     return replace(parts[0], ranks=ranks, trace_warnings=warnings)
 
 
-def _merged_collectives(parts: Sequence[RankCollectives], compute_stream: int) -> RankCollectives:
+def _merge_rank_collectives(parts: Sequence[RankCollectives], compute_stream: int) -> RankCollectives:
     groups = sorted({group for part in parts for group in part.groups})
     number = {group: index for index, group in enumerate(groups)}
-    timings = concatenate(*(_renumbered(part, number) for part in parts))
+    timings = concatenate(*(_renumber(part, number) for part in parts))
     timings = select(timings, np.lexsort((timings.start_ns, timings.launch_ns, timings.step)))
     phases = concatenate(*(part.device_phases for part in parts))
     steps = len(parts[0].step_numbers)
@@ -85,7 +87,7 @@ def _merged_collectives(parts: Sequence[RankCollectives], compute_stream: int) -
     )
 
 
-def _renumbered(part: RankCollectives, number: Mapping[str, int]) -> CollectiveTimings:
+def _renumber(part: RankCollectives, number: Mapping[str, int]) -> CollectiveTimings:
     index = np.array([*(number[group] for group in part.groups), UNKNOWN], np.int64)
     return replace(part.timings, group=index[part.timings.group])
 
@@ -129,12 +131,12 @@ def merge_part_overlaps(parts: Sequence[PartOverlap], warnings: tuple[str, ...])
     return replace(
         parts[0].result,
         attribution=merge_attributions([part.result.attribution for part in parts]),
-        ranks=tuple(_merged_overlap(ranks, hidden) for ranks, hidden in zip(by_rank, hides, strict=True)),
+        ranks=tuple(_merge_rank_overlap(ranks, hidden) for ranks, hidden in zip(by_rank, hides, strict=True)),
         warnings=warnings,
     )
 
 
-def _merged_overlap(ranks: Sequence[RankOverlap], is_hidden: bool) -> RankOverlap:
+def _merge_rank_overlap(ranks: Sequence[RankOverlap], is_hidden: bool) -> RankOverlap:
     steps = [step for rank in ranks for step in rank.steps]
     if is_hidden:
         lengths = [replace(step.length, compute_only_ns=None, idle_ns=None) for step in steps]

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 Row = TypeVar("Row")
 
 
-def known(column: Ints, missing: int = UNKNOWN) -> list[Any]:
+def none_for_unknown(column: Ints, missing: int = UNKNOWN) -> list[Any]:
     """The column's values, ``None`` for what stands for nothing known: ``NO_TIME`` in a column of times."""
     return [None if value == missing else value for value in column.tolist()]
 
 
-def rows_of(kind: Callable[..., Row], columns: Mapping[str, Iterable[Any]], **shared: Any) -> list[Row]:
+def make_rows(kind: Callable[..., Row], columns: Mapping[str, Iterable[Any]], **shared: Any) -> list[Row]:
     """A result a row.
 
     Args:
@@ -32,7 +32,7 @@ def rows_of(kind: Callable[..., Row], columns: Mapping[str, Iterable[Any]], **sh
     return [kind(**shared, **dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
 
 
-class Framed(Brief):
+class FrameResult(Brief):
     """A result that is a table, which notebooks show as one."""
 
     __slots__ = ()
@@ -46,13 +46,13 @@ class Framed(Brief):
         return html
 
 
-def frame_of(kind: type, results: Iterable[Any]) -> pd.DataFrame:
+def make_frame(kind: type, results: Iterable[Any]) -> pd.DataFrame:
     """A row a result of this kind, a column a field; what is nested becomes ``outer_inner``; unknown is ``NA``."""
-    return frame_of_rows([field.name for field in fields(kind)], [asdict(result) for result in results])
+    return make_frame_from_rows([field.name for field in fields(kind)], [asdict(result) for result in results])
 
 
-def frame_of_rows(columns: Iterable[str], rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """As :func:`frame_of`, from dictionaries; columns have pandas' own types, in which whole numbers may be unknown.
+def make_frame_from_rows(columns: Iterable[str], rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """As :func:`make_frame`, from dictionaries; columns have pandas' own types, in which whole numbers may be unknown.
 
     Args:
         columns: Those of a table without rows.
@@ -65,7 +65,7 @@ def frame_of_rows(columns: Iterable[str], rows: list[dict[str, Any]]) -> pd.Data
     return typed
 
 
-class Ranked:
+class RankResult:
     """Of one rank.
 
     Attributes:
@@ -92,10 +92,10 @@ class Ranked:
         return f"{device}process {self.process}" + (f" of {self.qualifier}" if self.qualifier else "")
 
 
-AnyRanked = TypeVar("AnyRanked", bound=Ranked)
+AnyRankResult = TypeVar("AnyRankResult", bound=RankResult)
 
 
-def disambiguate(ranks: Sequence[AnyRanked], files: Sequence[str]) -> tuple[AnyRanked, ...]:
+def disambiguate(ranks: Sequence[AnyRankResult], files: Sequence[str]) -> tuple[AnyRankResult, ...]:
     """The ranks, with the name of its file, or its device, where it takes that to tell one from another.
 
     Args:

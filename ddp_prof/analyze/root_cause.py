@@ -152,9 +152,9 @@ def _describe(
 ) -> RootCause:
     parts: Counter[tuple[int | None, str | None, int]] = Counter()
     for collective in step:
-        parts[_identity(collective)] += sum(part.ns for part in collective.exposed_by if (part.when, part.why) == pair)
+        parts[_match_key(collective)] += sum(part.ns for part in collective.exposed_by if (part.when, part.why) == pair)
     (culprit, culprit_ns), *_ = parts.most_common(1)
-    own = [collective for collective in step if _identity(collective) == culprit]
+    own = [collective for collective in step if _match_key(collective) == culprit]
     # Ranks may differ in how many they have: what is counted, is counted on one rank, where the parts fit the whole.
     mine = [
         collective
@@ -182,11 +182,11 @@ def _describe(
         bucket=culprit[0],
         last_bucket=max((collective.bucket for collective in same if collective.bucket is not None), default=None),
         index=own[0].index,
-        follows_own_bucket=any(_identity(other)[:2] == culprit[:2] and other.index < own[0].index for other in mine),
+        follows_own_bucket=any(_match_key(other)[:2] == culprit[:2] and other.index < own[0].index for other in mine),
         is_last=all(collective.index == last[collective.step_identity] for collective in own),
         collective_ns=culprit_ns,
         bytes=own[0].bytes,
-        parameters=_parameters(manifest, culprit[0]),
+        parameters=_parameter_names(manifest, culprit[0]),
         lead_ns=round(median(leads)) if leads else None,
         carries_gradients=carries_gradients(own[0], mine),
         has_launch=own[0].launch_ns is not None,
@@ -211,14 +211,14 @@ def carries_gradients(collective: Collective, of_step: Sequence[Collective]) -> 
     return collective.phase == BACKWARD or not has_hooks
 
 
-def _identity(collective: Collective) -> tuple[int | None, str | None, int]:
+def _match_key(collective: Collective) -> tuple[int | None, str | None, int]:
     """What makes collectives of several ranks the same: bucket, operation and size, else the position in the step."""
     if collective.bucket is None:
         return (None, None, collective.index)
     return (collective.bucket, collective.op, -1 if collective.bytes is None else collective.bytes)
 
 
-def _parameters(manifest: Manifest | None, bucket: int | None) -> tuple[str, ...]:
+def _parameter_names(manifest: Manifest | None, bucket: int | None) -> tuple[str, ...]:
     """Names of the parameters in a bucket; a run.json lists buckets by positions among the trained parameters."""
     buckets = None if manifest is None else manifest.options.get("buckets")
     if manifest is None or bucket is None or not isinstance(buckets, list) or not 0 <= bucket < len(buckets):

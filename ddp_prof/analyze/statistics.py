@@ -35,19 +35,21 @@ Statistic = Callable[[Numbers], Numbers]
 """A figure of each draw: of an array of draws x units x values of a unit, one number for each draw."""
 
 
-def median_of(drawn: Numbers) -> Numbers:
+def median_per_draw(drawn: Numbers) -> Numbers:
     """The median of all values of a draw."""
     found: Numbers = np.median(drawn, axis=(1, 2))
     return found
 
 
-def mean_of(drawn: Numbers) -> Numbers:
+def mean_per_draw(drawn: Numbers) -> Numbers:
     """The mean of all values of a draw."""
     found: Numbers = drawn.mean(axis=(1, 2))
     return found
 
 
-def bootstrap_interval(units: Numbers | Sequence[Any], statistic: Statistic = median_of) -> tuple[float, float] | None:
+def bootstrap_interval(
+    units: Numbers | Sequence[Any], statistic: Statistic = median_per_draw
+) -> tuple[float, float] | None:
     """The 95 % interval of a figure; ``None`` for fewer than :data:`LEAST_STEPS` units.
 
     Args:
@@ -65,7 +67,9 @@ def bootstrap_interval(units: Numbers | Sequence[Any], statistic: Statistic = me
     return float(low), float(high)
 
 
-def half_width_of_steps(ranks: Sequence[Sequence[float] | Numbers], statistic: Statistic = median_of) -> float | None:
+def half_width_of_steps(
+    ranks: Sequence[Sequence[float] | Numbers], statistic: Statistic = median_per_draw
+) -> float | None:
     """Half of the interval of a figure of the steps of each rank, by the steps that every rank has."""
     known = [of_rank for of_rank in ranks if len(of_rank)]
     steps = min(map(len, known), default=0)

@@ -96,7 +96,7 @@ def message_costs(results: Results) -> dict[Testbed, list[MessageCost]]:
     found: dict[Testbed, dict[int, list[StoredMessages]]] = {}
     for message in results.messages:
         if (run := runs.get(message.run)) and message.bytes > 0 and message.median_ns > 0:
-            found.setdefault(Testbed.of(run), {}).setdefault(message.bytes, []).append(message)
+            found.setdefault(Testbed.from_run(run), {}).setdefault(message.bytes, []).append(message)
     costs: dict[Testbed, list[MessageCost]] = {}
     for testbed, sizes in found.items():
         for size, messages in sorted(sizes.items()):

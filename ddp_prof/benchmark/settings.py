@@ -45,7 +45,7 @@ class Testbed:
     definitions: int | None = None
 
     @classmethod
-    def of(cls, run: StoredRun) -> Testbed:
+    def from_run(cls, run: StoredRun) -> Testbed:
         """That of a run which could report its device."""
         return cls(run.environment, run.model_size, run.world_size, run.device, run.definitions)
 
@@ -188,7 +188,7 @@ def summarize_settings(results: Results) -> tuple[SettingSummary, ...]:
     runs: dict[tuple[Testbed, Setting], list[StoredRun]] = {}
     for run in results.runs:
         # A run that failed before it could report its device gets that of its environment.
-        testbed = replace(Testbed.of(run), device=run.device or devices.get(run.environment))
+        testbed = replace(Testbed.from_run(run), device=run.device or devices.get(run.environment))
         setting = Setting(run.variant, run.bucket_size_mb, run.local_batch_size, run.seq_len)
         runs.setdefault((testbed, setting), []).append(run)
     testbeds = list(dict.fromkeys(testbed for testbed, _ in runs))

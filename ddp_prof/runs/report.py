@@ -234,9 +234,9 @@ def _measure_kernels(part: TraceEvents, _options: LoadOptions) -> list[KernelSam
 
 
 def _measure_device_use(part: TraceEvents, _options: LoadOptions) -> list[RankUse]:
-    from ddp_prof.analyze.kernels.device_use import use_of_rank
+    from ddp_prof.analyze.kernels.device_use import measure_rank_use
 
-    return [use_of_rank(rank) for rank in part.ranks]
+    return [measure_rank_use(rank) for rank in part.ranks]
 
 
 def _measure_critical(part: TraceEvents, _options: LoadOptions) -> list[RankChains]:

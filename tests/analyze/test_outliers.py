@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_prof.analyze.outliers import outliers_among
+from ddp_prof.analyze.outliers import find_outlier_keys
 from ddp_prof.analyze.overlap.overlap import measure_overlap
 from ddp_prof.present.headlines import outliers_text
 from tests.drawing import draw_trace
@@ -20,7 +20,7 @@ EXPOSED = st.dictionaries(st.integers(0, 50), st.integers(0, 1_000), min_size=1,
 def test_one_of_59_steps_that_holds_399_of_499_ms() -> None:
     """A collective stalled once, and the overlap of the whole run was said to be 84 %, without that step 96 %."""
     exposed = dict.fromkeys(range(58), 172) | {58: 39_900}
-    assert outliers_among(exposed) == [58]
+    assert find_outlier_keys(exposed) == [58]
 
 
 @pytest.mark.parametrize(
@@ -38,12 +38,12 @@ def test_one_of_59_steps_that_holds_399_of_499_ms() -> None:
     ],
 )
 def test_what_is_an_outlier(exposed: list[int], found: list[int]) -> None:
-    assert outliers_among(dict(enumerate(exposed))) == found
+    assert find_outlier_keys(dict(enumerate(exposed))) == found
 
 
 @given(EXPOSED)
 def test_outliers_hold_a_large_part_and_lie_far_from_the_others(exposed: dict[int, int]) -> None:
-    found = outliers_among(exposed)
+    found = find_outlier_keys(exposed)
     assert len(found) < 5
     for key, value in exposed.items():
         others = [other for name, other in exposed.items() if name != key]
@@ -54,7 +54,7 @@ def test_outliers_hold_a_large_part_and_lie_far_from_the_others(exposed: dict[in
 @given(EXPOSED, st.integers(2, 9))
 def test_neither_the_unit_nor_the_order_matters(exposed: dict[int, int], unit: int) -> None:
     scaled = {key: unit * value for key, value in reversed(exposed.items())}
-    assert sorted(outliers_among(scaled)) == sorted(outliers_among(exposed))
+    assert sorted(find_outlier_keys(scaled)) == sorted(find_outlier_keys(exposed))
 
 
 STALLED = draw_trace(

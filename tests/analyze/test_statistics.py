@@ -14,9 +14,9 @@ from ddp_prof.analyze.statistics import (
     bootstrap_interval,
     half_width_of_change,
     half_width_of_steps,
-    mean_of,
-    median_of,
+    mean_per_draw,
     median_of_steps,
+    median_per_draw,
 )
 
 VALUES = st.lists(st.integers(0, 10_000), min_size=3, max_size=40)
@@ -37,7 +37,7 @@ def test_the_interval_of_a_median_by_all_draws_there_are(steps: list[int], inter
         assert tuple(np.percentile(medians, (2.5, 97.5))) == interval
 
 
-@pytest.mark.parametrize(("statistic", "factor"), [(mean_of, 1.0), (median_of, np.sqrt(np.pi / 2))])
+@pytest.mark.parametrize(("statistic", "factor"), [(mean_per_draw, 1.0), (median_per_draw, np.sqrt(np.pi / 2))])
 def test_the_interval_of_many_normal_steps_is_that_of_theory(statistic: statistics.Statistic, factor: float) -> None:
     """1.96 standard errors to either side; that of a median is larger by sqrt(pi / 2)."""
     steps = np.random.default_rng(1).normal(0, 1, 4_000)
@@ -80,14 +80,14 @@ def test_another_unit_and_another_zero_change_nothing_else(values: list[int], un
 @given(VALUES, st.integers(2, 4))
 def test_ranks_of_a_step_that_wait_for_one_another_count_once(values: list[int], ranks: int) -> None:
     """Each value once more for each rank: no more is known than of one rank."""
-    for statistic in (mean_of, median_of):
+    for statistic in (mean_per_draw, median_per_draw):
         one, many = half_width_of_steps([values], statistic), half_width_of_steps([values] * ranks, statistic)
         assert many == pytest.approx(one)
 
 
 def test_ranks_of_a_step_are_drawn_together() -> None:
     """By step the ranks' mean is 20 each time: there is no scatter, though each rank's steps differ."""
-    assert half_width_of_steps([[10, 30, 10, 30], [30, 10, 30]], mean_of) == 0
+    assert half_width_of_steps([[10, 30, 10, 30], [30, 10, 30]], mean_per_draw) == 0
 
 
 def test_a_change_is_less_sure_than_either_run() -> None:

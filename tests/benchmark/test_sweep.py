@@ -41,7 +41,7 @@ class Bench:
     def __init__(self, database: Path) -> None:
         self.gives: dict[str, Manifest | WorkloadError] = {}
         self.ran: list[str] = []
-        self.captured: list[str] = []
+        self.including_warmup: list[str] = []
         self.plan = Plan(GRID.jobs(), MACHINE, database)
 
     def measure(self, config: RunConfig) -> Manifest | WorkloadError:
@@ -49,13 +49,13 @@ class Bench:
         return self.gives.get(config.variant, GOOD)
 
     def capture(self, config: RunConfig, folder: Path, *, force: bool) -> tuple[Path, dict[str, int | None]]:
-        self.captured.append(f"{config.variant}{' again' if force else ''}")
+        self.including_warmup.append(f"{config.variant}{' again' if force else ''}")
         if config.variant == "flat":
             raise WorkloadError("no profiler")
         return folder / "x.sqlite", {"trace_comm_ns": 30, "trace_tail_ns": 5}
 
     def sweep(self, **changes: object) -> module.Outcome:
-        self.ran, self.captured = [], []
+        self.ran, self.including_warmup = [], []
         return sweep(replace(self.plan, **changes))  # type: ignore[arg-type]
 
 
@@ -135,16 +135,16 @@ def test_each_setting_is_captured_once_without_timing_it_again(bench: Bench) -> 
     bench.gives = {"flat": OutOfMemoryError("too big")}
     bench.sweep()
     outcome = bench.sweep(profile=True)
-    assert (bench.ran, bench.captured, outcome.is_good) == ([], ["naive"], True)
+    assert (bench.ran, bench.including_warmup, outcome.is_good) == ([], ["naive"], True)
     run, *others = load_results(bench.plan.database).runs
     assert (run.repeat, run.trace_comm_ns, run.trace_tail_ns) == (0, 30, 5)
     assert run.trace == "results/tiny_2ranks_1x16/x.sqlite"
     assert all(other.trace is None for other in others)
     assert len(load_results(bench.plan.database).steps) == 2
     bench.sweep(profile=True)
-    assert bench.captured == []
+    assert bench.including_warmup == []
     bench.sweep(profile=True, force=True)
-    assert bench.captured == ["naive again"]
+    assert bench.including_warmup == ["naive again"]
 
 
 def test_a_failed_capture_leaves_the_run_and_is_told(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,7 +154,7 @@ def test_a_failed_capture_leaves_the_run_and_is_told(bench: Bench, capsys: pytes
     assert "flat, tiny, 2 ranks, 1 x 16 tokens each, capture: failed: no profiler" in capsys.readouterr().err
     assert {run.status for run in load_results(bench.plan.database).runs} == {OK}
     bench.sweep(profile=True)
-    assert (bench.ran, bench.captured) == ([], ["flat"])
+    assert (bench.ran, bench.including_warmup) == ([], ["flat"])
 
 
 def test_what_restricts_the_meaning_of_a_run_is_in_its_row(bench: Bench) -> None:

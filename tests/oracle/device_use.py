@@ -16,7 +16,7 @@ def hidden_by_phase(rank: Rank) -> Counter[str | None]:
     """Overlapped instants by the phase of the compute beside them, the first of ``HIDING`` where there are several."""
     found: Counter[str | None] = Counter()
     for instant in rank.instants(Category.COMPUTE) & rank.instants(Category.COMMUNICATION):
-        phases = {e.phase for e in rank.of(Category.COMPUTE) if e.start <= instant < e.end}
+        phases = {e.phase for e in rank.select_category(Category.COMPUTE) if e.start <= instant < e.end}
         found[next(phase for phase in HIDING if phase in phases)] += 1
     return found
 

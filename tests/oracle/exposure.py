@@ -44,7 +44,7 @@ def _or(value: int | None, other: int) -> int:
 
 def compute_stream(rank: Rank) -> int | None:
     busy: Counter[int] = Counter()
-    for e in rank.of(Category.COMPUTE):
+    for e in rank.select_category(Category.COMPUTE):
         if e.stream is not None and e.end > e.start:
             busy[e.stream] += e.end - e.start
     return min((stream for stream in busy if busy[stream] == max(busy.values()) > 0), default=None)
@@ -149,7 +149,7 @@ def when_of(rank: Rank, owner: Event, time: int) -> str:
     last = rank.backward_end(owner.step)
     if last is not None and time >= last:
         return "tail"
-    compute = [e for e in rank.of(Category.COMPUTE, owner.step) if e.phase != "synchronize"]
+    compute = [e for e in rank.select_category(Category.COMPUTE, owner.step) if e.phase != "synchronize"]
     if any(e.phase == "forward" for e in compute):
         compute = [e for e in compute if e.phase is not None]
     # An optimizer that steps on a bucket while backward goes on is within backward.

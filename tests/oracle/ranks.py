@@ -73,14 +73,14 @@ class Rank:
     at: dict[int, list[tuple[bool, bool]]] = field(default_factory=dict)
     """Of each exposed instant, for each collective that it belongs to, whether it waits, and whether it is its tail."""
 
-    def of(self, category: Category, step: Step | None = None) -> list[Event]:
+    def select_category(self, category: Category, step: Step | None = None) -> list[Event]:
         return [e for e in self.events if e.category == category and (step is None or e.step is step)]
 
     def instants(self, category: Category, step: Step | None = None) -> set[int]:
-        return united(self.of(category, step))
+        return united(self.select_category(category, step))
 
     def backward(self, step: Step | None = None) -> list[Event]:
-        return [e for e in self.of(Category.COMPUTE, step) if e.phase == "backward"]
+        return [e for e in self.select_category(Category.COMPUTE, step) if e.phase == "backward"]
 
     def backward_end(self, step: Step | None) -> int | None:
         """The last end of backward's compute in a step; not known without steps."""
@@ -101,7 +101,7 @@ class Rank:
         def order(e: Event) -> tuple[int, int, int]:
             return (-1 if e.step is None else where[id(e.step)], LONG_AGO if e.launch is None else e.launch, e.start)
 
-        return sorted(self.of(Category.COMMUNICATION), key=order)
+        return sorted(self.select_category(Category.COMMUNICATION), key=order)
 
 
 def united(events: list[Event]) -> set[int]:

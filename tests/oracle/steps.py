@@ -28,7 +28,7 @@ def step_figures(rank: Rank, step: Step) -> dict[str, int | None]:
         "step": step.number,
         "host_ns": step.end - step.start if rank.has_steps else None,
         "kernels": sum(e.is_kernel for e in launched),
-        "collectives": len(rank.of(Category.COMMUNICATION, step)),
+        "collectives": len(rank.select_category(Category.COMMUNICATION, step)),
         "comm_ns": len(own),
         "overlapped_ns": len(own & compute),
         "exposed_ns": len(own - compute),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ddp_prof.analyze.collectives.results import typical_step
 from ddp_prof.analyze.collectives.step_view import view_step
 from ddp_prof.analyze.core.rank_events import find_rank_events
-from ddp_prof.analyze.kernels.device_use import measure_device_use, use_of_rank
+from ddp_prof.analyze.kernels.device_use import measure_device_use, measure_rank_use
 from ddp_prof.analyze.overlap.comparison import compare_variants
 from ddp_prof.analyze.overlap.overlap import TraceOverlap, measure_overlap
 from ddp_prof.analyze.root_cause import explain_run
@@ -49,5 +49,5 @@ def run_of(trace: Trace, name: str = "overlap", label: str | None = None) -> Rep
     step = typical_step(collectives)
     keys = {collective.step_key for collective in collectives if collective.step_key is not None}
     steps = {key: view_step(explanation.run, key) for key in sorted(keys)}
-    use = kernels_views(result, measure_device_use([use_of_rank(rank) for rank in find_rank_events(trace)]))
+    use = kernels_views(result, measure_device_use([measure_rank_use(rank) for rank in find_rank_events(trace)]))
     return ReportRun(name, result, lambda: (source_of(label, trace),), explanation, summary, lambda: steps, step, use)

@@ -97,19 +97,19 @@ def compare_ranks(ranks: Sequence[RankCollectives]) -> tuple[Matches, Alignment]
     alignment = align_clocks(ranks, matches)
     if not len(matches) or alignment.residual_p95_ns is None:
         return matches, alignment
-    by_order = ~matches.are_told(ranks)[:, np.newaxis]
-    apart = _are_apart(ranks, matches, alignment) & by_order
+    by_order = ~matches.are_identified(ranks)[:, np.newaxis]
+    apart = _find_implausible_parts(ranks, matches, alignment) & by_order
     if not apart.any():
         return matches, alignment
-    kept = matches.without(apart)
+    kept = matches.drop_parts(apart)
     alignment = align_clocks(ranks, kept)
-    if not len(kept) or (2 * len(kept) < len(matches) and not _is_sure(alignment)):
-        kept = matches.without(np.broadcast_to(by_order, matches.rows.shape), GIVEN_UP)
+    if not len(kept) or (2 * len(kept) < len(matches) and not _is_confirmed_by_utc(alignment)):
+        kept = matches.drop_parts(np.broadcast_to(by_order, matches.rows.shape), GIVEN_UP)
         alignment = align_clocks(ranks, kept)
     return kept, alignment
 
 
-def _is_sure(alignment: Alignment) -> bool:
+def _is_confirmed_by_utc(alignment: Alignment) -> bool:
     """Whether it is one clock, or UTC says what the ends say."""
     if alignment.method != ONE_CLOCK and SESSION_START not in alignment.method:
         return False
@@ -117,7 +117,7 @@ def _is_sure(alignment: Alignment) -> bool:
     return beyond_ns + (alignment.residual_p95_ns or 0) <= APART_NS
 
 
-def _are_apart(ranks: Sequence[RankCollectives], matches: Matches, alignment: Alignment) -> Mask:
+def _find_implausible_parts(ranks: Sequence[RankCollectives], matches: Matches, alignment: Alignment) -> Mask:
     """Which parts end too far from the median of their row, or of two from one another, on the common clock.
 
     Only of what no rank can end before all have begun it, and of what is unknown.

@@ -21,9 +21,9 @@ from ddp_prof.analyze.core.attribution import last_by_step
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.dependencies.critical_path import PARTS as CHAIN_PARTS
 from ddp_prof.analyze.dependencies.critical_path import Chains, find_work, follow_chains
-from ddp_prof.analyze.dependencies.replay import Replay, find_replay, gains_of, join_replays
+from ddp_prof.analyze.dependencies.replay import Replay, find_replay, join_replays, measure_gains
 from ddp_prof.analyze.quality.unknown_work import hides_work, why_unknown
-from ddp_prof.analyze.result_bases import Framed, frame_of_rows
+from ddp_prof.analyze.result_bases import FrameResult, make_frame_from_rows
 from ddp_prof.table import UNKNOWN, Ints, distinct_rows, take_or_unknown
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class StepPath:
 
 
 @dataclass(frozen=True, slots=True)
-class RunCritical(Framed):
+class RunCritical(FrameResult):
     """The critical paths of a run.
 
     Attributes:
@@ -129,7 +129,7 @@ class RunCritical(Framed):
             | {f"{part}_ns": ns for part, ns in path.parts_ns.items()}
             for path in self.steps
         ]
-        return frame_of_rows(columns, rows)
+        return make_frame_from_rows(columns, rows)
 
 
 def measure_chains(rank: RankEvents) -> RankChains:
@@ -201,9 +201,9 @@ class _Walker:
     def __init__(self, run: RunAnalysis, ranks: Sequence[RankChains], gains: _Gains) -> None:
         self.run, self.ranks, self.gains = run, ranks, gains
         self.can_change = run.alignment.residual_p95_ns is not None
-        self.timing_of = [_inverse(chains.of_timing, len(chains.chains)) for chains in ranks]
+        self.timing_of = [_inverse_positions(chains.of_timing, len(chains.chains)) for chains in ranks]
         self.match_of = [
-            _inverse(run.matches.rows[:, index], len(rank.timings)) for index, rank in enumerate(run.ranks)
+            _inverse_positions(run.matches.rows[:, index], len(rank.timings)) for index, rank in enumerate(run.ranks)
         ]
 
     def walk(self, index: int, step: int) -> StepPath:
@@ -218,7 +218,7 @@ class _Walker:
         while (index, row) not in seen:
             seen.add((index, row))
             chains = self.ranks[index].chains
-            left -= _take(parts, {part: int(getattr(chains, f"{part}_ns")[row]) for part in CHAIN_PARTS}, left)
+            left -= _add_parts(parts, {part: int(getattr(chains, f"{part}_ns")[row]) for part in CHAIN_PARTS}, left)
             before = int(chains.before[row])
             if not left or before == UNKNOWN:
                 break
@@ -229,7 +229,7 @@ class _Walker:
             late, begins_ns = self._last_to_arrive(index, timing)
             length = max(0, arrived_ns - begins_ns)
             wait_ns = 0 if self.can_change else max(0, int(self.run.waits_ns[index][timing]))
-            used = _take(parts, {"transfer": max(0, length - wait_ns), "peer_wait": min(wait_ns, length)}, left)
+            used = _add_parts(parts, {"transfer": max(0, length - wait_ns), "peer_wait": min(wait_ns, length)}, left)
             left -= used
             on_path.append((index, timing, used))
             row = before
@@ -315,11 +315,11 @@ class _Gains:
         if self.reason or not collectives:
             return [None] * len(collectives)
         arrivals = self._place[[self._arrival(*one) for one in collectives]]
-        gains: list[int | None] = gains_of(self._replay, arrivals, key).tolist()
+        gains: list[int | None] = measure_gains(self._replay, arrivals, key).tolist()
         return gains
 
 
-def _take(parts: dict[str, int], more: dict[str, int], most: int) -> int:
+def _add_parts(parts: dict[str, int], more: dict[str, int], most: int) -> int:
     """Add parts, of which the last ones named are cut where they exceed what is left. Returns how much was added."""
     left = most
     for part, length in more.items():
@@ -329,7 +329,7 @@ def _take(parts: dict[str, int], more: dict[str, int], most: int) -> int:
     return most - left
 
 
-def _inverse(rows: Ints, length: int) -> Ints:
+def _inverse_positions(rows: Ints, length: int) -> Ints:
     """Position at which each row stands, ``UNKNOWN`` where it does not."""
     found = np.full(length, UNKNOWN, np.int64)
     known = rows != UNKNOWN

@@ -123,7 +123,7 @@ class Part(NamedTuple):
     end_ns: Ints
 
 
-class Cell(NamedTuple):
+class PhasePart(NamedTuple):
     """A part of some collectives that lies in one stretch of the device's phases.
 
     Attributes:
@@ -149,7 +149,7 @@ def explain_exposure(rank: RankCollectives, wait_ns: Ints) -> Exposure:
     for why, part in divide_by_why(timings, wait_ns).items():
         cell = divide_by_when(rank, part)
         np.add.at(pairs[:, :, WHYS.index(why)], (cell.row, cell.when), _exposed(rank, Part(cell.start_ns, cell.end_ns)))
-    first, last = owned_instants(timings)
+    first, last = assign_instants(timings)
     waiting = Part(first, wait_end_ns(timings, wait_ns))
     in_tail = Part(np.clip(backward_end_ns(rank), *waiting), waiting.end_ns)
     return Exposure(
@@ -167,10 +167,10 @@ def _exposed(rank: RankCollectives, part: Part) -> Ints:
 
 def divide_by_why(timings: CollectiveTimings, wait_ns: Ints) -> dict[str, Part]:
     """The part of each collective in which exposed instants have a reason; parts may be empty."""
-    first, last = owned_instants(timings)
+    first, last = assign_instants(timings)
     blocks = timings.blocking > 0
     wait_end = wait_end_ns(timings, wait_ns)
-    late_ns, queued_ns, input_ns = delays(timings)
+    late_ns, queued_ns, input_ns = measure_delays(timings)
     late_from = np.clip(timings.end_ns - late_ns, wait_end, last)
     queued_from = np.clip(timings.end_ns - late_ns - queued_ns, wait_end, late_from)
     input_from = np.clip(timings.end_ns - late_ns - queued_ns - input_ns, wait_end, queued_from)
@@ -186,29 +186,29 @@ def divide_by_why(timings: CollectiveTimings, wait_ns: Ints) -> dict[str, Part]:
     return {BLOCKING_CALL: Part(first, np.where(blocks, last, first)), **unless_blocking}
 
 
-def divide_by_when(rank: RankCollectives, part: Part) -> Cell:
+def divide_by_when(rank: RankCollectives, part: Part) -> PhasePart:
     """Cut a part of each collective at the borders of the device's phases; empty pieces are left out."""
-    row, stretch = _met_stretches(rank, part)
+    row, stretch = _overlapping_stretches(rank, part)
     phases = rank.device_phases
     ends = np.append(phases.start_ns[1:], _LATEST)
     ends[np.append(phases.step[1:] != phases.step[:-1], True)] = _LATEST
     start = np.maximum(part.start_ns[row], phases.start_ns[stretch])
     end = np.minimum(part.end_ns[row], ends[stretch])
-    when = _when(phases.before[stretch], phases.after[stretch], rank.timings.phase[row])
+    when = _classify_when(phases.before[stretch], phases.after[stretch], rank.timings.phase[row])
     is_lost = (rank.timings.step[row] == UNKNOWN) & (rank.timings.launch_ns[row] == NO_TIME)
     when[is_lost] = WHENS.index(UNKNOWN_WHEN)
     tail_from = np.clip(backward_end_ns(rank)[row], start, np.maximum(start, end))
-    cells = Cell(
+    cells = PhasePart(
         np.concatenate([row, row]),
         np.concatenate([when, np.full(len(row), WHENS.index(TAIL))]),
         np.concatenate([start, tail_from]),
         np.concatenate([tail_from, end]),
     )
     some = cells.end_ns > cells.start_ns
-    return Cell(*(column[some] for column in cells))
+    return PhasePart(*(column[some] for column in cells))
 
 
-def _met_stretches(rank: RankCollectives, part: Part) -> tuple[Ints, Ints]:
+def _overlapping_stretches(rank: RankCollectives, part: Part) -> tuple[Ints, Ints]:
     """Pairs of a collective's row and a stretch of its step that its part meets."""
     phases = rank.device_phases
     rows = np.flatnonzero(part.end_ns > part.start_ns)
@@ -226,7 +226,7 @@ def _met_stretches(rank: RankCollectives, part: Part) -> tuple[Ints, Ints]:
     return np.repeat(rows, count), np.repeat(first, count) + nth
 
 
-def _when(before: Ints, after: Ints, launched_in: Ints) -> Ints:
+def _classify_when(before: Ints, after: Ints, launched_in: Ints) -> Ints:
     """Index into :data:`WHENS` of instants between compute of two phases, but for the tail."""
     found = np.full(len(before), WHENS.index(OUTSIDE), np.int64)
     nothing = (before < 0) & (after < 0) & (before != BETWEEN_STEPS)
@@ -245,11 +245,11 @@ def backward_end_ns(rank: RankCollectives) -> Ints:
 
 def wait_end_ns(timings: CollectiveTimings, wait_ns: Ints) -> Ints:
     """Until when each collective waits for peers, of the instants that belong to it."""
-    first, last = owned_instants(timings)
+    first, last = assign_instants(timings)
     return np.clip(timings.start_ns + np.maximum(wait_ns, 0), first, last)
 
 
-def owned_instants(timings: CollectiveTimings) -> tuple[Ints, Ints]:
+def assign_instants(timings: CollectiveTimings) -> tuple[Ints, Ints]:
     """Start and end of the instants that belong to each collective: from its start to that of any that ends later.
 
     Of collectives of a step that end together, the one launched last counts as the last.
@@ -267,7 +267,7 @@ def owned_instants(timings: CollectiveTimings) -> tuple[Ints, Ints]:
     return timings.start_ns, owned_end
 
 
-def delays(timings: CollectiveTimings) -> tuple[Ints, Ints, Ints]:
+def measure_delays(timings: CollectiveTimings) -> tuple[Ints, Ints, Ints]:
     """By how much the host launched each collective too late, how long it then queued, or waited for its input."""
     launched = np.where(timings.launch_ns == NO_TIME, timings.start_ns, timings.launch_ns)
     ready = np.where(timings.ready_ns == NO_TIME, launched, timings.ready_ns)

@@ -77,14 +77,14 @@ class Matches:
         ]
         return np.stack(columns, axis=1) if columns else np.empty((0, 0), np.int64)
 
-    def are_told(self, ranks: Sequence[RankCollectives]) -> Mask:
+    def are_identified(self, ranks: Sequence[RankCollectives]) -> Mask:
         """Which ones more than order tells: the name of their communicator, or the number of their bucket."""
         absent = self.rows == UNKNOWN
         named, numbered = (self.column(ranks, name, UNKNOWN) != UNKNOWN for name in ("group", "bucket"))
         told: Mask = (named | absent).all(axis=1) | (numbered | absent).all(axis=1)
         return told
 
-    def without(self, parts: Mask, doubt: str | None = None) -> Matches:
+    def drop_parts(self, parts: Mask, doubt: str | None = None) -> Matches:
         """The same where some ranks have no part, so that it is unmatched."""
         rows = np.where(parts, UNKNOWN, self.rows)
         rows = rows[(rows != UNKNOWN).sum(axis=1) > 1]
@@ -96,7 +96,9 @@ def match_collectives(ranks: Sequence[RankCollectives]) -> Matches:
     """Find the collectives that several ranks have in common."""
     streams = _pair_streams(ranks)
     shared = [
-        rows for rows in _find_pairs(ranks, streams) if len(ranks) - rows.count(UNKNOWN) > 1 and _agree(ranks, rows)
+        rows
+        for rows in _find_pairs(ranks, streams)
+        if len(ranks) - rows.count(UNKNOWN) > 1 and _parts_agree(ranks, rows)
     ]
     matched = sum(len(ranks) - rows.count(UNKNOWN) for rows in shared)
     candidates = sum(int((rank.timings.operation != _NO_COLLECTIVE).sum()) for rank in ranks)
@@ -110,15 +112,18 @@ def match_collectives(ranks: Sequence[RankCollectives]) -> Matches:
 def _find_pairs(ranks: Sequence[RankCollectives], streams: Sequence[Streams]) -> Iterator[list[int]]:
     """Rows of all ranks that have one key."""
     found: dict[Hashable, list[int]] = {}
-    sized, numbered = _sized(ranks), all(np.any(r.timings.bucket != UNKNOWN) for r in ranks if len(r.timings))
+    sized, numbered = (
+        _sized_operations(ranks),
+        all(np.any(r.timings.bucket != UNKNOWN) for r in ranks if len(r.timings)),
+    )
     for column, (rank, of_rank) in enumerate(zip(ranks, streams, strict=True)):
-        for row, key in enumerate(_keys(rank, of_rank, sized, numbered=numbered)):
+        for row, key in enumerate(_match_keys(rank, of_rank, sized, numbered=numbered)):
             if key is not None:
                 found.setdefault(key, [UNKNOWN] * len(ranks))[column] = row
     yield from found.values()
 
 
-def _sized(ranks: Sequence[RankCollectives]) -> set[int]:
+def _sized_operations(ranks: Sequence[RankCollectives]) -> set[int]:
     """Operations of one size of which that is known wherever a rank takes part."""
     return {
         operation
@@ -127,7 +132,7 @@ def _sized(ranks: Sequence[RankCollectives]) -> set[int]:
     }
 
 
-def _keys(rank: RankCollectives, streams: Streams, sized: set[int], *, numbered: bool) -> list[Hashable | None]:
+def _match_keys(rank: RankCollectives, streams: Streams, sized: set[int], *, numbered: bool) -> list[Hashable | None]:
     """What identifies each collective of a rank on all ranks; the number in the step must be told by the same count."""
     timings = rank.timings
     groups = [rank.groups[group] if group != UNKNOWN else None for group in timings.group.tolist()]
@@ -196,17 +201,17 @@ def _best_streams(
     ways: list[Streams] = [by_number, {}]
     if len(lanes) <= MOST_STREAMS:
         ways += [dict(zip(others, chosen, strict=True)) for chosen in permutations(lanes, len(others))]
-    fits = [_fit_of(first, other, {lane: lane for lane in lanes} if way else {}, way) for way in ways]
+    fits = [_measure_fit(first, other, {lane: lane for lane in lanes} if way else {}, way) for way in ways]
     most = max(pairs for pairs, _ in fits)
     able = [index for index, (pairs, _) in enumerate(fits) if 2 * pairs >= most]
     best = min(able, key=lambda index: fits[index][1])
     return ways[best] if 0 not in able or CLEARLY * fits[best][1] < fits[0][1] else by_number
 
 
-def _fit_of(first: RankCollectives, other: RankCollectives, own: Streams, others: Streams) -> tuple[int, float]:
+def _measure_fit(first: RankCollectives, other: RankCollectives, own: Streams, others: Streams) -> tuple[int, float]:
     """How many pairs streams make that are paired so, and by how much the differences of their ends vary (mean)."""
     ranks = (first, other)
-    rows = [rows for rows in _find_pairs(ranks, (own, others)) if UNKNOWN not in rows and _agree(ranks, rows)]
+    rows = [rows for rows in _find_pairs(ranks, (own, others)) if UNKNOWN not in rows and _parts_agree(ranks, rows)]
     if not rows:
         return 0, float("inf")
     at = np.array(rows)
@@ -215,7 +220,7 @@ def _fit_of(first: RankCollectives, other: RankCollectives, own: Streams, others
     return len(rows), float(np.mean(np.abs(difference - constant)))
 
 
-def _agree(ranks: Sequence[RankCollectives], rows: Sequence[int]) -> bool:
+def _parts_agree(ranks: Sequence[RankCollectives], rows: Sequence[int]) -> bool:
     """Whether all parts are of one operation and, as far as known, of one size and bucket, and at one time."""
     parts = [(rank.timings, row) for rank, row in zip(ranks, rows, strict=True) if row != UNKNOWN]
     operations = {int(timings.operation[row]) for timings, row in parts}
@@ -224,10 +229,10 @@ def _agree(ranks: Sequence[RankCollectives], rows: Sequence[int]) -> bool:
     for name in ("bytes", "bucket"):
         if len({int(getattr(timings, name)[row]) for timings, row in parts} - {UNKNOWN}) > 1:
             return False
-    return not operations <= NEEDS_ALL or _are_at_one_time(ranks, rows)
+    return not operations <= NEEDS_ALL or _overlap_in_time(ranks, rows)
 
 
-def _are_at_one_time(ranks: Sequence[RankCollectives], rows: Sequence[int]) -> bool:
+def _overlap_in_time(ranks: Sequence[RankCollectives], rows: Sequence[int]) -> bool:
     """Whether the parts on each clock have an instant in common."""
     times: dict[Path, tuple[int, int]] = {}
     for rank, row in zip(ranks, rows, strict=True):
@@ -248,7 +253,7 @@ def shift_unnumbered_steps(ranks: Sequence[RankCollectives]) -> tuple[tuple[Rank
     if len(unnumbered) < 2:
         return tuple(ranks), 0
     first = unnumbered[0]
-    shifts = {id(rank): _shift(first, rank) for rank in unnumbered[1:] if rank.clock != first.clock}
+    shifts = {id(rank): _find_step_shift(first, rank) for rank in unnumbered[1:] if rank.clock != first.clock}
     if not any(shifts.values()):
         return tuple(ranks), 0
     least = min(0, *shifts.values())  # no key may be negative
@@ -258,15 +263,15 @@ def shift_unnumbered_steps(ranks: Sequence[RankCollectives]) -> tuple[tuple[Rank
     return tuple(moved.get(id(rank), rank) for rank in ranks), sum(shift != 0 for shift in shifts.values())
 
 
-def _shift(first: RankCollectives, other: RankCollectives) -> int:
+def _find_step_shift(first: RankCollectives, other: RankCollectives) -> int:
     """By how many steps the other rank's are to be moved, 0 where nothing speaks clearly for another number."""
     own, others = (last_by_step(rank.timings.end_ns, rank.timings.step, len(rank.times)) for rank in (first, other))
-    scatter = {shift: _scatter(own, others, shift) for shift in range(-len(others) // 2, len(own) // 2 + 1)}
+    scatter = {shift: _end_scatter(own, others, shift) for shift in range(-len(others) // 2, len(own) // 2 + 1)}
     best = min(scatter, key=scatter.__getitem__)
     return best if CLEARLY * scatter[best] < scatter[0] else 0
 
 
-def _scatter(first: Ints, other: Ints, shift: int) -> float:
+def _end_scatter(first: Ints, other: Ints, shift: int) -> float:
     """Median distance of the ends' differences from their median, infinite where too few steps are common.
 
     The more steps a rank is moved by, the more it must have in common: among many shifts chance makes one look right.

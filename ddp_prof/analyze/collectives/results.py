@@ -18,7 +18,7 @@ from ddp_prof.analyze.core.collective_ranges import OPERATIONS, bus_factor
 from ddp_prof.analyze.dependencies.blocking import HELD_BY
 from ddp_prof.analyze.outliers import Outliers, find_outliers
 from ddp_prof.analyze.quality.unknown_work import reason_of_run
-from ddp_prof.analyze.result_bases import Framed, Ranked, frame_of_rows, known, rows_of
+from ddp_prof.analyze.result_bases import FrameResult, RankResult, make_frame_from_rows, make_rows, none_for_unknown
 from ddp_prof.range_names import PHASES
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, take_or_unknown
 
@@ -114,7 +114,7 @@ class Consumer:
 
 
 @dataclass(frozen=True, slots=True)
-class Collective(Ranked):
+class Collective(RankResult):
     """One collective on one rank, in nanoseconds of its file's clock; ``None`` for what the trace does not tell.
 
     Attributes:
@@ -221,7 +221,7 @@ class Collective(Ranked):
 
 
 @dataclass(frozen=True, slots=True)
-class RunCollectives(Framed):
+class RunCollectives(FrameResult):
     """The collectives of all ranks of a run.
 
     Attributes:
@@ -261,10 +261,10 @@ class RunCollectives(Framed):
         columns = [field.name for field in fields(Collective) if field.name not in ("exposed_by", "consumer")]
         columns += [f"consumer_{field.name}" for field in fields(Consumer)]
         columns += [*(f"when_{when}_ns" for when in WHENS), *(f"why_{why}_ns" for why in WHYS)]
-        return frame_of_rows(columns, [_flat(collective) for collective in self.collectives])
+        return make_frame_from_rows(columns, [_to_row(collective) for collective in self.collectives])
 
 
-def _flat(collective: Collective) -> dict[str, Any]:
+def _to_row(collective: Collective) -> dict[str, Any]:
     values = asdict(collective)
     del values["exposed_by"]
     consumer = values.pop("consumer") or dict.fromkeys(field.name for field in fields(Consumer))
@@ -275,7 +275,9 @@ def _flat(collective: Collective) -> dict[str, Any]:
 
 def measure_collectives(run: RunAnalysis) -> RunCollectives:
     """Explain the collectives of a run."""
-    collectives = tuple(collective for index in range(len(run.ranks)) for collective in _of_rank(run, index))
+    collectives = tuple(
+        collective for index in range(len(run.ranks)) for collective in _collectives_of_rank(run, index)
+    )
     warnings = run.warnings
     if too_fast := sum(collective.is_too_fast for collective in collectives):
         over = f"over {FASTEST_LINK_BYTES_PER_S / 1e9:,.0f} GB/s: {too_fast}"
@@ -302,7 +304,7 @@ def typical_step(collectives: Iterable[Collective]) -> int | None:
     return keys[len(keys) // 2] if keys else None
 
 
-def _of_rank(run: RunAnalysis, index: int) -> list[Collective]:
+def _collectives_of_rank(run: RunAnalysis, index: int) -> list[Collective]:
     rank, timings, exposure, wait_ns = (
         run.ranks[index],
         run.ranks[index].timings,
@@ -310,39 +312,39 @@ def _of_rank(run: RunAnalysis, index: int) -> list[Collective]:
         run.waits_ns[index],
     )
     all_ranks = rank.world_size if len(rank.groups) < 2 else None  # of several communicators some hold a part of them
-    backward_end = known(take_or_unknown(rank.backward_end_ns, timings.step, NO_TIME), NO_TIME)
+    backward_end = none_for_unknown(take_or_unknown(rank.backward_end_ns, timings.step, NO_TIME), NO_TIME)
     start = timings.start_ns.tolist()
     columns = {
-        "step": known(take_or_unknown(rank.step_numbers, timings.step)),
+        "step": none_for_unknown(take_or_unknown(rank.step_numbers, timings.step)),
         "index": timings.index.tolist(),
-        "op": _named(OPERATIONS, timings.operation),
-        "phase": _named(PHASES, timings.phase),
-        "bucket": known(timings.bucket),
-        "bytes": known(timings.bytes),
-        "group": _named(rank.groups, timings.group),
-        "ranks": [size or all_ranks for size in known(timings.group_size)],
-        "ready_ns": known(timings.ready_ns, NO_TIME),
-        "ready_source": _named(READY_SOURCES, timings.ready_source),
-        "launch_ns": known(timings.launch_ns, NO_TIME),
+        "op": _look_up_names(OPERATIONS, timings.operation),
+        "phase": _look_up_names(PHASES, timings.phase),
+        "bucket": none_for_unknown(timings.bucket),
+        "bytes": none_for_unknown(timings.bytes),
+        "group": _look_up_names(rank.groups, timings.group),
+        "ranks": [size or all_ranks for size in none_for_unknown(timings.group_size)],
+        "ready_ns": none_for_unknown(timings.ready_ns, NO_TIME),
+        "ready_source": _look_up_names(READY_SOURCES, timings.ready_source),
+        "launch_ns": none_for_unknown(timings.launch_ns, NO_TIME),
         "start_ns": start,
         "end_ns": timings.end_ns.tolist(),
         "overlapped_ns": exposure.overlapped_ns.tolist(),
         "exposed_ns": exposure.exposed_ns.tolist(),
-        "blocking": _named(BLOCKING, timings.blocking),
+        "blocking": _look_up_names(BLOCKING, timings.blocking),
         "exposed_by": map(_exposed_parts, exposure.pairs_ns.tolist()),
-        "transfer_ns": known(run.transfers_ns[index]),
-        "wait_ns": known(wait_ns),
-        "exposed_wait_ns": known(np.where(wait_ns == UNKNOWN, UNKNOWN, exposure.exposed_wait_ns)),
+        "transfer_ns": none_for_unknown(run.transfers_ns[index]),
+        "wait_ns": none_for_unknown(wait_ns),
+        "exposed_wait_ns": none_for_unknown(np.where(wait_ns == UNKNOWN, UNKNOWN, exposure.exposed_wait_ns)),
         "before_backward_end_ns": [
             None if end is None else end - begin for begin, end in zip(start, backward_end, strict=True)
         ],
-        "step_key": known(rank.keys),
-        "blocking_ns": known(timings.blocking_ns),
-        "slack_ns": known(timings.slack_ns, NO_TIME),
+        "step_key": none_for_unknown(rank.keys),
+        "blocking_ns": none_for_unknown(timings.blocking_ns),
+        "slack_ns": none_for_unknown(timings.slack_ns, NO_TIME),
         "consumer": _consumers(rank),
     }
     shared = {name: getattr(rank, name) for name in ("rank", "process", "device", "qualifier", "of_several")}
-    return rows_of(Collective, columns, **shared)
+    return make_rows(Collective, columns, **shared)
 
 
 def _consumers(rank: RankCollectives) -> Iterator[Consumer | None]:
@@ -362,5 +364,5 @@ def _exposed_parts(pairs_ns: Sequence[Sequence[int]]) -> tuple[ExposedPart, ...]
     )
 
 
-def _named(names: Sequence[str | None], indices: Ints) -> list[str | None]:
-    return [None if index is None else names[index] for index in known(indices)]
+def _look_up_names(names: Sequence[str | None], indices: Ints) -> list[str | None]:
+    return [None if index is None else names[index] for index in none_for_unknown(indices)]

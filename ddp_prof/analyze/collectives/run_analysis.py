@@ -17,7 +17,7 @@ from ddp_prof.analyze.collectives.exposed_time import Exposure, explain_exposure
 from ddp_prof.analyze.collectives.matching import Matches, shift_unnumbered_steps
 from ddp_prof.analyze.collectives.timing import RankCollectives, find_timings, trim_compute
 from ddp_prof.analyze.core.rank_events import RankEvents
-from ddp_prof.analyze.quality.diagnostics import diagnose, find_caveats, warnings_of_files
+from ddp_prof.analyze.quality.diagnostics import diagnose, find_caveats, merge_file_warnings
 from ddp_prof.analyze.result_bases import disambiguate
 from ddp_prof.manifest import Caveat, Manifest, format_ranges, label_of, label_of_ranks
 from ddp_prof.table import Brief
@@ -106,13 +106,13 @@ class RunAnalysis(Brief):
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         """What the traces, and comparing them, do not let one say."""
-        return (*self.trace_warnings, *_diagnose(self))
+        return (*self.trace_warnings, *_find_warnings(self))
 
     def has_same_workload(self, other: RunAnalysis) -> bool:
         """Whether another run, by its run.json, has ranks that compute the same: same model, same share of a batch."""
         if self is other or self.manifest is None or other.manifest is None:
             return False
-        return _work(self.manifest) == _work(other.manifest)
+        return _workload_key(self.manifest) == _workload_key(other.manifest)
 
 
 def analyze_trace(trace: Trace, ranks: Sequence[RankEvents], *, to_draw: bool = True) -> RunAnalysis:
@@ -147,12 +147,12 @@ def merge_analyses(parts: Sequence[RunAnalysis]) -> RunAnalysis:
         files=len(parts),
         trace_warnings=(
             *((note,) if shifted else ()),
-            *warnings_of_files([(part.trace.name, part.trace_warnings) for part in parts]),
+            *merge_file_warnings([(part.trace.name, part.trace_warnings) for part in parts]),
         ),
     )
 
 
-def _work(manifest: Manifest) -> tuple[str, float, int, str]:
+def _workload_key(manifest: Manifest) -> tuple[str, float, int, str]:
     return (
         manifest.model_size,
         manifest.batch_size / manifest.world_size,
@@ -161,7 +161,7 @@ def _work(manifest: Manifest) -> tuple[str, float, int, str]:
     )
 
 
-def _diagnose(run: RunAnalysis) -> Iterator[str]:
+def _find_warnings(run: RunAnalysis) -> Iterator[str]:
     ranks = run.ranks
     if (missing := run.alignment.missing_ranks) and any(len(rank.timings) for rank in ranks):
         which = f"rank {missing[0]} is" if len(missing) == 1 else f"ranks {format_ranges(missing)} are"
@@ -191,7 +191,7 @@ def _diagnose(run: RunAnalysis) -> Iterator[str]:
             f"ends of matched collectives differ by up to {residual_ns / 1e6:,.2f} ms between files (95th percentile): "
             "waiting is uncertain by as much, or some of them are not the same collective"
         )
-    if (apart_ns := _apart_ns(run)) > _CLOCKS_APART_NS:
+    if (apart_ns := _clock_disagreement_ns(run)) > _CLOCKS_APART_NS:
         yield (
             f"by the files' clocks what was matched ran {apart_ns / 1e9:,.0f} s apart, and steps have no numbers: if "
             "the clocks are right, it is of different steps, and waiting is not what is reported"
@@ -207,7 +207,7 @@ def _diagnose(run: RunAnalysis) -> Iterator[str]:
         yield "no compute of some steps is known to be backward, so their tail is not known"
 
 
-def _apart_ns(run: RunAnalysis) -> int:
+def _clock_disagreement_ns(run: RunAnalysis) -> int:
     """By how much the files' words on UTC differ from the ends of what was matched without any number; else 0."""
     ranks = [rank for rank in run.ranks if len(rank.timings)]
     by_order = any(np.all(rank.step_numbers == UNKNOWN) and UNKNOWN in rank.timings.sequence for rank in ranks)

@@ -13,11 +13,11 @@ from ddp_prof.analyze.collectives.exposed_time import WHENS, divide_by_when, div
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.timing import RankCollectives
 from ddp_prof.analyze.intervals import union
-from ddp_prof.analyze.result_bases import known
+from ddp_prof.analyze.result_bases import none_for_unknown
 from ddp_prof.trace import NO_TIME, Ints
 
 
-class Exposed(NamedTuple):
+class ExposedStretch(NamedTuple):
     """An exposed stretch of a collective: when and why, and whether a peer had not arrived."""
 
     when: str
@@ -38,7 +38,7 @@ class CollectiveView:
     launch_ns: int | None
     start_ns: int
     end_ns: int
-    exposed: tuple[Exposed, ...]
+    exposed: tuple[ExposedStretch, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +72,11 @@ def view_step(run: RunAnalysis, step: int, ranks: Collection[int] | None = None)
         rows = np.flatnonzero(rank.keys == step)
         if len(rows):
             drawn.append((rank, rows, wait_ns, run.alignment.offset_for(rank.clock)))
-    origin = min((int(clock.common_ns(_first(rank, rows))) for rank, rows, _, clock in drawn), default=0)
+    origin = min((int(clock.common_ns(_first_time(rank, rows))) for rank, rows, _, clock in drawn), default=0)
     return tuple(_rank_view(*part, origin) for part in drawn)
 
 
-def _first(rank: RankCollectives, rows: Ints) -> Ints:
+def _first_time(rank: RankCollectives, rows: Ints) -> Ints:
     """The first time at which anything is known of the collectives."""
     timings = rank.timings
     times = np.concatenate([timings.ready_ns[rows], timings.launch_ns[rows], timings.start_ns[rows]])
@@ -91,12 +91,14 @@ def _rank_view(rank: RankCollectives, rows: Ints, wait_ns: Ints, clock: ClockOff
         moved = (clock.common_ns(time_ns) - origin).tolist()
         return [None if time == NO_TIME else shifted for time, shifted in zip(time_ns.tolist(), moved, strict=True)]
 
-    window = union(_first(rank, rows)[np.newaxis], timings.end_ns[rows].max()[np.newaxis])
+    window = union(_first_time(rank, rows)[np.newaxis], timings.end_ns[rows].max()[np.newaxis])
     compute = rank.compute & window
     exposed = _exposed(rank, rows, wait_ns, since)
     times = (since(column[rows]) for column in (timings.ready_ns, timings.launch_ns, timings.start_ns, timings.end_ns))
     parts = [tuple(exposed[row]) for row in rows.tolist()]
-    columns: Any = zip(known(timings.bucket[rows]), known(timings.bytes[rows]), *times, parts, strict=True)
+    columns: Any = zip(
+        none_for_unknown(timings.bucket[rows]), none_for_unknown(timings.bytes[rows]), *times, parts, strict=True
+    )
     return RankStepView(
         name=rank.name,
         compute=tuple(zip(since(compute.start_ns), since(compute.end_ns), strict=True)),
@@ -107,9 +109,9 @@ def _rank_view(rank: RankCollectives, rows: Ints, wait_ns: Ints, clock: ClockOff
 
 def _exposed(
     rank: RankCollectives, rows: Ints, wait_ns: Ints, since: Callable[[Ints], list[int]]
-) -> dict[int, list[Exposed]]:
+) -> dict[int, list[ExposedStretch]]:
     """The exposed stretches of some collectives, in the time that ``since`` makes of the rank's own."""
-    found: dict[int, list[Exposed]] = {row: [] for row in rows.tolist()}
+    found: dict[int, list[ExposedStretch]] = {row: [] for row in rows.tolist()}
     wait_end = wait_end_ns(rank.timings, wait_ns)
     for why, part in divide_by_why(rank.timings, wait_ns).items():
         cells = divide_by_when(rank, part)
@@ -119,5 +121,7 @@ def _exposed(
             waiting = union(rank.timings.start_ns[[row]], wait_end[[row]])
             for is_wait, stretches in ((True, bare & waiting), (False, bare - waiting)):
                 times = zip(since(stretches.start_ns), since(stretches.end_ns), strict=True)
-                found[row] += [Exposed(WHENS[cells.when[index]], why, is_wait, start, end) for start, end in times]
+                found[row] += [
+                    ExposedStretch(WHENS[cells.when[index]], why, is_wait, start, end) for start, end in times
+                ]
     return found

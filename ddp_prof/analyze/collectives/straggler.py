@@ -28,7 +28,7 @@ from ddp_prof.analyze.collectives.clock_alignment import LEAST_PAIRS, Alignment
 from ddp_prof.analyze.collectives.matching import Matches
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.timing import RankCollectives
-from ddp_prof.analyze.result_bases import Framed, Ranked, frame_of
+from ddp_prof.analyze.result_bases import FrameResult, RankResult, make_frame
 from ddp_prof.trace import UNKNOWN, Ints, take_or_unknown
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ CHANCE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class RankSkew(Ranked):
+class RankSkew(RankResult):
     """One rank; ``None`` where nothing was matched.
 
     Attributes:
@@ -91,7 +91,7 @@ class StepSkew:
 
 
 @dataclass(frozen=True, slots=True)
-class RunSkew(Framed):
+class RunSkew(FrameResult):
     """The skew of a run.
 
     Attributes:
@@ -111,25 +111,25 @@ class RunSkew(Framed):
 
     def to_frame(self) -> pd.DataFrame:
         """A row a rank."""
-        return frame_of(RankSkew, self.ranks)
+        return make_frame(RankSkew, self.ranks)
 
 
 def measure_skew(run: RunAnalysis) -> RunSkew:
     """Compare the arrivals of the ranks of one run."""
     ranks, matches, alignment = run.ranks, run.matches, run.alignment
-    step = _step_of_each(ranks, matches)
+    step = _step_keys(ranks, matches)
     numbers = np.unique(step[step != UNKNOWN])
     waits, takes_part = _exposed_waits(run), matches.rows != UNKNOWN
     lags = _lags(ranks, matches, alignment)
     if alignment.residual_p95_ns is None:
         lags[:] = np.nan  # the clocks tell nothing about who came first
     least = alignment.residual_p95_ns or 0
-    last = _last(lags, least)
+    last = _last_to_arrive(lags, least)
     by_steps = run.has_steps and len(numbers) > 0
     of_steps = [step == number for number in numbers] if by_steps else []
-    by_step = np.array([_largest(lags[rows]) for rows in of_steps]).reshape(len(of_steps), len(ranks))
-    last_of_step = _last(by_step, least)
-    cost = [_cost(waits[rows & (last == late)], late) for rows, late in zip(of_steps, last_of_step, strict=True)]
+    by_step = np.array([_largest_lags(lags[rows]) for rows in of_steps]).reshape(len(of_steps), len(ranks))
+    last_of_step = _last_to_arrive(by_step, least)
+    cost = [_step_cost(waits[rows & (last == late)], late) for rows, late in zip(of_steps, last_of_step, strict=True)]
     exposed_wait = [waits[rows].sum(axis=0) for rows in of_steps] if by_steps else [waits.sum(axis=0)]
     times_last = np.bincount(last_of_step[last_of_step != UNKNOWN], minlength=len(ranks))
     compared, late_in = (by_step, last_of_step) if by_steps else (lags, last)
@@ -142,22 +142,22 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
                 collectives=int((matches.rows[:, index] != UNKNOWN).sum()),
                 last_collectives=int((last == index).sum()),
                 last_steps=int(times_last[index]),
-                lag_ns=_median(compared[:, index]),
-                worst_lag_ns=_whole(_largest(compared[:, [index]])[0]),
+                lag_ns=_median_lag(compared[:, index]),
+                worst_lag_ns=_int_or_none(_largest_lags(compared[:, [index]])[0]),
                 exposed_wait_ns=sum(int(wait[index]) for wait in exposed_wait) if len(matches) else None,
                 cost_ns=sum(ns for ns, late in zip(cost, last_of_step, strict=True) if late == index)
                 if by_steps
-                else _cost(waits[last == index], index),
+                else _step_cost(waits[last == index], index),
                 qualifier=rank.qualifier,
                 of_several=rank.of_several,
-                lag_when_last_ns=_median(compared[late_in == index, index]),
+                lag_when_last_ns=_median_lag(compared[late_in == index, index]),
             )
             for index, rank in enumerate(ranks)
         ),
         steps=tuple(
             StepSkew(
                 step=int(number),
-                lags_ns=tuple(_whole(lag) for lag in by_step[row]),
+                lags_ns=tuple(_int_or_none(lag) for lag in by_step[row]),
                 last=None if last_of_step[row] == UNKNOWN else int(last_of_step[row]),
                 cost_ns=cost[row],
                 waits_ns=tuple(
@@ -175,7 +175,7 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
     )
 
 
-def _step_of_each(ranks: Sequence[RankCollectives], matches: Matches) -> Ints:
+def _step_keys(ranks: Sequence[RankCollectives], matches: Matches) -> Ints:
     """The key of each matched collective's step; of the ranks that differ the first."""
     step = np.full(len(matches), UNKNOWN, np.int64)
     for index in reversed(range(len(ranks))):
@@ -202,7 +202,7 @@ def _lags(ranks: Sequence[RankCollectives], matches: Matches, alignment: Alignme
     return lags
 
 
-def _last(lags: Floats, least: int) -> Ints:
+def _last_to_arrive(lags: Floats, least: int) -> Ints:
     """The column of each row's largest lag, ``UNKNOWN`` where it is not above ``least``."""
     known = np.where(np.isnan(lags), -np.inf, lags)
     if not known.size:
@@ -210,7 +210,7 @@ def _last(lags: Floats, least: int) -> Ints:
     return np.where(known.max(axis=1) > least, known.argmax(axis=1), UNKNOWN)
 
 
-def _largest(lags: Floats) -> Floats:
+def _largest_lags(lags: Floats) -> Floats:
     """The largest lag of each rank in the rows of a step, NaN where it has none."""
     known = np.where(np.isnan(lags), -np.inf, lags).max(axis=0, initial=-np.inf)
     result: Floats = np.where(np.isinf(known), np.nan, known)
@@ -226,7 +226,7 @@ def _exposed_waits(run: RunAnalysis) -> Ints:
     return np.stack(columns, axis=1) if columns else np.empty((0, 0), np.int64)
 
 
-def _cost(waits_ns: Ints, late: int) -> int:
+def _step_cost(waits_ns: Ints, late: int) -> int:
     """The longest wait of any rank but the late one, over the collectives at which that one arrived last."""
     return 0 if late == UNKNOWN else int(np.delete(waits_ns.sum(axis=0), late).max(initial=0))
 
@@ -240,10 +240,10 @@ def _straggler(times_last: Ints) -> int | None:
     if ranks < 2 or not times_last.any():
         return None
     most = int(times_last.argmax())
-    return most if ranks * _at_least(int(times_last[most]), int(times_last.sum()), 1 / ranks) < CHANCE else None
+    return most if ranks * _binomial_tail(int(times_last[most]), int(times_last.sum()), 1 / ranks) < CHANCE else None
 
 
-def _at_least(times: int, trials: int, chance: float) -> float:
+def _binomial_tail(times: int, trials: int, chance: float) -> float:
     """The upper tail of the binomial distribution: ``times`` or more hits in so many trials."""
     whole = math.lgamma(trials + 1)
     return math.fsum(
@@ -265,10 +265,10 @@ def _reason(ranks: Sequence[RankCollectives], matches: Matches, alignment: Align
     return matches.doubt or "no collective is found on two ranks"
 
 
-def _median(lags: Floats) -> int | None:
+def _median_lag(lags: Floats) -> int | None:
     known = lags[~np.isnan(lags)]
     return round(float(np.median(known))) if len(known) else None
 
 
-def _whole(value: float) -> int | None:
+def _int_or_none(value: float) -> int | None:
     return None if np.isnan(value) else round(float(value))

@@ -33,7 +33,7 @@ from ddp_prof.analyze.core.step_times import StepTimes
 from ddp_prof.analyze.core.steps import Steps
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.quality.unknown_work import why_unknown
-from ddp_prof.analyze.result_bases import Ranked
+from ddp_prof.analyze.result_bases import RankResult
 from ddp_prof.trace import (
     NO_TIME,
     UNKNOWN,
@@ -112,7 +112,7 @@ class CollectiveTimings(Table):
 
 
 @dataclass(frozen=True)
-class RankCollectives(Ranked):
+class RankCollectives(RankResult):
     """The collectives of one rank with what they are measured against; all that comparing ranks needs of a trace.
 
     Attributes:
@@ -162,7 +162,7 @@ class RankCollectives(Ranked):
         """What each step is called, by its key; see ``Steps.names``."""
         keys = self.keys_of_steps
         numbers = np.where(self.step_numbers == UNKNOWN, keys, self.step_numbers)
-        return dict(zip(keys.tolist(), Steps.numbered(numbers).names, strict=True))
+        return dict(zip(keys.tolist(), Steps.from_numbers(numbers).names, strict=True))
 
     @property
     def keys(self) -> Ints:
@@ -189,8 +189,8 @@ def find_timings(rank: RankEvents) -> RankCollectives:
     rows = collective_rows(rank)
     events = select(rank.events, rows)
     backward = select(rank.events, rank.is_backward)
-    names, needs = _needs(rank, rows)
-    noted = _noted(trace.collective_metadata, events)
+    names, needs = _consumer_columns(rank, rows)
+    noted = _metadata_of_events(trace.collective_metadata, events)
     groups = [int(group) for group in np.unique(noted.group_id) if group != UNKNOWN]
     return RankCollectives(
         process=rank.process,
@@ -240,15 +240,15 @@ def _timings(
     groups: Sequence[int],
     needs: Mapping[str, Ints],
 ) -> CollectiveTimings:
-    blocking = _blocking(rank, events, backward)
+    blocking = _find_blocking_reason(rank, events, backward)
     follows = (blocking == BLOCKING.index("after_backward")) & (events.phase == UNKNOWN)
     ranges = rank.collective_ranges
     row = ranges.launched_in(events.launch_ns)
-    operation = _operations(rank.trace, events, noted, take_or_unknown(ranges.operation, row))
+    operation = _find_operations(rank.trace, events, noted, take_or_unknown(ranges.operation, row))
     of_gradients = (np.isin(events.phase, (BACKWARD_PHASE, SYNCHRONIZE_PHASE)) | follows) & ~np.isin(
         operation, _OF_NONE
     )
-    ready, source = _ready(events, backward, rank.gradient_threads, of_gradients)
+    ready, source = _find_ready_times(events, backward, rank.gradient_threads, of_gradients)
     own_bytes = take_or_unknown(ranges.bytes, row)
     group = np.searchsorted(np.array(groups, np.int64), noted.group_id)
     return CollectiveTimings(
@@ -272,7 +272,7 @@ def _timings(
     )
 
 
-def _needs(rank: RankEvents, rows: Ints) -> tuple[tuple[str, ...], dict[str, Ints]]:
+def _consumer_columns(rank: RankEvents, rows: Ints) -> tuple[tuple[str, ...], dict[str, Ints]]:
     """Names of consumers, and the columns that tell who needed each of some events, and who stood still for it."""
     blocking, activities = rank.blocking, rank.trace.activities
     needed = blocking.consumer_of_event[rows]
@@ -289,7 +289,7 @@ def _needs(rank: RankEvents, rows: Ints) -> tuple[tuple[str, ...], dict[str, Int
     }
 
 
-def _ready(
+def _find_ready_times(
     events: Events, backward: Events, gradient_threads: Collection[int], of_gradients: Mask
 ) -> tuple[Ints, Ints]:
     """When the gradients of each collective were ready, and by which of :data:`READY_SOURCES` that is known."""
@@ -328,7 +328,7 @@ def _end_of_last_before(work: Events, collectives: Events) -> Ints:
     return np.where((take_or_unknown(work.step, last) == collectives.step) & is_before, end_ns, NO_TIME)
 
 
-def _blocking(rank: RankEvents, events: Events, backward: Events) -> Ints:
+def _find_blocking_reason(rank: RankEvents, events: Events, backward: Events) -> Ints:
     """Launched while the host synchronizes, or, where no range tells that, after all of backward was launched."""
     last = take_or_unknown(last_by_step(backward.launch_ns, backward.step, len(rank.steps)), events.step, NO_TIME)
     after = (last != NO_TIME) & (events.launch_ns > last) & (events.phase != BACKWARD_PHASE)
@@ -337,14 +337,14 @@ def _blocking(rank: RankEvents, events: Events, backward: Events) -> Ints:
     return codes.astype(np.int64)
 
 
-def _noted(arguments: CollectiveMetadata, events: Events) -> CollectiveMetadata:
+def _metadata_of_events(arguments: CollectiveMetadata, events: Events) -> CollectiveMetadata:
     """The arguments of each event, ``UNKNOWN`` all over where none were noted."""
     by_activity = {activity: row for row, activity in enumerate(arguments.activity.tolist())}
     rows = np.array([by_activity.get(activity, UNKNOWN) for activity in events.activity.tolist()], np.int64)
     return CollectiveMetadata(*(take_or_unknown(getattr(arguments, column.name), rows) for column in fields(arguments)))
 
 
-def _operations(trace: Trace, events: Events, noted: CollectiveMetadata, by_range: Ints) -> Ints:
+def _find_operations(trace: Trace, events: Events, noted: CollectiveMetadata, by_range: Ints) -> Ints:
     """As it was noted, else by the kernel's name; by our range's, where that tells nothing or send and receive.
 
     NCCL carries out several operations by its kernel ``SendRecv``.

@@ -114,7 +114,7 @@ def host_events(ranges: CollectiveRanges, steps: Steps, phases: Phases) -> Event
     parts = [host_communication(ranges, steps, phases)]
     for kind in set(range(len(PHASES))) - {SYNCHRONIZE_PHASE}:
         busy = phases.innermost_of(kind)
-        parts.append(_on_host(busy.start_ns, busy.end_ns, Category.COMPUTE, np.full(len(busy), kind), steps))
+        parts.append(_make_host_events(busy.start_ns, busy.end_ns, Category.COMPUTE, np.full(len(busy), kind), steps))
     return concatenate(*parts)
 
 
@@ -130,16 +130,18 @@ def operator_events(operators: Operators, ranges: CollectiveRanges, steps: Steps
     within[UNKNOWN] = computing - told - within[BACKWARD_PHASE]
     parts = [host_communication(ranges, steps, phases)]
     for kind, busy in within.items():
-        parts.append(_on_host(busy.start_ns, busy.end_ns, Category.COMPUTE, np.full(len(busy), kind), steps))
+        parts.append(_make_host_events(busy.start_ns, busy.end_ns, Category.COMPUTE, np.full(len(busy), kind), steps))
     return concatenate(*parts)
 
 
 def host_communication(ranges: CollectiveRanges, steps: Steps, phases: Phases) -> Events:
     """The collectives as the host saw them: our ranges, from launch to completion."""
-    return _on_host(ranges.start_ns, ranges.end_ns, Category.COMMUNICATION, phases.kind_at(ranges.start_ns), steps)
+    return _make_host_events(
+        ranges.start_ns, ranges.end_ns, Category.COMMUNICATION, phases.kind_at(ranges.start_ns), steps
+    )
 
 
-def _on_host(start_ns: Ints, end_ns: Ints, category: Category, phase: Ints, steps: Steps) -> Events:
+def _make_host_events(start_ns: Ints, end_ns: Ints, category: Category, phase: Ints, steps: Steps) -> Events:
     rows = len(start_ns)
     unknown = np.full(rows, UNKNOWN, np.int64)
     return Events(

@@ -139,7 +139,7 @@ def device_blocking(
     )
     stretches = replace(found.stretches, collective=row_of[found.stretches.collective])
     consumers = replace(found.consumers, collective=row_of[found.consumers.collective])
-    return _of_rank(
+    return _make_rank_blocking(
         coverage,
         select(stretches, stretches.collective != UNKNOWN),
         select(consumers, consumers.collective != UNKNOWN),
@@ -165,7 +165,7 @@ def unknown_blocking(events: Events, steps: int, reason: str) -> RankBlocking:
     """Of a rank of which it is not known, as in a part of a capture."""
     is_known = events.category != Category.COMMUNICATION
     coverage = DependencyCoverage("none", 0, 0, 0, reason)
-    found = _of_rank(coverage, empty(Stretches), empty(Consumers), is_known, events, steps)
+    found = _make_rank_blocking(coverage, empty(Stretches), empty(Consumers), is_known, events, steps)
     return replace(found, total_ns=None, by_step_ns=np.full(steps, UNKNOWN))
 
 
@@ -188,10 +188,10 @@ def host_blocking(waiting: Intervals, waits: int, events: Events, steps: int) ->
     collective = rows[latest[np.searchsorted(events.start_ns[rows], still.end_ns) - 1]]
     stretches = Stretches(still.start_ns, still.end_ns, collective, np.full(len(still), UNKNOWN, np.int64))
     coverage = DependencyCoverage("host", waits, waits, 0, None)
-    return _of_rank(coverage, stretches, empty(Consumers), np.ones(len(events), np.bool_), events, steps)
+    return _make_rank_blocking(coverage, stretches, empty(Consumers), np.ones(len(events), np.bool_), events, steps)
 
 
-def _of_rank(
+def _make_rank_blocking(
     coverage: DependencyCoverage,
     stretches: Stretches,
     consumers: Consumers,

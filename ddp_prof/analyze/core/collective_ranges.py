@@ -117,7 +117,7 @@ class CollectiveRanges(Table):
         """Row of the range that was opened last before, or at, each launch and is open still; ``UNKNOWN`` if none."""
         return innermost(self.start_ns, self.end_ns, launch_ns)
 
-    def round_activities(self, trace: Trace, chosen: Mask | Ints) -> Ints:
+    def ranges_of_activities(self, trace: Trace, chosen: Mask | Ints) -> Ints:
         """Row of the range that each of some activities was launched in; ``UNKNOWN`` of what is no collective."""
         row = self.launched_in(take_or_unknown(trace.calls.start_ns, trace.launching_calls[chosen], NO_TIME))
         return np.where(trace.activities.category[chosen] == Category.COMMUNICATION, row, UNKNOWN)

@@ -24,7 +24,7 @@ from ddp_prof.analyze.core.collective_ranges import NOTIFY, CollectiveRanges, fi
 from ddp_prof.analyze.core.phases import Phases, find_phases
 from ddp_prof.analyze.core.step_breakdown import StepBreakdown, TimeParts, divide_time, measure_breakdown
 from ddp_prof.analyze.core.step_times import StepTimes, device_lead, is_ahead, measure_step_times
-from ddp_prof.analyze.core.steps import NO_PATTERNS, RangePatterns, Steps, find_steps, name_ranges
+from ddp_prof.analyze.core.steps import NO_PATTERNS, RangePatterns, Steps, describe_ranges, find_steps
 from ddp_prof.analyze.dependencies.edges import Dependencies, HostCalls, find_dependencies
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.errors import TraceError
@@ -101,11 +101,11 @@ class RankEvents(Brief):
     with_warmup: RankEvents | None = None
 
     @property
-    def captured(self) -> RankEvents:
+    def including_warmup(self) -> RankEvents:
         """The rank with all that it did, warm-up included: what is drawn, where this is what is measured."""
         return self.with_warmup or self
 
-    def of(self, category: Category) -> Events:
+    def select_category(self, category: Category) -> Events:
         """The events of one category."""
         return select(self.events, self.events.category == category)
 
@@ -270,10 +270,14 @@ class CaptureFacts:
     gradient_threads: Mapping[tuple[int, int | None], frozenset[int]] = field(default_factory=dict)
 
     def __or__(self, other: CaptureFacts) -> CaptureFacts:
-        return CaptureFacts(*(_joined(getattr(self, item.name), getattr(other, item.name)) for item in fields(self)))
+        return CaptureFacts(
+            *(_merge_threads(getattr(self, item.name), getattr(other, item.name)) for item in fields(self))
+        )
 
 
-def _joined(one: Mapping[Any, frozenset[int]], other: Mapping[Any, frozenset[int]]) -> Mapping[Any, frozenset[int]]:
+def _merge_threads(
+    one: Mapping[Any, frozenset[int]], other: Mapping[Any, frozenset[int]]
+) -> Mapping[Any, frozenset[int]]:
     return {key: one.get(key, frozenset()) | other.get(key, frozenset()) for key in (*one, *other)}
 
 
@@ -321,11 +325,11 @@ def find_rank_events(
     ):
         if pattern is not None and not is_found:
             reason = f"no range matches {option} '{pattern}'"
-            raise TraceError(trace.path, reason, f"the ranges there are: {name_ranges(trace)}")
-    return tuple(sorted(map(_without_warmup, found), key=_order))
+            raise TraceError(trace.path, reason, f"the ranges there are: {describe_ranges(trace)}")
+    return tuple(sorted(map(_without_warmup, found), key=_sort_key))
 
 
-def _order(rank: RankEvents) -> tuple[bool, int, int, int]:
+def _sort_key(rank: RankEvents) -> tuple[bool, int, int, int]:
     return rank.rank is None, rank.rank or 0, rank.process, rank.device or 0
 
 
@@ -366,7 +370,9 @@ class _Builder:
         result = []
         for device in sorted(self.known.devices[self.process]):
             own = select(events, device_of == device)
-            if not np.any(own.category == Category.COMMUNICATION) and not self._said().intersection({"nccl"}):
+            if not np.any(own.category == Category.COMMUNICATION) and not self._declared_backends().intersection(
+                {"nccl"}
+            ):
                 # gloo with CUDA tensors: the host communicates
                 own = concatenate(own, host_communication(self.ranges, self.steps, self.phases))
             result.append(self._rank(device, own, backward))
@@ -375,7 +381,7 @@ class _Builder:
     def host_rank(self) -> RankEvents:
         """Others' ranges do not tell waiting from computing: without ours operators must."""
         operators, backward = self.trace.operators, "ranges"
-        if self._said() or parse_ranges(self.trace.names, *COLLECTIVES):
+        if self._declared_backends() or parse_ranges(self.trace.names, *COLLECTIVES):
             events = host_events(self.ranges, self.steps, self.phases)
         elif 0 < len(self.ranges) <= len(operators):  # fewer were recorded in part: what else computed is not known
             events = operator_events(operators, self.ranges, self.steps, self.phases)
@@ -390,7 +396,7 @@ class _Builder:
             events = empty(Events)
         return self._rank(None, events, backward)
 
-    def _said(self) -> set[str]:
+    def _declared_backends(self) -> set[str]:
         """The backends that ranges of ours round the process name; a backend not named is empty text."""
         ids = np.unique(self.trace.spans.name_id[self.trace.spans.process == self.process]).tolist()
         names = [self.trace.names[name_id] for name_id in ids]

@@ -101,14 +101,14 @@ def measure_breakdown(
     rows = (events.category == Category.COMMUNICATION) & (events.step >= 0)
     comm_start, comm_end, comm_step = union_by_group(events.start_ns[rows], events.end_ns[rows], events.step[rows])
 
-    def in_communication(of: Intervals) -> Ints:
+    def length_in_communication(of: Intervals) -> Ints:
         return sum_by_group(of.covered_ns(comm_start, comm_end), comm_step, count)
 
     comm_ns = sum_by_group(comm_end - comm_start, comm_step, count)
-    overlapped = in_communication(compute)
+    overlapped = length_in_communication(compute)
     compute_only = compute.covered_ns(start, end) - overlapped
     memory_alone = memory.covered_ns(start, end) - hidden_memory.covered_ns(start, end)
-    exposed_memory = memory_alone - (in_communication(memory) - in_communication(hidden_memory))
+    exposed_memory = memory_alone - (length_in_communication(memory) - length_in_communication(hidden_memory))
     communication_alone = communication.covered_ns(start, end) - accompanied.covered_ns(start, end)
     return StepBreakdown(
         start_ns=start,
@@ -119,7 +119,8 @@ def measure_breakdown(
         compute_only_ns=compute_only,
         exposed_memory_ns=exposed_memory,
         idle_ns=(end - start) - comm_ns - compute_only - exposed_memory,
-        other_comm_ns=communication_alone - (in_communication(communication) - in_communication(accompanied)),
+        other_comm_ns=communication_alone
+        - (length_in_communication(communication) - length_in_communication(accompanied)),
     )
 
 

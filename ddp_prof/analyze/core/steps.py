@@ -56,14 +56,14 @@ class Steps(Table):
         anew, they tell no step apart, and all are positions.
         """
         measured = select(self, ~self.warmup)
-        keys = measured.shown_number
+        keys = measured.display_number
         known = measured.number[measured.number != UNKNOWN]
         if np.any(np.diff(np.sort(known)) == 0):
             keys = np.arange(len(measured), dtype=np.int64)
         return take_or_unknown(keys, np.where(self.warmup, UNKNOWN, np.cumsum(~self.warmup) - 1))
 
     @property
-    def shown_number(self) -> Ints:
+    def display_number(self) -> Ints:
         """The number of each step, where it carries none its position among those measured, or those of warm-up."""
         position = np.where(self.warmup, np.cumsum(self.warmup), np.cumsum(~self.warmup)) - 1
         return np.where(self.number == UNKNOWN, position, self.number)
@@ -71,7 +71,7 @@ class Steps(Table):
     @property
     def occurrence(self) -> tuple[Ints, Ints]:
         """Which step of its number each is, from 1 on, and of how many; those of warm-up are counted apart."""
-        _, called = distinct_rows(self.shown_number, self.warmup.astype(np.int64))
+        _, called = distinct_rows(self.display_number, self.warmup.astype(np.int64))
         order = np.argsort(called, kind="stable")
         which = np.empty(len(self), np.int64)
         which[order] = np.arange(len(self)) - np.searchsorted(called[order], called[order]) + 1
@@ -80,7 +80,7 @@ class Steps(Table):
     @property
     def names(self) -> list[str]:
         """What each step is called: ``step 3``, ``step 0 (2 of 4)`` where numbers come again, ``warm-up step 1``."""
-        columns = (self.shown_number, self.warmup, *self.occurrence)
+        columns = (self.display_number, self.warmup, *self.occurrence)
         return [
             ("warm-up " if is_warmup else "") + f"step {number}" + (f" ({which} of {times})" if times > 1 else "")
             for number, is_warmup, which, times in zip(*(column.tolist() for column in columns), strict=True)
@@ -91,7 +91,7 @@ class Steps(Table):
         return innermost(self.start_ns, self.end_ns, time_ns)
 
     @classmethod
-    def numbered(cls, number: Ints) -> Steps:
+    def from_numbers(cls, number: Ints) -> Steps:
         """Measured steps of which no more than their numbers is known."""
         return cls(number, number, number, np.zeros(len(number), np.bool_))
 
@@ -115,18 +115,18 @@ def find_steps(trace: Trace, process: int, pattern: str | None = None) -> tuple[
     """
     mine = trace.spans.process == process
     if pattern is not None:
-        return _steps_named(trace, mine, _numbered(trace, pattern, re.RegexFlag(0)))
+        return _steps_from_names(trace, mine, _match_step_names(trace, pattern, re.RegexFlag(0)))
     ours = parse_ranges(trace.names, STEP).items()
     named = {index: (name.number("index"), bool(name.number("warmup"))) for index, name in ours}
-    steps, notes = _steps_named(trace, mine, named)
+    steps, notes = _steps_from_names(trace, mine, named)
     for usual in STEP_PATTERNS:
         if len(steps) or notes:
             break
-        steps, notes = _steps_named(trace, mine, _numbered(trace, usual, re.IGNORECASE))
+        steps, notes = _steps_from_names(trace, mine, _match_step_names(trace, usual, re.IGNORECASE))
     return steps, notes
 
 
-def name_ranges(trace: Trace) -> str:
+def describe_ranges(trace: Trace) -> str:
     """The names of the ranges that occur most often, numbers in them as ``N``, as part of a sentence."""
     count = Counter[str]()
     ids, times = np.unique(trace.spans.name_id, return_counts=True)
@@ -137,15 +137,17 @@ def name_ranges(trace: Trace) -> str:
     return ", ".join(names) + (f" and {more} more" if more > 0 else "") if names else "none"
 
 
-def _numbered(trace: Trace, pattern: str, flags: re.RegexFlag) -> dict[int, tuple[int | None, bool]]:
+def _match_step_names(trace: Trace, pattern: str, flags: re.RegexFlag) -> dict[int, tuple[int | None, bool]]:
     """Of the names that match the number of the step; none of them is marked as warm-up."""
     match = re.compile(pattern, flags).search
     return {index: (_number(hit), False) for index, name in enumerate(trace.names) if (hit := match(name))}
 
 
-def _steps_named(trace: Trace, mine: Mask, named: dict[int, tuple[int | None, bool]]) -> tuple[Steps, tuple[str, ...]]:
+def _steps_from_names(
+    trace: Trace, mine: Mask, named: dict[int, tuple[int | None, bool]]
+) -> tuple[Steps, tuple[str, ...]]:
     """The ranges with these names that are steps; of each name the number, if it has one, and whether it is warm-up."""
-    rows, notes = _steps_among(trace.spans, rows_named(trace.spans, mine, named))
+    rows, notes = _select_steps(trace.spans, rows_named(trace.spans, mine, named))
     found = [named[name_id] for name_id in trace.spans.name_id[rows].tolist()]
     number = np.array([UNKNOWN if number is None else number for number, _ in found], np.int64)
     warmup = np.array([is_warmup for _, is_warmup in found], np.bool_)
@@ -154,7 +156,7 @@ def _steps_named(trace: Trace, mine: Mask, named: dict[int, tuple[int | None, bo
     return Steps(number, start, end, warmup), notes
 
 
-def _steps_among(spans: Spans, rows: Ints) -> tuple[Ints, tuple[str, ...]]:
+def _select_steps(spans: Spans, rows: Ints) -> tuple[Ints, tuple[str, ...]]:
     """Of ranges that match those that are steps, by start."""
     notes = []
 

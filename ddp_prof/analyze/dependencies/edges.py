@@ -83,7 +83,7 @@ def find_dependencies(trace: Trace) -> Dependencies:
     activities, calls = trace.activities, trace.synchronizations
     stream = _streams(trace)
     of_activity, of_call = stream[: len(activities)], stream[len(activities) :]
-    place, call_place = _places(trace)
+    place, call_place = _call_order(trace)
     placed = np.flatnonzero(place != UNKNOWN)
     launches = Sequences(of_activity[placed], place[placed])
 
@@ -96,8 +96,10 @@ def find_dependencies(trace: Trace) -> Dependencies:
     waits = waits[np.argsort(call_place[waits], kind="stable")]
     record = record[waits]
     consumer = take_or_unknown(placed, launches.first_after(of_call[waits], call_place[waits]))
-    recorded = _Marks(of_call[record], call_place[record], launches)
-    which, producer = _producers(_Marks(of_call[waits], call_place[waits], launches), recorded, of_activity[placed])
+    recorded = _StreamCalls(of_call[record], call_place[record], launches)
+    which, producer = _producers(
+        _StreamCalls(of_call[waits], call_place[waits], launches), recorded, of_activity[placed]
+    )
     producer = take_or_unknown(placed, producer)
     edges = Edges(producer, consumer[which], waits[which])
     crosses = (edges.producer != UNKNOWN) & (edges.consumer != UNKNOWN)
@@ -162,7 +164,7 @@ def _streams(trace: Trace) -> Ints:
     return distinct_rows(process, np.concatenate([activities.device, calls.device]), lane)[1]
 
 
-def _places(trace: Trace) -> tuple[Ints, Ints]:
+def _call_order(trace: Trace) -> tuple[Ints, Ints]:
     """Where activities and synchronizations stand in the order of their process's calls; ``UNKNOWN`` where unknown.
 
     By the numbers of the calls. Where a thread's numbers do not grow with time they were given more than once, and
@@ -188,7 +190,7 @@ def _numbers_grow(calls: Calls) -> bool:
     return True
 
 
-class _Marks:
+class _StreamCalls:
     """Calls on streams: which stream, where in the order of calls, and the last operation launched on it before."""
 
     def __init__(self, stream: Ints, place: Ints, launches: Sequences) -> None:
@@ -197,7 +199,7 @@ class _Marks:
         self.work = launches.last_before(stream, place)
 
 
-def _producers(waits: _Marks, records: _Marks, stream: Ints) -> tuple[Ints, Ints]:
+def _producers(waits: _StreamCalls, records: _StreamCalls, stream: Ints) -> tuple[Ints, Ints]:
     """What each wait waits for: pairs of a wait and an operation, ``UNKNOWN`` where its stream had no work.
 
     Args:

@@ -245,7 +245,7 @@ def join_replays(
     return (Replay(times, links), place) if np.all(links.tail < links.head) else None
 
 
-def gains_of(replay: Replay, arrivals: Ints, step: int) -> Ints:
+def measure_gains(replay: Replay, arrivals: Ints, step: int) -> Ints:
     """How much earlier a step would end if each one of some collectives took no time.
 
     Args:

@@ -126,17 +126,17 @@ class RunEvidence:
         return {key: step for key, step in found.items() if step}
 
 
-def names_of(collectives: list[Collective]) -> tuple[str, ...]:
+def distinct_ranks(collectives: list[Collective]) -> tuple[str, ...]:
     """The ranks that some collectives are of, each once."""
     return tuple(dict.fromkeys(one.name for one in collectives))
 
 
-def numbers_of(collectives: list[Collective]) -> tuple[int, ...]:
+def distinct_steps(collectives: list[Collective]) -> tuple[int, ...]:
     """The numbers of the steps that some collectives are of, each once."""
     return tuple(sorted({one.step for one in collectives if one.step is not None}))
 
 
-def typical(values: list[int]) -> int:
+def median_or_zero(values: list[int]) -> int:
     """The median, 0 of nothing."""
     return round(median(values)) if values else 0
 
@@ -144,7 +144,7 @@ def typical(values: list[int]) -> int:
 def measure_facts(rank: RankEvents) -> RankFacts:
     """The facts of a rank."""
     syncs, sync_ns = _syncs_in_backward(rank)
-    serialized, could_begin = _serialized(rank)
+    serialized, could_begin = _count_serialized(rank)
     named = np.zeros(len(rank.steps), np.int64)
     if len(rank.phases) and rank.has_steps:
         covered = union(rank.phases.start_ns, rank.phases.end_ns)
@@ -216,7 +216,7 @@ def _syncs_in_backward(rank: RankEvents) -> tuple[Ints, Ints]:
     return count, length_ns
 
 
-def _serialized(rank: RankEvents) -> tuple[int, int]:
+def _count_serialized(rank: RankEvents) -> tuple[int, int]:
     """How many collectives began, though they could have before, when an operation of another stream ended."""
     if rank.device is None or rank.blocking.coverage.reason:
         return 0, 0

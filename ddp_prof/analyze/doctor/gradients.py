@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import math
 
-from ddp_prof.analyze.doctor.evidence import Abstained, Finding, RunEvidence, names_of, numbers_of, typical
+from ddp_prof.analyze.doctor.evidence import (
+    Abstained,
+    Finding,
+    RunEvidence,
+    distinct_ranks,
+    distinct_steps,
+    median_or_zero,
+)
 
 _MANY, _SMALL_BYTES = 30, 1 << 20
 """So many collectives per step, each smaller than that, cost more latency than they hide."""
@@ -27,24 +34,24 @@ def bucket_count(run: RunEvidence) -> Finding | None:
     count = counts[len(counts) // 2]
     everything = [one for step in steps for one in step]
     sizes = [one.bytes for one in everything if one.bytes is not None]
-    if count >= _MANY and (not sizes or typical(sizes) < _SMALL_BYTES):
-        each = f" of {typical(sizes) / 1e6:.2f} MB each" if sizes else ""
+    if count >= _MANY and (not sizes or median_or_zero(sizes) < _SMALL_BYTES):
+        each = f" of {median_or_zero(sizes) / 1e6:.2f} MB each" if sizes else ""
         return Finding(
             "one collective per parameter",
             f"A typical step reduces its gradients by {count} collectives{each}.",
             "Put gradients into buckets of some MB: each collective costs its latency.",
-            names_of(everything),
-            numbers_of(everything),
+            distinct_ranks(everything),
+            distinct_steps(everything),
         )
-    exposed = typical([one.exposed_ns for one in everything])
-    if count == 1 and exposed > _MOSTLY_EXPOSED * typical([one.duration_ns for one in everything]):
+    exposed = median_or_zero([one.exposed_ns for one in everything])
+    if count == 1 and exposed > _MOSTLY_EXPOSED * median_or_zero([one.duration_ns for one in everything]):
         return Finding(
             "one bucket for all gradients",
             f"One collective reduces all gradients of a step, and {exposed / 1e6:.2f} ms of it are exposed: it cannot "
             "begin before the last gradient is ready.",
             "Take several buckets (bucket_cap_mb), so that the first begin while backward computes.",
-            names_of(everything),
-            numbers_of(everything),
+            distinct_ranks(everything),
+            distinct_steps(everything),
             exposed,
         )
     return None
@@ -71,7 +78,7 @@ def late_readiness(run: RunEvidence) -> Finding | Abstained | None:
         return Abstained("gradients ready in another order than buckets", "the trace does not tell when backward began")
     if not late:
         return None
-    exposed = typical([sum(one.exposed_ns for one in step) for step in hooks])
+    exposed = median_or_zero([sum(one.exposed_ns for one in step) for step in hooks])
     return Finding(
         "gradients ready in another order than buckets",
         f"The first of {len(hooks[0])} buckets was launched when {max(late.values()):.0%} of backward were over: "
@@ -99,14 +106,16 @@ def bucket_copies(run: RunEvidence) -> Finding | Abstained | None:
     copied = [one for one in needed if one.consumer and one.consumer.name.lower().startswith("memcpy")]
     if 2 * len(copied) <= len(needed):
         return None
-    copies = typical([step.exposed_memory_ns or 0 for rank in run.overlap.ranks for step in rank.communicating_steps])
+    copies = median_or_zero(
+        [step.exposed_memory_ns or 0 for rank in run.overlap.ranks for step in rank.communicating_steps]
+    )
     return Finding(
         "copies out of buckets",
         f"{len(copied):,} of {len(needed):,} reductions of gradients are needed first by a memory copy; in a typical "
         f"step copies run alone for {copies / 1e6:.2f} ms.",
         "With DistributedDataParallel, gradient_as_bucket_view=True leaves these copies out.",
-        names_of(copied),
-        numbers_of(copied),
+        distinct_ranks(copied),
+        distinct_steps(copied),
         copies,
     )
 
@@ -131,14 +140,14 @@ def need_order(run: RunEvidence) -> Finding | Abstained | None:
             found.append(first)
     if 2 * len(found) <= len(known):
         return None
-    cost = typical([one.blocking_ns or 0 for one in found])
+    cost = median_or_zero([one.blocking_ns or 0 for one in found])
     return Finding(
         "the last bucket is needed first",
         f"In {len(found)} of {len(known)} steps what needs a collective first needs the one launched last, and stands "
         f"still for it for {cost / 1e6:.2f} ms.",
         "Launch first what is needed first, or let the first consumer wait for its own bucket only.",
-        names_of(found),
-        numbers_of(found),
+        distinct_ranks(found),
+        distinct_steps(found),
         cost,
     )
 
@@ -160,13 +169,14 @@ def unused_vote(run: RunEvidence) -> Finding | Abstained | None:
             votes.append(last)
     if 2 * len(votes) <= len(steps):
         return None
-    cost = typical([one.exposed_ns for one in votes])
+    cost = median_or_zero([one.exposed_ns for one in votes])
     return Finding(
         "vote on unused parameters",
-        f"In {len(votes)} of {len(steps)} steps a collective of {typical([one.bytes or 0 for one in votes]):,} bytes "
+        f"In {len(votes)} of {len(steps)} steps a collective of "
+        f"{median_or_zero([one.bytes or 0 for one in votes]):,} bytes "
         f"follows the buckets, {cost / 1e6:.2f} ms of it exposed.",
         "Without find_unused_parameters it is left out; use it only where ranks leave parameters out.",
-        names_of(votes),
-        numbers_of(votes),
+        distinct_ranks(votes),
+        distinct_steps(votes),
         cost,
     )

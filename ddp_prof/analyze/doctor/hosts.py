@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from ddp_prof.analyze.doctor.evidence import Abstained, Finding, RunEvidence, typical
+from ddp_prof.analyze.doctor.evidence import Abstained, Finding, RunEvidence, median_or_zero
 
 _WORTH = 0.01
 """Share of a step from which waiting is reported."""
@@ -23,13 +23,13 @@ def host_sync(run: RunEvidence) -> Finding | Abstained | None:
         return Abstained("host synchronization in backward", "the trace does not hold the host's synchronizations")
     found = []
     for rank, facts, overlap in zip(run.analysis.ranks, run.facts, run.overlap.ranks, strict=True):
-        window = typical([step.window_ns or 0 for step in overlap.communicating_steps])
-        wait = typical(facts.sync_ns.tolist())
+        window = median_or_zero([step.window_ns or 0 for step in overlap.communicating_steps])
+        wait = median_or_zero(facts.sync_ns.tolist())
         if window and wait > _WORTH * window and 2 * int((facts.syncs > 0).sum()) > len(facts.syncs):
             found.append((rank.name, int(facts.syncs.sum()), wait))
     if not found:
         return None
-    wait = typical([wait for _, _, wait in found])
+    wait = median_or_zero([wait for _, _, wait in found])
     return Finding(
         "host synchronization in backward",
         f"The host waited for the device {sum(count for _, count, _ in found):,} times between the start of backward "
@@ -58,7 +58,7 @@ def _host_sync_on_host(run: RunEvidence) -> Finding | None:
     steps = len(run.gradients_by_step)
     if 2 * sum(map(len, blocked.values())) <= steps:
         return None
-    wait = typical([wait for waits in blocked.values() for wait in waits])
+    wait = median_or_zero([wait for waits in blocked.values() for wait in waits])
     return Finding(
         "host synchronization in backward",
         f"In {sum(map(len, blocked.values()))} of {steps} steps each collective that backward launched had ended "
@@ -83,7 +83,7 @@ def launch_bound(run: RunEvidence) -> Finding | Abstained | None:
     shares = [ns / path.window_ns for path, ns in late]
     if not shares or sorted(shares)[len(shares) // 2] < _HOST_SHARE:
         return None
-    cost = typical([ns for _, ns in late])
+    cost = median_or_zero([ns for _, ns in late])
     whole = "a typical step" if run.analysis.has_steps else "the capture"
     return Finding(
         "launch-bound host",
@@ -99,13 +99,13 @@ def launch_bound(run: RunEvidence) -> Finding | Abstained | None:
 def _launch_bound_on_host(run: RunEvidence) -> Finding | None:
     found = []
     for rank, facts, overlap in zip(run.analysis.ranks, run.facts, run.overlap.ranks, strict=True):
-        step = typical(overlap.lengths_ns)
-        outside = typical(list(facts.outside_ns))
+        step = median_or_zero(overlap.lengths_ns)
+        outside = median_or_zero(list(facts.outside_ns))
         if step and outside >= _HOST_SHARE * step:
             found.append((rank.name, outside, outside / step))
     if not found:
         return None
-    cost = typical([ns for _, ns, _ in found])
+    cost = median_or_zero([ns for _, ns, _ in found])
     return Finding(
         "launch-bound host",
         f"{max(share for _, _, share in found):.0%} of a typical step, {cost / 1e6:.2f} ms, lies outside of forward, "

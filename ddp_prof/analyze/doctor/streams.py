@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from ddp_prof.analyze.core.collective_ranges import OPERATIONS
-from ddp_prof.analyze.doctor.evidence import Abstained, Finding, RunEvidence, names_of, numbers_of, typical
+from ddp_prof.analyze.doctor.evidence import (
+    Abstained,
+    Finding,
+    RunEvidence,
+    distinct_ranks,
+    distinct_steps,
+    median_or_zero,
+)
 from ddp_prof.table import NO_TIME, UNKNOWN
 
 _GATHER, _SCATTER = OPERATIONS.index("all_gather"), OPERATIONS.index("reduce_scatter")
@@ -27,9 +34,9 @@ def compute_stream(run: RunEvidence) -> Finding | None:
         "communication on the compute stream",
         f"{len(there):,} of {len(run.collectives.collectives):,} collectives ran on the stream of compute.",
         "Launch them with async_op=True, or on a stream of their own, and wait where their result is needed.",
-        names_of(there),
-        numbers_of(there),
-        typical(per_step) if per_step else None,
+        distinct_ranks(there),
+        distinct_steps(there),
+        median_or_zero(per_step) if per_step else None,
     )
 
 
@@ -63,11 +70,11 @@ def one_communicator(run: RunEvidence) -> Finding | None:
     return Finding(
         "one communicator serializes gathers and scatters",
         f"{found:,} gathers and scatters waited behind one of the other kind on their stream, for "
-        f"{typical(waits) / 1e6:.2f} ms of a typical step.",
+        f"{median_or_zero(waits) / 1e6:.2f} ms of a typical step.",
         "Give all-gathers and reduce-scatters communicators of their own.",
         tuple(ranks),
         (),
-        typical(waits),
+        median_or_zero(waits),
     )
 
 
@@ -106,7 +113,7 @@ def net_gain(run: RunEvidence) -> Finding | Abstained | None:
     if run.is_cpu:
         return None
     steps = [step for rank in run.overlap.ranks for step in rank.communicating_steps]
-    hidden = typical([step.overlapped_ns for step in steps if step.overlapped_ns is not None])
+    hidden = median_or_zero([step.overlapped_ns for step in steps if step.overlapped_ns is not None])
     if not hidden:
         return None
     found, part = run.contention, ""
@@ -124,7 +131,7 @@ def net_gain(run: RunEvidence) -> Finding | Abstained | None:
         f"Communication hides {hidden / 1e6:.2f} ms in a typical step, and slows compute beside it by "
         f"{found.contention_ns / 1e6:.2f} ms: a net gain of {gain / 1e6:.2f} ms.",
         "Let collectives take fewer multiprocessors (NCCL_MAX_CTAS, NCCL_MAX_NCHANNELS), or overlap less.",
-        names_of(list(run.collectives.collectives)),
+        distinct_ranks(list(run.collectives.collectives)),
         (),
         -gain,
     )

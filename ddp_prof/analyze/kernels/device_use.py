@@ -39,7 +39,7 @@ from ddp_prof.analyze.kernels.kernel_times import (
     measure_kernels,
 )
 from ddp_prof.analyze.quality.unknown_work import has_no_usable_events, hides_work
-from ddp_prof.analyze.result_bases import Framed, frame_of
+from ddp_prof.analyze.result_bases import FrameResult, make_frame
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES, SYNCHRONIZE
 from ddp_prof.trace import NO_TIME, UNKNOWN, Category
 
@@ -127,16 +127,16 @@ def measure_idle(rank: RankEvents) -> IdleTime:
     if not len(parts):
         return IdleTime(None, (), "no step was measured")
     totals = Counter({OTHER_STEP: int(parts.other_comm_ns.sum())})
-    for cause, instants in _divide(rank):
+    for cause, instants in _divide_idle_time(rank):
         # Windows of steps may overlap: what is idle in both counts in both, as in their figures.
         totals[cause] += int(instants.covered_ns(parts.start_ns, parts.end_ns).sum())
     causes = tuple((cause, totals[cause]) for cause in CAUSES if totals[cause])
     return IdleTime(int(parts.idle_ns.sum()), causes, None)
 
 
-def _divide(rank: RankEvents) -> Iterator[tuple[str, Intervals]]:
+def _divide_idle_time(rank: RankEvents) -> Iterator[tuple[str, Intervals]]:
     """All time in which the rank's device does nothing, cause by cause, none of it twice."""
-    gaps, pending, undecided = _gaps(rank)
+    gaps, pending, undecided = _find_gaps(rank)
     for cause, instants in (
         (PROFILER, union(rank.trace.overhead.start_ns, rank.trace.overhead.end_ns)),
         (NOT_BEGUN, pending),
@@ -150,7 +150,7 @@ def _divide(rank: RankEvents) -> Iterator[tuple[str, Intervals]]:
     yield HOST_OUTSIDE, gaps
 
 
-def _gaps(rank: RankEvents) -> tuple[Intervals, Intervals, Intervals]:
+def _find_gaps(rank: RankEvents) -> tuple[Intervals, Intervals, Intervals]:
     """The time between a rank's events, and two parts of it: after the launch of what ends it, and without one."""
     events, parts = rank.events, rank.breakdown
     busy, nothing = union(events.start_ns, events.end_ns), union(events.start_ns[:0], events.end_ns[:0])
@@ -189,7 +189,7 @@ class RankUse:
 
 
 @dataclass(frozen=True)
-class DeviceUse(Framed):
+class DeviceUse(FrameResult):
     """The ranks of a run, and their kernels taken together."""
 
     ranks: tuple[RankUse, ...]
@@ -197,10 +197,10 @@ class DeviceUse(Framed):
 
     def to_frame(self) -> pd.DataFrame:
         """A row a kernel."""
-        return frame_of(KernelTime, self.kernels)
+        return make_frame(KernelTime, self.kernels)
 
 
-def use_of_rank(rank: RankEvents) -> RankUse:
+def measure_rank_use(rank: RankEvents) -> RankUse:
     """What one rank's device spent its time on."""
     hidden = () if has_no_usable_events(rank) else measure_hidden(rank)
     return RankUse(

@@ -65,7 +65,7 @@ def kind_of_compute(name: str) -> str:
 AnyKey = TypeVar("AnyKey", bound="Hashable")
 
 
-def same_kernels(trace: Trace, activity: Ints, *more: Ints) -> tuple[list[tuple[Any, ...]], Ints]:
+def identify_kernels(trace: Trace, activity: Ints, *more: Ints) -> tuple[list[tuple[Any, ...]], Ints]:
     """Name and launch shape of each kernel that occurs, and for each activity which one it is.
 
     Args:
@@ -81,7 +81,7 @@ def same_kernels(trace: Trace, activity: Ints, *more: Ints) -> tuple[list[tuple[
     return [(texts[name], texts[shape], *others) for name, shape, *others in rows], kernel
 
 
-def numbered_together(parts: Iterable[tuple[Sequence[AnyKey], Ints]]) -> tuple[list[AnyKey], Ints]:
+def merge_keys(parts: Iterable[tuple[Sequence[AnyKey], Ints]]) -> tuple[list[AnyKey], Ints]:
     """The keys of all parts, each once, and for the rows of all parts, one after the other, which of them it has."""
     parts = list(parts)
     number: dict[AnyKey, int] = {}
@@ -89,7 +89,7 @@ def numbered_together(parts: Iterable[tuple[Sequence[AnyKey], Ints]]) -> tuple[l
     return list(number), np.concatenate(rows) if rows else np.empty(0, np.int64)
 
 
-def mostly_beside(duration_ns: Ints, communication_ns: Ints) -> Mask:
+def is_mostly_overlapped(duration_ns: Ints, communication_ns: Ints) -> Mask:
     """Whether communication ran beside an execution for more than half of its time."""
     found: Mask = 2 * communication_ns > duration_ns
     return found
@@ -151,16 +151,16 @@ class KernelTime:
 def find_kernel_runs(rank: RankEvents) -> KernelRuns:
     """All kernels of a rank, those outside of steps included, warm-up left out."""
     events = select(rank.events, rank.events.kernel == 1)
-    found, kernel = same_kernels(rank.trace, events.activity, events.phase, events.category)
+    found, kernel = identify_kernels(rank.trace, events.activity, events.phase, events.category)
     return KernelRuns(
-        keys=tuple(_key(*key) for key in found),
+        keys=tuple(_make_key(*key) for key in found),
         kernel=kernel,
         duration_ns=events.end_ns - events.start_ns,
         beside_ns=rank.union_of(Category.COMMUNICATION).covered_ns(events.start_ns, events.end_ns),
     )
 
 
-def _key(name: str, shape: str, phase: int, category: int) -> Key:
+def _make_key(name: str, shape: str, phase: int, category: int) -> Key:
     known = {Category.COMMUNICATION: COMMUNICATION, Category.UNKNOWN: UNNAMED}
     kind = known[Category(category)] if category in known else kind_of_compute(name)
     return name, shape, None if phase == UNKNOWN else PHASES[phase], kind
@@ -168,22 +168,22 @@ def _key(name: str, shape: str, phase: int, category: int) -> Key:
 
 def measure_kernels(ranks: Sequence[KernelRuns]) -> tuple[KernelTime, ...]:
     """The kernels of all ranks together, those that took most time first."""
-    keys, kernel = numbered_together((runs.keys, runs.kernel) for runs in ranks)
+    keys, kernel = merge_keys((runs.keys, runs.kernel) for runs in ranks)
     if not keys:
         return ()
     order = np.argsort(kernel, kind="stable")
     borders = np.cumsum(np.bincount(kernel, minlength=len(keys)))[:-1]
     durations = np.split(np.concatenate([runs.duration_ns for runs in ranks])[order], borders)
     besides = np.split(np.concatenate([runs.beside_ns for runs in ranks])[order], borders)
-    found = [_measured(*row) for row in zip(keys, durations, besides, strict=True) if len(row[1])]
+    found = [_measure_kernel(*row) for row in zip(keys, durations, besides, strict=True) if len(row[1])]
     return tuple(sorted(found, key=lambda time: (-time.total_ns, time.name, time.shape, time.phase or "")))
 
 
-def _measured(key: Key, duration_ns: Ints, beside_ns: Ints) -> KernelTime:
+def _measure_kernel(key: Key, duration_ns: Ints, beside_ns: Ints) -> KernelTime:
     communicates = key[3] == COMMUNICATION
-    beside, alone = duration_ns[mostly_beside(duration_ns, beside_ns)], duration_ns[beside_ns == 0]
+    beside, alone = duration_ns[is_mostly_overlapped(duration_ns, beside_ns)], duration_ns[beside_ns == 0]
     medians = [float(np.median(part)) if len(part) else None for part in (beside, alone)]
-    reason = _refusal(key[3], len(beside), len(alone), medians[1])
+    reason = _missing_slowdown_reason(key[3], len(beside), len(alone), medians[1])
     return KernelTime(
         *key,
         count=len(duration_ns),
@@ -198,7 +198,7 @@ def _measured(key: Key, duration_ns: Ints, beside_ns: Ints) -> KernelTime:
     )
 
 
-def _refusal(kind: str, beside: int, alone: int, alone_ns: float | None) -> str | None:
+def _missing_slowdown_reason(kind: str, beside: int, alone: int, alone_ns: float | None) -> str | None:
     """Why no slowdown is given."""
     if kind == COMMUNICATION:
         return "it communicates itself"

@@ -92,14 +92,14 @@ class VariantSummary:
 def compare_variants(results: Sequence[TraceOverlap]) -> tuple[VariantSummary, ...]:
     """Summarize each run, in the order given."""
     naive = next((result for result in results if result.label == BASELINE), None)
-    return tuple(_summary(result, naive) for result in results)
+    return tuple(_summarize(result, naive) for result in results)
 
 
-def _summary(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSummary:
+def _summarize(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSummary:
     communicating = [rank.communicating_steps for rank in result.ranks]
     of_steps = communicating if any(communicating) else [rank.marked_steps for rank in result.ranks]
-    step = _length(result)
-    exposed = median_of_steps([_known(of_rank, "exposed_ns") for of_rank in of_steps])
+    step = _median_step_length(result)
+    exposed = median_of_steps([_known_values(of_rank, "exposed_ns") for of_rank in of_steps])
     comm, collectives = (_median(of_steps, name) for name in ("comm_ns", "collectives"))
     tells_tail = all(step.tail_ns is not None for of_rank in of_steps for step in of_rank)
     tells_blocking = all(step.blocking_ns is not None for of_rank in of_steps for step in of_rank)
@@ -114,42 +114,44 @@ def _summary(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSummary
         step_ns=None if step is None else round(step.value),
         step_spread_ns=round(float(np.subtract(*np.percentile(lengths, [75, 25])))) if lengths else None,
         collectives=collectives,
-        comm_ns=_rounded(comm),
+        comm_ns=_round_or_none(comm),
         overlapped_ns=None if comm is None or exposed is None else round(comm) - round(exposed.value),
         exposed_ns=None if exposed is None else round(exposed.value),
-        tail_ns=_rounded(_median(of_steps, "tail_ns")) if tells_tail else None,
-        overlap_ratio=_share(result, "overlapped_ns"),
-        backward_overlap_ratio=_share(result, "backward_overlapped_ns"),
+        tail_ns=_round_or_none(_median(of_steps, "tail_ns")) if tells_tail else None,
+        overlap_ratio=_share_of_communication(result, "overlapped_ns"),
+        backward_overlap_ratio=_share_of_communication(result, "backward_overlapped_ns"),
         speedup=_speedup(result.device, step, naive),
         step_half_width_ns=_half_width(step),
         exposed_half_width_ns=_half_width(exposed),
-        blocking_ns=_rounded(_median(of_steps, "blocking_ns")) if tells_blocking else None,
+        blocking_ns=_round_or_none(_median(of_steps, "blocking_ns")) if tells_blocking else None,
         blocked_steps=blocked if tells_blocking else None,
         reason=reason_of_run([(rank.reason, bool(rank.collectives)) for rank in result.ranks]),
         host_waits=sum(rank.dependencies.host_waits for rank in result.ranks if rank.dependencies),
         overlap_ratio_without_outliers=outliers.overlap_ratio_without if outliers else None,
-        window_ns=_rounded(_median(of_steps, "window_ns")),
-        **_parts(of_steps, _rounded(comm)),
+        window_ns=_round_or_none(_median(of_steps, "window_ns")),
+        **_median_parts(of_steps, _round_or_none(comm)),
     )
 
 
 def _speedup(device: str, step: StepMedian | None, naive: TraceOverlap | None) -> float | None:
     if naive is None or naive.device != device or step is None or not step.value:
         return None
-    baseline = _length(naive)
+    baseline = _median_step_length(naive)
     return baseline.value / step.value if baseline else None
 
 
-def _parts(ranks: Sequence[Sequence[StepOverlap]], comm_ns: int | None) -> dict[str, int | None]:
+def _median_parts(ranks: Sequence[Sequence[StepOverlap]], comm_ns: int | None) -> dict[str, int | None]:
     """Medians of the parts of a step's length; what they and communication leave of its median is idle."""
     lengths = [[step.length for step in of_rank] for of_rank in ranks]
-    length, *filled = (_rounded(_median(lengths, name)) for name in ("ns", "compute_only_ns", "exposed_memory_ns"))
+    length, *filled = (
+        _round_or_none(_median(lengths, name)) for name in ("ns", "compute_only_ns", "exposed_memory_ns")
+    )
     known = [part for part in (*filled, comm_ns) if part is not None]
     idle = None if length is None or len(known) <= len(filled) else max(0, length - sum(known))
     return {"compute_only_ns": filled[0], "exposed_memory_ns": filled[1], "idle_ns": idle}
 
 
-def _rounded(median: float | None) -> int | None:
+def _round_or_none(median: float | None) -> int | None:
     return None if median is None else round(median)
 
 
@@ -157,21 +159,21 @@ def _half_width(median: StepMedian | None) -> int | None:
     return None if median is None or median.half_width is None else round(median.half_width)
 
 
-def _length(result: TraceOverlap) -> StepMedian | None:
+def _median_step_length(result: TraceOverlap) -> StepMedian | None:
     return median_of_steps([rank.lengths_ns for rank in result.ranks])
 
 
 def _median(ranks: Sequence[Sequence[StepOverlap | StepLength]], name: str) -> float | None:
     """Of what is known of the steps of all ranks."""
-    values = [value for of_rank in ranks for value in _known(of_rank, name)]
+    values = [value for of_rank in ranks for value in _known_values(of_rank, name)]
     return float(np.median(values)) if values else None
 
 
-def _known(steps: Sequence[StepOverlap | StepLength], name: str) -> list[float]:
+def _known_values(steps: Sequence[StepOverlap | StepLength], name: str) -> list[float]:
     return [value for step in steps if (value := getattr(step, name)) is not None]
 
 
-def _share(result: TraceOverlap, part: str) -> float | None:
+def _share_of_communication(result: TraceOverlap, part: str) -> float | None:
     """The part's share of communication over the ranks where both are known."""
     known = [rank for rank in result.ranks if rank.overlap_ratio is not None and getattr(rank, part) is not None]
     total = sum(rank.comm_ns or 0 for rank in known)

@@ -16,35 +16,35 @@ class Attribution:
 
     Attributes:
         events: Events of all ranks.
-        given_events: Those that belong to a step.
+        attributed_events: Those that belong to a step.
         time_ns: Summed duration of the events.
-        given_time_ns: Summed duration of those that belong to a step.
+        attributed_time_ns: Summed duration of those that belong to a step.
         method: Where backward was known from: ``ranges``, ``inferred`` (from autograd's threads) or ``none``.
     """
 
     events: int
-    given_events: int
+    attributed_events: int
     time_ns: int
-    given_time_ns: int
+    attributed_time_ns: int
     method: str
 
     @property
     def activities(self) -> float | None:
         """Share of the events, 0 to 1."""
-        return _ratio(self.given_events, self.events)
+        return _ratio(self.attributed_events, self.events)
 
     @property
     def device_time(self) -> float | None:
         """Share of their time, 0 to 1."""
-        return _ratio(self.given_time_ns, self.time_ns)
+        return _ratio(self.attributed_time_ns, self.time_ns)
 
 
 def measure_attribution(ranks: Sequence[RankEvents], span: Intervals = EVER) -> Attribution:
     """How much of the work of all ranks that starts in a span belongs to a step, and how backward was told."""
-    return merge_attributions([_of_rank(rank, span) for rank in ranks])
+    return merge_attributions([_measure_rank_attribution(rank, span) for rank in ranks])
 
 
-def _of_rank(rank: RankEvents, span: Intervals) -> Attribution:
+def _measure_rank_attribution(rank: RankEvents, span: Intervals) -> Attribution:
     events = select(rank.events, span.holds(rank.events.start_ns))
     duration = events.end_ns - events.start_ns
     given = (events.step != UNKNOWN) & rank.has_steps
@@ -55,9 +55,9 @@ def merge_attributions(parts: Sequence[Attribution]) -> Attribution:
     """Those of several ranks or files as one, with the weakest method."""
     return Attribution(
         events=sum(part.events for part in parts),
-        given_events=sum(part.given_events for part in parts),
+        attributed_events=sum(part.attributed_events for part in parts),
         time_ns=sum(part.time_ns for part in parts),
-        given_time_ns=sum(part.given_time_ns for part in parts),
+        attributed_time_ns=sum(part.attributed_time_ns for part in parts),
         method=next((name for name in ("inferred", "ranges") if name in {part.method for part in parts}), "none"),
     )
 

@@ -28,9 +28,16 @@ from ddp_prof.analyze.core.steps import Steps
 from ddp_prof.analyze.intervals import EVER, Intervals, union, union_by_group
 from ddp_prof.analyze.outliers import Outliers, find_outliers
 from ddp_prof.analyze.overlap.coverage import Attribution, measure_attribution, merge_attributions
-from ddp_prof.analyze.quality.diagnostics import diagnose, find_caveats, warnings_of_files
+from ddp_prof.analyze.quality.diagnostics import diagnose, find_caveats, merge_file_warnings
 from ddp_prof.analyze.quality.unknown_work import has_no_usable_events, hides_work, why_unknown
-from ddp_prof.analyze.result_bases import Framed, Ranked, disambiguate, frame_of_rows, known, rows_of
+from ddp_prof.analyze.result_bases import (
+    FrameResult,
+    RankResult,
+    disambiguate,
+    make_frame_from_rows,
+    make_rows,
+    none_for_unknown,
+)
 from ddp_prof.manifest import Caveat, label_of, label_of_ranks
 from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Trace
 
@@ -102,7 +109,7 @@ class StepOverlap:
 
 
 @dataclass(frozen=True, slots=True)
-class RankOverlap(Ranked):
+class RankOverlap(RankResult):
     """One rank over the whole capture, warm-up left out. Times are ``None`` where the trace cannot tell them.
 
     Attributes:
@@ -142,7 +149,7 @@ class RankOverlap(Ranked):
         """What each step that the trace tells is called, by its key; see ``Steps.names``."""
         keys = [step.step_key for step in self.marked_steps]
         numbers = [key if step.step is None else step.step for key, step in zip(keys, self.marked_steps, strict=True)]
-        return dict(zip(keys, Steps.numbered(np.array(numbers, np.int64)).names, strict=True))
+        return dict(zip(keys, Steps.from_numbers(np.array(numbers, np.int64)).names, strict=True))
 
     @property
     def marked_steps(self) -> tuple[StepOverlap, ...]:
@@ -160,7 +167,7 @@ class RankOverlap(Ranked):
         return [step.length.ns for step in self.marked_steps if step.length.ns is not None]
 
     @property
-    def windows_twice_ns(self) -> int:
+    def overlapping_windows_ns(self) -> int:
         """How much time the windows of its steps count more than once, when they are summed."""
         windows = [(step.start_ns, step.start_ns + step.window_ns) for step in self.steps if step.window_ns is not None]
         start, end = np.array(windows, np.int64).reshape(len(windows), 2).T
@@ -178,7 +185,7 @@ class RankOverlap(Ranked):
 
 
 @dataclass(frozen=True, slots=True)
-class TraceOverlap(Framed):
+class TraceOverlap(FrameResult):
     """The overlap of every rank in one trace, or in the traces of one run.
 
     Attributes:
@@ -213,7 +220,7 @@ class TraceOverlap(Framed):
         )
 
     @property
-    def about_lengths(self) -> tuple[str, ...]:
+    def length_notes(self) -> tuple[str, ...]:
         """What is said of how long steps took, where it is not the host that tells, a line each."""
         ahead = (
             "the host runs ahead: most of a step's device work lies outside of its range on the host, so a step lasts "
@@ -233,7 +240,7 @@ class TraceOverlap(Framed):
         """A row a rank, or a row a step of each rank; times in nanoseconds, ratios from 0 to 1."""
         if by_step:
             identity = ("process", "device", "rank")
-            return frame_of_rows(
+            return make_frame_from_rows(
                 [
                     *(*identity, *(field.name for field in fields(StepOverlap) if field.name != "length")),
                     *(f"length_{field.name}" for field in fields(StepLength)),
@@ -247,7 +254,7 @@ class TraceOverlap(Framed):
         names = [field.name for field in fields(RankOverlap) if field.name != "steps"]
         names += ["overlap_ratio", "backward_overlap_ratio"]
         rows = [{name: getattr(rank, name) for name in names} for rank in self.ranks]
-        return frame_of_rows(["run", *names], [{"run": self.label, **row} for row in rows])
+        return make_frame_from_rows(["run", *names], [{"run": self.label, **row} for row in rows])
 
 
 def measure_overlap(trace: Trace, ranks: Sequence[RankEvents] | None = None) -> TraceOverlap:
@@ -281,7 +288,7 @@ def measure_rank(rank: RankEvents, span: Intervals = EVER) -> RankOverlap:
     """
     compute, communication = rank.union_of(Category.COMPUTE), rank.union_of(Category.COMMUNICATION) & span
     counts = span.holds(rank.events.start_ns)
-    overlapped = _common_ns(communication, compute)
+    overlapped = _intersection_ns(communication, compute)
     is_backward = rank.is_backward
     backward = union(rank.events.start_ns[is_backward], rank.events.end_ns[is_backward])
     # That nothing happened in a part of a capture is known; of a whole one it means that nothing was recorded.
@@ -293,11 +300,11 @@ def measure_rank(rank: RankEvents, span: Intervals = EVER) -> RankOverlap:
         rank=rank.rank,
         kernels=int(rank.events.kernel[counts].sum()),
         collectives=int(rank.is_collective[counts].sum()),
-        compute_ns=None if blind else _common_ns(span, compute),
+        compute_ns=None if blind else _intersection_ns(span, compute),
         comm_ns=None if blind else communication.length_ns,
         overlapped_ns=None if blind else overlapped,
         exposed_ns=None if blind else communication.length_ns - overlapped,
-        backward_overlapped_ns=_common_ns(communication, backward) if len(backward) and not blind else None,
+        backward_overlapped_ns=_intersection_ns(communication, backward) if len(backward) and not blind else None,
         reason=reason,
         steps=_measure_steps(rank, backward, span, blind=blind),
         file=rank.trace.path.name,
@@ -324,7 +331,7 @@ def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
         ranks=disambiguate(ranks, [rank.file for rank in ranks]),
         label=label_of_ranks([result.label for result in results]),
         files=len(results),
-        warnings=warnings_of_files([(result.trace.name, result.warnings) for result in results]),
+        warnings=merge_file_warnings([(result.trace.name, result.warnings) for result in results]),
         world_size=max((result.world_size or 0 for result in results), default=0) or None,
         caveats=tuple(dict.fromkeys(caveat for result in results for caveat in result.caveats)),
     )
@@ -357,23 +364,25 @@ def _measure_steps(rank: RankEvents, backward: Intervals, span: Intervals, *, bl
         "other_comm_ns",
     )
     columns = {
-        "step": known(rank.steps.number),
-        "step_key": known(rank.step_keys),
+        "step": none_for_unknown(rank.steps.number),
+        "step_key": none_for_unknown(rank.step_keys),
         "host_ns": (rank.steps.end_ns - rank.steps.start_ns).tolist() if rank.has_steps else nothing,
         "kernels": np.bincount(events.step[launched & (events.kernel == 1)], minlength=steps).tolist(),
         "collectives": np.bincount(events.step[launched & rank.is_collective], minlength=steps).tolist(),
         **{name: getattr(parts, name).tolist() for name in as_they_are},
         "compute_only_ns": nothing if is_hidden else parts.compute_only_ns.tolist(),
         "idle_ns": nothing if is_hidden else parts.idle_ns.tolist(),
-        "blocking_ns": nothing if why_unknown(rank) else known(rank.blocking.by_step_ns),
-        "backward_overlapped_ns": known(np.where(has_backward, hidden_ns, UNKNOWN)),
-        "tail_ns": known(np.where((rank.backward_end_ns == NO_TIME) | (parts.comm_ns == 0), UNKNOWN, tail_ns)),
+        "blocking_ns": nothing if why_unknown(rank) else none_for_unknown(rank.blocking.by_step_ns),
+        "backward_overlapped_ns": none_for_unknown(np.where(has_backward, hidden_ns, UNKNOWN)),
+        "tail_ns": none_for_unknown(
+            np.where((rank.backward_end_ns == NO_TIME) | (parts.comm_ns == 0), UNKNOWN, tail_ns)
+        ),
     }
     if blind:
         columns = {name: nothing if name in _OF_WHAT_IT_DID else column for name, column in columns.items()}
     columns["length"] = _lengths(rank, blind=blind)
     chosen = span.holds(rank.steps.start_ns)
-    return tuple(rows_of(StepOverlap, {name: list(compress(column, chosen)) for name, column in columns.items()}))
+    return tuple(make_rows(StepOverlap, {name: list(compress(column, chosen)) for name, column in columns.items()}))
 
 
 _OF_WHAT_IT_DID = frozenset(
@@ -394,11 +403,11 @@ def _lengths(rank: RankEvents, *, blind: bool) -> list[StepLength]:
         parts["compute_only_ns"] = times.compute_ns - times.overlapped_ns
         parts["idle_ns"] = times.length_ns - times.compute_ns - times.exposed_ns - times.exposed_memory_ns
     columns = {"start_ns": times.start_ns, "ns": times.length_ns, **parts}
-    lengths = rows_of(StepLength, {name: column.tolist() for name, column in columns.items()})
+    lengths = make_rows(StepLength, {name: column.tolist() for name, column in columns.items()})
     return [length if known else StepLength() for length, known in zip(lengths, times.is_known.tolist(), strict=True)]
 
 
-def _common_ns(few: Intervals, many: Intervals) -> int:
+def _intersection_ns(few: Intervals, many: Intervals) -> int:
     """Length of the intersection, quickest where the first set has few intervals."""
     return int(many.covered_ns(few.start_ns, few.end_ns).sum())
 

@@ -116,7 +116,9 @@ def _verdicts(run: TraceOverlap, asked: Requirements) -> Iterator[GateResult]:
     )
     for what, limit, times in limits:
         if limit is not None:
-            verdict = _judge_worst(run, f"max {what}{_at_percentile(asked)}", "ns", limit, partial(_at, asked, times))
+            verdict = _judge_worst(
+                run, f"max {what}{_percentile_text(asked)}", "ns", limit, partial(_value_at_percentile, asked, times)
+            )
             if what == "blocking" and verdict.status == "passed":
                 verdict = replace(verdict, reason=_about_host_waits(run))
             yield verdict
@@ -134,7 +136,7 @@ def _about_host_waits(run: TraceOverlap) -> str:
     return f"of streams; the host waited {waits} times for a collective, which costs time of its own" if waits else ""
 
 
-def _at_percentile(asked: Requirements) -> str:
+def _percentile_text(asked: Requirements) -> str:
     """What was judged, where it is not the median step."""
     if asked.percentile == MEDIAN:
         return ""
@@ -184,7 +186,7 @@ def _judge_regression(
     if run.device != baseline.device:
         reason = f"a run on {run.device} cannot be compared with one on {baseline.device}"
         return GateResult(name, "ns", None, None, "unknown", reason)
-    after, before = _pool(run, measure), _pool(baseline, measure)
+    after, before = _median_over_ranks(run, measure), _median_over_ranks(baseline, measure)
     if isinstance(before, str):
         measured = None if isinstance(after, str) else after.value
         return GateResult(name, "ns", measured, None, "unknown", f"baseline: {before}")
@@ -205,7 +207,7 @@ def _judge_regression(
     )
 
 
-def _pool(run: TraceOverlap, measure: Callable[[RankOverlap], Sequence[int] | str]) -> StepMedian | str:
+def _median_over_ranks(run: TraceOverlap, measure: Callable[[RankOverlap], Sequence[int] | str]) -> StepMedian | str:
     """The steps of all ranks together."""
     ranks: list[Sequence[int]] = []
     for rank in run.ranks:
@@ -228,7 +230,9 @@ def _overlap(rank: RankOverlap) -> float | str:
     return rank.overlap_ratio
 
 
-def _at(asked: Requirements, times_of: Callable[[RankOverlap], Sequence[int] | str], rank: RankOverlap) -> float | str:
+def _value_at_percentile(
+    asked: Requirements, times_of: Callable[[RankOverlap], Sequence[int] | str], rank: RankOverlap
+) -> float | str:
     times = times_of(rank)
     return times if isinstance(times, str) else float(np.percentile(times, asked.percentile))
 
@@ -272,7 +276,10 @@ def _communicating_steps(rank: RankOverlap) -> Sequence[StepOverlap] | str:
 
 
 def find_differences(
-    run: TraceOverlap, baseline: TraceOverlap, made: Manifest | None = None, baseline_made: Manifest | None = None
+    run: TraceOverlap,
+    baseline: TraceOverlap,
+    manifest: Manifest | None = None,
+    baseline_manifest: Manifest | None = None,
 ) -> tuple[str, ...]:
     """In what two runs, by what their traces and both run.json say, are other jobs, so that times cannot be compared.
 
@@ -282,10 +289,10 @@ def find_differences(
     pairs: list[tuple[str, Any, Any]]
     pairs = [("ranks", run.world_size, baseline.world_size), ("GPUs", _gpus(run), _gpus(baseline))]
     found = {what: f"{what} {own} and {other}" for what, own, other in pairs if own and other and own != other}
-    if made is None or baseline_made is None:
+    if manifest is None or baseline_manifest is None:
         return tuple(found.values())
-    pairs = [(what, getattr(made, name), getattr(baseline_made, name)) for name, what in _SAME.items()]
-    pairs.append(("GPUs", made.machine.get("gpus") or "none", baseline_made.machine.get("gpus") or "none"))
+    pairs = [(what, getattr(manifest, name), getattr(baseline_manifest, name)) for name, what in _SAME.items()]
+    pairs.append(("GPUs", manifest.machine.get("gpus") or "none", baseline_manifest.machine.get("gpus") or "none"))
     noted = {what: f"{what} {own} and {other}" for what, own, other in pairs if own != other}
     return tuple((noted | found).values())
 

@@ -47,7 +47,7 @@ class Diagnostics:
         about_trace: Warnings about the trace or its steps, one line each.
         caveats: Those of ``run.json`` and of our own ranges.
         windows: From the first to the last kernel of each process and device.
-        about_overhead: Warnings about the profiler's own work.
+        overhead_warnings: Warnings about the profiler's own work.
         activities: Their number; ``graphs`` and ``orphans``, those without a launching call, are some of them;
             ``unnumbered``, those without a number to find it by, some of these.
         ambiguous: Activities of which several calls carry the number.
@@ -61,7 +61,7 @@ class Diagnostics:
     about_trace: tuple[str, ...] = ()
     caveats: tuple[Caveat, ...] = ()
     windows: tuple[Window, ...] = ()
-    about_overhead: tuple[str, ...] = ()
+    overhead_warnings: tuple[str, ...] = ()
     activities: int = 0
     graphs: int = 0
     orphans: int = 0
@@ -76,7 +76,7 @@ class Diagnostics:
 
     def __add__(self, other: Diagnostics) -> Diagnostics:
         values = {item.name: getattr(self, item.name) + getattr(other, item.name) for item in fields(self)}
-        lines = {name: tuple(dict.fromkeys(values[name])) for name in ("caveats", "about_trace", "about_overhead")}
+        lines = {name: tuple(dict.fromkeys(values[name])) for name in ("caveats", "about_trace", "overhead_warnings")}
         return Diagnostics(**{**values, **lines})
 
     def busiest_stream(self, process: int, device: int | None) -> int:
@@ -87,14 +87,14 @@ class Diagnostics:
     @property
     def all_caveats(self) -> tuple[Caveat, ...]:
         """Why the run is not representative."""
-        return _with_sharing(self.caveats, self.windows)
+        return _add_sharing(self.caveats, self.windows)
 
     def warnings(self) -> tuple[str, ...]:
         """All warnings, a line each."""
         caveats = (caveat.value for caveat in self.all_caveats)
-        recorded = (*_about_launches(self), *_about_repetition(self))
-        of_times = (*self.about_overhead, *_about_streams(self), *_about_names(self))
-        return (*caveats, *self.about_trace, *_about_sharing(self), *recorded, *of_times)
+        recorded = (*_warn_about_launches(self), *_warn_about_repetition(self))
+        of_times = (*self.overhead_warnings, *_warn_about_streams(self), *_warn_about_names(self))
+        return (*caveats, *self.about_trace, *_warn_about_sharing(self), *recorded, *of_times)
 
 
 def diagnose(trace: Trace, ranks: Sequence[RankEvents]) -> tuple[str, ...]:
@@ -102,7 +102,7 @@ def diagnose(trace: Trace, ranks: Sequence[RankEvents]) -> tuple[str, ...]:
     return gather_diagnostics(trace, ranks).warnings()
 
 
-def warnings_of_files(said: Sequence[tuple[str, Sequence[str]]]) -> tuple[str, ...]:
+def merge_file_warnings(said: Sequence[tuple[str, Sequence[str]]]) -> tuple[str, ...]:
     """What all files of a run say, once; what some do, with their names; what differs in numbers only, of one of many.
 
     Args:
@@ -144,19 +144,19 @@ def gather_diagnostics(trace: Trace, ranks: Sequence[RankEvents], span: Interval
     return Diagnostics(
         about_trace=(
             *trace.warnings,
-            *_about_steps(ranks),
-            *_about_unnamed(trace),
+            *_warn_about_steps(ranks),
+            *_warn_about_unnamed(trace),
         ),
         caveats=_declared_caveats(trace),
         windows=_kernel_windows(trace, span),
-        about_overhead=tuple(_about_overhead(trace, ranks)),
+        overhead_warnings=tuple(_warn_about_overhead(trace, ranks)),
         activities=int(counts.sum()),
         graphs=int((counts & (activities.kind == Kind.GRAPH)).sum()),
         orphans=int((counts & (trace.launching_calls == UNKNOWN)).sum()),
         unnumbered=int((counts & (activities.correlation == UNKNOWN)).sum()),
         calls=len(trace.calls),
         ambiguous=int((counts & trace.has_ambiguous_launch).sum()),
-        repeated=_repeated(select(activities, counts & (activities.category == Category.COMMUNICATION))),
+        repeated=_count_repeated(select(activities, counts & (activities.category == Category.COMMUNICATION))),
         busy_ns=busy_ns,
         collectives=collectives,
         compute_ns=Counter({trace.names[name]: int(total[name]) for name in np.flatnonzero(total).tolist()}),
@@ -166,7 +166,7 @@ def gather_diagnostics(trace: Trace, ranks: Sequence[RankEvents], span: Interval
 
 def find_caveats(trace: Trace) -> tuple[Caveat, ...]:
     """Why the run is not representative, by its ``run.json``; of a shared GPU the trace itself tells, too."""
-    return _with_sharing(_declared_caveats(trace), _kernel_windows(trace))
+    return _add_sharing(_declared_caveats(trace), _kernel_windows(trace))
 
 
 def _declared_caveats(trace: Trace) -> tuple[Caveat, ...]:
@@ -177,7 +177,7 @@ def _declared_caveats(trace: Trace) -> tuple[Caveat, ...]:
     return (Caveat.SHARED_GPU, *caveats) if is_shared and Caveat.SHARED_GPU not in caveats else caveats
 
 
-def _with_sharing(caveats: tuple[Caveat, ...], windows: Sequence[Window]) -> tuple[Caveat, ...]:
+def _add_sharing(caveats: tuple[Caveat, ...], windows: Sequence[Window]) -> tuple[Caveat, ...]:
     is_shared = any(is_known for is_known, _ in _find_sharing(windows))
     return (Caveat.SHARED_GPU, *caveats) if is_shared and Caveat.SHARED_GPU not in caveats else caveats
 
@@ -214,7 +214,7 @@ def _find_sharing(windows: Sequence[Window]) -> dict[tuple[bool, int], set[int]]
     return shared
 
 
-def _about_sharing(counted: Diagnostics) -> Iterator[str]:
+def _warn_about_sharing(counted: Diagnostics) -> Iterator[str]:
     if Caveat.SHARED_GPU in counted.all_caveats:
         return
     for (_, device), processes in _find_sharing(counted.windows).items():
@@ -225,7 +225,7 @@ def _about_sharing(counted: Diagnostics) -> Iterator[str]:
         )
 
 
-def _about_steps(ranks: Sequence[RankEvents]) -> Iterator[str]:
+def _warn_about_steps(ranks: Sequence[RankEvents]) -> Iterator[str]:
     yield from dict.fromkeys(note for rank in ranks for note in rank.step_notes)
     if left_out := max((rank.warmup_steps for rank in ranks), default=0):
         yield f"{left_out} warm-up step{'s' if left_out > 1 else ''} left out"
@@ -233,7 +233,7 @@ def _about_steps(ranks: Sequence[RankEvents]) -> Iterator[str]:
         yield "backward is inferred from what autograd's threads launched: no range names it (see --backward-range)"
 
 
-def _about_launches(counted: Diagnostics) -> Iterator[str]:
+def _warn_about_launches(counted: Diagnostics) -> Iterator[str]:
     if counted.graphs:
         yield (
             f"CUDA graphs were recorded whole, {counted.graphs} launches: the kernels in them, collectives included, "
@@ -261,18 +261,18 @@ def _about_launches(counted: Diagnostics) -> Iterator[str]:
         )
 
 
-def _repeated(collectives: Activities) -> int:
+def _count_repeated(collectives: Activities) -> int:
     columns = (collectives.start_ns, collectives.end_ns, collectives.lane, collectives.device, collectives.process)
     order = np.lexsort(columns)
     return int(np.all([np.diff(column[order]) == 0 for column in columns], axis=0).sum())
 
 
-def _about_repetition(counted: Diagnostics) -> Iterator[str]:
+def _warn_about_repetition(counted: Diagnostics) -> Iterator[str]:
     if counted.repeated:
         yield f"collectives that are in the trace again: {counted.repeated:,}; they count again, their time does not"
 
 
-def _about_overhead(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str]:
+def _warn_about_overhead(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str]:
     """The profiler's own work during the measured steps; what it did before is nobody's time."""
     measured = union(
         np.concatenate([np.empty(0, np.int64), *(rank.steps.start_ns for rank in ranks)]),
@@ -283,7 +283,7 @@ def _about_overhead(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str]:
         yield f"the profiler itself was at work in {share:.1%} of the measured time: times are uncertain by as much"
 
 
-def _about_streams(counted: Diagnostics) -> Iterator[str]:
+def _warn_about_streams(counted: Diagnostics) -> Iterator[str]:
     owners = {(process, device) for process, device, _ in counted.busy_ns}
     for process, device in sorted(owners, key=lambda owner: (owner[0], owner[1] or 0)):
         busiest = counted.busiest_stream(process, device)
@@ -294,7 +294,7 @@ def _about_streams(counted: Diagnostics) -> Iterator[str]:
             )
 
 
-def _about_unnamed(trace: Trace) -> Iterator[str]:
+def _warn_about_unnamed(trace: Trace) -> Iterator[str]:
     if (unresolved := trace.unresolved_names).kernels:
         yield (
             f"{unresolved.kernels:,} of {unresolved.of_kernels:,} kernels have no name: "
@@ -302,7 +302,7 @@ def _about_unnamed(trace: Trace) -> Iterator[str]:
         )
 
 
-def _about_names(counted: Diagnostics) -> Iterator[str]:
+def _warn_about_names(counted: Diagnostics) -> Iterator[str]:
     """Kernels that take time, were taken for compute, and are named like collectives."""
     for name, ns in sorted(counted.compute_ns.items(), key=lambda item: (-item[1], item[0])):
         if ns > SUSPECT_LIMIT * counted.kernels_ns and _TELLING.search(name):

@@ -75,30 +75,30 @@ def take_inventory(trace: Trace, patterns: RangePatterns = NO_PATTERNS) -> Trace
         duration_ns=trace.duration_ns,
         manifest=trace.manifest,
         processes=tuple(processes),
-        advice=tuple(_advice(trace, processes, ranks)),
-        recognized=tuple(_recognized(trace, patterns)),
+        advice=tuple(_find_advice(trace, processes, ranks)),
+        recognized=tuple(_recognized_ranges(trace, patterns)),
         warnings=diagnose(trace, ranks),
     )
 
 
-def _recognized(trace: Trace, patterns: RangePatterns) -> Iterator[tuple[str, str, str]]:
+def _recognized_ranges(trace: Trace, patterns: RangePatterns) -> Iterator[tuple[str, str, str]]:
     if patterns.step is None:
         ours = [trace.names[index] for index in parse_ranges(trace.names, STEP)]
-        yield from [(STEP, min(ours, key=_order), "ddp_prof")] if ours else _first_known(trace, STEP)
+        yield from [(STEP, min(ours, key=_natural_sort_key), "ddp_prof")] if ours else _first_known_name(trace, STEP)
     for phase in PHASES:
         if phase != BACKWARD or patterns.backward is None:
-            yield from _first_known(trace, phase)
+            yield from _first_known_name(trace, phase)
 
 
-def _first_known(trace: Trace, kind: str) -> Iterator[tuple[str, str, str]]:
+def _first_known_name(trace: Trace, kind: str) -> Iterator[tuple[str, str, str]]:
     """A name of a kind that the table knows, of the first writer of whom there is any."""
     for known in (known for known in KNOWN_NAMES if known.kind == kind):
         if found := list(filter(re.compile(known.pattern, re.IGNORECASE).search, trace.names)):
-            yield kind, min(found, key=_order), known.writer
+            yield kind, min(found, key=_natural_sort_key), known.writer
             return
 
 
-def _order(name: str) -> tuple[int, str]:
+def _natural_sort_key(name: str) -> tuple[int, str]:
     """An order of names that does not depend on that of the rows of a file: ``step 2`` before ``step 10``."""
     return len(name), name
 
@@ -109,7 +109,7 @@ def _process_inventory(
     mine = trace.activities.process == process
     kind = trace.activities.kind[mine]
     rank = next((rank for rank in ranks if rank.process == process and rank.has_steps), None)
-    steps = rank.captured.steps if rank else find_steps(trace, process, patterns.step)[0]
+    steps = rank.including_warmup.steps if rank else find_steps(trace, process, patterns.step)[0]
     return ProcessInventory(
         process=process,
         rank=trace.ranks.get(process),
@@ -125,7 +125,7 @@ def _process_inventory(
     )
 
 
-def _advice(trace: Trace, processes: Sequence[ProcessInventory], ranks: Sequence[RankEvents]) -> list[str]:
+def _find_advice(trace: Trace, processes: Sequence[ProcessInventory], ranks: Sequence[RankEvents]) -> list[str]:
     advice, has_work = [], any(len(rank.events) for rank in ranks)
     if not has_work:
         missing = "no ddp_prof ranges"

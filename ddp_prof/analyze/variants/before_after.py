@@ -18,8 +18,8 @@ import numpy as np
 
 from ddp_prof.analyze.collectives.exposed_time import TAIL
 from ddp_prof.analyze.collectives.results import Collective, measure_collectives
-from ddp_prof.analyze.statistics import half_width_of_change, half_width_of_steps, mean_of
-from ddp_prof.analyze.variants.waterfall import PARTS, Analyzed, comparable, difference_of, measure_budgets
+from ddp_prof.analyze.statistics import half_width_of_change, half_width_of_steps, mean_per_draw
+from ddp_prof.analyze.variants.waterfall import PARTS, Analyzed, match_parts, measure_budgets, subtract_budgets
 
 LAUNCH, QUEUEING, WAIT, TRANSFER, DURATION = "launch", "queueing", "wait", "transfer", "duration"
 
@@ -85,14 +85,14 @@ def compare_before_after(
     measured = measure_budgets([before, after], reference)
     if len({one.run.device for one in measured}) != 1 or len(measured) != 2:
         return ()
-    first, second = comparable(*measured)
-    difference = difference_of(first, second)
+    first, second = match_parts(*measured)
+    difference = subtract_budgets(first, second)
     collectives = [measure_collectives(run).collectives for run, _ in (before, after)]
     found = []
     for part in ("step", *PARTS):
         old, new = getattr(first, f"{part}_ns"), getattr(second, f"{part}_ns")
         is_told = part in _EXPOSED and difference.is_beyond_spread(part)
-        cause = _cause(part, collectives[0], collectives[1], new - old) if is_told else None
+        cause = _find_cause(part, collectives[0], collectives[1], new - old) if is_told else None
         found.append(PartChange(part, old, new, difference.half_width_ns.get(part), cause))
     return tuple(found)
 
@@ -105,11 +105,11 @@ _EXPOSED: dict[str, Callable[[Collective], int]] = {
 """How much of a part a collective holds."""
 
 
-def _cause(
+def _find_cause(
     part: str, before: Sequence[Collective], after: Sequence[Collective], change_ns: int
 ) -> CollectiveChange | None:
     """The collective whose share of the part changed most in the direction of the whole, and what of it did."""
-    old, new = _by_key(before), _by_key(after)
+    old, new = _group_by_key(before), _group_by_key(after)
     sign = 1 if change_ns > 0 else -1
 
     def share(collectives: Sequence[Collective]) -> float:
@@ -119,7 +119,9 @@ def _cause(
     if not shares:
         return None
     key = max(sorted(shares, key=str), key=shares.__getitem__)
-    moves = {name: _move(_times(old[key], name), _times(new[key], name)) for name in _TIMES}
+    moves = {
+        name: _significant_change(_mean_per_step(old[key], name), _mean_per_step(new[key], name)) for name in _TIMES
+    }
     told = {name: by for name, by in moves.items() if by is not None and sign * by > 0}
     if not told:
         return None
@@ -127,7 +129,7 @@ def _cause(
     return CollectiveChange(*key, moved=moved, by_ns=round(told[moved]))
 
 
-def _by_key(collectives: Sequence[Collective]) -> dict[Key, list[Collective]]:
+def _group_by_key(collectives: Sequence[Collective]) -> dict[Key, list[Collective]]:
     found: dict[Key, list[Collective]] = {}
     for collective in collectives:
         if collective.step_key is not None:
@@ -136,7 +138,7 @@ def _by_key(collectives: Sequence[Collective]) -> dict[Key, list[Collective]]:
     return found
 
 
-def _launch(collective: Collective) -> int | None:
+def _launch_offset(collective: Collective) -> int | None:
     """Against the end of backward's compute."""
     if collective.before_backward_end_ns is None or collective.queueing_ns is None:
         return None
@@ -144,7 +146,7 @@ def _launch(collective: Collective) -> int | None:
 
 
 _TIMES: dict[str, Callable[[Collective], int | None]] = {
-    LAUNCH: _launch,
+    LAUNCH: _launch_offset,
     QUEUEING: lambda collective: collective.queueing_ns,
     WAIT: lambda collective: collective.wait_ns,
     TRANSFER: lambda collective: collective.transfer_ns,
@@ -152,7 +154,7 @@ _TIMES: dict[str, Callable[[Collective], int | None]] = {
 }
 
 
-def _times(collectives: Sequence[Collective], name: str) -> list[float]:
+def _mean_per_step(collectives: Sequence[Collective], name: str) -> list[float]:
     """The mean over the ranks of each step; empty where it is not known of all."""
     steps: dict[int | None, list[int | None]] = {}
     for collective in collectives:
@@ -161,9 +163,9 @@ def _times(collectives: Sequence[Collective], name: str) -> list[float]:
     return [sum(values) / len(values) for values in known] if all(known) else []
 
 
-def _move(before: Sequence[float], after: Sequence[float]) -> float | None:
+def _significant_change(before: Sequence[float], after: Sequence[float]) -> float | None:
     """The change of the mean, where it is beyond the intervals of both."""
-    widths = [half_width_of_steps([times], mean_of) for times in (before, after)]
+    widths = [half_width_of_steps([times], mean_per_draw) for times in (before, after)]
     if widths[0] is None or widths[1] is None:
         return None
     by = float(np.mean(after) - np.mean(before))

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddp_prof.analyze.core.rank_events import RankEvents
-from ddp_prof.analyze.kernels.kernel_times import mostly_beside, numbered_together, same_kernels
+from ddp_prof.analyze.kernels.kernel_times import identify_kernels, is_mostly_overlapped, merge_keys
 from ddp_prof.analyze.statistics import Numbers, bootstrap_interval
 from ddp_prof.trace import UNKNOWN, Category, Ints, Mask
 
@@ -88,7 +88,7 @@ def sample_kernels(rank: RankEvents) -> KernelSamples:
     rows = np.flatnonzero(is_compute & (events.step != UNKNOWN) & rank.has_steps)
     rows = rows[np.lexsort((events.launch_ns[rows], events.step[rows]))]
     start, end, step = events.start_ns[rows], events.end_ns[rows], events.step[rows]
-    found, kernel = same_kernels(rank.trace, events.activity[rows])
+    found, kernel = identify_kernels(rank.trace, events.activity[rows])
     return KernelSamples(
         names=tuple(f"{name} {shape}".rstrip() for name, shape in found),
         kernel=kernel,
@@ -119,25 +119,25 @@ def measure_contention(samples: Sequence[KernelSamples], reference: Sequence[Ker
         reference: Ranks of other runs of the same model, whose kernels count only where they ran alone.
     """
     if not any(len(sample.kernel) for sample in samples):
-        return _refused("no GPU kernels in steps: contention is not told apart from compute")
+        return _without_figure("no GPU kernels in steps: contention is not told apart from compute")
     both = (*samples, *reference)
-    key = _keys(both)
+    key = _kernel_keys(both)
     duration = np.concatenate([sample.duration_ns for sample in both])
     beside = np.concatenate([sample.beside_ns for sample in both])
     step = np.concatenate([sample.step for sample in both])
     own = np.arange(len(key)) < sum(len(sample.kernel) for sample in samples)
-    is_beside: Mask = own & mostly_beside(duration, beside)
+    is_beside: Mask = own & is_mostly_overlapped(duration, beside)
     if not is_beside.any():
-        return _refused("no kernel ran beside communication for more than half of its time")
-    alone_ns, has_alone = _medians(key, duration, beside == 0)
+        return _without_figure("no kernel ran beside communication for more than half of its time")
+    alone_ns, has_alone = _medians_by_key(key, duration, beside == 0)
     compared = is_beside & has_alone[key]
     kernels = np.unique(key[compared])
     if len(kernels) < LEAST_KERNELS:
-        return _refused(
+        return _without_figure(
             f"only {len(kernels)} kernels ran both beside communication and alone; {LEAST_KERNELS} are needed"
         )
     if doubt := _other_difference(samples, key, duration, beside, is_beside):
-        return _refused(doubt)
+        return _without_figure(doubt)
     taken_ns, expected_ns = float(duration[compared].sum()), float(alone_ns[key[compared]].sum())
     interval = _slowdown_interval(step[compared], duration[compared], alone_ns[key[compared]])
     steps = sum(sample.steps for sample in samples)
@@ -167,7 +167,7 @@ def _other_difference(
     communicating = np.unique(own_step[is_beside[: len(own_step)]])
     in_communicating = np.zeros(len(key), np.bool_)
     in_communicating[: len(own_step)] = np.isin(own_step, communicating)
-    alone_ns, has_alone = _medians(key, duration, (beside == 0) & ~in_communicating)
+    alone_ns, has_alone = _medians_by_key(key, duration, (beside == 0) & ~in_communicating)
     control = in_communicating & (beside == 0) & has_alone[key]
     if len(np.unique(key[control])) < LEAST_KERNELS:
         return None
@@ -183,15 +183,15 @@ def _other_difference(
     )
 
 
-def _keys(samples: Sequence[KernelSamples]) -> Ints:
+def _kernel_keys(samples: Sequence[KernelSamples]) -> Ints:
     """One number for each kernel that is the same (name and position), over all samples."""
-    _, kernel = numbered_together((sample.names, sample.kernel) for sample in samples)
+    _, kernel = merge_keys((sample.names, sample.kernel) for sample in samples)
     position = np.concatenate([sample.position for sample in samples])
     _, key = np.unique(kernel * (int(position.max(initial=0)) + 1) + position, return_inverse=True)
     return key.astype(np.int64)
 
 
-def _medians(key: Ints, values: Ints, rows: Mask) -> tuple[Floats, Mask]:
+def _medians_by_key(key: Ints, values: Ints, rows: Mask) -> tuple[Floats, Mask]:
     """The median of the chosen values of each key, and whether it has any."""
     keys = int(key.max()) + 1
     order = np.flatnonzero(rows)
@@ -218,5 +218,5 @@ def _slowdown_interval(unit: Ints, taken_ns: Ints, expected_ns: Floats) -> tuple
     return bootstrap_interval(sums, ratio)
 
 
-def _refused(reason: str) -> Contention:
+def _without_figure(reason: str) -> Contention:
     return Contention(0, 0, None, None, None, None, None, reason)

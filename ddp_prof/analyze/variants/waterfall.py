@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.exposed_time import backward_end_ns, owned_instants, wait_end_ns
+from ddp_prof.analyze.collectives.exposed_time import assign_instants, backward_end_ns, wait_end_ns
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.timing import RankCollectives
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.quality.unknown_work import NO_COMMUNICATION
-from ddp_prof.analyze.result_bases import Framed, frame_of
-from ddp_prof.analyze.statistics import half_width_of_change, half_width_of_steps, mean_of
+from ddp_prof.analyze.result_bases import FrameResult, make_frame
+from ddp_prof.analyze.statistics import half_width_of_change, half_width_of_steps, mean_per_draw
 from ddp_prof.analyze.variants.contention import Contention, KernelSamples, measure_contention
 from ddp_prof.manifest import Caveat
 from ddp_prof.trace import UNKNOWN, Ints, select
@@ -103,7 +103,7 @@ class Change(Parts):
 
 
 @dataclass(frozen=True, slots=True)
-class Waterfall(Framed):
+class Waterfall(FrameResult):
     """Runs in the order in which variants build upon each other, and the changes between them.
 
     Attributes:
@@ -126,7 +126,7 @@ class Waterfall(Framed):
 
     def to_frame(self) -> pd.DataFrame:
         """A row a change."""
-        return frame_of(Change, self.changes)
+        return make_frame(Change, self.changes)
 
 
 Analyzed = tuple["RunAnalysis", "Sequence[KernelSamples]"]
@@ -135,13 +135,13 @@ Analyzed = tuple["RunAnalysis", "Sequence[KernelSamples]"]
 
 def measure_waterfall(runs: Sequence[Analyzed]) -> Waterfall:
     """Order the runs and take the differences of their budgets; contention is measured against the others, too."""
-    unknown = tuple(run.label for run, _ in runs if _is_unknown(run))
+    unknown = tuple(run.label for run, _ in runs if _has_unknown_work(run))
     measured = measure_budgets(runs)
     alike = [one for one in measured if one.run.device == measured[0].run.device]
     unmeasured = [run for run, _ in runs if not any(one.run is run for one in measured) and run.label not in unknown]
     return Waterfall(
         budgets=tuple(one.budget for one in alike),
-        changes=tuple(difference_of(*comparable(*pair)) for pair in pairwise(alike)),
+        changes=tuple(subtract_budgets(*match_parts(*pair)) for pair in pairwise(alike)),
         left_out=tuple(run.label for run in unmeasured if not run.has_steps),
         untimed=tuple(run.label for run in unmeasured if run.has_steps),
         caveats=tuple(dict.fromkeys(caveat for run, _ in runs for caveat in run.caveats)),
@@ -167,28 +167,28 @@ def measure_budgets(runs: Sequence[Analyzed], reference: Sequence[Analyzed] = ()
         reference: Others, against which contention is measured, too, where they do the same work.
     """
     found = []
-    for run, kernels in sorted(runs, key=lambda item: _position(item[0])):
-        if _is_unknown(run):
+    for run, kernels in sorted(runs, key=lambda item: _variant_position(item[0])):
+        if _has_unknown_work(run):
             continue
         others = [of_other for other, of_other in (*runs, *reference) if run.has_same_workload(other)]
         contention = measure_contention(kernels, [kernel for of_other in others for kernel in of_other])
-        if budget := _budget(run, contention, knows_wait=len(run.matches) > 0):
+        if budget := _measure_budget(run, contention, knows_wait=len(run.matches) > 0):
             found.append(MeasuredRun(run, budget))
     return found
 
 
-def _is_unknown(run: RunAnalysis) -> bool:
+def _has_unknown_work(run: RunAnalysis) -> bool:
     """Whether a rank has steps of which the trace does not tell all that ran in them."""
     return any(len(rank.times) and rank.reason not in (None, NO_COMMUNICATION) for rank in run.ranks)
 
 
-def _position(run: RunAnalysis) -> int:
+def _variant_position(run: RunAnalysis) -> int:
     return variant_position(run.label if run.manifest is None else run.manifest.variant)
 
 
-def _budget(run: RunAnalysis, contention: Contention, *, knows_wait: bool) -> Budget | None:
+def _measure_budget(run: RunAnalysis, contention: Contention, *, knows_wait: bool) -> Budget | None:
     ranks = [
-        _samples(rank, wait_ns if knows_wait else np.full_like(wait_ns, UNKNOWN))
+        _measure_step_parts(rank, wait_ns if knows_wait else np.full_like(wait_ns, UNKNOWN))
         for rank, wait_ns in zip(run.ranks, run.waits_ns, strict=True)
     ]
     samples = {part: np.concatenate([of_rank[part] for of_rank in ranks]) for part in SAMPLED} if ranks else {}
@@ -217,11 +217,11 @@ def _budget(run: RunAnalysis, contention: Contention, *, knows_wait: bool) -> Bu
     )
 
 
-def _samples(rank: RankCollectives, wait_ns: Ints) -> dict[str, Ints]:
+def _measure_step_parts(rank: RankCollectives, wait_ns: Ints) -> dict[str, Ints]:
     """The parts of each step of known length, but for the contention."""
     times = select(rank.times, rank.times.is_known)
     start, end = times.start_ns, times.start_ns + times.length_ns
-    wait, tail = (part.covered_ns(start, end) for part in _exposed(rank, wait_ns))
+    wait, tail = (part.covered_ns(start, end) for part in _wait_and_tail_times(rank, wait_ns))
     return {
         "step": times.length_ns,
         "compute": times.compute_ns,
@@ -233,20 +233,20 @@ def _samples(rank: RankCollectives, wait_ns: Ints) -> dict[str, Ints]:
     }
 
 
-def _exposed(rank: RankCollectives, wait_ns: Ints) -> tuple[Intervals, Intervals]:
+def _wait_and_tail_times(rank: RankCollectives, wait_ns: Ints) -> tuple[Intervals, Intervals]:
     """When a collective waits for a peer, and when it is in the tail of its step, without compute beside it.
 
     Where collectives of two steps are in flight at once, an instant in which one of them waits is wait, and one of the
     others in which one is in the tail is tail.
     """
-    first, last = owned_instants(rank.timings)
+    first, last = assign_instants(rank.timings)
     wait_end = wait_end_ns(rank.timings, wait_ns)
     wait = union(first, wait_end) - rank.compute
     return wait, union(np.clip(backward_end_ns(rank), wait_end, last), last) - rank.compute - wait
 
 
 def _half_widths(ranks: Sequence[Mapping[str, Ints]], parts: Sequence[str], contention: Contention) -> dict[str, int]:
-    widths = {part: half_width_of_steps([of_rank[part] for of_rank in ranks], mean_of) for part in parts}
+    widths = {part: half_width_of_steps([of_rank[part] for of_rank in ranks], mean_per_draw) for part in parts}
     found = {part: width for part, width in widths.items() if width is not None}
     if contention.contention_ns is not None and found:
         width = contention.half_width_ns
@@ -256,12 +256,12 @@ def _half_widths(ranks: Sequence[Mapping[str, Ints]], parts: Sequence[str], cont
     return {part: round(width) for part, width in found.items()}
 
 
-def comparable(before: MeasuredRun, after: MeasuredRun) -> tuple[Budget, Budget]:
+def match_parts(before: MeasuredRun, after: MeasuredRun) -> tuple[Budget, Budget]:
     """The budgets of two runs by the same parts: what is not known of one is not told apart in the other."""
     first, second = (
         one.budget
         if before.budget.knows_wait == after.budget.knows_wait
-        else _budget(one.run, one.budget.contention, knows_wait=False) or one.budget
+        else _measure_budget(one.run, one.budget.contention, knows_wait=False) or one.budget
         for one in (before, after)
     )
     if None in (first.contention_ns, second.contention_ns):
@@ -273,7 +273,7 @@ def _without_contention(budget: Budget) -> Budget:
     return replace(budget, compute_ns=budget.compute_ns + (budget.contention_ns or 0), contention_ns=None)
 
 
-def difference_of(before: Budget, after: Budget) -> Change:
+def subtract_budgets(before: Budget, after: Budget) -> Change:
     """The difference of two budgets by the same parts."""
     found: dict[str, int | None] = {f"{name}_ns": None for name in ("step", *PARTS)}
     half_width = {}

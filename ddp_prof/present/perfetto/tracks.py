@@ -132,7 +132,7 @@ def _process_title(process: int, rank_events: Sequence[RankEvents]) -> str:
 def _counters(rank_events: Sequence[RankEvents]) -> tuple[Counter, ...]:
     """A rank that did not communicate has none: zero would say that all of it was hidden."""
     counters = []
-    for events in (rank.captured for rank in rank_events):
+    for events in (rank.including_warmup for rank in rank_events):
         if len(events.union_of(Category.COMMUNICATION)):
             title = "communication" if len(rank_events) == 1 else f"communication, GPU {events.device}"
             parts = events.time_by_part(EVER)
@@ -212,7 +212,7 @@ class _Builder:
         """What a CPU computed, as it is measured."""
         for rank in self.ranks:
             if rank.device is None:
-                events = rank.captured.of(Category.COMPUTE)
+                events = rank.including_warmup.select_category(Category.COMPUTE)
                 step = self._step_at(events.start_ns)
                 slices = _slices(events.start_ns, events.end_ns, events.phase, Category.COMPUTE, **step)
                 yield "compute", slices, PHASES
@@ -222,7 +222,7 @@ class _Builder:
         activities = select(self.trace.activities, self.activities)
         call = self.trace.launching_calls[self.activities]
         launch_ns = take_or_unknown(self.trace.calls.start_ns, call, NO_TIME)
-        row = self.collectives.round_activities(self.trace, self.activities)
+        row = self.collectives.ranges_of_activities(self.trace, self.activities)
         own_bytes = take_or_unknown(self.collectives.bytes, row)
         feeds, needs = self._needs()
         slices = _slices(
@@ -268,7 +268,7 @@ class _Builder:
         steps = self.ranks[0].steps
         row, (which, times) = steps.index_at(time_ns), steps.occurrence
         return {
-            "step": take_or_unknown(steps.shown_number, row),
+            "step": take_or_unknown(steps.display_number, row),
             "occurrence": take_or_unknown(np.where(times > 1, which, UNKNOWN), row),
         }
 

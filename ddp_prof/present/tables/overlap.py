@@ -27,7 +27,7 @@ def overlap_view(result: TraceOverlap, headline: str = "", *, by_step: bool) -> 
         of_rank = [_step_row(rank, step) for step in rank.steps] if by_step else [_rank_row(rank)]
         rows += [{"run": run, **of_node, **row} for row in of_rank]
     notes = overlap_notes(result)
-    if by_step and (twice_ns := sum(rank.windows_twice_ns for rank in result.ranks)):
+    if by_step and (twice_ns := sum(rank.overlapping_windows_ns for rank in result.ranks)):
         notes.append(
             f"windows of steps overlap: sums of them, and of their parts, count {milliseconds(twice_ns)} more than once"
         )
@@ -63,7 +63,7 @@ def overlap_notes(result: TraceOverlap) -> list[str]:
     if hosts := sum(rank.dependencies.host_waits for rank in result.ranks if rank.dependencies):
         reasons.append(f"blocking is of streams; the host itself waited for a collective {counted(hosts, 'time')}")
     outliers = [outliers_text(result.outliers)] if result.outliers else []
-    return [*reasons, *outliers, *result.about_lengths, *result.warnings]
+    return [*reasons, *outliers, *result.length_notes, *result.warnings]
 
 
 def _knows_some(rank: RankOverlap) -> bool:

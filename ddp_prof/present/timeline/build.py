@@ -30,7 +30,9 @@ def build_timeline(sources: Sequence[Source], steps: Collection[int] | None = No
     Raises:
         TraceError: A trace has none of the steps asked for.
     """
-    chosen = [[_Rank(rank, _rows(rank, rank.steps.shown_number, steps)) for rank in source.ranks] for source in sources]
+    chosen = [
+        [_Rank(rank, _rows(rank, rank.steps.display_number, steps)) for rank in source.ranks] for source in sources
+    ]
     if steps is None:
         homes = [_home(ranks) for ranks in chosen]
         views = [View(home.zero_ns, *_captured(source.trace)) for source, home in zip(sources, homes, strict=True)]
@@ -74,7 +76,7 @@ def _rows(events: RankEvents, called: Ints, wanted: Collection[int] | None) -> I
 
 
 def _refuse_no_step(source: Source, ranks: Sequence[_Rank]) -> None:
-    numbers = [number for rank in source.ranks if rank.has_steps for number in rank.steps.shown_number.tolist()]
+    numbers = [number for rank in source.ranks if rank.has_steps for number in rank.steps.display_number.tolist()]
     if not numbers:
         raise TraceError(source.trace.path, "it marks no steps", "leave --steps out, or name steps with --step-range")
     if not any(len(rank.rows) for rank in ranks):

@@ -100,7 +100,7 @@ class Titles:
         self.shapes: dict[tuple[str, int], int] = {("", UNKNOWN): 0}
         self.consumers: dict[str, int] = {}
 
-    def of(self, lane: Lane, boxes: Boxes) -> Ints:
+    def index_for(self, lane: Lane, boxes: Boxes) -> Ints:
         """The number of each box's title, where it is new after those that there are."""
         first, which = distinct_rows(boxes.category, boxes.name_id, boxes.bucket)
         ids = [self.titles.setdefault(_title(lane, boxes, row), len(self.titles)) for row in first.tolist()]
@@ -189,7 +189,7 @@ def _pack_rows(lanes: Sequence[Placed], titles: Titles) -> tuple[PackedTable, by
         "gap": _since([boxes.start_ns for boxes in tables], [boxes.end_ns for boxes in tables]),
         "duration": (boxes.end_ns - boxes.start_ns for boxes in tables),
         "category": (boxes.category for boxes in tables),
-        "title": (titles.of(placed.lane, placed.lane.boxes) for placed in lanes),
+        "title": (titles.index_for(placed.lane, placed.lane.boxes) for placed in lanes),
         "step": _since([boxes.step for boxes in tables], [boxes.step for boxes in tables]),
         "bytes": (boxes.bytes for boxes in tables),
     }

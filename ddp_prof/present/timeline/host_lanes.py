@@ -19,7 +19,7 @@ INFERRED = "backward (inferred: launched by autograd's threads)"
 
 def host_lane(rank: RankEvents, view: View) -> Lane:
     """Steps on the upper row, their phases below."""
-    measured, rank = rank, rank.captured
+    measured, rank = rank, rank.including_warmup
     seen = np.flatnonzero(view.holds(rank.steps.start_ns, rank.steps.end_ns) & rank.has_steps)
     steps = make_boxes(
         view,

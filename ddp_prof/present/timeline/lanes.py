@@ -54,9 +54,9 @@ def lanes_of(rank: RankEvents, view: View, explained: Explained) -> tuple[Lane, 
 
 
 def _host_compute_lane(rank: RankEvents, view: View) -> Lane:
-    events = rank.captured.of(Category.COMPUTE)
+    events = rank.including_warmup.select_category(Category.COMPUTE)
     events = select(events, view.holds(events.start_ns, events.end_ns))
-    steps = take_or_unknown(rank.captured.step_keys, events.step)
+    steps = take_or_unknown(rank.including_warmup.step_keys, events.step)
     return Lane(
         "compute", COMPUTE, make_boxes(view, events.start_ns, events.end_ns, PHASE_CODE[events.phase], step=steps)
     )
@@ -82,7 +82,7 @@ def _host_communication_lane(rank: RankEvents, view: View, explained: Explained)
 
 def _device_lanes(rank: RankEvents, view: View, explained: Explained) -> list[Lane]:
     """A lane for each stream and what it does there."""
-    rank = rank.captured
+    rank = rank.including_warmup
     activities, event_of = rank.trace.activities, _event_of(rank)
     seen = np.flatnonzero(view.holds(activities.start_ns, activities.end_ns) & _on_device(rank))
     consumer_of = np.full(len(activities), UNKNOWN, np.int64)
@@ -124,7 +124,7 @@ def _device_boxes(
     """
     trace, activities = rank.trace, rank.trace.activities
     start, end = activities.start_ns[rows], activities.end_ns[rows]
-    ranges, launched_in = rank.collective_ranges, rank.collective_ranges.round_activities(trace, rows)
+    ranges, launched_in = rank.collective_ranges, rank.collective_ranges.ranges_of_activities(trace, rows)
     phase, told = take_or_unknown(rank.events.phase, event), activities.bytes[rows]
     columns = {
         "name_id": activities.name_id[rows],
@@ -180,10 +180,10 @@ def _strip_lane(rank: RankEvents, view: View) -> Lane:
 
     Where windows cross, as where a step's work was launched before the last step's was done, to the one begun last.
     """
-    if not len(rank.captured.events):  # nothing is known of what it did, not even that it idled
+    if not len(rank.including_warmup.events):  # nothing is known of what it did, not even that it idled
         return Lane(_STRIP_TITLE, STRIP, empty(Boxes))
     begins, owners = _owners(rank)
-    divided = divide(rank.captured, view)
+    divided = divide(rank.including_warmup, view)
     pieces = [cut(part, begins) for part in divided.values()]
     start, end = (np.concatenate(column) for column in zip(*pieces, strict=True))
     category = np.repeat([CODE[name] for name in divided], [len(starts) for starts, _ in pieces])
@@ -196,7 +196,7 @@ def _strip_lane(rank: RankEvents, view: View) -> Lane:
 
 def _waiting_lane(rank: RankEvents, view: View, explained: Explained) -> Lane:
     """When something stood still for communication, and which communication nothing tells that of."""
-    rank = rank.captured
+    rank = rank.including_warmup
     events, blocking = rank.events, rank.blocking
     stretches = blocking.known_stretches
     stretches = select(stretches, view.holds(stretches.start_ns, stretches.end_ns))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ddp_prof.analyze.collectives.results import measure_collectives, typical_step
-from ddp_prof.analyze.collectives.step_view import Exposed, view_step
+from ddp_prof.analyze.collectives.step_view import ExposedStretch, view_step
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.charts.collectives import MOST_ROWS, draw_step_collectives
 from ddp_prof.present.headlines import Headline
@@ -23,8 +23,8 @@ def test_a_step_is_told_from_its_first_launch() -> None:
     first, second = rank.collectives
     assert (first.launch_ns, first.ready_ns, first.start_ns, first.end_ns) == (0, 5, 5, 9)
     assert (second.launch_ns, second.ready_ns, second.start_ns, second.end_ns) == (4, 14, 14, 18)
-    assert first.exposed == (Exposed("backward", "transfer", False, 5, 9),)
-    assert second.exposed == (Exposed("tail", "transfer", False, 14, 18),)
+    assert first.exposed == (ExposedStretch("backward", "transfer", False, 5, 9),)
+    assert second.exposed == (ExposedStretch("tail", "transfer", False, 14, 18),)
     assert rank.backward_end_ns == 14
     assert rank.compute == ((0, 5), (11, 14))
 
@@ -86,7 +86,7 @@ def test_exposed_time_that_is_counted_elsewhere_does_not_pass_for_overlapped() -
     collective  ..##########....   2 overlapped, 3 its own tail, 5 counted with another collective
     """
     (rank,) = view_step(RUN, 4)
-    tail = (Exposed("tail", "transfer", False, 9, 12),)
+    tail = (ExposedStretch("tail", "transfer", False, 9, 12),)
     line = replace(rank.collectives[0], start_ns=2, end_ns=12, exposed=tail, ready_ns=None, launch_ns=None)
     figure = draw_step_collectives(RUN, 4, [replace(rank, compute=((0, 4),), collectives=(line,))], Headline("tail"))
     lengths = {bar.name: [round(1e6 * length) for length in bar.x] for bar in figure.data if bar.type == "bar"}

@@ -52,7 +52,7 @@ def test_an_optimizer_range_of_another_bucket_is_no_phase_of_that_name() -> None
 
 def test_on_a_cpu_each_instant_is_computed_in_one_phase() -> None:
     (rank,) = find_rank_events(draw_trace(ranges=STEPPING, ranks={PID: 0}))
-    compute = rank.of(Category.COMPUTE)
+    compute = rank.select_category(Category.COMPUTE)
     assert (compute.end_ns - compute.start_ns).sum() == rank.union_of(Category.COMPUTE).length_ns == 21
     assert rank.backward_end_ns.tolist() == [17], "not where the optimizer first steps"
 

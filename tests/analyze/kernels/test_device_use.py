@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from ddp_prof.analyze.core.rank_events import find_rank_events
-from ddp_prof.analyze.kernels.device_use import RankUse, use_of_rank
+from ddp_prof.analyze.kernels.device_use import RankUse, measure_rank_use
 from ddp_prof.analyze.overlap.overlap import measure_rank
 from ddp_prof.trace import Category, Overhead, Trace
 from tests import oracle
@@ -26,7 +26,7 @@ DRAWN = settings(
 
 def use_of(trace: Trace) -> RankUse:
     (rank,) = find_rank_events(trace)
-    return use_of_rank(rank)
+    return measure_rank_use(rank)
 
 
 def test_an_instant_beside_several_kernels_belongs_to_one() -> None:
@@ -93,7 +93,7 @@ def test_what_the_profiler_did_is_named() -> None:
 def test_graphs_recorded_whole_leave_idle_time_unknown() -> None:
     (rank,) = find_rank_events(draw_trace(launches={"main": "a"}, streams={7: "..aa"}))
     rank.events.category[:] = Category.OTHER
-    idle = use_of_rank(rank).idle
+    idle = measure_rank_use(rank).idle
     assert (idle.idle_ns, idle.causes) == (None, ())
     assert idle.reason
 
@@ -104,7 +104,7 @@ def test_graphs_recorded_whole_leave_idle_time_unknown() -> None:
 def test_parts_agree_with_the_oracle_and_sum(traces: tuple[Trace, ...]) -> None:
     for trace in traces:
         for rank, expected in zip(find_rank_events(trace), oracle.ranks_of(trace), strict=True):
-            use, measured = use_of_rank(rank), measure_rank(rank)
+            use, measured = measure_rank_use(rank), measure_rank(rank)
             assert use.overlapped_ns == measured.overlapped_ns
             if use.overlapped_ns is not None:
                 phases = Counter[str | None]()

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_prof.analyze.kernels.kernel_times import mostly_beside, numbered_together, same_kernels
+from ddp_prof.analyze.kernels.kernel_times import identify_kernels, is_mostly_overlapped, merge_keys
 from ddp_prof.trace import UNKNOWN
 from tests.drawing import draw_trace
 
@@ -16,7 +16,7 @@ from tests.drawing import draw_trace
 @given(st.lists(st.lists(st.sampled_from("abcde"), max_size=6), max_size=4))
 def test_rows_of_all_parts_keep_their_keys(parts: list[list[str]]) -> None:
     packed = [np.unique(np.array(part, str), return_inverse=True) for part in parts]
-    keys, row = numbered_together((names.tolist(), which.reshape(-1)) for names, which in packed)
+    keys, row = merge_keys((names.tolist(), which.reshape(-1)) for names, which in packed)
     assert [keys[number] for number in row.tolist()] == [key for part in parts for key in part]
     assert len(set(keys)) == len(keys)
 
@@ -26,11 +26,11 @@ def test_kernels_of_one_name_are_told_apart_by_shape_and_by_what_is_added() -> N
     assert len(trace.activities) == 5
     (name,) = {trace.names[name_id] for name_id in trace.activities.name_id[::2].tolist()}
     rows, phase = np.array([0, 2, 4]), np.array([1, 1, 0])
-    assert same_kernels(trace, rows)[0] == [(name, "")]
+    assert identify_kernels(trace, rows)[0] == [(name, "")]
     shaped = replace(trace, names=(*trace.names, "grid"), shape_id=np.array([UNKNOWN] * 4 + [len(trace.names)]))
-    found, which = same_kernels(shaped, rows, phase)
+    found, which = identify_kernels(shaped, rows, phase)
     assert [found[kernel] for kernel in which.tolist()] == [(name, "", 1), (name, "", 1), (name, "grid", 0)]
 
 
 def test_half_of_an_execution_is_not_most_of_it() -> None:
-    assert mostly_beside(np.array([4, 4, 4, 0]), np.array([0, 2, 3, 0])).tolist() == [False, False, True, False]
+    assert is_mostly_overlapped(np.array([4, 4, 4, 0]), np.array([0, 2, 3, 0])).tolist() == [False, False, True, False]

@@ -7,7 +7,7 @@ import pytest
 
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.overlap.overlap import measure_overlap
-from ddp_prof.analyze.quality.diagnostics import diagnose, warnings_of_files
+from ddp_prof.analyze.quality.diagnostics import diagnose, merge_file_warnings
 from ddp_prof.trace import UNKNOWN, Calls, Category, Kind, Overhead, Trace, concatenate, empty
 from tests.drawing import column, draw_trace
 
@@ -62,11 +62,11 @@ def test_activities_without_correlation_numbers_are_not_trimmed() -> None:
 
 def test_what_only_some_files_say_is_said_with_their_names() -> None:
     busy, busier = (f"the profiler itself was at work in {share} of the measured time" for share in ("1.7%", "23.5%"))
-    assert warnings_of_files([("a", ["x", busy]), ("b", ["x", busier])]) == ("x", f"a: {busy}", f"b: {busier}")
+    assert merge_file_warnings([("a", ["x", busy]), ("b", ["x", busier])]) == ("x", f"a: {busy}", f"b: {busier}")
     many = [(f"rank{rank}", ["x", busy if rank else busier]) for rank in range(64)]
-    assert warnings_of_files(many) == ("x", f"rank0: {busier}", f"rank1 and 62 more: {busy}")
+    assert merge_file_warnings(many) == ("x", f"rank0: {busier}", f"rank1 and 62 more: {busy}")
     each = [(f"rank{rank}", [f"{rank + 1} of 100 activities have no launching call"]) for rank in range(64)]
-    assert warnings_of_files(each) == ("rank0: 1 of 100 activities have no launching call (63 more: other numbers)",)
+    assert merge_file_warnings(each) == ("rank0: 1 of 100 activities have no launching call (63 more: other numbers)",)
 
 
 def test_overhead_of_the_profiler_above_one_percent() -> None:

@@ -14,9 +14,9 @@ from ddp_prof.analyze.variants.waterfall import (
     PARTS,
     MeasuredRun,
     Waterfall,
-    comparable,
-    difference_of,
+    match_parts,
     measure_waterfall,
+    subtract_budgets,
 )
 from ddp_prof.present.charts.waterfall import draw_waterfall, waterfall_steps
 from ddp_prof.present.tables.waterfall import readable_rows, waterfall_notes, waterfall_rows
@@ -120,7 +120,7 @@ def test_what_is_not_known_is_said() -> None:
 def test_where_one_run_tells_no_contention_the_change_keeps_it_in_compute() -> None:
     before, after = waterfall_of(NAIVE, OVERLAP).budgets
     contended = replace(before, contention_ns=2, compute_ns=before.compute_ns - 2)
-    change = difference_of(*comparable(MeasuredRun(NAIVE, contended), MeasuredRun(OVERLAP, after)))
+    change = subtract_budgets(*match_parts(MeasuredRun(NAIVE, contended), MeasuredRun(OVERLAP, after)))
     assert change.contention_ns is None
     assert change.compute_ns == after.compute_ns - before.compute_ns
     assert sum(getattr(change, f"{part}_ns") or 0 for part in PARTS) == change.step_ns

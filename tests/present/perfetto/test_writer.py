@@ -49,7 +49,7 @@ class Viewed:
     about: dict[str, Any]
 
     @classmethod
-    def of(cls, *sources: Source, folder: Path) -> Viewed:
+    def open(cls, *sources: Source, folder: Path) -> Viewed:
         write_perfetto(sources, folder / "trace.json.gz")
         document = json.loads(gzip.decompress((folder / "trace.json.gz").read_bytes()), parse_float=nanoseconds)
         return cls(document["traceEvents"], document["otherData"])
@@ -161,7 +161,7 @@ def crossing_kernels() -> Trace:
 @pytest.mark.parametrize(("make", "tracks"), [(gpu_run, 6), (crossing_kernels, 2)])
 def test_no_slice_is_lost_and_none_changes_its_length(make: Any, tracks: int, tmp_path: Path) -> None:
     trace = make()
-    viewed = Viewed.of(source_of(trace), folder=tmp_path)
+    viewed = Viewed.open(source_of(trace), folder=tmp_path)
     assert viewed.by_category() == ours(trace)
     assert len(viewed.tracks()) == tracks
 
@@ -169,9 +169,9 @@ def test_no_slice_is_lost_and_none_changes_its_length(make: Any, tracks: int, tm
 def test_on_a_cpu_the_slices_are_the_measured_work(tmp_path: Path) -> None:
     trace = cpu_run(steps=3, shift=2)
     (rank,) = find_rank_events(trace)
-    by_category = Viewed.of(source_of(trace), folder=tmp_path).by_category()
+    by_category = Viewed.open(source_of(trace), folder=tmp_path).by_category()
     for category in (Category.COMPUTE, Category.COMMUNICATION):
-        events = rank.of(category)
+        events = rank.select_category(category)
         total = int((events.end_ns - events.start_ns).sum())
         assert by_category[CATEGORIES[category]] == (len(events), total)
 
@@ -180,7 +180,7 @@ def test_on_a_cpu_the_slices_are_the_measured_work(tmp_path: Path) -> None:
 def test_counters_integrate_to_the_figures(trace: Trace, tmp_path: Path) -> None:
     (rank,) = find_rank_events(trace)
     figures = measure_rank(rank)
-    viewed = Viewed.of(source_of(trace), folder=tmp_path)
+    viewed = Viewed.open(source_of(trace), folder=tmp_path)
     assert figures.overlapped_ns
     assert figures.exposed_ns
     assert viewed.integral(1, "overlapped") == figures.overlapped_ns
@@ -188,12 +188,12 @@ def test_counters_integrate_to_the_figures(trace: Trace, tmp_path: Path) -> None
 
 
 def test_no_counter_where_nothing_communicates(tmp_path: Path) -> None:
-    viewed = Viewed.of(source_of(draw_trace(streams={7: "aa"}, launches={"main": "a"})), folder=tmp_path)
+    viewed = Viewed.open(source_of(draw_trace(streams={7: "aa"}, launches={"main": "a"})), folder=tmp_path)
     assert not [event for event in viewed.events if event["ph"] == "C"]
 
 
 def test_a_collective_tells_its_bucket_bytes_step_and_correlation(tmp_path: Path) -> None:
-    viewed = Viewed.of(source_of(gpu_run()), folder=tmp_path)
+    viewed = Viewed.open(source_of(gpu_run()), folder=tmp_path)
     collective = next(event for event in viewed.slices if event["name"] == "communication A")
     assert collective["cat"] == "communication"
     assert collective["args"] == {"bytes": 4096, "bucket": 3, "step": 7, "correlation": ord("A")}
@@ -209,7 +209,7 @@ def test_an_arrow_leads_from_each_call_to_what_it_launched(tmp_path: Path) -> No
     )
     graph = np.where(trace.activities.correlation == ord("h"), ord("g"), trace.activities.correlation)
     trace = replace(trace, activities=replace(trace.activities, correlation=graph), launching_calls=None)
-    viewed = Viewed.of(source_of(with_details(trace)), source_of(with_details(trace), "again"), folder=tmp_path)
+    viewed = Viewed.open(source_of(with_details(trace)), source_of(with_details(trace), "again"), folder=tmp_path)
     assert viewed.titles("thread_name")[:2] == [f"CUDA calls, main thread {PID}", "CUDA calls, worker 4244"]
     call = "cudaLaunchKernel"
     assert viewed.arrows() == sorted(
@@ -217,14 +217,14 @@ def test_an_arrow_leads_from_each_call_to_what_it_launched(tmp_path: Path) -> No
     )
     correlations = {event["args"]["correlation"] for event in viewed.slices if event["cat"] == "call"}
     assert correlations == {ord("a"), ord("b"), ord("g")}
-    assert Viewed.of(source_of(trace), folder=tmp_path).arrows() == [], "names and ends of calls were not read"
+    assert Viewed.open(source_of(trace), folder=tmp_path).arrows() == [], "names and ends of calls were not read"
 
 
 def test_an_arrow_leads_from_a_collective_to_what_waited_for_it(tmp_path: Path) -> None:
     #  stream 7   kkkk######......ccc
     #  stream 20  ....CCCCCCCCCCCC
     trace = one_bucket(kernel=4, collective=12, then=6).trace(has_step=True)
-    viewed = Viewed.of(source_of(trace), source_of(trace, "again"), folder=tmp_path)
+    viewed = Viewed.open(source_of(trace), source_of(trace, "again"), folder=tmp_path)
     assert viewed.arrows("needed by") == 2 * [(ALL_REDUCE, 4, "gemm", 16)]
 
 
@@ -234,7 +234,7 @@ def test_steps_that_come_again_tell_number_and_occurrence(tmp_path: Path) -> Non
         launches={"main": "a.b.c."},
         streams={7: "aabbcc"},
     )
-    viewed = Viewed.of(source_of(trace), folder=tmp_path)
+    viewed = Viewed.open(source_of(trace), folder=tmp_path)
     told = {event["name"]: event["args"] for event in viewed.slices if event["cat"] == "compute"}
     assert [(args["step"], args.get("occurrence")) for args in told.values()] == [(0, 1), (1, None), (0, 2)]
 
@@ -250,14 +250,14 @@ def test_warm_up_is_there_too(tmp_path: Path) -> None:
         },
         ranks={PID: 0},
     )
-    viewed = Viewed.of(source_of(trace), folder=tmp_path)
+    viewed = Viewed.open(source_of(trace), folder=tmp_path)
     compute = [(event["ts"], event["args"].get("step")) for event in viewed.slices if event["cat"] == "compute"]
     assert sorted(compute, key=lambda pair: pair[0]) == [(1, None), (3, None), (9, 0), (11, 0)]
     assert (viewed.integral(1, "overlapped"), viewed.integral(1, "exposed")) == (2, 2), "of both steps"
 
 
 def test_processes_and_lanes_are_named(tmp_path: Path) -> None:
-    viewed = Viewed.of(source_of(gpu_run()), folder=tmp_path)
+    viewed = Viewed.open(source_of(gpu_run()), folder=tmp_path)
     assert viewed.titles("process_name") == [f"rank 0 (pid {PID}, GPU 0)"]
     assert viewed.titles("thread_name") == [
         f"main thread {PID}",
@@ -274,7 +274,7 @@ def test_several_traces_have_processes_of_their_own_and_first_steps_at_one_time(
     late = replace(
         late, spans=replace(late.spans, start_ns=late.spans.start_ns + 12_345, end_ns=late.spans.end_ns + 12_345)
     )
-    viewed = Viewed.of(source_of(cpu_run(), "naive"), source_of(late, "overlap"), folder=tmp_path)
+    viewed = Viewed.open(source_of(cpu_run(), "naive"), source_of(late, "overlap"), folder=tmp_path)
     assert viewed.titles("process_name") == [f"naive: rank 0 (pid {PID}, CPU)", f"overlap: rank 0 (pid {PID}, CPU)"]
     first_steps = {event["pid"]: event["ts"] for event in viewed.slices if event["name"] == "step|index=0"}
     assert set(first_steps) == {1, 2}
@@ -291,7 +291,7 @@ def test_long_times_keep_their_nanoseconds(tmp_path: Path) -> None:
     # A clock that counts from 1970, and a last range that is open for a year and a nanosecond.
     start = trace.spans.start_ns + 50 * year
     end = np.append(start[:-1] + 3, start[-1] + year + 1)
-    viewed = Viewed.of(
+    viewed = Viewed.open(
         source_of(replace(trace, spans=replace(trace.spans, start_ns=start, end_ns=end))), folder=tmp_path
     )
     assert {event["dur"] for event in viewed.slices if event["cat"] != "compute"} == {3, year + 1}
@@ -300,7 +300,7 @@ def test_long_times_keep_their_nanoseconds(tmp_path: Path) -> None:
 def test_names_are_data(tmp_path: Path) -> None:
     names = (HOSTILE_TITLE, '"\\\n\0</script>', "x" * 10_000, "\N{HEBREW LETTER ALEF}\u202ecod.exe \ud800")
     trace = draw_trace(streams={7: "abcd"}, launches={"main": "abcd"})
-    viewed = Viewed.of(source_of(replace(trace, names=names), HOSTILE_TITLE), folder=tmp_path)
+    viewed = Viewed.open(source_of(replace(trace, names=names), HOSTILE_TITLE), folder=tmp_path)
     assert [event["name"] for event in viewed.slices] == list(names)
 
 
@@ -313,7 +313,7 @@ def test_the_same_trace_gives_the_same_bytes_and_a_plain_file_the_same_text(tmp_
 
 
 def test_a_trace_without_events_is_a_file_without_slices(tmp_path: Path) -> None:
-    assert Viewed.of(source_of(draw_trace()), folder=tmp_path).events == []
+    assert Viewed.open(source_of(draw_trace()), folder=tmp_path).events == []
 
 
 def test_a_slice_that_crosses_goes_to_the_next_lane() -> None:
@@ -348,7 +348,7 @@ def test_slices_of_a_lane_always_nest(drawn: list[tuple[int, int]]) -> None:
 def test_real_captures_keep_every_slice_and_every_figure(shared_traces: Path, name: str, tmp_path: Path) -> None:
     trace = load_trace(shared_traces / name, with_launches=True)
     source = source_of(trace)
-    viewed = Viewed.of(source, folder=tmp_path)
+    viewed = Viewed.open(source, folder=tmp_path)
     assert viewed.by_category() == ours(trace)
     launched = np.flatnonzero(trace.launching_calls != UNKNOWN)
     tables = (trace.activities, trace.spans, trace.calls)
