@@ -10,6 +10,9 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 bin="${VENV:-$root/.venv}/bin"
 cd "$root"
 
+# Two processes, each test file in one of them; those with slow tests first.
+side_by_side=(-n 2 --dist loadfile --no-loadscope-reorder)
+
 check_sources() {
   "$bin/ruff" check ddp_prof tests scripts
   "$bin/ruff" format --check ddp_prof tests scripts
@@ -22,7 +25,7 @@ if [ "${1:-}" = fast ]; then
   CHROMIUM=0 scripts/env.sh read dev
   check_sources
   # What needs torch as a whole is not even imported: that takes seconds.
-  exec "$bin/pytest" -q -m "not torch and not nsys and not browser and not slow" --ignore tests/ddp --ignore tests/train "$@"
+  exec "$bin/pytest" -q "${side_by_side[@]}" -m "not torch and not nsys and not browser and not slow" --ignore tests/ddp --ignore tests/train "$@"
 fi
 
 scripts/env.sh train dev
@@ -33,4 +36,4 @@ export NSYS DDP_PROF_GATE=whole
 "$bin/pip" list 2>/dev/null | grep -E '^(torch|nvtx|numpy|plotly|pytest|ruff|mypy) '
 "$NSYS" --version
 check_sources
-"$bin/pytest" -q "$@"
+"$bin/pytest" -q "${side_by_side[@]}" "$@"

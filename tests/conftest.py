@@ -17,6 +17,8 @@ for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
+os.environ.pop("COLUMNS", None)  # pytest-xdist sets it
+
 # A busy machine is no failure.
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
@@ -61,6 +63,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for place in (path, *path.parents):
             if marker := MARKERS_OF.get(place.as_posix()):
                 item.add_marker(marker)
+    items.sort(key=lambda item: "slow" not in item.keywords)  # else one process would end long after the other
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

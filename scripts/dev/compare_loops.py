@@ -36,7 +36,7 @@ from tests.ddp.gloo_ranks import run_ranks
 PAGE = ROOT / "docs/compared_with_ddp.md"
 BEGIN = "<!-- made by scripts/dev/compare_loops.py -->"
 END = "<!-- end -->"
-TIMEOUT_S = 60
+TIMEOUT_S = 20
 TOLERANCE = 1e-9
 Wrap = Callable[[nn.Module], loops.OneProcess]
 
