@@ -65,7 +65,6 @@ class Commands(click.Group):
     """Loads a command's module when it is asked for, so that ``--help`` stays as fast as click itself."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        """The commands in the order in which a newcomer meets them."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002

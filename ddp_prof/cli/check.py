@@ -13,8 +13,8 @@ from ddp_prof.cli.options.commands import Loader, load_options, table_options, t
 from ddp_prof.cli.options.outputs import say
 from ddp_prof.cli.options.verbosity import progress
 from ddp_prof.errors import NotMetError
-from ddp_prof.present.table import TableOptions
-from ddp_prof.runs.run import Run
+from ddp_prof.present.table import TableOptions, show
+from ddp_prof.runs.run import Run, are_one_variant, changes_between
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.overlap.regression_gate import GateReport
@@ -132,9 +132,7 @@ def command(
         check_run,
         find_differences,
     )
-    from ddp_prof.present.table import show
     from ddp_prof.present.tables.gate import check_summary, check_view, verdict_line
-    from ddp_prof.runs.run import are_one_variant
 
     load = replace(load, strict=True)  # what was not read must not pass
     compared = _only_run(load.runs(baselines, "overlap")) if baselines else None
@@ -173,7 +171,6 @@ def command(
 def _changes(baseline: Run, run: Run, others: list[Run]) -> list[str]:
     """What changed from the baseline, beyond the spread, and which collective did it."""
     from ddp_prof.present.tables.waterfall import change_texts
-    from ddp_prof.runs.run import changes_between
 
     with progress(1) as begin:
         begin("looking for the cause")

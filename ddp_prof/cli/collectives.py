@@ -10,7 +10,7 @@ import click
 from ddp_prof.cli.options.commands import Loader, load_options, table_options, trace_command, traces_argument
 from ddp_prof.cli.options.outputs import Output
 from ddp_prof.errors import TraceError
-from ddp_prof.present.table import TableOptions, TableView
+from ddp_prof.present.table import TableOptions, TableView, show
 from ddp_prof.runs.run import Run
 
 if TYPE_CHECKING:
@@ -45,8 +45,6 @@ def command(
     Exposed time is divided by when (forward, backward, tail, optimizer, outside) and by why (blocking call, launched
     late, queued, late input, peer wait, transfer). The ranks of a run may be in several files.
     """
-    from ddp_prof.present.table import show
-
     runs = load.runs(traces, "collectives", to_draw=bool(page or png))
     if (page or png) and len(runs) > 1:
         raise click.UsageError("--html and --png show one run: give the traces of a single one")

@@ -11,8 +11,8 @@ import click
 
 from ddp_prof.cli.options.commands import Loader, load_options, table_options, trace_command, traces_argument
 from ddp_prof.cli.options.outputs import Output
-from ddp_prof.present.table import TableOptions, TableView
-from ddp_prof.runs.run import Run
+from ddp_prof.present.table import TableOptions, TableView, show
+from ddp_prof.runs.run import Run, are_one_variant, changes_between, compare_steps
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.variants.before_after import PartChange
@@ -42,11 +42,9 @@ def command(
     """
     from ddp_prof.analyze.overlap.comparison import compare_variants
     from ddp_prof.present.json_documents import changes_document, waterfall_document
-    from ddp_prof.present.table import TableView, show
     from ddp_prof.present.tables.comparison import compare_view
     from ddp_prof.present.tables.overlap import notes_of_runs
     from ddp_prof.present.tables.waterfall import readable_rows, waterfall_notes, waterfall_rows
-    from ddp_prof.runs.run import are_one_variant, changes_between, compare_steps
 
     runs = load.runs(traces, "overlap", "collectives", "kernels")
     results, changes = [run.overlap() for run in runs], compare_steps(runs)
@@ -69,7 +67,6 @@ def command(
 
 
 def _changes_view(runs: Sequence[Run], parts: Sequence[PartChange]) -> TableView:
-    from ddp_prof.present.table import TableView
     from ddp_prof.present.tables.waterfall import HOW_TO_READ_CHANGES, change_rows, change_texts
 
     texts = "; ".join(change_texts(parts)) or "nothing changed beyond the spread"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ddp_prof.cli.options.commands import Loader, load_options, table_options, trace_command, traces_argument
-from ddp_prof.present.table import TableOptions, TableView
+from ddp_prof.present.table import TableOptions, TableView, show
 from ddp_prof.runs.run import Run
 
 
@@ -20,8 +20,6 @@ def command(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> Non
     before it on its stream, a recorded wait, or its launch. Its parts sum to its length. Give the traces of all ranks:
     at a collective the path goes on with the rank that arrived last.
     """
-    from ddp_prof.present.table import show
-
     show(output, views(load.runs(traces, "collectives", "critical")))
 
 

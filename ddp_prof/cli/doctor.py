@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ddp_prof.cli.options.commands import Loader, load_options, table_options, trace_command, traces_argument
-from ddp_prof.present.table import TableOptions, TableView
-from ddp_prof.runs.run import Run
+from ddp_prof.present.table import TableOptions, TableView, show
+from ddp_prof.runs.run import DOCTOR, Run
 
 
 @trace_command("doctor", "traces/flat.sqlite")
@@ -19,9 +19,6 @@ def command(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> Non
     Each rule looks for one thing, such as collectives on the stream of compute, one bucket for all gradients, a host
     that waits in backward, or a rank that is late. A rule that the traces do not let decide says so.
     """
-    from ddp_prof.present.table import show
-    from ddp_prof.runs.run import DOCTOR
-
     show(output, views(load.runs(traces, *DOCTOR)))
 
 

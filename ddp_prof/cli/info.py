@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ddp_prof.cli.options.commands import Loader, load_options, table_options, trace_command, traces_argument
-from ddp_prof.present.table import TableOptions, TableView
+from ddp_prof.present.table import TableOptions, TableView, show
 from ddp_prof.runs.run import Run
 
 
@@ -15,8 +15,6 @@ from ddp_prof.runs.run import Run
 @load_options
 def command(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> None:
     """What a trace holds, and what is missing for which question."""
-    from ddp_prof.present.table import show
-
     show(output, views(load.runs(traces, "inventory")))
 
 

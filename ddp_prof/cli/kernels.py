@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from ddp_prof.cli.options.commands import Loader, load_options, table_options, trace_command, traces_argument
-from ddp_prof.present.table import TableOptions, TableView
+from ddp_prof.present.table import TableOptions, TableView, show
 from ddp_prof.runs.run import Run
 
 TABLES = ("kernels", "hidden", "idle")
@@ -34,8 +34,6 @@ def command(traces: tuple[Path, ...], load: Loader, name: str | None, top: int, 
     communication is divided by the compute beside it, idle time by its cause; both sum exactly to the figures of
     'ddp-prof overlap'.
     """
-    from ddp_prof.present.table import show
-
     runs = load.runs(traces, "overlap", "device use")
     is_whole = output.form == "table" and not (name or output.columns)
     names = TABLES if is_whole else (name or TABLES[0],)

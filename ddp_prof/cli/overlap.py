@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from ddp_prof.cli.options.commands import Loader, load_options, table_options, trace_command, traces_argument
-from ddp_prof.present.table import TableOptions, TableView
+from ddp_prof.present.table import TableOptions, TableView, show
 from ddp_prof.runs.run import Run
 
 
@@ -22,8 +22,6 @@ def command(traces: tuple[Path, ...], load: Loader, steps: bool, output: TableOp
     TRACE is a report of Nsight Systems (.nsys-rep) or its export (sqlite, parquetdir, arrowdir), a trace of
     torch.profiler (.json, .json.gz), or a folder with several of these.
     """
-    from ddp_prof.present.table import show
-
     show(output, views(load.runs(traces, "overlap"), by_step=steps))
 
 

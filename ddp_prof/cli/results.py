@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,7 +12,7 @@ from ddp_prof.cli.options.commands import table_options, trace_command
 from ddp_prof.cli.options.outputs import Output, protect, say
 from ddp_prof.cli.options.verbosity import say_note
 from ddp_prof.errors import TraceError
-from ddp_prof.present.table import TableOptions
+from ddp_prof.present.table import TableOptions, TableView, show
 
 if TYPE_CHECKING:
     from ddp_prof.benchmark.report import TestbedResults
@@ -21,44 +20,19 @@ if TYPE_CHECKING:
 
 OWN_RESULTS, RESULTS = Path("traces/local/results.db"), Path("traces/results.db")
 
-Function = TypeVar("Function", bound="Callable[..., Any]")
-
-
-@dataclass(frozen=True)
-class Filter:
-    """An option that selects settings by one or several values."""
-
-    option: str
-    kind: type
-    text: str
-    value_of: Callable[[SettingSummary], str | int]
-
-    @property
-    def name(self) -> str:
-        """What click calls the option's values."""
-        return self.option.removeprefix("--").replace("-", "_")
-
-
-FILTERS = (
-    Filter("--variant", str, "Variants to show.", lambda summary: summary.setting.variant),
-    Filter("--model-size", str, "Model sizes to show.", lambda summary: summary.testbed.model_size),
-    Filter("--batch-size", int, "Batch sizes of a rank to show.", lambda summary: summary.setting.local_batch_size),
-    Filter("--seq-len", int, "Context lengths to show.", lambda summary: summary.setting.seq_len),
-    Filter("--world-size", int, "Numbers of ranks to show.", lambda summary: summary.testbed.world_size),
-)
-
-
-def _filter_options(function: Function) -> Function:
-    decorated: Any = function
-    for filter_ in reversed(FILTERS):
-        option = click.option(filter_.option, type=filter_.kind, multiple=True, help=f"{filter_.text} May be repeated.")
-        decorated = option(decorated)
-    return decorated  # type: ignore[no-any-return]
+FILTERS: dict[str, Callable[[SettingSummary], str | int]] = {
+    "variant": lambda summary: summary.setting.variant,
+    "model_size": lambda summary: summary.testbed.model_size,
+    "batch_size": lambda summary: summary.setting.local_batch_size,
+    "seq_len": lambda summary: summary.setting.seq_len,
+    "world_size": lambda summary: summary.testbed.world_size,
+}
+"""Of each option that selects settings, what it goes by."""
 
 
 def _usual_database() -> Path:
     """One's own results where there are some, else those that come with the repository."""
-    return next((path for path in (OWN_RESULTS, RESULTS) if path.is_file()), RESULTS)
+    return OWN_RESULTS if OWN_RESULTS.is_file() else RESULTS
 
 
 @trace_command("results", "traces/results.db")
@@ -75,7 +49,11 @@ def _usual_database() -> Path:
     type=Output("folder"),
     help="Write the figures and results.md into this folder, and results.csv beside the database.",
 )
-@_filter_options
+@click.option("--variant", multiple=True, help="Variants to show. May be repeated.")
+@click.option("--model-size", multiple=True, help="Model sizes to show. May be repeated.")
+@click.option("--batch-size", type=int, multiple=True, help="Batch sizes of a rank to show. May be repeated.")
+@click.option("--seq-len", type=int, multiple=True, help="Context lengths to show. May be repeated.")
+@click.option("--world-size", type=int, multiple=True, help="Numbers of ranks to show. May be repeated.")
 @table_options
 def command(
     database: Path, against: str | None, folder: Path | None, output: TableOptions, **filters: tuple[str | int, ...]
@@ -119,12 +97,12 @@ def _select(
     if not summaries:
         raise TraceError(database, "no runs in it yet", "fill it with scripts/run_comparison.sh")
     left = list(summaries)
-    for filter_ in FILTERS:
-        if asked := filters[filter_.name]:
-            there = sorted({filter_.value_of(summary) for summary in left})
-            left = [summary for summary in left if filter_.value_of(summary) in asked]
+    for name, value_of in FILTERS.items():
+        if asked := filters[name]:
+            there = sorted({value_of(summary) for summary in left})
+            left = [summary for summary in left if value_of(summary) in asked]
             if not left:
-                wanted = f"no setting with {filter_.option} {' or '.join(map(str, asked))}"
+                wanted = f"no setting with --{name.replace('_', '-')} {' or '.join(map(str, asked))}"
                 raise TraceError(database, wanted, f"choose from {', '.join(map(str, there))}")
     return left
 
@@ -132,7 +110,6 @@ def _select(
 def _show(output: TableOptions, database: Path, testbeds: Sequence[TestbedResults], study: Study | None) -> None:
     from ddp_prof.benchmark.documents import results_document, results_markdown
     from ddp_prof.benchmark.report import csv_view, results_views
-    from ddp_prof.present.table import TableView, show
 
     if output.form == "markdown":
         say(results_markdown(testbeds, study).removesuffix("\n"))

@@ -8,7 +8,7 @@ import click
 
 from ddp_prof.cli.options.commands import Loader, load_options, table_options, trace_command, traces_argument
 from ddp_prof.cli.options.outputs import Output
-from ddp_prof.present.table import TableOptions, TableView
+from ddp_prof.present.table import TableOptions, TableView, show
 from ddp_prof.runs.run import Run
 
 
@@ -23,8 +23,6 @@ def command(traces: tuple[Path, ...], load: Loader, page: Path | None, png: Path
 
     Give the traces of all ranks of a run; the clocks of several files are aligned. Some ranks may be missing.
     """
-    from ddp_prof.present.table import show
-
     runs = load.runs(traces, "collectives")
     if (page or png) and len(runs) > 1:
         raise click.UsageError("--html and --png show one run: give the traces of a single one")

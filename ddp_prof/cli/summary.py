@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from ddp_prof.cli.options.commands import Loader, load_options, table_options, trace_command, traces_argument
-from ddp_prof.present.table import TableOptions, TableView
-from ddp_prof.runs.run import Run
+from ddp_prof.present.table import TableOptions, TableView, show
+from ddp_prof.runs.run import DOCTOR, Run, summarize_runs
 
 
 @trace_command("summary", "traces/overlap.sqlite")
@@ -16,7 +16,6 @@ def command(traces: tuple[Path, ...], load: "Loader", output: "TableOptions") ->
 
     'ddp-prof TRACE...' does the same.
     """
-    from ddp_prof.present.table import show
     from ddp_prof.runs.load import find_files
 
     measures = summary_measures(find_files(traces), load.options.part_rows)
@@ -26,14 +25,12 @@ def command(traces: tuple[Path, ...], load: "Loader", output: "TableOptions") ->
 def summary_measures(files: list[Path], part_rows: int | None = None) -> tuple[str, ...]:
     """What is measured for it: without the doctor, who needs all events at once, where a trace is read in parts."""
     from ddp_prof.runs.parts import is_read_in_parts
-    from ddp_prof.runs.run import DOCTOR
 
     return ("overlap", "collectives") if any(is_read_in_parts(file, part_rows) for file in files) else DOCTOR
 
 
 def views(runs: "list[Run]") -> "list[TableView]":
     from ddp_prof.present.tables.summary import summary_view
-    from ddp_prof.runs.run import DOCTOR, summarize_runs
 
     files = [file for run in runs for file in run.files]
     ask_doctor = summary_measures(files, runs[0].options.part_rows) == DOCTOR

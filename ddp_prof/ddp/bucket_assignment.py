@@ -64,7 +64,6 @@ def assign_by_readiness(
 
 
 def cap_in_bytes(size_mb: float | Sequence[float] | None) -> float | list[float] | None:
-    """Caps given in MB as bytes."""
     if size_mb is None or isinstance(size_mb, (int, float, str)):
         return None if size_mb is None else check_bucket_size(size_mb) * BYTES_PER_MB
     if not size_mb:

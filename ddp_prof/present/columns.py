@@ -43,7 +43,6 @@ class Column:
 
     @property
     def heading(self) -> str:
-        """Title and unit."""
         return f"{self.title} {self.unit}" if self.unit else self.title
 
     def text(self, value: Value) -> str:
@@ -58,7 +57,6 @@ class Column:
 
 
 def ms(ns: float | None) -> float | None:
-    """Milliseconds of nanoseconds."""
     return None if ns is None else ns / 1e6
 
 
@@ -68,7 +66,6 @@ def times_of(result: object, *names: str) -> Row:
 
 
 def percent(ratio: float | None) -> float | None:
-    """Percent of a share."""
     return None if ratio is None else ratio * 100
 
 

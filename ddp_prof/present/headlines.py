@@ -120,8 +120,9 @@ def root_cause_headline(
     if blocking and not blocking.total_ns:
         return Headline("Nothing waited for communication", _all_had_slack(blocking, cause))
     if blocking and not blocking.typical_ns:
-        which = f"{blocking.blocked_steps} of {blocking.steps} steps stood still for it, {_in_all(blocking)}."
-        return Headline("Nothing waits for communication in a typical step", which)
+        which = f"{blocking.blocked_steps} of {blocking.steps} steps stood still for it"
+        detail = f"{which}, for {milliseconds(blocking.total_ns)} in all."
+        return Headline("Nothing waits for communication in a typical step", detail)
     exposed = _exposed_headline(cause)
     if blocking is None:
         return exposed
@@ -137,10 +138,6 @@ def cause_headline(cause: RootCause | None, reason: str | None, blocking: RunBlo
     if blocking and not blocking.total_ns:
         return f"none that costs time: {_all_had_slack(blocking, None)}"
     return _exposed_headline(cause).text
-
-
-def _in_all(blocking: RunBlocking) -> str:
-    return f"for {milliseconds(blocking.total_ns)} in all"
 
 
 def _all_had_slack(blocking: RunBlocking, cause: RootCause | None) -> str:
@@ -212,22 +209,18 @@ def _meanwhile(cause: RootCause) -> str:
 
 def _culprit(cause: RootCause) -> str:
     if cause.why == BLOCKING_CALL and cause.blocking == "after_backward":
-        return _launched_after_backward(cause)
+        count, alike = cause.collectives_a_step, cause.alike_a_step
+        if alike == count:
+            return (
+                f"these are all {count} collectives of a step" if count > 1 else "this is the only collective of a step"
+            )
+        return f"{'this is' if alike == 1 else 'these are'} {alike} of {count} collectives of a step"
     if cause.when == TAIL:
         return f"{_which(cause)}{_described(cause)} {_lead(cause)}"
     share = cause.collective_ns / cause.pair_ns
     if share < _LARGE_PART:
         return f"spread over {cause.collectives_a_step} collectives, with at most {percent(share)} in one"
     return f"{percent(share)} of that with {_which(cause)}{_described(cause)}"
-
-
-def _launched_after_backward(cause: RootCause) -> str:
-    count = cause.collectives_a_step
-    if cause.alike_a_step == count:
-        return f"these are all {count} collectives of a step" if count > 1 else "this is the only collective of a step"
-    return (
-        f"{'this is' if cause.alike_a_step == 1 else 'these are'} {cause.alike_a_step} of {count} collectives of a step"
-    )
 
 
 def _advice(cause: RootCause) -> str:

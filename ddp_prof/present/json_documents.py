@@ -33,7 +33,6 @@ COLLECTIVES_SCHEMA = 2
 
 
 def overlap_document(result: TraceOverlap, headline: str) -> Document:
-    """Of ``ddp-prof overlap``."""
     return {
         "schema": SCHEMA,
         "trace": str(result.trace),
@@ -87,12 +86,10 @@ def changes_document(changes: Sequence[PartChange]) -> list[Document]:
 
 
 def info_document(inventory: TraceInventory) -> Document:
-    """Of ``ddp-prof info``."""
     return {"schema": SCHEMA, **asdict(inventory), "trace": str(inventory.trace)}
 
 
 def collectives_document(run: RunAnalysis, result: RunCollectives, headline: str) -> Document:
-    """Of ``ddp-prof collectives``."""
     return {
         "schema": COLLECTIVES_SCHEMA,
         **_run(run),
@@ -117,7 +114,6 @@ def _alignment_document(alignment: Alignment) -> Document:
 
 
 def kernels_document(result: TraceOverlap, use: DeviceUse, warnings: Sequence[str]) -> Document:
-    """Of ``ddp-prof kernels``."""
     return {
         "schema": SCHEMA,
         **_run(result),
@@ -140,7 +136,6 @@ def kernels_document(result: TraceOverlap, use: DeviceUse, warnings: Sequence[st
 
 
 def critical_document(run: RunAnalysis, critical: RunCritical, headline: str) -> Document:
-    """Of ``ddp-prof critical``."""
     return {
         "schema": SCHEMA,
         **_run(run),
@@ -153,7 +148,6 @@ def critical_document(run: RunAnalysis, critical: RunCritical, headline: str) ->
 
 
 def doctor_document(run: RunAnalysis, diagnosis: Diagnosis) -> Document:
-    """Of ``ddp-prof doctor``."""
     return {
         "schema": SCHEMA,
         **_run(run),
@@ -164,7 +158,6 @@ def doctor_document(run: RunAnalysis, diagnosis: Diagnosis) -> Document:
 
 
 def skew_document(run: RunAnalysis, skew: RunSkew, headline: str) -> Document:
-    """Of ``ddp-prof skew``."""
     return {
         "schema": SCHEMA,
         **_run(run),
@@ -178,7 +171,6 @@ def skew_document(run: RunAnalysis, skew: RunSkew, headline: str) -> Document:
 
 
 def gate_document(checks: Sequence[GateReport], baseline: TraceOverlap | None, warnings: Sequence[str]) -> Document:
-    """Of ``ddp-prof check``."""
     return {
         "schema": SCHEMA,
         "passed": all(check.passed for check in checks),

@@ -253,7 +253,11 @@ def show(options: TableOptions | str, views: Sequence[TableView]) -> None:
             _print_table(view, own[index], shared if index == len(views) - 1 else [], options)
         return
     if options.form == "json":
-        _print_json([view.document for view in views])
+        documents = [view.document for view in views]
+        # Lines are for people; without them the encoder is the one in C.
+        indent = 1 if sys.stdout.isatty() else None
+        text = json.dumps(documents[0] if len(documents) == 1 else documents, indent=indent, allow_nan=False)
+        sys.stdout.write(f"{text}\n")
         return
     if options.form == "csv":
         write_csv(only([row for view in views for row in view.rows], options.columns), sys.stdout)
@@ -274,13 +278,6 @@ def _notes_once(views: Sequence[TableView]) -> tuple[list[list[str]], list[str]]
         if count > 1
     ]
     return own, shared
-
-
-def _print_json(documents: Sequence[dict[str, Any]]) -> None:
-    # Lines are for people; without them the encoder is the one in C.
-    indent = 1 if sys.stdout.isatty() else None
-    text = json.dumps(documents[0] if len(documents) == 1 else documents, indent=indent, allow_nan=False)
-    sys.stdout.write(f"{text}\n")
 
 
 def write_csv(rows: Sequence[Row], file: TextIO) -> None:

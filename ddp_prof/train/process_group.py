@@ -48,15 +48,6 @@ REFUSALS = (
 
 @dataclass(frozen=True, slots=True)
 class RankInfo:
-    """Where this rank stands.
-
-    Attributes:
-        rank: Among all ranks.
-        world: Number of ranks.
-        local_rank: Among the ranks of this machine.
-        local_world: Number of ranks on this machine.
-    """
-
     rank: int = 0
     world: int = 1
     local_rank: int = 0

@@ -40,7 +40,6 @@ class ModelSize:
         return 3 * tokens * (2 * weights + 4 * self.layers * seq_len * self.d_model)
 
     def gradient_bytes(self) -> int:
-        """What every variant has to reduce in a step, in float32."""
         return 4 * self.parameters
 
 

@@ -17,6 +17,7 @@ import click
 from ddp_prof.cli.options.outputs import PIPE, protect, say
 from ddp_prof.cli.options.verbosity import EXIT_CODE, is_quiet, progress_bar
 from ddp_prof.errors import InterruptedReadingError, TraceError
+from ddp_prof.present.table import TableOptions
 from ddp_prof.runs.report import LoadOptions
 from ddp_prof.runs.run import Run
 
@@ -33,7 +34,6 @@ class TraceCommand(click.Command):
     """A command whose help has its own options first, and ends with an example."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The options in groups."""
         groups: dict[str, list[tuple[str, str]]] = {"Options": [], "How traces are read": [], "General": []}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
@@ -163,8 +163,6 @@ def load_options(function: Function) -> Function:
         part_rows: int | None,
         **kwargs: Any,
     ) -> Any:
-        from ddp_prof.runs.report import LoadOptions
-
         if one_run and separate:
             raise click.UsageError("--one-run and --separate exclude each other")
         options = LoadOptions(
@@ -223,8 +221,6 @@ def table_options(function: Function) -> Function:
     """Adds ``--format``, ``--wide`` and ``--columns``, handed over as one ``output``, a ``TableOptions``."""
 
     def with_output(*args: Any, form: str, wide: bool, columns: tuple[str, ...], **kwargs: Any) -> Any:
-        from ddp_prof.present.table import TableOptions
-
         return function(*args, output=TableOptions(form, wide, columns, is_quiet()), **kwargs)
 
     return add_options(function, with_output, _TABLE_OPTIONS)

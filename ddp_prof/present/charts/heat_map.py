@@ -134,7 +134,13 @@ def _layout(
             height=_TOP + 3 * _MAP + 2 * _GAP + _BOTTOM, t=_TOP, b=_BOTTOM, l=_LEFT, r=_RIGHT,
         ),
         "xaxis": {**plain, "type": "category", "title": {"text": "step"}, "anchor": "y3", "nticks": 20},
-        "annotations": [_heading(index, panel) for index, panel in enumerate(panels)],
+        "annotations": [
+            {
+                "text": f"<b>{panel.title}</b>", "xref": "paper", "x": 0, "xanchor": "left", "yref": "paper",
+                "y": _domain(index)[1], "yanchor": "bottom", "showarrow": False, "font": {"color": theme.LIGHT.text},
+            }
+            for index, panel in enumerate(panels)
+        ],
     }  # fmt: skip
     for index in range(len(panels)):
         layout[f"yaxis{'' if index == 0 else index + 1}"] = {
@@ -142,10 +148,3 @@ def _layout(
             "ticktext": [shown_name(names[row]) + "  " for row in shown],
         }  # fmt: skip
     return layout
-
-
-def _heading(index: int, panel: Panel) -> dict[str, Any]:
-    return {
-        "text": f"<b>{panel.title}</b>", "xref": "paper", "x": 0, "xanchor": "left", "yref": "paper",
-        "y": _domain(index)[1], "yanchor": "bottom", "showarrow": False, "font": {"color": theme.LIGHT.text},
-    }  # fmt: skip

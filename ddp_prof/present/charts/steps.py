@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddp_prof.analyze.overlap.overlap import RankOverlap, StepOverlap, TraceOverlap
+from ddp_prof.analyze.overlap.overlap import RankOverlap, TraceOverlap
 from ddp_prof.present import theme
 from ddp_prof.present.charts.comparison import subtitle
 from ddp_prof.present.charts.frame import STILL, axis, chart_frame, rows_axis, run_label
@@ -27,7 +27,8 @@ def draw_overlap_by_step(results: Sequence[TraceOverlap]) -> go.Figure:
     import plotly.graph_objects as go
 
     bands = [trace for row, result in enumerate(results) for trace in _band(row, result)]
-    come_again = any(step.step not in (None, step.step_key) for result in results for step in _told_steps(result))
+    steps = [step for result in results for rank in result.ranks for step in rank.marked_steps]
+    come_again = any(step.step not in (None, step.step_key) for step in steps)
     layout = _layout(results, "Overlap of each step", "step, counted from the first" if come_again else "step", _BAND)
     layout["xaxis"] |= {"tickformat": "d", "showgrid": False}
     layout["shapes"] = [_limit(row + side * _HALF) for row in range(len(results)) for side in (-1, 1)]
@@ -47,10 +48,6 @@ def draw_step_times(results: Sequence[TraceOverlap]) -> go.Figure:
     layout = _layout(results, "How long steps take", title, _ROW)
     layout["xaxis"] |= {"rangemode": "tozero"}
     return go.Figure([_box(row, result) for row, result in enumerate(results)], layout)
-
-
-def _told_steps(result: TraceOverlap) -> Iterator[StepOverlap]:
-    return (step for rank in result.ranks for step in rank.marked_steps)
 
 
 def step_shares(rank: RankOverlap) -> list[tuple[int, float]]:

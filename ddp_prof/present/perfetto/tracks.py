@@ -74,8 +74,6 @@ class Counter:
 
 @dataclass(frozen=True)
 class ProcessTracks:
-    """One process of a trace."""
-
     title: str
     tracks: tuple[Track, ...]
     counters: tuple[Counter, ...]
@@ -141,8 +139,6 @@ def _counters(rank_events: Sequence[RankEvents]) -> tuple[Counter, ...]:
 
 
 class _Builder:
-    """Lays out the tracks of one process."""
-
     def __init__(self, trace: Trace, process: int, ranks: Sequence[RankEvents], collectives: CollectiveRanges) -> None:
         self.trace, self.process, self.ranks, self.collectives = trace, process, ranks, collectives
         self.activities = np.flatnonzero(trace.activities.process == process)
@@ -284,7 +280,6 @@ def _slices(start_ns: Ints, end_ns: Ints, name_id: Ints, category: Ints | int, *
 
 
 def _main_category(slices: Slices) -> str:
-    """What takes most of a stream's time."""
     duration = slices.end_ns - slices.start_ns
     return CATEGORIES[int(np.bincount(slices.category, weights=duration).argmax())]
 

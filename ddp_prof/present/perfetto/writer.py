@@ -151,7 +151,10 @@ def _lane_events(
     Behind them the ends of arrows, at the starts of the slices that they belong to.
     """
     head = f'{{"ph":"X","pid":{pid},"tid":{tid},"ts":'
-    names = {value: json.dumps(_name(lane, value)) for value in np.unique(lane.slices.name_id).tolist()}
+    names = {
+        value: json.dumps("" if value == UNKNOWN else lane.names[value])
+        for value in np.unique(lane.slices.name_id).tolist()
+    }
     for first in range(0, len(lane.slices), _ROWS):
         slices = select(lane.slices, np.arange(first, min(first + _ROWS, len(lane.slices))))
         yield [
@@ -180,10 +183,6 @@ def _lane_events(
                     f'{{"ph":{end},"pid":{pid},"tid":{tid},"ts":{start},"id":{number},"name":"{name}","cat":"{name}"}}'
                     for start, number in zip(times, arrow[linked].tolist(), strict=True)
                 ]
-
-
-def _name(lane: Track, name_id: int) -> str:
-    return "" if name_id == UNKNOWN else lane.names[name_id]
 
 
 def _arguments(slices: Slices) -> list[str]:

@@ -39,7 +39,6 @@ def _other_devices(summaries: Sequence[VariantSummary]) -> list[str]:
 
 
 def compare_rows(summaries: Iterable[VariantSummary]) -> list[Row]:
-    """A row a run."""
     return [
         {
             "variant": summary.label,

@@ -11,7 +11,6 @@ from ddp_prof.present.text import counted, milliseconds, source_name
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
-    from ddp_prof.analyze.doctor.evidence import Finding
     from ddp_prof.analyze.doctor.rules import Diagnosis
 
 
@@ -19,7 +18,12 @@ def doctor_view(run: RunAnalysis, diagnosis: Diagnosis) -> TableView:
     """The findings in words, and a row each for programs."""
     lines = [f"{source_name(run.trace, run.files)} · device: {run.device}"]
     of = "per step" if run.has_steps else "in all"
-    lines += [_text(number, one, of) for number, one in enumerate(diagnosis.findings, 1)] or [_none_found(diagnosis)]
+    for number, finding in enumerate(diagnosis.findings, 1):
+        cost = "" if finding.cost_ns is None else f" (at most {milliseconds(finding.cost_ns)} {of})"
+        lines.append(f"{number}. {finding.rule}{cost}: {finding.evidence} {finding.advice}")
+    if not diagnosis.findings:
+        undecided = len(diagnosis.abstained)
+        lines.append("none found" + (f"; {counted(undecided, 'rule')} could not decide" if undecided else ""))
     by_reason: dict[str, list[str]] = {}
     for one in diagnosis.abstained:
         by_reason.setdefault(one.reason, []).append(one.rule)
@@ -36,13 +40,3 @@ def doctor_view(run: RunAnalysis, diagnosis: Diagnosis) -> TableView:
         for one in diagnosis.findings
     ]
     return TableView("\n".join(lines), rows, notes, doctor_document(run, diagnosis), is_text=True)
-
-
-def _none_found(diagnosis: Diagnosis) -> str:
-    undecided = len(diagnosis.abstained)
-    return f"none found; {counted(undecided, 'rule')} could not decide" if undecided else "none found"
-
-
-def _text(number: int, finding: Finding, of: str) -> str:
-    cost = "" if finding.cost_ns is None else f" (at most {milliseconds(finding.cost_ns)} {of})"
-    return f"{number}. {finding.rule}{cost}: {finding.evidence} {finding.advice}"

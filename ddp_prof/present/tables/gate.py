@@ -41,7 +41,6 @@ def check_summary(view: TableView) -> str:
 
 
 def verdict_line(checks: Sequence[GateReport]) -> str:
-    """What came out, in a line."""
     statuses = [verdict.status for check in checks for verdict in check.verdicts]
     failed, unknown = statuses.count("failed"), statuses.count("unknown")
     of_all = f"of {len(statuses)} requirements"

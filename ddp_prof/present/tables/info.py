@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 def info_view(inventory: TraceInventory) -> TableView:
-    """The inventory of one trace."""
     producer = f" {inventory.producer}" if inventory.producer else ""
     title = (
         f"{inventory.trace} · {inventory.source}{producer} · device: {inventory.device} · "

@@ -15,7 +15,6 @@ DIGEST = Digest("costs_others_ms", ("collectives", "last_collectives", "last_ste
 
 
 def skew_view(run: RunAnalysis, skew: RunSkew) -> TableView:
-    """A row a rank."""
     headline = skew_headline(skew).text
     title = f"{source_name(run.trace, run.files)} · device: {run.device}"
     if skew.reason:  # a table would be of zeros
