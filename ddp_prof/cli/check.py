@@ -170,7 +170,7 @@ def command(
 
 def _changes(baseline: Run, run: Run, others: list[Run]) -> list[str]:
     """What changed from the baseline, beyond the spread, and which collective did it."""
-    from ddp_prof.present.tables.waterfall import change_texts
+    from ddp_prof.present.tables.comparison import change_texts
 
     with progress(1) as begin:
         begin("looking for the cause")

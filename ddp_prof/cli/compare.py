@@ -42,9 +42,8 @@ def command(
     """
     from ddp_prof.analyze.overlap.comparison import compare_variants
     from ddp_prof.present.json_documents import changes_document, waterfall_document
-    from ddp_prof.present.tables.comparison import compare_view
+    from ddp_prof.present.tables.comparison import compare_view, readable_rows, waterfall_notes, waterfall_rows
     from ddp_prof.present.tables.overlap import notes_of_runs
-    from ddp_prof.present.tables.waterfall import readable_rows, waterfall_notes, waterfall_rows
 
     runs = load.runs(traces, "overlap", "collectives", "kernels")
     results, changes = [run.overlap() for run in runs], compare_steps(runs)
@@ -67,7 +66,7 @@ def command(
 
 
 def _changes_view(runs: Sequence[Run], parts: Sequence[PartChange]) -> TableView:
-    from ddp_prof.present.tables.waterfall import HOW_TO_READ_CHANGES, change_rows, change_texts
+    from ddp_prof.present.tables.comparison import HOW_TO_READ_CHANGES, change_rows, change_texts
 
     texts = "; ".join(change_texts(parts)) or "nothing changed beyond the spread"
     title = f"from {runs[0].name} to {runs[1].name}, mean step: {texts}"

@@ -1,4 +1,4 @@
-"""Runs side by side, a row a run."""
+"""Runs side by side: a row per run, the waterfall from one to the next, and what changed between two of them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,23 @@ from collections.abc import Iterable, Sequence
 
 from ddp_prof.analyze.overlap.comparison import VariantSummary
 from ddp_prof.analyze.overlap.overlap import TraceOverlap
-from ddp_prof.present.columns import Row, ms, percent, times_of
+from ddp_prof.analyze.variants.before_after import (
+    DURATION,
+    LAUNCH,
+    QUEUEING,
+    TRANSFER,
+    WAIT,
+    CollectiveChange,
+    PartChange,
+)
+from ddp_prof.analyze.variants.contention import Contention
+from ddp_prof.analyze.variants.waterfall import PARTS, Budget, Change, Waterfall
+from ddp_prof.present.columns import Row, ms, times_of
+from ddp_prof.present.columns import percent as in_percent
 from ddp_prof.present.json_documents import compare_document
 from ddp_prof.present.table import TableView
 from ddp_prof.present.tables.overlap import notes_of_runs, recorder_name
+from ddp_prof.present.text import collective_name, milliseconds, percent
 from ddp_prof.variants import BASELINE
 
 HOW_TO_READ = (
@@ -47,9 +60,132 @@ def compare_rows(summaries: Iterable[VariantSummary]) -> list[Row]:
             "spread_ms": ms(summary.step_spread_ns),
             "collectives": summary.collectives,
             **times_of(summary, "comm", "overlapped", "exposed", "blocking", "tail", "exposed_memory"),
-            "overlap_%": percent(summary.overlap_ratio),
-            "in_backward_%": percent(summary.backward_overlap_ratio),
+            "overlap_%": in_percent(summary.overlap_ratio),
+            "in_backward_%": in_percent(summary.backward_overlap_ratio),
             "speedup": summary.speedup,
         }
         for summary in summaries
     ]
+
+
+def waterfall_rows(waterfall: Waterfall) -> list[Row]:
+    """The first run's mean step by parts; then, run by run, what changed, and the step that this leads to."""
+    if not waterfall.budgets:
+        return []
+    first = waterfall.budgets[0]
+    rows = [_row(first.label, first, first.step_ns)]
+    for after, change in zip(waterfall.budgets[1:], waterfall.changes, strict=True):
+        rows.append(_row(f"{change.before} -> {change.after}", change, after.step_ns))
+    return rows
+
+
+def readable_rows(waterfall: Waterfall) -> list[Row]:
+    """The same rows, in which a change that its spread cannot tell from none is a spread and no change."""
+    rows = waterfall_rows(waterfall)
+    for row, change in zip(rows[1:], waterfall.changes, strict=True):
+        for part in (*PARTS, "step"):
+            if change.is_beyond_spread(part) is False:
+                key = "sum_ms" if part == "step" else f"{part}_ms"
+                width = change.half_width_ns[part]
+                row[key] = f"within ±{width / 1e6:.2f}" if width else row[key]
+    return rows
+
+
+def waterfall_notes(waterfall: Waterfall) -> list[str]:
+    """How to read the table, and what it does not know."""
+    notes = ["mean step, ms: the first row has the parts of the step"] if waterfall.budgets else []
+    if waterfall.changes:
+        notes = [
+            f"{notes[0]}, each other row their changes and that of the step",
+            "within ±: steps of both runs scatter too much to tell a change (95 % interval); the CSV has the figure",
+        ]
+    notes += [f"{label}: left out, its trace marks no steps" for label in waterfall.left_out]
+    notes += [f"{label}: left out, its trace does not tell how long its steps took" for label in waterfall.untimed]
+    notes += [f"{label}: left out, its trace does not tell all that ran in its steps" for label in waterfall.unknown]
+    notes += [f"{label}: left out, it ran on another device than the first run" for label in waterfall.other_device]
+    notes += [
+        f"{budget.label}: the ranks could not be compared, so waiting is part of transfer and tail"
+        for budget in waterfall.budgets
+        if not budget.knows_wait
+    ]
+    reasons: dict[str, list[str]] = {}
+    for budget in waterfall.budgets:
+        reasons.setdefault(_contention_note(budget.contention), []).append(budget.label)
+    return notes + [f"contention, {', '.join(labels)}: {reason}" for reason, labels in reasons.items()]
+
+
+def _contention_note(found: Contention) -> str:
+    if found.slowdown is None:
+        return found.reason or "not known"
+    interval = ""
+    if found.slowdown_low is not None and found.slowdown_high is not None:
+        interval = f"95 % interval {found.slowdown_low:.2f} to {found.slowdown_high:.2f}; "
+    return (
+        f"kernels beside communication take {found.slowdown:.2f} times as long ({interval}measured on {found.kernels} "
+        f"kernels, which take {percent(found.share)} of the time beside it)"
+    )
+
+
+def _row(name: str, parts: Budget | Change, step_ns: int) -> Row:
+    return {
+        "from -> to": name,
+        **times_of(parts, *PARTS),
+        "sum_ms": ms(parts.step_ns),
+        "step_ms": ms(step_ns),
+    }
+
+
+HOW_TO_READ_CHANGES = (
+    "before and after: mean step of both runs by parts, while other tables hold medians; ±: half of the change's 95 % "
+    "interval; a smaller change is within the spread; launches are measured from the end of backward's compute"
+)
+
+
+def change_rows(changes: Sequence[PartChange]) -> list[Row]:
+    """A row a part of the step, and one for the step."""
+    return [
+        {
+            "part": change.part,
+            "before_ms": ms(change.before_ns),
+            "after_ms": ms(change.after_ns),
+            "change_ms": ms(change.change_ns),
+            "change_±_ms": ms(change.half_width_ns),
+            "told": _told(change),
+            "cause": collective_change_text(change.cause) if change.cause else None,
+        }
+        for change in changes
+    ]
+
+
+def change_texts(changes: Sequence[PartChange]) -> list[str]:
+    """Each change beyond the spread in a line: ``tail +4.0 ms: bucket 3 launches 4.0 ms later``."""
+    return [
+        f"{change.part} {by_ns / 1e6:+.2f} ms" + (f": {collective_change_text(change.cause)}" if change.cause else "")
+        for change in changes
+        if (by_ns := change.change_ns) is not None and change.is_beyond_spread
+    ]
+
+
+def collective_change_text(change: CollectiveChange) -> str:
+    """What changed of a collective, in words."""
+    which, (verb, more, less) = collective_name(change.index, change.bucket), _MOVES[change.moved]
+    return f"{which} {verb} {milliseconds(abs(change.by_ns))} {more if change.by_ns > 0 else less}"
+
+
+_MOVES = {
+    LAUNCH: ("launches", "later", "earlier"),
+    QUEUEING: ("starts", "later after its launch", "sooner after its launch"),
+    WAIT: ("waits for a peer", "longer", "shorter"),
+    TRANSFER: ("transfers", "longer", "shorter"),
+    DURATION: ("takes", "longer", "shorter"),
+}
+
+
+def _told(change: PartChange) -> str:
+    if change.change_ns is None:
+        return "not known"
+    if change.is_beyond_spread is None:
+        return "too few steps"
+    if not change.is_beyond_spread:
+        return "within the spread"
+    return "longer" if change.change_ns > 0 else "shorter"

@@ -8,8 +8,8 @@ from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.overlap.comparison import compare_variants
 from ddp_prof.analyze.overlap.overlap import RankOverlap, measure_overlap
 from ddp_prof.analyze.variants.waterfall import PARTS, measure_waterfall
+from ddp_prof.present.tables.comparison import waterfall_notes
 from ddp_prof.present.tables.overlap import overlap_view
-from ddp_prof.present.tables.waterfall import waterfall_notes
 from ddp_prof.trace import Trace
 from tests.drawing import draw_trace
 from tests.measuring import analysis_of

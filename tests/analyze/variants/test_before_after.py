@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.analyze.variants.before_after import CollectiveChange, PartChange, compare_before_after
-from ddp_prof.present.tables.waterfall import change_rows, change_texts, collective_change_text
+from ddp_prof.present.tables.comparison import change_rows, change_texts, collective_change_text
 from tests.command_line import run
 from tests.drawing import PID, draw_trace
 from tests.measuring import analysis_of

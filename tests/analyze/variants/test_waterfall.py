@@ -19,7 +19,7 @@ from ddp_prof.analyze.variants.waterfall import (
     subtract_budgets,
 )
 from ddp_prof.present.charts.waterfall import draw_waterfall, waterfall_steps
-from ddp_prof.present.tables.waterfall import readable_rows, waterfall_notes, waterfall_rows
+from ddp_prof.present.tables.comparison import readable_rows, waterfall_notes, waterfall_rows
 from tests.drawing import PID, draw_trace
 from tests.measuring import analysis_of
 
