@@ -219,14 +219,14 @@ class Timeline {
   /** Shows the selection with a little on either side. */
   showSelection() {
     if (!this.selection) return null;
-    this.#remember();
+    this.remember();
     const [from, to] = this.selection, slack = Math.max((to - from) / 8, SHORTEST_SPAN / 4);
     return this.show(from - slack, to + slack);
   }
 
   /** Brings a box into the middle, so large that it can be seen, and unfolds its lane. */
   bringIntoView({ row, track, at }) {
-    this.#remember();
+    this.remember();
     this.reveal(row);
     const offset = this.view.offsets[row.panel], duration = track.end[at] - track.start[at];
     const middle = (track.start[at] + track.end[at]) / 2 - offset;
@@ -237,7 +237,7 @@ class Timeline {
 
   /** Moves the window to a box where it is not all seen, without zooming, and unfolds its lane. */
   moveTo({ row, track, at }) {
-    this.#remember();
+    this.remember();
     this.reveal(row);
     const { from, to, span, offsets } = this.view;
     const start = track.start[at] - offsets[row.panel], end = track.end[at] - offsets[row.panel];
@@ -246,7 +246,7 @@ class Timeline {
   }
 
   /** Keeps what is seen before a jump, for `back`. */
-  #remember() {
+  remember() {
     const { step, view, base } = this;
     if (this.past.at(-1)?.view !== view) this.past.push({ step, view, base });
   }

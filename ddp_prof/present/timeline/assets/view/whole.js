@@ -71,6 +71,7 @@ class WholeRun {
       const { span, offsets } = timeline.view, from = timeAt(event) - hold - offsets[panel] - span / 2;
       timeline.show(from, from + span);
     };
+    timeline.remember();
     if (event.target !== place) move(event);
     const moving = new AbortController(), { signal } = moving;
     band.setPointerCapture(event.pointerId);

@@ -1,0 +1,81 @@
+"""From the first page of a report to a cause and back, as a person walks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.conftest import Visit, visit_in
+from tests.browser.test_inspecting import boxes_of, place_of, window
+from tests.nsys_factory import NCCL, US, bucket_steps, write_capture
+
+
+def seen(visit: Visit) -> dict[str, Any]:
+    """What a reader sees of a timeline: the window, what is selected or measured, the filter, the lanes."""
+    return {
+        "window": [round(ns) for ns in window(visit)],
+        "selection": visit.ask("page.selection"),
+        "details": visit.page.locator("#details").inner_text(),
+        "filter": visit.page.locator("#lanes-chip").text_content(),
+        "lanes": visit.ask("page.rows.filter(({ seen }) => seen).map(({ lane }) => lane)"),
+    }
+
+
+def test_from_the_index_to_the_worst_stretch_its_kernel_launch_and_consumer_and_back(
+    visit: Visit, chromium: Any, tmp_path: Path, report_of: Callable[..., Path]
+) -> None:
+    pages = report_of(write_capture(tmp_path / "x.sqlite", bucket_steps(4, 20, 4), "2023.4"))
+    visit.page.goto((pages / "index.html").as_uri())
+    visit.page.get_by_role("link", name="show me the worst stretch").click()
+    visit.wait_for_timeline()
+    title, key = visit.page.locator("#details h2"), visit.page.keyboard.press
+    assert title.text_content() == "waiting for communication"
+    assert visit.ask("page.selection") == [pytest.approx(15 * US), pytest.approx(25 * US)], "of the second step"
+
+    def follow(fact: str) -> str:
+        visit.page.locator(f"#details dt:text-is('{fact}') + dd button").click()
+        return str(title.text_content())
+
+    assert follow("waits for") == NCCL
+    assert follow("launched") == "cudaLaunchKernel"
+    assert follow("launched") == NCCL
+    assert follow("needed by") == "memcpy"
+    start = window(visit)
+    key("f")
+    assert window(visit) != start
+    key("Backspace")
+    assert window(visit) == start
+
+    (band,) = boxes_of(visit, "#whole .band")
+    visit.page.mouse.click(band["left"] + 4, band["top"] + 4)
+    assert window(visit) != start
+    key("Backspace")
+    assert window(visit) == start, "a click on the band is a jump, too"
+
+    key("e")
+    key("l")
+    visit.page.keyboard.type("stream 7")
+    key("Enter")
+    for at in ("box", "range"):
+        if at == "range":
+            left, right = (place_of(visit, "compute", ns)[0] for ns in (16 * US, 24 * US))
+            y = place_of(visit, "compute", 0)[1]
+            visit.page.keyboard.down("Shift")
+            visit.page.mouse.move(left, y)
+            visit.page.mouse.down()
+            visit.page.mouse.move(right, y, steps=2)
+            visit.page.mouse.up()
+            visit.page.keyboard.up("Shift")
+        visit.page.wait_for_url(f"**lanes=stream+7*{at}=*")
+        here = seen(visit)
+        context = chromium.new_context()
+        with visit_in(context.new_page()) as other:
+            other.page.goto(visit.page.url)
+            other.wait_for_timeline()
+            assert seen(other) == here
+            assert other.complaints == []
+        context.close()
+    assert visit.complaints == []
