@@ -58,13 +58,17 @@ def _rows(ranks: Sequence[RankStepView]) -> list[_Row]:
     found: list[_Row] = []
     for rank in ranks:
         found.append(_Row(len(found), f"<b>{shown_name(rank.name)}</b>  compute", rank, None))
-        exposed = {line.index: sum(bare.end_ns - bare.start_ns for bare in line.exposed) for line in rank.collectives}
-        shown = set(sorted(exposed, key=exposed.__getitem__, reverse=True)[:each_rank])
+        longest = sorted(rank.collectives, key=_exposed_ns, reverse=True)[:each_rank]
+        shown = {line.index for line in longest}
         found += [
             _Row(len(found) + number, _label(line), rank, line)
             for number, line in enumerate(line for line in rank.collectives if line.index in shown)
         ]
     return found
+
+
+def _exposed_ns(line: CollectiveView) -> int:
+    return sum(stretch.end_ns - stretch.start_ns for stretch in line.exposed)
 
 
 def _label(line: CollectiveView) -> str:
