@@ -52,3 +52,11 @@ def test_snippets_run(snippet: str, tmp_path: Path) -> None:
         (run,) = dp.load_runs(tmp_path / "train.rank0.json.gz")
         (rank,) = run.overlap().ranks
         assert [step.step for step in rank.steps] == [0, 1, 2]
+
+
+def test_the_readme_tells_the_sizes_of_the_page() -> None:
+    (line,) = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("pip install")]
+    rows = re.findall(r"^\| `(?:pip install )?'?\.(\[\w+\])?'?` \| .* \| (\d+)(?: more)? \|$", PAGE, re.MULTILINE)
+    assert [name for name, _ in rows] == ["", "[pictures]", "[cluster]", "[mcp]"]
+    for name, size in rows:
+        assert re.search(rf"{re.escape(name)} {size}\b" if name else rf": {size} MB", line), (name, size)
