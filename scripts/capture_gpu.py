@@ -51,6 +51,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+from ddp_prof.capture.gpus import visible_gpus  # noqa: E402
+from ddp_prof.capture.processes import run_tethered  # noqa: E402
 from ddp_prof.train.launch import Stopped, stoppable  # noqa: E402  # needs nothing but Python
 from ddp_prof.variants import BUCKETED, VARIANT_NAMES  # noqa: E402
 
@@ -123,7 +125,7 @@ class Work:
         return int(bool(failures))
 
     def _set_up(self) -> None:
-        if not self._asked.dry_run and _run(["nvidia-smi", "-L"], subprocess.DEVNULL):
+        if not self._asked.dry_run and not visible_gpus(self._environ):
             return
         if self._asked.wheels:
             self._run("env", f"WHEELS={self._asked.wheels}", "scripts/env.sh", "train")
@@ -162,7 +164,7 @@ class Work:
     def _count_gpus(self) -> int:
         """Not by nvidia-smi, which shows those, too, that CUDA_VISIBLE_DEVICES hides."""
         if self._asked.gpus or self._asked.dry_run:
-            return self._asked.gpus or 1
+            return int(self._asked.gpus or 1)
         question = "import torch; print(torch.cuda.device_count())"
         return int(subprocess.run([self._bin / "python", "-c", question], capture_output=True, check=True).stdout)
 
@@ -222,7 +224,7 @@ class Work:
             self._step(f"tables/{file}", self._bin / "ddp-prof", command, "--format", "json", folder, file=file)
 
     def _has_captures(self, setup: Setup) -> bool:
-        return self._asked.dry_run or any((self._out / setup.name).glob("*.run.json"))
+        return bool(self._asked.dry_run) or any((self._out / setup.name).glob("*.run.json"))
 
     def _race(self, setup: Setup) -> None:
         if not self._asked.ddp_steps or setup.ranks == 1 or not self._has_captures(setup):
@@ -290,11 +292,11 @@ class Work:
         note.parent.mkdir(parents=True, exist_ok=True)
         limited = ["timeout", "--foreground", "--kill-after=20", str(min(left, self._most_s)), *words]
         if target is None:
-            code = _run(limited)
+            code, _ = run_tethered(limited)
         else:
             target.parent.mkdir(parents=True, exist_ok=True)
             with target.open("wb") as printed:
-                code = _run(limited, printed.fileno())
+                code, _ = run_tethered(limited, printed.fileno())
         result = "ok"
         if code in KILLED and state != "cut" and left < self._most_s:
             result, self._is_left = "cut", True
@@ -311,7 +313,7 @@ class Work:
         """Show a command, and run it unless showing is all that is wanted."""
         words = list(map(str, command))
         _show(words)
-        return 0 if self._asked.dry_run else _run(words)
+        return 0 if self._asked.dry_run else run_tethered(words)[0]
 
 
 def _show(words: Sequence[str], file: Path | None = None) -> None:
@@ -320,21 +322,6 @@ def _show(words: Sequence[str], file: Path | None = None) -> None:
 
 def _complain(text: str) -> None:
     print(f"capture_gpu: {text}", file=sys.stderr, flush=True)
-
-
-def _run(words: Sequence[str], stdout: int | None = None) -> int:
-    """The exit code of a command, which ends with this process where that is told to."""
-    try:
-        with subprocess.Popen(words, stdout=stdout, stderr=stdout if stdout == subprocess.DEVNULL else None) as process:
-            try:
-                return process.wait()
-            except Stopped:
-                process.terminate()
-                raise
-    except OSError as error:
-        if stdout != subprocess.DEVNULL:
-            _complain(f"{error.filename}: {error.strerror}")
-        return 127
 
 
 def _whole(least: int, most: int = 999_999_999) -> Callable[[str], int]:

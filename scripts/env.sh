@@ -18,11 +18,9 @@
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-. "$root/scripts/common.sh"
 venv="${VENV:-$root/.venv}"
 stamp="$venv/ddp-prof.stamp"
-log="" scratch=""
-unfinished=""
+log="" unfinished=""
 
 say() { echo "env: $*" >&2; }
 
@@ -31,8 +29,10 @@ fail() {
   exit 1
 }
 
-clean_up() { rm -rf "$unfinished" "$scratch"; }
-on_exit clean_up
+# What comes meanwhile is ignored: Ctrl-C and the end of a session reach all processes at once, and twice.
+trap 'trap "" INT TERM HUP; rm -rf "$unfinished" "$log"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
 
 # Runs a command and shows what it says only on request.
 quietly() {
@@ -200,8 +200,7 @@ main() {
   exec 9<"$root"
   flock 9
   ! up_to_date || return 0
-  make_scratch env
-  log="$scratch/log"
+  log="$(mktemp)"
   if [ -n "${WHEELS:-}" ]; then
     find_python
     make_venv

@@ -18,7 +18,6 @@
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-. "$root/scripts/common.sh"
 database="${RESULTS_DB:-$root/traces/local/results.db}"
 figures="${FIGURES_DIR:-$root/figures/local}"
 venv="${VENV:-$root/.venv}"
@@ -26,8 +25,13 @@ child=""
 
 # The sweep ends its ranks itself, when it is told to end: by SIGTERM, as bash has what runs in the background ignore
 # SIGINT until it says otherwise.
-clean_up() { [ -z "$child" ] || { kill -TERM "$child" && wait "$child"; } 2>/dev/null || true; }
-on_exit clean_up
+clean_up() {
+  trap '' INT TERM HUP
+  [ -z "$child" ] || { kill -TERM "$child" && wait "$child"; } 2>/dev/null || true
+}
+trap clean_up EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
 
 read_arguments() {
   local argument

@@ -121,9 +121,8 @@ def run(
         Its exit code, 128 and the number of the signal that ended it, or :data:`NOT_DONE`. All that it started is gone
         then, unless it ended well by itself at the terminal.
     """
-    # It ends with this process, however that ends.
-    tether = ["setpriv", "--pdeathsig", "KILL" if namespace else "TERM"] if shutil.which("setpriv") else []
-    command, environ = [*tether, *namespace, *command], {**environ, MARK: str(scratch)}
+    command = [*_tether("KILL" if namespace else "TERM"), *namespace, *command]
+    environ = {**environ, MARK: str(scratch)}
     if log is None:
         process = subprocess.Popen(command, env=environ)  # noqa: S603
     else:
@@ -148,6 +147,27 @@ def run(
         if ends_all:
             end_started(f"{MARK}={scratch}")
         process.wait()
+
+
+def run_tethered(command: Sequence[str], stdout: int | None = None) -> tuple[int, str]:
+    """Run a command to its end, or tell it to end where a signal ends the call; its exit code, and what went to a pipe.
+
+    Args:
+        command: A program and its arguments, with this process's environment.
+        stdout: As for ``subprocess``; ``None`` is this process's own.
+    """
+    with subprocess.Popen([*_tether("TERM"), *command], stdout=stdout, text=True) as process:  # noqa: S603
+        try:
+            printed, _ = process.communicate()
+        except BaseException:
+            process.terminate()
+            raise
+    return process.returncode, printed or ""
+
+
+def _tether(signal_name: str) -> list[str]:
+    """What makes a command end with this process, however that ends."""
+    return ["setpriv", "--pdeathsig", signal_name] if shutil.which("setpriv") else []
 
 
 @contextmanager

@@ -88,7 +88,8 @@ def _choose_profiler(environ: Mapping[str, str]) -> tuple[Nsys | None, str | Non
     nsys, why = choose_nsys("torch" if wanted == "kineto" else wanted, environ, may_fetch=True)
     if nsys is not None:
         return nsys, f"nsys {nsys.version}"
-    say(f"torch.profiler records, {why}")
+    if wanted == "auto":
+        say(f"torch.profiler records, {why}")
     return None, f"torch.profiler {installed('torch')}"
 
 

@@ -15,13 +15,11 @@
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
-. "$root/scripts/common.sh"
 list="$root/docs/licences.md"
 venv="${VENV:-$root/.venv}"
 
-clean_up() { rm -rf "$scratch"; }
-on_exit clean_up
-make_scratch supply
+scratch="$(mktemp -d)"
+trap 'rm -rf "$scratch"' EXIT
 
 say() { echo "check_supply: $*" >&2; }
 

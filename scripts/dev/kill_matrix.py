@@ -1,13 +1,12 @@
 """Kills parts of real runs, and tells what came of it: a table with a row for each victim and signal.
 
     .venv/bin/python scripts/dev/kill_matrix.py [--scenes capture sweep report]
-        [--victims rank launcher nsys recorder command disk]
+        [--victims rank launcher nsys command disk]
 
 Three scenes: ``profile_all.sh`` in its second capture, a sweep in its second run, a report half-way. The victim is one
-rank, the launcher of the ranks, nsys, the recorder (``ddp_prof.capture``), or the command itself, and gets SIGINT,
-SIGTERM or SIGKILL; the command itself gets SIGINT as Ctrl-C sends it, to all of its group. Or the disk with the results
-fills up, a small one that is mounted for that as root; it has room again for the next run. Then the command is started
-again.
+rank, the launcher of the ranks, nsys, or the command itself, and gets SIGINT, SIGTERM or SIGKILL; the command itself gets
+SIGINT as Ctrl-C sends it, to all of its group. Or the disk with the results fills up, a small one that is mounted for that
+as root; it has room again for the next run. Then the command is started again.
 
 A row is good when the command ends with a line that says what happened, no process of it is left, what was finished
 before is unchanged, and the next run completes the rest. Exit: 0 when all rows are good, else 1.
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 BIN = ROOT / ".venv/bin"
 DISK = "disk"
-VICTIMS = ("rank", "launcher", "nsys", "recorder", "command", DISK)
+VICTIMS = ("rank", "launcher", "nsys", "command", DISK)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 SIGNALS_OF: dict[str, tuple[signal.Signals | None, ...]] = {DISK: (None,)}
 DISK_BYTES = 60_000_000
@@ -170,11 +169,6 @@ def nsys_in(processes: Sequence[int]) -> int:
     )  # fmt: skip
 
 
-def recorder_in(processes: Sequence[int]) -> int:
-    """What makes one capture."""
-    return next(process for process in processes if arguments_of(process)[1:3] == ["-m", "ddp_prof.capture"])
-
-
 def digests(folder: Path) -> dict[str, str]:
     """What is in a folder, hidden files left out."""
     return {
@@ -304,7 +298,6 @@ def capture_scene() -> Scene:
             "rank": lambda processes: ranks_in(processes)[-1],
             "launcher": launcher_in,
             "nsys": nsys_in,
-            "recorder": recorder_in,
         },
         is_complete,
     )

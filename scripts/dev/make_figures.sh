@@ -16,15 +16,13 @@
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
-. "$root/scripts/common.sh"
 traces="${TRACES_DIR:-$root/traces}"
 figures="${FIGURES_DIR:-$root/figures}"
 ddp_prof="${VENV:-$root/.venv}/bin/ddp-prof"
 failed=0
 
-clean_up() { rm -rf "$scratch"; }
-on_exit clean_up
-make_scratch figures
+scratch="$(mktemp -d)"
+trap 'rm -rf "$scratch"' EXIT
 
 say() { echo "make_figures: $*" >&2; }
 

@@ -16,7 +16,6 @@
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
-. "$root/scripts/common.sh"
 width="${WIDTH:-1600}" height="${HEIGHT:-2000}" timeout="${TIMEOUT:-120}"
 # How ranges without a colour of their own are drawn, and how high a row of them is.
 range_color="#1414ff" highlight_color="#AFFFFF" row=21
@@ -44,16 +43,21 @@ stop_gui() {
 }
 
 clean_up() {
+  trap '' INT TERM HUP
   stop_gui
   [ -z "$server" ] || { kill "$server" && wait "$server"; } 2>/dev/null || true
   rm -rf "$scratch"
 }
-on_exit clean_up
+trap clean_up EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
 
 read_arguments() {
-  require_whole WIDTH 400 30000
-  require_whole HEIGHT 400 30000
-  require_whole TIMEOUT 1 86400
+  local number
+  # Before anything calculates with them: of "x[$(command)]" bash runs the command, in any arithmetic.
+  for number in "$width" "$height" "$timeout"; do
+    [[ "$number" =~ ^[1-9][0-9]{0,4}$ ]] || usage "WIDTH, HEIGHT, TIMEOUT: no whole number: ${number@Q}"
+  done
   report="" picture=""
   while [ $# -gt 0 ]; do
     case "$1" in
@@ -228,7 +232,7 @@ take_picture() {
 main() {
   local attempt
   read_arguments "$@"
-  make_scratch screenshot
+  scratch="$(mktemp -d)"
   NSYS_UI="$("$root/scripts/dev/nsys_ui.sh")" || exit 1
   start_display
   for attempt in 1 2 3; do

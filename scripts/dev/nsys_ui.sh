@@ -6,17 +6,14 @@
 #   gui="$(scripts/dev/nsys_ui.sh)"
 #
 # Settings (environment):
-#   NSYS_UI   this GUI and no other    (default: the one on PATH, else beside the nsys that scripts/install_nsys.sh finds)
+#   NSYS_UI   this GUI and no other    (default: the one on PATH, else beside the nsys that captures use)
 #
 # Exit: 0 and the path, or 1 and one line that says what is missing.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
-. "$root/scripts/common.sh"
-clean_up() { rm -rf "$scratch"; }
-on_exit clean_up
-make_scratch nsys_ui
-log="$scratch/log"
+log="$(mktemp)"
+trap 'rm -f "$log"' EXIT
 
 say() { echo "nsys_ui: $*" >&2; }
 
@@ -58,7 +55,7 @@ find_gui() {
     NSYS_UI="$(readlink -f "$NSYS_UI")"
     return
   fi
-  nsys="$("$root/scripts/install_nsys.sh")" || exit 1
+  nsys="$("${VENV:-$root/.venv}/bin/python" -m ddp_prof.capture --nsys)" || exit 1
   nsys="$(readlink -f "$nsys")"
   for place in "$(dirname "$nsys")/nsys-ui" "$(dirname "$nsys")"/../{bin,host-linux-*}/nsys-ui; do
     if [ -x "$place" ]; then

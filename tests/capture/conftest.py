@@ -7,6 +7,8 @@ import json
 import os
 import shlex
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,6 +78,26 @@ def written_by_torch(path: Path, rank: int) -> None:
     ]
     trace = {"distributedInfo": {"backend": "gloo", "rank": rank, "world_size": 2}, "traceEvents": rows}
     path.write_bytes(gzip.compress(json.dumps(trace).encode()))
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Until it is so, which a test of a signal cannot do without."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_sleeping(seconds: int) -> bool:
+    command = f"sleep\0{seconds}\0".encode()
+    return any(_read(path) == command for path in Path("/proc").glob("[0-9]*/cmdline"))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # it has ended
+        return b""
 
 
 @dataclass

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.capture import processes
-from tests.capture.conftest import NSYS, PYTHON, Machine, exported, written_by_torch
+from tests.capture.conftest import NSYS, PYTHON, Machine, exported, is_sleeping, wait_until, written_by_torch
 
 THREE = ["overlap.nsys-rep", "overlap.run.json", "overlap.sqlite"]
 
@@ -304,29 +304,10 @@ def _start(machine: Machine, **settings: str) -> subprocess.Popen[str]:
     )
 
 
-def _wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 30
-    while not path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def _is_sleeping(seconds: int) -> bool:
-    command = f"sleep\0{seconds}\0".encode()
-    return any(_read(path) == command for path in Path("/proc").glob("[0-9]*/cmdline"))
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:  # it has ended
-        return b""
-
-
 def test_captures_wait_for_each_other(machine: Machine) -> None:
     machine.workload('touch "$FOLDER/began"; until [ -e "$FOLDER/go" ]; do sleep 0.05; done')
     first = _start(machine)
-    _wait_for(machine.folder / "began")
+    wait_until((machine.folder / "began").exists)
     second = _start(machine)
     assert second.stderr is not None
     assert second.stderr.readline() == f"profile_variant: waiting for another capture into {machine.folder}/traces\n"
@@ -343,15 +324,15 @@ def test_signals_end_all_of_it_and_nothing_is_left(machine: Machine, isolate: st
     marker = 500_000 + os.getpid() + 100_000 * int(isolate)
     machine.workload(f'trap "" TERM; setsid sleep {marker} & touch "$FOLDER/began"; sleep {marker}; sleep {marker}')
     process = _start(machine, ISOLATE=isolate)
-    _wait_for(machine.folder / "began")
-    assert _is_sleeping(marker)
+    wait_until((machine.folder / "began").exists)
+    wait_until(lambda: is_sleeping(marker))
     (scratch,) = _scratch_folders(process.pid)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         os.killpg(process.pid, number)
         time.sleep(0.1)
     assert process.communicate(timeout=30) == ("", "")
     assert process.returncode == 143
-    assert not _is_sleeping(marker)
+    assert not is_sleeping(marker)
     assert not scratch.exists()
     assert list((machine.folder / "traces").iterdir()) == []
 
@@ -365,19 +346,16 @@ def test_the_next_capture_removes_what_a_killed_one_left(machine: Machine, isola
         f'touch "$FOLDER/began"; exec sleep {marker}'
     )
     process = _start(machine, ISOLATE=isolate)
-    _wait_for(machine.folder / "began")
+    wait_until((machine.folder / "began").exists)
     (scratch,) = _scratch_folders(process.pid)
-    _wait_for(scratch / processes.OUTSIDE)
-    deadline = time.monotonic() + 30
-    while config not in (scratch / processes.OUTSIDE).read_text():  # it is noted within a tenth of a second
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until((scratch / processes.OUTSIDE).exists)
+    wait_until(lambda: config in (scratch / processes.OUTSIDE).read_text())  # it is noted within half a second
     process.kill()
     process.communicate(timeout=30)
     assert {path.name for path in (machine.folder / "traces").iterdir()} == {".overlap.partial"}
     (machine.folder / "workload").unlink()
     machine.done("flat")
-    assert not _is_sleeping(marker)
+    assert not is_sleeping(marker)
     assert not scratch.exists()
     assert not Path(config).exists()
     assert machine.traces == ["flat.nsys-rep", "flat.run.json", "flat.sqlite"]

@@ -9,11 +9,14 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.scripts.conftest import ROOT
 
 if TYPE_CHECKING:
     from conftest import Checkout
@@ -93,6 +96,8 @@ def machine(checkout: Checkout, tmp_path: Path) -> Checkout:
         "TIMEOUT": "3",
         "NSYS_UI": str(checkout.program("nsys-ui", GUI, tmp_path / "nsight")),
     }
+    ours = f'PYTHONPATH={ROOT} exec {sys.executable} "$@"'
+    checkout.program("python", ours, checkout.root / ".venv/bin")
     return checkout
 
 
@@ -140,6 +145,15 @@ class TestArguments:
         assert done.returncode == 2
         assert reason in done.stderr
         assert "usage: scripts/dev/nsys_screenshot.sh" in done.stderr
+
+    @pytest.mark.parametrize("name", ["WIDTH", "HEIGHT", "TIMEOUT"])
+    def test_what_is_no_number_is_refused_before_bash_calculates(self, machine: Checkout, name: str) -> None:
+        """Of ``x[$(command)]`` it runs the command."""
+        for value in ("root[$(touch canary)]", "2x", "-1", "08", " 2", "2\n3", "٣", "9" * 30):
+            done = machine.run(SCRIPT, "a.nsys-rep", "-o", "x.png", **{name: value})
+            assert (done.returncode, done.stdout) == (2, "")
+            assert "no whole number" in done.stderr
+        assert not list(machine.root.parent.rglob("canary")), "a command in the setting has run"
 
     def test_help_is_its_head(self, machine: Checkout) -> None:
         done = machine.run(SCRIPT, "--help")

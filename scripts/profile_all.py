@@ -1,0 +1,145 @@
+"""Captures every variant, draws every timeline, compares: what profile_all.sh does once the environment is there."""
+
+from __future__ import annotations
+
+import glob
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ddp_prof.capture.job import choose_nsys
+from ddp_prof.capture.plan import UsageError
+from ddp_prof.capture.processes import run_tethered
+from ddp_prof.capture.variant import capture, describe_failure
+from ddp_prof.errors import DdpProfError
+from ddp_prof.train.launch import Stopped, stoppable
+from ddp_prof.variants import BUCKETED, VARIANT_NAMES
+
+ROOT = Path(__file__).resolve().parents[1]
+DDP_PROF = Path(sys.executable).with_name("ddp-prof")
+
+
+def say(text: str) -> None:
+    """On stderr, where it does not come between what is shown."""
+    print(f"profile_all: {text}", file=sys.stderr, flush=True)
+
+
+def list_captures(environ: Mapping[str, str]) -> list[list[str]]:
+    """The arguments of each capture, in order."""
+    variants = (environ.get("VARIANTS") or " ".join(VARIANT_NAMES)).split()
+    sizes = (environ.get("BUCKET_SIZES_MB") or "1 10 100").split()
+    found = []
+    for variant in variants:
+        found += [[variant, "--bucket-size-mb", size] for size in sizes] if variant == BUCKETED else [[variant]]
+    return found
+
+
+def choose_profiler(environ: dict[str, str]) -> None:
+    """Once for all captures, so that what there is to say of it is said once."""
+    if environ.get("PROFILER", "auto") == "auto":
+        nsys, why = choose_nsys("auto", environ, may_fetch=True)
+        if nsys is None:
+            environ["PROFILER"] = "kineto"
+            say(f"torch.profiler records, {why}")
+        else:
+            environ["NSYS"] = nsys.path
+
+
+def capture_all(captures: Sequence[Sequence[str]], environ: Mapping[str, str]) -> list[str]:
+    """The names of those that could be made; what another one failed for is told.
+
+    Raises:
+        UsageError: A setting that no capture can have.
+    """
+    names = []
+    for number, arguments in enumerate(captures, 1):
+        size = f", {arguments[-1]} MB" if len(arguments) > 1 else ""
+        print(f"[{number}/{len(captures)}] {arguments[0]}{size} ... ", end="", flush=True)
+        try:
+            name, _, result = capture(arguments, environ).partition(": ")
+        except (DdpProfError, OSError) as error:
+            print("failed", flush=True)
+            if isinstance(error, UsageError):
+                raise
+            say(describe_failure(error))
+            continue
+        names.append(name)
+        print(result.rpartition(" in ")[2], flush=True)
+    return names
+
+
+def traces_of(name: str, folder: Path) -> list[Path]:
+    """The files of a capture; torch.profiler leaves one a rank."""
+    whole = folder / f"{name}.sqlite"
+    ranks = folder.glob(f"{glob.escape(name)}.rank*.json.gz")
+    return [whole] if whole.exists() else sorted(ranks, key=lambda file: (len(file.name), file.name))
+
+
+def draw(traces: Sequence[Path], figures: Path, *, is_forced: bool) -> bool:
+    """What is older than a trace or than the code that draws; says whether it could be drawn."""
+    index = figures / "index.html"
+    origins = [*traces, *(file for file in (ROOT / "ddp_prof").rglob("*") if file.is_file() and file.suffix != ".pyc")]
+    drawn = index.stat().st_mtime if index.exists() and not is_forced else 0
+    if all(file.stat().st_mtime <= drawn for file in origins):
+        return True
+    print("drawing the timelines", flush=True)
+    code, printed = run_tethered([str(DDP_PROF), "report", *map(str, traces), "-o", str(figures)], subprocess.PIPE)
+    if code:
+        print(printed, end="", flush=True)
+    return code == 0
+
+
+def profile_all(environ: dict[str, str]) -> int:
+    """The exit code."""
+    traces = Path(environ.get("TRACES_DIR") or ROOT / "traces" / "local")
+    figures = Path(environ.get("FIGURES_DIR") or ROOT / "figures" / "local")
+    # Paths that are shown are shown as one would type them here.
+    traces, figures = (path.relative_to(ROOT) if path.is_relative_to(ROOT) else path for path in (traces, figures))
+    environ["TRACES_DIR"] = str(traces)
+    try:
+        traces.mkdir(parents=True, exist_ok=True)
+        figures.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        say(f"{error.filename}: {error.strerror}: set TRACES_DIR and FIGURES_DIR to folders of yours")
+        return 1
+    captures = list_captures(environ)
+    if not captures:
+        raise UsageError(f"VARIANTS or BUCKET_SIZES_MB names nothing to capture; there are {' '.join(VARIANT_NAMES)}")
+    choose_profiler(environ)
+    names = capture_all(captures, environ)
+    if not names:
+        return 1
+    found = [file for name in names for file in traces_of(name, traces)]
+    is_drawn = draw(found, figures, is_forced=environ.get("FORCE") == "1")
+    print(flush=True)
+    code, _ = run_tethered([str(DDP_PROF), "compare", *map(str, found)])
+    example = "overlap" if "overlap" in names else names[0]
+    files = " ".join(map(str, traces_of(example, traces)))
+    print(
+        f'\nNext, after "source {environ.get("VENV") or ".venv"}/bin/activate":\n'
+        f"  open {figures}/index.html\n  ddp-prof overlap {files} --steps\n  ddp-prof timeline {files} -o timeline.html"
+    )
+    if failed := len(captures) - len(names) + (not is_drawn) + (code != 0):
+        say(f"{failed} of the steps above failed")
+    return int(bool(failed))
+
+
+def main() -> int:
+    """The exit code."""
+    os.chdir(ROOT)
+    try:
+        with stoppable():
+            return profile_all(dict(os.environ))
+    except UsageError as error:
+        say(str(error))
+        return 2
+    except Stopped as stop:
+        print(flush=True)
+        say("stopped; what was captured before is kept, and the next run goes on")
+        return 128 + stop.number
+
+
+if __name__ == "__main__":
+    sys.exit(main())
