@@ -79,16 +79,25 @@ def test_what_is_exposed_bounds_it_where_blocking_is_not_known(tmp_path: Path) -
     assert f"at most {100 * found['gain_at_most']:.1f} %" in found["headline"]
 
 
-@pytest.mark.parametrize(("host_waits", "gain"), [(True, 0.6), (False, 0)])
-def test_a_host_that_waits_for_a_collective_is_no_gain_of_nothing(
-    tmp_path: Path, host_waits: bool, gain: float
+@pytest.mark.parametrize(
+    ("waits", "blocking", "gain", "said"),
+    [
+        ("host", 0, 0.6, "the host waits for it"),
+        ("stream", 0, 0, "would gain nothing"),
+        ("none", None, 0.6, "at most 60 %"),
+    ],
+)
+def test_who_waits_for_a_collective_decides_what_hiding_it_gains(
+    tmp_path: Path, waits: str, blocking: int | None, gain: float, said: str
 ) -> None:
-    """No stream stands still: the optimizer is launched only when the host has waited, or long after the all-reduce.
+    """No stream stands still: the optimizer is launched when the host has waited, or after the all-reduce anyway.
 
     us         0         10        60   66
     stream 7   .gggg                      oooooooooooo
     stream 20       AAAAAAAAAAAAAAAAAA
     host       ...wwwwwwwwwwwwwwwwwwww  o
+
+    Where no wait for the all-reduce was recorded at all, its result may be needed in a way that no trace holds.
     """
     capture = Capture()
     for at, number in ((100 * US * step, 20 * step) for step in range(5)):
@@ -101,18 +110,26 @@ def test_a_host_that_waits_for_a_collective_is_no_gain_of_nothing(
         capture.syncs += [
             Sync("cudaEventRecord_v3020", at + 100, number + 2, 7, event=5, sync_id=41 + number),
             Sync("cudaStreamWaitEvent_v3020", at + 200, number + 3, 20, event=5, sync_id=41 + number),
-            Sync("cudaStreamSynchronize_v3020", at + 400, number + 5, 20, lasts=65 * US if host_waits else 1),
         ]
+        if waits == "host":
+            capture.syncs.append(Sync("cudaStreamSynchronize_v3020", at + 400, number + 5, 20, lasts=65 * US))
+        if waits == "stream":
+            capture.syncs += [
+                Sync("cudaEventRecord_v3020", at + 400, number + 5, 20, event=6, sync_id=42 + number),
+                Sync("cudaStreamWaitEvent_v3020", at + 500, number + 6, 7, event=6, sync_id=42 + number),
+            ]
     trace = write_capture(tmp_path / "x.sqlite", capture, "2023.4")
     (found,) = summary(trace)["runs"]
-    assert found["blocking_ns"] == 0
+    assert found["blocking_ns"] == blocking
     assert found["gain_at_most"] == pytest.approx(gain)
-    assert ("would gain nothing" in found["headline"]) == (not host_waits)
-    assert ("the host waits for it" in found["headline"]) == host_waits
-    (collectives,) = json.loads(run("overlap", "--format", "json", trace).stdout)["ranks"]
-    assert collectives["dependencies"]["host_waits"] == (5 if host_waits else 0)
+    assert said in found["headline"]
+    (rank,) = json.loads(run("overlap", "--format", "json", trace).stdout)["ranks"]
+    assert rank["dependencies"]["host_waits"] == (5 if waits == "host" else 0)
+    assert (rank["dependencies"]["reason"] or "").startswith("no recorded wait is for a collective") == (
+        waits == "none"
+    )
     text = json.loads(run("collectives", "--format", "json", trace).stdout)["headline"]
-    assert text.startswith("Nothing waited for communication") == (not host_waits)
+    assert text.startswith("Nothing waited for communication") == (waits == "stream")
 
 
 def test_it_names_two_commands_that_run(tmp_path: Path) -> None:

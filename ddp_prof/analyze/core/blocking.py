@@ -20,6 +20,7 @@ from ddp_prof.table import UNKNOWN, Ints, Mask, empty, select
 from ddp_prof.trace import Category, Trace
 
 NO_WAITS = "no stream wait was recorded, and nothing else tells what needs the collectives"
+NO_NEEDS = "no recorded wait is for a collective, so what needs the collectives is not in the trace"
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,11 @@ def device_blocking(
         own_streams = np.unique(dependencies.stream[is_mine])
         waits &= (calls.device == device) | np.isin(dependencies.call_stream, own_streams)
     is_doubtful = waits & (~dependencies.is_resolved | dependencies.is_violated)
-    unknown = found.unknown if waits.any() else np.append(found.unknown, found.unneeded)
+    awaited = host_calls.work[host_calls.latest[host_calls.waited]]
+    host_waits = int(np.isin(row_of[awaited], collectives).sum())
+    # A job needs its gradients: where nothing is known to need any collective, what does is not in the trace.
+    tells_needs = waits.any() and (len(found.consumers) or host_waits)
+    unknown = found.unknown if tells_needs else np.append(found.unknown, found.unneeded)
     unknown = row_of[unknown][row_of[unknown] != UNKNOWN]
 
     is_known = np.ones(len(events), np.bool_)
@@ -127,15 +132,14 @@ def device_blocking(
     is_known[np.isin(events.step, np.concatenate([within, following]))] = False
     reason = None
     if (len(collectives) and not is_known[collectives].all()) or is_doubtful.any():
-        reason = _reason(trace, waits, dependencies, is_doubtful)
-    awaited = host_calls.work[host_calls.latest[host_calls.waited]]
+        reason = _reason(trace, waits, dependencies, is_doubtful, tells_needs=bool(tells_needs))
     coverage = DependencyCoverage(
         source=trace.sync_source,
         waits=int(waits.sum()),
         resolved=int((waits & dependencies.is_resolved).sum()),
         violations=int((waits & dependencies.is_violated).sum()),
         reason=reason if len(collectives) else None,
-        host_waits=int(np.isin(row_of[awaited], collectives).sum()),
+        host_waits=host_waits,
     )
     stretches = replace(found.stretches, collective=row_of[found.stretches.collective])
     consumers = replace(found.consumers, collective=row_of[found.consumers.collective])
@@ -149,7 +153,7 @@ def device_blocking(
     )
 
 
-def _reason(trace: Trace, waits: Mask, dependencies: Dependencies, is_doubtful: Mask) -> str:
+def _reason(trace: Trace, waits: Mask, dependencies: Dependencies, is_doubtful: Mask, *, tells_needs: bool) -> str:
     if trace.sync_reason:
         return trace.sync_reason
     if not waits.any():
@@ -158,6 +162,8 @@ def _reason(trace: Trace, waits: Mask, dependencies: Dependencies, is_doubtful: 
         return f"{violated:,} of {int(waits.sum()):,} stream waits contradict the times of what they waited for"
     if unresolved := int(is_doubtful.sum()):
         return f"of {unresolved:,} of {int(waits.sum()):,} stream waits the trace does not tell what they waited for"
+    if not tells_needs:
+        return NO_NEEDS
     return "the launch of what waited for a collective is not in the trace"
 
 
