@@ -30,32 +30,21 @@ class Limit:
     ranks: int
 
 
-@dataclass(frozen=True, slots=True)
-class StateBytes:
-    """What this rank keeps between two steps, activations and a communication library's own buffers left out.
+def count_state(variant: DataParallel, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """Bytes that this rank keeps between two steps, each storage once; call it after a step.
 
-    Attributes:
-        parameters: Weights, whole or in part.
-        gradients: With the buckets of which they are views.
-        optimizer: Moments and the like.
+    Gradients are counted with the buckets of which they are views; activations and a communication library's own
+    buffers are left out.
     """
-
-    parameters: int
-    gradients: int
-    optimizer: int
-
-
-def count_state(variant: DataParallel, optimizer: torch.optim.Optimizer) -> StateBytes:
-    """Count the memory of each storage once; call it after a step."""
     stepped = variant.optimizer_parameters()
     parameters = [*variant.module.parameters(), *stepped]
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     states = [value for kept in optimizer.state.values() for value in kept.values()]
-    return StateBytes(
-        _storage_bytes(parameters),
-        _storage_bytes([*gradients, *variant.kept_tensors()]),
-        _storage_bytes([value for value in states if hasattr(value, "untyped_storage")]),
-    )
+    return {
+        "parameters": _storage_bytes(parameters),
+        "gradients": _storage_bytes([*gradients, *variant.kept_tensors()]),
+        "optimizer": _storage_bytes([value for value in states if hasattr(value, "untyped_storage")]),
+    }
 
 
 def _storage_bytes(tensors: Sequence[torch.Tensor]) -> int:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,28 +16,16 @@ from torch.profiler import ProfilerActivity, profile
 from ddp_prof.atomic_file import atomic_write
 
 
-class CaptureWindow(NamedTuple):
-    """What is recorded.
-
-    Attributes:
-        recording: Put round it.
-        includes_warmup: Whether everything is recorded anyway, so that the warm-up steps belong inside.
-    """
-
-    recording: AbstractContextManager[None]
-    includes_warmup: bool = False
-
-
-def choose_window(device: torch.device, kineto: Path | None, rank: int, timeout_s: float) -> CaptureWindow:
-    """What fits the device and the options; nothing is to be done where a profiler records the whole process, or none.
+def choose_recording(
+    device: torch.device, kineto: Path | None, rank: int, timeout_s: float
+) -> AbstractContextManager[None] | None:
+    """What to put round the measured steps; ``None`` where a profiler records the whole process, or there is none.
 
     Every rank must enter it, and then waits for the others for ``timeout_s`` seconds.
     """
     if kineto is not None:
-        return CaptureWindow(_kineto(rank_path(kineto, rank), GlooBarrier(device, timeout_s)))
-    if device.type == "cuda":
-        return CaptureWindow(_cuda_profiler(GlooBarrier(device, timeout_s)))
-    return CaptureWindow(nullcontext(), includes_warmup=True)
+        return _kineto(rank_path(kineto, rank), GlooBarrier(device, timeout_s))
+    return _cuda_profiler(GlooBarrier(device, timeout_s)) if device.type == "cuda" else None
 
 
 class GlooBarrier:

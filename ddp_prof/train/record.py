@@ -9,9 +9,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from math import isnan
 from pathlib import Path
@@ -27,48 +26,33 @@ from ddp_prof.ddp.reducing import ReducingVariant
 from ddp_prof.manifest import RANKS_PER_GPU, HostTimes, Manifest, MessageTimes, Parameter
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER
 from ddp_prof.train.arguments import Arguments
-from ddp_prof.train.memory import StateBytes
 from ddp_prof.train.step import StepResult
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What a rank measured in a run.
-
-    Attributes:
-        steps: The measured steps.
-        synchronized: Those in which the host waited for the device after each phase.
-        messages: The all-reduces of the synchronized steps.
-        final_loss: Of the last measured step, over all ranks.
-        peak_memory_bytes: Of the rank that needed most.
-        state_bytes: What rank 0 keeps between two steps.
-    """
-
-    steps: Sequence[StepResult]
-    synchronized: Sequence[StepResult]
-    messages: Sequence[Message]
-    final_loss: float
-    peak_memory_bytes: int
-    state_bytes: StateBytes
 
 
 def describe_run(
     arguments: Arguments,
     variant: DataParallel,
-    measured: Measured,
     device: torch.device,
     backend: str,
-    ranks_per_gpu: int = 1,
+    ranks_per_gpu: int,
+    *,
+    steps: Sequence[StepResult],
+    synchronized: Sequence[StepResult],
+    messages: Sequence[Message],
+    final_loss: float,
+    peak_memory_bytes: int,
+    state_bytes: Mapping[str, int],
 ) -> Manifest:
-    counted = len(measured.synchronized)
+    """The manifest; ``messages`` are those of the synchronized steps, the peak is of the rank that needed most."""
+    counted = len(synchronized)
     return Manifest(
         **arguments.manifest_fields(),
         world_size=dist.get_world_size(),
         backend=backend,
         device=device.type,
-        step_seconds=tuple(step.step_seconds for step in measured.steps),
-        communication_seconds=tuple(known for step in measured.steps if not isnan(known := step.communication_seconds)),
-        final_loss=measured.final_loss,
+        step_seconds=tuple(step.step_seconds for step in steps),
+        communication_seconds=tuple(known for step in steps if not isnan(known := step.communication_seconds)),
+        final_loss=final_loss,
         profiler=arguments.profiler,
         key=arguments.key,
         versions=versions(),
@@ -77,12 +61,12 @@ def describe_run(
         command=("python", "-m", "ddp_prof.train", *sys.argv[1:]),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         parameters=parameters(variant.module),
-        options=_options(arguments, variant) | _sharing(ranks_per_gpu) | {"state_bytes": asdict(measured.state_bytes)},
-        host_times=(*_host_times(measured.steps, False), *_host_times(measured.synchronized, True)),
-        messages=summarize(measured.messages) if variant.is_blocking else (),
-        collectives=len(measured.messages) // counted if counted else None,
-        communicated_bytes=sum(message.bytes for message in measured.messages) // counted if counted else None,
-        peak_memory_bytes=measured.peak_memory_bytes,
+        options=_options(arguments, variant) | _sharing(ranks_per_gpu) | {"state_bytes": dict(state_bytes)},
+        host_times=(*_host_times(steps, False), *_host_times(synchronized, True)),
+        messages=summarize(messages) if variant.is_blocking else (),
+        collectives=len(messages) // counted if counted else None,
+        communicated_bytes=sum(message.bytes for message in messages) // counted if counted else None,
+        peak_memory_bytes=peak_memory_bytes,
     )
 
 

@@ -8,7 +8,6 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -21,14 +20,14 @@ from ddp_prof.ddp import VARIANTS, DataParallel
 from ddp_prof.ddp.collective import communication_errors
 from ddp_prof.ddp.reference import sent_bytes
 from ddp_prof.errors import OutOfMemoryError, WorkloadError
-from ddp_prof.manifest import write_manifest
+from ddp_prof.manifest import Manifest, write_manifest
 from ddp_prof.run_config import FAULTS, RunConfig
 from ddp_prof.train.arguments import Arguments
 from ddp_prof.train.memory import check_memory, count_state, resident_bytes
 from ddp_prof.train.model import TransformerLM, activation_bytes
 from ddp_prof.train.process_group import RankInfo, choose_device, count_ranks_per_gpu, process_group
-from ddp_prof.train.profiler import choose_window
-from ddp_prof.train.record import Measured, MessageLog, describe_run
+from ddp_prof.train.profiler import choose_recording
+from ddp_prof.train.record import MessageLog, describe_run
 from ddp_prof.train.sizes import MODEL_SIZES
 from ddp_prof.train.step import StepResult, Trainer, scatter_batches, settle
 
@@ -69,8 +68,7 @@ def run(arguments: Arguments, place: RankInfo, device: torch.device, backend: st
     waiting = waiting_collectives(device) if arguments.inject == HOST_SYNC else nullcontext()
     with group, _clear_errors(arguments, place), waiting:
         trainer = make_trainer(arguments, device, place.rank)
-        measured = _train(trainer, arguments, place, device, backend, sharing)
-        manifest = describe_run(arguments, trainer.variant, measured, device, backend, sharing)
+        manifest = _train(trainer, arguments, place, device, backend, sharing)
     if place.rank == 0:
         if arguments.run_json is not None:
             write_manifest(manifest, arguments.run_json)
@@ -79,9 +77,9 @@ def run(arguments: Arguments, place: RankInfo, device: torch.device, backend: st
         wait = f"{1000 * statistics.median(waits):.1f} ms" if waits else "n/a"
         _say(
             f"{arguments.variant}: step {step_ms:.1f} ms, waiting for gradients {wait} "
-            f"(medians of {arguments.steps} on rank 0), final loss {measured.final_loss:.4f}"
+            f"(medians of {arguments.steps} on rank 0), final loss {manifest.final_loss:.4f}"
         )
-        kept = (f"{name} {size / 2**20:.1f} MiB" for name, size in asdict(measured.state_bytes).items())
+        kept = (f"{name} {size / 2**20:.1f} MiB" for name, size in manifest.options["state_bytes"].items())
         _say(f"{arguments.variant}: rank 0 keeps between steps: {', '.join(kept)}")
 
 
@@ -138,10 +136,10 @@ def make_variant(arguments: Arguments, model: torch.nn.Module) -> DataParallel:
 
 def _train(
     trainer: Trainer, arguments: Arguments, place: RankInfo, device: torch.device, backend: str, ranks_per_gpu: int
-) -> Measured:
+) -> Manifest:
     steps = arguments.warmup + arguments.steps
     batches = scatter_batches(steps, arguments.batch_size, arguments.seq_len, arguments.seed, device)
-    window = choose_window(device, arguments.kineto, place.rank, arguments.timeout)
+    recording = choose_recording(device, arguments.kineto, place.rank, arguments.timeout)
     process = annotate.process(
         rank=place.rank,
         world=place.world,
@@ -155,18 +153,29 @@ def _train(
         return [_step(trainer, batches, index, arguments, place) for index in which]
 
     warmup, measured = range(arguments.warmup), range(arguments.warmup, steps)
-    if not window.includes_warmup:
+    if recording:
         take(warmup)
-    with window.recording, process:
-        if window.includes_warmup:
+    with recording or nullcontext(), process:
+        if not recording:  # everything is recorded anyway, or nothing
             take(warmup)
         results = take(measured)
     final_loss = _all_reduce(results[-1].loss, device, dist.ReduceOp.SUM) / place.world
     synchronized, log = _take_synchronized(trainer, batches[arguments.warmup :], arguments.synchronized_steps, device)
     peak_bytes = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else resident_bytes()
     peak_bytes = round(_all_reduce(peak_bytes, device, dist.ReduceOp.MAX))
-    state = count_state(trainer.variant, trainer.optimizer)
-    return Measured(results, synchronized, log.messages, final_loss, peak_bytes, state)
+    return describe_run(
+        arguments,
+        trainer.variant,
+        device,
+        backend,
+        ranks_per_gpu,
+        steps=results,
+        synchronized=synchronized,
+        messages=log.messages,
+        final_loss=final_loss,
+        peak_memory_bytes=peak_bytes,
+        state_bytes=count_state(trainer.variant, trainer.optimizer),
+    )
 
 
 def _take_synchronized(

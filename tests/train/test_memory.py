@@ -12,7 +12,7 @@ import torch
 from ddp_prof.ddp import VARIANTS
 from ddp_prof.errors import OutOfMemoryError
 from ddp_prof.train import memory
-from ddp_prof.train.memory import StateBytes, check_memory, count_state, find_limits, resident_bytes
+from ddp_prof.train.memory import check_memory, count_state, find_limits, resident_bytes
 from tests.ddp.gloo_ranks import run_ranks
 
 GIB = 2**30
@@ -86,7 +86,7 @@ def test_resident_bytes_count_what_was_touched() -> None:
 FLOATS = 12 * 32
 
 
-def keep_state(rank: int) -> dict[str, StateBytes]:
+def keep_state(rank: int) -> dict[str, dict[str, int]]:
     """After a step of AdamW on 384 floats, and its counter."""
     kept = {}
     options: dict[str, dict[str, Any]] = {"bucketed": {"bucket_size_mb": 1.0}}
@@ -104,8 +104,8 @@ def test_state_is_counted_whole_where_it_is_whole_and_in_part_where_it_is_divide
     whole, part, counter = 4 * FLOATS, 2 * FLOATS, 4
     for kept in run_ranks(keep_state):
         assert kept == {
-            "naive": StateBytes(whole, whole, 2 * whole + counter),
-            "bucketed": StateBytes(whole, whole, 2 * whole + counter),
-            "sharded": StateBytes(whole, part, 2 * part + counter),
-            "fsdp": StateBytes(part, part, 2 * part + counter),
+            "naive": {"parameters": whole, "gradients": whole, "optimizer": 2 * whole + counter},
+            "bucketed": {"parameters": whole, "gradients": whole, "optimizer": 2 * whole + counter},
+            "sharded": {"parameters": whole, "gradients": part, "optimizer": 2 * part + counter},
+            "fsdp": {"parameters": part, "gradients": part, "optimizer": 2 * part + counter},
         }
