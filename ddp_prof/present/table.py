@@ -206,7 +206,7 @@ def fit_columns(rows: Sequence[Row], width: int) -> Fitted:
 
     dropped: list[Column] = []
     for column in sorted(left, key=worth):
-        if _width(left, rows) <= width:
+        if sum(_least_width(one, rows) for one in left) + GAP * (len(left) - 1) <= width:
             break
         if column.stays != ALWAYS:
             dropped.append(column)
@@ -221,10 +221,6 @@ def fit_columns(rows: Sequence[Row], width: int) -> Fitted:
 
 def _is_constant(column: Column, rows: Sequence[Row]) -> bool:
     return len({row[column.key] for row in rows}) == 1
-
-
-def _width(columns: Sequence[Column], rows: Sequence[Row]) -> int:
-    return sum(_least_width(column, rows) for column in columns) + GAP * (len(columns) - 1)
 
 
 def _least_width(column: Column, rows: Sequence[Row]) -> int:

@@ -21,7 +21,7 @@ import numpy as np
 
 from ddp_prof import __version__
 from ddp_prof.atomic_file import atomic_write
-from ddp_prof.present.perfetto.tracks import CALL, CATEGORIES, Counter, ProcessTracks, Slices, Track, tracks_of
+from ddp_prof.present.perfetto.tracks import CALL, CATEGORIES, Counter, Slices, Track, tracks_of
 from ddp_prof.present.timeline.model import Source
 from ddp_prof.trace import UNKNOWN, Ints, select
 
@@ -67,21 +67,18 @@ def _opened(path: Path, *, compressed: bool) -> Iterator[IO[str]]:
 
 def _zeros(sources: Sequence[Source]) -> list[int]:
     """The instant of each trace that is the file's time 0; no event lies before it."""
-    firsts = [_first_event(source) for source in sources]
+    firsts = []
+    for source in sources:
+        tables = (source.trace.activities, source.trace.spans, source.trace.calls)
+        firsts.append(min((int(table.start_ns.min()) for table in tables if len(table)), default=0))
     if len(sources) == 1:
         return firsts
-    anchors = [_first_step(source, first) for source, first in zip(sources, firsts, strict=True)]
+    anchors = [
+        min((int(rank.steps.start_ns.min()) for rank in source.ranks if rank.has_steps), default=first)
+        for source, first in zip(sources, firsts, strict=True)
+    ]
     lead = max((anchor - first for anchor, first in zip(anchors, firsts, strict=True)), default=0)
     return [anchor - lead for anchor in anchors]
-
-
-def _first_event(source: Source) -> int:
-    tables = (source.trace.activities, source.trace.spans, source.trace.calls)
-    return min((int(table.start_ns.min()) for table in tables if len(table)), default=0)
-
-
-def _first_step(source: Source, otherwise: int) -> int:
-    return min((int(rank.steps.start_ns.min()) for rank in source.ranks if rank.has_steps), default=otherwise)
 
 
 def _about(sources: Sequence[Source], zeros: Sequence[int]) -> dict[str, object]:
@@ -110,21 +107,15 @@ def _events(sources: Sequence[Source], zeros: Sequence[int]) -> Iterator[list[st
                 _metadata("process_name", pid, 0, name=title),
                 _metadata("process_sort_index", pid, 0, sort_index=pid),
             ]
-            yield from _process_events(process, pid, threads, zero_ns, first_call, first_activity)
-
-
-def _process_events(
-    process: ProcessTracks, pid: int, threads: count[int], zero_ns: int, first_call: int, first_activity: int
-) -> Iterator[list[str]]:
-    for counter in process.counters:
-        yield _counter_events(counter, pid, zero_ns)
-    for lane in process.tracks:
-        tid = next(threads)
-        yield [
-            _metadata("thread_name", pid, tid, name=lane.title),
-            _metadata("thread_sort_index", pid, tid, sort_index=tid),
-        ]
-        yield from _lane_events(lane, pid, tid, zero_ns, first_call, first_activity)
+            for counter in process.counters:
+                yield _counter_events(counter, pid, zero_ns)
+            for lane in process.tracks:
+                tid = next(threads)
+                yield [
+                    _metadata("thread_name", pid, tid, name=lane.title),
+                    _metadata("thread_sort_index", pid, tid, sort_index=tid),
+                ]
+                yield from _lane_events(lane, pid, tid, zero_ns, first_call, first_activity)
 
 
 def _metadata(kind: str, pid: int, tid: int, **values: str | int) -> str:

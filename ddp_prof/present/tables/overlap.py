@@ -54,20 +54,16 @@ def recorder_name(result: TraceOverlap) -> str:
 def overlap_notes(result: TraceOverlap) -> list[str]:
     """What could not be known or was assumed, a line each."""
     reasons = [f"{rank.name}: no overlap figure: {rank.reason}" for rank in result.ranks if rank.reason]
-    unknown = {
-        rank.dependencies.reason: "" if rank.blocking_ns is None and not _knows_some(rank) else " of all steps"
-        for rank in result.ranks
-        if not rank.reason and rank.dependencies and rank.dependencies.reason
-    }
+    unknown = {}
+    for rank in result.ranks:
+        if not rank.reason and rank.dependencies and rank.dependencies.reason:
+            is_known = rank.blocking_ns is not None or any(step.blocking_ns is not None for step in rank.steps)
+            unknown[rank.dependencies.reason] = " of all steps" if is_known else ""
     reasons += [f"blocking is not known{which}: {reason}" for reason, which in unknown.items()]
     if hosts := sum(rank.dependencies.host_waits for rank in result.ranks if rank.dependencies):
         reasons.append(f"blocking is of streams; the host itself waited for a collective {counted(hosts, 'time')}")
     outliers = [outliers_text(result.outliers)] if result.outliers else []
     return [*reasons, *outliers, *result.length_notes, *result.warnings]
-
-
-def _knows_some(rank: RankOverlap) -> bool:
-    return any(step.blocking_ns is not None for step in rank.steps)
 
 
 def notes_of_runs(results: Sequence[TraceOverlap]) -> list[str]:
