@@ -53,7 +53,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from ddp_prof.capture.gpus import visible_gpus  # noqa: E402
 from ddp_prof.capture.processes import run_tethered  # noqa: E402
-from ddp_prof.train.launch import Stopped, stoppable  # noqa: E402  # needs nothing but Python
+from ddp_prof.train.launch import Stopped, stop_on_signals  # noqa: E402  # needs nothing but Python
 from ddp_prof.variants import BUCKETED, VARIANT_NAMES  # noqa: E402
 
 CAPTURE = "scripts/profile_variant.sh"
@@ -375,7 +375,7 @@ def main() -> int:
     if asked.wheels:
         os.environ.setdefault("NSYS_FETCH", "0")  # offline
     try:
-        with stoppable():
+        with stop_on_signals():
             return Work(asked, os.environ).do()
     except Stopped as stop:
         return 128 + stop.number

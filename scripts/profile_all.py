@@ -14,7 +14,7 @@ from ddp_prof.capture.plan import UsageError
 from ddp_prof.capture.processes import run_tethered
 from ddp_prof.capture.variant import capture, describe_failure
 from ddp_prof.errors import DdpProfError
-from ddp_prof.train.launch import Stopped, stoppable
+from ddp_prof.train.launch import Stopped, stop_on_signals
 from ddp_prof.variants import BUCKETED, VARIANT_NAMES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -130,7 +130,7 @@ def main() -> int:
     """The exit code."""
     os.chdir(ROOT)
     try:
-        with stoppable():
+        with stop_on_signals():
             return profile_all(dict(os.environ))
     except UsageError as error:
         say(str(error))

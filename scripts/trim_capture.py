@@ -109,8 +109,8 @@ def _delete_not_launched(database: sqlite3.Connection, timed: set[str], window: 
 
 def trim_kineto(big: Path, small: Path, steps: int) -> None:
     """Trim a trace of torch.profiler."""
-    packed = big.read_bytes()
-    document = json.loads(gzip.decompress(packed) if big.name.endswith(".gz") else packed)
+    pickle_with_names = big.read_bytes()
+    document = json.loads(gzip.decompress(pickle_with_names) if big.name.endswith(".gz") else pickle_with_names)
     events = document["traceEvents"]
     spans = [event for event in events if event.get("ph") == "X"]
     ranges = (

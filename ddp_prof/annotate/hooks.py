@@ -37,7 +37,7 @@ class Instrumented:
         self._undo: list[Callable[[], object]] = []
         self._mark_backward()
         if model is None:
-            self._mark_what_comes()
+            self._mark_future_objects()
         else:
             self._mark_forward(model)
             units = [unit for unit in model.modules() if hasattr(unit, "_get_fsdp_state")]
@@ -102,7 +102,7 @@ class Instrumented:
             model.register_forward_hook(end, always_call=True).remove,
         ]
 
-    def _mark_what_comes(self) -> None:
+    def _mark_future_objects(self) -> None:
         """Mark every DDP, FSDP2 unit and optimizer that is made from now on."""
 
         def mark_made(mark: Callable[[Any], None]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -176,7 +176,7 @@ class BucketMarks:
         if self._is_installed:
             warnings.warn("buckets are not marked: call annotate.instrument before register_comm_hook", stacklevel=4)
         else:
-            ddp.register_comm_hook = self._register_beside  # type: ignore[method-assign]
+            ddp.register_comm_hook = self._register_hook_inside  # type: ignore[method-assign]
 
     def install(self) -> None:
         """Let buckets be marked from now on, where the user has no hook."""
@@ -184,7 +184,7 @@ class BucketMarks:
             self._register(None, lambda _state, bucket: self._reduce(bucket))
             self._is_installed = True
 
-    def _register_beside(self, state: Any, hook: Callable[..., Any]) -> None:
+    def _register_hook_inside(self, state: Any, hook: Callable[..., Any]) -> None:
         """What ``ddp.register_comm_hook`` does from now on."""
         if self._hook is None and self._is_installed:  # ours alone: it takes the user's in
             self._ddp._check_comm_hook(hook)  # type: ignore[no-untyped-call]

@@ -256,7 +256,7 @@ def enable(on: bool = True) -> None:
 
 
 @contextmanager
-def listening(sink: Sink) -> Iterator[None]:
+def add_sink(sink: Sink) -> Iterator[None]:
     """Send ranges to ``sink`` too."""
     _set((*_sinks, sink), _enabled)
     try:
@@ -266,7 +266,7 @@ def listening(sink: Sink) -> Iterator[None]:
 
 
 @contextmanager
-def only(sink: Sink) -> Iterator[None]:
+def only_sink(sink: Sink) -> Iterator[None]:
     """Send ranges to ``sink`` and nowhere else, not even to a profiler, be they switched on or off."""
     before = _sinks, _enabled
     _set((sink,), True)

@@ -36,13 +36,13 @@ def start() -> None:
     """Mark what is trained from now on, once per process."""
     Instrumented(None, ())
     recording = _Recording(os.environ.get(TRACE_VARIABLE), os.environ.get(STEPS_VARIABLE))
-    _call_before(torch.autograd, "backward", recording.begin)
-    _call_before(torch.autograd.profiler.profile, "_prepare_trace", recording.give_way)
-    _call_before(torch.nn.parallel.DistributedDataParallel, "__init__", recording.begin)
+    _wrap_with_call(torch.autograd, "backward", recording.begin)
+    _wrap_with_call(torch.autograd.profiler.profile, "_prepare_trace", recording.stop_for_own_profiler)
+    _wrap_with_call(torch.nn.parallel.DistributedDataParallel, "__init__", recording.begin)
     register_optimizer_step_post_hook(recording.count)
 
 
-def _call_before(owner: Any, name: str, first: Callable[[], None]) -> None:
+def _wrap_with_call(owner: Any, name: str, first: Callable[[], None]) -> None:
     original = getattr(owner, name)
 
     @wraps(original)
@@ -66,7 +66,7 @@ class _Recording:
         self._profile: profile | None = None
         self._is_free = True
 
-    def give_way(self) -> None:
+    def stop_for_own_profiler(self) -> None:
         """The program starts a torch.profiler of its own, beside which there can be no other."""
         if self._trace is not None and self._is_free:
             self._is_free = False

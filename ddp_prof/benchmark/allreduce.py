@@ -23,7 +23,7 @@ from ddp_prof.present.json_documents import SCHEMA
 from ddp_prof.present.table import TableView, show
 from ddp_prof.present.text import milliseconds, percent, size
 from ddp_prof.train.arguments import at_least
-from ddp_prof.train.launch import exit_code_of, launch
+from ddp_prof.train.launch import launch, run_program
 from ddp_prof.train.sizes import MODEL_SIZES
 from ddp_prof.variants import BYTES_PER_MB
 
@@ -43,7 +43,7 @@ HOW_TO_READ = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = make_parser().parse_args(argv)
-    return exit_code_of("ddp_prof.benchmark.allreduce", lambda: _benchmark(arguments))
+    return run_program("ddp_prof.benchmark.allreduce", lambda: _benchmark(arguments))
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -256,7 +256,7 @@ def _figure(
     subtitle, device = shown_name(results.title), results.testbed.device
     if device is not None:
         stated = "; ".join(caveat for summary in results.summaries for caveat in summary.caveats)
-        notice = theme.place_notice([device], [caveat for caveat in Caveat if caveat.value in stated])
+        notice = theme.device_notice([device], [caveat for caveat in Caveat if caveat.value in stated])
         subtitle = subtitle.replace(f"device: {device}", notice, 1)
     subtitle += f"<br>{shown_name(note)}" if note else ""
     margins = {"t": _TOP + (20 if note else 0), "b": _BOTTOM + 10, "l": l, "r": r}

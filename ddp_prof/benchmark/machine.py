@@ -42,7 +42,7 @@ def probe_machine() -> Machine:
     return Machine(Environment(id=digest(known), **known), found["gpus"], found["git_commit"], digest_code())
 
 
-def _answer() -> None:
+def _print_machine() -> None:
     import torch
 
     from ddp_prof.train import record
@@ -57,4 +57,4 @@ def _answer() -> None:
 
 
 if __name__ == "__main__":
-    _answer()
+    _print_machine()

@@ -96,7 +96,7 @@ def capture(config: RunConfig, folder: Path, *, force: bool) -> tuple[Path, dict
         "VENV": sys.prefix,
         "FORCE": str(int(force)),
     }
-    said = _run_tethered([sys.executable, "-m", "ddp_prof.capture", *config.script_argv()], environment)
+    said = _run_and_end_with_us([sys.executable, "-m", "ddp_prof.capture", *config.script_argv()], environment)
     name = said.partition(":")[0]  # "bucketed_10mb: captured by nsys 2022.4.2.1 in 6 s"
     files = sorted([*folder.glob(f"{name}.sqlite"), *folder.glob(f"{name}.rank*.json.gz")])
     if not files:
@@ -117,18 +117,18 @@ def read_figures(files: Sequence[Path]) -> dict[str, int | None]:
     return {f"trace_{name}": round(statistics.median(own)) if own else None for name, own in values.items()}
 
 
-def _run_tethered(command: Sequence[str], environment: Mapping[str, str]) -> str:
+def _run_and_end_with_us(command: Sequence[str], environment: Mapping[str, str]) -> str:
     """Run a command that ends when this process does, even if that is killed; returns what it prints."""
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
-    def tether() -> None:
+    def end_with_parent() -> None:
         if libc is not None:
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
     with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
         process = subprocess.Popen(  # noqa: S603  # our own
             command, env=environment, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=errors, text=True,
-            start_new_session=True, preexec_fn=tether,  # it makes one system call and no more
+            start_new_session=True, preexec_fn=end_with_parent,  # it makes one system call and no more
         )  # fmt: skip
         try:
             printed, _ = process.communicate()

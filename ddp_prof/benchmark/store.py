@@ -161,7 +161,7 @@ def open_database(path: Path) -> Database:
     """
     from sqlite_utils import Database
 
-    with _errors_of(path):
+    with _translate_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         database = Database(path)
         if (tables := database.table_names()) and not TABLES.keys() & {*tables}:
@@ -193,7 +193,7 @@ def write_run(
     Raises:
         TraceError: The file cannot be written: somebody else does, or the disk is full.
     """
-    with _errors_of(_path_of(database)), database.atomic():
+    with _translate_errors(_path_of(database)), database.atomic():
         for name in ("measurements", "messages"):
             database.table(name).delete_where("run = ?", [run.id])
         _upsert(database, environments=[environment], runs=[run], measurements=steps, messages=messages)
@@ -201,7 +201,7 @@ def write_run(
 
 def update_run(database: Database, run: StoredRun) -> None:
     """Replace what is known of a run beside its measurements; raises as :func:`write_run`."""
-    with _errors_of(_path_of(database)), database.atomic():
+    with _translate_errors(_path_of(database)), database.atomic():
         _upsert(database, runs=[run])
 
 
@@ -214,7 +214,10 @@ def load_results(path: Path) -> Results:
     if not path.is_file():
         raise TraceError(path, "no such file", "make it with scripts/run_comparison.sh")
     # sqlite-utils would load pandas, which takes longer than all of the reading
-    with _errors_of(path), closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+    with (
+        _translate_errors(path),
+        closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection,
+    ):
         until = monotonic() + MOST_S
         connection.set_progress_handler(lambda: monotonic() > until, OPERATIONS_A_LOOK)
         connection.row_factory = sqlite3.Row
@@ -273,7 +276,7 @@ def _columns(row: type) -> dict[str, tuple[type, bool]]:
 
 
 @contextmanager
-def _errors_of(path: Path) -> Iterator[None]:
+def _translate_errors(path: Path) -> Iterator[None]:
     """Say of an error whether the file cannot be used now, or is something else."""
     try:
         yield

@@ -38,7 +38,7 @@ from ddp_prof.benchmark.store import (
 from ddp_prof.errors import TraceError, WorkloadError
 from ddp_prof.run_config import RunConfig
 from ddp_prof.train.arguments import NO_CAP, at_least, bucket_size
-from ddp_prof.train.launch import die_with_launcher, exit_code_of
+from ddp_prof.train.launch import die_with_launcher, run_program
 from ddp_prof.train.sizes import MODEL_SIZES
 from ddp_prof.variants import VARIANT_NAMES
 
@@ -50,7 +50,7 @@ def main() -> int:
     die_with_launcher()
     arguments = make_parser().parse_args()
     on_stop = f"stopped: {arguments.database} has the finished runs; the same command continues\n"
-    return exit_code_of("ddp_prof.benchmark.sweep", lambda: _sweep(arguments), on_stop=on_stop)
+    return run_program("ddp_prof.benchmark.sweep", lambda: _sweep(arguments), on_stop=on_stop)
 
 
 def _sweep(arguments: argparse.Namespace) -> int:
@@ -160,12 +160,12 @@ def sweep(plan: Plan) -> Outcome:
         WorkloadError: Another sweep is at work there.
         Stopped: A signal asked this process to end; what had ended is in the database, nothing is left running.
     """
-    with closing(open_database(plan.database)) as database, _alone(plan.database.parent):
+    with closing(open_database(plan.database)) as database, _lock_folder(plan.database.parent):
         known = {run.id: run for run in load_results(plan.database).runs}
         missing, captures = [], []
         for job in plan.jobs:
             found = known.get(job.run_id(plan.machine.environment.id))
-            is_there = found is not None and _counts(found, plan)
+            is_there = found is not None and _is_reusable(found, plan)
             if not is_there:
                 missing.append(job)
             if plan.profile and job.repeat == 0 and not (is_there and found and found.trace):
@@ -173,7 +173,7 @@ def sweep(plan: Plan) -> Outcome:
         outcome = Outcome({KNOWN: len(plan.jobs) - len(missing)})
         report = _progress(len(missing) + len(captures))
         for job in missing:
-            _require_room(plan.database)
+            _require_disk_space(plan.database)
             run, steps, messages = rows_of(job, plan.machine, measure(job.config), DEFINITIONS)
             write_run(database, plan.machine.environment, run, steps, messages)
             known[run.id] = run
@@ -185,7 +185,7 @@ def sweep(plan: Plan) -> Outcome:
                 said = "skipped, since the run did not finish"
             else:
                 try:
-                    update_run(database, _captured(run, job.config, plan))
+                    update_run(database, _add_capture_figures(run, job.config, plan))
                     outcome[CAPTURED] += 1
                     said = "done"
                 except WorkloadError as error:
@@ -195,14 +195,14 @@ def sweep(plan: Plan) -> Outcome:
         return outcome
 
 
-def _counts(run: StoredRun, plan: Plan) -> bool:
+def _is_reusable(run: StoredRun, plan: Plan) -> bool:
     """Whether a run need not be made again: want of memory lasts, another failure may have been chance."""
     if plan.force or run.status == FAILED:
         return False
     return run.code == plan.machine.code and run.definitions == DEFINITIONS
 
 
-def _captured(run: StoredRun, config: RunConfig, plan: Plan) -> StoredRun:
+def _add_capture_figures(run: StoredRun, config: RunConfig, plan: Plan) -> StoredRun:
     """The run with the figures of a capture of it, into a folder for all variants of its sizes."""
     sizes = f"{config.model_size}_{config.world_size}ranks_{config.local_batch_size}x{config.seq_len}"
     file, figures = capture(config, plan.database.with_suffix("") / sizes, force=plan.force)
@@ -230,7 +230,7 @@ def format_time(seconds: float) -> str:
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def _require_room(database: Path) -> None:
+def _require_disk_space(database: Path) -> None:
     free = shutil.disk_usage(database.parent).free
     if free < LEAST_ROOM:
         reason = f"only {free / 2**20:.1f} MiB are free on its disk; runs begin from {LEAST_ROOM // 2**20} MiB on"
@@ -250,7 +250,7 @@ def _describe(run: StoredRun, steps: Sequence[StoredStep]) -> str:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     """Hold the folder, as a capture does: two at once would measure each other."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

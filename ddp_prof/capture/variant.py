@@ -20,13 +20,13 @@ from ddp_prof.capture.processes import NOT_DONE, find_reason, process_namespace,
 from ddp_prof.errors import DdpProfError, WorkloadError
 from ddp_prof.ingest.nsys.program import Nsys
 from ddp_prof.printable import printable
-from ddp_prof.train.launch import Stopped, stoppable
+from ddp_prof.train.launch import Stopped, stop_on_signals
 
 
 def main() -> int:
     """Run from the command line; returns the exit code."""
     try:
-        with stoppable():
+        with stop_on_signals():
             if sys.argv[1:] == ["--nsys"]:  # the one that would record; it is fetched where there is none
                 nsys, _ = choose_nsys("nsys", os.environ, may_fetch=True)
                 sys.stdout.write(f"{nsys.path if nsys else ''}\n")

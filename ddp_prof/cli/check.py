@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 NS_PER_MS = 1_000_000
 
 
-def _share(_context: click.Context, _parameter: click.Parameter, text: str | None) -> float | None:
+def _parse_share(_context: click.Context, _parameter: click.Parameter, text: str | None) -> float | None:
     """``80%`` or ``0.8``."""
     if text is None:
         return None
@@ -36,15 +36,15 @@ def _share(_context: click.Context, _parameter: click.Parameter, text: str | Non
     return share
 
 
-def _regression(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
+def _parse_regression(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
     """A share below 1, as ``1`` would be meant for 1 %."""
-    share = _share(context, parameter, text)
+    share = _parse_share(context, parameter, text)
     if share == 1:
         raise click.BadParameter(f"{text!r} allows twice the baseline: write one per cent as 1% or 0.01")
     return share
 
 
-def _ns(_context: click.Context, _parameter: click.Parameter, ms: float | None) -> int | None:
+def _milliseconds_to_ns(_context: click.Context, _parameter: click.Parameter, ms: float | None) -> int | None:
     if ms is None:
         return None
     if not 0 <= ms < math.inf:
@@ -57,20 +57,22 @@ def _ns(_context: click.Context, _parameter: click.Parameter, ms: float | None) 
 @click.option(
     "--min-overlap",
     metavar="SHARE",
-    callback=_share,
+    callback=_parse_share,
     help="Least share of communication that compute hides, such as 80%.",
 )
-@click.option("--max-exposed-ms", type=float, callback=_ns, help="Most exposed communication in a step.")
+@click.option(
+    "--max-exposed-ms", type=float, callback=_milliseconds_to_ns, help="Most exposed communication in a step."
+)
 @click.option(
     "--max-tail-ms",
     type=float,
-    callback=_ns,
+    callback=_milliseconds_to_ns,
     help="Most exposed communication after backward's last compute in a step.",
 )
 @click.option(
     "--max-blocking-ms",
     type=float,
-    callback=_ns,
+    callback=_milliseconds_to_ns,
     help="Most time of a step in which something stands still for communication.",
 )
 @click.option(
@@ -84,7 +86,7 @@ def _ns(_context: click.Context, _parameter: click.Parameter, ms: float | None) 
 @click.option(
     "--max-regression",
     metavar="SHARE",
-    callback=_regression,
+    callback=_parse_regression,
     help="By how much step time and exposed time may exceed the baseline's.  [default: 5%]",
 )
 @click.option(
@@ -157,7 +159,7 @@ def command(
         )
         checks.append(check_run(result, replace(requirements, incomparable=differences)))
         if compared and not checks[-1].passed and are_one_variant([compared, run]) and not differences:
-            changes = _changes(compared, run, runs)
+            changes = _describe_changes(compared, run, runs)
             causes += [f"{run.label}, mean step against the baseline: {text}" for text in changes]
     view = check_view(checks, baseline, causes)
     if output.form == "markdown":
@@ -168,7 +170,7 @@ def command(
         raise NotMetError(verdict_line(checks))
 
 
-def _changes(baseline: Run, run: Run, others: list[Run]) -> list[str]:
+def _describe_changes(baseline: Run, run: Run, others: list[Run]) -> list[str]:
     """What changed from the baseline, beyond the spread, and which collective did it."""
     from ddp_prof.present.tables.comparison import change_texts
 

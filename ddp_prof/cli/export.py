@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from ddp_prof.cli.options.commands import Loader, load_options, trace_command, traces_argument
-from ddp_prof.cli.options.outputs import Output, default_output, written
+from ddp_prof.cli.options.outputs import Output, default_output, open_output
 from ddp_prof.cli.options.verbosity import progress
 
 
@@ -33,6 +33,6 @@ def command(traces: tuple[Path, ...], load: Loader, output: Path | None) -> None
         begin("reading")
         sources = timeline_sources(runs)
     target = output or default_output(sources[0].title, ".perfetto.json.gz")
-    with written(target) as file, progress(1) as begin:
+    with open_output(target) as file, progress(1) as begin:
         begin("writing")
         write_perfetto(sources, file)

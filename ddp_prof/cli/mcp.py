@@ -82,7 +82,7 @@ def command() -> None:
     for name in MEASURES:
         about = import_module(f"ddp_prof.cli.{name}").command.help
         server.add_tool(
-            _tool(name),
+            _make_tool(name),
             name=name,
             description=about + ARGUMENTS,
             annotations=ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False),
@@ -99,7 +99,7 @@ def _stop(number: int, _frame: FrameType | None) -> None:
     os._exit(128 + number)
 
 
-def _tool(name: str) -> Callable[..., str]:
+def _make_tool(name: str) -> Callable[..., str]:
     from mcp.server.mcpserver.exceptions import ToolError
 
     def ask(
@@ -111,7 +111,9 @@ def _tool(name: str) -> Callable[..., str]:
     ) -> str:
         try:
             with ONE_BY_ONE:
-                return _fitted(_answer(name, traces, LoadOptions(step_range, backward_range)), part, max(0, first))
+                return _shorten_answer(
+                    _answer(name, traces, LoadOptions(step_range, backward_range)), part, max(0, first)
+                )
         except re.error as error:
             raise ToolError(f"not a regular expression: {error}") from error
         except ACTIONABLE as error:
@@ -136,21 +138,23 @@ def _answer(name: str, traces: list[str], options: LoadOptions) -> dict[str, Any
     }
 
 
-def _fitted(answer: dict[str, Any], part: str | None, first: int) -> str:
+def _shorten_answer(answer: dict[str, Any], part: str | None, first: int) -> str:
     """The answer, or one list of it from an entry on, as JSON that is short enough: long lists are cut."""
     whole = json.loads(json.dumps(answer, allow_nan=False))
     if part is not None:
-        whole = {"command": whole["command"], part: _list_at(whole, part)[first:]}
+        whole = {"command": whole["command"], part: _find_list(whole, part)[first:]}
     for most in MOST_ENTRIES:
         cut: dict[str, str] = {}
-        shown = {key: _cut(value, key, most, cut, first if key == part else 0) for key, value in whole.items()}
+        shown = {
+            key: _shorten_lists(value, key, most, cut, first if key == part else 0) for key, value in whole.items()
+        }
         text = json.dumps({**shown, "cut": cut}, separators=(",", ":"))
         if len(text) <= LONGEST:
             break
     return text
 
 
-def _list_at(whole: Any, part: str) -> list[Any]:
+def _find_list(whole: Any, part: str) -> list[Any]:
     """The list of that name: ``documents/0/collectives``."""
     try:
         for key in part.split("/"):
@@ -162,7 +166,7 @@ def _list_at(whole: Any, part: str) -> list[Any]:
     return whole
 
 
-def _cut(value: Any, name: str, most: int, cut: dict[str, str], first: int = 0) -> Any:
+def _shorten_lists(value: Any, name: str, most: int, cut: dict[str, str], first: int = 0) -> Any:
     """The same with lists of at most so many entries; those that were longer are named in ``cut``.
 
     Args:
@@ -173,11 +177,11 @@ def _cut(value: Any, name: str, most: int, cut: dict[str, str], first: int = 0) 
         first: Number of the first entry.
     """
     if isinstance(value, dict):
-        return {key: _cut(each, f"{name}/{key}", most, cut) for key, each in value.items()}
+        return {key: _shorten_lists(each, f"{name}/{key}", most, cut) for key, each in value.items()}
     if not isinstance(value, list):
         return value
     kept = most if any(isinstance(each, dict | list) for each in value) else max(most, LEAST_WORDS)
     if len(value) > kept:
         given = f"entries {first} to {first + kept - 1}" if kept else "none"
         cut[name] = f"{given} of {first + len(value)}"
-    return [_cut(each, f"{name}/{number}", most, cut) for number, each in enumerate(value[:kept], first)]
+    return [_shorten_lists(each, f"{name}/{number}", most, cut) for number, each in enumerate(value[:kept], first)]

@@ -11,7 +11,7 @@ import click
 
 from ddp_prof.cli.options.commands import Loader, load_options, trace_command, traces_argument
 from ddp_prof.cli.options.outputs import Output, say
-from ddp_prof.cli.options.verbosity import progress_bar, say_note
+from ddp_prof.cli.options.verbosity import print_note, progress_bar
 
 SECONDS_TO_TELL = 15
 """How long the pages must take for a note to say it."""
@@ -55,7 +55,7 @@ def command(traces: tuple[Path, ...], load: Loader, folder: Path) -> None:
             progress=tell,
         )
     for problem in problems:
-        say_note(problem)
+        print_note(problem)
 
 
 class _Progress:
@@ -75,4 +75,4 @@ class _Progress:
         if left_s >= SECONDS_TO_TELL and not self.is_told:
             self.is_told = True
             text = f"{left_s:.0f} s" if left_s < 90 else f"{left_s / 60:.0f} min"
-            say_note(f"the pages of {total} runs take about {text} more; the index is there already")
+            print_note(f"the pages of {total} runs take about {text} more; the index is there already")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ddp_prof.cli.options.commands import table_options, trace_command
-from ddp_prof.cli.options.outputs import Output, protect, say
-from ddp_prof.cli.options.verbosity import say_note
+from ddp_prof.cli.options.outputs import Output, protect_inputs, say
+from ddp_prof.cli.options.verbosity import print_note
 from ddp_prof.errors import TraceError
 from ddp_prof.present.table import TableOptions, TableView, show
 
@@ -30,13 +30,13 @@ FILTERS: dict[str, Callable[[SettingSummary], str | int]] = {
 """Of each option that selects settings, what it goes by."""
 
 
-def _usual_database() -> Path:
+def _default_database() -> Path:
     """One's own results where there are some, else those that come with the repository."""
     return OWN_RESULTS if OWN_RESULTS.is_file() else RESULTS
 
 
 @trace_command("results", "traces/results.db")
-@click.argument("database", default=_usual_database, type=click.Path(path_type=Path))
+@click.argument("database", default=_default_database, type=click.Path(path_type=Path))
 @click.option(
     "--against",
     type=click.Choice(["cs336"]),
@@ -69,7 +69,7 @@ def command(
     from ddp_prof.benchmark.store import load_results
 
     table = database.with_suffix(".csv")
-    protect([database], *([table] if folder else []))
+    protect_inputs([database], *([table] if folder else []))
     results = load_results(database)
     summaries = summarize_settings(results)
     selected = _select(database, summaries, filters)
@@ -80,7 +80,7 @@ def command(
         from ddp_prof.benchmark.documents import REPORT, write_results, write_results_csv
 
         for problem in write_results(testbeds, study, folder):
-            say_note(problem)
+            print_note(problem)
         # The table of the database is whole, whatever was asked to be shown; its folder may be somebody else's.
         write_results_csv(summaries, table)
         say(f"{folder / REPORT} {table}", err=True)

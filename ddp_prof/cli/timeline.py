@@ -7,13 +7,13 @@ from pathlib import Path
 import click
 
 from ddp_prof.cli.options.commands import Loader, load_options, trace_command, traces_argument
-from ddp_prof.cli.options.outputs import Output, default_output, say, written
+from ddp_prof.cli.options.outputs import Output, default_output, open_output, say
 from ddp_prof.cli.options.verbosity import progress
 
 _MOST_STEPS = 1_000_000
 
 
-def _numbers(_context: click.Context, _parameter: click.Parameter, value: str | None) -> list[int] | None:
+def _parse_steps(_context: click.Context, _parameter: click.Parameter, value: str | None) -> list[int] | None:
     """``3-5,8`` as numbers."""
     if value is None:
         return None
@@ -39,7 +39,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str | 
 )
 @click.option("--png", type=Output(), help="Also write a PNG picture; needs Chromium.")
 @click.option("--svg", type=Output(), help="Also write an SVG picture; needs Chromium.")
-@click.option("--steps", metavar="N[-M]", callback=_numbers, help="Steps to show. Default: all that was captured.")
+@click.option("--steps", metavar="N[-M]", callback=_parse_steps, help="Steps to show. Default: all that was captured.")
 @load_options
 def command(
     traces: tuple[Path, ...],
@@ -70,7 +70,7 @@ def command(
     figure = draw_timeline(build_excerpt(sources, steps)) if pictures else None
     page = output or default_output(sources[0].title, ".html")
     del sources  # the events take more memory than all that is drawn
-    with written(page) as file, progress(1) as begin:
+    with open_output(page) as file, progress(1) as begin:
         begin("writing")
         write_timeline_page(model, file)
     if figure is not None:

@@ -29,7 +29,9 @@ reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", dist
 class InFlight:
     __slots__ = ("_group", "_span", "_what", "_work")
 
-    def __init__(self, work: dist.Work | AllOf, span: OpenRange, group: dist.ProcessGroup | None, what: str) -> None:
+    def __init__(
+        self, work: dist.Work | WorkGroup, span: OpenRange, group: dist.ProcessGroup | None, what: str
+    ) -> None:
         self._work, self._span, self._group, self._what = work, span, group, what
 
     def is_completed(self) -> bool:
@@ -46,7 +48,7 @@ class InFlight:
             self._span.end()  # completed just now (gloo), or handed over to the stream (NCCL)
 
 
-class AllOf:
+class WorkGroup:
     """Several calls that make up one collective, as one ``Work``."""
 
     def __init__(self, works: Sequence[dist.Work]) -> None:
@@ -104,7 +106,7 @@ def launch(
     what = f"{name.replace('_', '-')} of bucket {bucket}"
     span = annotate.start_collective(name, bucket, tensor.nbytes, params, **more)
     try:
-        work: dist.Work | AllOf = start()
+        work: dist.Work | WorkGroup = start()
         if annotate.is_enabled() and is_on_host(tensor, group):
             work.get_future().add_done_callback(span.end)
     except RuntimeError as error:
@@ -124,11 +126,11 @@ def broadcast_state(module: torch.nn.Module, group: dist.ProcessGroup | None) ->
 
 def broadcast_buffers(buffers: Sequence[torch.Tensor], group: dist.ProcessGroup | None) -> None:
     """Make buffers those of rank 0: one broadcast per data type and device, waited for."""
-    for number, members in enumerate(by_kind(buffer.detach() for buffer in buffers)):
+    for number, members in enumerate(group_by_kind(buffer.detach() for buffer in buffers)):
         launch_broadcast(members, 0, group, number)()
 
 
-def by_kind(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+def group_by_kind(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
     """Those of one data type and device together."""
     kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for tensor in tensors:

@@ -58,7 +58,7 @@ class GradientBucket:
 
     def take(self, slot: int, scale: float) -> bool:
         """Take one gradient over, times ``scale``; zeros where there is none. Says whether there was one."""
-        gradient = self._dense(slot, self.parameters[slot].grad)
+        gradient = self._require_dense(slot, self.parameters[slot].grad)
         self._place(slot)
         self._taken[slot] = True
         self.missing -= 1
@@ -68,11 +68,11 @@ class GradientBucket:
 
     def take_late(self, slot: int) -> tuple[bool, torch.Tensor | None]:
         """What autograd brought since the gradient was taken; before it, whether what came before that is dropped."""
-        is_dropped, late = self._since_taken(slot)
+        is_dropped, late = self._changes_since_taken(slot)
         if is_dropped:
             self._dropped.add(slot)
         self._place(slot)
-        return is_dropped, self._dense(slot, late)
+        return is_dropped, self._require_dense(slot, late)
 
     def add(self, slot: int, gradient: torch.Tensor | None, scale: float) -> None:
         """Add a late contribution, times ``scale``, to a bucket of late contributions; without one set it to zeros."""
@@ -85,7 +85,7 @@ class GradientBucket:
 
     def is_dropped(self) -> bool:
         """Whether ``zero_grad()`` dropped all gradients that were taken, and no backward brought others since."""
-        return all(self._since_taken(slot)[0] for slot, taken in enumerate(self._taken) if taken)
+        return all(self._changes_since_taken(slot)[0] for slot, taken in enumerate(self._taken) if taken)
 
     def take_missing(self, scale: float) -> list[int]:
         """Take what no hook brought; returns the slots that had no gradient at all."""
@@ -98,7 +98,7 @@ class GradientBucket:
         hold_for_current_stream(self._buffer)
         return self._buffer
 
-    def give_back(self, slot: int, is_used: bool, late: torch.Tensor | None) -> None:
+    def restore_gradient(self, slot: int, is_used: bool, late: torch.Tensor | None) -> None:
         """Make the reduced gradient the parameter's own again.
 
         Args:
@@ -110,7 +110,7 @@ class GradientBucket:
         if parameter.grad is placeholder and not placeholder.is_touched and late is None:  # as a rule
             parameter.grad = gradient if is_used else None
             return
-        is_dropped, unsynchronized = self._since_taken(slot)  # the latter of a backward under no_sync
+        is_dropped, unsynchronized = self._changes_since_taken(slot)  # the latter of a backward under no_sync
         if is_dropped or slot in self._dropped:
             gradient.zero_()
             is_used = is_dropped and placeholder.is_zeroed
@@ -128,14 +128,14 @@ class GradientBucket:
             placeholder.reset()
         self.parameters[slot].grad = placeholder
 
-    def _since_taken(self, slot: int) -> tuple[bool, torch.Tensor | None]:
+    def _changes_since_taken(self, slot: int) -> tuple[bool, torch.Tensor | None]:
         """Whether ``zero_grad()`` dropped what was taken, and what autograd brought since."""
         gradient, placeholder = self.parameters[slot].grad, self._placeholders[slot]
         if gradient is placeholder:
             return placeholder.is_zeroed, placeholder.added
         return not placeholder.is_replaced, gradient
 
-    def _dense(self, slot: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    def _require_dense(self, slot: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """None for a sparse gradient, which is noted: to raise here would leave other ranks waiting for this bucket."""
         if gradient is not None and gradient.layout is not torch.strided:
             self.refused.append(self.parameters[slot])

@@ -18,7 +18,7 @@ from ddp_prof.errors import CommunicationError
 T = TypeVar("T")
 
 
-class Described(NamedTuple):
+class TensorSpec(NamedTuple):
     what: str
     shape: tuple[int, ...]
     dtype: str
@@ -31,7 +31,7 @@ def check_rank_consistency(
 ) -> None:
     """Compare model and options of every rank with those of rank 0. Every rank must call this."""
     compare_with_rank_0(
-        ({name: _comparable(value) for name, value in options.items()}, describe(module)),
+        ({name: _comparable(value) for name, value in options.items()}, describe_tensors(module)),
         lambda own, reference: find_option_difference(own[0], reference[0]) or find_difference(own[1], reference[1]),
         group,
         next((parameter.device for parameter in module.parameters()), torch.device("cpu")),
@@ -59,7 +59,7 @@ def compare_with_rank_0(
         raise CommunicationError(f"rank {others[0]}: {differences[others[0]]}{more}")
 
 
-def describe(module: torch.nn.Module) -> list[Described]:
+def describe_tensors(module: torch.nn.Module) -> list[TensorSpec]:
     named = [
         *((f"parameter {name!r}", parameter) for name, parameter in module.named_parameters()),
         *((f"buffer {name!r}", buffer) for name, buffer in module.named_buffers()),
@@ -67,8 +67,8 @@ def describe(module: torch.nn.Module) -> list[Described]:
     return [describe_tensor(what, tensor) for what, tensor in named]
 
 
-def describe_tensor(what: str, tensor: torch.Tensor) -> Described:
-    return Described(what, tuple(tensor.shape), str(tensor.dtype), tensor.stride(), tensor.requires_grad)
+def describe_tensor(what: str, tensor: torch.Tensor) -> TensorSpec:
+    return TensorSpec(what, tuple(tensor.shape), str(tensor.dtype), tensor.stride(), tensor.requires_grad)
 
 
 def find_option_difference(own: Mapping[str, object], reference: Mapping[str, object]) -> str | None:
@@ -88,12 +88,12 @@ def _comparable(value: object) -> object:
     return repr(value) if is_dataclass(value) else type(value).__name__
 
 
-def find_difference(own: Sequence[Described], reference: Sequence[Described]) -> str | None:
+def find_difference(own: Sequence[TensorSpec], reference: Sequence[TensorSpec]) -> str | None:
     difference = _first_difference(own, reference)
     return None if difference is None else f"{difference}: build the same model on every rank"
 
 
-def _first_difference(own: Sequence[Described], reference: Sequence[Described]) -> str | None:
+def _first_difference(own: Sequence[TensorSpec], reference: Sequence[TensorSpec]) -> str | None:
     for mine, theirs in zip(own, reference, strict=False):
         if mine.what != theirs.what:
             return f"{mine.what} stands where rank 0 has {theirs.what}"

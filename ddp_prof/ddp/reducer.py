@@ -118,12 +118,14 @@ class Reducer:
         # Frozen since the variant was made: no gradient, or weight decay and momentum would move it.
         frozen = {index for index in self._unused if not self.parameter(index).requires_grad}
         without = self._unused if is_discarded else unused if self._find_unused else frozen
-        self._give_back(without, self._reduce_late(late))
+        self._restore_gradients(without, self._reduce_late(late))
         sparse = [parameter for bucket in self.buckets for parameter in bucket.refused]
         torn, self._torn = self._torn, []
         self._reset()
-        self._refuse(sparse, "has a sparse gradient, which cannot be reduced here: build its layer with sparse=False")
-        self._refuse(torn, "is frozen here and trained on another rank: freeze it on all ranks or on none")
+        self._raise_for(
+            sparse, "has a sparse gradient, which cannot be reduced here: build its layer with sparse=False"
+        )
+        self._raise_for(torn, "is frozen here and trained on another rank: freeze it on all ranks or on none")
 
     def parameter(self, index: int) -> torch.nn.Parameter:
         bucket, slot = self._places[index]
@@ -183,11 +185,11 @@ class Reducer:
         places = {index: self._places[index] for index in late}
         return {index: second[bucket.index].views[slot] for index, (bucket, slot) in places.items()}
 
-    def _give_back(self, unused: set[int], late: dict[int, torch.Tensor]) -> None:
+    def _restore_gradients(self, unused: set[int], late: dict[int, torch.Tensor]) -> None:
         for index, (bucket, slot) in self._places.items():
             if index in self._unused and not bucket.parameters[slot].requires_grad and bucket.views[slot].any():
                 self._torn.append(bucket.parameters[slot])  # on a GPU the host waits for this, where one is frozen
-            bucket.give_back(slot, index not in unused, late.get(index))
+            bucket.restore_gradient(slot, index not in unused, late.get(index))
 
     def _reset(self) -> None:
         for bucket in self.buckets:
@@ -198,7 +200,7 @@ class Reducer:
         self._came_late.clear()
         self._unused.clear()
 
-    def _refuse(self, parameters: Sequence[torch.nn.Parameter], reason: str) -> None:
+    def _raise_for(self, parameters: Sequence[torch.nn.Parameter], reason: str) -> None:
         for parameter in parameters:
             rank = dist.get_rank(self._group)
             raise CommunicationError(f"rank {rank}: a parameter of shape {tuple(parameter.shape)} {reason}")

@@ -134,12 +134,12 @@ class Structure:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._holders: list[Any] = [held for layer in module.modules() for held in (layer._parameters, layer._modules)]
-        self._objects = [*self._held()]  # kept, so that no other object gets the identity of one of them
+        self._objects = [*self._iterate_objects()]  # kept, so that no other object gets the identity of one of them
         self._ids = [*map(id, self._objects)]
 
     def is_unchanged(self) -> bool:
-        return self._ids == [*map(id, self._held())]
+        return self._ids == [*map(id, self._iterate_objects())]
 
-    def _held(self) -> Iterator[object]:
+    def _iterate_objects(self) -> Iterator[object]:
         # Past the waiting of ``sharded``, which is for the values of parameters.
         return chain.from_iterable(map(dict.values, self._holders))

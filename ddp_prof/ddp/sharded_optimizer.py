@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from ddp_prof.ddp.bucket_assignment import ParameterSize, assign_buckets
 from ddp_prof.ddp.collective import launch_broadcast
-from ddp_prof.ddp.rank_consistency import Described, compare_with_rank_0, describe_tensor, find_difference
+from ddp_prof.ddp.rank_consistency import TensorSpec, compare_with_rank_0, describe_tensor, find_difference
 from ddp_prof.errors import CommunicationError
 
 MESSAGE_BYTES = 2**20
@@ -193,7 +193,7 @@ def _messages(owned: Sequence[Sequence[torch.Tensor]]) -> list[tuple[int, list[t
     return [message for turn in itertools.zip_longest(*by_owner) for message in turn if message]
 
 
-def _describe(groups: Sequence[dict[str, Any]]) -> list[tuple[Described, str]]:
+def _describe(groups: Sequence[dict[str, Any]]) -> list[tuple[TensorSpec, str]]:
     """Of each parameter what must be alike on all ranks, and some of its values."""
     parameters = [parameter for group in groups for parameter in group["params"]]
     names = [name for group in groups for name in group.get("param_names", [None] * len(group["params"]))]
@@ -207,7 +207,7 @@ def _sample(tensor: torch.Tensor) -> str:
     return str(tensor.reshape(-1)[:: max(1, tensor.numel() // 8)].tolist())
 
 
-def _find_difference(own: list[tuple[Described, str]], reference: list[tuple[Described, str]]) -> str | None:
+def _find_difference(own: list[tuple[TensorSpec, str]], reference: list[tuple[TensorSpec, str]]) -> str | None:
     """Where parameters have no names, another order of equal shapes shows in their values alone."""
     found = find_difference([described for described, _ in own], [described for described, _ in reference])
     values, expected = [sample for _, sample in own], [sample for _, sample in reference]

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from ddp_prof import range_names
 from ddp_prof.annotate.hooks import is_on_host
 from ddp_prof.ddp.collective import (
-    AllOf,
     InFlight,
+    WorkGroup,
     all_gather,
     global_rank,
     launch,
@@ -133,7 +133,7 @@ class ShardBucket(GradientBucket):
                     dist.broadcast(part, global_rank(rank, self._group), self._group, async_op=True)
                     for rank, part in parts
                 ]
-                return AllOf(works)
+                return WorkGroup(works)
             return all_gather(self._flat, self.shard.detach(), self._group, async_op=True)
 
         return launch(start, range_names.ALL_GATHER, self._flat, self._group, self.index, len(self))
@@ -146,7 +146,7 @@ class ShardBucket(GradientBucket):
             hold_for_current_stream(self._received)
             torch.sum(self._received.view(-1, len(self._reduced)), 0, out=self._reduced)
             self._received = None
-        dropped = {slot for slot in range(len(self)) if self._since_taken(slot)[0]}
+        dropped = {slot for slot in range(len(self)) if self._changes_since_taken(slot)[0]}
         if dropped or self._dropped:  # what is dropped need not be finite
             ones = {slot: torch.ones_like(self.parameters[slot]) for slot in dropped | self._dropped}
             self._reduced.masked_fill_(self._own_part(ones) != 0, 0)
@@ -154,7 +154,7 @@ class ShardBucket(GradientBucket):
         if kept:
             self._reduced.add_(self._own_part(kept))
         for slot, parameter in enumerate(self.parameters):
-            parameter.grad = self._since_taken(slot)[1]  # what came under ``no_sync`` waits for the next step
+            parameter.grad = self._changes_since_taken(slot)[1]  # what came under ``no_sync`` waits for the next step
         if self._is_shard_dropped():
             self._before = self._reduced.zero_() if self._taken_shard.is_zeroed else None
         elif self._before is not None:
@@ -203,6 +203,6 @@ class ShardReducer(Reducer):
                 earlier.release()
         return bucket.reduce()
 
-    def _give_back(self, unused: set[int], late: dict[int, torch.Tensor]) -> None:  # noqa: ARG002  # a shard has all
+    def _restore_gradients(self, unused: set[int], late: dict[int, torch.Tensor]) -> None:  # noqa: ARG002  # a shard has all
         for bucket, members in zip(self.shard_buckets(), self._assignment, strict=True):
             bucket.give_shard({slot: late[index] for slot, index in enumerate(members) if index in late})

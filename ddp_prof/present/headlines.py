@@ -23,7 +23,7 @@ from ddp_prof.analyze.overlap.comparison import VariantSummary
 from ddp_prof.analyze.overlap.overlap import RankOverlap
 from ddp_prof.analyze.quality.unknown_work import NO_COMMUNICATION
 from ddp_prof.analyze.root_cause import RootCause
-from ddp_prof.present.text import collective_name, counted, milliseconds, percent, size
+from ddp_prof.present.text import collective_name, count_noun, milliseconds, percent, size
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER
 from ddp_prof.variants import BASELINE
 
@@ -78,7 +78,7 @@ def gain_headline(summary: VariantSummary) -> str:
     if summary.blocking_ns == 0:
         where, more = "", ""
         if summary.blocked_steps:
-            where, more = " in a typical step", f" ({counted(summary.blocked_steps, 'step')} stood still for it)"
+            where, more = " in a typical step", f" ({count_noun(summary.blocked_steps, 'step')} stood still for it)"
         return f"{hidden}; {is_exposed}, but nothing waits for it{where}: hiding all of it would gain nothing{more}."
     gain = _fine_percent(summary.blocking_ns / summary.step_ns)
     return (
@@ -118,7 +118,7 @@ def root_cause_headline(
     if reason:
         return Headline(f"Whether communication is exposed is not known: {reason}")
     if blocking and not blocking.total_ns:
-        return Headline("Nothing waited for communication", _all_had_slack(blocking, cause))
+        return Headline("Nothing waited for communication", _nothing_blocked_text(blocking, cause))
     if blocking and not blocking.typical_ns:
         which = f"{blocking.blocked_steps} of {blocking.steps} steps stood still for it"
         detail = f"{which}, for {milliseconds(blocking.total_ns)} in all."
@@ -136,11 +136,11 @@ def cause_headline(cause: RootCause | None, reason: str | None, blocking: RunBlo
     if reason:
         return f"not known: {reason}."
     if blocking and not blocking.total_ns:
-        return f"none that costs time: {_all_had_slack(blocking, None)}"
+        return f"none that costs time: {_nothing_blocked_text(blocking, None)}"
     return _exposed_headline(cause).text
 
 
-def _all_had_slack(blocking: RunBlocking, cause: RootCause | None) -> str:
+def _nothing_blocked_text(blocking: RunBlocking, cause: RootCause | None) -> str:
     """Why hiding what is exposed would gain nothing."""
     exposed = cause.total_exposed_ns if cause else 0
     gain = f"so hiding the {milliseconds(exposed)} that are exposed in all would gain nothing" if exposed else ""
@@ -159,7 +159,10 @@ def _exposed_headline(cause: RootCause | None) -> Headline:
         return Headline("Compute hides all communication of the typical step", detail, "; ")
     share = percent(cause.pair_ns / cause.exposed_ns)
     whole = "the typical step's exposed time" if cause.steps > 1 else "exposed time"
-    return Headline(f"{share} of {whole} is {_kind(cause)}{_meanwhile(cause)}", f"{_culprit(cause)}.{_advice(cause)}")
+    return Headline(
+        f"{share} of {whole} is {_exposure_kind(cause)}{_peer_wait_note(cause)}",
+        f"{_culprit_name(cause)}.{_advice(cause)}",
+    )
 
 
 WHEN = {
@@ -181,7 +184,7 @@ WHY = {
 """When and why communication is exposed, as parts of a sentence."""
 
 
-def _kind(cause: RootCause) -> str:
+def _exposure_kind(cause: RootCause) -> str:
     when = f"{words}, " if (words := WHEN[cause.when]) else ""
     if cause.why == BLOCKING_CALL and cause.blocking == "compute_stream":
         return f"{when}in collectives on the stream of compute"
@@ -201,13 +204,13 @@ def exposed_words(collective: Collective) -> str:
     return ", ".join(filter(None, (WHEN[most.when], why)))
 
 
-def _meanwhile(cause: RootCause) -> str:
+def _peer_wait_note(cause: RootCause) -> str:
     share = cause.wait_ns / cause.exposed_ns
     is_worth_a_word = share >= _WORTH_A_WORD and cause.why != PEER_WAIT
     return f" (a peer was missing in {percent(share)} of the exposed time)" if is_worth_a_word else ""
 
 
-def _culprit(cause: RootCause) -> str:
+def _culprit_name(cause: RootCause) -> str:
     if cause.why == BLOCKING_CALL and cause.blocking == "after_backward":
         count, alike = cause.collectives_a_step, cause.alike_a_step
         if alike == count:
@@ -216,11 +219,11 @@ def _culprit(cause: RootCause) -> str:
             )
         return f"{'this is' if alike == 1 else 'these are'} {alike} of {count} collectives of a step"
     if cause.when == TAIL:
-        return f"{_which(cause)}{_described(cause)} {_lead(cause)}"
+        return f"{_name_collective(cause)}{_describe_collective(cause)} {_lead_text(cause)}"
     share = cause.collective_ns / cause.pair_ns
     if share < _LARGE_PART:
         return f"spread over {cause.collectives_a_step} collectives, with at most {percent(share)} in one"
-    return f"{percent(share)} of that with {_which(cause)}{_described(cause)}"
+    return f"{percent(share)} of that with {_name_collective(cause)}{_describe_collective(cause)}"
 
 
 def _advice(cause: RootCause) -> str:
@@ -250,7 +253,7 @@ def _advice(cause: RootCause) -> str:
     return ""
 
 
-def _which(cause: RootCause) -> str:
+def _name_collective(cause: RootCause) -> str:
     """The collective: by its operation, too, where a step has several."""
     has_others = cause.operation is not None and cause.same_operation_a_step < cause.collectives_a_step
     operation = (cause.operation or "").replace("_", "-") if has_others else ""
@@ -264,7 +267,7 @@ def _which(cause: RootCause) -> str:
     return f"the {operation} of {which}" if operation and cause.bucket is not None else which
 
 
-def _described(cause: RootCause) -> str:
+def _describe_collective(cause: RootCause) -> str:
     is_numbered = not cause.is_last and cause.same_operation_a_step > 1
     highest = cause.collectives_a_step - 1 if cause.bucket is None else cause.last_bucket
     parts = [f"of 0 to {highest}"] if is_numbered else []
@@ -276,7 +279,7 @@ def _described(cause: RootCause) -> str:
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def _lead(cause: RootCause) -> str:
+def _lead_text(cause: RootCause) -> str:
     if cause.lead_ns is None:
         return "starts late"
     if not cause.lead_ns:
@@ -325,10 +328,10 @@ def skew_headline(skew: RunSkew) -> Headline:
 
 def _arrives_last(rank: RankSkew, steps: int) -> str:
     where = f"in {rank.last_steps} of {steps} steps" if steps > 1 else "in the only step"
-    return f"{rank.name[:1].upper()}{rank.name[1:]} arrives last {where}, {_late_by(rank, rank.last_steps)}"
+    return f"{rank.name[:1].upper()}{rank.name[1:]} arrives last {where}, {_lateness_text(rank, rank.last_steps)}"
 
 
-def _late_by(rank: RankSkew, times: int) -> str:
+def _lateness_text(rank: RankSkew, times: int) -> str:
     return f"by {milliseconds(rank.lag_when_last_ns or 0)}{' (median)' if times > 1 else ''}"
 
 
@@ -342,10 +345,10 @@ def _last_at_collectives(skew: RunSkew) -> str:
         return f"{len(latest)} ranks arrive last most often, each at {most} of {latest[0].collectives} collectives."
     (last,) = latest
     where = f"at {most} of {last.collectives} collectives" if last.collectives > 1 else "at the only collective"
-    return f"{last.name} arrives last {where}, {_late_by(last, most)}."
+    return f"{last.name} arrives last {where}, {_lateness_text(last, most)}."
 
 
-def tell_story(summaries: Sequence[VariantSummary]) -> list[str]:
+def describe_changes(summaries: Sequence[VariantSummary]) -> list[str]:
     """How the share of communication hidden and the time saved go together; empty without a baseline."""
     base = next((summary for summary in summaries if summary.speedup == 1 and summary.label == BASELINE), None)
     others = [summary for summary in summaries if summary is not base and summary.speedup]
@@ -355,7 +358,7 @@ def tell_story(summaries: Sequence[VariantSummary]) -> list[str]:
     hides, fastest = max(known, key=lambda run: run.overlap_ratio or 0), max(others, key=lambda run: run.speedup or 0)
     most = percent(hides.overlap_ratio)
     alike = [run.label for run in known if run is not hides and percent(run.overlap_ratio) == most]
-    others_too = f" ({_and(alike)} {'hides' if len(alike) == 1 else 'hide'} as much)" if alike else ""
+    others_too = f" ({_join_words(alike)} {'hides' if len(alike) == 1 else 'hide'} as much)" if alike else ""
     story = (
         f"{hides.label} hides most, {most} of its communication{others_too}; its median step is "
         f"{_change(hides, base.label)}."
@@ -374,7 +377,7 @@ def tell_story(summaries: Sequence[VariantSummary]) -> list[str]:
     return told
 
 
-def _and(labels: Sequence[str]) -> str:
+def _join_words(labels: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(labels[:-1]), labels[-1])))
 
 

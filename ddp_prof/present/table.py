@@ -85,7 +85,7 @@ class TableView:
     """Whether the title says it all, and rows are for programs and Markdown only."""
 
     @property
-    def rows_to_read(self) -> Sequence[Row]:
+    def digest_rows(self) -> Sequence[Row]:
         """The rows of a table or of Markdown."""
         return self.shown or self.rows
 
@@ -108,7 +108,7 @@ class TableOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class ColumnChoice:
     """The columns to show.
 
     Attributes:
@@ -142,7 +142,7 @@ def terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if is_given else None
 
 
-def only(rows: Sequence[Row], keys: Sequence[str]) -> Sequence[Row]:
+def select_columns(rows: Sequence[Row], keys: Sequence[str]) -> Sequence[Row]:
     """The rows with the columns asked for, with all where none is.
 
     Raises:
@@ -184,7 +184,7 @@ def _number(value: Value) -> float:
     return float(value) if isinstance(value, (int, float)) else -math.inf
 
 
-def fit_columns(rows: Sequence[Row], width: int) -> Fitted:
+def fit_columns(rows: Sequence[Row], width: int) -> ColumnChoice:
     """The columns that fit.
 
     A name of the run that is the same in all rows is left out: the title has it. Then go columns without any value,
@@ -211,7 +211,7 @@ def fit_columns(rows: Sequence[Row], width: int) -> Fitted:
         if column.stays != ALWAYS:
             dropped.append(column)
             left.remove(column)
-    return Fitted(
+    return ColumnChoice(
         tuple(left),
         unknown if len(unknown) < len(columns) else (),
         tuple(column for column in columns if column in dropped and column in zeros),
@@ -243,7 +243,7 @@ def show(options: TableOptions | str, views: Sequence[TableView]) -> None:
     """
     if isinstance(options, str):
         options = TableOptions(options)
-    own, shared = _notes_once(views)
+    own, shared = _distinct_notes(views)
     if options.form == "table":
         for index, view in enumerate(views):
             _print_table(view, own[index], shared if index == len(views) - 1 else [], options)
@@ -256,15 +256,15 @@ def show(options: TableOptions | str, views: Sequence[TableView]) -> None:
         sys.stdout.write(f"{text}\n")
         return
     if options.form == "csv":
-        write_csv(only([row for view in views for row in view.rows], options.columns), sys.stdout)
+        write_csv(select_columns([row for view in views for row in view.rows], options.columns), sys.stdout)
     else:
-        rows = [row for view in views for row in view.rows_to_read]
-        sys.stdout.write(markdown(only(rows, options.columns)))
+        rows = [row for view in views for row in view.digest_rows]
+        sys.stdout.write(markdown(select_columns(rows, options.columns)))
     if not options.quiet:
         sys.stderr.writelines(f"note: {printable(note)}\n" for note in [*itertools.chain(*own), *shared])
 
 
-def _notes_once(views: Sequence[TableView]) -> tuple[list[list[str]], list[str]]:
+def _distinct_notes(views: Sequence[TableView]) -> tuple[list[list[str]], list[str]]:
     """The notes of each table alone, and those that several have, which are told once."""
     tables = Counter(note for view in views for note in dict.fromkeys(view.notes))
     own = [[note for note in view.notes if tables[note] == 1] for view in views]
@@ -309,11 +309,11 @@ def _print_table(view: TableView, own: Sequence[str], shared: Sequence[str], opt
     width = None if options.wide else terminal_width()
     # With a height, too: without one, rich takes a terminal that is called dumb for 80 characters wide.
     console = Console(width=width or ENDLESS, height=ENDLESS, highlight=False, emoji=False)
-    whole = () if view.is_text and not options.columns else view.rows_to_read
+    whole = () if view.is_text and not options.columns else view.digest_rows
     short = shorten(whole, view.digest) if view.digest and width is not None else whole
-    rows = only(short if width is None else cut_names(short), options.columns)
+    rows = select_columns(short if width is None else cut_names(short), options.columns)
     is_whole = width is None or options.columns or not rows
-    fitted = Fitted(columns_of(rows)) if is_whole else fit_columns(rows, width or ENDLESS)
+    fitted = ColumnChoice(columns_of(rows)) if is_whole else fit_columns(rows, width or ENDLESS)
     if view.title:
         lines = printable_lines(view.title).splitlines()
         text = "\n".join(_wrapped(line, console.width) for line in lines) if view.is_text else "\n".join(lines)
@@ -324,7 +324,9 @@ def _print_table(view: TableView, own: Sequence[str], shared: Sequence[str], opt
         console.print(_table(rows, fitted.shown))
     cut = f"{FIRST_ROWS} of {len(whole):,} rows, and the others summed; all rows: --wide"
     names = (
-        "long names without their middle; whole: --wide" if list(rows) != list(only(short, options.columns)) else None
+        "long names without their middle; whole: --wide"
+        if list(rows) != list(select_columns(short, options.columns))
+        else None
     )
     told = (*own, cut if short is not whole else None, names, fitted.note, *shared)
     for note in filter(None, () if options.quiet else told):

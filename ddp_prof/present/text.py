@@ -22,7 +22,7 @@ def plain_name(name: str, longest: int = MAX_NAME) -> str:
     return plain if len(plain) <= longest else plain[: longest - 1] + "…"
 
 
-def as_text(plain: str) -> str:
+def to_plain_text(plain: str) -> str:
     """Plain text for Plotly, which reads a subset of HTML: nothing in it is markup."""
     # A page in the dark palette replaces colours in texts; what only looks like one is written otherwise.
     return html.escape(plain, quote=False).replace("#", "&#35;")
@@ -30,17 +30,17 @@ def as_text(plain: str) -> str:
 
 def shown_name(name: str) -> str:
     """A name for Plotly: text, in which each character shows, and that ends in time."""
-    return as_text(plain_name(name))
+    return to_plain_text(plain_name(name))
 
 
-def counted(number: int, noun: str) -> str:
+def count_noun(number: int, noun: str) -> str:
     """``1 step``, ``2 steps``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def source_name(trace: Path | str, files: int) -> str:
     """The file, or of several the first and how many there are beside."""
-    return f"{trace} and {counted(files - 1, 'more file')}" if files > 1 else str(trace)
+    return f"{trace} and {count_noun(files - 1, 'more file')}" if files > 1 else str(trace)
 
 
 def collective_name(index: int | None, bucket: int | None) -> str:

@@ -190,7 +190,7 @@ def recoloring() -> dict[str, str]:
     return named | {light: dark for light, dark in pairs.items() if light != dark}
 
 
-def place_of(devices: Iterable[str], caveats: Iterable[Caveat]) -> tuple[list[str], bool]:
+def device_label(devices: Iterable[str], caveats: Iterable[Caveat]) -> tuple[list[str], bool]:
     """On what runs were made, in words, and whether it must stand out: it must not pass for a GPU of each rank's own.
 
     Args:
@@ -202,8 +202,8 @@ def place_of(devices: Iterable[str], caveats: Iterable[Caveat]) -> tuple[list[st
     return words, is_shared or "cpu" in names
 
 
-def place_notice(devices: Iterable[str], caveats: Iterable[Caveat]) -> str:
+def device_notice(devices: Iterable[str], caveats: Iterable[Caveat]) -> str:
     """The same as markup of a figure."""
-    words, stands_out = place_of(devices, caveats)
+    words, stands_out = device_label(devices, caveats)
     notice = "  ·  ".join(words)
     return f'<b><span style="color:{LIGHT.notice}">{notice}</span></b>' if stands_out else notice

@@ -79,7 +79,7 @@ def load_runs(
             by_manifest.setdefault(manifest if is_file(manifest) else file, []).append(file)
         groups = list(by_manifest.values())
     runs = [Run(tuple(group), options, workers=workers) for group in groups]
-    alone = [] if options.one_run or options.separate else _alone(runs)
+    alone = [] if options.one_run or options.separate else _single_file_runs(runs)
     left = prepare_runs(runs, *measures, *(("identity",) if len(alone) > 1 else ()))
     left_out = tuple(note for run in runs if run not in left for note in run.notes)
     return _join_ranks(left, left_out) if len(alone) > 1 else left
@@ -99,29 +99,29 @@ def find_files(paths: Iterable[Path | str]) -> list[Path]:
     return list(files.values())
 
 
-def _alone(runs: Sequence[Run]) -> list[Run]:
+def _single_file_runs(runs: Sequence[Run]) -> list[Run]:
     """The runs of a single file each, without a ``run.json``: they may be ranks of one job."""
     return [run for run in runs if len(run.files) == 1 and run.manifest is None]
 
 
 def _join_ranks(runs: Sequence[Run], left_out: tuple[str, ...]) -> list[Run]:
     """Make one run of those of a single file that are ranks of one job; files left out may have been ranks of it."""
-    alone = {run.files[0]: run for run in _alone(runs)}
+    alone = {run.files[0]: run for run in _single_file_runs(runs)}
     joined: dict[Run, Run] = {}
     for group in group_rank_files(list(alone)):
-        joined |= _joined([alone.pop(file) for file in group], "their names differ in a rank number only")
+        joined |= _join_runs([alone.pop(file) for file in group], "their names differ in a rank number only")
     by_world: dict[int, list[Run]] = {}
     for run in alone.values():
-        if world := _world_of_a_rank(run):
+        if world := _world_size(run):
             by_world.setdefault(world, []).append(run)
     for group_of_runs in by_world.values():
-        joined |= _joined(group_of_runs, "the traces say which rank of a job each is")
+        joined |= _join_runs(group_of_runs, "the traces say which rank of a job each is")
     for whole in set(joined.values()):
         whole.notes = (*whole.notes, *left_out)
     return list(dict.fromkeys(joined.get(run, run) for run in runs))
 
 
-def _world_of_a_rank(run: Run) -> int | None:
+def _world_size(run: Run) -> int | None:
     """The number of ranks of the job, where a file says that it is one of several."""
     identities = run.identities()
     if len(identities) != 1:
@@ -130,7 +130,7 @@ def _world_of_a_rank(run: Run) -> int | None:
     return world if rank is not None and (world or 1) > 1 else None
 
 
-def _joined(runs: Sequence[Run], why: str) -> dict[Run, Run]:
+def _join_runs(runs: Sequence[Run], why: str) -> dict[Run, Run]:
     """The run that each becomes a part of; nothing where they do not fit together."""
     kinds = [[operations for _, _, operations in run.identities()] for run in runs]
     numbers = [rank for run in runs for rank, _, _ in run.identities() if rank is not None]

@@ -18,13 +18,13 @@ from ddp_prof.analyze.overlap.comparison import compare_variants
 from ddp_prof.atomic_file import atomic_write
 from ddp_prof.errors import TraceError
 from ddp_prof.present.html.index import KERNELS, TIMELINE, WHY
-from ddp_prof.present.html.report import PagesOutcome, Place, make_pages_here, write_run_pages
+from ddp_prof.present.html.report import PagesOutcome, Place, make_pages_in_process, write_run_pages
 from ddp_prof.present.html.report_run import ReportRun
 from ddp_prof.present.tables.kernels import kernels_views
 from ddp_prof.present.timeline.model import Source
-from ddp_prof.runs.report import LoadOptions, answer, own_version, packed, unpacked
+from ddp_prof.runs.report import LoadOptions, own_version, pickle_with_names, run_safely, unpickle_with_names
 from ddp_prof.runs.run import Run, timeline_sources
-from ddp_prof.runs.workers import cores, have_done
+from ddp_prof.runs.workers import count_cores, run_tasks
 
 MEASURES = ("overlap", "collectives", "kernels", "device use")
 """What a report asks of its runs, names in ``runs.report.MEASURES``."""
@@ -73,8 +73,8 @@ def _views(run: RunAnalysis, keys: Sequence[int], ranks: Sequence[int]) -> dict[
 
 def _sources(run: Run, files: Sequence[Path]) -> list[Source]:
     """The traces of a run's timeline, which says how many of them it shows."""
-    first, *others = timeline_sources([run.of_files(files)])
-    run.forget()  # the pages need no more of either
+    first, *others = timeline_sources([run.select_files(files)])
+    run.release_events()  # the pages need no more of either
     if len(files) < len(run.files):
         caveat = f"{len(files)} of {len(run.files)} traces, those with the most exposed communication"
         first = first._replace(caveats=(caveat, *first.caveats))
@@ -108,9 +108,11 @@ def make_pages(
         TraceError: A trace cannot be read any more, and the report may not go on without its pages.
     """
     workers = runs[0].workers
-    processes = min(len(runs), workers.jobs or min(cores(), 1 + len(runs) // RUNS_A_WORKER))
+    processes = min(len(runs), workers.jobs or min(count_cores(), 1 + len(runs) // RUNS_A_WORKER))
     is_here = workers.scheduler is None and processes < 2
-    found = make_pages_here(reports, folder, places) if is_here else _make_elsewhere(runs, folder, places, processes)
+    found = (
+        make_pages_in_process(reports, folder, places) if is_here else _make_elsewhere(runs, folder, places, processes)
+    )
     with closing(found) as outcomes:
         for at, outcome in outcomes:
             if isinstance(outcome, TraceError) and workers.leave_out is None:
@@ -123,27 +125,29 @@ def _make_elsewhere(
 ) -> Generator[PagesOutcome]:
     tasks = [_task(*each) for each in zip(runs, places, strict=True)]
     for run in runs:
-        run.forget()
-    with closing(have_done(work_pages, tasks, runs[0].workers, processes)) as outcomes:
+        run.release_events()
+    with closing(run_tasks(work_pages, tasks, runs[0].workers, processes)) as outcomes:
         for at, outcome in outcomes:
-            yield at, outcome if isinstance(outcome, TraceError) else _put(outcome, folder, places[at])
+            yield at, outcome if isinstance(outcome, TraceError) else _write_pages(outcome, folder, places[at])
 
 
 def _task(run: Run, place: Place) -> bytes:
     """With what its paths are called by whoever works in another folder."""
     measured = tuple((file, run.measured[file]) for file in run.files)
     paths = {str(file): str(file.absolute()) for file in run.files}
-    return packed((paths, packed(PagesTask(run.files, run.options, run.notes, measured, tuple(place)))))
+    return pickle_with_names(
+        (paths, pickle_with_names(PagesTask(run.files, run.options, run.notes, measured, tuple(place))))
+    )
 
 
 def work_pages(task: bytes) -> bytes:
     """Make the pages of a run: a task of :func:`make_pages` in, their names and contents and a picture's figure out."""
-    paths, inner = unpacked(task)
-    asked: PagesTask = unpacked(inner, {here: Path(there) for here, there in paths.items()})
-    return answer(asked.files[0], asked.version, lambda: _pages_of(asked))
+    paths, inner = unpickle_with_names(task)
+    asked: PagesTask = unpickle_with_names(inner, {here: Path(there) for here, there in paths.items()})
+    return run_safely(asked.files[0], asked.version, lambda: _make_pages_of_task(asked))
 
 
-def _pages_of(asked: PagesTask) -> tuple[dict[str, bytes], str]:
+def _make_pages_of_task(asked: PagesTask) -> tuple[dict[str, bytes], str]:
     from plotly.io.json import to_json_plotly
 
     run = Run(asked.files, asked.options, asked.notes, measured=dict(asked.measured))
@@ -156,7 +160,7 @@ def _pages_of(asked: PagesTask) -> tuple[dict[str, bytes], str]:
         return {page.name: page.read_bytes() for page in folder.iterdir()}, to_json_plotly(picture)
 
 
-def _put(made: tuple[dict[str, bytes], str], folder: Path, place: Place) -> Any:
+def _write_pages(made: tuple[dict[str, bytes], str], folder: Path, place: Place) -> Any:
     """Put the pages that a worker made into the folder, by the names that they are to have; returns the picture."""
     pages, picture = made
     for end in (TIMELINE, WHY, KERNELS):

@@ -41,7 +41,7 @@ SPLITTABLE = frozenset({"overlap", "collectives"})
 _Ahead = dict[tuple[int, int | None], bool]
 
 
-class _Measured(NamedTuple):
+class PartResult(NamedTuple):
     """What is measured of one part.
 
     Attributes:
@@ -88,14 +88,14 @@ def measure_in_parts(
     if not is_read_in_parts(file, part_rows):
         return None
     with open_sqlite(file) as export, tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
-        structure, steps = _structure(patterns), _steps(patterns)
+        structure, steps = _structure_filter(patterns), _steps(patterns)
         split = SplitExport(export, Path(folder), comm_patterns, structure, steps, part_rows or PART_ROWS)
         measured = [_measure(part, patterns, None, None, to_draw=to_draw) for _, part in split.parts()]
-        while again := _numbers_to_repeat(measured):
-            known, ahead = _all_known(measured), _all_ahead(measured)
+        while again := _parts_to_repeat(measured):
+            known, ahead = _merge_facts(measured), _find_hosts_ahead(measured)
             for number, part in split.parts(again):
                 measured[number] = _measure(part, patterns, known, ahead, to_draw=to_draw)
-    return _merged(measured)
+    return _merge_results(measured)
 
 
 def is_read_in_parts(file: Path, part_rows: int | None) -> bool:
@@ -139,7 +139,7 @@ def _free_memory() -> int | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
-def _structure(patterns: RangePatterns) -> Callable[[str], bool]:
+def _structure_filter(patterns: RangePatterns) -> Callable[[str], bool]:
     """Whether a range of this name tells steps, phases, collectives or processes."""
     from ddp_prof.analyze.core.known_names import KNOWN_NAMES
 
@@ -169,7 +169,7 @@ def _steps(patterns: RangePatterns) -> Callable[[Trace], tuple[Ints, Ints]]:
 
 def _measure(
     part: Part, patterns: RangePatterns, known: CaptureFacts | None, ahead: _Ahead | None, *, to_draw: bool
-) -> _Measured:
+) -> PartResult:
     from ddp_prof.analyze.core.rank_events import collect_capture_facts, find_rank_events
     from ddp_prof.analyze.intervals import union_of_one
     from ddp_prof.analyze.parts import analyze_part, measure_part_overlap
@@ -183,18 +183,18 @@ def _measure(
     span = union_of_one(part.start_ns, part.end_ns)
     runs_ahead = ahead or {(rank.process, rank.device): rank.runs_ahead for rank in ranks}
     ranks = tuple(replace(rank, assumed_ahead=runs_ahead[rank.process, rank.device]) for rank in ranks)
-    return _Measured(
+    return PartResult(
         known or found,
         found,
         runs_ahead,
-        {(rank.process, rank.device): _lead(rank, span) for rank in ranks},
+        {(rank.process, rank.device): _measure_lead(rank, span) for rank in ranks},
         gather_diagnostics(trace, ranks, span),
         measure_part_overlap(trace, ranks, span),
         analyze_part(trace, ranks, span, to_draw=to_draw),
     )
 
 
-def _lead(rank: RankEvents, span: Intervals) -> tuple[int, int]:
+def _measure_lead(rank: RankEvents, span: Intervals) -> tuple[int, int]:
     own = span.holds(rank.steps.start_ns)
     work_ns, outside_ns = rank.lead_ns
     return int(work_ns[own].sum()), int(outside_ns[own].sum())
@@ -212,17 +212,17 @@ def _refuse_unsplittable(trace: Trace, ranks: Sequence[RankEvents]) -> None:
         raise CannotSplitError("its hosts communicate for GPUs")
 
 
-def _numbers_to_repeat(measured: Sequence[_Measured]) -> list[int]:
+def _parts_to_repeat(measured: Sequence[PartResult]) -> list[int]:
     """Parts that were measured without knowing what others tell; as a rule there is none."""
-    known, ahead = _all_known(measured), _all_ahead(measured)
+    known, ahead = _merge_facts(measured), _find_hosts_ahead(measured)
     return [number for number, one in enumerate(measured) if (one.assumed, one.ahead) != (known, ahead)]
 
 
-def _all_known(measured: Sequence[_Measured]) -> CaptureFacts:
+def _merge_facts(measured: Sequence[PartResult]) -> CaptureFacts:
     return reduce(or_, (one.found for one in measured))
 
 
-def _all_ahead(measured: Sequence[_Measured]) -> _Ahead:
+def _find_hosts_ahead(measured: Sequence[PartResult]) -> _Ahead:
     from ddp_prof.analyze.core.step_times import is_ahead
 
     # A device may have no work in a part.
@@ -231,7 +231,7 @@ def _all_ahead(measured: Sequence[_Measured]) -> _Ahead:
     return {key: is_ahead(*map(sum, zip(*parts, strict=True))) for key, parts in leads.items()}
 
 
-def _merged(measured: Sequence[_Measured]) -> dict[str, Any]:
+def _merge_results(measured: Sequence[PartResult]) -> dict[str, Any]:
     from ddp_prof.analyze.parts import merge_part_analyses, merge_part_overlaps
 
     diagnostics = reduce(add, (one.diagnostics for one in measured))

@@ -43,15 +43,15 @@ class _Unpickler(pickle.Unpickler):
         return self._names.get(path) or Path(path)
 
 
-def packed(value: Any) -> bytes:
+def pickle_with_names(value: Any) -> bytes:
     """A task or a result as bytes."""
     buffer = io.BytesIO()
     _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
     return buffer.getvalue()
 
 
-def unpacked(data: bytes, names: Mapping[str, Path] | None = None) -> Any:
-    """What :func:`packed` made bytes of; some paths get other names."""
+def unpickle_with_names(data: bytes, names: Mapping[str, Path] | None = None) -> Any:
+    """What :func:`pickle_with_names` made bytes of; some paths get other names."""
     return _Unpickler(data, names or {}).load()
 
 
@@ -189,13 +189,13 @@ def measure_report(
     return measure_events(events, options, measures)
 
 
-def work(task: bytes) -> bytes:
-    """Measure a report: a :class:`Task` in, results by measure or a ``TraceError`` out, both of :func:`packed`."""
-    asked: Task = unpacked(task)
-    return answer(asked.path, asked.version, lambda: measure_report(asked.path, asked.options, asked.measures))
+def run_task(task: bytes) -> bytes:
+    """Measure a report: takes a pickled :class:`Task`, returns pickled results by measure, or a ``TraceError``."""
+    asked: Task = unpickle_with_names(task)
+    return run_safely(asked.path, asked.version, lambda: measure_report(asked.path, asked.options, asked.measures))
 
 
-def answer(path: Path, version: str, made: Callable[[], Any]) -> bytes:
+def run_safely(path: Path, version: str, made: Callable[[], Any]) -> bytes:
     """What a worker made of a report, as bytes, or a ``TraceError`` that says why it could not.
 
     Args:
@@ -205,14 +205,14 @@ def answer(path: Path, version: str, made: Callable[[], Any]) -> bytes:
     """
     if version != (own := own_version()):
         reason = f"a worker has ddp_prof {own}, and {version} asks it"
-        return packed(TraceError(path, reason, "install one version everywhere"))
+        return pickle_with_names(TraceError(path, reason, "install one version everywhere"))
     try:
-        return packed(made())
+        return pickle_with_names(made())
     except TraceError as error:
-        return packed(error)
+        return pickle_with_names(error)
     except (DdpProfError, OSError, MemoryError) as error:
         reason = str(error) or type(error).__name__
-        return packed(TraceError(path, reason, "read it alone to see more"))
+        return pickle_with_names(TraceError(path, reason, "read it alone to see more"))
 
 
 def _measure_overlap(part: TraceEvents, _options: LoadOptions) -> TraceOverlap:

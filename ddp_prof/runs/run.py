@@ -111,7 +111,7 @@ class Run:
         else:
             yield from (load_events(file, self.options) for file in self.files)
 
-    def of_files(self, files: Collection[Path]) -> Run:
+    def select_files(self, files: Collection[Path]) -> Run:
         """The same run, of which only some files are drawn."""
         return replace(self, files=tuple(files))
 
@@ -255,7 +255,7 @@ class Run:
         """Do not read its one report again."""
         self._kept = events
 
-    def measure_kept(self, measures: Sequence[str]) -> None:
+    def measure_without_reading(self, measures: Sequence[str]) -> None:
         """What can be measured without reading: nothing of each kernel, where launches were not read."""
         if self._kept:
             if self._kept.trace.shape_id is None:
@@ -263,7 +263,7 @@ class Run:
             for file, missing in list(self.missing(measures)):
                 self.measured.setdefault(file, {}).update(measure_events(self._kept, self.options, missing))
 
-    def forget(self) -> None:
+    def release_events(self) -> None:
         """Make room in memory: events, and what was measured of each kernel, are read again if asked for."""
         self._kept = None
         for of_file in self.measured.values():
@@ -295,7 +295,7 @@ def prepare_runs(runs: Sequence[Run], *measures: str) -> list[Run]:
         TraceError: A file cannot be read, and its run may not go on without it; or none can.
     """
     for run in runs:
-        run.measure_kept(measures)
+        run.measure_without_reading(measures)
     wanted = [(run, *missing) for run in runs for missing in run.missing(measures)]
     if not wanted:
         return list(runs)
@@ -391,7 +391,7 @@ def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Sou
     from ddp_prof.analyze.overlap.overlap import measure_overlap
     from ddp_prof.analyze.quality.diagnostics import find_caveats
     from ddp_prof.present.headlines import gain_headline
-    from ddp_prof.present.timeline.model import Explained, Source
+    from ddp_prof.present.timeline.model import RankExposure, Source
     from ddp_prof.trace import UNKNOWN
 
     trace, ranks = part
@@ -406,7 +406,7 @@ def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Sou
         knows_wait = bool((transfer_ns != UNKNOWN).any())
         needed_by = consumer_activities(events)
         explained.append(
-            Explained(rank.name, rank.timings, exposure, transfer_ns, knows_wait, needed_by, rank.consumers)
+            RankExposure(rank.name, rank.timings, exposure, transfer_ns, knows_wait, needed_by, rank.consumers)
         )
     return Source(
         title=title,

@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_prof.errors import DdpProfError, TraceError
 from ddp_prof.printable import printable
-from ddp_prof.runs.report import LoadOptions, Task, TraceEvents, measure_report, packed, unpacked, work
+from ddp_prof.runs.report import (
+    LoadOptions,
+    Task,
+    TraceEvents,
+    measure_report,
+    pickle_with_names,
+    run_task,
+    unpickle_with_names,
+)
 
 if TYPE_CHECKING:
     Outcome = tuple[int, bytes]
@@ -31,7 +39,7 @@ SECONDS_TO_CONNECT = 10
 SECONDS_WITHOUT_WORKERS = 10
 
 
-def _ignore(_done: int, _total: int) -> None:
+def _ignore_progress(_done: int, _total: int) -> None:
     """Nobody asked how far it is."""
 
 
@@ -54,7 +62,7 @@ class Workers:
 
     jobs: int | None = 1
     scheduler: str | None = None
-    progress: Callable[[int, int], None] = _ignore
+    progress: Callable[[int, int], None] = _ignore_progress
     leave_out: Callable[[TraceError], None] | None = None
     keep: Callable[[TraceEvents], None] = _ignore_events
 
@@ -101,12 +109,12 @@ def _measure_elsewhere(
 ) -> Generator[tuple[int, dict[str, Any] | TraceError]]:
     real = [Path(os.path.realpath(file)) for file, _ in files]
     here = {str(path): file for path, (file, _) in zip(real, files, strict=True)}
-    tasks = [packed(Task(path, options, measures)) for path, (_, measures) in zip(real, files, strict=True)]
-    with closing(have_done(work, tasks, workers, _processes(real, workers.jobs), here)) as outcomes:
+    tasks = [pickle_with_names(Task(path, options, measures)) for path, (_, measures) in zip(real, files, strict=True)]
+    with closing(run_tasks(run_task, tasks, workers, _processes(real, workers.jobs), here)) as outcomes:
         yield from outcomes
 
 
-def have_done(
+def run_tasks(
     work: Callable[[bytes], bytes],
     tasks: Sequence[bytes],
     workers: Workers,
@@ -119,33 +127,35 @@ def have_done(
 
     Args:
         work: Does a task.
-        tasks: Bytes of :func:`packed`, as is what becomes of them.
+        tasks: Bytes of :func:`pickle_with_names`, as is what becomes of them.
         workers: Who does them.
         processes: How many of this machine, where no scheduler does.
-        here: As of ``unpacked``.
+        here: As of ``unpickle_with_names``.
     """
     found = (
-        _by_scheduler(workers.scheduler, work, tasks) if workers.scheduler else _by_processes(processes, work, tasks)
+        _run_by_scheduler(workers.scheduler, work, tasks)
+        if workers.scheduler
+        else _run_in_processes(processes, work, tasks)
     )
     with closing(found) as outcomes:
         for index, outcome in outcomes:
-            yield index, unpacked(outcome, here)
+            yield index, unpickle_with_names(outcome, here)
 
 
 def _processes(files: Sequence[Path], jobs: int | None) -> int:
     """How many processes are worth it: no more than reports."""
     if jobs is None:
         size = sum(file.stat().st_size for file in files if file.is_file())
-        jobs = min(cores(), 1 + size // BYTES_A_WORKER)
+        jobs = min(count_cores(), 1 + size // BYTES_A_WORKER)
     return min(jobs, len(files))
 
 
-def cores() -> int:
+def count_cores() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _by_processes(jobs: int, work: Callable[[bytes], bytes], tasks: Sequence[bytes]) -> Generator[Outcome]:
+def _run_in_processes(jobs: int, work: Callable[[bytes], bytes], tasks: Sequence[bytes]) -> Generator[Outcome]:
     from concurrent.futures import ProcessPoolExecutor, as_completed
     from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context
@@ -183,7 +193,7 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _by_scheduler(scheduler: str, work: Callable[[bytes], bytes], tasks: Sequence[bytes]) -> Generator[Outcome]:
+def _run_by_scheduler(scheduler: str, work: Callable[[bytes], bytes], tasks: Sequence[bytes]) -> Generator[Outcome]:
     """By Dask, which gives a report to another worker where one is lost."""
     try:
         from distributed import Client, KilledWorker, as_completed
@@ -198,7 +208,7 @@ def _by_scheduler(scheduler: str, work: Callable[[bytes], bytes], tasks: Sequenc
         ) from error
     done = Event()
     with client:
-        Thread(target=_tell_of_no_workers, args=(client, scheduler, done), daemon=True).start()
+        Thread(target=_warn_no_workers, args=(client, scheduler, done), daemon=True).start()
         futures = {client.submit(work, task, pure=False): index for index, task in enumerate(tasks)}
         try:
             for future in as_completed(list(futures), loop=client.loop):
@@ -209,7 +219,7 @@ def _by_scheduler(scheduler: str, work: Callable[[bytes], bytes], tasks: Sequenc
             done.set()
 
 
-def _tell_of_no_workers(client: Any, scheduler: str, done: Event) -> None:
+def _warn_no_workers(client: Any, scheduler: str, done: Event) -> None:
     """Say once that reports wait where no worker is there; one may come later, as on a cluster that is busy."""
     while not done.wait(SECONDS_WITHOUT_WORKERS):
         if not client.scheduler_info()["workers"]:

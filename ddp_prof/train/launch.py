@@ -68,7 +68,7 @@ def launch(world: int, command: Sequence[str], log: Path | None = None, *, forke
     """
     if world > most_ranks():
         raise WorkloadError(f"{world} ranks do not fit: the memory of this machine holds at most {most_ranks()}")
-    with stoppable(), tempfile.TemporaryDirectory(prefix="ddp_prof.") as directory:
+    with stop_on_signals(), tempfile.TemporaryDirectory(prefix="ddp_prof.") as directory:
         kills_before = _kills_for_memory()
         with log.open("ab") if log else nullcontext() as output:
             start = _fork if forked else _start
@@ -80,17 +80,17 @@ def launch(world: int, command: Sequence[str], log: Path | None = None, *, forke
                 _end(ranks)
         if failed:
             kills = _kills_for_memory()
-            raise _cause(failed, Path(directory), log, can_lack_memory=kills is None or kills != kills_before)
+            raise _find_cause(failed, Path(directory), log, can_lack_memory=kills is None or kills != kills_before)
 
 
 def most_ranks() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // RANK_BYTES + 1
 
 
-def exit_code_of(program: str, action: Callable[[], int | None], *, on_stop: str = "") -> int:
+def run_program(program: str, action: Callable[[], int | None], *, on_stop: str = "") -> int:
     """Do what a command line asks for: a failure is a line on stderr and 1, a signal to end 128 plus its number."""
     try:
-        with stoppable():
+        with stop_on_signals():
             return action() or 0
     except DdpProfError as error:
         sys.stderr.write(f"{program}: error: {error}\n")
@@ -101,7 +101,7 @@ def exit_code_of(program: str, action: Callable[[], int | None], *, on_stop: str
 
 
 @contextmanager
-def stoppable() -> Iterator[None]:
+def stop_on_signals() -> Iterator[None]:
     """Within the block a signal that asks this process to end raises :class:`Stopped`; all further ones are ignored."""
     before = {number: signal.signal(number, _stop) for number in STOPPING}
     try:
@@ -143,16 +143,16 @@ def _start(environment: dict[str, str], command: Sequence[str], output: IO[bytes
 def _fork(environment: dict[str, str], command: Sequence[str], output: IO[bytes] | None) -> Rank:
     os.environ.setdefault("OMP_NUM_THREADS", environment["OMP_NUM_THREADS"])  # the server's torch reads it, too
     rank = FORKING.Process(
-        target=_be_rank, args=(environment, list(command), output and output.name), daemon=True
+        target=_run_as_rank, args=(environment, list(command), output and output.name), daemon=True
     )  # fmt: skip
     rank.start()
     return rank
 
 
-def _be_rank(environment: dict[str, str], command: Sequence[str], output: str | None) -> None:
+def _run_as_rank(environment: dict[str, str], command: Sequence[str], output: str | None) -> None:
     """In a forked process: become what :func:`_start` would have started."""
     os.setsid()
-    threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
+    threading.Thread(target=_end_with_launcher, args=(multiprocessing.parent_process(),), daemon=True).start()
     if output is not None:
         try:
             descriptor = os.open(output, os.O_WRONLY | os.O_APPEND)
@@ -168,7 +168,7 @@ def _be_rank(environment: dict[str, str], command: Sequence[str], output: str | 
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-def _end_with(launcher: BaseProcess) -> None:
+def _end_with_launcher(launcher: BaseProcess) -> None:
     """The server goes on while a rank lives, so a rank watches the launcher itself."""
     launcher.join()
     os.kill(os.getpid(), signal.SIGKILL)
@@ -220,7 +220,9 @@ def _kills_for_memory() -> int | None:
         return None
 
 
-def _cause(failed: Mapping[int, int], directory: Path, log: Path | None, *, can_lack_memory: bool) -> WorkloadError:
+def _find_cause(
+    failed: Mapping[int, int], directory: Path, log: Path | None, *, can_lack_memory: bool
+) -> WorkloadError:
     """The reason of the failure: a rank's own, else a rank's end without a word, else what its peers noticed."""
     reasons = [path.read_text(encoding="utf-8") for path in sorted(directory.glob("failure.*"))]
     own = [reason for reason in reasons if not reason.startswith(CommunicationError.__name__)]

@@ -139,7 +139,7 @@ def process_group(
         one_machine = place.local_world == place.world
         os.environ |= nccl_environment(place.rank, _nccl_version(), os.environ, one_machine=one_machine)
     timeout = timedelta(seconds=timeout_s)
-    store = _meeting_place(place, timeout)
+    store = _make_store(place, timeout)
     try:
         dist.init_process_group(
             backend,
@@ -150,7 +150,7 @@ def process_group(
             device_id=device if backend == "nccl" else None,  # else NCCL guesses it in each barrier
         )
     except (OSError, RuntimeError, ValueError) as error:
-        if is_shared and (refused := refusal(str(error), _nccl_version())):
+        if is_shared and (refused := explain_nccl_refusal(str(error), _nccl_version())):
             raise WorkloadError(f"rank {place.rank}: {refused}") from error
         raise WorkloadError(
             f"rank {place.rank}: cannot form a process group with {backend}: {first_line(error)}"
@@ -160,7 +160,7 @@ def process_group(
     dist.destroy_process_group()
 
 
-def _meeting_place(place: RankInfo, timeout: timedelta) -> Store | None:
+def _make_store(place: RankInfo, timeout: timedelta) -> Store | None:
     """Where the ranks find each other; ``None`` is torchrun's, by the environment."""
     directory = os.environ.get(LAUNCH_DIRECTORY)
     if directory is None:
@@ -199,7 +199,7 @@ def nccl_environment(
     return {name: value for name, value in wanted.items() if name not in own}
 
 
-def refusal(message: str, nccl: tuple[int, ...]) -> str | None:
+def explain_nccl_refusal(message: str, nccl: tuple[int, ...]) -> str | None:
     """NCCL's refusal to let ranks share a GPU as one line with the way out; ``None`` for any other failure."""
     lines = [line.strip() for line in message.splitlines()]
     found = next((line for sign in REFUSALS for line in lines if sign in line), None)

@@ -61,7 +61,7 @@ def describe_run(
         command=("python", "-m", "ddp_prof.train", *sys.argv[1:]),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         parameters=parameters(variant.module),
-        options=_options(arguments, variant) | _sharing(ranks_per_gpu) | {"state_bytes": dict(state_bytes)},
+        options=_options(arguments, variant) | _gpu_sharing_options(ranks_per_gpu) | {"state_bytes": dict(state_bytes)},
         host_times=(*_host_times(steps, False), *_host_times(synchronized, True)),
         messages=summarize(messages) if variant.is_blocking else (),
         collectives=len(messages) // counted if counted else None,
@@ -143,7 +143,7 @@ def _options(arguments: Arguments, variant: DataParallel) -> dict[str, Any]:
     return arguments.manifest_options() | buckets
 
 
-def _sharing(ranks_per_gpu: int) -> dict[str, Any]:
+def _gpu_sharing_options(ranks_per_gpu: int) -> dict[str, Any]:
     """Of ranks that share a GPU: how many do, and in which environment NCCL lets them."""
     if ranks_per_gpu == 1:
         return {}
@@ -166,9 +166,9 @@ class MessageLog:
             variant that does not block in each call must get one that does nothing.
     """
 
-    def __init__(self, settle: Callable[[], None]) -> None:
+    def __init__(self, wait_for_device: Callable[[], None]) -> None:
         self.messages: list[Message] = []
-        self._settle = settle
+        self._settle = wait_for_device
 
     def push(self, text: str) -> None:
         pass

@@ -29,7 +29,7 @@ from ddp_prof.train.process_group import RankInfo, choose_device, count_ranks_pe
 from ddp_prof.train.profiler import choose_recording
 from ddp_prof.train.record import MessageLog, describe_run
 from ddp_prof.train.sizes import MODEL_SIZES
-from ddp_prof.train.step import StepResult, Trainer, scatter_batches, settle
+from ddp_prof.train.step import StepResult, Trainer, scatter_batches, wait_for_device
 
 NOTHING, HOST_SYNC, ONE_BUCKET, REVERSED, SLOW_RANK, STARVED = FAULTS
 SLOW_RANK_S = 0.2
@@ -65,7 +65,7 @@ def run(arguments: Arguments, place: RankInfo, device: torch.device, backend: st
         _say(describe_step(arguments, place.world))
     sharing = count_ranks_per_gpu(arguments, place, device)
     group = process_group(place, device, backend, arguments.timeout, ranks_per_gpu=sharing)
-    waiting = waiting_collectives(device) if arguments.inject == HOST_SYNC else nullcontext()
+    waiting = blocking_collectives(device) if arguments.inject == HOST_SYNC else nullcontext()
     with group, _clear_errors(arguments, place), waiting:
         trainer = make_trainer(arguments, device, place.rank)
         manifest = _train(trainer, arguments, place, device, backend, sharing)
@@ -160,7 +160,9 @@ def _train(
             take(warmup)
         results = take(measured)
     final_loss = _all_reduce(results[-1].loss, device, dist.ReduceOp.SUM) / place.world
-    synchronized, log = _take_synchronized(trainer, batches[arguments.warmup :], arguments.synchronized_steps, device)
+    synchronized, log = _run_synchronized_steps(
+        trainer, batches[arguments.warmup :], arguments.synchronized_steps, device
+    )
     peak_bytes = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else resident_bytes()
     peak_bytes = round(_all_reduce(peak_bytes, device, dist.ReduceOp.MAX))
     return describe_run(
@@ -178,12 +180,12 @@ def _train(
     )
 
 
-def _take_synchronized(
+def _run_synchronized_steps(
     trainer: Trainer, batches: torch.Tensor, steps: int, device: torch.device
 ) -> tuple[list[StepResult], MessageLog]:
     """Steps in which the host waits for the device after each phase, and their messages; no profiler hears of them."""
-    log = MessageLog(partial(settle, device if trainer.variant.is_blocking else torch.device("cpu")))
-    with annotate.only(log):
+    log = MessageLog(partial(wait_for_device, device if trainer.variant.is_blocking else torch.device("cpu")))
+    with annotate.only_sink(log):
         chosen = (batches[index % len(batches)] for index in range(steps))
         results = [trainer.train_step(batch[:, :-1], batch[:, 1:], synchronized=True) for batch in chosen]
     return results, log
@@ -266,7 +268,7 @@ class ReversedModules(nn.Module):
 
 
 @contextmanager
-def waiting_collectives(device: torch.device) -> Iterator[None]:
+def blocking_collectives(device: torch.device) -> Iterator[None]:
     """The host waits for each all-reduce as soon as it was launched."""
     launch = dist.all_reduce
 

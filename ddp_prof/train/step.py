@@ -64,15 +64,15 @@ class PhaseClock:
         settle: Called at the end of each phase, within its time: waits for the device, or does nothing.
     """
 
-    def __init__(self, settle: Callable[[], None]) -> None:
+    def __init__(self, wait_for_device: Callable[[], None]) -> None:
         self.seconds: dict[str, float] = {}
-        self.settle = settle
+        self.wait_for_device = wait_for_device
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         begin = time.perf_counter()
         yield
-        self.settle()
+        self.wait_for_device()
         self.seconds[name] = time.perf_counter() - begin
 
 
@@ -111,7 +111,7 @@ class Trainer:
 
         With ``synchronized`` the host waits for the device after each phase, so that each is timed with its own work.
         """
-        clock = PhaseClock(partial(settle, inputs.device) if synchronized else lambda: None)
+        clock = PhaseClock(partial(wait_for_device, inputs.device) if synchronized else lambda: None)
         begin = time.perf_counter()
         with annotate.step(self._done[warmup], warmup):
             if self.begins_late:
@@ -136,13 +136,13 @@ class Trainer:
                 time.sleep(self.delay_s)
             loss.backward()  # type: ignore[no-untyped-call]  # torch's omission
         self.variant.finish_gradient_synchronization()
-        clock.settle()
+        clock.wait_for_device()
         with clock.phase(range_names.OPTIMIZER), annotate.optimizer():
             self.optimizer.step()
         return loss.detach()
 
 
-def settle(device: torch.device) -> None:
+def wait_for_device(device: torch.device) -> None:
     # Not torch.cuda.synchronize: collectives may still be in flight on streams of their own.
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()

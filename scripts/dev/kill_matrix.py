@@ -4,9 +4,9 @@
         [--victims rank launcher nsys command disk]
 
 Three scenes: ``profile_all.sh`` in its second capture, a sweep in its second run, a report half-way. The victim is one
-rank, the launcher of the ranks, nsys, or the command itself, and gets SIGINT, SIGTERM or SIGKILL; the command itself gets
-SIGINT as Ctrl-C sends it, to all of its group. Or the disk with the results fills up, a small one that is mounted for that
-as root; it has room again for the next run. Then the command is started again.
+rank, the launcher of the ranks, nsys, or the command itself, and gets SIGINT, SIGTERM or SIGKILL; the command itself
+gets SIGINT as Ctrl-C sends it, to all of its group. Or the disk with the results fills up: a small one that is mounted
+for that as root; it has room again for the next run. Then the command is started again.
 
 A row is good when the command ends with a line that says what happened, no process of it is left, what was finished
 before is unchanged, and the next run completes the rest. Exit: 0 when all rows are good, else 1.

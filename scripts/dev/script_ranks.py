@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ddp_prof.errors import DdpProfError
 from ddp_prof.manifest import Caveat
-from ddp_prof.train.launch import die_with_launcher, exit_code_of, launch, leave_failure
+from ddp_prof.train.launch import die_with_launcher, launch, leave_failure, run_program
 
 if TYPE_CHECKING:
     import argparse
@@ -42,7 +42,7 @@ def run_ranks(
         report: What rank 0 then makes of its result; fails by an error of this package.
     """
     if "RANK" not in os.environ:
-        return exit_code_of(Path(sys.argv[0]).stem, lambda: launch(arguments.world_size, sys.argv))
+        return run_program(Path(sys.argv[0]).stem, lambda: launch(arguments.world_size, sys.argv))
     die_with_launcher()
     from ddp_prof.train.process_group import choose_device, count_ranks_per_gpu, find_place, process_group
 

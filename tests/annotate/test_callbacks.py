@@ -47,7 +47,7 @@ def test_lightning_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trainer = SimpleNamespace(model=model, optimizers=[optimizer], fit_loop=SimpleNamespace(total_batch_idx=0))
-    with annotate.only(recorder):
+    with annotate.only_sink(recorder):
         callback.on_train_start(trainer, model)
         for index in range(STEPS):
             trainer.fit_loop.total_batch_idx = index
@@ -67,7 +67,7 @@ def test_trainer_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     callback, recorder = annotate.trainer_callback(), annotate.Recorder()
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with annotate.only(recorder):
+    with annotate.only_sink(recorder):
         for index in range(STEPS):
             state = SimpleNamespace(global_step=index)
             callback.on_step_begin(None, state, None, model=model)
@@ -95,7 +95,7 @@ def test_lightning_itself() -> None:
     recorder = annotate.Recorder()
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(STEPS, 4)))
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
-    with annotate.only(recorder):
+    with annotate.only_sink(recorder):
         pl.Trainer(max_epochs=1, callbacks=[annotate.lightning_callback()], devices=1, **quiet).fit(Module(), data)
     check(recorder)
 
@@ -117,6 +117,6 @@ def test_trainer_itself(tmp_path: Path) -> None:
     )
     data: Any = [{"x": torch.randn(4), "labels": 0} for _ in range(8)]
     recorder = annotate.Recorder()
-    with annotate.only(recorder):
+    with annotate.only_sink(recorder):
         Trainer(Model(), arguments, train_dataset=data, callbacks=[annotate.trainer_callback()]).train()
     check(recorder)

@@ -55,7 +55,7 @@ def marked_by(hook: str, *, by_nsys: bool) -> dict[str, Any]:
     ddp = make_ddp()
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     recorder = annotate.Recorder()
-    with pytest.MonkeyPatch.context() as patch, annotate.only(recorder):
+    with pytest.MonkeyPatch.context() as patch, annotate.only_sink(recorder):
         if by_nsys:
             patch.setenv("NSYS_PROFILING_SESSION_ID", "1")
         marks = annotate.instrument(ddp, optimizer)
@@ -105,7 +105,7 @@ def fsdp() -> list[str]:
     fully_shard(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     recorder = annotate.Recorder()
-    with annotate.only(recorder):
+    with annotate.only_sink(recorder):
         marks = annotate.instrument(model, optimizer)
         train(model, optimizer)
         marks.remove()
@@ -114,7 +114,7 @@ def fsdp() -> list[str]:
 
 def made_later() -> list[str]:
     recorder = annotate.Recorder()
-    with pytest.MonkeyPatch.context() as patch, annotate.only(recorder):
+    with pytest.MonkeyPatch.context() as patch, annotate.only_sink(recorder):
         patch.setenv("NSYS_PROFILING_SESSION_ID", "1")
         marks = annotate.instrument()
         ddp = make_ddp()

@@ -20,7 +20,7 @@ from ddp_prof.range_names import parse_range
 
 def record(*, on: bool = True) -> tuple[Recorder, annotate.OpenRange]:
     recorder = Recorder()
-    with annotate.listening(recorder):
+    with annotate.add_sink(recorder):
         annotate.enable(on)
         try:
             with annotate.process(rank=1, world=2, variant="flat", backend="gloo", device="cpu"):
@@ -79,7 +79,7 @@ def test_an_open_range_ends_once_on_any_thread() -> None:
 
 def test_many_threads_ending_one_range_end_it_once() -> None:
     recorder = Recorder()
-    with annotate.listening(recorder):
+    with annotate.add_sink(recorder):
         spans = [annotate.start_synchronize() for _ in range(200)]
     threads = [threading.Thread(target=lambda: [item.end() for item in spans]) for _ in range(8)]
     for thread in threads:
@@ -97,7 +97,7 @@ def test_switched_off_nothing_is_recorded() -> None:
 
 def test_a_range_opened_before_the_switch_still_closes() -> None:
     recorder = Recorder()
-    with annotate.listening(recorder):
+    with annotate.add_sink(recorder):
         with annotate.forward():
             annotate.enable(False)
         annotate.enable()
@@ -176,7 +176,7 @@ def test_a_collective_on_the_host_ends_its_range_itself(
 def test_ranks_that_share_a_gpu_say_so_in_their_range() -> None:
     recorder = Recorder()
     said = {"rank": 0, "world": 2, "variant": "flat", "backend": "nccl", "device": "cuda"}
-    with annotate.listening(recorder):
+    with annotate.add_sink(recorder):
         with annotate.process(**said, ranks_per_gpu=2):  # type: ignore[arg-type]
             pass
         with annotate.process(**said):  # type: ignore[arg-type]

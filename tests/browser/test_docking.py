@@ -9,7 +9,7 @@ import pytest
 from ddp_prof.present.html.timeline_page import write_timeline_page
 from ddp_prof.present.timeline.build import build_timeline
 from tests.browser.conftest import Visit
-from tests.browser.test_inspecting import boxes_of, details, place_of
+from tests.browser.test_inspecting import boxes_of, details, device_label
 from tests.present.runs import cpu_run, run_of
 
 
@@ -30,7 +30,7 @@ def test_what_is_selected_stands_beside_the_lanes(visit: Visit, page: Path, widt
     visit.page.set_viewport_size({"width": width, "height": 900})
     visit.open_timeline(page)
     whole = visit.ask("page.width")
-    visit.page.mouse.click(*place_of(visit, "communication", 10))
+    visit.page.mouse.click(*device_label(visit, "communication", 10))
     settled(visit)
     (pane,), (figure,) = boxes_of(visit, "#details"), boxes_of(visit, "#timeline")
     assert figure["right"] <= pane["left"]
@@ -40,7 +40,7 @@ def test_what_is_selected_stands_beside_the_lanes(visit: Visit, page: Path, widt
     assert visit.page.evaluate("document.documentElement.scrollWidth") == width
     (label,) = boxes_of(visit, "#whole .band")
     assert label["right"] <= pane["left"], "the whole run too"
-    visit.page.mouse.click(*place_of(visit, "host", 3))
+    visit.page.mouse.click(*device_label(visit, "host", 3))
     assert details(visit)["lane"] == "rank 0, host", "boxes are where they are drawn"
     visit.page.keyboard.press("Escape")
     settled(visit)
@@ -54,7 +54,7 @@ def test_on_a_narrow_page_they_stay_below(visit: Visit, page: Path, width: int) 
     visit.page.set_viewport_size({"width": width, "height": 844})
     visit.open_timeline(page)
     whole = visit.ask("page.width")
-    visit.page.mouse.click(*place_of(visit, "communication", 10))
+    visit.page.mouse.click(*device_label(visit, "communication", 10))
     settled(visit)
     assert visit.ask("page.width") == whole
     assert boxes_of(visit, "#details")[0]["top"] >= boxes_of(visit, "#timeline")[0]["bottom"]
@@ -63,7 +63,7 @@ def test_on_a_narrow_page_they_stay_below(visit: Visit, page: Path, width: int) 
 
 def test_a_button_closes_them(visit: Visit, page: Path) -> None:
     visit.open_timeline(page)
-    visit.page.mouse.click(*place_of(visit, "communication", 10))
+    visit.page.mouse.click(*device_label(visit, "communication", 10))
     visit.page.get_by_role("button", name="close details").click()
     assert visit.ask("page.selection") is None
     assert visit.page.locator("#details dt").count() == 0

@@ -9,7 +9,7 @@ import pytest
 
 from ddp_prof.ingest.load import load_trace
 from tests.browser.conftest import Visit, new_visit
-from tests.browser.test_inspecting import details, place_of, window
+from tests.browser.test_inspecting import details, device_label, window
 from tests.browser.test_lanes import gpu_trace
 from tests.browser.test_opening import page_of, steps_of
 from tests.nsys_factory import bucket_steps, write_capture
@@ -124,7 +124,7 @@ class TestFilter:
 
 def test_details_lead_to_launch_and_back(visit: Visit, tmp_path: Path) -> None:
     visit.open_timeline(page_of(tmp_path, gpu_trace()))
-    visit.page.mouse.click(*place_of(visit, "compute", 9))
+    visit.page.mouse.click(*device_label(visit, "compute", 9))
     known = details(visit)
     visit.page.locator("#details dt:text-is('launched') + dd button").click()
     assert details(visit)["lane"].endswith("CUDA calls, pt_autograd_0 (4244)")
@@ -135,7 +135,7 @@ def test_details_lead_to_launch_and_back(visit: Visit, tmp_path: Path) -> None:
 
 def test_details_lead_to_the_consumer_and_back(visit: Visit, tmp_path: Path) -> None:
     visit.open_timeline(page_of(tmp_path, load_trace(write_capture(tmp_path / "x.sqlite", bucket_steps(20, 4, 20)))))
-    visit.page.mouse.click(*place_of(visit, "communication", 10 * US))
+    visit.page.mouse.click(*device_label(visit, "communication", 10 * US))
     known = details(visit)
     visit.page.locator("#details dt:text-is('needed by') + dd button").click()
     assert details(visit)["lane"].endswith("copies")
@@ -147,7 +147,7 @@ def test_details_lead_to_the_consumer_and_back(visit: Visit, tmp_path: Path) -> 
 class TestAddress:
     def test_another_browser_shows_the_same_selection(self, chromium: Any, visit: Visit, page: Path) -> None:
         visit.open_timeline(page, "")
-        visit.page.mouse.click(*place_of(visit, "compute", 2 * US))
+        visit.page.mouse.click(*device_label(visit, "compute", 2 * US))
         visit.page.keyboard.press("s")
         visit.page.wait_for_url("**&box=*@12000")
         seen = details(visit), window(visit), visit.ask("page.selection")
@@ -163,7 +163,7 @@ class TestAddress:
         visit.open_timeline(page)
         shade = "page.element.data.find(({ fillcolor }) => fillcolor === page.element.layout.font.color + '22')"
         assert visit.ask(f"{shade}.x") == []
-        start, stop = place_of(visit, "compute", 5 * US), place_of(visit, "compute", 15 * US)
+        start, stop = device_label(visit, "compute", 5 * US), device_label(visit, "compute", 15 * US)
         visit.page.keyboard.down("Shift")
         visit.page.mouse.move(*start)
         visit.page.mouse.down()

@@ -20,7 +20,7 @@ def page(tmp_path: Path) -> Path:
     return tmp_path / "run.html"
 
 
-def place_of(visit: Visit, kind: str, time: float, panel: int = 0) -> tuple[float, float]:
+def device_label(visit: Visit, kind: str, time: float, panel: int = 0) -> tuple[float, float]:
     """Where a time is in the first lane of a kind, in pixels of the page."""
     x, y = visit.ask(
         """(([kind, time, panel]) => { const row = page.rows.find((row) => row.kind === kind && row.panel === panel);
@@ -49,7 +49,7 @@ def window(visit: Visit) -> list[float]:
 
 def test_a_click_selects_and_its_details_stay(visit: Visit, page: Path) -> None:
     visit.open_timeline(page)
-    visit.page.mouse.click(*place_of(visit, "communication", 10))
+    visit.page.mouse.click(*device_label(visit, "communication", 10))
     visit.page.mouse.move(5, 5)
     assert visit.page.locator("#details h2").text_content() == "all-reduce of bucket 0"
     known = details(visit)
@@ -65,7 +65,7 @@ def test_a_click_selects_and_its_details_stay(visit: Visit, page: Path) -> None:
 def test_a_drag_selects_nothing(visit: Visit, page: Path) -> None:
     visit.open_timeline(page)
     visit.show(0, 200)
-    x, y = place_of(visit, "communication", 10)
+    x, y = device_label(visit, "communication", 10)
     visit.page.mouse.move(x, y)
     visit.page.mouse.down()
     visit.page.mouse.move(x - 50, y)
@@ -76,7 +76,7 @@ def test_a_drag_selects_nothing(visit: Visit, page: Path) -> None:
 def test_shift_and_drag_measure_a_range(visit: Visit, page: Path) -> None:
     visit.open_timeline(page)
     before = window(visit)
-    start, stop = place_of(visit, "communication", 9), place_of(visit, "communication", 32)
+    start, stop = device_label(visit, "communication", 9), device_label(visit, "communication", 32)
     visit.page.keyboard.down("Shift")
     visit.page.mouse.move(*start)
     visit.page.mouse.down()
@@ -96,7 +96,7 @@ def test_shift_and_drag_measure_a_range(visit: Visit, page: Path) -> None:
 def test_f_zooms_to_what_is_selected(visit: Visit, page: Path) -> None:
     visit.open_timeline(page)
     visit.ask("page.showAll()")
-    visit.page.mouse.click(*place_of(visit, "host", 10))
+    visit.page.mouse.click(*device_label(visit, "host", 10))
     visit.page.keyboard.press("f")
     visit.ask("page.schedule()")
     low, high = visit.ask("page.selection")

@@ -13,7 +13,7 @@ from ddp_prof.present.html.timeline_page import write_timeline_page
 from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.trace import UNKNOWN, CallDetails, Trace
 from tests.browser.conftest import Visit, new_visit
-from tests.browser.test_inspecting import boxes_of, details, place_of
+from tests.browser.test_inspecting import boxes_of, details, device_label
 from tests.drawing import column, draw_trace
 from tests.measuring import collectives_of, source_of, sources_of
 
@@ -54,7 +54,7 @@ def page(tmp_path: Path) -> Path:
 
 
 def select(visit: Visit, kind: str, time: float) -> dict[str, str]:
-    visit.page.mouse.click(*place_of(visit, kind, time))
+    visit.page.mouse.click(*device_label(visit, kind, time))
     visit.ask("page.schedule()")
     return details(visit)
 
@@ -125,9 +125,9 @@ class TestLaunches:
         visit.open_timeline(tmp_path / "ranks.html")
         told = []
         for at, panel in ((8, 0), (8, 1), (22, 0)):
-            visit.page.mouse.click(*place_of(visit, "communication", at, panel))
+            visit.page.mouse.click(*device_label(visit, "communication", at, panel))
             told.append(details(visit)["algbw"])
-        visit.page.mouse.move(*place_of(visit, "communication", 8, 1))
+        visit.page.mouse.move(*device_label(visit, "communication", 8, 1))
         assert "16 bytes, algbw 4 GB/s" in visit.page.locator("#tooltip").text_content()
         table = [one.algbw_bytes_per_s for one in collectives_of(*traces.values())]
         assert table == [4e9, None, 4e9, None]

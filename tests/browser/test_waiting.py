@@ -10,7 +10,7 @@ from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.html.timeline_page import write_timeline_page
 from ddp_prof.present.timeline.build import build_timeline
 from tests.browser.conftest import Visit
-from tests.browser.test_inspecting import details, place_of
+from tests.browser.test_inspecting import details, device_label
 from tests.measuring import collectives_of, source_of
 from tests.nsys_factory import NCCL, STEP_NS, US, Capture, Sync, bucket_steps, write_capture
 
@@ -49,7 +49,7 @@ def table(visit: Visit) -> dict[str, str]:
 
 def test_a_collective_tells_who_waited_for_it(visit: Visit, page: Path) -> None:
     visit.open_timeline(page)
-    visit.page.mouse.click(*place_of(visit, "communication", 10 * US))
+    visit.page.mouse.click(*device_label(visit, "communication", 10 * US))
     known = details(visit)
     assert known["blocking"] == "10.0 µs (10,000 ns)"
     assert known["slack"] == "none: it ended 10.0 µs (10,000 ns) too late"
@@ -61,7 +61,7 @@ def test_a_collective_tells_who_waited_for_it(visit: Visit, page: Path) -> None:
 
 def test_one_that_ended_in_time_tells_its_slack(visit: Visit, page: Path) -> None:
     visit.open_timeline(page)
-    visit.page.mouse.click(*place_of(visit, "communication", STEP_NS + 7 * US))
+    visit.page.mouse.click(*device_label(visit, "communication", STEP_NS + 7 * US))
     known = details(visit)
     assert (known["blocking"], known["slack"]) == ("0.0 ms (0 ns)", "6.0 µs (6,000 ns)")
     assert known["held back by"] == "the operation before it on its stream"
@@ -70,7 +70,7 @@ def test_one_that_ended_in_time_tells_its_slack(visit: Visit, page: Path) -> Non
 
 def test_what_needs_a_collective_names_it(visit: Visit, page: Path) -> None:
     visit.open_timeline(page)
-    visit.page.mouse.click(*place_of(visit, "copies", 26 * US))
+    visit.page.mouse.click(*device_label(visit, "copies", 26 * US))
     assert details(visit)["needs"] == NCCL
     assert arrows(visit) == [[25, 25.001]]
 
@@ -110,7 +110,7 @@ def test_what_is_not_known_is_no_zero(visit: Visit, tmp_path: Path) -> None:
     capture.syncs.append(Sync("cudaStreamWaitEvent_v3020", 40 * US + 650, 20, 7, event=77))
     visit.open_timeline(page_of(tmp_path, capture))
     assert table(visit)["blocking"] == "n/a"
-    visit.page.mouse.click(*place_of(visit, "communication", 50 * US))
+    visit.page.mouse.click(*device_label(visit, "communication", 50 * US))
     assert details(visit)["blocking"].startswith("not known: of 1 of 5 stream waits")
     visit.show(0, 30 * US)
     assert table(visit)["blocking"] == "0.01 ms 33 %"
@@ -125,7 +125,7 @@ def test_a_capture_without_events_has_no_lane_and_no_zero(visit: Visit, tmp_path
     cell = visit.page.locator("#sums tbody td").last
     assert cell.text_content() == "n/a"
     assert "--cuda-event-trace" in str(cell.get_attribute("title"))
-    visit.page.mouse.click(*place_of(visit, "communication", 10 * US))
+    visit.page.mouse.click(*device_label(visit, "communication", 10 * US))
     assert details(visit)["blocking"].startswith("not known: event records were not recorded")
 
 
@@ -140,7 +140,7 @@ def test_the_unet_waits_for_nothing(visit: Visit, tmp_path: Path, shared_traces:
         page.bringIntoView({ row, track, at: track.length - 1 });
         return [track.start.at(-1), track.end.at(-1)]; })()""")
     visit.ask("page.schedule()")
-    visit.page.mouse.click(*place_of(visit, "communication", (start + end) / 2))
+    visit.page.mouse.click(*device_label(visit, "communication", (start + end) / 2))
     known = details(visit)
     assert known["blocking"] == "0.0 ms (0 ns)"
     assert known["slack"].endswith(f"({last.slack_ns:,} ns)")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.browser.conftest import Visit, visit_in
-from tests.browser.test_inspecting import boxes_of, place_of, window
+from tests.browser.test_inspecting import boxes_of, device_label, window
 from tests.nsys_factory import NCCL, US, bucket_steps, write_capture
 
 
@@ -61,8 +61,8 @@ def test_from_the_index_to_the_worst_stretch_its_kernel_launch_and_consumer_and_
     key("Enter")
     for at in ("box", "range"):
         if at == "range":
-            left, right = (place_of(visit, "compute", ns)[0] for ns in (16 * US, 24 * US))
-            y = place_of(visit, "compute", 0)[1]
+            left, right = (device_label(visit, "compute", ns)[0] for ns in (16 * US, 24 * US))
+            y = device_label(visit, "compute", 0)[1]
             visit.page.keyboard.down("Shift")
             visit.page.mouse.move(left, y)
             visit.page.mouse.down()

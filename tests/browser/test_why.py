@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser.conftest import Visit
-from tests.browser.test_inspecting import boxes_of, details, place_of
+from tests.browser.test_inspecting import boxes_of, details, device_label
 from tests.command_line import csv_rows
 from tests.ingest.test_kineto_json import gpu_step, write
 
@@ -90,7 +90,7 @@ def test_a_step_is_as_long_on_every_page_as_in_tables(visit: Visit, two_ranks: P
     visit.open_timeline(two_ranks / "x.html", "#step=3")
     said = str(visit.page.locator("#in-view").text_content())
     assert said.startswith(f"step 3: {low}")
-    visit.page.mouse.click(*place_of(visit, "host", 1_000_000))
+    visit.page.mouse.click(*device_label(visit, "host", 1_000_000))
     assert details(visit)["step length"] == f"{float(row['step_ms']):.1f} ms"
     assert details(visit)["duration"].startswith("8.00 ms"), "of the host's range"
     visit.page.keyboard.press("w")

@@ -41,7 +41,7 @@ def test_gradients_that_share_storage_are_scaled_once(
         for slot in range(len(members)):
             bucket.take(slot, SCALE)
         for slot in range(len(members)):
-            bucket.give_back(slot, True, None)
+            bucket.restore_gradient(slot, True, None)
     for parameter, value in zip(parameters, expected, strict=True):
         torch.testing.assert_close(parameter.grad, torch.zeros_like(parameter) if value is None else value)
 
@@ -58,7 +58,7 @@ def test_a_gradient_has_the_strides_of_its_parameter(
     for slot, (weight, gradient) in enumerate(zip(weights, gradients, strict=True)):
         weight.grad = gradient if has_gradient else None
         bucket.take(slot, SCALE)
-        bucket.give_back(slot, True, None)
+        bucket.restore_gradient(slot, True, None)
         assert weight.grad is not None
         assert weight.grad.stride() == weight.stride()
         torch.testing.assert_close(weight.grad, gradient * SCALE if has_gradient else torch.zeros_like(gradient))
@@ -69,7 +69,7 @@ def test_a_parameter_that_is_not_dense_gets_a_row_major_gradient() -> None:
     weight.grad = torch.ones(4, 3)
     bucket = GradientBucket(0, [weight])
     bucket.take(0, SCALE)
-    bucket.give_back(0, True, None)
+    bucket.restore_gradient(0, True, None)
     assert weight.grad is not None
     assert weight.grad.stride() == (3, 1)
 
@@ -105,7 +105,7 @@ def test_memory_that_crosses_streams_is_held(monkeypatch: pytest.MonkeyPatch) ->
     bucket.take(0, SCALE)
     buffer = bucket.tensor()
     late_bucket.add(0, late, SCALE)
-    bucket.give_back(0, True, late_bucket.views[0])
+    bucket.restore_gradient(0, True, late_bucket.views[0])
     assert [id(tensor) for tensor in held] == [id(gradient), id(buffer), id(late), id(late_bucket.views[0])]
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ddp_prof.ddp import BucketedDDP, FlatDDP, FullyShardedDDP, NaiveDDP, ShardedDDP, TorchDDP
-from ddp_prof.ddp.rank_consistency import describe, find_difference
+from ddp_prof.ddp.rank_consistency import describe_tensors, find_difference
 from ddp_prof.errors import CommunicationError
 from tests.ddp.gloo_ranks import run_ranks
 
@@ -50,14 +50,14 @@ DIFFERENT = {
 @pytest.mark.parametrize("name", list(DIFFERENT))
 def test_the_first_difference_is_named(name: str) -> None:
     build, words = DIFFERENT[name]
-    difference = find_difference(describe(build()), describe(model()))
+    difference = find_difference(describe_tensors(build()), describe_tensors(model()))
     assert difference is not None
     assert difference.startswith(words)
     assert difference.endswith(": build the same model on every rank")
 
 
 def test_equal_models_have_no_difference() -> None:
-    assert find_difference(describe(model()), describe(model())) is None
+    assert find_difference(describe_tensors(model()), describe_tensors(model())) is None
 
 
 def wrap_with_other_options_on_rank_1(rank: int) -> dict[str, str]:

@@ -11,7 +11,7 @@ from ddp_prof.analyze.collectives.results import RunBlocking
 from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew, StepSkew
 from ddp_prof.analyze.overlap.comparison import VariantSummary
 from ddp_prof.analyze.root_cause import RootCause
-from ddp_prof.present.headlines import Headline, root_cause_headline, skew_headline, tell_story
+from ddp_prof.present.headlines import Headline, describe_changes, root_cause_headline, skew_headline
 
 TAIL = RootCause(
     step=3, steps=10, exposed_ns=100, total_exposed_ns=1000, when="tail", why="transfer", pair_ns=82, wait_ns=0,
@@ -152,7 +152,7 @@ def summary(
 
 def test_the_story_reconciles_the_share_hidden_with_the_time_saved() -> None:
     runs = [summary("naive", 1, 0, 85), summary("overlap", 1.25, 0.67, 96), summary("flat", 2, 0, 34)]
-    (told,) = tell_story(runs)
+    (told,) = describe_changes(runs)
     assert told == (
         "overlap hides most, 67 % of its communication; its median step is 20 % shorter than that of naive. flat is "
         "fastest: its median step is 50 % shorter, and it hides 0 %. It communicates for 34.0 ms of a step, naive for "
@@ -161,12 +161,12 @@ def test_the_story_reconciles_the_share_hidden_with_the_time_saved() -> None:
 
 
 def test_the_story_is_told_against_the_baseline_and_not_against_what_is_as_fast() -> None:
-    (told,) = tell_story([summary("flat", 1, 0.5, 34), summary("naive", 1, 0, 85)])
+    (told,) = describe_changes([summary("flat", 1, 0.5, 34), summary("naive", 1, 0, 85)])
     assert told.startswith("flat hides most, 50 % of its communication; its median step is as long as that of naive.")
 
 
 def test_the_story_of_one_winner_is_short_and_says_that_cpu_ranks_share_cores() -> None:
-    first, second = tell_story([summary("naive", 1, 0, 85, "cpu"), summary("overlap", 0.8, 0.67, 96, "cpu")])
+    first, second = describe_changes([summary("naive", 1, 0, 85, "cpu"), summary("overlap", 0.8, 0.67, 96, "cpu")])
     assert first.startswith("overlap hides most, 67 % of its communication; its median step is 25 % longer than that")
     assert "fastest" not in first
     assert "ranks share cores" in second
@@ -174,14 +174,14 @@ def test_the_story_of_one_winner_is_short_and_says_that_cpu_ranks_share_cores() 
 
 @pytest.mark.parametrize("runs", [[], [summary("a", None, 0.5, 1)], [summary("naive", 1, 0, 1)]])
 def test_without_anything_to_compare_there_is_no_story(runs: list[VariantSummary]) -> None:
-    assert tell_story(runs) == []
+    assert describe_changes(runs) == []
 
 
 def test_runs_that_hide_as_much_as_can_be_shown_share_the_praise() -> None:
     runs = [summary("naive", 1, 0, 85), summary("a", 1.1, 0.669, 85), summary("b", 1.1, 0.671, 85)]
-    assert tell_story(runs)[0].startswith("b hides most, 67 % of its communication (a hides as much); ")
+    assert describe_changes(runs)[0].startswith("b hides most, 67 % of its communication (a hides as much); ")
     runs.append(summary("c", 1.1, 0.67, 85))
-    assert tell_story(runs)[0].startswith("b hides most, 67 % of its communication (a and c hide as much); ")
+    assert describe_changes(runs)[0].startswith("b hides most, 67 % of its communication (a and c hide as much); ")
 
 
 @pytest.mark.parametrize(

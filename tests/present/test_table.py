@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 from ddp_prof.errors import DdpProfError
 from ddp_prof.present import table
 from ddp_prof.present.columns import ALWAYS, CATALOGUE, Row
-from ddp_prof.present.table import FIRST_ROWS, MOST_ROWS, Digest, TableOptions, TableView, fit_columns, only, shorten
+from ddp_prof.present.table import (
+    FIRST_ROWS,
+    MOST_ROWS,
+    Digest,
+    TableOptions,
+    TableView,
+    fit_columns,
+    select_columns,
+    shorten,
+)
 
 ROW: Row = {
     "run": "overlap", "rank": 0, "process": 4242, "device": "cpu", "steps": 10, "kernels": None, "collectives": 39,
@@ -125,7 +134,7 @@ def test_columns_are_brought_back(
 
 def test_a_column_that_is_not_there_is_named_with_those_that_are() -> None:
     with pytest.raises(DdpProfError, match="no column 'steps_ms' in this table: choose from run,rank,process"):
-        only([ROW], ["rank", "steps_ms"])
+        select_columns([ROW], ["rank", "steps_ms"])
 
 
 def test_a_title_of_two_sentences_has_two_lines(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 
 from ddp_prof.errors import TraceError
-from ddp_prof.runs.report import MEASURES, LoadOptions, Task, load_events, measure_events, packed, unpacked
+from ddp_prof.runs.report import (
+    MEASURES,
+    LoadOptions,
+    Task,
+    load_events,
+    measure_events,
+    pickle_with_names,
+    unpickle_with_names,
+)
 
 TRACES = sorted((Path(__file__).parents[2] / "traces").glob("*.sqlite"))
 FOREIGN = sorted((Path(__file__).parents[3] / "shared" / "traces").glob("*.*[ez]"))
@@ -35,18 +43,23 @@ def same(one: Any, other: Any) -> bool:
 def test_each_result_survives_the_way(trace: Path) -> None:
     options = LoadOptions(with_launches=True)
     results = measure_events(load_events(trace, options), options, tuple(MEASURES))
-    assert same(unpacked(packed(results)), results)
+    assert same(unpickle_with_names(pickle_with_names(results)), results)
 
 
 def test_a_task_survives_the_way() -> None:
     task = Task(Path("/x.sqlite"), LoadOptions(comm_patterns=("a", "b")), ("overlap",))
-    assert same(unpacked(packed(task)), task)
+    assert same(unpickle_with_names(pickle_with_names(task)), task)
 
 
 def test_paths_get_the_names_that_they_have_here() -> None:
-    assert unpacked(packed((Path("/far/x"), Path("/y"))), {"/far/x": Path("x")}) == (Path("x"), Path("/y"))
+    assert unpickle_with_names(pickle_with_names((Path("/far/x"), Path("/y"))), {"/far/x": Path("x")}) == (
+        Path("x"),
+        Path("/y"),
+    )
 
 
 def test_an_error_survives_the_way() -> None:
-    error = unpacked(packed(TraceError(Path("/far/x"), "is empty", "record it again")), {"/far/x": Path("x")})
+    error = unpickle_with_names(
+        pickle_with_names(TraceError(Path("/far/x"), "is empty", "record it again")), {"/far/x": Path("x")}
+    )
     assert str(error) == "x: is empty: record it again"

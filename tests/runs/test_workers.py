@@ -131,7 +131,7 @@ def test_a_figure_asked_for_later_needs_no_second_reading(reports: list[Path], r
 def test_what_is_forgotten_is_read_again_when_it_is_asked_for(reports: list[Path], read: list[str]) -> None:
     (run_,) = load_runs(reports[:1], measures=["device use"])
     before, events = run_.device_use().to_frame(), len(next(run_.events()).trace.activities)
-    run_.forget()
+    run_.release_events()
     assert len(read) == 1
     assert run_.device_use().to_frame().equals(before)
     assert len(next(run_.events()).trace.activities) == events

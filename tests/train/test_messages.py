@@ -12,8 +12,8 @@ from ddp_prof.train.record import Message, MessageLog, summarize
 
 def test_only_all_reduces_are_noted_and_nobody_else_hears_of_them() -> None:
     log, profiler = MessageLog(lambda: None), Recorder()
-    with annotate.listening(profiler):
-        with annotate.only(log), annotate.step(0), annotate.forward():
+    with annotate.add_sink(profiler):
+        with annotate.only_sink(log), annotate.step(0), annotate.forward():
             span = annotate.start_all_reduce(0, 4096, 1)
             annotate.start_synchronize().end()
             span.end()
@@ -28,7 +28,7 @@ def test_ranges_that_are_off_are_off_again_afterwards() -> None:
     log = MessageLog(lambda: None)
     annotate.enable(False)
     try:
-        with annotate.only(log):
+        with annotate.only_sink(log):
             annotate.start_all_reduce(0, 1, 1).end()
         assert not annotate.is_enabled()
     finally:
@@ -40,12 +40,12 @@ def test_what_the_device_did_before_is_not_part_of_a_message(monkeypatch: pytest
     waits_ns = [50, 10]  # for what was computed before, for the message
     now_ns = 0
 
-    def settle() -> None:
+    def wait_for_device() -> None:
         nonlocal now_ns
         now_ns += waits_ns.pop(0)
 
     monkeypatch.setattr("ddp_prof.train.record.time.perf_counter_ns", lambda: now_ns)
-    log = MessageLog(settle)
+    log = MessageLog(wait_for_device)
     token = log.start("all_reduce|bucket=0|bytes=8|params=1")
     log.end(token)
     assert log.messages == [Message(8, 10)]

@@ -17,9 +17,9 @@ from ddp_prof.train.process_group import (
     RankInfo,
     choose_device,
     count_ranks_per_gpu,
+    explain_nccl_refusal,
     nccl_environment,
     process_group,
-    refusal,
 )
 from tests.test_manifest import MANIFEST
 from tests.train.test_process_group import set_machine
@@ -68,7 +68,7 @@ def test_several_machines_do_not_talk_through_the_loopback() -> None:
 )
 def test_each_refusal_is_one_line_with_the_way_out(line: str) -> None:
     text = f"NCCL error in: /src/NCCLUtils.cpp:94, NCCL version 2.28.9\nLast error:\n{line}\n"
-    said = refusal(text, OLD)
+    said = explain_nccl_refusal(text, OLD)
     assert said is not None
     assert said.startswith(f"NCCL 2.28.9 refuses ranks that share a GPU ({line}")
     assert said.endswith("use --backend gloo --device cuda, or start one rank per GPU")
@@ -77,11 +77,14 @@ def test_each_refusal_is_one_line_with_the_way_out(line: str) -> None:
 
 def test_the_reason_is_told_rather_than_the_sign() -> None:
     text = "NCCL error, invalid usage (run with NCCL_DEBUG=WARN)\nLast error:\nDuplicate GPU detected : rank 1"
-    assert "(Duplicate GPU detected : rank 1)" in (refusal(text, OLD) or "")
+    assert "(Duplicate GPU detected : rank 1)" in (explain_nccl_refusal(text, OLD) or "")
 
 
 def test_other_failures_are_not_taken_for_a_refusal() -> None:
-    assert refusal("NCCL error: unhandled system error, NCCL version 2.28.9\nBootstrap : no socket", OLD) is None
+    assert (
+        explain_nccl_refusal("NCCL error: unhandled system error, NCCL version 2.28.9\nBootstrap : no socket", OLD)
+        is None
+    )
 
 
 @pytest.fixture

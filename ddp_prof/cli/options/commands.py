@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ddp_prof.cli.options.outputs import PIPE, protect, say
+from ddp_prof.cli.options.outputs import PIPE, protect_inputs, say
 from ddp_prof.cli.options.verbosity import EXIT_CODE, is_quiet, progress_bar
 from ddp_prof.errors import InterruptedReadingError, TraceError
 from ddp_prof.present.table import TableOptions
@@ -76,7 +76,7 @@ INTERRUPTED = 130
 """What a shell says of a program that Ctrl-C ended."""
 
 
-def _regular_expression(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
+def _check_regular_expression(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
     try:
         for pattern in (value,) if isinstance(value, str) else value or ():
             re.compile(pattern)
@@ -133,15 +133,15 @@ class Loader:
         from ddp_prof.runs.workers import Workers
 
         files = find_files(traces)
-        protect(file for trace in files for file in files_of(trace))
+        protect_inputs(file for trace in files for file in files_of(trace))
         with progress_bar() as show:
             workers = Workers(
-                self.jobs, self.scheduler, partial(show, "reading"), None if self.strict else _say_left_out
+                self.jobs, self.scheduler, partial(show, "reading"), None if self.strict else _warn_left_out
             )
             return load_runs(files, replace(self.options, **reading), workers=workers, measures=measures)
 
 
-def _say_left_out(error: TraceError) -> None:
+def _warn_left_out(error: TraceError) -> None:
     say(f"warning: left out: {error}", err=True)
     if isinstance(error, InterruptedReadingError):
         click.get_current_context().meta[EXIT_CODE] = INTERRUPTED
@@ -196,19 +196,19 @@ _LOAD_OPTIONS = (
         "--comm-pattern",
         metavar="REGEX",
         multiple=True,
-        callback=_regular_expression,
+        callback=_check_regular_expression,
         help="Count kernels whose name matches as communication, too. May be repeated.",
     ),
     click.option(
         "--backward-range",
         metavar="REGEX",
-        callback=_regular_expression,
+        callback=_check_regular_expression,
         help="Names of ranges that hold the backward pass. Default: 'backward' and the like, else autograd's threads.",
     ),
     click.option(
         "--step-range",
         metavar="REGEX",
-        callback=_regular_expression,
+        callback=_check_regular_expression,
         help="Names of ranges that are steps; a first group is the step's number. Default: the usual names.",
     ),
 )
@@ -226,7 +226,7 @@ def table_options(function: Function) -> Function:
     return add_options(function, with_output, _TABLE_OPTIONS)
 
 
-def _keys(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, ...]:
+def _parse_columns(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, ...]:
     """``rank,step_ms`` as keys; as a person may write them, with spaces for underscores."""
     return tuple("_".join(key.split()) for key in (text or "").split(",") if key.strip())
 
@@ -235,7 +235,7 @@ _TABLE_OPTIONS = (
     click.option(
         "--columns",
         metavar="KEY,...",
-        callback=_keys,
+        callback=_parse_columns,
         help="Columns to show, in this order, by their names in the CSV: rank,step_ms.",
     ),
     click.option("--wide", is_flag=True, help="Show all columns, however narrow the terminal."),

@@ -41,7 +41,7 @@ class Output(click.Path):
         return path
 
 
-def protect(files: Iterable[Path], *also_written: Path) -> None:
+def protect_inputs(files: Iterable[Path], *also_written: Path) -> None:
     """Let nothing be written to these files as long as the command runs; refuse its options at once that would.
 
     What options do not name, such as the files in a folder, is refused when it is written, or named here.
@@ -65,7 +65,7 @@ def default_output(title: str, ending: str) -> Path:
 
 
 @contextmanager
-def written(output: Path) -> Iterator[Path]:
+def open_output(output: Path) -> Iterator[Path]:
     """The file to write; its name is printed when it is whole, or its content where it stands for stdout."""
     if output != PIPE:
         yield output

@@ -29,7 +29,7 @@ def is_quiet() -> bool:
     return bool(click.get_current_context().meta.get(_QUIET))
 
 
-def say_note(text: str) -> None:
+def print_note(text: str) -> None:
     """A note on stderr, where they are not left out."""
     if not is_quiet():
         say(f"note: {text}", err=True)
@@ -74,13 +74,13 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
         bar.stop()
 
 
-def _be_quiet(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
+def _set_quiet(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
     if value:
         context.meta[_QUIET] = True
         _set_level(context, logging.ERROR)
 
 
-def _be_verbose(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
+def _set_verbose(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
     if value:
         logging.basicConfig(format="%(message)s", force=True)
         _set_level(context, logging.INFO)
@@ -95,13 +95,13 @@ def _set_level(context: click.Context, level: int) -> None:
 
 VERBOSITY = [
     click.Option(
-        ["-q", "--quiet"], is_flag=True, expose_value=False, callback=_be_quiet, help="Leave out notes and progress."
+        ["-q", "--quiet"], is_flag=True, expose_value=False, callback=_set_quiet, help="Leave out notes and progress."
     ),
     click.Option(
         ["-v", "--verbose"],
         is_flag=True,
         expose_value=False,
-        callback=_be_verbose,
+        callback=_set_verbose,
         help="Say on stderr what is read, and how long that takes.",
     ),
 ]

@@ -16,7 +16,7 @@ from ddp_prof.analyze.collectives.step_view import CollectiveView, RankStepView
 from ddp_prof.present import theme
 from ddp_prof.present.charts.frame import LEGEND, UNSEEN, axis, chart_frame
 from ddp_prof.present.headlines import Headline
-from ddp_prof.present.text import as_text, collective_name, milliseconds, shown_name, size
+from ddp_prof.present.text import collective_name, milliseconds, shown_name, size, to_plain_text
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -86,7 +86,7 @@ def _bars(rows: Sequence[_Row]) -> list[dict[str, Any]]:
             )
             continue
         name = row.label
-        for under_way, start, end in _under_way(row.line, row.rank.compute):
+        for under_way, start, end in _covered_stretches(row.line, row.rank.compute):
             stretches.setdefault((under_way, False), []).append((row.y, start, end, name))
         for bare in row.line.exposed:
             kind = (bare.why, bare.is_wait and bare.why != PEER_WAIT)
@@ -95,7 +95,7 @@ def _bars(rows: Sequence[_Row]) -> list[dict[str, Any]]:
     return [_bar(*kind, stretches[kind]) for kind in product(kinds, (False, True)) if kind in stretches]
 
 
-def _under_way(line: CollectiveView, compute: Sequence[tuple[int, int]]) -> list[tuple[str, int, int]]:
+def _covered_stretches(line: CollectiveView, compute: Sequence[tuple[int, int]]) -> list[tuple[str, int, int]]:
     """What a collective lasts, without its own exposed time: what compute hides, and what is counted elsewhere."""
     own = [(stretch.start_ns, stretch.end_ns, "") for stretch in line.exposed]
     found, cursor = [], line.start_ns
@@ -198,16 +198,16 @@ def _layout(
     rows: Sequence[_Row],
     headline: Headline,
 ) -> dict[str, Any]:
-    notice = theme.place_notice([run.device], run.caveats)
+    notice = theme.device_notice([run.device], run.caveats)
     where = run.step_names[step] if run.has_steps else "the whole capture, in which no steps are marked"
     there, shown = sum(len(rank.collectives) for rank in ranks), sum(row.line is not None for row in rows)
     if shown < there:
         where += f" (the {shown} of {there} collectives that are exposed longest)"
     sentence = f"{headline.detail[:1].upper()}{headline.detail[1:]}"
-    detail = "".join(f"<br>{as_text(line)}" for line in wrap(sentence, LINE))
+    detail = "".join(f"<br>{to_plain_text(line)}" for line in wrap(sentence, LINE))
     return {
         **chart_frame(
-            title=as_text(headline.claim),
+            title=to_plain_text(headline.claim),
             subtitle=f"{notice}  ·  {shown_name(run.label)}, {where}  ·  numbers: exposed{detail}",
             height=_TOP + _BOTTOM + _ROW * max(4, len(rows)), t=_TOP, b=_BOTTOM, l=_LEFT, r=70,
         ),

@@ -160,6 +160,6 @@ def _headline(summaries: Sequence[VariantSummary]) -> str:
 def subtitle(results: Sequence[TraceOverlap]) -> str:
     """What a figure of runs must say: on which device, of how many ranks."""
     caveats = {caveat for result in results for caveat in result.caveats}
-    text = theme.place_notice((result.device for result in results), caveats)
+    text = theme.device_notice((result.device for result in results), caveats)
     ranks = sorted({len(result.ranks) for result in results})
     return f"{text}  ·  {'/'.join(map(str, ranks))} {'rank' if ranks == [1] else 'ranks'}"

@@ -11,7 +11,7 @@ from textwrap import wrap
 from typing import Any
 
 from ddp_prof.present import theme
-from ddp_prof.present.text import as_text, plain_name
+from ddp_prof.present.text import plain_name, to_plain_text
 
 LEGEND = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
 """A legend in a line above the chart."""
@@ -55,7 +55,7 @@ def run_label(label: str) -> str:
     words = re.sub(r"(?<=[_\-./])(?=.)", " ", plain_name(label))
     lines = wrap(words, _LABEL, max_lines=_LABEL_LINES, placeholder=" …")
     whole = [re.sub(r"(?<=[_\-./]) ", "", line) for line in lines]
-    return "<br>".join(f"<b>{as_text(line)}</b>  " for line in whole)
+    return "<br>".join(f"<b>{to_plain_text(line)}</b>  " for line in whole)
 
 
 def chart_frame(

@@ -124,7 +124,7 @@ def _layout(
 ) -> dict[str, Any]:
     width = max((len(keys) for keys in columns.values()), default=1)
     each = f"a column is up to {width} steps and shows the largest figure" if width > 1 else "a column is a step"
-    notice = theme.place_notice([result.device], result.caveats)
+    notice = theme.device_notice([result.device], result.caveats)
     shown = list(range(0, len(names), -(-len(names) // _MOST_LABELS) or 1))
     plain = axis(showgrid=False)
     layout = {

@@ -60,7 +60,7 @@ def step_times(result: TraceOverlap) -> list[float]:
     return [ns / 1e6 for rank in result.ranks for ns in rank.lengths_ns]
 
 
-def _height_in(row: int, share: float) -> float:
+def _share_to_y(row: int, share: float) -> float:
     return row + _HALF * (1 - 2 * share)
 
 
@@ -73,11 +73,11 @@ def _band(row: int, result: TraceOverlap) -> list[dict[str, Any]]:
     return [
         {
             "type": "scatter", "mode": "lines", "hoverinfo": "skip", "showlegend": False,
-            "x": steps, "y": [_height_in(row, share) for share in means], "line": {"color": color, "width": 2},
+            "x": steps, "y": [_share_to_y(row, share) for share in means], "line": {"color": color, "width": 2},
         },
         {
             "type": "scatter", "mode": "markers", "showlegend": False,
-            "x": [step for step, _ in known], "y": [_height_in(row, share) for _, share in known],
+            "x": [step for step, _ in known], "y": [_share_to_y(row, share) for _, share in known],
             "hovertext": [f"<b>{name}</b>, {names[step]}: {percent(share)} overlapped" for step, share in known],
             "hovertemplate": "%{hovertext}<extra></extra>",
             "marker": {"color": color, "size": 7, "opacity": 0.5},

@@ -11,7 +11,7 @@ from ddp_prof.analyze.collectives.straggler import RunSkew, StepSkew
 from ddp_prof.present import theme
 from ddp_prof.present.charts.frame import axis, chart_frame
 from ddp_prof.present.headlines import skew_headline
-from ddp_prof.present.text import as_text, shown_name
+from ddp_prof.present.text import shown_name, to_plain_text
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -72,10 +72,10 @@ def _layout(run: RunAnalysis, skew: RunSkew) -> dict[str, Any]:
     heat = _ROW * max(2, len(skew.ranks))
     inner = heat + _COST
     plain = axis()
-    notice = theme.place_notice([run.device], run.caveats)
+    notice = theme.device_notice([run.device], run.caveats)
     return {
         **chart_frame(
-            title=as_text(skew_headline(skew).claim),
+            title=to_plain_text(skew_headline(skew).claim),
             subtitle=f"{notice}  ·  {shown_name(run.label)}  ·  lag of each rank; others' exposed wait for the last",
             height=_TOP + inner + _BOTTOM, t=_TOP, b=_BOTTOM, l=_LEFT, r=90,
         ),

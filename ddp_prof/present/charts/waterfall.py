@@ -101,7 +101,7 @@ def _hover(bar: Bar) -> str:
 def _layout(waterfall: Waterfall) -> dict[str, Any]:
     steps = waterfall_steps(waterfall)
     fixed = axis(fixedrange=True)
-    notice = theme.place_notice((budget.device for budget in waterfall.budgets), waterfall.caveats)
+    notice = theme.device_notice((budget.device for budget in waterfall.budgets), waterfall.caveats)
     return {
         **chart_frame(
             title=_headline(waterfall),

@@ -8,7 +8,7 @@ from typing import Any
 from ddp_prof import __version__
 from ddp_prof.present import theme
 from ddp_prof.present.columns import columns_of
-from ddp_prof.present.headlines import gain_headline, skew_headline, tell_story
+from ddp_prof.present.headlines import describe_changes, gain_headline, skew_headline
 from ddp_prof.present.html.report_run import ReportRun
 from ddp_prof.present.tables.comparison import compare_rows, how_to_read
 from ddp_prof.present.tables.kernels import most_of
@@ -44,7 +44,7 @@ def index_values(
     shared = set.intersection(*(set(fact.items()) for fact in facts)) if facts else set()
     return {
         **place_values(runs),
-        "story": tell_story([run.summary for run in runs]),
+        "story": describe_changes([run.summary for run in runs]),
         "version": __version__,
         "charts": charts,
         "is_whole": is_whole,
@@ -53,7 +53,7 @@ def index_values(
         "comparison": rows,
         "comparison_columns": [item for item in columns_of(rows) if any(row[item.key] is not None for row in rows)],
         "how_to_read": how_to_read(run.summary for run in runs),
-        "unknown": _unknown(runs),
+        "unknown": _unknown_facts(runs),
         "shared_facts": [pair for pair in (facts[0].items() if facts else ()) if pair in shared],
         "runs": [_run_values(run, fact, shared, missing) for run, fact in zip(runs, facts, strict=True)],
     }
@@ -81,13 +81,13 @@ def _run_values(
 
 def place_values(runs: Sequence[ReportRun]) -> dict[str, Any]:
     """On what runs were made, and whether that must not be overlooked."""
-    words, is_notice = theme.place_of(
+    words, is_notice = theme.device_label(
         (run.result.device for run in runs), (caveat for run in runs for caveat in run.result.caveats)
     )
     return {"where": " · ".join(words), "is_notice": is_notice}
 
 
-def _unknown(runs: Sequence[ReportRun]) -> list[tuple[str, str]]:
+def _unknown_facts(runs: Sequence[ReportRun]) -> list[tuple[str, str]]:
     """Each warning with the runs that it is about."""
     warnings = warnings_by_run([run.result for run in runs])
     for run in runs:

@@ -126,10 +126,10 @@ def write_page(
             title=plain_name(title, LONGEST_TITLE),
             navigation=navigation,
             policy=_policy([*scripts, plotly], shared_plotly=shared_plotly),
-            css=markup(_page_css() + css),
-            plotly=markup(plotly),
+            css=trusted_markup(_page_css() + css),
+            plotly=trusted_markup(plotly),
             plotly_file=PLOTLY_FILE,
-            scripts=[markup(part) for part in scripts],
+            scripts=[trusted_markup(part) for part in scripts],
             recoloring=json_in_page(theme.recoloring()),
             figures={name: _drawn(figure) for name, figure in (figures or {}).items()},
         )
@@ -143,7 +143,7 @@ def asset(name: str) -> str:
     return (_ASSETS / name).read_text(encoding="utf-8")
 
 
-def markup(ours: str) -> Markup:
+def trusted_markup(ours: str) -> Markup:
     """Text that is made here, which templates take as it is."""
     from markupsafe import Markup
 
@@ -153,11 +153,11 @@ def markup(ours: str) -> Markup:
 def json_in_page(data: Any) -> Markup:
     """JSON in which nothing can be taken for the end of its element."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    return markup(text.replace("<", "\\u003c").replace(">", "\\u003e"))
+    return trusted_markup(text.replace("<", "\\u003c").replace(">", "\\u003e"))
 
 
 @dataclass(frozen=True)
-class Drawn:
+class FigureHtml:
     """A figure as its page has it.
 
     Attributes:
@@ -169,11 +169,13 @@ class Drawn:
     label: str
 
 
-def _drawn(figure: go.Figure) -> Drawn:
+def _drawn(figure: go.Figure) -> FigureHtml:
     title = figure.layout.title
     words = [part.text for part in (title, title.subtitle) if part.text]
     # Plotly's JSON writes <, > and / as escapes, so that nothing in it can end the element.
-    return Drawn(markup(figure.to_json()), " ".join(unescape(re.sub(r"<[^>]*>", " ", " · ".join(words))).split()))
+    return FigureHtml(
+        trusted_markup(figure.to_json()), " ".join(unescape(re.sub(r"<[^>]*>", " ", " · ".join(words))).split())
+    )
 
 
 @cache
@@ -190,8 +192,10 @@ def _environment() -> jinja2.Environment:
 
 
 def _page_css() -> str:
-    values = {name: markup(_variables(palette)) for name, palette in (("light", theme.LIGHT), ("dark", theme.DARK))}
-    return _environment().from_string(asset("page.css")).render(values, font=markup(theme.FONT))
+    values = {
+        name: trusted_markup(_variables(palette)) for name, palette in (("light", theme.LIGHT), ("dark", theme.DARK))
+    }
+    return _environment().from_string(asset("page.css")).render(values, font=trusted_markup(theme.FONT))
 
 
 def _variables(palette: Palette) -> str:

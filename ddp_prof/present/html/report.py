@@ -98,7 +98,7 @@ def write_report(
         for name, chart in charts.items():
             drawing.draw(chart, folder / f"{name}.png")
         places = _places(runs)
-        with closing(make_pages(places) if make_pages else make_pages_here(runs, folder, places)) as outcomes:
+        with closing(make_pages(places) if make_pages else make_pages_in_process(runs, folder, places)) as outcomes:
             for done, (at, outcome) in enumerate(outcomes, 1):
                 if isinstance(outcome, TraceError):
                     missing[runs[at].name] = outcome
@@ -114,13 +114,13 @@ def write_report(
 def _charts(runs: Sequence[ReportRun], waterfall: Waterfall | None) -> dict[str, go.Figure]:
     results, summaries = [run.result for run in runs], [run.summary for run in runs]
     figures = (draw_comparison(results, summaries), draw_overlap_by_step(results), draw_step_times(results))
-    charts = {name: figure for name, figure in zip(CHARTS, figures, strict=True) if _shows_something(figure)}
+    charts = {name: figure for name, figure in zip(CHARTS, figures, strict=True) if _has_data(figure)}
     if waterfall is not None and waterfall.changes:
         charts[WATERFALL] = draw_waterfall(waterfall)
     return charts
 
 
-def _shows_something(figure: go.Figure) -> bool:
+def _has_data(figure: go.Figure) -> bool:
     """Captures without steps, or without communication, leave some charts empty."""
     return any(len(trace.x) for trace in figure.data)
 
@@ -159,7 +159,7 @@ def _places(runs: Sequence[ReportRun]) -> list[Place]:
     return [Place(run.name, known[at], known[at + 2], is_drawn) for at, run in enumerate(runs)]
 
 
-def make_pages_here(runs: Sequence[ReportRun], folder: Path, places: Sequence[Place]) -> Generator[PagesOutcome]:
+def make_pages_in_process(runs: Sequence[ReportRun], folder: Path, places: Sequence[Place]) -> Generator[PagesOutcome]:
     """Write the pages of runs one after the other."""
     for at, (run, place) in enumerate(zip(runs, places, strict=True)):
         yield at, write_run_pages(run, folder, place)
@@ -277,7 +277,7 @@ def _write_kernels_page(run: ReportRun, folder: Path, place: Place) -> None:
         }
         for row in run.use["kernels"].rows
     ]
-    views = [(view, _telling_columns(view.rows_to_read)) for view in run.use.values()]
+    views = [(view, _informative_columns(view.digest_rows)) for view in run.use.values()]
     write_page(
         folder / f"{place.name}{KERNELS}.html",
         "kernels.html",
@@ -290,7 +290,7 @@ def _write_kernels_page(run: ReportRun, folder: Path, place: Place) -> None:
     )
 
 
-def _telling_columns(rows: Sequence[Row]) -> list[Column]:
+def _informative_columns(rows: Sequence[Row]) -> list[Column]:
     """The columns in which something is known, without the run, which is all of the page's."""
     return [column for column in columns_of(rows) if column.key != "run" and any(row[column.key] for row in rows)]
 

@@ -12,13 +12,13 @@ from ddp_prof.analyze.collectives.results import FASTEST_LINK_BYTES_PER_S
 from ddp_prof.analyze.dependencies.blocking import HELD_BY
 from ddp_prof.present import theme
 from ddp_prof.present.headlines import step_lengths
-from ddp_prof.present.html.page import Navigation, json_in_page, markup, write_page
+from ddp_prof.present.html.page import Navigation, json_in_page, trusted_markup, write_page
 from ddp_prof.present.text import plain_name
 from ddp_prof.present.timeline.captions import EXPOSED_PARTS, explanation, headline, page_headline
 from ddp_prof.present.timeline.encoding import (
     LONGEST_TITLE,
     PackedBoxes,
-    Placed,
+    PlacedLane,
     Titles,
     overview,
     pack_boxes,
@@ -51,7 +51,7 @@ def write_timeline_page(
     """Write the page of a timeline; see :func:`~ddp_prof.present.html.page.write_page`."""
     ranks = [rank for panel in model.panels for rank in panel.ranks]
     of_rank = [(at, lane) for at, rank in enumerate(ranks) for lane in rank.lanes]
-    placed = [Placed(rank, place, lane) for place, (rank, lane) in enumerate(of_rank)]
+    placed = [PlacedLane(rank, place, lane) for place, (rank, lane) in enumerate(of_rank)]
     titles = Titles()
     with ThreadPoolExecutor() as pool:  # compresses what is packed while the rest is
         shown = pack_boxes([each for each in placed if not each.lane.is_folded], titles)
@@ -64,7 +64,7 @@ def write_timeline_page(
         "headline": page_headline(model),
         "explanation": explanation(model),
         "data": data,
-        "payloads": {name: markup(payload.result()) for name, payload in payloads.items()},
+        "payloads": {name: trusted_markup(payload.result()) for name, payload in payloads.items()},
     }
     write_page(
         path,
@@ -95,7 +95,7 @@ def _asset(name: str) -> str:
 
 
 def _page_data(
-    model: Timeline, placed: Sequence[Placed], shown: PackedBoxes, folded: PackedBoxes, titles: Titles
+    model: Timeline, placed: Sequence[PlacedLane], shown: PackedBoxes, folded: PackedBoxes, titles: Titles
 ) -> dict[str, Any]:
     codes = sorted({code for each in placed for code in distinct(each.lane.boxes.category)})
     names = [theme.CATEGORIES[code] for code in codes]

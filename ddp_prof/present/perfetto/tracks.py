@@ -79,7 +79,7 @@ class ProcessTracks:
     counters: tuple[Counter, ...]
 
 
-def tracks_of(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[ProcessTracks]:
+def make_tracks(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[ProcessTracks]:
     """The processes of a trace, ranks first and in their order."""
     of_ranks = [rank.process for rank in ranks]
     for process in dict.fromkeys((*of_ranks, *trace.processes, *distinct(trace.calls.process))):
@@ -153,7 +153,7 @@ class _Builder:
                 *self._work_of_host(),
                 *self._streams(),
             )
-            for lane in _split(title, slices, names)
+            for lane in _split_into_tracks(title, slices, names)
         )
 
     def _ranges(self) -> Iterator[tuple[str, Slices, Sequence[str]]]:
@@ -161,7 +161,7 @@ class _Builder:
         spans = self.trace.spans
         mine = spans.process == self.process
         mine[self.collectives.span] = False
-        for thread in self._in_order(spans.lane[mine]):
+        for thread in self._sort_threads(spans.lane[mine]):
             for is_start_end, suffix in ((0, ""), (1, ", start/end ranges")):
                 own = select(spans, mine & (spans.lane == thread) & (spans.is_start_end == is_start_end))
                 slices = _slices(own.start_ns, own.end_ns, own.name_id, _RANGE, **self._step_at(own.start_ns))
@@ -175,7 +175,7 @@ class _Builder:
         own = np.flatnonzero(calls.process == self.process)
         launches = np.zeros(len(calls) + 1, np.bool_)  # the last one is of what no call launched
         launches[self.trace.launching_calls] = True
-        for thread in self._in_order(calls.lane[own]):
+        for thread in self._sort_threads(calls.lane[own]):
             rows = own[calls.lane[own] == thread]
             slices = _slices(
                 calls.start_ns[rows],
@@ -220,7 +220,7 @@ class _Builder:
         launch_ns = take_or_unknown(self.trace.calls.start_ns, call, NO_TIME)
         row = self.collectives.ranges_of_activities(self.trace, self.activities)
         own_bytes = take_or_unknown(self.collectives.bytes, row)
-        feeds, needs = self._needs()
+        feeds, needs = self._feeds_and_needs()
         slices = _slices(
             activities.start_ns,
             activities.end_ns,
@@ -238,7 +238,7 @@ class _Builder:
             on_stream = select(slices, (activities.device == device) & (activities.lane == stream))
             yield f"GPU {device}, stream {stream}: {_main_category(on_stream)}", on_stream, self.trace.names
 
-    def _needs(self) -> tuple[Ints, Ints]:
+    def _feeds_and_needs(self) -> tuple[Ints, Ints]:
         """For each activity of the trace ``feeds`` and ``needs`` of its slice."""
         feeds, needs = np.full((2, len(self.trace.activities)), UNKNOWN)
         for rank in self.ranks:
@@ -249,7 +249,7 @@ class _Builder:
         feeds[needs[consumers]] = needs[consumers]
         return feeds, needs
 
-    def _in_order(self, threads: Ints) -> list[int]:
+    def _sort_threads(self, threads: Ints) -> list[int]:
         """Each of the threads once, the main one first."""
         return sorted(distinct(threads), key=lambda thread: (thread != self.process, thread))
 
@@ -284,7 +284,7 @@ def _main_category(slices: Slices) -> str:
     return CATEGORIES[int(np.bincount(slices.category, weights=duration).argmax())]
 
 
-def _split(title: str, slices: Slices, names: Sequence[str]) -> Iterator[Track]:
+def _split_into_tracks(title: str, slices: Slices, names: Sequence[str]) -> Iterator[Track]:
     """As many tracks as it takes for slices to nest; none where there is no slice."""
     slices = select(slices, np.lexsort((-slices.end_ns, slices.start_ns)))
     lane = separate_crossing(slices.start_ns, slices.end_ns)

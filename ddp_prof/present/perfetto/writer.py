@@ -21,7 +21,7 @@ import numpy as np
 
 from ddp_prof import __version__
 from ddp_prof.atomic_file import atomic_write
-from ddp_prof.present.perfetto.tracks import CALL, CATEGORIES, Counter, Slices, Track, tracks_of
+from ddp_prof.present.perfetto.tracks import CALL, CATEGORIES, Counter, Slices, Track, make_tracks
 from ddp_prof.present.timeline.model import Source
 from ddp_prof.trace import UNKNOWN, Ints, select
 
@@ -40,9 +40,11 @@ def write_perfetto(sources: Sequence[Source], path: Path) -> None:
         sources: The traces; where there are several, their titles are part of the processes'.
         path: The file.
     """
-    zeros = _zeros(sources)
-    with atomic_write(path) as partial, _opened(partial, compressed=path.suffix == ".gz") as file:
-        file.write(f'{{"displayTimeUnit":"ns","otherData":{json.dumps(_about(sources, zeros))},"traceEvents":[')
+    zeros = _zero_times(sources)
+    with atomic_write(path) as partial, _open_output(partial, compressed=path.suffix == ".gz") as file:
+        file.write(
+            f'{{"displayTimeUnit":"ns","otherData":{json.dumps(_metadata_header(sources, zeros))},"traceEvents":['
+        )
         separator = "\n"
         for events in _events(sources, zeros):
             file.write(separator + ",\n".join(events))
@@ -51,7 +53,7 @@ def write_perfetto(sources: Sequence[Source], path: Path) -> None:
 
 
 @contextmanager
-def _opened(path: Path, *, compressed: bool) -> Iterator[IO[str]]:
+def _open_output(path: Path, *, compressed: bool) -> Iterator[IO[str]]:
     if not compressed:
         with path.open("w", encoding="ascii") as file:
             yield file
@@ -65,7 +67,7 @@ def _opened(path: Path, *, compressed: bool) -> Iterator[IO[str]]:
         yield file
 
 
-def _zeros(sources: Sequence[Source]) -> list[int]:
+def _zero_times(sources: Sequence[Source]) -> list[int]:
     """The instant of each trace that is the file's time 0; no event lies before it."""
     firsts = []
     for source in sources:
@@ -81,7 +83,7 @@ def _zeros(sources: Sequence[Source]) -> list[int]:
     return [anchor - lead for anchor in anchors]
 
 
-def _about(sources: Sequence[Source], zeros: Sequence[int]) -> dict[str, object]:
+def _metadata_header(sources: Sequence[Source], zeros: Sequence[int]) -> dict[str, object]:
     """What the file was made from; viewers show it as the trace's metadata."""
     return {
         "made by": f"ddp-prof {__version__}",
@@ -100,7 +102,7 @@ def _events(sources: Sequence[Source], zeros: Sequence[int]) -> Iterator[list[st
     first_calls = np.cumsum([0, *(len(source.trace.calls) for source in sources)]).tolist()
     first_activities = np.cumsum([0, *(len(source.trace.activities) for source in sources)]).tolist()
     for source, zero_ns, first_call, first_activity in zip(sources, zeros, first_calls, first_activities, strict=False):
-        for process in tracks_of(source.trace, source.ranks):
+        for process in make_tracks(source.trace, source.ranks):
             title = process.title if len(sources) == 1 else f"{source.title}: {process.title}"
             pid = next(processes)
             yield [

@@ -13,7 +13,7 @@ from ddp_prof.present.columns import Row, ms, times_of
 from ddp_prof.present.headlines import Headline, exposed_words, outliers_text
 from ddp_prof.present.json_documents import collectives_document
 from ddp_prof.present.table import MOST_ROWS, Digest, TableView
-from ddp_prof.present.text import collective_name, counted, milliseconds, source_name
+from ddp_prof.present.text import collective_name, count_noun, milliseconds, source_name
 
 DIGEST = Digest(
     "exposed_ms",
@@ -44,7 +44,7 @@ def collectives_view(run: RunAnalysis, result: RunCollectives, headline: Headlin
             collectives where there are no buckets.
     """
     count = sum(collective.op != NOTIFY for collective in result.collectives)
-    of_what = f"{source_name(run.trace, run.files)} · device: {run.device} · {counted(count, 'collective')}"
+    of_what = f"{source_name(run.trace, run.files)} · device: {run.device} · {count_noun(count, 'collective')}"
     title = f"{of_what}\n{headline.text}"
     outliers = [outliers_text(result.outliers)] if result.outliers else []
     notes = [*outliers, *result.warnings]
@@ -57,8 +57,8 @@ def collectives_view(run: RunAnalysis, result: RunCollectives, headline: Headlin
         if count:
             notes.append("ready, launch, start, end: time since the first of these in the step")
         if by is None and len(rows) > MOST_ROWS:
-            shown, note = _rows_to_read(result.collectives, rows)
-            notes.append(f"{note}; all {counted(count, 'collective')}: --by collective")
+            shown, note = _digest_rows(result.collectives, rows)
+            notes.append(f"{note}; all {count_noun(count, 'collective')}: --by collective")
     else:
         rows = list(_summed_rows(result.collectives, by or ""))
     document = collectives_document(run, result, headline.text)
@@ -68,7 +68,7 @@ def collectives_view(run: RunAnalysis, result: RunCollectives, headline: Headlin
     return TableView(title, named, notes, document, shown, digest=digest)
 
 
-def _rows_to_read(collectives: Sequence[Collective], rows: Sequence[Row]) -> tuple[list[Row], str]:
+def _digest_rows(collectives: Sequence[Collective], rows: Sequence[Row]) -> tuple[list[Row], str]:
     """One row per bucket, or the worst collectives where there are no buckets, and what they are."""
     if all(collective.bucket is not None for collective in collectives):
         return list(_summed_rows(collectives, "bucket")), "one row per bucket"

@@ -21,7 +21,7 @@ from ddp_prof.present.columns import Row, ms, times_of
 from ddp_prof.present.columns import percent as in_percent
 from ddp_prof.present.json_documents import compare_document
 from ddp_prof.present.table import TableView
-from ddp_prof.present.tables.overlap import notes_of_runs, recorder_name
+from ddp_prof.present.tables.overlap import notes_of_runs, profiler_name
 from ddp_prof.present.text import collective_name, milliseconds, percent
 from ddp_prof.variants import BASELINE
 
@@ -34,7 +34,7 @@ HOW_TO_READ = (
 def compare_view(results: Sequence[TraceOverlap], summaries: Sequence[VariantSummary]) -> TableView:
     """The summaries of some runs, with what is noted of their results."""
     warnings = notes_of_runs(results)
-    recorders = ", ".join(dict.fromkeys(map(recorder_name, results)))
+    recorders = ", ".join(dict.fromkeys(map(profiler_name, results)))
     notes = [how_to_read(summaries), f"recorded by {recorders}", *_other_devices(summaries), *warnings]
     return TableView("", compare_rows(summaries), notes, compare_document(summaries, warnings))
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddp_prof.present.columns import Row, ms
 from ddp_prof.present.json_documents import doctor_document
 from ddp_prof.present.table import TableView
-from ddp_prof.present.text import counted, milliseconds, source_name
+from ddp_prof.present.text import count_noun, milliseconds, source_name
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
@@ -23,7 +23,7 @@ def doctor_view(run: RunAnalysis, diagnosis: Diagnosis) -> TableView:
         lines.append(f"{number}. {finding.rule}{cost}: {finding.evidence} {finding.advice}")
     if not diagnosis.findings:
         undecided = len(diagnosis.abstained)
-        lines.append("none found" + (f"; {counted(undecided, 'rule')} could not decide" if undecided else ""))
+        lines.append("none found" + (f"; {count_noun(undecided, 'rule')} could not decide" if undecided else ""))
     by_reason: dict[str, list[str]] = {}
     for one in diagnosis.abstained:
         by_reason.setdefault(one.reason, []).append(one.rule)

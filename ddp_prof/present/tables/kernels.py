@@ -12,8 +12,8 @@ from ddp_prof.analyze.overlap.overlap import TraceOverlap
 from ddp_prof.present.columns import Row, ms, percent
 from ddp_prof.present.json_documents import kernels_document
 from ddp_prof.present.table import TableView
-from ddp_prof.present.tables.overlap import recorder_name
-from ddp_prof.present.text import counted, plain_name, source_name
+from ddp_prof.present.tables.overlap import profiler_name
+from ddp_prof.present.text import count_noun, plain_name, source_name
 
 _LONGEST_NAME = 60
 _SUMMED = "durations are summed over ranks, steps and streams, so that they may exceed the time that passed"
@@ -31,7 +31,7 @@ NO_KERNELS = "no kernels were recorded: on a CPU only the program's ranges are k
 
 def kernels_views(result: TraceOverlap, use: DeviceUse, top: int | None = None) -> dict[str, TableView]:
     """The tables by name: ``kernels``, of which the ``top`` ones, ``hidden`` and ``idle``."""
-    title = f"{source_name(result.trace, result.files)} · {recorder_name(result)} · device: {result.device}"
+    title = f"{source_name(result.trace, result.files)} · {profiler_name(result)} · device: {result.device}"
     notes = _kernel_notes(use, top)
     document = kernels_document(result, use, [*notes, *result.warnings])
     kernels = use.kernels[:top]
@@ -53,7 +53,7 @@ def most_of(view: TableView) -> str:
     if not view.rows:
         return view.notes[0]
     key = next(key for key in view.rows[0] if key.startswith("of_"))
-    row = max(view.rows_to_read, key=lambda row: row[key] or 0)
+    row = max(view.digest_rows, key=lambda row: row[key] or 0)
     names = [str(row[name]) for name in ("kernel", "phase", "kind", "cause") if row.get(name) is not None]
     share = f": {row[key]:.0f} %" if row[key] is not None else ""  # kernels of no length have no share
     return f"{', '.join(names)}{share}"
@@ -116,7 +116,7 @@ def _kernel_notes(use: DeviceUse, top: int | None) -> list[str]:
     if not use.kernels:
         return [NO_KERNELS]
     left_out = len(use.kernels) - len(use.kernels[:top])
-    more = [f"{counted(left_out, 'more kernel')}; all of them: --top 0"] if left_out else []
+    more = [f"{count_noun(left_out, 'more kernel')}; all of them: --top 0"] if left_out else []
     shapes = [] if any(kernel.shape for kernel in use.kernels) else [_NO_SHAPES]
     return [_SUMMED, _SLOWDOWN, *shapes, *more]
 

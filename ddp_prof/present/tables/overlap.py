@@ -9,7 +9,7 @@ from ddp_prof.present.columns import Row, ms, percent, times_of
 from ddp_prof.present.headlines import outliers_text
 from ddp_prof.present.json_documents import overlap_document
 from ddp_prof.present.table import Digest, TableView
-from ddp_prof.present.text import counted, milliseconds, source_name
+from ddp_prof.present.text import count_noun, milliseconds, source_name
 from ddp_prof.trace import SOURCE_NAMES
 
 _SUMMED = ("kernels", "collectives", "compute_ms", "comm_ms", "overlapped_ms", "exposed_ms", "blocking_ms")
@@ -37,7 +37,7 @@ def overlap_view(result: TraceOverlap, headline: str = "", *, by_step: bool) -> 
 
 def _title(result: TraceOverlap) -> str:
     """What was measured, and how much of it could be placed in a step."""
-    parts = [source_name(result.trace, result.files), recorder_name(result), f"device: {result.device}"]
+    parts = [source_name(result.trace, result.files), profiler_name(result), f"device: {result.device}"]
     attribution = result.attribution
     if attribution.device_time:
         kind = "device time" if result.device == "cuda" else "time"
@@ -45,7 +45,7 @@ def _title(result: TraceOverlap) -> str:
     return " · ".join(parts)
 
 
-def recorder_name(result: TraceOverlap) -> str:
+def profiler_name(result: TraceOverlap) -> str:
     """What recorded the trace, with the version of its export where the trace tells it."""
     name = SOURCE_NAMES.get(result.source, result.source)
     return f"{name} {result.producer}" if result.producer and name == "nsys" else name
@@ -61,7 +61,7 @@ def overlap_notes(result: TraceOverlap) -> list[str]:
             unknown[rank.dependencies.reason] = " of all steps" if is_known else ""
     reasons += [f"blocking is not known{which}: {reason}" for reason, which in unknown.items()]
     if hosts := sum(rank.dependencies.host_waits for rank in result.ranks if rank.dependencies):
-        reasons.append(f"blocking is of streams; the host itself waited for a collective {counted(hosts, 'time')}")
+        reasons.append(f"blocking is of streams; the host itself waited for a collective {count_noun(hosts, 'time')}")
     outliers = [outliers_text(result.outliers)] if result.outliers else []
     return [*reasons, *outliers, *result.length_notes, *result.warnings]
 

@@ -9,7 +9,7 @@ from ddp_prof.present.headlines import skew_headline
 from ddp_prof.present.json_documents import skew_document
 from ddp_prof.present.table import Digest, TableView
 from ddp_prof.present.tables.collectives import alignment_note
-from ddp_prof.present.text import counted, source_name
+from ddp_prof.present.text import count_noun, source_name
 
 DIGEST = Digest("costs_others_ms", ("collectives", "last_collectives", "last_steps", "last_%", "costs_others_ms"))
 
@@ -21,7 +21,7 @@ def skew_view(run: RunAnalysis, skew: RunSkew) -> TableView:
         return TableView(f"{title}\n{headline}", [], skew.warnings, skew_document(run, skew, headline))
     rows: list[Row] = [{"run": run.label, **_row(rank, skew)} for rank in skew.ranks]
     notes = [*(_OF_STEPS if skew.steps else _OF_THE_CAPTURE), alignment_note(skew.alignment), *skew.warnings]
-    steps = f" · {counted(len(skew.steps), 'step')}" if skew.has_steps else ""
+    steps = f" · {count_noun(len(skew.steps), 'step')}" if skew.has_steps else ""
     return TableView(f"{title}{steps}\n{headline}", rows, notes, skew_document(run, skew, headline), digest=DIGEST)
 
 

@@ -14,8 +14,8 @@ from ddp_prof.present.columns import Row, ms, percent
 from ddp_prof.present.headlines import cause_headline, gain_headline
 from ddp_prof.present.json_documents import SCHEMA, Document
 from ddp_prof.present.table import TableView
-from ddp_prof.present.tables.overlap import overlap_notes, recorder_name
-from ddp_prof.present.text import counted, milliseconds, source_name
+from ddp_prof.present.tables.overlap import overlap_notes, profiler_name
+from ddp_prof.present.text import count_noun, milliseconds, source_name
 from ddp_prof.present.text import percent as percent_text
 
 _PARTS = {
@@ -128,7 +128,7 @@ def _row(run: SummarizedRun) -> Row:
 def _lines(run: SummarizedRun) -> list[str]:
     unknown = overlap_notes(run.result)
     named = {
-        "read": _what_was_read(run.result, run.summary),
+        "read": _source_text(run.result, run.summary),
         "step": _parts(run.summary),
         "communication": _communication(run.summary),
         "gain": run.headline,
@@ -142,16 +142,16 @@ def _lines(run: SummarizedRun) -> list[str]:
     return [f"{name:<{width}}{text}" for name, text in named.items() if text]
 
 
-def _what_was_read(result: TraceOverlap, summary: VariantSummary) -> str:
+def _source_text(result: TraceOverlap, summary: VariantSummary) -> str:
     of = f" of {result.world_size}" if result.world_size and result.world_size != len(result.ranks) else ""
-    ranks = f"{len(result.ranks)}{of} ranks" if of else counted(len(result.ranks), "rank")
+    ranks = f"{len(result.ranks)}{of} ranks" if of else count_noun(len(result.ranks), "rank")
     return " · ".join(
         (
             source_name(result.trace, result.files),
             f"device: {result.device}",
             ranks,
-            counted(summary.steps, "step") if summary.steps else "no steps are marked (see --step-range)",
-            recorder_name(result),
+            count_noun(summary.steps, "step") if summary.steps else "no steps are marked (see --step-range)",
+            profiler_name(result),
         )
     )
 
@@ -183,9 +183,9 @@ def _doctor(run: SummarizedRun) -> str:
         return "not asked, since the trace is read in parts: ddp-prof doctor reads it as a whole"
     if not diagnosis.findings:
         undecided = len(diagnosis.abstained)
-        return f"no finding; {counted(undecided, 'rule')} could not decide" if undecided else "no finding"
+        return f"no finding; {count_noun(undecided, 'rule')} could not decide" if undecided else "no finding"
     first, *others = diagnosis.findings
     of = "per step" if run.summary.steps else "in all"
     cost = "" if first.cost_ns is None else f" (at most {milliseconds(first.cost_ns)} {of})"
-    more = f" {counted(len(others), 'more finding')}." if others else ""
+    more = f" {count_noun(len(others), 'more finding')}." if others else ""
     return f"{first.rule}{cost}: {first.advice}{more}"

@@ -24,7 +24,7 @@ class View(NamedTuple):
     start_ns: int
     end_ns: int
 
-    def holds(self, start_ns: Ints, end_ns: Ints) -> Mask:
+    def is_visible(self, start_ns: Ints, end_ns: Ints) -> Mask:
         """Which intervals are seen, if only in part; an instant lasts as long as a nanosecond."""
         seen: Mask = (start_ns < self.end_ns) & (np.maximum(end_ns, start_ns + 1) > self.start_ns)
         return seen
@@ -89,11 +89,11 @@ def make_boxes(view: View, start_ns: Ints, end_ns: Ints, category: Ints, **colum
         start_ns=start_ns - view.zero_ns,
         end_ns=end_ns - view.zero_ns,
         category=category,
-        **(optional | {name: _lean(column) for name, column in columns.items()}),
+        **(optional | {name: _compact_column(column) for name, column in columns.items()}),
     )
 
 
-def _lean(column: Ints) -> Ints:
+def _compact_column(column: Ints) -> Ints:
     """A column of one value as one that takes no memory."""
     is_one = len(column) and column[0] == column[-1] and np.all(column == column[0])
     return np.broadcast_to(column[0], len(column)) if is_one else column

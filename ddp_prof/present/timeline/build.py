@@ -34,8 +34,10 @@ def build_timeline(sources: Sequence[Source], steps: Collection[int] | None = No
         [_Rank(rank, _rows(rank, rank.steps.display_number, steps)) for rank in source.ranks] for source in sources
     ]
     if steps is None:
-        homes = [_home(ranks) for ranks in chosen]
-        views = [View(home.zero_ns, *_captured(source.trace)) for source, home in zip(sources, homes, strict=True)]
+        homes = [_default_view(ranks) for ranks in chosen]
+        views = [
+            View(home.zero_ns, *_captured_times(source.trace)) for source, home in zip(sources, homes, strict=True)
+        ]
         return Timeline(tuple(map(_panel, sources, chosen, homes, views)))
     for source, ranks in zip(sources, chosen, strict=True):
         _refuse_no_step(source, ranks)
@@ -88,17 +90,17 @@ def _some_steps(
     sources: Sequence[Source], chosen: Sequence[Sequence[_Rank]], most_boxes: int | None = None
 ) -> Timeline:
     """Some steps, and what else was captured while those of a longer panel went on: so none looks empty there."""
-    homes = [_home(ranks, most_boxes) for ranks in chosen]
+    homes = [_default_view(ranks, most_boxes) for ranks in chosen]
     before = max((home.zero_ns - home.start_ns for home in homes), default=0)
     after = max((home.end_ns - home.zero_ns for home in homes), default=0)
     views = []
     for source, (zero, _, _) in zip(sources, homes, strict=True):
-        first, last = _captured(source.trace)
+        first, last = _captured_times(source.trace)
         views.append(View(zero, max(first, zero - before), min(last, zero + after)))
     return Timeline(tuple(map(_panel, sources, chosen, views, views)))
 
 
-def _captured(trace: Trace) -> tuple[int, int]:
+def _captured_times(trace: Trace) -> tuple[int, int]:
     """From the first event of a trace to the last; an instant lasts as long as a nanosecond."""
     calls, details = trace.calls.start_ns, trace.call_details
     columns = [
@@ -111,7 +113,7 @@ def _captured(trace: Trace) -> tuple[int, int]:
     return min(starts, default=0), max(ends, default=1)
 
 
-def _home(ranks: Sequence[_Rank], most_boxes: int | None = None) -> View:
+def _default_view(ranks: Sequence[_Rank], most_boxes: int | None = None) -> View:
     """From the first start to the last end of the steps chosen, on host and device; time 0 is where they start."""
     starts, ends, zeros = [], [], []
     for events, rows in ranks:
@@ -123,10 +125,10 @@ def _home(ranks: Sequence[_Rank], most_boxes: int | None = None) -> View:
             zeros.append(events.steps.start_ns[rows].min())
     if starts:
         return View(int(min(zeros)), int(min(starts)), int(max(ends)))
-    return _home_without_steps([rank.events for rank in ranks], most_boxes)
+    return _default_view_without_steps([rank.events for rank in ranks], most_boxes)
 
 
-def _home_without_steps(rank_events: Sequence[RankEvents], most_boxes: int | None) -> View:
+def _default_view_without_steps(rank_events: Sequence[RankEvents], most_boxes: int | None) -> View:
     """From the first event to the last, or to where they make about so many boxes: up to four each."""
     events = [events.events for events in rank_events if len(events.events)]
     if not events:
@@ -194,11 +196,11 @@ def _facts(source: Source, ranks: Sequence[_Rank], home: View, view: View) -> It
         yield backend
     if manifest:
         yield f"model {manifest.model_size}, batch {manifest.batch_size} x {manifest.seq_len}"
-    yield from _steps_seen(ranks, view)
-    yield from _extent(source, ranks, home, view)
+    yield from _visible_steps_text(ranks, view)
+    yield from _extent_text(source, ranks, home, view)
 
 
-def _steps_seen(ranks: Sequence[_Rank], view: View) -> Iterator[str]:
+def _visible_steps_text(ranks: Sequence[_Rank], view: View) -> Iterator[str]:
     """The steps that begin in what is shown: beside a longer panel more than those chosen."""
     rank = next((events for events, rows in ranks if len(rows)), None)
     if rank is None:
@@ -214,19 +216,19 @@ def _steps_seen(ranks: Sequence[_Rank], view: View) -> Iterator[str]:
     yield span if len(seen) == measured else f"{span} shown; percentages over all {measured} measured steps"
 
 
-def _extent(source: Source, ranks: Sequence[_Rank], home: View, view: View) -> Iterator[str]:
+def _extent_text(source: Source, ranks: Sequence[_Rank], home: View, view: View) -> Iterator[str]:
     """How much of the capture is seen at first, and what of it nowhere."""
-    first, last = _captured(source.trace)
+    first, last = _captured_times(source.trace)
     seen, held, captured = (milliseconds(end - start) for _, start, end in (home, view, (0, first, last)))
     if (view.start_ns, view.end_ns) == (first, last):
         yield f"all {captured} captured" + (f", {seen} of it in measured steps" if home != view else "")
     elif not any(len(rank.rows) for rank in ranks):
         yield f"{held} of {captured} shown"
-    if others := _outside_of_ranks(source):
+    if others := _unranked_processes_text(source):
         yield f"left out: {others}"
 
 
-def _outside_of_ranks(source: Source) -> str:
+def _unranked_processes_text(source: Source) -> str:
     """What processes did that are no rank."""
     processes = [rank.process for rank in source.ranks]
     told = []

@@ -27,7 +27,7 @@ import numpy as np
 from ddp_prof.analyze.intervals import Intervals
 from ddp_prof.present import theme
 from ddp_prof.present.timeline.captions import box_label, box_title
-from ddp_prof.present.timeline.model import COMMUNICATION, STRIP, WAITING, Boxes, Explained, Lane
+from ddp_prof.present.timeline.model import COMMUNICATION, STRIP, WAITING, Boxes, Lane, RankExposure
 from ddp_prof.trace import UNKNOWN, Ints, distinct, distinct_rows, select, take_or_unknown
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _BLOCK = 1 << 16
 _COMPRESSION = 4  # 6 is a fifth smaller and takes twice as long
 
 
-class Placed(NamedTuple):
+class PlacedLane(NamedTuple):
     """A lane, and where it belongs on the page."""
 
     rank: int
@@ -57,7 +57,7 @@ class Placed(NamedTuple):
 class PackedRow(NamedTuple):
     """A level of a lane: its boxes, in order, do not overlap."""
 
-    placed: Placed
+    placed: PlacedLane
     level: int
     boxes: Boxes
 
@@ -116,7 +116,7 @@ class Titles:
         return numbered
 
 
-def pack_boxes(lanes: Sequence[Placed], titles: Titles) -> PackedBoxes:
+def pack_boxes(lanes: Sequence[PlacedLane], titles: Titles) -> PackedBoxes:
     """Pack all boxes of some lanes.
 
     Two tables: the boxes, and of the times of where time goes those that no other box tells: ``rank``, and ``time``,
@@ -139,16 +139,16 @@ def pack_boxes(lanes: Sequence[Placed], titles: Titles) -> PackedBoxes:
     return PackedBoxes(_rows(lanes), (table, others), packed + more)
 
 
-def _ordered(placed: Placed) -> Placed:
+def _ordered(placed: PlacedLane) -> PlacedLane:
     return _with_boxes(placed, _in_order(placed.lane.boxes))
 
 
-def _with_boxes(placed: Placed, boxes: Boxes) -> Placed:
+def _with_boxes(placed: PlacedLane, boxes: Boxes) -> PlacedLane:
     return placed._replace(lane=replace(placed.lane, boxes=boxes))
 
 
 def pack_folded(
-    lanes: Sequence[Placed], shown: PackedBoxes, explained: Sequence[Explained], titles: Titles
+    lanes: Sequence[PlacedLane], shown: PackedBoxes, explained: Sequence[RankExposure], titles: Titles
 ) -> PackedBoxes:
     """Pack what a page needs once a box is selected or a lane unfolded.
 
@@ -179,18 +179,18 @@ def pack_folded(
     return PackedBoxes(rows, (table, told, parts, needed), packed + more + rest + last)
 
 
-def _rows(lanes: Sequence[Placed]) -> tuple[PackedRow, ...]:
+def _rows(lanes: Sequence[PlacedLane]) -> tuple[PackedRow, ...]:
     return tuple(row for placed in lanes for row in _rows_of(placed, placed.lane.boxes))
 
 
-def _pack_rows(lanes: Sequence[Placed], titles: Titles) -> tuple[PackedTable, bytes]:
+def _pack_rows(lanes: Sequence[PlacedLane], titles: Titles) -> tuple[PackedTable, bytes]:
     tables = [placed.lane.boxes for placed in lanes]
     columns = {
-        "gap": _since([boxes.start_ns for boxes in tables], [boxes.end_ns for boxes in tables]),
+        "gap": _differences_to_column([boxes.start_ns for boxes in tables], [boxes.end_ns for boxes in tables]),
         "duration": (boxes.end_ns - boxes.start_ns for boxes in tables),
         "category": (boxes.category for boxes in tables),
         "title": (titles.index_for(placed.lane, placed.lane.boxes) for placed in lanes),
-        "step": _since([boxes.step for boxes in tables], [boxes.step for boxes in tables]),
+        "step": _differences_to_column([boxes.step for boxes in tables], [boxes.step for boxes in tables]),
         "bytes": (boxes.bytes for boxes in tables),
     }
     return _pack_table(sum(map(len, tables)), columns)
@@ -201,7 +201,7 @@ def _pack_table(rows: int, columns: Mapping[str, Iterable[Ints]]) -> tuple[Packe
     return PackedTable(rows, widths), packed
 
 
-def _times(lanes: Sequence[Placed], rank: int) -> Ints:
+def _times(lanes: Sequence[PlacedLane], rank: int) -> Ints:
     """All times at which boxes of a rank's lanes start or end, but for those of where time goes, each once."""
     own = [placed.lane.boxes for placed in lanes if placed.rank == rank and placed.lane.kind != STRIP]
     # Those of a row are in order; a sort that sees it takes a fraction of the time.
@@ -242,7 +242,7 @@ def _places(folded: Sequence[PackedRow], rank: int) -> Ints:
     return places
 
 
-def _exposed(shown: Sequence[PackedRow], explained: Sequence[Explained]) -> dict[str, list[Ints]]:
+def _exposed(shown: Sequence[PackedRow], explained: Sequence[RankExposure]) -> dict[str, list[Ints]]:
     boxes, parts, lengths = [], [], []
     offset = 0
     for row in shown:
@@ -263,7 +263,7 @@ def _exposed(shown: Sequence[PackedRow], explained: Sequence[Explained]) -> dict
     return {"box": [_differences(_joined(boxes))], "part": [_joined(parts)], "ns": [_joined(lengths)]}
 
 
-def _needs(shown: Sequence[PackedRow], explained: Sequence[Explained], titles: Titles) -> dict[str, list[Ints]]:
+def _needs(shown: Sequence[PackedRow], explained: Sequence[RankExposure], titles: Titles) -> dict[str, list[Ints]]:
     """Of each collective shown, and of each time at which something stood still for one.
 
     ``box`` is its position, less that of the row before; ``index`` that of the collective in its step; ``of`` of such a
@@ -313,14 +313,14 @@ def pack_columns(columns: Mapping[str, Iterable[Ints]]) -> tuple[dict[str, int],
     widths: dict[str, int] = {}
     packed: list[bytes] = []
     for name, parts in columns.items():
-        blocks = [_planes(part[at : at + _BLOCK]) for part in parts for at in range(0, len(part), _BLOCK)]
+        blocks = [_byte_planes(part[at : at + _BLOCK]) for part in parts for at in range(0, len(part), _BLOCK)]
         widths[name] = max(map(len, blocks), default=0)
         for at in range(widths[name]):
             packed += (block[at].tobytes() if at < len(block) else bytes(block.shape[1]) for block in blocks)
     return widths, b"".join(packed)
 
 
-def _planes(column: Ints) -> NDArray[np.uint8]:
+def _byte_planes(column: Ints) -> NDArray[np.uint8]:
     """0, -1, 1, -2, ... as 0, 1, 2, 3, ..., and of that a row of bytes a digit, the lowest first."""
     natural = ((column << 1) ^ (column >> 63)).view(np.uint64)
     width = (int(natural.max()).bit_length() + 7) // 8
@@ -333,7 +333,7 @@ def _joined(columns: list[Ints]) -> Ints:
     return np.concatenate(columns) if columns else np.empty(0, np.int64)
 
 
-def _since(columns: Sequence[Ints], before: Sequence[Ints]) -> Iterator[Ints]:
+def _differences_to_column(columns: Sequence[Ints], before: Sequence[Ints]) -> Iterator[Ints]:
     """Each value less the other column's of the row before, the first as it is; the rows come in parts."""
     last = 0
     for column, other in zip(columns, before, strict=True):
@@ -354,7 +354,7 @@ def _in_order(boxes: Boxes) -> Boxes:
     return select(boxes, np.lexsort((boxes.end_ns, boxes.start_ns, boxes.level)))
 
 
-def _rows_of(placed: Placed, boxes: Boxes) -> Iterator[PackedRow]:
+def _rows_of(placed: PlacedLane, boxes: Boxes) -> Iterator[PackedRow]:
     first = np.flatnonzero(np.diff(boxes.level, prepend=-1))
     for level, start, end in zip(boxes.level[first].tolist(), first, np.append(first, len(boxes))[1:], strict=True):
         own = Boxes(**{column.name: getattr(boxes, column.name)[start:end] for column in fields(Boxes)})

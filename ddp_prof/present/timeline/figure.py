@@ -9,9 +9,9 @@ import numpy as np
 
 from ddp_prof.present import theme
 from ddp_prof.present.charts.frame import UNSEEN, chart_title
-from ddp_prof.present.text import as_text, milliseconds
+from ddp_prof.present.text import milliseconds, to_plain_text
 from ddp_prof.present.timeline.captions import box_label, explanation, headline
-from ddp_prof.present.timeline.layout import Layout, Row, figure_layout, lay_out
+from ddp_prof.present.timeline.layout import Layout, Row, compute_layout, figure_layout
 from ddp_prof.present.timeline.model import STRIP, Boxes, Lane, Timeline
 from ddp_prof.trace import concatenate, select
 
@@ -24,12 +24,12 @@ def draw_timeline(model: Timeline) -> go.Figure:
     """The picture of a timeline of a few steps; its width is set where it is written."""
     import plotly.graph_objects as go
 
-    layout = lay_out(model)
+    layout = compute_layout(model)
     return go.Figure(
         [go.Bar(bars) for bars in _bars(model, layout)],
         {
             **figure_layout(model, layout),
-            "title": chart_title(as_text(headline(model)), _subtitle(model)),
+            "title": chart_title(to_plain_text(headline(model)), _subtitle(model)),
             "barmode": "overlay",
             "bargap": 0.01,  # none at all, and Plotly rounds boxes to whole pixels
             "uniformtext": {"mode": "hide", "minsize": theme.FONT_SIZE - 1},
@@ -40,7 +40,7 @@ def draw_timeline(model: Timeline) -> go.Figure:
 def _subtitle(model: Timeline) -> str:
     colors = theme.LIGHT.colors
     return "".join(
-        as_text(words) if category is None else f'<b><span style="color:{colors[category]}">{words}</span></b>'
+        to_plain_text(words) if category is None else f'<b><span style="color:{colors[category]}">{words}</span></b>'
         for words, category in explanation(model)
     )
 
@@ -69,7 +69,7 @@ def _bars(model: Timeline, layout: Layout) -> Iterator[dict[str, Any]]:
             "x": (boxes.end_ns - boxes.start_ns) / 1e6,
             "y": np.concatenate([part.y for part in parts]).astype(np.float32),
             "width": np.concatenate([part.height for part in parts]).astype(np.float32),
-            "text": _packed([text for part in parts for text in part.texts]),
+            "text": _pack_texts([text for part in parts for text in part.texts]),
             "textposition": "inside",
             "insidetextanchor": "middle",
             "textangle": 0,
@@ -86,7 +86,7 @@ def _shortest_with_text(model: Timeline) -> int:
     return min(spans, default=model.end_ns - model.start_ns) // 50
 
 
-def _packed(texts: list[str]) -> list[str] | str:
+def _pack_texts(texts: list[str]) -> list[str] | str:
     """A list without any text is one empty text."""
     return texts if any(texts) else ""
 

@@ -20,7 +20,7 @@ INFERRED = "backward (inferred: launched by autograd's threads)"
 def host_lane(rank: RankEvents, view: View) -> Lane:
     """Steps on the upper row, their phases below."""
     measured, rank = rank, rank.including_warmup
-    seen = np.flatnonzero(view.holds(rank.steps.start_ns, rank.steps.end_ns) & rank.has_steps)
+    seen = np.flatnonzero(view.is_visible(rank.steps.start_ns, rank.steps.end_ns) & rank.has_steps)
     steps = make_boxes(
         view,
         rank.steps.start_ns[seen],
@@ -30,7 +30,7 @@ def host_lane(rank: RankEvents, view: View) -> Lane:
         step=rank.step_keys[seen],
     )
     told, inferred = (
-        select(item, view.holds(item.start_ns, item.end_ns)) for item in (rank.phases, rank.inferred_backward)
+        select(item, view.is_visible(item.start_ns, item.end_ns)) for item in (rank.phases, rank.inferred_backward)
     )
     phases = concatenate(told, inferred)
     ranges = make_boxes(
@@ -60,7 +60,7 @@ def range_lanes(rank: RankEvents, view: View) -> Iterator[Lane]:
     """The program's own ranges: those that nest by depth, below them those that may cross."""
     trace, spans = rank.trace, rank.trace.spans
     is_named = np.array([not name.startswith(f"{PROCESS}|") for name in trace.names], np.bool_)[spans.name_id]
-    seen = np.flatnonzero((spans.process == rank.process) & is_named & view.holds(spans.start_ns, spans.end_ns))
+    seen = np.flatnonzero((spans.process == rank.process) & is_named & view.is_visible(spans.start_ns, spans.end_ns))
     for thread in distinct(spans.lane[seen]):
         own = seen[spans.lane[seen] == thread]
         nested, crossing = own[spans.is_start_end[own] == 0], own[spans.is_start_end[own] == 1]
@@ -87,8 +87,8 @@ def call_lanes(rank: RankEvents, view: View) -> Iterator[Lane]:
     trace, calls, details = rank.trace, rank.trace.calls, rank.trace.call_details
     if details is None:
         return
-    is_seen = view.holds(calls.start_ns, details.end_ns)
-    launchers = trace.launching_calls[view.holds(trace.activities.start_ns, trace.activities.end_ns)]
+    is_seen = view.is_visible(calls.start_ns, details.end_ns)
+    launchers = trace.launching_calls[view.is_visible(trace.activities.start_ns, trace.activities.end_ns)]
     is_seen[launchers[launchers != UNKNOWN]] = True
     seen = np.flatnonzero(is_seen & (calls.process == rank.process))
     for thread in distinct(calls.lane[seen]):

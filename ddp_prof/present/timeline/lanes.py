@@ -18,8 +18,8 @@ from ddp_prof.present.timeline.model import (
     UNNAMED,
     WAITING,
     Boxes,
-    Explained,
     Lane,
+    RankExposure,
 )
 from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, concatenate, distinct, empty, select, take_or_unknown
 
@@ -40,7 +40,7 @@ _DRAWN_AS = {
 _STRIP_TITLE, _WAITING_TITLE = "where time goes", "waits for communication"
 
 
-def lanes_of(rank: RankEvents, view: View, explained: Explained) -> tuple[Lane, ...]:
+def lanes_of(rank: RankEvents, view: View, explained: RankExposure) -> tuple[Lane, ...]:
     """The lanes of a rank, top to bottom; without those that would be empty."""
     lanes = [host_lane(rank, view), *range_lanes(rank, view), *call_lanes(rank, view)]
     if rank.device is None:
@@ -55,17 +55,17 @@ def lanes_of(rank: RankEvents, view: View, explained: Explained) -> tuple[Lane, 
 
 def _host_compute_lane(rank: RankEvents, view: View) -> Lane:
     events = rank.including_warmup.select_category(Category.COMPUTE)
-    events = select(events, view.holds(events.start_ns, events.end_ns))
+    events = select(events, view.is_visible(events.start_ns, events.end_ns))
     steps = take_or_unknown(rank.including_warmup.step_keys, events.step)
     return Lane(
         "compute", COMPUTE, make_boxes(view, events.start_ns, events.end_ns, PHASE_CODE[events.phase], step=steps)
     )
 
 
-def _host_communication_lane(rank: RankEvents, view: View, explained: Explained) -> Lane:
+def _host_communication_lane(rank: RankEvents, view: View, explained: RankExposure) -> Lane:
     """Our ranges round collectives, from launch to completion."""
     ranges = rank.collective_ranges
-    ranges = select(ranges, view.holds(ranges.start_ns, ranges.end_ns))
+    ranges = select(ranges, view.is_visible(ranges.start_ns, ranges.end_ns))
     boxes = make_boxes(
         view,
         ranges.start_ns,
@@ -80,11 +80,11 @@ def _host_communication_lane(rank: RankEvents, view: View, explained: Explained)
     return Lane("communication", COMMUNICATION, boxes, rank.trace.names, from_launch=True)
 
 
-def _device_lanes(rank: RankEvents, view: View, explained: Explained) -> list[Lane]:
+def _device_lanes(rank: RankEvents, view: View, explained: RankExposure) -> list[Lane]:
     """A lane for each stream and what it does there."""
     rank = rank.including_warmup
     activities, event_of = rank.trace.activities, _event_of(rank)
-    seen = np.flatnonzero(view.holds(activities.start_ns, activities.end_ns) & _on_device(rank))
+    seen = np.flatnonzero(view.is_visible(activities.start_ns, activities.end_ns) & _on_device(rank))
     consumer_of = np.full(len(activities), UNKNOWN, np.int64)
     needed = np.flatnonzero(explained.consumer != UNKNOWN)[::-1]  # of several collectives the first one stays
     consumer_of[explained.consumer[needed]] = needed
@@ -105,7 +105,7 @@ def _device_lanes(rank: RankEvents, view: View, explained: Explained) -> list[La
 def _device_boxes(
     rank: RankEvents,
     view: View,
-    explained: Explained,
+    explained: RankExposure,
     category: Category,
     rows: Ints,
     event: Ints,
@@ -148,7 +148,7 @@ def _device_boxes(
     return make_boxes(view, start, end, drawn_as, **columns)
 
 
-def _collectives(explained: Explained, start_ns: Ints, end_ns: Ints, stream: Ints) -> Ints:
+def _collectives(explained: RankExposure, start_ns: Ints, end_ns: Ints, stream: Ints) -> Ints:
     """Row of each collective among those that are explained; what was not measured, such as warm-up, is not."""
     known = explained.timings
     rows = {key: row for row, key in enumerate(zip(*_as_lists(known.start_ns, known.end_ns, known.lane), strict=True))}
@@ -194,12 +194,12 @@ def _strip_lane(rank: RankEvents, view: View) -> Lane:
     return Lane(_STRIP_TITLE, STRIP, boxes)
 
 
-def _waiting_lane(rank: RankEvents, view: View, explained: Explained) -> Lane:
+def _waiting_lane(rank: RankEvents, view: View, explained: RankExposure) -> Lane:
     """When something stood still for communication, and which communication nothing tells that of."""
     rank = rank.including_warmup
     events, blocking = rank.events, rank.blocking
     stretches = blocking.known_stretches
-    stretches = select(stretches, view.holds(stretches.start_ns, stretches.end_ns))
+    stretches = select(stretches, view.is_visible(stretches.start_ns, stretches.end_ns))
     of = stretches.collective
     waits = make_boxes(
         view,

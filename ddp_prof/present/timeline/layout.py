@@ -76,7 +76,7 @@ class Layout:
     height: float
 
 
-def lay_out(model: Timeline) -> Layout:
+def compute_layout(model: Timeline) -> Layout:
     """Ranks below each other, lanes within ranks."""
     top = 0.0
     headers: list[float] = []
@@ -155,12 +155,17 @@ def _lane_titles(layout: Layout) -> dict[str, Any]:
 
 def _panel_headers(model: Timeline, layout: Layout) -> list[dict[str, Any]]:
     return [
-        {**_at_left(top + 16), "text": _panel_header(panel), "font": {"size": 13}, "bgcolor": theme.LIGHT.paper}
+        {
+            **_left_aligned_text(top + 16),
+            "text": _panel_header(panel),
+            "font": {"size": 13},
+            "bgcolor": theme.LIGHT.paper,
+        }
         for panel, top in zip(model.panels, layout.headers, strict=True)
     ]
 
 
-def _at_left(y: float) -> dict[str, Any]:
+def _left_aligned_text(y: float) -> dict[str, Any]:
     """Text at the left edge of the figure, at a height among the lanes."""
     return {
         "x": 0, "xref": "paper", "xanchor": "left", "xshift": EDGE - LEFT, "yref": "y", "y": y,
@@ -179,10 +184,14 @@ def _rank_titles(layout: Layout) -> Iterator[dict[str, Any]]:
     """Name, share and what it is a share of, in three lines of different size."""
     for block in (block for blocks in layout.blocks for block in blocks):
         ratio, middle = block.rank.overlap.overlap_ratio, (block.top + block.bottom) / 2
-        yield {**_at_left(middle - 24), "text": f"<b>{block.rank.title}</b>", "font": {"size": 13}}
+        yield {**_left_aligned_text(middle - 24), "text": f"<b>{block.rank.title}</b>", "font": {"size": 13}}
         share, below = ("n/a", "no overlap figure") if ratio is None else (percent(ratio), "overlapped")
-        yield {**_at_left(middle), "text": f"<b>{share}</b>", "font": {"size": 24}}
-        yield {**_at_left(middle + 22), "text": below, "font": {"size": theme.FONT_SIZE, "color": theme.LIGHT.quiet}}
+        yield {**_left_aligned_text(middle), "text": f"<b>{share}</b>", "font": {"size": 24}}
+        yield {
+            **_left_aligned_text(middle + 22),
+            "text": below,
+            "font": {"size": theme.FONT_SIZE, "color": theme.LIGHT.quiet},
+        }
 
 
 def _separators(layout: Layout) -> list[dict[str, Any]]:

@@ -44,7 +44,7 @@ FOLDED = frozenset((RANGES, CALLS))
 """Kinds of lanes of which a page shows no more than the title at first, and a picture nothing."""
 
 
-class Explained(NamedTuple):
+class RankExposure(NamedTuple):
     """The collectives of a rank, and when and why each is exposed; row by row.
 
     Attributes:
@@ -76,7 +76,7 @@ class Source(NamedTuple):
     trace: Trace
     ranks: Sequence[RankEvents]
     overlaps: Sequence[RankOverlap]
-    explained: Sequence[Explained]
+    explained: Sequence[RankExposure]
     gain: str = ""
     caveats: tuple[str, ...] = ()
 
@@ -159,7 +159,7 @@ class RankLanes:
     title: str
     overlap: RankOverlap
     lanes: tuple[Lane, ...]
-    explained: Explained
+    explained: RankExposure
     backward: str
     why_unknown: str | None = None
 

@@ -16,7 +16,7 @@ from ddp_prof.present.timeline.encoding import (
     LONGEST_TITLE,
     OVERVIEW_COLUMNS,
     PackedBoxes,
-    Placed,
+    PlacedLane,
     Titles,
     _links,
     overview,
@@ -50,7 +50,7 @@ def unpack(widths: dict[str, int], packed: bytes, count: int) -> dict[str, list[
 def read_back(lanes: list[Lane]) -> list[dict[str, int | str]]:
     """Boxes as a page reads them."""
     titles = Titles()
-    packed = pack_boxes([Placed(0, place, lane) for place, lane in enumerate(lanes)], titles)
+    packed = pack_boxes([PlacedLane(0, place, lane) for place, lane in enumerate(lanes)], titles)
     (count, widths), _ = packed.tables
     whole = zlib.decompress(base64.b64decode(packed.payload()))
     columns = unpack(widths, whole[: count * sum(widths.values())], count)
@@ -133,7 +133,7 @@ def test_a_long_name_ends_in_time() -> None:
     box = {"start_ns": 0, "end_ns": 1, "category": COMPUTE_CODE, "name_id": 0, "step": 0, "bucket": UNKNOWN,
            "bytes": UNKNOWN, "level": 0, **REST}  # fmt: skip
     titles = Titles()
-    pack_boxes([Placed(0, 0, Lane("a lane", COMPUTE, table(Boxes, [box]), ("x" * 10_000,)))], titles)
+    pack_boxes([PlacedLane(0, 0, Lane("a lane", COMPUTE, table(Boxes, [box]), ("x" * 10_000,)))], titles)
     ((title, label, _),) = titles.titles
     assert (len(title), title[-1], label) == (LONGEST_TITLE, "…", "")
 
@@ -141,7 +141,7 @@ def test_a_long_name_ends_in_time() -> None:
 def test_an_overview_holds_the_time_of_each_category() -> None:
     model = build_timeline(run_of(cpu_run()).load_sources())
     strip = next(lane for lane in model.panels[0].ranks[0].lanes if lane.kind == STRIP)
-    packed = pack_boxes([Placed(0, 0, strip)], Titles())
+    packed = pack_boxes([PlacedLane(0, 0, strip)], Titles())
     shares = {
         category: np.frombuffer(base64.b64decode(text), np.uint8).astype(int)
         for category, text in overview(packed.rows[0].boxes, 0, 40 * OVERVIEW_COLUMNS).items()
@@ -156,7 +156,7 @@ def test_an_overview_holds_the_time_of_each_category() -> None:
     assert all(share[1:].max() == 0 for share in shares.values())
 
 
-def positions_of(lanes: list[Placed]) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+def positions_of(lanes: list[PlacedLane]) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
     """The two tables of the boxes that are shown."""
     packed = pack_boxes(lanes, Titles())
     (count, widths), (more, others) = packed.tables
@@ -175,7 +175,7 @@ def lane_of_times(kind: str, times: list[int]) -> Lane:
 
 @given(TIMES, TIMES)
 def test_parts_of_where_time_goes_are_told_by_the_times_of_others(others: list[int], parts: list[int]) -> None:
-    lanes = [Placed(0, 0, lane_of_times(COMPUTE, others)), Placed(0, 1, lane_of_times(STRIP, parts))]
+    lanes = [PlacedLane(0, 0, lane_of_times(COMPUTE, others)), PlacedLane(0, 1, lane_of_times(STRIP, parts))]
     boxes, untold = positions_of(lanes)
     times = np.unique([*others, *np.cumsum(untold["time"]).tolist()])
     assert np.cumsum(untold["time"]).tolist() == sorted(set(parts) - set(others))
@@ -197,8 +197,8 @@ def test_links_lead_to_the_call_of_the_rank(wanted: list[list[int]], calls: list
         rows = [{**known, **REST, "start_ns": at, "end_ns": at + 1, "call": call} for at, call in enumerate(numbers)]
         return Lane("lane", COMPUTE, table(Boxes, rows), ("name",))
 
-    shown = pack_boxes([Placed(rank, rank, lane(own)) for rank, own in enumerate(wanted)], Titles())
-    folded = [Placed(rank, 9 + rank, lane(calls)) for rank in range(len(wanted))]
+    shown = pack_boxes([PlacedLane(rank, rank, lane(own)) for rank, own in enumerate(wanted)], Titles())
+    folded = [PlacedLane(rank, 9 + rank, lane(calls)) for rank in range(len(wanted))]
     links = _links(pack_boxes(folded, Titles()).rows, shown.rows).tolist()
     found, last = [], 0
     for link in links:
@@ -221,7 +221,7 @@ def tables_of(packed: PackedBoxes) -> list[dict[str, list[int]]]:
 
 def test_parts_of_a_collective_sum_to_it() -> None:
     rank = build_timeline(run_of(cpu_run(shift=2)).load_sources()).panels[0].ranks[0]
-    placed = [Placed(0, place, lane) for place, lane in enumerate(rank.lanes)]
+    placed = [PlacedLane(0, place, lane) for place, lane in enumerate(rank.lanes)]
     titles = Titles()
     shown = pack_boxes([each for each in placed if not each.lane.is_folded], titles)
     folded = [each for each in placed if each.lane.is_folded]
@@ -245,7 +245,7 @@ def test_parts_of_a_collective_sum_to_it() -> None:
 def test_what_waited_for_what_is_what_the_analysis_says(device: Device) -> None:
     trace = device.trace(has_step=True)
     rank = build_timeline([source_of("program", trace)]).panels[0].ranks[0]
-    placed, titles = [Placed(0, place, lane) for place, lane in enumerate(rank.lanes)], Titles()
+    placed, titles = [PlacedLane(0, place, lane) for place, lane in enumerate(rank.lanes)], Titles()
     shown = pack_boxes([each for each in placed if not each.lane.is_folded], titles)
     packed = pack_folded([each for each in placed if each.lane.is_folded], shown, [rank.explained], titles)
     *_, columns = tables_of(packed)
