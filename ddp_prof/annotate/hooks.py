@@ -30,12 +30,18 @@ _until_backward_ends: list[OpenRange] = []
 """Ranges that are over when backward is: of buckets, and ``synchronize`` from the launch of the last one on."""
 
 
+_marking_all: list[Instrumented] = []
+"""What marks all that is made later, as ``ddp-prof capture`` does: a program that marks it, too, marks none twice."""
+
+
 class Instrumented:
     """The marks on a model and its optimizers, see :func:`ddp_prof.annotate.instrument`."""
 
     def __init__(self, model: torch.nn.Module | None, optimizers: Sequence[Any]) -> None:
         self._undo: list[Callable[[], object]] = []
-        self._mark_backward()
+        is_marked = bool(_marking_all)
+        if not is_marked:
+            self._mark_backward()
         if model is None:
             self._mark_future_objects()
         else:
@@ -43,7 +49,7 @@ class Instrumented:
             units = [unit for unit in model.modules() if hasattr(unit, "_get_fsdp_state")]
             for index, unit in enumerate(units):
                 mark_fsdp_unit(unit, index)
-        for optimizer in optimizers:
+        for optimizer in () if is_marked else optimizers:
             # Accelerate and others wrap optimizers, and never call the hooks of the wrapper.
             inner = getattr(optimizer, "optimizer", optimizer)
             marks = OptimizerMarks()
@@ -79,6 +85,8 @@ class Instrumented:
         self._replace(torch.autograd, "backward", make)
 
     def _mark_forward(self, model: torch.nn.Module) -> None:
+        if "register_comm_hook" in vars(model):
+            return  # it is marked
         opened: list[NestedRange] = []
         process = None
         buckets = BucketMarks(model) if isinstance(model, DistributedDataParallel) else None
@@ -121,8 +129,10 @@ class Instrumented:
 
             numbers = count()
             self._replace(FSDPParamGroup, "__init__", mark_made(lambda group: _mark_group(group, next(numbers))))
+        _marking_all.append(self)
         marks = OptimizerMarks()
         self._undo += [
+            lambda: _marking_all.remove(self),
             register_optimizer_step_pre_hook(marks.begin).remove,
             register_optimizer_step_post_hook(marks.end).remove,
         ]

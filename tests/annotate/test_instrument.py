@@ -94,6 +94,7 @@ def everything(rank: int) -> dict[str, Any]:
         "weights": [parameter.tolist() for parameter in plain.parameters()],
         "fsdp": fsdp(),
         "made later": made_later(),
+        "marked twice": made_later(is_marked_itself=True),
         "profiled": profiled(),
     }
 
@@ -112,13 +113,18 @@ def fsdp() -> list[str]:
     return of_step(recorder.ranges, 1)
 
 
-def made_later() -> list[str]:
+def made_later(*, is_marked_itself: bool = False) -> list[str]:
+    """What is marked where all that is made later is; where the program marks it, too, as under ``capture``."""
     recorder = annotate.Recorder()
     with pytest.MonkeyPatch.context() as patch, annotate.only_sink(recorder):
         patch.setenv("NSYS_PROFILING_SESSION_ID", "1")
         marks = annotate.instrument()
         ddp = make_ddp()
-        train(ddp, torch.optim.SGD(ddp.parameters(), lr=0.1))
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        own = annotate.instrument(ddp, optimizer) if is_marked_itself else None
+        train(ddp, optimizer)
+        if own:
+            own.remove()
         marks.remove()
     return of_step(recorder.ranges, 2)
 
@@ -151,9 +157,9 @@ BUCKETS = [f"all_reduce|bucket={index}|bytes={LAYER_BYTES}|params=2" for index i
 PROCESS = "process|rank=1|world=2|variant=DistributedDataParallel|backend=gloo|device=cpu"
 
 
-@pytest.mark.parametrize("how", ["nsys", "own", "made later"])
-def test_phases_and_buckets_are_marked(results: list[dict[str, Any]], how: str) -> None:
-    found = results[1][how] if how == "made later" else results[1][how]["step"]
+@pytest.mark.parametrize("how", ["nsys", "own", "made later", "marked twice"])
+def test_phases_and_buckets_are_marked_once(results: list[dict[str, Any]], how: str) -> None:
+    found = results[1][how]["step"] if how in ("nsys", "own") else results[1][how]
     assert found == ["step|index=2", PROCESS, "forward", "backward", *BUCKETS, "synchronize", "optimizer"]
 
 
