@@ -359,16 +359,14 @@ def describe_changes(summaries: Sequence[VariantSummary]) -> list[str]:
     most = percent(hides.overlap_ratio)
     alike = [run.label for run in known if run is not hides and percent(run.overlap_ratio) == most]
     others_too = f" ({_join_words(alike)} {'hides' if len(alike) == 1 else 'hide'} as much)" if alike else ""
-    story = (
-        f"{hides.label} hides most, {most} of its communication{others_too}; its median step is "
-        f"{_change(hides, base.label)}."
-    )
+    change = _change(hides, base.label)
+    told = [f"{hides.label} hides most, {most} of its communication{others_too}; its median step is {change}."]
     if fastest is not hides and (fastest.speedup or 0) > 1:
-        story += (
-            f" {fastest.label} is fastest: its median step is {_change(fastest)}, and it hides "
-            f"{percent(fastest.overlap_ratio)}.{_communicates(fastest, base)}"
+        told.append(
+            f"{fastest.label} is fastest: its median step is {_change(fastest)}, and it hides "
+            f"{percent(fastest.overlap_ratio)}.{_communicates(fastest, base)} Time is saved in two ways: by hiding "
+            "communication, and by having less of it."
         )
-    told = [story + " Time is saved in two ways: by hiding communication, and by having less of it."]
     if any(summary.device == "cpu" for summary in summaries):
         told.append(
             "These runs used CPUs, and their ranks share cores. Communication takes time from the compute that "

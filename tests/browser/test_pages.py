@@ -20,10 +20,10 @@ def test_a_report_opens_from_disk(visit: Visit, tmp_path: Path, monkeypatch: pyt
     visit.open(tmp_path / "index.html")
     assert "device: cpu" in visit.text()
     assert visit.count("tbody tr") == 6, "two runs side by side, why each is exposed, what took the time"
-    visit.page.locator('a[href="naive-why.html"]').click()
+    visit.page.locator('a[href="naive-why.html"]').first.click()
     visit.page.locator("#collectives .bars .point").first.wait_for()
     visit.page.go_back()
-    visit.page.locator('a[href="naive.html"]').click()
+    visit.page.locator('a[href="naive.html"]').first.click()
     visit.wait_for_timeline()
     assert visit.page.url == (tmp_path / "naive.html").as_uri()
     assert visit.complaints == []

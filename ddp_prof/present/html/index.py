@@ -44,7 +44,7 @@ def index_values(
     shared = set.intersection(*(set(fact.items()) for fact in facts)) if facts else set()
     return {
         **place_values(runs),
-        "story": describe_changes([run.summary for run in runs]),
+        "story": _story(runs),
         "version": __version__,
         "charts": charts,
         "is_whole": is_whole,
@@ -57,6 +57,17 @@ def index_values(
         "shared_facts": [pair for pair in (facts[0].items() if facts else ()) if pair in shared],
         "runs": [_run_values(run, fact, shared, missing) for run, fact in zip(runs, facts, strict=True)],
     }
+
+
+def _story(runs: Sequence[ReportRun]) -> list[str]:
+    """What the page says first, and what goes on from it."""
+    if told := describe_changes([run.summary for run in runs]) if len(runs) > 1 else []:
+        return told
+    worst = max(runs, key=lambda run: run.summary.gain_at_most or 0, default=None)
+    if worst is None:
+        return ["No runs"]
+    gain = gain_headline(worst.summary)
+    return [gain if len(runs) == 1 else f"Most is to be gained in {worst.result.label}: {gain}"]
 
 
 def _run_values(
@@ -76,6 +87,14 @@ def _run_values(
         "kernels": f"{run.name}{KERNELS}.html",
         "use": [most_of(run.use[name]) for name in ("kernels", "hidden", "idle")],
         "facts": [pair for pair in facts.items() if pair not in shared],
+        "pages": {}
+        if run.name in missing
+        else {
+            "show me": f"{run.name}.html#worst",
+            "timeline": f"{run.name}.html",
+            "why": f"{run.name}{WHY}.html",
+            "kernels": f"{run.name}{KERNELS}.html",
+        },
     }
 
 

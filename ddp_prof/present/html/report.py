@@ -260,8 +260,8 @@ def _rows_by_cost(
 
 
 def _columns_of_steps(rows: Sequence[Row]) -> list[Column]:
-    """Without what is not known, and without a rank or an operation that is that of all."""
-    constant = {key for key in ("rank", "op") if len({row[key] for row in rows}) == 1}
+    """Without what is not known, and without a rank, an operation or a cause that is that of all."""
+    constant = {key for key in ("rank", "op", "cause") if len({row[key] for row in rows}) == 1}
     found = columns_of(rows)
     return [item for item in found if item.key not in constant and any(row[item.key] is not None for row in rows)]
 

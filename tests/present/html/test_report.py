@@ -9,6 +9,7 @@ import pytest
 from plotly.offline import get_plotlyjs
 
 from ddp_prof.analyze.collectives.step_view import view_step
+from ddp_prof.analyze.overlap.comparison import compare_variants
 from ddp_prof.analyze.variants.waterfall import measure_waterfall
 from ddp_prof.manifest import Caveat, Manifest, in_variant_order
 from ddp_prof.present.charts.collectives import draw_step_collectives
@@ -16,7 +17,7 @@ from ddp_prof.present.charts.comparison import draw_comparison
 from ddp_prof.present.charts.steps import draw_step_times
 from ddp_prof.present.charts.straggler import draw_skew
 from ddp_prof.present.charts.waterfall import draw_waterfall
-from ddp_prof.present.headlines import Headline
+from ddp_prof.present.headlines import Headline, gain_headline
 from ddp_prof.present.html.report import write_report
 from ddp_prof.present.html.report_run import ReportRun
 from tests.drawing import draw_trace
@@ -160,10 +161,23 @@ class TestPages:
             "index", *(f"{name}{end}" for name in ("index-2", "a-..-b-c", "x-why", "x-2") for end in ENDS)
         }  # fmt: skip
 
+    def test_the_first_thing_that_it_says_is_the_answer(self, tmp_path: Path) -> None:
+        runs = [run_of(cpu_run(shift=4), "naive"), run_of(cpu_run(), "overlap")]
+        gain = gain_headline(runs[0].summary)
+        for shown, said in ((runs, f"Most is to be gained in naive: {gain}"), (runs[:1], gain)):
+            write_report(shown, tmp_path)
+            assert f"<h1>{said}</h1>" in (tmp_path / "index.html").read_text(encoding="utf-8")
+        summaries = compare_variants([run.result for run in runs])
+        compared = [replace(run, summary=summary) for run, summary in zip(runs, summaries, strict=True)]
+        write_report(compared, tmp_path)
+        assert "<h1>overlap hides most, 100 % of its" in (tmp_path / "index.html").read_text(encoding="utf-8")
+
     def test_links_lead_to_the_sections_and_to_each_timeline(self, tmp_path: Path) -> None:
         write_report([run_of(cpu_run(), "naive"), run_of(cpu_run(), "overlap")], tmp_path)
         page = read(tmp_path / "index.html")
         assert [link for link in page.links if not link.startswith("#")] == [
+            "naive.html#worst", *(f"naive{end}.html" for end in ENDS),
+            "overlap.html#worst", *(f"overlap{end}.html" for end in ENDS),
             "naive-why.html", "naive.html#worst", "overlap-why.html", "overlap.html#worst",
             "naive-kernels.html", "overlap-kernels.html",
             "naive.html", "overlap.html",
