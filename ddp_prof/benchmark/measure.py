@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
+import io
 import os
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import redirect_stderr
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -18,19 +17,17 @@ from typing import Any
 from ddp_prof.benchmark.grid import Job
 from ddp_prof.benchmark.machine import Machine
 from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, StoredMessages, StoredRun, StoredStep
-from ddp_prof.errors import OutOfMemoryError, TraceError, WorkloadError
+from ddp_prof.capture.variant import capture as capture_variant
+from ddp_prof.errors import DdpProfError, OutOfMemoryError, TraceError, WorkloadError
 from ddp_prof.manifest import Manifest, caveats_of, load_manifest
 from ddp_prof.run_config import RunConfig
-from ddp_prof.train.launch import PR_SET_PDEATHSIG, launch
+from ddp_prof.train.launch import launch
 from ddp_prof.train.sizes import MODEL_SIZES
 
 MEASURED = ("backend", "device", "collectives", "communicated_bytes", "peak_memory_bytes")
 """What a run that failed does not tell."""
 FIGURES = ("comm_ns", "overlapped_ns", "exposed_ns", "tail_ns")
 """What a capture tells of a step; in the database ``trace_comm_ns`` and so on."""
-CHECKOUT = Path(__file__).parents[2]
-STOP_S = 15.0
-"""How long a capture may take to end what it started."""
 
 
 def measure(config: RunConfig) -> Manifest | WorkloadError:
@@ -95,8 +92,13 @@ def capture(config: RunConfig, folder: Path, *, force: bool) -> tuple[Path, dict
         "TRACES_DIR": str(folder.absolute()),
         "VENV": sys.prefix,
         "FORCE": str(int(force)),
+        "VERBOSE": "0",
     }
-    said = _run_and_end_with_us([sys.executable, "-m", "ddp_prof.capture", *config.script_argv()], environment)
+    try:
+        with redirect_stderr(io.StringIO()):  # a sweep says one line per capture
+            said = capture_variant(config.script_argv(), environment)
+    except (DdpProfError, OSError) as error:
+        raise WorkloadError(str(error)) from error
     name = said.partition(":")[0]  # "bucketed_10mb: captured by nsys 2022.4.2.1 in 6 s"
     files = sorted([*folder.glob(f"{name}.sqlite"), *folder.glob(f"{name}.rank*.json.gz")])
     if not files:
@@ -115,31 +117,3 @@ def read_figures(files: Sequence[Path]) -> dict[str, int | None]:
         raise WorkloadError(f"{files[0]} cannot be measured: {error}") from error
     values = {name: [value for step in steps if (value := getattr(step, name)) is not None] for name in FIGURES}
     return {f"trace_{name}": round(statistics.median(own)) if own else None for name, own in values.items()}
-
-
-def _run_and_end_with_us(command: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Run a command that ends when this process does, even if that is killed; returns what it prints."""
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-
-    def end_with_parent() -> None:
-        if libc is not None:
-            libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
-        process = subprocess.Popen(  # noqa: S603  # our own
-            command, env=environment, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=errors, text=True,
-            start_new_session=True, preexec_fn=end_with_parent,  # it makes one system call and no more
-        )  # fmt: skip
-        try:
-            printed, _ = process.communicate()
-        except BaseException:
-            process.terminate()
-            process.wait(STOP_S)
-            raise
-        finally:
-            process.kill()
-        errors.seek(0)
-        if process.returncode:
-            lines = errors.read().strip().splitlines()
-            raise WorkloadError(lines[-1] if lines else f"the capture ended with exit code {process.returncode}")
-    return printed.strip()
