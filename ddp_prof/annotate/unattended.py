@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ TRACE_VARIABLE = "DDP_PROF_TRACE"
 """Where torch.profiler's files go, up to the rank; not set where nsys records."""
 STEPS_VARIABLE = "DDP_PROF_STEPS"
 """The steps to record, ``10:20``; not set: all."""
+SHARED_VARIABLE = "DDP_PROF_SHARED"
+"""Set where one nsys records all ranks of a machine."""
+MEETING = timedelta(seconds=30)
 RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
@@ -130,9 +134,28 @@ class _Recording:
             if not target.is_file():
                 sys.stderr.write(f"ddp-prof: {target} could not be written\n")
         elif self._trace is None and os.environ.get(STEPS_VARIABLE) and torch.cuda.is_available():
-            torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]  # torch's omission
+            torch.cuda.synchronize()
+            is_shared = bool(os.environ.get(SHARED_VARIABLE))
+            if is_shared and self._step == self._end:
+                _meet()
+            if not is_shared or self._step == self._end:  # else the recording ends with the last rank
+                torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]  # torch's omission
         if self._step == self._end:
             ranges.enable(False)
+
+
+def _meet() -> None:
+    """Wait until all ranks that one nsys records have come here: who stops first may end the recording for all."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    world = os.environ.get("LOCAL_WORLD_SIZE", "")
+    here = int(world) if world.isdecimal() else dist.get_world_size()
+    name = f"ddp_prof/done/{os.environ.get('GROUP_RANK', '0')}"
+    store = dist.distributed_c10d._get_default_store()  # no collective, which would be recorded
+    if store.add(f"{name}/count", 1) == here:
+        store.set(name, "")
+    with suppress(RuntimeError):  # one that never comes is not waited for
+        store.wait([name], MEETING)
 
 
 def _rank() -> int:

@@ -165,6 +165,7 @@ def plan_job(
         marks.append(f"DDP_PROF_TRACE={folder / name}")  # the rank itself adds its number
     else:
         capture_range = CAPTURE_RANGE if steps and on_gpus else None
+        marks += ["DDP_PROF_SHARED=1"] if capture_range and ".rank" not in part else []
         inner = profile_command(nsys, Recording(folder / f"{name}{part}", on_gpus, capture_range), inner)
     command = (*program[:at], "env", *marks, *inner)
     return Job(command, folder, name, part if "%q" not in part else "", nsys, on_gpus), why

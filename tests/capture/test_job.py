@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 import ddp_prof as dp
 from ddp_prof.capture import job
-from ddp_prof.capture.job import Job, find_losses
+from ddp_prof.capture.job import Job, export_reports, find_losses
 from ddp_prof.capture.processes import _environments
 from ddp_prof.errors import WorkloadError
 from ddp_prof.ingest.nsys.program import Nsys
@@ -123,6 +124,53 @@ def test_exit_code_is_the_programs(tmp_path: Path) -> None:
     assert done.returncode == 1
     (run,) = dp.load_runs(tmp_path / "out")  # recorded nevertheless
     assert {len(rank.steps) for rank in run.overlap().ranks} == {2}
+
+
+# The recorded window opens and closes with a range, as it does with CUDA's calls on a GPU.
+LATER_S = 2
+WINDOW = f"""
+import nvtx, time, torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+window = []
+torch.cuda.is_available = lambda: True
+torch.cuda.synchronize = lambda: None
+def start():
+    time.sleep(torch.distributed.get_rank())  # nsys heeds the range that was opened first: that of rank 0
+    window.append(nvtx.start_range("window", domain="cap"))
+torch.cuda.profiler.start = start
+torch.cuda.profiler.stop = lambda: window and nvtx.end_range(window.pop())
+steps = []
+def come_later(*_):
+    steps.append(0)
+    if torch.distributed.get_rank() and len(steps) == 4:
+        time.sleep({LATER_S})
+register_optimizer_step_pre_hook(come_later)
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.nsys
+@pytest.mark.slow
+def test_the_first_rank_that_is_done_does_not_cut_off_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "visible_gpus", lambda environ: ["NVIDIA H200"])
+    script = tmp_path / "train.py"
+    script.write_text(WINDOW + TRAIN)
+    program = [*TORCHRUN, str(script), "7", "0", "0"]
+    planned, _ = job.plan_job(program, tmp_path, "nsys", "1:4", os.environ)
+    ours = {"--capture-range=cudaProfilerApi": "--capture-range=nvtx", "--trace=cuda,nvtx": "--trace=nvtx"}
+    words = [ours.get(word, word) for word in planned.command]
+    words.insert(words.index("--capture-range=nvtx"), "--nvtx-capture=window@cap")
+    environment = {**os.environ, "NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"}
+    subprocess.run(words, check=True, capture_output=True, timeout=120, env=environment)
+    recorded = replace(planned, on_gpus=False)
+    export_reports(recorded, {}, "")
+    assert find_losses(recorded) == []
+    (run,) = dp.load_runs(tmp_path / "train.sqlite")
+    first, second = run.overlap().ranks
+    assert [[step.step for step in rank.steps] for rank in (first, second)] == [[1, 2, 3]] * 2
+    assert second.steps[-1].host_ns > LATER_S * 10**9  # of what is cut off nsys shows the beginning as if it were all
 
 
 @pytest.mark.torch
