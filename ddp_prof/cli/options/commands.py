@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -150,25 +150,13 @@ def _warn_left_out(error: TraceError) -> None:
 def load_options(function: Function) -> Function:
     """Adds what says how files are read, and by whom, handed over as one ``load``, a :class:`Loader`."""
 
-    def with_loader(
-        *args: Any,
-        step_range: str | None,
-        backward_range: str | None,
-        comm_pattern: tuple[str, ...],
-        one_run: bool,
-        separate: bool,
-        jobs: int | None,
-        scheduler: str | None,
-        strict: bool,
-        part_rows: int | None,
-        **kwargs: Any,
-    ) -> Any:
-        if one_run and separate:
+    def with_loader(*args: Any, **values: Any) -> Any:
+        if values["one_run"] and values["separate"]:
             raise click.UsageError("--one-run and --separate exclude each other")
-        options = LoadOptions(
-            step_range, backward_range, comm_pattern, one_run=one_run, separate=separate, part_rows=part_rows
-        )
-        return function(*args, load=Loader(options, jobs, scheduler, strict), **kwargs)
+        names = [field.name for field in fields(LoadOptions) if field.name in values]
+        options = LoadOptions(**{name: values.pop(name) for name in names})
+        load = Loader(options, values.pop("jobs"), values.pop("scheduler"), values.pop("strict"))
+        return function(*args, load=load, **values)
 
     return add_options(function, with_loader, _LOAD_OPTIONS)
 
@@ -194,6 +182,7 @@ _LOAD_OPTIONS = (
     click.option("--separate", is_flag=True, help="Each trace is a run of its own, whatever their names."),
     click.option(
         "--comm-pattern",
+        "comm_patterns",
         metavar="REGEX",
         multiple=True,
         callback=_check_regular_expression,
