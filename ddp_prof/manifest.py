@@ -84,7 +84,7 @@ class Manifest:
 
     Attributes:
         variant: Key of :data:`ddp_prof.variants.VARIANTS`.
-        bucket_size_mb: Cap of a bucket in MB of 2**20 bytes; ``None`` where the variant has none, or no cap.
+        bucket_size_mb: Cap of a bucket in MiB; ``None`` where the variant has none, or no cap.
         step_seconds: Host seconds of each measured step on rank 0, profiler's cost included.
         communication_seconds: Of each measured step that rank 0 spent waiting for communication: the host's on a CPU,
             the device's on a GPU; empty where this is not known.

@@ -34,7 +34,7 @@ class RunConfig:
 
     Attributes:
         variant: Key of :data:`ddp_prof.variants.VARIANTS`.
-        bucket_size_mb: Cap of a bucket in MB of 2**20 bytes; ``None``: no cap, or the variant takes none.
+        bucket_size_mb: Cap of a bucket in MiB; ``None``: no cap, or the variant takes none.
         comm_hook: One of ``variants.COMM_HOOKS``, of torch's DDP; ``None``: gradients travel as they are.
         batch_size: Sequences a step of all ranks together.
         seq_len: Tokens of a sequence.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 BYTES_PER_MB = 2**20
-"""Bytes of one MB of a bucket size."""
+"""Bytes of one unit of ``bucket_size_mb``: MiB, as of torch's ``bucket_cap_mb``."""
 BASELINE = "naive"
 """The variant that speed-ups refer to."""
 BUCKETED = "bucketed"
@@ -54,7 +54,7 @@ def variant_label(name: str, bucket_size_mb: float | None, extras: Sequence[str]
 
     Args:
         name: One of :data:`VARIANT_NAMES`, or a variant of a later version.
-        bucket_size_mb: Cap of a bucket in MB of 2**20 bytes; ``None`` where the variant has none.
+        bucket_size_mb: Cap of a bucket in MiB; ``None`` where the variant has none.
         extras: What else it does, of :func:`variant_extras`.
     """
     label = name if bucket_size_mb is None else f"{name} {bucket_size_mb:g} MB"

@@ -25,7 +25,7 @@ Settings (environment):
   DDP_STEPS         steps of each in the race against torch's DDP (default: 40; 0: none)
   CHECKS            0: leave out the correctness                  (default: 1)
   GPUS              how many there are                            (default: as many as torch sees; in a dry run 1)
-  BATCH_SIZE        sequences a step, of all ranks together       (default: 2 a rank)
+  BATCH_SIZE        sequences per step, of all ranks together       (default: 2 a rank)
   LEAST_S           a step is not begun with less seconds left    (default: 60)
   MOST_S            a step that takes longer has failed, lest what hangs take the others' time    (default: 240)
   RETRY             1: do again what failed in an earlier slice   (default: 0)

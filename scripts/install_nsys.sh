@@ -17,7 +17,7 @@
 #   NSYS_ARCHIVE     a file that --pack made, with its checksum beside it (FILE.sha256): unpacked instead of fetched
 #   OS_RELEASE       what says which distribution this is                   (default: /etc/os-release)
 #
-# Exit: 0 and the path, or 1 and one line that says why nsys cannot be had.
+# Exit: 0 and the path, or 1 and one line that says why nsys is not available.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"

@@ -71,7 +71,7 @@ def capture_all(captures: Sequence[Sequence[str]], environ: Mapping[str, str]) -
 
 
 def traces_of(name: str, folder: Path) -> list[Path]:
-    """The files of a capture; torch.profiler leaves one a rank."""
+    """The files of a capture; torch.profiler leaves one per rank."""
     whole = folder / f"{name}.sqlite"
     ranks = folder.glob(f"{glob.escape(name)}.rank*.json.gz")
     return [whole] if whole.exists() else sorted(ranks, key=lambda file: (len(file.name), file.name))

@@ -7,16 +7,16 @@
 #
 # VARIANT is one of ddp_prof/variants.py: naive, flat, overlap, bucketed, torch ...; NAME is the variant, with its
 # bucket size and options where it has such (bucketed_25mb, bucketed_25mb_bf16). A capture that is there, made on this machine from the same settings and code, is not made again.
-# Old files are replaced only by a complete new capture. Where nsys cannot be had, torch.profiler records instead
+# Old files are replaced only by a complete new capture. Where nsys is not available, torch.profiler records instead
 # (NAME.rank0.json.gz, ...). All of it is done by ddp_prof/capture/, as `ddp-prof capture` does it for any program.
 #
-# Started once a rank by a launcher (srun, mpirun, torchrun --no-python) it profiles that rank alone, into
+# Started once per rank by a launcher (srun, mpirun, torchrun --no-python) it profiles that rank alone, into
 # NAME.rank3.nsys-rep and NAME.rank3.sqlite; started once a node with TORCHRUN, all ranks of the node, into NAME.node1.*.
 # ddp-prof reads the files of one NAME as one run. Such a capture is made in any case, as no rank knows of the others'.
 #
 # Settings (environment):
 #   MODEL_SIZE    of ddp_prof.train                                  (default: medium on GPUs, else mini)
-#   BATCH_SIZE    sequences a step, of all ranks together            (default: 2 a rank)
+#   BATCH_SIZE    sequences per step, of all ranks together            (default: 2 a rank)
 #   SEQ_LEN       tokens a sequence                                  (default: 128)
 #   STEPS         captured steps                                     (default: 10)
 #   WARMUP        steps before, marked as such                       (default: 2)
@@ -28,7 +28,7 @@
 #   NODE_RANK     with TORCHRUN: number of this node, part of the files' name  (default: unset, the only node)
 #   TRACES_DIR    where the files go                                 (default: traces/local in the checkout)
 #   PROFILER      nsys, kineto (torch.profiler), none (NAME.run.json alone: what the run takes unprofiled), or auto
-#                 (default: auto: nsys where it can be had)
+#                 (default: auto: nsys where it is available)
 #   NSYS          the nsys to use            (default: of PATH or the usual places, else fetched by install_nsys.sh)
 #   NSYS_FLAGS    further flags of nsys profile                      (default: none)
 #   QDSTRM_IMPORTER  makes the report where nsys itself has no importer, as in Nsight Compute's folder; same version

@@ -1,4 +1,4 @@
-"""Steps that alone hold a large part of a run's exposed time: they are named, and figures given without them, too."""
+"""Steps that alone hold a large part of a run's exposed time, and the run's figures without them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from statistics import median
 from typing import TypeVar
 
 LARGE_SHARE = 1 / 5
-"""Share of all exposed time beyond which a single step or collective is looked at."""
+"""Share of all exposed time above which a single step or collective may be an outlier."""
 
 TIMES_MEDIAN = 3
-"""So many times the median of the others it must be: of four equal steps each has a quarter, and none is an outlier."""
+"""An outlier is this many times the median of the others; so none of four equal steps is one."""
 
 Key = TypeVar("Key", bound="Hashable")
 

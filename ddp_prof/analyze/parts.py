@@ -1,4 +1,4 @@
-"""What was measured of the parts of a capture, put together: the same integers as of the whole.
+"""Merges the results of a capture's parts into those of the whole, with the same integers.
 
 Lengths of time and numbers of events are measured in the span of a part, and spans do not meet, so they add up. A step
 and its collectives are measured as a whole in the part in whose span the step starts.
@@ -93,7 +93,7 @@ def _renumber(part: RankCollectives, number: Mapping[str, int]) -> CollectiveTim
 
 
 def _blocking(timings: CollectiveTimings, compute_stream: int) -> Ints:
-    """Which stream computes most is known of the whole alone."""
+    """Only the whole capture shows which stream computes most."""
     on_it = (timings.lane != UNKNOWN) & (timings.lane == compute_stream)
     codes = np.where(on_it, _COMPUTE_STREAM, 0)
     return np.where(timings.blocking == _AFTER_BACKWARD, _AFTER_BACKWARD, codes).astype(np.int64)

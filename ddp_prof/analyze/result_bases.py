@@ -1,4 +1,4 @@
-"""What results have in common: the names of ranks, and pandas tables; pandas is imported only when one is asked for."""
+"""Base classes of results: names of ranks, and pandas tables; pandas is imported only when one is asked for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def none_for_unknown(column: Ints, missing: int = UNKNOWN) -> list[Any]:
 
 
 def make_rows(kind: Callable[..., Row], columns: Mapping[str, Iterable[Any]], **shared: Any) -> list[Row]:
-    """A result a row.
+    """Make one result per row.
 
     Args:
         kind: Makes a result of its fields.
@@ -47,7 +47,7 @@ class FrameResult(Brief):
 
 
 def make_frame(kind: type, results: Iterable[Any]) -> pd.DataFrame:
-    """A row a result of this kind, a column a field; what is nested becomes ``outer_inner``; unknown is ``NA``."""
+    """One row per result, one column per field; a nested field becomes ``outer_inner``; unknown is ``NA``."""
     return make_frame_from_rows([field.name for field in fields(kind)], [asdict(result) for result in results])
 
 
@@ -85,7 +85,7 @@ class RankResult:
 
     @property
     def name(self) -> str:
-        """What a person calls it: by its process, and if need be its file, where its number is not known."""
+        """The rank's name in tables: its number, else its process and, if needed, its file."""
         device = f"device {self.device} of " if self.of_several else ""
         if self.rank is not None:
             return f"{device}rank {self.rank}"
@@ -96,7 +96,7 @@ AnyRankResult = TypeVar("AnyRankResult", bound=RankResult)
 
 
 def disambiguate(ranks: Sequence[AnyRankResult], files: Sequence[str]) -> tuple[AnyRankResult, ...]:
-    """The ranks, with the name of its file, or its device, where it takes that to tell one from another.
+    """Give ranks with equal names a qualifier: the file's name, or the device.
 
     Args:
         ranks: Frozen dataclasses.

@@ -1,4 +1,4 @@
-"""The one finding about a run's exposed communication that says most, taken from its typical step."""
+"""The main finding about a run's exposed communication, from its typical step."""
 
 from __future__ import annotations
 

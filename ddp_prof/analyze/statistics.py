@@ -1,4 +1,4 @@
-"""How sure a figure is: one kind of interval for all of them, the bootstrap (B. Efron, 1979).
+"""The interval of all figures: the bootstrap (B. Efron, 1979).
 
 The steps of a run are drawn again, with replacement, as many as there are; the ranks of a step wait for one another and
 stay together. The figure of a thousand such draws scatters as that of other runs of the same steps would: the middle

@@ -1,1 +1,1 @@
-"""The benchmark study: a sweep over settings, its database, and what its numbers support saying."""
+"""The benchmark study: a sweep over settings, its database, and the differences that are statistically supported."""

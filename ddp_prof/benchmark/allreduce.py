@@ -155,7 +155,7 @@ def _row(row: MessageCost, world: int, link: LinkModel | Unknown) -> Row:
 
 
 def _bandwidths(row: MessageCost, world: int) -> dict[str, float]:
-    """Bytes a second; the interval is that of the latency."""
+    """Bytes per second; the interval is that of the latency."""
     factor = bus_factor(ALL_REDUCE, world) or 0.0
     found = {"algbw_median_bytes_per_s": row.bytes / row.median_ns * 1e9}
     if row.low_ns and row.high_ns:
@@ -168,7 +168,7 @@ def _link_notes(rows: Sequence[MessageCost], link: LinkModel | Unknown) -> list[
     if isinstance(link, Unknown):
         return [f"no cost model: {link.reason}"]
     overhead, error = milliseconds(round(link.overhead_ns)), percent(link.relative_error)
-    notes = [f"fitted: {overhead} a call plus the bytes at {link.bytes_per_ns:.3g} GB/s, median error {error}"]
+    notes = [f"fitted: {overhead} per call plus the bytes at {link.bytes_per_ns:.3g} GB/s, median error {error}"]
     half = link.overhead_ns * link.bytes_per_ns
     if rows[0].bytes > half:
         notes.append(f"the overhead of a call is extrapolated: add --sizes-mb below {size(max(1, round(half)))}")

@@ -1,6 +1,6 @@
 """The cost of an all-reduce by its size, and the bucket size that follows from it.
 
-A message of s bytes takes ``t(s) = o + s / w``: an overhead a call, and a bandwidth. In the model of the course CS336
+A message of s bytes takes ``t(s) = o + s / w``: an overhead per call, and a bandwidth. In the model of the course CS336
 (spring 2025, assignment 2, problem *ddp_bucketed_benchmarking*) the gradients, s bytes, fall into n buckets whose
 backward takes as long as their transfer, s / (n w). Bucket i is ready after i such times, and each call takes
 s / (n w) + o, so the link is busy from the first bucket on; what is left when backward ends is

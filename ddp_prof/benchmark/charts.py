@@ -39,7 +39,7 @@ def draw_figures(results: TestbedResults) -> dict[str, tuple[str, go.Figure]]:
 
 
 def draw_variants(results: TestbedResults) -> go.Figure:
-    """A bar a setting, in blocks of the same work: communication by the host timer after the rest of the step."""
+    """One bar per setting, in blocks of the same work: communication by the host timer after the rest of the step."""
     rows: list[str | SettingSummary] = []
     for summary in results.summaries:
         batch, context = summary.setting.workload
@@ -99,7 +99,7 @@ def _row_label(row: int, summary: SettingSummary) -> dict[str, Any]:
 
 
 def draw_buckets(results: TestbedResults) -> go.Figure:
-    """A curve a workload, and a dashed line for its fastest variant without buckets."""
+    """One curve per workload, and a dashed line for its fastest variant without buckets."""
     traces = []
     for color, aside, buckets in _curves(results):
         sizes = [summary.setting.swept_mb or 0.0 for summary in buckets]
@@ -168,7 +168,7 @@ def draw_model(results: TestbedResults, model: BucketModel) -> go.Figure:
 
 
 def draw_bandwidth(results: TestbedResults) -> go.Figure:
-    """Bytes over time of an all-reduce: a dot a message size, the fitted model as a line."""
+    """Bytes over time of an all-reduce: one dot per message size, the fitted model as a line."""
     messages, model = results.messages, results.model
     rates = [message.bytes / message.median_ns for message in messages]
     highest = [message.bytes / (message.low_ns or message.median_ns) for message in messages]
@@ -196,7 +196,7 @@ def draw_bandwidth(results: TestbedResults) -> go.Figure:
     if not isinstance(model, Unknown):
         link = model.link
         overhead = milliseconds(round(link.overhead_ns))
-        title = f"An all-reduce takes {overhead} a call plus its bytes at {link.bytes_per_ns:.3g} GB/s"
+        title = f"An all-reduce takes {overhead} per call plus its bytes at {link.bytes_per_ns:.3g} GB/s"
         sizes = np.geomspace(messages[0].bytes, messages[-1].bytes, 200).tolist()
         traces.append(
             {

@@ -41,7 +41,7 @@ class Grid:
     """All values of each dimension, and what all runs have in common.
 
     Attributes:
-        bucket_sizes_mb: Of ``bucketed``, in MB of 2**20 bytes; ``None`` is no cap.
+        bucket_sizes_mb: Of ``bucketed``, in MiB; ``None`` is no cap.
         local_batch_sizes: Sequences a step of one rank.
         steps: Measured steps, and as many synchronized ones.
         repeats: Runs of each setting.

@@ -170,9 +170,10 @@ def link_note(results: TestbedResults) -> str:
         return f"no model of bucketing: {model.reason}"
     link = model.link
     return (
-        f"an all-reduce takes {milliseconds(round(link.overhead_ns))} a call plus its bytes at {link.bytes_per_ns:.3g} "
-        f"GB/s (fitted to {link.sizes} message sizes, median error {percent(link.relative_error)}); the model of "
-        f"bucketing, b* = sqrt(s o w), gives a best bucket size of {size(round(model.best_bytes))}, which leaves "
+        f"an all-reduce takes {milliseconds(round(link.overhead_ns))} per call plus its bytes at "
+        f"{link.bytes_per_ns:.3g} GB/s (fitted to {link.sizes} message sizes, median error "
+        f"{percent(link.relative_error)}); the model of bucketing, b* = sqrt(s o w), gives a best bucket size of "
+        f"{size(round(model.best_bytes))}, which leaves "
         f"{milliseconds(round(model.overhead_ns(model.best_bytes)))} of communication after backward"
         f"{'; the measured steps contradict it' if contradicts_model(results.observations) else ''}"
     )

@@ -57,7 +57,7 @@ class StoredRun:
 
     Attributes:
         id: Digest of the setting, the repeat and the environment; a run that is there is not run again.
-        bucket_size_mb: Cap of a bucket in MB of 2**20 bytes; ``None`` where the variant has none, or no cap.
+        bucket_size_mb: Cap of a bucket in MiB; ``None`` where the variant has none, or no cap.
         steps: Measured steps of each kind, see :attr:`StoredStep.is_synchronized`.
         status: One of :data:`STATUSES`; ``reason`` says why where it is not ``ok``, and there are no measurements.
         caveat: What restricts the meaning of the figures, as for ranks that share a GPU.

@@ -101,7 +101,7 @@ def choose_nsys(
     Args:
         profiler: ``nsys``, ``torch`` or ``auto``.
         environ: The environment.
-        is_preferred: Whether nsys is the better one where both can be had.
+        is_preferred: Whether nsys is the better one where both are available.
         may_fetch: Whether an nsys may be fetched where there is none.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The command line: one command a file, and the only place where an error becomes an exit code."""
+"""The command line: one command per file, and the only place where an error becomes an exit code."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ that costs time, why, and what to change. Begin with info and summary. Give the 
 Times are nanoseconds, ratios 0 to 1. null is not 0: it means not known; say the reason beside it, and compute no \
 figure in its place. Exposed is not blocking: only what something waits for costs time. gain_at_most is an upper \
 bound. device: cpu shows what a variant does, not how fast a GPU would do it. Cite the command and the warnings, notes \
-and not_known that bear on the answer; where they say that a figure cannot be had, say so."""
+and not_known that bear on the answer; where they say that a figure is not available, say so."""
 
 ARGUMENTS = """
 Arguments: traces, a list of files or folders, best absolute; step_range and backward_range, regular expressions for the

@@ -13,7 +13,7 @@ from ddp_prof.runs.run import Run
 
 @trace_command("overlap", "--steps traces/overlap.sqlite")
 @traces_argument
-@click.option("--steps", is_flag=True, help="A row a step instead of a row a rank.")
+@click.option("--steps", is_flag=True, help="One row per step instead of one row per rank.")
 @table_options
 @load_options
 def command(traces: tuple[Path, ...], load: Loader, steps: bool, output: TableOptions) -> None:

@@ -94,7 +94,7 @@ class BucketedDDP(ReducingVariant):
 
     Args:
         module: What is trained.
-        bucket_size_mb: A bucket holds at most so many MB (2**20 bytes); a larger parameter is alone in its own.
+        bucket_size_mb: Cap of a bucket in MiB, as torch's ``bucket_cap_mb``; a larger parameter has its own bucket.
             Several: caps of the first buckets, the last for all that follow; ``[1, 25]`` lets a small first bucket
             leave early, as torch's DDP does by default. ``None``: one bucket for all, of each data type and device.
         rebuild_buckets: After the first step in which every parameter had a gradient on rank 0, assign buckets anew by

@@ -20,7 +20,7 @@ memory; gloo has no such operation, so there the hook divides, one pass more tha
 
 bf16      torch's ``bf16_compress_hook``: buckets travel as bfloat16, half the bytes of float32.
 powersgd  torch's ``powerSGD_hook`` of rank 1: matrices travel as products of two thin ones (Vogels, Karimireddy and
-          Jaggi 2019), in three messages a bucket. The first two steps are sent whole, as torch demands.
+          Jaggi 2019), in three messages per bucket. The first two steps are sent whole, as torch demands.
 """
 
 from __future__ import annotations

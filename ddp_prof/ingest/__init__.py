@@ -1,1 +1,1 @@
-"""Files to traces: one reader a format."""
+"""Files to traces: one reader per format."""

@@ -68,12 +68,12 @@ def collective_metadata(rows: Sequence[CollectiveRow], names: NameTable) -> Coll
 
 
 def _int64_or_unknown(number: int) -> int:
-    """A number that a column can hold; others are no sizes and no counts."""
+    """``UNKNOWN`` for a number that is no size or count, or does not fit into the column."""
     return number if 0 <= number < 2**62 else UNKNOWN
 
 
 def message_bytes(elements: Iterable[object], element_type: object) -> int:
-    """Bytes of the larger buffer; ``UNKNOWN`` where number or type are."""
+    """Bytes of the larger buffer; ``UNKNOWN`` if the number of elements or their type is unknown."""
     kind = str(element_type).lower()
     size = 1 if kind.startswith("float8") else ELEMENT_BYTES.get(kind)
     counts = [element for element in elements if isinstance(element, int)]
@@ -81,10 +81,10 @@ def message_bytes(elements: Iterable[object], element_type: object) -> int:
 
 
 def add_nccl_metadata(trace: Trace, ranges: Sequence[NcclRange]) -> Trace:
-    """Give each collective the payload of NCCL's call that launched it, which is open at the launch.
+    """Give each collective the payload of the NCCL call that is open when it is launched.
 
-    What was launched while none is open, as the nodes of a graph, is not known. One kernel may carry out all of a
-    group, whose bytes are then summed. Where several kernels do, nothing tells which of them carries out which.
+    Collectives launched outside of such a call, for example by a CUDA graph, stay unknown. If one kernel carries out a
+    whole group, its bytes are the group's sum. If several kernels do, their sizes stay unknown.
     """
     payloads = {(item.process, item.lane, item.start_ns, item.name): item.payload for item in ranges}
     spans, nccl_calls = trace.spans, find_nccl_calls(trace)
@@ -108,7 +108,7 @@ def add_nccl_metadata(trace: Trace, ranges: Sequence[NcclRange]) -> Trace:
 
 
 def _row(activity: int, members: Sequence[tuple[int, str | None]], kernels: int) -> CollectiveRow:
-    """What is known of one of the kernels that carry out some collectives, of which size and communicator are given."""
+    """Metadata of one kernel of a group of ``members``: (bytes, communicator) of each collective."""
     sizes, groups = [size for size, _ in members], {group for _, group in members}
     size = UNKNOWN
     if kernels == 1 and UNKNOWN not in sizes:

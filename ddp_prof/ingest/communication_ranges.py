@@ -1,4 +1,4 @@
-"""What the ranges of a communication library round a launch tell of what was launched."""
+"""Finds collectives by the ranges of communication libraries around the launch calls."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def mark_copy_engine_collectives(trace: Trace) -> Trace:
 
 
 def name_operations(trace: Trace) -> Trace:
-    """Name the operation of a collective as the range round its launch does, where the profiler noted none.
+    """Take a collective's operation from the range around its launch, if the profiler recorded none.
 
     A kernel's name is a hint only: NCCL carries out an all-to-all by a kernel called ``SendRecv``, and some releases
     carry out every operation by that one. Torch's ranges (``nccl:all_to_all``) say more than NCCL's own (``ncclSend``).
@@ -79,7 +79,7 @@ def _torch_ranges(trace: Trace) -> tuple[Ints, Ints]:
 
 
 def _nccl_ranges(trace: Trace) -> tuple[Ints, Ints]:
-    """The same of NCCL's calls that launch; ``UNKNOWN`` for a group of several operations."""
+    """Rows and operations of NCCL's launching calls; ``UNKNOWN`` for a group of several operations."""
     calls = find_nccl_calls(trace)
     ids = {name: index for index, name in enumerate(trace.names)}
     operations = [operation_of_group({trace.names[trace.spans.name_id[row]] for row in of}) for of in calls.values()]
@@ -88,7 +88,7 @@ def _nccl_ranges(trace: Trace) -> tuple[Ints, Ints]:
 
 
 def operation_of_group(names: set[str]) -> str | None:
-    """The name of all of NCCL's calls in a group, ``None`` where they differ but for sending and receiving."""
+    """The operation that all NCCL calls of a group share, ``None`` if they differ; send and receive may mix."""
     names = names - {"ncclSend"} if "ncclRecv" in names else names
     return next(iter(names)) if len(names) == 1 else None
 

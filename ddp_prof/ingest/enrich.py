@@ -1,4 +1,4 @@
-"""What is derived from a trace once its tables were read: steps from trace to trace, applied in a fixed order.
+"""Steps that complete a trace after its tables were read, in a fixed order.
 
 The order matters: the ranks come from the ranges alone, copies become communication before collectives get their
 metadata, and launch shapes only add a column. No step changes the rows of activities or calls, so that the join of
@@ -21,12 +21,12 @@ from ddp_prof.range_names import PROCESS, parse_ranges
 from ddp_prof.trace import UNKNOWN, Ints, Mask, Trace, distinct, distinct_rows
 
 LAUNCH_COLUMNS = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread")
-"""What makes a launch shape, and the registers a thread uses, as Nsight Systems calls its columns."""
+"""Columns of Nsight Systems that hold the launch shape and the registers per thread."""
 
 _LATEST_NS = 4 * 10**18
 _LONGEST_NS = 10 * 365 * 86_400 * 10**9
 UNNAMED_KERNEL, UNNAMED_RANGE, UNNAMED_CALL = "unnamed kernel", "unnamed range", "unnamed call"
-"""What kernels, ranges and calls are called whose names the file does not hold."""
+"""Placeholders for kernels, ranges and calls without a name in the file."""
 
 _VERSION = re.compile(r"_v\d{4,}$")
 
@@ -38,7 +38,7 @@ def enrich(trace: Trace, steps: Iterable[Callable[[Trace], Trace]]) -> Trace:
 
 
 def warn_missing_starts(path: Path, has_start: Mapping[str, Mask]) -> Iterator[str]:
-    """What is said of rows that have no start; raises TraceError where no row of a table has one."""
+    """Warnings about rows without a start; raises TraceError if no row of a table has one."""
     for table, rows in has_start.items():
         missing = len(rows) - int(rows.sum())
         if missing == len(rows) > 0:
@@ -48,16 +48,18 @@ def warn_missing_starts(path: Path, has_start: Mapping[str, Mask]) -> Iterator[s
 
 
 def refuse_shared_process_ids(path: Path, global_id: Ints) -> None:
-    """Let no two processes pass that have one number on two machines: nothing else tells them apart."""
+    """Refuse an export in which processes on two machines share a process id: nothing else distinguishes them."""
     if not len(global_id) or int(global_id.min()) >> 48 == int(global_id.max()) >> 48:
         return
     numbers = np.unique(global_id >> 24) & 0xFFFFFF
     if len(np.unique(numbers)) < len(numbers):
-        raise TraceError(path, "processes of several machines in it have one number", "give the export of each machine")
+        raise TraceError(
+            path, "processes of several machines in it share a process id", "give the export of each machine"
+        )
 
 
 def refuse_impossible_times(trace: Trace) -> Trace:
-    """Let no time pass that only a damaged file can hold: sums and differences of the others fit into 64 bits.
+    """Refuse times that only a damaged file can hold: sums and differences of all others fit into 64 bits.
 
     Raises:
         TraceError: A time later than 2096 or earlier than 1843, or events further apart than ten years.
@@ -73,7 +75,7 @@ def refuse_impossible_times(trace: Trace) -> Trace:
 
 
 def report_unresolved_names(trace: Trace) -> Trace:
-    """Say how many kernels and ranges have no name; raises TraceError where no kernel has one."""
+    """Warn of kernels and ranges without a name; raises TraceError if no kernel has one."""
     unresolved, warnings = trace.unresolved_names, []
     if unresolved.kernels:
         if unresolved.kernels == unresolved.of_kernels:
@@ -93,7 +95,7 @@ def report_unresolved_names(trace: Trace) -> Trace:
 
 
 def close_open_ranges(trace: Trace) -> Trace:
-    """Let ranges that were open when recording stopped end with the last event of the capture."""
+    """End ranges that were open when recording stopped with the last event of the capture."""
     spans, is_open = trace.spans, trace.spans.is_open == 1
     if not is_open.any():
         return trace
@@ -103,7 +105,7 @@ def close_open_ranges(trace: Trace) -> Trace:
 
 
 def name_ranks(trace: Trace) -> Trace:
-    """Add rank by process and world size from the ``process|rank=...|world=...`` ranges, where the file has not told.
+    """Add rank by process and world size from the ``process|rank=...|world=...`` ranges, if the file lacks them.
 
     Processes without such a range stay without a rank; the world size stays unknown where ranges disagree.
     """
@@ -120,7 +122,7 @@ def name_ranks(trace: Trace) -> Trace:
 
 
 def strip_call_version(name: str) -> str:
-    """The name of a call as programs write it: ``cudaLaunchKernel`` for ``cudaLaunchKernel_v7000``."""
+    """Remove the version from a call's name: ``cudaLaunchKernel_v7000`` becomes ``cudaLaunchKernel``."""
     return _VERSION.sub("", name)
 
 
@@ -131,7 +133,7 @@ def add_launch_shapes(trace: Trace, columns: Sequence[Ints]) -> Trace:
 
     Args:
         trace: Its kernels come first among the activities.
-        columns: One for each of :data:`LAUNCH_COLUMNS`, a row a kernel; ``UNKNOWN`` where the profiler noted none.
+        columns: One for each of :data:`LAUNCH_COLUMNS`, one row per kernel; ``UNKNOWN`` where the profiler noted none.
     """
     *sizes, registers = columns
     names = NameTable(trace.names)

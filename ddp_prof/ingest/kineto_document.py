@@ -23,7 +23,7 @@ _NO_NUMBER = re.compile(rb":\s*-?(?:inf|nan)(?:inity)?(?=\s*[,}\]])", re.IGNOREC
 
 
 class EventArguments(msgspec.Struct, gc=False):
-    """What is noted of an event beside its time, as far as it is used; any of it may be of any type."""
+    """The fields of an event's ``args`` that are used; each may have any type."""
 
     name: Any = None
     device: Any = None
@@ -59,14 +59,14 @@ class Event(msgspec.Struct, gc=False):
 
 
 class _ExactEvent(Event, gc=False):
-    """As an event, its times without rounding; slower."""
+    """An event with exact times; slower to decode."""
 
     ts: Decimal = Decimal(0)  # type: ignore[assignment]
     dur: Decimal = Decimal(0)  # type: ignore[assignment]
 
 
 class Document(msgspec.Struct):
-    """All that is read of a file."""
+    """The parts of the file that are read."""
 
     traceEvents: list[Event]  # noqa: N815
     baseTimeNanoseconds: int = 0  # noqa: N815
@@ -97,7 +97,7 @@ def read_document(path: Path) -> Document:
 
 
 def _escape_invalid_json(data: bytes) -> bytes:
-    """What some releases of torch write and JSON does not allow made harmless.
+    """Replace what some releases of torch write and JSON does not allow.
 
     These are ``inf`` and ``nan``, and names with control characters, single backslashes or bytes that are no UTF-8.
     """

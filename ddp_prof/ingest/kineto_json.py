@@ -130,7 +130,7 @@ def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = (), with_lau
 
 
 def _warn_several_processes(launches: Sequence[Event]) -> Iterator[str]:
-    """What is said of a file that was put together from several."""
+    """Warn of a file that was put together from several."""
     if len(processes := {str(event.pid) for event in launches}) > 1:
         yield (
             f"{len(processes)} processes launched what is in this file, and are taken for one: steps and phases may be "
@@ -139,13 +139,13 @@ def _warn_several_processes(launches: Sequence[Event]) -> Iterator[str]:
 
 
 def _may_hold_several_ranks(launches: Sequence[Event], activities: Activities) -> bool:
-    """Whether it may be the file of several ranks, of which ``distributedInfo`` is that of one."""
+    """Whether the file may hold several ranks; ``distributedInfo`` then describes only one of them."""
     processes = {str(event.pid) for event in launches}
     return len(processes) > 1 or (not processes and len(distinct(activities.device)) > 1)
 
 
 def _read_gpu_names(noted: Any) -> Iterator[tuple[tuple[int, int], str]]:
-    """Names of GPUs; what is noted may be of any type."""
+    """Names of GPUs by (process, device); the document may hold any type here."""
     for properties in noted if isinstance(noted, list) else ():
         number, name = (properties.get(key) for key in ("id", "name")) if isinstance(properties, dict) else (None, None)
         if isinstance(number, int) and isinstance(name, str):
@@ -168,7 +168,7 @@ def _times(events: Sequence[Event]) -> tuple[Ints, Ints]:
 def _nanoseconds(microseconds: Sequence[float | Decimal]) -> Ints:
     """Exact integers of microseconds with three decimals: the fraction is rounded on its own, without the rest.
 
-    What is no number, or beyond what a trace can hold, becomes the largest one, which is refused later.
+    Anything else, or a value beyond what a trace can hold, becomes the largest number, which is refused later.
     """
     if microseconds and isinstance(microseconds[0], Decimal):
         return np.array([round(_clamp_time(microsecond) * 1000) for microsecond in microseconds], np.int64)
@@ -235,7 +235,7 @@ def _launch_sizes(kernels: Sequence[Event]) -> list[Ints]:
 
 
 def _operators(events: Sequence[Event]) -> Operators:
-    """Those that compute: a collective that blocks would else pass for compute."""
+    """Operators that compute; a blocking collective must not count as compute."""
     computing = [event for event in events if not str(event.name).startswith("c10d::")]
     is_backward = [str(event.name).startswith(_ENGINE) for event in computing]
     return Operators(*_times(computing), np.array(is_backward, np.int64))
@@ -282,9 +282,9 @@ _NO_RECORDS = "the trace does not tell which records stream waits are for, as wi
 
 
 def _synchronizations(events: Sequence[Event], launches: Sequence[Event]) -> tuple[Synchronizations, str, str | None]:
-    """The waits, each with the record that it names by its call's number and its stream; where that is from; why not.
+    """The waits with the records they wait for, the source of this, and why it is not known (or ``None``).
 
-    A wait that is known by its call alone is one whose record is not known.
+    A wait names its record by the record's call number and stream. If only the call is known, the record is unknown.
     """
     rows = [event for event in events if event.name in _SYNC_KINDS]
     noted = [event.args or EventArguments() for event in rows]
@@ -336,7 +336,7 @@ def _correlations(events: Sequence[Event]) -> Ints:
 
 
 def _collective_metadata(kernels: Sequence[Event], names: NameTable) -> CollectiveMetadata:
-    """Those of the collectives among the kernels, which are the first of the activities."""
+    """Metadata of the collectives; kernels are the first activities."""
     rows = [
         CollectiveRow(
             activity,
@@ -354,7 +354,7 @@ def _collective_metadata(kernels: Sequence[Event], names: NameTable) -> Collecti
 
 
 def _intern_names(events: Sequence[Event], names: NameTable, unnamed: str = "") -> Ints:
-    """Indices of the events' names; what has none is called ``unnamed``, and is ``UNKNOWN`` where that is empty."""
+    """Indices of the events' names; an event without a name gets ``unnamed``, or ``UNKNOWN`` if that is empty."""
     found = (event.name if isinstance(event.name, str) and event.name else unnamed for event in events)
     return np.array([names.intern(name) if name else UNKNOWN for name in found], np.int64)
 
@@ -376,7 +376,7 @@ def _thread_ids(events: Iterable[Event]) -> Ints:
 def _thread_names(
     events: Sequence[Event], operations: Sequence[Event], ranges: Sequence[Event]
 ) -> dict[tuple[int, int], str]:
-    """Names of threads; one beside the main one in which autograd's engine ran is called as torch calls its threads."""
+    """Names of threads; a thread other than the main one that runs autograd's engine gets torch's name for those."""
     named = [event for event in events if event.ph == "M" and event.name == "thread_name" and event.args]
     texts = (str(event.args and event.args.name) for event in named)
     names = dict(zip(_thread_ids(named).tolist(), texts, strict=True))

@@ -23,7 +23,7 @@ _LOG = logging.getLogger(__name__)
 _HEAD_BYTES = 1 << 20
 _GZIP = b"\x1f\x8b"
 _TABLE_FOLDER = b"\0folder of tables"
-"""What stands for the first bytes of a folder with an export of Nsight Systems, a file a table."""
+"""Used in place of first bytes for a folder with an export of Nsight Systems, one file per table."""
 _KINETO_KEYS = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"')
 
 
@@ -61,7 +61,7 @@ def _unzip_head(head: bytes) -> bytes:
 
 
 def _is_kineto_in_another_encoding(head: bytes) -> bool:
-    """Whether it would be Kineto's without what editors and shells of Windows put round the letters."""
+    """Whether it is Kineto's JSON in UTF-16 or behind a byte order mark, as tools of Windows write it."""
     text = _unzip_head(head)
     letters = text.replace(b"\0", b"")
     for mark in (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff"):
@@ -103,7 +103,7 @@ READERS = (
 
 
 def load_trace(path: Path, *, extra_patterns: Sequence[str] = (), with_launches: bool = False) -> Trace:
-    """Read a trace of any supported format, told by content and not by name.
+    """Read a trace of any supported format; the format is detected by content, not by name.
 
     Args:
         path: A report of Nsight Systems or its export, as SQLite or as a folder of Parquet or Arrow files, or a
@@ -140,9 +140,9 @@ def load_trace(path: Path, *, extra_patterns: Sequence[str] = (), with_launches:
 def find_traces(path: Path) -> list[Path]:
     """The traces that a path stands for: the file itself, or those in a folder.
 
-    By name; where all of them are runs of known variants, in the variants' order.
+    Sorted by name, or in the variants' order if all of them are runs of known variants.
 
-    A report whose export lies beside it is not named twice, JSON of other kinds is passed over.
+    A report with its export beside it counts once. JSON files of other kinds are skipped.
 
     Raises:
         TraceError: A folder without traces.
@@ -173,7 +173,7 @@ def refuse_to_export(path: Path) -> None:
 
 
 def files_of(trace: Path) -> Iterator[Path]:
-    """All files that a trace is read from, or that would be taken for a part of it if they were there."""
+    """All files that belong to a trace, including ones that do not exist yet but would be read with it."""
     yield from (trace, manifest_path(trace))
     if trace.is_dir():
         yield from trace.iterdir()
@@ -191,7 +191,7 @@ def _is_trace(file: Path, exports: set[str]) -> bool:
 
 
 def _is_table_folder(path: Path) -> bool:
-    """Whether it is an export as a file a table; each has the table of texts, which the others refer to."""
+    """Whether it is an export as one file per table; each has the table of texts, which the others refer to."""
     return any((path / f"StringIds{suffix}").is_file() for suffix in (".parquet", ".arrow"))
 
 

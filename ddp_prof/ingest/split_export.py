@@ -40,7 +40,7 @@ from ddp_prof.ingest.time_blocks import END, Blocks, CannotSplitError, scan_bloc
 from ddp_prof.trace import SYNC_IN_PARTS, Ints, Trace
 
 BYTES_A_ROW = 300
-"""Of a part on the disk, with all that it holds beside its span."""
+"""Bytes of a part on the disk, including what it holds beside its span."""
 END_OF_TIME_NS = 2**62
 """Later than any event; ``-END_OF_TIME_NS`` is earlier."""
 
@@ -147,7 +147,7 @@ class SplitExport:
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """What is wrong with a capture is said of the whole; that the disk is full is not."""
+        """Report errors of a part as errors of the capture, except a full disk."""
         try:
             yield
         except TraceError as error:
@@ -158,7 +158,7 @@ class SplitExport:
 
     @contextmanager
     def _open(self, path: Path) -> Iterator[sqlite3.Connection]:
-        """A database of ours beside which the export is there as ``whole``."""
+        """Open a database of ours with the export attached as ``whole``."""
         with self._file.connect(f"file:{path}") as database:
             database.execute("PRAGMA journal_mode=OFF")
             database.execute("PRAGMA synchronous=OFF")
@@ -196,7 +196,7 @@ class SplitExport:
         return [key for key, name in names.items() if _NCCL.match(name)]
 
     def _add_ranges_that_start_with_steps(self) -> None:
-        """Whoever opens a range in the instant in which a step begins is taken for a main thread."""
+        """A thread that opens a range at the instant at which a step begins counts as a main thread."""
         with self._open(self._base) as database:
             database.execute("CREATE TEMP TABLE starts (at INTEGER PRIMARY KEY)")
             rows = ((start,) for start in np.unique(self.steps[0]).tolist())

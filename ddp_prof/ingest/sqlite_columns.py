@@ -1,4 +1,4 @@
-"""Integer columns out of a SQLite file: read-only, in C, without a Python object a row."""
+"""Integer columns out of a SQLite file: read-only, in C, without a Python object per row."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ddp_prof.trace import UNKNOWN, Ints
 Read = TypeVar("Read")
 
 LEAST_S, BYTES_A_SECOND = 20, 2_000_000
-"""Reading a file may take this time and the time for its bytes, a fiftieth of the speed of a slow machine."""
+"""Time limit for reading a file: a constant plus its bytes at a fiftieth of the speed of a slow machine."""
 LEAST_BYTES_A_ROW = 6
 """Of SQLite's format: no table has more rows than the file has room for."""
 MOST_BYTES_A_VALUE = 1 << 26
@@ -35,9 +35,9 @@ _TABLE = re.compile(r"""CREATE TABLE\s*(?:"((?:[^"]|"")*)"|'((?:[^']|'')*)'|`([^
 """How SQLite notes a table: it writes the first two words itself, whatever the statement was."""
 _JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 _BATCH_ROWS = 1 << 14
-"""So few rows at a time that each batch lies in the memory of the one before: new memory costs more than the copy."""
+"""Rows per batch: few enough that each batch reuses the memory of the previous one."""
 _LATE_MISMATCH = re.compile(r"Type mismatch in column (\d+): expected INT64")
-"""What is said of a value that does not fit the type of those in the first batch."""
+"""ADBC's message for a value whose type differs from that of the first batch."""
 
 
 @contextmanager
@@ -125,12 +125,12 @@ class SqliteFile:
         self.columns = {name: tuple(row[1] for row in rows) for name, rows in columns.items()}
 
     def apply_journal(self) -> None:
-        """Let SQLite carry out what the journal or log beside the file says; what is damaged is told later."""
+        """Let SQLite apply the journal or log beside the file; damage is reported later."""
         with suppress(sqlite3.Error), self.connect(str(self._real)) as database:
             database.execute("PRAGMA journal_mode=DELETE")
 
     def run_with_deadline(self, read: Callable[[], Read]) -> Read:
-        """What a function returns that reads this file.
+        """Call a function that reads this file, with a time limit.
 
         It runs in a thread of its own: SQLite heeds neither signals nor a clock.
 
@@ -191,7 +191,7 @@ class SqliteFile:
         return found
 
     def bounded_table(self, table: str) -> str:
-        """What stands for a table in a query with a condition: as many rows as the file has room for."""
+        """SQL for a table with at most as many rows as the file has room for."""
         return f"(SELECT * FROM {quote_name(table)} NOT INDEXED LIMIT {self.most_rows + 1})"
 
     def _endless_error(self) -> TraceError:
@@ -285,7 +285,7 @@ class SqliteFile:
 
 
 def are_integers(*columns: str) -> str:
-    """A condition that holds where SQLite, which lets any column hold anything, has integers."""
+    """SQL condition that all these columns hold integers; SQLite allows any type in any column."""
     return " AND ".join(f"typeof({column}) = 'integer'" for column in columns)
 
 

@@ -12,7 +12,7 @@ from ddp_prof.ingest.sqlite_columns import integer_array
 from ddp_prof.trace import UNKNOWN, Ints, distinct
 
 MOST_LETTERS = 4096
-"""Of a name: patterns are put to names, and some take a time that grows with the square of their length."""
+"""Longest name that is kept: the time of some regular expressions grows with the square of the length."""
 _MOST_SLOTS = 1 << 24
 
 
@@ -29,7 +29,7 @@ class NameTable:
         return self._index.setdefault(name, len(self._index))
 
     def fill_unknown(self, name_id: Ints, name: str) -> Ints:
-        """The same indices, with that of ``name`` in the place of ``UNKNOWN``."""
+        """Replace ``UNKNOWN`` by the index of ``name``."""
         is_unknown = name_id == UNKNOWN
         return np.where(is_unknown, self.intern(name), name_id) if is_unknown.any() else name_id
 

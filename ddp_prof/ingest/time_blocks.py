@@ -1,4 +1,4 @@
-"""Where in a large table to look: for blocks of rows the least and the largest time and correlation id.
+"""An index of a large table: smallest and largest time and correlation id per block of rows.
 
 Exports have no indexes. One pass over a table notes what each block of consecutive rows holds; a question for a span of
 time or ids then reads the blocks that may answer it. Rows may lie in any order: of a table in none, each question reads
@@ -49,7 +49,7 @@ class Blocks:
     most_id: Ints
 
     def overlapping(self, start_ns: int, end_ns: int) -> Mask:
-        """The blocks that may hold events of a span of time, or that end where it starts."""
+        """Mask of the blocks that may hold events that overlap a span of time, or end where it starts."""
         found: Mask = (self.start_ns < end_ns) & (self.end_ns >= start_ns)
         return found
 

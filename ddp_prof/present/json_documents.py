@@ -68,7 +68,7 @@ def _run(run: TraceOverlap | RunAnalysis) -> Document:
 
 
 def compare_document(summaries: Iterable[VariantSummary], warnings: Sequence[str]) -> Document:
-    """Of ``ddp-prof compare``, without the waterfall."""
+    """JSON document of ``ddp-prof compare``, without the waterfall."""
     return {"schema": SCHEMA, "variants": [asdict(summary) for summary in summaries], "warnings": list(warnings)}
 
 

@@ -49,7 +49,7 @@ def collective_name(index: int | None, bucket: int | None) -> str:
 
 
 def percent(ratio: float | None) -> str:
-    """A share; what is not quite nothing or all is not rounded to it."""
+    """Format a share; never rounds to 0 % or 100 % unless exact."""
     if ratio is None:
         return "n/a"
     percent = ratio * 100

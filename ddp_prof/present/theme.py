@@ -191,7 +191,7 @@ def recoloring() -> dict[str, str]:
 
 
 def device_label(devices: Iterable[str], caveats: Iterable[Caveat]) -> tuple[list[str], bool]:
-    """On what runs were made, in words, and whether it must stand out: it must not pass for a GPU of each rank's own.
+    """Device label of the runs, and whether to highlight it: nobody may take it for one GPU per rank.
 
     Args:
         devices: Of the runs.

@@ -86,7 +86,7 @@ class PagesTask:
     """The pages of a run, for a worker.
 
     Attributes:
-        notes: As of ``Run``; ``measured``, a pair a file, likewise.
+        notes: As of ``Run``; ``measured``, a pair per file, likewise.
         place: The fields of a ``Place``.
         version: Of the package that asks.
     """

@@ -131,7 +131,7 @@ def warn_reading_whole(file: Path, why: str, *, asked: bool, with_launches: bool
 
 
 def _free_memory() -> int | None:
-    """Bytes that can be had without swapping; ``None`` where the system does not tell."""
+    """Bytes available without swapping; ``None`` if the system does not report them."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:

@@ -5,11 +5,11 @@
     import ddp_prof as dp
 
     (run,) = dp.load_runs("traces/overlap.sqlite")
-    run.overlap().to_frame()      # a row a rank
-    run.collectives().to_frame()  # a row a collective
+    run.overlap().to_frame()      # a row per rank
+    run.collectives().to_frame()  # a row per collective
     run.timeline().show()         # a plotly figure
 
-A run is made of one file, or of one file a rank. Files are read when a figure is asked for, one after the other, and
+A run is made of one file, or of one file per rank. Files are read when a figure is asked for, one after the other, and
 what is measured of each is kept. Events are kept of a report that is read alone: the next figure asked for needs no
 second reading.
 """
@@ -56,7 +56,7 @@ MOST_FILES_OF_KERNELS = 8
 
 @dataclass(eq=False, repr=False)
 class Run:
-    """One run, of one file or of one file a rank.
+    """One run, of one file or of one file per rank.
 
     Attributes:
         files: Its traces.

@@ -53,7 +53,8 @@ def _add_variant(group: argparse._ArgumentGroup) -> None:
         "--bucket-size-mb",
         type=bucket_size,
         metavar="MB|none",
-        help="cap of a bucket in MB of 2**20 bytes; bucketed, sharded: default 25, none is one bucket; torch: its own",
+        help="cap of a bucket in MiB, as torch's bucket_cap_mb; bucketed, sharded: default 25, none is one bucket; "
+        "torch: its own",
     )
     group.add_argument(
         "--comm-hook",
@@ -234,7 +235,7 @@ def _not_negative(text: str) -> float:
 
 
 def bucket_size(text: str) -> float:
-    """Reads MB, or ``none`` as :data:`NO_CAP`."""
+    """Reads MiB, or ``none`` as :data:`NO_CAP`."""
     if text.lower() == "none":
         return NO_CAP
     value = float(text)

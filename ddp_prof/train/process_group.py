@@ -174,7 +174,7 @@ def _make_store(place: RankInfo, timeout: timedelta) -> Store | None:
     try:
         return TCPStore(address, int(port), place.world, is_master=place.rank == 0, timeout=timeout)
     except (OSError, RuntimeError) as error:
-        reason = "is another program's" if "EADDRINUSE" in str(error) else f"cannot be had ({first_line(error)})"
+        reason = "is another program's" if "EADDRINUSE" in str(error) else f"is not available ({first_line(error)})"
         raise WorkloadError(
             f"rank {place.rank}: MASTER_PORT {port} of {address} {reason}: choose another, or unset it"
         ) from error

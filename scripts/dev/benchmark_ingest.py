@@ -45,7 +45,7 @@ class Cost(NamedTuple):
 
 
 def measure_floor(capture: Path) -> Cost:
-    """SQLite on its own, one sum a table."""
+    """SQLite on its own, one sum per table."""
     with closing(sqlite3.connect(f"file:{capture}?mode=ro", uri=True)) as database:
         began = time.perf_counter()
         for table in TABLES:

@@ -80,7 +80,7 @@ def measure(command: Sequence[str | Path], cores: int | None = None, **environme
 
 
 def linked(capture: Path, folder: Path, ranks: int) -> list[Path]:
-    """The capture once a rank, without copying it."""
+    """The capture once per rank, without copying it."""
     files = [folder / f"job.rank{rank}.sqlite" for rank in range(ranks)]
     for file in files:
         os.link(capture, file)

@@ -141,7 +141,7 @@ def judge(contest: Contest, seconds: Seconds, gate: bool) -> None:
     is_above = ratio - 2 * error > contest.target
     verdict = "met" if ratio <= contest.target else "NOT MET" if is_above else "undecided: take more --steps"
     for name, median in zip(contest.names, medians, strict=True):
-        print(f"{name}: {1000 * median:.2f} ms a step (median of {len(seconds[0])})")
+        print(f"{name}: {1000 * median:.2f} ms per step (median of {len(seconds[0])})")
     print(f"ratio {ratio:.4f} +- {error:.4f}, target at most {contest.target}: {verdict}")
     if gate and is_above:
         raise WorkloadError(f"the ratio of {ratio:.4f} is above the target of {contest.target}")

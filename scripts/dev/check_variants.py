@@ -115,7 +115,7 @@ def deviation(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 
 
 def describe(findings: Sequence[Finding]) -> list[str]:
-    """A line a setting, and one for each run that differs."""
+    """One line per setting, and one for each run that differs."""
     lines = []
     for setting in dict.fromkeys(finding.setting for finding in findings):
         own = [finding for finding in findings if finding.setting == setting]

@@ -60,8 +60,8 @@ def describe(rounds: Sequence[Round]) -> str:
     run = rounds[0].recorded
     lines = [
         f"{run.variant}, {run.world_size} ranks, {run.backend}, device: {run.device}, {run.model_size} model",
-        f"without recorder: {plain:.2f} ms a step (median of {len(rounds)} rounds of {run.steps})",
-        f"with {run.profiler}: {recorded:.2f} ms a step",
+        f"without recorder: {plain:.2f} ms per step (median of {len(rounds)} rounds of {run.steps})",
+        f"with {run.profiler}: {recorded:.2f} ms per step",
         f"cost {statistics.median(ratios) - 1:+.1%} (rounds: {min(ratios) - 1:+.1%} to {max(ratios) - 1:+.1%})",
     ]
     return "\n".join([*lines, *(caveat.value for caveat in caveats_of(run))])

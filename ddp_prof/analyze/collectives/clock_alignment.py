@@ -1,6 +1,6 @@
 """One time for all ranks of a run, though each file has a clock of its own.
 
-First the files' own words: UTC of their time 0. Then the collectives that ranks have in common, whose ends nearly
+First by UTC, if the files give it for their time 0. Then by the collectives that ranks share, whose ends nearly
 coincide on all ranks (as HTA's straggler analysis and NVIDIA's recipes assume, too): the median of the differences is
 the file's offset, and where the run is long and the differences grow, a drift. What remains of the differences is the
 residual; differences of time between ranks below it mean nothing. A single collective in common is met exactly by any
@@ -32,13 +32,13 @@ LEAST_PAIRS = 2
 """Matched ends of two files below which nothing tells how well the clocks agree: a single one is met exactly."""
 
 APART_NS = 1_000_000
-"""What the ends of one collective may differ by between ranks, however short it is."""
+"""Plausible difference between the ends of one collective on two ranks, for a short one."""
 
 _APART, _APART_ON_HOST = 0.1, 1.0
-"""The same of a long one, as a share of its shortest duration: of kernels, and of what threads of a host carry out."""
+"""The same for a long one, as a share of its shortest duration: for kernels, and for threads of a host."""
 
 GIVEN_UP = "the ends of what may be one collective lie further apart than it lasts"
-"""Why nothing is matched that only order tells."""
+"""Why collectives that are identified by order alone are not matched."""
 
 _LONGEST = np.iinfo(np.int64).max
 _DRIFT_AFTER_NS = 10_000_000_000
@@ -47,11 +47,11 @@ _DRIFT_PAIRS = 20
 
 @dataclass(frozen=True, slots=True)
 class ClockOffset:
-    """What leads from a file's times to those of the first file: ``t + offset + drift * (t - origin)``.
+    """Converts a file's times to those of the first file: ``t + offset + drift * (t - origin)``.
 
     Attributes:
         offset_ns: Difference of the clocks at ``origin_ns``, UTC of their time 0 included.
-        beyond_epoch_ns: The part of it that the files' own words about UTC do not explain.
+        beyond_epoch_ns: The part of it that the files' UTC times do not explain.
         drift: Growth of the difference, a ratio; 0 where none was found.
     """
 
@@ -74,7 +74,7 @@ class Alignment:
     """How the ranks' clocks were brought together.
 
     Attributes:
-        method: How, in words; ``none`` where it could not be done and times of ranks cannot be compared.
+        method: The method; ``none`` if the clocks could not be aligned and times of ranks cannot be compared.
         residual_p50_ns: Median of what is left of the differences; ``None`` where nothing tells.
         residual_p95_ns: Their 95th percentile: no difference below it is claimed. 0 for a single clock.
         missing_ranks: Ranks of the job that no file holds.
@@ -110,7 +110,7 @@ def compare_ranks(ranks: Sequence[RankCollectives]) -> tuple[Matches, Alignment]
 
 
 def _is_confirmed_by_utc(alignment: Alignment) -> bool:
-    """Whether it is one clock, or UTC says what the ends say."""
+    """Whether there is only one clock, or UTC agrees with the ends."""
     if alignment.method != ONE_CLOCK and SESSION_START not in alignment.method:
         return False
     beyond_ns = max(abs(clock.beyond_epoch_ns) for clock in alignment.clocks)
@@ -118,9 +118,9 @@ def _is_confirmed_by_utc(alignment: Alignment) -> bool:
 
 
 def _find_implausible_parts(ranks: Sequence[RankCollectives], matches: Matches, alignment: Alignment) -> Mask:
-    """Which parts end too far from the median of their row, or of two from one another, on the common clock.
+    """Mask of the parts that end too far from the median of their row on the common clock (of two: from each other).
 
-    Only of what no rank can end before all have begun it, and of what is unknown.
+    Only operations that no rank can end before all have begun, and unknown ones, are examined.
     """
     present = matches.rows != UNKNOWN
     start, end = (matches.column(ranks, name) for name in ("start_ns", "end_ns"))
@@ -175,7 +175,7 @@ def align_clocks(ranks: Sequence[RankCollectives], matches: Matches) -> Alignmen
 
 
 def find_missing_ranks(ranks: Sequence[RankCollectives]) -> tuple[int, ...]:
-    """Ranks that the job has and the files do not; none where the files do not tell."""
+    """Ranks of the job that no file holds; empty if the files do not give the world size."""
     present = {rank.rank for rank in ranks if rank.rank is not None}
     world = max((rank.world_size or 0 for rank in ranks), default=0)
     return tuple(sorted(set(range(world)) - present)) if present else ()

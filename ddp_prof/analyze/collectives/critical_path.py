@@ -256,7 +256,7 @@ class _Walker:
         )
 
     def _last_to_arrive(self, index: int, timing: int) -> tuple[int, int]:
-        """The rank that began a collective last, and when that was, on the clock of the rank that asks."""
+        """The rank that began a collective last, and the time of that on this rank's clock."""
         own_ns = int(self.run.ranks[index].timings.start_ns[timing])
         match = int(self.match_of[index][timing])
         if not self.can_change or match == UNKNOWN:
@@ -275,7 +275,7 @@ class _Walker:
 
 
 class _Gains:
-    """What collectives would gain, from the replays of all ranks of a run.
+    """Computes how much earlier steps would end without a collective, from the replays of all ranks.
 
     Attributes:
         reason: Why it is not known; ``None`` where it is.
@@ -307,7 +307,7 @@ class _Gains:
             self._replay, self._place = joined
 
     def _arrival(self, index: int, timing: int) -> int:
-        """The row at which a collective arrives, of all ranks' one after the other."""
+        """The row of a collective's arrival in the joined replay."""
         return int(self._first[index] + self._arrivals[index][self._chains[index].of_timing[timing]])
 
     def for_collectives(self, key: int, collectives: Sequence[tuple[int, int]]) -> Sequence[int | None]:
@@ -320,7 +320,7 @@ class _Gains:
 
 
 def _add_parts(parts: dict[str, int], more: dict[str, int], most: int) -> int:
-    """Add parts, of which the last ones named are cut where they exceed what is left. Returns how much was added."""
+    """Add parts up to a total of ``most``, cutting the last ones; returns how much was added."""
     left = most
     for part, length in more.items():
         taken = min(length, left)
@@ -330,7 +330,7 @@ def _add_parts(parts: dict[str, int], more: dict[str, int], most: int) -> int:
 
 
 def _inverse_positions(rows: Ints, length: int) -> Ints:
-    """Position at which each row stands, ``UNKNOWN`` where it does not."""
+    """Position of each row, ``UNKNOWN`` if it is absent."""
     found = np.full(length, UNKNOWN, np.int64)
     known = rows != UNKNOWN
     found[rows[known]] = np.flatnonzero(known)

@@ -91,7 +91,7 @@ BLOCKING_CALL, LAUNCHED_LATE, QUEUED, LATE_INPUT, PEER_WAIT, TRANSFER = WHYS = (
 """Why communication is exposed."""
 
 BACK_TO_BACK_NS = 20_000
-"""What a device may take from one operation of a stream to the next, if nothing else holds that up: rarely more."""
+"""Usual gap of a device between two operations of a stream that nothing holds up."""
 
 _LATEST = 2**62
 _WHEN_OF_PHASE = {PHASES.index(phase): WHENS.index(phase) for phase in (FORWARD, BACKWARD, OPTIMIZER)}
@@ -99,7 +99,7 @@ _WHEN_OF_PHASE = {PHASES.index(phase): WHENS.index(phase) for phase in (FORWARD,
 
 @dataclass(frozen=True)
 class Exposure(Table):
-    """A row a collective, in the order of its timings; a step's rows sum to the figures of its ``StepOverlap``.
+    """One row per collective, in the order of its timings; a step's rows sum to the figures of its ``StepOverlap``.
 
     Attributes:
         overlapped_ns: Of the instants that belong to the collective, those under compute.
@@ -166,7 +166,7 @@ def _exposed(rank: RankCollectives, part: Part) -> Ints:
 
 
 def divide_by_why(timings: CollectiveTimings, wait_ns: Ints) -> dict[str, Part]:
-    """The part of each collective in which exposed instants have a reason; parts may be empty."""
+    """The part of each collective that belongs to each reason; parts may be empty."""
     first, last = assign_instants(timings)
     blocks = timings.blocking > 0
     wait_end = wait_end_ns(timings, wait_ns)
@@ -209,7 +209,7 @@ def divide_by_when(rank: RankCollectives, part: Part) -> PhasePart:
 
 
 def _overlapping_stretches(rank: RankCollectives, part: Part) -> tuple[Ints, Ints]:
-    """Pairs of a collective's row and a stretch of its step that its part meets."""
+    """Pairs of a collective and a stretch of its step that overlaps its part."""
     phases = rank.device_phases
     rows = np.flatnonzero(part.end_ns > part.start_ns)
     if not len(rows):
@@ -244,7 +244,7 @@ def backward_end_ns(rank: RankCollectives) -> Ints:
 
 
 def wait_end_ns(timings: CollectiveTimings, wait_ns: Ints) -> Ints:
-    """Until when each collective waits for peers, of the instants that belong to it."""
+    """End of each collective's wait for peers, within the instants that belong to it."""
     first, last = assign_instants(timings)
     return np.clip(timings.start_ns + np.maximum(wait_ns, 0), first, last)
 
@@ -268,7 +268,7 @@ def assign_instants(timings: CollectiveTimings) -> tuple[Ints, Ints]:
 
 
 def measure_delays(timings: CollectiveTimings) -> tuple[Ints, Ints, Ints]:
-    """By how much the host launched each collective too late, how long it then queued, or waited for its input."""
+    """Per collective: how late the host launched it, how long it then queued, how long it waited for its input."""
     launched = np.where(timings.launch_ns == NO_TIME, timings.start_ns, timings.launch_ns)
     ready = np.where(timings.ready_ns == NO_TIME, launched, timings.ready_ns)
     late = np.maximum(0, np.minimum(launched, timings.start_ns) - ready)

@@ -27,27 +27,27 @@ from ddp_prof.analyze.core.collective_ranges import OPERATIONS, POINT_TO_POINT
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Mask, select, take_or_unknown
 
 LEAST_COMMON_STEPS = 3
-"""Steps that two ranks must have in common to tell by how many steps one is ahead."""
+"""Steps that two ranks must share before a shift between them can be found."""
 
 _LATEST = 2**62
 
 CLEARLY = 3
-"""So many times less must ends scatter with steps moved, or streams paired otherwise, than as they are."""
+"""A shift of steps, or another pairing of streams, must reduce the scatter of ends by this factor."""
 
 MOST_STREAMS = 4
-"""Streams of a rank up to which every way to pair them with another rank's is looked at."""
+"""Up to this number of streams all pairings with another rank's streams are tried."""
 
 _LOOKED_AT = 1_000
-"""Collectives of a rank that tell which of its streams are whose."""
+"""Number of collectives that are compared to pair streams."""
 
 _NO_COLLECTIVE = OPERATIONS.index(POINT_TO_POINT)
 NEEDS_ALL = {OPERATIONS.index(name) for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")}
-"""Collectives that no rank can end before each has begun."""
+"""Operations that no rank can end before all ranks have begun."""
 _OF_ONE_SIZE = {OPERATIONS.index(name) for name in ("all_reduce", "broadcast", "reduce")}
-"""Collectives that are as large on each rank."""
+"""Operations with the same size on each rank."""
 
 Streams = Mapping[int, int]
-"""By each stream of a rank that of the rank which the others are compared with."""
+"""Maps a rank's streams to those of the reference rank."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Matches:
     """Collectives that at least two ranks took part in.
 
     Attributes:
-        rows: A row a collective and a column a rank: its row in the rank's timings, ``UNKNOWN`` where it has none.
+        rows: One row per collective, one column per rank: its row in the rank's timings, ``UNKNOWN`` if it has none.
         unmatched: Collectives of all ranks that found no match though other ranks are there.
         by_stream: Whether streams told communicators without a name apart.
         doubt: Why what only order tells was left unmatched, if it was.
@@ -78,14 +78,14 @@ class Matches:
         return np.stack(columns, axis=1) if columns else np.empty((0, 0), np.int64)
 
     def are_identified(self, ranks: Sequence[RankCollectives]) -> Mask:
-        """Which ones more than order tells: the name of their communicator, or the number of their bucket."""
+        """Mask of the collectives that are identified by a communicator's name or a bucket, not by order alone."""
         absent = self.rows == UNKNOWN
         named, numbered = (self.column(ranks, name, UNKNOWN) != UNKNOWN for name in ("group", "bucket"))
         told: Mask = (named | absent).all(axis=1) | (numbered | absent).all(axis=1)
         return told
 
     def drop_parts(self, parts: Mask, doubt: str | None = None) -> Matches:
-        """The same where some ranks have no part, so that it is unmatched."""
+        """The matches without some ranks' parts; a collective left with one part is unmatched."""
         rows = np.where(parts, UNKNOWN, self.rows)
         rows = rows[(rows != UNKNOWN).sum(axis=1) > 1]
         lost = int((self.rows != UNKNOWN).sum() - (rows != UNKNOWN).sum())
@@ -110,7 +110,7 @@ def match_collectives(ranks: Sequence[RankCollectives]) -> Matches:
 
 
 def _find_pairs(ranks: Sequence[RankCollectives], streams: Sequence[Streams]) -> Iterator[list[int]]:
-    """Rows of all ranks that have one key."""
+    """Groups of the ranks' rows with the same key."""
     found: dict[Hashable, list[int]] = {}
     sized, numbered = (
         _sized_operations(ranks),
@@ -124,7 +124,7 @@ def _find_pairs(ranks: Sequence[RankCollectives], streams: Sequence[Streams]) ->
 
 
 def _sized_operations(ranks: Sequence[RankCollectives]) -> set[int]:
-    """Operations of one size of which that is known wherever a rank takes part."""
+    """Operations whose size is known on every rank that takes part, and is equal on all."""
     return {
         operation
         for operation in _OF_ONE_SIZE
@@ -133,7 +133,7 @@ def _sized_operations(ranks: Sequence[RankCollectives]) -> set[int]:
 
 
 def _match_keys(rank: RankCollectives, streams: Streams, sized: set[int], *, numbered: bool) -> list[Hashable | None]:
-    """What identifies each collective of a rank on all ranks; the number in the step must be told by the same count."""
+    """The key that identifies each collective of a rank on all ranks; ``None`` if there is none."""
     timings = rank.timings
     groups = [rank.groups[group] if group != UNKNOWN else None for group in timings.group.tolist()]
     steps = [None if key == UNKNOWN else key for key in rank.keys.tolist()]
@@ -162,7 +162,7 @@ def _match_keys(rank: RankCollectives, streams: Streams, sized: set[int], *, num
 
 
 def _pair_streams(ranks: Sequence[RankCollectives]) -> list[Streams]:
-    """By each stream of each rank the same one on the rank that has most; empty where one order holds for all."""
+    """Map each rank's streams to those of the rank with most streams; empty if one order holds for all."""
     lanes = [_unnamed_streams(rank) for rank in ranks]
     most = max(map(len, lanes), default=0)
     alike: list[Streams] = [{} for _ in ranks]
@@ -186,7 +186,7 @@ def _unnamed_streams(rank: RankCollectives) -> list[int]:
 def _best_streams(
     first: RankCollectives, other: RankCollectives, lanes: Sequence[int], others: Sequence[int]
 ) -> Streams:
-    """As their numbers tell it, or as the ends do where that is clear; empty where one order holds for all streams."""
+    """Pair streams by number, or by ends where these clearly fit better; empty if one order holds for all streams."""
     by_number: Streams = {}
     if {*others} <= {*lanes}:
         by_number = {lane: lane for lane in others}
@@ -209,7 +209,7 @@ def _best_streams(
 
 
 def _measure_fit(first: RankCollectives, other: RankCollectives, own: Streams, others: Streams) -> tuple[int, float]:
-    """How many pairs streams make that are paired so, and by how much the differences of their ends vary (mean)."""
+    """Number of pairs that this pairing of streams gives, and the mean scatter of the differences of their ends."""
     ranks = (first, other)
     rows = [rows for rows in _find_pairs(ranks, (own, others)) if UNKNOWN not in rows and _parts_agree(ranks, rows)]
     if not rows:
@@ -221,7 +221,7 @@ def _measure_fit(first: RankCollectives, other: RankCollectives, own: Streams, o
 
 
 def _parts_agree(ranks: Sequence[RankCollectives], rows: Sequence[int]) -> bool:
-    """Whether all parts are of one operation and, as far as known, of one size and bucket, and at one time."""
+    """Whether all parts have one operation, overlap in time and, as far as known, have one size and bucket."""
     parts = [(rank.timings, row) for rank, row in zip(ranks, rows, strict=True) if row != UNKNOWN]
     operations = {int(timings.operation[row]) for timings, row in parts}
     if len(operations) > 1:
@@ -233,7 +233,7 @@ def _parts_agree(ranks: Sequence[RankCollectives], rows: Sequence[int]) -> bool:
 
 
 def _overlap_in_time(ranks: Sequence[RankCollectives], rows: Sequence[int]) -> bool:
-    """Whether the parts on each clock have an instant in common."""
+    """Whether the parts on each clock share an instant."""
     times: dict[Path, tuple[int, int]] = {}
     for rank, row in zip(ranks, rows, strict=True):
         if row != UNKNOWN:
@@ -243,7 +243,7 @@ def _overlap_in_time(ranks: Sequence[RankCollectives], rows: Sequence[int]) -> b
 
 
 def shift_unnumbered_steps(ranks: Sequence[RankCollectives]) -> tuple[tuple[RankCollectives, ...], int]:
-    """Let steps without numbers begin at the same one on all ranks, and say on how many ranks they did not.
+    """Align steps without numbers over the ranks; also returns on how many ranks the first step differed.
 
     Recordings of two files may begin some steps apart. Then the n-th step of one rank is an earlier or later one on the
     other, which the differences of their collectives' ends tell: of the right shift they are nearly constant, as clocks
@@ -264,7 +264,7 @@ def shift_unnumbered_steps(ranks: Sequence[RankCollectives]) -> tuple[tuple[Rank
 
 
 def _find_step_shift(first: RankCollectives, other: RankCollectives) -> int:
-    """By how many steps the other rank's are to be moved, 0 where nothing speaks clearly for another number."""
+    """Number of steps to shift the other rank by; 0 unless another number fits clearly better."""
     own, others = (last_by_step(rank.timings.end_ns, rank.timings.step, len(rank.times)) for rank in (first, other))
     scatter = {shift: _end_scatter(own, others, shift) for shift in range(-len(others) // 2, len(own) // 2 + 1)}
     best = min(scatter, key=scatter.__getitem__)

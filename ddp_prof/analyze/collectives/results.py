@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunBlocking:
-    """How long something stood still for communication.
+    """How long streams (on a CPU: the host) stood still for communication.
 
     Attributes:
         typical_ns: In a step: the median over the steps of all ranks that communicate.
@@ -82,7 +82,7 @@ def measure_run_blocking(collectives: Iterable[tuple[Hashable | None, int | None
 
 
 FASTEST_LINK_BYTES_PER_S = 4e12
-"""More than NVLink 6 carries, with 3.6 TB/s of both directions together the fastest link of 2026."""
+"""Above any link: NVLink 6, the fastest of 2026, carries 3.6 TB/s in both directions together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +257,7 @@ class RunCollectives(FrameResult):
         return None if self.reason or self.host_waits else measure_run_blocking(rows)
 
     def to_frame(self) -> pd.DataFrame:
-        """A row a collective; exposed time by when and by why in columns of their own, all in nanoseconds."""
+        """One row per collective; exposed time by when and by why in columns of their own, all in nanoseconds."""
         columns = [field.name for field in fields(Collective) if field.name not in ("exposed_by", "consumer")]
         columns += [f"consumer_{field.name}" for field in fields(Consumer)]
         columns += [*(f"when_{when}_ns" for when in WHENS), *(f"why_{why}_ns" for why in WHYS)]

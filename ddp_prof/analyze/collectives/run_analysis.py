@@ -24,7 +24,7 @@ from ddp_prof.table import Brief
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Trace
 
 _CLOCKS_APART_NS = 10_000_000_000
-"""What the clocks of machines may differ by; a step is seldom longer."""
+"""Usual difference between clocks of machines; a step is seldom longer."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class RunAnalysis(Brief):
 
 
 def analyze_trace(trace: Trace, ranks: Sequence[RankEvents], *, to_draw: bool = True) -> RunAnalysis:
-    """What a single trace tells of a run; of compute only what exposed time, and pictures if asked for, need."""
+    """Analyze a single trace; keeps only the compute that exposed time needs, and pictures with ``to_draw``."""
     return RunAnalysis(
         trace=trace.path,
         label=label_of(trace.path, trace.manifest),
@@ -208,7 +208,7 @@ def _find_warnings(run: RunAnalysis) -> Iterator[str]:
 
 
 def _clock_disagreement_ns(run: RunAnalysis) -> int:
-    """By how much the files' words on UTC differ from the ends of what was matched without any number; else 0."""
+    """Disagreement between the files' UTC clocks and the ends that were matched without any number; else 0."""
     ranks = [rank for rank in run.ranks if len(rank.timings)]
     by_order = any(np.all(rank.step_numbers == UNKNOWN) and UNKNOWN in rank.timings.sequence for rank in ranks)
     if not by_order or SESSION_START not in run.alignment.method:

@@ -58,7 +58,7 @@ class RankStepView:
 
 
 def view_step(run: RunAnalysis, step: int, ranks: Collection[int] | None = None) -> tuple[RankStepView, ...]:
-    """What each rank communicated in a step, all on one clock; ranks without communication in it are left out.
+    """The collectives of each rank in a step, on one clock; ranks without any are left out.
 
     Args:
         run: The run.

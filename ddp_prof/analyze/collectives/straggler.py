@@ -38,7 +38,7 @@ Floats = NDArray[np.float64]
 
 
 CHANCE = 0.05
-"""How likely chance may be to make a straggler of any rank, where all are alike."""
+"""Largest accepted probability that equal ranks give a straggler by chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class RunSkew(FrameResult):
     has_steps: bool = True
 
     def to_frame(self) -> pd.DataFrame:
-        """A row a rank."""
+        """One row per rank."""
         return make_frame(RankSkew, self.ranks)
 
 
@@ -218,7 +218,7 @@ def _largest_lags(lags: Floats) -> Floats:
 
 
 def _exposed_waits(run: RunAnalysis) -> Ints:
-    """For each matched collective and rank, what it waited for others without anything to compute; 0 without a part."""
+    """Exposed wait of each rank at each matched collective; 0 if the rank took no part."""
     columns = [
         np.maximum(0, take_or_unknown(exposure.exposed_wait_ns, run.matches.rows[:, index]))
         for index, exposure in enumerate(run.exposures)
@@ -232,9 +232,9 @@ def _step_cost(waits_ns: Ints, late: int) -> int:
 
 
 def _straggler(times_last: Ints) -> int | None:
-    """The rank that is last most often, if among equals that would happen to any of them in one run of twenty at most.
+    """The rank that is last most often, if chance explains that in at most one run of twenty.
 
-    A step in which nobody is late is no trial. Each rank has its chance to be the one, hence their number as a factor.
+    Steps without a late rank are no trials. Any rank could be the one, so their number multiplies the probability.
     """
     ranks = len(times_last)
     if ranks < 2 or not times_last.any():

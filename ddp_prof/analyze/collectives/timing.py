@@ -9,7 +9,7 @@
 (autograd's, whose hook launches the collective). On a CPU it is the hook's own time, the start of our range. It is
 known of what backward launched, and of what follows it before the optimizer: what forward launches waits for no
 gradient. Nor does an all-gather or a broadcast, as those of parameters. It is not known within a CUDA graph, whose
-kernels are launched by one call, nor of what began earlier: that kernel's gradient was another one's.
+kernels are launched by one call, nor of what began earlier: there the gradient belongs to another collective.
 
 *Input* is whatever feeds a collective, such as the copy of gradients into a bucket, or the compute before an all-gather
 in forward. It is inferred: a collective waits for the stream that is current where it is launched, and the last
@@ -60,7 +60,7 @@ _OF_NONE = [OPERATIONS.index(operation) for operation in ("all_gather", "broadca
 
 @dataclass(frozen=True)
 class CollectiveTimings(Table):
-    """A row a collective, by step and then by launch. What the trace does not tell is ``UNKNOWN``, or ``NO_TIME``.
+    """One row per collective, by step and then by launch. What the trace does not tell is ``UNKNOWN``, or ``NO_TIME``.
 
     Attributes:
         step: Index into the rank's steps.
@@ -214,7 +214,7 @@ def find_timings(rank: RankEvents) -> RankCollectives:
 
 
 def trim_compute(found: RankCollectives, *, to_draw: bool) -> RankCollectives:
-    """The same with only that compute which runs while collectives do, of which no exposed time is lost.
+    """Drop compute that does not run beside collectives; exposed time does not change.
 
     Args:
         found: The collectives of a rank.
@@ -273,7 +273,7 @@ def _timings(
 
 
 def _consumer_columns(rank: RankEvents, rows: Ints) -> tuple[tuple[str, ...], dict[str, Ints]]:
-    """Names of consumers, and the columns that tell who needed each of some events, and who stood still for it."""
+    """Names of consumers, and the columns of the timings about consumers and blocking."""
     blocking, activities = rank.blocking, rank.trace.activities
     needed = blocking.consumer_of_event[rows]
     consumer = consumer_activities(rank)
@@ -292,7 +292,7 @@ def _consumer_columns(rank: RankEvents, rows: Ints) -> tuple[tuple[str, ...], di
 def _find_ready_times(
     events: Events, backward: Events, gradient_threads: Collection[int], of_gradients: Mask
 ) -> tuple[Ints, Ints]:
-    """When the gradients of each collective were ready, and by which of :data:`READY_SOURCES` that is known."""
+    """When the gradients of each collective were ready, and the source of this in :data:`READY_SOURCES`."""
     ready, source = np.full(len(events), NO_TIME), np.full(len(events), UNKNOWN)
     on_host = events.activity == UNKNOWN
     ready[on_host], source[on_host] = events.launch_ns[on_host], READY_SOURCES.index("hook")
@@ -338,14 +338,14 @@ def _find_blocking_reason(rank: RankEvents, events: Events, backward: Events) ->
 
 
 def _metadata_of_events(arguments: CollectiveMetadata, events: Events) -> CollectiveMetadata:
-    """The arguments of each event, ``UNKNOWN`` all over where none were noted."""
+    """The metadata of each event; all fields are ``UNKNOWN`` if the profiler recorded none."""
     by_activity = {activity: row for row, activity in enumerate(arguments.activity.tolist())}
     rows = np.array([by_activity.get(activity, UNKNOWN) for activity in events.activity.tolist()], np.int64)
     return CollectiveMetadata(*(take_or_unknown(getattr(arguments, column.name), rows) for column in fields(arguments)))
 
 
 def _find_operations(trace: Trace, events: Events, noted: CollectiveMetadata, by_range: Ints) -> Ints:
-    """As it was noted, else by the kernel's name; by our range's, where that tells nothing or send and receive.
+    """The operation as recorded, else by the kernel's name; by our range's name if that is unknown or send and receive.
 
     NCCL carries out several operations by its kernel ``SendRecv``.
     """

@@ -1,4 +1,4 @@
-"""How long one rank stood still for communication, in all and in each step, and what that rests on.
+"""How long one rank stood still for communication, in total and per step, and the evidence for it.
 
 On a GPU from recorded edges (:mod:`ddp_prof.analyze.dependencies`). On a CPU the host itself waits: in ``synchronize``,
 while a collective is in flight.
@@ -25,7 +25,7 @@ NO_NEEDS = "no recorded wait is for a collective, so what needs the collectives 
 
 @dataclass(frozen=True)
 class DependencyCoverage:
-    """What is known of who waited for whom.
+    """How completely dependencies are known.
 
     Attributes:
         source: ``cuda_events``, ``event_sync_ids``, ``kineto``, ``host`` (a CPU) or ``none``.
@@ -168,7 +168,7 @@ def _reason(trace: Trace, waits: Mask, dependencies: Dependencies, is_doubtful: 
 
 
 def unknown_blocking(events: Events, steps: int, reason: str) -> RankBlocking:
-    """Of a rank of which it is not known, as in a part of a capture."""
+    """The blocking of a rank for which it is unknown, as in a part of a capture."""
     is_known = events.category != Category.COMMUNICATION
     coverage = DependencyCoverage("none", 0, 0, 0, reason)
     found = _make_rank_blocking(coverage, empty(Stretches), empty(Consumers), is_known, events, steps)
@@ -176,7 +176,7 @@ def unknown_blocking(events: Events, steps: int, reason: str) -> RankBlocking:
 
 
 def host_blocking(waiting: Intervals, waits: int, events: Events, steps: int) -> RankBlocking:
-    """Of a rank whose host communicates: each time without a break belongs to the collective that ends last in it.
+    """The blocking of a rank whose host communicates; each wait belongs to the collective that ends last in it.
 
     Args:
         waiting: When the host waits.

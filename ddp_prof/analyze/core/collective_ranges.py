@@ -1,4 +1,4 @@
-"""The collectives of one process as ranges tell them: when the host launched each, its bucket and its size.
+"""The collectives of one process by its ranges: launch time, bucket and size of each.
 
 Ours, from launch to completion; else gloo's own, ``gloo:all_reduce``, from when a thread of gloo takes it up.
 
@@ -57,7 +57,7 @@ _SIGNS = (
     ("deepep", "all_to_all"),  # its dispatch and combine
     ("reduce", "reduce"),
 )
-"""What a name holds, letters only and small, and the operation that it then is; the first sign found counts."""
+"""Substrings of names (lower-case letters only) and their operations; the first match counts."""
 
 POINT_TO_POINT = "send_recv"
 
@@ -95,7 +95,7 @@ GLOO = "gloo:"
 
 @dataclass(frozen=True)
 class CollectiveRanges(Table):
-    """A row a range, in the order of the trace; a range lasts from the launch to the completion that the host saw.
+    """One row per range, in the order of the trace; a range lasts from the launch to the completion that the host saw.
 
     Attributes:
         span: Row in the trace's spans.

@@ -1,4 +1,4 @@
-"""In which phase of a step a rank is while it computes nothing, told by the compute before and after.
+"""The phase of a rank while it computes nothing, from the compute before and after.
 
 compute      ffff...ff....bbbb..bbb....oo
 inside of         f         b             both neighbours are of that phase
@@ -61,7 +61,7 @@ def find_device_phases(events: Events, steps: int) -> DevicePhases:
     rows = rows[(events.phase[rows] != UNKNOWN) | ~has_forward[events.step[rows]]]
     rows = rows[~_is_within_backward(events, rows)]
     rows = rows[np.lexsort((events.start_ns[rows], events.step[rows]))]
-    # A row a step stands before its first compute, and each compute begins a stretch.
+    # Each step has one row before its first compute; each compute begins a stretch.
     step = np.concatenate([np.arange(steps + 1), events.step[rows]])
     start = np.concatenate([np.full(steps + 1, ALWAYS), events.start_ns[rows]])
     phase = np.concatenate([np.full(steps, NONE), [BETWEEN_STEPS], events.phase[rows]])

@@ -1,4 +1,4 @@
-"""How others name the ranges of their steps and phases: the one table, of which docs/names.md is made."""
+"""Names that other programs give to steps and phases; docs/names.md is generated from this table."""
 
 from dataclasses import dataclass
 

@@ -102,7 +102,7 @@ class RankEvents(Brief):
 
     @property
     def including_warmup(self) -> RankEvents:
-        """The rank with all that it did, warm-up included: what is drawn, where this is what is measured."""
+        """The rank including its warm-up steps, as it is drawn; this one is what is measured."""
         return self.with_warmup or self
 
     def select_category(self, category: Category) -> Events:
@@ -256,7 +256,7 @@ class RankEvents(Brief):
 
 @dataclass(frozen=True)
 class CaptureFacts:
-    """What is known of a capture that is looked at in parts.
+    """Facts about a whole capture that is read in parts.
 
     Attributes:
         devices: The devices that have activities, by process.
@@ -282,7 +282,7 @@ def _merge_threads(
 
 
 def collect_capture_facts(trace: Trace) -> CaptureFacts:
-    """What a trace tells of the whole capture that it is a part of."""
+    """Collect from one part the facts that concern the whole capture."""
     activities, devices = trace.activities, {}
     launchers: dict[int, frozenset[int]] = {}
     computing: dict[int, frozenset[int]] = {}
@@ -379,7 +379,7 @@ class _Builder:
         return result
 
     def host_rank(self) -> RankEvents:
-        """Others' ranges do not tell waiting from computing: without ours operators must."""
+        """The rank of a CPU run. Only our ranges separate waiting from computing; without them operators are used."""
         operators, backward = self.trace.operators, "ranges"
         if self._declared_backends() or parse_ranges(self.trace.names, *COLLECTIVES):
             events = host_events(self.ranges, self.steps, self.phases)

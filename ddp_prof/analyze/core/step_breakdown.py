@@ -27,7 +27,7 @@ from ddp_prof.trace import Category, Ints, Table
 
 @dataclass(frozen=True)
 class StepBreakdown(Table):
-    """A row a step; in each, ``compute_only + overlapped + exposed + exposed_memory + idle == window`` exactly.
+    """One row per step; in each, ``compute_only + overlapped + exposed + exposed_memory + idle == window`` exactly.
 
     Communication is what was launched in the step; compute and memory are all of the device's in the window.
 

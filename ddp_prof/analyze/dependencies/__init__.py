@@ -1,1 +1,1 @@
-"""Who waited for whom: recorded dependency edges, and what they say of communication."""
+"""Recorded dependency edges between operations, and what they show about communication."""

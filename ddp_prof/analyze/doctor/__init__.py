@@ -1,1 +1,1 @@
-"""Structural findings: what in the set-up of a job keeps its communication from hiding, with evidence and a way out."""
+"""Structural findings: what in the set-up of a job keeps its communication from hiding, with evidence and advice."""

@@ -1,4 +1,4 @@
-"""What the doctor's rules look at: results that are measured anyway, and a few facts of each rank."""
+"""Input of the doctor's rules: results that are measured anyway, and a few facts per rank."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ddp_prof.table import NO_TIME, UNKNOWN, Ints
 from ddp_prof.trace import Category, Kind
 
 NEXT_NS = 20_000
-"""An operation that begins so soon after another one ended may have waited for it."""
+"""Largest gap in ns after which an operation may still have waited for one that ended before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,17 +127,17 @@ class RunEvidence:
 
 
 def distinct_ranks(collectives: list[Collective]) -> tuple[str, ...]:
-    """The ranks that some collectives are of, each once."""
+    """Names of the ranks of some collectives, without duplicates."""
     return tuple(dict.fromkeys(one.name for one in collectives))
 
 
 def distinct_steps(collectives: list[Collective]) -> tuple[int, ...]:
-    """The numbers of the steps that some collectives are of, each once."""
+    """Numbers of the steps of some collectives, without duplicates."""
     return tuple(sorted({one.step for one in collectives if one.step is not None}))
 
 
 def median_or_zero(values: list[int]) -> int:
-    """The median, 0 of nothing."""
+    """The median; 0 for an empty list."""
     return round(median(values)) if values else 0
 
 

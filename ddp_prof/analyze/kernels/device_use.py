@@ -196,7 +196,7 @@ class DeviceUse(FrameResult):
     kernels: tuple[KernelTime, ...]
 
     def to_frame(self) -> pd.DataFrame:
-        """A row a kernel."""
+        """One row per kernel."""
         return make_frame(KernelTime, self.kernels)
 
 

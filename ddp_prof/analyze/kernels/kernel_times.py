@@ -82,7 +82,7 @@ def identify_kernels(trace: Trace, activity: Ints, *more: Ints) -> tuple[list[tu
 
 
 def merge_keys(parts: Iterable[tuple[Sequence[AnyKey], Ints]]) -> tuple[list[AnyKey], Ints]:
-    """The keys of all parts, each once, and for the rows of all parts, one after the other, which of them it has."""
+    """Distinct keys of all parts, and for each row of the concatenated parts the index of its key."""
     parts = list(parts)
     number: dict[AnyKey, int] = {}
     rows = [np.array([number.setdefault(key, len(number)) for key in keys], np.int64)[row] for keys, row in parts]

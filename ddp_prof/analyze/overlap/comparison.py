@@ -25,7 +25,7 @@ class VariantSummary:
         step_spread_ns: Interquartile range of it.
         step_half_width_ns: Half of the median's interval; ``None`` with too few steps. ``exposed_half_width_ns``
             likewise.
-        collectives: Collectives a step.
+        collectives: Collectives per step.
         overlapped_ns: ``comm_ns`` less ``exposed_ns``, so that the figures of a row sum.
         tail_ns: At most ``exposed_ns``; ``None`` where the backward of a step that communicates is not known.
         blocking_ns: How long something stands still for communication; ``None`` where that is not known of all steps.

@@ -1,4 +1,4 @@
-"""How much of what was recorded could be given to a step, and how backward was told."""
+"""How much of the recorded work was assigned to steps, and how backward was identified."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddp_prof.trace import UNKNOWN, select
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """How much of the work could be given to a step.
+    """How much of the work was assigned to steps.
 
     Attributes:
         events: Events of all ranks.
@@ -52,7 +52,7 @@ def _measure_rank_attribution(rank: RankEvents, span: Intervals) -> Attribution:
 
 
 def merge_attributions(parts: Sequence[Attribution]) -> Attribution:
-    """Those of several ranks or files as one, with the weakest method."""
+    """Sum the attribution of several ranks or files; the method is the weakest of theirs."""
     return Attribution(
         events=sum(part.events for part in parts),
         attributed_events=sum(part.attributed_events for part in parts),

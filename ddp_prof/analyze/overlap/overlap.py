@@ -221,7 +221,7 @@ class TraceOverlap(FrameResult):
 
     @property
     def length_notes(self) -> tuple[str, ...]:
-        """What is said of how long steps took, where it is not the host that tells, a line each."""
+        """Notes about the length of steps where the device's clock measures it, one line each."""
         ahead = (
             "the host runs ahead: most of a step's device work lies outside of its range on the host, so a step lasts "
             "from its first device work to the next step's, and how long the last one took is not known"
@@ -237,7 +237,7 @@ class TraceOverlap(FrameResult):
         return tuple(found)
 
     def to_frame(self, *, by_step: bool = False) -> pd.DataFrame:
-        """A row a rank, or a row a step of each rank; times in nanoseconds, ratios from 0 to 1."""
+        """One row per rank, or a row a step of each rank; times in nanoseconds, ratios from 0 to 1."""
         if by_step:
             identity = ("process", "device", "rank")
             return make_frame_from_rows(

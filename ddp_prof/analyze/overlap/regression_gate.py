@@ -1,4 +1,4 @@
-"""A run held against requirements: what is not known fails, and a regression is one only beyond both runs' spread.
+"""Checks a run against requirements: unknown figures fail; a regression must exceed the spread of both runs.
 
 A limit is put to a percentile of the steps of the worst rank: the median, unless another is asked for. Two medians are
 taken for different where that is more than the interval of their difference; see :mod:`ddp_prof.analyze.statistics`.
@@ -62,7 +62,7 @@ class Requirements:
 
 @dataclass(frozen=True, slots=True)
 class GateResult:
-    """How a run stands to one requirement.
+    """The verdict on one requirement of a run.
 
     Attributes:
         unit: ``ratio``, ``ns`` a step, or ``ranks``; of all numbers here.
@@ -100,7 +100,7 @@ class GateReport:
 
 
 def check_run(run: TraceOverlap, requirements: Requirements) -> GateReport:
-    """Hold a run against each requirement."""
+    """Check a run against each requirement."""
     return GateReport(run, tuple(_verdicts(run, requirements)))
 
 
@@ -137,7 +137,7 @@ def _about_host_waits(run: TraceOverlap) -> str:
 
 
 def _percentile_text(asked: Requirements) -> str:
-    """What was judged, where it is not the median step."""
+    """Which step was judged, if not the median one."""
     if asked.percentile == MEDIAN:
         return ""
     return ", worst step" if asked.percentile == WORST else f", {asked.percentile:g}th percentile of steps"
@@ -160,7 +160,7 @@ def _judge_worst(
     limit: float,
     measure: Callable[[RankOverlap], float | str],
 ) -> GateResult:
-    """The worst rank decides. With an unknown rank nobody is known to be it, but a rank that fails is enough."""
+    """The worst rank decides. If one rank is unknown the verdict is unknown, unless another rank fails."""
     figures = [(measure(rank), rank) for rank in run.ranks]
     known = [(figure, rank) for figure, rank in figures if not isinstance(figure, str)]
     unknown = [(figure, rank) for figure, rank in figures if isinstance(figure, str)]
@@ -221,7 +221,7 @@ def _median_over_ranks(run: TraceOverlap, measure: Callable[[RankOverlap], Seque
     )
 
 
-# What follows gives figures, or a text: why they are not known.
+# The functions below return figures, or a text that says why they are not known.
 
 
 def _overlap(rank: RankOverlap) -> float | str:
@@ -281,7 +281,7 @@ def find_differences(
     manifest: Manifest | None = None,
     baseline_manifest: Manifest | None = None,
 ) -> tuple[str, ...]:
-    """In what two runs, by what their traces and both run.json say, are other jobs, so that times cannot be compared.
+    """Differences that make two runs incomparable, by their traces and both run.json.
 
     The variant and its settings may differ: that is what is compared. What one of the two does not say is no
     difference.

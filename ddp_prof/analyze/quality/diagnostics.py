@@ -1,4 +1,4 @@
-"""What a trace does not let one say: one line each, with the way to record it better."""
+"""Warnings about what a trace cannot show: one line each, with advice on recording."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SUSPECT_LIMIT = 0.01
 """Share of the kernels' summed time from which an unknown kernel with a telling name is reported."""
 
 MOST_ALIKE = 4
-"""Files of a run whose warnings are said each, where they differ in numbers only."""
+"""Largest number of files whose warnings are all shown if they differ only in numbers."""
 
 _NUMBERS = re.compile(r"\d[\d.,]*")
 _TELLING = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|send_?recv|nvshmem|ccl|multimem", re.I)
@@ -41,7 +41,7 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """What warnings follow from; that of the parts of a capture adds up.
+    """The counts that warnings are made from; those of a capture's parts can be added.
 
     Attributes:
         about_trace: Warnings about the trace or its steps, one line each.
@@ -103,7 +103,7 @@ def diagnose(trace: Trace, ranks: Sequence[RankEvents]) -> tuple[str, ...]:
 
 
 def merge_file_warnings(said: Sequence[tuple[str, Sequence[str]]]) -> tuple[str, ...]:
-    """What all files of a run say, once; what some do, with their names; what differs in numbers only, of one of many.
+    """Merge the warnings of a run's files: common ones once, others with file names, one of many that are alike.
 
     Args:
         said: The name of each file, and its warnings.
@@ -127,7 +127,7 @@ def merge_file_warnings(said: Sequence[tuple[str, Sequence[str]]]) -> tuple[str,
 
 
 def gather_diagnostics(trace: Trace, ranks: Sequence[RankEvents], span: Intervals = EVER) -> Diagnostics:
-    """What warnings follow from, of the activities that start in a span."""
+    """Collect the counts for warnings from the activities that start in a span."""
     activities, counts = trace.activities, span.holds(trace.activities.start_ns)
     duration = np.where(counts & (activities.kind == Kind.KERNEL), activities.end_ns - activities.start_ns, 0)
     computing = activities.category == Category.COMPUTE
@@ -197,7 +197,7 @@ def _kernel_windows(trace: Trace, span: Intervals = EVER) -> tuple[Window, ...]:
 
 
 def _find_sharing(windows: Sequence[Window]) -> dict[tuple[bool, int], set[int]]:
-    """Processes whose kernels are on one GPU at one time: by the machine's number of it, or, if unknown, by CUDA's.
+    """Processes whose kernels run on one GPU at the same time, by the machine's number of the GPU, else by CUDA's.
 
     CUDA counts the GPUs that a process sees, so that each of two may call another one device 0.
     """
@@ -269,11 +269,12 @@ def _count_repeated(collectives: Activities) -> int:
 
 def _warn_about_repetition(counted: Diagnostics) -> Iterator[str]:
     if counted.repeated:
-        yield f"collectives that are in the trace again: {counted.repeated:,}; they count again, their time does not"
+        plural = "s" if counted.repeated > 1 else ""
+        yield f"{counted.repeated:,} duplicate collective{plural}: counted twice, timed once"
 
 
 def _warn_about_overhead(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str]:
-    """The profiler's own work during the measured steps; what it did before is nobody's time."""
+    """The profiler's own work during the measured steps; earlier work does not matter."""
     measured = union(
         np.concatenate([np.empty(0, np.int64), *(rank.steps.start_ns for rank in ranks)]),
         np.concatenate([np.empty(0, np.int64), *(rank.steps.end_ns for rank in ranks)]),

@@ -1,4 +1,4 @@
-"""Why it is not known how much of a rank's communication hides: what it did is not, or not all of it, in the trace."""
+"""Why the overlap of a rank is not known: the trace does not hold all that it did."""
 
 from __future__ import annotations
 

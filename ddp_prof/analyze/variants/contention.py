@@ -1,4 +1,4 @@
-"""The price of overlapping: how much slower kernels compute while communication runs beside them.
+"""Contention: how much slower kernels compute while communication runs beside them.
 
 A kernel is compared with itself: the same name and launch shape at the same position in the step (the n-th launch of
 those), once with communication beside it for more than half of its time, once with none at all::

@@ -1,4 +1,4 @@
-"""From one variant to the next: which part of a step each of them removed, and what it added.
+"""The waterfall: which part of a step each variant removed or added.
 
 The mean step of a run is divided into parts that sum to it exactly, in whole nanoseconds. All of them lie in the
 windows of its steps, see :mod:`.step_times`, so that none is negative:
@@ -125,7 +125,7 @@ class Waterfall(FrameResult):
     untimed: tuple[str, ...] = ()
 
     def to_frame(self) -> pd.DataFrame:
-        """A row a change."""
+        """One row per change."""
         return make_frame(Change, self.changes)
 
 

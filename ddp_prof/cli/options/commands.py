@@ -176,7 +176,7 @@ _LOAD_OPTIONS = (
     click.option(
         "--jobs",
         type=click.IntRange(min=1),
-        help="Number of processes that read traces. Default: one a core, fewer for small traces.",
+        help="Number of processes that read traces. Default: one per core, fewer for small traces.",
     ),
     click.option("--one-run", is_flag=True, help="The traces are ranks of one run, whatever their names."),
     click.option("--separate", is_flag=True, help="Each trace is a run of its own, whatever their names."),

@@ -1,4 +1,4 @@
-"""The nsys of this machine: which one is taken, its version, what it can do, the export of a report."""
+"""Finds the nsys of this machine, with its version and options, and exports reports with it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ PLACES = (
 )
 """Where an nsys may be that is neither on PATH nor where ``scripts/install_nsys.sh`` puts it."""
 ANSWER_LIMIT_S = 30
-"""For what it is asked about itself."""
+"""Time limit for ``nsys --version`` and ``--help``, in seconds."""
 EXPORT_LIMIT_S = 300
 EXPORT_BYTES_PER_S = 100_000
-"""An export may take the limit and the time for its bytes: a tenth of the speed of a slow machine."""
+"""Time limit for an export: a constant plus its bytes at a tenth of the speed of a slow machine."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Nsys:
         return _query_nsys(self.path, "export", "--help")
 
     def export(self, report: Path, target: Path) -> str:
-        """Export a report to SQLite; returns all that nsys said. ``target`` must be a name that is free.
+        """Export a report to SQLite; returns the output of nsys. ``target`` must not exist.
 
         Paths are absolute: one that begins with a dash would be an option.
         """
@@ -94,7 +94,7 @@ def _by_number(path: str) -> list[int | str]:
 
 
 def _query_nsys(nsys: str, *question: str) -> str:
-    """What it answers; nothing where it does not run."""
+    """Output of nsys; empty if it does not run."""
     try:
         return _run([nsys, *question], ANSWER_LIMIT_S)[1]
     except (OSError, subprocess.SubprocessError):
@@ -102,7 +102,7 @@ def _query_nsys(nsys: str, *question: str) -> str:
 
 
 def _run(command: Sequence[str], limit_s: float) -> tuple[int, str]:
-    """The exit code, and what it said; what it started ends with it where it takes too long."""
+    """Exit code and output; after the time limit the command and all that it started are ended."""
     with subprocess.Popen(  # noqa: S603
         command,
         stdin=subprocess.DEVNULL,

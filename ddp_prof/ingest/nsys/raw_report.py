@@ -20,7 +20,7 @@ from ddp_prof.ingest.sqlite_columns import require_disk_space
 from ddp_prof.trace import Trace
 
 EXPORT_TO_REPORT = 4
-"""So many times larger than a report its export is taken to be; of ours it is 3.3 times."""
+"""Assumed size of an export over that of its report; ours are 3.3 times as large."""
 _VERSION = re.compile(rb"(20\d\d[.@]\d+[.@]\d+)[.@]\d+-[0-9a-f]")
 
 
@@ -40,7 +40,7 @@ def load_nsys_report(path: Path, *, extra_patterns: Sequence[str] = (), with_lau
 
 
 def is_exported(report: Path) -> bool:
-    """Whether its export lies beside it, so that reading it writes none."""
+    """Whether the export lies beside the report, so that reading writes no file."""
     beside = report.with_suffix(".sqlite")
     return beside.is_file() and beside.stat().st_mtime >= report.stat().st_mtime
 
@@ -51,7 +51,7 @@ def _load(report: Path, export: Path, extra_patterns: Sequence[str], with_launch
 
 
 def _export(report: Path, target: Path) -> None:
-    """Export to ``target``, which is there whole or not at all."""
+    """Export to ``target``; after a failure there is no file."""
     nsys = find_nsys()
     if nsys is None:
         raise TraceError(

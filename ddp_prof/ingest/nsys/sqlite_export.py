@@ -345,7 +345,7 @@ def _producer(file: SqliteFile) -> str | None:
 
 
 def _read_value(file: SqliteFile, table: str, name: str) -> str | None:
-    """What a table of names and values says; ``None`` where it says nothing, or several things."""
+    """The value of a name in a table of names and values; ``None`` if there is none, or several."""
     if not file.has_columns(table, "name", "value"):
         return None
     found = file.rows(f"SELECT DISTINCT value FROM {file.bounded_table(table)} WHERE name = '{name}'")

@@ -1,4 +1,4 @@
-"""Who was made to wait for whom, as Nsight Systems recorded it.
+"""Which stream or host waits for which operation, as Nsight Systems recorded it.
 
 What a row of the synchronization table means depends on the release: the name of the API call tells it, never
 ``syncType``. The record that a wait is for is told
@@ -55,7 +55,7 @@ NO_EVENTS = "event records were not recorded (nsys profile --cuda-event-trace=tr
 
 
 def read_synchronizations(file: SqliteFile) -> tuple[Synchronizations, str, str | None]:
-    """The calls that make a stream or the host wait; where that is from; and why it is not known, if it is not."""
+    """The calls that make a stream or the host wait, the source of this, and why it is not known (or ``None``)."""
     calls = _calls(file)
     if not len(calls):
         return calls, "none", NOT_RECORDED
@@ -145,7 +145,7 @@ def _count_before_in_group(group: Ints) -> Ints:
 
 
 def _match_by_event(calls: Synchronizations, is_wait: Mask, event: Ints, noted: dict[str, Ints]) -> Synchronizations:
-    """The waits, and the records that the event table holds: each wait finds the latest of its event before it."""
+    """The waits and the records of the event table; a wait belongs to the latest record of its event before it."""
     process, rows = noted["globalPid"] >> 24 & 0xFFFFFF, len(noted["globalPid"])
     is_record = np.flatnonzero(calls.kind == SyncKind.RECORD)
     call = take_or_unknown(is_record, _match_calls(select(calls, is_record), noted))
@@ -174,7 +174,7 @@ def _match_by_event(calls: Synchronizations, is_wait: Mask, event: Ints, noted: 
 
 
 def _match_by_sync_id(calls: Synchronizations, is_wait: Mask, sync_id: Ints) -> Ints | None:
-    """The record of each wait by its number; ``None`` where the numbers do not follow the law."""
+    """The record of each wait by its ``eventSyncId``; ``None`` if the ids do not differ by a constant."""
     awaits = np.full(len(calls), UNKNOWN, np.int64)
     for process in distinct(calls.process):
         records = np.flatnonzero((calls.process == process) & (calls.kind == SyncKind.RECORD))

@@ -1,4 +1,4 @@
-"""Exports of Nsight Systems as a folder with a file a table: ``nsys export --type parquetdir`` and ``arrowdir``.
+"""Exports of Nsight Systems as a folder with one file per table: ``nsys export --type parquetdir`` and ``arrowdir``.
 
 The tables are those of the SQLite export, so they are written into one, in a temporary folder, and read as such.
 """
@@ -22,12 +22,12 @@ from ddp_prof.ingest.sqlite_columns import integer_array, require_disk_space
 from ddp_prof.trace import Trace
 
 FOLDER_TO_EXPORT = 6
-"""So many times larger than the compressed tables their database is taken to be."""
+"""Assumed size of the database over that of the compressed tables."""
 _READ = re.compile(r"(CUPTI_ACTIVITY_|NVTX_|TARGET_INFO_|META_DATA_|EXPORT_META_DATA|StringIds|ThreadNames|PRO\w+)")
 """The tables that a trace is made of; others, such as samples of the CPU, may be many times larger."""
 MOST_VALUES_A_BYTE = 32
 MOST_TEXT_A_BYTE, LEAST_TEXT_BYTES = 100, 1 << 26
-"""Tables are packed, but no capture's as much as this: what holds more is refused before it is unpacked."""
+"""Largest plausible compression; a table that claims more is refused before it is unpacked."""
 _HINT = "export the report again"
 
 
@@ -99,7 +99,7 @@ def _read_arrow(file: Path) -> Any:
 
 
 def _unpacked_bytes(file: Path) -> int:
-    """How many bytes the packed buffers of a stream hold, as it says itself: pyarrow does not ask before it unpacks.
+    """Unpacked size of a stream's buffers, by its own headers; pyarrow does not check it before unpacking.
 
     A message is a table of FlatBuffers and a body. Of a batch the table gives where in the body each buffer lies, and
     whether they are packed; then each begins with its length.
@@ -175,14 +175,14 @@ def _is_supported_type(kind: Any) -> bool:
 
 
 def _value_type(kind: Any) -> Any:
-    """The kind of the values, where a column holds each once and refers to them."""
+    """Type of the values of a dictionary-encoded column."""
     from pyarrow import types
 
     return kind.value_type if types.is_dictionary(kind) else kind
 
 
 def _to_sqlite_types(file: Path, table: Any) -> Any:
-    """Unsigned integers as the signed ones with the same bits, text as text.
+    """Convert to types that SQLite has: unsigned integers to signed ones with the same bits.
 
     Raises:
         TraceError: Text is longer than any capture's.

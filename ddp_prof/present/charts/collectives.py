@@ -43,7 +43,7 @@ def draw_step_collectives(
     ranks: Sequence[RankStepView],
     headline: Headline,
 ) -> go.Figure:
-    """A panel a rank: compute on top, below it a row a collective in the order of launch.
+    """One panel per rank: compute on top, below it a row a collective in the order of launch.
 
     The layout's ``meta`` tells of each row the rank and the index of its collective.
     """

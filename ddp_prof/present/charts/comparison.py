@@ -21,7 +21,7 @@ _TOP, _ROW, _BOTTOM, _LEFT = 150, 46, 64, 170
 
 
 def draw_comparison(results: Sequence[TraceOverlap], summaries: Sequence[VariantSummary]) -> go.Figure:
-    """A row a run, in the order given: at the left the median step by parts, at the right the overlap of each step."""
+    """One row per run, in the order given: left the median step by parts, right the overlap of each step."""
     import plotly.graph_objects as go
 
     return go.Figure([*_split_bars(summaries), *_step_dots(results), _totals(summaries)], _layout(results, summaries))
@@ -41,7 +41,7 @@ def _split_bars(summaries: Sequence[VariantSummary]) -> list[dict[str, Any]]:
             "text": [f"{length:.3g}" if length else "" for length in lengths],
             "textposition": "inside", "insidetextanchor": "middle", "textangle": 0,
             "hovertext": [
-                f"<b>{shown_name(summary.label)}: {theme.LEGEND[part]}</b><br>{length:.3f} ms a step"
+                f"<b>{shown_name(summary.label)}: {theme.LEGEND[part]}</b><br>{length:.3f} ms per step"
                 for summary, length in zip(summaries, lengths, strict=True)
             ],
             "hovertemplate": "%{hovertext}<extra></extra>",

@@ -1,4 +1,4 @@
-"""Hundreds of ranks at a glance: a row a rank, a column a step; exposed time, exposed wait, and the step's own time."""
+"""A heat map of hundreds of ranks, one row per rank and one column per step: exposed time, exposed wait, step time."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def draw_overlap_by_step(results: Sequence[TraceOverlap]) -> go.Figure:
 
 
 def draw_step_times(results: Sequence[TraceOverlap]) -> go.Figure:
-    """A row a run, in the order given: how long each step of each rank took, with quartiles and median."""
+    """One row per run, in the order given: how long each step of each rank took, with quartiles and median."""
     import plotly.graph_objects as go
 
     title = "length of a step, ms: each step of each rank, with quartiles and median"
@@ -110,7 +110,7 @@ def _limit_label(y: float, text: str) -> dict[str, Any]:
 
 
 def _layout(results: Sequence[TraceOverlap], title: str, measure: str, row: int) -> dict[str, Any]:
-    """A row a run, from top to bottom."""
+    """One row per run, from top to bottom."""
     return {
         **chart_frame(
             title=title,

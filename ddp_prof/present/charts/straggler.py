@@ -20,7 +20,7 @@ _TOP, _ROW, _COST, _BOTTOM, _LEFT = 120, 34, 130, 60, 110
 
 
 def draw_skew(run: RunAnalysis, skew: RunSkew) -> go.Figure:
-    """A row a rank and a column a step; the redder, the later the rank arrived."""
+    """One row per rank and one column per step; the redder, the later the rank arrived."""
     import plotly.graph_objects as go
 
     columns = [run.step_names[step.step].removeprefix("step ") for step in skew.steps] or ["the whole capture"]

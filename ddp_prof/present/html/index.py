@@ -99,7 +99,7 @@ def _run_values(
 
 
 def place_values(runs: Sequence[ReportRun]) -> dict[str, Any]:
-    """On what runs were made, and whether that must not be overlooked."""
+    """Device label of the runs, and whether to highlight it."""
     words, is_notice = theme.device_label(
         (run.result.device for run in runs), (caveat for run in runs for caveat in run.result.caveats)
     )

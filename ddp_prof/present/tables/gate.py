@@ -1,4 +1,4 @@
-"""The results of ``ddp-prof check``: a row a requirement, and a Markdown summary for a pull request."""
+"""The results of ``ddp-prof check``: a row per requirement, and a Markdown summary for a pull request."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ HOW_TO_READ_BASELINE = (
 )
 
 UNITS = {"ratio": (100, "%"), "ns": (1e-6, "ms"), "ranks": (1, "ranks")}
-"""Of each unit of a verdict what it is multiplied by to be shown, and its name then."""
+"""Display scale and label per unit."""
 
 
 def check_view(checks: Sequence[GateReport], baseline: TraceOverlap | None, causes: Sequence[str] = ()) -> TableView:
-    """A row a requirement of each run; ``causes`` of what is not met come first among the notes."""
+    """One row per run and requirement; the causes of failures lead the notes."""
     compared = baseline is not None
     rows = [_row(check, verdict, compared=compared) for check in checks for verdict in check.verdicts]
     notes = [*causes, *_notes(checks, baseline)]

@@ -1,4 +1,4 @@
-"""What a trace holds, a row a process."""
+"""What a trace holds, one row per process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The overlap of one run as rows: one a rank, or one a step of each rank."""
+"""The overlap of one run as rows: one per rank, or one a step of each rank."""
 
 from __future__ import annotations
 

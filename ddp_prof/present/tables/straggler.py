@@ -1,4 +1,4 @@
-"""The skew of a run, a row a rank."""
+"""The skew of a run, one row per rank."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def skew_view(run: RunAnalysis, skew: RunSkew) -> TableView:
 
 
 _OF_STEPS = (
-    "lag: how much later than the other ranks' median it arrives, at most in a step; its median over the steps",
+    "lag: per step, the rank's largest delay behind the others' median; shown is the median over the steps",
     "exposed wait and what it costs others: mean of a step",
 )
 _OF_THE_CAPTURE = (
-    "lag: how much later than the other ranks' median it arrives; its median over the collectives",
+    "lag: the rank's delay behind the others' median; shown is the median over the collectives",
     "exposed wait and what it costs others: of the whole capture",
 )
 

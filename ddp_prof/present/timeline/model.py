@@ -3,8 +3,8 @@
 For each rank, top to bottom::
 
     host           step, and in it forward, backward, synchronize, optimizer; backward also where it is inferred
-    ranges         the program's own, a lane a thread, nested; folded at first
-    CUDA calls     a lane a thread; folded at first
+    ranges         the program's own, one lane per thread, nested; folded at first
+    CUDA calls     a lane per thread; folded at first
     compute        a lane a stream; coloured by the phase that launched it
     communication  a lane a stream; what is in flight at the same time is stacked
     copies

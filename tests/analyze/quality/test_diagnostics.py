@@ -39,7 +39,7 @@ def test_no_calls() -> None:
 def test_collectives_that_were_recorded_twice() -> None:
     """As where two exports of one report were put together: their number doubles, their time does not."""
     twice = replace(SOUND, activities=concatenate(SOUND.activities, SOUND.activities), launching_calls=None)
-    assert "in the trace again: 1;" in doubts(twice)
+    assert "1 duplicate collective:" in doubts(twice)
     (once, again) = (measure_overlap(trace).ranks[0] for trace in (SOUND, twice))
     assert (once.comm_ns, again.collectives - once.collectives) == (again.comm_ns, 1)
 

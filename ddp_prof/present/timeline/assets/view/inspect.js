@@ -68,7 +68,7 @@ class Tooltip {
 
 const MAY_BE_LEFT_OUT = ["exposed_memory", "graph", "unnamed"]; // parts that some captures hold none of
 
-/** The strip's sums in the window: a sentence, and a table with a line a rank. */
+/** The strip's sums in the window: a sentence, and a table with one line per rank. */
 class Readout {
   constructor(timeline, sentence, table) {
     Object.assign(this, { timeline, sentence, table });
