@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from itertools import pairwise
 
+import numpy as np
+
+from ddp_prof.analyze.collectives.results import Collective
 from ddp_prof.analyze.doctor.evidence import Abstained, Finding, RunEvidence, median_or_zero
 
 _WORTH = 0.01
 """Share of a step from which waiting is reported."""
 _HOST_SHARE = 0.25
 _OVERHEAD_SHARE = 0.05
+_DELAY_TOLERANCE = 0.5
+"""Of what waits for a collective 1 ms more of it delays the next by 1 ms, more or less, of what does not by none."""
 
 
 def host_sync(run: RunEvidence) -> Finding | Abstained | None:
@@ -41,33 +47,60 @@ def host_sync(run: RunEvidence) -> Finding | Abstained | None:
     )
 
 
-def _host_sync_on_host(run: RunEvidence) -> Finding | None:
-    """On a CPU: collectives launched in backward of which each ended before the next one was launched.
+def _host_sync_on_host(run: RunEvidence) -> Finding | Abstained | None:
+    """On a CPU: a host that waits for each collective of backward before it computes on.
 
-    Where nothing waits, a collective of some length is in flight when the next gradient is ready.
+    Found where in most steps each has ended before the next one is launched, and where one that takes longer delays the
+    next one by as much. Short collectives end in time, too, without anybody waiting; their length delays nothing.
     """
-    blocked: dict[str, list[int]] = {}
+    launched: dict[str, list[list[Collective]]] = defaultdict(list)
     for step in run.gradients_by_step.values():
         hooks = [one for one in step if one.phase == "backward" and one.launch_ns is not None]
-        if len(hooks) < 3 or len(hooks) < len(step):
-            continue
-        pairs = list(pairwise(hooks))
-        soon = [after for before, after in pairs if (after.launch_ns or 0) - before.end_ns >= 0]
-        if len(soon) == len(pairs):
-            blocked.setdefault(hooks[0].name, []).append(sum(one.duration_ns for one in hooks))
+        if len(hooks) >= 3 and len(hooks) == len(step):
+            launched[hooks[0].name].append(hooks)
+    blocked = [hooks for of_rank in launched.values() for hooks in of_rank if _ends_before_next(hooks)]
     steps = len(run.gradients_by_step)
-    if 2 * sum(map(len, blocked.values())) <= steps:
+    if 2 * len(blocked) <= steps:
         return None
-    wait = median_or_zero([wait for waits in blocked.values() for wait in waits])
+    delay = _delay_by_length(launched)
+    if delay is None:
+        reason = "too few steps tell whether the host waits for collectives, or these are over in time"
+        return Abstained("host synchronization in backward", reason)
+    if abs(delay - 1) > _DELAY_TOLERANCE:
+        return None
+    wait = median_or_zero([sum(one.duration_ns for one in hooks) for hooks in blocked])
     return Finding(
         "host synchronization in backward",
-        f"In {sum(map(len, blocked.values()))} of {steps} steps each collective that backward launched had ended "
-        f"before the next one was launched: they took {wait / 1e6:.2f} ms of a typical step.",
+        f"In {len(blocked)} of {steps} steps each collective that backward launched had ended "
+        f"before the next one was launched, and delayed it by {delay:.2f} ms for each ms that it took: "
+        f"{wait / 1e6:.2f} ms of a typical step.",
         "Launch collectives with async_op=True in the hooks, and wait for them after backward.",
-        tuple(blocked),
+        tuple(dict.fromkeys(hooks[0].name for hooks in blocked)),
         (),
         wait,
     )
+
+
+def _ends_before_next(hooks: list[Collective]) -> bool:
+    return all((after.launch_ns or 0) >= before.end_ns for before, after in pairwise(hooks))
+
+
+def _delay_by_length(launched: dict[str, list[list[Collective]]]) -> float | None:
+    """By how much later the next collective is launched, by how much longer one takes; ``None`` of too few steps.
+
+    The slope of a line through the deviations from the medians of each position in the steps of a rank. It takes
+    all steps: of those alone whose collectives ended in time, long ones have long intervals for that reason.
+    """
+    rows: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
+    for name, of_rank in launched.items():
+        for hooks in of_rank:
+            for position, (before, after) in enumerate(pairwise(hooks)):
+                rows[name, position].append((before.duration_ns, (after.launch_ns or 0) - (before.launch_ns or 0)))
+    deviations = [np.array(of_one) - np.median(of_one, axis=0) for of_one in rows.values() if len(of_one) > 2]
+    if not deviations:
+        return None
+    lengths, intervals = np.concatenate(deviations).T
+    return float(lengths @ intervals / (lengths @ lengths)) if lengths.any() else None
 
 
 def launch_bound(run: RunEvidence) -> Finding | Abstained | None:

@@ -1,0 +1,55 @@
+"""On a CPU: a host that waits in its hooks is told from one whose collectives are over before the next is launched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ddp_prof.analyze.doctor.evidence import Abstained, Finding
+from ddp_prof.runs.load import load_runs
+from tests.ingest.nsys.test_sqlite_export import MS
+from tests.nsys_factory import Capture, Range, write_capture
+
+RULE = "host synchronization in backward"
+STEP = 400 * MS
+
+
+def job(path: Path, *, waits: bool, steps: int, seed: int = 0) -> list[Finding | Abstained]:
+    """What the rule says of four collectives per step, of 5 to 15 ms; between them 30 ms are computed."""
+    random = np.random.default_rng(seed)
+    capture = Capture()
+    for step in range(steps):
+        at = step * STEP
+        capture.ranges.append(Range(f"step|index={step}", at, at + STEP - MS, 100, 100, "ddp_prof"))
+        capture.ranges.append(Range("forward", at, at + 50 * MS, 100, 100, "ddp_prof"))
+        launch = at + 60 * MS
+        for bucket in range(4):
+            length = int(random.integers(5 * MS, 15 * MS))
+            name = f"all_reduce|bucket={bucket}|bytes=1000|params=1"
+            capture.ranges.append(Range(name, launch, launch + length, 101, 100, "ddp_prof", is_start_end=True))
+            launch += 30 * MS + int(random.integers(0, 2 * MS)) + (length if waits else 0)
+        capture.ranges.append(Range("backward", at + 55 * MS, launch, 100, 100, "ddp_prof"))
+    (run,) = load_runs(write_capture(path, capture))
+    diagnosis = run.doctor()
+    return [one for one in (*diagnosis.findings, *diagnosis.abstained) if one.rule == RULE]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_who_waits_is_found(seed: int, tmp_path: Path) -> None:
+    (finding,) = job(tmp_path / "job.sqlite", waits=True, steps=8, seed=seed)
+    assert isinstance(finding, Finding)
+    assert finding.cost_ns == pytest.approx(40 * MS, rel=0.2)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_collectives_that_are_short_are_no_fault(seed: int, tmp_path: Path) -> None:
+    """It was told of torch's own DDP, wherever compute between two buckets took longer than sending one."""
+    assert job(tmp_path / "job.sqlite", waits=False, steps=8, seed=seed) == []
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_of_two_steps_it_cannot_be_told(waits: bool, tmp_path: Path) -> None:
+    (one,) = job(tmp_path / "job.sqlite", waits=waits, steps=2)
+    assert isinstance(one, Abstained)
