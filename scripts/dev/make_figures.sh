@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Rebuilds everything in figures/ from what traces/ holds: the report with a picture of each run, the pictures of naive
-# beside bucketed, of a step's collectives, of the waterfall, of the benchmark suite and of the timelines' pages, and the
-# profiler's own screenshots of naive and overlap. Nothing there is made by hand.
+# beside bucketed, of a step's collectives, of the waterfall, of the benchmark suite and of the timelines' pages, the
+# animation of one, and the profiler's own screenshots of naive and overlap. Nothing there is made by hand.
 #
 #   scripts/dev/make_figures.sh
 #
@@ -73,6 +73,7 @@ make_pages() {
   make_page page_naive "$naive"
   make_page page_overlap "$overlap"
   make_page page_naive_and_overlap "$naive" "$overlap"
+  make "animation" "${VENV:-$root/.venv}/bin/python" "$root/scripts/dev/make_animation.py" "$overlap" "$figures/animation.png"
 }
 
 make_page() {

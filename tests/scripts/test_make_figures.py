@@ -18,6 +18,7 @@ SCREENSHOT = 'echo "screenshot $* by $NSYS_UI" >>"$CALLS"; exit "${SHOT:-0}"'
 def machine(checkout: Checkout) -> Checkout:
     """A machine with ddp-prof, the GUI and the captures that pictures are made of."""
     checkout.program("ddp-prof", 'echo "$*" >>"$CALLS"; exit "${DDP_PROF:-0}"', checkout.root / ".venv" / "bin")
+    checkout.program("python", 'echo "python $*" >>"$CALLS"', checkout.root / ".venv" / "bin")
     checkout.program("nsys_ui.sh", "echo /the/gui; exit ${GUI:-0}", checkout.root / "scripts/dev")
     checkout.program("nsys_screenshot.sh", SCREENSHOT, checkout.root / "scripts/dev")
     checkout.program("chromium", "exit 0")
@@ -47,6 +48,7 @@ def expected(root: Path) -> list[str]:
         f"timeline {traces}/naive.sqlite -o {figures}/page_naive.html",
         f"timeline {traces}/overlap.sqlite -o {figures}/page_overlap.html",
         f"timeline {traces}/naive.sqlite {traces}/overlap.sqlite -o {figures}/page_naive_and_overlap.html",
+        f"python {root}/scripts/dev/make_animation.py {traces}/overlap.sqlite {figures}/animation.png",
         f"screenshot {traces}/naive.nsys-rep -o {figures}/nsys_naive.png by /the/gui",
         f"screenshot {traces}/overlap.nsys-rep -o {figures}/nsys_overlap.png by /the/gui",
     ]
@@ -85,7 +87,7 @@ def test_what_takes_a_capture_that_is_not_there_is_left_out(machine: Checkout) -
     assert "no picture of naive beside bucketed" in done.stderr
     assert "no screenshot of overlap" in done.stderr
     everything = expected(machine.root)
-    assert machine.calls == [everything[0], *everything[4:9]], (
+    assert machine.calls == [everything[0], *everything[4:10]], (
         "the report, the suite, the pages, the screenshot of naive"
     )
 
