@@ -94,14 +94,8 @@ def launch(
     the copy back to the device. When NCCL's collective completes the host cannot tell cheaply: there the range ends
     where the host waits, and the kernel's row has the device's truth.
 
-    Args:
-        start: Makes the call to ``torch.distributed``; returns its ``Work``.
-        name: One of ``range_names.COLLECTIVES``.
-        tensor: The whole of what the collective is about: the input of a reduce-scatter, the output of an all-gather.
-        group: ``None`` is the default group.
-        bucket: Position in the order of launch.
-        params: Number of parameters that ``tensor`` holds.
-        more: Further fields of the range.
+    ``start`` makes the call to ``torch.distributed``. ``tensor`` is the whole of what the collective is about: the
+    input of a reduce-scatter, the output of an all-gather; ``params`` is how many parameters it holds.
     """
     what = f"{name.replace('_', '-')} of bucket {bucket}"
     span = annotate.start_collective(name, bucket, tensor.nbytes, params, **more)
@@ -144,12 +138,6 @@ def launch_broadcast(
     """Launch one broadcast of tensors of one kind; returns what waits for it and then makes them those of the source.
 
     A contiguous tensor alone is sent from and received in its own memory.
-
-    Args:
-        tensors: At least one.
-        source: Rank in the group.
-        group: ``None`` is the default group.
-        bucket: Number in the range.
     """
     is_in_place = len(tensors) == 1 and tensors[0].is_contiguous()
     flat = tensors[0].detach() if is_in_place else torch.cat([tensor.flatten() for tensor in tensors])

@@ -25,11 +25,6 @@ _aten = torch.ops.aten
 class GradientBucket:
     """Gradients that travel together.
 
-    Args:
-        index: Position in the order of launch.
-        parameters: Owners of the gradients.
-        multiple: The buffer's length is padded with zeros to a multiple of this.
-
     Attributes:
         index: Position in the order of launch.
         parameters: Owners of the gradients, in the order of the buffer.

@@ -100,11 +100,7 @@ class ShardedDDP(ReducingVariant):
             self._gathers.add(bucket.index, bucket.gather())
 
     def wait_for_parameters(self) -> None:
-        """Return when all parameters are those of the last step.
-
-        Raises:
-            CommunicationError: A rank is gone.
-        """
+        """Return when all parameters are those of the last step."""
         self._gathers.settle()
 
     def remove(self) -> None:
@@ -221,9 +217,7 @@ class AwaitedParameters(dict[str, Parameter]):
     ``ParameterList``.
 
     Args:
-        parameters: Those of the module.
         bucket_of: By the ``id`` of a parameter, the index of the bucket in which it is gathered.
-        gathers: What to wait for.
     """
 
     def __init__(self, parameters: Mapping[str, Parameter], bucket_of: Mapping[int, int], gathers: Gathers) -> None:

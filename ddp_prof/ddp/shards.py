@@ -46,9 +46,7 @@ class ShardBucket(GradientBucket):
     """Parameters that lie one behind the other in memory, of which each rank updates an equal part.
 
     Args:
-        index: Position in the order of launch.
         parameters: They become views of one flat tensor.
-        group: ``None`` is the default group.
 
     Attributes:
         shard: This rank's part of the flat tensor, ``[padded length / world]``; what the optimizer steps on.

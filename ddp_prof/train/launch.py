@@ -59,12 +59,8 @@ class Stopped(Exception):  # noqa: N818  # not an error: the user's wish
 def launch(world: int, command: Sequence[str], log: Path | None = None, *, forked: bool = False) -> None:
     """Run a command of Python's (``-m ddp_prof.train --variant flat``) as ``world`` ranks and wait for them.
 
-    Args:
-        world: Number of ranks.
-        command: Arguments of Python.
-        log: File for what the ranks say; ``None`` lets them say it.
-        forked: Whether the ranks are forked from a server that has imported torch, and goes on to serve the next call.
-            No profiler follows them there.
+    What the ranks say goes to ``log``. Where ``forked``, a server forks them that has imported torch, and goes on to
+    serve the next call; no profiler follows them there.
     """
     if world > most_ranks():
         raise WorkloadError(f"{world} ranks do not fit: the memory of this machine holds at most {most_ranks()}")

@@ -15,9 +15,7 @@ ROPE_BASE = 10_000.0
 class TransformerLM(nn.Module):
     """Token ids ``[batch, seq]`` to logits ``[batch, seq, vocabulary]``.
 
-    Args:
-        size: Its dimensions.
-        checkpoint_blocks: Keep each block's input only, and compute the rest again in backward.
+    ``checkpoint_blocks`` keeps each block's input only, and computes the rest again in backward.
     """
 
     def __init__(self, size: ModelSize, *, checkpoint_blocks: bool = False) -> None:

@@ -251,9 +251,7 @@ class ReversedModules(nn.Module):
 
     Buckets are filled from the last parameter registered to the first, as gradients usually become ready. Here the
     gradients of the first bucket are the last ones to be ready.
-
-    Args:
-        model: The model; all its parameters are in modules without children.
+    All parameters of the model are in modules without children.
     """
 
     def __init__(self, model: nn.Module) -> None:

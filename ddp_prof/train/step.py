@@ -80,8 +80,6 @@ class Trainer:
     """Trains ``variant`` with ``optimizer``; counts the steps, warm-up ones apart from the others.
 
     Args:
-        variant: What is trained.
-        optimizer: Steps on its parameters.
         delay_s: Sleep so long at the start of each backward; a straggler to be found.
         precision: ``fp32``, or ``bf16`` by autocast.
         begins_late: Sleep at the start of each step for as long as the one before took; a host that prepares data.

@@ -48,23 +48,12 @@ class TraceCommand(click.Command):
 
 
 def trace_command(name: str, example: str) -> Callable[[Callable[..., Any]], click.Command]:
-    """A command with an example of its use, which its help ends with.
-
-    Args:
-        name: Of the command.
-        example: What follows ``ddp-prof`` and its name.
-    """
+    """A command whose help ends with an example: what follows ``ddp-prof`` and its name."""
     return click.command(name, cls=TraceCommand, epilog=f"Example: ddp-prof {name} {example}")
 
 
 def add_options(function: Function, taking: Callable[..., Any], options: Iterable[Callable[..., Any]]) -> Function:
-    """A command's function with more options.
-
-    Args:
-        function: The command's, with the options that it has.
-        taking: Takes the values of the options, and calls the function with what it makes of them.
-        options: Decorators of click.
-    """
+    """A command's function with more options; ``taking`` takes their values and calls it with what it makes of them."""
     taking.__doc__ = function.__doc__
     taking.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
     for option in options:

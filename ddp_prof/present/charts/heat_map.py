@@ -37,12 +37,7 @@ class Panel(NamedTuple):
 
 
 def draw_heat_map(result: TraceOverlap, skew: RunSkew) -> go.Figure:
-    """Exposed time, exposed wait and step time of each rank in each step, ranks of one node side by side.
-
-    Args:
-        result: The overlap of the run.
-        skew: Its skew, which tells the waits.
-    """
+    """Exposed time, exposed wait and step time of each rank in each step, ranks of one node side by side."""
     import plotly.graph_objects as go
 
     ranks = sorted(result.ranks, key=lambda rank: rank.node or "")

@@ -35,10 +35,6 @@ def write_perfetto(sources: Sequence[Source], path: Path) -> None:
 
     Time counts from the first event; of several traces the first measured steps are lined up. Ids of processes and
     threads are the file's own, since those of two traces may collide; titles tell the real ones.
-
-    Args:
-        sources: The traces; where there are several, their titles are part of the processes'.
-        path: The file.
     """
     zeros = _zero_times(sources)
     with atomic_write(path) as partial, _open_output(partial, compressed=path.suffix == ".gz") as file:

@@ -34,14 +34,10 @@ SUMMED = ("duration", "wait", "overlapped", "exposed", "blocking", "exposed_wait
 
 
 def collectives_view(run: RunAnalysis, result: RunCollectives, headline: Headline, by: str | None = BY[0]) -> TableView:
-    """The collectives of a run, under what was found of them.
+    """The collectives of a run, under what was found of them; ``by`` is one of ``BY``.
 
-    Args:
-        run: The run.
-        result: Its collectives.
-        headline: What was found.
-        by: One of ``BY``. With ``None`` rows for programs are collectives, and rows to read the buckets, or the worst
-            collectives where there are no buckets.
+    With ``None`` rows for programs are collectives, and rows to read the buckets, or the worst collectives where there
+    are no buckets.
     """
     count = sum(collective.op != NOTIFY for collective in result.collectives)
     of_what = f"{source_name(run.trace, run.files)} · device: {run.device} · {count_noun(count, 'collective')}"
