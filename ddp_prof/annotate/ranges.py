@@ -243,6 +243,8 @@ _active: tuple[Sink, ...] = _sinks if _enabled else ()
 
 steps_are_marked = False
 """Whether the program marks its steps itself."""
+counted_steps: list[OpenRange] = []
+"""The step that ``ddp-prof capture`` counts, while it is open: the first one that the program marks ends it."""
 
 
 def is_enabled() -> bool:
@@ -295,10 +297,17 @@ def process(*, rank: int, world: int, variant: str, backend: str, device: str, r
     )
 
 
+def end_counted_step() -> None:
+    """At the end of a step that nobody but ``ddp-prof capture`` marks."""
+    while counted_steps:
+        counted_steps.pop().end()
+
+
 def step(index: int, warmup: bool = False) -> NestedRange:
     """Round one training step; analysis leaves out steps marked as warm-up."""
     global steps_are_marked
     steps_are_marked = True
+    end_counted_step()
     marks = {"warmup": 1} if warmup else {}
     return NestedRange(range_names.format_range(range_names.STEP, index=index, **marks))
 

@@ -66,7 +66,6 @@ class _Recording:
         self._trace, self._process = trace, os.getpid()
         self._optimizer: Any = None
         self._step = -1
-        self._range: ranges.OpenRange | None = None
         self._profile: profile | None = None
         self._is_free = True
 
@@ -94,8 +93,7 @@ class _Recording:
             self._begin_step()
 
     def _begin_step(self) -> None:
-        if self._range is not None:
-            self._range.end()
+        ranges.end_counted_step()
         self._step += 1
         if self._step == self._first:
             self._start()
@@ -103,7 +101,8 @@ class _Recording:
             self.stop()
         if not ranges.steps_are_marked:
             warmup = {"warmup": 1} if self._step == 0 else {}
-            self._range = ranges.OpenRange(range_names.format_range(range_names.STEP, index=self._step, **warmup))
+            text = range_names.format_range(range_names.STEP, index=self._step, **warmup)
+            ranges.counted_steps.append(ranges.OpenRange(text))
 
     def _start(self) -> None:
         ranges.enable()

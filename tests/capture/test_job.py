@@ -117,6 +117,41 @@ def test_steps_that_the_program_marks_hold(tmp_path: Path) -> None:
     assert (file.processes[0].steps, file.processes[0].warmup_steps) == (3, 0)
 
 
+THREE_LINES = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from ddp_prof import annotate
+dist.init_process_group("gloo")
+layers = [torch.nn.Linear(256, 256) for _ in range(4)]
+model = DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=0.25)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+annotate.instrument(model, optimizer)
+for index in range(6):
+    with annotate.step(index):
+        model(torch.ones(64, 256)).sum().backward()
+        optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_three_lines_in_a_program_under_capture(tmp_path: Path) -> None:
+    """Each bucket was marked twice, once by capture, and capture's first step ended within the program's."""
+    (tmp_path / "train.py").write_text(THREE_LINES)
+    torchrun = [Path(sys.executable).with_name("torchrun"), "--nproc-per-node", "2", tmp_path / "train.py"]
+    command = [DDP_PROF, "capture", "-o", tmp_path / "out", "--profiler", "torch", "--", *torchrun]
+    subprocess.run(command, capture_output=True, check=True, timeout=120)
+    (run,) = dp.load_runs(tmp_path / "out")
+    result = run.overlap()
+    assert result.attribution.activities is not None
+    assert result.attribution.activities > 0.99
+    assert [[step.step for step in rank.steps] for rank in result.ranks] == [[*range(6)]] * 2
+    assert [[step.collectives for step in rank.steps[1:]] for rank in result.ranks] == [[4] * 5] * 2
+    assert [warning for warning in result.warnings if "ranges of steps" in warning] == []
+
+
 @pytest.mark.torch
 @pytest.mark.slow
 def test_exit_code_is_the_programs(tmp_path: Path) -> None:
