@@ -113,9 +113,6 @@ def fit_link(messages: Sequence[MessageCost]) -> LinkModel | Unknown:
 
     Least squares of *relative* errors, since times span orders of magnitude, with Huber's weights, so that a size that
     was disturbed does not bend the line (iteratively reweighted; P. W. Holland and R. E. Welsch, 1977).
-
-    Returns:
-        The model, or the reason why there is none.
     """
     if len(messages) < 2:
         return Unknown("messages of fewer than two sizes were timed")

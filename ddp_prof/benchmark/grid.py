@@ -42,9 +42,7 @@ class Grid:
 
     Attributes:
         bucket_sizes_mb: Of ``bucketed``, in MiB; ``None`` is no cap.
-        local_batch_sizes: Sequences a step of one rank.
         steps: Measured steps, and as many synchronized ones.
-        repeats: Runs of each setting.
     """
 
     variants: tuple[str, ...] = VARIANT_NAMES

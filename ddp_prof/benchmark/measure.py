@@ -79,10 +79,6 @@ def capture(config: RunConfig, folder: Path, *, force: bool) -> tuple[Path, dict
     """Capture a run into a folder; the first file of the capture and its figures, of :func:`read_figures`.
 
     A capture that is there, of the same code, is only read.
-
-    Raises:
-        WorkloadError: It cannot be captured, or not be read.
-        Stopped: A signal asked this process to end; what was started is gone.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = replace(config, synchronized_steps=0)  # no capture shows them

@@ -33,7 +33,6 @@ class Observation:
     """An effect found in the timings of one testbed.
 
     Attributes:
-        name: What it is about.
         value: The effect, a share from 0 to 1.
         low: Lower end of its interval; ``None`` for too few pairs. ``high`` likewise.
         pairs: Pairs of figures that it is the median of.

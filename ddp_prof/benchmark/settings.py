@@ -33,7 +33,6 @@ class Testbed:
     """Where and on what was measured: only figures of one testbed are compared.
 
     Attributes:
-        environment: ``Environment.id``.
         device: ``None`` where no run of the testbed got far enough to report it.
         definitions: Version of the definitions that the figures follow; ``None`` of databases from before.
     """
@@ -52,13 +51,7 @@ class Testbed:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What was run, apart from the testbed.
-
-    Attributes:
-        bucket_size_mb: Cap of a bucket in MiB; ``None`` where the variant has none, or no cap.
-        local_batch_size: Sequences a step of one rank.
-        seq_len: Tokens of a sequence.
-    """
+    """What was run, apart from the testbed; no bucket size where the variant has none, or no cap."""
 
     variant: str
     bucket_size_mb: float | None
@@ -132,18 +125,12 @@ class SettingSummary:
     """All that was measured of a setting on a testbed, in nanoseconds and bytes; ``None`` is what was not.
 
     Attributes:
-        status: ``ok`` where one run was measured.
         first: One of the runs, for what all of them share.
-        runs: Runs that were measured.
         failed_runs: Runs that ran out of memory or failed; ``reason`` says why the first of them did.
-        caveats: What restricts the meaning of the figures.
-        codes: Digests of the code of the runs that were measured.
         step_ns: Measured without synchronizing within the step, and so is ``communication_ns``, which lasts from the
             end of backward until all gradients are there.
         synchronized_ns: Communication where the host waited for the device at each change of phase, as it did for
             forward, backward and optimizer.
-        trace: From captures of the setting.
-        peak_memory_bytes: The most that any run took.
         speedup: Step of the naive run of the same work in the same testbed over this one's; the other is that of
             communication.
     """

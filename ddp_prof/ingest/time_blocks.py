@@ -30,11 +30,8 @@ class Blocks:
     """The blocks of one table that hold rows, in the order of the file.
 
     Attributes:
-        table: Its name.
         first: The least row id of each block; the largest is ``first + BLOCK_ROWS - 1``.
         rows: How many rows it holds.
-        start_ns: The earliest start.
-        last_start_ns: The latest start.
         end_ns: The latest end; the latest start where the table has no ends.
         least_id: The least correlation id; ``most_id`` the largest.
     """
