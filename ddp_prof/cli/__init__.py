@@ -1,4 +1,4 @@
-"""The command line: one command per file, and the only place where an error becomes an exit code."""
+"""The command line: one command per file; errors become exit codes only here."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ACTIONABLE = (DdpProfError, OSError, MemoryError, RecursionError)
 
 
 def error_line(error: BaseException) -> str:
-    """What is wrong, in one line; of the system's errors which file it is about, where that is known."""
+    """Format an error as one line; system errors name the file, if it is known."""
     words = str(error)
     if isinstance(error, MemoryError):
         words = "there is not enough memory: free some, take a larger machine, or leave steps of the capture out"
@@ -76,7 +76,7 @@ class Commands(click.Group):
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Nothing shows the help; a path where a command is expected asks for its summary."""
+        """Without arguments show the help; a path in place of a command means ``summary``."""
         if not args and not ctx.resilient_parsing:
             say(ctx.get_help())
             ctx.exit()
@@ -87,7 +87,7 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command asked for; of one that does not exist, those that are written alike."""
+        """The named command; an unknown name raises an error that suggests similar ones."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             alike = get_close_matches(args[0], COMMANDS)
             meant = f"did you mean {' or '.join(map(repr, alike))}?" if alike else f"there are {', '.join(COMMANDS)}"

@@ -73,7 +73,7 @@ def _milliseconds_to_ns(_context: click.Context, _parameter: click.Parameter, ms
     "--max-blocking-ms",
     type=float,
     callback=_milliseconds_to_ns,
-    help="Most time of a step in which something stands still for communication.",
+    help="Most time of a step in which a stream (on a CPU: the host) stands still for communication.",
 )
 @click.option(
     "--baseline",
@@ -94,7 +94,7 @@ def _milliseconds_to_ns(_context: click.Context, _parameter: click.Parameter, ms
     type=click.FloatRange(0, 100),
     default=50,
     show_default=True,
-    help="Percentile of the steps that the limits in ms are put to; 100 is the worst step.",
+    help="Percentile of the steps to which the limits in ms apply; 100 is the worst step.",
 )
 @click.option("--max", "worst", is_flag=True, help="Limit the worst step: --percentile 100.")
 @click.option("--all-ranks", is_flag=True, help="Require the traces of all ranks of the job.")
@@ -114,7 +114,7 @@ def command(
     all_ranks: bool,
     output: TableOptions,
 ) -> None:
-    """Hold runs against requirements: exit code 0 where all are met, 3 where one is not.
+    """Check runs against requirements: exit code 0 if all are met, 3 if one is not.
 
     The worst of the given ranks decides, by the median over its steps; --percentile chooses another one. A requirement
     that the traces cannot answer is not met. A run fails against the baseline only if the difference is beyond

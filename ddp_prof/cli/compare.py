@@ -33,7 +33,7 @@ def command(
     png: Path | None,
     output: TableOptions,
 ) -> None:
-    """Variants side by side: step time, communication, what hides and what does not.
+    """Compare runs: step time, communication, and how much of it is hidden.
 
     Speed-ups are over the run called 'naive', if there is one. The waterfall leads from naive to flat, overlap and
     bucketed: it shows what each removed from the mean step and what it added; these parts sum exactly. For two runs of

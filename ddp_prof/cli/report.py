@@ -59,7 +59,7 @@ def command(traces: tuple[Path, ...], load: Loader, folder: Path) -> None:
 
 
 class _Progress:
-    """Says where the index is as soon as it is there, then how far the pages are, and how long they will take."""
+    """Prints the index's path when it is written, then the progress of the pages and the remaining time."""
 
     def __init__(self, folder: Path, show: Callable[[str, int, int], None]) -> None:
         self.folder, self.show, self.first_at, self.is_told = folder, show, 0.0, False

@@ -31,7 +31,7 @@ FILTERS: dict[str, Callable[[SettingSummary], str | int]] = {
 
 
 def _default_database() -> Path:
-    """One's own results where there are some, else those that come with the repository."""
+    """The user's own results if they exist, else those of the repository."""
     return OWN_RESULTS if OWN_RESULTS.is_file() else RESULTS
 
 
@@ -58,10 +58,10 @@ def _default_database() -> Path:
 def command(
     database: Path, against: str | None, folder: Path | None, output: TableOptions, **filters: tuple[str | int, ...]
 ) -> None:
-    """Results of the benchmark suite: a row for each setting with its spread, and the differences that it supports.
+    """Results of the benchmark suite: one row per setting with its spread, and statistically supported differences.
 
     DATABASE is what scripts/run_comparison.sh writes: by default traces/local/results.db where it is there, else
-    traces/results.db. Settings that ran out of memory or failed are rows, too. Pictures need Chromium; the HTML pages
+    traces/results.db. Settings that ran out of memory or failed have rows, too. Pictures need Chromium; the HTML pages
     are written without it.
     """
     from ddp_prof.benchmark.report import gather_testbeds

@@ -1,4 +1,4 @@
-"""The columns of all tables: what each is called and means, its unit, how its values are written, how much it matters.
+"""The columns of all tables: title, meaning, unit, format and importance of each.
 
 A row is a dictionary by the columns' keys, and the keys are what a CSV file has at its head. Everything else that is
 known of a column is here, once.
@@ -16,7 +16,7 @@ Row = dict[str, Value]
 MISSING = "n/a"
 
 ALWAYS, USUALLY, WITH_ROOM, WITH_MUCH_ROOM = range(4)
-"""How long a column stays where a terminal is narrow: always; or the higher, the sooner it goes."""
+"""Which columns a narrow terminal drops: the higher the number, the sooner; ``ALWAYS`` stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Column:
         return f"{self.title} {self.unit}" if self.unit else self.title
 
     def text(self, value: Value) -> str:
-        """A value as a person reads it."""
+        """Format a value for people."""
         if value is None:
             return MISSING
         return f"{value:.{self.decimals}f}" if isinstance(value, float) else str(value)
@@ -135,14 +135,14 @@ _COLUMNS = (
     # Where time went.
     _time("step_ms", "how long a step took: its range on the host, or its period on the device", ALWAYS),
     _time("spread_ms", "interquartile range of the lengths of steps", WITH_ROOM),
-    _time("window_ms", "from the first to the last thing that the step did on the device", WITH_ROOM),
+    _time("window_ms", "from the first to the last work of the step on the device", WITH_ROOM),
     _time("compute_ms", "union of all compute", USUALLY),
-    _time("compute_only_ms", "compute beside which nothing is communicated", WITH_ROOM),
+    _time("compute_only_ms", "compute without communication at the same time", WITH_ROOM),
     _time("comm_ms", "union of all communication"),
-    _time("overlapped_ms", "communication beside which there is compute", WITH_ROOM),
-    _time("exposed_ms", "communication beside which there is no compute", ALWAYS),
-    _time("blocking_ms", "time in which something stood still for communication"),
-    _time("exposed_memory_ms", "memory copies beside which there is neither compute nor communication", WITH_MUCH_ROOM),
+    _time("overlapped_ms", "communication with compute at the same time", WITH_ROOM),
+    _time("exposed_ms", "communication without compute at the same time", ALWAYS),
+    _time("blocking_ms", "time in which a stream (on a CPU: the host) stood still for communication"),
+    _time("exposed_memory_ms", "memory copies without compute or communication at the same time", WITH_MUCH_ROOM),
     _time("idle_ms", "time in which the device did nothing", WITH_ROOM),
     _time("tail_ms", "exposed communication after the last compute of backward"),
     _share("overlap_%", "share of communication that is overlapped", ALWAYS),
@@ -170,15 +170,15 @@ _COLUMNS = (
     _time("when_outside_ms", "exposed between phases, or outside of steps"),
     _time("when_unknown_ms", "exposed where the trace names no phases"),
     _time("why_blocking_call_ms", "exposed in a collective launched after backward, or on the stream of compute"),
-    _time("why_launched_late_ms", "exposed since the host launched it late"),
-    _time("why_queued_ms", "exposed since it queued behind another collective"),
-    _time("why_late_input_ms", "exposed since what feeds it ended late"),
-    _time("why_peer_wait_ms", "exposed since a peer had not arrived"),
-    _time("why_transfer_ms", "exposed while bytes moved, or for a reason that is not told"),
+    _time("why_launched_late_ms", "exposed because the host launched it late"),
+    _time("why_queued_ms", "exposed because it queued behind another collective"),
+    _time("why_late_input_ms", "exposed because its input ended late"),
+    _time("why_peer_wait_ms", "exposed because a peer had not arrived"),
+    _time("why_transfer_ms", "exposed while bytes moved, or for an unknown reason"),
     _time("slack_ms", "how much later it could have ended without delaying what needs it", WITH_ROOM),
     _name("consumer", "what needs it first", WITH_MUCH_ROOM),
-    _name("held_by", "what that waited for last", WITH_MUCH_ROOM),
-    _name("ready_by", "where readiness is known from", WITH_MUCH_ROOM),
+    _name("held_by", "what the consumer waited for last", WITH_MUCH_ROOM),
+    _name("ready_by", "source of the time of readiness", WITH_MUCH_ROOM),
     # The critical path.
     _name("ends_on", "the rank on which the step ended last", WITH_ROOM),
     _time("path_ms", "length of the critical path", ALWAYS),
@@ -190,7 +190,7 @@ _COLUMNS = (
     _time("path_host_ms", "the host, before it launched what nothing else held up", ALWAYS),
     _time("path_copies_ms", "memory copies on it"),
     _count("on_path", "collectives on it"),
-    _count("rank_changes", "how often it goes over to another rank", WITH_ROOM),
+    _count("rank_changes", "how often it changes to another rank", WITH_ROOM),
     # The doctor.
     _name("finding", "what was found", ALWAYS),
     _time("costs_ms", "what it costs in a typical step, at most", ALWAYS),
@@ -201,12 +201,12 @@ _COLUMNS = (
     _count("last_collectives", "collectives at which the rank arrived last", WITH_ROOM),
     _count("last_steps", "steps in which the rank arrived last", ALWAYS),
     _share("last_%", "share of the steps in which the rank arrived last", WITH_ROOM),
-    _time("lag_ms", "how much later than the others it arrives: median over steps", ALWAYS),
+    _time("lag_ms", "per step, the rank's largest delay behind the others' median: median over steps", ALWAYS),
     _time("worst_lag_ms", "the largest lag of any step"),
-    _time("costs_others_ms", "exposed wait of another rank where it is last, a step"),
+    _time("costs_others_ms", "exposed wait of another rank where it is last, per step"),
     # From variant to variant.
     _name("from -> to", "the run, or the change from one run to the next", ALWAYS),
-    _time("contention_ms", "what communication beside it adds to compute"),
+    _time("contention_ms", "what simultaneous communication adds to compute"),
     _time("calls_ms", "the host's work round blocking collectives"),
     _time("rest_ms", "data, the host between phases, idle device"),
     _time("sum_ms", "sum of the parts", WITH_ROOM),
@@ -216,7 +216,7 @@ _COLUMNS = (
     _time("after_ms", "in the second run", USUALLY),
     _time("change_ms", "after less before", ALWAYS),
     _time("change_±_ms", "half of the change's 95 % interval"),
-    _name("told", "whether the change is beyond the spread of both runs", ALWAYS),
+    _name("significant", "whether the change is beyond the spread of both runs", ALWAYS),
     # Requirements.
     _name("requirement", "what was required", ALWAYS),
     _ratio("measured", "what was measured", ALWAYS),
@@ -245,7 +245,7 @@ _COLUMNS = (
     # The study.
     _count("batch", "sequences of a rank's batch", ALWAYS),
     _count("context", "tokens of a sequence", ALWAYS),
-    _name("status", "whether the runs came to their end", WITH_ROOM),
+    _name("status", "whether the runs finished", WITH_ROOM),
     _count("runs", "runs of the setting", WITH_ROOM),
     _time("step_±_ms", "half of the 95 % interval of the step time"),
     _time("comm_±_ms", "half of the 95 % interval of the communication time", WITH_ROOM),
@@ -259,7 +259,7 @@ _COLUMNS = (
     _time("study_comm_ms", "of the published study", WITH_ROOM),
     _share("study_comm_%", "of the published study", WITH_ROOM),
     _ratio("study_speedup", "of the published study"),
-    _name("observation", "a sentence that the numbers support", ALWAYS),
+    _name("observation", "a statistically supported sentence", ALWAYS),
     _time("predicted_ms", "communication left after backward, by the model of bucketing", WITH_MUCH_ROOM),
     # All-reduces alone.
     _name("size", "size of the message", ALWAYS),

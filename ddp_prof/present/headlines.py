@@ -1,4 +1,4 @@
-"""What is found of a run, in words: a claim that can stand alone, and what belongs to it."""
+"""Sentences about the main findings of a run."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from ddp_prof.variants import BASELINE
 _SHOWN_PARAMETERS = 2
 _WORTH_A_WORD = 0.05
 _WORTH_ADVICE = 0.01
-"""Share of the step from which it is said what would help."""
+"""Share of the step above which advice is given."""
 _LARGE_PART = 0.25
-"""Share from which a single collective is named."""
+"""Share above which a single collective is named."""
 
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """A finding in words.
+    """A finding as text.
 
     Attributes:
-        claim: A sentence without its end; the title of a figure.
-        detail: What goes on from it, to its end.
-        joint: What stands between the two in a text.
+        claim: A sentence without its period; the title of a figure.
+        detail: The rest of the text.
+        joint: Separator between the two.
     """
 
     claim: str
@@ -58,7 +58,7 @@ class Headline:
 def gain_headline(summary: VariantSummary) -> str:
     """What hiding all communication of a run would gain at most: the first sentence of every command and page.
 
-    What blocks bounds the gain where it is known and no host waited, what is exposed elsewhere.
+    The bound is the blocking time if it is known and no host waited, else the exposed time.
     """
     if summary.reason == NO_COMMUNICATION:
         return "Nothing in this trace is known to communicate, so there is nothing to hide."
@@ -106,7 +106,7 @@ def step_lengths(ranks: Iterable[RankOverlap]) -> dict[int, str]:
 def root_cause_headline(
     cause: RootCause | None, reason: str | None = None, blocking: RunBlocking | None = None
 ) -> Headline:
-    """What communication cost: what it blocked, where that is known, else what of it was exposed; and the main cause.
+    """The cost of communication (blocking time, else exposed time) and its main cause.
 
     Args:
         cause: The main cause of exposed time; ``None`` where nothing is exposed.
@@ -227,7 +227,7 @@ def _culprit_name(cause: RootCause) -> str:
 
 
 def _advice(cause: RootCause) -> str:
-    """What would help, only where it follows, and where there is something to gain."""
+    """Advice, if it follows from the cause and there is something to gain."""
     if cause.step_ns and cause.pair_ns < _WORTH_ADVICE * cause.step_ns:
         return f" That is {percent(cause.pair_ns / cause.step_ns)} of the step: hiding all of it would gain no more."
     if 2 * cause.wait_ns > cause.exposed_ns or cause.why == PEER_WAIT:

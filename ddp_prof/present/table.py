@@ -49,7 +49,7 @@ ENDLESS = 10_000
 
 @dataclass(frozen=True)
 class Digest:
-    """How a table of very many rows is made short.
+    """How a table of very many rows is shortened.
 
     Attributes:
         by: Key of the figure by which rows count; those with the largest come first.
@@ -78,9 +78,9 @@ class TableView:
     notes: Sequence[str]
     document: dict[str, Any]
     shown: Sequence[Row] = ()
-    """Rows to read, where they are worded otherwise than those for programs, which are ``rows``."""
+    """Rows for people, if they differ from ``rows``, which are for programs."""
     digest: Digest | None = None
-    """What of hundreds of ranks is shown on a terminal."""
+    """How the rows of hundreds of ranks are shortened on a terminal."""
     is_text: bool = False
     """Whether the title says it all, and rows are for programs and Markdown only."""
 
@@ -125,7 +125,7 @@ class ColumnChoice:
 
     @property
     def note(self) -> str | None:
-        """What is left out, and how to see it."""
+        """A note about the columns that are left out, and how to see them."""
         parts = []
         for columns, mark, what in ((self.unknown, "n/a", "without a value"), (self.zero, "0", "of zeros")):
             if len(columns) > MOST_NAMED:
@@ -143,7 +143,7 @@ def terminal_width() -> int | None:
 
 
 def select_columns(rows: Sequence[Row], keys: Sequence[str]) -> Sequence[Row]:
-    """The rows with the columns asked for, with all where none is.
+    """The rows with the selected columns; all columns if none is selected.
 
     Raises:
         DdpProfError: There is no such column.
@@ -169,7 +169,7 @@ def shorten(rows: Sequence[Row], digest: Digest) -> Sequence[Row]:
 
 
 def cut_names(rows: Sequence[Row]) -> Sequence[Row]:
-    """The rows, in which no name fills the terminal: names of files differ at their ends, so the middle goes."""
+    """Shorten long names in the middle; names of files differ at their ends."""
     return [{key: _cut(value) if key in NAMES else value for key, value in row.items()} for row in rows]
 
 
@@ -180,7 +180,7 @@ def _cut(name: Value) -> Value:
 
 
 def _number(value: Value) -> float:
-    """For an order in which what is not known comes last."""
+    """Sort key that puts unknown values last."""
     return float(value) if isinstance(value, (int, float)) else -math.inf
 
 

@@ -14,7 +14,7 @@ _NOT_TEXT = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 def plain_name(name: str, longest: int = MAX_NAME) -> str:
-    """A name in which each character shows, and that ends in time."""
+    """A name with visible characters only, cut to a length."""
     plain = name[: 4 * longest]
     if not plain.isprintable():  # most names are
         plain = "".join(" " if unicodedata.category(item) in _NOT_TEXT else item for item in plain)
@@ -29,7 +29,7 @@ def to_plain_text(plain: str) -> str:
 
 
 def shown_name(name: str) -> str:
-    """A name for Plotly: text, in which each character shows, and that ends in time."""
+    """A name as plain text for Plotly, with visible characters only, cut to a length."""
     return to_plain_text(plain_name(name))
 
 
@@ -44,7 +44,7 @@ def source_name(trace: Path | str, files: int) -> str:
 
 
 def collective_name(index: int | None, bucket: int | None) -> str:
-    """What a collective is called: by its bucket, else by its position in the step."""
+    """Name of a collective: by its bucket, else by its position in the step."""
     return f"collective {index}" if bucket is None else f"bucket {bucket}"
 
 

@@ -191,7 +191,7 @@ def recoloring() -> dict[str, str]:
 
 
 def device_label(devices: Iterable[str], caveats: Iterable[Caveat]) -> tuple[list[str], bool]:
-    """Device label of the runs, and whether to highlight it: nobody may take it for one GPU per rank.
+    """Device label of the runs, and whether to highlight it (anything but one GPU per rank).
 
     Args:
         devices: Of the runs.

@@ -1,4 +1,4 @@
-"""A report of runs: what its pages tell of each, and the workers that write them."""
+"""Collects what a report shows of each run, and writes its pages by workers."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ MOST_STEPS = 200
 MOST_RANKS = 8
 """Ranks of a run whose events are drawn one by one."""
 RUNS_A_WORKER = 4
-"""Where no number of workers is asked for, one starts for each so many runs: it takes a second or two to."""
+"""Default number of runs per worker: starting one takes a second or two."""
 
 
 def report_runs(runs: Sequence[Run]) -> list[ReportRun]:
-    """All that a report tells of each run; what takes long or much memory is made when it is asked for."""
+    """What a report shows of each run; expensive parts are computed on first use."""
     results = [run.overlap() for run in runs]
     found = []
     for run, result, summary in zip(runs, results, compare_variants(results), strict=True):

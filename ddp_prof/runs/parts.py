@@ -140,7 +140,7 @@ def _free_memory() -> int | None:
 
 
 def _structure_filter(patterns: RangePatterns) -> Callable[[str], bool]:
-    """Whether a range of this name tells steps, phases, collectives or processes."""
+    """Returns a test for names of ranges of steps, phases, collectives or processes."""
     from ddp_prof.analyze.core.known_names import KNOWN_NAMES
 
     ours = tuple(f"{name}|" for name in (PROCESS, STEP, *COLLECTIVES))
@@ -213,7 +213,7 @@ def _refuse_unsplittable(trace: Trace, ranks: Sequence[RankEvents]) -> None:
 
 
 def _parts_to_repeat(measured: Sequence[PartResult]) -> list[int]:
-    """Parts that were measured without knowing what others tell; as a rule there is none."""
+    """Parts whose assumptions other parts contradicted; usually none."""
     known, ahead = _merge_facts(measured), _find_hosts_ahead(measured)
     return [number for number, one in enumerate(measured) if (one.assumed, one.ahead) != (known, ahead)]
 

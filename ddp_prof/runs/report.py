@@ -196,7 +196,7 @@ def run_task(task: bytes) -> bytes:
 
 
 def run_safely(path: Path, version: str, made: Callable[[], Any]) -> bytes:
-    """What a worker made of a report, as bytes, or a ``TraceError`` that says why it could not.
+    """Pickle what a worker computes from a report, or the ``TraceError`` that stopped it.
 
     Args:
         path: The report.

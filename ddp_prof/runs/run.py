@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 DOCTOR = ("overlap", "collectives", "critical", "facts", "kernels")
 """What the doctor looks at."""
 MOST_FILES_OF_KERNELS = 8
-"""Files of a run of which :data:`OF_EACH_KERNEL` is measured: of hundreds of ranks it would fill the memory."""
+"""Largest number of files per run in which single kernels are measured: hundreds would fill the memory."""
 
 
 @dataclass(eq=False, repr=False)
@@ -245,18 +245,18 @@ class Run:
                 )
 
     def missing(self, measures: Sequence[str]) -> Iterator[tuple[Path, tuple[str, ...]]]:
-        """The files that are yet to be read, and what for. Kernels are many, so they are those of a few files."""
+        """The files to be read for these measures, and the measures; kernels are measured in a few files only."""
         for index, file in enumerate(self.files):
             wanted = tuple(name for name in measures if name not in OF_EACH_KERNEL or index < MOST_FILES_OF_KERNELS)
             if missing := tuple(name for name in wanted if name not in self.measured.get(file, {})):
                 yield file, missing
 
     def keep(self, events: TraceEvents) -> None:
-        """Do not read its one report again."""
+        """Keep the events of the run's only report in memory."""
         self._kept = events
 
     def measure_without_reading(self, measures: Sequence[str]) -> None:
-        """What can be measured without reading: nothing of each kernel, where launches were not read."""
+        """Measure what the events in memory allow, without reading files."""
         if self._kept:
             if self._kept.trace.shape_id is None:
                 measures = [measure for measure in measures if measure not in OF_EACH_KERNEL]
@@ -264,7 +264,7 @@ class Run:
                 self.measured.setdefault(file, {}).update(measure_events(self._kept, self.options, missing))
 
     def release_events(self) -> None:
-        """Make room in memory: events, and what was measured of each kernel, are read again if asked for."""
+        """Free memory: drop events and figures of kernels; they are read again on demand."""
         self._kept = None
         for of_file in self.measured.values():
             for measure in OF_EACH_KERNEL & of_file.keys():

@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("ddp_prof")
 
 BYTES_A_WORKER = 64 * 2**20
-"""Where no number of workers is asked for, one starts for each so many bytes: it takes half a second to."""
+"""Default number of bytes per worker: starting one takes half a second."""
 
 SECONDS_TO_CONNECT = 10
 SECONDS_WITHOUT_WORKERS = 10
 
 
 def _ignore_progress(_done: int, _total: int) -> None:
-    """Nobody asked how far it is."""
+    """Used if no progress is wanted."""
 
 
 def _ignore_events(_events: TraceEvents) -> None:
@@ -49,7 +49,7 @@ def _ignore_events(_events: TraceEvents) -> None:
 
 @dataclass(frozen=True)
 class Workers:
-    """Who reads reports.
+    """How reports are read in parallel.
 
     Attributes:
         jobs: Processes of this machine; ``None`` for as many as there are cores, and fewer where there is little to
@@ -151,7 +151,7 @@ def _processes(files: Sequence[Path], jobs: int | None) -> int:
 
 
 def count_cores() -> int:
-    """The cores that this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -220,7 +220,7 @@ def _run_by_scheduler(scheduler: str, work: Callable[[bytes], bytes], tasks: Seq
 
 
 def _warn_no_workers(client: Any, scheduler: str, done: Event) -> None:
-    """Say once that reports wait where no worker is there; one may come later, as on a cluster that is busy."""
+    """Log once that reports wait because no worker is connected; one may connect later."""
     while not done.wait(SECONDS_WITHOUT_WORKERS):
         if not client.scheduler_info()["workers"]:
             _LOG.warning(

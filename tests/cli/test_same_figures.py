@@ -107,28 +107,28 @@ def test_all_commands_say_the_same_of_blocking(tmp_path: Path) -> None:
     trace = write_capture(tmp_path / "x.sqlite", beyond_steps(bucket_steps(20, 4, 23, 30, 22)), "2023.4")
     typical, total = 12 * US, 61 * US
 
-    def told(*command: str) -> Any:
+    def read_json(*command: str) -> Any:
         return json.loads(run(*command, trace, "--format", "json").stdout)
 
     def blocking_ms(*command: str) -> list[float]:
         return [float(row["blocking_ms"]) for row in csv_rows(*command, trace)]
 
-    (rank,) = told("overlap")["ranks"]
+    (rank,) = read_json("overlap")["ranks"]
     assert [step["blocking_ns"] for step in rank["steps"]] == of_steps
     assert rank["blocking_ns"] == total
     assert blocking_ms("overlap") == [total / 1e6]
     assert blocking_ms("overlap", "--steps") == [ns / 1e6 for ns in of_steps]
 
-    of_collectives = told("collectives")["collectives"]
+    of_collectives = read_json("collectives")["collectives"]
     assert {one["step"]: one["blocking_ns"] for one in of_collectives} == dict(enumerate(of_steps)) | {None: 6 * US}
     assert blocking_ms("collectives") == [ns / 1e6 for ns in [6 * US, *of_steps]], "that of no step comes first"
 
-    (variant,), (summary,) = told("compare")["variants"], told("summary")["runs"]
+    (variant,), (summary,) = read_json("compare")["variants"], read_json("summary")["runs"]
     assert (variant["blocking_ns"], variant["blocked_steps"]) == (typical, 4)
     assert summary["blocking_ns"] == typical
     assert blocking_ms("compare") == [typical / 1e6]
     for percentile, expected in ((50, typical), (100, 20 * US)):
-        checked = told("check", "--max-blocking-ms", "1", "--percentile", str(percentile))
+        checked = read_json("check", "--max-blocking-ms", "1", "--percentile", str(percentile))
         assert checked["runs"][0]["verdicts"][0]["measured"] == expected
 
     said = {in_text(run(command, trace).stdout) for command in ("summary", "overlap", "collectives")}

@@ -35,7 +35,7 @@ def cluster() -> Iterator[str]:
         yield found.scheduler_address
 
 
-def said(*arguments: object) -> str:
+def run_command(*arguments: object) -> str:
     result = run(*arguments)
     assert result.exit_code == 0, result.stderr
     return result.stdout + result.stderr
@@ -45,14 +45,14 @@ def said(*arguments: object) -> str:
 def test_the_same_to_the_byte(cluster: str, reports: list[Path], command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(reports[0].parent)  # names are relative here, and workers are elsewhere
     asked = (command, "--format", "json", *(report.name for report in reports))
-    assert said(*asked, "--scheduler", cluster) == said(*asked)
+    assert run_command(*asked, "--scheduler", cluster) == run_command(*asked)
 
 
 def test_the_same_pages(cluster: str, reports: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(reports[0].parent)
     monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))
     for name, who in (("here", ("--jobs", 1)), ("there", ("--scheduler", cluster))):
-        said("report", "--separate", *(report.name for report in reports[:2]), "-o", tmp_path / name, *who)
+        run_command("report", "--separate", *(report.name for report in reports[:2]), "-o", tmp_path / name, *who)
     here, there = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("here", "there"))
     assert len(here) == 8
     assert here == there

@@ -237,7 +237,7 @@ class TraceOverlap(FrameResult):
         return tuple(found)
 
     def to_frame(self, *, by_step: bool = False) -> pd.DataFrame:
-        """One row per rank, or a row a step of each rank; times in nanoseconds, ratios from 0 to 1."""
+        """One row per rank, or one row per step of each rank; times in nanoseconds, ratios from 0 to 1."""
         if by_step:
             identity = ("process", "device", "rank")
             return make_frame_from_rows(

@@ -1,4 +1,4 @@
-"""What commands have in common: the layout of their help, how traces are read, the form of tables."""
+"""Shared parts of commands: layout of the help, options for reading traces, options for tables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Function = TypeVar("Function", bound="Callable[..., Any]")
 _READING = frozenset(
     {"step_range", "backward_range", "comm_pattern", "separate", "one_run", "jobs", "part_rows", "scheduler", "strict"}
 )
-"""Options of how traces are read."""
+"""Options for reading traces."""
 _GENERAL = frozenset({"quiet", "verbose", "help"})
 
 
@@ -62,7 +62,7 @@ def add_options(function: Function, taking: Callable[..., Any], options: Iterabl
 
 
 INTERRUPTED = 130
-"""What a shell says of a program that Ctrl-C ended."""
+"""Exit code of a program that Ctrl-C ended, as shells report it."""
 
 
 def _check_regular_expression(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
@@ -137,7 +137,7 @@ def _warn_left_out(error: TraceError) -> None:
 
 
 def load_options(function: Function) -> Function:
-    """Adds what says how files are read, and by whom, handed over as one ``load``, a :class:`Loader`."""
+    """Add the options for reading traces, passed on as one argument ``load``, a :class:`Loader`."""
 
     def with_loader(*args: Any, **values: Any) -> Any:
         if values["one_run"] and values["separate"]:
@@ -196,7 +196,7 @@ FORMS = ("table", "json", "csv", "markdown")
 
 
 def table_options(function: Function) -> Function:
-    """Adds ``--format``, ``--wide`` and ``--columns``, handed over as one ``output``, a ``TableOptions``."""
+    """Add ``--format``, ``--wide`` and ``--columns``, passed on as one argument ``output``, a ``TableOptions``."""
 
     def with_output(*args: Any, form: str, wide: bool, columns: tuple[str, ...], **kwargs: Any) -> Any:
         return function(*args, output=TableOptions(form, wide, columns, is_quiet()), **kwargs)

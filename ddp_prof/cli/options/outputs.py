@@ -1,4 +1,4 @@
-"""What commands write and print: never over what is read, and fit for a terminal."""
+"""Writes and prints for commands: never over inputs, and safe for a terminal."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Output(click.Path):
 
 
 def protect_inputs(files: Iterable[Path], *also_written: Path) -> None:
-    """Let nothing be written to these files as long as the command runs; refuse its options at once that would.
+    """Refuse to write to these files while the command runs; checks the command's options at once.
 
     What options do not name, such as the files in a folder, is refused when it is written, or named here.
     """
@@ -58,7 +58,7 @@ def protect_inputs(files: Iterable[Path], *also_written: Path) -> None:
 
 
 def default_output(title: str, ending: str) -> Path:
-    """The file that a command writes where none is named: called as what it shows, whatever that is."""
+    """The default output file of a command, named after what it shows."""
     from ddp_prof.present.text import plain_name
 
     return Path(plain_name(title).replace("/", "-") + ending)

@@ -1,4 +1,4 @@
-"""How much a command says beside its result; options of all commands, and before them."""
+"""Notes and progress on stderr, and the options that control them; valid after and before a command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ddp_prof.cli.options.outputs import say
 from ddp_prof.printable import printable
 
 DELAY_S = 1.0
-"""After which a command that still works shows its progress."""
+"""Seconds after which a command shows its progress."""
 
 EXIT_CODE = "ddp_prof.exit_code"
 """Key in click's context of an exit code other than 0 for a command that ran to its end."""
@@ -37,7 +37,7 @@ def print_note(text: str) -> None:
 
 @contextmanager
 def progress(parts: int) -> Iterator[Callable[[str], None]]:
-    """Hands out what is to be called with the name of each part of the work when it begins; shown by a bar."""
+    """Yield a function to call with the name of each part of the work when it begins; shows a bar."""
     with progress_bar() as show:
         done = count()
         yield lambda part: show(part, next(done), parts)
@@ -45,7 +45,7 @@ def progress(parts: int) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Hands out what is to be called with what is done now, and how many of how many parts are done.
+    """Yield a function to call with the current part, the number of finished parts and of all parts.
 
     A bar on stderr shows it where that is a terminal and the work takes more than a second. Of a single part nobody
     knows how far it is: the bar moves to and fro.

@@ -43,9 +43,9 @@ def draw_step_collectives(
     ranks: Sequence[RankStepView],
     headline: Headline,
 ) -> go.Figure:
-    """One panel per rank: compute on top, below it a row a collective in the order of launch.
+    """One panel per rank: compute on top, below it one row per collective in the order of launch.
 
-    The layout's ``meta`` tells of each row the rank and the index of its collective.
+    The layout's ``meta`` holds the rank and the index of each row's collective.
     """
     import plotly.graph_objects as go
 
@@ -77,7 +77,7 @@ def _label(line: CollectiveView) -> str:
 
 
 def _bars(rows: Sequence[_Row]) -> list[dict[str, Any]]:
-    """One trace a colour, so that a legend names each once."""
+    """One Plotly trace per colour, so that the legend names each once."""
     stretches: dict[tuple[str, bool], list[tuple[int, int, int, str]]] = {}
     for row in rows:
         if row.line is None:
@@ -96,7 +96,7 @@ def _bars(rows: Sequence[_Row]) -> list[dict[str, Any]]:
 
 
 def _covered_stretches(line: CollectiveView, compute: Sequence[tuple[int, int]]) -> list[tuple[str, int, int]]:
-    """What a collective lasts, without its own exposed time: what compute hides, and what is counted elsewhere."""
+    """A collective's time except its own exposed time: overlapped, or counted with another collective."""
     own = [(stretch.start_ns, stretch.end_ns, "") for stretch in line.exposed]
     found, cursor = [], line.start_ns
     for start, end, kind in sorted([*own, *((start, end, theme.OVERLAPPED) for start, end in compute)]):

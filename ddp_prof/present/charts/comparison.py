@@ -53,7 +53,7 @@ def _split_bars(summaries: Sequence[VariantSummary]) -> list[dict[str, Any]]:
 
 
 def _step_dots(results: Sequence[TraceOverlap]) -> list[dict[str, Any]]:
-    """A dot a step of each rank, spread a little in height so that equal ones are seen."""
+    """One dot per step of each rank; equal ones are spread in height."""
     dots = []
     for row, result in enumerate(results):
         known = [
@@ -158,7 +158,7 @@ def _headline(summaries: Sequence[VariantSummary]) -> str:
 
 
 def subtitle(results: Sequence[TraceOverlap]) -> str:
-    """What a figure of runs must say: on which device, of how many ranks."""
+    """Subtitle of a figure of runs: device and number of ranks."""
     caveats = {caveat for result in results for caveat in result.caveats}
     text = theme.device_notice((result.device for result in results), caveats)
     ranks = sorted({len(result.ranks) for result in results})

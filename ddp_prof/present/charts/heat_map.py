@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 LEAST_RANKS = 9
-"""Ranks from which a report shows the map; fewer can be told apart in the other charts."""
+"""A report shows the map from this number of ranks on; the other charts can show fewer."""
 MOST_COLUMNS = 600
-"""Columns that a map has at most: of more steps a column stands for several, and shows the largest figure of them."""
+"""Largest number of columns; with more steps a column stands for several and shows their largest figure."""
 
 _TOP, _BOTTOM, _LEFT, _RIGHT, _GAP, _MAP = 110, 50, 150, 90, 46, 300
 _MOST_LABELS = 24

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 WIDTH = 1400
 SCALE = 2
 SECONDS_TO_CLOSE = 10
-"""So long an interrupted program waits for its browser."""
+"""Seconds that an interrupted program waits for its browser."""
 _BROWSER_ERRORS = (RuntimeError, OSError, TimeoutError, asyncio.TimeoutError, asyncio.CancelledError)
-"""What is raised where a browser fails; the last where it closes while it is started."""
+"""Errors that kaleido raises if a browser fails; the last one if it closes while it starts."""
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")
 
 
 class PictureError(DdpProfError):
-    """Pictures cannot be drawn here; whoever shows the same in another way may go on without."""
+    """Pictures cannot be drawn here."""
 
 
 def find_browser() -> Path | None:

@@ -23,7 +23,7 @@ _HALF = 0.36
 
 
 def draw_overlap_by_step(results: Sequence[TraceOverlap]) -> go.Figure:
-    """A band a run from 0 to 100 %, in the order given: a dot a step of each rank, a line through the ranks' mean."""
+    """One band per run from 0 to 100 %, in the order given: a dot per step of each rank, a line for the ranks' mean."""
     import plotly.graph_objects as go
 
     bands = [trace for row, result in enumerate(results) for trace in _band(row, result)]

@@ -1,4 +1,4 @@
-"""Who is late when: a heat map of ranks and steps, and below it what each step pays for it."""
+"""The skew of a run: a heat map of lags by rank and step, and below it the cost of each step."""
 
 from __future__ import annotations
 

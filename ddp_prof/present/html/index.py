@@ -1,4 +1,4 @@
-"""What the first page of a report says: figures, tables and lists of a set of runs, as values of its template."""
+"""The values of the template of a report's first page: figures, tables and lists of a set of runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def index_values(
     """The values of ``templates/index.html``.
 
     Args:
-        runs: The runs, in the order in which they are told of.
+        runs: The runs, in the order of the page.
         charts: Names of its figures but the waterfall.
         is_whole: Whether the pages of the runs are there.
         missing: Names of runs without pages.

@@ -38,7 +38,7 @@ _ASSETS = files("ddp_prof.present.html") / "assets"
 
 @dataclass(frozen=True)
 class Link:
-    """A way to another page.
+    """A link to another page.
 
     Attributes:
         relation: ``prev`` or ``next`` where it has that place.
@@ -53,7 +53,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Navigation:
-    """The ways to other pages: back to the page of all runs, and to others."""
+    """Links to other pages: back to the page of all runs, and to others."""
 
     index: str
     links: tuple[Link, ...]
@@ -101,7 +101,7 @@ def write_page(
     script: str = "",
     shared_plotly: bool = False,
 ) -> None:
-    """Write a page; it is there whole or as it was.
+    """Write a page; after a failure the old one is unchanged.
 
     Args:
         path: The page.
@@ -151,7 +151,7 @@ def trusted_markup(ours: str) -> Markup:
 
 
 def json_in_page(data: Any) -> Markup:
-    """JSON in which nothing can be taken for the end of its element."""
+    """JSON that cannot end its HTML element."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     return trusted_markup(text.replace("<", "\\u003c").replace(">", "\\u003e"))
 

@@ -1,4 +1,4 @@
-"""A folder to open in a browser: one page that tells of a set of runs, and a timeline of each.
+"""A report: a folder with one page about a set of runs, and pages about each.
 
 It works from disk and without network; its pages share one plotly.js.
 """
@@ -44,7 +44,7 @@ PagesOutcome = tuple[int, Mapping[str, Any] | TraceError | None]
 MOST_PICTURES = 20
 """Runs of a report with a picture of each one's timeline: a browser takes about a second for one."""
 WATERFALL = "waterfall"
-"""Name of the chart that tells what the runs changed of each other."""
+"""Name of the chart of the changes from run to run."""
 CHARTS = ("comparison", "overlap-by-step", "step-times")
 """Names of the charts of all runs, in the order of the page."""
 
@@ -76,15 +76,16 @@ def write_report(
     """Write ``index.html`` at once, then the pages of each run, and the index again when all is there.
 
     Args:
-        runs: The runs in the order in which they are told of.
+        runs: The runs in the order of the page.
         folder: Made where it is missing; files of the same names are replaced.
-        waterfall: What the runs changed of each other.
-        pictures: Who draws them, where a browser was started before.
+        waterfall: The changes from run to run.
+        pictures: Draws them; ``None`` starts a browser.
         make_pages: Writes the pages of the runs into the folder, in any order; by default this process does.
-        progress: Is told how many of how many runs have their pages: of none as soon as the index is there.
+        progress: Called with the number of runs that have their pages and the number of all; with 0 when the index is
+            written.
 
     Returns:
-        What could not be made, a line each.
+        What could not be made, one line each.
     """
     names = _page_names(run.name for run in runs)
     runs = [replace(run, name=name) for name, run in zip(names, runs, strict=True)]
@@ -187,7 +188,7 @@ def write_run_pages(run: ReportRun, folder: Path, place: Place) -> Mapping[str, 
 
 
 _PAGES = {TIMELINE: "timeline", WHY: "why it is exposed", KERNELS: "kernels"}
-"""The pages of a run: how their names end, and what links to them say."""
+"""The pages of a run: suffix of the file name, and text of links."""
 
 
 def _navigation(place: Place, here: str) -> Navigation:
@@ -260,7 +261,7 @@ def _rows_by_cost(
 
 
 def _columns_of_steps(rows: Sequence[Row]) -> list[Column]:
-    """Without what is not known, and without a rank, an operation or a cause that is that of all."""
+    """The columns with any value, except a rank, operation or cause that is the same in all rows."""
     constant = {key for key in ("rank", "op", "cause") if len({row[key] for row in rows}) == 1}
     found = columns_of(rows)
     return [item for item in found if item.key not in constant and any(row[item.key] is not None for row in rows)]
@@ -291,12 +292,12 @@ def _write_kernels_page(run: ReportRun, folder: Path, place: Place) -> None:
 
 
 def _informative_columns(rows: Sequence[Row]) -> list[Column]:
-    """The columns in which something is known, without the run, which is all of the page's."""
+    """The columns with any value, except the run, which is the same on the whole page."""
     return [column for column in columns_of(rows) if column.key != "run" and any(row[column.key] for row in rows)]
 
 
 def _page_names(names: Iterable[str]) -> list[str]:
-    """Names that every file system and address takes, each once."""
+    """Unique names that are valid in every file system and URL."""
     taken = {INDEX, WATERFALL, *CHARTS}
     result = []
     for name in names:

@@ -1,4 +1,4 @@
-"""A run as a report tells of it: its figures, and why its communication is exposed."""
+"""What a report shows of a run: its figures, and why its communication is exposed."""
 
 from __future__ import annotations
 
@@ -46,6 +46,6 @@ class ReportRun:
 
     @property
     def cause(self) -> Headline:
-        """What communication cost and its main cause, in words."""
+        """The cost of communication and its main cause, as text."""
         collectives = self.explanation.collectives
         return root_cause_headline(self.explanation.root_cause, collectives.reason, collectives.blocking)

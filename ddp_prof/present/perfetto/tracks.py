@@ -1,4 +1,4 @@
-"""A trace as viewers of tracks want it: for each process, tracks of slices that nest, and counters of communication.
+"""A trace as tracks for Perfetto: per process, tracks of nested slices, and counters of communication.
 
 From top to bottom: the threads with their ranges, their CUDA calls, the collectives as the host saw them, the streams
 of each device.
@@ -128,7 +128,7 @@ def _process_title(process: int, rank_events: Sequence[RankEvents]) -> str:
 
 
 def _counters(rank_events: Sequence[RankEvents]) -> tuple[Counter, ...]:
-    """A rank that did not communicate has none: zero would say that all of it was hidden."""
+    """Counters of the ranks that communicate; for others zero would mean that all of it was hidden."""
     counters = []
     for events in (rank.including_warmup for rank in rank_events):
         if len(events.union_of(Category.COMMUNICATION)):
@@ -168,7 +168,7 @@ class _Builder:
                 yield self._thread_title(thread) + suffix, slices, self.trace.names
 
     def _calls(self) -> Iterator[tuple[str, Slices, Sequence[str]]]:
-        """What the host asked, by thread; nothing where names and ends of calls were not read."""
+        """CUDA calls by thread; empty if names and ends of calls were not read."""
         calls, details = self.trace.calls, self.trace.call_details
         if details is None:
             return

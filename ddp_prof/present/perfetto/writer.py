@@ -135,7 +135,7 @@ def _counter_events(counter: Counter, pid: int, zero_ns: int) -> list[str]:
 def _lane_events(
     lane: Track, pid: int, tid: int, zero_ns: int, first_call: int, first_activity: int
 ) -> Iterator[list[str]]:
-    """A complete event ("X") a slice; viewers take the first of those that start together for the outer one.
+    """One complete event ("X") per slice; viewers take the first of those that start together for the outer one.
 
     Behind them the ends of arrows, at the starts of the slices that they belong to.
     """

@@ -34,7 +34,7 @@ SUMMED = ("duration", "wait", "overlapped", "exposed", "blocking", "exposed_wait
 
 
 def collectives_view(run: RunAnalysis, result: RunCollectives, headline: Headline, by: str | None = BY[0]) -> TableView:
-    """The collectives of a run, under what was found of them; ``by`` is one of ``BY``.
+    """The collectives of a run under a headline; ``by`` is one of ``BY``.
 
     With ``None`` rows for programs are collectives, and rows to read the buckets, or the worst collectives where there
     are no buckets.

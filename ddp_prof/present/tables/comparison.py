@@ -80,7 +80,7 @@ def waterfall_rows(waterfall: Waterfall) -> list[Row]:
 
 
 def readable_rows(waterfall: Waterfall) -> list[Row]:
-    """The same rows, in which a change that its spread cannot tell from none is a spread and no change."""
+    """The same rows for people: an insignificant change is shown as its spread."""
     rows = waterfall_rows(waterfall)
     for row, change in zip(rows[1:], waterfall.changes, strict=True):
         for part in (*PARTS, "step"):
@@ -142,7 +142,7 @@ HOW_TO_READ_CHANGES = (
 
 
 def change_rows(changes: Sequence[PartChange]) -> list[Row]:
-    """A row a part of the step, and one for the step."""
+    """One row per part of the step, and one for the step."""
     return [
         {
             "part": change.part,
@@ -150,7 +150,7 @@ def change_rows(changes: Sequence[PartChange]) -> list[Row]:
             "after_ms": ms(change.after_ns),
             "change_ms": ms(change.change_ns),
             "change_±_ms": ms(change.half_width_ns),
-            "told": _told(change),
+            "significant": _significance(change),
             "cause": collective_change_text(change.cause) if change.cause else None,
         }
         for change in changes
@@ -167,7 +167,7 @@ def change_texts(changes: Sequence[PartChange]) -> list[str]:
 
 
 def collective_change_text(change: CollectiveChange) -> str:
-    """What changed of a collective, in words."""
+    """What changed of a collective, as text."""
     which, (verb, more, less) = collective_name(change.index, change.bucket), _MOVES[change.moved]
     return f"{which} {verb} {milliseconds(abs(change.by_ns))} {more if change.by_ns > 0 else less}"
 
@@ -181,7 +181,7 @@ _MOVES = {
 }
 
 
-def _told(change: PartChange) -> str:
+def _significance(change: PartChange) -> str:
     if change.change_ns is None:
         return "not known"
     if change.is_beyond_spread is None:

@@ -18,7 +18,7 @@ NAMES = {
     "host": "the host",
     "copies": "copies",
 }
-"""What the parts are called in a sentence."""
+"""Names of the parts in a sentence."""
 
 
 def critical_view(run: RunAnalysis, critical: RunCritical) -> TableView:

@@ -24,7 +24,8 @@ _SLOWDOWN = (
 _NO_SHAPES = "no launch shapes in this trace: kernels of one name and phase count as the same"
 _IDLE = (
     "idle time from the first to the last work of a step, or of a capture that marks none, summed over ranks; "
-    f"'host ...': where the host was before it launched the next work; '{NOT_BEGUN}': that was launched already"
+    f"'host ...': where the host was before it launched the next work; '{NOT_BEGUN}': the next work "
+    "was queued but had not started"
 )
 NO_KERNELS = "no kernels were recorded: on a CPU only the program's ranges are known"
 
@@ -49,7 +50,7 @@ def kernels_views(result: TraceOverlap, use: DeviceUse, top: int | None = None) 
 
 
 def most_of(view: TableView) -> str:
-    """The largest part of a table in a few words; of an empty one why it is empty."""
+    """The largest part of a table as text, or why it is empty."""
     if not view.rows:
         return view.notes[0]
     key = next(key for key in view.rows[0] if key.startswith("of_"))

@@ -1,4 +1,4 @@
-"""The overlap of one run as rows: one per rank, or one a step of each rank."""
+"""The overlap of one run as rows: one per rank, or one per step of each rank."""
 
 from __future__ import annotations
 
@@ -36,12 +36,14 @@ def overlap_view(result: TraceOverlap, headline: str = "", *, by_step: bool) -> 
 
 
 def _title(result: TraceOverlap) -> str:
-    """What was measured, and how much of it could be placed in a step."""
+    """What was measured, and how much of it was assigned to a step."""
     parts = [source_name(result.trace, result.files), profiler_name(result), f"device: {result.device}"]
     attribution = result.attribution
     if attribution.device_time:
         kind = "device time" if result.device == "cuda" else "time"
-        parts.append(f"in a step: {attribution.device_time:.1%} of {kind}, {attribution.activities:.1%} of events")
+        parts.append(
+            f"assigned to a step: {attribution.device_time:.1%} of {kind}, {attribution.activities:.1%} of events"
+        )
     return " · ".join(parts)
 
 
@@ -52,7 +54,7 @@ def profiler_name(result: TraceOverlap) -> str:
 
 
 def overlap_notes(result: TraceOverlap) -> list[str]:
-    """What could not be known or was assumed, a line each."""
+    """What is unknown or was assumed, one line each."""
     reasons = [f"{rank.name}: no overlap figure: {rank.reason}" for rank in result.ranks if rank.reason]
     unknown = {}
     for rank in result.ranks:

@@ -27,7 +27,7 @@ def skew_view(run: RunAnalysis, skew: RunSkew) -> TableView:
 
 _OF_STEPS = (
     "lag: per step, the rank's largest delay behind the others' median; shown is the median over the steps",
-    "exposed wait and what it costs others: mean of a step",
+    "exposed wait and what it costs others: mean per step",
 )
 _OF_THE_CAPTURE = (
     "lag: the rank's delay behind the others' median; shown is the median over the collectives",

@@ -1,4 +1,4 @@
-"""The first answer about a run: what was read, where a step's time goes, and what hiding communication would gain."""
+"""The summary of a run: what was read, where a step's time goes, and what hiding communication would gain."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -79,7 +79,7 @@ def _all_files(result: TraceOverlap) -> str:
 
 
 def summary_view(runs: Sequence[SummarizedRun]) -> TableView:
-    """Ten lines about one run; of several a row each under one sentence each."""
+    """Ten lines about one run; for several runs one row and one sentence per run."""
     document: Document = {"schema": SCHEMA, "runs": [_document(run) for run in runs]}
     rows = [_row(run) for run in runs]
     if len(runs) == 1:

@@ -202,13 +202,13 @@ def test_hiding_that_costs_more_than_it_saves(contention_ns: int, is_named: bool
 
 
 def test_hiding_of_which_the_cost_is_known_of_some_ranks_is_judged_only_where_it_costs() -> None:
-    def said(contention_ns: int) -> tuple[list[str], dict[str, str]]:
+    def findings_with(contention_ns: int) -> tuple[list[str], dict[str, str]]:
         found = diagnose(training().trace(), replace(NO_CONTENTION, contention_ns=contention_ns), (8, 64))
         return [one.rule for one in found.findings], {one.rule: one.reason for one in found.abstained}
 
     rule = "overlap without gain"
-    assert said(MS // 10)[1][rule] == "kernels of 8 of 64 traces were compared: in these overlap gains time"
-    assert rule in said(50 * MS)[0]
+    assert findings_with(MS // 10)[1][rule] == "kernels of 8 of 64 traces were compared: in these overlap gains time"
+    assert rule in findings_with(50 * MS)[0]
 
 
 def test_the_doctor_says_of_how_many_files_kernels_were_compared(

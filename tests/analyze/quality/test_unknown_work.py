@@ -17,12 +17,12 @@ from tests.ingest.test_kineto_json import event, write
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
 
 
-def said(command: str, path: Path) -> str:
+def run_command(command: str, path: Path) -> str:
     return run(*command.split(), "--format", "json", str(path)).stdout
 
 
 def headline(path: Path) -> str:
-    return str(json.loads(said("collectives", path))["headline"])
+    return str(json.loads(run_command("collectives", path))["headline"])
 
 
 def with_a_graph(path: Path) -> Path:
@@ -36,18 +36,18 @@ def with_a_graph(path: Path) -> Path:
 def test_beside_a_graph_recorded_whole_nothing_is_said_to_be_exposed(tmp_path: Path) -> None:
     path = with_a_graph(tmp_path)
     assert headline(path) == f"Whether communication is exposed is not known: {GRAPHS}."
-    overlap = json.loads(said("overlap", path))
+    overlap = json.loads(run_command("overlap", path))
     (rank,) = overlap["ranks"]
     assert (rank["overlap_ratio"], rank["backward_overlap_ratio"], rank["reason"]) == (None, None, GRAPHS)
     assert overlap["outliers"] is None
-    (variant,) = json.loads(said("compare", path))["variants"]
+    (variant,) = json.loads(run_command("compare", path))["variants"]
     assert (variant["overlap_ratio"], variant["backward_overlap_ratio"]) == (None, None)
-    verdicts = json.loads(said("check --min-overlap 0 --max-exposed-ms 1000", path))["runs"][0]["verdicts"]
+    verdicts = json.loads(run_command("check --min-overlap 0 --max-exposed-ms 1000", path))["runs"][0]["verdicts"]
     assert [(verdict["status"], verdict["reason"]) for verdict in verdicts] == [("unknown", GRAPHS)] * 2
 
 
 def test_what_a_graph_computes_is_not_said_to_be_the_rest_of_a_step(tmp_path: Path) -> None:
-    document = json.loads(said("compare", with_a_graph(tmp_path)))
+    document = json.loads(run_command("compare", with_a_graph(tmp_path)))
     assert (document["waterfall"]["budgets"], document["waterfall"]["unknown"]) == ([], ["graph"])
 
 
@@ -71,7 +71,7 @@ def test_few_unnamed_kernels_are_no_graphs(tmp_path: Path) -> None:
     path = write_capture(tmp_path / "x.sqlite", Capture(kernels, [Range("step 0", 0, 5000, 100)]))
     (rank,) = measure_overlap(load_trace(path)).ranks
     assert rank.overlap_ratio is not None
-    (verdict,) = json.loads(said("check --min-overlap 0", path))["runs"][0]["verdicts"]
+    (verdict,) = json.loads(run_command("check --min-overlap 0", path))["runs"][0]["verdicts"]
     assert (verdict["status"], verdict["reason"]) == ("passed", None)
 
 

@@ -60,7 +60,7 @@ def test_within_the_spread_nothing_is_told() -> None:
     found = changes_between([(7, length) for length in lengths], [(7, length + 1) for length in lengths])
     assert found["tail"].change_ns == 1
     assert (found["tail"].is_beyond_spread, found["tail"].cause) == (False, None)
-    assert {row["part"]: row["told"] for row in change_rows(list(found.values()))}["tail"] == "within the spread"
+    assert {row["part"]: row["significant"] for row in change_rows(list(found.values()))}["tail"] == "within the spread"
     assert change_texts(list(found.values())) == []
 
 
@@ -87,7 +87,12 @@ def test_what_is_not_known_of_the_runs_is_no_zero() -> None:
     for part in ("wait", "contention"):
         assert (found[part].before_ns, found[part].after_ns, found[part].change_ns) == (None, None, None)
         (row,) = change_rows([found[part]])
-        assert (row["before_ms"], row["after_ms"], row["change_ms"], row["told"]) == (None, None, None, "not known")
+        assert (row["before_ms"], row["after_ms"], row["change_ms"], row["significant"]) == (
+            None,
+            None,
+            None,
+            "not known",
+        )
 
 
 def gpu_capture(launch_ms: float) -> Capture:
