@@ -42,7 +42,9 @@ def page(tmp_path: Path) -> Path:
     return page_of(tmp_path, steps_of(4, 8, 5, 7))
 
 
-def test_it_opens_on_the_step_of_median_length_and_leads_to_all_of_it(visit: Visit, page: Path) -> None:
+def test_it_opens_on_the_step_of_median_length_where_none_communicates_and_leads_to_all(
+    visit: Visit, page: Path
+) -> None:
     visit.open_timeline(page, "")
     assert visit.page.locator("#steps option:checked").text_content() == "step 2", "the shorter of two in the middle"
     assert window(visit) == [-0.1, 5.1]
@@ -118,3 +120,13 @@ def test_what_is_exposed_has_its_number_beside_it_where_it_is_thin(visit: Visit,
     visit.page.locator(".textpoint", has_text="exposed").wait_for()
     assert numbers.all_text_contents() == [], "there is room in it"
     assert visit.complaints == []
+
+
+def test_of_thin_ones_close_together_the_sum(visit: Visit, tmp_path: Path) -> None:
+    trace = draw_trace(
+        launches={"main": "a" + "." * 299 + "A" + "......" + "B" + ".." + "b"},
+        streams={7: "a" * 300 + "..." + "c" * 4 + "..." + "b" * 300, 9: "." * 300 + "A" * 3 + "...." + "B" * 3},
+        character_ns=1000,
+    )
+    visit.open_timeline(page_of(tmp_path, trace))
+    assert visit.page.locator(".annotation-text").all_text_contents() == ["6.0 µs"]

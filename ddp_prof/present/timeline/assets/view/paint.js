@@ -179,7 +179,7 @@ class Painter {
     if (height < FONT_PX || this.hidden.has(track.category)) return;
     const text = room < LEAST_TEXT - PADDING ? "" : fitting(this.timeline.texts(track, at), room);
     if (!text) {
-      if (row.kind === "strip" && track.category === this.exposed?.code) this.thin.push({ row, to, ns: track.end[at] - track.start[at] });
+      if (row.kind === "strip" && track.category === this.exposed?.code) this.thin.push({ row, track, from: track.start[at], to: track.end[at] });
       return;
     }
     const below = row.kind === "strip" && height >= 2 * FONT_PX ? milliseconds(track.end[at] - track.start[at]) : "";
@@ -189,14 +189,17 @@ class Painter {
     this.text.color.push(this.ink.get(track.category));
   }
 
-  /** The lengths of what is exposed and too thin to hold them, the longest first, so far as they do not cover each other. */
+  /** How long what is too thin to hold its length is exposed; what lies so close that there is no room is summed. */
   numbers() {
-    const shown = [];
-    for (const each of this.thin.sort((one, other) => other.ns - one.ns)) {
-      const isFree = shown.every(({ row, to }) => row !== each.row || Math.abs(to - each.to) > NUMBER_PX * this.pixel);
-      if (isFree && shown.length < MOST_NUMBERS) shown.push(each);
+    const room = NUMBER_PX * this.pixel, groups = [];
+    for (const each of this.thin) {
+      const last = groups.at(-1);
+      if (last?.row === each.row && each.from - last.to < room) last.to = each.to;
+      else groups.push({ ...each });
     }
-    return shown.map(({ row, to, ns }) => ({
+    const isFree = ({ track, to }) => !track.covered(to, to + room);
+    const numbered = groups.filter(isFree).map((group) => ({ ...group, ns: Math.round(group.track.covered(group.from, group.to)) }));
+    return numbered.sort((one, other) => other.ns - one.ns).slice(0, MOST_NUMBERS).map(({ row, to, ns }) => ({
       x: this.#x(row, to), y: (row.top + row.bottom) / 2, xanchor: "left", xshift: 2, showarrow: false, borderpad: 1,
       text: milliseconds(ns), font: { size: FONT_PX - 1, color: this.exposed.color }, bgcolor: this.colors.paper_bgcolor,
     }));
