@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
@@ -243,8 +243,8 @@ _active: tuple[Sink, ...] = _sinks if _enabled else ()
 
 steps_are_marked = False
 """Whether the program marks its steps itself."""
-counted_steps: list[OpenRange] = []
-"""The step that ``ddp-prof capture`` counts, while it is open: the first one that the program marks ends it."""
+at_own_step: Callable[[], None] | None = None
+"""What ``ddp-prof capture`` does before a step that the program marks."""
 
 
 def is_enabled() -> bool:
@@ -297,17 +297,12 @@ def process(*, rank: int, world: int, variant: str, backend: str, device: str, r
     )
 
 
-def end_counted_step() -> None:
-    """At the end of a step that nobody but ``ddp-prof capture`` marks."""
-    while counted_steps:
-        counted_steps.pop().end()
-
-
 def step(index: int, warmup: bool = False) -> NestedRange:
     """Round one training step; analysis leaves out steps marked as warm-up."""
     global steps_are_marked
     steps_are_marked = True
-    end_counted_step()
+    if at_own_step:
+        at_own_step()
     marks = {"warmup": 1} if warmup else {}
     return NestedRange(range_names.format_range(range_names.STEP, index=index, **marks))
 

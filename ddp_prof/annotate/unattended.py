@@ -44,6 +44,7 @@ def start() -> None:
     _wrap_with_call(torch.autograd.profiler.profile, "_prepare_trace", recording.stop_for_own_profiler)
     _wrap_with_call(torch.nn.parallel.DistributedDataParallel, "__init__", recording.begin)
     register_optimizer_step_post_hook(recording.count)
+    ranges.at_own_step = recording.begin_own_step
 
 
 def _wrap_with_call(owner: Any, name: str, first: Callable[[], None]) -> None:
@@ -66,6 +67,7 @@ class _Recording:
         self._trace, self._process = trace, os.getpid()
         self._optimizer: Any = None
         self._step = -1
+        self._range: ranges.OpenRange | None = None
         self._profile: profile | None = None
         self._is_free = True
 
@@ -86,6 +88,12 @@ class _Recording:
                 ranges.enable(False)
             self._begin_step()
 
+    def begin_own_step(self) -> None:
+        """Before a step that the program marks: what was counted until then ends."""
+        self.begin()
+        if self._range is not None:
+            self._range.end()
+
     def count(self, optimizer: Any, *_: Any) -> None:
         """After a step of any optimizer."""
         self._optimizer = self._optimizer or optimizer
@@ -93,7 +101,8 @@ class _Recording:
             self._begin_step()
 
     def _begin_step(self) -> None:
-        ranges.end_counted_step()
+        if self._range is not None:
+            self._range.end()
         self._step += 1
         if self._step == self._first:
             self._start()
@@ -101,8 +110,7 @@ class _Recording:
             self.stop()
         if not ranges.steps_are_marked:
             warmup = {"warmup": 1} if self._step == 0 else {}
-            text = range_names.format_range(range_names.STEP, index=self._step, **warmup)
-            ranges.counted_steps.append(ranges.OpenRange(text))
+            self._range = ranges.OpenRange(range_names.format_range(range_names.STEP, index=self._step, **warmup))
 
     def _start(self) -> None:
         ranges.enable()

@@ -114,17 +114,24 @@ def test_steps_that_the_program_marks_hold(tmp_path: Path) -> None:
     subprocess.run(command, capture_output=True, check=True, timeout=120)
     (run,) = dp.load_runs(tmp_path / "out")
     (file,) = run.inventory()
-    assert (file.processes[0].steps, file.processes[0].warmup_steps) == (3, 0)
+    assert (file.processes[0].steps, file.processes[0].warmup_steps) == (4, 0)
 
 
 THREE_LINES = """
+import sys
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from ddp_prof import annotate
 dist.init_process_group("gloo")
-layers = [torch.nn.Linear(256, 256) for _ in range(4)]
-model = DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=0.25)
+model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])
+if sys.argv[1] == "ddp":
+    model = DistributedDataParallel(model, bucket_cap_mb=0.25)
+else:
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 annotate.instrument(model, optimizer)
 for index in range(6):
@@ -137,18 +144,19 @@ dist.destroy_process_group()
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_three_lines_in_a_program_under_capture(tmp_path: Path) -> None:
-    """Each bucket was marked twice, once by capture, and capture's first step ended within the program's."""
+@pytest.mark.parametrize(("how", "collectives"), [("ddp", 4), ("fsdp", 12)])
+def test_three_lines_in_a_program_under_capture(how: str, collectives: int, tmp_path: Path) -> None:
+    """Each bucket was marked twice, once by capture; capture's step ended within the program's, or began too late."""
     (tmp_path / "train.py").write_text(THREE_LINES)
-    torchrun = [Path(sys.executable).with_name("torchrun"), "--nproc-per-node", "2", tmp_path / "train.py"]
+    torchrun = [Path(sys.executable).with_name("torchrun"), "--nproc-per-node", "2", tmp_path / "train.py", how]
     command = [DDP_PROF, "capture", "-o", tmp_path / "out", "--profiler", "torch", "--", *torchrun]
     subprocess.run(command, capture_output=True, check=True, timeout=120)
     (run,) = dp.load_runs(tmp_path / "out")
     result = run.overlap()
-    assert result.attribution.activities is not None
-    assert result.attribution.activities > 0.99
+    assert (result.attribution.activities or 0) > 0.99
+    assert (result.attribution.device_time or 0) > 0.99
     assert [[step.step for step in rank.steps] for rank in result.ranks] == [[*range(6)]] * 2
-    assert [[step.collectives for step in rank.steps[1:]] for rank in result.ranks] == [[4] * 5] * 2
+    assert [[step.collectives for step in rank.steps[1:]] for rank in result.ranks] == [[collectives] * 5] * 2
     assert [warning for warning in result.warnings if "ranges of steps" in warning] == []
 
 
