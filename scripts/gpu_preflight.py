@@ -20,18 +20,16 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from glob import glob
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from ddp_prof.ingest.nsys import program  # noqa: E402  # needs nothing but Python
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 NSIGHT_COMPUTE = (
     "/opt/nvidia/nsight-compute*/*/host/target-linux-*/nsys /usr/local/cuda*/nsight-compute*/host/target-linux-*/nsys"

@@ -192,7 +192,7 @@ def busy_capture() -> Capture:
 
 
 @pytest.fixture
-def including_warmup(tmp_path: Path) -> Path:
+def captured(tmp_path: Path) -> Path:
     """What capture_gpu.sh leaves: a setup with a capture and a report, tables, and runs made for their times."""
     folder = tmp_path / "gpu_capture"
     for name in ("nccl", "tables/nccl", "cost/nccl/with.1", "nccl/.naive.partial"):
