@@ -12,6 +12,7 @@ from ddp_prof.analyze import DEFINITIONS
 from ddp_prof.analyze.overlap.overlap import TraceOverlap, measure_overlap, merge_ranks
 from ddp_prof.analyze.quality.inventory import take_inventory
 from ddp_prof.ingest.load import load_trace
+from ddp_prof.trace import Trace
 from tests.analyze.core.test_phases import STEPPING
 from tests.drawing import PID, draw_trace
 from tests.measuring import collectives_of
@@ -23,21 +24,25 @@ def only_rank(result: TraceOverlap):
     return rank
 
 
-BACKWARD_ON_AUTOGRAD = draw_trace(
-    ranges={
-        "step 0": "####################..........",
-        "forward": "####..........................",
-        "backward": "....########..................",
-    },
-    launches={
-        "main": "a.............d...............",
-        "pt_autograd_0": "....bN.cO.....................",
-    },
-    streams={
-        7: ".aaaa.bbbbbbccccc.....dd......",
-        9: "........NNNNN...OOOO..........",
-    },
-)
+def backward_on_autograd(communication: str) -> Trace:
+    return draw_trace(
+        ranges={
+            "step 0": "####################..........",
+            "forward": "####..........................",
+            "backward": "....########..................",
+        },
+        launches={
+            "main": "a.............d...............",
+            "pt_autograd_0": "....bN.cO.....................",
+        },
+        streams={
+            7: ".aaaa.bbbbbbccccc.....dd......",
+            9: communication,
+        },
+    )
+
+
+BACKWARD_ON_AUTOGRAD = backward_on_autograd("........NNNNN...OOOO..........")
 
 
 def test_autograds_kernels_belong_to_the_range_of_the_main_thread() -> None:
@@ -66,21 +71,7 @@ def test_another_figure_is_another_version_of_the_definitions() -> None:
 
     Of version 1 the tail was 7: the optimizer's compute did not count against it.
     """
-    trace = draw_trace(
-        ranges={
-            "step 0": "####################..........",
-            "forward": "####..........................",
-            "backward": "....########..................",
-        },
-        launches={
-            "main": "a.............d...............",
-            "pt_autograd_0": "....bN.cO.....................",
-        },
-        streams={
-            7: ".aaaa.bbbbbbccccc.....dd......",
-            9: "........NNNNN...OOOOOOOO......",
-        },
-    )
+    trace = backward_on_autograd("........NNNNN...OOOOOOOO......")
     (step,) = only_rank(measure_overlap(trace)).steps
     measured = (step.comm_ns, step.overlapped_ns, step.exposed_ns, step.tail_ns, step.window_ns)
     assert measured == {2: (13, 8, 5, 5, 23)}[DEFINITIONS]
