@@ -89,14 +89,8 @@ def make_boxes(view: View, start_ns: Ints, end_ns: Ints, category: Ints, **colum
         start_ns=start_ns - view.zero_ns,
         end_ns=end_ns - view.zero_ns,
         category=category,
-        **(optional | {name: _compact_column(column) for name, column in columns.items()}),
+        **(optional | columns),
     )
-
-
-def _compact_column(column: Ints) -> Ints:
-    """A column of one value as one that takes no memory."""
-    is_one = len(column) and column[0] == column[-1] and np.all(column == column[0])
-    return np.broadcast_to(column[0], len(column)) if is_one else column
 
 
 def codes_of(category: str, rows: int) -> Ints:
