@@ -125,7 +125,13 @@ def read_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
         UsageError: It is not to be had.
     """
     at = argv.index("--") if "--" in argv else len(argv)
-    parser = argparse.ArgumentParser("profile_variant.sh", add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        "profile_variant.sh",
+        description="Capture one variant. What follows -- is for python -m ddp_prof.train. Settings are environment "
+        "variables; scripts/profile_variant.sh lists them.",
+        epilog="Example: STEPS=5 scripts/profile_variant.sh bucketed --bucket-size-mb 25 -- --precision bf16",
+        allow_abbrev=False,
+    )
     parser.add_argument("variant", choices=VARIANTS)
     parser.add_argument("--bucket-size-mb")
     asked = _parsed(parser.parse_args, argv[:at])
@@ -184,6 +190,8 @@ def _parsed(parse: Callable[[Sequence[str]], Parsed], words: Sequence[str]) -> P
         with redirect_stderr(said):
             return parse(words)
     except SystemExit as end:
+        if not end.code:  # --help
+            raise
         raise UsageError(said.getvalue().strip().rpartition("error: ")[2]) from end
 
 

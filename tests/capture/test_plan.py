@@ -127,6 +127,13 @@ def test_a_batch_is_two_sequences_per_rank(gpus: list[str], settings: dict[str, 
     assert f"--batch-size {batch_size} " in " ".join(read_plan(["overlap"], settings).workload)
 
 
+def test_help_is_no_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        read_plan(["--help"], {})
+    assert not end.value.code
+    assert "Example: STEPS=5 scripts/profile_variant.sh bucketed" in capsys.readouterr().out
+
+
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "16"}
 SLURM = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "16", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "70007"}
 
