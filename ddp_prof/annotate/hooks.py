@@ -111,7 +111,7 @@ class Instrumented:
         ]
 
     def _mark_future_objects(self) -> None:
-        """Mark every DDP, FSDP2 unit and optimizer that is made from now on."""
+        """Mark every DDP, FSDP2 unit and optimizer that is created from now on."""
 
         def mark_made(mark: Callable[[Any], None]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
             def make(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -139,7 +139,7 @@ class Instrumented:
 
 
 def is_profiled() -> bool:
-    """Whether anything takes ranges down: torch.profiler, or nsys."""
+    """Whether torch.profiler or nsys records ranges."""
     recorded = torch.autograd.profiler._is_profiler_enabled or any(name in os.environ for name in NSYS_VARIABLES)
     return ranges.is_enabled() and recorded
 

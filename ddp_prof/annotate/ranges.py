@@ -1,4 +1,4 @@
-"""Emits ranges, and nothing else does: by NVTX where there is one, by ``record_function`` while torch.profiler records.
+"""The only module that emits ranges: by NVTX if installed, by ``record_function`` while torch.profiler records.
 
 ``DDP_PROF_RANGES=0`` in the environment or ``enable(False)`` switches them off.
 """
@@ -29,7 +29,7 @@ RANGES_VARIABLE = "DDP_PROF_RANGES"
 
 
 class Sink(Protocol):
-    """Something that takes ranges down."""
+    """Receives ranges."""
 
     def push(self, text: str) -> None:
         """Open a range that nests within its thread."""
@@ -56,7 +56,7 @@ class NvtxSink:
 
     def push(self, text: str) -> None:
         """See :class:`Sink`."""
-        if api := self._api or self._find_api():
+        if api := self._api or self._find_nvtx():
             api.push(text)
 
     def pop(self) -> None:
@@ -66,7 +66,7 @@ class NvtxSink:
 
     def start(self, text: str) -> object:
         """See :class:`Sink`."""
-        api = self._api or self._find_api()
+        api = self._api or self._find_nvtx()
         return api.start(text) if api else None
 
     def end(self, token: object) -> None:
@@ -77,9 +77,9 @@ class NvtxSink:
     @property
     def is_listening(self) -> bool:
         """Whether there is an NVTX."""
-        return (self._api or self._find_api()) is not None
+        return (self._api or self._find_nvtx()) is not None
 
-    def _find_api(self) -> Any:
+    def _find_nvtx(self) -> Any:
         """The NVTX to use from now on; torch may be imported later."""
         has_torch = hasattr(sys.modules.get("torch._C"), "_nvtx")
         if nvtx is not None and not (has_torch and _is_silent_under_old_nsys()):

@@ -1,4 +1,4 @@
-"""Marks and records a program that knows nothing of us, in each of its ranks, as ``ddp-prof capture`` asks for.
+"""Marks and records an unchanged program in each of its ranks, for ``ddp-prof capture``.
 
 A step is what lies between two steps of the first optimizer. It is counted from the first sign of training on; step 0
 is marked as warm-up, as nobody knows when it began. Steps that the program marks itself, by ``annotate.step``, hold.

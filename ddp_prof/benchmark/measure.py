@@ -57,7 +57,7 @@ def rows_of(
         repeat=job.repeat,
         d_model=size.d_model,
         num_layers=size.layers,
-        parameters=size.parameters,
+        parameters=size.parameter_count,
         gradient_bytes=size.gradient_bytes(),
         **reported,
         status=OK if manifest else OUT_OF_MEMORY if isinstance(outcome, OutOfMemoryError) else FAILED,

@@ -155,9 +155,9 @@ def plan_job(
     """
     on_gpus = bool(visible_gpus(environ))
     nsys, why = choose_nsys(profiler, environ, is_preferred=on_gpus)
-    name = _name_of(program)
+    name = _program_name(program)
     at = _place_of_recorder(program)
-    part = _part(program, environ, at)
+    part = _file_suffix(program, environ, at)
     path = os.pathsep.join(filter(None, [str(PACKAGE / "capture" / "inject"), environ.get("PYTHONPATH")]))
     marks = [f"PYTHONPATH={path}", f"DDP_PROF_PACKAGE={PACKAGE}", *([f"DDP_PROF_STEPS={steps}"] if steps else [])]
     inner = list(program[at:])
@@ -259,12 +259,12 @@ def find_losses(job: Job) -> list[str]:
     losses = []
     wanted = job.ranks if job.ranks is not None else () if job.part else range(world)
     if missing := set(wanted) - ranks:
-        losses.append(f"rank {_listed(missing)} is not in the capture: it was killed, or ran elsewhere")
+        losses.append(f"rank {_format_ranks(missing)} is not in the capture: it was killed, or ran elsewhere")
     most = max([0 if job.ranks is None else 1, *steps.values()])  # our variants have steps
     if bare := {rank for rank in ranks if steps[rank] < most}:
-        losses.append(f"not all steps arrived of rank {_listed(bare)}")
+        losses.append(f"not all steps arrived of rank {_format_ranks(bare)}")
     if job.on_gpus and (not has_kernels or ranks - with_kernels):
-        whose = f" of rank {_listed(ranks - with_kernels)}" if has_kernels else ""
+        whose = f" of rank {_format_ranks(ranks - with_kernels)}" if has_kernels else ""
         losses.append(f"no kernels arrived{whose}: did it use the GPUs, and does this profiler fit the driver?")
     return losses
 
@@ -282,11 +282,11 @@ def installed(package: str) -> str:
     return ""
 
 
-def _listed(ranks: Collection[int]) -> str:
+def _format_ranks(ranks: Collection[int]) -> str:
     return ", ".join(map(str, sorted(ranks)))
 
 
-def _name_of(program: Sequence[str]) -> str:
+def _program_name(program: Sequence[str]) -> str:
     """The script's or module's name, else the program's."""
     words = list(program)
     script = next((Path(word).stem for word in words if word.endswith(".py")), None)
@@ -308,7 +308,7 @@ def _place_of_recorder(program: Sequence[str]) -> int:
     )
 
 
-def _part(program: Sequence[str], environ: Mapping[str, str], at: int) -> str:
+def _file_suffix(program: Sequence[str], environ: Mapping[str, str], at: int) -> str:
     """What tells the files of this process from those of others: ``.rank3``, ``.node1``, or nothing."""
     inner = Path(program[at]).name
     starts_ranks = inner == "torchrun" or "torch.distributed.run" in program or inner == "accelerate"

@@ -174,7 +174,7 @@ def _tether(signal_name: str) -> list[str]:
 def _signals_to(process: subprocess.Popen[bytes], came: list[int]) -> Iterator[None]:
     """Hand signals on to a process; from a terminal Ctrl-C reaches it anyway, and twice would be once too often."""
 
-    def hand_on(number: int, _frame: FrameType | None) -> None:
+    def forward_signal(number: int, _frame: FrameType | None) -> None:
         came.append(number)
         is_in_foreground = False
         with suppress(OSError):
@@ -182,7 +182,9 @@ def _signals_to(process: subprocess.Popen[bytes], came: list[int]) -> Iterator[N
         if number != signal.SIGINT or not is_in_foreground:
             process.send_signal(number)
 
-    before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {
+        number: signal.signal(number, forward_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
     try:
         yield
     finally:
@@ -193,7 +195,7 @@ def _signals_to(process: subprocess.Popen[bytes], came: list[int]) -> Iterator[N
 def _wait(process: subprocess.Popen[bytes], scratch: Path, limit_s: int | None, *, has_namespace: bool) -> int:
     """The exit code; meanwhile it is noted what nsys keeps outside of its folder."""
     began = time.monotonic()
-    while not _note_outside(scratch, has_namespace=has_namespace) and time.monotonic() < began + NOTING_S:
+    while not _note_leftovers_of_nsys(scratch, has_namespace=has_namespace) and time.monotonic() < began + NOTING_S:
         with suppress(subprocess.TimeoutExpired):
             return process.wait(0.5 if limit_s is None else min(0.5, limit_s))
         if limit_s is not None and time.monotonic() >= began + limit_s:
@@ -201,13 +203,13 @@ def _wait(process: subprocess.Popen[bytes], scratch: Path, limit_s: int | None, 
     return process.wait(None if limit_s is None else max(0, began + limit_s - time.monotonic()))
 
 
-def _note_outside(scratch: Path, *, has_namespace: bool) -> bool:
+def _note_leftovers_of_nsys(scratch: Path, *, has_namespace: bool) -> bool:
     """Note what nsys keeps in /tmp and in shared memory, if that is not the namespace's: it stays where nsys is killed.
 
     Returns:
         Whether it is there: nsys has begun.
     """
-    environments = _environments(f"{MARK}={scratch}")
+    environments = _find_marked_processes(f"{MARK}={scratch}")
     configs = {environ.get("QUADD_INJECTION_CONFIG", "") for environ in environments.values()}
     outside = [config for config in configs if re.fullmatch(r"/tmp/injection_config_[0-9a-f]+", config)]  # noqa: S108
     if outside and not has_namespace:
@@ -221,7 +223,7 @@ def end_started(mark: str) -> None:
     """End all processes of a run, politely first; ``mark`` is a word of their environment, ``NAME=value``."""
     told: set[int] = set()
     deadline = time.monotonic() + PATIENCE_S
-    while processes := set(_environments(mark)):
+    while processes := set(_find_marked_processes(mark)):
         is_over = time.monotonic() > deadline
         for process in processes if is_over else processes - told:
             with suppress(ProcessLookupError, PermissionError):
@@ -230,7 +232,7 @@ def end_started(mark: str) -> None:
         time.sleep(POLL_S)
 
 
-def _environments(mark: str) -> dict[int, dict[str, str]]:
+def _find_marked_processes(mark: str) -> dict[int, dict[str, str]]:
     """The processes of a run by their ids, as this process sees them, with their environments."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/environ"):

@@ -67,7 +67,7 @@ def capture(argv: Sequence[str], environ: Mapping[str, str]) -> str:
     key = digest_plan(plan, profiler)
     if _is_done(plan, nsys, profiler, key):
         return f"{plan.name}: up to date"
-    with _alone(plan), scratch_folder() as scratch, _partial_folder(plan) as partial:
+    with _lock_output(plan), scratch_folder() as scratch, _partial_folder(plan) as partial:
         if _is_done(plan, nsys, profiler, key):  # by whom this has waited for
             return f"{plan.name}: up to date"
         try:
@@ -106,7 +106,7 @@ def _is_done(plan: Plan, nsys: Nsys | None, profiler: str | None, key: str) -> b
 
 
 @contextmanager
-def _alone(plan: Plan) -> Iterator[None]:
+def _lock_output(plan: Plan) -> Iterator[None]:
     """Hold the folder: two captures at once would measure each other. Parts of a capture are made at the same time."""
     if plan.part:
         yield
@@ -158,7 +158,7 @@ def _record(plan: Plan, nsys: Nsys | None, profiler: str | None, key: str, scrat
     log.touch()
     # nsys opens sockets in TMPDIR, whose paths must be short.
     environ = {**clean_environment(plan), "HOME": str(scratch), "TMPDIR": str(scratch)}
-    with _shown(log, is_wanted=plan.is_set("VERBOSE")):
+    with _follow_log(log, is_wanted=plan.is_set("VERBOSE")):
         namespace = _namespace(plan) if nsys else []
         code = run(job.command, environ, scratch, log=log, namespace=namespace, limit_s=plan.limit_s)
     reason = find_reason(log, code, profiler or "the launcher")
@@ -191,7 +191,7 @@ def _namespace(plan: Plan) -> list[str]:
 
 
 @contextmanager
-def _shown(log: Path, *, is_wanted: bool) -> Iterator[None]:
+def _follow_log(log: Path, *, is_wanted: bool) -> Iterator[None]:
     """What nsys and the workload say, as they say it."""
     if not is_wanted:
         yield

@@ -1,4 +1,4 @@
-"""What all variants share: a module that computes as the one it wraps and synchronizes its gradients.
+"""Base class of all variants: a module that computes like the one it wraps and synchronizes its gradients.
 
     variant = OverlapDDP(model)
     loss = criterion(variant(inputs), targets)
@@ -240,7 +240,7 @@ class CommunicationClock:
 def add_hooks(
     listener: Any, parameters: Sequence[torch.nn.Parameter], stepped: Sequence[torch.Tensor]
 ) -> weakref.finalize[..., Any]:
-    """Let ``listener`` hear of gradients and steps; refuse steps on what is unfinished. Returns what removes the hooks.
+    """Register hooks that report gradients and optimizer steps to ``listener``; returns a function that removes them.
 
     The hooks hold the listener weakly, so that a module whose variant was dropped trains alone again.
     """
@@ -256,7 +256,7 @@ def add_hooks(
 
 
 def make_remover(owner: object, handles: Sequence[RemovableHandle]) -> weakref.finalize[..., Any]:
-    """What removes hooks when it is called, or by itself when their owner is gone."""
+    """A finalizer that removes hooks when it is called or when their owner is deleted."""
     remover = weakref.finalize(owner, _remove, handles)
     remover.atexit = False
     return remover

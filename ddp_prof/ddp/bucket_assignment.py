@@ -1,4 +1,4 @@
-"""Which gradients travel together: the assignment of parameters to buckets. Pure; knows no torch.
+"""The assignment of parameters to buckets. Pure Python without torch.
 
 A bucket holds gradients of one kind (data type and device), at most a cap of bytes of them unless one alone is larger.
 Parameters are taken in reverse order of ``parameters()``, which is about the order in which backward finishes them.
@@ -17,7 +17,7 @@ Assignment = list[tuple[int, ...]]
 
 
 class ParameterSize(NamedTuple):
-    """What assignment has to know of a parameter; equal ``kind`` means: may share a buffer."""
+    """Size of a parameter; parameters of equal ``kind`` may share a buffer."""
 
     numel: int
     bytes: int

@@ -1,4 +1,4 @@
-"""Collectives in flight, with their ranges, waits and failures; the broadcasts that make state that of rank 0."""
+"""Launches collectives with their ranges, waits and errors; broadcasts the state of rank 0."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ddp_prof.errors import CommunicationError, first_line
 PEER_IS_GONE = ("closed by peer", "connection reset", "connection refused", "broken pipe", "socket", "remote process")
 TIMED_OUT = ("timed out", "timeout")
 SOURCE_LINE = re.compile(r"^\[[^\]]*:\d+\]\s*")
-"""What gloo puts before its messages: ``[.../pair.cc:537]``."""
+"""Prefix of gloo's messages: ``[.../pair.cc:537]``."""
 ADVICE = re.compile(r"\. This is typically caused by .*")
 
 # torch 2.13 renamed both and warns of the old names; earlier versions know only these.
@@ -110,7 +110,7 @@ def launch(
 
 
 def broadcast_state(module: torch.nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Make parameters and buffers those of rank 0, one by one."""
+    """Copy parameters and buffers from rank 0, one by one."""
     for tensor in (*module.parameters(), *module.buffers()):
         dense = tensor.detach().contiguous()
         dist.broadcast(dense, global_rank(0, group), group)
@@ -119,13 +119,13 @@ def broadcast_state(module: torch.nn.Module, group: dist.ProcessGroup | None) ->
 
 
 def broadcast_buffers(buffers: Sequence[torch.Tensor], group: dist.ProcessGroup | None) -> None:
-    """Make buffers those of rank 0: one broadcast per data type and device, waited for."""
+    """Copy buffers from rank 0 by one broadcast per data type and device, and wait for it."""
     for number, members in enumerate(group_by_kind(buffer.detach() for buffer in buffers)):
         launch_broadcast(members, 0, group, number)()
 
 
 def group_by_kind(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Those of one data type and device together."""
+    """Group tensors by data type and device."""
     kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for tensor in tensors:
         kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
@@ -162,13 +162,13 @@ def global_rank(rank: int, group: dist.ProcessGroup | None) -> int:
 
 
 def current_device(device: torch.device) -> AbstractContextManager[Any]:
-    """Round collectives of objects: NCCL sends these from the current GPU, which without ``set_device`` is 0."""
+    """Context for collectives of objects: NCCL sends these from the current GPU, which is 0 without ``set_device``."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @contextmanager
 def communication_errors(group: dist.ProcessGroup | None, what: str) -> Iterator[None]:
-    """Round code that communicates out of our sight: its failures become errors of ours, all others pass."""
+    """Context for code that communicates internally: converts its failures to CommunicationError."""
     try:
         yield
     except RuntimeError as error:

@@ -62,7 +62,7 @@ class GradientBucket:
         return gradient is not None
 
     def take_late(self, slot: int) -> tuple[bool, torch.Tensor | None]:
-        """What autograd brought since the gradient was taken; before it, whether what came before that is dropped."""
+        """Whether ``zero_grad()`` dropped the taken gradient, and what autograd added since it was taken."""
         is_dropped, late = self._changes_since_taken(slot)
         if is_dropped:
             self._dropped.add(slot)
@@ -88,7 +88,7 @@ class GradientBucket:
         return [slot for slot in missing if not self.take(slot, scale)]
 
     def tensor(self) -> torch.Tensor:
-        """What is reduced: one dense tensor, for use on the current stream."""
+        """The tensor to reduce, dense, for use on the current stream."""
         self._fence.wait(self._buffer.device)
         hold_for_current_stream(self._buffer)
         return self._buffer
@@ -131,7 +131,7 @@ class GradientBucket:
         return not placeholder.is_replaced, gradient
 
     def _require_dense(self, slot: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        """None for a sparse gradient, which is noted: to raise here would leave other ranks waiting for this bucket."""
+        """``None`` for a sparse gradient, which is noted: an error here would leave other ranks waiting."""
         if gradient is not None and gradient.layout is not torch.strided:
             self.refused.append(self.parameters[slot])
             return None
@@ -184,7 +184,7 @@ def _scale_into(view: torch.Tensor, gradient: torch.Tensor | None, scale: float)
 
 
 class TakenGradient(torch.Tensor):
-    """What stands at a parameter's ``grad`` while its gradient is on its way.
+    """Placeholder at a parameter's ``grad`` while its gradient is being reduced.
 
     The gradient lies in a bucket that is being reduced, where nobody may read or change it. With nothing at ``grad``
     nobody could tell that ``zero_grad()`` was called meanwhile. So a tensor without memory stands there, which sees

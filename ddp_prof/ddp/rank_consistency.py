@@ -1,4 +1,4 @@
-"""All ranks must train one model by one schedule: both are compared before anything of the model is sent.
+"""Checks that all ranks train the same model with the same schedule, before anything of the model is sent.
 
 Otherwise gloo ends in its C++ code, and NCCL waits for ever or mixes the parameters up.
 """
@@ -43,7 +43,7 @@ def compare_with_rank_0(
 ) -> None:
     """Compare what this rank has with what rank 0 has. Every rank must call this.
 
-    ``find`` says in words what is the first difference of its first argument from its second. Where there is one, every
+    ``find`` describes the first difference between its two arguments. If there is one, every
     rank raises an error that names the ranks that differ, and in what the first does.
     """
     if dist.get_world_size(group) == 1:
@@ -72,7 +72,7 @@ def describe_tensor(what: str, tensor: torch.Tensor) -> TensorSpec:
 
 
 def find_option_difference(own: Mapping[str, object], reference: Mapping[str, object]) -> str | None:
-    """The first option of this rank that is not as on rank 0, in words; ``None`` where there is none."""
+    """Describe the first option of this rank that differs from rank 0; ``None`` if all are equal."""
     for name in (*own, *reference):
         if own.get(name) != reference.get(name):
             return f"{name}={own.get(name)}, on rank 0 {name}={reference.get(name)}: give every rank the same options"
@@ -80,7 +80,7 @@ def find_option_difference(own: Mapping[str, object], reference: Mapping[str, ob
 
 
 def _comparable(value: object) -> object:
-    """What is told of an option: plain values as they are, of others, as functions, their type."""
+    """A comparable form of an option: plain values themselves, of other objects the type."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)):

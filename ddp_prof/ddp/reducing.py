@@ -130,7 +130,7 @@ class ReducingVariant(DataParallel):
 
 
 class Structure:
-    """Which modules and parameters a module holds; whether it still does is found out fast, in each forward."""
+    """The modules and parameters of a module; a fast check in each forward shows whether they changed."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._holders: list[Any] = [held for layer in module.modules() for held in (layer._parameters, layer._modules)]

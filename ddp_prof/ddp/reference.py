@@ -172,7 +172,7 @@ class MarkingGroup(dist.ProcessGroup):
 
 
 def sent_bytes(gradient: torch.Tensor, comm_hook: str | None) -> int:
-    """How much of a gradient travels: as it is, in bfloat16, or where that halves a matrix as its two products."""
+    """Bytes sent for a gradient: whole, as bfloat16, or by PowerSGD as two thin matrices if these are smaller."""
     numel = gradient.numel()
     if comm_hook == "bf16":
         return 2 * numel

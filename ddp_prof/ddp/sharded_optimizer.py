@@ -28,11 +28,11 @@ from ddp_prof.ddp.rank_consistency import TensorSpec, compare_with_rank_0, descr
 from ddp_prof.errors import CommunicationError
 
 MESSAGE_BYTES = 2**20
-"""Smaller parameters of an owner are sent together, in copies of at most so much."""
+"""Smaller parameters of an owner are sent together, in copies of at most this many bytes."""
 MESSAGES_AT_ONCE = 8
-"""So many are in flight together, which bounds the memory of the copies."""
+"""Messages in flight at once; bounds the memory of the copies."""
 OF_PARAMETERS = ("params", "param_names")
-"""What a group says of its parameters; all else in it are options."""
+"""Keys of a group about its parameters; all others are options."""
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
@@ -184,7 +184,7 @@ def _options(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _messages(owned: Sequence[Sequence[torch.Tensor]]) -> list[tuple[int, list[torch.Tensor]]]:
-    """Who sends what, the owners in turns: so all of them send at once."""
+    """Owner and tensors of each message; owners alternate, so that all of them send at once."""
     by_owner = []
     for owner, tensors in enumerate(owned):
         sizes = [ParameterSize(each.numel(), each.nbytes, (each.dtype, each.device)) for each in tensors]
@@ -194,7 +194,7 @@ def _messages(owned: Sequence[Sequence[torch.Tensor]]) -> list[tuple[int, list[t
 
 
 def _describe(groups: Sequence[dict[str, Any]]) -> list[tuple[TensorSpec, str]]:
-    """Of each parameter what must be alike on all ranks, and some of its values."""
+    """Per parameter what must be equal on all ranks, and some of its values."""
     parameters = [parameter for group in groups for parameter in group["params"]]
     names = [name for group in groups for name in group.get("param_names", [None] * len(group["params"]))]
     return [

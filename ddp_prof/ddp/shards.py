@@ -178,7 +178,7 @@ class ShardBucket(GradientBucket):
         return is_dropped
 
     def _own_part(self, tensors: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        """Of tensors by slot, zeros for all others, what this rank has."""
+        """This rank's part of the bucket that holds these tensors by slot, and zeros elsewhere."""
         full = flat_buffer(self.parameters, self._multiple)
         views = flat_views(full, self.parameters)
         for slot, tensor in tensors.items():

@@ -159,7 +159,7 @@ def shorten(rows: Sequence[Row], digest: Digest) -> Sequence[Row]:
     """The rows with the largest figures, then one with the sums over all others; a few rows stay as they are."""
     if len(rows) <= MOST_ROWS:
         return rows
-    ordered = sorted(rows, key=lambda row: _number(row[digest.by]), reverse=True)
+    ordered = sorted(rows, key=lambda row: _sort_value(row[digest.by]), reverse=True)
     first, others = ordered[:FIRST_ROWS], ordered[FIRST_ROWS:]
     rest: Row = dict.fromkeys(rows[0])
     for key in (key for key in digest.summed if key in rest):
@@ -170,16 +170,16 @@ def shorten(rows: Sequence[Row], digest: Digest) -> Sequence[Row]:
 
 def cut_names(rows: Sequence[Row]) -> Sequence[Row]:
     """Shorten long names in the middle; names of files differ at their ends."""
-    return [{key: _cut(value) if key in NAMES else value for key, value in row.items()} for row in rows]
+    return [{key: _shorten_name(value) if key in NAMES else value for key, value in row.items()} for row in rows]
 
 
-def _cut(name: Value) -> Value:
+def _shorten_name(name: Value) -> Value:
     if not isinstance(name, str) or len(name) <= LONGEST_NAME:
         return name
     return f"{name[: WORDS - 1]}…{name[-WORDS:]}"
 
 
-def _number(value: Value) -> float:
+def _sort_value(value: Value) -> float:
     """Sort key that puts unknown values last."""
     return float(value) if isinstance(value, (int, float)) else -math.inf
 
@@ -200,7 +200,9 @@ def fit_columns(rows: Sequence[Row], width: int) -> ColumnChoice:
 
     def worth(column: Column) -> tuple[bool, bool, int, float, int]:
         total = (
-            sum(_number(row[column.key]) for row in rows if row[column.key] is not None) if column.unit == "ms" else 0
+            sum(_sort_value(row[column.key]) for row in rows if row[column.key] is not None)
+            if column.unit == "ms"
+            else 0
         )
         return column not in zeros, column not in constant, -column.stays, total, -columns.index(column)
 
@@ -316,7 +318,7 @@ def _print_table(view: TableView, own: Sequence[str], shared: Sequence[str], opt
     fitted = ColumnChoice(columns_of(rows)) if is_whole else fit_columns(rows, width or ENDLESS)
     if view.title:
         lines = printable_lines(view.title).splitlines()
-        text = "\n".join(_wrapped(line, console.width) for line in lines) if view.is_text else "\n".join(lines)
+        text = "\n".join(_wrap_line(line, console.width) for line in lines) if view.is_text else "\n".join(lines)
         console.print(Text(text, style="" if view.is_text else "bold"))
     if rows and width is None:
         sys.stdout.writelines(f"{line}\n" for line in plain_lines(rows, fitted.shown))
@@ -333,7 +335,7 @@ def _print_table(view: TableView, own: Sequence[str], shared: Sequence[str], opt
         console.print(Text(f"note: {printable(note)}", style="dim"))
 
 
-def _wrapped(line: str, width: int) -> str:
+def _wrap_line(line: str, width: int) -> str:
     """A line of text cut into lines of the terminal, below the column in which the words of a labelled line begin."""
     label = re.match(r".{0,20}?  +", line)
     indent = " " * len(label.group()) if label else ""

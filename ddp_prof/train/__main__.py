@@ -1,4 +1,4 @@
-"""What torchrun starts, and what starts ranks itself with ``--world-size``."""
+"""Entry point of the workload: started by torchrun, or starts ranks itself with ``--world-size``."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _run_rank(arguments: Arguments) -> int:
 
 
 def _fail(error: Exception, rank: int = 0, *, is_common: bool = False) -> int:
-    """Say what went wrong in one line, of a failure that all ranks have in common only on rank 0; the exit code."""
+    """Print one line about a failure and return the exit code; if all ranks share it, only rank 0 prints."""
     if not leave_failure(rank, error) and not (is_common and rank):
         sys.stderr.write(f"ddp_prof.train: error: {error}\n")
         sys.stderr.flush()

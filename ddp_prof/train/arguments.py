@@ -1,4 +1,4 @@
-"""The command line of the workload; needs no torch, so that ``--help`` and mistakes are answered at once."""
+"""The command line of the workload; needs no torch, so that ``--help`` and usage errors appear at once."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ddp_prof.train.sizes import MODEL_SIZES
 from ddp_prof.variants import COMM_HOOKS, VARIANT_NAMES, VARIANTS
 
 NO_CAP = math.inf
-"""The word ``none`` on a command line, told from no word; past the parser, ``None`` is no cap."""
+"""Stands for ``none`` on the command line, unlike a missing option; after parsing, ``None`` is no cap."""
 OUT_OF_MEMORY_EXIT = 4
-"""Exit code of a run that ended for want of memory; 3 is ``ddp-prof``'s, of a gate that is not met."""
+"""Exit code of a run that ran out of memory; 3 is that of ``ddp-prof check``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +189,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     """Read the command line; exits with 2 on a mistake."""
     parser = make_parser()
     asked = parser.parse_args(argv)
-    arguments = Arguments(**{**vars(asked), "bucket_size_mb": _bucket_size(parser, asked)})
+    arguments = Arguments(**{**vars(asked), "bucket_size_mb": _resolve_bucket_size(parser, asked)})
     if arguments.no_communication_hook and arguments.variant != "torch":
         parser.error(f"--no-communication-hook: variant {arguments.variant} has none")
     if arguments.comm_hook and (arguments.variant != "torch" or arguments.no_communication_hook):
@@ -201,8 +201,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     return arguments
 
 
-def _bucket_size(parser: argparse.ArgumentParser, asked: argparse.Namespace) -> float | None:
-    """What was asked for, else the variant's default; ``None`` is no cap, or the variant has no option for it."""
+def _resolve_bucket_size(parser: argparse.ArgumentParser, asked: argparse.Namespace) -> float | None:
+    """The requested size, else the variant's default; ``None`` for no cap, or if the variant has no option."""
     size: float | None = asked.bucket_size_mb
     variant = VARIANTS[asked.variant]
     if size is None:

@@ -84,7 +84,7 @@ def most_ranks() -> int:
 
 
 def run_program(program: str, action: Callable[[], int | None], *, on_stop: str = "") -> int:
-    """Do what a command line asks for: a failure is a line on stderr and 1, a signal to end 128 plus its number."""
+    """Run a program's main function and return its exit code: 1 after an error, 128 plus the number after a signal."""
     try:
         with stop_on_signals():
             return action() or 0
@@ -176,7 +176,7 @@ def _stop(number: int, _frame: FrameType | None) -> None:
 
 
 def _wait(ranks: Sequence[Rank]) -> dict[int, int]:
-    """Until all have ended, or one has failed and the others had time to notice; returns codes of those that failed."""
+    """Wait until all ranks ended, or one failed and the others had time to notice; returns the failed ranks' codes."""
     while list(_running(ranks)):
         if any(_exit_code(rank) for rank in ranks):
             _wait_at_most(ranks, GRACE_S)
@@ -208,7 +208,7 @@ def _exit_code(rank: Rank) -> int | None:
 
 
 def _kills_for_memory() -> int | None:
-    """How many processes the system has killed for want of memory since it started; unknown where it does not tell."""
+    """Processes that the system has killed for lack of memory since it started; ``None`` if unknown."""
     try:
         counters = Path("/proc/vmstat").read_text(encoding="ascii").split()
         return int(counters[counters.index("oom_kill") + 1])
@@ -219,7 +219,7 @@ def _kills_for_memory() -> int | None:
 def _find_cause(
     failed: Mapping[int, int], directory: Path, log: Path | None, *, can_lack_memory: bool
 ) -> WorkloadError:
-    """The reason of the failure: a rank's own, else a rank's end without a word, else what its peers noticed."""
+    """The reason of the failure: a rank's own error, else a rank that ended silently, else an error of its peers."""
     reasons = [path.read_text(encoding="utf-8") for path in sorted(directory.glob("failure.*"))]
     own = [reason for reason in reasons if not reason.startswith(CommunicationError.__name__)]
     silent = [rank for rank in failed if not (directory / f"failure.{rank}").exists()]

@@ -1,4 +1,4 @@
-"""How much memory a run needs at least, how much the ranks may have, how much they took."""
+"""The memory that a run needs at least, the memory limits, and the memory that ranks used."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def _storage_bytes(tensors: Sequence[torch.Tensor]) -> int:
 
 
 def check_memory(model_size: str, ranks: int) -> None:
-    """Refuse what cannot fit: on a CPU the system would end some process without a word."""
+    """Raise an error if a model cannot fit: on a CPU the system would kill a process silently."""
     tightest = max(find_limits(ranks), key=lambda limit: limit.ranks / limit.bytes)
-    need = tightest.ranks * BYTES_A_PARAMETER * MODEL_SIZES[model_size].parameters
+    need = tightest.ranks * BYTES_A_PARAMETER * MODEL_SIZES[model_size].parameter_count
     if need > tightest.bytes:
         gib = f"{need / 2**30:.3g} GiB"
         whose = f"--model-size {model_size} needs {gib} per rank"

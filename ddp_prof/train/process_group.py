@@ -1,4 +1,4 @@
-"""Where a rank runs and whom it talks to: its place, device and backend, and the process group."""
+"""A rank's place among the ranks, its device and backend, and the process group."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def nccl_environment(
 
 
 def explain_nccl_refusal(message: str, nccl: tuple[int, ...]) -> str | None:
-    """NCCL's refusal to let ranks share a GPU as one line with the way out; ``None`` for any other failure."""
+    """NCCL's refusal to let ranks share a GPU as one line with advice; ``None`` for any other failure."""
     lines = [line.strip() for line in message.splitlines()]
     found = next((line for sign in REFUSALS for line in lines if sign in line), None)
     if found is None:

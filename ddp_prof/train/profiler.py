@@ -1,4 +1,4 @@
-"""What is captured: the window of time that a profiler records, opened and closed on all ranks together."""
+"""The window that a profiler records, opened and closed on all ranks together."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def choose_recording(
 
 
 class GlooBarrier:
-    """Lets all ranks come to the same point, with their device idle.
+    """A barrier for all ranks, with their devices idle.
 
     Through gloo, whatever the backend: NCCL's barrier is an all-reduce, which would be recorded with the others.
     """

@@ -1,4 +1,4 @@
-"""What ``run.json`` says of a run besides its settings: the machine, the versions, the model."""
+"""Collects what ``run.json`` holds besides the settings: the machine, the versions, the model, the times."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _options(arguments: Arguments, variant: DataParallel) -> dict[str, Any]:
 
 
 def _gpu_sharing_options(ranks_per_gpu: int) -> dict[str, Any]:
-    """Of ranks that share a GPU: how many do, and in which environment NCCL lets them."""
+    """Options for ranks that share a GPU: their number, and NCCL's environment for it."""
     if ranks_per_gpu == 1:
         return {}
     names = sorted(name for name in os.environ if name.startswith("NCCL_"))

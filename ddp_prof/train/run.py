@@ -38,7 +38,7 @@ PROGRESS_LINES = 4
 
 
 def check(arguments: Arguments, place: RankInfo) -> tuple[torch.device, str]:
-    """Device and backend, after what can be known to fail was looked at; every rank comes to the same verdict."""
+    """Choose device and backend, after checks for known failures; every rank gets the same result."""
     if arguments.world_size not in (None, place.world):
         raise WorkloadError(
             f"--world-size {arguments.world_size}, but torchrun started {place.world} ranks: leave it out"
@@ -60,7 +60,7 @@ def check(arguments: Arguments, place: RankInfo) -> tuple[torch.device, str]:
 
 
 def run(arguments: Arguments, place: RankInfo, device: torch.device, backend: str) -> None:
-    """Train as asked and, on rank 0, say how it went."""
+    """Train and, on rank 0, print a summary."""
     if arguments.accounting and place.rank == 0:
         _say(describe_step(arguments, place.world))
     sharing = count_ranks_per_gpu(arguments, place, device)
@@ -96,7 +96,7 @@ def describe_step(arguments: Arguments, world: int) -> str:
     return (
         f"accounting of a step of one rank ({local} x {arguments.seq_len} tokens, float32): "
         f"{size.step_flops(local * arguments.seq_len, arguments.seq_len):.4g} FLOPs, "
-        f"{size.parameters:,} parameters ({4 * size.parameters / 2**20:.1f} MiB), "
+        f"{size.parameter_count:,} parameters ({4 * size.parameter_count / 2**20:.1f} MiB), "
         f"activations {kept / 2**20:.1f} MiB (attention not fused), "
         f"gradients {gradients / 2**20:.1f} MiB{compressed}, sent by a ring all-reduce "
         f"{2 * (world - 1) / world * sent / 2**20:.1f} MiB"
@@ -183,7 +183,7 @@ def _train(
 def _run_synchronized_steps(
     trainer: Trainer, batches: torch.Tensor, steps: int, device: torch.device
 ) -> tuple[list[StepResult], MessageLog]:
-    """Steps in which the host waits for the device after each phase, and their messages; no profiler hears of them."""
+    """Run unprofiled steps in which the host waits for the device after each phase; returns also their messages."""
     log = MessageLog(partial(wait_for_device, device if trainer.variant.is_blocking else torch.device("cpu")))
     with annotate.only_sink(log):
         chosen = (batches[index % len(batches)] for index in range(steps))
@@ -229,7 +229,7 @@ def _say(line: str) -> None:
 
 
 def check_numerics(config: RunConfig, device: torch.device) -> None:
-    """Refuse what the device or the machine cannot do."""
+    """Raise an error for options that the device or the machine does not support."""
     if config.tf32 and device.type == "cpu":
         raise WorkloadError("--tf32: only GPUs compute in TF32, and this run is on the CPU: leave it out")
     compilers = [os.environ.get("CXX"), os.environ.get("CC"), "g++", "clang++", "gcc", "clang"]
@@ -238,7 +238,7 @@ def check_numerics(config: RunConfig, device: torch.device) -> None:
 
 
 def set_numerics(model: TransformerLM, config: RunConfig) -> None:
-    """Set what holds for the whole process, and mark what is to be compiled, which its first call does."""
+    """Set process-wide numerics, and mark modules for compilation at their first call."""
     if config.tf32:
         torch.set_float32_matmul_precision("high")
     parts: dict[str | None, list[torch.nn.Module]] = {"blocks": [*model.blocks.children()], "model": [model]}

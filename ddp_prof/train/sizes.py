@@ -24,7 +24,7 @@ class ModelSize:
     heads: int
 
     @property
-    def parameters(self) -> int:
+    def parameter_count(self) -> int:
         """Number of parameters; a block has four projections, three feed-forward matrices and two norms."""
         block = 4 * self.d_model**2 + 3 * self.d_model * self.d_ff + 2 * self.d_model
         return self.layers * block + self.d_model + 2 * VOCABULARY * self.d_model
@@ -40,7 +40,7 @@ class ModelSize:
         return 3 * tokens * (2 * weights + 4 * self.layers * seq_len * self.d_model)
 
     def gradient_bytes(self) -> int:
-        return 4 * self.parameters
+        return 4 * self.parameter_count
 
 
 MODEL_SIZES = {

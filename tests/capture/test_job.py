@@ -17,7 +17,7 @@ import pytest
 import ddp_prof as dp
 from ddp_prof.capture import job
 from ddp_prof.capture.job import Job, export_reports, find_losses
-from ddp_prof.capture.processes import _environments
+from ddp_prof.capture.processes import _find_marked_processes
 from ddp_prof.errors import WorkloadError
 from ddp_prof.ingest.nsys.program import Nsys
 from tests.capture.conftest import exported
@@ -227,13 +227,13 @@ def test_ctrl_c_ends_the_program_and_every_rank(tmp_path: Path) -> None:
         env={**os.environ, "JOB_UNDER_TEST": str(tmp_path)},
     ) as process:  # fmt: skip
         deadline = time.monotonic() + 120
-        while len(_environments(f"JOB_UNDER_TEST={tmp_path}")) < 4 and time.monotonic() < deadline:
+        while len(_find_marked_processes(f"JOB_UNDER_TEST={tmp_path}")) < 4 and time.monotonic() < deadline:
             time.sleep(0.2)
         time.sleep(5)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=120)
     assert process.returncode != 0
-    assert _environments(f"JOB_UNDER_TEST={tmp_path}") == {}
+    assert _find_marked_processes(f"JOB_UNDER_TEST={tmp_path}") == {}
 
 
 @pytest.fixture

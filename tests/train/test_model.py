@@ -30,7 +30,7 @@ def test_number_of_parameters(name: str) -> None:
     with torch.device("meta"):
         model = TransformerLM(size)
     count = sum(parameter.numel() for parameter in model.parameters())
-    assert count == size.parameters == PARAMETERS.get(name, count)
+    assert count == size.parameter_count == PARAMETERS.get(name, count)
     assert len(list(model.parameters())) == 9 * size.layers + 3
     assert size.d_model % (2 * size.heads) == 0
 

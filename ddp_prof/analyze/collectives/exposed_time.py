@@ -148,20 +148,24 @@ def explain_exposure(rank: RankCollectives, wait_ns: Ints) -> Exposure:
     pairs = np.zeros((len(timings), len(WHENS), len(WHYS)), np.int64)
     for why, part in divide_by_why(timings, wait_ns).items():
         cell = divide_by_when(rank, part)
-        np.add.at(pairs[:, :, WHYS.index(why)], (cell.row, cell.when), _exposed(rank, Part(cell.start_ns, cell.end_ns)))
+        np.add.at(
+            pairs[:, :, WHYS.index(why)],
+            (cell.row, cell.when),
+            _exposed_by_collective(rank, Part(cell.start_ns, cell.end_ns)),
+        )
     first, last = assign_instants(timings)
     waiting = Part(first, wait_end_ns(timings, wait_ns))
     in_tail = Part(np.clip(backward_end_ns(rank), *waiting), waiting.end_ns)
     return Exposure(
         overlapped_ns=rank.compute.covered_ns(first, last),
         exposed_ns=pairs.sum(axis=(1, 2)),
-        exposed_wait_ns=_exposed(rank, waiting),
-        tail_wait_ns=_exposed(rank, in_tail),
+        exposed_wait_ns=_exposed_by_collective(rank, waiting),
+        tail_wait_ns=_exposed_by_collective(rank, in_tail),
         pairs_ns=pairs,
     )
 
 
-def _exposed(rank: RankCollectives, part: Part) -> Ints:
+def _exposed_by_collective(rank: RankCollectives, part: Part) -> Ints:
     return part.end_ns - part.start_ns - rank.compute.covered_ns(part.start_ns, part.end_ns)
 
 

@@ -200,16 +200,16 @@ class Collective(RankResult):
 
         ``None`` where that is more than any link carries: the size is not what this collective moved.
         """
-        rate = self._bytes_per_s
+        rate = self._bandwidth_bytes_per_s
         return rate if rate is not None and rate <= FASTEST_LINK_BYTES_PER_S else None
 
     @property
     def is_too_fast(self) -> bool:
         """Whether its size over its time is more than any link carries."""
-        return (self._bytes_per_s or 0) > FASTEST_LINK_BYTES_PER_S
+        return (self._bandwidth_bytes_per_s or 0) > FASTEST_LINK_BYTES_PER_S
 
     @property
-    def _bytes_per_s(self) -> float | None:
+    def _bandwidth_bytes_per_s(self) -> float | None:
         time_ns = self.duration_ns if self.transfer_ns is None else self.transfer_ns
         return self.bytes / time_ns * 1e9 if self.bytes is not None and time_ns > 0 else None
 
@@ -346,13 +346,13 @@ def _collectives_of_rank(run: RunAnalysis, index: int) -> list[Collective]:
         "step_key": none_for_unknown(rank.keys),
         "blocking_ns": none_for_unknown(timings.blocking_ns),
         "slack_ns": none_for_unknown(timings.slack_ns, NO_TIME),
-        "consumer": _consumers(rank),
+        "consumer": _iterate_consumers(rank),
     }
     shared = {name: getattr(rank, name) for name in ("rank", "process", "device", "qualifier", "of_several")}
     return make_rows(Collective, columns, **shared)
 
 
-def _consumers(rank: RankCollectives) -> Iterator[Consumer | None]:
+def _iterate_consumers(rank: RankCollectives) -> Iterator[Consumer | None]:
     timings = rank.timings
     columns = (timings.consumer, timings.consumer_lane, timings.consumer_start_ns, timings.held_by)
     for name, stream, start_ns, held_by in zip(*(column.tolist() for column in columns), strict=True):

@@ -48,7 +48,7 @@ def mark() -> None:
         sys.stderr.write(f"ddp-prof: the program is not marked: {type(error).__name__}: {error}\n")
 
 
-def hand_over() -> None:
+def run_original_sitecustomize() -> None:
     """Run the sitecustomize that would have been found without this one."""
     here = Path(__file__).resolve().parent
     spec = PathFinder.find_spec("sitecustomize", [path for path in sys.path if Path(path).resolve() != here])
@@ -57,4 +57,4 @@ def hand_over() -> None:
 
 
 sys.meta_path.insert(0, AfterTorch())
-hand_over()
+run_original_sitecustomize()

@@ -55,7 +55,7 @@ def step_shares(rank: RankOverlap) -> list[tuple[int, float]]:
     return [(step.step_key or 0, step.overlap_ratio or 0.0) for step in rank.communicating_steps]
 
 
-def step_times(result: TraceOverlap) -> list[float]:
+def step_times_ms(result: TraceOverlap) -> list[float]:
     """Milliseconds of each step of each rank; a capture without steps has none."""
     return [ns / 1e6 for rank in result.ranks for ns in rank.lengths_ns]
 
@@ -87,7 +87,7 @@ def _band(row: int, result: TraceOverlap) -> list[dict[str, Any]]:
 
 def _box(row: int, result: TraceOverlap) -> dict[str, Any]:
     return {
-        "type": "box", "orientation": "h", "x": step_times(result), "y0": row, "name": shown_name(result.label),
+        "type": "box", "orientation": "h", "x": step_times_ms(result), "y0": row, "name": shown_name(result.label),
         "width": 0.5, "boxpoints": "all", "jitter": 0.6, "pointpos": 0, "whiskerwidth": 0.4, "showlegend": False,
         "hoveron": "points", "hovertemplate": "%{x:.2f} ms<extra></extra>", "fillcolor": "rgba(0,0,0,0)",
         "line": {"color": theme.LIGHT.text, "width": 1.6},

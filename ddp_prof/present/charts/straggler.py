@@ -24,7 +24,7 @@ def draw_skew(run: RunAnalysis, skew: RunSkew) -> go.Figure:
     import plotly.graph_objects as go
 
     columns = [run.step_names[step.step].removeprefix("step ") for step in skew.steps] or ["the whole capture"]
-    return go.Figure([_heat(skew, columns), _cost(skew, columns)], _layout(run, skew))
+    return go.Figure([_lag_heat_map(skew, columns), _cost_bars(skew, columns)], _layout(run, skew))
 
 
 def _steps(skew: RunSkew) -> Sequence[StepSkew]:
@@ -33,7 +33,7 @@ def _steps(skew: RunSkew) -> Sequence[StepSkew]:
     return skew.steps if skew.steps else [whole]
 
 
-def _heat(skew: RunSkew, columns: Sequence[str]) -> dict[str, Any]:
+def _lag_heat_map(skew: RunSkew, columns: Sequence[str]) -> dict[str, Any]:
     names, steps = [shown_name(rank.name) for rank in skew.ranks], _steps(skew)
     lags = [
         [None if (lag := step.lags_ns[row]) is None else max(0, lag) / 1e6 for step in steps]
@@ -56,7 +56,7 @@ def _heat(skew: RunSkew, columns: Sequence[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _cost(skew: RunSkew, columns: Sequence[str]) -> dict[str, Any]:
+def _cost_bars(skew: RunSkew, columns: Sequence[str]) -> dict[str, Any]:
     return {
         "type": "bar", "x": columns, "y": [step.cost_ns / 1e6 for step in _steps(skew)], "yaxis": "y2",
         "name": "exposed wait of others", "showlegend": False, "marker": {"color": theme.LIGHT.colors[PEER_WAIT]},

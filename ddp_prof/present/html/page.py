@@ -131,7 +131,7 @@ def write_page(
             plotly_file=PLOTLY_FILE,
             scripts=[trusted_markup(part) for part in scripts],
             recoloring=json_in_page(theme.recoloring()),
-            figures={name: _drawn(figure) for name, figure in (figures or {}).items()},
+            figures={name: _figure_html(figure) for name, figure in (figures or {}).items()},
         )
     )
     with atomic_write(path) as partial, partial.open("w", encoding="utf-8", newline="\n") as file:
@@ -169,7 +169,7 @@ class FigureHtml:
     label: str
 
 
-def _drawn(figure: go.Figure) -> FigureHtml:
+def _figure_html(figure: go.Figure) -> FigureHtml:
     title = figure.layout.title
     words = [part.text for part in (title, title.subtitle) if part.text]
     # Plotly's JSON writes <, > and / as escapes, so that nothing in it can end the element.

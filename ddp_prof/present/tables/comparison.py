@@ -73,9 +73,9 @@ def waterfall_rows(waterfall: Waterfall) -> list[Row]:
     if not waterfall.budgets:
         return []
     first = waterfall.budgets[0]
-    rows = [_row(first.label, first, first.step_ns)]
+    rows = [_waterfall_row(first.label, first, first.step_ns)]
     for after, change in zip(waterfall.budgets[1:], waterfall.changes, strict=True):
-        rows.append(_row(f"{change.before} -> {change.after}", change, after.step_ns))
+        rows.append(_waterfall_row(f"{change.before} -> {change.after}", change, after.step_ns))
     return rows
 
 
@@ -126,7 +126,7 @@ def _contention_note(found: Contention) -> str:
     )
 
 
-def _row(name: str, parts: Budget | Change, step_ns: int) -> Row:
+def _waterfall_row(name: str, parts: Budget | Change, step_ns: int) -> Row:
     return {
         "from -> to": name,
         **times_of(parts, *PARTS),

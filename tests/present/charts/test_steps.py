@@ -9,7 +9,7 @@ from ddp_prof.analyze.collectives.straggler import measure_skew
 from ddp_prof.analyze.overlap.comparison import compare_variants
 from ddp_prof.present.charts.comparison import draw_comparison
 from ddp_prof.present.charts.heat_map import draw_heat_map
-from ddp_prof.present.charts.steps import draw_overlap_by_step, draw_step_times, step_shares, step_times
+from ddp_prof.present.charts.steps import draw_overlap_by_step, draw_step_times, step_shares, step_times_ms
 from tests.drawing import draw_trace
 from tests.measuring import analysis_of
 from tests.present.runs import HOSTILE_TITLE, cpu_run, result_of
@@ -68,9 +68,9 @@ def test_runs_keep_the_order_given_and_their_bands_apart() -> None:
 
 
 def test_times_are_those_of_the_host() -> None:
-    assert [time * 1e6 for time in step_times(HALF)] == pytest.approx([20, 20, 20])
+    assert [time * 1e6 for time in step_times_ms(HALF)] == pytest.approx([20, 20, 20])
     (box,) = draw_step_times([HALF]).data
-    assert list(box.x) == step_times(HALF)
+    assert list(box.x) == step_times_ms(HALF)
     assert box.boxpoints == "all"
 
 
@@ -78,7 +78,7 @@ def test_times_are_those_of_the_host() -> None:
 def test_every_chart_says_its_device_and_takes_any_runs(draw) -> None:
     assert "device: cpu" in draw([HALF]).layout.title.subtitle.text
     assert step_shares(SILENT.ranks[0]) == []
-    assert step_times(SILENT) == []
+    assert step_times_ms(SILENT) == []
     assert all(not len(trace.x) for trace in draw([SILENT]).data)
     assert len(draw([]).data) == 0
 
