@@ -65,8 +65,8 @@ TABLES = ("overlap", "overlap --steps", "compare", "compare --waterfall", "colle
 DOCUMENTS = ("overlap", "compare", "collectives", "skew")
 
 
-class Left(Exception):  # noqa: N818  # no error
-    """What comes now is left to the next slice."""
+class LeftForNextSlice(Exception):  # noqa: N818  # no error
+    """Stops this slice: the remaining work is left to the next one."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ class Setup:
     shared: tuple[str, ...]
 
 
-class Work:
-    """What is to be done, step by step, in the time of this slice."""
+class CaptureSlice:
+    """The steps of this slice, within its time."""
 
     def __init__(self, asked: argparse.Namespace, environ: Mapping[str, str]) -> None:
         self._began = time.monotonic()
@@ -99,7 +99,7 @@ class Work:
         self._variants = environ.get("VARIANTS", "").split() or VARIANT_NAMES
         self._recorder = ["PROFILER=auto"]
 
-    def do(self) -> int:
+    def run(self) -> int:
         """All that is left, as far as the time goes; the exit code."""
         is_dry = self._asked.dry_run
         if not is_dry:
@@ -112,16 +112,16 @@ class Work:
             self._set_up()
             if code := self._preflight():
                 return code
-            self._do_setups()
+            self._capture_setups()
             self._pack()
-        except Left:
+        except LeftForNextSlice:
             self._is_left = True
         if self._is_left:
             print("capture_gpu: the time of this slice is over: call it again to go on")
             return 75
         done = [] if is_dry else [file for file in (self._out / "done").rglob("*") if file.is_file()]
         if failures := sum(file.read_text() == "failed\n" for file in done):
-            _complain(f"{failures} of the steps above or before failed: RETRY=1 does them again")
+            _print_error(f"{failures} of the steps above or before failed: RETRY=1 does them again")
         return int(bool(failures))
 
     def _set_up(self) -> None:
@@ -146,18 +146,24 @@ class Work:
                 "--recorder", chosen,
             )  # fmt: skip
             if code in KILLED:  # it goes on with the next recorder
-                raise Left
+                raise LeftForNextSlice
             if code:
                 return 1
         if not self._asked.dry_run:
             self._recorder = chosen.read_text().splitlines()
         return 0
 
-    def _do_setups(self) -> None:
+    def _capture_setups(self) -> None:
         setups = [self._setup(name, self._count_gpus()) for name in self._asked.setups]
-        parts: list[Callable[[Setup], None]] = [self._check, self._capture_all, self._tabulate, self._race, self._cost]
+        parts: list[Callable[[Setup], None]] = [
+            self._check,
+            self._capture_all,
+            self._write_tables,
+            self._compare_with_ddp,
+            self._measure_profiling_cost,
+        ]
         for part in parts:
-            if part != self._tabulate or not self._is_left:
+            if part != self._write_tables or not self._is_left:
                 for setup in setups:
                     part(setup)
 
@@ -210,10 +216,10 @@ class Work:
         traces = f"TRACES_DIR={self._out / setup.name}"
         self._step(f"capture/{setup.name}/{name}", "env", traces, *self._recorder, *setup.settings, CAPTURE, *arguments)
 
-    def _tabulate(self, setup: Setup) -> None:
+    def _write_tables(self, setup: Setup) -> None:
         """As text and, of what differs by more than its rows, as JSON; once the captures of a setup are all there."""
         if not self._has_captures(setup):
-            _complain(f"{setup.name} is left out, as none of its captures could be made (see above)")
+            _print_error(f"{setup.name} is left out, as none of its captures could be made (see above)")
             return
         folder = self._out / setup.name
         for command in TABLES:
@@ -226,7 +232,7 @@ class Work:
     def _has_captures(self, setup: Setup) -> bool:
         return bool(self._asked.dry_run) or any((self._out / setup.name).glob("*.run.json"))
 
-    def _race(self, setup: Setup) -> None:
+    def _compare_with_ddp(self, setup: Setup) -> None:
         if not self._asked.ddp_steps or setup.ranks == 1 or not self._has_captures(setup):
             return
         self._step(
@@ -236,7 +242,7 @@ class Work:
             "--steps", str(self._asked.ddp_steps), "--target", "1.02", file=f"{setup.name}/against_ddp.txt",
         )  # fmt: skip
 
-    def _cost(self, setup: Setup) -> None:
+    def _measure_profiling_cost(self, setup: Setup) -> None:
         """The same run with and without recorder, in turns, so that whatever else the machine does hits both alike."""
         if not self._asked.rounds or not self._has_captures(setup):
             return
@@ -264,7 +270,7 @@ class Work:
             str(self._asked.max_mb), "--max-files", "8",
         )  # fmt: skip
         if code:
-            _complain("nothing was packed")
+            _print_error("nothing was packed")
 
     def _step(self, name: str, *command: str | Path, file: str = "") -> None:
         """Do what was not done before, within the time that is left.
@@ -286,7 +292,7 @@ class Work:
             return
         target = self._out / "tables" / file if file else None
         words = list(map(str, command))
-        _show(words, target)
+        _print_command(words, target)
         if self._asked.dry_run:
             return
         note.parent.mkdir(parents=True, exist_ok=True)
@@ -300,10 +306,10 @@ class Work:
         result = "ok"
         if code in KILLED and state != "cut" and left < self._most_s:
             result, self._is_left = "cut", True
-            _complain(f"left to the next slice: {shlex.join(words)}")
+            _print_error(f"left to the next slice: {shlex.join(words)}")
         elif code:
             result = "failed"
-            _complain(f"failed: {shlex.join(words)}")
+            _print_error(f"failed: {shlex.join(words)}")
         note.write_text(f"{result}\n")
 
     def _seconds_left(self) -> int:
@@ -312,19 +318,19 @@ class Work:
     def _run(self, *command: str | Path) -> int:
         """Show a command, and run it unless showing is all that is wanted."""
         words = list(map(str, command))
-        _show(words)
+        _print_command(words)
         return 0 if self._asked.dry_run else run_tethered(words)[0]
 
 
-def _show(words: Sequence[str], file: Path | None = None) -> None:
+def _print_command(words: Sequence[str], file: Path | None = None) -> None:
     print("+", shlex.join(words), *([">", shlex.quote(str(file))] if file else []), flush=True)
 
 
-def _complain(text: str) -> None:
+def _print_error(text: str) -> None:
     print(f"capture_gpu: {text}", file=sys.stderr, flush=True)
 
 
-def _whole(least: int, most: int = 999_999_999) -> Callable[[str], int]:
+def _integer_between(least: int, most: int = 999_999_999) -> Callable[[str], int]:
     def number(text: str) -> int:
         if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
             raise argparse.ArgumentTypeError(f"{text[:80]!r} is no whole number from {least} to {most}")
@@ -340,7 +346,7 @@ def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.
     )
     parser.add_argument("--dry-run", action="store_true", help="print every command in order, run none; on any machine")
     parser.add_argument(
-        "--minutes", type=_whole(3, 100_000), default=9, help="end this slice after so many (default: 9)"
+        "--minutes", type=_integer_between(3, 100_000), default=9, help="end this slice after so many (default: 9)"
     )
     parser.add_argument(
         "--wheels", metavar="FOLDER", help="make the environment from these, offline, beside the torch there is"
@@ -351,13 +357,15 @@ def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.
     parser.add_argument(
         "--out", type=Path, default=Path("gpu_capture"), help="for everything; relative to the checkout"
     )
-    parser.add_argument("--max-mb", type=_whole(1, 1_000_000), default=16, help="of a packed file (default: 16)")
+    parser.add_argument(
+        "--max-mb", type=_integer_between(1, 1_000_000), default=16, help="of a packed file (default: 16)"
+    )
     asked = parser.parse_args(argv)
     numbers = {"GPUS": (1, 4096, None), "BATCH_SIZE": (1, 999_999_999, None), "ROUNDS": (0, 1000, 3)}
     numbers |= {"DDP_STEPS": (0, 999_999_999, 40), "LEAST_S": (0, 999_999, 60), "MOST_S": (1, 999_999, 240)}
     for name, (least, most, default) in numbers.items():
         try:
-            value = _whole(least, most)(environ[name]) if environ.get(name) else default
+            value = _integer_between(least, most)(environ[name]) if environ.get(name) else default
         except argparse.ArgumentTypeError as error:
             parser.error(f"{name}: {error}")
         setattr(asked, name.lower(), value)
@@ -376,7 +384,7 @@ def main() -> int:
         os.environ.setdefault("NSYS_FETCH", "0")  # offline
     try:
         with stop_on_signals():
-            return Work(asked, os.environ).do()
+            return CaptureSlice(asked, os.environ).run()
     except Stopped as stop:
         return 128 + stop.number
 

@@ -144,7 +144,7 @@ def untried_recorders() -> str:
     return f"{'recorder':9} {'untried':8} {found}: to find out which records CUDA takes what is missing above"
 
 
-def find_recorders(environment: Mapping[str, str], log: Path, tried: Tried) -> Iterator[Recorder | Finding]:
+def find_recorders(environment: Mapping[str, str], log: Path, tried: FailedAttempts) -> Iterator[Recorder | Finding]:
     """What may record CUDA here, in the order in which it is tried: torch.profiler last, a download just before."""
     if own := environment.get("NSYS"):
         yield _nsys(own)
@@ -197,8 +197,8 @@ def try_recorder(recorder: Recorder, log: Path) -> str:
     return last.removeprefix("profile_variant: naive: ") if ours else f"no kernels in its capture ({last[:200]})"
 
 
-class Tried:
-    """What was tried already, and why it failed: a preflight that was cut off goes on with the next.
+class FailedAttempts:
+    """Failed attempts and their reasons, kept in a file: a preflight that was cut off continues with the next one.
 
     Attributes:
         path: A JSON object; while something is being tried it says that it did not end.
@@ -214,12 +214,12 @@ class Tried:
 
     def attempt(self, name: str, attempt: Callable[[], str]) -> str:
         """Try it, and keep and return the reason."""
-        self._keep(name, "it was cut off before it was done")
+        self._save_reason(name, "it was cut off before it was done")
         reason = attempt()
-        self._keep(name, reason)
+        self._save_reason(name, reason)
         return reason
 
-    def _keep(self, name: str, reason: str) -> None:
+    def _save_reason(self, name: str, reason: str) -> None:
         self._reasons[name] = reason
         self.path.write_text(json.dumps(self._reasons), encoding="utf-8")
 
@@ -253,7 +253,7 @@ def count_kernels(folder: Path) -> int:
 
 def find_recorder(log: Path, chosen: Path) -> Iterator[Finding]:
     """Try what may record until something does; its settings are written down."""
-    tried = Tried(chosen.with_name(f"{chosen.name}.tried"))
+    tried = FailedAttempts(chosen.with_name(f"{chosen.name}.tried"))
     for recorder in find_recorders(os.environ, log, tried):
         if isinstance(recorder, Finding):
             yield recorder

@@ -117,22 +117,24 @@ def trim_kineto(big: Path, small: Path, steps: int) -> None:
         (item["name"], item["ts"], item["ts"] + item["dur"]) for item in spans if item["name"].startswith("step|")
     )
     window = window_of(big, ranges, steps)
-    launched = {_correlation(item) for item in spans if item.get("cat") not in LAUNCHED_EVENTS and _is_in(item, window)}
+    launched = {
+        _correlation(item) for item in spans if item.get("cat") not in LAUNCHED_EVENTS and _is_in_window(item, window)
+    }
     document["traceEvents"] = [event for event in events if _is_kept(event, window, launched - {None})]
     text = json.dumps(document, separators=(",", ":")).encode()
     small.write_bytes(gzip.compress(text, 9) if small.name.endswith(".gz") else text)
 
 
 def _is_kept(event: dict[str, Any], window: Window, launched: set[Any]) -> bool:
-    """Flows go the way of what they connect: with an end in time."""
+    """Whether an event is kept; a flow is kept if one of its ends lies in the window."""
     if event.get("cat") in LAUNCHED_EVENTS:
         return _correlation(event) in launched
     if event.get("ph") != "X":
-        return event.get("ph") == "M" or "ts" not in event or _is_in(event, window)
-    return _is_in(event, window) or event["name"].startswith(f"{PROCESS}|")
+        return event.get("ph") == "M" or "ts" not in event or _is_in_window(event, window)
+    return _is_in_window(event, window) or event["name"].startswith(f"{PROCESS}|")
 
 
-def _is_in(event: dict[str, Any], window: Window) -> bool:
+def _is_in_window(event: dict[str, Any], window: Window) -> bool:
     return window.start <= float(event["ts"]) <= window.end
 
 

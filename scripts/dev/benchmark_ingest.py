@@ -81,8 +81,8 @@ def measure_process(command: Sequence[str]) -> Cost:
     return Cost(time.perf_counter() - began, usage.ru_maxrss / 1024)
 
 
-def contestants(capture: Path, before: Path | None) -> dict[str, Callable[[], Cost]]:
-    """What is measured on the capture, by name; others only where they are installed."""
+def list_readers(capture: Path, before: Path | None) -> dict[str, Callable[[], Cost]]:
+    """The readers to measure, by name; those of other projects only if they are installed."""
     ours = str(Path(sys.executable).parent / "ddp-prof")
     found: dict[str, Callable[[], Cost]] = {
         "floor: sum(end - start)": lambda: measure_floor(capture),
@@ -105,9 +105,9 @@ def contestants(capture: Path, before: Path | None) -> dict[str, Callable[[], Co
     return found
 
 
-def best_of(rounds: int, contestants: dict[str, Callable[[], Cost]]) -> dict[str, Cost]:
+def best_of(rounds: int, list_readers: dict[str, Callable[[], Cost]]) -> dict[str, Cost]:
     """The best of several rounds in which all take their turn."""
-    ranks = {name: measure for name, measure in contestants.items() if runs(measure)}
+    ranks = {name: measure for name, measure in list_readers.items() if runs(measure)}
     costs = [{name: measure() for name, measure in ranks.items()} for _ in range(rounds)]
     return {name: min(cost[name] for cost in costs) for name in ranks}
 
@@ -159,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         big = repeat_capture(arguments.capture, Path(folder) / "big.sqlite", arguments.copies)
-        costs = best_of(arguments.rounds, contestants(big, arguments.before))
+        costs = best_of(arguments.rounds, list_readers(big, arguments.before))
         floor = costs["floor: sum(end - start)"].seconds
         for name, cost in costs.items():
             memory = f", {cost.megabytes:.0f} MB" if cost.megabytes else ""

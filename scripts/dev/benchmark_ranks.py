@@ -79,7 +79,7 @@ def measure(command: Sequence[str | Path], cores: int | None = None, **environme
     return Cost(time.perf_counter() - began, usage.ru_maxrss / 1024, digest.hexdigest())
 
 
-def linked(capture: Path, folder: Path, ranks: int) -> list[Path]:
+def link_capture_per_rank(capture: Path, folder: Path, ranks: int) -> list[Path]:
     """The capture once per rank, without copying it."""
     files = [folder / f"job.rank{rank}.sqlite" for rank in range(ranks)]
     for file in files:
@@ -168,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         big = repeat_capture(arguments.capture, Path(folder) / "big.sqlite", arguments.copies)
-        files = linked(big, Path(folder), arguments.ranks)
+        files = link_capture_per_rank(big, Path(folder), arguments.ranks)
         size = big.stat().st_size / 1e6
         print(f"{len(files)} ranks of {size:.0f} MB each, one file with as many names", flush=True)
         ours = [BIN / "ddp-prof", "overlap", "--format", "json", *map(str, files)]

@@ -41,7 +41,7 @@ TOLERANCE = 1e-9
 Wrap = Callable[[nn.Module], loops.OneProcess]
 
 
-class Torchs(loops.OneProcess):
+class TorchLoop(loops.OneProcess):
     """DistributedDataParallel."""
 
     def __init__(self, module: nn.Module, **options: Any) -> None:
@@ -52,7 +52,7 @@ class Torchs(loops.OneProcess):
         return self.ddp.no_sync()
 
 
-class TorchsDivided(Torchs):
+class TorchShardedOptimizerLoop(TorchLoop):
     """DistributedDataParallel with ZeroRedundancyOptimizer."""
 
     def optimizer(
@@ -68,7 +68,7 @@ class TorchsDivided(Torchs):
         return state
 
 
-class TorchsFullyDivided(loops.OneProcess):
+class TorchFullyShardedLoop(loops.OneProcess):
     """``fully_shard`` of each block and of the whole."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -85,26 +85,26 @@ class TorchsFullyDivided(loops.OneProcess):
         self.module.set_requires_gradient_sync(True)
 
 
-def ours(key: str, module: nn.Module, **options: Any) -> loops.Variant:
+def our_loop(key: str, module: nn.Module, **options: Any) -> loops.Variant:
     return loops.Variant(VARIANTS[key](module, **options))
 
 
-def ours_divided(module: nn.Module) -> loops.Divided:
+def our_sharded_loop(module: nn.Module) -> loops.Divided:
     return loops.Divided(VARIANTS["overlap"](module))
 
 
 COLUMNS: dict[str, list[Wrap]] = {
-    "DDP": [Torchs],
-    "DDP, `ZeroRedundancyOptimizer`": [TorchsDivided],
-    "FSDP2": [TorchsFullyDivided],
+    "DDP": [TorchLoop],
+    "DDP, `ZeroRedundancyOptimizer`": [TorchShardedOptimizerLoop],
+    "FSDP2": [TorchFullyShardedLoop],
     "`naive` to `bucketed`": [
-        partial(ours, "naive"),
-        partial(ours, "flat"),
-        partial(ours, "overlap"),
-        partial(ours, "bucketed", bucket_size_mb=0.0005),
+        partial(our_loop, "naive"),
+        partial(our_loop, "flat"),
+        partial(our_loop, "overlap"),
+        partial(our_loop, "bucketed", bucket_size_mb=0.0005),
     ],
-    "`overlap`, `ShardedOptimizer`": [ours_divided],
-    "`sharded`": [partial(ours, "sharded", bucket_size_mb=0.0005)],
+    "`overlap`, `ShardedOptimizer`": [our_sharded_loop],
+    "`sharded`": [partial(our_loop, "sharded", bucket_size_mb=0.0005)],
 }
 
 
@@ -148,7 +148,7 @@ def try_rows(rank: int, wrap: Wrap, names: Sequence[str]) -> dict[str, loops.Ten
     found: dict[str, loops.Tensors | str] = {}
     for name in names:
         row = ROWS[name]
-        options = row.ddp_options if wrap in (Torchs, TorchsDivided) else {}
+        options = row.ddp_options if wrap in (TorchLoop, TorchShardedOptimizerLoop) else {}
         try:
             found[name] = loops.run(row.loop, partial(wrap, **options), [rank])
         except Exception as error:  # whatever the loop says

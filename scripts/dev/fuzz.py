@@ -38,8 +38,8 @@ WRITERS = {"nsys": write_database, "kineto": write_kineto}
 SUFFIXES = {"nsys": ".sqlite", "kineto": ".json"}
 
 
-class Unsound(Exception):  # noqa: N818
-    """What the reader gave cannot be true."""
+class ImpossibleResult(Exception):  # noqa: N818
+    """The reader returned something impossible."""
 
 
 def corpus(reader: str, folder: Path) -> list[bytes]:
@@ -140,7 +140,7 @@ def check_trace(trace: Trace) -> None:
 def expect(is_so: bool, otherwise: str) -> None:
     """Refuse a trace of which something does not hold."""
     if not is_so:
-        raise Unsound(otherwise)
+        raise ImpossibleResult(otherwise)
 
 
 def work(reader: str, seeds: Iterable[int], until: float) -> None:

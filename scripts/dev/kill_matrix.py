@@ -178,8 +178,8 @@ def digests(folder: Path) -> dict[str, str]:
     }
 
 
-def quietly(command: Sequence[str], settings: dict[str, str]) -> int:
-    """Run it to its end; returns the exit code, and shows what it said where that is not 0."""
+def run_quietly(command: Sequence[str], settings: dict[str, str]) -> int:
+    """Run a command and return its exit code; prints its output if that is not 0."""
     done = subprocess.run(
         command, env={**os.environ, **settings}, cwd=ROOT, capture_output=True, text=True, check=False,
         timeout=WAIT_S * 3,
@@ -189,7 +189,7 @@ def quietly(command: Sequence[str], settings: dict[str, str]) -> int:
     return done.returncode
 
 
-def strike(scene: Scene, victim: str, number: signal.Signals | None, before: Path) -> Outcome:
+def run_and_kill(scene: Scene, victim: str, number: signal.Signals | None, before: Path) -> Outcome:
     """One row: run, kill, look, run again."""
     outcome = Outcome(scene.name, victim, number.name if number else "full")
     with tempfile.TemporaryDirectory(prefix="kill.") as name, ExitStack() as undone:
@@ -226,7 +226,7 @@ def strike(scene: Scene, victim: str, number: signal.Signals | None, before: Pat
         now = digests(folder)
         outcome.is_kept = all(now.get(path) == digest for path, digest in finished.items() if not path.endswith(".db"))
         (folder / FILLER).unlink(missing_ok=True)
-        outcome.next_run = quietly(command, settings)
+        outcome.next_run = run_quietly(command, settings)
         outcome.is_complete = scene.is_complete(folder)
     return outcome
 
@@ -280,7 +280,7 @@ def capture_scene() -> Scene:
         }  # fmt: skip
 
     def prepare(folder: Path) -> None:
-        quietly(["bash", "profile_all.sh"], {**settings(folder), "VARIANTS": "naive"})
+        run_quietly(["bash", "profile_all.sh"], {**settings(folder), "VARIANTS": "naive"})
         shutil.rmtree(folder / "figures")
 
     def is_complete(folder: Path) -> bool:
@@ -330,7 +330,7 @@ def sweep_scene() -> Scene:
             return int(database.execute("SELECT count(*) FROM runs WHERE status = 'ok'").fetchone()[0])
 
     def prepare(folder: Path) -> None:
-        quietly([item for item in command(folder) if item != "flat"], {})
+        run_quietly([item for item in command(folder) if item != "flat"], {})
 
     return Scene(
         "sweep",
@@ -377,7 +377,7 @@ def run_scene(scene: Scene, victims: Sequence[str]) -> Iterator[Outcome]:
         scene.prepare(before)
         for victim in (name for name in (*scene.victims, "command", DISK) if name in victims):
             for number in SIGNALS_OF.get(victim, SIGNALS):
-                yield strike(scene, victim, number, before)
+                yield run_and_kill(scene, victim, number, before)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

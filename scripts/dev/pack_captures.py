@@ -62,7 +62,7 @@ def pack(folder: Path, target: Path, max_bytes: int, max_files: int = 1, newer_t
         with tempfile.TemporaryDirectory(prefix="ddp_prof.pack.", dir=folder.parent) as scratch:
             copy = Path(scratch) / folder.name
             gather(folder, files, copy, with_reports=with_reports, steps=steps)
-            left_out = _in_words(with_reports, steps)
+            left_out = _describe_left_out(with_reports, steps)
             (copy / "LEFT_OUT.txt").write_text(f"{left_out}\n", encoding="utf-8")
             archives = [_archive([*_files(copy)], copy, Path(scratch))]
             if archives[0].stat().st_size > max_bytes and max_files > 1:
@@ -131,7 +131,7 @@ def _files(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def _in_words(with_reports: bool, steps: int) -> str:
+def _describe_left_out(with_reports: bool, steps: int) -> str:
     reports = "" if with_reports else "the profiler's own reports"
     others = "" if steps == ALL_STEPS else f"of each capture all but the last {steps} step{'s' * (steps > 1)}"
     return " and ".join(filter(None, (reports, others))) or "nothing"
