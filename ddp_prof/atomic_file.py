@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and never over what is read."""
+"""Atomic writing of files, and protection of the files that are read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PROTECTED: list[Keys] = []
 
 @contextmanager
 def protect_files(files: Iterable[Path]) -> Iterator[None]:
-    """As long as this lasts nothing is written to these files, by whatever name or link, nor into folders among them.
+    """Context in which nothing is written to these files, by any name or link, nor into folders among them.
 
     Args:
         files: They need not be there: what would be taken for one of them is not made, either.

@@ -1,4 +1,4 @@
-"""The few ways in which this toolkit fails; each message says what is wrong, where, and the way out."""
+"""The errors of this package; each message says what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -64,5 +64,5 @@ class NotMetError(DdpProfError):
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says first; the name of its kind where it says nothing."""
+    """First line of an error's message, or the name of its class if there is none."""
     return next(iter(str(error).splitlines()), type(error).__name__)

@@ -32,7 +32,7 @@ Item = TypeVar("Item")
 
 
 class Caveat(str, Enum):
-    """Why the figures of a run are not representative; its value is what is said of the run."""
+    """Why the figures of a run are not representative; the value is the text that is shown."""
 
     SHARED_GPU = "shared GPU: time-sliced, bandwidth and overlap not representative"
     ONE_RANK = "one rank: it has no peer to communicate with, so no figure is about communication"
@@ -143,14 +143,14 @@ def manifest_path(trace: Path) -> Path:
 
 
 def label_of(trace: Path, manifest: Manifest | None) -> str:
-    """What a run is called in tables and figures: ``bucketed 10 MB``; without a manifest its file's name."""
+    """Label of a run in tables and figures: ``bucketed 10 MB``; without a manifest the file's name."""
     if manifest is None:
         return manifest_path(trace).name.removesuffix(SUFFIX)
     return variant_label(manifest.variant, manifest.bucket_size_mb, variant_extras(manifest.options))
 
 
 def label_of_ranks(labels: Sequence[str]) -> str:
-    """What a run of several files is called: ``job_rank{0-7}`` where their names differ in a number."""
+    """Label of a run of several files: ``job_rank{0-7}`` if their names differ in a number."""
     names = list(dict.fromkeys(labels))
     if len(names) == 1:
         return names[0]
@@ -175,7 +175,7 @@ def format_ranges(numbers: Sequence[int], between: str = ", ") -> str:
 
 
 def caveats_of(manifest: Manifest) -> tuple[Caveat, ...]:
-    """Why a run is not representative; everything that is shown of it says so, its ``run.json`` included."""
+    """The caveats of a run, for everything that shows it, its ``run.json`` included."""
     caveats = []
     sharing = manifest.options.get(RANKS_PER_GPU)
     if isinstance(sharing, int) and sharing > 1:
@@ -199,7 +199,7 @@ def in_variant_order(items: Sequence[Item], manifest_of: Callable[[Item], Manife
 
 
 def write_manifest(manifest: Manifest, path: Path) -> None:
-    """Write ``path`` in one go: it is there whole or not at all."""
+    """Write ``path`` atomically."""
     record = {**asdict(manifest), "caveats": [caveat.value for caveat in caveats_of(manifest)]}
     if manifest.final_loss is not None and not math.isfinite(manifest.final_loss):
         record["final_loss"] = None
@@ -230,7 +230,7 @@ def load_manifest(path: Path) -> Manifest | None:
 
 
 def _problem(manifest: Manifest) -> str | None:
-    """What cannot be true in a manifest whose types are right."""
+    """Describe a contradiction in a manifest with correct types; ``None`` if there is none."""
     for name in ("world_size", "steps", "warmup", "batch_size", "seq_len", "bucket_size_mb"):
         number = getattr(manifest, name)
         most = MOST_RANKS if name == "world_size" else _MOST

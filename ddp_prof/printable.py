@@ -1,4 +1,4 @@
-"""Text from files, such as names of kernels, ranges and tables, made fit for a terminal."""
+"""Makes text from files, such as names of kernels, ranges and tables, safe for a terminal."""
 
 from __future__ import annotations
 

@@ -20,11 +20,11 @@ SCRIPT_VARIABLES = {
     "world_size": "NGPU",
     "device": "DEVICE",
 }
-"""Fields that ``scripts/profile_variant.sh`` reads from its environment, and under which names."""
+"""Fields that ``scripts/profile_variant.sh`` reads from its environment, by the names of the variables."""
 MANIFEST_FIELDS = ("variant", "bucket_size_mb", "model_size", "batch_size", "seq_len", "steps", "warmup", "seed")
 """Fields that a ``run.json`` has under the same names."""
 FAULTS = ("nothing", "host-sync", "one-bucket", "reversed", "slow-rank", "starved")
-"""What ``--inject`` can put into a run, for tests of what finds faults."""
+"""Faults that ``--inject`` can put into a run, to test the doctor."""
 NUMERICS = ("precision", "tf32", "compile", "activation_checkpointing")
 
 
@@ -84,7 +84,7 @@ class RunConfig:
 
     @property
     def local_batch_size(self) -> int:
-        """Sequences a step of one rank."""
+        """Sequences per step of one rank."""
         return self.batch_size // (self.world_size or 1)
 
     def argv(self, *, leave_out: Collection[str] = ()) -> list[str]:

@@ -1,4 +1,4 @@
-"""Tables of columns: a column is a one-dimensional NumPy array with one element a row."""
+"""Tables of columns: a column is a one-dimensional NumPy array with one element per row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NO_TIME = -(2**62)
 
 
 class Brief:
-    """A dataclass whose repr is one short line: what may be long in it is counted, not listed."""
+    """A dataclass whose repr is one short line: long values are counted, not listed."""
 
     __slots__ = ()
 
@@ -122,7 +122,7 @@ def concatenate(first: AnyTable, *others: AnyTable) -> AnyTable:
 
 
 def _joined(parts: Sequence[Ints]) -> Ints:
-    """The parts one after the other; where one value is all they hold, a column that takes no memory."""
+    """Concatenate columns; if all hold one value the result takes no memory."""
     some = [part for part in parts if len(part)]
     if some and not any(part.strides[0] for part in some) and len({int(part[0]) for part in some}) == 1:
         return np.broadcast_to(some[0][0], sum(map(len, some)))

@@ -66,7 +66,7 @@ AUTOGRAD = "pt_autograd"
 """What torch calls the threads in which autograd computes backward, before their number."""
 
 SYNC_IN_PARTS = "the capture was read in parts, in which waits are not followed"
-"""Why who waited for whom is not known of a part of a capture."""
+"""Why dependencies are not known in a part of a capture."""
 
 SOURCE_NAMES = {"nsys-sqlite": "nsys", "nsys-report": "nsys", "nsys-tables": "nsys", "kineto": "torch.profiler"}
 """The program that recorded a trace, as it is shown to users, where :attr:`Trace.source` does not name it."""
@@ -330,7 +330,7 @@ class Trace(Brief):
 
     @cached_property
     def has_ambiguous_launch(self) -> Mask:
-        """Of which activities several calls before them carry the number, so that the last one is taken for theirs."""
+        """Mask of the activities with several earlier calls of their number; the last of these is taken."""
         is_one_number_each = all(
             _are_unique(self.calls.correlation[_rows(self.calls.process == process)])
             for process in distinct(self.calls.process)

@@ -1,4 +1,4 @@
-"""The data-parallel variants: names, order, baseline, bucket sizes. The one place that knows them without torch.
+"""The data-parallel variants: names, order, baseline, bucket sizes. Needs no torch.
 
 A new variant is a row of :data:`VARIANTS` and a class in ``ddp_prof.ddp``.
 """
@@ -20,7 +20,7 @@ BUCKETED = "bucketed"
 
 @dataclass(frozen=True, slots=True)
 class VariantInfo:
-    """What is known of a variant without its class.
+    """Properties of a variant, known without its class.
 
     Attributes:
         takes_bucket_size: Whether the variant has an option for the cap of a bucket.
@@ -50,7 +50,7 @@ COMM_HOOKS = ("bf16", "powersgd")
 
 
 def variant_label(name: str, bucket_size_mb: float | None, extras: Sequence[str] = ()) -> str:
-    """What tables and figures call a variant: ``overlap``, ``bucketed 10 MB``, ``bucketed no cap``, ``torch + bf16``.
+    """Label of a variant in tables and figures: ``overlap``, ``bucketed 10 MB``, ``bucketed no cap``, ``torch + bf16``.
 
     Args:
         name: One of :data:`VARIANT_NAMES`, or a variant of a later version.
@@ -64,7 +64,7 @@ def variant_label(name: str, bucket_size_mb: float | None, extras: Sequence[str]
 
 
 def variant_extras(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """What the options of a run change in its variant, in short words: ``bf16``, ``no communication hook``.
+    """Short labels of options that change a variant: ``bf16``, ``no communication hook``.
 
     Captures of version 0.1 may name a ``compression``, or ``step_in_backward``.
     """

@@ -34,11 +34,11 @@ class RootCause:
         pair_ns: The part of ``exposed_ns`` that is exposed then and for that reason.
         wait_ns: The part of the exposed time in which a peer had not arrived.
         knows_wait: Whether peers tell waiting from transfer.
-        collectives_a_step: Of one rank.
+        collectives_per_step: Of one rank.
         operation: Of the collective with the largest part of ``pair_ns``, as the other figures.
         blocking: One of ``timing.BLOCKING``.
-        alike_a_step: How many collectives of the step have the same ``blocking``; of one rank.
-        same_operation_a_step: How many collectives of the step have its operation; of one rank.
+        alike_per_step: How many collectives of the step have the same ``blocking``; of one rank.
+        same_operation_per_step: How many collectives of the step have its operation; of one rank.
         bucket: ``None`` where buckets are not known.
         last_bucket: The largest number of a bucket with its operation.
         index: Position in the step.
@@ -63,11 +63,11 @@ class RootCause:
     pair_ns: int
     wait_ns: int
     knows_wait: bool
-    collectives_a_step: int
+    collectives_per_step: int
     operation: str | None
     blocking: str | None
-    alike_a_step: int
-    same_operation_a_step: int
+    alike_per_step: int
+    same_operation_per_step: int
     bucket: int | None
     last_bucket: int | None
     index: int
@@ -174,11 +174,11 @@ def _describe(
         pair_ns=pair_ns,
         wait_ns=sum(collective.exposed_wait_ns or 0 for collective in step),
         knows_wait=any(collective.exposed_wait_ns is not None for collective in step),
-        collectives_a_step=len(mine),
+        collectives_per_step=len(mine),
         operation=own[0].op,
         blocking=own[0].blocking,
-        alike_a_step=sum(collective.blocking == own[0].blocking for collective in mine),
-        same_operation_a_step=sum(collective.op == own[0].op for collective in mine),
+        alike_per_step=sum(collective.blocking == own[0].blocking for collective in mine),
+        same_operation_per_step=sum(collective.op == own[0].op for collective in mine),
         bucket=culprit[0],
         last_bucket=max((collective.bucket for collective in same if collective.bucket is not None), default=None),
         index=own[0].index,

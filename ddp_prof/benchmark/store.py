@@ -144,7 +144,7 @@ TABLES: dict[str, tuple[type, tuple[str, ...]]] = {
     "messages": (StoredMessages, ("run", "bytes")),
 }
 """Name of each table, what a row of it is, its primary key."""
-MOST_S, OPERATIONS_A_LOOK, LEAST_BYTES_A_ROW = 60, 1_000_000, 6
+MOST_S, OPERATIONS_PER_CHECK, LEAST_BYTES_PER_ROW = 60, 1_000_000, 6
 """Reading takes no longer; how often that is looked at; a row of SQLite has no less."""
 FOREIGN_KEYS = {
     "runs": [("environment", "environments", "id")],
@@ -219,7 +219,7 @@ def load_results(path: Path) -> Results:
         closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection,
     ):
         until = monotonic() + MOST_S
-        connection.set_progress_handler(lambda: monotonic() > until, OPERATIONS_A_LOOK)
+        connection.set_progress_handler(lambda: monotonic() > until, OPERATIONS_PER_CHECK)
         connection.row_factory = sqlite3.Row
         log = path.with_name(path.name + "-wal")
         room = path.stat().st_size + (log.stat().st_size if is_file(log) else 0)
@@ -258,7 +258,7 @@ def _load(connection: sqlite3.Connection, name: str, row: type[Any], room: int) 
         raise sqlite3.DatabaseError(f"no table {name}")
     found, held = [], 0
     for values in connection.execute(f"select * from {name} order by rowid"):
-        held += LEAST_BYTES_A_ROW + sum(len(value) for value in values if isinstance(value, (str, bytes)))
+        held += LEAST_BYTES_PER_ROW + sum(len(value) for value in values if isinstance(value, (str, bytes)))
         if held > room:
             raise sqlite3.DatabaseError(f"{name} holds more than it has room for")
         try:  # SQLite has no bool, and keeps what it is given

@@ -1,4 +1,4 @@
-"""A program that is recorded, a stranger's or one of our variants: the command line round it, and what came of it."""
+"""Records a program, a user's or one of our variants: builds the command line, runs it and checks the files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PLACE_VARIABLES = (
     # The second in a task of srun alone, not in the batch script.
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
 )
-"""How launchers tell a process its place; the first row is torchrun's."""
+"""Environment variables by which launchers give a process its rank; the first row is torchrun's."""
 LAUNCHERS = {"srun": "SLURM_PROCID", "mpirun": "OMPI_COMM_WORLD_RANK", "mpiexec": "PMI_RANK"}
 """Programs that start ranks elsewhere, so that nsys must come after them, and what tells a rank its number."""
 
@@ -61,7 +61,7 @@ class Job:
 
     @property
     def traces(self) -> list[Path]:
-        """The files that are to be read, those of all parts that are there."""
+        """The files to read, of all parts that exist."""
         if self.nsys:
             pattern = (re.escape(self.part) or r"(\.(rank|node)\d+)?") + r"\.sqlite"
         else:  # a file per rank, whatever started the ranks
@@ -141,7 +141,7 @@ def fetch_nsys(environ: Mapping[str, str]) -> Nsys | None:
 def plan_job(
     program: Sequence[str], folder: Path, profiler: str, steps: str | None, environ: Mapping[str, str]
 ) -> tuple[Job, str]:
-    """How a program that knows nothing of us is recorded here, and why so.
+    """Plan how to record an unchanged program on this machine, and why that way.
 
     Args:
         program: Its command line, launcher included.
@@ -221,7 +221,7 @@ def export_reports(job: Job, environ: Mapping[str, str], why_none: str) -> None:
 
 
 def find_losses(job: Job) -> list[str]:
-    """What the files lack that should be in them, a line each: what gets lost on the way is lost without any error.
+    """What the files should hold but do not, one line each: profilers lose data without an error.
 
     Raises:
         WorkloadError: There is no file.
@@ -309,7 +309,7 @@ def _place_of_recorder(program: Sequence[str]) -> int:
 
 
 def _file_suffix(program: Sequence[str], environ: Mapping[str, str], at: int) -> str:
-    """What tells the files of this process from those of others: ``.rank3``, ``.node1``, or nothing."""
+    """Suffix of this process's files: ``.rank3``, ``.node1``, or nothing."""
     inner = Path(program[at]).name
     starts_ranks = inner == "torchrun" or "torch.distributed.run" in program or inner == "accelerate"
     if at:

@@ -1,4 +1,4 @@
-"""What is asked of a capture of a variant: settings and arguments, checked before anything begins, and their digest."""
+"""Settings and arguments of a capture of a variant, checked before anything begins, and their digest."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class UsageError(DdpProfError):
 
 @dataclass(frozen=True)
 class Plan:
-    """A capture that is asked for.
+    """A requested capture.
 
     Attributes:
         environ: The settings.
@@ -76,7 +76,7 @@ class Plan:
 
     @property
     def part(self) -> str:
-        """What tells the files of this process from those that other processes or machines make of this capture."""
+        """Suffix of this process's files among those of other processes or machines of the capture."""
         if self.place:
             return f".rank{self.place['RANK']}"
         node = self.environ.get("NODE_RANK", "") if self.torchrun else ""
@@ -184,7 +184,7 @@ def read_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
 
 
 def _parsed(parse: Callable[[Sequence[str]], Parsed], words: Sequence[str]) -> Parsed:
-    """What a parser makes of a command line; a mistake is told in one line."""
+    """Parse a command line; a mistake is an error of one line."""
     said = io.StringIO()
     try:
         with redirect_stderr(said):
@@ -211,7 +211,7 @@ def _nodes(environ: Mapping[str, str]) -> int:
 
 
 def clean_environment(plan: Plan) -> dict[str, str]:
-    """What a run is given: a report keeps its environment, so only what concerns it."""
+    """The environment of a run, without unrelated variables, because a report keeps it."""
     kept = {name: value for name, value in plan.environ.items() if KEPT_VARIABLES.fullmatch(name)}
     if plan.place:
         kept |= {name: value for name, value in plan.environ.items() if MEETING_VARIABLES.fullmatch(name)}
@@ -220,7 +220,7 @@ def clean_environment(plan: Plan) -> dict[str, str]:
 
 
 def digest_plan(plan: Plan, profiler: str | None) -> str:
-    """Of machine, settings and code: of all that decides what a capture holds."""
+    """Digest of machine, settings and code: of all that determines what a capture holds."""
     machine = [*platform.uname()[:3], platform.machine(), str(os.cpu_count()), *plan.gpus]
     for file, pattern in (("/etc/machine-id", ".*"), ("/proc/cpuinfo", "model name.*")):
         with suppress(OSError):
@@ -235,7 +235,7 @@ def digest_plan(plan: Plan, profiler: str | None) -> str:
 
 
 def digest_code(package: Path = PACKAGE) -> str:
-    """Of what the ranks run; what records and reads them is not among it."""
+    """Digest of the code that the ranks run, without the code that records and reads."""
     ground = (package / f"{name}.py" for name in ("range_names", "run_config", "variants"))
     contents = sha256()
     for file in sorted([*package.glob("ddp/**/*.py"), *package.glob("train/**/*.py"), *ground]):

@@ -1,4 +1,4 @@
-"""Runs what is recorded, and ends all of it on every path: processes, temporary files, what a killed run left.
+"""Runs the recorded program and cleans up on every path: processes, temporary files, leftovers of killed runs.
 
 All that is started has the folder of this run in its environment. By that it is found again, also nsys's daemon, which
 leaves the family.
@@ -24,19 +24,19 @@ from ddp_prof.errors import WorkloadError
 from ddp_prof.printable import printable
 
 MARK = "DDP_PROF_CAPTURE"
-"""In the environment of all that a run starts: its folder."""
+"""Environment variable of all processes of a run: its folder."""
 PREFIX = "ddp_prof.capture."
 SHARED_MEMORY = "/dev/shm/"  # noqa: S108
 SHARED_NAMES = ("quadd-agent-instance-", "sem.nsys_sem_")
 OUTSIDE = "outside"
 """File in the folder of a run that names what nsys keeps outside of it."""
 NOTING_S = 20.0
-"""So long after its start what nsys keeps outside is looked for."""
+"""Seconds after the start of nsys at which its files outside of the folder are searched."""
 POLL_S = 0.1
 GRACE_S = 10.0
-"""For a run that took too long to end by itself."""
+"""Seconds for a run that exceeded its time limit to end by itself."""
 PATIENCE_S = 3.0
-"""For all other that is told to end."""
+"""Seconds for all other processes to end."""
 NSYS_TALK = re.compile(r"\[\d+/\d+\]|Generat(ing|ed)\b|Collecting data|Processing events|.*\.(nsys-rep|qdstrm)$")
 NOT_DONE = 124
 """Exit code of a run that took too long."""
@@ -172,7 +172,7 @@ def _tether(signal_name: str) -> list[str]:
 
 @contextmanager
 def _signals_to(process: subprocess.Popen[bytes], came: list[int]) -> Iterator[None]:
-    """Hand signals on to a process; from a terminal Ctrl-C reaches it anyway, and twice would be once too often."""
+    """Forward signals to a process, except Ctrl-C of a terminal, which reaches it anyway."""
 
     def forward_signal(number: int, _frame: FrameType | None) -> None:
         came.append(number)
@@ -244,7 +244,7 @@ def _find_marked_processes(mark: str) -> dict[int, dict[str, str]]:
 
 
 def process_namespace() -> list[str]:
-    """What starts a command in a process namespace of its own; nothing where that is not possible.
+    """The command prefix that starts a process namespace; empty if that is not possible.
 
     Without one nsys notes the names, and of the same user also the environments, of all processes of the machine.
     """
@@ -259,7 +259,7 @@ def process_namespace() -> list[str]:
 
 
 def find_reason(log: Path, code: int, program: str) -> str:
-    """Why a run failed: what the workload gave as its reason, else the signal that ended it, else the last it said."""
+    """Why a run failed: the workload's reason, else the signal that ended it, else its last output."""
     text = log.read_text(encoding="utf-8", errors="replace").replace("\r", "\n")
     said = [line.strip() for line in text.splitlines() if line.strip()]
     if any(line.startswith("unshare: sigprocmask unblock failed") for line in said):  # its words for that

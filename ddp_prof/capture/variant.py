@@ -52,7 +52,7 @@ def describe_failure(error: Exception) -> str:
 
 
 def capture(argv: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Capture a variant unless it is there; returns what came of it, in a line.
+    """Capture a variant unless the capture exists; returns one line about the result.
 
     Raises:
         UsageError: It cannot be captured as asked for.
@@ -180,7 +180,7 @@ def _record(plan: Plan, nsys: Nsys | None, profiler: str | None, key: str, scrat
 
 
 def _namespace(plan: Plan) -> list[str]:
-    """Ranks that a launcher started must see each other, as CUDA's multi-process service must see its clients."""
+    """Prefix for a process namespace; ranks of a launcher, and CUDA's multi-process service, need the common one."""
     pipe = Path(plan.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps", "control")  # noqa: S108
     if not plan.is_set("ISOLATE", "1") or plan.place or (plan.on_gpus and pipe.exists()):
         return []
@@ -192,7 +192,7 @@ def _namespace(plan: Plan) -> list[str]:
 
 @contextmanager
 def _follow_log(log: Path, *, is_wanted: bool) -> Iterator[None]:
-    """What nsys and the workload say, as they say it."""
+    """Print the output of nsys and the workload while it is written."""
     if not is_wanted:
         yield
         return

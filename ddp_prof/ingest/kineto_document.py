@@ -15,7 +15,7 @@ import msgspec
 from ddp_prof.errors import TraceError
 
 _UNZIPPED_BYTES, _UNZIPPED_RATIO = 1 << 28, 100  # traces shrink by 10 to 25
-_FEW_BYTES, _BYTES_AN_OBJECT = 1 << 24, 24  # of a trace an object has a hundred bytes, and one has no less than 40
+_FEW_BYTES, _BYTES_PER_OBJECT = 1 << 24, 24  # of a trace an object has a hundred bytes, and one has no less than 40
 _SAFE_US = 2.0**43  # below it a float64 of microseconds still tells nanoseconds apart
 _NO_CONTROLS = bytes.maketrans(bytes(range(32)), b" " * 32)
 _BACKSLASH = re.compile(rb'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
@@ -85,8 +85,8 @@ def read_document(path: Path) -> Document:
         TraceError: Not JSON, cut off, or no trace.
     """
     data = _read_bytes(path)
-    if len(data) > _FEW_BYTES and data.count(b"{") + data.count(b"[") > len(data) // _BYTES_AN_OBJECT:
-        reason = f"it holds more objects than one in {_BYTES_AN_OBJECT} bytes, which no trace does"
+    if len(data) > _FEW_BYTES and data.count(b"{") + data.count(b"[") > len(data) // _BYTES_PER_OBJECT:
+        reason = f"it holds more objects than one in {_BYTES_PER_OBJECT} bytes, which no trace does"
         raise TraceError(path, reason, "record it again with torch.profiler")
     try:
         return _decode_events(path, data)

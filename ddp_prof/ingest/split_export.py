@@ -39,7 +39,7 @@ from ddp_prof.ingest.sqlite_columns import SqliteFile, open_sqlite, quote_name, 
 from ddp_prof.ingest.time_blocks import END, Blocks, CannotSplitError, scan_blocks
 from ddp_prof.trace import SYNC_IN_PARTS, Ints, Trace
 
-BYTES_A_ROW = 300
+BYTES_PER_ROW = 300
 """Bytes of a part on the disk, including what it holds beside its span."""
 END_OF_TIME_NS = 2**62
 """Later than any event; ``-END_OF_TIME_NS`` is earlier."""
@@ -98,7 +98,7 @@ class SplitExport:
         find_step_times: Callable[[Trace], tuple[Ints, Ints]],
         part_rows: int,
     ) -> None:
-        require_disk_space(file.path, folder, BYTES_A_ROW * part_rows)
+        require_disk_space(file.path, folder, BYTES_PER_ROW * part_rows)
         self.path, self._file, self._patterns = file.path, file, extra_patterns
         self._base, self._made = folder / "base.sqlite", folder / "part.sqlite"
         if not (

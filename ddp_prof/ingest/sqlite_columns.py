@@ -25,11 +25,11 @@ from ddp_prof.trace import UNKNOWN, Ints
 
 Read = TypeVar("Read")
 
-LEAST_S, BYTES_A_SECOND = 20, 2_000_000
+LEAST_S, BYTES_PER_SECOND = 20, 2_000_000
 """Time limit for reading a file: a constant plus its bytes at a fiftieth of the speed of a slow machine."""
-LEAST_BYTES_A_ROW = 6
+LEAST_BYTES_PER_ROW = 6
 """Of SQLite's format: no table has more rows than the file has room for."""
-MOST_BYTES_A_VALUE = 1 << 26
+MOST_BYTES_PER_VALUE = 1 << 26
 _HINT = "export the report again with nsys export"
 _TABLE = re.compile(r"""CREATE TABLE\s*(?:"((?:[^"]|"")*)"|'((?:[^']|'')*)'|`([^`]*)`|\[([^]]*)\]|([^\s("'`[]+))""")
 """How SQLite notes a table: it writes the first two words itself, whatever the statement was."""
@@ -110,7 +110,7 @@ class SqliteFile:
         self.uri = f"file:{quote(str(real))}?mode=ro&immutable=1"
         self.columns: dict[str, tuple[str, ...]] = {}
         self.bytes = real.stat().st_size
-        self.most_rows = self.bytes // LEAST_BYTES_A_ROW
+        self.most_rows = self.bytes // LEAST_BYTES_PER_ROW
         self._real = real
         self._open: set[sqlite3.Connection] = set()
         self._is_stopped = False
@@ -137,7 +137,7 @@ class SqliteFile:
         Raises:
             TraceError: It takes longer than any file of its size.
         """
-        limit_s = LEAST_S + self.bytes / BYTES_A_SECOND
+        limit_s = LEAST_S + self.bytes / BYTES_PER_SECOND
         future = self.start(read)
         try:
             return future.result(limit_s)
@@ -184,7 +184,7 @@ class SqliteFile:
     def _fetch(self, database: sqlite3.Connection, query: str) -> list[tuple[Any, ...]]:
         found, held = [], 0
         for row in database.execute(query):
-            held += LEAST_BYTES_A_ROW + sum(len(value) for value in row if isinstance(value, (str, bytes)))
+            held += LEAST_BYTES_PER_ROW + sum(len(value) for value in row if isinstance(value, (str, bytes)))
             if held > self.bytes:
                 raise self._endless_error()
             found.append(row)
@@ -203,7 +203,7 @@ class SqliteFile:
         try:
             with closing(sqlite3.connect(uri, uri=True)) as database:
                 if sys.version_info >= (3, 11):
-                    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_BYTES_A_VALUE)
+                    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_BYTES_PER_VALUE)
                 database.text_factory = lambda text: text.decode(errors="replace")
                 self._open.add(database)
                 try:

@@ -212,7 +212,7 @@ def _peer_wait_note(cause: RootCause) -> str:
 
 def _culprit_name(cause: RootCause) -> str:
     if cause.why == BLOCKING_CALL and cause.blocking == "after_backward":
-        count, alike = cause.collectives_a_step, cause.alike_a_step
+        count, alike = cause.collectives_per_step, cause.alike_per_step
         if alike == count:
             return (
                 f"these are all {count} collectives of a step" if count > 1 else "this is the only collective of a step"
@@ -222,7 +222,7 @@ def _culprit_name(cause: RootCause) -> str:
         return f"{_name_collective(cause)}{_describe_collective(cause)} {_lead_text(cause)}"
     share = cause.collective_ns / cause.pair_ns
     if share < _LARGE_PART:
-        return f"spread over {cause.collectives_a_step} collectives, with at most {percent(share)} in one"
+        return f"spread over {cause.collectives_per_step} collectives, with at most {percent(share)} in one"
     return f"{percent(share)} of that with {_name_collective(cause)}{_describe_collective(cause)}"
 
 
@@ -255,10 +255,10 @@ def _advice(cause: RootCause) -> str:
 
 def _name_collective(cause: RootCause) -> str:
     """The collective: by its operation, too, where a step has several."""
-    has_others = cause.operation is not None and cause.same_operation_a_step < cause.collectives_a_step
+    has_others = cause.operation is not None and cause.same_operation_per_step < cause.collectives_per_step
     operation = (cause.operation or "").replace("_", "-") if has_others else ""
     kind = "bucket" if cause.bucket is not None else operation or "collective"
-    if cause.same_operation_a_step == 1:
+    if cause.same_operation_per_step == 1:
         which = f"the only {kind}"
     elif cause.is_last:
         which = f"the last {kind}"
@@ -268,8 +268,8 @@ def _name_collective(cause: RootCause) -> str:
 
 
 def _describe_collective(cause: RootCause) -> str:
-    is_numbered = not cause.is_last and cause.same_operation_a_step > 1
-    highest = cause.collectives_a_step - 1 if cause.bucket is None else cause.last_bucket
+    is_numbered = not cause.is_last and cause.same_operation_per_step > 1
+    highest = cause.collectives_per_step - 1 if cause.bucket is None else cause.last_bucket
     parts = [f"of 0 to {highest}"] if is_numbered else []
     parts += [] if cause.bytes is None else [size(cause.bytes)]
     if cause.parameters:
@@ -292,7 +292,7 @@ def _tail_advice(cause: RootCause) -> str:
     if len(cause.parameters) == 1:
         return "It holds a single parameter: only fewer bytes or a faster link would hide more of it."
     if_transfer = "" if cause.knows_wait else ", if it is transfer"
-    if cause.is_last and cause.same_operation_a_step > 1:
+    if cause.is_last and cause.same_operation_per_step > 1:
         return f"A smaller last bucket would shorten it{if_transfer}."
     return f"Smaller buckets would start earlier and hide more of it{if_transfer}."
 

@@ -1,4 +1,4 @@
-"""Which files belong to which run, and which may be the ranks of one run by their names alone."""
+"""Groups files into runs, by ``run.json``, by names, or by what the traces say of their ranks."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _world_size(run: Run) -> int | None:
 
 
 def _join_runs(runs: Sequence[Run], why: str) -> dict[Run, Run]:
-    """The run that each becomes a part of; nothing where they do not fit together."""
+    """Join runs into one; returns the joined run by each part, empty if they do not fit together."""
     kinds = [[operations for _, _, operations in run.identities()] for run in runs]
     numbers = [rank for run in runs for rank, _, _ in run.identities() if rank is not None]
     if len(runs) < 2 or any(kind != kinds[0] for kind in kinds) or len(set(numbers)) < len(numbers):

@@ -32,7 +32,7 @@ MOST_STEPS = 200
 """Steps of a run to choose from on its page on why communication is exposed."""
 MOST_RANKS = 8
 """Ranks of a run whose events are drawn one by one."""
-RUNS_A_WORKER = 4
+RUNS_PER_WORKER = 4
 """Default number of runs per worker: starting one takes a second or two."""
 
 
@@ -108,7 +108,7 @@ def make_pages(
         TraceError: A trace cannot be read any more, and the report may not go on without its pages.
     """
     workers = runs[0].workers
-    processes = min(len(runs), workers.jobs or min(count_cores(), 1 + len(runs) // RUNS_A_WORKER))
+    processes = min(len(runs), workers.jobs or min(count_cores(), 1 + len(runs) // RUNS_PER_WORKER))
     is_here = workers.scheduler is None and processes < 2
     found = (
         make_pages_in_process(reports, folder, places) if is_here else _make_elsewhere(runs, folder, places, processes)

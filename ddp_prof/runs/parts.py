@@ -1,4 +1,4 @@
-"""A capture that is larger than the memory, measured part by part with the integers that the whole would give."""
+"""Measures a capture that is larger than the memory part by part, with the same integers as for the whole."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 PART_ROWS = 3_000_000
-"""Rows of activities and calls that a part has about: some hundred megabytes while it is measured."""
+"""Approximate rows of activities and calls per part: some hundred megabytes while it is measured."""
 MOST_ROWS_AS_A_WHOLE = 3 * PART_ROWS
-LEAST_BYTES_A_ROW = 15
-"""Of an export: files of fewer bytes have fewer rows."""
-BYTES_A_ROW, BYTES_A_ROW_TO_DRAW = 250, 450
-"""Of memory for a row that is read as a whole: of ``collectives`` and of ``timeline``, which take most."""
+LEAST_BYTES_PER_ROW = 15
+"""Lower bound of bytes per row of an export: smaller files have fewer rows."""
+BYTES_PER_ROW, BYTES_PER_ROW_TO_DRAW = 250, 450
+"""Bytes of memory per row of a capture read as a whole: for ``collectives``, and for ``timeline``, which take most."""
 SPLITTABLE = frozenset({"overlap", "collectives"})
 """What can be measured in parts."""
 
@@ -103,11 +103,11 @@ def is_read_in_parts(file: Path, part_rows: int | None) -> bool:
     from ddp_prof.ingest.split_export import count_rows
 
     least = 0 if part_rows else MOST_ROWS_AS_A_WHOLE
-    return count_rows(file, least * LEAST_BYTES_A_ROW) > least
+    return count_rows(file, least * LEAST_BYTES_PER_ROW) > least
 
 
 def warn_reading_whole(file: Path, why: str, *, asked: bool, with_launches: bool) -> None:
-    """Say that a large export is read as a whole, what that takes, and what to do where it is too much.
+    """Log that a large export is read as a whole, the memory needed, and advice if it is too much.
 
     Args:
         file: The capture, of any format.
@@ -118,10 +118,10 @@ def warn_reading_whole(file: Path, why: str, *, asked: bool, with_launches: bool
     from ddp_prof.ingest.split_export import count_rows
 
     least = 0 if asked else MOST_ROWS_AS_A_WHOLE
-    rows = count_rows(file, least * LEAST_BYTES_A_ROW)
+    rows = count_rows(file, least * LEAST_BYTES_PER_ROW)
     if rows <= least:
         return
-    needed, free = rows * (BYTES_A_ROW_TO_DRAW if with_launches else BYTES_A_ROW), _free_memory()
+    needed, free = rows * (BYTES_PER_ROW_TO_DRAW if with_launches else BYTES_PER_ROW), _free_memory()
     note = f"note: {file}: read as a whole, {rows:,} rows in up to {needed / 1e9:.1f} GB of memory: {why}"
     if free is not None and free < needed:
         note += (
@@ -151,7 +151,7 @@ def _structure_filter(patterns: RangePatterns) -> Callable[[str], bool]:
 
 
 def _steps(patterns: RangePatterns) -> Callable[[Trace], tuple[Ints, Ints]]:
-    """Of a trace when its steps start, and until when launches tell of them: until the end of the step that follows."""
+    """Start of each step of a trace, and the time until which its launches matter: the end of the following step."""
 
     def starts_and_ends(trace: Trace) -> tuple[Ints, Ints]:
         import numpy as np
@@ -201,7 +201,7 @@ def _measure_lead(rank: RankEvents, span: Intervals) -> tuple[int, int]:
 
 
 def _refuse_unsplittable(trace: Trace, ranks: Sequence[RankEvents]) -> None:
-    """Refuse what is known of a whole capture alone: kernels without names, ranks without steps or devices."""
+    """Refuse captures that cannot be measured in parts: kernels without names, ranks without steps or devices."""
     from ddp_prof.ingest.time_blocks import CannotSplitError
 
     if trace.unresolved_names.kernels:

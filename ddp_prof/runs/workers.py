@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("ddp_prof")
 
-BYTES_A_WORKER = 64 * 2**20
+BYTES_PER_WORKER = 64 * 2**20
 """Default number of bytes per worker: starting one takes half a second."""
 
 SECONDS_TO_CONNECT = 10
@@ -146,7 +146,7 @@ def _processes(files: Sequence[Path], jobs: int | None) -> int:
     """How many processes are worth it: no more than reports."""
     if jobs is None:
         size = sum(file.stat().st_size for file in files if file.is_file())
-        jobs = min(count_cores(), 1 + size // BYTES_A_WORKER)
+        jobs = min(count_cores(), 1 + size // BYTES_PER_WORKER)
     return min(jobs, len(files))
 
 

@@ -15,7 +15,7 @@ from ddp_prof.ddp import DataParallel
 from ddp_prof.errors import OutOfMemoryError
 from ddp_prof.train.sizes import MODEL_SIZES
 
-BYTES_A_PARAMETER = 20
+BYTES_PER_PARAMETER = 20
 """float32 weight, gradient and bucket, two moments of AdamW; activations come on top."""
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
@@ -56,7 +56,7 @@ def _storage_bytes(tensors: Sequence[torch.Tensor]) -> int:
 def check_memory(model_size: str, ranks: int) -> None:
     """Raise an error if a model cannot fit: on a CPU the system would kill a process silently."""
     tightest = max(find_limits(ranks), key=lambda limit: limit.ranks / limit.bytes)
-    need = tightest.ranks * BYTES_A_PARAMETER * MODEL_SIZES[model_size].parameter_count
+    need = tightest.ranks * BYTES_PER_PARAMETER * MODEL_SIZES[model_size].parameter_count
     if need > tightest.bytes:
         gib = f"{need / 2**30:.3g} GiB"
         whose = f"--model-size {model_size} needs {gib} per rank"

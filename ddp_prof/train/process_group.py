@@ -27,7 +27,7 @@ COMMON = {
     "NCCL_NET_GDR_LEVEL": "LOC",
 }
 ALLOWED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
-HOST_A_RANK = {
+HOST_PER_RANK = {
     "NCCL_P2P_DISABLE": "1",  # these three would be tried within a host, which the ranks only seem not to share
     "NCCL_SHM_DISABLE": "1",
     "NCCL_CUMEM_ENABLE": "0",
@@ -194,7 +194,7 @@ def nccl_environment(
     the GPU, so such a run shows *that* something works, not how fast. NCCL reads these variables once, at its first
     call.
     """
-    way = ALLOWED if nccl >= ALLOWED_SINCE else {"NCCL_HOSTID": f"ddp_prof-{rank}", **HOST_A_RANK}
+    way = ALLOWED if nccl >= ALLOWED_SINCE else {"NCCL_HOSTID": f"ddp_prof-{rank}", **HOST_PER_RANK}
     wanted = {**COMMON, **way, **(ONE_MACHINE if one_machine else {})}
     return {name: value for name, value in wanted.items() if name not in own}
 

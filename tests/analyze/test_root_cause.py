@@ -97,7 +97,7 @@ def test_of_five_collectives_one_is_launched_after_backward() -> None:
     )
     cause = cause_of(trace)
     assert (cause.when, cause.why, cause.blocking) == ("tail", "blocking_call", "after_backward")
-    assert (cause.alike_a_step, cause.collectives_a_step) == (1, 3)
+    assert (cause.alike_per_step, cause.collectives_per_step) == (1, 3)
 
 
 def test_the_only_collective_of_a_step_is_queued_behind_no_other() -> None:
@@ -197,7 +197,7 @@ def test_the_gather_of_a_bucket_is_not_taken_for_its_reduction() -> None:
     )
     cause = cause_of(trace)
     assert (cause.operation, cause.bucket, cause.last_bucket, cause.lead_ns) == ("reduce_scatter", 0, 0, 1)
-    assert (cause.collectives_a_step, cause.same_operation_a_step, cause.is_last) == (2, 1, True)
+    assert (cause.collectives_per_step, cause.same_operation_per_step, cause.is_last) == (2, 1, True)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -213,8 +213,8 @@ def test_figures_are_of_one_step_in_the_middle(traces: tuple[Trace, ...]) -> Non
         return
     assert 0 <= cause.collective_ns <= cause.pair_ns <= cause.exposed_ns <= cause.total_exposed_ns
     assert cause.wait_ns <= cause.exposed_ns
-    assert 1 <= cause.alike_a_step <= cause.collectives_a_step
-    assert 1 <= cause.same_operation_a_step <= cause.collectives_a_step
+    assert 1 <= cause.alike_per_step <= cause.collectives_per_step
+    assert 1 <= cause.same_operation_per_step <= cause.collectives_per_step
     values = [value for key, value in exposed.items() if key is not None] or list(exposed.values())
     assert cause.exposed_ns in values
     assert 2 * sum(value <= cause.exposed_ns for value in values) >= len(values)

@@ -89,7 +89,7 @@ def test_a_database_without_an_end_is_refused(kind: str, tmp_path: Path) -> None
 def test_a_database_that_takes_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = endless_database(tmp_path / "results.db", "shared pages")
     monkeypatch.setattr(store, "MOST_S", -1)
-    monkeypatch.setattr(store, "OPERATIONS_A_LOOK", 1)
+    monkeypatch.setattr(store, "OPERATIONS_PER_CHECK", 1)
     with pytest.raises(TraceError, match=r"results\.db: cannot be used \(interrupted\)"):
         load_results(path)
 

@@ -80,7 +80,7 @@ def test_several_traces_give_a_list(trace: Path, tmp_path: Path) -> None:
     assert [document["label"] for document in documents] == ["known", "other"]
 
 
-def test_csv_has_a_row_a_step(trace: Path) -> None:
+def test_csv_has_one_row_per_step(trace: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(run("overlap", "--steps", "--format", "csv", trace).stdout)))
     assert [row["step"] for row in rows] == ["0", "1", "2", "3"]
     assert {float(row["exposed_ms"]) for row in rows} == {9.0}

@@ -15,8 +15,8 @@ from ddp_prof.present.headlines import Headline, describe_changes, root_cause_he
 
 TAIL = RootCause(
     step=3, steps=10, exposed_ns=100, total_exposed_ns=1000, when="tail", why="transfer", pair_ns=82, wait_ns=0,
-    knows_wait=True, collectives_a_step=8, operation="all_reduce", blocking=None, alike_a_step=8,
-    same_operation_a_step=8, bucket=7, last_bucket=7, index=7, is_last=True, follows_own_bucket=False, collective_ns=82,
+    knows_wait=True, collectives_per_step=8, operation="all_reduce", blocking=None, alike_per_step=8,
+    same_operation_per_step=8, bucket=7, last_bucket=7, index=7, is_last=True, follows_own_bucket=False, collective_ns=82,
     bytes=61 * 2**20, parameters=("embedding", "norm"), lead_ns=300_000,
 )  # fmt: skip
 
@@ -39,7 +39,7 @@ def test_the_headline_names_pair_bucket_size_parameters_and_time() -> None:
         ({"parameters": ("embedding",)}, "It holds a single parameter"),
         ({"lead_ns": -2_000}, "starts 2.0 µs after backward ends"),
         (
-            {"operation": "reduce_scatter", "collectives_a_step": 16, "bucket": 2, "is_last": False},
+            {"operation": "reduce_scatter", "collectives_per_step": 16, "bucket": 2, "is_last": False},
             "the reduce-scatter of bucket 2 (of 0 to 7, 61 MiB, embedding, norm) starts 0.30 ms before backward ends",
         ),
         ({"lead_ns": 0}, "starts when backward ends"),
@@ -49,7 +49,7 @@ def test_the_headline_names_pair_bucket_size_parameters_and_time() -> None:
         ({"wait_ns": 41}, "A smaller last bucket"),
         ({"wait_ns": 51}, "'ddp-prof skew' tells who arrives late."),
         ({"knows_wait": False}, "tail, in transfer or waiting for a peer"),
-        ({"collectives_a_step": 1, "same_operation_a_step": 1}, "Smaller buckets would start earlier"),
+        ({"collectives_per_step": 1, "same_operation_per_step": 1}, "Smaller buckets would start earlier"),
         ({"knows_wait": False}, "A smaller last bucket would shorten it, if it is transfer."),
         ({"is_last": False, "bucket": 3}, "bucket 3 (of 0 to 7, 61 MiB, embedding, norm) starts"),
         ({"is_last": False, "bucket": 3}, "Smaller buckets would start earlier"),
@@ -91,7 +91,7 @@ def test_a_collective_on_the_stream_of_compute_is_not_said_to_follow_backward() 
 def test_only_as_many_are_said_to_be_launched_after_backward_as_are() -> None:
     """As of two of 128 ranks: five sends and receives a step, of which the last is launched after backward."""
     change = {"operation": "send_recv", "bucket": None, "why": "blocking_call", "blocking": "after_backward"}
-    text = text_of(**change, collectives_a_step=5, alike_a_step=1, carries_gradients=False)
+    text = text_of(**change, collectives_per_step=5, alike_per_step=1, carries_gradients=False)
     assert text.endswith("is tail, in collectives launched after backward: this is 1 of 5 collectives of a step.")
 
 

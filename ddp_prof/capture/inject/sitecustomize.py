@@ -1,4 +1,4 @@
-"""Every Python that ``ddp-prof capture`` starts runs this: once torch is imported, what it trains is marked.
+"""Runs in every Python that ``ddp-prof capture`` starts, and marks the training once torch is imported.
 
 It is found by PYTHONPATH, needs nothing but Python, and hands over to the ``sitecustomize`` that it hides.
 """

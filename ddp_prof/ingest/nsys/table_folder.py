@@ -25,8 +25,8 @@ FOLDER_TO_EXPORT = 6
 """Assumed size of the database over that of the compressed tables."""
 _READ = re.compile(r"(CUPTI_ACTIVITY_|NVTX_|TARGET_INFO_|META_DATA_|EXPORT_META_DATA|StringIds|ThreadNames|PRO\w+)")
 """The tables that a trace is made of; others, such as samples of the CPU, may be many times larger."""
-MOST_VALUES_A_BYTE = 32
-MOST_TEXT_A_BYTE, LEAST_TEXT_BYTES = 100, 1 << 26
+MOST_VALUES_PER_BYTE = 32
+MOST_TEXT_PER_BYTE, LEAST_TEXT_BYTES = 100, 1 << 26
 """Largest plausible compression; a table that claims more is refused before it is unpacked."""
 _HINT = "export the report again"
 
@@ -82,7 +82,7 @@ def _read_arrow(file: Path) -> Any:
     """The columns of use, batch by batch; what points beyond the file is refused."""
     import pyarrow
 
-    most = max(LEAST_TEXT_BYTES, MOST_TEXT_A_BYTE * file.stat().st_size)
+    most = max(LEAST_TEXT_BYTES, MOST_TEXT_PER_BYTE * file.stat().st_size)
     if (total := _unpacked_bytes(file)) > most:
         raise TraceError(file, f"it unpacks to {total:,} bytes, which no capture has", _HINT)
     batches, rows = [], 0
@@ -150,14 +150,14 @@ _BYTES = {"string": "binary", "large_string": "large_binary"}
 
 def _refuse_too_many(file: Path, rows: int, columns: int) -> None:
     size = file.stat().st_size
-    if rows > size or rows * columns > MOST_VALUES_A_BYTE * size:
+    if rows > size or rows * columns > MOST_VALUES_PER_BYTE * size:
         raise TraceError(file, f"{rows:,} rows in {size:,} bytes, which no capture has", _HINT)
 
 
 def _refuse_long_text(file: Path, column: Any) -> None:
     from pyarrow._compute import call_function
 
-    most = max(LEAST_TEXT_BYTES, MOST_TEXT_A_BYTE * file.stat().st_size)
+    most = max(LEAST_TEXT_BYTES, MOST_TEXT_PER_BYTE * file.stat().st_size)
     total = 0
     for chunk in column.chunks:
         length = np.append(integer_array(call_function("binary_length", [chunk.dictionary])), 0)

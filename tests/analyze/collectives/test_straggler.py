@@ -181,7 +181,7 @@ def test_ranks_of_one_process_number_are_kept_apart() -> None:
     run = run_of(cpu_rank(0, ".##............", "", path="a"), cpu_rank(1, ".##............", "", path="b"))
     headline = find_root_cause(measure_collectives(run).collectives)
     assert headline is not None
-    assert (headline.collectives_a_step, headline.is_last) == (1, True)
+    assert (headline.collectives_per_step, headline.is_last) == (1, True)
 
 
 def test_collectives_are_matched_by_their_order_in_the_step() -> None:
