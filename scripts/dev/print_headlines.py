@@ -68,7 +68,8 @@ def _evidence(cause: RootCause) -> Iterator[str]:
         f"of it {cause.when}/{cause.why}, {_ms(cause.wait_ns)} with a peer missing"
     )
     yield (
-        f"    of {cause.collectives_per_step} collectives per step the largest: index {cause.index}, {cause.operation}, "
+        f"    of {cause.collectives_per_step} collectives per step the largest: "
+        f"index {cause.index}, {cause.operation}, "
         f"{cause.bytes} bytes, {_ms(cause.collective_ns)}, blocking: {cause.blocking}, as {cause.alike_per_step} of a "
         f"step; starts {cause.lead_ns} ns before backward ends"
     )

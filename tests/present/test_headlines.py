@@ -16,8 +16,8 @@ from ddp_prof.present.headlines import Headline, describe_changes, root_cause_he
 TAIL = RootCause(
     step=3, steps=10, exposed_ns=100, total_exposed_ns=1000, when="tail", why="transfer", pair_ns=82, wait_ns=0,
     knows_wait=True, collectives_per_step=8, operation="all_reduce", blocking=None, alike_per_step=8,
-    same_operation_per_step=8, bucket=7, last_bucket=7, index=7, is_last=True, follows_own_bucket=False, collective_ns=82,
-    bytes=61 * 2**20, parameters=("embedding", "norm"), lead_ns=300_000,
+    same_operation_per_step=8, bucket=7, last_bucket=7, index=7, is_last=True, follows_own_bucket=False,
+    collective_ns=82, bytes=61 * 2**20, parameters=("embedding", "norm"), lead_ns=300_000,
 )  # fmt: skip
 
 
