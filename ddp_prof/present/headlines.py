@@ -359,11 +359,11 @@ def describe_changes(summaries: Sequence[VariantSummary]) -> list[str]:
     most = percent(hides.overlap_ratio)
     alike = [run.label for run in known if run is not hides and percent(run.overlap_ratio) == most]
     others_too = f" ({_join_words(alike)} {'hides' if len(alike) == 1 else 'hide'} as much)" if alike else ""
-    change = _change(hides, base.label)
+    change = _step_change_text(hides, base.label)
     told = [f"{hides.label} hides most, {most} of its communication{others_too}; its median step is {change}."]
     if fastest is not hides and (fastest.speedup or 0) > 1:
         told.append(
-            f"{fastest.label} is fastest: its median step is {_change(fastest)}, and it hides "
+            f"{fastest.label} is fastest: its median step is {_step_change_text(fastest)}, and it hides "
             f"{percent(fastest.overlap_ratio)}.{_communicates(fastest, base)} Time is saved in two ways: by hiding "
             "communication, and by having less of it."
         )
@@ -379,7 +379,7 @@ def _join_words(labels: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(labels[:-1]), labels[-1])))
 
 
-def _change(summary: VariantSummary, base: str = "") -> str:
+def _step_change_text(summary: VariantSummary, base: str = "") -> str:
     speedup = summary.speedup or 1.0
     change = percent(abs(1 - 1 / speedup))
     if change == percent(0):

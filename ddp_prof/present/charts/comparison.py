@@ -24,7 +24,9 @@ def draw_comparison(results: Sequence[TraceOverlap], summaries: Sequence[Variant
     """One row per run, in the order given: left the median step by parts, right the overlap of each step."""
     import plotly.graph_objects as go
 
-    return go.Figure([*_split_bars(summaries), *_step_dots(results), _totals(summaries)], _layout(results, summaries))
+    return go.Figure(
+        [*_step_part_bars(summaries), *_step_dots(results), _totals(summaries)], _layout(results, summaries)
+    )
 
 
 def parts_ms(summary: VariantSummary) -> dict[str, float]:
@@ -32,7 +34,7 @@ def parts_ms(summary: VariantSummary) -> dict[str, float]:
     return {part: (getattr(summary, f"{part}_ns") or 0) / 1e6 for part in theme.STRIP if summary.steps}
 
 
-def _split_bars(summaries: Sequence[VariantSummary]) -> list[dict[str, Any]]:
+def _step_part_bars(summaries: Sequence[VariantSummary]) -> list[dict[str, Any]]:
     parts = [parts_ms(summary) for summary in summaries]
     return [
         {

@@ -50,7 +50,7 @@ def draw_step_times(results: Sequence[TraceOverlap]) -> go.Figure:
     return go.Figure([_box(row, result) for row, result in enumerate(results)], layout)
 
 
-def step_shares(rank: RankOverlap) -> list[tuple[int, float]]:
+def overlap_by_step(rank: RankOverlap) -> list[tuple[int, float]]:
     """Key of each step that communicates, and the share overlapped, 0 to 1."""
     return [(step.step_key or 0, step.overlap_ratio or 0.0) for step in rank.communicating_steps]
 
@@ -65,7 +65,7 @@ def _share_to_y(row: int, share: float) -> float:
 
 
 def _band(row: int, result: TraceOverlap) -> list[dict[str, Any]]:
-    known = [pair for rank in result.ranks for pair in step_shares(rank)]
+    known = [pair for rank in result.ranks for pair in overlap_by_step(rank)]
     names = {key: called for rank in result.ranks for key, called in rank.step_names.items()}
     steps = sorted({step for step, _ in known})
     means = [float(np.mean([share for number, share in known if number == step])) for step in steps]

@@ -9,7 +9,7 @@ from ddp_prof.analyze.collectives.straggler import measure_skew
 from ddp_prof.analyze.overlap.comparison import compare_variants
 from ddp_prof.present.charts.comparison import draw_comparison
 from ddp_prof.present.charts.heat_map import draw_heat_map
-from ddp_prof.present.charts.steps import draw_overlap_by_step, draw_step_times, step_shares, step_times_ms
+from ddp_prof.present.charts.steps import draw_overlap_by_step, draw_step_times, overlap_by_step, step_times_ms
 from tests.drawing import draw_trace
 from tests.measuring import analysis_of
 from tests.present.runs import HOSTILE_TITLE, cpu_run, result_of
@@ -26,8 +26,8 @@ def with_shares(*overlapped_ns: int):
 
 
 def test_each_step_has_its_share_under_its_number() -> None:
-    assert step_shares(HALF.ranks[0]) == [(0, 0.5), (1, 0.5), (2, 0.5)]
-    assert step_shares(BARE.ranks[0]) == [(0, 0), (1, 0), (2, 0)]
+    assert overlap_by_step(HALF.ranks[0]) == [(0, 0.5), (1, 0.5), (2, 0.5)]
+    assert overlap_by_step(BARE.ranks[0]) == [(0, 0), (1, 0), (2, 0)]
 
 
 def test_steps_that_come_again_are_told_apart() -> None:
@@ -77,7 +77,7 @@ def test_times_are_those_of_the_host() -> None:
 @pytest.mark.parametrize("draw", [draw_overlap_by_step, draw_step_times])
 def test_every_chart_says_its_device_and_takes_any_runs(draw) -> None:
     assert "device: cpu" in draw([HALF]).layout.title.subtitle.text
-    assert step_shares(SILENT.ranks[0]) == []
+    assert overlap_by_step(SILENT.ranks[0]) == []
     assert step_times_ms(SILENT) == []
     assert all(not len(trace.x) for trace in draw([SILENT]).data)
     assert len(draw([]).data) == 0
