@@ -53,7 +53,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from ddp_prof.capture.gpus import visible_gpus  # noqa: E402
 from ddp_prof.capture.processes import run_tethered  # noqa: E402
-from ddp_prof.train.launch import Stopped, stop_on_signals  # noqa: E402  # needs nothing but Python
+from ddp_prof.train.launch import run_program  # noqa: E402  # needs nothing but Python
 from ddp_prof.variants import BUCKETED, VARIANT_NAMES  # noqa: E402
 
 CAPTURE = "scripts/profile_variant.sh"
@@ -382,11 +382,7 @@ def main() -> int:
     os.environ["CHROMIUM"] = "0"  # draws nothing here
     if asked.wheels:
         os.environ.setdefault("NSYS_FETCH", "0")  # offline
-    try:
-        with stop_on_signals():
-            return CaptureSlice(asked, os.environ).run()
-    except Stopped as stop:
-        return 128 + stop.number
+    return run_program("capture_gpu", lambda: CaptureSlice(asked, os.environ).run())
 
 
 if __name__ == "__main__":

@@ -18,48 +18,6 @@
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-database="${RESULTS_DB:-$root/traces/local/results.db}"
-figures="${FIGURES_DIR:-$root/figures/local}"
-venv="${VENV:-$root/.venv}"
-child=""
-
-# The sweep ends its ranks itself, when it is told to end: by SIGTERM, as bash has what runs in the background ignore
-# SIGINT until it says otherwise.
-clean_up() {
-  trap '' INT TERM HUP
-  [ -z "$child" ] || { kill -TERM "$child" && wait "$child"; } 2>/dev/null || true
-}
-trap clean_up EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM HUP
-
-read_arguments() {
-  local argument
-  for argument in "$@"; do
-    case "$argument" in
-      -h | --help) "$root/scripts/env.sh" train && exec "$venv/bin/python" -m ddp_prof.benchmark.sweep --help ;;
-      --database | --database=*) echo "run_comparison: instead of --database say RESULTS_DB=PATH" >&2 && exit 2 ;;
-    esac
-  done
-}
-
-# In the background, so that a signal reaches the traps above at once. It ends with this script, however that ends.
-sweep() {
-  DDP_PROF_LAUNCHER=$$ "$venv/bin/python" -m ddp_prof.benchmark.sweep --database "$database" "$@" &
-  child=$!
-  wait "$child"
-}
-
-main() {
-  local status=0
-  read_arguments "$@"
-  "$root/scripts/env.sh" train
-  sweep "$@" || status=$?
-  child=""
-  [ "$status" -le 1 ] || exit "$status"
-  [ -s "$database" ] || exit 1
-  "$venv/bin/ddp-prof" results "$database" -o "$figures" || status=1
-  exit "$status"
-}
-
-main "$@"
+case " $* " in *" --database"*) echo "run_comparison: instead of --database say RESULTS_DB=PATH" >&2 && exit 2 ;; esac
+"$root/scripts/env.sh" train
+exec "${VENV:-$root/.venv}/bin/python" "$root/scripts/run_comparison.py" "$@"

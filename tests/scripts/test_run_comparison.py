@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
+import sys
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.scripts.conftest import ROOT, Checkout
 from tests.train.test_launch import is_running
 
-if TYPE_CHECKING:
-    from conftest import Checkout
-
 SCRIPT = "scripts/run_comparison.sh"
-PYTHON = """
+# The script itself is run by a real Python, which takes this one for its own.
+REAL = (
+    "import runpy, sys; sys.executable = sys.argv.pop(1); del sys.argv[0]; runpy.run_path(sys.argv[0], {}, '__main__')"
+)
+PYTHON = f"""
+[ "$1" = -m ] || PYTHONPATH={ROOT} exec {sys.executable} -c {shlex.quote(REAL)} "$0" "$@"
 echo "python $*" >>"$CALLS"
-[ -z "${SLOW:-}" ] || { echo $$ >"$CALLS.pid"; [ "$DDP_PROF_LAUNCHER" = $PPID ] && exec sleep 60; }
-[ -n "${NO_DATABASE:-}" ] || { mkdir -p "$(dirname "$4")" && echo data >"$4"; }
-exit "${BENCH:-0}"
+[ -z "${{SLOW:-}}" ] || {{ echo $$ >"$CALLS.pid"; exec sleep 60; }}
+[ -n "${{NO_DATABASE:-}}" ] || {{ mkdir -p "$(dirname "$4")" && echo data >"$4"; }}
+exit "${{BENCH:-0}}"
 """
 
 
@@ -70,7 +74,7 @@ def test_failures(machine: Checkout, variables: dict[str, str], code: int, has_r
     assert any(call.startswith("ddp-prof results") for call in machine.calls) == has_results
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_a_signal_reaches_the_sweep(machine: Checkout, number: signal.Signals, code: int) -> None:
     process = subprocess.Popen(["bash", str(machine.root / SCRIPT)], env=machine.full_environment(SLOW="1"))
     pid_file = machine.calls_file.with_name("calls.pid")
