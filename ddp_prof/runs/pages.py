@@ -47,7 +47,7 @@ def report_runs(runs: Sequence[Run]) -> list[ReportRun]:
         keys = _steps_to_view(collectives, step)
         views = partial(_views, explanation.run, keys, ranks)
         files = {explanation.run.ranks[index].clock for index in ranks}
-        sources = partial(_sources, run, [file for file in run.files if file in files] or run.files, step)
+        sources = partial(_sources, run, [file for file in run.files if file in files] or run.files)
         use = kernels_views(result, run.device_use())
         found.append(ReportRun(run.name, result, sources, explanation, summary, views, step, use))
     return found
@@ -71,9 +71,9 @@ def _views(run: RunAnalysis, keys: Sequence[int], ranks: Sequence[int]) -> dict[
     return {key: view_step(run, key, ranks) for key in keys}
 
 
-def _sources(run: Run, files: Sequence[Path], typical: int | None) -> list[Source]:
-    """The traces of a run's timeline, which says how many of them it shows; the typical step is that of all ranks."""
-    first, *others = (source._replace(typical=typical) for source in timeline_sources([run.select_files(files)]))
+def _sources(run: Run, files: Sequence[Path]) -> list[Source]:
+    """The traces of a run's timeline, which says how many of them it shows."""
+    first, *others = timeline_sources([run.select_files(files)])
     run.release_events()  # the pages need no more of either
     if len(files) < len(run.files):
         caveat = f"{len(files)} of {len(run.files)} traces, those with the most exposed communication"

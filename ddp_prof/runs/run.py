@@ -386,12 +386,10 @@ def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Sou
         part: The file.
         analysis: The collectives of the run that it belongs to.
     """
-    from ddp_prof.analyze.collectives.results import median_step
     from ddp_prof.analyze.collectives.timing import consumer_activities
     from ddp_prof.analyze.overlap.comparison import compare_variants
     from ddp_prof.analyze.overlap.overlap import measure_overlap
     from ddp_prof.analyze.quality.diagnostics import find_caveats
-    from ddp_prof.analyze.result_bases import none_for_unknown
     from ddp_prof.present.headlines import gain_headline
     from ddp_prof.present.timeline.model import RankExposure, Source
     from ddp_prof.trace import UNKNOWN
@@ -417,11 +415,6 @@ def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Sou
         overlaps=result.ranks,
         gain=gain_headline(compare_variants([result])[0]),
         explained=explained,
-        typical=median_step(
-            pair
-            for rank, exposure in zip(analysis.ranks, analysis.exposures, strict=True)
-            for pair in zip(none_for_unknown(rank.keys), exposure.exposed_ns.tolist(), strict=True)
-        ),
         caveats=tuple(caveat.value for caveat in find_caveats(trace)),
     )
 

@@ -42,9 +42,7 @@ def page(tmp_path: Path) -> Path:
     return page_of(tmp_path, steps_of(4, 8, 5, 7))
 
 
-def test_it_opens_on_the_step_of_median_length_where_none_communicates_and_leads_to_all(
-    visit: Visit, page: Path
-) -> None:
+def test_it_opens_on_the_step_of_median_length_and_leads_to_all_of_it(visit: Visit, page: Path) -> None:
     visit.open_timeline(page, "")
     assert visit.page.locator("#steps option:checked").text_content() == "step 2", "the shorter of two in the middle"
     assert window(visit) == [-0.1, 5.1]

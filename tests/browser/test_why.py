@@ -11,7 +11,6 @@ from tests.browser.conftest import Visit
 from tests.browser.test_inspecting import boxes_of, details, device_label
 from tests.command_line import csv_rows
 from tests.ingest.test_kineto_json import gpu_step, write
-from tests.nsys_factory import bucket_steps, write_capture
 
 
 def selected(visit: Visit) -> tuple[str, str, str]:
@@ -97,14 +96,3 @@ def test_a_step_is_as_long_on_every_page_as_in_tables(visit: Visit, two_ranks: P
     visit.page.keyboard.press("w")
     visit.ask("page.schedule()")
     assert str(visit.page.locator("#in-view").text_content()).startswith("in view: "), "not all of the step"
-
-
-def test_the_typical_step_is_the_same_one_on_both_pages(
-    visit: Visit, tmp_path: Path, report_of: Callable[..., Path]
-) -> None:
-    """Of exposed times of 0, 10 and 4 us that of step 2 is in the middle; all steps are equally long."""
-    pages = report_of(write_capture(tmp_path / "x.sqlite", bucket_steps(4, 20, 14), "2023.4"))
-    visit.open(pages / "x-why.html")
-    typical = visit.page.locator("#steps option", has_text="typical").get_attribute("value")
-    visit.open_timeline(pages / "x.html", "")
-    assert (visit.ask("page.step"), typical) == (2, "2")

@@ -296,15 +296,10 @@ def measure_collectives(run: RunAnalysis) -> RunCollectives:
 
 def typical_step(collectives: Iterable[Collective]) -> int | None:
     """The key of the step with the median exposed time of all ranks; ``None`` without steps that communicate."""
-    return median_step((collective.step_key, collective.exposed_ns) for collective in collectives)
-
-
-def median_step(exposed_ns: Iterable[tuple[int | None, int]]) -> int | None:
-    """The typical step, from the key of each collective's step and how long it is exposed."""
     exposed: dict[int, int] = {}
-    for key, ns in exposed_ns:
-        if key is not None:
-            exposed[key] = exposed.get(key, 0) + ns
+    for collective in collectives:
+        if collective.step_key is not None:
+            exposed[collective.step_key] = exposed.get(collective.step_key, 0) + collective.exposed_ns
     keys = sorted(exposed, key=exposed.__getitem__)
     return keys[len(keys) // 2] if keys else None
 

@@ -155,7 +155,6 @@ def _panel(source: Source, ranks: Sequence[_Rank], home: View, view: View) -> Pa
         title=source.title,
         device=source.trace.device,
         gain=source.gain,
-        typical=source.typical,
         facts=tuple(_facts(source, ranks, home, view)),
         ranks=tuple(lanes),
         steps=_step_marks(ranks, view),

@@ -69,7 +69,6 @@ class Source(NamedTuple):
 
     Attributes:
         explained: Of each rank.
-        typical: Key of the run's typical step; ``None`` where no step communicates.
         gain: What hiding all its communication would gain at most, in a sentence.
     """
 
@@ -78,7 +77,6 @@ class Source(NamedTuple):
     ranks: Sequence[RankEvents]
     overlaps: Sequence[RankOverlap]
     explained: Sequence[RankExposure]
-    typical: int | None = None
     gain: str = ""
     caveats: tuple[str, ...] = ()
 
@@ -187,7 +185,6 @@ class Panel:
         title: What the run is called.
         device: ``cuda`` or ``cpu``.
         gain: What hiding all its communication would gain at most, in a sentence.
-        typical: As of :class:`Source`.
         facts: What else is known of the run, a short text each.
         steps: The steps shown.
         step_names: What all measured steps are called, by ``Steps.keys``.
@@ -199,7 +196,6 @@ class Panel:
     title: str
     device: str
     gain: str
-    typical: int | None
     facts: tuple[str, ...]
     ranks: tuple[RankLanes, ...]
     steps: tuple[StepMark, ...]
@@ -245,15 +241,10 @@ class Timeline:
 
     @property
     def typical_step(self) -> int | None:
-        """Key of the first panel's typical step; where no step communicates, of that of median length.
-
-        ``None`` without steps.
-        """
+        """Key of the step of median length, of two such the shorter, in the first panel; ``None`` where it has none."""
         first = next((panel for panel in self.panels if panel.steps), None)
         if first is None:
             return None
-        if first.typical in {mark.key for mark in first.steps}:
-            return first.typical
         lengths = {mark.key: mark.end_ns - mark.start_ns for mark in first.steps}
         for rank in first.ranks:  # by the clock of tables, where that tells how long a step took
             known = {step.step_key: step.length.ns for step in rank.overlap.marked_steps}
