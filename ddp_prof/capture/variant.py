@@ -171,7 +171,7 @@ def _record(plan: Plan, nsys: Nsys | None, profiler: str | None, key: str, scrat
         hint = "; try CAPTURE_RANGE=none, or ISOLATE=0" if plan.on_gpus else ""
         export_reports(job, plan.environ, find_reason(log, 0, "nsys") + hint)
         for loss in find_losses(job):
-            hint = ", with CAPTURE_RANGE=none, another nsys, or PROFILER=kineto" if plan.on_gpus else ""
+            hint = ", with CAPTURE_RANGE=none, another nsys, or PROFILER=kineto" if plan.on_gpus and nsys else ""
             raise WorkloadError(f"{loss}: capture again{hint}")
     job.remove_old(plan.traces, plan.ranks)
     for file in sorted(partial.iterdir(), key=lambda file: file.name.endswith(".run.json")):
