@@ -97,7 +97,7 @@ def _benchmark(arguments: argparse.Namespace) -> None:
 
 
 def _measure(world: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Start the ranks; what they answer."""
+    """Start the ranks and return the times that they measured."""
     with tempfile.TemporaryDirectory(prefix="ddp_prof.") as directory:
         output = Path(directory, "times.json")
         asked = {name: getattr(arguments, name) for name in ASKED}

@@ -269,7 +269,7 @@ def _load(connection: sqlite3.Connection, name: str, row: type[Any], room: int) 
 
 
 def _columns(row: type) -> dict[str, tuple[type, bool]]:
-    """Of each column its type and whether it may be null."""
+    """The type of each column, and whether it may be null."""
     hints = get_type_hints(row)
     bases = {column.name: get_args(hints[column.name]) or (hints[column.name],) for column in fields(row)}
     return {name: (base[0], type(None) in base) for name, base in bases.items()}

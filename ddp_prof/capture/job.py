@@ -126,7 +126,7 @@ def choose_nsys(
 
 
 def fetch_nsys(environ: Mapping[str, str]) -> Nsys | None:
-    """An nsys of the distribution's packages; the script says on stderr itself what it does, or why it cannot."""
+    """Download nsys from the packages of the Linux distribution; ``None`` if that fails, as stderr then says."""
     if not INSTALLER.is_file():
         return None
     with subprocess.Popen([str(INSTALLER)], env=environ, stdout=subprocess.PIPE, text=True) as installer:  # noqa: S603

@@ -27,7 +27,7 @@ FILTERS: dict[str, Callable[[SettingSummary], str | int]] = {
     "seq_len": lambda summary: summary.setting.seq_len,
     "world_size": lambda summary: summary.testbed.world_size,
 }
-"""Of each option that selects settings, what it goes by."""
+"""The field that each option for settings compares with."""
 
 
 def _default_database() -> Path:

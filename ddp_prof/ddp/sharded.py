@@ -87,7 +87,7 @@ class ShardedDDP(ReducingVariant):
 
     def optimizer_parameters(self) -> list[torch.nn.Parameter]:
         """This rank's part of each bucket."""
-        return [bucket.shard for bucket in self._shards.shard_buckets()]
+        return [bucket.shard for bucket in self._shard_reducer.shard_buckets()]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or any(map(_is_compiled, self._layers)):
@@ -96,7 +96,7 @@ class ShardedDDP(ReducingVariant):
 
     def on_step(self) -> None:
         """Launch the all-gathers of what the optimizer changed. Called by a hook when a step on the shards ends."""
-        for bucket in reversed(self._shards.shard_buckets()):
+        for bucket in reversed(self._shard_reducer.shard_buckets()):
             self._gathers.add(bucket.index, bucket.gather())
 
     def wait_for_parameters(self) -> None:
@@ -131,7 +131,7 @@ class ShardedDDP(ReducingVariant):
         super()._synchronize()
 
     @property
-    def _shards(self) -> ShardReducer:
+    def _shard_reducer(self) -> ShardReducer:
         assert isinstance(self._reducer, ShardReducer)
         return self._reducer
 

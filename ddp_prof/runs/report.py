@@ -262,7 +262,7 @@ def _measure_identity(part: TraceEvents, options: LoadOptions) -> list[tuple[Any
 
 
 def _identities(analysis: RunAnalysis) -> list[tuple[Any, ...]]:
-    """Of each rank its number, the ranks of the job, and how many collectives of each operation it took part in."""
+    """For each rank: its number, the ranks of the job, and how many collectives of each operation it had."""
     return [
         (rank.rank, rank.world_size, tuple(sorted(Counter(rank.timings.operation.tolist()).items())))
         for rank in analysis.ranks

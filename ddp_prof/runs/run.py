@@ -128,7 +128,7 @@ class Run:
         return self._measure("inventory")
 
     def identities(self) -> list[tuple[int | None, int | None, tuple[tuple[int, int], ...]]]:
-        """Of each rank its number, the ranks of the job, and how many collectives of each operation it took part in."""
+        """For each rank: its number, the ranks of the job, and how many collectives of each operation it had."""
         return [identity for of_file in self._measure("identity") for identity in of_file]
 
     def analysis(self) -> RunAnalysis:
@@ -204,7 +204,7 @@ class Run:
         return self.explanation().skew
 
     def kernels(self) -> list[KernelSamples]:
-        """The compute kernels of each rank's steps, by which contention is measured."""
+        """Samples of the compute kernels of the steps, to measure contention; of many files, those of the first few."""
         samples: list[KernelSamples] = self._measure_sampled("kernels")
         return samples
 

@@ -186,6 +186,7 @@ def _wait(ranks: Sequence[Rank]) -> dict[int, int]:
 
 
 def _end(ranks: Sequence[Rank]) -> None:
+    """Terminate the ranks that still run, and kill them after a time; stop signals are ignored from here on."""
     _handle_signals(dict.fromkeys(STOPPING, signal.SIG_IGN))
     for end in ("terminate", "kill"):
         for rank in _running(ranks):

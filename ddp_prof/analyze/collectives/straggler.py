@@ -169,7 +169,7 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
         ),
         straggler=_straggler(times_last),
         alignment=alignment,
-        reason=_reason(ranks, matches, alignment),
+        reason=_why_unknown(ranks, matches, alignment),
         warnings=run.warnings,
         has_steps=run.has_steps,
     )
@@ -255,7 +255,7 @@ def _binomial_tail(times: int, trials: int, chance: float) -> float:
     )  # fmt: skip
 
 
-def _reason(ranks: Sequence[RankCollectives], matches: Matches, alignment: Alignment) -> str | None:
+def _why_unknown(ranks: Sequence[RankCollectives], matches: Matches, alignment: Alignment) -> str | None:
     if len(matches) and alignment.residual_p95_ns is None:
         return f"clocks of the files cannot be compared: one shares fewer than {LEAST_PAIRS} collectives with the first"
     if len(matches):

@@ -178,7 +178,7 @@ def collective_rows(rank: RankEvents) -> Ints:
 
 
 def consumer_activities(rank: RankEvents) -> Ints:
-    """Of each of a rank's collectives the activity that is its consumer, ``UNKNOWN`` where none is known."""
+    """For each collective of a rank: the activity that is its consumer, ``UNKNOWN`` where none is known."""
     blocking = rank.blocking
     return take_or_unknown(blocking.consumers.consumer, blocking.consumer_of_event[collective_rows(rank)])
 

@@ -35,7 +35,7 @@ class Phases(Table):
         return union(self.start_ns[self.kind == kind], self.end_ns[self.kind == kind])
 
     def innermost_of(self, kind: int) -> Intervals:
-        """The time in which the innermost phase is of this kind; of two kinds these are disjoint."""
+        """The time in which the innermost phase is of this kind. The times of two kinds never overlap."""
         edges = np.sort(np.concatenate([self.start_ns, self.end_ns]))
         rows = np.flatnonzero(self.kind_at(edges) == kind)
         return union(edges[rows], edges[rows + 1])

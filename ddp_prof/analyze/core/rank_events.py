@@ -127,7 +127,7 @@ class RankEvents(Brief):
 
     @cached_property
     def lead_ns(self) -> tuple[Ints, Ints]:
-        """Of each step its device work, and what of that lies outside the host's range of the step."""
+        """For each step: its work on the device, and how much of it is outside the host's range of the step."""
         return device_lead(self.events, self.steps)
 
     @cached_property

@@ -58,13 +58,13 @@ class StepTimes(Table):
 
     @property
     def is_known(self) -> Mask:
-        """Of which steps the length is known."""
+        """For each step: is its length known?"""
         known: Mask = self.length_ns != UNKNOWN
         return known
 
 
 def device_lead(events: Events, steps: Steps) -> tuple[Ints, Ints]:
-    """Of each step the summed time of its work on the device, and what of it lies outside the step's host range."""
+    """For each step: the summed time of its work on the device, and what of it lies outside the step's host range."""
     rows = (events.step != UNKNOWN) & (events.activity != UNKNOWN)
     start, end, step = events.start_ns[rows], events.end_ns[rows], events.step[rows]
     within = np.minimum(end, steps.end_ns[step]) - np.maximum(start, steps.start_ns[step])

@@ -36,7 +36,7 @@ _LONG_AGO = -(2**62)
 
 @dataclass(frozen=True)
 class Consumers(Table):
-    """Of each collective that is needed the consumer that it delayed most, or left the least time.
+    """For each collective that is needed: the consumer that it delayed most, or left the least time.
 
     Attributes:
         collective: Row in the trace's activities.

@@ -15,7 +15,7 @@ _WORTH = 0.01
 _HOST_SHARE = 0.25
 _OVERHEAD_SHARE = 0.05
 _DELAY_TOLERANCE = 0.5
-"""Of what waits for a collective 1 ms more of it delays the next by 1 ms, more or less, of what does not by none."""
+"""Where the host waits for a collective, 1 ms more of it delays the next launch by about 1 ms; else by nothing."""
 
 
 def host_sync(run: RunEvidence) -> Finding | Abstained | None:
@@ -86,7 +86,7 @@ def _ends_before_next(hooks: list[Collective]) -> bool:
 
 
 def _delay_by_length(launched: dict[str, list[list[Collective]]]) -> float | None:
-    """By how much later the next collective is launched, by how much longer one takes; ``None`` of too few steps.
+    """How much later the next collective is launched per time that one takes longer; ``None`` for too few steps.
 
     The slope of a line through the deviations from the medians of each position in the steps of a rank. It takes
     all steps: of those alone whose collectives ended in time, long ones have long intervals for that reason.

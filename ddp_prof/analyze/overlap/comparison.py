@@ -164,7 +164,7 @@ def _median_step_length(result: TraceOverlap) -> StepMedian | None:
 
 
 def _median(ranks: Sequence[Sequence[StepOverlap | StepLength]], name: str) -> float | None:
-    """Of what is known of the steps of all ranks."""
+    """The median over the steps of all ranks in which the figure is known."""
     values = [value for of_rank in ranks for value in _known_values(of_rank, name)]
     return float(np.median(values)) if values else None
 

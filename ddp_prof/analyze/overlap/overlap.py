@@ -280,7 +280,7 @@ def measure_overlap(trace: Trace, ranks: Sequence[RankEvents] | None = None) -> 
 
 
 def measure_rank(rank: RankEvents, span: Intervals = EVER) -> RankOverlap:
-    """Measure one rank.
+    """Measure how much of one rank's communication compute hides, in all and for each step.
 
     Args:
         rank: What it did.

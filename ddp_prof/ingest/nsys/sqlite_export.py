@@ -353,7 +353,7 @@ def _read_value(file: SqliteFile, table: str, name: str) -> str | None:
 
 
 def _gpu_ids(file: SqliteFile, activities: Activities) -> dict[tuple[int, int], int]:
-    """The machine's numbers of GPUs by process and CUDA's number, which differs where a process sees some of them."""
+    """The machine's number of each GPU, by process and CUDA number: these differ if a process sees only some GPUs."""
     if file.has_columns("TARGET_INFO_CUDA_DEVICE", "pid", "cudaId", "gpuId"):
         seen = file.rows(
             f"SELECT pid, cudaId, gpuId FROM {file.bounded_table('TARGET_INFO_CUDA_DEVICE')} "

@@ -68,7 +68,7 @@ class Pictures:
     def draw(self, figure: go.Figure | Mapping[str, Any], path: Path) -> None:
         """Have a figure, which may be plain data, drawn as ``.png`` or ``.svg``, as the name ends."""
         if self._browser:
-            self._orders.put(_order(figure, path, self._files.enter_context(atomic_write(path))))
+            self._orders.put(_render_request(figure, path, self._files.enter_context(atomic_write(path))))
 
     def finish(self) -> None:
         """Wait until all are drawn, and write them.
@@ -136,7 +136,7 @@ def _failure(browser: Path, error: BaseException) -> PictureError:
     return PictureError(f"pictures could not be drawn with {browser}: {reason}")
 
 
-def _order(figure: go.Figure | Mapping[str, Any], path: Path, partial: Path) -> dict[str, Any]:
+def _render_request(figure: go.Figure | Mapping[str, Any], path: Path, partial: Path) -> dict[str, Any]:
     still = {**(figure if isinstance(figure, Mapping) else figure.to_dict())}
     still["layout"] = {**still["layout"], "width": WIDTH, "updatemenus": []}  # a menu cannot be opened on paper
     scale = SCALE if path.suffix == ".png" else 1

@@ -26,7 +26,7 @@ def draw_overlap_by_step(results: Sequence[TraceOverlap]) -> go.Figure:
     """One band per run from 0 to 100 %, in the order given: a dot per step of each rank, a line for the ranks' mean."""
     import plotly.graph_objects as go
 
-    bands = [trace for row, result in enumerate(results) for trace in _band(row, result)]
+    bands = [trace for row, result in enumerate(results) for trace in _overlap_traces(row, result)]
     steps = [step for result in results for rank in result.ranks for step in rank.marked_steps]
     come_again = any(step.step not in (None, step.step_key) for step in steps)
     layout = _layout(results, "Overlap of each step", "step, counted from the first" if come_again else "step", _BAND)
@@ -64,7 +64,8 @@ def _share_to_y(row: int, share: float) -> float:
     return row + _HALF * (1 - 2 * share)
 
 
-def _band(row: int, result: TraceOverlap) -> list[dict[str, Any]]:
+def _overlap_traces(row: int, result: TraceOverlap) -> list[dict[str, Any]]:
+    """A run's overlap of each step: points of all ranks, and their mean as a line."""
     known = [pair for rank in result.ranks for pair in overlap_by_step(rank)]
     names = {key: called for rank in result.ranks for key, called in rank.step_names.items()}
     steps = sorted({step for step, _ in known})

@@ -126,7 +126,7 @@ def write_page(
             title=plain_name(title, LONGEST_TITLE),
             navigation=navigation,
             policy=_policy([*scripts, plotly], shared_plotly=shared_plotly),
-            css=trusted_markup(_page_css() + css),
+            css=trusted_markup(_base_css() + css),
             plotly=trusted_markup(plotly),
             plotly_file=PLOTLY_FILE,
             scripts=[trusted_markup(part) for part in scripts],
@@ -191,7 +191,7 @@ def _environment() -> jinja2.Environment:
     )
 
 
-def _page_css() -> str:
+def _base_css() -> str:
     values = {
         name: trusted_markup(_variables(palette)) for name, palette in (("light", theme.LIGHT), ("dark", theme.DARK))
     }
