@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -73,7 +74,8 @@ def asked(*calls: tuple[str, dict[str, Any]], stderr: Path | None = None) -> tup
                 tools = (await client.list_tools()).tools
                 return tools, [await client.call_tool(name, arguments) for name, arguments in calls]
 
-    return anyio.run(talk)
+    with ThreadPoolExecutor(1) as thread:  # Playwright keeps a loop running in the thread of the tests
+        return thread.submit(anyio.run, talk).result()
 
 
 def text_of(result: CallToolResult) -> str:

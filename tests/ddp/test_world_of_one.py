@@ -64,7 +64,7 @@ def test_a_bucket_has_a_size(size: float) -> None:
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("size", ["3", True, ["3"]])
 def test_a_bucket_size_is_a_number(size: Any) -> None:
-    with pytest.raises(TypeError, match="bucket_size_mb must be a number of MB or None, got"):
+    with pytest.raises(TypeError, match="bucket_size_mb must be a number of MiB or None, got"):
         BucketedDDP(torch.nn.Linear(2, 2), size)
 
 
