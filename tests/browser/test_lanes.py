@@ -237,6 +237,7 @@ class TestFolding:
         visit.page.locator("#search").fill("forward")
         assert visit.page.locator("#found").text_content() == "2 found", "of the host and of the ranges"
         visit.page.locator("#lanes").fill("host")
+        visit.ask("page.schedule()")
         assert visit.page.locator("#found").text_content() == "1 found"
 
     def test_the_address_tells_what_is_folded(self, visit: Visit, page: Path) -> None:
