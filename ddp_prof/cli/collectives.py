@@ -16,6 +16,8 @@ from ddp_prof.runs.run import Run
 if TYPE_CHECKING:
     from ddp_prof.present.headlines import Headline
 
+MEASURES = ("collectives",)
+
 
 @trace_command("collectives", "--by bucket traces/bucketed_10mb.sqlite")
 @traces_argument
@@ -45,7 +47,7 @@ def command(
     Exposed time is divided by when (forward, backward, tail, optimizer, outside) and by why (blocking call, launched
     late, queued, late input, peer wait, transfer). The ranks of a run may be in several files.
     """
-    runs = load.runs(traces, "collectives", to_draw=bool(page or png))
+    runs = load.runs(traces, *MEASURES, to_draw=bool(page or png))
     if (page or png) and len(runs) > 1:
         raise click.UsageError("--html and --png show one run: give the traces of a single one")
     show(output, views(runs, by or ("collective" if output.columns else None)))

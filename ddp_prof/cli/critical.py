@@ -8,6 +8,8 @@ from ddp_prof.cli.options.commands import Loader, load_options, table_options, t
 from ddp_prof.present.table import TableOptions, TableView, show
 from ddp_prof.runs.run import Run
 
+MEASURES = ("collectives", "critical")
+
 
 @trace_command("critical", "traces/overlap.sqlite")
 @traces_argument
@@ -20,7 +22,7 @@ def command(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> Non
     before it on its stream, a recorded wait, or its launch. Its parts sum to its length. Give the traces of all ranks:
     at a collective the path goes on with the rank that arrived last.
     """
-    show(output, views(load.runs(traces, "collectives", "critical")))
+    show(output, views(load.runs(traces, *MEASURES)))
 
 
 def views(runs: list[Run]) -> list[TableView]:

@@ -8,6 +8,8 @@ from ddp_prof.cli.options.commands import Loader, load_options, table_options, t
 from ddp_prof.present.table import TableOptions, TableView, show
 from ddp_prof.runs.run import DOCTOR, Run
 
+MEASURES = DOCTOR
+
 
 @trace_command("doctor", "traces/flat.sqlite")
 @traces_argument
@@ -19,7 +21,7 @@ def command(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> Non
     Each rule looks for one thing, such as collectives on the stream of compute, one bucket for all gradients, a host
     that waits in backward, or a rank that is late. A rule that the traces do not let decide says so.
     """
-    show(output, views(load.runs(traces, *DOCTOR)))
+    show(output, views(load.runs(traces, *MEASURES)))
 
 
 def views(runs: list[Run]) -> list[TableView]:

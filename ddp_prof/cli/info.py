@@ -8,6 +8,8 @@ from ddp_prof.cli.options.commands import Loader, load_options, table_options, t
 from ddp_prof.present.table import TableOptions, TableView, show
 from ddp_prof.runs.run import Run
 
+MEASURES = ("inventory",)
+
 
 @trace_command("info", "traces/overlap.sqlite")
 @traces_argument
@@ -15,7 +17,7 @@ from ddp_prof.runs.run import Run
 @load_options
 def command(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> None:
     """What a trace holds, and what is missing for which question."""
-    show(output, views(load.runs(traces, "inventory")))
+    show(output, views(load.runs(traces, *MEASURES)))
 
 
 def views(runs: list[Run]) -> list[TableView]:

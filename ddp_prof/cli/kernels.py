@@ -13,6 +13,8 @@ from ddp_prof.runs.run import Run
 
 TABLES = ("kernels", "hidden", "idle")
 
+MEASURES = ("overlap", "device use")
+
 
 @trace_command("kernels", "--top 5 traces/overlap.sqlite")
 @traces_argument
@@ -34,7 +36,7 @@ def command(traces: tuple[Path, ...], load: Loader, name: str | None, top: int, 
     communication is divided by the compute beside it, idle time by its cause; both sum exactly to the figures of
     'ddp-prof overlap'.
     """
-    runs = load.runs(traces, "overlap", "device use")
+    runs = load.runs(traces, *MEASURES)
     is_whole = output.form == "table" and not (name or output.columns)
     names = TABLES if is_whole else (name or TABLES[0],)
     show(output, views(runs, names, top))

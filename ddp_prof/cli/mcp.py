@@ -28,22 +28,12 @@ from ddp_prof.ingest.load import refuse_to_export
 from ddp_prof.present.table import TableView
 from ddp_prof.runs.load import find_files, load_runs
 from ddp_prof.runs.report import LoadOptions
-from ddp_prof.runs.run import DOCTOR
 
 ONE_BY_ONE = Lock()
 """The SDK calls tools in threads; two large traces at once may not fit into the memory."""
 
-MEASURES = {
-    "summary": (),  # depends on the size of the traces
-    "info": ("inventory",),
-    "overlap": ("overlap",),
-    "collectives": ("collectives",),
-    "critical": ("collectives", "critical"),
-    "doctor": DOCTOR,
-    "skew": ("collectives",),
-    "kernels": ("overlap", "device use"),
-}
-"""The commands that can be asked, and what each measures."""
+TOOLS = ("summary", "info", "overlap", "collectives", "critical", "doctor", "skew", "kernels")
+"""The commands that can be asked."""
 
 INSTRUCTIONS = """\
 Reads traces of data-parallel training (Nsight Systems, torch.profiler): what of the communication is exposed, whether \
@@ -79,7 +69,7 @@ def command() -> None:
     except ImportError as error:
         raise DdpProfError("this needs the MCP SDK, version 2 or later: pip install 'ddp-prof[mcp]'") from error
     server = MCPServer("ddp-prof", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
-    for name in MEASURES:
+    for name in TOOLS:
         about = import_module(f"ddp_prof.cli.{name}").command.help
         server.add_tool(
             _make_tool(name),
@@ -127,8 +117,9 @@ def _answer(name: str, traces: list[str], options: LoadOptions) -> dict[str, Any
     files = find_files(traces)
     for file in files:
         refuse_to_export(file)
-    runs = load_runs(files, options, measures=MEASURES[name] or summary_measures(files))
-    views: list[TableView] = import_module(f"ddp_prof.cli.{name}").views(runs)
+    module = import_module(f"ddp_prof.cli.{name}")
+    measures = summary_measures(files) if name == "summary" else module.MEASURES  # summary's: by the size of traces
+    views: list[TableView] = module.views(load_runs(files, options, measures=measures))
     ranges = {"--step-range": options.step_range, "--backward-range": options.backward_range}
     said = [f"{option}={value}" for option, value in ranges.items() if value]
     return {

@@ -10,6 +10,8 @@ from ddp_prof.cli.options.commands import Loader, load_options, table_options, t
 from ddp_prof.present.table import TableOptions, TableView, show
 from ddp_prof.runs.run import Run
 
+MEASURES = ("overlap",)
+
 
 @trace_command("overlap", "--steps traces/overlap.sqlite")
 @traces_argument
@@ -22,7 +24,7 @@ def command(traces: tuple[Path, ...], load: Loader, steps: bool, output: TableOp
     TRACE is a report of Nsight Systems (.nsys-rep) or its export (sqlite, parquetdir, arrowdir), a trace of
     torch.profiler (.json, .json.gz), or a folder with several of these.
     """
-    show(output, views(load.runs(traces, "overlap"), by_step=steps))
+    show(output, views(load.runs(traces, *MEASURES), by_step=steps))
 
 
 def views(runs: list[Run], *, by_step: bool = False) -> list[TableView]:

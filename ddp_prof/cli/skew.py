@@ -11,6 +11,8 @@ from ddp_prof.cli.options.outputs import Output
 from ddp_prof.present.table import TableOptions, TableView, show
 from ddp_prof.runs.run import Run
 
+MEASURES = ("collectives",)
+
 
 @trace_command("skew", "traces/overlap.sqlite")
 @traces_argument
@@ -23,7 +25,7 @@ def command(traces: tuple[Path, ...], load: Loader, page: Path | None, png: Path
 
     Give the traces of all ranks of a run; the clocks of several files are aligned. Some ranks may be missing.
     """
-    runs = load.runs(traces, "collectives")
+    runs = load.runs(traces, *MEASURES)
     if (page or png) and len(runs) > 1:
         raise click.UsageError("--html and --png show one run: give the traces of a single one")
     show(output, views(runs))
