@@ -326,11 +326,8 @@ def find_rank_events(
         if pattern is not None and not is_found:
             reason = f"no range matches {option} '{pattern}'"
             raise TraceError(trace.path, reason, f"the ranges there are: {describe_ranges(trace)}")
-    return tuple(sorted(map(_without_warmup, found), key=_sort_key))
-
-
-def _sort_key(rank: RankEvents) -> tuple[bool, int, int, int]:
-    return rank.rank is None, rank.rank or 0, rank.process, rank.device or 0
+    found.sort(key=lambda rank: (rank.rank is None, rank.rank or 0, rank.process, rank.device or 0))
+    return tuple(map(_without_warmup, found))
 
 
 class _Builder:

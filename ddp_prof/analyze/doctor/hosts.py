@@ -58,7 +58,12 @@ def _host_sync_on_host(run: RunEvidence) -> Finding | Abstained | None:
         hooks = [one for one in step if one.phase == "backward" and one.launch_ns is not None]
         if len(hooks) >= 3 and len(hooks) == len(step):
             launched[hooks[0].name].append(hooks)
-    blocked = [hooks for of_rank in launched.values() for hooks in of_rank if _ends_before_next(hooks)]
+    blocked = [
+        hooks
+        for of_rank in launched.values()
+        for hooks in of_rank
+        if all((after.launch_ns or 0) >= before.end_ns for before, after in pairwise(hooks))
+    ]
     steps = len(run.gradients_by_step)
     if 2 * len(blocked) <= steps:
         return None
@@ -79,10 +84,6 @@ def _host_sync_on_host(run: RunEvidence) -> Finding | Abstained | None:
         (),
         wait,
     )
-
-
-def _ends_before_next(hooks: list[Collective]) -> bool:
-    return all((after.launch_ns or 0) >= before.end_ns for before, after in pairwise(hooks))
 
 
 def _delay_by_length(launched: dict[str, list[list[Collective]]]) -> float | None:

@@ -119,8 +119,10 @@ def _verdicts(run: TraceOverlap, asked: Requirements) -> Iterator[GateResult]:
             verdict = _judge_worst(
                 run, f"max {what}{_percentile_text(asked)}", "ns", limit, partial(_value_at_percentile, asked, times)
             )
-            if what == "blocking" and verdict.status == "passed":
-                verdict = replace(verdict, reason=_about_host_waits(run))
+            waits = sum(rank.dependencies.host_waits for rank in run.ranks if rank.dependencies)
+            if what == "blocking" and verdict.status == "passed" and waits:
+                reason = f"of streams; the host waited {waits} times for a collective, which costs time of its own"
+                verdict = replace(verdict, reason=reason)
             yield verdict
     if asked.baseline is not None and asked.incomparable:
         reason = f"not comparable with the baseline: {', '.join(asked.incomparable)}"
@@ -129,11 +131,6 @@ def _verdicts(run: TraceOverlap, asked: Requirements) -> Iterator[GateResult]:
     elif asked.baseline is not None:
         yield _judge_regression(run, asked.baseline, "step time", asked.max_regression, _step_times)
         yield _judge_regression(run, asked.baseline, "exposed", asked.max_regression, _exposed_times)
-
-
-def _about_host_waits(run: TraceOverlap) -> str:
-    waits = sum(rank.dependencies.host_waits for rank in run.ranks if rank.dependencies)
-    return f"of streams; the host waited {waits} times for a collective, which costs time of its own" if waits else ""
 
 
 def _percentile_text(asked: Requirements) -> str:

@@ -6,6 +6,7 @@ It works from disk and without network; its pages share one plotly.js.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
@@ -211,7 +212,10 @@ def _write_why_page(run: ReportRun, folder: Path, place: Place) -> None:
     title = Headline(f"The collectives of {'a step' if found.run.has_steps else 'the capture'}")
     drawn = {key: draw_step_collectives(found.run, key, ranks, title) for key, ranks in views.items()}
     figures = {} if step is None else {"collectives": drawn[step]}
-    rows = {key: _rows_by_cost(found.collectives.collectives, key, ranks) for key, ranks in views.items()}
+    by_step: dict[int | None, list[Collective]] = defaultdict(list)
+    for one in found.collectives.collectives:
+        by_step[one.step_key].append(one)
+    rows = {key: _rows_by_cost(by_step[key], ranks) for key, ranks in views.items()}
     columns = _columns_of_steps([row for of_step in rows.values() for _, row in of_step])
     steps = {key: found.run.step_names[key] for key in drawn} if found.run.has_steps else {}
     figures |= {f"step-{key}": drawn[key] for key in steps}
@@ -250,12 +254,10 @@ def _write_why_page(run: ReportRun, folder: Path, place: Place) -> None:
     )
 
 
-def _rows_by_cost(
-    collectives: Iterable[Collective], step: int, ranks: Sequence[RankStepView]
-) -> list[tuple[tuple[str, int], Row]]:
-    """The collectives of a step, those that cost most first; each with its rank and its index."""
+def _rows_by_cost(step: Iterable[Collective], ranks: Sequence[RankStepView]) -> list[tuple[tuple[str, int], Row]]:
+    """The collectives of a step on some ranks, those that cost most first; each with its rank and its index."""
     names = {rank.name for rank in ranks}
-    found = [one for one in collectives if one.step_key == step and one.name in names]
+    found = [one for one in step if one.name in names]
     found.sort(key=lambda one: (one.blocking_ns or 0, one.exposed_ns), reverse=True)
     return [((one.name, one.index), row) for one, row in zip(found, rows_of_step(found), strict=True)]
 
