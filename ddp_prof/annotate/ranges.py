@@ -31,16 +31,16 @@ RANGES_VARIABLE = "DDP_PROF_RANGES"
 class Sink(Protocol):
     """Receives ranges."""
 
-    def push(self, text: str) -> None:
-        """Open a range that nests within its thread."""
+    def push(self, text: str) -> object:
+        """Open a range that nests within its thread; returns what :meth:`pop` needs."""
 
-    def pop(self) -> None:
-        """Close the innermost range of this thread."""
+    def pop(self, token: Any) -> None:
+        """Close the innermost range of this thread, which :meth:`push` opened."""
 
     def start(self, text: str) -> object:
         """Open a range that nothing nests in; returns what :meth:`end` needs."""
 
-    def end(self, token: object) -> None:
+    def end(self, token: Any) -> None:
         """Close a range opened by :meth:`start`, on any thread."""
 
 
@@ -59,7 +59,7 @@ class NvtxSink:
         if api := self._api or self._find_nvtx():
             api.push(text)
 
-    def pop(self) -> None:
+    def pop(self, token: object) -> None:
         """See :class:`Sink`."""
         if self._api:
             self._api.pop()
@@ -109,21 +109,22 @@ def _is_silent_under_old_nsys() -> bool:
 class TorchSink:
     """Hands ranges to ``torch.profiler`` while one records, as ``record_function`` does; needs no torch itself."""
 
-    def __init__(self) -> None:
-        self._nested = threading.local()
-
-    def push(self, text: str) -> None:
+    def push(self, text: str) -> Any:
         """See :class:`Sink`."""
-        self._stack().append(self._record(text))
+        if not self.is_listening:
+            return None
+        function = sys.modules["torch.autograd.profiler"].record_function(text)
+        function.__enter__()
+        return function
 
-    def pop(self) -> None:
+    def pop(self, token: Any) -> None:
         """See :class:`Sink`."""
-        if function := self._stack().pop():
-            function.__exit__(None, None, None)
+        if token is not None:
+            token.__exit__(None, None, None)
 
     def start(self, text: str) -> object:
         """See :class:`Sink`."""
-        if (function := self._record(text)) is None:
+        if (function := self.push(text)) is None:
             return None
         # A thread that the profiler does not know can end a range by a future only.
         future = sys.modules["torch"].futures.Future()
@@ -135,23 +136,10 @@ class TorchSink:
         if token is not None:
             token.set_result(None)
 
-    def _record(self, text: str) -> Any:
-        if not self.is_listening:
-            return None
-        function = sys.modules["torch.autograd.profiler"].record_function(text)
-        function.__enter__()
-        return function
-
     @property
     def is_listening(self) -> bool:
         """Whether a torch profiler records."""
         return getattr(sys.modules.get("torch.autograd.profiler"), "_is_profiler_enabled", False)
-
-    def _stack(self) -> list[Any]:
-        if not hasattr(self._nested, "stack"):
-            self._nested.stack = []
-        stack: list[Any] = self._nested.stack
-        return stack
 
 
 class Recorded(NamedTuple):
@@ -169,52 +157,41 @@ class Recorder:
 
     def __init__(self) -> None:
         self.ranges: list[Recorded] = []
-        self._nested = threading.local()
 
-    def push(self, text: str) -> None:
-        """See :class:`Sink`."""
-        self._stack().append((text, time.time_ns()))
-
-    def pop(self) -> None:
-        """See :class:`Sink`."""
-        text, start_ns = self._stack().pop()
-        self.ranges.append(Recorded(text, start_ns, time.time_ns(), threading.get_native_id(), False))
-
-    def start(self, text: str) -> object:
+    def push(self, text: str) -> object:
         """See :class:`Sink`."""
         return text, time.time_ns(), threading.get_native_id()
 
-    def end(self, token: object) -> None:
-        """See :class:`Sink`."""
-        end_ns = time.time_ns()
-        assert isinstance(token, tuple)
-        text, start_ns, thread = token
-        self.ranges.append(Recorded(text, start_ns, end_ns, thread, True))
+    start = push
 
-    def _stack(self) -> list[tuple[str, int]]:
-        if not hasattr(self._nested, "stack"):
-            self._nested.stack = []
-        stack: list[tuple[str, int]] = self._nested.stack
-        return stack
+    def pop(self, token: Any) -> None:
+        """See :class:`Sink`."""
+        self._keep(token, is_start_end=False)
+
+    def end(self, token: Any) -> None:
+        """See :class:`Sink`."""
+        self._keep(token, is_start_end=True)
+
+    def _keep(self, token: tuple[str, int, int], *, is_start_end: bool) -> None:
+        text, start_ns, thread = token
+        self.ranges.append(Recorded(text, start_ns, time.time_ns(), thread, is_start_end))
 
 
 class NestedRange:
     """A range round a ``with`` block; closes for those sinks for which it was opened."""
 
-    __slots__ = ("_sinks", "_text")
+    __slots__ = ("_open", "_text")
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._sinks: tuple[Sink, ...] = ()
+        self._open: list[tuple[Sink, object]] = []
 
     def __enter__(self) -> None:
-        self._sinks = _active
-        for sink in self._sinks:
-            sink.push(self._text)
+        self._open = [(sink, sink.push(self._text)) for sink in _active]
 
     def __exit__(self, *_: object) -> None:
-        for sink in reversed(self._sinks):
-            sink.pop()
+        for sink, token in reversed(self._open):
+            sink.pop(token)
 
 
 class OpenRange:

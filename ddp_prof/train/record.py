@@ -162,31 +162,31 @@ class MessageLog:
     """An ``annotate.Sink`` that notes each collective and lets other ranges pass.
 
     Args:
-        settle: Waits for the device. Called before a message and within its time, so that its time is its own; a
-            variant that does not block in each call must get one that does nothing.
+        wait_for_device: Called before a message and within its time, so that its time is its own; a variant that does
+            not block in each call must get one that does nothing.
     """
 
     def __init__(self, wait_for_device: Callable[[], None]) -> None:
         self.messages: list[Message] = []
-        self._settle = wait_for_device
+        self._wait_for_device = wait_for_device
 
-    def push(self, text: str) -> None:
+    def push(self, text: str) -> object:
         pass
 
-    def pop(self) -> None:
+    def pop(self, token: object) -> None:
         pass
 
     def start(self, text: str) -> object:
         parsed = range_names.parse_range(text)
         if parsed.name not in range_names.COLLECTIVES:
             return None
-        self._settle()
+        self._wait_for_device()
         return parsed.number("bytes"), time.perf_counter_ns()
 
     def end(self, token: object) -> None:
         if token is None:
             return
-        self._settle()
+        self._wait_for_device()
         end_ns = time.perf_counter_ns()
         assert isinstance(token, tuple)
         size, start_ns = token
