@@ -59,7 +59,7 @@ class NvtxSink:
         if api := self._api or self._find_nvtx():
             api.push(text)
 
-    def pop(self, token: object) -> None:
+    def pop(self, _token: object) -> None:
         """See :class:`Sink`."""
         if self._api:
             self._api.pop()
