@@ -16,6 +16,9 @@ from ddp_prof.runs.run import Run, are_one_variant, changes_between, compare_ste
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.variants.before_after import PartChange
+    from ddp_prof.analyze.variants.waterfall import Waterfall
+
+MEASURES = ("overlap", "collectives", "kernels")
 
 
 @trace_command("compare", "--waterfall traces/naive.sqlite traces/overlap.sqlite")
@@ -40,29 +43,45 @@ def command(
     one variant, such as before and after a change, a second table tells what changed beyond their spread, and which
     collective changed most.
     """
-    from ddp_prof.analyze.overlap.comparison import compare_variants
-    from ddp_prof.present.json_documents import changes_document, waterfall_document
-    from ddp_prof.present.tables.comparison import compare_view, readable_rows, waterfall_notes, waterfall_rows
-    from ddp_prof.present.tables.overlap import notes_of_runs
-
-    runs = load.runs(traces, "overlap", "collectives", "kernels")
-    results, changes = [run.overlap() for run in runs], compare_steps(runs)
-    view = compare_view(results, compare_variants(results))
-    parts = changes_between(runs[0], runs[1]) if len(runs) == 2 and are_one_variant(runs) else ()
-    document = {**view.document, "waterfall": waterfall_document(changes), "changes": changes_document(parts)}
+    runs = load.runs(traces, *MEASURES)
+    changes, parts = compare_steps(runs), _changed_parts(runs)
+    view = _comparison_view(runs, changes, parts)
     if waterfall:
-        notes = [*waterfall_notes(changes), *notes_of_runs(results)]
-        show(output, [TableView("", waterfall_rows(changes), notes, document, readable_rows(changes))])
+        from ddp_prof.present.tables.comparison import readable_rows, waterfall_notes, waterfall_rows
+        from ddp_prof.present.tables.overlap import notes_of_runs
+
+        notes = [*waterfall_notes(changes), *notes_of_runs([run.overlap() for run in runs])]
+        show(output, [TableView("", waterfall_rows(changes), notes, view.document, readable_rows(changes))])
     else:
         # Rows for programs are those of the comparison alone; their document holds the changes, too.
         is_read = parts and output.form == "table" and not output.columns
-        show(output, [replace(view, document=document), *([_changes_view(runs, parts)] if is_read else [])])
+        show(output, [view, *([_changes_view(runs, parts)] if is_read else [])])
     if page or png:
         from ddp_prof.present.charts.waterfall import draw_waterfall
         from ddp_prof.present.html.page import write_figure
 
         title = "What each variant changed in the step"
         write_figure(draw_waterfall(changes), title=title, page=page, picture=png)
+
+
+def views(runs: list[Run]) -> list[TableView]:
+    return [_comparison_view(runs, compare_steps(runs), _changed_parts(runs))]
+
+
+def _comparison_view(runs: list[Run], changes: Waterfall, parts: Sequence[PartChange]) -> TableView:
+    from ddp_prof.analyze.overlap.comparison import compare_variants
+    from ddp_prof.present.json_documents import changes_document, waterfall_document
+    from ddp_prof.present.tables.comparison import compare_view
+
+    results = [run.overlap() for run in runs]
+    view = compare_view(results, compare_variants(results))
+    more = {"waterfall": waterfall_document(changes), "changes": changes_document(parts)}
+    return replace(view, document={**view.document, **more})
+
+
+def _changed_parts(runs: Sequence[Run]) -> Sequence[PartChange]:
+    """What changed between two runs of one variant."""
+    return changes_between(runs[0], runs[1]) if len(runs) == 2 and are_one_variant(runs) else ()
 
 
 def _changes_view(runs: Sequence[Run], parts: Sequence[PartChange]) -> TableView:

@@ -32,7 +32,7 @@ from ddp_prof.runs.report import LoadOptions
 ONE_BY_ONE = Lock()
 """The SDK calls tools in threads; two large traces at once may not fit into the memory."""
 
-TOOLS = ("summary", "info", "overlap", "collectives", "critical", "doctor", "skew", "kernels")
+TOOLS = ("summary", "info", "overlap", "collectives", "critical", "doctor", "skew", "kernels", "compare")
 """The commands that can be asked."""
 
 INSTRUCTIONS = """\
@@ -61,7 +61,7 @@ def command() -> None:
     """Answer an assistant's questions about traces, by the Model Context Protocol.
 
     A client starts it and talks to it over stdin and stdout. Its tools are commands that only read: summary, info,
-    overlap, collectives, critical, doctor, skew, kernels. Needs: pip install 'ddp-prof[mcp]'.
+    overlap, collectives, critical, doctor, skew, kernels, compare. Needs: pip install 'ddp-prof[mcp]'.
     """
     try:
         from mcp.server.mcpserver import MCPServer

@@ -124,11 +124,19 @@ def test_every_tool_answers_as_its_command(tmp_path: Path) -> None:
     trace = write_capture(tmp_path / "known.sqlite", known_truth())
     tools, _ = asked()
     names = [tool.name for tool in tools]
-    assert names == ["summary", "info", "overlap", "collectives", "critical", "doctor", "skew", "kernels"]
+    assert names == ["summary", "info", "overlap", "collectives", "critical", "doctor", "skew", "kernels", "compare"]
     _, results = asked(*((name, {"traces": [str(trace)]}) for name in names))
     for name, result in zip(names, results, strict=True):
         assert answer_of(result)["documents"] == [printed(name, trace)], name
     assert [path.name for path in tmp_path.iterdir()] == ["known.sqlite"]
+
+
+def test_two_runs_are_compared_as_by_the_command() -> None:
+    naive, overlap = TRACES / "naive.sqlite", TRACES / "overlap.sqlite"
+    _, (result,) = asked(("compare", {"traces": [str(naive), str(overlap)]}))
+    answer = answer_of(result)
+    assert answer["documents"] == [printed("compare", naive, overlap)]
+    assert [row["label"] for row in answer["documents"][0]["variants"]] == ["naive", "overlap"]
 
 
 def test_it_abstains_where_the_tool_does(tmp_path: Path) -> None:
