@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+import ddp_prof.cli
 from ddp_prof.atomic_file import atomic_write
 from tests.benchmark.results_factory import study_like
 from tests.command_line import run
-from tests.conftest import ROOT
 from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.ingest.nsys.test_table_folder import write_tables
 from tests.ingest.test_hostile import ESCAPE, contents, journal
@@ -233,7 +233,7 @@ def test_commands_print_by_one_function_alone() -> None:
     """Else a name would be printed as it is, somewhere, some day."""
     found = [
         path.name
-        for path in (ROOT / "ddp_prof" / "cli").rglob("*.py")
+        for path in Path(ddp_prof.cli.__file__).parent.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("click.echo", "print", "click.secho")
     ]

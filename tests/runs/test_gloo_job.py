@@ -26,6 +26,12 @@ path = f"{{sys.argv[1]}}/job.rank{{dist.get_rank()}}.json.gz"
 model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(6)])
 model = DistributedDataParallel(model, bucket_cap_mb=0.5)
 optimizer = torch.optim.AdamW(model.parameters())
+if sys.argv[2] == "instrumented":
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+    from ddp_prof import annotate
+
+    model.register_comm_hook(None, allreduce_hook)
+    annotate.instrument(model, optimizer)  # too late to mark buckets, and waits with them
 plan = schedule(wait=0, warmup=1, active={STEPS})
 named = sys.argv[2] == "named"
 phase = record_function if named else contextlib.nullcontext
@@ -124,6 +130,16 @@ def test_the_cause_is_where_the_time_is(files: list[Path]) -> None:
     assert sum(causes.values()) == exposed
     # Phases of a cause are those of what computes before and after: in backward, but for its last bit.
     assert causes["backward"] == pytest.approx(in_backward, rel=0.1)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_of_a_model_whose_waits_are_not_marked_operators_tell_what_computed(tmp_path: Path) -> None:
+    files = record(tmp_path, "instrumented")
+    (run,) = dp.load_runs(files)
+    for rank, file in zip(run.overlap().ranks, files, strict=True):
+        by_hand = counted(file)
+        assert (rank.overlapped_ns, rank.exposed_ns) == (by_hand["overlapped"], by_hand["exposed"])
 
 
 @pytest.mark.torch

@@ -20,7 +20,7 @@ from ddp_prof.analyze.core.attribution import (
     operator_events,
 )
 from ddp_prof.analyze.core.blocking import RankBlocking, device_blocking, host_blocking, unknown_blocking
-from ddp_prof.analyze.core.collective_ranges import NOTIFY, CollectiveRanges, find_collective_ranges, operation_of
+from ddp_prof.analyze.core.collective_ranges import GLOO, NOTIFY, CollectiveRanges, find_collective_ranges, operation_of
 from ddp_prof.analyze.core.phases import Phases, find_phases
 from ddp_prof.analyze.core.step_breakdown import StepBreakdown, TimeParts, divide_time, measure_breakdown
 from ddp_prof.analyze.core.step_times import StepTimes, device_lead, is_ahead, measure_step_times
@@ -154,12 +154,21 @@ class RankEvents(Brief):
         is_by_host = np.any((self.events.category == Category.COMMUNICATION) & (self.events.activity == UNKNOWN))
         if self.device is None or is_by_host:
             waits = int((self.phases.kind == SYNCHRONIZE_PHASE).sum())
-            if len(self.trace.operators) and not waits:
+            if not waits and np.any(self.events.category == Category.COMMUNICATION):
                 return unknown_blocking(self.events, len(self.steps), "the trace does not tell when the host waits")
             return host_blocking(self.phases.union_of(SYNCHRONIZE_PHASE), waits, self.events, len(self.steps))
         return device_blocking(
             self.trace, self.dependencies.found, self.host_calls, self.is_mine, self.events, self.steps
         )
+
+    @property
+    def hides_waits(self) -> bool:
+        """Whether phases of a CPU count as compute although it may have waited in them for communication."""
+        if self.device is not None or SYNCHRONIZE_PHASE in self.phases.kind:
+            return False
+        if len(self.trace.operators) >= len(self.collective_ranges):  # operators compute, not phases
+            return False
+        return bool((self.union_of(Category.COMPUTE) & self.union_of(Category.COMMUNICATION)).length_ns)
 
     @cached_property
     def host_calls(self) -> HostCalls:
@@ -378,20 +387,26 @@ class _Builder:
     def host_rank(self) -> RankEvents:
         """The rank of a CPU run. Only our ranges separate waiting from computing; without them operators are used."""
         operators, backward = self.trace.operators, "ranges"
-        if self._declared_backends() or parse_ranges(self.trace.names, *COLLECTIVES):
-            events = host_events(self.ranges, self.steps, self.phases)
-        elif 0 < len(self.ranges) <= len(operators):  # fewer were recorded in part: what else computed is not known
+        is_ours = bool(self._declared_backends() or parse_ranges(self.trace.names, *COLLECTIVES))
+        # Fewer operators than collectives were recorded in part: what else computed is not known.
+        if 0 < len(self.ranges) <= len(operators) and not (is_ours and SYNCHRONIZE_PHASE in self.phases.kind):
             events = operator_events(operators, self.ranges, self.steps, self.phases)
             if BACKWARD_PHASE not in self.phases.kind:
                 backward = "inferred" if operators.is_backward.any() else "none"
-            is_by_caller = np.isin(self.trace.spans.lane[self.ranges.span], self.phases.lane).any()
-            begin = "is called" if is_by_caller else "is taken up by a thread of gloo"
-            self.step_notes += (
-                f"communication is the 'gloo:' events, each from when it {begin}; compute is torch's operators",
-            )
+            self.step_notes += (f"communication is {self._describe_ranges()}; compute is torch's operators",)
+        elif is_ours:
+            events = host_events(self.ranges, self.steps, self.phases)
         else:
             events = empty(Events)
         return self._rank(None, events, backward)
+
+    def _describe_ranges(self) -> str:
+        """What the communication of an operator trace is."""
+        if not any(self.trace.names[name_id].startswith(GLOO) for name_id in set(self.ranges.name_id.tolist())):
+            return "the ranges of collectives"
+        is_by_caller = np.isin(self.trace.spans.lane[self.ranges.span], self.phases.lane).any()
+        begin = "is called" if is_by_caller else "is taken up by a thread of gloo"
+        return f"the 'gloo:' events, each from when it {begin}"
 
     def _declared_backends(self) -> set[str]:
         """The backends that ranges of ours round the process name; a backend not named is empty text."""

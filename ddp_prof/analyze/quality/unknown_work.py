@@ -14,6 +14,9 @@ NOTHING = "no GPU activities, and no ddp_prof ranges that tell what the CPU did"
 
 GRAPHS = "CUDA graphs were recorded whole, so what they compute and communicate is not in this trace"
 
+UNMARKED_WAITS = "no range 'synchronize' tells when the host waits, so what it computed meanwhile is not known"
+"""Of a CPU."""
+
 NO_COMMUNICATION = "nothing in this trace is known to communicate"
 
 MOST_UNNAMED = 0.01
@@ -29,6 +32,8 @@ def why_unknown(rank: RankEvents) -> str | None:
         return NOTHING
     if np.any(rank.events.category == Category.OTHER):
         return GRAPHS
+    if rank.hides_waits:
+        return UNMARKED_WAITS
     return None if rank.union_of(Category.COMMUNICATION).length_ns else NO_COMMUNICATION
 
 

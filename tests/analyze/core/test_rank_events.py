@@ -12,7 +12,9 @@ from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.core.steps import RangePatterns
 from ddp_prof.analyze.overlap.overlap import measure_overlap
 from ddp_prof.analyze.quality.inventory import take_inventory
+from ddp_prof.analyze.quality.unknown_work import UNMARKED_WAITS
 from ddp_prof.range_names import PHASES
+from ddp_prof.trace import Operators
 from tests.drawing import PID, draw_trace
 from tests.measuring import analysis_of, collectives_of
 
@@ -127,3 +129,34 @@ def test_phases_in_the_closure_of_an_optimizer_count() -> None:
     ]
     assert len(rank.steps) == 1
     assert rank.has_steps
+
+
+class TestAHostWithoutMarksOfItsWaits:
+    RANGES = (
+        ("process|rank=0|world=2|backend=gloo", "##########"),
+        ("step|index=0", "##########"),
+        ("backward", "##########"),
+        ("all_reduce|bucket=0|bytes=8", "..######.."),
+    )
+
+    def test_what_computed_meanwhile_is_not_known(self) -> None:
+        (rank,) = measure_overlap(draw_trace(ranges=self.RANGES)).ranks
+        assert (rank.reason, rank.overlap_ratio, rank.blocking_ns) == (UNMARKED_WAITS, None, None)
+
+    def test_marked_waits_are_known(self) -> None:
+        (rank,) = measure_overlap(draw_trace(ranges=[*self.RANGES, ("synchronize", ".....###..")])).ranks
+        assert (rank.reason, rank.overlapped_ns, rank.blocking_ns) == (None, 3, 3)
+
+    def test_what_no_phase_holds_is_exposed(self) -> None:
+        (rank,) = measure_overlap(
+            draw_trace(ranges=[*self.RANGES[:2], ("backward", "##........"), self.RANGES[3]])
+        ).ranks
+        assert (rank.reason, rank.exposed_ns, rank.blocking_ns) == (None, 6, None)
+
+    def test_its_operators_tell_what_computed(self) -> None:
+        computing = Operators(np.array([0, 4], np.int64), np.array([4, 5], np.int64), np.zeros(2, np.int64))  # #####
+        trace = replace(draw_trace(ranges=self.RANGES), operators=computing)
+        (rank,) = measure_overlap(trace).ranks
+        assert (rank.overlapped_ns, rank.exposed_ns) == (3, 3)
+        (events,) = find_rank_events(trace)
+        assert events.blocking.total_ns is None

@@ -21,15 +21,17 @@ JITTER = (0, 1, 0, 1, 0)
 def changes_between(before: list[tuple[int, int]], after: list[tuple[int, int]]) -> dict[str, PartChange]:
     """Of two CPU runs, drawn by the start and the length of the second bucket in each of their steps.
 
-    backward   ##########..........
-    bucket 0   ..###...............
-    bucket 1   .......#####........  start 7, length 5: 2 of it are tail
+    backward     ##########..........
+    synchronize  ..........##########
+    bucket 0     ..###...............
+    bucket 1     .......#####........  start 7, length 5: 2 of it are tail
     """
     runs = []
     for second in (before, after):
         ranges = {"process|rank=0|world=1|variant=overlap|backend=gloo|device=cpu": "#" * (20 * len(second))}
         ranges |= {f"step|index={index}": "." * (20 * index) + "#" * 20 for index in range(len(second))}
         ranges["backward"] = "##########.........." * len(second)
+        ranges["synchronize"] = "..........##########" * len(second)
         ranges["all_reduce|bucket=0|bytes=8|params=1"] = "..###..............." * len(second)
         pictures = ["." * start + "#" * length + "." * (20 - start - length) for start, length in second]
         ranges["all_reduce|bucket=1|bytes=8|params=1"] = "".join(pictures)
