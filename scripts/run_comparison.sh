@@ -5,7 +5,7 @@
 #   scripts/run_comparison.sh [arguments of python -m ddp_prof.benchmark.sweep, as --seq-lens 128 256 --repeats 5]
 #
 # What is in the database already is not run again, unless --force: started again, an interrupted sweep goes on where it
-# stopped. Without arguments: on two GPUs the published study's grid with the xl model (a matter of hours), else a small
+# stopped. Without arguments: on two GPUs the grid of the course's study with the xl model (a matter of hours), else a small
 # one that two CPU cores finish in some minutes.
 #
 # Settings (environment):

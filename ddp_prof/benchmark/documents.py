@@ -16,34 +16,26 @@ from ddp_prof.benchmark.report import (
     NOTHING,
     SENTENCES,
     TestbedResults,
-    comparison_view,
     csv_row,
     sentences,
     settings_view,
     testbed_notes,
 )
-from ddp_prof.benchmark.settings import SettingSummary, Study
+from ddp_prof.benchmark.settings import SettingSummary
 from ddp_prof.present.charts.static_images import Pictures
 from ddp_prof.present.html.page import write_figure_page, write_shared_plotly
 from ddp_prof.present.json_documents import SCHEMA
-from ddp_prof.present.table import TableView, markdown, markdown_text, write_csv
+from ddp_prof.present.table import markdown, markdown_text, write_csv
 
 REPORT = "results.md"
 
 
-def results_document(database: Path, testbeds: Sequence[TestbedResults], study: Study | None) -> dict[str, Any]:
+def results_document(database: Path, testbeds: Sequence[TestbedResults]) -> dict[str, Any]:
     """The JSON document, times in nanoseconds: keys may be added, never renamed."""
-    published = [asdict(one) for one in study.settings] if study else []
     return {
         "schema": SCHEMA,
         "database": str(database),
         "testbeds": [_testbed_document(results) for results in testbeds],
-        "study": study
-        and {
-            "name": study.name,
-            "about": study.about,
-            "settings": [values.pop("setting") | values for values in published],
-        },
         "warnings": [KEPT_APART.format(len(testbeds))] if len(testbeds) > 1 else [],
     }
 
@@ -72,34 +64,25 @@ def _setting_document(summary: SettingSummary) -> dict[str, Any]:
     return {**setting, **{key: run[key] for key in shared}, **values}
 
 
-def results_markdown(
-    testbeds: Sequence[TestbedResults], study: Study | None, pictures: Sequence[dict[str, str]] = ()
-) -> str:
+def results_markdown(testbeds: Sequence[TestbedResults], pictures: Sequence[dict[str, str]] = ()) -> str:
     """The results as Markdown that can stand alone; ``pictures`` are the titles of each testbed's pictures, by file."""
     parts = ["# Results\n", "Written by `ddp-prof results` from the database of `scripts/run_comparison.sh`.\n"]
     if len(testbeds) > 1:
         parts.append(f"{KEPT_APART.format(len(testbeds)).capitalize()}.\n")
     for index, results in enumerate(testbeds):
         settings = settings_view(results)
-        parts += [f"## {markdown_text(settings.title)}\n", *_table(settings)]
+        parts += [f"## {markdown_text(settings.title)}\n", markdown(settings.rows), _list(settings.notes)]
         parts += [f"![{title}]({name}.png)\n" for name, title in (pictures[index] if pictures else {}).items()]
         found = sentences(results)
         parts += ["### What these numbers show\n", _list([*found, SENTENCES] if found else [NOTHING])]
-        if study:
-            parts += ["### The published study beside it\n", f"{markdown_text(study.about)}\n"]
-            parts += _table(comparison_view(results, study))
     return "\n".join(parts)
-
-
-def _table(view: TableView) -> list[str]:
-    return [markdown(view.rows), _list(view.notes)]
 
 
 def _list(lines: Sequence[str]) -> str:
     return "".join(f"- {markdown_text(line)}\n" for line in lines)
 
 
-def write_results(testbeds: Sequence[TestbedResults], study: Study | None, folder: Path) -> list[str]:
+def write_results(testbeds: Sequence[TestbedResults], folder: Path) -> list[str]:
     """Write figures as pages and pictures, and ``results.md``; returns what could not be made, a line each."""
     write_shared_plotly(folder)
     shown = []
@@ -113,7 +96,7 @@ def write_results(testbeds: Sequence[TestbedResults], study: Study | None, folde
             shown.append(titles)
         problems = drawing.try_finish()
     with atomic_write(folder / REPORT) as partial:
-        partial.write_text(results_markdown(testbeds, study, () if problems else shown), encoding="utf-8")
+        partial.write_text(results_markdown(testbeds, () if problems else shown), encoding="utf-8")
     return problems
 
 

@@ -93,7 +93,7 @@ class Grid:
 
 
 def default_grid(gpus: int) -> Grid:
-    """The published study's grid where there are two GPUs; else one that two CPU cores finish in some minutes."""
+    """The grid of the course's study where there are two GPUs; else one that two CPU cores finish in some minutes."""
     if gpus >= 2:
         return Grid(
             bucket_sizes_mb=(1.0, 10.0, 100.0, 1000.0),

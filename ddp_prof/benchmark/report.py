@@ -1,4 +1,4 @@
-"""The tables of ``ddp-prof results``: each testbed's settings with notes, sentences, a published study beside them."""
+"""The tables of ``ddp-prof results``: each testbed's settings with notes, and sentences."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ddp_prof.analyze import DEFINITIONS
 from ddp_prof.analyze.statistics import LEAST_STEPS
 from ddp_prof.benchmark.bucket_model import BucketModel, MessageCost, Unknown, fit_link, message_costs
 from ddp_prof.benchmark.observations import Observation, contradicts_model, find_observations
-from ddp_prof.benchmark.settings import Estimate, Setting, SettingSummary, Study, Testbed
+from ddp_prof.benchmark.settings import Estimate, Setting, SettingSummary, Testbed
 from ddp_prof.benchmark.store import OK, Environment, Results
 from ddp_prof.present.columns import Row, ms
 from ddp_prof.present.columns import percent as in_percent
 from ddp_prof.present.table import TableView
 from ddp_prof.present.text import milliseconds, percent, size
-from ddp_prof.variants import BASELINE, BYTES_PER_MB
+from ddp_prof.variants import BYTES_PER_MB
 
 HOW_TO_READ = (
     "step and comm: medians over runs of the median over steps, by rank 0's host timer; comm: from the end of backward "
@@ -37,7 +37,6 @@ SENTENCES = (
 )
 NOTHING = "no difference is reported: none is clear in enough pairs of runs"
 OTHER_CODE = "runs of several versions of the measured code are mixed: the same sweep measures the older ones again"
-OTHER_MACHINE = "the study used another machine and model: compare shares and speed-ups, not milliseconds"
 KEPT_APART = (
     "{} testbeds are shown separately: times of different machines, models, numbers of ranks or definitions are not "
     "comparable"
@@ -86,13 +85,12 @@ def gather_testbeds(results: Results, summaries: Iterable[SettingSummary]) -> li
     return found
 
 
-def results_views(testbeds: Sequence[TestbedResults], study: Study | None) -> list[TableView]:
+def results_views(testbeds: Sequence[TestbedResults]) -> list[TableView]:
     """The tables to read, one testbed after the other."""
     views = []
     for results in testbeds:
-        views += [settings_view(results), *([comparison_view(results, study)] if study else [])]
         rows: list[Row] = [{"observation": text} for text in sentences(results)]
-        views.append(TableView("", rows, [SENTENCES if rows else NOTHING], {}))
+        views += [settings_view(results), TableView("", rows, [SENTENCES if rows else NOTHING], {})]
     if len(testbeds) > 1:
         views.append(TableView("", [], [KEPT_APART.format(len(testbeds))], {}))
     return views
@@ -177,42 +175,6 @@ def link_note(results: TestbedResults) -> str:
         f"{milliseconds(round(model.overhead_ns(model.best_bytes)))} of communication after backward"
         f"{'; the measured steps contradict it' if contradicts_model(results.observations) else ''}"
     )
-
-
-def comparison_view(results: TestbedResults, study: Study) -> TableView:
-    """The rows of the published study, with ours of the same variant, bucket size, batch and context beside them."""
-    ours = {one.setting: _setting_row(one, results.model, has_traces=False) for one in results.summaries}
-    naive = {one.setting.workload: one.step_ns for one in study.settings if one.setting.variant == BASELINE}
-    rows: list[Row] = []
-    for published in study.settings:
-        setting, step, communication = published.setting, published.step_ns, published.communication_ns
-        baseline, own = naive.get(setting.workload), ours.get(setting, {})
-        rows.append(
-            {
-                "variant": setting.label,
-                "batch": setting.local_batch_size,
-                "context": setting.seq_len,
-                "study_status": published.status,
-                "study_step_ms": ms(step),
-                "study_comm_ms": ms(communication),
-                "study_comm_%": in_percent(communication / step) if step and communication else None,
-                "study_speedup": baseline / step if step and baseline else None,
-                **{key: own.get(key) for key in ("status", "step_ms", "step_±_ms", "comm_ms", "comm_%", "speedup")},
-            }
-        )
-    return TableView(study.about, rows, [OTHER_MACHINE], {})
-
-
-def csv_view(testbeds: Sequence[TestbedResults], study: Study | None) -> TableView:
-    """One table for programs: the rows of ``results.csv``, or the study's with ours beside them."""
-    if study is None:
-        return TableView("", [csv_row(summary) for results in testbeds for summary in results.summaries], [], {})
-    rows: list[Row] = [
-        {**{name: getattr(results.testbed, name) for name in ("environment", "model_size", "world_size")}, **row}
-        for results in testbeds
-        for row in comparison_view(results, study).rows
-    ]
-    return TableView("", rows, [OTHER_MACHINE], {})
 
 
 def csv_row(summary: SettingSummary) -> Row:

@@ -1,4 +1,4 @@
-"""The settings of a results database, each with the figures of all its repeats, and of a published study in this shape.
+"""The settings of a results database, each with the figures of all its repeats.
 
 A setting's figure is the median over its runs of each run's median over steps. Its interval is found by drawing runs,
 see :mod:`ddp_prof.analyze.statistics`: the steps of a run are more alike than those of two. Figures are compared only
@@ -7,10 +7,8 @@ within one :class:`Testbed`, and there within a repeat of the same work, whose r
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -18,9 +16,6 @@ import numpy as np
 from ddp_prof.analyze.statistics import bootstrap_interval
 from ddp_prof.benchmark.store import OK, Environment, Results, StoredRun, StoredStep
 from ddp_prof.variants import BASELINE, BUCKETED, variant_label, variant_order
-
-STUDIES = {"cs336": "cs336_xl_2gpu.csv"}
-"""File of each published study, beside this one; its first lines say what it is of."""
 
 
 def label_of(variant: str, bucket_size_mb: float | None) -> str:
@@ -247,34 +242,3 @@ def _with_speedup(summary: SettingSummary, naive: SettingSummary | None) -> Sett
         speedup=ratio(naive.step_ns, summary.step_ns),
         communication_speedup=ratio(naive.communication_ns, summary.communication_ns),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedSetting:
-    """What a published study says of a setting: of one run, so without a spread."""
-
-    setting: Setting
-    status: str
-    step_ns: float | None
-    communication_ns: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Study:
-    """Published timings; ``about`` is what was measured on what, as the file says it."""
-
-    name: str
-    about: str
-    settings: tuple[PublishedSetting, ...]
-
-
-def load_study(name: str) -> Study:
-    lines = (files(__package__) / STUDIES[name]).read_text(encoding="utf-8").splitlines()
-    about = [line.removeprefix("# ") for line in lines if line.startswith("#")]
-    found = []
-    for row in csv.DictReader(line for line in lines if not line.startswith("#")):
-        size = float(row["bucket_size_mb"]) if row["bucket_size_mb"] else None
-        setting = Setting(row["variant"], size, int(row["local_batch_size"]), int(row["seq_len"]))
-        times = [float(row[key]) * 1e9 if row[key] else None for key in ("step_s", "communication_s")]
-        found.append(PublishedSetting(setting, row["status"], *times))
-    return Study(name, " ".join(about[:2]), tuple(sorted(found, key=lambda published: published.setting.order)))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import fcntl
 import os
-import shutil
 import statistics
 import sys
 import time
@@ -35,15 +34,12 @@ from ddp_prof.benchmark.store import (
     update_run,
     write_run,
 )
-from ddp_prof.errors import TraceError, WorkloadError
+from ddp_prof.errors import WorkloadError
 from ddp_prof.run_config import RunConfig
 from ddp_prof.train.arguments import NO_CAP, at_least, bucket_size
 from ddp_prof.train.launch import die_with_launcher, run_program
 from ddp_prof.train.sizes import MODEL_SIZES
 from ddp_prof.variants import VARIANT_NAMES
-
-LEAST_ROOM = 16 * 2**20
-"""Free bytes on the disk of the database, below which no run begins, since its rows might not be kept."""
 
 
 def main() -> int:
@@ -173,7 +169,6 @@ def sweep(plan: Plan) -> Outcome:
         outcome = Outcome({KNOWN: len(plan.jobs) - len(missing)})
         report = _progress(len(missing) + len(captures))
         for job in missing:
-            _require_disk_space(plan.database)
             run, steps, messages = rows_of(job, plan.machine, measure(job.config), DEFINITIONS)
             write_run(database, plan.machine.environment, run, steps, messages)
             known[run.id] = run
@@ -228,13 +223,6 @@ def format_time(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def _require_disk_space(database: Path) -> None:
-    free = shutil.disk_usage(database.parent).free
-    if free < LEAST_ROOM:
-        reason = f"only {free / 2**20:.1f} MiB are free on its disk; runs begin from {LEAST_ROOM // 2**20} MiB on"
-        raise TraceError(database, reason, "what was written before is kept: make room, and the same command goes on")
 
 
 def _describe(run: StoredRun, steps: Sequence[StoredStep]) -> str:

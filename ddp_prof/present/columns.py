@@ -254,11 +254,6 @@ _COLUMNS = (
     _time("trace_exposed_ms", "exposed communication, from the trace", WITH_ROOM),
     _time("trace_tail_ms", "tail, from the trace", WITH_ROOM),
     _ratio("speedup_±", "half of the 95 % interval of the speed-up"),
-    _name("study_status", "of the published study: ok, or out of memory", WITH_ROOM),
-    _time("study_step_ms", "of the published study"),
-    _time("study_comm_ms", "of the published study", WITH_ROOM),
-    _share("study_comm_%", "of the published study", WITH_ROOM),
-    _ratio("study_speedup", "of the published study"),
     _name("observation", "a statistically supported sentence", ALWAYS),
     _time("predicted_ms", "communication left after backward, by the model of bucketing", WITH_MUCH_ROOM),
     # All-reduces alone.

@@ -53,7 +53,7 @@ def test_variants_other_than_bucketed_run_with_their_default_bucket_size() -> No
     assert found == {"naive": None, "sharded": 25.0}
 
 
-def test_two_gpus_run_the_published_study() -> None:
+def test_two_gpus_run_the_grid_of_the_course() -> None:
     grid = choose_grid(parse(), default_grid(2))
     assert (grid.model_sizes, grid.world_sizes, grid.variants) == (("xl",), (2,), VARIANT_NAMES)
     assert (grid.local_batch_sizes, grid.seq_lens) == ((2, 4), (128, 256, 512))

@@ -14,13 +14,12 @@ from ddp_prof.benchmark.report import (
     OTHER_CODE,
     SPREAD,
     TestbedResults,
-    comparison_view,
     csv_row,
     gather_testbeds,
     results_views,
     settings_view,
 )
-from ddp_prof.benchmark.settings import load_study, summarize_settings
+from ddp_prof.benchmark.settings import summarize_settings
 from ddp_prof.benchmark.store import load_results
 from ddp_prof.manifest import Caveat
 from ddp_prof.present.text import size
@@ -121,7 +120,7 @@ class TestRows:
         assert "definitions" not in today.title
         assert f"by definitions of before 2, today's are {DEFINITIONS}: measure again" in before.title
         assert [row["variant"] for row in settings_view(before).rows] == ["torch"]
-        views = results_views([today, before], None)
+        views = results_views([today, before])
         assert "2 testbeds are shown separately" in views[-1].notes[0]
 
     def test_runs_of_several_versions_of_the_code_are_said_to_be_mixed(self) -> None:
@@ -131,19 +130,8 @@ class TestRows:
         assert OTHER_CODE in settings_view(testbed_of(sweep)).notes
 
 
-class TestStudy:
-    def test_published_rows_have_ours_beside_them_where_there_are_some(self) -> None:
-        view = comparison_view(testbed_of(study_like()), load_study("cs336"))
-        assert len(view.rows) == 42
-        row = next(row for row in view.rows if (row["variant"], row["context"]) == ("overlap", 128))
-        assert (row["study_step_ms"], row["study_speedup"]) == pytest.approx((724.5, 0.7833 / 0.7245))
-        assert row["step_ms"] == pytest.approx(230, rel=0.01)
-        absent = next(row for row in view.rows if row["context"] == 512)
-        assert (absent["study_step_ms"] is None, absent["step_ms"], absent["status"]) == (False, None, None)
-
-
 def test_a_sentence_goes_when_the_spread_grows() -> None:
-    quiet, loud = (results_markdown([testbed_of(study_like(noise))], None) for noise in (0.002, 0.3))
+    quiet, loud = (results_markdown([testbed_of(study_like(noise))]) for noise in (0.002, 0.3))
     assert re.search(r"- Bucketed 10 MiB takes \d+ % \(.*\) off the step of torch\.", quiet)
     assert "off the step of torch" not in loud
     assert "- no difference is reported: none is clear in enough pairs of runs" in results_markdown(
@@ -162,7 +150,7 @@ def test_the_committed_study_follows_todays_definitions() -> None:
 def test_names_are_text() -> None:
     sweep = Sweep()
     sweep.add("naive", 100, 40, caveat=HOSTILE_TITLE)
-    text = results_markdown([testbed_of(sweep)], None)
+    text = results_markdown([testbed_of(sweep)])
     assert "<img" not in text.replace("\\<img", "")
 
 
@@ -178,11 +166,11 @@ def test_two_environments_are_never_in_one_table_or_figure(tmp_path: Path) -> No
     sweep.environment = OTHER_ENVIRONMENT
     sweep.add("naive", 9000, 10)
     testbeds = testbeds_of(sweep)
-    views = [view for view in results_views(testbeds, None) if "environment" in view.title]
+    views = [view for view in results_views(testbeds) if "environment" in view.title]
     assert [("e1" in view.title, "e2" in view.title) for view in views] == [(True, False), (False, True)]
-    assert "2 testbeds are shown separately" in results_views(testbeds, None)[-1].notes[0]
+    assert "2 testbeds are shown separately" in results_views(testbeds)[-1].notes[0]
     assert max(max(trace.x) for trace in draw_variants(testbeds[0]).data) < 400
-    assert "step of naive" not in results_markdown(testbeds[1:], None)
+    assert "step of naive" not in results_markdown(testbeds[1:])
 
 
 class TestFigures:
@@ -265,19 +253,18 @@ class TestFigures:
 @pytest.mark.usefixtures("no_browser")
 class TestFiles:
     def test_without_chromium_pages_and_text_are_written_all_the_same(self, tmp_path: Path) -> None:
-        (problem,) = write_results([testbed_of(exact())], load_study("cs336"), tmp_path / "new")
+        (problem,) = write_results([testbed_of(exact())], tmp_path / "new")
         assert "apt-get install chromium" in problem
         assert {path.name for path in (tmp_path / "new").iterdir()} == {
             "results.md", "plotly.min.js", "variants.html", "buckets.html", "model.html", "bandwidth.html",
         }  # fmt: skip
         text = (tmp_path / "new" / "results.md").read_text()
         assert "![" not in text
-        assert "### The published study beside it" in text
 
     def test_testbeds_have_files_of_their_own(self, tmp_path: Path) -> None:
         sweep = exact()
         sweep.add("naive", 100, 40, model_size="a/../b")
-        write_results(testbeds_of(sweep), None, tmp_path / "new")
+        write_results(testbeds_of(sweep), tmp_path / "new")
         names = {path.name for path in (tmp_path / "new").glob("*variants.html")}
         assert names == {"1-mini-2-ranks-cpu-variants.html", "2-a-..-b-2-ranks-cpu-variants.html"}
 
@@ -292,7 +279,7 @@ class TestFiles:
 
 @pytest.mark.browser
 def test_pictures_are_shown_in_the_text(tmp_path: Path) -> None:
-    assert write_results([testbed_of(exact())], None, tmp_path) == []
+    assert write_results([testbed_of(exact())], tmp_path) == []
     text = (tmp_path / "results.md").read_text()
     shown = re.findall(r"!\[[^]]*\]\(([^)]*)\)", text)
     assert shown == ["variants.png", "buckets.png", "model.png", "bandwidth.png"]

@@ -13,9 +13,9 @@ from ddp_prof.benchmark import sweep as module
 from ddp_prof.benchmark.grid import Grid
 from ddp_prof.benchmark.machine import Machine
 from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, Environment, load_results
-from ddp_prof.benchmark.sweep import LEAST_ROOM, Plan, sweep
+from ddp_prof.benchmark.sweep import Plan, sweep
 from ddp_prof.capture.plan import digest_code
-from ddp_prof.errors import OutOfMemoryError, TraceError, WorkloadError
+from ddp_prof.errors import OutOfMemoryError, WorkloadError
 from ddp_prof.manifest import HostTimes, Manifest
 from ddp_prof.run_config import RunConfig
 from tests.test_manifest import MANIFEST
@@ -118,17 +118,6 @@ def test_want_of_memory_lasts_and_a_failure_is_tried_again(bench: Bench) -> None
     assert bench.ran == ["flat", "flat"]
     assert outcome.is_good
     assert {run.status for run in load_results(bench.plan.database).runs} == {OK, OUT_OF_MEMORY}
-
-
-def test_no_run_begins_where_its_rows_might_find_no_room(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    free = iter([LEAST_ROOM, LEAST_ROOM - 1])
-    usage = module.shutil.disk_usage
-    monkeypatch.setattr(module.shutil, "disk_usage", lambda path: usage(path)._replace(free=next(free)))
-    with pytest.raises(TraceError, match=r"only 16\.0 MiB are free.*make room, and the same command"):
-        bench.sweep()
-    assert bench.ran == ["naive"]
-    monkeypatch.undo()
-    assert [run.variant for run in load_results(bench.plan.database).runs] == ["naive"]
 
 
 def test_each_setting_is_captured_once_without_timing_it_again(bench: Bench) -> None:

@@ -59,7 +59,7 @@ def test_no_line_of_a_gpu_capture_is_longer(command: str, tmp_path: Path, monkey
         assert max(map(len, said.splitlines())) <= width
 
 
-@pytest.mark.parametrize("command", [*OF_ALL, "results", "results --against cs336"])
+@pytest.mark.parametrize("command", [*OF_ALL, "results"])
 def test_no_line_of_several_runs_is_longer(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     traces = [f"traces/{name}" for name in TRACES] if command in OF_ALL else []
     for width in (80, 120):
