@@ -69,7 +69,8 @@ class RankFacts:
         serialized: How many collectives could have begun, but began when an operation of another stream ended.
         could_begin: Of how many that can be said.
         graphs: CUDA graphs replayed whole.
-        outside_ns: The host's time outside of all named phases; empty where the trace names none.
+        outside_ns: The host's time outside of all named phases while nothing communicated; empty where the trace
+            names none.
         overhead_ns: The profiler's own work while the rank's steps ran, in all.
     """
 
@@ -147,7 +148,7 @@ def measure_facts(rank: RankEvents) -> RankFacts:
     serialized, could_begin = _count_serialized(rank)
     named = np.zeros(len(rank.steps), np.int64)
     if len(rank.phases) and rank.has_steps:
-        covered = union(rank.phases.start_ns, rank.phases.end_ns)
+        covered = union(rank.phases.start_ns, rank.phases.end_ns) | rank.union_of(Category.COMMUNICATION)
         named = covered.covered_ns(rank.steps.start_ns, rank.steps.end_ns)
     outside = (rank.steps.end_ns - rank.steps.start_ns - named) if rank.has_steps and named.any() else named[:0]
     overhead = union(rank.trace.overhead.start_ns, rank.trace.overhead.end_ns)

@@ -130,7 +130,10 @@ def launch_bound(run: RunEvidence) -> Finding | Abstained | None:
     )
 
 
-def _launch_bound_on_host(run: RunEvidence) -> Finding | None:
+def _launch_bound_on_host(run: RunEvidence) -> Finding | Abstained | None:
+    if not any(rank.comm_ns for rank in run.overlap.ranks):
+        reason = "nothing in this trace is known to communicate, which may be what the host does between its phases"
+        return Abstained("launch-bound host", reason)
     found = []
     for rank, facts, overlap in zip(run.analysis.ranks, run.facts, run.overlap.ranks, strict=True):
         step = median_or_zero(overlap.lengths_ns)
@@ -143,7 +146,7 @@ def _launch_bound_on_host(run: RunEvidence) -> Finding | None:
     return Finding(
         "launch-bound host",
         f"{max(share for _, _, share in found):.0%} of a typical step, {cost / 1e6:.2f} ms, lies outside of forward, "
-        "backward, synchronize and optimizer: the host prepares work meanwhile.",
+        "backward, synchronize, optimizer and communication: the host prepares work meanwhile.",
         "Load and move data in other processes, ahead of the step that needs it.",
         tuple(name for name, _, _ in found),
         (),

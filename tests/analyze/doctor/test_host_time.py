@@ -1,0 +1,57 @@
+"""On a CPU: time outside of all phases is the host's own work only where nothing communicates in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddp_prof.analyze.doctor.rules import Diagnosis
+from ddp_prof.runs.load import load_runs
+from tests.drawing import runs as drawn_runs
+from tests.ingest.nsys.test_sqlite_export import MS
+from tests.nsys_factory import Capture, Range, write_capture
+
+RULE = "launch-bound host"
+ALL_REDUCE = "all_reduce|bucket=0|bytes=1000|params=1"
+STEP = "####################"
+PHASES = {
+    "forward": "..####..............",
+    "backward": "......####..........",
+    "optimizer": "................##..",
+}
+
+
+def diagnose(path: Path, **ranges: str) -> Diagnosis:
+    """Of four steps, drawn in milliseconds; of a name ``all_reduce`` the range of one."""
+    capture = Capture()
+    for step in range(4):
+        at = step * len(STEP)
+        pictures = {f"step|index={step}": STEP, **PHASES, **ranges}
+        for name, picture in pictures.items():
+            for _, start, end in drawn_runs(picture):
+                is_collective = name == "all_reduce"
+                text, thread = (ALL_REDUCE, 101) if is_collective else (name, 100)
+                capture.ranges.append(
+                    Range(text, (at + start) * MS, (at + end) * MS, thread, 100, "ddp_prof", is_start_end=is_collective)
+                )
+    (run,) = load_runs(write_capture(path, capture))
+    return run.doctor()
+
+
+def test_a_host_that_prepares_is_found(tmp_path: Path) -> None:
+    found = diagnose(tmp_path / "job.sqlite", all_reduce="..........##........")
+    (finding,) = [one for one in found.findings if one.rule == RULE]
+    assert finding.cost_ns == 8 * MS
+
+
+@pytest.mark.parametrize("all_reduce", ["..........######....", ".........#######...."])
+def test_a_host_that_communicates_is_not_accused(all_reduce: str, tmp_path: Path) -> None:
+    found = diagnose(tmp_path / "job.sqlite", all_reduce=all_reduce)
+    assert RULE not in [one.rule for one in (*found.findings, *found.abstained)]
+
+
+def test_whether_it_communicates_may_not_be_known(tmp_path: Path) -> None:
+    found = diagnose(tmp_path / "job.sqlite")
+    assert RULE not in [one.rule for one in found.findings]
+    assert RULE in [one.rule for one in found.abstained]
