@@ -7,12 +7,14 @@ is marked as warm-up, as nobody knows when it began. Steps that the program mark
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from functools import wraps
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +66,10 @@ class _Recording:
     def __init__(self, trace: str | None, steps: str | None) -> None:
         first, _, end = (steps or "0:").partition(":")
         self._first, self._end = int(first), int(end) if end else None
-        self._trace, self._process = trace, os.getpid()
+        self._trace, self._process = trace, 0
         self._optimizer: Any = None
         self._step = -1
+        self._rank = 0
         self._range: ranges.OpenRange | None = None
         self._profile: profile | None = None
         self._is_free = True
@@ -83,7 +86,11 @@ class _Recording:
     def begin(self) -> None:
         """At the first sign of training."""
         if self._step < 0:
+            self._process = os.getpid()
             atexit.register(self.stop)
+            if multiprocessing.parent_process():  # one that was forked ends without calling atexit's functions
+                Finalize(None, self.stop, exitpriority=0)
+            self._rank = _find_rank()  # now: at the end the process group may be gone
             if self._first > 0:
                 ranges.enable(False)
             self._begin_step()
@@ -133,8 +140,8 @@ class _Recording:
             return
         if recorded is not None:
             recorded.stop()
-            target = Path(f"{self._trace}.rank{_rank()}.json.gz")
-            partial = target.with_name(f".{target.name}.partial.json.gz")
+            target = Path(f"{self._trace}.rank{self._rank}.json.gz")
+            partial = target.with_name(f".{target.name}.{os.getpid()}.partial.json.gz")
             with suppress(OSError):
                 recorded.export_chrome_trace(str(partial))
                 partial.replace(target)
@@ -165,7 +172,7 @@ def _meet() -> None:
         store.wait([name], MEETING)
 
 
-def _rank() -> int:
+def _find_rank() -> int:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank()
     return next((int(os.environ[name]) for name in RANK_VARIABLES if os.environ.get(name, "").isdecimal()), 0)

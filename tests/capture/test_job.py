@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -158,6 +159,45 @@ def test_three_lines_in_a_program_under_capture(how: str, collectives: int, tmp_
     assert [[step.step for step in rank.steps] for rank in result.ranks] == [[*range(6)]] * 2
     assert [[step.collectives for step in rank.steps[1:]] for rank in result.ranks] == [[collectives] * 5] * 2
     assert [warning for warning in result.warnings if "ranges of steps" in warning] == []
+
+
+SPAWNED = """
+import os, sys
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+def train(rank):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[2])
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    model = DistributedDataParallel(torch.nn.Linear(64, 64))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(8, 64)).sum().backward()
+        optimizer.step()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    torch.multiprocessing.start_processes(train, nprocs=2, start_method=sys.argv[1])
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_ranks_that_the_program_starts_itself_keep_apart(method: str, tmp_path: Path) -> None:
+    """No launcher names them, and at the end they have no process group any more."""
+    script = tmp_path / "train.py"
+    script.write_text(SPAWNED)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [DDP_PROF, "capture", "-o", tmp_path, "--profiler", "torch", "--", sys.executable, script, method, port]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    (run,) = dp.load_runs([tmp_path])
+    assert [(rank.rank, len(rank.marked_steps)) for rank in run.overlap().ranks] == [(0, 3), (1, 3)]
 
 
 @pytest.mark.torch
