@@ -69,8 +69,6 @@ class RunConfig:
     tf32: bool = False
     compile: str | None = None
     activation_checkpointing: bool = False
-    inject_delay_ms: float = 0.0
-    inject_delay_rank: int = 1
     inject: str = "nothing"
 
     def __str__(self) -> str:
@@ -111,9 +109,8 @@ class RunConfig:
 
     def manifest_options(self) -> dict[str, Any]:
         """What the ``run.json`` lists under ``options``."""
-        delay = ("inject_delay_ms", "inject_delay_rank") if self.inject_delay_ms else ()
         fault = ("inject",) if self.inject != FAULTS[0] else ()
-        names = ("lr", "comm_hook", "no_communication_hook", "find_unused_parameters", *delay, *fault, *NUMERICS)
+        names = ("lr", "comm_hook", "no_communication_hook", "find_unused_parameters", *fault, *NUMERICS)
         return {name: getattr(self, name) for name in names}
 
     def row_fields(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from pathlib import Path
@@ -14,19 +15,20 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def compare() -> int:
     """The exit code: that of the sweep, where it had no results to show."""
-    database = os.environ.get("RESULTS_DB") or str(ROOT / "traces/local/results.db")
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--database", default=str(ROOT / "traces/local/results.db"))
+    asked, others = parser.parse_known_args()
     figures = os.environ.get("FIGURES_DIR") or str(ROOT / "figures/local")
     sweep = [sys.executable, "-m", "ddp_prof.benchmark.sweep"]
-    if {"-h", "--help"} & set(sys.argv[1:]):
+    if {"-h", "--help"} & set(others):
         return run_tethered([*sweep, "--help"])[0]
-    code, _ = run_tethered([*sweep, "--database", database, *sys.argv[1:]])
+    code, _ = run_tethered([*sweep, "--database", asked.database, *others])
     if code > 1:
         return code
-    if not Path(database).is_file():
+    if not Path(asked.database).is_file():
         return 1
-    return (
-        run_tethered([str(Path(sys.executable).with_name("ddp-prof")), "results", database, "-o", figures])[0] or code
-    )
+    results = [str(Path(sys.executable).with_name("ddp-prof")), "results", asked.database, "-o", figures]
+    return run_tethered(results)[0] or code
 
 
 if __name__ == "__main__":

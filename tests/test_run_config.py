@@ -40,8 +40,6 @@ def configs() -> st.SearchStrategy[RunConfig]:
         tf32=st.booleans(),
         compile=st.sampled_from([None, "blocks", "model"]),
         activation_checkpointing=st.booleans(),
-        inject_delay_ms=st.sampled_from([0.0, 2.5]),
-        inject_delay_rank=st.integers(0, 3),
     )
 
 
@@ -98,7 +96,7 @@ def test_the_capture_script_is_told_the_same_run() -> None:
 def test_the_manifest_has_what_was_asked_for_under_its_own_names() -> None:
     assert set(MANIFEST_FIELDS) <= {field.name for field in fields(Manifest)}
     assert CONFIG.manifest_fields()["bucket_size_mb"] == 2.5
-    assert "inject_delay_ms" not in CONFIG.manifest_options()
+    assert "inject" not in CONFIG.manifest_options()
     assert CONFIG.manifest_options()["lr"] == 1e-3
 
 

@@ -52,12 +52,12 @@ def make_parser() -> argparse.ArgumentParser:
         description="Time all-reduces of float32 alone, one at a time, for each message size and number of ranks, and "
         "fit the cost model o + s / w that the model of bucket sizes uses. The ranks run on this machine.",
         epilog="Exit codes: 0 done, 1 the ranks failed, 2 wrong usage. "
-        "Example: python -m ddp_prof.benchmark.allreduce --sizes-mb 0.001 1 25 --world-sizes 2 4",
+        "Example: python -m ddp_prof.benchmark.allreduce --sizes-mb 0.001 1 25 --world-size 2 4",
     )
     add = parser.add_argument
     text = f"message sizes in MiB (default: {' '.join(f'{number:g}' for number in SIZES_MB)})"
     add("--sizes-mb", nargs="+", type=size_mb, default=SIZES_MB, metavar="MIB", help=text)
-    add("--world-sizes", nargs="+", type=at_least(2), default=[2], metavar="N", help="ranks (default: 2)")
+    add("--world-size", nargs="+", type=at_least(2), default=[2], metavar="N", help="ranks (default: 2)")
     add("--backend", choices=("auto", "gloo", "nccl"), default="auto", help="default: nccl where each rank has a GPU")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: %(default)s")
     add("--calls", type=at_least(1), default=20, metavar="N", help="timed calls of each size (default: %(default)s)")
@@ -86,7 +86,7 @@ def message_bytes(sizes_mb: Sequence[float]) -> list[int]:
 def _benchmark(arguments: argparse.Namespace) -> None:
     environment = probe_machine().environment
     views = []
-    for world in dict.fromkeys(arguments.world_sizes):
+    for world in dict.fromkeys(arguments.world_size):
         answer = _measure(world, arguments)
         title = f"all-reduce · {world} ranks · {answer['backend']} · device: {answer['device']} · {environment.title}"
         rows = [summarize_times(int(number), times) for number, times in answer["times_ns"].items()]

@@ -65,7 +65,7 @@ def make_parser() -> argparse.ArgumentParser:
         "sweep continues where it stopped. A run that ran out of memory is not repeated, a failed run is.",
         epilog="Exit codes: 0 done, runs that were out of memory included, 1 a run failed, 2 wrong usage. "
         "MASTER_PORT and MASTER_ADDR are honoured as by ddp_prof.train. "
-        "Example: python -m ddp_prof.benchmark.sweep --variants naive flat --seq-lens 64 --repeats 5",
+        "Example: python -m ddp_prof.benchmark.sweep --variants naive flat --seq-len 64 --repeats 5",
     )
     group = parser.add_argument_group("settings; several values are separated by blanks")
 
@@ -80,13 +80,13 @@ def make_parser() -> argparse.ArgumentParser:
     text = "sequences a step of one rank (default: 2 4 on two GPUs, else 2)"
     add("--batch-sizes", "local_batch_sizes", text, type=at_least(1))
     text = "tokens of a sequence (default: 128 256 512 on two GPUs, else 32 64 128)"
-    add("--seq-lens", "seq_lens", text, type=at_least(1))
+    add("--seq-len", "seq_lens", text, type=at_least(1))
     text = "bucket sizes of bucketed in MiB; none: no cap (default: 1 10 100 1000 on two GPUs, else 1 10 100)"
     add("--bucket-sizes-mb", "bucket_sizes_mb", text, "MIB", type=bucket_size)
 
     group = parser.add_argument_group("each run")
     text = "measured steps, and as many synchronized ones after them (default: 10 on two GPUs, else 4)"
-    group.add_argument("--num-steps", dest="steps", type=at_least(1), metavar="N", help=text)
+    group.add_argument("--steps", type=at_least(1), metavar="N", help=text)
     text = "steps before (default: 5 on two GPUs, else 2)"
     group.add_argument("--warmup", type=at_least(0), metavar="N", help=text)
     group.add_argument("--repeats", type=at_least(1), metavar="N", help="runs of each setting (default: 3)")

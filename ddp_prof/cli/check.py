@@ -96,7 +96,6 @@ def _milliseconds_to_ns(_context: click.Context, _parameter: click.Parameter, ms
     show_default=True,
     help="Percentile of the steps to which the limits in ms apply; 100 is the worst step.",
 )
-@click.option("--max", "worst", is_flag=True, help="Limit the worst step: --percentile 100.")
 @click.option("--all-ranks", is_flag=True, help="Require the traces of all ranks of the job.")
 @table_options
 @load_options
@@ -110,7 +109,6 @@ def command(
     baselines: tuple[Path, ...],
     max_regression: float | None,
     percentile: float,
-    worst: bool,
     all_ranks: bool,
     output: TableOptions,
 ) -> None:
@@ -144,7 +142,7 @@ def command(
         max_exposed_ns=max_exposed_ms,
         max_tail_ns=max_tail_ms,
         max_blocking_ns=max_blocking_ms,
-        percentile=100 if worst else percentile,
+        percentile=percentile,
         baseline=baseline,
         max_regression=DEFAULT_REGRESSION if max_regression is None else max_regression,
         all_ranks=all_ranks,

@@ -154,18 +154,6 @@ def _add_experiment(group: argparse._ArgumentGroup) -> None:
         "gradients, parameters are registered in reverse, rank 1 is slow, or each step begins late "
         "(default: %(default)s)",
     )
-    group.add_argument(
-        "--inject-delay-ms",
-        type=_not_negative,
-        metavar="MS",
-        help="make one rank a straggler: it sleeps so long at the start of each backward (default: 0, none)",
-    )
-    group.add_argument(
-        "--inject-delay-rank",
-        type=at_least(0),
-        metavar="R",
-        help="the rank that --inject-delay-ms delays (default: %(default)s)",
-    )
 
 
 def _add_output(group: argparse._ArgumentGroup) -> None:
@@ -225,13 +213,6 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 _positive = at_least(1)
-
-
-def _not_negative(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be at least 0, not {text}")
-    return value
 
 
 def bucket_size(text: str) -> float:

@@ -32,8 +32,8 @@ from ddp_prof.train.sizes import MODEL_SIZES
 from ddp_prof.train.step import StepResult, Trainer, scatter_batches, wait_for_device
 
 NOTHING, HOST_SYNC, ONE_BUCKET, REVERSED, SLOW_RANK, STARVED = FAULTS
-SLOW_RANK_S = 0.2
-"""How long the slow rank sleeps at the start of each backward."""
+SLOWED_RANK, SLEEP_S = 1, 0.2
+"""The rank that ``--inject slow-rank`` slows down, and how long it sleeps at the start of each backward."""
 PROGRESS_LINES = 4
 
 
@@ -47,10 +47,6 @@ def check(arguments: Arguments, place: RankInfo) -> tuple[torch.device, str]:
         raise WorkloadError(
             f"a batch of {arguments.batch_size} cannot be split evenly over {place.world} ranks: "
             f"use --batch-size {place.world * max(1, round(arguments.batch_size / place.world))}"
-        )
-    if arguments.inject_delay_ms and arguments.inject_delay_rank >= place.world:
-        raise WorkloadError(
-            f"--inject-delay-rank {arguments.inject_delay_rank}, but the ranks are 0 to {place.world - 1}: choose one"
         )
     device, backend = choose_device(arguments, place)
     check_numerics(arguments, device)
@@ -110,11 +106,10 @@ def make_trainer(arguments: Arguments, device: torch.device, rank: int) -> Train
     set_numerics(model, arguments)
     variant = make_variant(arguments, ReversedModules(model) if arguments.inject == REVERSED else model)
     optimizer = torch.optim.AdamW(variant.optimizer_parameters(), lr=arguments.lr, fused=device.type == "cuda")
-    delay_s = arguments.inject_delay_ms / 1000 or (SLOW_RANK_S if arguments.inject == SLOW_RANK else 0.0)
     return Trainer(
         variant,
         optimizer,
-        delay_s if rank == arguments.inject_delay_rank else 0.0,
+        SLEEP_S if arguments.inject == SLOW_RANK and rank == SLOWED_RANK else 0.0,
         arguments.precision,
         begins_late=arguments.inject == STARVED,
     )

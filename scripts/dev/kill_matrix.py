@@ -315,7 +315,7 @@ def sweep_scene() -> Scene:
     """A sweep in its second of two runs."""
 
     def command(folder: Path) -> list[str]:
-        options = "--model-size tiny --variants naive flat --seq-lens 16 --batch-sizes 2 --num-steps 200 --repeats 1"
+        options = "--model-size tiny --variants naive flat --seq-len 16 --batch-sizes 2 --steps 200 --repeats 1"
         return [
             str(BIN / "python"),
             "-m",

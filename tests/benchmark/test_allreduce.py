@@ -70,7 +70,7 @@ def test_sizes_are_whole_elements_and_each_once() -> None:
     [
         (["--sizes-mb", "0"], "must be positive"),
         (["--sizes-mb", "1", "big"], "big"),
-        (["--world-sizes", "1"], "must be at least 2"),
+        (["--world-size", "1"], "must be at least 2"),
         (["--backend", "mpi"], "invalid choice"),
     ],
 )
@@ -83,7 +83,7 @@ def test_mistakes_exit_with_2(argv: list[str], message: str, capsys: pytest.Capt
 
 @pytest.mark.torch
 def test_ranks_are_started_and_timed(capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = ["--sizes-mb", "0.001", "0.1", "--world-sizes", "2", "3", "--calls", "6", "--warmup", "1"]
+    sizes = ["--sizes-mb", "0.001", "0.1", "--world-size", "2", "3", "--calls", "6", "--warmup", "1"]
     assert main([*sizes, "--backend", "gloo", "--device", "cpu", "--format", "json"]) == 0
     worlds = json.loads(capsys.readouterr().out)["all_reduces"]
     assert [world["world_size"] for world in worlds] == [2, 3]

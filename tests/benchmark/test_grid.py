@@ -73,8 +73,8 @@ def test_elsewhere_a_small_grid_is_run_three_times(gpus: int) -> None:
 
 def test_what_is_asked_for_takes_the_place_of_defaults() -> None:
     asked = parse(
-        *("--variants", "flat", "naive", "flat", "--model-size", "tiny", "--world-size", "1", "4", "--num-steps", "7"),
-        *("--seq-lens", "8", "16", "--bucket-sizes-mb", "0.5", "none", "--warmup", "0", "--batch-sizes", "3"),
+        *("--variants", "flat", "naive", "flat", "--model-size", "tiny", "--world-size", "1", "4", "--steps", "7"),
+        *("--seq-len", "8", "16", "--bucket-sizes-mb", "0.5", "none", "--warmup", "0", "--batch-sizes", "3"),
     )
     assert choose_grid(asked, default_grid(0)) == Grid(
         variants=("flat", "naive"),
@@ -92,8 +92,8 @@ def test_what_is_asked_for_takes_the_place_of_defaults() -> None:
     ("argv", "message"),
     [
         (["--variants", "fast"], "invalid choice: 'fast' (choose from"),
-        (["--seq-lens", "128", "x"], "--seq-lens: invalid"),
-        (["--seq-lens", "0"], "must be at least 1, not 0"),
+        (["--seq-len", "128", "x"], "--seq-len: invalid"),
+        (["--seq-len", "0"], "must be at least 1, not 0"),
         (["--batch-sizes"], "expected at least one argument"),
         (["--bucket-sizes-mb", "-1"], "must be positive"),
         (["--model-size", "huge"], "invalid choice: 'huge'"),

@@ -24,9 +24,9 @@ BENCH = [sys.executable, "-m", "ddp_prof.benchmark.sweep"]
 TINY = [
     "--batch-sizes",
     "1",
-    "--seq-lens",
+    "--seq-len",
     "16",
-    "--num-steps",
+    "--steps",
     "3",
     "--warmup",
     "1",
