@@ -109,7 +109,7 @@ def test_own_results_come_before_those_of_the_repository(tmp_path: Path, monkeyp
     own = tmp_path / "traces" / "local" / "results.db"
     own.parent.mkdir(parents=True)
     own.write_bytes((ROOT / "traces" / "results.db").read_bytes())
-    result = run("results", "--seq-len", "128", "-q")
+    result = run("results", "-q")
     assert (result.exit_code, "naive" in result.stdout) == (0, True)
 
 

@@ -26,15 +26,14 @@ class VariantSummary:
         step_half_width_ns: Half of the median's interval; ``None`` with too few steps. ``exposed_half_width_ns``
             likewise.
         collectives: Collectives per step.
-        overlapped_ns: ``comm_ns`` less ``exposed_ns``, so that the figures of a row sum.
+        overlapped_ns: Of a step; as all times here a median of its own, so that those of a row need not sum.
         tail_ns: At most ``exposed_ns``; ``None`` where the backward of a step that communicates is not known.
         blocking_ns: How long something stands still for communication; ``None`` where that is not known of all steps.
         overlap_ratio: Share of all communication of all ranks that compute hides, 0 to 1.
         overlap_ratio_without_outliers: The same without the steps that alone hold a large part of the exposed time;
             ``None`` where there are none.
         window_ns: From the first to the last thing that a step that communicates did on the device.
-        compute_only_ns: Of such a step's length; ``exposed_memory_ns`` likewise, and ``idle_ns`` is what they and
-            communication leave of it.
+        compute_only_ns, exposed_memory_ns, idle_ns: Of such a step's length.
         blocked_steps: In how many communicating steps of all ranks something stood still for it; ``None`` likewise.
         host_waits: How often a host waited for a collective; see ``DependencyCoverage``.
         reason: Why nothing is known of what is exposed; ``None`` where it is known.
@@ -70,7 +69,7 @@ class VariantSummary:
 
     @property
     def parts_ns(self) -> dict[str, int | None]:
-        """The parts of the step; they sum to ``step_ns``."""
+        """The parts of the step: each a median of its own, so that they need not sum to ``step_ns``."""
         return {
             "compute_only": self.compute_only_ns,
             "overlapped": self.overlapped_ns,
@@ -100,7 +99,6 @@ def _summarize(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSumma
     of_steps = communicating if any(communicating) else [rank.marked_steps for rank in result.ranks]
     step = _median_step_length(result)
     exposed = median_of_steps([_known_values(of_rank, "exposed_ns") for of_rank in of_steps])
-    comm, collectives = (_median(of_steps, name) for name in ("comm_ns", "collectives"))
     tells_tail = all(step.tail_ns is not None for of_rank in of_steps for step in of_rank)
     tells_blocking = all(step.blocking_ns is not None for of_rank in of_steps for step in of_rank)
     blocked = sum(bool(step.blocking_ns) for of_rank in of_steps for step in of_rank)
@@ -113,9 +111,9 @@ def _summarize(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSumma
         steps=max((len(rank.marked_steps) for rank in result.ranks), default=0),
         step_ns=None if step is None else round(step.value),
         step_spread_ns=round(float(np.subtract(*np.percentile(lengths, [75, 25])))) if lengths else None,
-        collectives=collectives,
-        comm_ns=_round_or_none(comm),
-        overlapped_ns=None if comm is None or exposed is None else round(comm) - round(exposed.value),
+        collectives=_median(of_steps, "collectives"),
+        comm_ns=_round_or_none(_median(of_steps, "comm_ns")),
+        overlapped_ns=_round_or_none(_median(of_steps, "overlapped_ns")),
         exposed_ns=None if exposed is None else round(exposed.value),
         tail_ns=_round_or_none(_median(of_steps, "tail_ns")) if tells_tail else None,
         overlap_ratio=_share_of_communication(result, "overlapped_ns"),
@@ -129,7 +127,7 @@ def _summarize(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSumma
         host_waits=sum(rank.dependencies.host_waits for rank in result.ranks if rank.dependencies),
         overlap_ratio_without_outliers=outliers.overlap_ratio_without if outliers else None,
         window_ns=_round_or_none(_median(of_steps, "window_ns")),
-        **_median_parts(of_steps, _round_or_none(comm)),
+        **_median_parts(of_steps),
     )
 
 
@@ -140,15 +138,11 @@ def _speedup(device: str, step: StepMedian | None, naive: TraceOverlap | None) -
     return baseline.value / step.value if baseline else None
 
 
-def _median_parts(ranks: Sequence[Sequence[StepOverlap]], comm_ns: int | None) -> dict[str, int | None]:
-    """Medians of the parts of a step's length; what they and communication leave of its median is idle."""
+def _median_parts(ranks: Sequence[Sequence[StepOverlap]]) -> dict[str, int | None]:
+    """Medians of the parts of a step's length that no communication fills."""
     lengths = [[step.length for step in of_rank] for of_rank in ranks]
-    length, *filled = (
-        _round_or_none(_median(lengths, name)) for name in ("ns", "compute_only_ns", "exposed_memory_ns")
-    )
-    known = [part for part in (*filled, comm_ns) if part is not None]
-    idle = None if length is None or len(known) <= len(filled) else max(0, length - sum(known))
-    return {"compute_only_ns": filled[0], "exposed_memory_ns": filled[1], "idle_ns": idle}
+    names = ("compute_only_ns", "exposed_memory_ns", "idle_ns")
+    return {name: _round_or_none(_median(lengths, name)) for name in names}
 
 
 def _round_or_none(median: float | None) -> int | None:

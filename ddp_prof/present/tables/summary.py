@@ -165,7 +165,9 @@ def _parts(summary: VariantSummary) -> str | None:
         if (part := summary.parts_ns[key]) is not None
     ]
     whole = milliseconds(summary.step_ns)
-    return f"{whole}, the median of all steps: {', '.join(parts)}" if parts else f"{whole}, the median of all steps"
+    if not parts:
+        return f"{whole}, the median of all steps"
+    return f"{whole}: {', '.join(parts)}; medians of all steps, which need not sum"
 
 
 def _communication(summary: VariantSummary) -> str | None:
