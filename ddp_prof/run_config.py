@@ -25,6 +25,8 @@ MANIFEST_FIELDS = ("variant", "bucket_size_mb", "model_size", "batch_size", "seq
 """Fields that a ``run.json`` has under the same names."""
 FAULTS = ("nothing", "host-sync", "one-bucket", "reversed", "slow-rank", "starved")
 """Faults that ``--inject`` can put into a run, to test the doctor."""
+LEARNING_RATE = 1e-3
+"""Of AdamW."""
 NUMERICS = ("precision", "tf32", "compile", "activation_checkpointing")
 
 
@@ -59,7 +61,6 @@ class RunConfig:
     warmup: int = 5
     synchronized_steps: int = 0
     seed: int = 0
-    lr: float = 1e-3
     world_size: int | None = None
     device: str = "auto"
     backend: str = "auto"
@@ -110,8 +111,8 @@ class RunConfig:
     def manifest_options(self) -> dict[str, Any]:
         """What the ``run.json`` lists under ``options``."""
         fault = ("inject",) if self.inject != FAULTS[0] else ()
-        names = ("lr", "comm_hook", "no_communication_hook", "find_unused_parameters", *fault, *NUMERICS)
-        return {name: getattr(self, name) for name in names}
+        names = ("comm_hook", "no_communication_hook", "find_unused_parameters", *fault, *NUMERICS)
+        return {"lr": LEARNING_RATE, **{name: getattr(self, name) for name in names}}
 
     def row_fields(self) -> dict[str, Any]:
         """What a row of the results database says of the run as it was asked for."""

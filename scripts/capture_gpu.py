@@ -23,11 +23,7 @@ Settings (environment):
   BUCKET_SIZES_MB   of bucketed                                   (default: 1 10 100)
   ROUNDS            runs with and without recorder, interleaved   (default: 3; 0: none)
   DDP_STEPS         steps of each in the race against torch's DDP (default: 40; 0: none)
-  CHECKS            0: leave out the correctness                  (default: 1)
-  GPUS              how many there are                            (default: as many as torch sees; in a dry run 1)
   BATCH_SIZE        sequences per step, of all ranks together       (default: 2 a rank)
-  LEAST_S           a step is not begun with less seconds left    (default: 60)
-  MOST_S            a step that takes longer has failed, lest what hangs take the others' time    (default: 240)
   RETRY             1: do again what failed in an earlier slice   (default: 0)
 and those of scripts/profile_variant.sh (MODEL_SIZE, SEQ_LEN, STEPS: here 3, WARMUP: here 5, NSYS, NSYS_FLAGS,
 QDSTRM_IMPORTER, VENV) and of scripts/install_nsys.sh (NSYS_FETCH).
@@ -59,6 +55,10 @@ from ddp_prof.variants import BUCKETED, VARIANT_NAMES  # noqa: E402
 CAPTURE = "scripts/profile_variant.sh"
 PACKING_S = 60
 """Kept at the end of a slice."""
+LEAST_S = 60
+"""A step is not begun with less time left."""
+MOST_S = 240
+"""A step that takes longer has failed, lest what hangs take the others' time."""
 KILLED = (124, 137)
 """Exit codes of what ran out of time."""
 TABLES = ("overlap", "overlap --steps", "compare", "compare --waterfall", "collectives --by bucket", "skew")
@@ -92,7 +92,6 @@ class CaptureSlice:
         self._began = time.monotonic()
         self._asked, self._environ = asked, environ
         self._out: Path = asked.out
-        self._least_s, self._most_s = asked.least_s, asked.most_s
         self._is_left = False
         self._bin = Path(environ.get("VENV") or ".venv", "bin")
         self._model_size = environ.get("MODEL_SIZE") or "medium"
@@ -142,8 +141,7 @@ class CaptureSlice:
         if not found or not all(os.access(path, os.X_OK) for path in nsys):
             code = self._run(
                 "timeout", "--foreground", "--kill-after=20", str(self._seconds_left()), "python3",
-                "scripts/gpu_preflight.py", "--python", self._bin / "python", "--log", self._out / "preflight.log",
-                "--recorder", chosen,
+                "scripts/gpu_preflight.py", "--python", self._bin / "python", "--out", self._out,
             )  # fmt: skip
             if code in KILLED:  # it goes on with the next recorder
                 raise LeftForNextSlice
@@ -168,9 +166,9 @@ class CaptureSlice:
                     part(setup)
 
     def _count_gpus(self) -> int:
-        """Not by nvidia-smi, which shows those, too, that CUDA_VISIBLE_DEVICES hides."""
-        if self._asked.gpus or self._asked.dry_run:
-            return int(self._asked.gpus or 1)
+        """By torch, which need not see all that there are; a dry run has none to ask."""
+        if self._asked.dry_run:
+            return len(visible_gpus(self._environ)) or 1
         question = "import torch; print(torch.cuda.device_count())"
         return int(subprocess.run([self._bin / "python", "-c", question], capture_output=True, check=True).stdout)
 
@@ -192,7 +190,7 @@ class CaptureSlice:
 
     def _check(self, setup: Setup) -> None:
         """The last variant first: the sharded ones have the most to lose on a GPU."""
-        if self._environ.get("CHECKS", "1") != "1" or setup.ranks == 1:
+        if setup.ranks == 1:
             return
         for variant in reversed(self._variants):
             self._step(
@@ -287,7 +285,7 @@ class CaptureSlice:
         if state == "ok" or (state == "failed" and self._environ.get("RETRY") != "1"):
             return
         left = self._seconds_left()
-        if not self._asked.dry_run and left < self._least_s:
+        if not self._asked.dry_run and left < LEAST_S:
             self._is_left = True
             return
         target = self._out / "tables" / file if file else None
@@ -296,7 +294,7 @@ class CaptureSlice:
         if self._asked.dry_run:
             return
         note.parent.mkdir(parents=True, exist_ok=True)
-        limited = ["timeout", "--foreground", "--kill-after=20", str(min(left, self._most_s)), *words]
+        limited = ["timeout", "--foreground", "--kill-after=20", str(min(left, MOST_S)), *words]
         if target is None:
             code, _ = run_tethered(limited)
         else:
@@ -304,7 +302,7 @@ class CaptureSlice:
             with target.open("wb") as printed:
                 code, _ = run_tethered(limited, printed.fileno())
         result = "ok"
-        if code in KILLED and state != "cut" and left < self._most_s:
+        if code in KILLED and state != "cut" and left < MOST_S:
             result, self._is_left = "cut", True
             _print_error(f"left to the next slice: {shlex.join(words)}")
         elif code:
@@ -361,8 +359,7 @@ def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.
         "--max-mb", type=_integer_between(1, 1_000_000), default=16, help="of a packed file (default: 16)"
     )
     asked = parser.parse_args(argv)
-    numbers = {"GPUS": (1, 4096, None), "BATCH_SIZE": (1, 999_999_999, None), "ROUNDS": (0, 1000, 3)}
-    numbers |= {"DDP_STEPS": (0, 999_999_999, 40), "LEAST_S": (0, 999_999, 60), "MOST_S": (1, 999_999, 240)}
+    numbers = {"BATCH_SIZE": (1, 999_999_999, None), "ROUNDS": (0, 1000, 3), "DDP_STEPS": (0, 999_999_999, 40)}
     for name, (least, most, default) in numbers.items():
         try:
             value = _integer_between(least, most)(environ[name]) if environ.get(name) else default

@@ -1,11 +1,11 @@
 """Says what this machine has for captures on GPUs, a line each, and how to come by what is missing.
 
-    python3 scripts/gpu_preflight.py --python .venv/bin/python --log preflight.log --recorder recorder
+    python3 scripts/gpu_preflight.py --python .venv/bin/python --out gpu_capture
 
 Needs nothing but Python. Whether a recorder records CUDA here is found out by recording: a run of the smallest model as
 two ranks, whose capture must hold kernels. Each nsys that can be found is tried in turn, where its capture range loses
-something with the whole run, too, then torch.profiler; what each of them said goes to the log, and the settings for
-scripts/profile_variant.sh of the first that records go to ``--recorder``.
+something with the whole run, too, then torch.profiler; what each of them said goes to OUT/preflight.log, and the
+settings for scripts/profile_variant.sh of the first that records go to OUT/recorder.
 
 Exit: 0, or 1 where something is missing without which nothing can be captured.
 """
@@ -274,16 +274,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Look, print, and say by the exit status whether captures can begin."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", type=Path, required=True, help="the one with torch")
-    parser.add_argument("--log", type=Path, required=True, help="what each recorder said")
-    parser.add_argument("--recorder", type=Path, required=True, help="settings of the one that records")
+    parser.add_argument("--out", type=Path, required=True, help="folder for what is found")
     arguments = parser.parse_args(argv)
-    arguments.log.touch()
+    log = arguments.out / "preflight.log"
+    log.touch()
     findings = [find_gpus(), *find_torch(arguments.python)]
     print("\n".join(map(str, findings)), flush=True)
     if any(finding.hint and finding.is_needed for finding in findings):
         print(untried_recorders())
     else:
-        for finding in find_recorder(arguments.log, arguments.recorder):
+        for finding in find_recorder(log, arguments.out / "recorder"):
             findings.append(finding)
             print(finding, flush=True)
     missing = [finding.name for finding in findings if finding.hint and finding.is_needed]

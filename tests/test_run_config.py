@@ -30,7 +30,6 @@ def configs() -> st.SearchStrategy[RunConfig]:
         warmup=counts,
         synchronized_steps=st.integers(0, 9),
         seed=st.integers(0, 2**31),
-        lr=st.sampled_from([1e-3, 3e-4, 0.5]),
         world_size=st.none() | counts,
         device=st.sampled_from(["auto", "cpu", "cuda"]),
         backend=st.sampled_from(["auto", "gloo", "nccl"]),

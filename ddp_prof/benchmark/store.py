@@ -24,7 +24,7 @@ from ddp_prof.manifest import HostTimes, MessageTimes
 if TYPE_CHECKING:
     from sqlite_utils import Database
 
-OK, OUT_OF_MEMORY, FAILED = STATUSES = ("ok", "out_of_memory", "failed")
+OK, OUT_OF_MEMORY, FAILED = "ok", "out_of_memory", "failed"
 
 Divisor = Annotated[int, Meta(gt=0)]
 """A number that others are divided by."""
@@ -59,7 +59,8 @@ class StoredRun:
         id: Digest of the setting, the repeat and the environment; a run that is there is not run again.
         bucket_size_mb: Cap of a bucket in MiB; ``None`` where the variant has none, or no cap.
         steps: Measured steps of each kind, see :attr:`StoredStep.is_synchronized`.
-        status: One of :data:`STATUSES`; ``reason`` says why where it is not ``ok``, and there are no measurements.
+        status: ``ok``, ``out_of_memory`` or ``failed``. ``reason`` says why where it is not ``ok``; then there are no
+            measurements.
         caveat: What restricts the meaning of the figures, as for ranks that share a GPU.
         collectives: A step's, of one rank.
         communicated_bytes: A step's, of one rank: the sum of its messages.

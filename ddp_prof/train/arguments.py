@@ -93,7 +93,6 @@ def _add_work(group: argparse._ArgumentGroup) -> None:
         "capture (default: %(default)s)",
     )
     group.add_argument("--seed", type=int, help="of the weights and the tokens (default: %(default)s)")
-    group.add_argument("--lr", type=float, help="learning rate of AdamW (default: %(default)s)")
 
 
 def _add_numerics(group: argparse._ArgumentGroup) -> None:

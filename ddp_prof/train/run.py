@@ -21,7 +21,7 @@ from ddp_prof.ddp.collective import communication_errors
 from ddp_prof.ddp.reference import sent_bytes
 from ddp_prof.errors import OutOfMemoryError, WorkloadError
 from ddp_prof.manifest import Manifest, write_manifest
-from ddp_prof.run_config import FAULTS, RunConfig
+from ddp_prof.run_config import FAULTS, LEARNING_RATE, RunConfig
 from ddp_prof.train.arguments import Arguments
 from ddp_prof.train.memory import check_memory, count_state, resident_bytes
 from ddp_prof.train.model import TransformerLM, activation_bytes
@@ -105,7 +105,7 @@ def make_trainer(arguments: Arguments, device: torch.device, rank: int) -> Train
         model = TransformerLM(MODEL_SIZES[arguments.model_size], checkpoint_blocks=arguments.activation_checkpointing)
     set_numerics(model, arguments)
     variant = make_variant(arguments, ReversedModules(model) if arguments.inject == REVERSED else model)
-    optimizer = torch.optim.AdamW(variant.optimizer_parameters(), lr=arguments.lr, fused=device.type == "cuda")
+    optimizer = torch.optim.AdamW(variant.optimizer_parameters(), lr=LEARNING_RATE, fused=device.type == "cuda")
     return Trainer(
         variant,
         optimizer,

@@ -206,7 +206,8 @@ def test_a_dry_run_needs_no_environment_to_know_the_variants(tmp_path: Path) -> 
 
 
 def test_several_gpus_have_a_rank_each(bare: Checkout) -> None:
-    commands = bare.run(SCRIPT, "--dry-run", GPUS="4").stdout
+    bare.program("nvidia-smi", "yes 'NVIDIA H100, 580.1' | head -n 4")
+    commands = bare.run(SCRIPT, "--dry-run").stdout
     assert "RANKS_PER_GPU" not in commands
     assert "--ranks-per-gpu" not in commands
     assert "BACKEND=nccl NGPU=4 DEVICE=cuda" in commands
@@ -302,7 +303,7 @@ def test_a_failed_capture_does_not_stop_the_others(machine: Checkout) -> None:
 
 
 def test_what_failed_is_done_again_only_when_asked_for(machine: Checkout) -> None:
-    quick = {"ROUNDS": "0", "DDP_STEPS": "0", "CHECKS": "0", "SETUPS": "gloo"}
+    quick = {"ROUNDS": "0", "DDP_STEPS": "0", "SETUPS": "gloo"}
     machine.run(SCRIPT, BROKEN="overlapgloo", **quick)
     before = len(machine.calls)
     assert machine.run(SCRIPT, **quick).returncode == 1
@@ -313,12 +314,12 @@ def test_what_failed_is_done_again_only_when_asked_for(machine: Checkout) -> Non
 
 
 def test_a_slice_ends_in_time_and_the_next_goes_on(machine: Checkout) -> None:
-    quick = {"ROUNDS": "0", "SETUPS": "gloo", "LEAST_S": "2"}
-    late = _with_seconds_left(machine, 1, **quick)  # too late to begin anything
+    quick = {"ROUNDS": "0", "SETUPS": "gloo"}
+    late = _with_limits(machine, {"PACKING_S": 540 - 1, "LEAST_S": 2}, **quick)  # too late to begin anything
     assert late.returncode == 75
     assert late.stdout.splitlines()[-1] == "capture_gpu: the time of this slice is over: call it again to go on"
     assert _captures(machine, "gloo2 shared by 2") == []
-    cut = _with_seconds_left(machine, 10, HANGS="--variants overlap", **quick)
+    cut = _with_limits(machine, {"PACKING_S": 540 - 10, "LEAST_S": 2}, HANGS="--variants overlap", **quick)
     assert cut.returncode == 75
     assert "capture_gpu: left to the next slice: " in cut.stderr
     assert (machine.root / "gpu_capture/done/check/gloo/bucketed").read_text() == "ok\n"
@@ -332,9 +333,9 @@ def test_a_slice_ends_in_time_and_the_next_goes_on(machine: Checkout) -> None:
     assert "done/check/gloo/overlap" in packed(machine, 3)
 
 
-def _with_seconds_left(machine: Checkout, seconds: int, **settings: str) -> subprocess.CompletedProcess[str]:
-    """A slice that keeps all of its nine minutes but these for the packing."""
-    code = f"import capture_gpu; capture_gpu.PACKING_S = {540 - seconds}; raise SystemExit(capture_gpu.main())"
+def _with_limits(machine: Checkout, limits: dict[str, int], **settings: str) -> subprocess.CompletedProcess[str]:
+    """A slice of nine minutes with other limits."""
+    code = f"import capture_gpu; vars(capture_gpu).update({limits}); raise SystemExit(capture_gpu.main())"
     return subprocess.run(
         ["python3", "-c", code],
         env=machine.full_environment(**settings),
@@ -347,15 +348,15 @@ def _with_seconds_left(machine: Checkout, seconds: int, **settings: str) -> subp
 
 
 def test_what_hangs_fails_and_does_not_take_the_others_time(machine: Checkout) -> None:
-    quick = {"ROUNDS": "0", "SETUPS": "gloo", "MOST_S": "2", "DDP_STEPS": "0", "VARIANTS": "naive overlap"}
-    done = machine.run(SCRIPT, HANGS="--variants overlap", **quick)
+    quick = {"ROUNDS": "0", "SETUPS": "gloo", "DDP_STEPS": "0", "VARIANTS": "naive overlap"}
+    done = _with_limits(machine, {"MOST_S": 2}, HANGS="--variants overlap", **quick)
     assert done.returncode == 1
     assert "capture_gpu: failed: .venv/bin/python scripts/dev/check_variants.py" in done.stderr
     assert _captures(machine, "gloo2 shared by 2") == ["naive", "overlap"]
 
 
 def test_variants_can_be_chosen(machine: Checkout) -> None:
-    quick = {"ROUNDS": "0", "SETUPS": "single", "CHECKS": "0"}
+    quick = {"ROUNDS": "0", "SETUPS": "single"}
     machine.run(SCRIPT, VARIANTS="naive torch sharded", **quick)
     assert [call.rpartition(" ")[2] for call in machine.calls if " nccl1 cuda " in call] == [
         "naive",
@@ -370,7 +371,7 @@ def test_a_preflight_that_was_cut_off_goes_on_with_the_next_recorder(machine: Ch
     folder.mkdir()
     name = f"nsys {machine.programs}/nsys"
     (folder / "recorder.tried").write_text(json.dumps({name: "it was cut off before it was done"}))
-    done = machine.run(SCRIPT, ROUNDS="0", SETUPS="single", CHECKS="0")
+    done = machine.run(SCRIPT, ROUNDS="0", SETUPS="single")
     recorders = [line for line in done.stdout.splitlines() if line.startswith("recorder")]
     assert recorders == [
         f"recorder  missing  {name}: it was cut off before it was done",
@@ -414,7 +415,7 @@ def test_a_setup_that_is_refused_is_left_out_of_the_tables(machine: Checkout) ->
     ("arguments", "more"),
     [
         *((arguments, {}) for arguments in (["--fast"], ["--max-mb"], ["--max-mb", "2x"], ["--minutes", "٣"])),
-        *((["--dry-run"], {name: value}) for name, value in (("SETUPS", "mpi"), ("ROUNDS", "-1"), ("GPUS", "1e3"))),
+        *((["--dry-run"], {name: value}) for name, value in (("SETUPS", "mpi"), ("ROUNDS", "1e3"))),
     ],
 )
 def test_wrong_usage(bare: Checkout, arguments: list[str], more: dict[str, str]) -> None:

@@ -105,14 +105,12 @@ class Exposure(Table):
         overlapped_ns: Of the instants that belong to the collective, those under compute.
         exposed_ns: The others; the sum of the pairs.
         exposed_wait_ns: Of the exposed instants, those in which a peer had not arrived, whatever their pair.
-        tail_wait_ns: Of those of the tail, the same.
         pairs_ns: Exposed time by :data:`WHENS` and :data:`WHYS`; shape (collectives, whens, whys).
     """
 
     overlapped_ns: Ints
     exposed_ns: Ints
     exposed_wait_ns: Ints
-    tail_wait_ns: Ints
     pairs_ns: Ints
 
 
@@ -155,12 +153,10 @@ def explain_exposure(rank: RankCollectives, wait_ns: Ints) -> Exposure:
         )
     first, last = assign_instants(timings)
     waiting = Part(first, wait_end_ns(timings, wait_ns))
-    in_tail = Part(np.clip(backward_end_ns(rank), *waiting), waiting.end_ns)
     return Exposure(
         overlapped_ns=rank.compute.covered_ns(first, last),
         exposed_ns=pairs.sum(axis=(1, 2)),
         exposed_wait_ns=_exposed_by_collective(rank, waiting),
-        tail_wait_ns=_exposed_by_collective(rank, in_tail),
         pairs_ns=pairs,
     )
 
