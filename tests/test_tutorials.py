@@ -66,4 +66,4 @@ def test_the_commands_of_a_tutorial_run_one_after_the_other(page: str, tmp_path:
         assert re.search(r"cpu +all ranks +2 +2 .* passed ", said["check"])
         assert re.search(r"cpu +step time against baseline .* passed ", said["check"])
     else:
-        assert re.findall(r"^train +cpu +(\d) +10 ", said["compare"], re.MULTILINE) == ["1", "2"]
+        assert re.findall(r"^\S+/train +cpu +(\d) +10 ", said["compare"], re.MULTILINE) == ["1", "2"]

@@ -88,5 +88,5 @@ def _changes_view(runs: Sequence[Run], parts: Sequence[PartChange]) -> TableView
     from ddp_prof.present.tables.comparison import HOW_TO_READ_CHANGES, change_rows, change_texts
 
     texts = "; ".join(change_texts(parts)) or "nothing changed beyond the spread"
-    title = f"from {runs[0].name} to {runs[1].name}, mean step: {texts}"
+    title = f"from {runs[0].label} to {runs[1].label}, mean step: {texts}"
     return TableView(title, change_rows(parts), [HOW_TO_READ_CHANGES], {})

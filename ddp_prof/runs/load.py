@@ -82,7 +82,25 @@ def load_runs(
     alone = [] if options.one_run or options.separate else _single_file_runs(runs)
     left = prepare_runs(runs, *measures, *(("identity",) if len(alone) > 1 else ()))
     left_out = tuple(note for run in runs if run not in left for note in run.notes)
-    return _join_ranks(left, left_out) if len(alone) > 1 else left
+    loaded = _join_ranks(left, left_out) if len(alone) > 1 else left
+    _tell_apart(loaded)
+    return loaded
+
+
+def _tell_apart(runs: Sequence[Run]) -> None:
+    """Name the folders of runs whose files are called the same: ``before/train``, ``after/train``."""
+    by_label: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.manifest is None:  # else it is named after its variant, which a baseline is found by
+            by_label.setdefault(run.label, []).append(run)
+    for alike in by_label.values():
+        folders = [run.files[0].absolute().parent for run in alike]
+        if len(set(folders)) == len(alike) > 1:
+            parts = 1
+            while len({folder.parts[-parts:] for folder in folders}) < len(alike):
+                parts += 1
+            for run, folder in zip(alike, folders, strict=True):
+                run.folder = "/".join(folder.parts[-parts:])
 
 
 def find_files(paths: Iterable[Path | str]) -> list[Path]:

@@ -64,6 +64,7 @@ class Run:
         notes: Why these files are one run, where that was not said; which could not be read.
         workers: Who reads them.
         measured: What was measured of each file so far.
+        folder: Tells it from another run whose files are called the same; else empty.
     """
 
     files: tuple[Path, ...]
@@ -71,6 +72,7 @@ class Run:
     notes: tuple[str, ...] = ()
     workers: Workers = field(default_factory=Workers)
     measured: dict[Path, dict[str, Any]] = field(default_factory=dict)
+    folder: str = ""
     _analysis: RunAnalysis | None = None
     _explanation: RunExplanation | None = None
     _kept: TraceEvents | None = None
@@ -98,7 +100,8 @@ class Run:
     @property
     def label(self) -> str:
         """What tables and figures call it: ``bucketed 10 MB``."""
-        return label_of_ranks([label_of(file, self.manifest) for file in self.files])
+        label = label_of_ranks([label_of(file, self.manifest) for file in self.files])
+        return f"{self.folder}/{label}" if self.folder else label
 
     def events(self) -> Iterator[TraceEvents]:
         """The events of each file, one file after the other.
@@ -121,7 +124,7 @@ class Run:
 
         merged = merge_ranks(self._measure("overlap"))
         self._refuse_repeated_ranks((rank.file, rank.rank) for rank in merged.ranks)
-        return replace(merged, warnings=(*self.notes, *merged.warnings))
+        return replace(merged, label=self.label, warnings=(*self.notes, *merged.warnings))
 
     def inventory(self) -> list[TraceInventory]:
         """What each file holds, and what is missing for which question."""
@@ -138,7 +141,8 @@ class Run:
         if self._analysis is None:
             merged = merge_analyses(self._measure("collectives"))
             self._refuse_repeated_ranks((rank.clock.name, rank.rank) for rank in merged.ranks)
-            self._analysis = replace(merged, trace_warnings=(*self.notes, *merged.trace_warnings))
+            warnings = (*self.notes, *merged.trace_warnings)
+            self._analysis = replace(merged, label=self.label, trace_warnings=warnings)
         return self._analysis
 
     def analysis_of(self, parts: Sequence[TraceEvents]) -> RunAnalysis:

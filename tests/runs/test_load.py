@@ -44,6 +44,24 @@ def test_a_run_of_two_ranks_is_not_called_by_the_name_of_one(tmp_path: Path) -> 
     assert kernels_views(run.overlap(), run.device_use())["kernels"].title.startswith(title)
 
 
+@pytest.mark.parametrize(
+    ("folders", "labels"),
+    [
+        (("before", "after"), ["before/train", "after/train"]),
+        (("a/out", "b/out"), ["a/out/train", "b/out/train"]),
+    ],
+)
+def test_runs_of_one_name_are_told_apart_by_their_folders(
+    folders: tuple[str, str], labels: list[str], tmp_path: Path
+) -> None:
+    for folder in folders:
+        (tmp_path / folder).mkdir(parents=True)
+        write_capture(tmp_path / folder / "train.sqlite", known_truth())
+    runs = load_runs([tmp_path / folder for folder in folders])
+    assert [run.label for run in runs] == labels
+    assert [run.overlap().label for run in runs] == [run.analysis().label for run in runs] == labels
+
+
 def test_a_folder_stands_for_its_files(foreign: list[Path]) -> None:
     (run,) = load_runs([foreign[0].parent])
     assert run.files == tuple(foreign)

@@ -27,7 +27,7 @@ from ddp_prof.variants import BASELINE
 
 HOW_TO_READ = (
     "times are medians over the steps of all ranks; those of communication over the steps that communicate; "
-    "overlapped: comm minus exposed; spread: interquartile range of the steps; overlap: share of all communication"
+    "spread: interquartile range of the steps; overlap: share of all communication"
 )
 
 
