@@ -84,6 +84,15 @@ def tab(chromium: Any) -> Any:
     return chromium.new_page()
 
 
+@pytest.fixture
+def tmp_path(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a test, at one address for all: compiled scripts are kept by the address of their page."""
+    address = tmp_path_factory.getbasetemp() / "here"
+    address.unlink(missing_ok=True)
+    address.symlink_to(tmp_path)
+    return address
+
+
 @pytest.fixture(params=["light"])
 def visit(tab: Any, request: pytest.FixtureRequest) -> Iterator[Visit]:
     with visit_in(tab, request.param) as visit:
