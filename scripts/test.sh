@@ -25,7 +25,8 @@ if [ "${1:-}" = fast ]; then
   CHROMIUM=0 scripts/env.sh read dev
   check_sources
   # What needs torch as a whole is not even imported: that takes seconds.
-  exec "$bin/pytest" -q "${side_by_side[@]}" -m "not torch and not nsys and not browser and not slow" --ignore tests/ddp --ignore tests/train "$@"
+  exec "$bin/pytest" -q "${side_by_side[@]}" -m "not torch and not nsys and not browser and not slow" --ignore tests/annotate --ignore tests/ddp \
+    --ignore tests/train "$@"
 fi
 
 scripts/env.sh train dev
