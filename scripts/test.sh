@@ -13,20 +13,30 @@ cd "$root"
 # Two processes, each test file in one of them; those with slow tests first.
 side_by_side=(-n 2 --dist loadfile --no-loadscope-reorder)
 
-check_sources() {
+# Each program that a test starts would compile the package anew.
+unset PYTHONDONTWRITEBYTECODE
+
+# pytest with these arguments, beside mypy: without a cache that keeps one core busy for 20 s. What it says comes last.
+check() {
+  local status=0
   "$bin/ruff" check ddp_prof tests scripts
   "$bin/ruff" format --check ddp_prof tests scripts
-  "$bin/mypy"
   "$bin/lint-imports" --no-cache --no-logo
+  types="$(mktemp)"
+  trap 'kill %1 2>/dev/null || true; rm -f "$types"' EXIT
+  "$bin/mypy" >"$types" 2>&1 &
+  "$bin/pytest" -q "${side_by_side[@]}" "$@" || status=$?
+  wait %1 || [ "$status" -ne 0 ] || status=1
+  cat "$types"
+  exit "$status"
 }
 
 if [ "${1:-}" = fast ]; then
   shift
   CHROMIUM=0 scripts/env.sh read dev
-  check_sources
   # What needs torch as a whole is not even imported: that takes seconds.
-  exec "$bin/pytest" -q "${side_by_side[@]}" -m "not torch and not nsys and not browser and not slow" --ignore tests/annotate --ignore tests/ddp \
-    --ignore tests/train "$@"
+  check -m "not torch and not nsys and not browser and not slow" \
+    --ignore tests/annotate --ignore tests/ddp --ignore tests/train "$@"
 fi
 
 scripts/env.sh train dev
@@ -36,13 +46,4 @@ export NSYS DDP_PROF_GATE=whole
 "$bin/python" --version
 "$bin/pip" list 2>/dev/null | grep -E '^(torch|nvtx|numpy|plotly|pytest|ruff|mypy) '
 "$NSYS" --version
-check_sources
-# What records with nsys comes afterwards, in one process: of two nsys that start at once one may fail.
-status=0 recording=0
-"$bin/pytest" -q "${side_by_side[@]}" -m "not nsys" "$@" || status=$?
-"$bin/pytest" -q -m nsys "$@" || recording=$?
-# 5: no test of that kind was asked for
-if [ "$status" -eq 0 ] || { [ "$status" -eq 5 ] && [ "$recording" -ne 5 ]; }; then
-  [ "$recording" -eq 5 ] || status=$recording
-fi
-exit "$status"
+check "$@"

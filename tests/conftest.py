@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -33,6 +35,7 @@ MARKERS_OF = {
     "train": "torch",
     "scripts": "slow",
     "capture/test_variant.py": "slow",
+    "cli/test_mcp.py": "slow",
     "cli/test_terminal.py": "slow",
     "ingest/test_hostile.py": "slow",
     "ingest/test_hostile_tables.py": "slow",
@@ -64,6 +67,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if marker := MARKERS_OF.get(place.as_posix()):
                 item.add_marker(marker)
     items.sort(key=lambda item: "slow" not in item.keywords)  # else one process would end long after the other
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Of two nsys that start at once one may fail, so one test at a time records."""
+    if not item.get_closest_marker("nsys"):
+        return (yield)
+    held = os.open(TESTS, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        return (yield)
+    finally:
+        os.close(held)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
