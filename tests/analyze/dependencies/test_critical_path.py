@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -125,6 +126,7 @@ def test_one_collective_gains_what_the_next_ones_block() -> None:
     assert [(one.index, one.gain_ns) for one in path.collectives] == [(1, 6), (0, 8)]
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=None)
 @given(programs())
 def test_what_a_collective_would_gain_is_what_the_device_gains(device: Device) -> None:
