@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import wraps
 from itertools import count
 from typing import Any
@@ -26,9 +26,73 @@ from ddp_prof.annotate.ranges import NestedRange, OpenRange
 NSYS_VARIABLES = ("NSYS_PROFILING_SESSION_ID", "NVTX_INJECTION64_PATH", "QUADD_INJECTION_CONFIG")
 """One of them is set in what nsys runs."""
 
-_until_backward_ends: list[OpenRange] = []
-"""Ranges that are over when backward is: of buckets, and ``synchronize`` from the launch of the last one on."""
 
+class BackwardPasses:
+    """Backward passes that run, one within another where a part of the model is computed again (checkpointing).
+
+    With the outermost one end its buckets, and ``synchronize``, which begins when all gradients are computed.
+    """
+
+    def __init__(self) -> None:
+        self._open: list[OpenRange] = []
+        self._depth = self._users = 0
+        self._has_buckets = self._is_wait_asked_for = False
+
+    def acquire(self) -> Callable[[], None]:
+        """Mark all passes, until what this returns was called as often as this."""
+        self._users += 1
+        if self._users == 1:
+            self._original = original = torch.autograd.backward
+
+            @wraps(original)
+            def marked(*args: Any, **kwargs: Any) -> None:
+                with self._mark() if self._users else nullcontext():
+                    original(*args, **kwargs)
+
+            torch.autograd.backward = self._marked = marked
+        return self._release
+
+    def _release(self) -> None:
+        self._users -= 1
+        if not self._users and torch.autograd.backward is self._marked:
+            torch.autograd.backward = self._original
+
+    @contextmanager
+    def _mark(self) -> Iterator[None]:
+        self._depth += 1
+        try:
+            with ranges.backward():
+                yield
+        finally:
+            self._depth -= 1
+            if self._depth:
+                self._ask_for_wait()
+            else:
+                self._has_buckets = self._is_wait_asked_for = False
+                while self._open:
+                    self._open.pop().end()
+
+    def add_bucket(self, span: OpenRange) -> None:
+        """A bucket that a pass launched; it may return before gloo's thread calls back."""
+        if not self._depth:  # a rank without a batch of its own joins the reductions of the others
+            return
+        self._open.append(span)
+        self._has_buckets = True
+        if self._depth == 1:
+            self._ask_for_wait()
+
+    def _ask_for_wait(self) -> None:
+        """In the outermost pass: let autograd call us at its end, before DDP, which waits there for its buckets."""
+        if self._has_buckets and not self._is_wait_asked_for:
+            self._is_wait_asked_for = True
+            with suppress(RuntimeError):  # of a pass on another thread
+                torch.autograd.Variable._execution_engine.queue_callback(self._begin_wait)
+
+    def _begin_wait(self) -> None:
+        self._open.append(ranges.start_synchronize())
+
+
+_passes = BackwardPasses()
 
 _marking_all: list[Instrumented] = []
 """What marks all that is made later, as ``ddp-prof capture`` does: a program that marks it, too, marks none twice."""
@@ -41,7 +105,7 @@ class Instrumented:
         self._undo: list[Callable[[], object]] = []
         is_marked = bool(_marking_all)
         if not is_marked:
-            self._mark_backward()
+            self._undo.append(_passes.acquire())
         if model is None:
             self._mark_future_objects()
         else:
@@ -69,20 +133,6 @@ class Instrumented:
         marked = wraps(original)(make(original))
         setattr(owner, name, marked)
         self._undo.append(lambda: setattr(owner, name, original) if getattr(owner, name) is marked else None)
-
-    def _mark_backward(self) -> None:
-        def make(original: Callable[..., Any]) -> Callable[..., Any]:
-            def marked(*args: Any, **kwargs: Any) -> None:
-                try:
-                    with ranges.backward():
-                        original(*args, **kwargs)
-                finally:
-                    while _until_backward_ends:
-                        _until_backward_ends.pop().end()
-
-            return marked
-
-        self._replace(torch.autograd, "backward", make)
 
     def _mark_forward(self, model: torch.nn.Module) -> None:
         if "register_comm_hook" in vars(model):
@@ -211,9 +261,7 @@ class BucketMarks:
             future = self._hook(self._state, bucket)
         # On gloo's thread, which must hold no process group: it could be the last to drop it, and would join itself.
         future.add_done_callback(span.end)
-        _until_backward_ends.append(span)  # which may return before gloo's thread calls back
-        if bucket.is_last():
-            _until_backward_ends.append(ranges.start_synchronize())
+        _passes.add_bucket(span)
         return future
 
 
